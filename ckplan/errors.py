@@ -1,0 +1,71 @@
+"""Typed errors: every failure a user can cause is one line that names the culprit and the remedy.
+
+The exit codes are part of the command line's contract and stand here so that the library and the
+command line cannot disagree about them.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class CkplanError(Exception):
+    """Base of all errors that ckplan raises on purpose.
+
+    Args:
+        message: what went wrong, naming the node, tensor, file or option, without a trailing period.
+        hint: the next thing to try, as an imperative clause; shown after the message.
+    """
+
+    exit_code: ClassVar[int] = 1
+
+    def __init__(self, message: str, hint: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+    def __str__(self) -> str:
+        return f"{self.message}; {self.hint}" if self.hint else self.message
+
+
+class CheckFailedError(CkplanError):
+    """A comparison or limit that the user asked for did not hold (exit code 1)."""
+
+    exit_code: ClassVar[int] = 1
+
+
+class UsageError(CkplanError):
+    """An option or argument cannot be meant as given (exit code 2)."""
+
+    exit_code: ClassVar[int] = 2
+
+
+class ModelError(CkplanError):
+    """The model file is missing, damaged, invalid, or uses something unsupported (exit code 3)."""
+
+    exit_code: ClassVar[int] = 3
+
+
+class UnsupportedOperatorsError(ModelError):
+    """Nodes on the way from a parameter to the loss have no gradient; all of them are listed at once.
+
+    Args:
+        nodes: one ``(description, reason)`` per node, e.g. ``("ArgMax '/head/argmax'", "has no derivative")``.
+    """
+
+    def __init__(self, nodes: list[tuple[str, str]], hint: str = "") -> None:
+        listed = ", ".join(f"{name} ({reason})" for name, reason in nodes)
+        super().__init__(f"no gradient for {len(nodes)} node(s): {listed}", hint)
+        self.nodes = nodes
+
+
+class InfeasibleError(CkplanError):
+    """No schedule can keep to the budget; the message carries the bound that proves it (exit code 4)."""
+
+    exit_code: ClassVar[int] = 4
+
+
+class EnvironmentUnavailableError(CkplanError):
+    """This machine lacks what was asked for: a device, onnxruntime, disk space (exit code 5)."""
+
+    exit_code: ClassVar[int] = 5

@@ -1,0 +1,53 @@
+"""Bytes and seconds, from and to text."""
+
+from __future__ import annotations
+
+import re
+
+from ckplan.errors import UsageError
+
+_FACTORS = {
+    "": 1,
+    "b": 1,
+    "kb": 10**3,
+    "mb": 10**6,
+    "gb": 10**9,
+    "tb": 10**12,
+    "k": 2**10,
+    "m": 2**20,
+    "g": 2**30,
+    "t": 2**40,
+    "kib": 2**10,
+    "mib": 2**20,
+    "gib": 2**30,
+    "tib": 2**40,
+}
+
+
+def parse_bytes(text: str) -> int:
+    """Read a size such as ``512MiB``, ``1.5 GB`` or ``4096`` (bytes).
+
+    Raises:
+        UsageError: the text is not a size.
+    """
+    match = re.fullmatch(r"\s*([0-9]*\.?[0-9]+)\s*([a-zA-Z]*)\s*", text)
+    if match is None or match[2].lower() not in _FACTORS:
+        raise UsageError(f"`{text}` is not a size", "write it like 512MiB, 1.5GB or 4096")
+    return round(float(match[1]) * _FACTORS[match[2].lower()])
+
+
+def format_bytes(count: float) -> str:
+    """Write a byte count for people, in binary units: ``format_bytes(1536) == "1.5 KiB"``."""
+    size, sign = abs(count), "-" if count < 0 else ""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size < 1024:
+            return f"{sign}{size:.0f} {unit}" if unit == "B" else f"{sign}{size:.1f} {unit}"
+        size /= 1024
+    return f"{sign}{size:.1f} TiB"
+
+
+def format_seconds(seconds: float) -> str:
+    """Write a duration for people: ``format_seconds(0.0123) == "12.3 ms"``."""
+    if seconds >= 1:
+        return f"{seconds:.2f} s"
+    return f"{seconds * 1e3:.1f} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.0f} us"
