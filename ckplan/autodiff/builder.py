@@ -1,0 +1,340 @@
+"""Emits ONNX nodes whose results carry dtype and static shape from the start.
+
+Gradient rules are written against :class:`Builder`; ``op.Mul(a, b)`` emits a ``Mul`` node and returns its result.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Container, Iterator, Sequence
+from contextlib import contextmanager
+from functools import cached_property, partial
+from typing import Any, Protocol, cast, overload
+
+import numpy as np
+import onnx
+import onnx.shape_inference
+import onnx_ir as ir
+from onnx_ir.convenience import convert_attribute
+
+from ckplan.autodiff.registry import NoGradientError
+from ckplan.errors import ModelError
+
+PHASE = "pkg.ckplan.phase"
+
+#: Constants up to this many elements are shown to shape inference, which needs axes, shapes, pads and the like.
+_SMALL = 1024
+
+Operand = ir.Value | np.ndarray | np.generic | float | int | bool | None
+
+
+class Emitter(Protocol):
+    """What ``op.<OpType>`` is: a function that emits one node."""
+
+    @overload
+    def __call__(self, *inputs: Operand, _outputs: int, **attributes: Any) -> tuple[ir.Value, ...]: ...
+
+    @overload
+    def __call__(self, *inputs: Operand, **attributes: Any) -> ir.Value: ...
+
+
+def shape_of(value: ir.Value) -> tuple[int, ...]:
+    """Return the static shape of a value.
+
+    Raises:
+        ModelError: the shape is unknown or has a dimension that is not a number.
+    """
+    if value.shape is None or not all(isinstance(dim, int) for dim in value.shape):
+        raise ModelError(f"value '{value.name}' has no static shape", "load the model with ckplan.load, which finds it")
+    return tuple(cast("Sequence[int]", value.shape))
+
+
+def dtype_of(value: ir.Value) -> np.dtype[Any]:
+    """Return the element type of a value as numpy (or ml_dtypes) knows it.
+
+    Raises:
+        ModelError: the element type is unknown.
+    """
+    if value.dtype is None:
+        raise ModelError(f"value '{value.name}' has no element type", "load the model with ckplan.load, which finds it")
+    return np.dtype(value.dtype.numpy())
+
+
+def size_of(value: ir.Value) -> int:
+    """Return the number of elements of a value."""
+    return math.prod(shape_of(value))
+
+
+def is_floating(value: ir.Value) -> bool:
+    """Say whether a value is a floating-point tensor, the only kind that carries gradients."""
+    return value.dtype is not None and value.dtype.is_floating_point()
+
+
+def attr_int(node: ir.Node, name: str, default: int) -> int:
+    """Return an integer attribute of a node, or the operator's default."""
+    attribute = node.attributes.get(name)
+    return default if attribute is None else attribute.as_int()
+
+
+def attr_float(node: ir.Node, name: str, default: float) -> float:
+    """Return a float attribute of a node, or the operator's default."""
+    attribute = node.attributes.get(name)
+    return default if attribute is None else attribute.as_float()
+
+
+def attr_str(node: ir.Node, name: str, default: str) -> str:
+    """Return a string attribute of a node, or the operator's default."""
+    attribute = node.attributes.get(name)
+    return default if attribute is None else attribute.as_string()
+
+
+def attr_ints(node: ir.Node, name: str, default: Sequence[int] | None = None) -> tuple[int, ...] | None:
+    """Return a list-of-integers attribute of a node, or the default, which may be None for "absent"."""
+    attribute = node.attributes.get(name)
+    if attribute is None:
+        return None if default is None else tuple(default)
+    return tuple(attribute.as_ints())
+
+
+def input_of(node: ir.Node, index: int) -> ir.Value | None:
+    """Return an input of a node, None if it is absent or left out."""
+    return node.inputs[index] if index < len(node.inputs) else None
+
+
+def required_input(node: ir.Node, index: int) -> ir.Value:
+    """Return an input that the operator demands.
+
+    Raises:
+        ModelError: the model leaves it out.
+    """
+    value = input_of(node, index)
+    if value is None:
+        raise ModelError(f"{node.op_type} '{node.name}' lacks its input {index}")
+    return value
+
+
+class Builder:
+    """Emits nodes into a graph.
+
+    ``op.<OpType>(*inputs, **attributes)`` emits a node and returns its result; with ``_outputs`` given, a tuple of that
+    many results. An input is a value, None for one that is left out, a Python number, which takes the element type of
+    the first value among the inputs, or a numpy array; numbers and arrays become initializers, one for equal content.
+    An attribute that is None is left out.
+
+    Args:
+        graph: the graph that gets the nodes and initializers.
+        opset_imports: opset versions by domain, for shape inference.
+        wanted: the values whose gradients are needed.
+        insert: where nodes go; by default to the end of the graph.
+    """
+
+    def __init__(
+        self,
+        graph: ir.Graph,
+        opset_imports: dict[str, int],
+        wanted: Container[ir.Value] = (),
+        insert: Callable[[ir.Node], None] | None = None,
+    ) -> None:
+        self.graph = graph
+        self.opset_imports = opset_imports
+        self.wanted = wanted
+        self.insert = insert or graph.append
+        self._scope = "ckplan"
+        self._phase = "backward"
+        self._counters: dict[str, int] = {}
+        self._constants: dict[tuple[str, tuple[int, ...], bytes], ir.Value] = {}
+
+    # -- what rules may ask ----------------------------------------------------------------------------------------
+
+    def wants(self, value: ir.Value | None) -> bool:
+        """Say whether a gradient of this value is needed at all."""
+        return value is not None and value in self.wanted
+
+    def constant_of(self, value: ir.Value | None) -> np.ndarray | None:
+        """Return the content of a value that is fixed in the file, None if it is absent, computed, fed or trained."""
+        if value is None or value.const_value is None or value.is_graph_input() or self.wants(value):
+            return None
+        return value.const_value.numpy()
+
+    def constant_ints(self, node: ir.Node, index: int, what: str) -> tuple[int, ...] | None:
+        """Return an integer input of a node such as its axes, None if it is left out.
+
+        Args:
+            node: the node.
+            index: which input.
+            what: the input's name in the operator's documentation, for the error.
+
+        Raises:
+            NoGradientError: the input is computed at run time.
+        """
+        value = input_of(node, index)
+        if value is None:
+            return None
+        array = self.constant_of(value)
+        if array is None:
+            raise NoGradientError(f"its input '{what}' is computed at run time")
+        return tuple(int(number) for number in array.reshape(-1))
+
+    # -- emitting --------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def scope(self, name: str, phase: str = "backward") -> Iterator[None]:
+        """Name what is emitted inside ``<name>/<OpType>_<k>`` and mark it ``forward`` or ``backward``."""
+        saved = self._scope, self._phase
+        self._scope, self._phase = name, phase
+        try:
+            yield
+        finally:
+            self._scope, self._phase = saved
+
+    def constant(self, array: np.ndarray | np.generic | Sequence[int], name: str = "ckplan/constant") -> ir.Value:
+        """Return an initializer with this content; a sequence of ints becomes int64."""
+        data = np.asarray(array) if isinstance(array, (np.ndarray, np.generic)) else np.asarray(array, dtype=np.int64)
+        key = (data.dtype.name, data.shape, data.tobytes())
+        found = self._constants.get(key)
+        if found is None:
+            tensor = ir.Tensor(np.ascontiguousarray(data).reshape(data.shape), name=self._unique(name, always=True))
+            found = ir.Value(
+                name=tensor.name, type=ir.TensorType(tensor.dtype), shape=ir.Shape(data.shape), const_value=tensor
+            )
+            self.graph.register_initializer(found)
+            self._constants[key] = found
+        return found
+
+    def __getattr__(self, op_type: str) -> Emitter:
+        if not op_type[:1].isupper():
+            raise AttributeError(op_type)
+        return cast("Emitter", partial(self.emit, op_type))
+
+    def emit(self, op_type: str, *inputs: Operand, _outputs: int | None = None, **attributes: Any) -> Any:
+        """Emit one node; see the class.
+
+        Raises:
+            ModelError: shape inference rejects the node or cannot tell a static shape.
+        """
+        like = next((value for value in inputs if isinstance(value, ir.Value)), None)
+        operands = [self._operand(value, like) for value in inputs]
+        while operands and operands[-1] is None:
+            operands.pop()
+        schema = onnx.defs.get_schema(op_type, self.opset_imports[""])
+        given = {
+            key: convert_attribute(key, value, ir.AttributeType(int(schema.attributes[key].type)))
+            for key, value in attributes.items()
+            if value is not None
+        }
+        name = self._unique(f"{self._scope}/{op_type}", always=True)
+        count = _outputs or 1
+        results = [ir.Value(name=f"{name}_out" if count == 1 else f"{name}_out{i}") for i in range(count)]
+        node = ir.node(op_type, operands, given, outputs=results, name=name, metadata_props={PHASE: self._phase})
+        self.infer(node)
+        self.insert(node)
+        self._names.update(cast("str", result.name) for result in results)
+        return results[0] if _outputs is None else tuple(results)
+
+    def infer(self, node: ir.Node) -> None:
+        """Fill in dtype and static shape of a node's outputs from those of its inputs.
+
+        Raises:
+            ModelError: inference rejects the node or cannot tell a static shape.
+        """
+        schema = onnx.defs.get_schema(node.op_type, self.opset_imports[node.domain], node.domain)
+        types: dict[str, onnx.TypeProto] = {}
+        data: dict[str, onnx.TensorProto] = {}
+        for value in node.inputs:
+            if value is None:
+                continue
+            name = cast("str", value.name)
+            dtype = cast("ir.DataType", value.dtype)
+            types[name] = onnx.helper.make_tensor_type_proto(int(dtype), shape_of(value))
+            if value.const_value is not None and value.const_value.size <= _SMALL and not value.is_graph_input():
+                data[name] = ir.to_proto(value.const_value)
+        try:
+            inferred = onnx.shape_inference.infer_node_outputs(schema, ir.to_proto(node), types, data)
+        except onnx.shape_inference.InferenceError as error:
+            raise ModelError(f"{node.op_type} '{node.name}' is not valid: {error}") from error
+        for value in node.outputs:
+            found = inferred.get(value.name or "")
+            if found is None:
+                if value.uses() or value.name:
+                    raise ModelError(f"no shape can be inferred for an output of {node.op_type} '{node.name}'")
+                continue
+            value.type = ir.TensorType(ir.DataType(found.tensor_type.elem_type))
+            dims = found.tensor_type.shape.dim
+            value.shape = ir.Shape([dim.dim_value if dim.HasField("dim_value") else None for dim in dims])
+            if not found.tensor_type.HasField("shape") or not value.shape.is_static():
+                raise ModelError(f"the shape of {node.op_type} '{node.name}' depends on values known only at run time")
+
+    def _operand(self, value: Operand, like: ir.Value | None) -> ir.Value | None:
+        if value is None or isinstance(value, ir.Value):
+            return value
+        if isinstance(value, (np.ndarray, np.generic)):
+            return self.constant(value)
+        if like is None:
+            raise TypeError("a number among the inputs takes its element type from a value, and there is none")
+        return self.constant(np.asarray(value, dtype=dtype_of(like)))
+
+    # -- small helpers ---------------------------------------------------------------------------------------------
+
+    def reshape(self, value: ir.Value, shape: Collection[int]) -> ir.Value:
+        """Return the value in another shape of as many elements; itself if it has that shape. Costs no memory."""
+        if shape_of(value) == tuple(shape):
+            return value
+        return self.Reshape(value, np.asarray(list(shape), dtype=np.int64), allowzero=1 if 0 in shape else None)
+
+    def transpose(self, value: ir.Value, perm: Sequence[int]) -> ir.Value:
+        """Return the value with its axes permuted; itself if the order stays, a free Reshape if only ones move."""
+        shape = shape_of(value)
+        moving = [axis for axis in perm if shape[axis] != 1]
+        if moving == sorted(moving):
+            return self.reshape(value, [shape[axis] for axis in perm])
+        return self.Transpose(value, perm=list(perm))
+
+    def reduce_sum(self, value: ir.Value, axes: Collection[int], keepdims: bool = True) -> ir.Value:
+        """Sum over some axes; over none, the value itself; over axes of one element, a free Reshape."""
+        shape = shape_of(value)
+        summed = sorted({axis % len(shape) for axis in axes})
+        kept = [1 if axis in summed else dim for axis, dim in enumerate(shape) if keepdims or axis not in summed]
+        if all(shape[axis] == 1 for axis in summed):
+            return self.reshape(value, kept)
+        return self.ReduceSum(value, np.asarray(summed, dtype=np.int64), keepdims=int(keepdims))
+
+    def sum_to_shape(self, value: ir.Value, shape: Collection[int]) -> ir.Value:
+        """Undo broadcasting: sum over the axes along which ``shape`` was stretched to the value's shape."""
+        have, want = shape_of(value), tuple(shape)
+        if have == want:
+            return value
+        lead = len(have) - len(want)
+        axes = [axis for axis, dim in enumerate(have) if axis < lead or (want[axis - lead] == 1 and dim != 1)]
+        return self.reshape(self.reduce_sum(value, axes, keepdims=False), want)
+
+    def expand(self, value: ir.Value, shape: Collection[int]) -> ir.Value:
+        """Broadcast to a shape; no node if it is that shape already."""
+        if shape_of(value) == tuple(shape):
+            return value
+        return self.Expand(value, np.asarray(list(shape), dtype=np.int64))
+
+    # -- names -----------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def _names(self) -> set[str]:
+        names = {node.name for node in self.graph.all_nodes() if node.name}
+        values = (v for node in self.graph.all_nodes() for v in node.outputs)
+        named = {v.name for v in (*values, *self.graph.inputs, *self.graph.initializers.values()) if v.name}
+        return names | named
+
+    def _unique(self, name: str, always: bool = False) -> str:
+        """Return a name that no value and no node has; with ``always`` a number is appended in any case."""
+        if not always and name not in self._names:
+            self._names.add(name)
+            return name
+        while True:
+            number = self._counters.get(name, 0)
+            self._counters[name] = number + 1
+            candidate = f"{name}_{number}"
+            if candidate not in self._names:
+                self._names.add(candidate)
+                return candidate
+
+    def unique_name(self, name: str) -> str:
+        """Return ``name``, or if a value or node has it, the name with a number appended; taken from then on."""
+        return self._unique(name)

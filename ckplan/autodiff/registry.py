@@ -1,0 +1,172 @@
+"""Which rule differentiates which operator.
+
+A rule is found by operator, domain and opset version: the one with the highest ``since`` that is not above the
+model's opset. Modules in :mod:`ckplan.autodiff.rules` register theirs on import; :func:`collect` imports them all,
+so that importing this module costs nothing and no rule depends on the order of imports.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import pkgutil
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+    from ckplan.autodiff.builder import Builder
+
+    Rule = Callable[[Builder, ir.Node, Sequence[ir.Value | None]], Sequence[ir.Value | None]]
+
+
+class NoGradientError(Exception):
+    """Raised by a rule for a form of its operator that it cannot differentiate.
+
+    The engine catches it, so that all such nodes of a model are reported together.
+
+    Args:
+        reason: why, as it will stand in brackets after the node's name, e.g. ``"'axes' is computed at run time"``.
+    """
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A registered rule.
+
+    Attributes:
+        function: the rule itself.
+        op_type: the operator's name.
+        domain: the operator's domain, empty for ai.onnx.
+        since: first opset version of that domain the rule is written for.
+        fixed: indices of inputs that never get a gradient although they may be floating point: hyperparameters and
+            statistics, such as the limits of Clip. What only such an input reads is not a parameter.
+    """
+
+    function: Rule
+    op_type: str
+    domain: str
+    since: int
+    fixed: frozenset[int]
+
+
+_RULES: dict[tuple[str, str], list[Entry]] = {}
+
+_CONTROL_FLOW = "control flow is not differentiated"
+_SAMPLE = "a random sample has no derivative"
+_QUANTISED = "quantised arithmetic has no useful derivative"
+_SEQUENCE = "sequences and optionals are not differentiated"
+
+#: Operators with a floating output that cannot be differentiated, and why. Operators whose outputs are integers,
+#: booleans or strings need no entry: nothing flows back through those.
+NON_DIFFERENTIABLE: dict[str, str] = {
+    "If": _CONTROL_FLOW,
+    "Loop": _CONTROL_FLOW,
+    "Scan": _CONTROL_FLOW,
+    "SequenceMap": _CONTROL_FLOW,
+    "ConcatFromSequence": _SEQUENCE,
+    "SequenceAt": _SEQUENCE,
+    "SequenceConstruct": _SEQUENCE,
+    "SequenceErase": _SEQUENCE,
+    "SequenceInsert": _SEQUENCE,
+    "SplitToSequence": _SEQUENCE,
+    "Optional": _SEQUENCE,
+    "OptionalGetElement": _SEQUENCE,
+    "Bernoulli": _SAMPLE,
+    "Multinomial": _SAMPLE,
+    "BitCast": "reinterpreted bits have no derivative",
+    "DynamicQuantizeLinear": _QUANTISED,
+    "DequantizeLinear": _QUANTISED,
+    "QuantizeLinear": _QUANTISED,
+    "ConvInteger": _QUANTISED,
+    "MatMulInteger": _QUANTISED,
+    "QLinearConv": _QUANTISED,
+    "QLinearMatMul": _QUANTISED,
+    "Hardmax": "a one-hot choice has no derivative",
+    "NonMaxSuppression": "a choice of boxes has no derivative",
+    "Unique": "the number of results depends on the data",
+    "NonZero": "the number of results depends on the data",
+    "Compress": "the number of results depends on the data",
+    "StringNormalizer": "strings have no derivative",
+    "TfIdfVectorizer": "counts of tokens have no derivative",
+}
+
+#: Operators that are constant between their steps: their derivative is zero wherever it exists, so they pass no
+#: gradient on, which is an answer and not an error.
+ZERO_DERIVATIVE: frozenset[str] = frozenset(
+    {
+        "Ceil",
+        "ConstantOfShape",
+        "EyeLike",
+        "Floor",
+        "OneHot",
+        "RandomNormal",
+        "RandomNormalLike",
+        "RandomUniform",
+        "RandomUniformLike",
+        "Round",
+        "Sign",
+        "HannWindow",
+        "HammingWindow",
+        "BlackmanWindow",
+        "MelWeightMatrix",
+    }
+)
+
+
+def rule(op_type: str, since: int = 1, domain: str = "", fixed: Iterable[int] = ()) -> Callable[[Rule], Rule]:
+    """Register the decorated function as the gradient rule of an operator; decorators may be stacked.
+
+    The function gets the op builder, the forward node and the gradients of the node's outputs (None where an output
+    got none) and returns one gradient, or None, for each of the node's inputs. It may read the node's inputs and
+    outputs: what it reads has to be kept (or recomputed) until the backward pass, so it should read what is small or
+    kept anyway.
+
+    Args:
+        op_type: the operator's name.
+        since: first opset version the rule is written for.
+        domain: the operator's domain, empty for ai.onnx.
+        fixed: see :class:`Entry`.
+
+    Raises:
+        ValueError: the same operator and version was registered before.
+    """
+
+    def register(function: Rule) -> Rule:
+        entries = _RULES.setdefault((domain, op_type), [])
+        if any(entry.since == since for entry in entries):
+            raise ValueError(f"two gradient rules for {op_type} since {since} in domain '{domain}'")
+        entries.append(Entry(function, op_type, domain, since, frozenset(fixed)))
+        entries.sort(key=lambda entry: entry.since, reverse=True)
+        return function
+
+    return register
+
+
+def lookup(op_type: str, version: int, domain: str = "") -> Entry | None:
+    """Return the rule for an operator at an opset version, or None."""
+    collect()
+    for entry in _RULES.get((domain, op_type), ()):
+        if entry.since <= version:
+            return entry
+    return None
+
+
+def entries() -> list[Entry]:
+    """Return all rules, by domain, operator and version."""
+    collect()
+    return sorted((entry for group in _RULES.values() for entry in group), key=lambda e: (e.domain, e.op_type, e.since))
+
+
+@functools.cache
+def collect() -> None:
+    """Import every module of :mod:`ckplan.autodiff.rules`, once, so that the rules in them are registered."""
+    package = importlib.import_module("ckplan.autodiff.rules")
+    for module in pkgutil.iter_modules(package.__path__):
+        importlib.import_module(f"{package.__name__}.{module.name}")

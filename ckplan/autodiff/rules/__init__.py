@@ -1,0 +1,1 @@
+"""Gradient rules, grouped as the ONNX operator documentation groups its operators."""
