@@ -1,0 +1,94 @@
+"""A plan: a schedule, what it is predicted to cost, and how good it can be at all."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from ckplan.errors import ModelError
+from ckplan.plan.bounds import lower_bound
+from ckplan.plan.problem import Problem
+from ckplan.plan.simulate import simulate
+from ckplan.plan.timeline import Timeline
+
+SCHEMA = 1
+"""Version of the JSON form; raised when a reader of the old form would misunderstand the new one."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a strategy answers.
+
+    Attributes:
+        strategy: the strategy with its options, as written on the command line.
+        schedule: op ids in execution order; an op that stands again is recomputed.
+        ops: names of the problem's ops, by id: a plan file stays readable and checkable without the problem.
+        predicted: the simulated timeline of the schedule.
+        lower_bound: bytes of activations below which no schedule can go.
+        cost: seconds of the schedule.
+        base_cost: seconds of one step without recomputation.
+    """
+
+    strategy: str
+    schedule: tuple[int, ...]
+    ops: tuple[str, ...]
+    predicted: Timeline
+    lower_bound: int
+    cost: float
+    base_cost: float
+
+    @property
+    def overhead(self) -> float:
+        """Extra compute as a ratio of the step without recomputation (0.25: a quarter more)."""
+        return self.cost / self.base_cost - 1 if self.base_cost else 0.0
+
+    @cached_property
+    def recomputed(self) -> int:
+        """Number of schedule entries that repeat an op."""
+        return len(self.schedule) - len(set(self.schedule))
+
+    def to_json(self) -> dict[str, Any]:
+        """A JSON-ready form; the schedule is a list of node names."""
+        return {
+            "schema": SCHEMA,
+            "strategy": self.strategy,
+            "schedule": [self.ops[index] for index in self.schedule],
+            "predicted_peak_activations": self.predicted.peak_activations,
+            "predicted_peak_total": self.predicted.peak_total,
+            "lower_bound": self.lower_bound,
+            "overhead": self.overhead,
+        }
+
+
+def make_plan(problem: Problem, strategy: str, schedule: Sequence[int]) -> Plan:
+    """Judge a schedule with the simulator and wrap it as a `Plan`.
+
+    Raises:
+        ValueError: the schedule is not valid for the problem.
+    """
+    return Plan(
+        strategy=strategy,
+        schedule=tuple(schedule),
+        ops=tuple(op.name for op in problem.ops),
+        predicted=simulate(problem, schedule),
+        lower_bound=lower_bound(problem)[0],
+        cost=problem.schedule_cost(schedule),
+        base_cost=problem.cost,
+    )
+
+
+def plan_from_json(problem: Problem, data: Mapping[str, Any]) -> Plan:
+    """Read a plan for a problem; figures are simulated anew, not believed.
+
+    Raises:
+        ModelError: the plan is of another schema, or names a node that the problem does not have.
+    """
+    if data.get("schema") != SCHEMA:
+        raise ModelError(f"plan has schema {data.get('schema')!r}, this version reads {SCHEMA}", "plan the model again")
+    ids = {op.name: index for index, op in enumerate(problem.ops)}
+    unknown = [name for name in data["schedule"] if name not in ids]
+    if unknown:
+        raise ModelError(f"plan names node {unknown[0]!r}, which the model does not have", "plan this model again")
+    return make_plan(problem, str(data["strategy"]), [ids[name] for name in data["schedule"]])

@@ -1,0 +1,168 @@
+"""The planning problem as numbers: ops, tensors, bytes, seconds, and who reads what.
+
+Nothing here knows ONNX. A `Problem` may come from a training graph, from a published planning
+instance, or from a random generator in a test.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from functools import cached_property
+
+
+class Kind(Enum):
+    """What a tensor is to the file that holds it."""
+
+    PARAMETER = "parameter"
+    """An initializer; resident all the time."""
+    INPUT = "input"
+    """Fed by the caller; resident all the time."""
+    OUTPUT = "output"
+    """Returned to the caller; resident from the step that makes it to the end."""
+    ACTIVATION = "activation"
+    """Everything else; lives from the step that makes it to its last reader."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """A value of the training graph.
+
+    Attributes:
+        name: unique name.
+        bytes: size in bytes.
+        kind: what the tensor is to the file.
+    """
+
+    name: str
+    bytes: int
+    kind: Kind = Kind.ACTIVATION
+
+
+@dataclass(frozen=True, slots=True)
+class Op:
+    """A node of the training graph.
+
+    Attributes:
+        name: unique, stable name; plans refer to ops by it.
+        inputs: tensors read, by id, in the order and multiplicity of the node's inputs.
+        outputs: tensors made, by id.
+        cost: seconds of one execution.
+        workspace: bytes that the kernel takes while it runs, beyond its outputs.
+        backward: whether the op belongs to the backward pass.
+        recomputable: whether running it again gives the same result and has no other effect.
+        heavy: whether it is one of the few expensive kinds (convolution, matrix product) that
+            the `speed` strategy never repeats.
+        views: output tensor -> the input tensor whose memory it is (Reshape and its like).
+        inplace: output tensor -> the input tensors, in order of preference, whose memory the kernel
+            may overwrite when nothing else reads them any more.
+    """
+
+    name: str
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    cost: float = 1.0
+    workspace: int = 0
+    backward: bool = False
+    recomputable: bool = True
+    heavy: bool = False
+    views: Mapping[int, int] = field(default_factory=dict)
+    inplace: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What a planner sees.
+
+    ``ops`` are in a topological order, the natural one of the graph: forward ops, then backward ops,
+    each tensor made before it is read. Tensors without a producer are parameters or inputs.
+    ``collection`` names the tensors that the model itself marks for keeping (the `list` strategy's default).
+
+    Raises:
+        ValueError: a tensor is read before it is made, or made twice.
+    """
+
+    ops: tuple[Op, ...]
+    tensors: tuple[Tensor, ...]
+    collection: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        made: set[int] = set()
+        producers = {tensor for op in self.ops for tensor in op.outputs}
+        for op in self.ops:
+            for tensor in op.inputs:
+                if tensor in producers and tensor not in made:
+                    raise ValueError(f"op {op.name!r} reads {self.tensors[tensor].name!r} before it is made")
+            for tensor in op.outputs:
+                if tensor in made:
+                    raise ValueError(f"{self.tensors[tensor].name!r} is made twice")
+                made.add(tensor)
+
+    @cached_property
+    def producer(self) -> tuple[int, ...]:
+        """For each tensor the op that makes it, or -1."""
+        producer = [-1] * len(self.tensors)
+        for index, op in enumerate(self.ops):
+            for tensor in op.outputs:
+                producer[tensor] = index
+        return tuple(producer)
+
+    @cached_property
+    def consumers(self) -> tuple[tuple[int, ...], ...]:
+        """For each tensor the ops that read it, each once, in order."""
+        consumers: list[list[int]] = [[] for _ in self.tensors]
+        for index, op in enumerate(self.ops):
+            for tensor in dict.fromkeys(op.inputs):
+                consumers[tensor].append(index)
+        return tuple(tuple(readers) for readers in consumers)
+
+    @cached_property
+    def view_root(self) -> tuple[int, ...]:
+        """For each tensor the tensor whose memory it is; itself unless it is a view.
+
+        A view that is returned to the caller is copied, so it is its own root.
+        """
+        root = list(range(len(self.tensors)))
+        for op in self.ops:
+            for view, base in op.views.items():
+                if self.tensors[view].kind is not Kind.OUTPUT:
+                    root[view] = root[base]
+        return tuple(root)
+
+    @cached_property
+    def forward(self) -> tuple[int, ...]:
+        """Ids of the forward ops, in order."""
+        return tuple(index for index, op in enumerate(self.ops) if not op.backward)
+
+    @cached_property
+    def backward(self) -> tuple[int, ...]:
+        """Ids of the backward ops, in order."""
+        return tuple(index for index, op in enumerate(self.ops) if op.backward)
+
+    @cached_property
+    def resident(self) -> int:
+        """Bytes of parameters and inputs, which live through the whole step."""
+        return sum(t.bytes for t in self.tensors if t.kind in (Kind.PARAMETER, Kind.INPUT))
+
+    @cached_property
+    def cost(self) -> float:
+        """Seconds of one step without recomputation."""
+        return sum(op.cost for op in self.ops)
+
+    @cached_property
+    def stashed(self) -> tuple[int, ...]:
+        """Roots of the activations that the forward pass makes and the backward pass reads."""
+        roots: dict[int, None] = {}
+        for index in self.backward:
+            for tensor in self.ops[index].inputs:
+                producer = self.producer[tensor]
+                if producer >= 0 and not self.ops[producer].backward:
+                    root = self.view_root[tensor]
+                    if self.tensors[root].kind is Kind.ACTIVATION:
+                        roots.setdefault(root)
+        return tuple(roots)
+
+    def schedule_cost(self, schedule: Sequence[int]) -> float:
+        """Seconds of a schedule, repeats included."""
+        return sum(self.ops[index].cost for index in schedule)

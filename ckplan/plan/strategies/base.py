@@ -1,0 +1,62 @@
+"""What all strategies have in common."""
+
+from __future__ import annotations
+
+import dataclasses
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from ckplan.errors import InfeasibleError
+from ckplan.plan.bounds import lower_bound
+from ckplan.plan.plan import Plan, make_plan
+from ckplan.plan.problem import Problem
+from ckplan.plan.simulate import simulate
+from ckplan.units import format_bytes
+
+
+@dataclass(frozen=True)
+class Strategy(ABC):
+    """A way to choose a schedule. Subclasses are frozen dataclasses whose fields are their options."""
+
+    name: ClassVar[str]
+    """The name on the command line."""
+
+    @abstractmethod
+    def schedules(self, problem: Problem) -> Iterable[Sequence[int]]:
+        """Candidate schedules; the one with the lowest simulated peak of activations is taken."""
+
+    def solve(self, problem: Problem, budget: int | None = None) -> Plan:
+        """Plan a problem.
+
+        Args:
+            problem: the ops and tensors.
+            budget: bytes of activations that the plan must not exceed at its peak.
+
+        Raises:
+            InfeasibleError: the best schedule of this strategy exceeds the budget.
+        """
+
+        def merit(schedule: Sequence[int]) -> tuple[int, float]:
+            return simulate(problem, schedule).peak_activations, problem.schedule_cost(schedule)
+
+        plan = make_plan(problem, str(self), min(self.schedules(problem), key=merit))
+        if budget is not None and plan.predicted.peak_activations > budget:
+            bound, index = lower_bound(problem)
+            raise InfeasibleError(
+                f"strategy `{self}` needs {format_bytes(plan.predicted.peak_activations)} of activations, "
+                f"the budget is {format_bytes(budget)} and no schedule needs less than {format_bytes(bound)} "
+                f"({problem.ops[index].name})",
+                "raise the budget or try another strategy",
+            )
+        return plan
+
+    def __str__(self) -> str:
+        """The strategy as one writes it on the command line, options that differ from their default included."""
+        options = [
+            f"{field.name}={';'.join(value) if isinstance(value, tuple) else value}"
+            for field in dataclasses.fields(self)
+            if (value := getattr(self, field.name)) != field.default
+        ]
+        return f"{self.name}:{','.join(options)}" if options else self.name

@@ -1,0 +1,65 @@
+"""`memory`: keep bottleneck tensors."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from ckplan.plan.cuts import Cut, forward_cuts, kept_by_cuts, segment_cuts
+from ckplan.plan.order import best_order
+from ckplan.plan.problem import Problem
+from ckplan.plan.recompute import recompute_schedule
+from ckplan.plan.strategies.base import Strategy
+
+_LIMITS = 24
+"""How many segment limits are tried between the largest activation and the whole stash, evenly in their logarithm."""
+
+
+@dataclass(frozen=True)
+class Memory(Strategy):
+    """Keep about sqrt(N) bottleneck tensors and recompute the segments between them, for the lowest peak.
+
+    The `memory` collection of TensorFlow's memory-saving gradients (Salimans & Bulatov, 2018,
+    github.com/cybertronai/gradient-checkpointing) keeps tensors through which all paths pass. Which of them is
+    decided as in Chen et al.'s algorithm 3 (arXiv:1604.06174): segments by bytes under a limit, the limit searched,
+    the simulator judging. Where a graph has no bottlenecks (U-Net, Inception inside a block), small cuts of several
+    tensors serve as well. O(limits x ops). The wrong choice when time matters more than memory.
+
+    Attributes:
+        min_bytes: tensors below this size (masks, means, indices) do not spoil a bottleneck; 0 means a thousandth of
+            the largest stashed activation.
+    """
+
+    name: ClassVar[str] = "memory"
+    min_bytes: int = 0
+
+    def schedules(self, problem: Problem) -> Iterable[Sequence[int]]:
+        """Segmentations at bottlenecks and at small cuts, for a range of segment limits, and no recomputation."""
+        order = best_order(problem)
+        yield order
+        cuts = [cut for cut in forward_cuts(problem, self.min_bytes) if cut.tensors]
+        sizes = [problem.tensors[root].bytes for root in problem.stashed]
+        if not sizes:
+            return
+        low, high = max(max(sizes), 1), max(sum(sizes), 2)
+        tried: set[tuple[int, ...]] = set()
+        for candidates in ([cut for cut in cuts if cut.tensors == 1], cuts, local_minima(cuts)):
+            for step in range(_LIMITS):
+                limit = math.exp(math.log(low) + (math.log(high) - math.log(low)) * step / _LIMITS)
+                chosen = segment_cuts(problem, candidates, limit)
+                positions = tuple(cut.position for cut in chosen)
+                if positions and positions not in tried:
+                    tried.add(positions)
+                    yield recompute_schedule(problem, kept_by_cuts(problem, chosen), order)
+
+
+def local_minima(cuts: Sequence[Cut]) -> list[Cut]:
+    """Cuts with no fewer bytes right before and right after them."""
+    return [
+        cut
+        for index, cut in enumerate(cuts)
+        if (index == 0 or cuts[index - 1].bytes >= cut.bytes)
+        and (index + 1 == len(cuts) or cuts[index + 1].bytes >= cut.bytes)
+    ]
