@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from math import sqrt
 from typing import Any
 
 import numpy as np
 import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
+
+from sample_models.random_weights import generator, uniform
 
 OPSET = 21
 IR_VERSION = 10
@@ -26,14 +27,13 @@ class GraphBuilder:
     Args:
         name: the graph's name.
         batch: the batch size, or None for a symbolic dimension called ``batch``.
-        seed: of the random weights. They are uniform, not normal: uniform float32 numbers are made of random bits
-            without any library function, so that a file comes out the same byte for byte on every platform.
+        seed: of the random weights.
     """
 
     def __init__(self, name: str, *, batch: int | None = None, seed: int = 0) -> None:
         self.batch: int | str = "batch" if batch is None else batch
         self._name = name
-        self._random = np.random.Generator(np.random.PCG64(seed))
+        self._random = generator(seed)
         self._scopes: list[str] = []
         self._used: Counter[str] = Counter()
         self._nodes: list[onnx.NodeProto] = []
@@ -100,9 +100,7 @@ class GraphBuilder:
 
     def uniform(self, shape: Sequence[int], deviation: float, mean: float = 0.0) -> NDArray[np.float32]:
         """Draw float32 numbers of the given standard deviation, uniform around ``mean``."""
-        bound = np.float32(sqrt(3.0) * deviation)
-        unit = self._random.random(tuple(shape), dtype=np.float32)
-        return (unit * (2 * bound) + (np.float32(mean) - bound)).astype(np.float32)
+        return uniform(self._random, shape, deviation, mean)
 
     def model(self) -> onnx.ModelProto:
         """Return the finished model."""
