@@ -1,0 +1,8 @@
+"""Both ways between graph and numbers: training graph -> `Problem`, `Plan` -> ONNX."""
+
+from __future__ import annotations
+
+from ckplan.rewrite.emit import emit, predicted_timeline
+from ckplan.rewrite.problem_of import problem_of
+
+__all__ = ["emit", "predicted_timeline", "problem_of"]

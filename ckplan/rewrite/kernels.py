@@ -1,0 +1,83 @@
+"""What onnxruntime's kernels do with memory, as far as a planner must know it.
+
+Views and in-place kernels were found by running each kernel alone and reading its allocation from the profile
+(onnxruntime 1.31, CPU); ``tests/rewrite/test_kernels.py`` does so again. The binary elementwise kernels (Add, Mul, …)
+do not overwrite their inputs.
+"""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+VIEWS = frozenset({"Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity"})
+"""Operators whose first output is the memory of their first input."""
+
+IN_PLACE = frozenset(
+    {
+        "Cast",
+        "Celu",
+        "Clip",
+        "Elu",
+        "HardSigmoid",
+        "LeakyRelu",
+        "LogSoftmax",
+        "Relu",
+        "ScatterElements",
+        "Selu",
+        "Shrink",
+        "Sigmoid",
+        "Softmax",
+        "Softplus",
+        "Softsign",
+        "Tanh",
+        "ThresholdedRelu",
+        "Trilu",
+    }
+)
+"""Operators whose kernel overwrites its first input when nothing else reads it and the shapes agree."""
+
+RANDOM = frozenset({"Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"})
+"""Operators that draw anew each time they run."""
+
+HEAVY = frozenset(
+    {
+        "Attention",
+        "Conv",
+        "ConvInteger",
+        "ConvTranspose",
+        "DeformConv",
+        "Einsum",
+        "FusedMatMul",
+        "GRU",
+        "Gemm",
+        "LSTM",
+        "MatMul",
+        "MultiHeadAttention",
+        "RNN",
+    }
+)
+"""Operators that cost far more than their bytes: what the `speed` strategy keeps."""
+
+
+def is_random(node: ir.Node) -> bool:
+    """Whether running the node again would give another result."""
+    if node.op_type == "Dropout":
+        training = node.inputs[2] if len(node.inputs) > 2 else None
+        if training is None:
+            return False
+        constant = training.const_value
+        return constant is None or bool(constant.numpy())
+    if node.op_type in RANDOM:
+        return True
+    subgraphs = [a.as_graph() for a in node.attributes.values() if a.type == ir.AttributeType.GRAPH]
+    return any(is_random(inner) for graph in subgraphs for inner in graph)
+
+
+def view_source(node: ir.Node) -> ir.Value | None:
+    """The input whose memory the node's first output is, if the node is a view."""
+    return node.inputs[0] if node.op_type in VIEWS and node.inputs else None
+
+
+def overwritable(node: ir.Node) -> ir.Value | None:
+    """The input that the node's kernel may overwrite with its first output."""
+    return node.inputs[0] if node.op_type in IN_PLACE and node.inputs else None

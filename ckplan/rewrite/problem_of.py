@@ -1,0 +1,116 @@
+"""From a graph to numbers: the planning problem of a training graph, or of any other ONNX graph."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Sequence
+
+import onnx_ir as ir
+
+from ckplan.errors import ModelError
+from ckplan.model.costs import node_cost, seconds
+from ckplan.plan.problem import Kind, Op, Problem, Tensor
+from ckplan.rewrite.kernels import HEAVY, is_random, overwritable, view_source
+from ckplan.rewrite.workspace import workspace_of
+
+PHASE = "pkg.ckplan.phase"
+"""Node metadata: ``forward`` or ``backward``."""
+COLLECTION = "pkg.ckplan.checkpoints"
+"""Model metadata: a JSON list of the tensors that the `list` strategy keeps by default."""
+
+
+def bytes_of(value: ir.Value) -> int:
+    """Size of a value in bytes; 0 where it is no tensor of known size (a sequence, an optional)."""
+    if value.shape is None or value.dtype is None or not all(isinstance(dim, int) for dim in value.shape):
+        return 0
+    return math.ceil(math.prod(value.shape.numpy()) * value.dtype.itemsize)
+
+
+def captured(node: ir.Node) -> list[ir.Value]:
+    """Values of the enclosing graph that a node's subgraphs read, each once."""
+    found: dict[ir.Value, None] = {}
+    for attribute in node.attributes.values():
+        graphs: Sequence[ir.Graph] = ()
+        if attribute.type == ir.AttributeType.GRAPH:
+            graphs = (attribute.as_graph(),)
+        elif attribute.type == ir.AttributeType.GRAPHS:
+            graphs = attribute.as_graphs()
+        for graph in graphs:
+            inner = {*graph.inputs, *graph.initializers.values()}
+            inner.update(value for member in graph for value in member.outputs)
+            read = [value for member in graph for value in (*member.inputs, *captured(member)) if value is not None]
+            found.update(dict.fromkeys(value for value in (*read, *graph.outputs) if value not in inner))
+    return list(found)
+
+
+def reads(node: ir.Node) -> list[ir.Value]:
+    """What a node reads: its inputs with their multiplicity, then what its subgraphs capture."""
+    return [value for value in (*node.inputs, *captured(node)) if value is not None]
+
+
+def problem_of_nodes(
+    nodes: Iterable[ir.Node],
+    inputs: Iterable[ir.Value],
+    outputs: Iterable[ir.Value],
+    collection: tuple[str, ...] = (),
+) -> Problem:
+    """The problem of a node sequence: ops in that order, one tensor for each value.
+
+    Args:
+        nodes: in a topological order.
+        inputs: what the caller feeds; a value that has an initializer counts as a parameter.
+        outputs: what the caller gets.
+        collection: names of tensors to keep by default.
+
+    Raises:
+        ModelError: a value is read before it is made.
+    """
+    ids: dict[ir.Value, int] = {}
+    tensors: list[Tensor] = []
+    fed, returned = set(inputs), set(outputs)
+
+    def tensor(value: ir.Value) -> int:
+        if value not in ids:
+            ids[value] = len(tensors)
+            if value.producer() is not None:
+                kind = Kind.OUTPUT if value in returned else Kind.ACTIVATION
+            else:
+                kind = Kind.INPUT if value in fed and not value.is_initializer() else Kind.PARAMETER
+            tensors.append(Tensor(value.name or "", bytes_of(value), kind))
+        return ids[value]
+
+    ops = []
+    for node in nodes:
+        read = tuple(tensor(value) for value in reads(node))
+        made = tuple(tensor(value) for value in node.outputs if value.name)
+        source, target = view_source(node), overwritable(node)
+        ops.append(
+            Op(
+                name=node.name or "",
+                inputs=read,
+                outputs=made,
+                cost=seconds(node_cost(node)),
+                workspace=workspace_of(node),
+                backward=node.metadata_props.get(PHASE) == "backward",
+                recomputable=not is_random(node),
+                heavy=node.op_type in HEAVY,
+                views={made[0]: ids[source]} if source is not None and made else {},
+                inplace={made[0]: (ids[target],)} if target is not None and made else {},
+            )
+        )
+    try:
+        return Problem(tuple(ops), tuple(tensors), collection)
+    except ValueError as error:
+        raise ModelError(f"the graph is not in topological order: {error}") from error
+
+
+def problem_of(model: ir.Model) -> Problem:
+    """The planning problem of a model's main graph; op ids are node positions.
+
+    A training graph made by ckplan carries the phase of each node. Where there is none (an inference graph, a
+    training graph made elsewhere), all ops count as forward.
+    """
+    checkpoints = model.metadata_props.get(COLLECTION)
+    collection = tuple(json.loads(checkpoints)) if checkpoints else ()
+    return problem_of_nodes(model.graph, model.graph.inputs, model.graph.outputs, collection)
