@@ -6,7 +6,7 @@ Gradient rules are written against :class:`Builder`; ``op.Mul(a, b)`` emits a ``
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Container, Iterator, Sequence
+from collections.abc import Collection, Container, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property, partial
 from typing import Any, Protocol, cast, overload
@@ -24,6 +24,15 @@ PHASE = "pkg.ckplan.phase"
 
 #: Constants up to this many elements are shown to shape inference, which needs axes, shapes, pads and the like.
 _SMALL = 1024
+
+_ATTRIBUTE_TYPES = {
+    onnx.defs.OpSchema.AttrType.INT: ir.AttributeType.INT,
+    onnx.defs.OpSchema.AttrType.INTS: ir.AttributeType.INTS,
+    onnx.defs.OpSchema.AttrType.FLOAT: ir.AttributeType.FLOAT,
+    onnx.defs.OpSchema.AttrType.FLOATS: ir.AttributeType.FLOATS,
+    onnx.defs.OpSchema.AttrType.STRING: ir.AttributeType.STRING,
+    onnx.defs.OpSchema.AttrType.TENSOR: ir.AttributeType.TENSOR,
+}
 
 Operand = ir.Value | np.ndarray | np.generic | float | int | bool | None
 
@@ -125,7 +134,9 @@ class Builder:
         graph: the graph that gets the nodes and initializers.
         opset_imports: opset versions by domain, for shape inference.
         wanted: the values whose gradients are needed.
-        insert: where nodes go; by default to the end of the graph.
+
+    Attributes:
+        partials: the gradients found so far, by forward value; see :meth:`take_partial`.
     """
 
     def __init__(
@@ -133,12 +144,12 @@ class Builder:
         graph: ir.Graph,
         opset_imports: dict[str, int],
         wanted: Container[ir.Value] = (),
-        insert: Callable[[ir.Node], None] | None = None,
     ) -> None:
         self.graph = graph
         self.opset_imports = opset_imports
         self.wanted = wanted
-        self.insert = insert or graph.append
+        self.partials: dict[ir.Value, ir.Value] = {}
+        self._before: ir.Node | None = None
         self._scope = "ckplan"
         self._phase = "backward"
         self._counters: dict[str, int] = {}
@@ -149,6 +160,13 @@ class Builder:
     def wants(self, value: ir.Value | None) -> bool:
         """Say whether a gradient of this value is needed at all."""
         return value is not None and value in self.wanted
+
+    def take_partial(self, value: ir.Value) -> ir.Value | None:
+        """Hand over the sum of the gradients that reached this value so far, None if there are none yet.
+
+        A rule that can add onto a tensor in place takes it and returns the sum including its own contribution.
+        """
+        return self.partials.pop(value, None)
 
     def constant_of(self, value: ir.Value | None) -> np.ndarray | None:
         """Return the content of a value that is fixed in the file, None if it is absent, computed, fed or trained."""
@@ -178,14 +196,27 @@ class Builder:
     # -- emitting --------------------------------------------------------------------------------------------------
 
     @contextmanager
-    def scope(self, name: str, phase: str = "backward") -> Iterator[None]:
-        """Name what is emitted inside ``<name>/<OpType>_<k>`` and mark it ``forward`` or ``backward``."""
-        saved = self._scope, self._phase
-        self._scope, self._phase = name, phase
+    def scope(self, name: str, phase: str = "backward", before: ir.Node | None = None) -> Iterator[None]:
+        """Name what is emitted inside ``<name>/<OpType>_<k>``, mark its phase, and say where it goes.
+
+        Args:
+            name: prefix of the nodes' names.
+            phase: ``forward`` or ``backward``.
+            before: the nodes go before this one; without it, to the end of the graph.
+        """
+        saved = self._scope, self._phase, self._before
+        self._scope, self._phase, self._before = name, phase, before
         try:
             yield
         finally:
-            self._scope, self._phase = saved
+            self._scope, self._phase, self._before = saved
+
+    def insert(self, node: ir.Node) -> None:
+        """Put a node where the current scope says."""
+        if self._before is None:
+            self.graph.append(node)
+        else:
+            self.graph.insert_before(self._before, node)
 
     def constant(self, array: np.ndarray | np.generic | Sequence[int], name: str = "ckplan/constant") -> ir.Value:
         """Return an initializer with this content; a sequence of ints becomes int64."""
@@ -218,7 +249,7 @@ class Builder:
             operands.pop()
         schema = onnx.defs.get_schema(op_type, self.opset_imports[""])
         given = {
-            key: convert_attribute(key, value, ir.AttributeType(int(schema.attributes[key].type)))
+            key: convert_attribute(key, value, _ATTRIBUTE_TYPES[schema.attributes[key].type])
             for key, value in attributes.items()
             if value is not None
         }
@@ -297,6 +328,15 @@ class Builder:
         if all(shape[axis] == 1 for axis in summed):
             return self.reshape(value, kept)
         return self.ReduceSum(value, np.asarray(summed, dtype=np.int64), keepdims=int(keepdims))
+
+    def scale(self, value: ir.Value, factor: float) -> ir.Value:
+        """Multiply by a number: no node for 1, a new constant where the value is a small constant itself."""
+        if factor == 1:
+            return value
+        known = self.constant_of(value)
+        if known is not None and known.size <= _SMALL:
+            return self.constant((known * factor).astype(known.dtype))
+        return self.Mul(value, factor)
 
     def sum_to_shape(self, value: ir.Value, shape: Collection[int]) -> ir.Value:
         """Undo broadcasting: sum over the axes along which ``shape`` was stretched to the value's shape."""

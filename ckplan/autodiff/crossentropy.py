@@ -1,0 +1,195 @@
+"""Cross-entropy in the form that keeps least memory.
+
+The loss of one sample is ``logsumexp(x) - x[label]`` and its gradient ``exp(x - logsumexp(x)) - onehot(label)``. Kept
+for the backward pass are the logits, which are there anyway, and one number a sample; the probabilities are made in
+the gradient's own buffer. With a vocabulary of 50,000 words, softmax or its logarithm beside the logits would often
+be the largest tensor of the whole step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+
+from ckplan.autodiff.builder import Builder, attr_int, attr_str, dtype_of, input_of, required_input, shape_of, size_of
+from ckplan.autodiff.paths import Composite
+
+#: Operators that compute a cross-entropy and are replaced by the nodes emitted here.
+LOSS_OPERATORS = ("SoftmaxCrossEntropyLoss", "NegativeLogLikelihoodLoss")
+
+
+@dataclass(frozen=True)
+class Labels:
+    """The integer side of a cross-entropy.
+
+    Attributes:
+        indices: class of each sample, with an axis of one element for the classes; ignored ones point to class 0.
+        weights: weight of each sample in that shape, None if they all are 1.
+        axis: the axis of the classes in the scores.
+        reduction: ``none``, ``sum`` or ``mean`` as in ONNX.
+    """
+
+    indices: ir.Value
+    weights: ir.Value | None
+    axis: int
+    reduction: str
+
+
+def prepare_labels(
+    op: Builder,
+    labels: ir.Value,
+    scores: ir.Value,
+    axis: int,
+    reduction: str = "mean",
+    weight: ir.Value | None = None,
+    ignore: int | None = None,
+) -> Labels:
+    """Emit what turns labels into indices and weights of samples.
+
+    Args:
+        op: the builder.
+        labels: int32 or int64, the shape of ``scores`` without ``axis``.
+        scores: logits or logarithms of probabilities.
+        axis: the axis of the classes.
+        reduction: ``none``, ``sum`` or ``mean``.
+        weight: one weight per class.
+        ignore: label of samples that do not count.
+    """
+    shape = list(shape_of(scores))
+    shape[axis] = 1
+    indices = op.reshape(labels, shape)
+    counted = None
+    if ignore is not None:
+        ignored = op.Equal(indices, ignore)
+        indices = op.Where(ignored, np.zeros((), dtype=dtype_of(labels)), indices)
+        zero, one = np.zeros((), dtype_of(scores)), np.ones((), dtype_of(scores))
+        counted = op.Where(ignored, zero, one)
+    weights = counted
+    if weight is not None:
+        weights = op.Gather(weight, indices, axis=0)
+        weights = op.Mul(weights, counted) if counted is not None else weights
+    return Labels(indices, weights, axis, reduction)
+
+
+def _reduce(op: Builder, losses: ir.Value, labels: Labels, name_shape: Sequence[int]) -> ir.Value:
+    """Weigh the losses of the samples and reduce them."""
+    if labels.weights is not None:
+        losses = op.Mul(losses, labels.weights)
+    if labels.reduction == "none":
+        return op.Reshape(losses, np.asarray(name_shape, dtype=np.int64))
+    if labels.reduction == "mean" and labels.weights is None:
+        return op.ReduceMean(losses, keepdims=0)
+    total = op.ReduceSum(losses, keepdims=0)
+    if labels.reduction == "sum" or labels.weights is None:
+        return total
+    return op.Div(total, op.ReduceSum(labels.weights, keepdims=0))
+
+
+def _slopes(op: Builder, dy: ir.Value, labels: Labels) -> ir.Value:
+    """Return the derivative of the reduced loss by each sample's loss: a scalar, or in the shape of the indices."""
+    if labels.reduction == "none":
+        dy = op.reshape(dy, shape_of(labels.indices))
+        return dy if labels.weights is None else op.Mul(labels.weights, dy)
+    if labels.weights is None:
+        return op.scale(dy, 1 / max(size_of(labels.indices), 1)) if labels.reduction == "mean" else dy
+    if labels.reduction == "mean":
+        dy = op.Div(dy, op.ReduceSum(labels.weights, keepdims=0))
+    return op.Mul(labels.weights, dy)
+
+
+def emit_cross_entropy(op: Builder, logits: ir.Value, labels: Labels) -> tuple[ir.Value, Composite]:
+    """Emit softmax and cross-entropy of logits.
+
+    Returns:
+        The loss, and how it is differentiated.
+    """
+    axes = np.asarray([labels.axis], dtype=np.int64)
+    normaliser = op.ReduceLogSumExp(logits, axes, keepdims=1)
+    chosen = op.GatherElements(logits, labels.indices, axis=labels.axis)
+    samples = [dim for axis, dim in enumerate(shape_of(logits)) if axis != labels.axis]
+    loss = _reduce(op, op.Sub(normaliser, chosen), labels, samples)
+
+    def gradient(op: Builder, dy: Sequence[ir.Value | None]) -> list[ir.Value | None]:
+        assert dy[0] is not None
+        slopes = _slopes(op, dy[0], labels)
+        # Each of these can work in the buffer of the one before.
+        scaled = op.Mul(op.Exp(op.Sub(logits, normaliser)), slopes)
+        target = op.expand(op.scale(slopes, -1), shape_of(labels.indices))
+        return [op.ScatterElements(scaled, labels.indices, target, axis=labels.axis, reduction="add")]
+
+    return loss, Composite((logits,), gradient)
+
+
+def emit_likelihood(op: Builder, scores: ir.Value, labels: Labels) -> tuple[ir.Value, Composite]:
+    """Emit the negative log-likelihood of logarithms of probabilities.
+
+    Returns:
+        The loss, and how it is differentiated.
+    """
+    chosen = op.GatherElements(scores, labels.indices, axis=labels.axis)
+    samples = [dim for axis, dim in enumerate(shape_of(scores)) if axis != labels.axis]
+    loss = _reduce(op, op.Neg(chosen), labels, samples)
+
+    def gradient(op: Builder, dy: Sequence[ir.Value | None]) -> list[ir.Value | None]:
+        assert dy[0] is not None
+        slopes = op.scale(_slopes(op, dy[0], labels), -1)
+        shape = shape_of(scores)
+        classes = np.arange(shape[labels.axis], dtype=dtype_of(labels.indices))
+        at = op.Equal(labels.indices, classes.reshape([-1] + [1] * (len(shape) - 1 - labels.axis)))
+        return [op.Where(at, slopes, 0.0)]
+
+    return loss, Composite((scores,), gradient)
+
+
+def lower_losses(op: Builder) -> dict[ir.Node, Composite | None]:
+    """Replace the loss operators of a graph by simpler nodes, before onnxruntime does it in its own, larger way.
+
+    Returns:
+        How the replacements are differentiated, by node.
+    """
+    composites: dict[ir.Node, Composite | None] = {}
+    for node in list(op.graph):
+        if node.op_type not in LOSS_OPERATORS or node.domain:
+            continue
+        with op.scope(str(node.name), "forward", before=node):
+            scores, target = required_input(node, 0), required_input(node, 1)
+            ignore = attr_int(node, "ignore_index", 0) if "ignore_index" in node.attributes else None
+            logarithms = node.outputs[1] if len(node.outputs) > 1 else None
+            if logarithms is not None and (logarithms.uses() or logarithms.is_graph_output()):
+                scores = op.LogSoftmax(scores, axis=1)
+                logarithms.replace_all_uses_with(scores, replace_graph_outputs=True)
+                emit: Callable[[Builder, ir.Value, Labels], tuple[ir.Value, Composite]] = emit_likelihood
+            else:
+                emit = emit_cross_entropy if node.op_type == "SoftmaxCrossEntropyLoss" else emit_likelihood
+            loss = group(
+                op,
+                composites,
+                emit,
+                scores,
+                prepare_labels(op, target, scores, 1, attr_str(node, "reduction", "mean"), input_of(node, 2), ignore),
+            )
+        output, name = node.outputs[0], node.outputs[0].name
+        output.replace_all_uses_with(loss, replace_graph_outputs=True)
+        op.graph.remove(node, safe=True)
+        loss.name = name
+    return composites
+
+
+def group(
+    op: Builder,
+    composites: dict[ir.Node, Composite | None],
+    emit: Callable[[Builder, ir.Value, Labels], tuple[ir.Value, Composite]],
+    scores: ir.Value,
+    labels: Labels,
+) -> ir.Value:
+    """Emit a loss and register its nodes in ``composites``; return the loss."""
+    before = set(op.graph)
+    loss, composite = emit(op, scores, labels)
+    composites.update((node, None) for node in op.graph if node not in before)
+    last = loss.producer()
+    assert last is not None
+    composites[last] = composite
+    return loss

@@ -1,0 +1,147 @@
+"""The reverse sweep: from a forward graph and its loss to gradient nodes in the same graph."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import onnx_ir as ir
+
+from ckplan.autodiff.builder import Builder, dtype_of, shape_of
+from ckplan.autodiff.inline import inline_function
+from ckplan.autodiff.paths import Composite, Composites, differentiable_inputs, entry_of
+from ckplan.autodiff.registry import NON_DIFFERENTIABLE, NoGradientError
+from ckplan.errors import UnsupportedOperatorsError
+
+
+def reachable(op: Builder, parameters: Sequence[ir.Value], composites: Composites) -> set[ir.Value]:
+    """Return the values that depend differentiably on a parameter.
+
+    Nodes on the way that have no gradient rule but are defined by ONNX as a function of others are replaced by the
+    body of that function.
+
+    Args:
+        op: builder of the forward graph.
+        parameters: the values that gradients are asked for.
+        composites: groups of nodes that are differentiated as one.
+    """
+    # Set before anything is inlined: a parameter is not a constant to be folded.
+    op.wanted = reached = set(parameters)
+    pending = list(reversed(list(op.graph)))
+    while pending:
+        node = pending.pop()
+        entry = entry_of(node, op.opset_imports)
+        if reached.isdisjoint(differentiable_inputs(node, entry, composites)):
+            continue
+        if entry is None and node not in composites and node.op_type not in NON_DIFFERENTIABLE:
+            body = inline_function(op, node)
+            if body:
+                pending.extend(reversed(body))
+                continue
+        reached.update(node.outputs)
+    return reached
+
+
+def wanted_values(op: Builder, parameters: Sequence[ir.Value], loss: ir.Value, composites: Composites) -> set[ir.Value]:
+    """Return the values whose gradients are needed: those that depend on a parameter and that the loss depends on."""
+    reached = reachable(op, parameters, composites)
+    needed = {loss}
+    for node in reversed(op.graph):
+        if not needed.isdisjoint(node.outputs):
+            entry = entry_of(node, op.opset_imports)
+            needed.update(differentiable_inputs(node, entry, composites) & reached)
+    return needed & reached
+
+
+def differentiate(
+    op: Builder, parameters: Sequence[ir.Value], loss: ir.Value, composites: Composites
+) -> dict[ir.Value, ir.Value]:
+    """Append gradient nodes to the graph and return the parameters' gradients, for those that got one.
+
+    The gradients of a value that several nodes read are summed as they come, so that two of them are alive at a time.
+
+    Args:
+        op: builder of the graph; its ``wanted`` is set here.
+        parameters: the values that gradients are asked for.
+        loss: the value that is differentiated; a tensor of one element.
+        composites: groups of nodes that are differentiated as one.
+
+    Raises:
+        UnsupportedOperatorsError: nodes on the way from a parameter to the loss cannot be differentiated.
+    """
+    wanted = wanted_values(op, parameters, loss, composites)
+    op.wanted = wanted
+    op.partials = gradients = {}
+    unsupported: dict[ir.Node, str] = {}
+    if loss in wanted:
+        gradients[loss] = op.constant(np.ones(shape_of(loss), dtype=dtype_of(loss)))
+    for node in reversed(list(op.graph)):
+        entry = entry_of(node, op.opset_imports)
+        inputs = differentiable_inputs(node, entry, composites)
+        if wanted.isdisjoint(inputs) or wanted.isdisjoint(node.outputs):
+            continue
+        if node not in composites and (entry is None or _reason(node)):
+            unsupported[node] = _reason(node) or "has no gradient rule"
+            continue
+        # A parameter is not produced by a node, so what is taken out here is not needed again.
+        dy = [gradients.pop(output, None) for output in node.outputs]
+        if all(gradient is None for gradient in dy):
+            continue
+        with op.scope(f"{node.name}/grad"):
+            try:
+                found = _apply(op, node, composites.get(node), dy)
+            except NoGradientError as error:
+                unsupported[node] = error.reason
+                continue
+            for value, gradient in found:
+                if value in inputs and value in wanted:
+                    _accumulate(op, value, gradient)
+    if unsupported:
+        raise _unsupported(op, parameters, unsupported, composites)
+    return {value: gradients[value] for value in parameters if value in gradients}
+
+
+def _apply(
+    op: Builder, node: ir.Node, composite: Composite | None, dy: Sequence[ir.Value | None]
+) -> list[tuple[ir.Value, ir.Value]]:
+    """Run a node's rule; return pairs of a value and a gradient of it."""
+    if composite is not None:
+        pairs = list(zip(composite.inputs, composite.gradient(op, dy), strict=True))
+    else:
+        entry = entry_of(node, op.opset_imports)
+        assert entry is not None
+        results = list(entry.function(op, node, dy))
+        if len(results) > len(node.inputs):
+            raise RuntimeError(f"the gradient rule of {node.op_type} returns more gradients than there are inputs")
+        pairs = [(v, g) for v, g in zip(node.inputs, results, strict=False) if v is not None]
+    return [(value, gradient) for value, gradient in pairs if gradient is not None]
+
+
+def _accumulate(op: Builder, value: ir.Value, gradient: ir.Value) -> None:
+    if shape_of(gradient) != shape_of(value) or gradient.dtype != value.dtype:
+        raise RuntimeError(f"the gradient of '{value.name}' is {gradient.type}{gradient.shape}, not {value.shape}")
+    before = op.partials.get(value)
+    op.partials[value] = gradient if before is None else op.Add(before, gradient)
+
+
+def _reason(node: ir.Node) -> str | None:
+    return None if node.domain else NON_DIFFERENTIABLE.get(node.op_type)
+
+
+def _unsupported(
+    op: Builder, parameters: Sequence[ir.Value], nodes: dict[ir.Node, str], composites: Composites
+) -> UnsupportedOperatorsError:
+    """Make the error that lists the nodes and says whether freezing parameters is a way out."""
+    upstream = {value for node in nodes for value in differentiable_inputs(node, None, composites)}
+    for node in reversed(op.graph):
+        if not upstream.isdisjoint(node.outputs):
+            upstream |= differentiable_inputs(node, entry_of(node, op.opset_imports), composites)
+    frozen = [str(value.name) for value in parameters if value in upstream]
+    free = len(parameters) - len(frozen)
+    if free:
+        names = " ".join(f"--no-grad '{name}'" for name in frozen[:3]) + (" ..." if len(frozen) > 3 else "")
+        hint = f"freeze the {len(frozen)} parameter(s) before them ({names}); {free} other(s) can still be trained"
+    else:
+        hint = "no choice of --no-grad helps: every parameter reaches the loss only through them"
+    listed = [(f"{node.op_type} '{node.name}'", reason) for node, reason in nodes.items()]
+    return UnsupportedOperatorsError(list(reversed(listed)), hint)

@@ -1,0 +1,158 @@
+"""Replaces an operator by the body of the ONNX function that defines it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx.reference
+import onnx_ir as ir
+
+from ckplan.autodiff.builder import PHASE, Builder, shape_of
+
+#: Results of at most this many elements are computed on the spot when all their inputs are known.
+_FOLDED = 4096
+
+
+def inline_function(op: Builder, node: ir.Node) -> list[ir.Node]:
+    """Put the body of a node's defining function in its place.
+
+    What the body computes from shapes alone becomes constants, as shape inference needs it.
+
+    Args:
+        op: builder of the graph that holds the node.
+        node: a node of an operator that may have a function body.
+
+    Returns:
+        The new nodes in order; none if the operator has no function body that fits the model's opset.
+    """
+    body = _function_body(op, node)
+    if body is None:
+        return []
+    values: dict[str, ir.Value | None] = dict.fromkeys(body.input)
+    values.update(zip(body.input, node.inputs, strict=False))
+    new: list[ir.Node] = []
+    for index, proto in enumerate(body.node):
+        inner = _instantiate(proto, node, body, f"{node.name}/{proto.op_type}_{index}")
+        operands = [values.get(name) if name else None for name in proto.input]
+        known = _known(op, inner, operands)
+        if known is not None:
+            values.update((name, op.constant(array)) for name, array in zip(proto.output, known, strict=True))
+            continue
+        fresh = _node(op, inner, operands)
+        op.infer(fresh)
+        op.graph.insert_before(node, fresh)
+        values.update(zip(proto.output, fresh.outputs, strict=True))
+        new.append(fresh)
+    for name, output in zip(body.output, node.outputs, strict=False):
+        result = values[name]
+        assert result is not None
+        output.replace_all_uses_with(result, replace_graph_outputs=True)
+    op.graph.remove(node, safe=True)
+    return new
+
+
+def _function_body(op: Builder, node: ir.Node) -> onnx.FunctionProto | None:
+    """Return the function body of a node if its operators mean the same in the model's opset."""
+    version = op.opset_imports.get(node.domain, 0)
+    if not onnx.defs.has(node.op_type, version, node.domain):
+        return None
+    schema: Any = onnx.defs.get_schema(node.op_type, version, node.domain)  # onnx's type stubs lack its function bodies
+    text = None
+    if schema.has_context_dependent_function:
+        types = [
+            (
+                onnx.TypeProto()
+                if value is None or value.dtype is None
+                else onnx.helper.make_tensor_type_proto(int(value.dtype), shape_of(value))
+            ).SerializeToString()
+            for value in node.inputs
+        ]
+        versions = [v for v in schema.context_dependent_function_opset_versions if v <= version]
+        if versions:
+            text = schema.get_context_dependent_function_with_opset_version(
+                max(versions), ir.to_proto(node).SerializeToString(), types
+            )
+    if not text and schema.has_function:
+        versions = [v for v in schema.function_opset_versions if v <= version]
+        if versions:
+            text = schema.get_function_with_opset_version(max(versions))
+    if not text:
+        return None
+    body: onnx.FunctionProto = onnx.FunctionProto.FromString(text)
+    imports = {entry.domain: entry.version for entry in body.opset_import}
+    for inner in body.node:
+        theirs = onnx.defs.get_schema(inner.op_type, imports.get(inner.domain, version), inner.domain)
+        ours = onnx.defs.get_schema(inner.op_type, op.opset_imports[""], inner.domain)
+        if [i.name for i in theirs.inputs] != [i.name for i in ours.inputs]:
+            return None
+    return body
+
+
+def _instantiate(proto: onnx.NodeProto, node: ir.Node, body: onnx.FunctionProto, name: str) -> onnx.NodeProto:
+    """Copy a node of a function body with its references to the function's attributes resolved."""
+    defaults = {attribute.name: attribute for attribute in body.attribute_proto}
+    schema = onnx.defs.get_schema(node.op_type, onnx.defs.onnx_opset_version(), node.domain)
+    copy = onnx.NodeProto()
+    copy.CopyFrom(proto)
+    copy.name = name
+    del copy.attribute[:]
+    for attribute in proto.attribute:
+        found: onnx.AttributeProto | None = attribute
+        if attribute.ref_attr_name:
+            given = node.attributes.get(attribute.ref_attr_name)
+            found = ir.to_proto(given) if given is not None else defaults.get(attribute.ref_attr_name)
+            if found is None and attribute.ref_attr_name in schema.attributes:
+                default = schema.attributes[attribute.ref_attr_name].default_value
+                found = default if default.type else None
+        if found is not None:
+            target = copy.attribute.add()
+            target.CopyFrom(found)
+            target.name = attribute.name
+    return copy
+
+
+def _node(op: Builder, proto: onnx.NodeProto, operands: Sequence[ir.Value | None]) -> ir.Node:
+    attributes = [ir.from_proto(attribute) for attribute in proto.attribute]
+    outputs = [ir.Value(name=op.unique_name(f"{proto.name}_{name}") if name else "") for name in proto.output]
+    return ir.Node(
+        proto.domain,
+        proto.op_type,
+        operands,
+        attributes,
+        outputs=outputs,
+        name=op.unique_name(proto.name),
+        metadata_props={PHASE: "forward"},
+    )
+
+
+def _known(op: Builder, proto: onnx.NodeProto, operands: Sequence[ir.Value | None]) -> list[np.ndarray] | None:
+    """Return what a node computes if that is small and known in advance, else None."""
+    if proto.op_type == "Shape" and operands[0] is not None:
+        bounds = {attribute.name: attribute.i for attribute in proto.attribute}
+        return [np.asarray(shape_of(operands[0])[bounds.get("start", 0) : bounds.get("end")], dtype=np.int64)]
+    if proto.op_type == "Size" and operands[0] is not None:
+        return [np.asarray(np.prod(shape_of(operands[0]), dtype=np.int64))]
+    feeds: dict[str, np.ndarray] = {}
+    for name, operand in zip(proto.input, operands, strict=True):
+        array = op.constant_of(operand)
+        if operand is not None and (array is None or array.size > _FOLDED):
+            return None
+        if array is not None:
+            feeds[name] = array
+    kept = onnx.NodeProto()
+    kept.CopyFrom(proto)
+    kept.input[:] = [name if operand is not None else "" for name, operand in zip(proto.input, operands, strict=True)]
+    graph = onnx.helper.make_graph(
+        [kept],
+        "known",
+        [onnx.helper.make_value_info(name, onnx.TypeProto()) for name in feeds],
+        [onnx.helper.make_value_info(name, onnx.TypeProto()) for name in proto.output if name],
+    )
+    imports = [onnx.helper.make_opsetid(domain, version) for domain, version in op.opset_imports.items()]
+    model = onnx.helper.make_model(graph, opset_imports=imports)
+    results = onnx.reference.ReferenceEvaluator(model).run(None, feeds)
+    arrays = [np.asarray(result) for result in results]
+    return arrays if all(array.size <= _FOLDED for array in arrays) else None

@@ -1,0 +1,141 @@
+"""What is differentiated: an output of the model, or a loss put behind one."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import onnx_ir as ir
+
+from ckplan.autodiff.builder import Builder, attr_int, is_floating, shape_of, size_of
+from ckplan.autodiff.crossentropy import emit_cross_entropy, group, lower_losses, prepare_labels
+from ckplan.autodiff.paths import Composite
+from ckplan.errors import ModelError, UsageError
+
+#: Losses that can be put behind an output, as ``--loss`` names them.
+LOSSES = ("cross-entropy", "mse", "sum", "mean")
+
+_SOFTMAX = ("Softmax", "LogSoftmax")
+_SHAPE_ONLY = ("Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity")
+
+
+@dataclass(frozen=True)
+class Loss:
+    """A loss in the graph.
+
+    Attributes:
+        value: the value to differentiate, a floating tensor of one element.
+        description: what it is, for people.
+        composites: groups of nodes that are differentiated as one.
+    """
+
+    value: ir.Value
+    description: str
+    composites: dict[ir.Node, Composite | None]
+
+
+def add_loss(op: Builder, spec: str | None) -> Loss:
+    """Find the loss in the graph or append one, adding graph inputs for what the outputs are compared with.
+
+    Args:
+        op: builder of the forward graph.
+        spec: an output of the model by name; one of :data:`LOSSES`, behind the first floating output; or
+            ``<loss>:<output>``. None takes the model's scalar output if it has one, else cross-entropy if the
+            model ends in a softmax, else mse.
+
+    Raises:
+        UsageError: the output does not exist or cannot be used that way.
+        ModelError: no output is floating point.
+    """
+    composites = lower_losses(op)
+    outputs = [value for value in op.graph.outputs if is_floating(value)]
+    if not outputs:
+        raise ModelError(
+            "the model has no floating-point output, so there is nothing to differentiate",
+            "cut the model before its integer outputs, for example with onnx.utils.extract_model",
+        )
+    if spec is None:
+        scalars = [value for value in outputs if shape_of(value) == ()]
+        if len(scalars) == 1:
+            return Loss(scalars[0], f"the model's output '{scalars[0].name}'", composites)
+        spec = "cross-entropy" if _logits(outputs[0])[1] else "mse"
+    by_name = {str(value.name): value for value in op.graph.outputs}
+    if spec in by_name:
+        return Loss(_scalar(by_name[spec]), f"the model's output '{spec}'", composites)
+    kind, _, name = spec.partition(":")
+    if kind not in LOSSES:
+        near = difflib.get_close_matches(spec, [*by_name, *LOSSES], n=3)
+        raise UsageError(
+            f"`{spec}` is neither a loss nor an output of the model",
+            f"did you mean {' or '.join(f'`{n}`' for n in near)}?" if near else _choices(by_name),
+        )
+    if name and name not in by_name:
+        near = difflib.get_close_matches(name, by_name, n=3)
+        raise UsageError(
+            f"the model has no output `{name}`",
+            f"did you mean {' or '.join(f'`{n}`' for n in near)}?" if near else _choices(by_name),
+        )
+    output = by_name[name] if name else outputs[0]
+    if not is_floating(output):
+        raise UsageError(f"output `{output.name}` is not floating point", _choices([str(v.name) for v in outputs]))
+    with op.scope("loss", "forward"):
+        if kind == "cross-entropy":
+            return _cross_entropy(op, output, composites)
+        if kind == "mse":
+            return _mean_squared_error(op, output, composites)
+        reduced = op.ReduceSum(output, keepdims=0) if kind == "sum" else op.ReduceMean(output, keepdims=0)
+    reduced.name = op.unique_name("loss")
+    return Loss(reduced, f"{kind} of '{output.name}'", composites)
+
+
+def _choices(outputs: Sequence[str] | dict[str, ir.Value]) -> str:
+    return f"choose one of {', '.join(LOSSES)}, or of the outputs {', '.join(f'`{name}`' for name in outputs)}"
+
+
+def _scalar(value: ir.Value) -> ir.Value:
+    if not is_floating(value) or size_of(value) != 1:
+        raise UsageError(
+            f"output `{value.name}` is {value.dtype}{list(shape_of(value))}, and a loss is one floating-point number",
+            f"reduce it with --loss mean:{value.name}" if is_floating(value) else "choose another output",
+        )
+    return value
+
+
+def _logits(output: ir.Value) -> tuple[ir.Value, int | None]:
+    """Return what a trailing softmax is applied to, and the axis of the classes; (output, None) without one."""
+    value = output
+    while (node := value.producer()) is not None and node.op_type in _SHAPE_ONLY and node.inputs[0] is not None:
+        value = node.inputs[0]
+    if node is None or node.op_type not in _SOFTMAX or node.domain or node.inputs[0] is None:
+        return output, None
+    logits = node.inputs[0]
+    return logits, attr_int(node, "axis", -1) % len(shape_of(logits))
+
+
+def _cross_entropy(op: Builder, output: ir.Value, composites: dict[ir.Node, Composite | None]) -> Loss:
+    logits, axis = _logits(output)
+    shape = shape_of(logits)
+    if not shape:
+        raise UsageError(f"cross-entropy needs classes, and output `{output.name}` is one number", "use --loss mse")
+    if axis is None:
+        axis = len(shape) - 1 if len(shape) in (1, 3) else 1
+    samples = [dim for i, dim in enumerate(shape) if i != axis]
+    # Classifiers that end in a pooling have scores of shape [N, C, 1, 1]; their labels are [N].
+    while len(samples) > 1 and samples[-1] == 1 and axis == 1:
+        samples.pop()
+    target = ir.Value(name=op.unique_name("labels"), type=ir.TensorType(ir.DataType.INT64), shape=ir.Shape(samples))
+    op.graph.inputs.append(target)
+    value = group(op, composites, emit_cross_entropy, logits, prepare_labels(op, target, logits, axis))
+    value.name = op.unique_name("loss")
+    behind = f"the logits '{logits.name}' of output '{output.name}'" if logits is not output else f"'{output.name}'"
+    return Loss(value, f"cross-entropy of {behind} against input '{target.name}'", composites)
+
+
+def _mean_squared_error(op: Builder, output: ir.Value, composites: dict[ir.Node, Composite | None]) -> Loss:
+    target = ir.Value(name=op.unique_name("target"), type=output.type, shape=ir.Shape(shape_of(output)))
+    op.graph.inputs.append(target)
+    squares = op.ReduceSumSquare(op.Sub(output, target), keepdims=0)
+    value = op.Mul(squares, 1 / max(size_of(output), 1))
+    value.name = op.unique_name("loss")
+    return Loss(value, f"mean squared error of '{output.name}' against input '{target.name}'", composites)
