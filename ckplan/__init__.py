@@ -2,14 +2,86 @@
 
 ckplan reads a forward ONNX graph, builds the training graph (forward, loss and gradients) out of standard
 operators, plans which activations to keep and which to recompute, and writes a file that keeps to the plan in
-stock onnxruntime. The command line is a thin layer over the names of this package:
+stock onnxruntime. The command line is a thin layer over the names of this package::
 
     forward = ckplan.load("model.onnx", dims={"batch": 8})
     training = ckplan.build_training_graph(forward.model)
-    plan = ckplan.plan(training, "memory")
-    ckplan.save(ckplan.rewrite(training, plan), "model.training.onnx")
+    problem = ckplan.problem_of(training)
+    plan = ckplan.parse_strategy("memory").solve(problem)
+    ckplan.save(ckplan.emit(training, plan), "training.onnx")
+
+The names are imported when they are first used, so that ``import ckplan`` costs nothing.
 """
 
 from __future__ import annotations
 
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ckplan.analysis import Analysis, analyze
+    from ckplan.autodiff import TrainingGraph, build_training_graph
+    from ckplan.errors import CkplanError
+    from ckplan.measure import Measurement, Verification, verify
+    from ckplan.model import ForwardModel, load, save
+    from ckplan.plan import Plan, Problem, Timeline, bottlenecks, simulate
+    from ckplan.plan.strategies import STRATEGIES, parse_strategy
+    from ckplan.rewrite import emit, problem_of
+
 __version__ = "0.1.0"
+
+_HOME = {
+    "Analysis": "ckplan.analysis",
+    "analyze": "ckplan.analysis",
+    "TrainingGraph": "ckplan.autodiff",
+    "build_training_graph": "ckplan.autodiff",
+    "CkplanError": "ckplan.errors",
+    "Measurement": "ckplan.measure",
+    "Verification": "ckplan.measure",
+    "verify": "ckplan.measure",
+    "ForwardModel": "ckplan.model",
+    "load": "ckplan.model",
+    "save": "ckplan.model",
+    "Plan": "ckplan.plan",
+    "Problem": "ckplan.plan",
+    "Timeline": "ckplan.plan",
+    "bottlenecks": "ckplan.plan",
+    "simulate": "ckplan.plan",
+    "STRATEGIES": "ckplan.plan.strategies",
+    "parse_strategy": "ckplan.plan.strategies",
+    "emit": "ckplan.rewrite",
+    "problem_of": "ckplan.rewrite",
+}
+
+__all__ = [
+    "STRATEGIES",
+    "Analysis",
+    "CkplanError",
+    "ForwardModel",
+    "Measurement",
+    "Plan",
+    "Problem",
+    "Timeline",
+    "TrainingGraph",
+    "Verification",
+    "analyze",
+    "bottlenecks",
+    "build_training_graph",
+    "emit",
+    "load",
+    "parse_strategy",
+    "problem_of",
+    "save",
+    "simulate",
+    "verify",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'ckplan' has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOME[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

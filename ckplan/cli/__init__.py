@@ -1,11 +1,19 @@
-"""The command line: ``main`` runs it, one file per command."""
+"""The command line, one file per command; a thin layer over the library.
+
+No module here imports numpy, onnx or rich at its top: ``ckplan --help`` has to answer at once.
+"""
 
 from __future__ import annotations
 
-import click
+from ckplan.cli import analyze, grad, ops, rewrite, strategies, verify
+from ckplan.cli.app import cli
+
+__all__ = ["cli", "main"]
+
+for _module in (analyze, grad, rewrite, verify, strategies, ops):
+    cli.add_command(_module.command)
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(package_name="ckplan")
 def main() -> None:
-    """Train ONNX models in a fraction of the memory."""
+    """Run the command line on ``sys.argv`` and exit."""
+    cli.main(prog_name="ckplan")

@@ -1,1 +1,1 @@
-"""Results as text and as JSON; nothing is computed here."""
+"""Results for people (`text`) and for programs (`json`); both consume results and compute nothing."""

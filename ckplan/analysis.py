@@ -1,0 +1,140 @@
+"""What a training step needs and what each strategy would save, as one value."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import TYPE_CHECKING
+
+from ckplan.errors import CkplanError
+from ckplan.plan import Kind, Plan, Problem, Timeline, bottlenecks, live_at, lower_bound, simulate
+from ckplan.plan.strategies import STRATEGIES, Strategy
+from ckplan.rewrite import problem_of
+from ckplan.rewrite.execution_order import default_order, predecessors
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+    from ckplan.autodiff import TrainingGraph
+
+
+@dataclass(frozen=True, slots=True)
+class TensorFacts:
+    """A tensor as a report names it.
+
+    Attributes:
+        name: the value's name in the training graph.
+        shape: its sizes, empty for a scalar.
+        bytes: its size in bytes.
+        producer: the node that makes it, such as ``Conv '/layer1/conv'``.
+        backward: whether that node belongs to the backward pass.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    bytes: int
+    producer: str
+    backward: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """What a strategy makes of the problem: a plan, or the reason why there is none."""
+
+    strategy: str
+    plan: Plan | None
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Analysis:
+    """Where the memory of a training step goes.
+
+    Attributes:
+        nodes: number of forward and of backward nodes.
+        opset: version of the ONNX operator set.
+        parameters: number of trained parameters, as tensors and as values.
+        loss: what is minimised, in words.
+        bytes: bytes of all tensors of each kind: parameters (constants included), inputs, outputs (gradients).
+        base: the step without a plan, in the order in which onnxruntime runs the training graph by default.
+        at_peak: the buffers alive at the peak of ``base``, largest first.
+        bottlenecks: the activations through which all paths to the loss pass, in forward order.
+        lower_bound: bytes of activations below which no schedule can go.
+        offers: what each strategy would give.
+    """
+
+    nodes: tuple[int, int]
+    opset: int
+    parameters: tuple[int, int]
+    loss: str
+    bytes: dict[Kind, int]
+    base: Timeline
+    at_peak: tuple[TensorFacts, ...]
+    bottlenecks: tuple[TensorFacts, ...]
+    lower_bound: int
+    offers: tuple[Offer, ...]
+
+
+def analyze(
+    training: TrainingGraph, strategies: Sequence[Strategy] | None = None, budget: int | None = None
+) -> Analysis:
+    """Find out where the memory of a training step goes and what each strategy would save.
+
+    Args:
+        training: the training graph.
+        strategies: what to try; by default every strategy with its default options.
+        budget: bytes of activations that the plans must not exceed.
+    """
+    problem = problem_of(training.model)
+    order = order_without_plan(training)
+    base = simulate(problem, order)
+    values = _values(training.model)
+    tried = [kind() for kind in STRATEGIES] if strategies is None else strategies
+    gradients = [values[name] for name in training.gradients.values()]
+    return Analysis(
+        nodes=(len(problem.forward), len(problem.backward)),
+        opset=training.model.opset_imports[""],
+        parameters=(len(gradients), sum(prod(_shape(value)) for value in gradients)),
+        loss=training.description,
+        bytes={kind: sum(tensor.bytes for tensor in problem.tensors if tensor.kind is kind) for kind in Kind},
+        base=base,
+        at_peak=tuple(_facts(problem, values, tensor) for tensor, _ in live_at(problem, order, base.peak_step)),
+        bottlenecks=tuple(_facts(problem, values, tensor) for tensor in bottlenecks(problem)),
+        lower_bound=lower_bound(problem)[0],
+        offers=tuple(_offer(problem, strategy, budget) for strategy in tried),
+    )
+
+
+def order_without_plan(training: TrainingGraph) -> list[int]:
+    """The schedule that onnxruntime follows by default when nothing was planned."""
+    return default_order(predecessors(list(training.model.graph)))
+
+
+def _offer(problem: Problem, strategy: Strategy, budget: int | None) -> Offer:
+    try:
+        return Offer(str(strategy), strategy.solve(problem, budget))
+    except CkplanError as error:
+        return Offer(str(strategy), None, error.message)
+
+
+def _values(model: ir.Model) -> dict[str, ir.Value]:
+    """All values that nodes of the main graph make, by name."""
+    return {str(value.name): value for node in model.graph for value in node.outputs}
+
+
+def _shape(value: ir.Value) -> tuple[int, ...]:
+    """The sizes of a value; a training graph has static shapes."""
+    return tuple(size for size in value.shape or () if isinstance(size, int))
+
+
+def _facts(problem: Problem, values: dict[str, ir.Value], tensor: int) -> TensorFacts:
+    value = values[problem.tensors[tensor].name]
+    node = value.producer()
+    return TensorFacts(
+        name=problem.tensors[tensor].name,
+        shape=_shape(value),
+        bytes=problem.tensors[tensor].bytes,
+        producer=f"{node.op_type} '{node.name}'" if node else "",
+        backward=problem.ops[problem.producer[tensor]].backward,
+    )

@@ -1,0 +1,48 @@
+"""``ckplan analyze``: where the memory goes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ckplan.cli.options import budget_option, json_option, model_argument, shape_options, talk_options, training_options
+from ckplan.cli.terminal import show, show_json, stage
+from ckplan.cli.training import training_graph
+
+
+@click.command("analyze", short_help="Show where the memory of a training step goes.")
+@model_argument
+@shape_options
+@training_options
+@click.option(
+    "--strategy",
+    "strategies",
+    multiple=True,
+    metavar="NAME[:FIELD=VALUE,...]",
+    help="Strategy to try. Repeatable. Default: all of them.",
+)
+@budget_option
+@json_option
+@talk_options
+def command(model: Path, strategies: tuple[str, ...], budget: int | None, as_json: bool, **options: Any) -> None:
+    """Show where the memory of a training step of MODEL goes, and what each strategy would save.
+
+    Nothing is run: the figures are those of the simulator, which `ckplan verify` holds against onnxruntime.
+    """
+    from ckplan.analysis import analyze
+    from ckplan.plan.strategies import parse_strategy
+
+    tried = [parse_strategy(text) for text in strategies] or None
+    training, notes = training_graph(model, **options)
+    with stage("planning"):
+        analysis = analyze(training, tried, budget)
+    if as_json:
+        from ckplan.report import json
+
+        show_json(json.analysis(model, analysis, notes))
+    else:
+        from ckplan.report import text
+
+        show(text.analysis(model, analysis))

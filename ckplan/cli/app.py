@@ -1,0 +1,107 @@
+"""The command group: finds commands, and turns every failure into one line and an exit code."""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import click
+
+from ckplan import __version__
+from ckplan.cli.terminal import Settings, say
+from ckplan.errors import CkplanError, EnvironmentUnavailableError
+
+BUG = 3
+INTERRUPTED = 130
+BROKEN_PIPE = 141
+
+
+class App(click.Group):
+    """A group that lists its commands in the order of definition and reports failures in one line."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Names in the order a user meets them."""
+        return list(self.commands)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command; a reader that went away (``| head``) is no failure of ours to talk about."""
+        try:
+            result = super().invoke(ctx)
+            sys.stdout.flush()
+        except BrokenPipeError:
+            # What is still buffered must not raise again when the interpreter shuts down.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            ctx.exit(BROKEN_PIPE)
+        return result
+
+    def main(
+        self,
+        args: Sequence[str] | None = None,
+        prog_name: str | None = None,
+        complete_var: str | None = None,
+        standalone_mode: bool = True,
+        **extra: Any,
+    ) -> Any:
+        """Run, then exit; with ``standalone_mode=False`` exceptions are the caller's, as in click."""
+        settings: Settings = extra.setdefault("obj", Settings())
+        run = partial(super().main, args, prog_name, complete_var, standalone_mode=False, **extra)
+        if not standalone_mode:
+            return run()
+        for stream in (sys.stdout, sys.stderr):
+            if isinstance(stream, io.TextIOWrapper):
+                stream.reconfigure(errors="replace")  # a tensor's name must not crash an ASCII terminal
+        sys.exit(exit_code_of(run, settings))
+
+
+def exit_code_of(run: Callable[[], Any], settings: Settings) -> int:
+    """Call ``run``, report what it raises on stderr in one line, and return the process's exit code."""
+    try:
+        result = run()
+        return result if isinstance(result, int) else 0
+    except click.exceptions.NoArgsIsHelpError as error:
+        error.show()
+        return error.exit_code
+    except click.ClickException as error:
+        message = error.format_message().rstrip(".")
+        context = getattr(error, "ctx", None)
+        return fail(f"{message}; see `{context.command_path} --help`" if context else message, error.exit_code)
+    except (click.Abort, KeyboardInterrupt):
+        return INTERRUPTED
+    except CkplanError as error:
+        if settings.debug:
+            traceback.print_exc()
+        return fail(str(error), error.exit_code)
+    except Exception as error:
+        if settings.debug:
+            traceback.print_exc()
+        if isinstance(error, MemoryError):
+            return fail("out of memory", EnvironmentUnavailableError.exit_code)
+        if isinstance(error, OSError):
+            return fail(str(error), EnvironmentUnavailableError.exit_code)
+        advice = "" if settings.debug else "; this is a bug; re-run with --debug and report what it shows"
+        return fail(f"{type(error).__name__}: {error}{advice}", BUG)
+
+
+def fail(message: str, code: int) -> int:
+    """Say one line on stderr and return the code."""
+    say(f"ckplan: error: {' '.join(message.split())}")
+    return code
+
+
+@click.group(cls=App, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, "--version", message="%(prog)s %(version)s")
+def cli() -> None:
+    r"""Train ONNX models in a fraction of the memory.
+
+    ckplan reads a forward ONNX model, builds its training graph, plans which activations to keep and which to
+    recompute, and writes a file that keeps to the plan in stock onnxruntime.
+
+    \b
+    Exit codes: 0 done, 1 a check failed, 2 wrong usage, 3 model invalid or unsupported,
+                4 budget infeasible, 5 something is missing on this machine.
+    """

@@ -1,0 +1,49 @@
+"""``ckplan grad``: the training graph, without a plan."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ckplan.cli.options import (
+    json_option,
+    model_argument,
+    output_options,
+    shape_options,
+    talk_options,
+    training_options,
+)
+from ckplan.cli.output import check_output
+from ckplan.cli.terminal import show, show_json, stage
+from ckplan.cli.training import training_graph
+
+
+@click.command("grad", short_help="Write a training graph: forward, loss and gradients.")
+@model_argument
+@output_options
+@shape_options
+@training_options
+@json_option
+@talk_options
+def command(model: Path, output: Path, force: bool, as_json: bool, **options: Any) -> None:
+    """Write the training graph of MODEL: forward, loss and gradients.
+
+    The file computes the loss and one gradient per parameter out of standard ONNX operators. Parameters are
+    initializers that a training loop may override by feeding inputs of their names.
+    """
+    check_output(output, force, model)
+    from ckplan.model import save
+
+    training, notes = training_graph(model, **options)
+    with stage(f"writing {output.name}"):
+        save(training.model, output, force=force)
+    if as_json:
+        from ckplan.report import json
+
+        show_json(json.gradients(training, output, notes))
+    else:
+        from ckplan.report import text
+
+        show(text.gradients(training, output))

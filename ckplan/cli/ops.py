@@ -1,0 +1,25 @@
+"""``ckplan ops``: what can be differentiated."""
+
+from __future__ import annotations
+
+import click
+
+from ckplan.cli.options import json_option, talk_options
+from ckplan.cli.terminal import show, show_json
+
+
+@click.command("ops", short_help="List the operators that can be differentiated.")
+@json_option
+@talk_options
+def command(as_json: bool) -> None:
+    """List the operators that can be differentiated, and those that cannot, with the reason."""
+    from ckplan.autodiff.registry import NON_DIFFERENTIABLE, ZERO_DERIVATIVE, entries
+
+    if as_json:
+        from ckplan.report import json
+
+        show_json(json.operators(entries(), ZERO_DERIVATIVE, NON_DIFFERENTIABLE))
+    else:
+        from ckplan.report import listings
+
+        show(listings.operators(entries(), ZERO_DERIVATIVE, NON_DIFFERENTIABLE))

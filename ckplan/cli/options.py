@@ -1,0 +1,150 @@
+"""Options that several commands share, as decorators."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+from click.shell_completion import CompletionItem
+
+from ckplan.cli.terminal import Settings
+from ckplan.errors import UsageError
+from ckplan.units import parse_bytes
+
+F = TypeVar("F", bound=Callable[..., Any])
+Decorator = Callable[[F], F]
+
+
+def _stack(*decorators: Callable[[Any], Any]) -> Decorator[Any]:
+    """One decorator out of several; they appear in the help in the order given."""
+
+    def apply(function: Any) -> Any:
+        for decorator in reversed(decorators):
+            function = decorator(function)
+        return function
+
+    return apply
+
+
+def _pairs(ctx: click.Context, param: click.Parameter, values: Sequence[str]) -> dict[str, str]:
+    """Split repeated NAME=VALUE; the name may itself hold ``=``, so the last one counts."""
+    pairs: dict[str, str] = {}
+    for text in values:
+        name, equals, value = text.rpartition("=")
+        if not equals or not name:
+            raise click.BadParameter(f"'{text}' is not {param.metavar}", ctx, param)
+        if pairs.setdefault(name, value) != value:
+            raise click.BadParameter(f"'{name}' is given twice, as {pairs[name]} and as {value}", ctx, param)
+    return pairs
+
+
+def _size(ctx: click.Context, param: click.Parameter, text: str, smallest: int) -> int:
+    try:
+        size = int(text)
+    except ValueError:
+        size = smallest - 1
+    if size < smallest:
+        raise click.BadParameter(f"'{text}' is not a whole number of at least {smallest}", ctx, param)
+    return size
+
+
+def read_dims(ctx: click.Context, param: click.Parameter, values: Sequence[str]) -> dict[str, int]:
+    """``("batch=8",)`` to ``{"batch": 8}``."""
+    return {name: _size(ctx, param, size, 1) for name, size in _pairs(ctx, param, values).items()}
+
+
+def read_shapes(ctx: click.Context, param: click.Parameter, values: Sequence[str]) -> dict[str, tuple[int, ...]]:
+    """``("x=1,3,224,224",)`` to ``{"x": (1, 3, 224, 224)}``; an empty right side is a scalar."""
+    return {
+        name: tuple(_size(ctx, param, size, 0) for size in sizes.split(",")) if sizes else ()
+        for name, sizes in _pairs(ctx, param, values).items()
+    }
+
+
+def read_bytes(ctx: click.Context, param: click.Parameter, value: str | None) -> int | None:
+    """``"512MiB"`` to bytes."""
+    try:
+        return None if value is None else parse_bytes(value)
+    except UsageError as error:
+        raise click.BadParameter(str(error), ctx, param) from error
+
+
+def _set(ctx: click.Context, param: click.Parameter, value: bool, *, name: str) -> None:
+    if value:
+        setattr(ctx.ensure_object(Settings), name, True)
+
+
+def _strategy_names(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    from ckplan.plan.strategies import STRATEGIES
+
+    return [CompletionItem(kind.name) for kind in STRATEGIES if kind.name.startswith(incomplete)]
+
+
+_PATH = click.Path(path_type=Path)
+
+model_argument = click.argument("model", type=_PATH)
+
+output_options = _stack(
+    click.option("-o", "--output", required=True, type=_PATH, metavar="OUT", help="File to write."),
+    click.option("-f", "--force", is_flag=True, help="Overwrite OUT if it exists."),
+)
+
+talk_options = _stack(
+    click.option(
+        "-q", "--quiet", is_flag=True, expose_value=False, callback=partial(_set, name="quiet"),
+        help="No notes and no progress on stderr.",
+    ),
+    click.option(
+        "--debug", is_flag=True, expose_value=False, is_eager=True, callback=partial(_set, name="debug"),
+        help="Show the traceback of an error.",
+    ),
+)  # fmt: skip
+
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON with exact bytes.")
+
+shape_options = _stack(
+    click.option(
+        "--dim", "dims", multiple=True, metavar="NAME=N", callback=read_dims,
+        help="Size of a named dimension, such as batch=8. Repeatable.",
+    ),
+    click.option(
+        "--shape", "shapes", multiple=True, metavar="INPUT=N,N,...", callback=read_shapes,
+        help="Shape of an input, such as x=8,3,224,224. Repeatable.",
+    ),
+)  # fmt: skip
+
+training_options = _stack(
+    click.option(
+        "--loss", metavar="LOSS",
+        help="What to minimise: an output, or cross-entropy, mse, sum or mean of the first output, or of another "
+        "(mse:OUTPUT). Default: chosen, and named in a note.",
+    ),
+    click.option(
+        "--wrt", multiple=True, metavar="PATTERN",
+        help="Train only parameters that match, such as 'layer4.*'. Repeatable.",
+    ),
+    click.option("--no-grad", multiple=True, metavar="PATTERN", help="Leave out parameters that match. Repeatable."),
+)  # fmt: skip
+
+budget_option = click.option(
+    "--budget", metavar="SIZE", callback=read_bytes, help="Peak of activations not to exceed, such as 512MiB."
+)
+
+strategy_option = click.option(
+    "--strategy", default="memory", show_default=True, metavar="NAME[:FIELD=VALUE,...]",
+    shell_complete=_strategy_names, help="How to plan; `ckplan strategies` lists them.",
+)  # fmt: skip
+
+run_options = _stack(
+    click.option(
+        "--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True,
+        help="Where to run the files.",
+    ),
+    click.option(
+        "--inputs", type=_PATH, metavar="NPZ", help="Arrays to feed, by input name. Default: random, from the seed."
+    ),
+    click.option("--seed", type=int, default=0, show_default=True, help="Seed of random inputs."),
+)  # fmt: skip

@@ -1,0 +1,33 @@
+"""Running two files and judging what came out; shared by `verify` and `rewrite --verify`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ckplan.cli.terminal import notes, stage
+from ckplan.errors import CheckFailedError
+
+if TYPE_CHECKING:
+    from ckplan.measure import Verification
+
+
+def run_both(base: Path, new: Path, *, device: str, inputs: Path | None, seed: int) -> Verification:
+    """Measure two files on the same inputs; says on stderr which device ran."""
+    from ckplan.measure import verify
+
+    with stage("running both files"):
+        found = verify(base, new, device=device, inputs=inputs, seed=seed)
+    notes([f"ran on {found.new.device} in onnxruntime {found.new.onnxruntime}"])
+    return found
+
+
+def check(found: Verification) -> None:
+    """Fail if there is anything a user must know before trusting the new file.
+
+    Raises:
+        CheckFailedError: the first such thing, and how many there are.
+    """
+    if found.problems:
+        more = f" (and {len(found.problems) - 1} more)" if len(found.problems) > 1 else ""
+        raise CheckFailedError(found.problems[0].rstrip(".") + more)

@@ -1,0 +1,90 @@
+"""``ckplan rewrite``: the training graph with a plan built in."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ckplan.cli.options import (
+    budget_option,
+    json_option,
+    model_argument,
+    output_options,
+    run_options,
+    shape_options,
+    strategy_option,
+    talk_options,
+    training_options,
+)
+from ckplan.cli.output import check_output
+from ckplan.cli.proof import check, run_both
+from ckplan.cli.terminal import show, show_json, stage
+from ckplan.cli.training import training_graph
+
+
+@click.command("rewrite", short_help="Write a training graph with a memory plan built in.")
+@model_argument
+@output_options
+@strategy_option
+@budget_option
+@shape_options
+@training_options
+@click.option("--verify", "with_proof", is_flag=True, help="Run OUT and the training graph without a plan; compare.")
+@run_options
+@json_option
+@talk_options
+def command(
+    model: Path,
+    output: Path,
+    force: bool,
+    strategy: str,
+    budget: int | None,
+    with_proof: bool,
+    device: str,
+    inputs: Path | None,
+    seed: int,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Write the training graph of MODEL with a memory plan built in.
+
+    The file runs in stock onnxruntime with default session options. Do not pass it through onnxsim or onnxslim:
+    they merge the recomputed nodes with the originals, and the memory is spent again.
+    """
+    check_output(output, force, model)
+    from ckplan.analysis import order_without_plan
+    from ckplan.model import save
+    from ckplan.plan import simulate
+    from ckplan.plan.strategies import parse_strategy
+    from ckplan.rewrite import emit, predicted_timeline, problem_of
+
+    chosen = parse_strategy(strategy)
+    training, notes = training_graph(model, **options)
+    with stage("planning"):
+        problem = problem_of(training.model)
+        plan = chosen.solve(problem, budget)
+        planned = emit(training.model, plan)
+        before, after = simulate(problem, order_without_plan(training)), predicted_timeline(planned)
+    with stage(f"writing {output.name}"):
+        save(planned, output, force=force)
+    found = None
+    if with_proof:
+        with tempfile.TemporaryDirectory() as folder:
+            base = Path(folder) / f"{model.stem} without a plan.onnx"
+            save(training.model, base)
+            found = run_both(base, output, device=device, inputs=inputs, seed=seed)
+    if as_json:
+        from ckplan.report import json
+
+        show_json(json.rewritten(training, output, plan, before, after, notes, found))
+    else:
+        from ckplan.report import text
+        from ckplan.report.verification import verification
+
+        summary = text.rewritten(output, plan, before, after)
+        show(summary if found is None else text.page(summary, verification(found)))
+    if found is not None:
+        check(found)

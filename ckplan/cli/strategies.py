@@ -1,0 +1,25 @@
+"""``ckplan strategies``: how a step can be planned."""
+
+from __future__ import annotations
+
+import click
+
+from ckplan.cli.options import json_option, talk_options
+from ckplan.cli.terminal import show, show_json
+
+
+@click.command("strategies")
+@json_option
+@talk_options
+def command(as_json: bool) -> None:
+    """List the planning strategies and their options."""
+    from ckplan.plan.strategies import STRATEGIES
+
+    if as_json:
+        from ckplan.report import json
+
+        show_json(json.strategies(STRATEGIES))
+    else:
+        from ckplan.report import listings
+
+        show(listings.strategies(STRATEGIES))

@@ -1,0 +1,68 @@
+"""What goes where: data to stdout, notes and progress to stderr."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+
+@dataclass
+class Settings:
+    """Options that concern how a command talks, not what it does; one object per run."""
+
+    debug: bool = False
+    quiet: bool = False
+
+
+def settings() -> Settings:
+    """The settings of the running command."""
+    return click.get_current_context().ensure_object(Settings)
+
+
+def say(line: str) -> None:
+    """Write one line to stderr."""
+    click.echo(line, err=True)
+
+
+def notes(lines: Iterable[str]) -> None:
+    """Tell the user what was chosen for them, unless they asked for quiet."""
+    if not settings().quiet:
+        for line in lines:
+            say(f"note: {line}")
+
+
+def show(report: RenderableType) -> None:
+    """Print a report to stdout; colours follow the terminal, NO_COLOR and FORCE_COLOR."""
+    from rich.console import Console
+
+    console = Console(highlight=False)
+    with console.capture() as captured:
+        console.print(report)
+    click.echo(captured.get(), nl=False, color=True)
+
+
+def show_json(data: Any) -> None:
+    """Print JSON to stdout."""
+    import json
+
+    click.echo(json.dumps(data, indent=2))
+
+
+@contextmanager
+def stage(doing: str) -> Iterator[None]:
+    """Show on a terminal's stderr what is being done, while it is."""
+    from rich.console import Console
+
+    console = Console(stderr=True)
+    if settings().quiet or not console.is_terminal:
+        yield
+        return
+    with console.status(f"{doing} …"):
+        yield

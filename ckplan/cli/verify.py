@@ -1,0 +1,37 @@
+"""``ckplan verify``: proof by running."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from ckplan.cli.options import json_option, run_options, talk_options
+from ckplan.cli.proof import check, run_both
+from ckplan.cli.terminal import show, show_json
+
+_PATH = click.Path(path_type=Path)
+
+
+@click.command("verify", short_help="Run two training files; compare memory, time, numbers.")
+@click.argument("base", type=_PATH)
+@click.argument("new", type=_PATH)
+@run_options
+@json_option
+@talk_options
+def command(base: Path, new: Path, device: str, inputs: Path | None, seed: int, as_json: bool) -> None:
+    """Run the training files BASE and NEW and compare their memory, time and numbers.
+
+    Both get the same inputs. The exit code is 1 when NEW gives other outputs than BASE, or when onnxruntime undid
+    its plan.
+    """
+    found = run_both(base, new, device=device, inputs=inputs, seed=seed)
+    if as_json:
+        from ckplan.report import json
+
+        show_json(json.verification(found))
+    else:
+        from ckplan.report.verification import verification
+
+        show(verification(found))
+    check(found)

@@ -1,0 +1,81 @@
+"""A timeline as a block chart in the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from rich.console import Console, ConsoleOptions
+from rich.segment import Segment
+from rich.style import Style
+
+from ckplan.plan import Timeline
+from ckplan.units import format_bytes
+
+_EIGHTHS = " ▁▂▃▄▅▆▇█"
+_ASCII = " ..::||##"
+_LABEL = 11
+_FORWARD, _BACKWARD, _FAINT = Style(color="cyan"), Style(color="magenta"), Style(dim=True)
+
+
+@dataclass(frozen=True)
+class Chart:
+    """The activations of a timeline over its steps: forward, backward, and where the peak is.
+
+    Each column shows the largest step of its stretch, so that the peak is always seen.
+    """
+
+    timeline: Timeline
+    height: int = 8
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Segment]:
+        """Draw within the width at hand, in ASCII where the terminal has nothing else."""
+        steps = self.timeline.steps
+        width = min(options.max_width - _LABEL - 2, 100, len(steps))
+        if width < 1:
+            return
+        peak = self.timeline.peak_activations
+        levels = columns([step.activations for step in steps], width)
+        last_forward = max((i for i, step in enumerate(steps) if not (step.backward or step.recomputed)), default=-1)
+        turn = column_of(last_forward, len(steps), width) + 1 if last_forward >= 0 else 0
+        blocks, axis, marker = (_ASCII, "|", "^") if options.ascii_only else (_EIGHTHS, "┤", "▲")
+        for row in reversed(range(self.height)):
+            scale = format_bytes(peak) if row == self.height - 1 else "0 B" if row == 0 else ""
+            yield Segment(f"{scale:>{_LABEL}}{axis}", _FAINT)
+            line = "".join(blocks[eighths(level, peak, self.height, row)] for level in levels)
+            yield Segment(line[:turn], _FORWARD)
+            yield Segment(line[turn:], _BACKWARD)
+            yield Segment.line()
+        place = column_of(self.timeline.peak_step, len(steps), width)
+        caption = f"{marker} peak at step {self.timeline.peak_step + 1} of {len(steps)}"
+        shift = place if place + len(caption) <= width else max(place - len(caption) + 1, 0)
+        if shift < place:
+            caption = f"peak at step {self.timeline.peak_step + 1} of {len(steps)} {marker}"
+        yield Segment(" " * (_LABEL + 1 + shift) + caption)
+        yield Segment.line()
+        yield Segment(" " * (_LABEL + 1))
+        yield Segment(label("forward", turn), _FORWARD)
+        yield Segment(label("backward", width - turn), _BACKWARD)
+        yield Segment.line()
+
+
+def label(text: str, width: int) -> str:
+    """The text in its place, or blank if the place is too small."""
+    return f"{text if len(text) < width else '':<{width}}"
+
+
+def columns(values: Sequence[int], width: int) -> list[int]:
+    """The largest value of each of ``width`` stretches of about equal length."""
+    count = len(values)
+    return [max(values[column * count // width : (column + 1) * count // width]) for column in range(width)]
+
+
+def column_of(index: int, count: int, width: int) -> int:
+    """The stretch of `columns` that the value at ``index`` falls into."""
+    return ((index + 1) * width - 1) // count
+
+
+def eighths(level: int, peak: int, height: int, row: int) -> int:
+    """How many eighths of a character cell in a row (0 at the bottom) a level fills."""
+    filled = -(-level * height * 8 // peak) if peak else 0
+    return min(max(filled - 8 * row, 0), 8)

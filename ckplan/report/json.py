@@ -1,0 +1,129 @@
+"""Results for programs: plain data with exact bytes and a schema version."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ckplan.report import docs
+
+if TYPE_CHECKING:
+    from ckplan.analysis import Analysis, TensorFacts
+    from ckplan.autodiff import TrainingGraph
+    from ckplan.autodiff.registry import Entry
+    from ckplan.measure import Verification
+    from ckplan.plan import Plan, Timeline
+    from ckplan.plan.strategies import Strategy
+
+SCHEMA = 1
+"""Raised when a reader of the old form would misunderstand the new one."""
+
+Json = dict[str, Any]
+
+
+def _report(command: str, **content: Any) -> Json:
+    return {"schema": SCHEMA, "command": command, **content}
+
+
+def gradients(training: TrainingGraph, output: Path, notes: Sequence[str]) -> Json:
+    """What ``ckplan grad`` wrote."""
+    return _report("grad", output=str(output), **_training(training, notes))
+
+
+def _training(training: TrainingGraph, notes: Sequence[str]) -> Json:
+    return {
+        "loss": {"name": training.loss, "description": training.description},
+        "gradients": dict(training.gradients),
+        "notes": list(notes),
+    }
+
+
+def rewritten(
+    training: TrainingGraph,
+    output: Path,
+    plan: Plan,
+    base: Timeline,
+    planned: Timeline,
+    notes: Sequence[str],
+    verification: Verification | None,
+) -> Json:
+    """What ``ckplan rewrite`` wrote, and what came out when it ran."""
+    return _report(
+        "rewrite",
+        output=str(output),
+        **_training(training, notes),
+        base=_peaks(base),
+        planned=_peaks(planned),
+        plan=plan.to_json(),
+        verification=None if verification is None else verification.to_json(),
+    )
+
+
+def verification(found: Verification) -> Json:
+    """What ``ckplan verify`` measured."""
+    return _report("verify", **found.to_json())
+
+
+def _peaks(timeline: Timeline) -> Json:
+    return {"peak_activations": timeline.peak_activations, "peak_total": timeline.peak_total}
+
+
+def analysis(path: Path, found: Analysis, notes: Sequence[str]) -> Json:
+    """The whole answer of ``ckplan analyze``, the timeline of the step without a plan included."""
+    tensors, values = found.parameters
+    return _report(
+        "analyze",
+        model=str(path),
+        nodes={"forward": found.nodes[0], "backward": found.nodes[1]},
+        opset=found.opset,
+        trained={"parameters": tensors, "values": values},
+        loss=found.loss,
+        notes=list(notes),
+        bytes={kind.value: count for kind, count in found.bytes.items()},
+        base={**_peaks(found.base), "peak_step": found.base.peak_step, "timeline": found.base.to_json()},
+        at_peak=[_tensor(tensor) for tensor in found.at_peak],
+        bottlenecks=[_tensor(tensor) for tensor in found.bottlenecks],
+        lower_bound=found.lower_bound,
+        strategies=[
+            {"strategy": offer.strategy, "reason": offer.reason}
+            if offer.plan is None
+            else {
+                "strategy": offer.strategy,
+                **_peaks(offer.plan.predicted),
+                "overhead": offer.plan.overhead,
+                "recomputed": offer.plan.recomputed,
+            }
+            for offer in found.offers
+        ],
+    )
+
+
+def _tensor(tensor: TensorFacts) -> Json:
+    return {**dataclasses.asdict(tensor), "shape": list(tensor.shape)}
+
+
+def strategies(kinds: Sequence[type[Strategy]]) -> Json:
+    """Each strategy with its options and their defaults."""
+    return _report(
+        "strategies",
+        strategies=[
+            {
+                "name": kind.name,
+                "doc": "\n\n".join(docs.paragraphs(kind)),
+                "options": [dataclasses.asdict(option) for option in docs.options(kind)],
+            }
+            for kind in kinds
+        ],
+    )
+
+
+def operators(rules: Sequence[Entry], zero: Iterable[str], refused: Mapping[str, str]) -> Json:
+    """Operators with a gradient rule, with a zero derivative, and without any."""
+    return _report(
+        "ops",
+        rules=[{"op": rule.op_type, "domain": rule.domain, "since": rule.since} for rule in rules],
+        zero_derivative=sorted(zero),
+        not_differentiated=dict(sorted(refused.items())),
+    )

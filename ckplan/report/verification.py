@@ -1,0 +1,81 @@
+"""Two measured files side by side, for people."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from statistics import median
+from typing import TYPE_CHECKING
+
+from rich.console import RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from ckplan.report.text import counted, page, section, table
+from ckplan.units import format_bytes, format_seconds
+
+if TYPE_CHECKING:
+    from ckplan.measure import Measurement, Verification
+
+_SHOWN = 10
+
+
+def verification(found: Verification) -> RenderableType:
+    """The whole answer of ``ckplan verify``."""
+    base, new = found.base, found.new
+    title = f"Measured in onnxruntime {new.onnxruntime} on {new.device}"
+    parts = [section(title, _figures(found)), section("Outputs", *_outputs(found))]
+    if new.recomputation.in_file:
+        ran = f"{new.recomputation.executed:,} of {counted(new.recomputation.in_file, 'node')} ran again as planned"
+        parts.append(section("Recomputation", Text(ran)))
+    if found.problems:
+        parts.append(section("Problems", *(Text(f"- {problem}") for problem in found.problems)))
+    said = dict.fromkeys((*base.notes, *new.notes, *found.notes))
+    if said:
+        parts.append(section("Notes", *(Text(f"- {note}") for note in said)))
+    return page(*parts)
+
+
+def _figures(found: Verification) -> Table:
+    rows = table("", "base", "new", "new / base", numbers=("base", "new", "new / base"))
+
+    def add(title: str, figure: Callable[[Measurement], int | None], style: str = "") -> None:
+        before, after = figure(found.base), figure(found.new)
+        if before is None and after is None:
+            return
+        cells = ["-" if value is None else format_bytes(value) for value in (before, after)]
+        rows.add_row(title, *cells, _ratio(after, before), style=style)
+
+    add("activations, peak", lambda m: m.peak_activations, "bold")
+    add("  predicted", lambda m: m.prediction.peak_activations)
+    add("  in priority order", lambda m: m.priority.peak_activations if m.priority else None)
+    add("  heap (second meter)", lambda m: m.heap.activations if m.heap else None)
+    add("all live memory, peak", lambda m: m.peak_total, "bold")
+    add("steady state, in use", lambda m: m.counters.steady.in_use if m.counters and m.counters.steady else None)
+    add("steady state, arena held", lambda m: m.counters.steady.held if m.counters and m.counters.steady else None)
+    add("  without memory pattern", lambda m: m.steady_without_pattern.held if m.steady_without_pattern else None)
+    add("resident (misleads)", lambda m: m.resident.peak, "dim")
+    if found.timing is not None:
+        before, after = median(found.timing.base_seconds), median(found.timing.new_seconds)
+        times = (format_seconds(before), format_seconds(after), f"{found.timing.ratio:.2f}")
+        rows.add_row("step time", *times, style="bold")
+    return rows
+
+
+def _ratio(after: int | None, before: int | None) -> str:
+    return f"{after / before:.2f}" if after is not None and before else "-"
+
+
+def _outputs(found: Verification) -> list[RenderableType]:
+    numerics = found.numerics
+    same = len(numerics.compared) - len(numerics.differences)
+    lines: list[RenderableType] = [Text(f"{same:,} of {counted(len(numerics.compared), 'output')} equal to the bit")]
+    if numerics.differences:
+        rows = table("output", "elements", "largest ulp", "to scale", numbers=("elements", "largest ulp", "to scale"))
+        for difference in numerics.differences[:_SHOWN]:
+            figures = (f"{difference.elements:,}", f"{difference.max_ulp:,}", f"{difference.relative_to_scale:.1e}")
+            rows.add_row(Text(difference.output), *((difference.problem, "", "") if difference.problem else figures))
+        lines.append(rows)
+    for which, names in (("base", numerics.only_base), ("new", numerics.only_new)):
+        if names:
+            lines.append(Text(f"only in {which}: {', '.join(names[:_SHOWN])}{', ...' if len(names) > _SHOWN else ''}"))
+    return lines
