@@ -3,13 +3,13 @@
 A buffer is the unit of memory. An op's output is a new buffer, unless it is a view of an input, or
 the kernel may overwrite an input that nothing reads any more. A buffer is freed after the step of its
 last reader. This is how onnxruntime's sequential executor works (``core/framework/allocation_planner.cc``,
-``FindReusableInput``), except that it may also hand a dead buffer to a later tensor of the same shape and
-hold it in between; the rewriter emits files in which that cannot happen.
+``FindReusableInput``). It also hands a dead buffer to a later tensor of the same shape and holds it in between
+(``FindReusableTensor``), which is simulated when the shapes are given as classes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
 from ckplan.plan.problem import Kind, Problem
@@ -37,10 +37,16 @@ class Lifetimes:
     returned: tuple[bool, ...]
 
 
-def lifetimes(problem: Problem, schedule: Sequence[int]) -> Lifetimes:
+def lifetimes(problem: Problem, schedule: Sequence[int], shapes: Sequence[Hashable | None] | None = None) -> Lifetimes:
     """Assign buffers to the tensor copies that a schedule makes.
 
     Each occurrence of an op makes new copies of its outputs; a read means the latest copy.
+
+    Args:
+        problem: the ops and tensors.
+        schedule: op ids in execution order.
+        shapes: for each tensor the class of shapes within which a dead buffer is handed on, None for a tensor that
+            takes no part in that; by default no tensor does.
 
     Raises:
         ValueError: an op reads a tensor before any copy of it is made, or some op never runs.
@@ -77,6 +83,7 @@ def lifetimes(problem: Problem, schedule: Sequence[int]) -> Lifetimes:
     dies: list[int] = []
     owner: list[int] = []
     returned: list[bool] = []
+    dead: dict[Hashable, list[int]] = {}  # per class of shapes, dead buffers, the one that died last at the end
     output_made: set[int] = set()
     last = len(schedule) - 1
     buffers: list[tuple[int, ...]] = []
@@ -102,6 +109,9 @@ def lifetimes(problem: Problem, schedule: Sequence[int]) -> Lifetimes:
                     if fits and target >= 0 and uses[target] == 1 and not returned[target]:
                         shared = target
                         break
+            shape = shapes[tensor] if shapes is not None else None
+            if shared is None and not is_output and shape is not None and dead.get(shape):
+                shared = dead[shape].pop()
             if shared is None:
                 shared = len(size)
                 size.append(tensors[tensor].bytes)
@@ -114,25 +124,28 @@ def lifetimes(problem: Problem, schedule: Sequence[int]) -> Lifetimes:
                 uses[shared] += reads[copy]
             buffer_of[copy] = shared
             row.append(shared)
+        released = []
         for copy in copies:
             held = buffer_of[copy] if copy >= 0 else -1
             if held >= 0:
                 uses[held] -= 1
-                if not returned[held]:
-                    dies[held] = step
-        for held in row:
+                released.append(held)
+        for held in dict.fromkeys((*released, *row)):
             if held >= 0 and not returned[held]:
-                dies[held] = max(dies[held], step)
+                dies[held] = step
+                if uses[held] == 0 and shapes is not None:
+                    dead.setdefault(shapes[owner[held]], []).append(held)
         buffers.append(tuple(row))
     return Lifetimes(tuple(buffers), tuple(size), tuple(born), tuple(dies), tuple(owner), tuple(returned))
 
 
-def simulate(problem: Problem, schedule: Sequence[int]) -> Timeline:
+def simulate(problem: Problem, schedule: Sequence[int], shapes: Sequence[Hashable | None] | None = None) -> Timeline:
     """Memory over the steps of a schedule.
 
     Args:
         problem: the ops and tensors.
         schedule: op ids in execution order; an op that stands again is recomputed.
+        shapes: see `lifetimes`.
 
     Returns:
         One step per schedule entry; live bytes while the op runs, inputs and outputs included.
@@ -140,7 +153,7 @@ def simulate(problem: Problem, schedule: Sequence[int]) -> Timeline:
     Raises:
         ValueError: the schedule is not valid, see `lifetimes`.
     """
-    lives = lifetimes(problem, schedule)
+    lives = lifetimes(problem, schedule, shapes)
     count = len(schedule)
     change = [0] * (count + 1)
     returned = [0] * (count + 1)
@@ -158,9 +171,7 @@ def simulate(problem: Problem, schedule: Sequence[int]) -> Timeline:
         live += change[step]
         outputs += returned[step]
         activations = live + op.workspace
-        steps.append(
-            Step(op.name, problem.resident + outputs + activations, activations, op.backward, index in seen)
-        )
+        steps.append(Step(op.name, problem.resident + outputs + activations, activations, op.backward, index in seen))
         seen.add(index)
     return Timeline(tuple(steps))
 

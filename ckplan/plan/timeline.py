@@ -60,7 +60,5 @@ class Timeline:
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Timeline:
         """The inverse of `to_json`."""
-        columns = zip(
-            data["op"], data["live"], data["activations"], data["backward"], data["recomputed"], strict=True
-        )
+        columns = zip(data["op"], data["live"], data["activations"], data["backward"], data["recomputed"], strict=True)
         return cls(tuple(Step(*row) for row in columns))

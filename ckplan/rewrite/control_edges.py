@@ -1,8 +1,8 @@
 """Control edges out of standard operators: a node that waits for a tensor it does not read.
 
 ``alias = Reshape(t, Where(OptionalHasElement(after), shape, shape))`` is ``t`` itself, without a copy, but ready only
-once ``after`` is. No data of ``after`` is read (on a GPU nothing is synchronised), the value is always ``shape``, and no
-optimiser of onnxruntime can know that: the alias also keeps a recomputed node from being merged with the original.
+once ``after`` is. No data of ``after`` is read (on a GPU nothing is synchronised), the value is always ``shape``, and
+no optimiser of onnxruntime can know that: the alias also keeps a recomputed node from being merged with the original.
 OptionalHasElement reads plain tensors since opset 18 (https://onnx.ai/onnx/operators/onnx__OptionalHasElement.html).
 """
 
@@ -43,7 +43,9 @@ class ControlEdges:
             return known, []
         new: list[ir.Node] = []
         if after not in self._ready:
-            self._ready[after] = self._emit(new, "OptionalHasElement", [after], f"{after.name}/ready", ir.DataType.BOOL, ())
+            self._ready[after] = self._emit(
+                new, "OptionalHasElement", [after], f"{after.name}/ready", ir.DataType.BOOL, ()
+            )
         shape = self._shape(tensor)
         key = (after, shape.name or "")
         if key not in self._shapes:

@@ -28,8 +28,8 @@ def emit(model: ir.Model, plan: Plan) -> ir.Model:
 
     Returns:
         A model with the same inputs and outputs, its nodes in planned order, repeats as clones named
-        ``<node>/recompute<k>``, and control edges where onnxruntime would otherwise merge repeats or choose an order that
-        costs memory. Metadata says what was planned.
+        ``<node>/recompute<k>``, and control edges where onnxruntime would otherwise merge repeats or choose an order
+        that costs memory. Metadata says what was planned.
 
     Raises:
         ModelError: a value that needs a control edge has no static shape.

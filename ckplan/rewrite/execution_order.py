@@ -2,8 +2,8 @@
 
 DEFAULT walks back from the leaves, the nodes whose outputs no node reads: the leaf that stands last in the file is
 finished first, and among the nodes that a node reads from, the one that stands last is finished first
-(``core/graph/graph_viewer.cc``, ``Graph::ReverseDFSFrom``). PRIORITY_BASED takes, of the nodes that are ready, Shape and
-Size first, then the one that stands first in the file (``Graph::KahnsTopologicalSort``).
+(``core/graph/graph_viewer.cc``, ``Graph::ReverseDFSFrom``). PRIORITY_BASED takes, of the nodes that are ready, Shape
+and Size first, then the one that stands first in the file (``Graph::KahnsTopologicalSort``).
 """
 
 from __future__ import annotations

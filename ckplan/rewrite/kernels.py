@@ -36,7 +36,9 @@ IN_PLACE = frozenset(
 )
 """Operators whose kernel overwrites its first input when nothing else reads it and the shapes agree."""
 
-RANDOM = frozenset({"Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"})
+RANDOM = frozenset(
+    {"Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"}
+)
 """Operators that draw anew each time they run."""
 
 HEAVY = frozenset(

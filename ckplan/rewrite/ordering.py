@@ -8,6 +8,7 @@ rounds and with edges on a fraction of the pairs.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Collection, Sequence
 
 import onnx_ir as ir
@@ -114,9 +115,7 @@ def repair(nodes: list[ir.Node], problem: Problem, order: Sequence[int], edges: 
     for step, position in enumerate(order):
         place[position] = step
     real = [position for position, node in enumerate(nodes) if not is_control(node)]
-    swapped = [
-        (first, second) for first, second in zip(real, real[1:], strict=False) if place[second] < place[first]
-    ]
+    swapped = [(first, second) for first, second in itertools.pairwise(real) if place[second] < place[first]]
     spanning = [pair for pair in swapped if place[pair[1]] <= actual.peak_step <= place[pair[0]]]
     pairs = [(nodes[first], nodes[second]) for first, second in spanning or swapped]
     return sum(gate(nodes, second, first, edges) for first, second in pairs)

@@ -64,7 +64,9 @@ def _redirect_captured(node: ir.Node, latest: dict[ir.Value, ir.Value]) -> None:
     stale = {value for value in captured(node) if value in latest}
     if not stale:
         return
-    graphs = [attribute.as_graph() for attribute in node.attributes.values() if attribute.type == ir.AttributeType.GRAPH]
+    graphs = [
+        attribute.as_graph() for attribute in node.attributes.values() if attribute.type == ir.AttributeType.GRAPH
+    ]
     for graph in graphs:
         for member in graph:
             for index, value in enumerate(member.inputs):
