@@ -1,0 +1,96 @@
+"""Remove what computes nothing: identities, Dropout in its inference form, nodes that no output needs."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import onnx_ir as ir
+from onnx_ir.passes.common import IdentityEliminationPass, NameFixPass, RemoveUnusedNodesPass
+
+from ckplan.model.fold import Sweep
+from ckplan.model.infer import static_shape
+
+
+def drop_no_ops(model: ir.Model, state: Sweep, *, reshapes: bool = False) -> tuple[str, ...]:
+    """Make identities of nodes that pass their input on unchanged, then remove identities, in place.
+
+    A Dropout goes when its training_mode is absent or false and nobody reads its mask; with training_mode true it
+    stays. An Identity between a graph input (or an initializer) and a graph output stays, for ONNX needs it.
+
+    Args:
+        model: swept.
+        state: the sweep's result.
+        reshapes: drop a Reshape or Flatten to the shape its input has, too, as opset conversion leaves them around
+            Softmax. Off for other models: in a rewritten file such a Reshape is a barrier.
+
+    Returns:
+        Notes.
+    """
+    dropouts = 0
+    for node in list(model.graph):
+        if node.domain != "" or not node.inputs or node.inputs[0] is None:
+            continue
+        if node.op_type == "Dropout" and _is_inference_dropout(node, state):
+            dropouts += 1
+        elif not _passes_on(node) and not (reshapes and _keeps_shape(node)):
+            continue
+        _make_identity(node)
+    IdentityEliminationPass()(model)
+    return (f"{dropouts} Dropout node(s) in inference form removed",) if dropouts else ()
+
+
+def _is_inference_dropout(node: ir.Node, state: Sweep) -> bool:
+    if len(node.outputs) > 1 and (node.outputs[1].uses() or node.outputs[1].is_graph_output()):
+        return False
+    if len(node.inputs) < 3 or node.inputs[2] is None:
+        return True
+    training = state.constant(node.inputs[2])
+    return training is not None and not training.reshape(-1)[0]
+
+
+def _passes_on(node: ir.Node) -> bool:
+    source = node.inputs[0]
+    assert source is not None
+    match node.op_type:
+        case "Cast":
+            return source.dtype is not None and source.dtype == ir.DataType(node.attributes.get_int("to", 0))
+        case "Concat" | "Sum" | "Max" | "Min" | "Mean":
+            return len(node.inputs) == 1
+    return False
+
+
+def _keeps_shape(node: ir.Node) -> bool:
+    if node.op_type not in ("Reshape", "Flatten") or node.inputs[0] is None:
+        return False
+    before, after = static_shape(node.inputs[0]), static_shape(node.outputs[0])
+    return before is not None and before == after
+
+
+def _make_identity(node: ir.Node) -> None:
+    assert node.graph is not None
+    identity = ir.node("Identity", inputs=[node.inputs[0]], name=node.name)
+    old, new = node.outputs[0], identity.outputs[0]
+    new.type, new.shape, name = old.type, old.shape, old.name
+    node.graph.insert_before(node, identity)
+    ir.convenience.replace_all_uses_with(old, new, replace_graph_outputs=True)
+    node.graph.remove(node, safe=True)
+    new.name = name
+
+
+def tidy(model: ir.Model) -> None:
+    """Drop dead nodes and unread initializers, sort the graph, and name every node and value uniquely, in place."""
+    RemoveUnusedNodesPass()(model)
+    model.graph.sort()
+    NameFixPass()(model)
+    counts: Counter[str] = Counter()
+    taken = {node.name for node in model.graph}
+    for node in ir.traversal.RecursiveGraphIterator(model.graph):
+        # NameFixPass leaves names of different graphs free to clash; a plan addresses nodes by name alone.
+        name = node.name or node.op_type
+        counts[name] += 1
+        if counts[name] > 1:
+            number = counts[name]
+            while f"{name}_{number}" in taken or f"{name}_{number}" in counts:
+                number += 1
+            node.name = f"{name}_{number}"
+            counts[node.name] += 1

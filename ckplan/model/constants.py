@@ -1,0 +1,158 @@
+"""Weights and constants become initializers of the main graph, wherever the exporter put them."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+
+import numpy as np
+import onnx_ir as ir
+
+CONSTANT_KEY = "pkg.ckplan.constant"
+# Initializers that exporters lift from literals in the source (torch's dynamo exporter, torch.fx).
+_LITERAL_NAME = re.compile(r"val_\d+|scalar_tensor_default(_\d+)?|_lifted_scalar.*|_lifted_tensor_constant\d+")
+
+
+def is_constant(value: ir.Value) -> bool:
+    """Whether a floating initializer is a literal of the program rather than something to train.
+
+    Marked so are: scalars from Constant nodes (0.5 in a GELU, an epsilon), initializers that exporters make of
+    literals, and results of constant folding. The mark is metadata of the value, so it survives cloning and saving.
+    """
+    return CONSTANT_KEY in value.metadata_props
+
+
+def mark_constant(value: ir.Value, origin: str) -> None:
+    """Mark a value as a constant; `origin` says where it came from."""
+    value.metadata_props[CONSTANT_KEY] = origin
+
+
+def hoist(model: ir.Model) -> None:
+    """Make initializers of the main graph, in place, out of Constant nodes, ConstantOfShape, and nested initializers.
+
+    Afterwards no initializer is a graph input (IR 3 files list all of them). A ConstantOfShape of a constant shape
+    keeps its few bytes: the tensor is a broadcast view that is written out only when the model is saved.
+    Nested constants are captured from the main graph instead, under a name that nothing shadows; only those that are
+    a body's output, or that a Loop body may overwrite as its input, stay.
+    """
+    graph = model.graph
+    initializers = set(graph.initializers.values())
+    inputs = [value for value in graph.inputs if value not in initializers]
+    graph.inputs.clear()
+    graph.inputs.extend(inputs)
+
+    names = _names(graph)
+    for nested in graph.subgraphs():
+        for name in list(nested.initializers):
+            value = nested.initializers[name]
+            if value.is_graph_input() or value.is_graph_output():
+                continue
+            del nested.initializers[name]
+            value.name = _claim(name, names)
+            graph.register_initializer(value)
+    for operator, tensor_of in (("Constant", _constant_tensor), ("ConstantOfShape", _filled_tensor)):
+        for node in list(ir.traversal.RecursiveGraphIterator(graph)):
+            if node.domain == "" and node.op_type == operator:
+                _hoist_node(graph, node, tensor_of(node), names)
+    for value in graph.initializers.values():
+        tensor = value.const_value
+        if tensor is None:
+            continue
+        if value.shape is None or value.shape != tensor.shape:
+            value.shape = ir.Shape(tensor.shape.numpy())
+        if value.dtype is None:
+            value.dtype = tensor.dtype
+        if tensor.size == 1 and tensor.dtype.is_floating_point() and _LITERAL_NAME.fullmatch(value.name or ""):
+            mark_constant(value, "literal")
+
+
+def _hoist_node(graph: ir.Graph, node: ir.Node, tensor: ir.TensorProtocol | None, names: Counter[str]) -> None:
+    output, holder = node.outputs[0], node.graph
+    if tensor is None or holder is None:
+        return
+    name = output.name or "constant"
+    if output.is_graph_output():
+        if holder is not graph:
+            return
+        # An output needs a producer: initializer -> Identity -> output.
+        names[f"{name}_value"] += 1
+        value = _initializer(graph, _claim(f"{name}_value", names), tensor)
+        identity = ir.node("Identity", inputs=[value], name=node.name)
+        identity.outputs[0].type, identity.outputs[0].shape = output.type, output.shape
+        holder.insert_before(node, identity)
+        ir.convenience.replace_all_uses_with(output, identity.outputs[0], replace_graph_outputs=True)
+        identity.outputs[0].name = name
+    else:
+        value = _initializer(graph, _claim(name, names), tensor)
+        ir.convenience.replace_all_uses_with(output, value)
+    holder.remove(node, safe=True)
+    if node.op_type == "Constant" and tensor.dtype.is_floating_point() and len(tensor.shape) == 0:
+        mark_constant(value, "Constant node")
+
+
+def _initializer(graph: ir.Graph, name: str, tensor: ir.TensorProtocol) -> ir.Value:
+    value = ir.Value(
+        name=name, shape=ir.Shape(tensor.shape.numpy()), type=ir.TensorType(tensor.dtype), const_value=tensor
+    )
+    graph.register_initializer(value)
+    return value
+
+
+def _constant_tensor(node: ir.Node) -> ir.TensorProtocol | None:
+    if len(node.attributes) != 1:
+        return None
+    (attribute,) = node.attributes.values()
+    match attribute.name:
+        case "value":
+            return attribute.as_tensor()
+        case "value_int" | "value_ints":
+            return ir.Tensor(np.asarray(attribute.value, dtype=np.int64))
+        case "value_float" | "value_floats":
+            return ir.Tensor(np.asarray(attribute.value, dtype=np.float32))
+    return None
+
+
+def _filled_tensor(node: ir.Node) -> ir.TensorProtocol | None:
+    shape = node.inputs[0]
+    if shape is None or shape.const_value is None or not shape.is_initializer() or shape.is_graph_input():
+        return None
+    return filled(node, [int(size) for size in shape.const_value.numpy()])
+
+
+def filled(node: ir.Node, shape: list[int]) -> ir.TensorProtocol | None:
+    """The result of a ConstantOfShape node, as a view that takes no memory."""
+    attribute = node.attributes.get("value")
+    value = np.zeros(1, dtype=np.float32) if attribute is None else np.asarray(attribute.as_tensor().numpy())
+    if value.size != 1 or value.dtype.kind not in "fiub":
+        return None
+    return ir.Tensor(np.broadcast_to(value.reshape(()), shape))
+
+
+def _names(graph: ir.Graph) -> Counter[str]:
+    """How many values of the graph and of everything nested in it bear each name."""
+    names: Counter[str] = Counter()
+    for scope in (graph, *graph.subgraphs()):
+        names.update({value.name or "": value for value in (*scope.inputs, *scope.initializers.values())}.keys())
+        names.update(output.name for node in scope for output in node.outputs if output.name)
+    return names
+
+
+def _claim(name: str, names: Counter[str]) -> str:
+    """The name itself when one value alone bears it, else a new one: a captured value must not be shadowed."""
+    if names[name] <= 1:
+        return name
+    names[name] -= 1
+    number = 1
+    while f"{name}_{number}" in names:
+        number += 1
+    names[f"{name}_{number}"] += 1
+    return f"{name}_{number}"
+
+
+def unused_name(graph: ir.Graph, name: str) -> str:
+    """The name itself, or with a number when an initializer of the graph has it."""
+    candidate, number = name, 0
+    while candidate in graph.initializers:
+        number += 1
+        candidate = f"{name}_{number}"
+    return candidate

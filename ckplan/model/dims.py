@@ -1,0 +1,281 @@
+"""Give every dimension of every graph input a number: from the user, or from a documented default.
+
+A dimension that the file leaves open is bound, in this order, by a shape or dimension that the user gave, by another
+input's dimension of the same name, by evaluating its expression (``past + 1``), or by a default:
+
+====================================================================  =====
+a dimension called batch, or a leading dimension of any other name      8
+a dimension called channel, or axis 1 of an image in NCHW               3
+a dimension called height or width, or axes 2, 3 of an image          224
+everything else (sequence lengths, features)                           64
+====================================================================  =====
+"""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import onnx_ir as ir
+
+from ckplan.errors import ModelError, UsageError
+
+DEFAULT_BATCH = 8
+DEFAULT_LENGTH = 64
+DEFAULT_CHANNELS = 3
+DEFAULT_PIXELS = 224
+
+_ANONYMOUS = frozenset({"", "?", "*", "-1", "0", "None", "none", "unk", "unknown"})
+
+
+@dataclass(frozen=True)
+class Binding:
+    """What `bind` did.
+
+    Attributes:
+        notes: one line for each default and each overridden static dimension.
+        reference: input name -> its shape with the file's own numbers where the user overrode them; empty when
+            nothing static was overridden. Needed to find numbers of the old size baked into the graph.
+        old_batch, new_batch: the leading dimension that was overridden, equal when none was.
+    """
+
+    notes: tuple[str, ...]
+    reference: Mapping[str, tuple[int, ...]]
+    old_batch: int = 1
+    new_batch: int = 1
+
+
+def bind(graph: ir.Graph, dims: Mapping[str, int], shapes: Mapping[str, Sequence[int]]) -> Binding:
+    """Make the shape of every tensor input of `graph` static, in place.
+
+    Args:
+        graph: the main graph; inputs that are also initializers must be gone.
+        dims: dimension name -> size, for names that stand in the file.
+        shapes: input name -> shape, which may also override static dimensions.
+
+    Raises:
+        UsageError: a name is not in the model, a rank differs, or two sizes are asked of one dimension.
+        ModelError: an input's rank is unknown and no shape was given.
+    """
+    inputs = [value for value in graph.inputs if isinstance(value.type, ir.TensorType) or value.type is None]
+    declared = {_name(value): _declared(value) for value in inputs}
+    for name, given in shapes.items():
+        if name not in declared:
+            raise UsageError(f"the model has no input '{name}'", _nearest(name, declared, "its inputs are"))
+        if any(size < 0 for size in given):
+            raise UsageError(f"the shape {list(given)} of input '{name}' has a negative size", "give sizes >= 0")
+    sizes = _symbol_sizes(declared, dims, shapes)
+    known = [axis for shape in declared.values() if shape for axis in shape if isinstance(axis, str)]
+    for name in dims:
+        if name not in known and not any(re.search(rf"\b{re.escape(name)}\b", text) for text in known):
+            raise UsageError(f"the model has no dimension '{name}'", _nearest(name, known, "its dimensions are"))
+
+    notes: list[str] = []
+    reference: dict[str, tuple[int, ...]] = {}
+    batches: set[tuple[int, int]] = set()
+    for value in inputs:
+        name = _name(value)
+        shape = declared[name]
+        if shape is None:
+            if name not in shapes:
+                raise ModelError(f"the rank of input '{name}' is unknown", f"give its shape: --shape {name}=...")
+            value.shape = ir.Shape(list(shapes[name]))
+            continue
+        original, final = [], []
+        for axis, size in enumerate(shape):
+            if isinstance(size, int):
+                number = int(shapes[name][axis]) if name in shapes else size
+                if number != size:
+                    notes.append(f"input '{name}': dimension {axis} is {number} instead of the file's {size}")
+                    if axis == 0:
+                        batches.add((size, number))
+                original.append(size)
+            else:
+                number, note = _resolve(value, axis, size, shape, sizes, shapes.get(name))
+                notes.extend([note] if note else [])
+                original.append(number)
+            final.append(number)
+        value.shape = ir.Shape(final)
+        reference[name] = tuple(original)
+    old, new = batches.pop() if len(batches) == 1 else (1, 1)
+    if old != new:
+        _follow(inputs, shapes, declared, old, new, notes)
+    changed = any(reference.get(_name(v)) not in (None, tuple(v.shape or ())) for v in inputs)
+    return Binding(tuple(notes), reference if changed else {}, old, new)
+
+
+def _declared(value: ir.Value) -> tuple[int | str, ...] | None:
+    """The shape in the file: numbers, names or expressions; "" for a dimension without a usable name."""
+    if value.shape is None:
+        return None
+    result: list[int | str] = []
+    for dim in value.shape:
+        if isinstance(dim, int):
+            result.append(dim if dim > 0 else "")
+        else:
+            text = (dim.value or "").strip()
+            result.append("" if text in _ANONYMOUS else text)
+    return tuple(result)
+
+
+def _symbol_sizes(
+    declared: Mapping[str, tuple[int | str, ...] | None],
+    dims: Mapping[str, int],
+    shapes: Mapping[str, Sequence[int]],
+) -> dict[str, int]:
+    sizes: dict[str, int] = {}
+    for name, size in dims.items():
+        if size < 0:
+            raise UsageError(f"dimension '{name}' cannot be {size}", "give a size >= 0")
+        sizes[name] = int(size)
+    for name, given in shapes.items():
+        shape = declared[name]
+        if shape is None:
+            continue
+        if len(shape) != len(given):
+            raise UsageError(
+                f"input '{name}' has {len(shape)} dimensions, the shape given has {len(given)}",
+                f"the file says ({', '.join(str(s) or '?' for s in shape)})",
+            )
+        for symbol, size in zip(shape, given, strict=True):
+            if isinstance(symbol, str) and symbol and sizes.setdefault(symbol, int(size)) != size:
+                raise UsageError(
+                    f"dimension '{symbol}' is asked to be both {sizes[symbol]} and {size}", "give one size for it"
+                )
+    return sizes
+
+
+def _resolve(
+    value: ir.Value,
+    axis: int,
+    symbol: str,
+    shape: tuple[int | str, ...],
+    sizes: dict[str, int],
+    given: Sequence[int] | None,
+) -> tuple[int, str]:
+    if given is not None:
+        return int(given[axis]), ""
+    if symbol and symbol in sizes:
+        return sizes[symbol], ""
+    size = None if symbol.isidentifier() else evaluate(symbol, sizes)
+    why = f"from '{symbol}'"
+    if size is None:
+        size, why = _default(value, axis, symbol, shape), "by default"
+    if symbol:
+        sizes[symbol] = size
+    label = f"dimension '{symbol}'" if symbol else f"input '{value.name}': dimension {axis}"
+    return size, f"{label} is {size} {why}"
+
+
+def _default(value: ir.Value, axis: int, symbol: str, shape: tuple[int | str, ...]) -> int:
+    word = symbol.lower()
+    if re.search(r"batch|^(n|b|bs)$", word):
+        return DEFAULT_BATCH
+    if re.search(r"height|width|^(h|w)$", word):
+        return DEFAULT_PIXELS
+    if re.search(r"seq|len|time|token|frame|past|^t$", word):
+        return DEFAULT_LENGTH
+    if axis == 0:
+        return DEFAULT_BATCH
+    if len(shape) == 4:
+        channels_last = shape[3] in (1, 3, 4) and shape[1] not in (1, 3, 4)
+        if axis == 1 and not channels_last:
+            return _convolution_channels(value) or DEFAULT_CHANNELS
+        if axis == 3 and channels_last:
+            return DEFAULT_CHANNELS
+        return DEFAULT_PIXELS
+    if "channel" in word or word == "c":
+        return _convolution_channels(value) or DEFAULT_CHANNELS
+    return DEFAULT_LENGTH
+
+
+def _convolution_channels(value: ir.Value) -> int | None:
+    """How many channels the convolution that reads this input expects."""
+    for node in value.consumers():
+        if node.op_type == "Conv" and node.domain == "" and node.inputs[1] is not None:
+            weight = node.inputs[1]
+            shape = weight.const_value.shape if weight.const_value is not None else weight.shape
+            if shape is not None and len(shape) > 1 and isinstance(shape[1], int):
+                return shape[1] * node.attributes.get_int("group", 1)
+    return None
+
+
+def evaluate(text: str, sizes: Mapping[str, int]) -> int | None:
+    """Evaluate a dimension such as ``2*past + 1`` or ``floor(h/2)``; None when it is not arithmetic on known names."""
+    try:
+        number = _evaluate(ast.parse(text, mode="eval").body, sizes)
+    except (SyntaxError, ValueError, KeyError, ZeroDivisionError, OverflowError):
+        return None
+    return int(number) if number >= 0 and number == int(number) else None
+
+
+def _evaluate(tree: ast.expr, sizes: Mapping[str, int]) -> float:
+    match tree:
+        case ast.Constant(value=int() | float() as number):
+            return number
+        case ast.Name(id=name):
+            return sizes[name]
+        case ast.UnaryOp(op=ast.USub(), operand=operand):
+            return -_evaluate(operand, sizes)
+        case ast.BinOp(left=left, op=operator, right=right):
+            a, b = _evaluate(left, sizes), _evaluate(right, sizes)
+            match operator:
+                case ast.Add():
+                    return a + b
+                case ast.Sub():
+                    return a - b
+                case ast.Mult():
+                    return a * b
+                case ast.FloorDiv():
+                    return a // b
+                case ast.Div():
+                    return a / b
+                case ast.Mod():
+                    return a % b
+        case ast.Call(func=ast.Name(id=function), args=arguments) if arguments:
+            values = [_evaluate(argument, sizes) for argument in arguments]
+            match function.lower():
+                case "floor":
+                    return math.floor(values[0])
+                case "ceil" | "ceiling":
+                    return math.ceil(values[0])
+                case "max":
+                    return max(values)
+                case "min":
+                    return min(values)
+    raise ValueError("not arithmetic")
+
+
+def _follow(
+    inputs: Sequence[ir.Value],
+    shapes: Mapping[str, Sequence[int]],
+    declared: Mapping[str, tuple[int | str, ...] | None],
+    old: int,
+    new: int,
+    notes: list[str],
+) -> None:
+    """The other inputs with the same static leading dimension are of the same batch."""
+    for value in inputs:
+        name = _name(value)
+        shape = declared[name]
+        if name not in shapes and value.shape is not None and shape and len(shape) > 1 and shape[0] == old:
+            value.shape = ir.Shape([new, *list(value.shape)[1:]])
+            notes.append(f"input '{name}': dimension 0 is {new} instead of the file's {old}, as in the other inputs")
+
+
+def _name(value: ir.Value) -> str:
+    return value.name or ""
+
+
+def _nearest(name: str, candidates: Mapping[str, object] | Sequence[str], otherwise: str) -> str:
+    names = sorted({candidate for candidate in candidates if candidate})
+    near = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
+    if near:
+        return "did you mean " + " or ".join(f"'{n}'" for n in near) + "?"
+    if not names:
+        return "it has none; use --shape input=..."
+    return f"{otherwise} " + ", ".join(f"'{n}'" for n in names[:8]) + (", ..." if len(names) > 8 else "")

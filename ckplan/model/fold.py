@@ -1,0 +1,274 @@
+"""One sweep over the main graph in execution order: infer shapes, fold what they decide, take decided branches.
+
+Every input has a static shape by now, so shape arithmetic (Shape, Gather, Concat, ... into Reshape) is constant and
+disappears. What a floating weight goes into is never folded: the weight must stay what is trained.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+import onnx_ir as ir
+
+from ckplan.model.constants import CONSTANT_KEY, filled, is_constant, mark_constant, unused_name
+from ckplan.model.infer import NodeInference, is_known, static_shape
+
+# A folded tensor that the model keeps: more would make the file larger than the node that computes it is worth.
+KEEP_BYTES = 1 << 20
+# An intermediate of folding, dropped again when only smaller results are kept.
+_TRANSIENT_BYTES = 16 << 20
+_NEVER = frozenset(
+    {
+        "Bernoulli",
+        "DequantizeLinear",
+        "Dropout",
+        "Multinomial",
+        "QuantizeLinear",
+        "RandomNormal",
+        "RandomNormalLike",
+        "RandomUniform",
+        "RandomUniformLike",
+    }
+)
+# Quantised weights are integers and still no shape arithmetic.
+_STORAGE_ONLY = frozenset({ir.DataType.INT8, ir.DataType.UINT8})
+
+Repair = Callable[[ir.Node, "Sweep"], None]
+
+
+@dataclass
+class Sweep:
+    """State of a sweep.
+
+    Attributes:
+        constants: value -> its array, for every value that does not depend on inputs or weights.
+        problems: node -> why its shape inference failed.
+    """
+
+    model: ir.Model
+    constants: dict[ir.Value, np.ndarray] = field(default_factory=dict)
+    problems: dict[ir.Node, str] = field(default_factory=dict)
+
+    def constant(self, value: ir.Value | None) -> np.ndarray | None:
+        """The array of a value that is a number of the program: an initializer that is no weight, or folded."""
+        if value is None:
+            return None
+        if value in self.constants:
+            return self.constants[value]
+        array = _constant_initializer(value)
+        if array is not None:
+            self.constants[value] = array
+        return array
+
+
+def sweep(model: ir.Model, repair: Repair | None = None) -> Sweep:
+    """Infer and fold the main graph in place.
+
+    Args:
+        model: its main graph is sorted and its inputs have static shapes.
+        repair: called with each node before its inference; may replace the node's inputs or insert nodes before it.
+
+    Returns:
+        What was constant and what inference complained of.
+    """
+    state = Sweep(model)
+    inference = NodeInference(model.graph, model.ir_version)
+    for node in model.graph:
+        _visit(node, state, inference, repair)
+    _materialise(state)
+    return state
+
+
+def _visit(node: ir.Node, state: Sweep, inference: NodeInference, repair: Repair | None) -> None:
+    if node.domain == "" and node.op_type == "If":
+        condition = state.constant(node.inputs[0])
+        if condition is not None and condition.size == 1:
+            for inlined in _take_branch(node, bool(condition.reshape(-1)[0])):
+                _visit(inlined, state, inference, repair)
+            return
+    if repair is not None:
+        repair(node, state)
+    if not all(is_known(output) for output in node.outputs):
+        problem = inference.run(node, state.constant)
+        if problem:
+            state.problems[node] = problem
+    _fold(node, state)
+
+
+def _fold(node: ir.Node, state: Sweep) -> None:
+    if node.domain != "" or node.op_type in _NEVER:
+        return
+    bodies = (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
+    if any(attribute.type in bodies for attribute in node.attributes.values()):
+        return
+    arrays = _fold_by_shape(node)
+    if arrays is None:
+        arrays = _evaluate(node, state)
+    if arrays is None or len(arrays) != len(node.outputs):
+        return
+    for output, array in zip(node.outputs, arrays, strict=True):
+        dtype = ir.DataType.from_numpy(array.dtype)
+        if output.dtype is not None and output.dtype != dtype:
+            return
+    for output, array in zip(node.outputs, arrays, strict=True):
+        state.constants[output] = array
+        output.dtype = ir.DataType.from_numpy(array.dtype)
+        output.shape = ir.Shape(array.shape)
+
+
+def _fold_by_shape(node: ir.Node) -> list[np.ndarray] | None:
+    """Shape and Size need their input's shape only."""
+    if node.op_type not in ("Shape", "Size") or node.inputs[0] is None:
+        return None
+    shape = static_shape(node.inputs[0])
+    if shape is None:
+        return None
+    if node.op_type == "Size":
+        return [np.asarray(math.prod(shape), dtype=np.int64)]
+    end = node.attributes.get_int("end", len(shape))
+    return [np.asarray(shape[node.attributes.get_int("start", 0) : end], dtype=np.int64)]
+
+
+def _evaluate(node: ir.Node, state: Sweep) -> list[np.ndarray] | None:
+    arrays: list[np.ndarray | None] = []
+    for value in node.inputs:
+        array = state.constant(value)
+        if value is not None and array is None:
+            return None
+        arrays.append(array)
+    if not node.outputs or not _small_enough(node, arrays):
+        return None
+    version = state.model.graph.opset_imports.get("", 1)
+    attributes = {name: _attribute(attribute) for name, attribute in node.attributes.items()}
+    if node.op_type == "ConstantOfShape" and arrays[0] is not None:
+        tensor = filled(node, [int(size) for size in arrays[0]])
+        return None if tensor is None else [np.asarray(tensor.numpy())]
+    try:
+        from onnx.reference.ops._op_list import load_op
+
+        with np.errstate(all="ignore"):
+            result = load_op("", node.op_type, version).eval(*arrays, n_outputs=len(node.outputs), **attributes)
+    except Exception:  # not implemented, or this combination is not: the node simply stays
+        return None
+    results = list(result) if isinstance(result, tuple | list) else [result]
+    if not all(isinstance(item, np.ndarray | np.generic) for item in results):
+        return None
+    folded = [np.asarray(item) for item in results]
+    return folded if all(array.dtype.kind in "iufb" for array in folded) else None
+
+
+def _small_enough(node: ir.Node, arrays: list[np.ndarray | None]) -> bool:
+    total = 0
+    for output in node.outputs:
+        shape = static_shape(output)
+        if shape is None or output.dtype is None:
+            # An unknown output may be huge if it is an expansion; otherwise it is as small as its inputs.
+            growing = node.op_type in ("Range", "Expand", "Tile", "ConstantOfShape", "OneHot", "Resize", "Pad")
+            return not growing and sum(array.size for array in arrays if array is not None) <= 4096
+        total += math.prod(shape) * max(1, math.ceil(output.dtype.itemsize))
+    return total <= _TRANSIENT_BYTES
+
+
+def _attribute(attribute: ir.Attr) -> object:
+    if attribute.type == ir.AttributeType.TENSOR:
+        return ir.to_proto(attribute.as_tensor())
+    return attribute.value
+
+
+def _constant_initializer(value: ir.Value) -> np.ndarray | None:
+    tensor = value.const_value
+    if tensor is None or not value.is_initializer() or value.is_graph_input() or tensor.nbytes > _TRANSIENT_BYTES:
+        return None
+    dtype = tensor.dtype
+    if dtype == ir.DataType.STRING or (dtype.is_floating_point() and not is_constant(value)):
+        return None
+    if dtype in _STORAGE_ONLY and tensor.size > 1:
+        return None
+    array = np.asarray(tensor.numpy())
+    return array if array.dtype.kind in "iufb" else None
+
+
+def _take_branch(node: ir.Node, condition: bool) -> list[ir.Node]:
+    """Replace an If whose condition is known by the nodes of the branch that it takes."""
+    graph = node.graph
+    assert graph is not None
+    branch = node.attributes.get_graph("then_branch" if condition else "else_branch")
+    assert branch is not None
+    for name in list(branch.initializers):
+        value = branch.initializers.pop(name)
+        value.name = unused_name(graph, name)
+        graph.register_initializer(value)
+    nodes = list(branch)
+    branch.remove(nodes)
+    graph.insert_before(node, nodes)
+    for output, result in zip(list(node.outputs), list(branch.outputs), strict=True):
+        source = result
+        if output.is_graph_output():
+            copy = ir.node("Identity", inputs=[result])
+            copy.outputs[0].type, copy.outputs[0].shape = output.type, output.shape
+            graph.insert_before(node, copy)
+            nodes.append(copy)
+            source = copy.outputs[0]
+        name = output.name
+        ir.convenience.replace_all_uses_with(output, source, replace_graph_outputs=True)
+        if source is not result:
+            source.name = name
+    branch.outputs.clear()
+    graph.remove(node, safe=True)
+    return nodes
+
+
+def _materialise(state: Sweep) -> None:
+    """Turn folded values that something still reads into initializers; drop the nodes that nothing reads any more."""
+    graph = state.model.graph
+    needed: set[ir.Value] = set(graph.outputs)
+    for scope in graph.subgraphs():
+        needed.update(value for node in scope for value in node.inputs if value is not None)
+        needed.update(scope.outputs)
+    for node in reversed(list(graph)):
+        folded = all(
+            output in state.constants and (output not in needed or _can_keep(state.constants[output]))
+            for output in node.outputs
+        )
+        if not folded or not node.outputs:
+            needed.update(value for value in node.inputs if value is not None)
+            continue
+        for output in node.outputs:
+            if output in needed:
+                _replace_by_initializer(node, output, state)
+        for index in range(len(node.inputs)):
+            node.replace_input_with(index, None)
+        graph.remove(node)
+
+
+def _can_keep(array: np.ndarray) -> bool:
+    return array.nbytes <= KEEP_BYTES
+
+
+def _replace_by_initializer(node: ir.Node, output: ir.Value, state: Sweep) -> None:
+    graph = state.model.graph
+    array = state.constants[output]
+    name = output.name or f"{node.name}_folded"
+    is_output = output.is_graph_output()
+    output.name = None
+    initializer = ir.Value(
+        name=unused_name(graph, f"{name}_value" if is_output else name),
+        shape=ir.Shape(array.shape),
+        type=ir.TensorType(ir.DataType.from_numpy(array.dtype)),
+        const_value=ir.Tensor(array),
+        metadata_props={CONSTANT_KEY: "folded"},
+    )
+    graph.register_initializer(initializer)
+    mark_constant(initializer, "folded")
+    state.constants[initializer] = array
+    if is_output:
+        copy = ir.node("Identity", inputs=[initializer])
+        copy.outputs[0].type, copy.outputs[0].shape = initializer.type, initializer.shape
+        graph.insert_before(node, copy)
+        ir.convenience.replace_all_uses_with(output, copy.outputs[0], replace_graph_outputs=True)
+        copy.outputs[0].name = name
+    else:
+        ir.convenience.replace_all_uses_with(output, initializer)

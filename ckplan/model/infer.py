@@ -1,0 +1,124 @@
+"""Shape and type inference of one node at a time, by the rules that the operators' schemas carry."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+
+# Operands that decide a shape (targets, pads, axes, repeats) are small; larger ones are not worth serialising.
+_DATA_LIMIT = 2048
+
+
+class NodeInference:
+    """Infers node outputs; holds what is the same for every node of a model (an infer call costs about 20 us)."""
+
+    def __init__(self, graph: ir.Graph, ir_version: int) -> None:
+        self._opsets = dict(graph.opset_imports)
+        self._imports = [onnx.helper.make_opsetid(domain, version) for domain, version in self._opsets.items()]
+        self._ir_version = ir_version
+        self._schemas: dict[tuple[str, str], onnx.defs.OpSchema | None] = {}
+
+    def run(self, node: ir.Node, constant: Callable[[ir.Value], np.ndarray | None]) -> str:
+        """Set type and shape of the node's outputs where inference knows better than what is there.
+
+        Args:
+            node: all the types it needs stand on its inputs (for a control flow node, on its captures too).
+            constant: the array of a value that is constant, else None.
+
+        Returns:
+            An empty string, or why inference failed.
+        """
+        schema = self._schema(node)
+        if schema is None:
+            return ""
+        values = [value for value in node.inputs if value is not None]
+        nested = [attribute for attribute in node.attributes.values() if attribute.type == ir.AttributeType.GRAPH]
+        if nested:
+            values.extend(captures(node))
+        types: dict[str, onnx.TypeProto] = {}
+        data: dict[str, onnx.TensorProto] = {}
+        for value in values:
+            type_proto = type_of(value)
+            if type_proto is None:
+                return ""
+            types[value.name or ""] = type_proto
+            array = constant(value)
+            if array is not None and array.size <= _DATA_LIMIT and array.dtype.kind in "iufb":
+                data[value.name or ""] = onnx.numpy_helper.from_array(array)
+        try:
+            inferred = onnx.shape_inference.infer_node_outputs(
+                schema, ir.to_proto(node), types, data, opset_imports=self._imports, ir_version=self._ir_version
+            )
+        except Exception as error:  # InferenceError, ValidationError, or a C++ exception as RuntimeError
+            return " ".join(str(error).split())
+        for output in node.outputs:
+            proto = inferred.get(output.name or "")
+            if proto is not None:
+                _merge(output, proto)
+        return ""
+
+    def _schema(self, node: ir.Node) -> onnx.defs.OpSchema | None:
+        key = (node.domain, node.op_type)
+        if key not in self._schemas:
+            try:
+                self._schemas[key] = onnx.defs.get_schema(node.op_type, self._opsets.get(node.domain, 1), node.domain)
+            except onnx.defs.SchemaError:
+                self._schemas[key] = None
+        return self._schemas[key]
+
+
+def captures(node: ir.Node) -> Sequence[ir.Value]:
+    """Values of enclosing graphs that the bodies of a control flow node read."""
+    inside: set[ir.Value] = set()
+    read: dict[ir.Value, None] = {}
+    for attribute in node.attributes.values():
+        if attribute.type != ir.AttributeType.GRAPH:
+            continue
+        body = attribute.as_graph()
+        for scope in (body, *body.subgraphs()):
+            inside.update(scope.inputs)
+            inside.update(scope.initializers.values())
+            inside.update(output for inner in scope for output in inner.outputs)
+            read.update({value: None for inner in scope for value in inner.inputs if value is not None})
+            read.update(dict.fromkeys(scope.outputs))
+    return [value for value in read if value not in inside]
+
+
+def type_of(value: ir.Value) -> onnx.TypeProto | None:
+    """The value's type with its shape as a proto; None when its type is unknown."""
+    if value.type is None:
+        return None
+    proto = ir.serde.serialize_type(value.type)
+    if value.shape is not None:
+        ir.serde.serialize_shape_into(proto, value.shape)
+    return proto
+
+
+def static_shape(value: ir.Value) -> tuple[int, ...] | None:
+    """The shape as numbers, or None when a dimension (or the rank) is not known."""
+    if value.shape is None:
+        return None
+    sizes = tuple(dim for dim in value.shape if isinstance(dim, int))
+    return sizes if len(sizes) == len(value.shape) else None
+
+
+def is_known(value: ir.Value) -> bool:
+    """Whether the element type and every dimension of the value are known."""
+    return value.dtype is not None and static_shape(value) is not None
+
+
+def _merge(output: ir.Value, proto: onnx.TypeProto) -> None:
+    inferred_type = ir.serde.deserialize_type_proto_for_type(proto)
+    if inferred_type is not None:
+        output.type = inferred_type
+    shape = ir.serde.deserialize_type_proto_for_shape(proto)
+    if shape is None:
+        return
+    if output.shape is None or len(output.shape) != len(shape):
+        output.shape = shape
+        return
+    merged = [new if isinstance(new, int) else old for old, new in zip(output.shape, shape, strict=True)]
+    output.shape = ir.Shape(merged)

@@ -1,0 +1,141 @@
+"""Read a model and bring it into the one form that the rest of ckplan works on."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import onnx_ir as ir
+
+from ckplan.errors import ModelError
+from ckplan.model.cleanup import drop_no_ops, tidy
+from ckplan.model.constants import hoist
+from ckplan.model.dims import Binding, bind
+from ckplan.model.fold import Sweep, sweep
+from ckplan.model.infer import static_shape
+from ckplan.model.opset import MINIMUM_OPSET, lift
+from ckplan.model.probe import learn, unknown_values
+from ckplan.model.read import read
+from ckplan.model.rebatch import Rebatch
+
+
+@dataclass(frozen=True)
+class ForwardModel:
+    """A forward model in normal form.
+
+    Attributes:
+        model: opset >= 21, IR version >= 10, no local functions, no initializer among the inputs, constants folded;
+            every node of the main graph has a unique name, every tensor a type and a static shape.
+        path: where it was read from.
+        notes: defaults that were chosen, sizes that were rebound, where shapes came from; one line each.
+    """
+
+    model: ir.Model
+    path: Path
+    notes: tuple[str, ...]
+
+
+def load(
+    path: str | os.PathLike[str],
+    *,
+    dims: Mapping[str, int] | None = None,
+    shapes: Mapping[str, Sequence[int]] | None = None,
+) -> ForwardModel:
+    """Read an ONNX file and normalise it.
+
+    Weights in external data files are mapped, not read. Sizes that the file leaves open and nobody gives get a
+    default (see `ckplan.model.dims`).
+
+    Args:
+        path: the ONNX file.
+        dims: dimension name -> size.
+        shapes: input name -> shape; may override static sizes, and what the old batch was baked into follows.
+
+    Raises:
+        ModelError: the file cannot be read, converted or shaped.
+        UsageError: `dims` or `shapes` do not fit the model.
+        EnvironmentUnavailableError: shapes have to be learnt by a run and onnxruntime is not installed.
+    """
+    return normalise(read(path), Path(path), dims=dims, shapes=shapes)
+
+
+def normalise(
+    model: ir.Model,
+    path: Path = Path("model.onnx"),
+    *,
+    dims: Mapping[str, int] | None = None,
+    shapes: Mapping[str, Sequence[int]] | None = None,
+) -> ForwardModel:
+    """Like `load`, for a model in memory, which is consumed; `path` is for messages only."""
+    hoist(model)
+    binding = bind(model.graph, dict(dims or {}), dict(shapes or {}))
+    _forget_shapes(model)
+    old_opset = model.graph.opset_imports.get("", MINIMUM_OPSET)
+    model, lift_notes = lift(model)
+    _forget_shapes(model)  # those that the converter inferred, too
+    hoist(model)
+    model.graph.sort()
+    tidy(model)
+
+    repair = Rebatch(binding.old_batch, binding.new_batch, _reference_shapes(model, binding))
+    state = sweep(model, repair)
+    notes = [*binding.notes, *lift_notes, *drop_no_ops(model, state, reshapes=old_opset < MINIMUM_OPSET)]
+    if unknown_values(model.graph):
+        _infer_whole(model)
+        state = sweep(model, repair)
+    if repair.changed:
+        listed = "; ".join(repair.changed[:3]) + ("; ..." if len(repair.changed) > 3 else "")
+        notes.append(f"{len(repair.changed)} constant(s) rebound to the new batch: {listed}")
+    tidy(model)
+    try:
+        notes.extend(learn(model))
+    except ModelError as error:
+        raise _blame(error, state) from error
+    if len(model.graph) == 0:
+        raise ModelError(f"{path}: nothing is left to compute, the outputs do not depend on the inputs")
+    return ForwardModel(model, path, tuple(notes))
+
+
+def _forget_shapes(model: ir.Model) -> None:
+    """Shapes noted in the file hold for the file's own sizes, and some exporters get them wrong: infer them anew."""
+    for graph in (model.graph, *model.graph.subgraphs()):
+        for node in graph:
+            for output in node.outputs:
+                if not isinstance(output.type, ir.SequenceType | ir.OptionalType):
+                    output.shape = None
+
+
+def _reference_shapes(model: ir.Model, binding: Binding) -> dict[str, tuple[int, ...]]:
+    """Value name -> its shape at the file's own input sizes; empty when none of them was overridden."""
+    if not binding.reference:
+        return {}
+    clone = model.clone()
+    for value in clone.graph.inputs:
+        shape = binding.reference.get(value.name or "")
+        if shape is not None:
+            value.shape = ir.Shape(shape)
+    values = [*clone.graph.inputs, *(output for node in clone.graph for output in node.outputs)]
+    values.extend(clone.graph.initializers.values())
+    names = [value.name or "" for value in values]
+    sweep(clone)
+    shapes = {name: static_shape(value) for name, value in zip(names, values, strict=True)}
+    return {name: shape for name, shape in shapes.items() if name and shape is not None}
+
+
+def _infer_whole(model: ir.Model) -> None:
+    """Whole-graph inference sees into nested graphs, which inference by node does not."""
+    from onnx_ir.passes.common import ShapeInferencePass
+
+    if any(True for _ in model.graph.subgraphs()):
+        ShapeInferencePass(check_type=False, strict_mode=False, data_prop=True)(model)
+
+
+def _blame(error: ModelError, state: Sweep) -> ModelError:
+    """Name the node where inference first failed: the reason that onnxruntime gives often lies further down."""
+    for node, problem in state.problems.items():
+        if node.graph is not None:
+            reason = problem.split(") ", 1)[-1][:200]
+            return ModelError(f"{node.op_type} '{node.name}' does not fit its inputs ({reason})", error.hint)
+    return error

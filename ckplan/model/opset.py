@@ -1,0 +1,88 @@
+"""Bring a model to the opset that the gradient rules are written for, without touching the weights' data."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from ckplan.errors import ModelError
+
+MINIMUM_OPSET = 21
+MINIMUM_IR_VERSION = 10
+# Small initializers stay in the proto: the converter's adapters read some of them (axes, scales, ratios).
+_KEEP_BYTES = 1024
+
+
+def lift(model: ir.Model) -> tuple[ir.Model, tuple[str, ...]]:
+    """Inline local functions and raise the default opset to at least 21, the IR version to at least 10.
+
+    The weights do not pass through the converter: they go as typed graph inputs and are put back by name, so that
+    models above protobuf's 2 GB are converted too and external data stays where it is.
+
+    Args:
+        model: weights in the main graph's initializers, none of which is a graph input. Left in an unspecified state.
+
+    Returns:
+        The lifted model, and notes.
+
+    Raises:
+        ModelError: an operator of an old opset has no counterpart.
+    """
+    version = model.graph.opset_imports.get("", model.graph.opset_imports.get("ai.onnx", 0))
+    if version >= MINIMUM_OPSET and not model.functions:
+        model.ir_version = max(model.ir_version or 0, MINIMUM_IR_VERSION)
+        return model, ()
+    lifted = _through_proto(model, version)
+    lifted.ir_version = max(model.ir_version or 0, MINIMUM_IR_VERSION)
+    lifted.producer_name, lifted.producer_version = model.producer_name, model.producer_version
+    lifted.metadata_props.update(model.metadata_props)
+    lifted.graph.metadata_props.update(model.graph.metadata_props)
+    notes = []
+    if model.functions:
+        notes.append(f"{len(model.functions)} local function(s) inlined")
+    if version < MINIMUM_OPSET:
+        notes.append(f"converted from opset {version} to {MINIMUM_OPSET}")
+    return lifted, tuple(notes)
+
+
+def _through_proto(model: ir.Model, version: int) -> ir.Model:
+    import onnx.inliner
+    import onnx.version_converter
+
+    graph = model.graph
+    real_inputs = len(graph.inputs)
+    weights = {name: value for name, value in graph.initializers.items() if _nbytes(value) > _KEEP_BYTES}
+    for name, value in weights.items():
+        graph.inputs.append(value)
+        del graph.initializers[name]
+    model.ir_version = max(model.ir_version or 0, 4)  # from IR 4 on, an initializer need not be an input
+    proto = ir.to_proto(model)
+    if "" not in graph.opset_imports and "ai.onnx" not in graph.opset_imports:
+        proto.opset_import.append(onnx.helper.make_opsetid("", MINIMUM_OPSET))
+        version = MINIMUM_OPSET
+    try:
+        if model.functions:
+            proto = onnx.inliner.inline_local_functions(proto, convert_version=True)
+        if version < MINIMUM_OPSET:
+            proto = onnx.version_converter.convert_version(proto, MINIMUM_OPSET)
+    except Exception as error:  # the converter raises RuntimeError, ConvertError or a C++ assertion as such
+        reason = " ".join(str(error).split())[:300]
+        raise ModelError(
+            f"the model cannot be converted from opset {version} to {MINIMUM_OPSET} ({reason})",
+            f"export it with opset {MINIMUM_OPSET} or newer",
+        ) from error
+    lifted = ir.from_proto(proto)
+    placeholders = lifted.graph.inputs[real_inputs:]
+    del lifted.graph.inputs[real_inputs:]
+    for placeholder in placeholders:
+        source = weights[placeholder.name or ""]
+        placeholder.const_value = source.const_value
+        placeholder.metadata_props.update(source.metadata_props)
+        lifted.graph.register_initializer(placeholder)
+    for name, value in lifted.graph.initializers.items():
+        if name in graph.initializers:
+            value.metadata_props.update(graph.initializers[name].metadata_props)
+    return lifted
+
+
+def _nbytes(value: ir.Value) -> int:
+    return value.const_value.nbytes if value.const_value is not None else 0

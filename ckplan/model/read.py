@@ -1,0 +1,119 @@
+"""A file on disk becomes an `onnx_ir.Model`, or an error of one line that says what to do."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import onnx_ir as ir
+
+from ckplan.errors import ModelError
+
+_FOREIGN = (
+    (b"version https://git-lfs", "is a Git LFS pointer, not the model itself", "fetch it with `git lfs pull`"),
+    (b"PK\x03\x04", "is a zip archive (a PyTorch checkpoint?), not ONNX", "export it with torch.onnx.export"),
+    (b"\x80\x02", "is a Python pickle, not ONNX", "export the model with torch.onnx.export"),
+    (b"\x89HDF", "is an HDF5 file (Keras?), not ONNX", "convert it with tf2onnx"),
+    (b"\x1f\x8b", "is compressed with gzip", "decompress it first"),
+)
+
+
+def read(path: str | os.PathLike[str]) -> ir.Model:
+    """Read an ONNX file; tensors in external data files stay on disk until they are used.
+
+    Args:
+        path: a binary ONNX file, or one in a text form that `onnx.load` knows by its suffix.
+
+    Raises:
+        ModelError: the file is missing, damaged, not ONNX, has no nodes, reads a value that nothing produces, or
+            its external data is missing or too short. The message names the file and the remedy.
+    """
+    file = Path(path)
+    _check_plausible(file)
+    try:
+        model = ir.load(file)
+    except OSError as error:
+        raise ModelError(
+            f"cannot read {file}: {error.strerror or error}", "check the path and its permissions"
+        ) from None
+    except Exception as error:  # protobuf, text parser and onnx-ir each raise their own kinds
+        reason = " ".join(str(error).split())[:200]
+        raise ModelError(f"{file} is damaged or not an ONNX model ({reason})", "export or download it again") from error
+    _check_graph(model, file)
+    _check_external_data(model, file)
+    return model
+
+
+def _check_plausible(file: Path) -> None:
+    if file.is_dir():
+        raise ModelError(f"{file} is a directory", "name the .onnx file inside it")
+    try:
+        size = file.stat().st_size
+        with file.open("rb") as stream:
+            head = stream.read(64)
+    except FileNotFoundError:
+        raise ModelError(f"no such file: {file}", "check the path") from None
+    except OSError as error:
+        raise ModelError(f"cannot read {file}: {error.strerror}", "check the path and its permissions") from None
+    if size == 0:
+        raise ModelError(f"{file} is empty", "export or download it again")
+    for magic, what, hint in _FOREIGN:
+        if head.startswith(magic):
+            raise ModelError(f"{file} {what}", hint)
+    if head[4:8] == b"ORTM":
+        raise ModelError(f"{file} is in onnxruntime's ORT format, which cannot be edited", "give the .onnx file")
+
+
+def _check_graph(model: ir.Model, file: Path) -> None:
+    graph = model.graph
+    if not graph.opset_imports:
+        raise ModelError(f"{file} is not an ONNX model: it imports no operator set", "export or download it again")
+    if len(graph) == 0:
+        raise ModelError(f"{file} has no nodes", "export the model again, with its computation")
+    if not graph.outputs:
+        raise ModelError(f"{file} has no outputs", "export the model again, with its outputs")
+    for node in ir.traversal.RecursiveGraphIterator(graph):
+        for value in node.inputs:
+            if value is None or value.producer() is not None or value.is_graph_input() or value.is_initializer():
+                continue
+            raise ModelError(
+                f"{file} is not valid: {node.op_type} '{node.name}' reads '{value.name}', which nothing produces",
+                "export it again; onnx.checker.check_model tells more",
+            )
+    for output in graph.outputs:
+        if output.producer() is None and not output.is_graph_input() and not output.is_initializer():
+            raise ModelError(
+                f"{file} is not valid: nothing produces its output '{output.name}'", "export or download it again"
+            )
+
+
+def _check_external_data(model: ir.Model, file: Path) -> None:
+    sizes: dict[str, int] = {}
+    for tensor in external_tensors(model):
+        location = tensor.path
+        if location not in sizes:
+            try:
+                sizes[location] = Path(location).stat().st_size
+            except OSError:
+                raise ModelError(
+                    f"{file} keeps its weights in {location}, which cannot be read", "put the data file beside it"
+                ) from None
+        needed = (tensor.offset or 0) + (tensor.length if tensor.length is not None else tensor.nbytes)
+        if sizes[location] < needed:
+            raise ModelError(
+                f"{location} is too short: weight '{tensor.name}' of {file} ends at byte {needed} of {sizes[location]}",
+                "download or export it again",
+            )
+
+
+def external_tensors(model: ir.Model) -> Iterator[ir.ExternalTensor]:
+    """Yield every tensor of the model whose data lies in another file."""
+    for graph in model.graphs():
+        for value in graph.initializers.values():
+            if isinstance(value.const_value, ir.ExternalTensor):
+                yield value.const_value
+    for node in ir.traversal.RecursiveGraphIterator(model.graph):
+        for attribute in node.attributes.values():
+            if attribute.type == ir.AttributeType.TENSOR and isinstance(attribute.value, ir.ExternalTensor):
+                yield attribute.value
