@@ -1,0 +1,68 @@
+"""Run models in onnxruntime and tell memory, time and numerics.
+
+`measure` looks at one file, `verify` holds a new file against a base file. Models run in child processes only.
+Names are loaded when they are first used: the child processes import this package too, and need little of it.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ckplan.measure.errors import RunFailedError
+    from ckplan.measure.inputs import Inputs, make_inputs
+    from ckplan.measure.measurement import measure
+    from ckplan.measure.types import (
+        Counters,
+        Heap,
+        Measurement,
+        NonFinite,
+        Numerics,
+        Origin,
+        OutputDifference,
+        Prediction,
+        Recomputation,
+        Resident,
+        Steady,
+        Timing,
+        Verification,
+        Workspace,
+    )
+    from ckplan.measure.verification import verify
+
+__all__ = [
+    "Counters",
+    "Heap",
+    "Inputs",
+    "Measurement",
+    "NonFinite",
+    "Numerics",
+    "Origin",
+    "OutputDifference",
+    "Prediction",
+    "Recomputation",
+    "Resident",
+    "RunFailedError",
+    "Steady",
+    "Timing",
+    "Verification",
+    "Workspace",
+    "make_inputs",
+    "measure",
+    "verify",
+]
+
+_HOMES = {
+    "Inputs": "inputs",
+    "RunFailedError": "errors",
+    "make_inputs": "inputs",
+    "measure": "measurement",
+    "verify": "verification",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_HOMES.get(name, 'types')}"), name)

@@ -1,0 +1,147 @@
+"""Measure one file: memory by three meters, step time, outputs."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import onnx_ir as ir
+
+from ckplan.errors import CkplanError, UsageError
+from ckplan.measure.arrays import load_arrays, save_arrays
+from ckplan.measure.counters import interpret, steady_state
+from ckplan.measure.device import check_device
+from ckplan.measure.facts import FileFacts, file_facts, read_model
+from ckplan.measure.inputs import Inputs, make_inputs
+from ckplan.measure.numerics import count_nonfinite
+from ckplan.measure.process import run_job
+from ckplan.measure.types import Counters, Heap, Measurement, Recomputation, Resident
+
+_VARIANTS = (
+    {"order": "default", "pattern": True},
+    {"order": "priority", "pattern": True},
+    {"order": "default", "pattern": False},
+)
+
+
+def measure(
+    path: str | Path,
+    *,
+    device: str = "auto",
+    inputs: Path | None = None,
+    seed: int = 0,
+    runs: int = 5,
+    threads: int | None = None,
+    dims: Mapping[str, int] | None = None,
+    shapes: Mapping[str, Sequence[int]] | None = None,
+    heap: bool = True,
+) -> Measurement:
+    """Run a model in onnxruntime, with default session options, and tell what it takes.
+
+    The model runs in child processes only: one for each meter and one for times and outputs.
+
+    Args:
+        path: an ONNX file that onnxruntime can run; a training graph or any other.
+        device: ``auto`` (CUDA if it works), ``cpu`` or ``cuda``.
+        inputs: an ``.npz`` with the inputs to use; None makes up seeded random ones.
+        seed: of the random inputs.
+        runs: number of timed steps.
+        threads: intra-op threads; None leaves onnxruntime's default.
+        dims: sizes of named dimensions, for random inputs.
+        shapes: shapes of whole inputs, for random inputs.
+        heap: whether to run the second meter (memray), which costs a further process.
+
+    Raises:
+        UsageError: an option does not fit the model.
+        ModelError: the file is not a model, or onnxruntime does not run it.
+        EnvironmentUnavailableError: the device is not there; as `RunFailedError`, a process ended early.
+    """
+    check_options(device, runs, threads)
+    model = read_model(Path(path))
+    chosen = make_inputs(model, file=inputs, seed=seed, dims=dims, shapes=shapes)
+    with tempfile.TemporaryDirectory(prefix="ckplan-") as name:
+        folder = Path(name)
+        save_arrays(folder / "inputs", chosen.arrays)
+        request = request_for(Path(path), folder / "inputs", device, threads)
+        return measured(model, chosen, request, folder / "outputs", runs=runs, heap=heap)
+
+
+def check_options(device: str, runs: int, threads: int | None) -> None:
+    """Raises UsageError for an option that no model could be measured with."""
+    check_device(device)
+    if runs < 1:
+        raise UsageError(f"cannot time {runs} runs", "ask for at least one")
+    if threads is not None and threads < 1:
+        raise UsageError(f"cannot run on {threads} threads", "ask for at least one")
+
+
+def request_for(path: Path, inputs: Path, device: str, threads: int | None) -> dict[str, Any]:
+    """What every job needs to know; JSON-ready."""
+    return {"path": str(path), "inputs": str(inputs), "device": device, "threads": threads}
+
+
+def measured(
+    model: ir.Model, inputs: Inputs, request: Mapping[str, Any], outputs: Path, *, runs: int, heap: bool
+) -> Measurement:
+    """Run all meters on one file; the outputs of its first run stay in the folder ``outputs``.
+
+    Raises:
+        CkplanError: as `measure`.
+    """
+    facts = file_facts(model)
+    plain = run_job("plain", {**request, "outputs": str(outputs), "runs": runs})
+    # A device that fell back once need not be tried again.
+    request = {**request, "device": plain["device"]}
+    variants = run_job("counters", {**request, "variants": list(_VARIANTS), "producers": dict(facts.producers)})
+    notes = list(inputs.notes)
+    if plain["not_tensors"]:
+        notes.append(f"outputs that are not tensors were not looked at: {', '.join(plain['not_tensors'])}")
+    by_order: list[Counters | None] = [interpret(variant, facts, inputs.nbytes) for variant in variants[:2]]
+    if by_order[0] is None:
+        notes.append(
+            f"onnxruntime {plain['version']} reports no memory counters (1.31 and later do): "
+            "figures are from the heap meter"
+        )
+    heap_found = None
+    if heap:
+        heap_found, note = _heap(request, plain["device"])
+        notes.extend([note] if note else [])
+    kept = load_arrays(outputs, mapped=True)
+    return Measurement(
+        path=str(request["path"]),
+        device=plain["device"],
+        providers=tuple(plain["providers"]),
+        onnxruntime=plain["version"],
+        threads=request["threads"],
+        input_bytes=inputs.nbytes,
+        output_bytes=sum(array.nbytes for array in kept.values()),
+        parameter_bytes=facts.initializer_bytes,
+        counters=by_order[0],
+        priority=by_order[1],
+        steady_without_pattern=steady_state(variants[2]),
+        heap=heap_found,
+        resident=Resident(**plain["resident"]),
+        step_seconds=tuple(plain["seconds"]),
+        repeatable=plain["repeatable"],
+        nonfinite=count_nonfinite(kept),
+        prediction=facts.prediction,
+        recomputation=_recomputation(facts, variants[0]["runs"]),
+        notes=tuple(notes),
+    )
+
+
+def _heap(request: Mapping[str, Any], device: str) -> tuple[Heap | None, str]:
+    """The second meter, or why there is none: it is a check on the first, so its failure is not the end."""
+    if device != "cpu":
+        return None, ""
+    try:
+        return Heap(**run_job("heap", request)), ""
+    except CkplanError as error:
+        return None, f"no figure from the heap meter: {error}"
+
+
+def _recomputation(facts: FileFacts, runs: Sequence[Mapping[str, Sequence[str]]]) -> Recomputation:
+    executed = {name for name in runs[0]["name"] if facts.is_recomputed(name)} if runs else set()
+    return Recomputation(in_file=len(facts.recomputed), executed=len(executed))

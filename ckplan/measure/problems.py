@@ -1,0 +1,70 @@
+"""From figures to what a user must know before trusting a file."""
+
+from __future__ import annotations
+
+from ckplan.measure.types import Measurement, NonFinite, Numerics, Origin, Verification
+
+
+def problems_of(verification: Verification) -> tuple[str, ...]:
+    """What is wrong with the new file, a sentence each, the gravest first; empty if all is well."""
+    numerics = verification.numerics
+    return (*_plan(verification.new), *_values(verification), *_finiteness(numerics))
+
+
+def _plan(new: Measurement) -> tuple[str, ...]:
+    recomputation = new.recomputation
+    if not recomputation.undone:
+        return ()
+    return (
+        f"the plan was undone: `{new.path}` holds {recomputation.in_file} recomputed nodes and onnxruntime ran none of "
+        "them; an optimiser merged them with the nodes that they repeat",
+    )
+
+
+def _values(verification: Verification) -> tuple[str, ...]:
+    numerics = verification.numerics
+    if not numerics.compared:
+        return ("the two files have no output in common, so nothing was compared",)
+    found = []
+    if numerics.only_base:
+        found.append(f"outputs missing from the new file: {', '.join(numerics.only_base)}")
+    if numerics.differences:
+        first = numerics.differences[0]
+        what = first.problem or (
+            f"differs in {first.elements} elements, first at {list(first.first)} ({first.base} against {first.new}), "
+            f"by up to {first.max_ulp} ULP, {first.max_absolute:.3g} absolute, {first.max_relative:.3g} relative"
+        )
+        rest = len(numerics.differences) - 1
+        others = f"; so do {rest} more outputs" if rest else ""
+        wobbles = [side.path for side in (verification.base, verification.new) if not side.repeatable]
+        cause = (
+            f"; but {' and '.join(f'`{path}`' for path in wobbles)} does not repeat its own outputs" if wobbles else ""
+        )
+        found.append(f"output `{first.output}` {what}{others}{cause}")
+    return tuple(found)
+
+
+def _finiteness(numerics: Numerics) -> tuple[str, ...]:
+    sides = (
+        ("base", numerics.base_nonfinite, numerics.base_origin),
+        ("new", numerics.new_nonfinite, numerics.new_origin),
+    )
+    return tuple(_nonfinite(side, found, origin) for side, found, origin in sides if found)
+
+
+def _nonfinite(side: str, found: tuple[NonFinite, ...], origin: Origin | None) -> str:
+    first = found[0]
+    text = f"output `{first.output}` of the {side} file holds {first.nan} NaN and {first.inf} infinities"
+    if len(found) > 1:
+        text += f", and {len(found) - 1} more outputs hold some"
+    return f"{text}; {describe_origin(origin)}"
+
+
+def describe_origin(origin: Origin | None) -> str:
+    """Where a NaN or infinity comes from, in words."""
+    if origin is None:
+        return "its origin does not show when values are looked at one by one"
+    kind = "NaN" if origin.kind == "nan" else "infinity"
+    if not origin.node and origin.op_type in ("input", "initializer"):
+        return f"the {origin.op_type} `{origin.value}` holds the first {kind}, at {list(origin.element)}"
+    return f"the first {kind} comes from {origin.op_type} '{origin.node}' (`{origin.value}` at {list(origin.element)})"

@@ -1,0 +1,105 @@
+"""What values an integer input may take, read off the operators that it reaches."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+import onnx_ir as ir
+
+CLASSES = "pkg.ckplan.classes"
+"""Metadata of an input: the number of classes that its labels stand for."""
+
+LABELS = "pkg.ckplan.labels"
+"""Metadata of a model: a JSON object of label inputs and their numbers of classes."""
+
+_SAME_VALUES = frozenset(
+    ("Cast", "Concat", "Expand", "Flatten", "Identity", "Reshape")
+    + ("Slice", "Split", "Squeeze", "Tile", "Transpose", "Unsqueeze")
+)
+"""Operators that pass values on from their first input (Concat from all) and only move them about."""
+
+_GATHERS = frozenset(["Gather", "GatherElements", "ScatterElements"])
+_LOSSES = frozenset(["SoftmaxCrossEntropyLoss", "NegativeLogLikelihoodLoss"])
+
+
+def upper_bound(model: ir.Model, value: ir.Value) -> tuple[int, str] | None:
+    """The number below which an integer input has to stay.
+
+    Args:
+        model: the model; its shapes as far as they are known.
+        value: one of its inputs.
+
+    Returns:
+        The bound and the reason for it, the tightest if there are several; None if nothing bounds the input.
+    """
+    bounds = list(_declared(model, value))
+    for reached, node, index in _readers(value):
+        bound = _bound_at(node, index, reached)
+        if bound is not None:
+            bounds.append((bound, f"{node.op_type} '{node.name}'"))
+    return min(bounds, default=None)
+
+
+def _declared(model: ir.Model, value: ir.Value) -> Iterator[tuple[int, str]]:
+    text = value.metadata_props.get(CLASSES)
+    if text is not None and text.isdigit():
+        yield int(text), "declared classes"
+    try:
+        labels = json.loads(model.metadata_props.get(LABELS, "{}"))
+    except ValueError:
+        return
+    if isinstance(labels, Mapping) and isinstance(classes := labels.get(value.name), int):
+        yield classes, "declared classes"
+
+
+def _readers(value: ir.Value) -> Iterator[tuple[ir.Value, ir.Node, int]]:
+    """All uses of a value, also behind operators that only move or cast its elements."""
+    pending, seen = [value], {value}
+    while pending:
+        current = pending.pop()
+        for use in current.uses():
+            node, index = use.node, use.idx
+            yield current, node, index
+            moved = node.op_type in _SAME_VALUES and (index == 0 or node.op_type == "Concat")
+            chosen = node.op_type == "Where" and index > 0
+            picked = node.op_type in ("Gather", "GatherElements", "GatherND") and index == 0
+            if node.domain == "" and (moved or chosen or picked):
+                fresh = [output for output in node.outputs if output not in seen]
+                seen.update(fresh)
+                pending.extend(fresh)
+
+
+def _bound_at(node: ir.Node, index: int, value: ir.Value) -> int | None:
+    if node.domain not in ("", "ai.onnx"):
+        return None
+    if node.op_type in _GATHERS and index == 1:
+        return _dim(node.inputs[0], node.attributes.get_int("axis", 0))
+    if node.op_type in ("GatherND", "ScatterND") and index == 1:
+        depth = _dim(value, -1)
+        sizes = [_dim(node.inputs[0], axis + node.attributes.get_int("batch_dims", 0)) for axis in range(depth or 0)]
+        known = [size for size in sizes if size is not None]
+        return min(known, default=None)
+    if node.op_type in _LOSSES and index == 1:
+        return _dim(node.inputs[0], 1)
+    if node.op_type == "OneHot" and index == 0:
+        return _scalar(node.inputs[1])
+    return None
+
+
+def _dim(value: ir.Value | None, axis: int) -> int | None:
+    """Size of an axis of a value, where it is known."""
+    if value is None:
+        return None
+    shape = value.const_value.shape if value.const_value is not None else value.shape
+    if shape is None or not -len(shape) <= axis < len(shape):
+        return None
+    size = shape[axis]
+    return size if isinstance(size, int) else None
+
+
+def _scalar(value: ir.Value | None) -> int | None:
+    """The number in a constant scalar or one-element tensor."""
+    tensor = ir.convenience.get_const_tensor(value) if value is not None else None
+    return int(np.asarray(tensor.numpy()).reshape(-1)[0]) if tensor is not None and tensor.size == 1 else None
