@@ -33,7 +33,7 @@ NAMES = (
     "light_vgg19",
     "light_zfnet512",
 )
-RESIDUAL_GAIN = 0.25
+RESIDUAL_GAIN = 0.4
 """Scale of a normalisation whose output is added to another branch, so that the sums do not grow with depth."""
 
 Shape = tuple[int, ...]

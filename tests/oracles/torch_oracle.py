@@ -1,0 +1,137 @@
+"""Gradients of a forward ONNX graph by PyTorch's autograd: an implementation independent of the rules under test.
+
+A graph is run operator by operator with torch functions, on the CPU and in the precision asked for, and
+differentiated by torch. In float64 the results are the reference; in float32 they show what that precision costs.
+
+Modules that import this one must first call ``pytest.importorskip("torch", reason=NEEDS_TORCH)``, with the reason
+written out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+import onnx
+import onnx_ir
+import torch
+from numpy.typing import NDArray
+from onnx import numpy_helper
+
+from tests.oracles import torch_networks, torch_operators  # noqa: F401  (they fill the table)
+from tests.oracles.torch_registry import OPERATORS, Call, Value
+
+Array = NDArray[np.generic]
+
+SUPPORTED = frozenset(OPERATORS)
+"""Operator types (of the default domain) that can be run."""
+
+
+def torch_gradients(
+    model: onnx.ModelProto | onnx_ir.Model,
+    inputs: Mapping[str, Array],
+    loss: str,
+    parameters: Sequence[str],
+    dtype: torch.dtype = torch.float64,
+) -> tuple[float, dict[str, Array]]:
+    """Run the nodes that ``loss`` depends on and differentiate it by initializers.
+
+    A training graph may be given whole: nodes that the loss does not need, such as its backward pass, are left out.
+
+    Args:
+        model: of opset 21 at least, without functions, control flow and random operators.
+        inputs: graph inputs by name. They may also name initializers, which they then replace, and any other value,
+            which then is not computed: so are the masks of Dropout nodes in training mode given.
+        loss: name of a value with one element.
+        parameters: names of floating-point initializers or inputs.
+        dtype: in which all floating-point tensors are held and computed, whatever type the model says.
+
+    Returns:
+        the loss, and the gradient of each parameter; zeros where the loss does not depend on it.
+
+    Raises:
+        NotImplementedError: an operator has no implementation here.
+        KeyError: a name is not in the graph.
+    """
+    graph, values = _start(model, inputs, dtype)
+    leaves: dict[str, torch.Tensor] = {}
+    for name in parameters:
+        value = values[name]
+        if not isinstance(value, torch.Tensor) or not value.is_floating_point():
+            raise KeyError(f"`{name}` is no floating-point tensor")
+        leaves[name] = values[name] = value.clone().requires_grad_()
+    _run(graph, values, [loss], dtype)
+    result = values[loss]
+    assert isinstance(result, torch.Tensor)
+    found = torch.autograd.grad(result.reshape(()), list(leaves.values()), allow_unused=True)
+    gradients = {
+        name: (torch.zeros_like(leaf) if gradient is None else gradient).numpy()
+        for (name, leaf), gradient in zip(leaves.items(), found, strict=True)
+    }
+    return float(result.detach()), gradients
+
+
+def torch_values(
+    model: onnx.ModelProto | onnx_ir.Model,
+    inputs: Mapping[str, Array],
+    names: Sequence[str] = (),
+    dtype: torch.dtype = torch.float64,
+) -> dict[str, Array]:
+    """Compute values by name, of the graph's outputs when none is named; arguments as in `torch_gradients`."""
+    graph, values = _start(model, inputs, dtype)
+    wanted = list(names) or [output.name for output in graph.output]
+    with torch.no_grad():
+        _run(graph, values, wanted, dtype)
+    results: dict[str, Array] = {}
+    for name in wanted:
+        value = values[name]
+        assert isinstance(value, torch.Tensor)
+        results[name] = value.numpy()
+    return results
+
+
+def _start(
+    model: onnx.ModelProto | onnx_ir.Model, inputs: Mapping[str, Array], dtype: torch.dtype
+) -> tuple[onnx.GraphProto, dict[str, Value]]:
+    """The graph, and the values known before the first node."""
+    proto = onnx_ir.to_proto(model) if isinstance(model, onnx_ir.Model) else model
+    values: dict[str, Value] = {"": None}
+    for tensor in proto.graph.initializer:
+        values[tensor.name] = to_torch(numpy_helper.to_array(tensor), dtype)
+    for name, array in inputs.items():
+        values[name] = to_torch(array, dtype)
+    return proto.graph, values
+
+
+def to_torch(array: Array, dtype: torch.dtype) -> torch.Tensor:
+    """Copy an array to torch; floating-point ones become ``dtype``."""
+    tensor = torch.from_numpy(np.array(array))
+    return tensor.to(dtype) if tensor.is_floating_point() else tensor
+
+
+def _run(graph: onnx.GraphProto, values: dict[str, Value], wanted: Iterable[str], dtype: torch.dtype) -> None:
+    """Compute ``wanted``, and nothing that it does not need."""
+    for node in _needed(graph, values, wanted):
+        if node.domain not in ("", "ai.onnx") or node.op_type not in OPERATORS:
+            raise NotImplementedError(f"the torch oracle cannot run {node.op_type} `{node.name}`")
+        attributes = {attribute.name: onnx.helper.get_attribute_value(attribute) for attribute in node.attribute}
+        given = [values.get(name) for name in node.output]
+        call = Call([values[name] for name in node.input], attributes, len(node.output), dtype, given)
+        results = OPERATORS[node.op_type](call)
+        results = results if isinstance(results, tuple) else (results,)
+        for name, result in zip(node.output, results, strict=False):
+            values.setdefault(name, result)
+
+
+def _needed(graph: onnx.GraphProto, known: Mapping[str, Value], wanted: Iterable[str]) -> list[onnx.NodeProto]:
+    """The nodes on the way to ``wanted``, in the graph's order."""
+    missing = {name for name in wanted if name not in known}
+    nodes: list[onnx.NodeProto] = []
+    for node in reversed(graph.node):
+        if missing.intersection(node.output):
+            nodes.append(node)
+            missing.difference_update(node.output)
+            missing.update(name for name in node.input if name not in known)
+    if missing:
+        raise KeyError(f"nothing in the graph makes {', '.join(sorted(missing))}")
+    return nodes[::-1]
