@@ -1,11 +1,12 @@
-"""Keeps onnxruntime's static planner from holding dead buffers: the leading dimension of an activation names its buffer.
+"""Keeps onnxruntime's planner from holding dead buffers: an activation's leading dimension names its buffer.
 
-At load time onnxruntime hands the buffer of a dead tensor to a later one of the same shape, and then holds it in between,
-however long (``core/framework/allocation_planner.cc``, ``FindReusableTensor``). A training graph is full of equal shapes,
-so buffers freed early in the forward pass would be held until the backward pass comes to the same layer. Two shapes with
-different symbolic dimensions are not equal, though. So the file calls the leading dimension of each activation after
-the buffer that the plan puts it in: tensors that share a buffer (a Relu that overwrites its input) share the name, and
-no others do. At run time the sizes are what they are.
+At load time onnxruntime hands the buffer of a dead tensor to a later one of the same shape, and then holds it in
+between, however long (``core/framework/allocation_planner.cc``, ``FindReusableTensor``). A training graph is full of
+equal shapes, so buffers freed early in the forward pass would be held until the backward pass comes to the same layer.
+Two shapes with different symbolic dimensions are not equal, though. So the file calls the leading dimension of each
+activation after the buffer that the plan puts it in (``16@buffer7``: 16 entries, in buffer 7): tensors that share a
+buffer, such as a Relu that overwrites its input, share the name, and no others do. At run time the sizes are what they
+are.
 
 For the names to count, onnxruntime must not infer the number: inputs are read through an alias of unknown shape, and
 Reshape targets leave their leading dimension to be inferred.
@@ -22,6 +23,7 @@ from ckplan.plan.problem import Problem
 from ckplan.plan.simulate import lifetimes
 from ckplan.rewrite.control_edges import ControlEdges
 from ckplan.rewrite.ordering import is_control
+from ckplan.rewrite.sizes import buffer_dimension, dimensions_of
 
 SMALLEST = 4096
 """Tensors below this many bytes keep their static shape: what they could hold is not worth a name."""
@@ -89,5 +91,6 @@ def name_buffers(nodes: Sequence[ir.Node], problem: Problem) -> None:
         for value, tensor, buffer in zip(made, op.outputs, lives.buffer[step], strict=True):
             if buffer < 0 or lives.returned[buffer] or problem.tensors[tensor].bytes < SMALLEST:
                 continue
-            if value.shape is not None and len(value.shape) > 0:
-                value.shape = ir.Shape([f"buffer{buffer}", *value.shape.dims[1:]])
+            dims = dimensions_of(value)
+            if dims:
+                value.shape = ir.Shape([buffer_dimension(dims[0], buffer), *dims[1:]])

@@ -10,10 +10,12 @@ import onnx_ir as ir
 from ckplan.plan.plan import Plan
 from ckplan.plan.simulate import simulate
 from ckplan.plan.timeline import Timeline
+from ckplan.rewrite.buffer_names import hide_inputs, infer_leading_dimension, name_buffers
 from ckplan.rewrite.control_edges import ControlEdges
-from ckplan.rewrite.ordering import keep_repeats_apart, settle_order
-from ckplan.rewrite.problem_of import problem_of
+from ckplan.rewrite.ordering import TOLERANCE, keep_repeats_apart, repair, settle_order
+from ckplan.rewrite.problem_of import problem_of, problem_of_nodes
 from ckplan.rewrite.repeats import with_repeats
+from ckplan.rewrite.runtime import executed_model, executed_order, executed_timeline
 
 PREFIX = "pkg.ckplan."
 """All metadata keys of ckplan begin with this."""
@@ -35,20 +37,48 @@ def emit(model: ir.Model, plan: Plan) -> ir.Model:
         ModelError: a value that needs a control edge has no static shape.
     """
     copy = model.clone()
+    inputs, outputs = copy.graph.inputs, copy.graph.outputs
     nodes = with_repeats(list(copy.graph), plan.schedule)
     edges = ControlEdges()
     keep_repeats_apart(nodes, edges)
-    settle_order(nodes, copy.graph.inputs, copy.graph.outputs, edges)
-    return _assemble(copy, nodes, edges, plan)
+    settle_order(nodes, inputs, outputs, edges)
+    _assemble(copy, nodes, edges)
+    executed = _settle_executed_order(copy, nodes, edges)
+    planned = predicted_timeline(copy)
+    timeline = executed_timeline(executed)
+    if timeline.peak_activations > planned.peak_activations * (1 + TOLERANCE):
+        hide_inputs(nodes, inputs, edges)
+        problem = problem_of_nodes(nodes, inputs, outputs)
+        infer_leading_dimension(nodes, problem, edges.initializers)
+        name_buffers(nodes, problem)
+        _assemble(copy, nodes, edges)
+        executed = _settle_executed_order(copy, nodes, edges)
+        timeline = executed_timeline(executed)
+    _describe(copy, plan, edges, timeline)
+    return copy
 
 
-def _assemble(model: ir.Model, nodes: Sequence[ir.Node], edges: ControlEdges, plan: Plan) -> ir.Model:
+def _settle_executed_order(model: ir.Model, nodes: list[ir.Node], edges: ControlEdges) -> ir.Model:
+    """Add control edges until what onnxruntime executes costs no more memory than the sequence; return that."""
+    while True:
+        executed = executed_model(model)
+        problem = problem_of_nodes(nodes, model.graph.inputs, model.graph.outputs)
+        if not repair(nodes, problem, executed_order(nodes, executed), edges):
+            return executed
+        _assemble(model, nodes, edges)
+
+
+def _assemble(model: ir.Model, nodes: Sequence[ir.Node], edges: ControlEdges) -> None:
+    """Make a node sequence, with the shapes its control edges need, the content of a model's graph."""
     graph = model.graph
     graph.remove(list(graph))
-    for value in edges.initializers.values():
-        graph.register_initializer(value)
+    for name, value in edges.initializers.items():
+        if name not in graph.initializers:
+            graph.register_initializer(value)
     graph.extend(nodes)
-    timeline = predicted_timeline(model)
+
+
+def _describe(model: ir.Model, plan: Plan, edges: ControlEdges, timeline: Timeline) -> None:
     model.metadata_props.update(
         {
             PREFIX + "strategy": plan.strategy,
@@ -59,7 +89,6 @@ def _assemble(model: ir.Model, nodes: Sequence[ir.Node], edges: ControlEdges, pl
             PREFIX + "predicted_peak_total": str(timeline.peak_total),
         }
     )
-    return model
 
 
 def predicted_timeline(model: ir.Model) -> Timeline:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterable, Sequence
 
 import onnx_ir as ir
@@ -12,19 +11,13 @@ from ckplan.errors import ModelError
 from ckplan.model.costs import node_cost, seconds
 from ckplan.plan.problem import Kind, Op, Problem, Tensor
 from ckplan.rewrite.kernels import HEAVY, is_random, overwritable, view_source
+from ckplan.rewrite.sizes import bytes_of
 from ckplan.rewrite.workspace import workspace_of
 
 PHASE = "pkg.ckplan.phase"
 """Node metadata: ``forward`` or ``backward``."""
 COLLECTION = "pkg.ckplan.checkpoints"
 """Model metadata: a JSON list of the tensors that the `list` strategy keeps by default."""
-
-
-def bytes_of(value: ir.Value) -> int:
-    """Size of a value in bytes; 0 where it is no tensor of known size (a sequence, an optional)."""
-    if value.shape is None or value.dtype is None or not all(isinstance(dim, int) for dim in value.shape):
-        return 0
-    return math.ceil(math.prod(value.shape.numpy()) * value.dtype.itemsize)
 
 
 def captured(node: ir.Node) -> list[ir.Value]:

@@ -1,0 +1,89 @@
+"""Asks onnxruntime itself what it makes of a file: the graph it executes, after all optimisations, in its order.
+
+The model of the execution order (`execution_order`) sees the file; onnxruntime executes what its optimisers leave of
+it. Loading a file without its weights costs little and settles what is left to doubt.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import onnx_ir as ir
+
+from ckplan.plan.simulate import simulate
+from ckplan.plan.timeline import Timeline
+from ckplan.rewrite.problem_of import problem_of
+from ckplan.rewrite.sizes import DIMENSIONS, dimensions_of, shape_class
+
+
+def executed_model(model: ir.Model) -> ir.Model:
+    """The model that onnxruntime executes under default session options on the CPU, nodes in execution order.
+
+    Parameters that a caller may feed are stripped of their values, which onnxruntime does not look at.
+
+    Raises:
+        ModelError: onnxruntime does not load the model.
+    """
+    import onnxruntime
+
+    stripped = model.clone()
+    fed = set(stripped.graph.inputs)
+    for name, value in list(stripped.graph.initializers.items()):
+        if value in fed:
+            del stripped.graph.initializers[name]
+            value.const_value = None
+    with tempfile.TemporaryDirectory() as folder:
+        source, target = Path(folder) / "file.onnx", Path(folder) / "executed.onnx"
+        ir.save(stripped, source)
+        options = onnxruntime.SessionOptions()
+        options.log_severity_level = 4
+        options.optimized_model_filepath = str(target)
+        onnxruntime.InferenceSession(str(source), options, providers=["CPUExecutionProvider"])
+        executed = ir.load(target)
+    known = {value.name: value for node in model.graph for value in node.outputs if value.name}
+    for node in executed.graph:
+        for value in node.outputs:
+            original = known.get(value.name or "")
+            if original is not None and dimensions_of(value) is None:
+                value.meta[DIMENSIONS] = dimensions_of(original)
+    return executed
+
+
+def executed_timeline(executed: ir.Model) -> Timeline:
+    """The simulated memory timeline of what onnxruntime executes, dead buffers held as its planner holds them."""
+    problem = problem_of(executed)
+    values = {value.name: value for node in executed.graph for value in node.outputs if value.name}
+    shapes = [shape_class(values[tensor.name]) if tensor.name in values else None for tensor in problem.tensors]
+    return simulate(problem, range(len(problem.ops)), shapes)
+
+
+def executed_order(nodes: Sequence[ir.Node], executed: ir.Model) -> list[int]:
+    """The order in which the nodes of a file run, as positions in the file.
+
+    Nodes are recognised by what they make. A node that was fused into another counts as run right before it.
+    """
+    maker = {value.name: position for position, node in enumerate(nodes) for value in node.outputs if value.name}
+    order: list[int] = []
+    done: set[int] = set()
+
+    def run(position: int) -> None:
+        stack = [(position, False)]
+        while stack:
+            current, ready = stack.pop()
+            if ready:
+                order.append(current)
+            elif current not in done:
+                done.add(current)
+                stack.append((current, True))
+                before = [maker[v.name] for v in nodes[current].inputs if v is not None and v.name in maker]
+                stack.extend((earlier, False) for earlier in sorted(set(before)))
+
+    for node in executed.graph:
+        for value in node.outputs:
+            if value.name in maker:
+                run(maker[value.name])
+    for position in range(len(nodes)):
+        run(position)
+    return order
