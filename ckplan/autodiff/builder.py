@@ -37,6 +37,10 @@ _ATTRIBUTE_TYPES = {
 Operand = ir.Value | np.ndarray | np.generic | float | int | bool | None
 
 
+#: Gradients of a node's outputs or inputs; None where there is none.
+Gradients = Sequence[ir.Value | None]
+
+
 class Emitter(Protocol):
     """What ``op.<OpType>`` is: a function that emits one node."""
 
@@ -346,6 +350,14 @@ class Builder:
         lead = len(have) - len(want)
         axes = [axis for axis, dim in enumerate(have) if axis < lead or (want[axis - lead] == 1 and dim != 1)]
         return self.reshape(self.reduce_sum(value, axes, keepdims=False), want)
+
+    def zeros(self, shape: Collection[int], like: ir.Value) -> ir.Value:
+        """Return zeros of the element type of ``like``, made when ``like`` exists.
+
+        A constant would be simpler, but onnxruntime would compute it when the file is loaded and hold it forever.
+        """
+        zero = self.Cast(self.Not(self.OptionalHasElement(like)), to=cast("ir.DataType", like.dtype))
+        return self.expand(zero, shape)
 
     def expand(self, value: ir.Value, shape: Collection[int]) -> ir.Value:
         """Broadcast to a shape; no node if it is that shape already."""

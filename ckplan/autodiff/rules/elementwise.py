@@ -1,19 +1,334 @@
-"""Gradients of elementwise functions of one input."""
+"""Gradients of elementwise functions of one input.
+
+What a rule reads stays in memory until the backward pass, so the derivative is written in terms of the output where
+that is possible: it is usually kept anyway, being the next node's input. The factors are chains of nodes over one
+temporary, which onnxruntime computes in place. Masks are ``Sign`` of something that is not negative, because
+onnxruntime's ``Where`` takes two temporaries of the full size beside its result.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
 
 import onnx_ir as ir
 
-from ckplan.autodiff.builder import Builder
+from ckplan.autodiff.builder import (
+    Builder,
+    Gradients,
+    attr_float,
+    attr_str,
+    input_of,
+    required_input,
+    shape_of,
+)
 from ckplan.autodiff.registry import rule
 
-Gradients = Sequence[ir.Value | None]
+_SELU_ALPHA = 1.67326319217681884765625
+_SELU_GAMMA = 1.05070102214813232421875
+
+
+def positive(op: Builder, x: ir.Value) -> ir.Value:
+    """Return 1 where x > 0 and 0 elsewhere, in x's element type."""
+    return op.Sign(op.Relu(x))
+
+
+@rule("Identity")
+def identity(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
+    """Derivative 1."""
+    return [dy[0]]
+
+
+@rule("Cast")
+def cast(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
+    """Derivative 1, in the element type of the input."""
+    return [op.Cast(dy[0], to=required_input(node, 0).dtype)]
+
+
+@rule("CastLike", fixed=[1])
+def cast_like(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
+    """Derivative 1, in the element type of the input."""
+    return cast(op, node, dy)
+
+
+@rule("Relu")
+def relu(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
+    """Derivative 1 where y > 0."""
+    return [op.Mul(dy[0], op.Sign(node.outputs[0]))]
+
+
+@rule("LeakyRelu")
+def leaky_relu(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
+    """Derivative 1 where x > 0, else alpha."""
+    alpha = attr_float(node, "alpha", 0.01)
+    side = node.outputs[0] if alpha >= 0 else required_input(node, 0)
+    return [op.Mul(dy[0], op.Add(op.Mul(positive(op, side), 1 - alpha), alpha))]
+
+
+@rule("PRelu")
+def prelu(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
+    """Derivative 1 where x > 0, else the slope; of the slope: min(x, 0)."""
+    x, slope = required_input(node, 0), required_input(node, 1)
+    dx = dslope = None
+    if op.wants(slope):
+        dslope = op.sum_to_shape(op.Mul(op.Min(x, 0.0), dy[0]), shape_of(slope))
+    if op.wants(x):
+        dx = op.Mul(dy[0], op.Add(op.Mul(positive(op, x), op.Sub(1.0, slope)), slope))
+    return [dx, dslope]
+
+
+@rule("ThresholdedRelu")
+def thresholded_relu(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
+    """Derivative 1 where x > alpha."""
+    alpha = attr_float(node, "alpha", 1.0)
+    if alpha >= 0:
+        return [op.Mul(dy[0], op.Sign(node.outputs[0]))]
+    return [op.Mul(dy[0], positive(op, op.Sub(required_input(node, 0), alpha)))]
+
+
+@rule("Elu")
+def elu(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
+    """Derivative 1 where x > 0, else y + alpha."""
+    alpha = attr_float(node, "alpha", 1.0)
+    y = node.outputs[0]
+    if alpha < 0:
+        x = required_input(node, 0)
+        factor = op.Add(op.Mul(op.Exp(op.Min(x, 0.0)), alpha), op.Mul(positive(op, x), 1 - alpha))
+    elif alpha == 1:
+        factor = op.Add(op.Min(y, 0.0), 1.0)
+    else:
+        factor = op.Add(op.Add(op.Min(y, 0.0), alpha), op.Mul(positive(op, y), 1 - alpha))
+    return [op.Mul(dy[0], factor)]
+
+
+@rule("Selu")
+def selu(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
+    """Derivative gamma where x > 0, else y + gamma * alpha."""
+    gamma = attr_float(node, "gamma", _SELU_GAMMA)
+    below = gamma * attr_float(node, "alpha", _SELU_ALPHA)
+    y = node.outputs[0]
+    factor = op.Add(op.Add(op.Min(y, 0.0), below), op.Mul(positive(op, y), gamma - below))
+    return [op.Mul(dy[0], factor)]
+
+
+@rule("Celu")
+def celu(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
+    """Derivative 1 where x > 0, else y / alpha + 1."""
+    alpha = attr_float(node, "alpha", 1.0)
+    return [op.Mul(dy[0], op.Add(op.Mul(op.Min(node.outputs[0], 0.0), 1 / alpha), 1.0))]
+
+
+@rule("HardSigmoid")
+def hard_sigmoid(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
+    """Derivative alpha where 0 < y < 1."""
+    alpha = attr_float(node, "alpha", 0.2)
+    y = node.outputs[0]
+    return [op.Mul(dy[0], op.Mul(op.Sign(op.Mul(op.Sub(1.0, y), y)), alpha))]
+
+
+@rule("HardSwish")
+def hard_swish(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
+    """Derivative h + x h' with h = clip(x / 6 + 1/2, 0, 1)."""
+    x = required_input(node, 0)
+    h = op.HardSigmoid(x, alpha=1 / 6, beta=0.5)
+    slope = op.Mul(op.Mul(op.Sign(op.Mul(op.Sub(1.0, h), h)), x), 1 / 6)
+    return [op.Mul(dy[0], op.Add(slope, h))]
+
+
+@rule("Sigmoid")
+def sigmoid(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
+    """Derivative y (1 - y)."""
+    y = node.outputs[0]
+    return [op.Mul(dy[0], op.Mul(op.Sub(1.0, y), y))]
 
 
 @rule("Tanh")
 def tanh(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
-    """Derivative 1 - y^2, from the output."""
+    """Derivative 1 - y^2."""
     y = node.outputs[0]
     return [op.Mul(dy[0], op.Sub(1.0, op.Mul(y, y)))]
+
+
+@rule("Softplus")
+def softplus(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
+    """Derivative sigmoid(x)."""
+    return [op.Mul(dy[0], op.Sigmoid(required_input(node, 0)))]
+
+
+@rule("Softsign")
+def softsign(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
+    """Derivative (1 - |y|)^2."""
+    rest = op.Sub(1.0, op.Abs(node.outputs[0]))
+    return [op.Mul(op.Mul(dy[0], rest), rest)]
+
+
+@rule("Mish")
+def mish(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
+    """Derivative t + x (1 - t^2) sigmoid(x) with t = tanh(softplus(x))."""
+    x = required_input(node, 0)
+    t = op.Tanh(op.Softplus(x))
+    bend = op.Mul(op.Mul(op.Sub(1.0, op.Mul(t, t)), x), op.Sigmoid(x))
+    return [op.Mul(dy[0], op.Add(bend, t))]
+
+
+@rule("Swish")
+def swish(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
+    """Derivative s (1 + alpha x (1 - s)) with s = sigmoid(alpha x)."""
+    x = required_input(node, 0)
+    alpha = attr_float(node, "alpha", 1.0)
+    scaled = op.scale(x, alpha)
+    s = op.Sigmoid(scaled)
+    return [op.Mul(dy[0], op.Mul(op.Add(op.Mul(op.Sub(1.0, s), scaled), 1.0), s))]
+
+
+@rule("Gelu")
+def gelu(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
+    """Derivative P(x) + x p(x) with the normal distribution P and its density p, or that of the tanh approximation."""
+    x = required_input(node, 0)
+    if attr_str(node, "approximate", "none") == "tanh":
+        c = math.sqrt(2 / math.pi)
+        inner = op.Mul(op.Add(op.Mul(op.Mul(x, x), 0.044715 * c), c), x)
+        t = op.Tanh(inner)
+        slope = op.Add(op.Mul(op.Mul(x, x), 3 * 0.044715 * c), c)
+        bend = op.Mul(op.Mul(op.Sub(1.0, op.Mul(t, t)), slope), x)
+        return [op.Mul(dy[0], op.Mul(op.Add(op.Add(bend, t), 1.0), 0.5))]
+    density = op.Mul(op.Mul(op.Exp(op.Mul(op.Mul(x, x), -0.5)), x), 1 / math.sqrt(2 * math.pi))
+    below = op.Mul(op.Add(op.Erf(op.Mul(x, math.sqrt(0.5))), 1.0), 0.5)
+    return [op.Mul(dy[0], op.Add(density, below))]
+
+
+@rule("Shrink")
+def shrink(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
+    """Derivative 1 where |x| > lambd."""
+    beyond = op.Sub(op.Abs(required_input(node, 0)), attr_float(node, "lambd", 0.5))
+    return [op.Mul(dy[0], positive(op, beyond))]
+
+
+@rule("Clip", fixed=[1, 2])
+def clip(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
+    """Derivative 1 strictly between the limits, which the output tells as well as the input."""
+    y, low, high = node.outputs[0], input_of(node, 1), input_of(node, 2)
+    if low is not None and high is not None:
+        inside = op.And(op.Greater(y, low), op.Less(y, high))
+        return [op.Mul(dy[0], op.Cast(inside, to=y.dtype))]
+    if low is not None:
+        return [op.Mul(dy[0], op.Sign(op.Sub(y, low)))]
+    if high is not None:
+        return [op.Mul(dy[0], op.Sign(op.Sub(high, y)))]
+    return [dy[0]]
+
+
+@rule("Exp")
+def exp(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
+    """Derivative y."""
+    return [op.Mul(dy[0], node.outputs[0])]
+
+
+@rule("Log")
+def log(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
+    """Derivative 1 / x."""
+    return [op.Div(dy[0], required_input(node, 0))]
+
+
+@rule("Sqrt")
+def sqrt(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
+    """Derivative 1 / (2 y)."""
+    return [op.Div(op.Mul(dy[0], 0.5), node.outputs[0])]
+
+
+@rule("Reciprocal")
+def reciprocal(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
+    """Derivative -y^2."""
+    y = node.outputs[0]
+    return [op.Neg(op.Mul(op.Mul(dy[0], y), y))]
+
+
+@rule("Neg")
+def neg(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
+    """Derivative -1."""
+    return [op.Neg(dy[0])]
+
+
+@rule("Abs")
+def absolute(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
+    """Derivative sign(x)."""
+    return [op.Mul(dy[0], op.Sign(required_input(node, 0)))]
+
+
+@rule("Erf")
+def erf(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
+    """Derivative 2 / sqrt(pi) exp(-x^2)."""
+    x = required_input(node, 0)
+    return [op.Mul(dy[0], op.Mul(op.Exp(op.Neg(op.Mul(x, x))), 2 / math.sqrt(math.pi)))]
+
+
+@rule("Sin")
+def sin(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
+    """Derivative cos(x)."""
+    return [op.Mul(dy[0], op.Cos(required_input(node, 0)))]
+
+
+@rule("Cos")
+def cos(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
+    """Derivative -sin(x)."""
+    return [op.Neg(op.Mul(dy[0], op.Sin(required_input(node, 0))))]
+
+
+@rule("Tan")
+def tan(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
+    """Derivative 1 + y^2."""
+    y = node.outputs[0]
+    return [op.Mul(dy[0], op.Add(op.Mul(y, y), 1.0))]
+
+
+@rule("Asin")
+def asin(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
+    """Derivative 1 / sqrt(1 - x^2)."""
+    x = required_input(node, 0)
+    return [op.Div(dy[0], op.Sqrt(op.Sub(1.0, op.Mul(x, x))))]
+
+
+@rule("Acos")
+def acos(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
+    """Derivative -1 / sqrt(1 - x^2)."""
+    return [op.Neg(asin(op, node, dy)[0])]
+
+
+@rule("Atan")
+def atan(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
+    """Derivative 1 / (1 + x^2)."""
+    x = required_input(node, 0)
+    return [op.Div(dy[0], op.Add(op.Mul(x, x), 1.0))]
+
+
+@rule("Sinh")
+def sinh(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
+    """Derivative cosh(x), as sqrt(1 + y^2): onnxruntime has Cosh for float only, and y is kept anyway."""
+    y = node.outputs[0]
+    return [op.Mul(dy[0], op.Sqrt(op.Add(op.Mul(y, y), 1.0)))]
+
+
+@rule("Cosh")
+def cosh(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
+    """Derivative sinh(x)."""
+    return [op.Mul(dy[0], op.Sinh(required_input(node, 0)))]
+
+
+@rule("Asinh")
+def asinh(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
+    """Derivative 1 / sqrt(x^2 + 1)."""
+    x = required_input(node, 0)
+    return [op.Div(dy[0], op.Sqrt(op.Add(op.Mul(x, x), 1.0)))]
+
+
+@rule("Acosh")
+def acosh(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
+    """Derivative 1 / sqrt(x^2 - 1)."""
+    x = required_input(node, 0)
+    return [op.Div(dy[0], op.Sqrt(op.Sub(op.Mul(x, x), 1.0)))]
+
+
+@rule("Atanh")
+def atanh(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
+    """Derivative 1 / (1 - x^2)."""
+    x = required_input(node, 0)
+    return [op.Div(dy[0], op.Sub(1.0, op.Mul(x, x)))]

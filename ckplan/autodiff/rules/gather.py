@@ -1,0 +1,138 @@
+"""Gradients of operators that pick elements by index.
+
+Adding up the gradients of elements that were picked several times is the hard part. onnxruntime's ``ScatterND`` with
+``reduction="add"`` lets threads race for the same element on the CPU and loses some of the additions, so everything here
+goes through ``ScatterElements``, which is sequential, exact and works in the buffer of its first input. Its
+indices have the shape of the updates; they are kept small by using 32 bits.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import onnx_ir as ir
+
+from ckplan.autodiff.builder import Builder, Gradients, attr_int, attr_str, required_input, shape_of
+from ckplan.autodiff.registry import NoGradientError, rule
+from ckplan.autodiff.rules.shape import pad
+
+
+def _scatter_add(op: Builder, into: ir.Value, axis: int, rows: ir.Value, updates: ir.Value) -> ir.Value:
+    """Add slices of ``updates`` along an axis of ``into`` at the positions ``rows`` (rank 1)."""
+    shape = shape_of(updates)
+    column = [1] * len(shape)
+    column[axis] = shape[axis]
+    short = rows if rows.dtype == ir.DataType.INT32 else op.Cast(rows, to=ir.DataType.INT32)
+    indices = op.expand(op.reshape(short, column), shape)
+    return op.ScatterElements(into, indices, updates, axis=axis, reduction="add")
+
+
+@rule("Gather", fixed=[1])
+def gather(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
+    """The gradient added to the rows that were picked.
+
+    What other readers of a table (the output layer of a language model with tied embeddings) contributed already is added to
+    in place, so there is never a second tensor of its size.
+    """
+    data, indices, g = required_input(node, 0), required_input(node, 1), dy[0]
+    assert g is not None
+    shape = shape_of(data)
+    axis = attr_int(node, "axis", 0) % len(shape)
+    picked = list(shape)
+    picked[axis] = math.prod(shape_of(indices))
+    if 0 in picked or 0 in shape:
+        return [None]
+    rows = op.reshape(g, picked)
+    known = op.constant_of(indices)
+    if known is not None:
+        run = known.reshape(-1) % shape[axis]
+        if (np.diff(run) == 1).all():
+            before, after = [0] * len(shape), [0] * len(shape)
+            before[axis], after[axis] = int(run[0]), shape[axis] - int(run[-1]) - 1
+            return [pad(op, rows, before, after)]
+    into = op.take_partial(data) or op.zeros(shape, g)
+    return [_scatter_add(op, into, axis, op.reshape(indices, [picked[axis]]), rows)]
+
+
+@rule("GatherElements", fixed=[1])
+def gather_elements(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
+    """The gradient added to the elements that were picked."""
+    data, g = required_input(node, 0), dy[0]
+    assert g is not None
+    into = op.take_partial(data) or op.zeros(shape_of(data), g)
+    return [op.ScatterElements(into, node.inputs[1], g, axis=attr_int(node, "axis", 0), reduction="add")]
+
+
+@rule("GatherND", since=11, fixed=[1])
+def gather_nd(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
+    """The gradient added to the slices that were picked."""
+    data, indices, g = required_input(node, 0), required_input(node, 1), dy[0]
+    assert g is not None
+    shape = shape_of(data)
+    count, batch = math.prod(shape_of(indices)[:-1]), attr_int(node, "batch_dims", 0)
+    if 0 in shape or count == 0:
+        return [None]
+    depth = batch + shape_of(indices)[-1]
+    rows = math.prod(shape[:depth])
+    flat = _flat_indices(op, indices, shape, batch)
+    zeros = op.zeros([rows, math.prod(shape[depth:])], g)
+    added = _scatter_add(op, zeros, 0, flat, op.reshape(g, [count, math.prod(shape[depth:])]))
+    return [op.reshape(added, shape)]
+
+
+def _flat_indices(op: Builder, indices: ir.Value, shape: tuple[int, ...], batch: int) -> ir.Value:
+    """Turn index tuples (of GatherND) into positions among the slices of the data."""
+    width = shape_of(indices)[-1]
+    dims = np.asarray(shape[batch : batch + width], dtype=np.int64)
+    strides = np.asarray([math.prod(dims[i + 1 :].tolist()) for i in range(width)], dtype=np.int64)
+    positions = op.ReduceSum(op.Mul(op.Mod(indices, dims), strides), np.asarray([-1]), keepdims=0)
+    if batch:
+        batches = math.prod(shape[:batch])
+        positions = op.reshape(positions, [batches, -1 if 0 in shape else math.prod(shape_of(positions)) // batches])
+        positions = op.Add(positions, np.arange(batches, dtype=np.int64).reshape(-1, 1) * math.prod(dims.tolist()))
+    return op.reshape(positions, [math.prod(shape_of(indices)[:-1])])
+
+
+def _additive(node: ir.Node) -> bool:
+    """Say whether a scatter adds to its data; if not, it overwrites."""
+    reduction = attr_str(node, "reduction", "none")
+    if reduction not in ("none", "add"):
+        raise NoGradientError(f"reduction='{reduction}' is not differentiated")
+    return reduction == "add"
+
+
+@rule("ScatterND", since=11, fixed=[1])
+def scatter_nd(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
+    """Updates get the slices they went to; the data get the rest."""
+    data, indices, updates = (required_input(node, i) for i in range(3))
+    adds = _additive(node)
+    dupdates = op.GatherND(dy[0], indices) if op.wants(updates) else None
+    ddata = None
+    if op.wants(data):
+        # Where indices repeat, all threads write the same zeros.
+        ddata = dy[0] if adds else op.ScatterND(dy[0], indices, op.zeros(shape_of(updates), data))
+    return [ddata, None, dupdates]
+
+
+@rule("ScatterElements", fixed=[1])
+def scatter_elements(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
+    """Updates get the elements they went to; the data get the rest."""
+    data, indices, updates = (required_input(node, i) for i in range(3))
+    axis, adds = attr_int(node, "axis", 0), _additive(node)
+    g = dy[0]
+    assert g is not None
+    dupdates = op.GatherElements(g, indices, axis=axis) if op.wants(updates) else None
+    ddata = None
+    if op.wants(data):
+        ddata = g if adds else op.ScatterElements(g, indices, op.zeros(shape_of(updates), g), axis=axis)
+    return [ddata, None, dupdates]
+
+
+@rule("TopK", since=10, fixed=[1])
+def topk(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
+    """The gradient put where the values came from."""
+    if dy[0] is None:
+        return [None]
+    zeros = op.zeros(shape_of(required_input(node, 0)), dy[0])
+    return [op.ScatterElements(zeros, node.outputs[1], dy[0], axis=attr_int(node, "axis", -1))]

@@ -1,0 +1,241 @@
+"""Gradients of operators that move elements without computing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import onnx_ir as ir
+
+from ckplan.autodiff.builder import (
+    Builder,
+    Gradients,
+    attr_int,
+    attr_ints,
+    attr_str,
+    dtype_of,
+    required_input,
+    shape_of,
+)
+from ckplan.autodiff.registry import rule
+
+
+@rule("Reshape", fixed=[1])
+@rule("Flatten")
+@rule("Squeeze", since=13, fixed=[1])
+@rule("Unsqueeze", since=13, fixed=[1])
+def reshape(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
+    """The gradient in the input's shape."""
+    assert dy[0] is not None
+    return [op.reshape(dy[0], shape_of(required_input(node, 0)))]
+
+
+@rule("Transpose")
+def transpose(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
+    """The gradient transposed back."""
+    assert dy[0] is not None
+    rank = len(shape_of(dy[0]))
+    perm = attr_ints(node, "perm") or tuple(reversed(range(rank)))
+    return [op.transpose(dy[0], [perm.index(axis) for axis in range(rank)])]
+
+
+@rule("Concat")
+def concat(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
+    """The pieces of the gradient; all at once by Split, or one Slice each where only some are needed."""
+    g = dy[0]
+    assert g is not None
+    axis = attr_int(node, "axis", 0) % len(shape_of(g))
+    inputs = [required_input(node, i) for i in range(len(node.inputs))]
+    sizes = [shape_of(x)[axis] for x in inputs]
+    if len(inputs) == 1:
+        return [g]
+    if all(op.wants(x) for x in inputs):
+        return op.Split(g, np.asarray(sizes, dtype=np.int64), axis=axis, _outputs=len(sizes))
+    ends = np.cumsum(sizes)
+    return [
+        cut(op, g, axis, int(end) - size, int(end)) if op.wants(x) else None
+        for x, size, end in zip(inputs, sizes, ends, strict=True)
+    ]
+
+
+def cut(op: Builder, value: ir.Value, axis: int, start: int, end: int, step: int = 1) -> ir.Value:
+    """Slice one axis; the value itself if nothing is cut off."""
+    if (start, step) == (0, 1) and end == shape_of(value)[axis]:
+        return value
+    bounds = [np.asarray([number], dtype=np.int64) for number in (start, end, axis, step)]
+    return op.Slice(value, *(bounds if step != 1 else bounds[:3]))
+
+
+def pad(op: Builder, value: ir.Value, before: Sequence[int], after: Sequence[int]) -> ir.Value:
+    """Put zeros around a value; the value itself if there are none to put."""
+    if not any(before) and not any(after):
+        return value
+    return op.Pad(value, np.asarray([*before, *after], dtype=np.int64))
+
+
+@rule("Split", fixed=[1])
+def split(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
+    """The gradients put together, with zeros for pieces that got none."""
+    shape = shape_of(required_input(node, 0))
+    axis = attr_int(node, "axis", 0) % len(shape)
+    sizes = [shape_of(output)[axis] for output in node.outputs]
+    present = [index for index, g in enumerate(dy) if g is not None]
+    first, last = present[0], present[-1]
+    some = dy[first]
+    assert some is not None
+    pieces = [
+        op.zeros(shape_of(node.outputs[index]), some) if (g := dy[index]) is None else g
+        for index in range(first, last + 1)
+    ]
+    joined = op.Concat(*pieces, axis=axis) if len(pieces) > 1 else some
+    before, after = [0] * len(shape), [0] * len(shape)
+    before[axis], after[axis] = sum(sizes[:first]), sum(sizes[last + 1 :])
+    return [pad(op, joined, before, after)]
+
+
+@rule("Slice", since=10, fixed=[1, 2, 3, 4])
+def slice_(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
+    """The gradient with zeros where the slice skipped elements."""
+    shape = shape_of(required_input(node, 0))
+    starts, ends = op.constant_ints(node, 1, "starts"), op.constant_ints(node, 2, "ends")
+    assert starts is not None
+    assert ends is not None
+    axes = op.constant_ints(node, 3, "axes") or tuple(range(len(starts)))
+    steps = op.constant_ints(node, 4, "steps") or (1,) * len(starts)
+    g = dy[0]
+    assert g is not None
+    if 0 in shape_of(g):
+        return [None]
+    before, after = [0] * len(shape), [0] * len(shape)
+    for axis, start, end, step in zip(axes, starts, ends, steps, strict=True):
+        axis %= len(shape)
+        taken = range(shape[axis])[start:end:step]
+        if step < 0:
+            taken = taken[::-1]
+            g = cut(op, g, axis, -1, -(2**62), -1)
+        g = _spread(op, g, axis, abs(step))
+        before[axis] = taken[0]
+        after[axis] = shape[axis] - taken[-1] - 1
+    return [pad(op, g, before, after)]
+
+
+def _spread(op: Builder, value: ir.Value, axis: int, step: int) -> ir.Value:
+    """Put ``step - 1`` zeros between neighbours along an axis."""
+    shape = list(shape_of(value))
+    count = shape[axis]
+    if step == 1 or count == 1:
+        return value
+    apart = op.reshape(value, [*shape[: axis + 1], 1, *shape[axis + 1 :]])
+    after = [0] * (len(shape) + 1)
+    after[axis + 1] = step - 1
+    padded = op.reshape(pad(op, apart, [0] * len(after), after), [*shape[:axis], count * step, *shape[axis + 1 :]])
+    return cut(op, padded, axis, 0, (count - 1) * step + 1)
+
+
+@rule("Expand", fixed=[1])
+def expand(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
+    """The sum over the copies."""
+    assert dy[0] is not None
+    return [op.sum_to_shape(dy[0], shape_of(required_input(node, 0)))]
+
+
+@rule("Tile", since=6, fixed=[1])
+def tile(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
+    """The sum over the copies."""
+    assert dy[0] is not None
+    shape, tiled = shape_of(required_input(node, 0)), shape_of(dy[0])
+    if 0 in tiled:
+        return [None]
+    apart: list[int] = []
+    for dim, size in zip(shape, tiled, strict=True):
+        apart += [size // dim, dim]
+    summed = op.reduce_sum(op.reshape(dy[0], apart), range(0, 2 * len(shape), 2), keepdims=False) if apart else dy[0]
+    return [op.reshape(summed, shape)]
+
+
+@rule("Pad", since=11, fixed=[1, 2, 3])
+def pad_rule(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
+    """The gradient without the border; with the border added where it came from for the modes that repeat elements."""
+    g = dy[0]
+    assert g is not None
+    shape = shape_of(required_input(node, 0))
+    pads = op.constant_ints(node, 1, "pads")
+    axes = op.constant_ints(node, 3, "axes")
+    assert pads is not None
+    axes = tuple(range(len(shape))) if axes is None else tuple(axis % len(shape) for axis in axes)
+    before, after = [0] * len(shape), [0] * len(shape)
+    for index, axis in enumerate(axes):
+        before[axis], after[axis] = pads[index], pads[index + len(axes)]
+    mode = attr_str(node, "mode", "constant")
+    if 0 in shape_of(g) or 0 in shape:
+        return [None]
+    for axis in axes:
+        if mode != "constant" and (before[axis] > 0 or after[axis] > 0):
+            g = _fold_border(op, g, axis, _origins(shape[axis], before[axis], after[axis], mode), shape[axis])
+        else:
+            g = cut(op, g, axis, max(before[axis], 0), shape_of(g)[axis] - max(after[axis], 0))
+            lost_before, lost_after = [0] * len(shape), [0] * len(shape)
+            lost_before[axis], lost_after[axis] = max(-before[axis], 0), max(-after[axis], 0)
+            g = pad(op, g, lost_before, lost_after)
+    return [g]
+
+
+def _origins(size: int, before: int, after: int, mode: str) -> np.ndarray:
+    """Return the input index that each index of a padded axis came from."""
+    indices = np.arange(-before, size + after)
+    if mode == "edge":
+        return indices.clip(0, size - 1)
+    if mode == "wrap":
+        return indices % size
+    period = max(2 * (size - 1), 1)
+    return (size - 1) - np.abs((indices % period) - (size - 1)) if size > 1 else indices * 0
+
+
+def _fold_border(op: Builder, g: ir.Value, axis: int, origins: np.ndarray, size: int) -> ir.Value:
+    """Sum the gradients of an axis by origin: a product with a small matrix, which is deterministic."""
+    shape = shape_of(g)
+    matrix = np.zeros((size, len(origins)), dtype=dtype_of(g))
+    matrix[origins, np.arange(len(origins))] = 1
+    rest = [*shape[:axis], size, *shape[axis + 1 :]]
+    if axis == len(shape) - 1:
+        return op.MatMul(g, np.ascontiguousarray(matrix.T))
+    flat = op.reshape(g, [int(np.prod(shape[:axis])), shape[axis], int(np.prod(shape[axis + 1 :]))])
+    return op.reshape(op.MatMul(matrix, flat), rest)
+
+
+@rule("DepthToSpace")
+def depth_to_space(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
+    """The elements moved back."""
+    assert dy[0] is not None
+    block = attr_int(node, "blocksize", 1)
+    if attr_str(node, "mode", "DCR") == "DCR":
+        return [op.SpaceToDepth(dy[0], blocksize=block)]
+    batch, depth, height, width = shape_of(required_input(node, 0))
+    apart = op.reshape(dy[0], [batch, depth // block**2, height, block, width, block])
+    return [op.reshape(op.transpose(apart, (0, 1, 3, 5, 2, 4)), [batch, depth, height, width])]
+
+
+@rule("SpaceToDepth")
+def space_to_depth(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
+    """The elements moved back."""
+    return [op.DepthToSpace(dy[0], blocksize=attr_int(node, "blocksize", 1))]
+
+
+@rule("Trilu", fixed=[1])
+def trilu(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
+    """The same triangle of the gradient."""
+    return [op.Trilu(dy[0], *node.inputs[1:], upper=attr_int(node, "upper", 1))]
+
+
+@rule("ReverseSequence")
+def reverse_sequence(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
+    """Reversed again."""
+    axes = {"batch_axis": attr_int(node, "batch_axis", 1), "time_axis": attr_int(node, "time_axis", 0)}
+    return [op.ReverseSequence(dy[0], node.inputs[1], **axes)]
+
+
+@rule("CumSum", fixed=[1])
+def cumsum(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
+    """The cumulative sum from the other end."""
+    flags = {"exclusive": attr_int(node, "exclusive", 0), "reverse": 1 - attr_int(node, "reverse", 0)}
+    return [op.CumSum(dy[0], node.inputs[1], **flags)]
