@@ -1,7 +1,8 @@
 """Read, normalise, save and price ONNX models."""
 
 from ckplan.model.constants import is_constant
+from ckplan.model.costs import Cost, node_cost, seconds
 from ckplan.model.loading import ForwardModel, load, normalise
 from ckplan.model.saving import save
 
-__all__ = ["ForwardModel", "is_constant", "load", "normalise", "save"]
+__all__ = ["Cost", "ForwardModel", "is_constant", "load", "node_cost", "normalise", "save", "seconds"]

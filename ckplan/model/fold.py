@@ -198,9 +198,9 @@ def _take_branch(node: ir.Node, condition: bool) -> list[ir.Node]:
     branch = node.attributes.get_graph("then_branch" if condition else "else_branch")
     assert branch is not None
     for name in list(branch.initializers):
-        value = branch.initializers.pop(name)
-        value.name = unused_name(graph, name)
-        graph.register_initializer(value)
+        inner = branch.initializers.pop(name)
+        inner.name = unused_name(graph, name)
+        graph.register_initializer(inner)
     nodes = list(branch)
     branch.remove(nodes)
     graph.insert_before(node, nodes)
@@ -212,10 +212,10 @@ def _take_branch(node: ir.Node, condition: bool) -> list[ir.Node]:
             graph.insert_before(node, copy)
             nodes.append(copy)
             source = copy.outputs[0]
-        name = output.name
+        output_name = output.name
         ir.convenience.replace_all_uses_with(output, source, replace_graph_outputs=True)
         if source is not result:
-            source.name = name
+            source.name = output_name
     branch.outputs.clear()
     graph.remove(node, safe=True)
     return nodes
