@@ -66,7 +66,7 @@ def _run_variant(channel: Channel, feed: Mapping[str, Any], variant: Mapping[str
 
     request = channel.request
     label = f"{variant['order']} order" + ("" if variant["pattern"] else ", memory patterns off")
-    channel.progress(f"loading ({label})")
+    channel.progress(f"the loading ({label})")
     session, device = open_session(
         request["path"],
         request["device"],
@@ -106,8 +106,8 @@ def split_runs(events: Iterable[Mapping[str, Any]]) -> list[dict[str, list[Any]]
         events: the profile, in file order; a ``model_run`` event closes a run.
 
     Returns:
-        Columns ``name``, ``op``, ``provider``, ``seconds``, and the memory counters in bytes (None on versions of
-        onnxruntime before 1.31, which do not tell).
+        Columns ``name``, ``op``, ``provider``, ``start`` (microseconds), ``seconds``, and the memory counters in
+        bytes (None on versions of onnxruntime before 1.31, which do not tell).
     """
     runs: list[dict[str, list[Any]]] = []
     current: dict[str, list[Any]] = {}
@@ -119,6 +119,7 @@ def split_runs(events: Iterable[Mapping[str, Any]]) -> list[dict[str, list[Any]]
                 "name": name.removesuffix(_SUFFIX),
                 "op": arguments.get("op_name", ""),
                 "provider": arguments.get("provider", CPU),
+                "start": event["ts"],
                 "seconds": event["dur"] / 1e6,
             }
             for column, key in _COLUMNS.items():
@@ -222,12 +223,17 @@ def _summed(providers: Sequence[str], values: Sequence[int]) -> list[int]:
 def _in_use_before(run: Mapping[str, Sequence[Any]]) -> int:
     """Bytes that were in use before the first kernel, over all providers.
 
-    A provider's first event need not be the run's, but until then the provider had allocated nothing more.
+    Told by the event that starts first. It need not be logged first: events are logged as they end, those of the
+    nodes in an If before the If itself. A provider's first event need not be the run's first, but until then the
+    provider had allocated nothing more.
     """
-    seen: dict[str, int] = {}
-    for provider, value, delta in zip(run["provider"], run["requested"], run["requested_delta"], strict=True):
-        seen.setdefault(provider, value - delta)
-    return sum(seen.values())
+    seen: dict[str, tuple[int, int]] = {}
+    columns = (run["provider"], run["start"], run["requested"], run["requested_delta"])
+    for provider, start, value, delta in zip(*columns, strict=True):
+        seen[provider] = min(
+            seen.get(provider, (start, value - delta)), (start, value - delta), key=lambda pair: pair[0]
+        )
+    return sum(in_use for _, in_use in seen.values())
 
 
 def _outputs_made(names: Sequence[str], producers: Mapping[str, str], sizes: Mapping[str, int]) -> list[int]:

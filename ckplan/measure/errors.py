@@ -14,7 +14,7 @@ class RunFailedError(EnvironmentUnavailableError):
     Args:
         message: what happened, to which file, and in which stage.
         hint: the next thing to try.
-        stage: the last stage that the process announced, such as ``first run``.
+        stage: the last stage that the process announced, such as ``the first run``.
         learnt: figures that it reported before it ended (resident memory, finished runs).
         stderr: the last lines of its standard error.
     """

@@ -38,7 +38,7 @@ def job(channel: Channel) -> dict[str, Any]:
         left = sum(record.size for record in reader.get_leaked_allocation_records(merge_threads=True))
         return result, reader.metadata.peak_memory, left
 
-    channel.progress("loading (heap meter)")
+    channel.progress("the loading (heap meter)")
     (session, device), _, held = watched(
         lambda: open_session(request["path"], request["device"], threads=request["threads"], arena=False, pattern=False)
     )
@@ -46,7 +46,7 @@ def job(channel: Channel) -> dict[str, Any]:
         raise EnvironmentUnavailableError("the heap meter sees no device memory", "use --device cpu")
     names = [value.name for value in session.get_outputs()]
     values = as_ort_values(feed)
-    channel.progress("first run (heap meter)", session=held)
+    channel.progress("the first run (heap meter)", session=held)
     results, peak, _ = watched(lambda: session.run_with_ort_values(names, values))
 
     activations = None
@@ -60,6 +60,6 @@ def job(channel: Channel) -> dict[str, Any]:
         del results
         for name, place in zip(names, places, strict=True):
             binding.bind_ortvalue_output(name, place)
-        channel.progress("second run (heap meter)", run=peak)
+        channel.progress("the second run (heap meter)", run=peak)
         _, activations, _ = watched(lambda: session.run_with_iobinding(binding))
     return {"session": held, "run": peak, "activations": activations}

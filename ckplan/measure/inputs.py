@@ -63,6 +63,9 @@ def make_inputs(
     shell = ir.Graph(fed_shells(fed), (), nodes=())
     notes = bind(shell, dims or {}, shapes or {}).notes
     arrays, more = {}, []
+    if any(_unbounded(model, value) for value in fed):
+        # The bound may be a dimension of a value whose shape the file does not tell (class scores, mostly).
+        ir.passes.common.ShapeInferencePass()(model)
     for value, shaped in zip(fed, shell.inputs, strict=True):
         name = value.name or ""
         if not isinstance(value.type, ir.TensorType) or shaped.shape is None:
@@ -71,6 +74,10 @@ def make_inputs(
         arrays[name], note = _draw(model, value, shape, seed)
         more.extend([note] if note else [])
     return Inputs(arrays, (*notes, *more))
+
+
+def _unbounded(model: ir.Model, value: ir.Value) -> bool:
+    return value.dtype is not None and value.dtype.is_integer() and upper_bound(model, value) is None
 
 
 def fed_shells(values: Sequence[ir.Value]) -> list[ir.Value]:

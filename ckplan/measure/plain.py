@@ -45,14 +45,14 @@ def job(channel: Channel) -> dict[str, Any]:
     request = channel.request
     feed = load_arrays(Path(request["inputs"]))
     before = resident_bytes()
-    channel.progress("loading")
+    channel.progress("the loading")
     session, device = open_session(request["path"], request["device"], threads=request["threads"])
     names = [value.name for value in session.get_outputs()]
     step = step_of(session, feed)
     loaded = resident_bytes()
     watch = _Watch()
     watch.start()
-    channel.progress("first run")
+    channel.progress("the first run")
     results = step()
     first_run = resident_bytes()
     peak = watch.stop()  # before timing: the sampler takes a core

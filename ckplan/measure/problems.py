@@ -36,10 +36,9 @@ def _values(verification: Verification) -> tuple[str, ...]:
         )
         rest = len(numerics.differences) - 1
         others = f"; so do {rest} more outputs" if rest else ""
-        wobbles = [side.path for side in (verification.base, verification.new) if not side.repeatable]
-        cause = (
-            f"; but {' and '.join(f'`{path}`' for path in wobbles)} does not repeat its own outputs" if wobbles else ""
-        )
+        sides = (verification.base, verification.new)
+        wobbles = list(dict.fromkeys(f"`{side.path}`" for side in sides if not side.repeatable))
+        cause = f" (values change from run to run in {' and '.join(wobbles)})" if wobbles else ""
         found.append(f"output `{first.output}` {what}{others}{cause}")
     return tuple(found)
 

@@ -92,7 +92,7 @@ class Process:
         learnt: dict[str, Any] = {}
         for line in lines:
             learnt |= json.loads(line)["learnt"]
-        return (json.loads(lines[-1])["stage"] if lines else "the start of the process"), learnt
+        return (json.loads(lines[-1])["stage"] if lines else "the start"), learnt
 
     def _told(self, error: Mapping[str, Any]) -> CkplanError:
         """The exception for a failure that the job could describe itself."""
@@ -143,6 +143,10 @@ def clean(message: str) -> str:
     """An onnxruntime message in one line, without its code prefix and its source paths."""
     text = re.sub(r"^\[ONNXRuntimeError\] : \d+ : \w+ : ", "", message)
     text = re.sub(r"/\S*onnxruntime/core/\S+:\d+ ", "", text)
+    text = re.sub(r"\S+ onnxruntime::[\w:<>]+\([^()]*\) (const )?", "", text)
+    text = re.sub(
+        r"Non-zero status code returned while running (\S+) node\. Name:('[^']*') Status Message: ", r"\1 \2: ", text
+    )
     return " ".join(text.split()).rstrip(".")
 
 

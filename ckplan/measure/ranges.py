@@ -14,10 +14,8 @@ CLASSES = "pkg.ckplan.classes"
 LABELS = "pkg.ckplan.labels"
 """Metadata of a model: a JSON object of label inputs and their numbers of classes."""
 
-_SAME_VALUES = frozenset(
-    ("Cast", "Concat", "Expand", "Flatten", "Identity", "Reshape")
-    + ("Slice", "Split", "Squeeze", "Tile", "Transpose", "Unsqueeze")
-)
+_MOVES = ("Cast", "Concat", "Expand", "Flatten", "Identity", "Reshape")
+_SAME_VALUES = frozenset({*_MOVES, "Slice", "Split", "Squeeze", "Tile", "Transpose", "Unsqueeze"})
 """Operators that pass values on from their first input (Concat from all) and only move them about."""
 
 _GATHERS = frozenset(["Gather", "GatherElements", "ScatterElements"])

@@ -29,7 +29,7 @@ def job(channel: Channel) -> None:
     """In the child: warm up, say so, then run and time one step per line of standard input."""
     request = channel.request
     feed = load_arrays(Path(request["inputs"]))
-    channel.progress("loading (timing)")
+    channel.progress("the loading (timing)")
     session, _ = open_session(request["path"], request["device"], threads=request["threads"])
     step = step_of(session, feed)
     for number in range(WARM_UP):

@@ -66,7 +66,7 @@ def verify(
         requests = [request_for(Path(path), folder / "inputs", device, threads) for path in (base, new)]
         places = [folder / "base", folder / "new"]
         first, second = (
-            measured(model, chosen, request, place, runs=runs, heap=heap)
+            measured(model, chosen, request, place, runs=1, heap=heap)  # timed below, in turns
             for model, request, place in zip(models, requests, places, strict=True)
         )
         requests = [{**request, "device": first.device} for request in requests]
@@ -78,6 +78,9 @@ def verify(
             for measurement, request, order in zip((first, second), requests, orders, strict=True)
         ]
         timing = _timing(requests, runs, notes)
+        if timing is not None:
+            first = replace(first, step_seconds=timing.base_seconds)
+            second = replace(second, step_seconds=timing.new_seconds)
     return Verification(
         first, second, replace(numerics, base_origin=origins[0], new_origin=origins[1]), timing, tuple(notes)
     )
