@@ -177,7 +177,7 @@ def rms_normalization(call: Call) -> Result:
 @operator("LpNormalization")
 def lp_normalization(call: Call) -> Result:
     norm = torch.linalg.vector_norm(call[0], call.get("p", 2), call.get("axis", -1), keepdim=True)
-    return torch.div(call[0], norm)
+    return torch.div(call[0], torch.where(norm == 0, 1, norm))
 
 
 @operator("DepthToSpace")
@@ -213,7 +213,7 @@ def _reflected(places: torch.Tensor, size: int, mode: str) -> torch.Tensor:
         return places.clamp(0, size - 1)
     if mode == "wrap":
         return places % size
-    period = 2 * (size - 1)
+    period = max(1, 2 * (size - 1))
     folded = places % period
     return torch.where(folded < size, folded, period - folded)
 
@@ -222,13 +222,20 @@ def _reflected(places: torch.Tensor, size: int, mode: str) -> torch.Tensor:
 def resize(call: Call) -> Result:
     """Nearest (floor, asymmetric) and linear (half_pixel or align_corners) resizing of the spatial axes."""
     rank = call[0].ndim
+    if call.get("axes"):
+        raise NotImplementedError("a Resize of some axes")
     sizes, scales = call.integers(3), call.optional(2)
     if sizes is None:
         assert scales is not None
-        sizes = [floor(size * float(scale)) for size, scale in zip(call[0].shape, scales, strict=True)]
+        exact = [size * float(scale) for size, scale in zip(call[0].shape, scales, strict=True)]
+        sizes = [floor(size) for size in exact]
+        if exact != sizes:
+            raise NotImplementedError("a Resize by scales that do not give whole sizes")
     mode, place = call.text("mode", "nearest"), call.text("coordinate_transformation_mode", "half_pixel")
-    if call.get("axes") or sizes[:2] != list(call[0].shape[:2]) or rank not in (3, 4, 5):
+    if sizes[:2] != list(call[0].shape[:2]) or rank not in (3, 4, 5):
         raise NotImplementedError("a Resize of other than the spatial axes")
+    if call.text("keep_aspect_ratio_policy", "stretch") != "stretch":
+        raise NotImplementedError("a Resize that keeps the aspect ratio")
     if mode == "nearest" and place == "asymmetric" and call.text("nearest_mode", "round_prefer_floor") == "floor":
         return functional.interpolate(call[0], sizes[2:], mode="nearest")
     if mode == "linear" and place in ("half_pixel", "align_corners") and not call.get("antialias", 0):

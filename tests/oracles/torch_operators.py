@@ -95,7 +95,8 @@ def where(call: Call) -> Result:
 
 @operator("Clip")
 def clip(call: Call) -> Result:
-    return torch.clamp(call[0], call.optional(1), call.optional(2))
+    lowest, highest = call.optional(1), call.optional(2)
+    return call[0] if lowest is None and highest is None else torch.clamp(call[0], lowest, highest)
 
 
 @operator("PRelu")
@@ -213,6 +214,8 @@ _reduction("ReduceProd", lambda value, axes: reduce(lambda v, axis: v.prod(axis,
 
 @operator("ArgMax")
 def arg_max(call: Call) -> Result:
+    if call.get("select_last_index", 0):
+        raise NotImplementedError("an ArgMax that selects the last index")
     return torch.argmax(call[0], call.get("axis", 0), keepdim=bool(call.get("keepdims", 1)))
 
 

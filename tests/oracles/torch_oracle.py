@@ -10,6 +10,7 @@ written out.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import onnx
@@ -21,7 +22,7 @@ from onnx import numpy_helper
 from tests.oracles import torch_networks, torch_operators  # noqa: F401  (they fill the table)
 from tests.oracles.torch_registry import OPERATORS, Call, Value
 
-Array = NDArray[np.generic]
+Array = NDArray[Any]
 
 SUPPORTED = frozenset(OPERATORS)
 """Operator types (of the default domain) that can be run."""
