@@ -16,17 +16,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
 import onnx_ir as ir
 
 from ckplan.plan.problem import Problem
 from ckplan.plan.simulate import lifetimes
-from ckplan.rewrite.control_edges import ControlEdges
-from ckplan.rewrite.ordering import is_control
-from ckplan.rewrite.sizes import buffer_dimension, dimensions_of
-
-SMALLEST = 4096
-"""Tensors below this many bytes keep their static shape: what they could hold is not worth a name."""
+from ckplan.rewrite.control_edges import ControlEdges, is_control, shape_constant
+from ckplan.rewrite.sizes import SMALL, bytes_of, dimensions_of, named_dimension
 
 
 def hide_inputs(nodes: list[ir.Node], inputs: Sequence[ir.Value], edges: ControlEdges) -> None:
@@ -37,11 +32,12 @@ def hide_inputs(nodes: list[ir.Node], inputs: Sequence[ir.Value], edges: Control
         inputs: graph inputs; those that have an initializer are left alone.
         edges: maker of the aliases.
     """
+    members = set(nodes)
     front: list[ir.Node] = []
     for value in inputs:
-        if value.is_initializer() or value.shape is None or not value.shape:
+        if value.is_initializer() or bytes_of(value) < SMALL:
             continue
-        readers = [(node, index) for node, index in value.uses() if node in set(nodes)]
+        readers = [(node, index) for node, index in value.uses() if node in members and not is_control(node)]
         alias, new = edges.alias(value, value)
         front.extend(new)
         for node, index in readers:
@@ -49,33 +45,22 @@ def hide_inputs(nodes: list[ir.Node], inputs: Sequence[ir.Value], edges: Control
     nodes[:0] = front
 
 
-def infer_leading_dimension(nodes: Sequence[ir.Node], problem: Problem, initializers: dict[str, ir.Value]) -> None:
-    """Turn the constant leading entry of Reshape targets into -1 where the result is an activation of some size.
+def infer_leading_dimension(nodes: Sequence[ir.Node], edges: ControlEdges) -> None:
+    """Turn the constant leading entry of Reshape targets into -1 where the result has some size.
 
     Args:
         nodes: the sequence.
-        problem: its numbers, op by op.
-        initializers: gets the new targets.
+        edges: gets the new targets among its shapes.
     """
-    for node, op in zip(nodes, problem.ops, strict=True):
-        if node.op_type != "Reshape" or is_control(node) or problem.tensors[op.outputs[0]].bytes < SMALLEST:
+    for node in nodes:
+        if node.op_type != "Reshape" or is_control(node) or bytes_of(node.outputs[0]) < SMALL:
             continue
         target = node.inputs[1]
         if target is None or target.const_value is None:
             continue
-        entries = target.const_value.numpy().copy()
-        if entries.size == 0 or entries[0] <= 0 or (entries[1:] <= 0).any():
-            continue
-        entries[0] = -1
-        name = "ckplan/shape" + "".join(f"_{entry}" for entry in entries)
-        if name not in initializers:
-            initializers[name] = ir.Value(
-                name=name,
-                shape=ir.Shape(entries.shape),
-                type=ir.TensorType(ir.DataType.INT64),
-                const_value=ir.tensor(np.asarray(entries, np.int64), name=name),
-            )
-        node.replace_input_with(1, initializers[name])
+        entries = tuple(int(entry) for entry in target.const_value.numpy())
+        if entries and all(entry > 0 for entry in entries):
+            node.replace_input_with(1, shape_constant((-1, *entries[1:]), edges.initializers))
 
 
 def name_buffers(nodes: Sequence[ir.Node], problem: Problem) -> None:
@@ -86,11 +71,12 @@ def name_buffers(nodes: Sequence[ir.Node], problem: Problem) -> None:
         problem: its numbers, op by op.
     """
     lives = lifetimes(problem, range(len(problem.ops)))
-    for step, (node, op) in enumerate(zip(nodes, problem.ops, strict=True)):
+    for step, node in enumerate(nodes):
         made = [value for value in node.outputs if value.name]
-        for value, tensor, buffer in zip(made, op.outputs, lives.buffer[step], strict=True):
-            if buffer < 0 or lives.returned[buffer] or problem.tensors[tensor].bytes < SMALLEST:
-                continue
+        for value, buffer in zip(made, lives.buffer[step], strict=True):
             dims = dimensions_of(value)
-            if dims:
-                value.shape = ir.Shape([buffer_dimension(dims[0], buffer), *dims[1:]])
+            if not dims or value.is_graph_output() or bytes_of(value) < SMALL:
+                continue
+            # A view of an input or a parameter has no buffer of the plan; it only must not look like any other.
+            name = f"buffer{buffer}" if buffer >= 0 else f"view{step}"
+            value.shape = ir.Shape([named_dimension(dims[0], name), *dims[1:]])

@@ -3,6 +3,8 @@
 ``alias = Reshape(t, Where(OptionalHasElement(after), shape, shape))`` is ``t`` itself, without a copy, but ready only
 once ``after`` is. No data of ``after`` is read (on a GPU nothing is synchronised), the value is always ``shape``, and
 no optimiser of onnxruntime can know that: the alias also keeps a recomputed node from being merged with the original.
+A tensor of a few bytes is copied instead, ``Where(OptionalHasElement(after), t, t)``: one node less, and no Reshape
+that could be fused with a neighbouring one.
 OptionalHasElement reads plain tensors since opset 18 (https://onnx.ai/onnx/operators/onnx__OptionalHasElement.html).
 """
 
@@ -12,9 +14,32 @@ import numpy as np
 import onnx_ir as ir
 
 from ckplan.errors import ModelError
+from ckplan.rewrite.sizes import SMALL, bytes_of, dimensions_of
 
 ROLE = "pkg.ckplan.role"
 """Node metadata: ``control`` for the nodes of a control edge, ``recompute`` for a repeated node."""
+
+_SELECTABLE = (ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.INT64, ir.DataType.INT32)
+"""Element types for which onnxruntime's Where has kernels."""
+
+
+def is_control(node: ir.Node) -> bool:
+    """Whether a node is part of a control edge."""
+    return node.metadata_props.get(ROLE) == "control"
+
+
+def shape_constant(dims: tuple[int, ...], initializers: dict[str, ir.Value]) -> ir.Value:
+    """The initializer that holds a shape; made once for equal shapes."""
+    name = "ckplan/shape" + "".join(f"_{dim}" for dim in dims)
+    if name not in initializers:
+        array = np.array(dims, np.int64)
+        initializers[name] = ir.Value(
+            name=name,
+            shape=ir.Shape(array.shape),
+            type=ir.TensorType(ir.DataType.INT64),
+            const_value=ir.tensor(array, name=name),
+        )
+    return initializers[name]
 
 
 class ControlEdges:
@@ -28,9 +53,7 @@ class ControlEdges:
     def __init__(self) -> None:
         self.initializers: dict[str, ir.Value] = {}
         self.count = 0
-        self._ready: dict[ir.Value, ir.Value] = {}
-        self._shapes: dict[tuple[ir.Value, str], ir.Value] = {}
-        self._aliases: dict[tuple[ir.Value, ir.Value], ir.Value] = {}
+        self._made: dict[tuple[str, ...], ir.Value] = {}
 
     def alias(self, tensor: ir.Value, after: ir.Value) -> tuple[ir.Value, list[ir.Node]]:
         """An alias of ``tensor`` that waits for ``after``, and the nodes that are new, in order.
@@ -38,61 +61,40 @@ class ControlEdges:
         Raises:
             ModelError: the shape of ``tensor`` is not static.
         """
-        known = self._aliases.get((tensor, after))
-        if known is not None:
-            return known, []
+        dims = dimensions_of(tensor)
+        if dims is None or tensor.dtype is None:
+            raise ModelError(f"value '{tensor.name}' has no static shape", "bind its dimensions with --dim")
         new: list[ir.Node] = []
-        if after not in self._ready:
-            self._ready[after] = self._emit(
-                new, "OptionalHasElement", [after], f"{after.name}/ready", ir.DataType.BOOL, ()
-            )
-        shape = self._shape(tensor)
-        key = (after, shape.name or "")
-        if key not in self._shapes:
-            rank = (int(shape.shape[0]),) if shape.shape is not None else ()  # type: ignore[arg-type]
-            name = f"{after.name}/ready/{shape.name}"
-            self._shapes[key] = self._emit(
-                new, "Where", [self._ready[after], shape, shape], name, ir.DataType.INT64, rank
-            )
-        assert tensor.shape is not None
-        name = f"{tensor.name}/after{self.count}"
-        alias = self._emit(new, "Reshape", [tensor, self._shapes[key]], name, tensor.dtype, tuple(tensor.shape))
-        # An empty tensor has zeros in its shape, which Reshape would otherwise read as "copy this dimension".
-        if 0 in tensor.shape:
+        ready = self._emit(new, "OptionalHasElement", [after], f"{after.name}/ready", ir.DataType.BOOL, ())
+        name = f"{tensor.name}/after/{after.name}"
+        if bytes_of(tensor) < SMALL and tensor.dtype in _SELECTABLE:
+            alias = self._emit(new, "Where", [ready, tensor, tensor], name, tensor.dtype, dims)
+            self.count += bool(new)
+            return alias, new
+        shape = shape_constant(dims, self.initializers)
+        gated = [ready, shape, shape]
+        waiting = self._emit(new, "Where", gated, f"{ready.name}/{shape.name}", ir.DataType.INT64, (len(dims),))
+        alias = self._emit(new, "Reshape", [tensor, waiting], name, tensor.dtype, dims)
+        self.count += bool(new)
+        if 0 in dims and new:
+            # An empty tensor has zeros in its shape, which Reshape would otherwise read as "copy this dimension".
             new[-1].attributes["allowzero"] = ir.AttrInt64("allowzero", 1)
-        self.count += 1
-        self._aliases[tensor, after] = alias
         return alias, new
 
-    def _shape(self, tensor: ir.Value) -> ir.Value:
-        if tensor.shape is None or not all(isinstance(dim, int) for dim in tensor.shape):
-            raise ModelError(f"value '{tensor.name}' has no static shape", "bind its dimensions with --dim")
-        dims = [int(dim) for dim in tensor.shape]  # type: ignore[arg-type]
-        name = "ckplan/shape" + "".join(f"_{dim}" for dim in dims)
-        if name not in self.initializers:
-            array = np.array(dims, np.int64)
-            self.initializers[name] = ir.Value(
-                name=name,
-                shape=ir.Shape(array.shape),
-                type=ir.TensorType(ir.DataType.INT64),
-                const_value=ir.tensor(array, name=name),
-            )
-        return self.initializers[name]
-
-    @staticmethod
     def _emit(
+        self,
         new: list[ir.Node],
         op_type: str,
         inputs: list[ir.Value],
         name: str,
-        dtype: ir.DataType | None,
-        shape: tuple[int | ir.SymbolicDim, ...],
+        dtype: ir.DataType,
+        dims: tuple[int, ...],
     ) -> ir.Value:
-        node = ir.node(op_type, inputs, name=name, metadata_props={ROLE: "control"})
-        value = node.outputs[0]
-        value.name = name
-        value.shape = ir.Shape(shape)
-        if dtype is not None:
-            value.type = ir.TensorType(dtype)
-        new.append(node)
-        return value
+        key = (op_type, *(value.name or "" for value in inputs))
+        if key not in self._made:
+            node = ir.node(op_type, inputs, name=name, metadata_props={ROLE: "control"})
+            value = node.outputs[0]
+            value.name, value.shape, value.type = name, ir.Shape(dims), ir.TensorType(dtype)
+            new.append(node)
+            self._made[key] = value
+        return self._made[key]

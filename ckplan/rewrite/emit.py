@@ -12,7 +12,7 @@ from ckplan.plan.simulate import simulate
 from ckplan.plan.timeline import Timeline
 from ckplan.rewrite.buffer_names import hide_inputs, infer_leading_dimension, name_buffers
 from ckplan.rewrite.control_edges import ControlEdges
-from ckplan.rewrite.ordering import TOLERANCE, keep_repeats_apart, repair, settle_order
+from ckplan.rewrite.ordering import keep_repeats_apart, keep_unfolded, repair, settle_order
 from ckplan.rewrite.problem_of import problem_of, problem_of_nodes
 from ckplan.rewrite.repeats import with_repeats
 from ckplan.rewrite.runtime import executed_model, executed_order, executed_timeline
@@ -41,31 +41,19 @@ def emit(model: ir.Model, plan: Plan) -> ir.Model:
     nodes = with_repeats(list(copy.graph), plan.schedule)
     edges = ControlEdges()
     keep_repeats_apart(nodes, edges)
+    keep_unfolded(nodes, inputs, edges)
     settle_order(nodes, inputs, outputs, edges)
-    _assemble(copy, nodes, edges)
-    executed = _settle_executed_order(copy, nodes, edges)
-    planned = predicted_timeline(copy)
-    timeline = executed_timeline(executed)
-    if timeline.peak_activations > planned.peak_activations * (1 + TOLERANCE):
-        hide_inputs(nodes, inputs, edges)
+    infer_leading_dimension(nodes, edges)
+    hide_inputs(nodes, inputs, edges)
+    while True:
         problem = problem_of_nodes(nodes, inputs, outputs)
-        infer_leading_dimension(nodes, problem, edges.initializers)
         name_buffers(nodes, problem)
         _assemble(copy, nodes, edges)
-        executed = _settle_executed_order(copy, nodes, edges)
-        timeline = executed_timeline(executed)
-    _describe(copy, plan, edges, timeline)
-    return copy
-
-
-def _settle_executed_order(model: ir.Model, nodes: list[ir.Node], edges: ControlEdges) -> ir.Model:
-    """Add control edges until what onnxruntime executes costs no more memory than the sequence; return that."""
-    while True:
-        executed = executed_model(model)
-        problem = problem_of_nodes(nodes, model.graph.inputs, model.graph.outputs)
+        executed = executed_model(copy)
         if not repair(nodes, problem, executed_order(nodes, executed), edges):
-            return executed
-        _assemble(model, nodes, edges)
+            break
+    _describe(copy, plan, edges, executed_timeline(executed))
+    return copy
 
 
 def _assemble(model: ir.Model, nodes: Sequence[ir.Node], edges: ControlEdges) -> None:

@@ -15,66 +15,94 @@ import onnx_ir as ir
 
 from ckplan.plan.problem import Problem
 from ckplan.plan.simulate import simulate
-from ckplan.rewrite.control_edges import ROLE, ControlEdges
+from ckplan.rewrite.control_edges import ControlEdges, is_control
 from ckplan.rewrite.execution_order import default_order, predecessors
+from ckplan.rewrite.kernels import is_random, view_source
 from ckplan.rewrite.problem_of import problem_of_nodes
 from ckplan.rewrite.repeats import RECOMPUTE_OF
+from ckplan.rewrite.sizes import SMALL, bytes_of, dimensions_of
 
 TOLERANCE = 0.002
 """Share of the peak that an order may cost before control edges are added against it."""
 
 
-def is_control(node: ir.Node) -> bool:
-    """Whether a node is part of a control edge."""
-    return node.metadata_props.get(ROLE) == "control"
-
-
-def gate(nodes: list[ir.Node], node: ir.Node, after: ir.Node, edges: ControlEdges) -> bool:
+def gate(nodes: list[ir.Node], node: ir.Node, after: ir.Value, edges: ControlEdges) -> bool:
     """Let ``node`` wait for ``after``: one of its inputs is read through an alias.
 
     Args:
         nodes: the sequence, in which the nodes of the edge are inserted right before ``node``.
         node: the node that is to wait.
-        after: an earlier node.
+        after: a tensor made earlier in the sequence, or a graph input.
         edges: maker of the control edges.
 
     Returns:
-        Whether an edge could be made: not if ``node`` reads no tensor of static shape, or ``after`` makes none.
+        Whether an edge could be made: not if ``node`` reads no tensor of static shape.
     """
-    signal = next((value for value in after.outputs if value.name and isinstance(value.type, ir.TensorType)), None)
-    if signal is None:
-        return False
-
-    def rank(entry: tuple[int, ir.Value]) -> tuple[bool, int]:
-        return entry[1].producer() is None, entry[0]
-
-    candidates = [
-        (index, value)
-        for index, value in enumerate(node.inputs)
-        if value is not None and value.shape is not None and value.dtype is not None and value.dtype.is_floating_point()
-    ]
+    candidates = {
+        value: index
+        for index, value in reversed(list(enumerate(node.inputs)))
+        if value is not None and value.dtype is not None and dimensions_of(value) is not None
+    }
     if not candidates:
         return False
-    index, tensor = min(candidates, key=rank)
-    alias, new = edges.alias(tensor, signal)
+
+    def rank(value: ir.Value) -> tuple[bool, bool, int]:
+        # Axes, shapes and the like are better left to be seen as the constants they are.
+        floating = value.dtype is not None and value.dtype.is_floating_point()
+        return not floating, value.producer() is None, candidates[value]
+
+    tensor = min(candidates, key=rank)
+    alias, new = edges.alias(tensor, after)
     place = nodes.index(node)
     nodes[place:place] = new
-    for other, value in enumerate(node.inputs):
-        if value is tensor or other == index:
-            node.replace_input_with(other, alias)
+    for index, value in enumerate(node.inputs):
+        if value is tensor:
+            node.replace_input_with(index, alias)
     return True
 
 
+def signal_of(node: ir.Node) -> ir.Value | None:
+    """An output of a node by which to wait for it: the first that is a tensor."""
+    return next((value for value in node.outputs if value.name and isinstance(value.type, ir.TensorType)), None)
+
+
 def keep_repeats_apart(nodes: list[ir.Node], edges: ControlEdges) -> None:
-    """Gate every repeat that reads just what its original, or another repeat, reads: else they would be merged."""
-    seen: set[tuple[str, tuple[ir.Value | None, ...]]] = set()
-    before: ir.Node | None = None
+    """Gate every repeat that reads just what its original, or another repeat, reads: else they would be merged.
+
+    Views are looked through: repeats of them may be merged, they cost nothing.
+    """
+    same: dict[ir.Value, ir.Value] = {}
+    seen: dict[tuple[object, ...], ir.Node] = {}
+    before: ir.Value | None = None
     for node in list(nodes):
         identity = node.metadata_props.get(RECOMPUTE_OF, node.name or "")
-        if (identity, tuple(node.inputs)) in seen and before is not None:
-            gate(nodes, node, before, edges)
-        seen.add((identity, tuple(node.inputs)))
-        before = node
+        key = (identity, *(None if value is None else same.get(value, value) for value in node.inputs))
+        twin = seen.setdefault(key, node)
+        if twin is not node:
+            if view_source(node) is not None:
+                same.update(zip(node.outputs, (same.get(value, value) for value in twin.outputs), strict=True))
+            elif before is not None:
+                gate(nodes, node, before, edges)
+        before = signal_of(node) or before
+
+
+def keep_unfolded(nodes: list[ir.Node], inputs: Collection[ir.Value], edges: ControlEdges) -> None:
+    """Gate nodes that onnxruntime could compute at load time, if what they make is large.
+
+    It would be held as an initializer from then on: a tensor of ones that seeds a gradient, zeros to scatter into.
+    """
+    fed = set(inputs)
+    constant: set[ir.Value] = set()
+    before: ir.Value | None = next(iter(inputs), None)
+    for node in list(nodes):
+        foldable = all(
+            value is None or value in constant or (value.is_initializer() and value not in fed) for value in node.inputs
+        )
+        if foldable and not is_random(node):
+            large = any(bytes_of(value) >= SMALL for value in node.outputs)
+            if not (large and before is not None and view_source(node) is None and gate(nodes, node, before, edges)):
+                constant.update(node.outputs)
+        before = signal_of(node) or before
 
 
 def settle_order(
@@ -114,8 +142,12 @@ def repair(nodes: list[ir.Node], problem: Problem, order: Sequence[int], edges: 
     place = [0] * len(nodes)
     for step, position in enumerate(order):
         place[position] = step
-    real = [position for position, node in enumerate(nodes) if not is_control(node)]
+    real = [
+        position
+        for position, node in enumerate(nodes)
+        if not is_control(node) and view_source(node) is None and signal_of(node) is not None
+    ]
     swapped = [(first, second) for first, second in itertools.pairwise(real) if place[second] < place[first]]
     spanning = [pair for pair in swapped if place[pair[1]] <= actual.peak_step <= place[pair[0]]]
-    pairs = [(nodes[first], nodes[second]) for first, second in spanning or swapped]
-    return sum(gate(nodes, second, first, edges) for first, second in pairs)
+    pairs = [(signal_of(nodes[first]), nodes[second]) for first, second in spanning or swapped]
+    return sum(gate(nodes, second, first, edges) for first, second in pairs if first is not None)

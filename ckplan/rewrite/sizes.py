@@ -8,15 +8,18 @@ from collections.abc import Hashable
 
 import onnx_ir as ir
 
+SMALL = 4096
+"""Tensors below this many bytes do not matter for the peak: they may be copied, and keep a static shape."""
+
 DIMENSIONS = "ckplan.dimensions"
 """Key in ``Value.meta`` for a shape learnt elsewhere, which the value itself does not show."""
 
-_NAMED = re.compile(r"(\d+)@buffer\d+")
+_NAMED = re.compile(r"(\d+)@.+")
 
 
-def buffer_dimension(size: int, buffer: int) -> str:
+def named_dimension(size: int, buffer: str) -> str:
     """The name of a dimension of known size, made unique by the buffer it belongs to (see `buffer_names`)."""
-    return f"{size}@buffer{buffer}"
+    return f"{size}@{buffer}"
 
 
 def dimensions_of(value: ir.Value) -> tuple[int, ...] | None:
