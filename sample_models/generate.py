@@ -16,12 +16,24 @@ import onnx
 from sample_models.catalogue import BUILDERS, SMALL
 
 HERE = Path(__file__).parent
+LARGEST_FILE = 2**31 - 2**20
+"""Bytes of weights above which they need a file of their own; protobuf ends at 2 GiB."""
 
 
 def serialized(model: onnx.ModelProto) -> bytes:
     """Return the bytes of a model's file, the same for the same model."""
     content: bytes = model.SerializeToString(deterministic=True)
     return content
+
+
+def write(model: onnx.ModelProto, path: Path, *, external_data: bool = False) -> None:
+    """Write a model, its weights to ``<path>.data`` if asked for or if they are too large for one file."""
+    if external_data or sum(len(tensor.raw_data) for tensor in model.graph.initializer) > LARGEST_FILE:
+        location = f"{path.name}.data"
+        path.with_name(location).unlink(missing_ok=True)  # onnx appends to what is there
+        onnx.save_model(model, path, save_as_external_data=True, location=location)
+    else:
+        path.write_bytes(serialized(model))
 
 
 def write_small(folder: Path) -> list[Path]:
@@ -39,14 +51,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if options.pop("all_small"):
         write_small(options["output"] or HERE)
         return
-    name, output = options.pop("name"), options.pop("output")
+    name, output, external_data = (options.pop(key, None) for key in ("name", "output", "external_data"))
     if name is None:
         parser.error("name a model, or give --all-small")
     try:
         model = BUILDERS[name](**options)
     except ValueError as error:
         parser.error(str(error))
-    (output or Path(f"{name}.onnx")).write_bytes(serialized(model))
+    write(model, output or Path(f"{name}.onnx"), external_data=bool(external_data))
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -60,6 +72,7 @@ def _parser() -> argparse.ArgumentParser:
         description = inspect.getdoc(builder) or ""
         sub = subparsers.add_parser(name, description=description, help=description.splitlines()[0])
         sub.add_argument("-o", "--output", type=Path, default=argparse.SUPPRESS, help=f"default {name}.onnx")
+        sub.add_argument("--external-data", action="store_true", help="weights in a file of their own beside it")
         for option, parameter in inspect.signature(builder).parameters.items():
             flag, default = f"--{option.replace('_', '-')}", parameter.default
             if isinstance(default, bool):

@@ -19,6 +19,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
+from sample_models.generate import write
 from sample_models.random_weights import generator, uniform
 
 FOLDER = Path(onnx.__file__).parent / "backend" / "test" / "data" / "light"
@@ -121,8 +122,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("-o", "--output", type=Path, help="file to write (default NAME.onnx)")
     parser.add_argument("--seed", type=int, default=0, help="of the weights (default 0)")
     options = parser.parse_args(arguments)
-    content: bytes = light_model(options.name, seed=options.seed).SerializeToString(deterministic=True)
-    (options.output or Path(f"{options.name}.onnx")).write_bytes(content)
+    write(light_model(options.name, seed=options.seed), options.output or Path(f"{options.name}.onnx"))
 
 
 if __name__ == "__main__":
