@@ -51,3 +51,12 @@ def live_bytes(events: list[dict[str, Any]], outputs: dict[str, int]) -> list[in
         made += outputs.get(event["name"], 0)
         live.append(int(event["mem_bytes_requested_in_use"]) - resident - made)
     return live
+
+
+def run(model: onnx.ModelProto, feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The outputs of one run under default options, by name."""
+    options = ort.SessionOptions()
+    options.log_severity_level = 4
+    session = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    names = [output.name for output in session.get_outputs()]
+    return dict(zip(names, session.run(names, feeds), strict=True))

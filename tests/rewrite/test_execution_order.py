@@ -47,8 +47,7 @@ def graphs(draw: st.DrawFn) -> onnx.ModelProto:
 @given(model=graphs())
 def test_matches_the_profile(priority: bool, model: onnx.ModelProto) -> None:
     executed = [
-        event["name"]
-        for event in profile(model, {"x": np.ones((2, 3), np.float32)}, priority=priority, optimise=False)
+        event["name"] for event in profile(model, {"x": np.ones((2, 3), np.float32)}, priority=priority, optimise=False)
     ]
     nodes = list(ir.serde.deserialize_model(model).graph)
     before = predecessors(nodes)

@@ -1,0 +1,87 @@
+"""Emitted files: valid, executed as planned by stock onnxruntime under default options, same numbers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+
+import ckplan.model
+from ckplan.autodiff import build_training_graph
+from ckplan.plan import make_plan
+from ckplan.plan.strategies import parse_strategy
+from ckplan.rewrite import emit, problem_of
+from ckplan.rewrite.sizes import bytes_of
+from tests.rewrite.runtime import live_bytes, profile, run
+
+SAMPLES = Path(__file__).parents[2] / "sample_models"
+BATCH = {"tanh_chain": 512, "mlp": 256, "resnet_tiny": 8, "unet_tiny": 2, "gpt_tiny": 4, "mobilenet_tiny": 8}
+
+
+def training_graph(name: str) -> ir.Model:
+    forward = ckplan.model.load(SAMPLES / f"{name}.onnx", dims={"batch": BATCH[name]})
+    return build_training_graph(forward.model).model
+
+
+def feeds(model: ir.Model) -> dict[str, np.ndarray]:
+    random = np.random.default_rng(0)
+    values = {}
+    for value in model.graph.inputs:
+        if not value.is_initializer():
+            shape = [int(dim) for dim in value.shape]
+            whole = value.dtype is ir.DataType.INT64
+            values[value.name] = random.integers(0, 2, shape) if whole else random.standard_normal(shape).astype("f")
+    return values
+
+
+@pytest.mark.parametrize("name", sorted(BATCH))
+@pytest.mark.parametrize("strategy", ["none", "speed", "sqrt", "memory"])
+def test_onnxruntime_executes_the_plan(name: str, strategy: str) -> None:
+    graph = training_graph(name)
+    plan = parse_strategy(strategy).solve(problem_of(graph))
+    emitted = emit(graph, plan)
+    proto = ir.serde.serialize_model(emitted)
+    onnx.checker.check_model(proto, full_check=True)
+    predicted = int(emitted.metadata_props["pkg.ckplan.predicted_peak_activations"])
+    assert predicted == pytest.approx(plan.predicted.peak_activations, rel=0.02, abs=4096)
+    outputs = {value: bytes_of(value) for value in emitted.graph.outputs}
+    made = {node.name or "": sum(outputs.get(value, 0) for value in node.outputs) for node in emitted.graph}
+    for priority in (False, True):
+        events = profile(proto, feeds(emitted), priority=priority)
+        assert max(live_bytes(events, made)) == pytest.approx(predicted, rel=0.03, abs=4096)
+    repeated = [event["name"] for event in events if "/recompute" in event["name"]]
+    assert bool(repeated) == bool(plan.recomputed)
+    plain = run(ir.serde.serialize_model(graph), feeds(graph))
+    for key, value in run(proto, feeds(emitted)).items():
+        assert np.array_equal(value, plain[key], equal_nan=True), key
+
+
+def test_a_schedule_may_repeat_an_op_many_times() -> None:
+    graph = training_graph("tanh_chain")
+    problem = problem_of(graph)
+    first_backward = problem.backward[0]
+    again = [index for index in problem.forward if problem.tensors[problem.ops[index].outputs[0]].name != "loss"]
+    schedule = [*range(first_backward), *again, *again, *range(first_backward, len(problem.ops))]
+    emitted = emit(graph, make_plan(problem, "by hand", schedule))
+    names = {node.name for node in emitted.graph}
+    originals = {problem.ops[index].name for index in again}
+    assert {f"{name}/recompute{k}" for name in originals for k in (1, 2)} <= names
+    executed = {event["name"] for event in profile(ir.serde.serialize_model(emitted), feeds(emitted))}
+    assert {f"{name}/recompute2" for name in originals if not name.endswith("Reshape")} <= executed
+
+
+def test_metadata_tells_the_plan_and_the_model_given_is_left_alone() -> None:
+    graph = training_graph("tanh_chain")
+    before = ir.serde.serialize_model(graph).SerializeToString(deterministic=True)
+    plan = parse_strategy("sqrt").solve(problem_of(graph))
+    emitted = emit(graph, plan)
+    assert ir.serde.serialize_model(graph).SerializeToString(deterministic=True) == before
+    assert emitted.metadata_props["pkg.ckplan.strategy"] == "sqrt"
+    assert int(emitted.metadata_props["pkg.ckplan.recomputed"]) == plan.recomputed
+    roles = {node.metadata_props.get("pkg.ckplan.recompute_of") for node in emitted.graph}
+    assert len(roles - {None}) == plan.recomputed
+    assert [value.name for value in emitted.graph.inputs] == [value.name for value in graph.graph.inputs]
+    assert [value.name for value in emitted.graph.outputs] == [value.name for value in graph.graph.outputs]
