@@ -1,8 +1,8 @@
 """Gradients of operators that pick elements by index.
 
 Adding up the gradients of elements that were picked several times is the hard part. onnxruntime's ``ScatterND`` with
-``reduction="add"`` lets threads race for the same element on the CPU and loses some of the additions, so everything here
-goes through ``ScatterElements``, which is sequential, exact and works in the buffer of its first input. Its
+``reduction="add"`` lets threads race for the same element on the CPU and loses some of the additions, so everything
+here goes through ``ScatterElements``, which is sequential, exact and works in the buffer of its first input. Its
 indices have the shape of the updates; they are kept small by using 32 bits.
 """
 
@@ -32,8 +32,8 @@ def _scatter_add(op: Builder, into: ir.Value, axis: int, rows: ir.Value, updates
 def gather(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
     """The gradient added to the rows that were picked.
 
-    What other readers of a table (the output layer of a language model with tied embeddings) contributed already is added to
-    in place, so there is never a second tensor of its size.
+    What other readers of a table (the output layer of a language model with tied embeddings) contributed already is
+    added to in place, so there is never a second tensor of its size.
     """
     data, indices, g = required_input(node, 0), required_input(node, 1), dy[0]
     assert g is not None

@@ -230,12 +230,12 @@ def trilu(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
 @rule("ReverseSequence")
 def reverse_sequence(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
     """Reversed again."""
-    axes = {"batch_axis": attr_int(node, "batch_axis", 1), "time_axis": attr_int(node, "time_axis", 0)}
-    return [op.ReverseSequence(dy[0], node.inputs[1], **axes)]
+    batch, time = attr_int(node, "batch_axis", 1), attr_int(node, "time_axis", 0)
+    return [op.ReverseSequence(dy[0], node.inputs[1], batch_axis=batch, time_axis=time)]
 
 
 @rule("CumSum", fixed=[1])
 def cumsum(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
     """The cumulative sum from the other end."""
-    flags = {"exclusive": attr_int(node, "exclusive", 0), "reverse": 1 - attr_int(node, "reverse", 0)}
-    return [op.CumSum(dy[0], node.inputs[1], **flags)]
+    exclusive, reverse = attr_int(node, "exclusive", 0), attr_int(node, "reverse", 0)
+    return [op.CumSum(dy[0], node.inputs[1], exclusive=exclusive, reverse=1 - reverse)]
