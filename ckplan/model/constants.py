@@ -16,8 +16,8 @@ _LITERAL_NAME = re.compile(r"val_\d+|scalar_tensor_default(_\d+)?|_lifted_scalar
 def is_constant(value: ir.Value) -> bool:
     """Whether a floating initializer is a literal of the program rather than something to train.
 
-    Marked so are: scalars from Constant nodes (0.5 in a GELU, an epsilon), initializers that exporters make of
-    literals, and results of constant folding. The mark is metadata of the value, so it survives cloning and saving.
+    Marked so are: scalars from Constant nodes (0.5 in a GELU, an epsilon), everything in Constant nodes of torch's
+    exports, initializers that exporters make of scalar literals, and results of constant folding. The mark is metadata of the value, so it survives cloning and saving.
     """
     return CONSTANT_KEY in value.metadata_props
 
@@ -53,7 +53,9 @@ def hoist(model: ir.Model) -> None:
     for operator, tensor_of in (("Constant", _constant_tensor), ("ConstantOfShape", _filled_tensor)):
         for node in list(ir.traversal.RecursiveGraphIterator(graph)):
             if node.domain == "" and node.op_type == operator:
-                _hoist_node(graph, node, tensor_of(node), names)
+                value = _hoist_node(graph, node, tensor_of(node), names)
+                if value is not None and operator == "Constant" and _is_literal(model, value):
+                    mark_constant(value, "Constant node")
     for value in graph.initializers.values():
         tensor = value.const_value
         if tensor is None:
@@ -66,14 +68,16 @@ def hoist(model: ir.Model) -> None:
             mark_constant(value, "literal")
 
 
-def _hoist_node(graph: ir.Graph, node: ir.Node, tensor: ir.TensorProtocol | None, names: Counter[str]) -> None:
+def _hoist_node(
+    graph: ir.Graph, node: ir.Node, tensor: ir.TensorProtocol | None, names: Counter[str]
+) -> ir.Value | None:
     output, holder = node.outputs[0], node.graph
     if tensor is None or holder is None:
-        return
+        return None
     name = output.name or "constant"
     if output.is_graph_output():
         if holder is not graph:
-            return
+            return None
         # An output needs a producer: initializer -> Identity -> output.
         names[f"{name}_value"] += 1
         value = _initializer(graph, _claim(f"{name}_value", names), tensor)
@@ -86,8 +90,14 @@ def _hoist_node(graph: ir.Graph, node: ir.Node, tensor: ir.TensorProtocol | None
         value = _initializer(graph, _claim(name, names), tensor)
         ir.convenience.replace_all_uses_with(output, value)
     holder.remove(node, safe=True)
-    if node.op_type == "Constant" and tensor.dtype.is_floating_point() and len(tensor.shape) == 0:
-        mark_constant(value, "Constant node")
+    return value
+
+
+def _is_literal(model: ir.Model, value: ir.Value) -> bool:
+    """torch keeps parameters in initializers; other exporters (Paddle) put them in Constant nodes, but no scalars."""
+    if value.dtype is None or not value.dtype.is_floating_point() or value.shape is None:
+        return False
+    return len(value.shape) == 0 or model.producer_name == "pytorch"
 
 
 def _initializer(graph: ir.Graph, name: str, tensor: ir.TensorProtocol) -> ir.Value:

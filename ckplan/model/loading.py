@@ -19,6 +19,7 @@ from ckplan.model.opset import MINIMUM_OPSET, lift
 from ckplan.model.probe import learn, unknown_values
 from ckplan.model.read import read
 from ckplan.model.rebatch import Rebatch
+from ckplan.model.rebatch_check import check_rebatched
 
 
 @dataclass(frozen=True)
@@ -79,7 +80,8 @@ def normalise(
     model.graph.sort()
     tidy(model)
 
-    repair = Rebatch(binding.old_batch, binding.new_batch, _reference_shapes(model, binding))
+    reference, shapes_before = _at_own_size(model, binding)
+    repair = Rebatch(binding.old_batch, binding.new_batch, shapes_before)
     state = sweep(model, repair)
     notes = [*binding.notes, *lift_notes, *drop_no_ops(model, state, reshapes=old_opset < MINIMUM_OPSET)]
     if unknown_values(model.graph):
@@ -93,6 +95,9 @@ def normalise(
         notes.extend(learn(model))
     except ModelError as error:
         raise _blame(error, state) from error
+    if reference is not None and not repair.certain:
+        check_rebatched(reference, model, repair)
+        notes.append("checked by a run: the rebatched model computes what the file's own batch does")
     if len(model.graph) == 0:
         raise ModelError(f"{path}: nothing is left to compute, the outputs do not depend on the inputs")
     return ForwardModel(model, path, tuple(notes))
@@ -107,10 +112,10 @@ def _forget_shapes(model: ir.Model) -> None:
                     output.shape = None
 
 
-def _reference_shapes(model: ir.Model, binding: Binding) -> dict[str, tuple[int, ...]]:
-    """Value name -> its shape at the file's own input sizes; empty when none of them was overridden."""
+def _at_own_size(model: ir.Model, binding: Binding) -> tuple[ir.Model | None, dict[str, tuple[int, ...]]]:
+    """The model at the file's own input sizes, and its shapes by value name; nothing when no size was overridden."""
     if not binding.reference:
-        return {}
+        return None, {}
     clone = model.clone()
     for value in clone.graph.inputs:
         shape = binding.reference.get(value.name or "")
@@ -121,7 +126,7 @@ def _reference_shapes(model: ir.Model, binding: Binding) -> dict[str, tuple[int,
     names = [value.name or "" for value in values]
     sweep(clone)
     shapes = {name: static_shape(value) for name, value in zip(names, values, strict=True)}
-    return {name: shape for name, shape in shapes.items() if name and shape is not None}
+    return clone, {name: shape for name, shape in shapes.items() if name and shape is not None}
 
 
 def _infer_whole(model: ir.Model) -> None:

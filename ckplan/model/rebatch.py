@@ -30,12 +30,14 @@ class Rebatch:
 
     Attributes:
         changed: one entry for each constant or input that was rebound, for the notes.
+        certain: every rebinding was the only one possible; else the result should be checked by a run.
     """
 
     old: int
     new: int
     reference: Mapping[str, tuple[int, ...]]
     changed: list[str] = field(default_factory=list)
+    certain: bool = True
 
     def __call__(self, node: ir.Node, state: Sweep) -> None:
         """Repair one node before its shapes are inferred.
@@ -50,6 +52,8 @@ class Rebatch:
                 self._reshape(node, state)
             case "Expand":
                 self._expand(node, state)
+            case "Resize":
+                self._resize(node, state)
             case "Concat":
                 self._concat(node)
             case "LSTM" | "GRU" | "RNN":
@@ -63,13 +67,15 @@ class Rebatch:
         sizes = [int(size) for size in target]
         zero_is_size = bool(node.attributes.get_int("allowzero", 0))
         before = self.reference.get(node.inputs[0].name or "")
-        fixed = rebind_target(sizes, before, shape, self.old, self.new, zero_is_size)
-        if fixed is None:
+        rebound = rebind_target(sizes, before, shape, self.old, self.new, zero_is_size)
+        if rebound is None:
             raise ModelError(
                 f"Reshape '{node.name}' cannot make {sizes} of {list(shape)}: the model has a size baked in",
                 "use the file's own input shape, or export the model with dynamic axes",
             )
+        fixed, certain = rebound
         if fixed != sizes:
+            self.certain = self.certain and certain
             self._set_constant(node, 1, fixed)
             self.changed.append(f"{node.name}: {sizes} to {fixed}")
 
@@ -82,6 +88,16 @@ class Rebatch:
         pairs = list(zip(reversed(shape), reversed(sizes), strict=False))
         if any(a != b and 1 not in (a, b) for a, b in pairs) and sizes[0] == self.old:
             self._set_constant(node, 1, [self.new, *sizes[1:]])
+            self.changed.append(f"{node.name}: {sizes} to {[self.new, *sizes[1:]]}")
+
+    def _resize(self, node: ir.Node, state: Sweep) -> None:
+        target = state.constant(node.inputs[3]) if len(node.inputs) > 3 else None
+        shape = None if node.inputs[0] is None else static_shape(node.inputs[0])
+        if target is None or shape is None or "axes" in node.attributes or self.old == self.new:
+            return
+        sizes = [int(size) for size in target]
+        if sizes[0] == self.old and shape[0] == self.new:
+            self._set_constant(node, 3, [self.new, *sizes[1:]])
             self.changed.append(f"{node.name}: {sizes} to {[self.new, *sizes[1:]]}")
 
     def _concat(self, node: ir.Node) -> None:
@@ -154,8 +170,12 @@ def rebind_target(
     old: int,
     new: int,
     zero_is_size: bool = False,
-) -> list[int] | None:
+) -> tuple[list[int], bool] | None:
     """The Reshape target that does to a tensor of shape `now` what `target` did to one of shape `before`.
+
+    A Reshape keeps the order of the elements, so the batch keeps its stride: the axis of the target that carried it
+    is found by comparing the sizes of what lies inside. Where the batch was 1 and is now merged with a neighbour
+    (batch x heads, or length x batch), two axes fit, and the likelier one is taken.
 
     Args:
         target: sizes, of which one may be -1 and any may be 0 for "as in the input" (unless `zero_is_size`).
@@ -166,37 +186,54 @@ def rebind_target(
         zero_is_size: a 0 means an empty axis (the attribute allowzero).
 
     Returns:
-        `target` itself when it still serves, a changed copy, or None when nothing fits.
+        The target (the same when it still serves), and whether there was no other reading of it; None when nothing
+        fits.
     """
     same = list(target)
     resolved = _resolve(same, now, zero_is_size)
     if before is None or list(before) == list(now):
-        if resolved is not None:
-            return same
-        # No reference (the file's batch was symbolic): the target was traced with a batch of one.
-        old, new, was = 1, 0, None
-    else:
-        was = _resolve(same, before, zero_is_size)
-    if old != new and was is not None:
-        # The axis that was the batch becomes the new batch; every other axis must come out as it was.
-        for axis, size in enumerate(same):
-            fixed = [*same[:axis], new, *same[axis + 1 :]]
-            expected = [*was[:axis], new, *was[axis + 1 :]]
-            if size == old and _resolve(fixed, now, zero_is_size) == expected:
-                return fixed
+        return (same, True) if resolved is not None else _rebind_traced_with_one(same, now)
+    was = _resolve(same, before, zero_is_size)
+    changed = [axis for axis, (a, b) in enumerate(zip(before, now, strict=True)) if a != b]
+    if was is None or old == new or len(changed) != 1 or before[changed[0]] * new != now[changed[0]] * old:
+        return (same, True) if resolved is not None else None
+    axis = changed[0]
+    merged = before[axis] != old
+    inside = math.prod(before[axis + 1 :])
+    strides = [inside, inside * before[axis] // old] if merged else [inside]
+
+    def scaled(at: int) -> list[int]:
+        return [*was[:at], was[at] * new // old, *was[at + 1 :]]
+
+    explicit = [
+        at
+        for at, size in enumerate(same)
+        if size == old
+        and math.prod(was[at + 1 :]) in strides
+        and _resolve([*same[:at], new, *same[at + 1 :]], now, zero_is_size) == scaled(at)
+    ]
+    if explicit:
+        at = explicit[0]
+        return [*same[:at], new, *same[at + 1 :]], not merged and len(explicit) == 1
     if resolved is not None:
-        return same
-    have = math.prod(now)
-    total = math.prod(_with_zeros(same, now, zero_is_size))
-    if -1 in same or total == 0:
+        return same, True
+    for stride in reversed(strides):
+        outer = [at for at in range(len(was)) if math.prod(was[at:]) == stride and was[at] not in (1, stride)]
+        inner = [at for at in range(len(was)) if math.prod(was[at + 1 :]) == stride]
+        for at in (*outer, *inner):
+            if was[at] * new % old == 0 and math.prod(scaled(at)) == math.prod(now):
+                return scaled(at), False
+    return None
+
+
+def _rebind_traced_with_one(target: list[int], now: Sequence[int]) -> tuple[list[int], bool] | None:
+    """The file leaves the batch open, yet the target was traced with a batch of one: put the missing factor there."""
+    total = math.prod(target)
+    if -1 in target or total == 0 or math.prod(now) % total:
         return None
-    axes = [axis for axis, size in enumerate(same) if size == old] or [0]
-    size = same[axes[0]] or (now[axes[0]] if axes[0] < len(now) else 0)
-    if size * have % total or size * have == 0:
-        return None
-    if before is not None and have * old != math.prod(before) * new:
-        return None
-    return [*same[: axes[0]], size * have // total, *same[axes[0] + 1 :]]
+    factor = math.prod(now) // total
+    at = target.index(1) if 1 in target else 0
+    return [*target[:at], target[at] * factor, *target[at + 1 :]], target[at] == 1 and at == 0 and now[0] == factor
 
 
 def _with_zeros(target: Sequence[int], shape: Sequence[int], zero_is_size: bool) -> list[int]:
