@@ -4,9 +4,9 @@ Since 1.31 each node event of a profile tells what the allocator had in use when
 kernel's inputs were released. That is the live set of the memory model, to the byte, but for three things that
 are put right here:
 
-- Initializers that onnxruntime allocated (prepacked constants, tiny ones) are in the figure and others
-  (overridable ones) are not. What was in use before the first kernel is taken off, and parameters are counted
-  as the larger of that and the size of the file's initializers.
+- Constants that onnxruntime prepacked or folded, and tiny ones, are in the figure; initializers that it left as
+  they are, and all that are also inputs (overridable), are not. What was in use before the first kernel is taken
+  off. Parameters count as the overridable ones plus the larger of what was taken off and the file's constants.
 - On the CPU the inputs that the caller feeds are not in it; they are added.
 - A workspace that a kernel frees again is in the lifetime high-water only. It is seen when it sets a new
   high-water, which is when it matters to the peak of the total; lesser ones stay unseen.
@@ -172,7 +172,8 @@ def interpret(raw: Mapping[str, Any], facts: FileFacts, fed: int) -> Counters | 
     later = [run for run in runs[1:] if len(run["name"]) == count] or [first]
     requested = _summed(first["provider"], first["requested"])
     before = _in_use_before(first)
-    parameters = max(before - (fed if CUDA in first["provider"] else 0), facts.initializer_bytes)
+    held = before - (fed if CUDA in first["provider"] else 0)
+    parameters = facts.overridable_bytes + max(held, facts.initializer_bytes - facts.overridable_bytes)
     made = _outputs_made(first["name"], raw["producers"], raw["outputs"])
     workspaces = tuple(_workspaces(first))
     extra = {workspace.step: workspace.bytes for workspace in workspaces}

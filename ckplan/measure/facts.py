@@ -28,6 +28,7 @@ class FileFacts:
 
     Attributes:
         initializer_bytes: size of all initializers and Constant nodes, those of nested graphs included.
+        overridable_bytes: the part of them that is also a graph input, which onnxruntime takes for no constant.
         producers: node that makes each output of the file, by output name.
         order: names of the main graph's nodes, in file order.
         backward: names of the nodes that are marked as backward.
@@ -36,6 +37,7 @@ class FileFacts:
     """
 
     initializer_bytes: int
+    overridable_bytes: int
     producers: Mapping[str, str]
     order: tuple[str, ...]
     backward: frozenset[str]
@@ -85,8 +87,12 @@ def file_facts(model: ir.Model) -> FileFacts:
             backward.add(node.name)
         if _RECOMPUTE_MARK in node.name or any(key.startswith(RECOMPUTE) for key in node.metadata_props):
             recomputed.add(node.name)
+    overridable = [model.graph.initializers.get(value.name or "") for value in model.graph.inputs]
     return FileFacts(
         initializer_bytes=_initializer_bytes(model.graph),
+        overridable_bytes=sum(
+            value.const_value.nbytes for value in overridable if value is not None and value.const_value is not None
+        ),
         producers=producers,
         order=tuple(node.name or "" for node in model.graph),
         backward=frozenset(backward),
