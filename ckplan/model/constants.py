@@ -16,8 +16,9 @@ _LITERAL_NAME = re.compile(r"val_\d+|scalar_tensor_default(_\d+)?|_lifted_scalar
 def is_constant(value: ir.Value) -> bool:
     """Whether a floating initializer is a literal of the program rather than something to train.
 
-    Marked so are: scalars from Constant nodes (0.5 in a GELU, an epsilon), everything in Constant nodes of torch's
-    exports, initializers that exporters make of scalar literals, and results of constant folding. The mark is metadata of the value, so it survives cloning and saving.
+    Marked so are: scalars from Constant nodes (0.5 in a GELU, an epsilon), everything in Constant nodes of PyTorch's
+    exports, initializers that exporters make of scalar literals, and results of constant folding. The mark is
+    metadata of the value, so it survives cloning and saving.
     """
     return CONSTANT_KEY in value.metadata_props
 
@@ -53,9 +54,9 @@ def hoist(model: ir.Model) -> None:
     for operator, tensor_of in (("Constant", _constant_tensor), ("ConstantOfShape", _filled_tensor)):
         for node in list(ir.traversal.RecursiveGraphIterator(graph)):
             if node.domain == "" and node.op_type == operator:
-                value = _hoist_node(graph, node, tensor_of(node), names)
-                if value is not None and operator == "Constant" and _is_literal(model, value):
-                    mark_constant(value, "Constant node")
+                hoisted = _hoist_node(graph, node, tensor_of(node), names)
+                if hoisted is not None and operator == "Constant" and _is_literal(model, hoisted):
+                    mark_constant(hoisted, "Constant node")
     for value in graph.initializers.values():
         tensor = value.const_value
         if tensor is None:
@@ -94,7 +95,7 @@ def _hoist_node(
 
 
 def _is_literal(model: ir.Model, value: ir.Value) -> bool:
-    """torch keeps parameters in initializers; other exporters (Paddle) put them in Constant nodes, but no scalars."""
+    """PyTorch keeps parameters in initializers; other exporters (Paddle) use Constant nodes, but not for scalars."""
     if value.dtype is None or not value.dtype.is_floating_point() or value.shape is None:
         return False
     return len(value.shape) == 0 or model.producer_name == "pytorch"

@@ -38,7 +38,10 @@ def read(path: str | os.PathLike[str]) -> ir.Model:
             f"cannot read {file}: {error.strerror or error}", "check the path and its permissions"
         ) from None
     except Exception as error:  # protobuf, text parser and onnx-ir each raise their own kinds
-        reason = " ".join(str(error).split())[:200]
+        cause: BaseException = error
+        while cause.__cause__ is not None:
+            cause = cause.__cause__
+        reason = " ".join(str(cause).split())[:200]
         raise ModelError(f"{file} is damaged or not an ONNX model ({reason})", "export or download it again") from error
     _check_graph(model, file)
     _check_external_data(model, file)
