@@ -111,7 +111,7 @@ def _apply(
         entry = entry_of(node, op.opset_imports)
         assert entry is not None
         results = list(entry.function(op, node, dy))
-        if len(results) > len(node.inputs):
+        if any(gradient is not None for gradient in results[len(node.inputs) :]):
             raise RuntimeError(f"the gradient rule of {node.op_type} returns more gradients than there are inputs")
         pairs = [(v, g) for v, g in zip(node.inputs, results, strict=False) if v is not None]
     return [(value, gradient) for value, gradient in pairs if gradient is not None]
