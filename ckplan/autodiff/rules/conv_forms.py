@@ -1,0 +1,264 @@
+"""Gradients of a convolution: the forms they can take, and which one suits a shape.
+
+Timings behind the choices come from ``benchmarks/gradient_forms.py`` (onnxruntime 1.31, x86-64 with AVX-512, one and
+two threads). Weights are not constants in a training graph, so onnxruntime packs nothing ahead and blocks no layout.
+
+Weight gradient, of ``x`` (N, C, ...) and ``dy`` (N, O, ...), K taps:
+
+``image``   one matrix product per tap and sample, summed over the samples at the end. No copy of ``dy``.
+``batch``   one matrix product per tap, which sums over the samples as well; needs ``dy`` transposed. Used when
+            the N products of ``image`` would take more memory than the activations.
+``column``  as ``image`` with the taps side by side in one product, for the few channels of a first layer, where a
+            product per tap is 3 to 5 times slower.
+``conv``    a convolution of ``x`` with ``dy`` as the kernel. 2 to 4 times slower than products in general; best for
+            few channels and large kernels (7x7 stem: 39 ms against 125), and, without any copy, for depthwise.
+
+Data gradient: ``ConvTranspose`` takes a buffer of K times one sample's input; a convolution with the flipped
+kernel takes none but copies the kernel twice.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Literal
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import onnx_ir as ir
+
+from ckplan.autodiff.builder import Builder, shape_of, size_of
+from ckplan.autodiff.rules.windows import Window, pad_axes, permuted, slice_axes, tap_of
+
+Form = Literal["image", "batch", "column", "conv"]
+
+#: Up to this many input channels of a group, a product per tap is too narrow to be fast.
+FEW_CHANNELS = 8
+
+#: Below this many result channels a convolution with the flipped kernel is slower than ConvTranspose.
+FLIP_CHANNELS = 16
+
+#: A weight gradient works through the batch in at most this many parts.
+MAX_PARTS = 4
+
+
+def weight_gradient_form(samples: int, channels: int, filters: int, groups: int, window: Window) -> Form:
+    """Choose the form of a weight gradient.
+
+    Args:
+        samples: batch size.
+        channels: input channels, of all groups.
+        filters: output channels, of all groups.
+        groups: number of groups.
+        window: geometry.
+    """
+    wide, high = channels // groups, filters // groups
+    if wide <= FEW_CHANNELS and not window.is_pointwise:
+        return "column" if window.size * wide <= high else "conv"
+    products = samples * filters * wide * window.size
+    activations = samples * (channels * math.prod(window.inputs) + filters * window.places)
+    return "image" if 2 * products <= activations else "batch"
+
+
+def weight_gradient(op: Builder, x: ir.Value, dy: ir.Value, kernel: Sequence[int], window: Window) -> ir.Value:
+    """Emit the gradient of a convolution's weight.
+
+    Args:
+        op: the builder.
+        x: input of the convolution, (N, C, ...).
+        dy: gradient of its output, (N, O, ...).
+        kernel: shape of the weight, (O, C / groups, ...).
+        window: geometry.
+    """
+    samples, channels = shape_of(x)[:2]
+    groups = channels // kernel[1]
+    form = weight_gradient_form(samples, channels, kernel[0], groups, window)
+    emit = _FORMS[form]
+    parts = _parts(op, x, samples) if form in ("image", "column") and not window.is_pointwise else 1
+    sums = []
+    for index in range(parts):
+        first, last = samples * index // parts, samples * (index + 1) // parts
+        # Each part is finished before the next one is begun, so that one part's copies are alive at a time.
+        x_part, dy_part = (slice_axes(op, value, [0], [first], [last]) for value in (x, dy))
+        sums.append(emit(op, x_part, dy_part, kernel, groups, window))
+    return sums[0] if parts == 1 else op.Sum(*sums)
+
+
+def _image(op: Builder, x: ir.Value, dy: ir.Value, kernel: Sequence[int], groups: int, window: Window) -> ir.Value:
+    samples, channels = shape_of(x)[:2]
+    lead = [samples] if groups == 1 else [samples, groups]
+    wide = channels // groups
+    dy = op.reshape(dy, [*lead, kernel[0] // groups, window.places])
+    if window.size == 1:
+        # onnxruntime merges the transposition into the product, which then reads x where it lies.
+        x = op.reshape(_only_tap(op, x, window), [*lead, wide, window.places])
+        products = op.MatMul(dy, _swapped(op, x))
+    else:
+        split = [*lead, wide, *window.inputs]
+        perm = [*range(len(lead)), *range(len(lead) + 1, len(split)), len(lead)]
+        last = op.Transpose(op.reshape(x, split), perm=perm)
+        taps = _taps(op, last, len(lead), [*lead, window.places, wide], window)
+        products = op.Concat(*[op.MatMul(dy, tap) for tap in taps], axis=-1)
+    return _kernel_layout(op, op.reduce_sum(products, [0], keepdims=False), kernel)
+
+
+def _batch(op: Builder, x: ir.Value, dy: ir.Value, kernel: Sequence[int], groups: int, window: Window) -> ir.Value:
+    samples, channels = shape_of(x)[:2]
+    wide, high = channels // groups, kernel[0] // groups
+    depth = samples * window.places
+    lead = [] if groups == 1 else [groups]
+    perm = [1, 0, *range(2, len(shape_of(dy)))]
+    dy = permuted(op, dy, perm, [*lead, high, depth])
+    if window.size == 1:
+        x = _only_tap(op, x, window)
+    sizes = shape_of(x)[2:]
+    split = [samples, *lead, wide, *sizes]
+    spatial = range(len(split) - len(sizes), len(split))
+    perm = [1, 0, *spatial, 2] if lead else [0, *spatial, 1]
+    if window.size == 1:
+        products = op.MatMul(dy, permuted(op, op.reshape(x, split), perm, [*lead, depth, wide]))
+    else:
+        last = op.Transpose(op.reshape(x, split), perm=perm)
+        taps = _taps(op, last, len(lead) + 1, [*lead, depth, wide], window)
+        products = op.Concat(*[op.MatMul(dy, tap) for tap in taps], axis=-1)
+    return _kernel_layout(op, products, kernel)
+
+
+def _column(op: Builder, x: ir.Value, dy: ir.Value, kernel: Sequence[int], groups: int, window: Window) -> ir.Value:
+    samples, channels = shape_of(x)[:2]
+    lead = [samples] if groups == 1 else [samples, groups]
+    wide = channels // groups
+    axes = range(len(lead) + 1, len(lead) + 1 + len(window.inputs))
+    x = op.reshape(x, [*lead, wide, *window.inputs])
+    x = pad_axes(op, x, axes, window.begin, [max(size, 0) for size in window.end])
+    taps = [tap_of(op, x, window, tap, axes) for tap in window.taps]
+    stacked = op.Concat(*taps, axis=len(lead)) if len(taps) > 1 else taps[0]
+    rows = op.reshape(stacked, [*lead, window.size * wide, window.places])
+    products = op.MatMul(op.reshape(dy, [*lead, kernel[0] // groups, window.places]), _swapped(op, rows))
+    return _kernel_layout(op, op.reduce_sum(products, [0], keepdims=False), kernel)
+
+
+def _conv(op: Builder, x: ir.Value, dy: ir.Value, kernel: Sequence[int], groups: int, window: Window) -> ir.Value:
+    samples, channels = shape_of(x)[:2]
+    filters, wide = kernel[0], channels // groups
+    rank = len(kernel)
+    spatial = range(2, rank)
+    x = pad_axes(op, x, spatial, [0] * (rank - 2), [min(size, 0) for size in window.end])
+    sizes = shape_of(x)[2:]
+    attributes = {
+        "strides": window.dilations,
+        "dilations": window.strides,
+        "pads": [*window.begin, *(max(size, 0) for size in window.end)],
+        "kernel_shape": window.outputs,
+    }
+    swap = [1, 0, *spatial]
+    if groups == 1:
+        x = permuted(op, x, swap, [channels, samples, *sizes])
+        dy = permuted(op, dy, swap, [filters, samples, *window.outputs])
+        return permuted(op, op.Conv(x, dy, **attributes), swap, kernel)
+    # One group per sample and group of channels; the channels of a group take the place of the samples.
+    if wide == 1:
+        x = op.reshape(x, [1, samples * channels, *sizes])
+    else:
+        split = op.reshape(x, [samples, groups, wide, *sizes])
+        x = op.reshape(op.Transpose(split, perm=[2, 0, 1, *range(3, rank + 1)]), [wide, samples * groups, *sizes])
+    dy = op.reshape(dy, [samples * filters, 1, *window.outputs])
+    each = op.Conv(x, dy, group=samples * groups, **attributes)
+    total = op.reduce_sum(op.reshape(each, [wide, samples, filters, *kernel[2:]]), [1], keepdims=False)
+    return permuted(op, total, swap, kernel)
+
+
+_Emit = Callable[[Builder, ir.Value, ir.Value, Sequence[int], int, Window], ir.Value]
+_FORMS: dict[Form, _Emit] = {"image": _image, "batch": _batch, "column": _column, "conv": _conv}
+
+
+def _taps(op: Builder, last: ir.Value, first_axis: int, shape: Sequence[int], window: Window) -> Iterator[ir.Value]:
+    """Pad a tensor whose channels come last and yield each tap; a tap is emitted when it is asked for."""
+    axes = range(first_axis, first_axis + len(window.inputs))
+    padded = pad_axes(op, last, axes, window.begin, [max(size, 0) for size in window.end])
+    for tap in window.taps:
+        yield op.reshape(tap_of(op, padded, window, tap, axes), shape)
+
+
+def _only_tap(op: Builder, x: ir.Value, window: Window) -> ir.Value:
+    """Return what a kernel of one tap reads."""
+    axes = range(2, 2 + len(window.inputs))
+    x = pad_axes(op, x, axes, window.begin, [max(size, 0) for size in window.end])
+    return tap_of(op, x, window, window.taps[0], axes)
+
+
+def _swapped(op: Builder, value: ir.Value) -> ir.Value:
+    rank = len(shape_of(value))
+    return op.Transpose(value, perm=[*range(rank - 2), rank - 1, rank - 2])
+
+
+def _kernel_layout(op: Builder, products: ir.Value, kernel: Sequence[int]) -> ir.Value:
+    """Bring a gradient whose columns are taps by channels into the layout of the weight."""
+    taps = math.prod(kernel[2:])
+    if taps == 1 or kernel[1] == 1:
+        return op.reshape(products, kernel)
+    return permuted(op, op.reshape(products, [kernel[0], taps, kernel[1]]), [0, 2, 1], kernel)
+
+
+def _parts(op: Builder, x: ir.Value, samples: int) -> int:
+    """Return in how many parts to go through the batch.
+
+    A gradient holds about two copies of ``x`` (transposed and padded, and one tap). That is of no account for a small
+    layer, but where ``x`` is among the largest tensors of the model, the peak may well lie here.
+    """
+    largest = _LARGEST.get(op.graph)
+    if largest is None:
+        outputs = (value for node in op.graph for value in node.outputs if value.shape is not None)
+        largest = _LARGEST[op.graph] = max(map(size_of, outputs))
+    return min(samples, MAX_PARTS) if 2 * size_of(x) >= largest else 1
+
+
+_LARGEST: WeakKeyDictionary[ir.Graph, int] = WeakKeyDictionary()
+
+
+def flips(kernel: Sequence[int], groups: int, window: Window) -> bool:
+    """Say whether the data gradient of a convolution is best a convolution with the flipped kernel.
+
+    Args:
+        kernel: shape of the weight, (O, C / groups, ...).
+        groups: number of groups.
+        window: geometry.
+    """
+    inside = all(reach >= begin for reach, begin in zip(window.reach, window.begin, strict=True))
+    if groups > 1 or any(s > 1 for s in window.strides) or not inside or kernel[1] < FLIP_CHANNELS:
+        return False
+    copies = (2 if window.size > 1 else 1) * math.prod(kernel)
+    return copies <= window.size * kernel[1] * window.places
+
+
+def data_gradient(op: Builder, dy: ir.Value, weight: ir.Value, groups: int, window: Window) -> ir.Value:
+    """Emit the gradient of a convolution's input.
+
+    Args:
+        op: the builder.
+        dy: gradient of the output, (N, O, ...).
+        weight: (O, C / groups, ...).
+        groups: number of groups.
+        window: geometry.
+    """
+    kernel = shape_of(weight)
+    if flips(kernel, groups, window):
+        spatial = range(2, len(kernel))
+        if window.size > 1:
+            low = np.iinfo(np.int64).min
+            weight = slice_axes(op, weight, spatial, [-1] * len(spatial), [low] * len(spatial), [-1] * len(spatial))
+        begin = [reach - first for reach, first in zip(window.reach, window.begin, strict=True)]
+        spans = zip(window.inputs, window.outputs, window.reach, begin, strict=True)
+        end = [size + reach - out - first for size, out, reach, first in spans]
+        flipped = permuted(op, weight, [1, 0, *spatial], [kernel[1], kernel[0], *kernel[2:]])
+        return op.Conv(dy, flipped, kernel_shape=window.kernel, dilations=window.dilations, pads=[*begin, *end])
+    return op.ConvTranspose(
+        dy,
+        weight,
+        kernel_shape=window.kernel,
+        strides=window.strides,
+        dilations=window.dilations,
+        group=groups,
+        pads=[*window.begin, *(max(size, 0) for size in window.end)],
+        output_padding=[max(-size, 0) for size in window.end],
+    )

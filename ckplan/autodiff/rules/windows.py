@@ -1,0 +1,157 @@
+"""Sliding windows: what Conv, ConvTranspose and the pooling operators have in common.
+
+All sizes are per spatial axis. Tap ``i`` of output ``p`` reads input ``p * stride + i * dilation - begin``.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+
+from ckplan.autodiff.builder import Builder, attr_ints, attr_str, shape_of
+
+
+@dataclass(frozen=True)
+class Window:
+    """The geometry of a sliding window.
+
+    Attributes:
+        inputs: spatial sizes of what the window slides over.
+        outputs: how many places it stops at.
+        kernel: taps.
+        strides: step between places.
+        dilations: step between taps.
+        begin: padding before the first element.
+    """
+
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    kernel: tuple[int, ...]
+    strides: tuple[int, ...]
+    dilations: tuple[int, ...]
+    begin: tuple[int, ...]
+
+    @property
+    def end(self) -> tuple[int, ...]:
+        """Padding that the last place needs after the last element; negative where trailing elements are not read."""
+        spans = zip(self.outputs, self.strides, self.kernel, self.dilations, self.inputs, self.begin, strict=True)
+        return tuple((p - 1) * s + (k - 1) * d + 1 - size - b for p, s, k, d, size, b in spans)
+
+    @property
+    def reach(self) -> tuple[int, ...]:
+        """Distance from the first to the last tap."""
+        return tuple((k - 1) * d for k, d in zip(self.kernel, self.dilations, strict=True))
+
+    @property
+    def taps(self) -> list[tuple[int, ...]]:
+        """All taps, in the order in which a kernel lies in memory."""
+        return list(itertools.product(*map(range, self.kernel)))
+
+    @property
+    def is_pointwise(self) -> bool:
+        """Whether every output reads exactly the input at its own place."""
+        return self.size == 1 and self.inputs == self.outputs and not any(self.begin)
+
+    @property
+    def size(self) -> int:
+        """Number of taps."""
+        return math.prod(self.kernel)
+
+    @property
+    def places(self) -> int:
+        """Number of outputs of one channel of one sample."""
+        return math.prod(self.outputs)
+
+
+def window_of(node: ir.Node, inputs: Sequence[int], outputs: Sequence[int], kernel: Sequence[int]) -> Window:
+    """Read the attributes of a Conv or pooling node.
+
+    Args:
+        node: the node; ``strides``, ``dilations``, ``pads`` and ``auto_pad`` mean the same in all of them.
+        inputs: spatial shape of its input.
+        outputs: spatial shape of its output, from which ``auto_pad`` follows.
+        kernel: spatial shape of its kernel.
+    """
+    ones = (1,) * len(kernel)
+    strides = attr_ints(node, "strides") or ones
+    dilations = attr_ints(node, "dilations") or ones
+    begin = (attr_ints(node, "pads") or (0,) * 2 * len(kernel))[: len(kernel)]
+    automatic = attr_str(node, "auto_pad", "NOTSET")
+    if automatic != "NOTSET":
+        begin = (0,) * len(kernel)
+    window = Window(tuple(inputs), tuple(outputs), tuple(kernel), strides, dilations, begin)
+    if automatic.startswith("SAME"):
+        lower = automatic == "SAME_LOWER"
+        begin = tuple((max(total, 0) + lower) // 2 for total in window.end)
+        window = Window(tuple(inputs), tuple(outputs), tuple(kernel), strides, dilations, begin)
+    return window
+
+
+def pad_axes(
+    op: Builder,
+    value: ir.Value,
+    axes: Sequence[int],
+    begin: Sequence[int],
+    end: Sequence[int],
+    fill: float | None = None,
+) -> ir.Value:
+    """Pad some axes, or crop where the padding is negative; no node if there is nothing to do."""
+    shape = shape_of(value)
+    ends = [shape[axis] + min(last, 0) for axis, last in zip(axes, end, strict=True)]
+    value = slice_axes(op, value, axes, [max(-first, 0) for first in begin], ends)
+    begin, end = [max(first, 0) for first in begin], [max(last, 0) for last in end]
+    if not any(begin) and not any(end):
+        return value
+    rank = len(shape)
+    before, after = [0] * rank, [0] * rank
+    for axis, first, last in zip(axes, begin, end, strict=True):
+        before[axis], after[axis] = first, last
+    return op.Pad(value, np.asarray(before + after, dtype=np.int64), fill)
+
+
+def slice_axes(
+    op: Builder,
+    value: ir.Value,
+    axes: Sequence[int],
+    starts: Sequence[int],
+    ends: Sequence[int],
+    steps: Sequence[int] | None = None,
+) -> ir.Value:
+    """Slice some axes; no node if everything is taken.
+
+    onnxruntime turns several Slices that partition one axis of a tensor into a Split, which makes all the parts at
+    once; it does not when a Slice names a second axis, so one of those that stay whole is named as well.
+    """
+    shape = shape_of(value)
+    steps = steps or [1] * len(axes)
+    if all(a == 0 and e == shape[axis] and s == 1 for axis, a, e, s in zip(axes, starts, ends, steps, strict=True)):
+        return value
+    axes, starts, ends, steps = list(axes), list(starts), list(ends), list(steps)
+    if len(axes) == 1 and len(shape) > 1:
+        other = 1 if axes[0] == 0 else 0
+        axes, starts, ends, steps = [*axes, other], [*starts, 0], [*ends, shape[other]], [*steps, 1]
+    return op.Slice(value, *(np.asarray(part, dtype=np.int64) for part in (starts, ends, axes, steps)))
+
+
+def tap_of(op: Builder, padded: ir.Value, window: Window, tap: Sequence[int], axes: Sequence[int]) -> ir.Value:
+    """Return what one tap of the window reads of an input that is padded at the beginning (and at the end)."""
+    starts = [i * d for i, d in zip(tap, window.dilations, strict=True)]
+    spans = zip(starts, window.outputs, window.strides, strict=True)
+    return slice_axes(op, padded, axes, starts, [a + (p - 1) * s + 1 for a, p, s in spans], window.strides)
+
+
+def permuted(op: Builder, value: ir.Value, perm: Sequence[int], shape: Sequence[int]) -> ir.Value:
+    """Transpose and reshape; a single Reshape if only axes of one element move.
+
+    Two Reshapes in a row are merged by onnxruntime into a new node, which its PRIORITY_BASED order then puts last.
+    """
+    old = shape_of(value)
+    moving = [axis for axis in perm if old[axis] != 1]
+    if moving != sorted(moving):
+        value = op.Transpose(value, perm=list(perm))
+    return op.reshape(value, shape)
