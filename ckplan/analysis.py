@@ -11,7 +11,7 @@ from ckplan.errors import CkplanError
 from ckplan.plan import Kind, Plan, Problem, Timeline, bottlenecks, live_at, lower_bound, simulate
 from ckplan.plan.strategies import STRATEGIES, Strategy
 from ckplan.rewrite import problem_of
-from ckplan.rewrite.execution_order import default_order, predecessors
+from ckplan.rewrite.runtime import executed_model, executed_order, executed_timeline
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -27,7 +27,8 @@ class TensorFacts:
         name: the value's name in the training graph.
         shape: its sizes, empty for a scalar.
         bytes: its size in bytes.
-        producer: the node that makes it, such as ``Conv '/layer1/conv'``.
+        producer: name of the node that makes it.
+        op_type: operator of that node.
         backward: whether that node belongs to the backward pass.
     """
 
@@ -35,6 +36,7 @@ class TensorFacts:
     shape: tuple[int, ...]
     bytes: int
     producer: str
+    op_type: str
     backward: bool
 
 
@@ -87,7 +89,8 @@ def analyze(
         budget: bytes of activations that the plans must not exceed.
     """
     problem = problem_of(training.model)
-    order = order_without_plan(training)
+    nodes = list(training.model.graph)
+    order = executed_order(nodes, executed_model(training.model))
     base = simulate(problem, order)
     values = _values(training.model)
     tried = [kind() for kind in STRATEGIES] if strategies is None else strategies
@@ -106,9 +109,13 @@ def analyze(
     )
 
 
-def order_without_plan(training: TrainingGraph) -> list[int]:
-    """The schedule that onnxruntime follows by default when nothing was planned."""
-    return default_order(predecessors(list(training.model.graph)))
+def expected_timeline(model: ir.Model) -> Timeline:
+    """The simulated timeline of what onnxruntime makes of a file under default session options.
+
+    Raises:
+        ModelError: onnxruntime does not load the model.
+    """
+    return executed_timeline(executed_model(model))
 
 
 def _offer(problem: Problem, strategy: Strategy, budget: int | None) -> Offer:
@@ -135,6 +142,7 @@ def _facts(problem: Problem, values: dict[str, ir.Value], tensor: int) -> Tensor
         name=problem.tensors[tensor].name,
         shape=_shape(value),
         bytes=problem.tensors[tensor].bytes,
-        producer=f"{node.op_type} '{node.name}'" if node else "",
+        producer=str(node.name) if node else "",
+        op_type=node.op_type if node else "",
         backward=problem.ops[problem.producer[tensor]].backward,
     )

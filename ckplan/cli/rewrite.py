@@ -55,19 +55,17 @@ def command(
     they merge the recomputed nodes with the originals, and the memory is spent again.
     """
     check_output(output, force, model)
-    from ckplan.analysis import order_without_plan
+    from ckplan.analysis import expected_timeline
     from ckplan.model import save
-    from ckplan.plan import simulate
     from ckplan.plan.strategies import parse_strategy
-    from ckplan.rewrite import emit, predicted_timeline, problem_of
+    from ckplan.rewrite import emit, problem_of
 
     chosen = parse_strategy(strategy)
     training, notes = training_graph(model, **options)
     with stage("planning"):
-        problem = problem_of(training.model)
-        plan = chosen.solve(problem, budget)
+        plan = chosen.solve(problem_of(training.model), budget)
         planned = emit(training.model, plan)
-        before, after = simulate(problem, order_without_plan(training)), predicted_timeline(planned)
+        before, after = expected_timeline(training.model), expected_timeline(planned)
     with stage(f"writing {output.name}"):
         save(planned, output, force=force)
     found = None

@@ -40,12 +40,14 @@ def notes(lines: Iterable[str]) -> None:
 
 def show(report: RenderableType) -> None:
     """Print a report to stdout; colours follow the terminal, NO_COLOR and FORCE_COLOR."""
-    from rich.console import Console
+    from rich.console import Console, Group
 
     console = Console(highlight=False)
     with console.capture() as captured:
-        console.print(report)
-    click.echo(captured.get(), nl=False, color=True)
+        # In a group, since a text that is printed by itself is wrapped even where it says not to.
+        console.print(Group(report), crop=False)
+    lines = captured.get().splitlines()
+    click.echo("\n".join(line.rstrip() for line in lines), color=True)
 
 
 def show_json(data: Any) -> None:

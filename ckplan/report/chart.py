@@ -9,7 +9,7 @@ from rich.console import Console, ConsoleOptions
 from rich.segment import Segment
 from rich.style import Style
 
-from ckplan.plan import Timeline
+from ckplan.plan import Step, Timeline
 from ckplan.units import format_bytes
 
 _EIGHTHS = " ▁▂▃▄▅▆▇█"
@@ -36,8 +36,7 @@ class Chart:
             return
         peak = self.timeline.peak_activations
         levels = columns([step.activations for step in steps], width)
-        last_forward = max((i for i, step in enumerate(steps) if not (step.backward or step.recomputed)), default=-1)
-        turn = column_of(last_forward, len(steps), width) + 1 if last_forward >= 0 else 0
+        turn = column_of(backward_pass(steps), len(steps), width)
         blocks, axis, marker = (_ASCII, "|", "^") if options.ascii_only else (_EIGHTHS, "┤", "▲")
         for row in reversed(range(self.height)):
             scale = format_bytes(peak) if row == self.height - 1 else "0 B" if row == 0 else ""
@@ -47,11 +46,12 @@ class Chart:
             yield Segment(line[turn:], _BACKWARD)
             yield Segment.line()
         place = column_of(self.timeline.peak_step, len(steps), width)
-        caption = f"{marker} peak at step {self.timeline.peak_step + 1} of {len(steps)}"
-        shift = place if place + len(caption) <= width else max(place - len(caption) + 1, 0)
-        if shift < place:
-            caption = f"peak at step {self.timeline.peak_step + 1} of {len(steps)} {marker}"
-        yield Segment(" " * (_LABEL + 1 + shift) + caption)
+        where = f"peak at step {self.timeline.peak_step + 1} of {len(steps)}"
+        if place + len(where) + 2 <= options.max_width - _LABEL - 1:
+            caption = f"{' ' * place}{marker} {where}"
+        else:
+            caption = f"{where} {marker}".rjust(place + 1)
+        yield Segment(" " * (_LABEL + 1) + caption)
         yield Segment.line()
         yield Segment(" " * (_LABEL + 1))
         yield Segment(label("forward", turn), _FORWARD)
@@ -68,6 +68,20 @@ def columns(values: Sequence[int], width: int) -> list[int]:
     """The largest value of each of ``width`` stretches of about equal length."""
     count = len(values)
     return [max(values[column * count // width : (column + 1) * count // width]) for column in range(width)]
+
+
+def backward_pass(steps: Sequence[Step]) -> int:
+    """Where the backward pass begins: at the start of the longest stretch without new forward ops.
+
+    onnxruntime may run single backward ops early and single forward ops late.
+    """
+    start, longest, best = 0, 0, len(steps)
+    for index, step in enumerate(steps):
+        if not (step.backward or step.recomputed):
+            start = index + 1
+        elif index + 1 - start > longest:
+            longest, best = index + 1 - start, start
+    return best
 
 
 def column_of(index: int, count: int, width: int) -> int:

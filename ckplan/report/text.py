@@ -60,18 +60,24 @@ def counted(count: int, noun: str) -> str:
 
 def gradients(training: TrainingGraph, output: Path) -> RenderableType:
     """One line: what was written."""
-    return Text(f"{output}: loss '{training.loss}' and {counted(len(training.gradients), 'gradient')}")
+    return line(f"{output}: loss '{training.loss}' and {counted(len(training.gradients), 'gradient')}")
 
 
 def rewritten(output: Path, plan: Plan, base: Timeline, planned: Timeline) -> RenderableType:
-    """What the plan saves, as the simulator has it."""
-    before, after = base.peak_activations, planned.peak_activations
-    change = f"{percent(1 - after / before)} less" if before else "nothing to save"
-    return Text.assemble(
-        f"{output}: activations peak ",
-        (f"{format_bytes(before)} -> {format_bytes(after)}", "bold"),
-        f" predicted ({change}), {counted(plan.recomputed, 'node')} recomputed, {percent(plan.overhead)} more compute",
-    )
+    """One line: what the plan saves, as the simulator has it."""
+    change = saving(base.peak_activations, planned.peak_activations)
+    return line(f"{output}: predicted activations {change}, compute {100 * plan.overhead:+.1f} %")
+
+
+def saving(before: int, after: int) -> str:
+    """``4.0 MiB -> 1.0 MiB (-75.0 %)``."""
+    change = f" ({100 * (after / before - 1):+.1f} %)" if before else ""
+    return f"{format_bytes(before)} -> {format_bytes(after)}{change}"
+
+
+def line(text: str) -> Text:
+    """One line of output, however narrow the terminal."""
+    return Text(text, style="bold", no_wrap=True, overflow="ignore")
 
 
 def analysis(path: Path, found: Analysis) -> RenderableType:
@@ -91,7 +97,7 @@ def analysis(path: Path, found: Analysis) -> RenderableType:
     memory.add_row("parameters", format_bytes(sizes[Kind.PARAMETER]), "with constants")
     memory.add_row("inputs", format_bytes(sizes[Kind.INPUT]))
     memory.add_row("gradients", format_bytes(sizes[Kind.OUTPUT]), "outputs of the step, with the loss")
-    memory.add_row("activations", format_bytes(base.peak_activations), Text(f"at the peak, in {peak}"))
+    memory.add_row("activations", format_bytes(base.peak_activations), Text(f"at the peak, in {ending(peak)}"))
     memory.add_row("total", format_bytes(base.peak_total), "at the most")
     return page(
         section(str(path), facts),
@@ -100,13 +106,12 @@ def analysis(path: Path, found: Analysis) -> RenderableType:
         section(f"Alive at the peak{_of(found.at_peak)}", _tensors(found.at_peak, base.peak_activations)),
         section(
             f"Bottlenecks, through which all paths to the loss pass{_of(found.bottlenecks)}",
-            _tensors(sorted(found.bottlenecks, key=lambda tensor: -tensor.bytes), base.peak_activations)
-            if found.bottlenecks
-            else "none",
+            _tensors(found.bottlenecks, base.peak_activations) if found.bottlenecks else "none",
         ),
         section(
             f"What a plan would give (no plan can go below {format_bytes(found.lower_bound)} of activations)",
             _offers(found.offers, base),
+            *(Text(f"{offer.strategy}: {offer.reason}") for offer in found.offers if offer.plan is None),
         ),
     )
 
@@ -116,13 +121,17 @@ def _of(tensors: Sequence[TensorFacts]) -> str:
 
 
 def _tensors(tensors: Sequence[TensorFacts], whole: int) -> Table:
-    rows = table("bytes", "share", "shape", "tensor, made by", numbers=("bytes", "share"))
-    for tensor in tensors[:_TOP]:
-        name = Text(tensor.name)
-        name.append(f"\n{tensor.producer}", style="dim")
+    rows = table("bytes", "share", "shape", "made by", "tensor", numbers=("bytes", "share"))
+    for tensor in sorted(tensors, key=lambda tensor: -tensor.bytes)[:_TOP]:
         share = percent(tensor.bytes / whole) if whole else ""
-        rows.add_row(format_bytes(tensor.bytes), share, shape_text(tensor.shape), name)
+        size = format_bytes(tensor.bytes)
+        rows.add_row(size, share, shape_text(tensor.shape), tensor.op_type, Text(ending(tensor.name)))
     return rows
+
+
+def ending(name: str, width: int = 34) -> str:
+    """The end of a long name, which tells more than its beginning; JSON has all of it."""
+    return name if len(name) <= width else f"…{name[1 - width :]}"
 
 
 def _offers(offers: Sequence[Offer], base: Timeline) -> Table:
@@ -131,7 +140,6 @@ def _offers(offers: Sequence[Offer], base: Timeline) -> Table:
     whole = base.peak_activations
     for offer in offers:
         if offer.plan is None:
-            rows.add_row(Text(offer.strategy), Text("-"), "", "", "")
             continue
         after = offer.plan.predicted
         rows.add_row(

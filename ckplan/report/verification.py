@@ -10,7 +10,7 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from ckplan.report.text import counted, page, section, table
+from ckplan.report.text import counted, line, page, saving, section, table
 from ckplan.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
@@ -23,7 +23,11 @@ def verification(found: Verification) -> RenderableType:
     """The whole answer of ``ckplan verify``."""
     base, new = found.base, found.new
     title = f"Measured in onnxruntime {new.onnxruntime} on {new.device}"
-    parts = [section(title, _figures(found)), section("Outputs", *_outputs(found))]
+    parts: list[RenderableType] = [
+        line(summary(found)),
+        section(title, _figures(found)),
+        section("Outputs", *_outputs(found)),
+    ]
     if new.recomputation.in_file:
         ran = f"{new.recomputation.executed:,} of {counted(new.recomputation.in_file, 'node')} ran again as planned"
         parts.append(section("Recomputation", Text(ran)))
@@ -33,6 +37,18 @@ def verification(found: Verification) -> RenderableType:
     if said:
         parts.append(section("Notes", *(Text(f"- {note}") for note in said)))
     return page(*parts)
+
+
+def summary(found: Verification) -> str:
+    """The findings in one line."""
+    parts = []
+    before, after = found.base.peak_activations, found.new.peak_activations
+    if before is not None and after is not None:
+        parts.append(f"activations {saving(before, after)}")
+    if found.overhead is not None:
+        parts.append(f"time {100 * found.overhead:+.0f} %")
+    parts.append("outputs equal to the bit" if found.numerics.bitwise_equal else "outputs differ")
+    return f"measured: {', '.join(parts)}"
 
 
 def _figures(found: Verification) -> Table:

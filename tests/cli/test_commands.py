@@ -1,0 +1,176 @@
+"""The commands on a small model, through the same entry that the shell uses."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from click.testing import CliRunner, Result
+
+from ckplan.cli import cli
+from tests.cli.conftest import write_model
+
+
+def run(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(cli, [str(argument) for argument in arguments], prog_name="ckplan")
+
+
+def failure(result: Result) -> str:
+    """The one line that a failure says, after the notes."""
+    lines = [line for line in result.stderr.splitlines() if not line.startswith("note: ")]
+    assert len(lines) == 1
+    assert lines[0].startswith("ckplan: error: ")
+    assert "this is a bug" not in lines[0]
+    return lines[0]
+
+
+def outputs(path: Path) -> Sequence[np.ndarray]:
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
+    session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+    rng = np.random.default_rng(0)
+    required = {node.name for node in session.get_inputs()}
+    return session.run(None, {name: rng.normal(size=(8, 16)).astype(np.float32) for name in sorted(required)})
+
+
+def test_grad_writes_a_training_graph(model: Path, tmp_path: Path) -> None:
+    output = tmp_path / "grad.onnx"
+    result = run("grad", model, "-o", output)
+    assert result.exit_code == 0, result.stderr
+    assert result.stdout == f"{output}: loss '{onnx.load(output).graph.output[0].name}' and 6 gradients\n"
+    assert "note: dimension 'batch' is 8 by default" in result.stderr
+    names = [value.name for value in onnx.load(output).graph.output]
+    assert names[1:] == [f"layer{layer}.weight_grad" for layer in range(6)]
+
+
+def test_grad_as_json(model: Path, tmp_path: Path) -> None:
+    data = json.loads(run("grad", model, "-o", tmp_path / "grad.onnx", "--json", "--wrt", "layer5*").stdout)
+    assert data["schema"] == 1
+    assert data["gradients"] == {"layer5.weight": "layer5.weight_grad"}
+    assert any("batch" in note for note in data["notes"])
+
+
+def test_rewrite_saves_memory_and_keeps_the_numbers(model: Path, tmp_path: Path) -> None:
+    plain, planned = tmp_path / "plain.onnx", tmp_path / "planned.onnx"
+    assert run("grad", model, "-o", plain).exit_code == 0
+    result = run("rewrite", model, "-o", planned, "--json")
+    assert result.exit_code == 0, result.stderr
+    data = json.loads(result.stdout)
+    assert data["planned"]["peak_activations"] < data["base"]["peak_activations"]
+    assert data["verification"] is None
+    for one, other in zip(outputs(plain), outputs(planned), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_rewrite_with_proof(model: Path, tmp_path: Path) -> None:
+    result = run("rewrite", model, "-o", tmp_path / "out.onnx", "--verify", "--device", "cpu", "--dim", "batch=64")
+    assert result.exit_code == 0, result.stderr
+    assert "out.onnx: predicted activations" in result.stdout
+    assert "outputs equal to the bit" in result.stdout
+    assert "note: ran on cpu" in result.stderr
+
+
+def test_verify_fails_where_outputs_differ(model: Path, tmp_path: Path) -> None:
+    one, other = tmp_path / "one.onnx", tmp_path / "other.onnx"
+    run("grad", model, "-o", one, "--loss", "sum")
+    run("grad", model, "-o", other, "--loss", "mean")
+    result = run("verify", one, other, "--json")
+    assert result.exit_code == 1
+    assert "differs in" in failure(result)
+    data = json.loads(result.stdout)
+    assert data["command"] == "verify"
+    assert data["problems"]
+
+
+def test_analyze_for_people_and_programs(model: Path) -> None:
+    page = run("analyze", model, "--dim", "batch=32")
+    assert page.exit_code == 0, page.stderr
+    for heading in ("Memory of one training step", "peak at step", "Alive at the peak", "Bottlenecks", "What a plan"):
+        assert heading in page.stdout
+    assert max(map(len, page.stdout.splitlines())) <= 80
+    data = json.loads(run("analyze", model, "--dim", "batch=32", "--json").stdout)
+    assert data["trained"] == {"parameters": 6, "values": 6 * 16 * 16}
+    assert {"none", "memory", "sqrt"} <= {offer["strategy"] for offer in data["strategies"]}
+
+
+def test_analyze_tries_what_it_is_told(model: Path) -> None:
+    arguments = ("analyze", model, "--json", "--strategy", "sqrt:segments=2", "--strategy", "none")
+    data = json.loads(run(*arguments).stdout)
+    assert [offer["strategy"] for offer in data["strategies"]] == ["sqrt:segments=2", "none"]
+
+
+def test_quiet_is_quiet(model: Path) -> None:
+    assert run("analyze", model, "--quiet").stderr == ""
+
+
+def test_listings() -> None:
+    assert "memory" in run("strategies").stdout
+    assert "Tanh" in run("ops").stdout
+    for command in ("strategies", "ops"):
+        assert json.loads(run(command, "--json").stdout)["schema"] == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (["--strategy", "memroy"], 2, "there is no strategy `memroy`; did you mean `memory`?"),
+        (["--strategy", "memory:nope=1"], 2, "has no option"),
+        (["--loss", "nope"], 2, "neither a loss nor an output"),
+        (["--wrt", "nope*"], 2, "nope*"),
+        (["--dim", "nope=3"], 2, "nope"),
+        (["--budget", "16"], 4, "the budget is 16 B"),
+        (["--budget", "lots"], 2, "is not a size"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else None,
+)
+def test_bad_options_leave_no_file(arguments: list[str], code: int, said: str, model: Path, tmp_path: Path) -> None:
+    result = run("rewrite", model, "-o", tmp_path / "out.onnx", *arguments)
+    assert result.exit_code == code
+    assert said in failure(result)
+    assert result.stdout == ""
+    assert list(tmp_path.iterdir()) == [model]
+
+
+@pytest.mark.parametrize("command", ["grad", "rewrite"])
+def test_bad_models_leave_no_file(command: str, tmp_path: Path) -> None:
+    damaged = tmp_path / "damaged.onnx"
+    damaged.write_bytes(b"no protobuf at all")
+    for source in (damaged, tmp_path / "missing.onnx"):
+        result = run(command, source, "-o", tmp_path / "out.onnx")
+        assert result.exit_code == 3
+        assert source.name in failure(result)
+    assert list(tmp_path.iterdir()) == [damaged]
+
+
+def test_operators_without_a_gradient_are_named(tmp_path: Path) -> None:
+    model = write_model(tmp_path / "model.onnx", activation="Hardmax", layers=2)
+    result = run("grad", model, "-o", tmp_path / "out.onnx")
+    assert result.exit_code == 3
+    assert "Hardmax 'act0'" in failure(result)
+    assert list(tmp_path.iterdir()) == [model]
+
+
+@pytest.mark.parametrize("command", ["grad", "rewrite"])
+def test_no_file_is_overwritten_unasked(command: str, model: Path, tmp_path: Path) -> None:
+    output = tmp_path / "out.onnx"
+    output.write_text("precious")
+    result = run(command, model, "-o", output)
+    assert result.exit_code == 2
+    assert "--force" in failure(result)
+    assert output.read_text() == "precious"
+    assert run(command, model, "-o", output, "--force").exit_code == 0
+    assert onnx.load(output).graph.output
+
+
+def test_a_device_that_is_not_there(model: Path, tmp_path: Path) -> None:
+    plain = tmp_path / "plain.onnx"
+    run("grad", model, "-o", plain)
+    ran_on = json.loads(run("verify", plain, plain, "--json").stdout)["new"]["device"]
+    result = run("verify", plain, plain, "--device", "cuda")
+    assert result.exit_code == (0 if ran_on == "cuda" else 5)
+    assert ("CUDA" in result.stderr) == (ran_on != "cuda")

@@ -1,0 +1,132 @@
+"""Every failure is one line on stderr and the exit code that the documentation promises."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from ckplan import errors
+from ckplan.cli import cli
+from ckplan.cli.app import App, exit_code_of
+from ckplan.cli.options import talk_options
+from ckplan.cli.terminal import Settings
+
+
+def raising(error: BaseException) -> Callable[[], Any]:
+    def run() -> Any:
+        raise error
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "line"),
+    [
+        (errors.CheckFailedError("outputs differ"), 1, "outputs differ"),
+        (errors.UsageError("no such output `z`", "choose one of x, y"), 2, "no such output `z`; choose one of x, y"),
+        (errors.ModelError("m.onnx is damaged"), 3, "m.onnx is damaged"),
+        (
+            errors.UnsupportedOperatorsError([("Foo 'a'", "is not known")]),
+            3,
+            "no gradient for 1 node(s): Foo 'a' (is not known)",
+        ),
+        (errors.InfeasibleError("budget too small"), 4, "budget too small"),
+        (errors.EnvironmentUnavailableError("no CUDA"), 5, "no CUDA"),
+        (MemoryError(), 5, "out of memory"),
+        (OSError(28, "No space left on device", "out.onnx"), 5, "[Errno 28] No space left on device: 'out.onnx'"),
+        (click.UsageError("No such option: --nope"), 2, "No such option: --nope"),
+        (ValueError("a\nb"), 3, "ValueError: a b; this is a bug; re-run with --debug and report what it shows"),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, Exception) else None,
+)
+def test_a_failure_is_one_line(error: Exception, code: int, line: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert exit_code_of(raising(error), Settings()) == code
+    said = capsys.readouterr()
+    assert said.err == f"ckplan: error: {line}\n"
+    assert said.out == ""
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), click.Abort()])
+def test_an_interrupt_is_quiet(error: BaseException, capsys: pytest.CaptureFixture[str]) -> None:
+    assert exit_code_of(raising(error), Settings()) == 130
+    assert capsys.readouterr().err == ""
+
+
+def test_debug_shows_the_traceback(capsys: pytest.CaptureFixture[str]) -> None:
+    assert exit_code_of(raising(ValueError("odd")), Settings(debug=True)) == 3
+    said = capsys.readouterr().err
+    assert "Traceback (most recent call last)" in said
+    assert said.endswith("ckplan: error: ValueError: odd\n")
+
+
+def test_success_has_exit_code_0() -> None:
+    assert exit_code_of(lambda: None, Settings()) == 0
+    assert exit_code_of(lambda: 7, Settings()) == 7
+
+
+def test_options_reach_the_handler() -> None:
+    @click.group(cls=App)
+    def group() -> None: ...
+
+    @group.command()
+    @talk_options
+    def fails() -> None:
+        raise ValueError("odd")
+
+    plain = CliRunner().invoke(group, ["fails"])
+    assert plain.exit_code == 3
+    assert "Traceback" not in plain.stderr
+    assert "Traceback" in CliRunner().invoke(group, ["fails", "--debug"]).stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["nope"], "No such command 'nope'"),
+        (["analyze"], "Missing argument 'MODEL'; see `ckplan analyze --help`"),
+        (["rewrite", "m.onnx"], "Missing option '-o' / '--output'; see `ckplan rewrite --help`"),
+        (["analyze", "m.onnx", "--dim", "batch"], "'batch' is not NAME=N"),
+        (["analyze", "m.onnx", "--device", "cpu"], "No such option"),
+    ],
+)
+def test_wrong_usage_points_to_the_help(arguments: list[str], said: str) -> None:
+    result = CliRunner().invoke(cli, arguments, prog_name="ckplan")
+    assert result.exit_code == 2
+    assert said in result.stderr
+    assert len(result.stderr.splitlines()) == 1
+    assert result.stdout == ""
+
+
+def test_no_command_shows_the_help_as_wrong_usage() -> None:
+    result = CliRunner().invoke(cli, [], prog_name="ckplan")
+    assert result.exit_code == 2
+    assert "Commands:" in result.output
+
+
+def test_a_reader_that_goes_away_is_no_error() -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "ckplan", "ops", "--json"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    assert process.stderr is not None
+    process.stdout.close()
+    with process.stderr:
+        assert process.stderr.read() == ""
+    assert process.wait(60) == 141
+
+
+def test_an_ascii_terminal_does_not_crash() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "ckplan", "strategies"],
+        capture_output=True,
+        env={"PYTHONIOENCODING": "ascii", "PATH": ""},
+        timeout=60,
+        check=True,
+    )
+    assert done.stdout.isascii()

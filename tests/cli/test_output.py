@@ -1,0 +1,49 @@
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from ckplan.cli.output import check_output
+from ckplan.errors import EnvironmentUnavailableError, UsageError
+
+
+def test_a_new_file_in_a_directory_is_fine(tmp_path: Path) -> None:
+    check_output(tmp_path / "out.onnx", False, tmp_path / "in.onnx")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_is_overwritten_only_by_force(tmp_path: Path) -> None:
+    output = tmp_path / "out.onnx"
+    output.write_text("precious")
+    with pytest.raises(UsageError, match=r"exists; pass --force to overwrite it"):
+        check_output(output, False)
+    check_output(output, True)
+    assert output.read_text() == "precious"
+
+
+def test_the_source_is_never_overwritten(tmp_path: Path) -> None:
+    source = tmp_path / "model.onnx"
+    source.write_text("")
+    (tmp_path / "link.onnx").symlink_to(source)
+    for output in (source, tmp_path / "link.onnx", tmp_path / "." / "model.onnx"):
+        with pytest.raises(UsageError, match="is the model that is read"):
+            check_output(output, True, source)
+
+
+def test_a_directory_is_no_file(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="is a directory"):
+        check_output(tmp_path, True)
+
+
+def test_a_missing_directory_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"directory .*nowhere does not exist; create it first"):
+        check_output(tmp_path / "nowhere" / "out.onnx", False)
+
+
+def test_a_directory_without_permission_is_found_out_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Asked of the system, because a test run as root may write everywhere.
+    monkeypatch.setattr(os, "access", lambda path, mode: not (mode == os.W_OK and Path(path) == tmp_path))
+    with pytest.raises(EnvironmentUnavailableError, match="no permission to write"):
+        check_output(tmp_path / "out.onnx", False)
