@@ -1,1 +1,1 @@
-"""Benchmarks: what the claims in the documentation are measured with. Each is run as ``python -m benchmarks.<name>``."""
+"""Benchmarks: what the claims in the documentation are measured with; ``python -m benchmarks.<name>`` runs one."""

@@ -11,6 +11,8 @@ from ckplan.plan.cuts import Cut, forward_cuts, kept_by_cuts, segment_cuts
 from ckplan.plan.order import best_order
 from ckplan.plan.problem import Problem
 from ckplan.plan.recompute import recompute_schedule
+from ckplan.plan.refine import keep_what_fits
+from ckplan.plan.simulate import simulate
 from ckplan.plan.strategies.base import Strategy
 
 _LIMITS = 24
@@ -36,9 +38,22 @@ class Memory(Strategy):
     min_bytes: int = 0
 
     def schedules(self, problem: Problem) -> Iterable[Sequence[int]]:
-        """Segmentations at bottlenecks and at small cuts, for a range of segment limits, and no recomputation."""
+        """The best of segmentations at bottlenecks and at small cuts and of no recomputation, and its refinement."""
         order = best_order(problem)
-        yield order
+        peak, cost, kept = simulate(problem, order).peak_activations, problem.cost, None
+        for candidate in self.segmentations(problem):
+            schedule = recompute_schedule(problem, candidate, order)
+            merit = simulate(problem, schedule).peak_activations, problem.schedule_cost(schedule)
+            if merit < (peak, cost):
+                peak, cost, kept = *merit, candidate
+        if kept is None:
+            return [order]
+        return [
+            recompute_schedule(problem, chosen, order) for chosen in (kept, keep_what_fits(problem, kept, peak, order))
+        ]
+
+    def segmentations(self, problem: Problem) -> Iterable[set[int]]:
+        """Sets of kept tensors: cuts at bottlenecks and at small cuts, for a range of segment limits."""
         cuts = [cut for cut in forward_cuts(problem, self.min_bytes) if cut.tensors]
         sizes = [problem.tensors[root].bytes for root in problem.stashed]
         if not sizes:
@@ -52,7 +67,7 @@ class Memory(Strategy):
                 positions = tuple(cut.position for cut in chosen)
                 if positions and positions not in tried:
                     tried.add(positions)
-                    yield recompute_schedule(problem, kept_by_cuts(problem, chosen), order)
+                    yield kept_by_cuts(problem, chosen)
 
 
 def local_minima(cuts: Sequence[Cut]) -> list[Cut]:
