@@ -4,9 +4,10 @@ Since 1.31 each node event of a profile tells what the allocator had in use when
 kernel's inputs were released. That is the live set of the memory model, to the byte, but for three things that
 are put right here:
 
-- Constants that onnxruntime prepacked or folded, and tiny ones, are in the figure; initializers that it left as
-  they are, and all that are also inputs (overridable), are not. What was in use before the first kernel is taken
-  off. Parameters count as the overridable ones plus the larger of what was taken off and the file's constants.
+- Constants that onnxruntime prepacked, and tiny ones, are in the figure; initializers that it left as they are, and
+  all that are also inputs (overridable), are not. What was in use before the first kernel is taken off. Parameters
+  count as the overridable ones plus the larger of what was taken off and the file's constants. Constants that
+  onnxruntime folded are in neither; the heap meter's ``session`` holds them.
 - On the CPU the inputs that the caller feeds are not in it; they are added.
 - A workspace that a kernel frees again is in the lifetime high-water only. It is seen when it sets a new
   high-water, which is when it matters to the peak of the total; lesser ones stay unseen.

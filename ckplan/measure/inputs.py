@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zipfile
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +17,10 @@ from ckplan.measure.arrays import Array, is_exotic
 from ckplan.measure.facts import fed_inputs
 from ckplan.measure.ranges import upper_bound
 from ckplan.model.dims import bind
+from ckplan.model.infer import NodeInference
+
+_SMALL = 2048
+"""Elements of constants that shape inference may read: those that hold shapes and axes are small."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +70,7 @@ def make_inputs(
     arrays, more = {}, []
     if any(_unbounded(model, value) for value in fed):
         # The bound may be a dimension of a value whose shape the file does not tell (class scores, mostly).
-        ir.passes.common.ShapeInferencePass()(model)
+        _infer_shapes(model)
     for value, shaped in zip(fed, shell.inputs, strict=True):
         name = value.name or ""
         if not isinstance(value.type, ir.TensorType) or shaped.shape is None:
@@ -78,6 +83,18 @@ def make_inputs(
 
 def _unbounded(model: ir.Model, value: ir.Value) -> bool:
     return value.dtype is not None and value.dtype.is_integer() and upper_bound(model, value) is None
+
+
+def _infer_shapes(model: ir.Model) -> None:
+    """Fill in shapes as far as inference goes, node by node: one that fails only leaves its own output open."""
+
+    def constant(value: ir.Value) -> Array | None:
+        tensor = ir.convenience.get_const_tensor(value)
+        return tensor.numpy() if tensor is not None and tensor.size <= _SMALL else None
+
+    inference = NodeInference(model.graph, model.ir_version)
+    for node in model.graph:
+        inference.run(node, constant)
 
 
 def fed_shells(values: Sequence[ir.Value]) -> list[ir.Value]:
@@ -115,7 +132,7 @@ def _read(file: Path, model: ir.Model) -> dict[str, Array]:
     try:
         with np.load(file) as archive:
             arrays: dict[str, Array] = {name: archive[name] for name in archive.files}
-    except (OSError, ValueError, AttributeError) as error:
+    except (OSError, ValueError, TypeError, zipfile.BadZipFile) as error:  # TypeError: it is an .npy
         raise UsageError(f"`{file}` is not a readable .npz file", "write it with numpy.savez") from error
     known = {value.name or "": value for value in model.graph.inputs}
     missing = [value.name for value in fed_inputs(model) if value.name not in arrays]

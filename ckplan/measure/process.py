@@ -49,6 +49,11 @@ class Process:
         self._popen = popen
         self._path = path
 
+    @property
+    def pid(self) -> int:
+        """Process id."""
+        return self._popen.pid
+
     def ask(self, message: str) -> Any:
         """Send a line and wait for the answer; raises what the job died of, if it did."""
         assert self._popen.stdin is not None
