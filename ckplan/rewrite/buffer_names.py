@@ -35,7 +35,7 @@ def hide_inputs(nodes: list[ir.Node], inputs: Sequence[ir.Value], edges: Control
     members = set(nodes)
     front: list[ir.Node] = []
     for value in inputs:
-        if value.is_initializer() or bytes_of(value) < SMALL:
+        if value.is_initializer() or not value.shape:
             continue
         readers = [(node, index) for node, index in value.uses() if node in members and not is_control(node)]
         alias, new = edges.alias(value, value)
@@ -45,22 +45,31 @@ def hide_inputs(nodes: list[ir.Node], inputs: Sequence[ir.Value], edges: Control
     nodes[:0] = front
 
 
-def infer_leading_dimension(nodes: Sequence[ir.Node], edges: ControlEdges) -> None:
-    """Turn the constant leading entry of Reshape targets into -1 where the result has some size.
+def hide_targets(nodes: list[ir.Node], edges: ControlEdges) -> None:
+    """Hide the leading dimension of target shapes that are constants.
+
+    Reshape is left to infer it (-1); Expand and Resize get a shape that no optimiser knows.
 
     Args:
-        nodes: the sequence.
-        edges: gets the new targets among its shapes.
+        nodes: the sequence; nodes that make such shapes are inserted.
+        edges: maker of the shapes.
     """
-    for node in nodes:
-        if node.op_type != "Reshape" or is_control(node) or bytes_of(node.outputs[0]) < SMALL:
-            continue
-        target = node.inputs[1]
-        if target is None or target.const_value is None:
+    for node in list(nodes):
+        position = {"Reshape": 1, "Expand": 1, "Resize": 3}.get(node.op_type, len(node.inputs))
+        target = node.inputs[position] if position < len(node.inputs) and not is_control(node) else None
+        data = node.inputs[0]
+        if target is None or target.const_value is None or data is None:
             continue
         entries = tuple(int(entry) for entry in target.const_value.numpy())
-        if entries and all(entry > 0 for entry in entries):
-            node.replace_input_with(1, shape_constant((-1, *entries[1:]), edges.initializers))
+        if not entries or any(entry <= 0 for entry in entries):
+            continue
+        if node.op_type == "Reshape":
+            node.replace_input_with(position, shape_constant((-1, *entries[1:]), edges.initializers))
+        else:
+            shape, new = edges.shape_after(entries, data)
+            place = nodes.index(node)
+            nodes[place:place] = new
+            node.replace_input_with(position, shape)
 
 
 def name_buffers(nodes: Sequence[ir.Node], problem: Problem) -> None:
@@ -75,7 +84,10 @@ def name_buffers(nodes: Sequence[ir.Node], problem: Problem) -> None:
         made = [value for value in node.outputs if value.name]
         for value, buffer in zip(made, lives.buffer[step], strict=True):
             dims = dimensions_of(value)
-            if not dims or value.is_graph_output() or bytes_of(value) < SMALL:
+            # Small tensors count too: a mean of known length would give its length away to what is made with it.
+            # Not so integers, which are shapes and axes.
+            whole = value.dtype is None or not value.dtype.is_floating_point()
+            if not dims or value.is_graph_output() or (whole and bytes_of(value) < SMALL):
                 continue
             # A view of an input or a parameter has no buffer of the plan; it only must not look like any other.
             name = f"buffer{buffer}" if buffer >= 0 else f"view{step}"

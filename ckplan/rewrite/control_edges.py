@@ -71,15 +71,24 @@ class ControlEdges:
             alias = self._emit(new, "Where", [ready, tensor, tensor], name, tensor.dtype, dims)
             self.count += bool(new)
             return alias, new
-        shape = shape_constant(dims, self.initializers)
-        gated = [ready, shape, shape]
-        waiting = self._emit(new, "Where", gated, f"{ready.name}/{shape.name}", ir.DataType.INT64, (len(dims),))
+        waiting = self._waiting_shape(new, ready, dims)
         alias = self._emit(new, "Reshape", [tensor, waiting], name, tensor.dtype, dims)
         self.count += bool(new)
         if 0 in dims and new:
             # An empty tensor has zeros in its shape, which Reshape would otherwise read as "copy this dimension".
             new[-1].attributes["allowzero"] = ir.AttrInt64("allowzero", 1)
         return alias, new
+
+    def shape_after(self, dims: tuple[int, ...], after: ir.Value) -> tuple[ir.Value, list[ir.Node]]:
+        """A shape that waits for ``after``, so that no optimiser knows it, and the nodes that are new, in order."""
+        new: list[ir.Node] = []
+        ready = self._emit(new, "OptionalHasElement", [after], f"{after.name}/ready", ir.DataType.BOOL, ())
+        return self._waiting_shape(new, ready, dims), new
+
+    def _waiting_shape(self, new: list[ir.Node], ready: ir.Value, dims: tuple[int, ...]) -> ir.Value:
+        shape = shape_constant(dims, self.initializers)
+        name = f"{ready.name}/{shape.name}"
+        return self._emit(new, "Where", [ready, shape, shape], name, ir.DataType.INT64, (len(dims),))
 
     def _emit(
         self,

@@ -10,7 +10,7 @@ import onnx_ir as ir
 from ckplan.plan.plan import Plan
 from ckplan.plan.simulate import simulate
 from ckplan.plan.timeline import Timeline
-from ckplan.rewrite.buffer_names import hide_inputs, infer_leading_dimension, name_buffers
+from ckplan.rewrite.buffer_names import hide_inputs, hide_targets, name_buffers
 from ckplan.rewrite.control_edges import ControlEdges
 from ckplan.rewrite.ordering import keep_repeats_apart, keep_unfolded, repair, settle_order
 from ckplan.rewrite.problem_of import problem_of, problem_of_nodes
@@ -43,7 +43,7 @@ def emit(model: ir.Model, plan: Plan) -> ir.Model:
     keep_repeats_apart(nodes, edges)
     keep_unfolded(nodes, inputs, edges)
     settle_order(nodes, inputs, outputs, edges)
-    infer_leading_dimension(nodes, edges)
+    hide_targets(nodes, edges)
     hide_inputs(nodes, inputs, edges)
     while True:
         problem = problem_of_nodes(nodes, inputs, outputs)
