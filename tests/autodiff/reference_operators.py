@@ -1,6 +1,7 @@
 """Plain numpy versions of operators that onnx's reference evaluator gets wrong or cannot run in full.
 
-Its ConvTranspose (1.23) fails with groups, unequal kernels and ``output_shape``.
+In onnx 1.23, ConvTranspose fails with groups, unequal kernels and ``output_shape``; MaxPool counts its indices from the
+start of the padded channel and gets ``auto_pad`` wrong; GlobalMaxPool only knows two axes; GlobalLpPool is missing.
 """
 
 from __future__ import annotations
@@ -62,7 +63,70 @@ class ConvTranspose(OpRun):
         return (y if bias is None else y + bias.reshape(-1, *ones),)
 
 
-OPERATORS = [ConvTranspose]
+class MaxPool(OpRun):
+    """Indices count from the start of the tensor, without the padding."""
+
+    def _run(
+        self,
+        x,
+        auto_pad="NOTSET",
+        ceil_mode=0,
+        dilations=None,
+        kernel_shape=None,
+        pads=None,
+        storage_order=0,
+        strides=None,
+    ):
+        rank = x.ndim - 2
+        strides, dilations, pads = strides or [1] * rank, dilations or [1] * rank, list(pads or [0] * 2 * rank)
+        reaches = [(k - 1) * d + 1 for k, d in zip(kernel_shape, dilations, strict=True)]
+        if auto_pad.startswith("SAME"):
+            spans = zip(x.shape[2:], strides, reaches, strict=True)
+            total = [max((-(-n // s) - 1) * s + r - n, 0) for n, s, r in spans]
+            begin = [t // 2 if auto_pad == "SAME_UPPER" else t - t // 2 for t in total]
+            pads = begin + [t - b for t, b in zip(total, begin, strict=True)]
+        sizes = []
+        for axis in range(rank):
+            room = x.shape[2 + axis] + pads[axis] + pads[rank + axis] - reaches[axis]
+            count = (-(-room // strides[axis]) if ceil_mode else room // strides[axis]) + 1
+            starts_behind = (count - 1) * strides[axis] >= x.shape[2 + axis] + pads[axis]
+            sizes.append(count - 1 if ceil_mode and starts_behind else count)
+        y = np.full((*x.shape[:2], *sizes), -np.inf, x.dtype)
+        indices = np.zeros(y.shape, np.int64)
+        positions = np.arange(x.size).reshape(x.shape, order="C")
+        if storage_order:
+            inside = np.arange(np.prod(x.shape[2:])).reshape(x.shape[2:], order="F")
+            positions = positions - np.arange(np.prod(x.shape[2:])).reshape(x.shape[2:]) + inside
+        for place in itertools.product(*map(range, sizes)):
+            for tap in itertools.product(*map(range, kernel_shape)):
+                at = [p * s + i * d - b for p, s, i, d, b in zip(place, strides, tap, dilations, pads, strict=False)]
+                if all(0 <= a < n for a, n in zip(at, x.shape[2:], strict=True)):
+                    found, here = x[(..., *at)], (..., *place)
+                    larger = found > y[here]
+                    y[here] = np.where(larger, found, y[here])
+                    indices[here] = np.where(larger, positions[(..., *at)], indices[here])
+        return (y, indices) if self.n_outputs > 1 else (y,)
+
+    @property
+    def n_outputs(self) -> int:
+        return len(self.onnx_node.output)
+
+
+class GlobalMaxPool(OpRun):
+    """Over all spatial axes."""
+
+    def _run(self, x):
+        return (x.max(axis=tuple(range(2, x.ndim)), keepdims=True),)
+
+
+class GlobalLpPool(OpRun):
+    """Over all spatial axes."""
+
+    def _run(self, x, p=2):
+        return ((np.abs(x) ** p).sum(axis=tuple(range(2, x.ndim)), keepdims=True) ** (1 / p),)
+
+
+OPERATORS = [ConvTranspose, GlobalLpPool, GlobalMaxPool, MaxPool]
 
 
 @pytest.fixture

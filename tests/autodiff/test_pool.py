@@ -1,0 +1,125 @@
+"""Pooling operators."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+
+from ckplan.autodiff import build_training_graph
+from tests.autodiff.gradcheck import check_gradient, infer, node_model, onnxruntime_run, to_dtype, values, weighed
+from tests.autodiff.reference_operators import use_reference_operators
+
+__all__ = ["use_reference_operators"]
+pytestmark = pytest.mark.usefixtures("use_reference_operators")
+
+#: Input, attributes.
+WINDOWS = [
+    pytest.param((2, 2, 7), {"kernel_shape": [3]}, id="1d"),
+    pytest.param((2, 2, 6, 6), {"kernel_shape": [2, 2], "strides": [2, 2]}, id="side-by-side"),
+    pytest.param((2, 2, 7, 5), {"kernel_shape": [2, 2], "strides": [2, 2]}, id="side-by-side-tail"),
+    pytest.param((2, 2, 7, 5), {"kernel_shape": [2, 2], "strides": [2, 2], "ceil_mode": 1}, id="side-by-side-ceil"),
+    pytest.param((2, 2, 5, 6), {"kernel_shape": [3, 2]}, id="overlapping"),
+    pytest.param((2, 2, 5, 6), {"kernel_shape": [3, 3], "pads": [1, 1, 1, 1]}, id="same"),
+    pytest.param((2, 2, 7, 8), {"kernel_shape": [3, 3], "strides": [2, 2], "pads": [1, 1, 1, 1]}, id="strides"),
+    pytest.param((2, 2, 7, 8), {"kernel_shape": [3, 3], "strides": [2, 3], "pads": [1, 0, 2, 1]}, id="uneven-pads"),
+    pytest.param((2, 2, 8, 8), {"kernel_shape": [3, 3], "strides": [2, 2], "ceil_mode": 1}, id="ceil"),
+    pytest.param(
+        (2, 2, 8, 7), {"kernel_shape": [3, 3], "strides": [2, 2], "pads": [0, 1, 1, 1], "ceil_mode": 1}, id="ceil-pads"
+    ),
+    pytest.param((2, 2, 7, 7), {"kernel_shape": [2, 2], "strides": [3, 3]}, id="gaps"),
+    pytest.param((2, 2, 7, 8), {"kernel_shape": [2, 3], "dilations": [2, 2]}, id="dilations"),
+    pytest.param((2, 2, 5, 5), {"kernel_shape": [2, 2], "auto_pad": "SAME_UPPER"}, id="same-upper"),
+    pytest.param((2, 2, 5, 6), {"kernel_shape": [3, 3], "strides": [2, 2], "auto_pad": "SAME_LOWER"}, id="same-lower"),
+    pytest.param((2, 2, 5, 5), {"kernel_shape": [2, 2], "auto_pad": "VALID"}, id="valid"),
+    pytest.param((2, 2, 5, 5), {"kernel_shape": [5, 5]}, id="everything"),
+    pytest.param((1, 2, 4, 5, 4), {"kernel_shape": [2, 2, 3], "strides": [2, 1, 1]}, id="3d"),
+]
+
+
+@pytest.mark.parametrize(("x", "attributes"), WINDOWS)
+def test_max_pool(x, attributes):
+    check_gradient(node_model("MaxPool", values(*x), **attributes))
+
+
+@pytest.mark.parametrize("include", [0, 1])
+@pytest.mark.parametrize(("x", "attributes"), WINDOWS)
+def test_average_pool(x, attributes, include):
+    check_gradient(node_model("AveragePool", values(*x), count_include_pad=include, **attributes))
+
+
+@pytest.mark.parametrize("p", [1, 2, 3])
+@pytest.mark.parametrize(("x", "attributes"), [case for case in WINDOWS if case.id in ("overlapping", "strides")])
+def test_lp_pool(x, attributes, p):
+    check_gradient(node_model("LpPool", values(*x), p=p, **attributes))
+
+
+@pytest.mark.parametrize("shape", [(2, 3, 5), (2, 3, 4, 5), (2, 3, 2, 3, 2), (2, 3, 1, 1)])
+@pytest.mark.parametrize("op_type", ["GlobalAveragePool", "GlobalMaxPool"])
+def test_global_pools(op_type, shape):
+    check_gradient(node_model(op_type, values(*shape)))
+
+
+@pytest.mark.parametrize("p", [1, 2, 3])
+def test_global_lp_pool(p):
+    check_gradient(node_model("GlobalLpPool", values(2, 3, 4, 5), p=p))
+
+
+def chain(middle: str, *more: onnx.NodeProto) -> onnx.ModelProto:
+    nodes = [
+        onnx.helper.make_node(middle, ["p0"], ["x"], name="before"),
+        onnx.helper.make_node("MaxPool", ["x"], ["y0"], name="pool", kernel_shape=[2, 2], strides=[2, 2]),
+        *more,
+    ]
+    results = [f"y{index}" for index in range(1 + len(more))]
+    return weighed(nodes, [onnx.numpy_helper.from_array(values(1, 2, 6, 6), "p0")], results)
+
+
+def pools(model: onnx.ModelProto) -> list[tuple[str | None, int]]:
+    training = build_training_graph(infer(model), loss="loss", wrt=["p*"])
+    found = [node for node in training.model.graph if node.op_type == "MaxPool"]
+    return [(node.metadata_props["pkg.ckplan.phase"], len(node.outputs)) for node in found]
+
+
+def test_max_pool_keeps_indices_where_its_input_could_be_dropped():
+    assert pools(chain("Neg")) == [("forward", 2)]
+    check_gradient(chain("Neg"))
+
+
+@pytest.mark.parametrize(
+    "model",
+    [chain("Tanh"), chain("Neg", onnx.helper.make_node("Mul", ["x", "x"], ["y1"], name="square"))],
+    ids=["kept-by-its-producer", "kept-by-another-reader"],
+)
+def test_max_pool_reads_its_input_again_where_that_is_kept_anyway(model):
+    assert pools(model) == [("forward", 1), ("backward", 2)]
+    check_gradient(model)
+
+
+def test_of_equal_maxima_the_first_one_takes_the_gradient():
+    x = np.zeros((1, 1, 4, 4))
+    model = node_model("MaxPool", x, kernel_shape=[2, 2], strides=[2, 2])
+    single = build_training_graph(infer(to_dtype(model, np.float32)), loss="loss", wrt=["p*"])
+    gradient = onnxruntime_run(single.model)[single.gradients["p0"]][0, 0]
+    assert (gradient[::2, ::2] > 0).all()
+    assert np.count_nonzero(gradient) == 4
+
+
+def test_indices_that_the_model_asks_for_serve_the_gradient():
+    model = node_model("MaxPool", values(1, 2, 6, 6), outputs=2, kernel_shape=[2, 2])
+    training = build_training_graph(infer(model), loss="loss", wrt=["p*"])
+    assert [node.op_type for node in training.model.graph].count("MaxPool") == 1
+    check_gradient(model, torch=False)
+
+
+def test_column_major_indices_are_not_used():
+    model = node_model("MaxPool", values(1, 2, 6, 4), outputs=2, kernel_shape=[2, 2], storage_order=1)
+    check_gradient(model, torch=False)
+
+
+def test_average_pool_reads_no_activation():
+    model = node_model("AveragePool", values(1, 2, 6, 6), kernel_shape=[3, 3], strides=[2, 2])
+    graph = build_training_graph(infer(model), loss="loss", wrt=["p*"]).model.graph
+    read = [value for node in graph if node.metadata_props["pkg.ckplan.phase"] == "backward" for value in node.inputs]
+    assert not {"p0", "y0"} & {value.name for value in read if isinstance(value, ir.Value)}
