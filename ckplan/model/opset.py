@@ -50,7 +50,7 @@ def _through_proto(model: ir.Model, version: int) -> ir.Model:
 
     graph = model.graph
     real_inputs = len(graph.inputs)
-    weights = {name: value for name, value in graph.initializers.items() if _nbytes(value) > _KEEP_BYTES}
+    weights = {name: value for name, value in graph.initializers.items() if not _must_pass(value)}
     for name, value in weights.items():
         graph.inputs.append(value)
         del graph.initializers[name]
@@ -84,5 +84,16 @@ def _through_proto(model: ir.Model, version: int) -> ir.Model:
     return lifted
 
 
-def _nbytes(value: ir.Value) -> int:
-    return value.const_value.nbytes if value.const_value is not None else 0
+def _must_pass(value: ir.Value) -> bool:
+    """Whether an initializer goes through the converter.
+
+    What lies in another file is read for that, since a proto does not know which folder its data file is in.
+    """
+    tensor = value.const_value
+    if tensor is None or tensor.nbytes > _KEEP_BYTES:
+        return False
+    if isinstance(tensor, ir.ExternalTensor):
+        if tensor.dtype.is_floating_point():
+            return False
+        value.const_value = ir.Tensor(tensor.numpy().copy(), name=tensor.name)
+    return True

@@ -1,0 +1,299 @@
+"""What `load` does to a graph, on small models."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper, numpy_helper
+
+from ckplan.errors import ModelError
+from ckplan.model import ForwardModel, is_constant, load
+from tests.model.models import Arrays, assert_normal, normal, operators, parse, run, write
+
+
+def loaded(folder: Path, text: str, weights: Arrays | None = None, **options: object) -> ForwardModel:
+    forward = load(write(parse(text, weights), folder), **options)  # type: ignore[arg-type]
+    assert_normal(forward.model)
+    return forward
+
+
+def test_old_opset_is_lifted_and_computes_the_same(tmp_path: Path) -> None:
+    text = """
+    <ir_version: 6, opset_import: ["" : 9, "com.microsoft" : 1]>
+    g (float[2, 3, 4] x) => (float[] y, float[] z) {
+        a = MatMul(x, w)
+        b = Softmax <axis = 1> (a)
+        c = Unsqueeze <axes = [0]> (b)
+        y = Squeeze <axes = [0]> (c)
+        z = com.microsoft.FusedMatMul <alpha = 2.0> (x, w)
+    }"""
+    weights = {"w": normal(0, 4, 300)}
+    forward = loaded(tmp_path, text, weights)
+    feeds = {"x": normal(1, 2, 3, 4)}
+    for got, expected in zip(run(forward.model, feeds), run(parse(text, weights), feeds), strict=True):
+        np.testing.assert_allclose(got, expected, rtol=1e-6)
+    assert "FusedMatMul" in operators(forward.model)
+    assert any("opset 9 to 21" in note for note in forward.notes)
+    assert any("onnxruntime" in note for note in forward.notes)  # no schema tells the shape of a FusedMatMul
+
+
+def test_newer_opset_is_kept(tmp_path: Path) -> None:
+    text = '<ir_version: 11, opset_import: ["" : 23]> g (float[2] x) => (float[2] y) { y = Relu(x) }'
+    assert loaded(tmp_path, text).model.graph.opset_imports[""] == 23
+
+
+def test_initializers_that_are_inputs(tmp_path: Path) -> None:
+    text = '<ir_version: 3, opset_import: ["" : 9]> g (float[2, 3] x) => (float[2, 4] y) { y = MatMul(x, w) }'
+    model = parse(text, {"w": normal(0, 3, 4)}, as_inputs=True)
+    forward = load(write(model, tmp_path))
+    assert_normal(forward.model)
+    assert [value.name for value in forward.model.graph.inputs] == ["x"]
+
+
+def test_weights_in_constant_nodes_are_parameters_and_literals_are_not(tmp_path: Path) -> None:
+    model = parse("""
+    <ir_version: 8, opset_import: ["" : 17]>
+    g (float["?", 3] x) => (float[] y) {
+        half = Constant <value_float = 0.5> ()
+        a = MatMul(x, w)
+        y = Mul(a, half)
+    }""")
+    constant = helper.make_node("Constant", [], ["w"], value=numpy_helper.from_array(normal(0, 3, 4)))
+    model.graph.node.insert(0, constant)
+    forward = load(write(model, tmp_path), shapes={"x": (5, 3)})
+    assert_normal(forward.model)
+    assert operators(forward.model) == ["MatMul", "Mul"]
+    initializers = forward.model.graph.initializers
+    assert not is_constant(initializers["w"])
+    assert is_constant(initializers["half"])
+
+
+def test_functions_are_inlined(tmp_path: Path) -> None:
+    forward = loaded(
+        tmp_path,
+        """
+        <ir_version: 8, opset_import: ["" : 17, "local" : 1]>
+        g (float[2, 3] x) => (float[2, 3] y) { y = local.twice(x) }
+        <domain: "local", opset_import: ["" : 17]>
+        twice (a) => (b) { two = Constant <value_float = 2.0> ()  b = Mul(a, two) }
+        """,
+    )
+    assert operators(forward.model) == ["Mul"]
+    np.testing.assert_array_equal(run(forward.model, {"x": np.ones((2, 3), np.float32)})[0], 2)
+
+
+SHAPE_ARITHMETIC = """
+<ir_version: 8, opset_import: ["" : 17]>
+g (float["n", 6] x) => (float[] y) {
+    zero = Constant <value_int = 0> ()
+    rest = Constant <value_ints = [2, 3]> ()
+    axis = Constant <value_ints = [0]> ()
+    shape = Shape(x)
+    n = Gather(shape, zero)
+    one = Unsqueeze(n, axis)
+    target = Concat <axis = 0> (one, rest)
+    y = Reshape(x, target)
+}"""
+
+
+def test_shape_arithmetic_is_folded(tmp_path: Path) -> None:
+    forward = loaded(tmp_path, SHAPE_ARITHMETIC, dims={"n": 5})
+    assert operators(forward.model) == ["Reshape"]
+    assert forward.model.graph.outputs[0].shape == (5, 2, 3)
+
+
+def test_what_a_weight_goes_through_is_not_folded(tmp_path: Path) -> None:
+    forward = loaded(
+        tmp_path,
+        """
+        <ir_version: 8, opset_import: ["" : 17]>
+        g (float[2, 3] x) => (float[] y, int64[] s) {
+            t = Transpose <perm = [1, 0]> (w)
+            e = Exp(scale)
+            a = MatMul(x, t)
+            y = Mul(a, e)
+            s = Shape(w)
+        }""",
+        {"w": normal(0, 4, 3), "scale": np.array(0.1, np.float32)},
+    )
+    assert sorted(operators(forward.model)) == ["Exp", "Identity", "MatMul", "Mul", "Transpose"]
+    assert {"w", "scale"} <= set(forward.model.graph.initializers)
+    assert run(forward.model, {"x": normal(0, 2, 3)})[1].tolist() == [4, 3]
+
+
+def test_folding_does_not_blow_up_the_file(tmp_path: Path) -> None:
+    text = """
+    <ir_version: 8, opset_import: ["" : 17]>
+    g (float["n", "n"] x) => (float[] y) {
+        shape = Shape(x)
+        full = Expand(one, shape)
+        y = Add(x, full)
+    }"""
+    small = loaded(tmp_path, text, {"one": np.ones((1, 1), np.int64).astype(np.float32)}, dims={"n": 4})
+    assert "Expand" in operators(small.model)  # `one` may be a weight
+    text = text.replace("full = Expand(one, shape)", "full = ConstantOfShape(shape)")
+    assert operators(loaded(tmp_path, text, dims={"n": 4}).model) == ["Add"]
+    large = loaded(tmp_path, text, dims={"n": 1024})
+    assert operators(large.model) == ["ConstantOfShape", "Add"]
+
+
+def test_dropout_in_inference_form_goes(tmp_path: Path) -> None:
+    text = """
+    <ir_version: 8, opset_import: ["" : 17]>
+    g (float[2, 3] x) => (float[2, 3] y) {
+        a = Relu(x)
+        y = Dropout(a, ratio, training)
+    }"""
+    ratio = {"ratio": np.array(0.5, np.float32)}
+    forward = loaded(tmp_path, text, {**ratio, "training": np.array(False)})
+    assert operators(forward.model) == ["Relu"]
+    assert [value.name for value in forward.model.graph.outputs] == ["y"]
+    assert any("Dropout" in note for note in forward.notes)
+    kept = loaded(tmp_path, text, {**ratio, "training": np.array(True)})
+    assert operators(kept.model) == ["Relu", "Dropout"]
+
+
+def test_identities_and_dead_nodes_go(tmp_path: Path) -> None:
+    forward = loaded(
+        tmp_path,
+        """
+        <ir_version: 8, opset_import: ["" : 17]>
+        g (float[2, 3] x) => (float[2, 3] y, float[2, 3] same) {
+            a = Identity(x)
+            b = Cast <to = 1> (a)
+            c = Exp(b)
+            y = Relu(b)
+            same = Identity(x)
+        }""",
+        {"unused": normal(0, 9)},
+    )
+    assert sorted(operators(forward.model)) == ["Identity", "Relu"]
+    assert [value.name for value in forward.model.graph.outputs] == ["y", "same"]
+    assert not forward.model.graph.initializers
+
+
+def test_constant_output_keeps_a_producer(tmp_path: Path) -> None:
+    forward = loaded(
+        tmp_path,
+        """
+        <ir_version: 8, opset_import: ["" : 17]>
+        g (float[2, 3] x) => (float[2, 3] y, int64[1] c) {
+            y = Relu(x)
+            c = Constant <value_ints = [7]> ()
+        }""",
+    )
+    assert run(forward.model, {"x": normal(0, 2, 3)})[1].tolist() == [7]
+
+
+FORWARD, REVERSED = np.array([1, 2, 3], np.float32), np.array([3, 2, 1], np.float32)
+IF = """
+<ir_version: 8, opset_import: ["" : 17]>
+g (float[2, 3] x, bool flag) => (float[] y) {
+    y = If (COND) <
+        then_branch = t () => (float[] a) { c = Constant <value_floats = [1.0, 2.0, 3.0]> ()  a = Mul(x, c) },
+        else_branch = e () => (float[] b) { c = Constant <value_floats = [3.0, 2.0, 1.0]> ()  b = Add(x, c) }
+    >
+}"""
+
+
+def test_weights_in_branches_are_lifted_apart(tmp_path: Path) -> None:
+    forward = loaded(tmp_path, IF.replace("COND", "flag"))
+    assert operators(forward.model) == ["If"]
+    assert sorted(forward.model.graph.initializers) == ["c", "c_1"]
+    x = normal(0, 2, 3)
+    for flag, expected in ((True, x * FORWARD), (False, x + REVERSED)):
+        np.testing.assert_allclose(run(forward.model, {"x": x, "flag": np.array(flag)})[0], expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("taken", [True, False])
+def test_a_decided_branch_is_taken(tmp_path: Path, taken: bool) -> None:
+    text = IF.replace("COND", "known").replace(", bool flag", "")
+    forward = loaded(tmp_path, text, {"known": np.array(taken)})
+    assert operators(forward.model) == ["Mul" if taken else "Add"]
+    assert [value.name for value in forward.model.graph.outputs] == ["y"]
+    x = normal(0, 2, 3)
+    expected = x * FORWARD if taken else x + REVERSED
+    np.testing.assert_allclose(run(forward.model, {"x": x})[0], expected, rtol=1e-6)
+
+
+def test_initializers_of_bodies_are_lifted(tmp_path: Path) -> None:
+    model = parse(IF.replace("COND", "flag"))
+    for attribute in model.graph.node[0].attribute:
+        body = attribute.g
+        array = numpy_helper.to_array(helper.make_tensor("c", 1, [3], body.node[0].attribute[0].floats))
+        del body.node[0]
+        body.initializer.append(numpy_helper.from_array(array, "c"))
+    forward = load(write(model, tmp_path))
+    assert_normal(forward.model)
+    assert sorted(forward.model.graph.initializers) == ["c", "c_1"]
+    x = normal(0, 2, 3)
+    np.testing.assert_allclose(run(forward.model, {"x": x, "flag": np.array(False)})[0], x + REVERSED, rtol=1e-6)
+
+
+def test_data_dependent_shapes_are_learnt(tmp_path: Path) -> None:
+    forward = loaded(
+        tmp_path,
+        """
+        <ir_version: 8, opset_import: ["" : 17]>
+        g (float[4, 5] x, int64[3] pick) => (float[] y) {
+            i = NonZero(x)
+            j = Transpose <perm = [1, 0]> (i)
+            y = GatherND(x, j)
+        }""",
+    )
+    assert any("run in onnxruntime" in note for note in forward.notes)
+    assert forward.model.graph.outputs[0].shape == (20,)
+
+
+def test_unnamed_and_equal_names_become_unique(tmp_path: Path) -> None:
+    text = (
+        '<ir_version: 8, opset_import: ["" : 17]> g (float[2] x) => (float[2] y) { a = Relu(x) b = Exp(a) y = Tanh(b) }'
+    )
+    model = parse(text)
+    model.graph.node[0].name = model.graph.node[2].name = "same"
+    forward = load(write(model, tmp_path))
+    assert_normal(forward.model)
+    assert next(iter(forward.model.graph)).name == "same"
+
+
+def test_unsorted_graph_is_sorted(tmp_path: Path) -> None:
+    model = parse('<ir_version: 8, opset_import: ["" : 17]> g (float[2] x) => (float[2] y) { a = Relu(x) y = Exp(a) }')
+    first, second = model.graph.node[0], model.graph.node[1]
+    reverse = [onnx.NodeProto.FromString(node.SerializeToString()) for node in (second, first)]
+    del model.graph.node[:]
+    model.graph.node.extend(reverse)
+    assert operators(load(write(model, tmp_path)).model) == ["Relu", "Exp"]
+
+
+def test_shapes_noted_wrongly_in_the_file_are_ignored(tmp_path: Path) -> None:
+    model = parse('<ir_version: 8, opset_import: ["" : 17]> g (float[2] x) => (float[9] y) { a = Relu(x) y = Exp(a) }')
+    model.graph.value_info.append(helper.make_tensor_value_info("a", 1, [9]))
+    forward = load(write(model, tmp_path))
+    assert_normal(forward.model)
+    assert forward.model.graph.outputs[0].shape == (2,)
+
+
+def test_shapes_that_do_not_fit_are_an_error(tmp_path: Path) -> None:
+    text = (
+        '<ir_version: 8, opset_import: ["" : 17]> g (float["n", "m"] x) => (float[] y) { a = Relu(x) y = MatMul(a, w) }'
+    )
+    with pytest.raises(ModelError, match="MatMul"):
+        loaded(tmp_path, text, {"w": normal(0, 3, 4)}, dims={"n": 2, "m": 7})
+
+
+def test_external_weights_are_lifted_without_being_read(tmp_path: Path) -> None:
+    text = (
+        '<ir_version: 6, opset_import: ["" : 11]> g (float[2, 3] x) => (float[] y) { a = MatMul(x, w) y = Softmax(a) }'
+    )
+    path = tmp_path / "model.onnx"
+    model = parse(text, {"w": normal(0, 3, 500)})
+    onnx.save(model, path, save_as_external_data=True, location="w.bin", size_threshold=0)
+    forward = load(path)
+    assert_normal(forward.model)
+    tensor = forward.model.graph.initializers["w"].const_value
+    assert type(tensor).__name__ == "ExternalTensor"
+    assert tensor is not None
+    np.testing.assert_array_equal(tensor.numpy(), normal(0, 3, 500))

@@ -1,0 +1,167 @@
+"""Models are written whole or not at all, and never over data that is mapped."""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+
+from ckplan.errors import EnvironmentUnavailableError, UsageError
+from ckplan.model import load, save, saving
+from tests.model.models import normal, parse, run, write
+
+TEXT = '<ir_version: 10, opset_import: ["" : 21]> g (float[2, 30] x) => (float[2, 40] y) { y = MatMul(x, w) }'
+FEEDS = {"x": normal(5, 2, 30)}
+
+
+def model(seed: int = 0) -> ir.Model:
+    return ir.from_proto(parse(TEXT, {"w": normal(seed, 30, 40)}))
+
+
+def external(folder: Path, seed: int = 0) -> Path:
+    folder.mkdir(exist_ok=True)
+    path = folder / "m.onnx"
+    onnx.save(
+        parse(TEXT, {"w": normal(seed, 30, 40)}),
+        path,
+        save_as_external_data=True,
+        location="m.onnx.data",
+        size_threshold=0,
+    )
+    return path
+
+
+def answer(path: Path) -> np.ndarray:
+    return run(onnx.load(path), FEEDS)[0]
+
+
+def expected(seed: int) -> np.ndarray:
+    return run(model(seed), FEEDS)[0]
+
+
+def files(folder: Path) -> list[str]:
+    return sorted(file.name for file in folder.iterdir())
+
+
+def test_round_trip_leaves_one_file(tmp_path: Path) -> None:
+    save(model(), tmp_path / "a.onnx")
+    assert files(tmp_path) == ["a.onnx"]
+    np.testing.assert_array_equal(answer(tmp_path / "a.onnx"), expected(0))
+
+
+def test_nothing_is_overwritten_without_force(tmp_path: Path) -> None:
+    path = tmp_path / "a.onnx"
+    save(model(0), path)
+    with pytest.raises(UsageError, match="--force"):
+        save(model(1), path)
+    np.testing.assert_array_equal(answer(path), expected(0))
+    save(model(1), path, force=True)
+    np.testing.assert_array_equal(answer(path), expected(1))
+
+
+def test_external_data_is_written_anew(tmp_path: Path) -> None:
+    forward = load(external(tmp_path / "in"))
+    (tmp_path / "out").mkdir()
+    save(forward.model, tmp_path / "out" / "n.onnx")
+    assert files(tmp_path / "out") == ["n.onnx", "n.onnx.data"]
+    np.testing.assert_array_equal(answer(tmp_path / "out" / "n.onnx"), expected(0))
+
+
+def test_saving_over_the_file_that_is_mapped(tmp_path: Path) -> None:
+    path = external(tmp_path / "in")
+    forward = load(path)
+    save(forward.model, path, force=True)
+    np.testing.assert_array_equal(answer(path), expected(0))
+    # The model in memory still reads the old data file, which is therefore still there.
+    tensor = forward.model.graph.initializers["w"].const_value
+    assert tensor is not None
+    np.testing.assert_array_equal(tensor.numpy(), normal(0, 30, 40))
+    assert files(tmp_path / "in") == ["m.onnx", "m.onnx.1.data", "m.onnx.data"]
+
+
+def test_the_data_of_an_overwritten_model_is_removed(tmp_path: Path) -> None:
+    path = external(tmp_path / "out", seed=1)
+    save(load(external(tmp_path / "in")).model, path, force=True)
+    assert files(tmp_path / "out") == ["m.onnx", "m.onnx.1.data"]
+    np.testing.assert_array_equal(answer(path), expected(0))
+    save(model(2), path, force=True)
+    assert files(tmp_path / "out") == ["m.onnx"]
+
+
+def test_data_of_others_is_left_alone(tmp_path: Path) -> None:
+    source = load(external(tmp_path / "in"))
+    (tmp_path / "n.onnx.data").write_bytes(b"precious")
+    save(source.model, tmp_path / "n.onnx")
+    assert (tmp_path / "n.onnx.data").read_bytes() == b"precious"
+    np.testing.assert_array_equal(answer(tmp_path / "n.onnx"), expected(0))
+
+
+def test_large_models_go_external(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(saving, "MAX_INLINE_BYTES", 1000)
+    save(model(), tmp_path / "a.onnx")
+    assert files(tmp_path) == ["a.onnx", "a.onnx.data"]
+    np.testing.assert_array_equal(answer(tmp_path / "a.onnx"), expected(0))
+
+
+@pytest.mark.parametrize(
+    ("code", "words"), [(errno.ENOSPC, "no space left"), (errno.EACCES, "permissions")], ids=["full", "denied"]
+)
+@pytest.mark.parametrize("step", ["_sync", "ir"])
+def test_failure_leaves_what_was_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, words: str, step: str
+) -> None:
+    path = external(tmp_path / "out", seed=1)
+    source = load(external(tmp_path / "in")).model
+    before = {name: (tmp_path / "out" / name).read_bytes() for name in files(tmp_path / "out")}
+
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(code, "as if")
+
+    if step == "ir":
+        monkeypatch.setattr(ir, "save", fail)
+    else:
+        monkeypatch.setattr(saving, "_sync", fail)
+    with pytest.raises(EnvironmentUnavailableError, match=words):
+        save(source, path, force=True)
+    assert {name: (tmp_path / "out" / name).read_bytes() for name in files(tmp_path / "out")} == before
+
+
+def test_failure_of_the_last_step_takes_the_data_file_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = load(external(tmp_path / "in")).model
+
+    def fail(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "as if")
+
+    (tmp_path / "out").mkdir()
+    monkeypatch.setattr(Path, "replace", fail)
+    with pytest.raises(EnvironmentUnavailableError):
+        save(source, tmp_path / "out" / "n.onnx")
+    assert files(tmp_path / "out") == []
+
+
+def test_a_full_disk(tmp_path: Path) -> None:
+    full = Path("/dev/full")
+    if not full.exists():
+        pytest.fail("this test needs Linux's /dev/full")
+    with pytest.raises(UsageError, match="not a regular file"):
+        save(model(), full, force=True)
+
+
+def test_paths_that_cannot_be(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="is a directory"):
+        save(model(), tmp_path)
+    with pytest.raises(UsageError, match="no directory"):
+        save(model(), tmp_path / "nowhere" / "a.onnx")
+
+
+def test_a_link_is_followed(tmp_path: Path) -> None:
+    real = write(parse(TEXT, {"w": normal(1, 30, 40)}), tmp_path, "real.onnx")
+    link = tmp_path / "link.onnx"
+    link.symlink_to(real)
+    save(model(0), link, force=True)
+    assert link.is_symlink()
+    np.testing.assert_array_equal(answer(real), expected(0))
