@@ -130,9 +130,9 @@ class Builder:
     """Emits nodes into a graph.
 
     ``op.<OpType>(*inputs, **attributes)`` emits a node and returns its result; with ``_outputs`` given, a tuple of that
-    many results. An input is a value, None for one that is left out, a Python number, which takes the element type of
-    the first value among the inputs, or a numpy array; numbers and arrays become initializers, one for equal content.
-    An attribute that is None is left out.
+    many results. An input is a value, None for one that is left out, a Python number, or a numpy array. A number takes
+    the element type of the first value among the inputs that is not boolean. Numbers and arrays become initializers,
+    one for equal content. An attribute that is None is left out.
 
     Args:
         graph: the graph that gets the nodes and initializers.
@@ -247,7 +247,9 @@ class Builder:
         Raises:
             ModelError: shape inference rejects the node or cannot tell a static shape.
         """
-        like = next((value for value in inputs if isinstance(value, ir.Value)), None)
+        given_values = [value for value in inputs if isinstance(value, ir.Value)]
+        # The condition of Where does not tell the type of its branches.
+        like = next((v for v in given_values if v.dtype != ir.DataType.BOOL), given_values[0] if given_values else None)
         operands = [self._operand(value, like) for value in inputs]
         while operands and operands[-1] is None:
             operands.pop()
@@ -285,7 +287,7 @@ class Builder:
                 data[name] = ir.to_proto(value.const_value)
         try:
             inferred = onnx.shape_inference.infer_node_outputs(schema, ir.to_proto(node), types, data)
-        except onnx.shape_inference.InferenceError as error:
+        except (onnx.shape_inference.InferenceError, onnx.checker.ValidationError) as error:
             raise ModelError(f"{node.op_type} '{node.name}' is not valid: {error}") from error
         for value in node.outputs:
             found = inferred.get(value.name or "")

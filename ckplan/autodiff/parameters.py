@@ -22,13 +22,21 @@ class Selection:
     notes: tuple[str, ...]
 
 
-def select_parameters(op: Builder, wrt: Sequence[str], no_grad: Sequence[str], composites: Composites) -> Selection:
+def floating_initializers(graph: ir.Graph) -> list[ir.Value]:
+    """Return the initializers that could be parameters, in the order of the file."""
+    return [value for value in graph.initializers.values() if is_floating(value)]
+
+
+def select_parameters(
+    op: Builder, floating: Sequence[ir.Value], wrt: Sequence[str], no_grad: Sequence[str], composites: Composites
+) -> Selection:
     """Choose the floating-point initializers that a node can pass a gradient to.
 
     Initializers of rank 0 are taken for literals of the formula (an epsilon, a scale), unless ``wrt`` asks for them.
 
     Args:
         op: builder of the forward graph.
+        floating: the model's own floating-point initializers.
         wrt: patterns (as in a shell) of the names to differentiate by; none means all.
         no_grad: patterns of names to leave out.
         composites: groups of nodes that are differentiated as one.
@@ -37,7 +45,6 @@ def select_parameters(op: Builder, wrt: Sequence[str], no_grad: Sequence[str], c
         ModelError: the model has no floating-point initializer that a gradient could reach.
         UsageError: a pattern matches nothing, or nothing is left.
     """
-    floating = [value for value in op.graph.initializers.values() if is_floating(value)]
     if not floating:
         raise ModelError(
             "the model has no floating-point parameters, so there is nothing to train",

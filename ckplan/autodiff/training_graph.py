@@ -11,7 +11,7 @@ import onnx_ir as ir
 from ckplan.autodiff.builder import PHASE, Builder
 from ckplan.autodiff.engine import differentiate
 from ckplan.autodiff.loss import add_loss
-from ckplan.autodiff.parameters import select_parameters
+from ckplan.autodiff.parameters import floating_initializers, select_parameters
 from ckplan.autodiff.paths import prune
 from ckplan.errors import ModelError
 
@@ -60,8 +60,9 @@ def build_training_graph(
     graph = model.graph
     _name_nodes(graph)
     op = Builder(graph, graph.opset_imports)
+    candidates = floating_initializers(graph)
     found = add_loss(op, loss)
-    selection = select_parameters(op, wrt, no_grad, found.composites)
+    selection = select_parameters(op, candidates, wrt, no_grad, found.composites)
     prune(graph, [found.value])
     for node in graph:
         node.metadata_props[PHASE] = "forward"

@@ -261,3 +261,21 @@ def to_overridable(model: onnx.ModelProto) -> onnx.ModelProto:
     for tensor in copy.graph.initializer:
         copy.graph.input.append(onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims))
     return copy
+
+
+def check_training_graph(training: TrainingGraph, feeds: dict[str, Array] | None = None, rtol: float = 1e-7) -> float:
+    """Compare the gradients of a training graph with the slopes of its own loss; return the loss."""
+    proto = ir.to_proto(training.model)
+    onnx.checker.check_model(proto, full_check=True)
+    model = onnx.ModelProto()
+    model.CopyFrom(proto)
+    del model.graph.output[1:]
+    check_finite_differences(model, training, feeds, rtol=rtol)
+    return float(reference(training.model, feeds)[training.loss].reshape(()))
+
+
+def parse(text: str, **initializers: Array) -> ir.Model:
+    """Read a model in onnx's text form, IR version 10, opset 21; ``text`` starts at the graph's name."""
+    model = onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["": {OPSET}]> {text}')
+    model.graph.initializer.extend(onnx.numpy_helper.from_array(array, name) for name, array in initializers.items())
+    return infer(model)

@@ -1,0 +1,226 @@
+"""The losses that can be put behind an output, and the loss operators of ONNX."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+
+from ckplan.autodiff import build_training_graph
+from ckplan.errors import ModelError, UsageError
+from tests.autodiff.gradcheck import (
+    check_gradient,
+    check_training_graph,
+    node_model,
+    onnxruntime_run,
+    parse,
+    reference,
+    to_dtype,
+    values,
+)
+
+LINEAR = "g (double[6,3] x) => (double[6,5] y) { y = MatMul(x, w) }"
+X = values(6, 3, seed=8)
+W = values(3, 5, seed=9)
+LABELS = np.asarray([0, 4, 2, 2, 1, 3])
+
+
+def log_softmax(x: np.ndarray, axis: int) -> np.ndarray:
+    return x - np.log(np.exp(x).sum(axis, keepdims=True))
+
+
+def cross_entropy(logits: np.ndarray, labels: np.ndarray, axis: int) -> float:
+    chosen = np.take_along_axis(log_softmax(logits, axis), np.expand_dims(labels, axis), axis)
+    return float(-chosen.mean())
+
+
+def test_scalar_output_is_the_default():
+    training = build_training_graph(
+        parse("g (double[6,3] x) => (double[6,5] y, double s) { y = MatMul(x, w) s = ReduceMax<keepdims=0>(y) }", w=W)
+    )
+    assert training.loss == "s"
+    assert training.description == "the model's output 's'"
+    assert check_training_graph(training, {"x": X}) == pytest.approx((X @ W).max())
+
+
+@pytest.mark.parametrize(
+    ("spec", "expected"), [("sum", (X @ W).sum()), ("mean", (X @ W).mean()), ("mean:y", (X @ W).mean())]
+)
+def test_sum_and_mean(spec, expected):
+    training = build_training_graph(parse(LINEAR, w=W), loss=spec)
+    assert check_training_graph(training, {"x": X}) == pytest.approx(expected)
+    assert training.description == f"{spec.partition(':')[0]} of 'y'"
+
+
+@pytest.mark.parametrize("spec", [None, "mse", "mse:y"])
+def test_mean_squared_error(spec):
+    training = build_training_graph(parse(LINEAR, w=W), loss=spec)
+    target = values(6, 5, seed=3)
+    loss = check_training_graph(training, {"x": X, "target": target})
+    assert loss == pytest.approx(((X @ W - target) ** 2).mean())
+    assert training.description == "mean squared error of 'y' against input 'target'"
+
+
+@pytest.mark.parametrize("spec", ["cross-entropy", "cross-entropy:y"])
+def test_cross_entropy(spec):
+    training = build_training_graph(parse(LINEAR, w=W), loss=spec)
+    loss = check_training_graph(training, {"x": X, "labels": LABELS})
+    assert loss == pytest.approx(cross_entropy(X @ W, LABELS, 1))
+    assert training.description == "cross-entropy of 'y' against input 'labels'"
+    assert [value.name for value in training.model.graph.inputs] == ["x", "labels", "w"]
+
+
+@pytest.mark.parametrize(
+    ("shape", "classes", "labels"),
+    [
+        ([5], 0, []),
+        ([2, 5], 1, [2]),
+        ([2, 3, 5], 2, [2, 3]),
+        ([2, 5, 1, 1], 1, [2]),
+        ([2, 5, 2, 3], 1, [2, 2, 3]),
+        ([2, 5, 3, 1], 1, [2, 3]),
+    ],
+)
+def test_cross_entropy_finds_the_classes(shape, classes, labels):
+    dims = ",".join(map(str, shape))
+    model = parse(f"g (double[{dims}] x) => (double[{dims}] y) {{ y = Mul(x, w) }}", w=values(*shape, seed=1))
+    training = build_training_graph(model, loss="cross-entropy")
+    given = np.random.default_rng(0).integers(0, 5, labels)
+    x = values(*shape, seed=2)
+    loss = check_training_graph(training, {"x": x, "labels": given})
+    whole = np.delete(shape, classes)
+    assert loss == pytest.approx(cross_entropy(x * values(*shape, seed=1), given.reshape(whole), classes))
+
+
+@pytest.mark.parametrize(
+    "tail",
+    [
+        "p = Softmax(y)",
+        "p = Softmax <axis = 1> (y)",
+        "p = LogSoftmax(y)",
+        "q = Softmax(y) p = Reshape(q, back)",
+        "f = Flatten(y) q = Softmax(f) p = Reshape(q, back)",
+    ],
+)
+def test_a_trailing_softmax_makes_cross_entropy_of_its_logits_the_default(tail):
+    shape = "6,5,1,1" if "back" in tail else "6,5"
+    model = parse(
+        f"g (double[6,3] x) => (double[{shape}] p) {{ y = MatMul(x, w) {tail} }}", w=W, back=np.asarray([6, 5, 1, 1])
+    )
+    training = build_training_graph(model)
+    loss = check_training_graph(training, {"x": X, "labels": LABELS})
+    assert loss == pytest.approx(cross_entropy(X @ W, LABELS, 1))
+    assert "of output 'p' against input 'labels'" in training.description
+    assert not {"Softmax", "LogSoftmax"} & {node.op_type for node in training.model.graph}
+
+
+def test_softmax_over_the_channels_of_an_image():
+    model = parse(
+        "g (double[2,4,5] x) => (double[2,4,5] p) { y = Mul(x, w) p = Softmax <axis = 1> (y) }", w=values(2, 4, 5)
+    )
+    training = build_training_graph(model)
+    labels = np.random.default_rng(0).integers(0, 4, (2, 5))
+    x = values(2, 4, 5, seed=2)
+    loss = check_training_graph(training, {"x": x, "labels": labels})
+    assert loss == pytest.approx(cross_entropy(x * values(2, 4, 5), labels, 1))
+
+
+def test_cross_entropy_keeps_the_logits_and_little_else():
+    training = build_training_graph(parse(LINEAR, w=W), loss="cross-entropy")
+    forward = [n for n in training.model.graph if n.metadata_props["pkg.ckplan.phase"] == "forward"]
+    large = [n.op_type for n in forward if n.outputs[0].shape == [6, 5]]
+    assert large == ["MatMul"]
+
+
+def test_cross_entropy_of_large_logits_is_exact():
+    training = build_training_graph(parse(LINEAR, w=W * 1000), loss="cross-entropy")
+    loss = check_training_graph(training, {"x": X, "labels": LABELS}, rtol=1e-6)
+    assert np.isfinite(loss)
+    assert loss > 100
+
+
+def test_names_of_new_inputs_are_unique():
+    model = parse(
+        "g (double[6,3] labels, double[6,3] loss) => (double[6,5] y) { z = Add(labels, loss) y = MatMul(z, w) }", w=W
+    )
+    training = build_training_graph(model, loss="cross-entropy")
+    assert [value.name for value in training.model.graph.inputs] == ["labels", "loss", "labels_0", "w"]
+    assert training.loss == "loss_0"
+    feeds = {"labels": X, "loss": X, "labels_0": LABELS}
+    assert check_training_graph(training, feeds) == pytest.approx(cross_entropy(2 * X @ W, LABELS, 1))
+
+
+@pytest.mark.parametrize("kind", ["cross-entropy", "mse", "sum", "mean"])
+def test_onnxruntime_agrees(kind):
+    model = onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["": 21]> {LINEAR}')
+    model.graph.initializer.append(onnx.numpy_helper.from_array(W, "w"))
+    double = build_training_graph(ir.from_proto(model), loss=kind)
+    single = build_training_graph(ir.from_proto(to_dtype(model, np.float32)), loss=kind)
+    feeds = {"x": X, "labels": LABELS, "target": values(6, 5, seed=3)}
+    feeds = {value.name: feeds[value.name] for value in double.model.graph.inputs if value.name != "w"}
+    check_training_graph(double, feeds)
+    expected = reference(double.model, feeds)
+    ran = onnxruntime_run(
+        single.model, {name: a.astype(np.float32) if a.dtype == np.float64 else a for name, a in feeds.items()}
+    )
+    for name, array in expected.items():
+        np.testing.assert_allclose(ran[name], array, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("crossentropy", "did you mean `cross-entropy`?"),
+        ("cross-entropy:z", "no output `z`"),
+        ("nonsense", "choose one of cross-entropy, mse, sum, mean, or of the outputs `y`"),
+        ("y", "reduce it with --loss mean:y"),
+    ],
+)
+def test_a_loss_that_does_not_exist(spec, message):
+    with pytest.raises(UsageError, match=message.replace("?", r"\?")):
+        build_training_graph(parse(LINEAR, w=W), loss=spec)
+
+
+def test_integer_outputs_cannot_be_a_loss():
+    text = "g (double[6,3] x) => (double[6,5] y, int64[6,1] i) { y = MatMul(x, w) i = ArgMax <axis = 1> (y) }"
+    with pytest.raises(UsageError, match="`i` is not floating point"):
+        build_training_graph(parse(text, w=W), loss="mean:i")
+    only = "g (double[6,3] x) => (int64[6,1] i) { y = MatMul(x, w) i = ArgMax <axis = 1> (y) }"
+    with pytest.raises(ModelError, match="no floating-point output"):
+        build_training_graph(parse(only, w=W))
+
+
+# -- loss operators inside the model --------------------------------------------------------------------------------
+
+WEIGHT = np.asarray([0.5, 1.0, 2.0, 0.7, 1.5])
+SHAPES = [((4, 5), (4,)), ((2, 5, 3), (2, 3)), ((2, 5, 2, 2), (2, 2, 2))]
+
+
+@pytest.mark.parametrize("op_type", ["SoftmaxCrossEntropyLoss", "NegativeLogLikelihoodLoss"])
+@pytest.mark.parametrize("reduction", ["none", "sum", "mean"])
+@pytest.mark.parametrize(("weighted", "ignore"), list(itertools.product([False, True], [None, 2, -100])))
+def test_loss_operators(op_type, reduction, weighted, ignore):
+    for shape, samples in SHAPES:
+        scores = values(*shape, seed=4)
+        labels = np.random.default_rng(3).integers(0, 5, samples)
+        labels.reshape(-1)[0] = 2 if ignore is None else ignore
+        attributes = {} if ignore is None else {"ignore_index": ignore}
+        # The weights are data, as in torch: fixed, not trained.
+        rest = [WEIGHT] if weighted else []
+        model = node_model(op_type, scores, labels, *rest, reduction=reduction, **attributes)
+        check_gradient(model, wrt=["p0"], idle=["p2"])
+
+
+@pytest.mark.parametrize("read", [[0, 1], [1], [0]])
+def test_logarithms_of_softmax_beside_the_loss(read):
+    model = node_model("SoftmaxCrossEntropyLoss", values(4, 5), np.asarray([0, 4, 2, 2]), outputs=2)
+    total = next(node for node in model.graph.node if node.op_type == "Sum")
+    total.input[:] = [total.input[index] for index in read]
+    check_gradient(model, wrt=["p0"])
+
+
+def test_32_bit_labels():
+    check_gradient(node_model("SoftmaxCrossEntropyLoss", values(4, 5), np.asarray([0, 4, 2, 2], dtype=np.int32)))
