@@ -13,6 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from ckplan.errors import EnvironmentUnavailableError
+
 Array = np.ndarray[Any, np.dtype[Any]]
 
 _RAW = {1: np.uint8, 2: np.uint16}
@@ -40,10 +42,23 @@ def save_arrays(folder: Path, arrays: Mapping[str, Array] | Iterable[tuple[str, 
     Args:
         folder: is made; its index lists the arrays in the order given.
         arrays: by name; names may hold any character.
+
+    Raises:
+        EnvironmentUnavailableError: the disk is full or not writable.
     """
+    try:
+        _write(folder, arrays.items() if isinstance(arrays, Mapping) else arrays)
+    except OSError as error:
+        raise EnvironmentUnavailableError(
+            f"cannot write temporary files: {error.strerror or error}",
+            "free disk space, or set TMPDIR to another folder",
+        ) from error
+
+
+def _write(folder: Path, arrays: Iterable[tuple[str, Array]]) -> None:
     folder.mkdir(parents=True)
     index = []
-    for number, (name, array) in enumerate(arrays.items() if isinstance(arrays, Mapping) else arrays):
+    for number, (name, array) in enumerate(arrays):
         text = array.dtype.kind in "OUS"
         index.append({"name": name, "dtype": "text" if text else array.dtype.name})
         raw = array.view(_RAW[array.dtype.itemsize]) if is_exotic(array.dtype) else array

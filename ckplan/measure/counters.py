@@ -173,8 +173,7 @@ def interpret(raw: Mapping[str, Any], facts: FileFacts, fed: int) -> Counters | 
     later = [run for run in runs[1:] if len(run["name"]) == count] or [first]
     requested = _summed(first["provider"], first["requested"])
     before = _in_use_before(first)
-    held = before - (fed if CUDA in first["provider"] else 0)
-    parameters = facts.overridable_bytes + max(held, facts.initializer_bytes - facts.overridable_bytes)
+    parameters = _parameters(before, facts, fed, on_device=CUDA in first["provider"])
     made = _outputs_made(first["name"], raw["producers"], raw["outputs"])
     workspaces = tuple(_workspaces(first))
     extra = {workspace.step: workspace.bytes for workspace in workspaces}
@@ -186,7 +185,7 @@ def interpret(raw: Mapping[str, Any], facts: FileFacts, fed: int) -> Counters | 
             Step(
                 op=name,
                 live=parameters + fed + fresh,
-                activations=fresh - made[index],
+                activations=max(fresh - made[index], 0),
                 backward=facts.is_backward(name),
                 recomputed=facts.is_recomputed(name),
             )
@@ -210,6 +209,16 @@ def steady_state(raw: Mapping[str, Any]) -> Steady | None:
     return Steady(
         in_use=max(_summed(last["provider"], last["in_use"])), held=max(_summed(last["provider"], last["held"]))
     )
+
+
+def _parameters(before: int, facts: FileFacts, fed: int, *, on_device: bool) -> int:
+    """Bytes of the parameters, as onnxruntime holds them, from what its allocators had in use before the first kernel.
+
+    On a device all initializers and the fed inputs are copied into the arena.
+    """
+    if on_device:
+        return max(before - fed, facts.initializer_bytes)
+    return facts.overridable_bytes + max(before, facts.initializer_bytes - facts.overridable_bytes)
 
 
 def _summed(providers: Sequence[str], values: Sequence[int]) -> list[int]:

@@ -17,13 +17,16 @@ from ckplan.measure.facts import FileFacts, file_facts, read_model
 from ckplan.measure.inputs import Inputs, make_inputs
 from ckplan.measure.numerics import count_nonfinite
 from ckplan.measure.process import run_job
-from ckplan.measure.types import Counters, Heap, Measurement, Recomputation, Resident
+from ckplan.measure.types import Counters, Heap, Measurement, Prediction, Recomputation, Resident
 
 _VARIANTS = (
     {"order": "default", "pattern": True},
     {"order": "priority", "pattern": True},
     {"order": "default", "pattern": False},
 )
+
+_TOLERANCE = 1.05
+"""Measured over predicted peak beyond which a note is due."""
 
 
 def measure(
@@ -108,6 +111,8 @@ def measured(
     if heap:
         heap_found, note = _heap(request, plain["device"])
         notes.extend([note] if note else [])
+    if by_order[0] is not None:
+        notes.extend(_broken_promise(facts.prediction, by_order[0]))
     kept = load_arrays(outputs, mapped=True)
     return Measurement(
         path=str(request["path"]),
@@ -140,6 +145,16 @@ def _heap(request: Mapping[str, Any], device: str) -> tuple[Heap | None, str]:
         return Heap(**run_job("heap", request)), ""
     except CkplanError as error:
         return None, f"no figure from the heap meter: {error}"
+
+
+def _broken_promise(prediction: Prediction, counters: Counters) -> list[str]:
+    """A note if the file takes clearly more than its metadata say."""
+    promised = prediction.peak_activations
+    if not promised or counters.peak_activations <= promised * _TOLERANCE:
+        return []
+    excess = counters.peak_activations / promised - 1
+    step = counters.timeline.steps[counters.timeline.peak_step].op
+    return [f"peak activations are {excess:.0%} above what the file predicts, at node '{step}'"]
 
 
 def _recomputation(facts: FileFacts, runs: Sequence[Mapping[str, Sequence[str]]]) -> Recomputation:

@@ -14,8 +14,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-import ckplan
-import ckplan.errors
+from ckplan import errors
 from ckplan.errors import CkplanError, ModelError
 from ckplan.measure.errors import RunFailedError
 from ckplan.units import format_bytes
@@ -103,7 +102,7 @@ class Process:
         """The exception for a failure that the job could describe itself."""
         stage, learnt = self._reached()
         if error["kind"] == "ckplan":
-            kind: type[CkplanError] = getattr(ckplan.errors, error["type"], CkplanError)
+            kind: type[CkplanError] = getattr(errors, error["type"], CkplanError)
             return kind(error["message"], error["hint"])
         reason = clean(error["message"])
         if error["kind"] == "memory":
@@ -161,7 +160,7 @@ def started(job: str, request: Mapping[str, Any]) -> Iterator[Process]:
     with tempfile.TemporaryDirectory(prefix="ckplan-") as name:
         folder = Path(name)
         (folder / "request.json").write_text(json.dumps({"job": job, **request}), encoding="utf-8")
-        package_root = str(Path(ckplan.__file__).resolve().parent.parent)
+        package_root = str(Path(errors.__file__).resolve().parent.parent)
         path = os.pathsep.join([package_root, *filter(None, [os.environ.get("PYTHONPATH")])])
         # Safe path: the caller's working folder may hold a file named like a library.
         environment = {**os.environ, "PYTHONPATH": path, "PYTHONSAFEPATH": "1"}

@@ -63,13 +63,13 @@ def verify(
     with tempfile.TemporaryDirectory(prefix="ckplan-") as name:
         folder = Path(name)
         save_arrays(folder / "inputs", chosen.arrays)
-        requests = [request_for(Path(path), folder / "inputs", device, threads) for path in (base, new)]
         places = [folder / "base", folder / "new"]
-        first, second = (
-            measured(model, chosen, request, place, runs=1, heap=heap)  # timed below, in turns
-            for model, request, place in zip(models, requests, places, strict=True)
-        )
-        requests = [{**request, "device": first.device} for request in requests]
+        # Timed below, in turns: one run each will do here.
+        request = request_for(Path(base), folder / "inputs", device, threads)
+        first = measured(models[0], chosen, request, places[0], runs=1, heap=heap)
+        # The device that ran is settled now, for everything that follows.
+        requests = [request_for(Path(path), folder / "inputs", first.device, threads) for path in (base, new)]
+        second = measured(models[1], chosen, requests[1], places[1], runs=1, heap=heap)
         numerics = compare_outputs(load_arrays(places[0], mapped=True), load_arrays(places[1], mapped=True))
         notes: list[str] = []
         orders = [file_facts(model).order for model in models]

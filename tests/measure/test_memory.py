@@ -116,6 +116,15 @@ def test_the_promise_of_the_file_stands_beside_what_was_measured(kept: Measureme
     assert kept.prediction.peak_total == 123
 
 
+def test_a_promise_that_is_not_kept_is_noted(tmp_path: Path, kept: Measurement) -> None:
+    metadata = {"pkg.ckplan.predicted_peak_activations": str(2 * ACTIVATION)}
+    path = chain(tmp_path / "m.onnx", 3, metadata=metadata)
+    found = measure(path, device="cpu", runs=1, threads=1, heap=False)
+    (note,) = found.notes
+    assert note.startswith("peak activations are 100% above what the file predicts, at node 'Mul:square2'")
+    assert kept.notes == ()
+
+
 def test_a_measurement_is_json(kept: Measurement) -> None:
     data = json.loads(json.dumps(kept.to_json()))
     assert data["device"] == "cpu"
