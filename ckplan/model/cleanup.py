@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 import onnx_ir as ir
-from onnx_ir.passes.common import IdentityEliminationPass, NameFixPass, RemoveUnusedNodesPass
+from onnx_ir.passes.common import NameFixPass, RemoveUnusedNodesPass
 
 from ckplan.model.fold import Sweep
 from ckplan.model.infer import static_shape
@@ -35,7 +35,9 @@ def drop_no_ops(model: ir.Model, state: Sweep, *, reshapes: bool = False) -> tup
         elif not _passes_on(node) and not (reshapes and _keeps_shape(node)):
             continue
         _make_identity(node)
-    IdentityEliminationPass()(model)
+    for node in list(model.graph):
+        if node.domain == "" and node.op_type == "Identity":
+            _bypass(model.graph, node)
     return (f"{dropouts} Dropout node(s) in inference form removed",) if dropouts else ()
 
 
@@ -75,6 +77,30 @@ def _make_identity(node: ir.Node) -> None:
     ir.convenience.replace_all_uses_with(old, new, replace_graph_outputs=True)
     node.graph.remove(node, safe=True)
     new.name = name
+
+
+def _bypass(graph: ir.Graph, node: ir.Node) -> None:
+    """Let the readers of an Identity read its input.
+
+    One that makes a graph output goes only when its input can take over that name: an input, an initializer or
+    another output of the graph cannot. (Bodies of loops are left alone: onnxruntime misreads a value that stands
+    twice among a body's outputs.)
+    """
+    source, output = node.inputs[0], node.outputs[0]
+    if source is None:
+        return
+    name = output.name
+    is_output = output.is_graph_output()
+    if is_output and (source.producer() is None or source.is_graph_output()):
+        return
+    if source.shape is None:
+        source.shape = output.shape
+    if source.type is None:
+        source.type = output.type
+    ir.convenience.replace_all_uses_with(output, source, replace_graph_outputs=True)
+    graph.remove(node, safe=True)
+    if is_output:
+        source.name = name
 
 
 def tidy(model: ir.Model) -> None:

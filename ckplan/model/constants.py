@@ -9,6 +9,7 @@ import numpy as np
 import onnx_ir as ir
 
 CONSTANT_KEY = "pkg.ckplan.constant"
+_SETTINGS = {"Clip": (1, 2), "Dropout": (1,), "Pad": (2,), "Resize": (1, 2), "Upsample": (1,)}
 # Initializers that exporters lift from literals in the source (torch's dynamo exporter, torch.fx).
 _LITERAL_NAME = re.compile(r"val_\d+|scalar_tensor_default(_\d+)?|_lifted_scalar.*|_lifted_tensor_constant\d+")
 
@@ -17,8 +18,8 @@ def is_constant(value: ir.Value) -> bool:
     """Whether a floating initializer is a literal of the program rather than something to train.
 
     Marked so are: scalars from Constant nodes (0.5 in a GELU, an epsilon), everything in Constant nodes of PyTorch's
-    exports, initializers that exporters make of scalar literals, and results of constant folding. The mark is
-    metadata of the value, so it survives cloning and saving.
+    exports, initializers that exporters make of scalar literals, operands such as the bounds of a Clip or the scales
+    of a Resize, and results of constant folding. The mark is metadata of the value, so it survives cloning and saving.
     """
     return CONSTANT_KEY in value.metadata_props
 
@@ -57,6 +58,7 @@ def hoist(model: ir.Model) -> None:
                 hoisted = _hoist_node(graph, node, tensor_of(node), names)
                 if hoisted is not None and operator == "Constant" and _is_literal(model, hoisted):
                     mark_constant(hoisted, "Constant node")
+    _mark_settings(graph)
     for value in graph.initializers.values():
         tensor = value.const_value
         if tensor is None:
@@ -92,6 +94,14 @@ def _hoist_node(
         ir.convenience.replace_all_uses_with(output, value)
     holder.remove(node, safe=True)
     return value
+
+
+def _mark_settings(graph: ir.Graph) -> None:
+    """Floating operands that set how an operator works, and that no gradient reaches, are constants."""
+    for value in graph.initializers.values():
+        uses = list(value.uses())
+        if uses and all(use.idx in _SETTINGS.get(use.node.op_type, ()) and use.node.domain == "" for use in uses):
+            mark_constant(value, "setting")
 
 
 def _is_literal(model: ir.Model, value: ir.Value) -> bool:

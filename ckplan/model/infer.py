@@ -46,6 +46,8 @@ class NodeInference:
                 return ""
             types[value.name or ""] = type_proto
             array = constant(value)
+            if array is None:
+                array = _small_initializer(value)
             if array is not None and array.size <= _DATA_LIMIT and array.dtype.kind in "iufb":
                 data[value.name or ""] = onnx.numpy_helper.from_array(array)
         try:
@@ -68,6 +70,14 @@ class NodeInference:
             except onnx.defs.SchemaError:
                 self._schemas[key] = None
         return self._schemas[key]
+
+
+def _small_initializer(value: ir.Value) -> np.ndarray | None:
+    """Operands such as the scales of a Resize decide shapes too, though folding treats floats as weights."""
+    tensor = value.const_value
+    if tensor is None or not value.is_initializer() or value.is_graph_input() or tensor.size > 64:
+        return None
+    return None if tensor.dtype == ir.DataType.STRING else np.asarray(tensor.numpy())
 
 
 def captures(node: ir.Node) -> Sequence[ir.Value]:
