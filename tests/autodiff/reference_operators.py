@@ -1,7 +1,9 @@
 """Plain numpy versions of operators that onnx's reference evaluator gets wrong or cannot run in full.
 
 In onnx 1.23, ConvTranspose fails with groups, unequal kernels and ``output_shape``; MaxPool counts its indices from the
-start of the padded channel and gets ``auto_pad`` wrong; GlobalMaxPool only knows two axes; GlobalLpPool is missing.
+start of the padded channel and gets ``auto_pad`` wrong; GlobalMaxPool only knows two axes; GlobalLpPool is missing;
+LpNormalization of order 1 takes no absolute values; GroupNormalization and others compute in float32 whatever x is,
+which finite differences do not bear.
 """
 
 from __future__ import annotations
@@ -126,7 +128,57 @@ class GlobalLpPool(OpRun):
         return ((np.abs(x) ** p).sum(axis=tuple(range(2, x.ndim)), keepdims=True) ** (1 / p),)
 
 
-OPERATORS = [ConvTranspose, GlobalLpPool, GlobalMaxPool, MaxPool]
+def _normal(x, axes, epsilon):
+    centred = x - x.mean(axis=axes, keepdims=True)
+    return centred / np.sqrt((centred**2).mean(axis=axes, keepdims=True) + epsilon)
+
+
+class GroupNormalization(OpRun):
+    """In the type of x throughout."""
+
+    def _run(self, x, scale, bias, epsilon=1e-5, num_groups=1, stash_type=1):
+        groups = x.reshape(x.shape[0], num_groups, -1)
+        channels = (-1, *[1] * (x.ndim - 2))
+        return (_normal(groups, -1, epsilon).reshape(x.shape) * scale.reshape(channels) + bias.reshape(channels),)
+
+
+class MeanVarianceNormalization(OpRun):
+    """In the type of x throughout."""
+
+    def _run(self, x, axes=None):
+        axes = axes or (0, 2, 3)
+        centred = x - x.mean(axis=tuple(axes), keepdims=True)
+        return (centred / (np.sqrt((centred**2).mean(axis=tuple(axes), keepdims=True)) + 1e-9),)
+
+
+class LpNormalization(OpRun):
+    """The norm of order 1 is that of absolute values."""
+
+    def _run(self, x, axis=-1, p=2):
+        norm = (np.abs(x) ** p).sum(axis=axis, keepdims=True) ** (1 / p)
+        return (x / np.where(norm == 0, 1, norm),)
+
+
+class LRN(OpRun):
+    """In the type of x throughout."""
+
+    def _run(self, x, alpha=1e-4, beta=0.75, bias=1.0, size=1):
+        sums = np.zeros_like(x)
+        for c in range(x.shape[1]):
+            sums[:, c] = (x[:, max(0, c - (size - 1) // 2) : c + size // 2 + 1] ** 2).sum(axis=1)
+        return (x / (bias + alpha / size * sums) ** beta,)
+
+
+OPERATORS = [
+    ConvTranspose,
+    GlobalLpPool,
+    GlobalMaxPool,
+    GroupNormalization,
+    LRN,
+    LpNormalization,
+    MaxPool,
+    MeanVarianceNormalization,
+]
 
 
 @pytest.fixture

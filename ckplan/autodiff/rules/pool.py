@@ -14,7 +14,6 @@ from ckplan.autodiff.builder import (
     attr_int,
     attr_ints,
     dtype_of,
-    input_of,
     required_input,
     shape_of,
     size_of,
@@ -131,8 +130,8 @@ def _counts(node: ir.Node, window: Window) -> np.ndarray:
         starts = np.arange(window.outputs[axis]) * window.strides[axis] - pads[axis]
         reads = starts[:, None] + np.arange(window.kernel[axis]) * window.dilations[axis]
         per_axis.append(((reads >= first) & (reads < last)).sum(axis=1))
-    product = functools.reduce(np.multiply.outer, per_axis)
-    return product.astype(np.float64)[None, None]
+    product: np.ndarray = functools.reduce(np.multiply.outer, per_axis)
+    return np.asarray(product, dtype=np.float64)[None, None]
 
 
 def spread(op: Builder, value: ir.Value, window: Window, factor: float = 1.0) -> ir.Value:
@@ -209,7 +208,7 @@ def global_max_pool(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
 
 @rule("LpPool")
 def lp_pool(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
-    """dx = sgn(x) |x|^(p-1) times dy / y^(p-1), summed over the windows that read x; 0 where a window is all zero."""
+    """Is sgn(x) |x|^(p-1) times dy / y^(p-1), summed over the windows that read x; 0 where a window is all zero."""
     x, upstream = required_input(node, 0), dy[0]
     assert upstream is not None
     p = attr_int(node, "p", 2)

@@ -1,0 +1,151 @@
+"""Gradients of BatchNormalization, GroupNormalization, InstanceNormalization and MeanVarianceNormalization."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import onnx_ir as ir
+
+from ckplan.autodiff.builder import Builder, attr_float, attr_int, attr_ints, dtype_of, required_input, shape_of
+from ckplan.autodiff.registry import rule
+
+Gradients = Sequence[ir.Value | None]
+
+_EPSILON = 1e-5
+
+
+@rule("BatchNormalization", since=14, fixed=[3, 4])
+def batch_normalization(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
+    """In inference mode a multiplication per channel; in training mode the statistics are made again from x.
+
+    In inference mode mean and variance are constants of the step. x is kept only if the scale is trained: dscale from
+    y would be (y - B) / scale, and scales of zero and nearly zero are common. Behind a Conv that nothing else reads,
+    :mod:`ckplan.autodiff.rules.conv_batch_norm` does without x.
+
+    The running statistics that training mode puts out pass no gradient on.
+    """
+    x, scale, bias = (required_input(node, index) for index in range(3))
+    upstream = dy[0]
+    if upstream is None:
+        return [None, None, None]
+    channels = shape_of(scale)[0]
+    epsilon = attr_float(node, "epsilon", _EPSILON)
+    if attr_int(node, "training_mode", 0):
+        flat = [shape_of(x)[0], channels, 1, math.prod(shape_of(x)[2:])]
+        return _with_statistics(op, (x, scale, bias), upstream, flat, [0, 3], epsilon)
+    mean, inverse = required_input(node, 3), inverse_deviation(op, required_input(node, 4), epsilon)
+    sums = dscale = dx = None
+    if op.wants(bias) or op.wants(scale):
+        sums = _channel_sum(op, upstream)
+    if op.wants(scale):
+        assert sums is not None
+        centred = op.Sub(_channel_sum(op, op.Mul(upstream, x)), op.Mul(sums, mean))
+        dscale = op.Mul(centred, inverse)
+    if op.wants(x):
+        per_channel = [channels, *[1] * (len(shape_of(x)) - 2)]
+        dx = op.Mul(upstream, op.reshape(op.Mul(scale, inverse), per_channel))
+    return [dx, dscale, sums if op.wants(bias) else None]
+
+
+def inverse_deviation(op: Builder, variance: ir.Value, epsilon: float) -> ir.Value:
+    """Emit 1 / sqrt(variance + epsilon)."""
+    return op.Reciprocal(op.Sqrt(op.Add(variance, epsilon)))
+
+
+def _channel_sum(op: Builder, value: ir.Value) -> ir.Value:
+    return op.reduce_sum(value, [axis for axis in range(len(shape_of(value))) if axis != 1], keepdims=False)
+
+
+@rule("InstanceNormalization")
+def instance_normalization(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
+    """Reads x; mean and variance, one per sample and channel, are made again from it."""
+    x, scale, bias = (required_input(node, index) for index in range(3))
+    assert dy[0] is not None
+    samples, channels, *sizes = shape_of(x)
+    flat = [samples, channels, 1, math.prod(sizes)]
+    return _with_statistics(op, (x, scale, bias), dy[0], flat, [3], attr_float(node, "epsilon", _EPSILON))
+
+
+@rule("GroupNormalization", since=21)
+def group_normalization(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
+    """Reads x; mean and variance, one per sample and group, are made again from it."""
+    x, scale, bias = (required_input(node, index) for index in range(3))
+    assert dy[0] is not None
+    samples, channels, *sizes = shape_of(x)
+    groups = attr_int(node, "num_groups", 1)
+    flat = [samples, groups, channels // groups, math.prod(sizes)]
+    return _with_statistics(op, (x, scale, bias), dy[0], flat, [2, 3], attr_float(node, "epsilon", _EPSILON))
+
+
+def _with_statistics(
+    op: Builder,
+    inputs: tuple[ir.Value, ir.Value, ir.Value],
+    dy: ir.Value,
+    flat: Sequence[int],
+    axes: Sequence[int],
+    epsilon: float,
+) -> Gradients:
+    """Differentiate a normalisation by the statistics of its own input, with a scale and a bias per channel.
+
+    With c = x - mean, r = 1 / deviation and m elements per statistic,
+    dx = r (scale dy - mean(scale dy) - c r^2 mean(scale dy c)). Two activations are made, the result in one of them.
+
+    Args:
+        op: the builder.
+        inputs: x, scale and bias.
+        dy: gradient of the output.
+        flat: shape of x as (samples, groups, channels of a group, elements).
+        axes: the axes of ``flat`` that share a statistic.
+        epsilon: added to the variance.
+    """
+    x, scale, bias = inputs
+    shape, dtype = shape_of(x), x.dtype
+    assert dtype is not None
+    narrow = dtype_of(x).itemsize < 4
+    x, dy = op.reshape(x, flat), op.reshape(dy, flat)
+    if narrow:
+        # Sums over an activation do not fit into half precision.
+        x, dy, scale = (op.Cast(value, to=ir.DataType.FLOAT) for value in (x, dy, scale))
+    count = math.prod(flat[axis] for axis in axes)
+    mean = op.Mul(op.reduce_sum(x, axes), 1.0 / count)
+    centred = op.Sub(x, mean)
+    square = op.ReduceSumSquare(centred, op.constant(list(axes)))
+    inverse = inverse_deviation(op, op.Mul(square, 1.0 / count), epsilon)
+    dy_sums = op.reduce_sum(dy, [3])
+    products = op.reduce_sum(op.Mul(dy, centred), [3])
+    dscale = dbias = dx = None
+    if op.wants(inputs[1]):
+        dscale = op.reshape(op.reduce_sum(op.Mul(products, inverse), [0]), shape_of(scale))
+    if op.wants(bias):
+        dbias = op.reshape(op.reduce_sum(dy_sums, [0]), shape_of(bias))
+    if op.wants(inputs[0]):
+        per_channel = op.reshape(scale, [1, flat[1], flat[2], 1])
+        share = op.Mul(inverse, 1.0 / count)
+        offset = op.Mul(op.reduce_sum(op.Mul(dy_sums, per_channel), axes), share)
+        cube = op.Mul(op.Mul(inverse, inverse), share)
+        slope = op.Mul(op.reduce_sum(op.Mul(products, per_channel), axes), cube)
+        dx = op.Mul(dy, op.Mul(per_channel, inverse))
+        dx = op.Sub(dx, op.Mul(centred, slope))
+        dx = op.reshape(op.Sub(dx, offset), shape)
+    results = [dx, dscale, dbias]
+    return [op.Cast(g, to=dtype) if narrow and g is not None else g for g in results]
+
+
+@rule("MeanVarianceNormalization", since=13)
+def mean_variance_normalization(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
+    """Reads x; with c = x - mean and r = 1 / (deviation + 1e-9), dx = r (dy - mean(dy)) - c r^3 mean(dy c).
+
+    The last term has r^3 for r^2 / deviation, which differs by 1e-9 relative to the deviation.
+    """
+    x, upstream = required_input(node, 0), dy[0]
+    assert upstream is not None
+    axes = attr_ints(node, "axes", (0, 2, 3)) or ()
+    share = 1.0 / math.prod(shape_of(x)[axis] for axis in axes)
+    centred = op.Sub(x, op.Mul(op.reduce_sum(x, axes), share))
+    deviation = op.Sqrt(op.Mul(op.ReduceSumSquare(centred, op.constant(axes)), share))
+    inverse = op.Reciprocal(op.Add(deviation, 1e-9))
+    along = op.Mul(op.reduce_sum(op.Mul(upstream, centred), axes), share)
+    slope = op.Mul(along, op.Mul(inverse, inverse))
+    offset = op.Mul(op.reduce_sum(upstream, axes), share)
+    return [op.Mul(op.Sub(op.Sub(upstream, op.Mul(centred, slope)), offset), inverse)]

@@ -1,0 +1,178 @@
+"""Gradients of LayerNormalization, RMSNormalization, LpNormalization and LRN."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from ckplan.autodiff.builder import (
+    Builder,
+    attr_float,
+    attr_int,
+    dtype_of,
+    input_of,
+    required_input,
+    shape_of,
+)
+from ckplan.autodiff.registry import rule
+from ckplan.autodiff.rules.batch_norm import inverse_deviation
+
+Gradients = Sequence[ir.Value | None]
+
+_EPSILON = 1e-5
+
+
+@rule("LayerNormalization", since=17)
+def layer_normalization(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
+    """Reads x and, in float32, the mean and inverse deviation of each row, two outputs that the node is made to give.
+
+    In other types those two would be less exact than x (double) or are made in float32 (half), so they are made anew.
+    """
+    x = required_input(node, 0)
+    axes = _axes(node, x)
+    if x.dtype == ir.DataType.FLOAT and attr_int(node, "stash_type", 1) == 1:
+        mean, inverse = _statistics(op, node)
+        return _normalization(op, node, dy, x, mean, inverse, axes)
+    x, dy = _wide(op, x), [None if g is None else _wide(op, g) for g in dy]
+    count = math.prod(shape_of(x)[axis] for axis in axes)
+    mean = op.Mul(op.reduce_sum(x, axes), 1.0 / count)
+    square = op.ReduceSumSquare(op.Sub(x, mean), op.constant(axes))
+    inverse = inverse_deviation(op, op.Mul(square, 1.0 / count), attr_float(node, "epsilon", _EPSILON))
+    return _normalization(op, node, dy, x, mean, inverse, axes)
+
+
+@rule("RMSNormalization", since=23)
+def rms_normalization(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
+    """Reads x; the inverse root mean square of each row is made again from it."""
+    x = required_input(node, 0)
+    axes = _axes(node, x)
+    x, dy = _wide(op, x), [None if g is None else _wide(op, g) for g in dy]
+    count = math.prod(shape_of(x)[axis] for axis in axes)
+    square = op.Mul(op.ReduceSumSquare(x, op.constant(axes)), 1.0 / count)
+    inverse = inverse_deviation(op, square, attr_float(node, "epsilon", _EPSILON))
+    return _normalization(op, node, dy, x, None, inverse, axes)
+
+
+def _axes(node: ir.Node, x: ir.Value) -> list[int]:
+    rank = len(shape_of(x))
+    return list(range(attr_int(node, "axis", -1) % rank, rank))
+
+
+def _wide(op: Builder, value: ir.Value) -> ir.Value:
+    """Return a value in at least single precision."""
+    return op.Cast(value, to=ir.DataType.FLOAT) if dtype_of(value).itemsize < 4 else value
+
+
+def _statistics(op: Builder, node: ir.Node) -> tuple[ir.Value, ir.Value]:
+    """Return a LayerNormalization's mean and inverse deviation, which are made outputs of the node if they are not."""
+    if len(node.outputs) < 3:
+        node.resize_outputs(3)
+    for output, name in zip(node.outputs[1:], ("mean", "inverse_deviation"), strict=True):
+        if not output.name:
+            output.name = op.unique_name(f"{node.name}/{name}")
+    op.infer(node)
+    return node.outputs[1], node.outputs[2]
+
+
+def _normalization(
+    op: Builder,
+    node: ir.Node,
+    dy: Gradients,
+    x: ir.Value,
+    mean: ir.Value | None,
+    inverse: ir.Value,
+    axes: Sequence[int],
+) -> Gradients:
+    """Differentiate y = h scale + bias with h = (x - mean) inverse; without a mean, h = x inverse.
+
+    dx = inverse (g - mean(g) - h mean(g h)) with g = dy scale, over rows of n elements. Mean and inverse deviation may
+    have gradients themselves, as outputs 1 and 2 of the node; they join the two means.
+    """
+    source, scale, bias = required_input(node, 0), required_input(node, 1), input_of(node, 2)
+    kind = source.dtype
+    g, dmean, dinverse = (*dy, None, None)[:3]
+    count = math.prod(shape_of(x)[axis] for axis in axes)
+    normal = op.Mul(x if mean is None else op.Sub(x, mean), inverse)
+    dx = dscale = dbias = None
+    if g is not None:
+        wide_scale = _wide(op, scale)
+        dbias = op.sum_to_shape(g, shape_of(bias)) if bias is not None and op.wants(bias) else None
+        product = op.Mul(g, normal)
+        dscale = op.sum_to_shape(product, shape_of(scale)) if op.wants(scale) else None
+    if op.wants(source):
+        along = offset = None
+        if g is not None:
+            along = _row_means(op, product, wide_scale, axes, count)
+            offset = None if mean is None else _row_means(op, g, wide_scale, axes, count)
+        if dinverse is not None:
+            along = _plus(op, along, op.Mul(op.Mul(dinverse, inverse), 1.0 / count))
+        if dmean is not None:
+            offset = _plus(op, offset, op.Mul(op.Div(dmean, inverse), -1.0 / count))
+        parts = [op.Mul(normal, along)] if along is not None else []
+        parts += [offset] if offset is not None else []
+        # Without dy, g is 0 and what remains of the sum is negative.
+        total = op.Mul(g, wide_scale) if g is not None else None
+        for part in parts:
+            total = op.Neg(op.expand(part, shape_of(x))) if total is None else op.Sub(total, part)
+        dx = op.Mul(total, inverse) if total is not None else None
+    results = [dx, dscale, dbias][: len(node.inputs)]
+    return [op.Cast(r, to=kind) if r is not None and r.dtype != kind else r for r in results]
+
+
+def _row_means(op: Builder, value: ir.Value, scale: ir.Value, axes: Sequence[int], count: int) -> ir.Value:
+    """Emit the mean over the axes of ``value * scale``: a product with a vector, without an activation in between."""
+    shape = shape_of(value)
+    kept = [1 if axis in axes else size for axis, size in enumerate(shape)]
+    if math.prod(shape_of(scale)) == count:
+        column = op.reshape(op.Mul(scale, 1.0 / count), [count, 1])
+        return op.reshape(op.MatMul(op.reshape(value, [math.prod(kept), count]), column), kept)
+    return op.Mul(op.reduce_sum(op.Mul(value, scale), axes), 1.0 / count)
+
+
+def _plus(op: Builder, first: ir.Value | None, second: ir.Value) -> ir.Value:
+    return second if first is None else op.Add(first, second)
+
+
+@rule("LpNormalization")
+def lp_normalization(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
+    """Is (dy - f sum(dy y)) / norm with f = y for p = 2, sgn(x) for p = 1; rows of zeros count as having norm 1."""
+    x, upstream = required_input(node, 0), dy[0]
+    assert upstream is not None
+    axes = op.constant([attr_int(node, "axis", -1) % len(shape_of(x))])
+    euclidean = attr_int(node, "p", 2) == 2
+    norm = op.ReduceL2(x, axes) if euclidean else op.ReduceL1(x, axes)
+    norm = op.Where(op.Equal(norm, 0.0), np.ones((), dtype_of(x)), norm)
+    y = op.Div(x, norm)
+    along = op.ReduceSum(op.Mul(upstream, y), axes)
+    return [op.Div(op.Sub(upstream, op.Mul(y if euclidean else op.Sign(x), along)), norm)]
+
+
+@rule("LRN")
+def local_response_normalization(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
+    """With d = bias + alpha / size * S x^2: dx = dy d^-beta - 2 alpha beta / size * x * S' (dy x d^-beta / d).
+
+    S sums over neighbouring channels; it is a band matrix, C by C, and its products with (N, C, ...) are MatMuls.
+    """
+    x, upstream = required_input(node, 0), dy[0]
+    assert upstream is not None
+    shape, dtype = shape_of(x), dtype_of(x)
+    size = attr_int(node, "size", 1)
+    alpha, beta = attr_float(node, "alpha", 1e-4), attr_float(node, "beta", 0.75)
+    band = _band(shape[1], size, dtype)
+    flat = [*shape[:2], math.prod(shape[2:])]
+    x, upstream = op.reshape(x, flat), op.reshape(upstream, flat)
+    base = op.MatMul(op.constant(band * dtype.type(alpha / size)), op.Mul(x, x))
+    base = op.Add(base, attr_float(node, "bias", 1.0))
+    direct = op.Mul(upstream, op.Pow(base, -beta))
+    shared = op.MatMul(op.constant(band.T * dtype.type(2 * alpha * beta / size)), op.Div(op.Mul(direct, x), base))
+    return [op.reshape(op.Sub(direct, op.Mul(shared, x)), shape)]
+
+
+def _band(channels: int, size: int, dtype: np.dtype[Any]) -> np.ndarray:
+    """Return the matrix that sums each channel with its neighbours, ``size`` in all."""
+    offset = np.arange(channels)[None, :] - np.arange(channels)[:, None]
+    return ((offset >= -((size - 1) // 2)) & (offset <= size // 2)).astype(dtype)

@@ -1,0 +1,193 @@
+"""Normalisations."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+
+from ckplan.autodiff import build_training_graph
+from tests.autodiff.gradcheck import (
+    Array,
+    check_gradient,
+    infer,
+    node_model,
+    onnxruntime_run,
+    slope,
+    to_dtype,
+    values,
+    weighed,
+)
+from tests.autodiff.reference_operators import MeanVarianceNormalization, use_reference_operators
+
+__all__ = ["use_reference_operators"]
+pytestmark = pytest.mark.usefixtures("use_reference_operators")
+
+X = values(3, 4, 5, 6)
+
+
+def vectors(size: int, count: int = 2) -> list[Array]:
+    return [values(size, seed=seed, low=0.3, high=1.8) for seed in range(count)]
+
+
+def backward_reads(model: onnx.ModelProto, **options) -> set[str | None]:
+    graph = build_training_graph(infer(model), loss="loss", **options).model.graph
+    nodes = [node for node in graph if node.metadata_props["pkg.ckplan.phase"] == "backward"]
+    return {value.name for node in nodes for value in node.inputs if isinstance(value, ir.Value)}
+
+
+# -- BatchNormalization ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shape", [(3, 4), (3, 4, 5), (3, 4, 5, 6), (2, 4, 2, 3, 2), (1, 4, 1, 1)])
+@pytest.mark.parametrize("attributes", [{}, {"epsilon": 0.1}])
+def test_batch_normalization(shape, attributes):
+    model = node_model("BatchNormalization", values(*shape), *vectors(4, 4), **attributes)
+    check_gradient(model, idle=["p3", "p4"])
+
+
+def test_scales_of_zero_have_a_gradient():
+    scale, *others = vectors(4, 4)
+    scale[1] = 0
+    gradients = check_gradient(node_model("BatchNormalization", X, scale, *others), idle=["p3", "p4"])
+    assert abs(gradients["p1"][1]) > 0
+
+
+def test_batch_normalization_keeps_its_input_for_the_scale_alone():
+    model = node_model("BatchNormalization", X, *vectors(4, 4))
+    assert "p0" in backward_reads(model, wrt=["p*"])
+    assert not {"p0", "y0"} & backward_reads(model, wrt=["p0", "p2"])
+
+
+def in_training(shape: tuple[int, ...], results: list[str], **attributes) -> onnx.ModelProto:
+    arrays = [values(*shape), *vectors(shape[1], 4)]
+    names = [f"p{index}" for index in range(5)]
+    outputs = ["y0", "y1", "y2"]
+    node = onnx.helper.make_node("BatchNormalization", names, outputs, name="node", training_mode=1, **attributes)
+    return weighed([node], [onnx.numpy_helper.from_array(a, n) for a, n in zip(arrays, names, strict=True)], results)
+
+
+@pytest.mark.parametrize("shape", [(5, 4), (3, 4, 5), (3, 4, 5, 6), (2, 4, 2, 3, 2)])
+@pytest.mark.parametrize("attributes", [{}, {"epsilon": 0.1, "momentum": 0.3}])
+def test_batch_normalization_in_training_mode(shape, attributes):
+    check_gradient(in_training(shape, ["y0"], **attributes), idle=["p3", "p4"])
+
+
+def test_running_statistics_pass_no_gradient_on():
+    with_statistics = check_gradient(
+        in_training((3, 4, 5), ["y0", "y1", "y2"]), idle=["p3", "p4"], differences=False, torch=False
+    )
+    without = check_gradient(in_training((3, 4, 5), ["y0"]), idle=["p3", "p4"])
+    for name, gradient in without.items():
+        np.testing.assert_array_equal(gradient, with_statistics[name])
+
+
+# -- by the statistics of samples --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shape", [(3, 4, 5), (3, 4, 5, 6), (2, 4, 2, 3, 2)])
+@pytest.mark.parametrize("attributes", [{}, {"epsilon": 0.1}])
+def test_instance_normalization(shape, attributes):
+    check_gradient(node_model("InstanceNormalization", values(*shape), *vectors(4), **attributes))
+
+
+@pytest.mark.parametrize("groups", [1, 2, 4])
+@pytest.mark.parametrize("shape", [(3, 4, 5), (2, 4, 3, 4)])
+def test_group_normalization(shape, groups):
+    check_gradient(node_model("GroupNormalization", values(*shape), *vectors(4), num_groups=groups, epsilon=0.01))
+
+
+@pytest.mark.parametrize(
+    ("shape", "scale", "bias", "attributes"),
+    [
+        ((3, 4, 6), (6,), (6,), {}),
+        ((3, 4, 6), (6,), None, {}),
+        ((3, 4, 6), (4, 6), (4, 6), {"axis": 1}),
+        ((3, 4, 6), (3, 4, 6), (6,), {"axis": 0, "epsilon": 0.1}),
+        ((3, 4, 6), (1,), (6,), {}),
+        ((2, 6), (6,), (6,), {"axis": -1}),
+        ((2, 1), (1,), (1,), {}),
+    ],
+)
+def test_layer_normalization(shape, scale, bias, attributes):
+    inputs = [values(*shape), values(*scale, seed=1), *([values(*bias, seed=2)] if bias else [])]
+    model = node_model("LayerNormalization", *inputs, **attributes)
+    check_gradient(model)
+
+
+def test_layer_normalization_is_made_to_give_its_statistics():
+    model = to_dtype(node_model("LayerNormalization", values(3, 4, 6), values(6), values(6)), np.float32)
+    training = build_training_graph(infer(model), loss="loss", wrt=["p*"])
+    node = next(node for node in training.model.graph if node.op_type == "LayerNormalization")
+    assert [value.shape for value in node.outputs] == [[3, 4, 6], [3, 4, 1], [3, 4, 1]]
+    assert {"ReduceMean", "ReduceSumSquare", "Sqrt"}.isdisjoint(n.op_type for n in training.model.graph)
+
+
+def test_layer_normalization_whose_statistics_are_used():
+    torch = pytest.importorskip("torch")
+    arrays = [values(3, 6), values(6, seed=1)]
+    x, scale = (torch.tensor(array, requires_grad=True) for array in arrays)
+    mean = x.mean(-1, keepdim=True)
+    inverse = ((x - mean).square().mean(-1, keepdim=True) + 1e-5).rsqrt()
+    for results in (["y0", "y1", "y2"], ["y1"], ["y2"]):
+        model = layer_norm_with_statistics(arrays, results)
+        single = build_training_graph(infer(model), loss="loss", wrt=["p*"])
+        ran = onnxruntime_run(single.model)
+        outputs = {"y0": (x - mean) * inverse * scale, "y1": mean, "y2": inverse}
+        weights = {t.name: onnx.numpy_helper.to_array(t).astype(np.float64) for t in model.graph.initializer}
+        loss = sum((torch.tensor(weights[f"weight_{name}"]) * outputs[name]).sum() for name in results)
+        theirs = torch.autograd.grad(loss, (x, scale), allow_unused=True, retain_graph=True)
+        for name, expected in zip(("p0", "p1"), theirs, strict=True):
+            if expected is None:
+                assert name not in single.gradients
+            else:
+                np.testing.assert_allclose(ran[single.gradients[name]], expected.numpy(), rtol=1e-4, atol=1e-5)
+
+
+def layer_norm_with_statistics(arrays: list[Array], results: list[str]) -> onnx.ModelProto:
+    node = onnx.helper.make_node("LayerNormalization", ["p0", "p1"], ["y0", "y1", "y2"], name="node")
+    parameters = [onnx.numpy_helper.from_array(a.astype(np.float32), f"p{i}") for i, a in enumerate(arrays)]
+    return weighed([node], parameters, results)
+
+
+@pytest.mark.parametrize(
+    ("shape", "scale", "attributes"),
+    [((3, 4, 6), (6,), {}), ((3, 4, 6), (4, 6), {"axis": 1, "epsilon": 0.1}), ((3, 6), (1,), {})],
+)
+def test_rms_normalization(shape, scale, attributes):
+    check_gradient(node_model("RMSNormalization", values(*shape), values(*scale, seed=1), opset=23, **attributes))
+
+
+# -- the others --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("p", [1, 2])
+@pytest.mark.parametrize("axis", [-1, 0, 1])
+def test_lp_normalization(p, axis):
+    check_gradient(node_model("LpNormalization", values(3, 4, 5), p=p, axis=axis))
+
+
+@pytest.mark.parametrize(
+    "attributes", [{"size": 3}, {"size": 5, "alpha": 0.5}, {"size": 4, "alpha": 0.3, "beta": 0.6, "bias": 1.5}]
+)
+@pytest.mark.parametrize("shape", [(2, 6, 3, 4), (2, 3, 2, 2)])
+def test_lrn(shape, attributes):
+    # onnxruntime has no LRN over an even number of channels.
+    check_gradient(node_model("LRN", values(*shape), **attributes), runtime=attributes["size"] % 2 == 1)
+
+
+@pytest.mark.parametrize("attributes", [{"axes": [0, 2, 3]}, {"axes": [2, 3]}])
+def test_mean_variance_normalization(attributes):
+    # onnx defines it by a body with float32 constants, so that it is not valid in double.
+    model = node_model("MeanVarianceNormalization", X.astype(np.float32), **attributes)
+    training = build_training_graph(infer(model), loss="loss", wrt=["p*"])
+    gradient = onnxruntime_run(training.model)[training.gradients["p0"]].astype(np.float64)
+    weight = next(onnx.numpy_helper.to_array(t) for t in model.graph.initializer if t.name == "weight_y0")
+    direction = values(*X.shape, seed=5)
+
+    def loss(t: float) -> float:
+        y = MeanVarianceNormalization.eval(X + t * direction, **attributes)
+        return float((y * weight).sum())
+
+    assert (gradient * direction).sum() == pytest.approx(slope(loss), rel=1e-4)
