@@ -141,6 +141,8 @@ class Builder:
 
     Attributes:
         partials: the gradients found so far, by forward value; see :meth:`take_partial`.
+        pending: constant factors that those gradients still have to be multiplied by, where not 1.
+        factor: the factor that a rule registered with ``factor="absorb"`` has to multiply its results by.
     """
 
     def __init__(
@@ -153,6 +155,8 @@ class Builder:
         self.opset_imports = opset_imports
         self.wanted = wanted
         self.partials: dict[ir.Value, ir.Value] = {}
+        self.pending: dict[ir.Value, float] = {}
+        self.factor = 1.0
         self._before: ir.Node | None = None
         self._scope = "ckplan"
         self._phase = "backward"
@@ -170,7 +174,8 @@ class Builder:
 
         A rule that can add onto a tensor in place takes it and returns the sum including its own contribution.
         """
-        return self.partials.pop(value, None)
+        partial = self.partials.pop(value, None)
+        return None if partial is None else self.scale(partial, self.pending.pop(value, 1.0))
 
     def constant_of(self, value: ir.Value | None) -> np.ndarray | None:
         """Return the content of a value that is fixed in the file, None if it is absent, computed, fed or trained."""

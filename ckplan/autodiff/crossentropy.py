@@ -1,15 +1,17 @@
 """Cross-entropy in the form that keeps least memory.
 
-The loss of one sample is ``logsumexp(x) - x[label]`` and its gradient ``exp(x - logsumexp(x)) - onehot(label)``. Kept
-for the backward pass are the logits, which are there anyway, and one number a sample; the probabilities are made in
-the gradient's own buffer. With a vocabulary of 50,000 words, softmax or its logarithm beside the logits would often
-be the largest tensor of the whole step.
+The loss of one sample is ``logsumexp(x) - x[label]`` and its gradient ``softmax(x) - onehot(label)``. Only the logits,
+which are there anyway, are kept for the backward pass. onnxruntime computes Softmax over the last axis and
+ScatterElements in the buffer of their input, so that logits, probabilities and gradient take one buffer between them,
+if the factor 1/N of the mean is left to the matrix product before them. With a vocabulary of 50,000 words a second
+buffer of that size would often be the peak of the whole step.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import onnx_ir as ir
@@ -89,15 +91,30 @@ def _reduce(op: Builder, losses: ir.Value, labels: Labels, name_shape: Sequence[
 
 
 def _slopes(op: Builder, dy: ir.Value, labels: Labels) -> ir.Value:
-    """Return the derivative of the reduced loss by each sample's loss: a scalar, or in the shape of the indices."""
+    """Return the derivative of the reduced loss by each sample's loss: a scalar, or in the shape of the indices.
+
+    For a plain mean the factor 1/N is not in it; see :func:`_factor`.
+    """
     if labels.reduction == "none":
         dy = op.reshape(dy, shape_of(labels.indices))
         return dy if labels.weights is None else op.Mul(labels.weights, dy)
+    dy = op.reshape(dy, ())
     if labels.weights is None:
-        return op.scale(dy, 1 / max(size_of(labels.indices), 1)) if labels.reduction == "mean" else dy
+        return dy
     if labels.reduction == "mean":
         dy = op.Div(dy, op.ReduceSum(labels.weights, keepdims=0))
     return op.Mul(labels.weights, dy)
+
+
+def _factor(labels: Labels) -> float:
+    """Return the number that the gradient still has to be multiplied by."""
+    plain_mean = labels.reduction == "mean" and labels.weights is None
+    return 1 / max(size_of(labels.indices), 1) if plain_mean else 1.0
+
+
+def _is_one(op: Builder, value: ir.Value) -> bool:
+    known = op.constant_of(value)
+    return known is not None and known.size == 1 and float(known.reshape(())) == 1
 
 
 def emit_cross_entropy(op: Builder, logits: ir.Value, labels: Labels) -> tuple[ir.Value, Composite]:
@@ -112,15 +129,18 @@ def emit_cross_entropy(op: Builder, logits: ir.Value, labels: Labels) -> tuple[i
     samples = [dim for axis, dim in enumerate(shape_of(logits)) if axis != labels.axis]
     loss = _reduce(op, op.Sub(normaliser, chosen), labels, samples)
 
+    last = labels.axis == len(shape_of(logits)) - 1
+
     def gradient(op: Builder, dy: Sequence[ir.Value | None]) -> list[ir.Value | None]:
         assert dy[0] is not None
         slopes = _slopes(op, dy[0], labels)
-        # Each of these can work in the buffer of the one before.
-        scaled = op.Mul(op.Exp(op.Sub(logits, normaliser)), slopes)
+        # Over another axis than the last one onnxruntime transposes to a copy and back.
+        chances = op.Softmax(logits, axis=-1) if last else op.Exp(op.Sub(logits, normaliser))
+        scaled = chances if _is_one(op, slopes) else op.Mul(chances, slopes)
         target = op.expand(op.scale(slopes, -1), shape_of(labels.indices))
         return [op.ScatterElements(scaled, labels.indices, target, axis=labels.axis, reduction="add")]
 
-    return loss, Composite((logits,), gradient)
+    return loss, Composite((logits,), gradient, _factor(labels))
 
 
 def emit_likelihood(op: Builder, scores: ir.Value, labels: Labels) -> tuple[ir.Value, Composite]:
@@ -141,7 +161,7 @@ def emit_likelihood(op: Builder, scores: ir.Value, labels: Labels) -> tuple[ir.V
         at = op.Equal(labels.indices, classes.reshape([-1] + [1] * (len(shape) - 1 - labels.axis)))
         return [op.Where(at, slopes, 0.0)]
 
-    return loss, Composite((scores,), gradient)
+    return loss, Composite((scores,), gradient, _factor(labels))
 
 
 def lower_losses(op: Builder) -> dict[ir.Node, Composite | None]:
@@ -164,13 +184,9 @@ def lower_losses(op: Builder) -> dict[ir.Node, Composite | None]:
                 emit: Callable[[Builder, ir.Value, Labels], tuple[ir.Value, Composite]] = emit_likelihood
             else:
                 emit = emit_cross_entropy if node.op_type == "SoftmaxCrossEntropyLoss" else emit_likelihood
-            loss = group(
-                op,
-                composites,
-                emit,
-                scores,
-                prepare_labels(op, target, scores, 1, attr_str(node, "reduction", "mean"), input_of(node, 2), ignore),
-            )
+            reduction = attr_str(node, "reduction", "mean")
+            labels = prepare_labels(op, target, scores, 1, reduction, input_of(node, 2), ignore)
+            loss = group(op, composites, partial(emit, op, scores, labels))
         output, name = node.outputs[0], node.outputs[0].name
         output.replace_all_uses_with(loss, replace_graph_outputs=True)
         op.graph.remove(node, safe=True)
@@ -181,13 +197,11 @@ def lower_losses(op: Builder) -> dict[ir.Node, Composite | None]:
 def group(
     op: Builder,
     composites: dict[ir.Node, Composite | None],
-    emit: Callable[[Builder, ir.Value, Labels], tuple[ir.Value, Composite]],
-    scores: ir.Value,
-    labels: Labels,
+    emit: Callable[[], tuple[ir.Value, Composite]],
 ) -> ir.Value:
     """Emit a loss and register its nodes in ``composites``; return the loss."""
     before = set(op.graph)
-    loss, composite = emit(op, scores, labels)
+    loss, composite = emit()
     composites.update((node, None) for node in op.graph if node not in before)
     last = loss.producer()
     assert last is not None

@@ -72,6 +72,7 @@ def differentiate(
     wanted = wanted_values(op, parameters, loss, composites)
     op.wanted = wanted
     op.partials = gradients = {}
+    op.pending = {}
     unsupported: dict[ir.Node, str] = {}
     if loss in wanted:
         gradients[loss] = op.constant(np.ones(shape_of(loss), dtype=dtype_of(loss)))
@@ -83,45 +84,70 @@ def differentiate(
         if node not in composites and (entry is None or _reason(node)):
             unsupported[node] = _reason(node) or "has no gradient rule"
             continue
-        # A parameter is not produced by a node, so what is taken out here is not needed again.
-        dy = [gradients.pop(output, None) for output in node.outputs]
-        if all(gradient is None for gradient in dy):
+        if not any(output in gradients for output in node.outputs):
             continue
         with op.scope(f"{node.name}/grad"):
             try:
-                found = _apply(op, node, composites.get(node), dy)
+                found = _apply(op, node, composites.get(node))
             except NoGradientError as error:
                 unsupported[node] = error.reason
                 continue
-            for value, gradient in found:
+            for value, gradient, factor in found:
                 if value in inputs and value in wanted:
-                    _accumulate(op, value, gradient)
+                    _accumulate(op, value, gradient, factor)
     if unsupported:
         raise _unsupported(op, parameters, unsupported, composites)
-    return {value: gradients[value] for value in parameters if value in gradients}
+    return {value: _settled(op, value) for value in parameters if value in gradients}
 
 
-def _apply(
-    op: Builder, node: ir.Node, composite: Composite | None, dy: Sequence[ir.Value | None]
-) -> list[tuple[ir.Value, ir.Value]]:
-    """Run a node's rule; return pairs of a value and a gradient of it."""
+def _apply(op: Builder, node: ir.Node, composite: Composite | None) -> list[tuple[ir.Value, ir.Value, float]]:
+    """Run a node's rule; return values, their gradients, and the factors those still need."""
     if composite is not None:
+        dy = [op.take_partial(output) for output in node.outputs]
         pairs = list(zip(composite.inputs, composite.gradient(op, dy), strict=True))
+        return [(value, gradient, composite.factor) for value, gradient in pairs if gradient is not None]
+    entry = entry_of(node, op.opset_imports)
+    assert entry is not None
+    factors = {op.pending.get(output, 1.0) for output in node.outputs if output in op.partials}
+    left = 1.0
+    if entry.factor == "apply" or len(factors) > 1 or (entry.factor == "absorb" and not _fits(node, factors)):
+        dy = [op.take_partial(output) for output in node.outputs]
     else:
-        entry = entry_of(node, op.opset_imports)
-        assert entry is not None
-        results = list(entry.function(op, node, dy))
-        if any(gradient is not None for gradient in results[len(node.inputs) :]):
-            raise RuntimeError(f"the gradient rule of {node.op_type} returns more gradients than there are inputs")
-        pairs = [(v, g) for v, g in zip(node.inputs, results, strict=False) if v is not None]
-    return [(value, gradient) for value, gradient in pairs if gradient is not None]
+        left = factors.pop()
+        dy = [op.partials.pop(output, None) for output in node.outputs]
+        for output in node.outputs:
+            op.pending.pop(output, None)
+    op.factor = left
+    results = list(entry.function(op, node, dy))
+    if any(gradient is not None for gradient in results[len(node.inputs) :]):
+        raise RuntimeError(f"the gradient rule of {node.op_type} returns more gradients than there are inputs")
+    pairs = [(v, g) for v, g in zip(node.inputs, results, strict=False) if v is not None]
+    after = left if entry.factor == "pass" else 1.0
+    return [(value, gradient, after) for value, gradient in pairs if gradient is not None]
 
 
-def _accumulate(op: Builder, value: ir.Value, gradient: ir.Value) -> None:
+def _fits(node: ir.Node, factors: set[float]) -> bool:
+    """Say whether factors can stand in attributes, which are float32, without loss for the node's element type."""
+    return node.outputs[0].dtype != ir.DataType.DOUBLE or all(float(np.float32(f)) == f for f in factors)
+
+
+def _settled(op: Builder, value: ir.Value) -> ir.Value:
+    """Return the gradient of a parameter, multiplied by its factor."""
+    with op.scope(f"{value.name}/grad"):
+        return op.scale(op.partials[value], op.pending.get(value, 1.0))
+
+
+def _accumulate(op: Builder, value: ir.Value, gradient: ir.Value, factor: float) -> None:
     if shape_of(gradient) != shape_of(value) or gradient.dtype != value.dtype:
         raise RuntimeError(f"the gradient of '{value.name}' is {gradient.type}{gradient.shape}, not {value.shape}")
     before = op.partials.get(value)
-    op.partials[value] = gradient if before is None else op.Add(before, gradient)
+    if before is None:
+        op.partials[value], op.pending[value] = gradient, factor
+    elif op.pending[value] == factor:
+        op.partials[value] = op.Add(before, gradient)
+    else:
+        op.partials[value] = op.Add(op.scale(before, op.pending[value]), op.scale(gradient, factor))
+        op.pending[value] = 1.0
 
 
 def _reason(node: ir.Node) -> str | None:

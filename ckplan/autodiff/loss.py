@@ -126,7 +126,8 @@ def _cross_entropy(op: Builder, output: ir.Value, composites: dict[ir.Node, Comp
         samples.pop()
     target = ir.Value(name=op.unique_name("labels"), type=ir.TensorType(ir.DataType.INT64), shape=ir.Shape(samples))
     op.graph.inputs.append(target)
-    value = group(op, composites, emit_cross_entropy, logits, prepare_labels(op, target, logits, axis))
+    labels = prepare_labels(op, target, logits, axis)
+    value = group(op, composites, lambda: emit_cross_entropy(op, logits, labels))
     value.name = op.unique_name("loss")
     behind = f"the logits '{logits.name}' of output '{output.name}'" if logits is not output else f"'{output.name}'"
     return Loss(value, f"cross-entropy of {behind} against input '{target.name}'", composites)
@@ -135,7 +136,14 @@ def _cross_entropy(op: Builder, output: ir.Value, composites: dict[ir.Node, Comp
 def _mean_squared_error(op: Builder, output: ir.Value, composites: dict[ir.Node, Composite | None]) -> Loss:
     target = ir.Value(name=op.unique_name("target"), type=output.type, shape=ir.Shape(shape_of(output)))
     op.graph.inputs.append(target)
-    squares = op.ReduceSumSquare(op.Sub(output, target), keepdims=0)
-    value = op.Mul(squares, 1 / max(size_of(output), 1))
+    count = max(size_of(output), 1)
+
+    def emit() -> tuple[ir.Value, Composite]:
+        difference = op.Sub(output, target)
+        loss = op.Mul(op.ReduceSumSquare(difference, keepdims=0), 1 / count)
+        # The gradient is the difference itself, but for a factor: nothing has to be made.
+        return loss, Composite((output,), lambda op, dy: [difference], 2 / count)
+
+    value = group(op, composites, emit)
     value.name = op.unique_name("loss")
     return Loss(value, f"mean squared error of '{output.name}' against input '{target.name}'", composites)

@@ -19,10 +19,13 @@ class Composite:
         inputs: the values that get gradients.
         gradient: as a gradient rule, but without the node: takes the output gradients of the last node of the group
             and returns one gradient per value in ``inputs``.
+        factor: a number that the gradients it returns still have to be multiplied by. Leaving it to the next matrix
+            product saves a tensor of the gradients' size.
     """
 
     inputs: tuple[ir.Value, ...]
     gradient: Callable[[Builder, Sequence[ir.Value | None]], Sequence[ir.Value | None]]
+    factor: float = 1.0
 
 
 #: Composites by the last node of each group; the group's other nodes stand for None.

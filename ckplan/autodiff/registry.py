@@ -12,7 +12,7 @@ import importlib
 import pkgutil
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from ckplan.autodiff.builder import Builder
 
     Rule = Callable[[Builder, ir.Node, Sequence[ir.Value | None]], Sequence[ir.Value | None]]
+
+
+Factor = Literal["apply", "pass", "absorb"]
 
 
 class NoGradientError(Exception):
@@ -45,6 +48,9 @@ class Entry:
         op_type: the operator's name.
         domain: the operator's domain, empty for ai.onnx.
         since: first opset version of that domain the rule is written for.
+        factor: what the rule does with a constant factor of the gradients it is given. Rules are linear, so a factor
+            may wait: ``pass`` leaves it to the results, for rules that cost next to nothing; ``absorb`` promises to
+            multiply by ``op.factor`` on the way; with ``apply`` the gradients are multiplied before the rule runs.
         fixed: indices of inputs that never get a gradient although they may be floating point: hyperparameters and
             statistics, such as the limits of Clip. What only such an input reads is not a parameter.
     """
@@ -54,6 +60,7 @@ class Entry:
     domain: str
     since: int
     fixed: frozenset[int]
+    factor: Factor
 
 
 _RULES: dict[tuple[str, str], list[Entry]] = {}
@@ -120,7 +127,9 @@ ZERO_DERIVATIVE: frozenset[str] = frozenset(
 )
 
 
-def rule(op_type: str, since: int = 1, domain: str = "", fixed: Iterable[int] = ()) -> Callable[[Rule], Rule]:
+def rule(
+    op_type: str, since: int = 1, domain: str = "", fixed: Iterable[int] = (), factor: Factor = "apply"
+) -> Callable[[Rule], Rule]:
     """Register the decorated function as the gradient rule of an operator; decorators may be stacked.
 
     The function gets the op builder, the forward node and the gradients of the node's outputs (None where an output
@@ -133,6 +142,7 @@ def rule(op_type: str, since: int = 1, domain: str = "", fixed: Iterable[int] = 
         since: first opset version the rule is written for.
         domain: the operator's domain, empty for ai.onnx.
         fixed: see :class:`Entry`.
+        factor: see :class:`Entry`.
 
     Raises:
         ValueError: the same operator and version was registered before.
@@ -142,7 +152,7 @@ def rule(op_type: str, since: int = 1, domain: str = "", fixed: Iterable[int] = 
         entries = _RULES.setdefault((domain, op_type), [])
         if any(entry.since == since for entry in entries):
             raise ValueError(f"two gradient rules for {op_type} since {since} in domain '{domain}'")
-        entries.append(Entry(function, op_type, domain, since, frozenset(fixed)))
+        entries.append(Entry(function, op_type, domain, since, frozenset(fixed), factor))
         entries.sort(key=lambda entry: entry.since, reverse=True)
         return function
 

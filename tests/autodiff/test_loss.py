@@ -114,7 +114,8 @@ def test_a_trailing_softmax_makes_cross_entropy_of_its_logits_the_default(tail):
     loss = check_training_graph(training, {"x": X, "labels": LABELS})
     assert loss == pytest.approx(cross_entropy(X @ W, LABELS, 1))
     assert "of output 'p' against input 'labels'" in training.description
-    assert not {"Softmax", "LogSoftmax"} & {node.op_type for node in training.model.graph}
+    forward = [n.op_type for n in training.model.graph if n.metadata_props["pkg.ckplan.phase"] == "forward"]
+    assert not {"Softmax", "LogSoftmax"} & set(forward)
 
 
 def test_softmax_over_the_channels_of_an_image():
@@ -133,6 +134,35 @@ def test_cross_entropy_keeps_the_logits_and_little_else():
     forward = [n for n in training.model.graph if n.metadata_props["pkg.ckplan.phase"] == "forward"]
     large = [n.op_type for n in forward if n.outputs[0].shape == [6, 5]]
     assert large == ["MatMul"]
+
+
+def test_gradient_of_cross_entropy_is_made_in_the_buffer_of_the_logits():
+    model = onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["": 21]> {LINEAR.replace("double", "float")}')
+    model.graph.initializer.append(onnx.numpy_helper.from_array(W.astype(np.float32), "w"))
+    training = build_training_graph(ir.from_proto(model), loss="cross-entropy")
+    backward = [n for n in training.model.graph if n.metadata_props["pkg.ckplan.phase"] == "backward"]
+    # Softmax and ScatterElements work in place; the factor 1/6 of the mean is left to the product.
+    assert [n.op_type for n in backward if n.outputs[0].shape == [6, 5]] == ["Softmax", "ScatterElements"]
+    (product,) = (n for n in backward if n.op_type == "Gemm")
+    assert product.attributes.get_float("alpha", 1.0) == pytest.approx(1 / 6)
+
+
+def test_a_factor_left_over_reaches_parameters_and_sums():
+    text = """g (double[6,3] x) => (double[6,5] y) {
+        a = MatMul(x, w)
+        b = Add(a, bias)
+        c = Reshape(b, shape)
+        d = Add(c, offset)
+        e = Mul(d, d)
+        s = Add(d, e)
+        y = Reshape(s, back)
+    }"""
+    given = {"bias": values(5, seed=1), "offset": values(5, 6, seed=2)}
+    shapes = {"shape": np.asarray([5, 6]), "back": np.asarray([6, 5])}
+    for loss, feed in (("mse", {"target": values(6, 5, seed=3)}), ("cross-entropy", {"labels": LABELS})):
+        training = build_training_graph(parse(text, w=W, **given, **shapes), loss=loss)
+        assert set(training.gradients) == {"w", "bias", "offset"}
+        check_training_graph(training, {"x": X, **feed})
 
 
 def test_cross_entropy_of_large_logits_is_exact():

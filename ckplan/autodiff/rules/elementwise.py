@@ -1,15 +1,19 @@
 """Gradients of elementwise functions of one input.
 
 What a rule reads stays in memory until the backward pass, so the derivative is written in terms of the output where
-that is possible: it is usually kept anyway, being the next node's input. The factors are chains of nodes over one
-temporary, which onnxruntime computes in place. Masks are ``Sign`` of something that is not negative, because
-onnxruntime's ``Where`` takes two temporaries of the full size beside its result.
+that is possible: it is usually kept anyway, being the next node's input.
+
+On the CPU onnxruntime works in place for activations (Relu, LeakyRelu, Clip, Tanh, Sigmoid, Softplus, HardSigmoid,
+Softmax over the last axis) and not for arithmetic (Add, Mul, Sign, Exp), so the forms here let the incoming gradient
+and the stashed tensor die as early as they can. Masks are ``Sign`` of something that is not negative, because
+``Where`` takes two temporaries of the full size beside its result.
 """
 
 from __future__ import annotations
 
 import math
 
+import numpy as np
 import onnx_ir as ir
 
 from ckplan.autodiff.builder import (
@@ -17,6 +21,7 @@ from ckplan.autodiff.builder import (
     Gradients,
     attr_float,
     attr_str,
+    dtype_of,
     input_of,
     required_input,
     shape_of,
@@ -32,7 +37,7 @@ def positive(op: Builder, x: ir.Value) -> ir.Value:
     return op.Sign(op.Relu(x))
 
 
-@rule("Identity")
+@rule("Identity", factor="pass")
 def identity(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
     """Derivative 1."""
     return [dy[0]]
@@ -61,6 +66,8 @@ def leaky_relu(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
     """Derivative 1 where x > 0, else alpha."""
     alpha = attr_float(node, "alpha", 0.01)
     side = node.outputs[0] if alpha >= 0 else required_input(node, 0)
+    if 0 <= alpha <= 1:
+        return [op.Mul(dy[0], op.Clip(op.Sign(side), np.asarray(alpha, dtype_of(side)), 1.0))]
     return [op.Mul(dy[0], op.Add(op.Mul(positive(op, side), 1 - alpha), alpha))]
 
 
@@ -70,7 +77,7 @@ def prelu(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
     x, slope = required_input(node, 0), required_input(node, 1)
     dx = dslope = None
     if op.wants(slope):
-        dslope = op.sum_to_shape(op.Mul(op.Min(x, 0.0), dy[0]), shape_of(slope))
+        dslope = op.sum_to_shape(op.Mul(op.Clip(x, None, 0.0), dy[0]), shape_of(slope))
     if op.wants(x):
         dx = op.Mul(dy[0], op.Add(op.Mul(positive(op, x), op.Sub(1.0, slope)), slope))
     return [dx, dslope]
@@ -92,11 +99,11 @@ def elu(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
     y = node.outputs[0]
     if alpha < 0:
         x = required_input(node, 0)
-        factor = op.Add(op.Mul(op.Exp(op.Min(x, 0.0)), alpha), op.Mul(positive(op, x), 1 - alpha))
+        factor = op.Add(op.Mul(op.Exp(op.Clip(x, None, 0.0)), alpha), op.Mul(positive(op, x), 1 - alpha))
     elif alpha == 1:
-        factor = op.Add(op.Min(y, 0.0), 1.0)
+        factor = op.Add(op.Clip(y, None, 0.0), 1.0)
     else:
-        factor = op.Add(op.Add(op.Min(y, 0.0), alpha), op.Mul(positive(op, y), 1 - alpha))
+        factor = op.Add(op.Add(op.Clip(y, None, 0.0), alpha), op.Mul(positive(op, y), 1 - alpha))
     return [op.Mul(dy[0], factor)]
 
 
@@ -106,7 +113,7 @@ def selu(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
     gamma = attr_float(node, "gamma", _SELU_GAMMA)
     below = gamma * attr_float(node, "alpha", _SELU_ALPHA)
     y = node.outputs[0]
-    factor = op.Add(op.Add(op.Min(y, 0.0), below), op.Mul(positive(op, y), gamma - below))
+    factor = op.Add(op.Add(op.Clip(y, None, 0.0), below), op.Mul(positive(op, y), gamma - below))
     return [op.Mul(dy[0], factor)]
 
 
@@ -114,7 +121,7 @@ def selu(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
 def celu(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
     """Derivative 1 where x > 0, else y / alpha + 1."""
     alpha = attr_float(node, "alpha", 1.0)
-    return [op.Mul(dy[0], op.Add(op.Mul(op.Min(node.outputs[0], 0.0), 1 / alpha), 1.0))]
+    return [op.Mul(dy[0], op.Add(op.Mul(op.Clip(node.outputs[0], None, 0.0), 1 / alpha), 1.0))]
 
 
 @rule("HardSigmoid")
@@ -138,7 +145,7 @@ def hard_swish(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
 def sigmoid(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
     """Derivative y (1 - y)."""
     y = node.outputs[0]
-    return [op.Mul(dy[0], op.Mul(op.Sub(1.0, y), y))]
+    return [op.Mul(op.Mul(dy[0], y), op.Sub(1.0, y))]
 
 
 @rule("Tanh")

@@ -10,7 +10,7 @@ from ckplan.autodiff.builder import Builder, Gradients, attr_float, attr_int, in
 from ckplan.autodiff.registry import rule
 
 
-@rule("MatMul")
+@rule("MatMul", factor="absorb")
 def matmul(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
     """Derivatives dy B^T and A^T dy, in the order B, A, as B usually is the weight."""
     a, b = required_input(node, 0), required_input(node, 1)
@@ -21,7 +21,7 @@ def matmul(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
     if len(b_shape) == 2:
         return _by_matrix(op, a, b, dy[0], b_shape)
     batch = shape_of(node.outputs[0])[: max(len(a_shape), len(b_shape)) - 2]
-    g = op.reshape(dy[0], (*batch, a_shape[-2], b_shape[-1]))
+    g = op.scale(op.reshape(dy[0], (*batch, a_shape[-2], b_shape[-1])), op.factor)
     da = db = None
     # onnxruntime fuses the Transpose into the product (FusedMatMul), so that it costs neither time nor memory.
     if op.wants(b):
@@ -40,9 +40,9 @@ def _by_matrix(op: Builder, a: ir.Value, b: ir.Value, dy: ir.Value, b_shape: tup
     g = op.reshape(dy, (rows, b_shape[1]))
     da = db = None
     if op.wants(b):
-        db = op.reshape(op.Gemm(op.reshape(a, (rows, inner)), g, transA=1), shape_of(b))
+        db = op.reshape(op.Gemm(op.reshape(a, (rows, inner)), g, transA=1, alpha=op.factor), shape_of(b))
     if op.wants(a):
-        da = op.reshape(op.Gemm(g, op.reshape(b, b_shape), transB=1), shape_of(a))
+        da = op.reshape(op.Gemm(g, op.reshape(b, b_shape), transB=1, alpha=op.factor), shape_of(a))
     return [da, db]
 
 
@@ -51,11 +51,11 @@ def _swapped(op: Builder, value: ir.Value) -> ir.Value:
     return op.transpose(value, (*range(rank - 2), rank - 1, rank - 2))
 
 
-@rule("Gemm")
+@rule("Gemm", factor="absorb")
 def gemm(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
     """Derivatives of alpha A' B' + beta C, each one Gemm with flags instead of a Transpose."""
     a, b, c = required_input(node, 0), required_input(node, 1), input_of(node, 2)
-    alpha, beta = attr_float(node, "alpha", 1.0), attr_float(node, "beta", 1.0)
+    alpha, beta = attr_float(node, "alpha", 1.0) * op.factor, attr_float(node, "beta", 1.0) * op.factor
     flip_a, flip_b = attr_int(node, "transA", 0), attr_int(node, "transB", 0)
     g = dy[0]
     assert g is not None

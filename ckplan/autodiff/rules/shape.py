@@ -20,17 +20,17 @@ from ckplan.autodiff.builder import (
 from ckplan.autodiff.registry import rule
 
 
-@rule("Reshape", fixed=[1])
-@rule("Flatten")
-@rule("Squeeze", since=13, fixed=[1])
-@rule("Unsqueeze", since=13, fixed=[1])
+@rule("Reshape", fixed=[1], factor="pass")
+@rule("Flatten", factor="pass")
+@rule("Squeeze", since=13, fixed=[1], factor="pass")
+@rule("Unsqueeze", since=13, fixed=[1], factor="pass")
 def reshape(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
     """The gradient in the input's shape."""
     assert dy[0] is not None
     return [op.reshape(dy[0], shape_of(required_input(node, 0)))]
 
 
-@rule("Transpose")
+@rule("Transpose", factor="pass")
 def transpose(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
     """The gradient transposed back."""
     assert dy[0] is not None
