@@ -25,7 +25,17 @@ class Strategy(ABC):
 
     @abstractmethod
     def schedules(self, problem: Problem) -> Iterable[Sequence[int]]:
-        """Candidate schedules; the one with the lowest simulated peak of activations is taken."""
+        """Candidate schedules; the one of the lowest `merit` is taken."""
+
+    def merit(self, peak: int, cost: float, budget: int | None) -> tuple[float, float, float]:
+        """What makes one candidate better than another, the lower the better: the peak, then the cost.
+
+        Args:
+            peak: simulated peak of activations, in bytes.
+            cost: seconds of the schedule.
+            budget: bytes of activations that the plan must not exceed, if any.
+        """
+        return 0, peak, cost
 
     def solve(self, problem: Problem, budget: int | None = None) -> Plan:
         """Plan a problem.
@@ -37,11 +47,19 @@ class Strategy(ABC):
         Raises:
             InfeasibleError: the best schedule of this strategy exceeds the budget.
         """
+        return self.choose(problem, self.schedules(problem), budget)
 
-        def merit(schedule: Sequence[int]) -> tuple[int, float]:
-            return simulate(problem, schedule).peak_activations, problem.schedule_cost(schedule)
+    def choose(self, problem: Problem, candidates: Iterable[Sequence[int]], budget: int | None) -> Plan:
+        """The plan of the best of some schedules.
 
-        plan = make_plan(problem, str(self), min(self.schedules(problem), key=merit))
+        Raises:
+            InfeasibleError: it exceeds the budget.
+        """
+
+        def merit(schedule: Sequence[int]) -> tuple[float, float, float]:
+            return self.merit(simulate(problem, schedule).peak_activations, problem.schedule_cost(schedule), budget)
+
+        plan = make_plan(problem, str(self), min(candidates, key=merit))
         if budget is not None and plan.predicted.peak_activations > budget:
             bound, index = lower_bound(problem)
             raise InfeasibleError(
@@ -60,3 +78,8 @@ class Strategy(ABC):
             if (value := getattr(self, field.name)) != field.default
         ]
         return f"{self.name}:{','.join(options)}" if options else self.name
+
+
+def cheapest_within(peak: int, cost: float, budget: int | None) -> tuple[float, float, float]:
+    """A `Strategy.merit`: the lowest cost among the candidates that keep the budget, else the lowest peak."""
+    return (0, cost, peak) if budget is not None and peak <= budget else (1, peak, cost)

@@ -1,0 +1,255 @@
+"""`lower_sets`: dynamic programming over lower sets of the forward graph."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from ckplan.errors import UsageError
+from ckplan.plan.order import best_order
+from ckplan.plan.phases import backward_phases, phase_order
+from ckplan.plan.plan import Plan
+from ckplan.plan.problem import Problem
+from ckplan.plan.recompute import recompute_schedule
+from ckplan.plan.refine import keep_what_fits
+from ckplan.plan.simulate import simulate
+from ckplan.plan.strategies.base import Strategy, cheapest_within
+from ckplan.plan.strategies.lower_set_graph import ForwardGraph, all_lower_sets, contract, principal_lower_sets
+
+Array = npt.NDArray[np.float64]
+
+_STEPS = 14
+"""How many limits of the memory model are tried from all activations and gradients at once downwards."""
+_REFINEMENTS = 4
+"""Bisections towards the smallest limit that the memory model allows."""
+_AROUND = (2.5, 2.0, 1.7, 1.45, 1.25, 1.1, 1.0, 0.9)
+"""Limits that are tried for a budget, in units of it: the model knows no liveness and is up to twice too high."""
+_LABELS = 24
+_BUDGET_LABELS = 256
+"""How many trade-offs of memory against kept cost are carried on from each lower set, without and with a budget."""
+_PICKED = 4
+"""How many trade-offs of each limit become schedules, the two extremes included."""
+_POLISHED = 2
+"""How many of the best plans are improved by keeping more."""
+
+Choice = tuple[set[int], list[int]]
+"""What to keep, and an order of all ops."""
+
+
+@dataclass(frozen=True)
+class LowerSets(Strategy):
+    """Choose a growing sequence of lower sets of the forward graph, keep their boundaries, recompute between them.
+
+    Kusumoto et al., "A Graph Theoretic Framework of Recomputation Algorithms for Memory-Efficient Backpropagation"
+    (NeurIPS 2019, arXiv:1905.11722). A lower set holds with each op all that the op needs; its boundary is what ops
+    outside read of it. The memory of a sequence is modelled as there, by the sizes of the steps between sets.
+    From each limit on this model the paper takes two plans, the one that keeps most cost (time-centric) and the
+    one that keeps least (memory-centric); here points between them are judged as well, each by simulation:
+    the model has no liveness within a step and is up to twice too high. The last step is not recomputed.
+
+    ``approx`` uses the O(ops) lower sets that are an op with all that it needs, ``exact`` all of them, ``auto`` all
+    where they are few. O(sets^2 x labels) for each limit; graphs of more than some 600 ops are coarsened.
+    The wrong choice for graphs with many parallel branches, where the approximate family is poor and the exact one too
+    large, and when an op may have to be recomputed more than once to meet the budget.
+
+    Attributes:
+        family: ``auto``, ``approx`` or ``exact``.
+        max_sets: the most lower sets with which ``auto`` takes the exact family; ``exact`` refuses ten times as many.
+    """
+
+    name: ClassVar[str] = "lower_sets"
+    family: str = "auto"
+    max_sets: int = 800
+
+    def merit(self, peak: int, cost: float, budget: int | None) -> tuple[float, float, float]:
+        """The cheapest within the budget."""
+        return cheapest_within(peak, cost, budget)
+
+    def schedules(self, problem: Problem) -> Iterable[Sequence[int]]:
+        """No recomputation, then schedules of sequences of lower sets under ever smaller limits."""
+        order = best_order(problem)
+        yield order
+        for kept, backward_order in self._choices(problem, order, None):
+            yield recompute_schedule(problem, kept, backward_order)
+
+    def solve(self, problem: Problem, budget: int | None = None) -> Plan:
+        """The plan of the lowest peak, or the cheapest found within a budget; improved by keeping more where it fits.
+
+        Raises:
+            InfeasibleError: the lowest peak that was found exceeds the budget.
+        """
+        order = best_order(problem)
+        peak = simulate(problem, order).peak_activations
+        if budget is not None and peak <= budget:
+            return self.choose(problem, [order], budget)
+        found = self._judged(problem, self._choices(problem, order, budget), budget)
+        if budget is not None and not (found and found[0][0][0] == 0):
+            found = self._judged(problem, self._choices(problem, order, None), budget)
+        candidates: list[Sequence[int]] = [order]
+        for _, (kept, backward_order) in found[:_POLISHED]:
+            schedule = recompute_schedule(problem, kept, backward_order)
+            reached = max(simulate(problem, schedule).peak_activations, budget or 0)
+            more = keep_what_fits(problem, kept, reached, backward_order)
+            candidates += [schedule, recompute_schedule(problem, more, backward_order)]
+        return self.choose(problem, candidates, budget)
+
+    def _judged(
+        self, problem: Problem, choices: Iterable[Choice], budget: int | None
+    ) -> list[tuple[tuple[float, float, float], Choice]]:
+        """The choices with their merit, best first."""
+        judged = []
+        for choice in choices:
+            schedule = recompute_schedule(problem, *choice)
+            peak = simulate(problem, schedule).peak_activations
+            judged.append((self.merit(peak, problem.schedule_cost(schedule), budget), choice))
+        return sorted(judged, key=lambda entry: entry[0])
+
+    def _choices(self, problem: Problem, order: Sequence[int], budget: int | None) -> Iterator[Choice]:
+        graph = contract(problem)
+        if not graph.ops:
+            return
+        table = _Table(graph, self._lower_sets(graph))
+        tried: set[bytes] = set()
+        sweep = table.sweep() if budget is None else table.around(budget)
+        for sequence in sweep:
+            if (key := sequence.tobytes()) not in tried:
+                tried.add(key)
+                yield from _canonical(problem, graph, sequence, order)
+
+    def _lower_sets(self, graph: ForwardGraph) -> npt.NDArray[np.bool_]:
+        if self.family not in ("auto", "approx", "exact"):
+            raise UsageError(f"strategy `{self.name}` has no family `{self.family}`", "choose auto, approx or exact")
+        if self.family != "approx":
+            limit = self.max_sets * (10 if self.family == "exact" else 1)
+            found = all_lower_sets(graph, limit)
+            if found is not None:
+                return found
+            if self.family == "exact":
+                raise UsageError(f"the forward graph has more than {limit} lower sets", "use `family=approx`")
+        return principal_lower_sets(graph)
+
+
+class _Table:
+    """The dynamic program over one family of lower sets."""
+
+    def __init__(self, graph: ForwardGraph, sets: npt.NDArray[np.bool_]) -> None:
+        self.sets = sets[np.argsort(sets.sum(1), kind="stable")]
+        inside = self.sets.astype(np.float64)
+        edges = graph.edges.astype(np.float64)
+        boundary = ((1 - inside) @ edges.T > 0) & self.sets
+        after = (inside @ edges > 0) & ~self.sets
+        beside = (after.astype(np.float64) @ edges.T > 0) & ~self.sets
+        size = inside @ graph.bytes
+        # [i, j]: the step from set i to set j.
+        self.step_cost = _newly(boundary * graph.cost, inside)
+        self.step_held = _newly(boundary * graph.held, inside)
+        self.step_peak = 2 * (size[None, :] - size[:, None]) + (after @ graph.bytes + beside @ graph.bytes)[None, :]
+        self.allowed = inside @ inside.T >= inside.sum(1)[:, None] - 0.5
+        np.fill_diagonal(self.allowed, False)
+        self.naive = 2 * float(graph.bytes.sum())
+
+    def sweep(self) -> Iterator[npt.NDArray[np.bool_]]:
+        """Sequences for limits from the highest useful one to the lowest possible one."""
+        limit = high = self.naive
+        infeasible = 0.0
+        for _ in range(_STEPS):
+            found = self.solve(limit, _LABELS)
+            if not found:
+                infeasible = limit
+                break
+            yield from found
+            high = limit
+            limit *= 0.8
+        for _ in range(_REFINEMENTS if infeasible else 0):
+            limit = (high + infeasible) / 2
+            found = self.solve(limit, _LABELS)
+            yield from found
+            if found:
+                high = limit
+            else:
+                infeasible = limit
+
+    def around(self, budget: int) -> Iterator[npt.NDArray[np.bool_]]:
+        """Sequences for limits that suit a budget."""
+        for factor in _AROUND:
+            if factor * budget <= self.naive:
+                yield from self.solve(factor * budget, _BUDGET_LABELS)
+
+    def solve(self, limit: float, labels: int) -> list[npt.NDArray[np.bool_]]:
+        """Sequences within the limit from most to least kept cost, at most `_PICKED`; none if there is none."""
+        count = len(self.sets)
+        kept = np.full((count, labels), -np.inf)
+        held = np.full((count, labels), np.inf)
+        came = np.full((count, labels, 2), -1, np.int64)
+        kept[0, 0] = held[0, 0] = 0.0
+        for target in range(1, count):
+            # A first label is the one with least memory.
+            sources = np.flatnonzero(
+                self.allowed[:target, target] & (held[:target, 0] + self.step_peak[:target, target] <= limit)
+            )
+            if not len(sources):
+                continue
+            fits = held[sources] + self.step_peak[sources, target][:, None] <= limit
+            rows, columns = np.nonzero(fits)
+            rows = sources[rows]
+            new_held = held[rows, columns] + self.step_held[rows, target]
+            new_kept = kept[rows, columns] + self.step_cost[rows, target]
+            best = np.lexsort((-new_kept, new_held))
+            best = best[_rises(new_kept[best])]
+            if len(best) > labels:
+                best = best[np.unique(np.linspace(0, len(best) - 1, labels).round().astype(int))]
+            kept[target, : len(best)] = new_kept[best]
+            held[target, : len(best)] = new_held[best]
+            came[target, : len(best), 0] = rows[best]
+            came[target, : len(best), 1] = columns[best]
+        ends = np.flatnonzero(np.isfinite(held[-1]))
+        if not len(ends):
+            return []
+        picked = np.unique(np.linspace(0, len(ends) - 1, _PICKED).round().astype(int))[::-1]
+        return [self._sequence(came, int(ends[pick])) for pick in picked]
+
+    def _sequence(self, came: npt.NDArray[np.int64], label: int) -> npt.NDArray[np.bool_]:
+        at = len(self.sets) - 1
+        chosen = []
+        while at > 0:
+            chosen.append(at)
+            at, label = int(came[at, label, 0]), int(came[at, label, 1])
+        return self.sets[chosen[::-1]]
+
+
+def _newly(weight: Array, inside: Array) -> Array:
+    """[i, j]: the weight of the boundary of set j outside of set i."""
+    result: Array = weight.sum(1)[None, :] - inside @ weight.T
+    return result
+
+
+def _rises(values: Array) -> npt.NDArray[np.bool_]:
+    """Which values exceed all before them."""
+    result = np.ones(len(values), bool)
+    result[1:] = values[1:] > np.maximum.accumulate(values)[:-1]
+    return result
+
+
+def _canonical(
+    problem: Problem, graph: ForwardGraph, sequence: npt.NDArray[np.bool_], order: Sequence[int]
+) -> Iterator[Choice]:
+    """The boundaries of a sequence and its last step, with the backward ops by phases, and in the given order."""
+    first = np.argmax(sequence, axis=0)
+    group = [0] * len(problem.ops)
+    for node, ops in enumerate(graph.ops):
+        for index in ops:
+            group[index] = int(first[node])
+    last = len(sequence) - 1
+    root, readers = problem.view_root, problem.consumers
+    kept = set()
+    for index in problem.forward:
+        for tensor in problem.ops[index].outputs:
+            forward_readers = [reader for reader in readers[tensor] if not problem.ops[reader].backward]
+            if group[index] == last or any(group[reader] > group[index] for reader in forward_readers):
+                kept.add(root[tensor])
+    yield kept, phase_order(problem, backward_phases(problem, group, kept))
+    yield kept, list(order)
