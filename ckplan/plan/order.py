@@ -15,8 +15,9 @@ from ckplan.plan.simulate import simulate
 def eager_order(problem: Problem) -> list[int]:
     """The natural order with every backward op that shrinks memory pulled forward to where it becomes ready.
 
-    Greedy list scheduling; O(ops x ready ops). An op shrinks memory when the activations it is the last reader
-    of are at least as large as what it makes, outputs of the file included in neither.
+    Greedy list scheduling; O(ops x ready ops). An op shrinks memory when the activations that it is the last reader
+    of are at least twice as large as what it makes, outputs of the file included in neither: both are alive while it
+    runs, so less would only move the peak.
     """
     ops, root = problem.ops, problem.view_root
     waiting = [sum(problem.producer[t] >= 0 for t in set(op.inputs)) for op in ops]
@@ -25,12 +26,11 @@ def eager_order(problem: Problem) -> list[int]:
     for op in ops:
         for tensor in set(op.inputs):
             left[root[tensor]] += 1
-    growth_limit = 0
     done = [False] * len(ops)
     order: list[int] = []
     ready: set[int] = set()
 
-    def growth(index: int) -> int:
+    def growth(index: int) -> tuple[int, int]:
         op = ops[index]
         made = sum(
             problem.tensors[tensor].bytes
@@ -42,7 +42,7 @@ def eager_order(problem: Problem) -> list[int]:
             uses = sum(root[tensor] == base for tensor in set(op.inputs))
             if problem.tensors[base].kind is Kind.ACTIVATION and left[base] == uses:
                 freed += problem.tensors[base].bytes
-        return made - freed
+        return made - freed, made
 
     def run(index: int) -> None:
         done[index] = True
@@ -59,7 +59,8 @@ def eager_order(problem: Problem) -> list[int]:
     for index in range(len(ops)):
         while ops[index].backward and ready:
             best = min(ready, key=lambda candidate: (growth(candidate), candidate))
-            if growth(best) > growth_limit:
+            change, made = growth(best)
+            if change >= 0 or -change < made:
                 break
             run(best)
         if not done[index]:

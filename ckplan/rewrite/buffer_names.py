@@ -23,6 +23,11 @@ from ckplan.plan.simulate import lifetimes
 from ckplan.rewrite.control_edges import ControlEdges, is_control, shape_constant
 from ckplan.rewrite.sizes import SMALL, bytes_of, dimensions_of, named_dimension
 
+HIDDEN_CHANNELS = "ckplan.hidden_channels"
+"""Key in ``Value.meta``: the second dimension is to have a name as well."""
+
+_POOLING = frozenset({"AveragePool", "GlobalAveragePool", "GlobalMaxPool", "MaxPool"})
+
 
 def hide_inputs(nodes: list[ir.Node], inputs: Sequence[ir.Value], edges: ControlEdges) -> None:
     """Let all nodes read the graph's inputs through aliases whose shape onnxruntime does not know.
@@ -43,6 +48,27 @@ def hide_inputs(nodes: list[ir.Node], inputs: Sequence[ir.Value], edges: Control
         for node, index in readers:
             node.replace_input_with(index, alias)
     nodes[:0] = front
+
+
+def hide_channels(nodes: list[ir.Node], edges: ControlEdges) -> None:
+    """Let pooling read its input through an alias whose number of channels onnxruntime does not know.
+
+    Pooling over a known number of channels is turned into a kernel for blocked layout with a copy into it before and a
+    copy out of it behind (``core/optimizer/nchwc_transformer.cc``), which no plan knows of.
+
+    Args:
+        nodes: the sequence; the aliases are inserted.
+        edges: maker of the aliases.
+    """
+    for node in list(nodes):
+        data = node.inputs[0] if node.inputs else None
+        if node.op_type not in _POOLING or data is None:
+            continue
+        alias, new = edges.alias(data, data)
+        alias.meta[HIDDEN_CHANNELS] = True
+        place = nodes.index(node)
+        nodes[place:place] = new
+        node.replace_input_with(0, alias)
 
 
 def hide_targets(nodes: list[ir.Node], edges: ControlEdges) -> None:
@@ -91,4 +117,7 @@ def name_buffers(nodes: Sequence[ir.Node], problem: Problem) -> None:
                 continue
             # A view of an input or a parameter has no buffer of the plan; it only must not look like any other.
             name = f"buffer{buffer}" if buffer >= 0 else f"view{step}"
-            value.shape = ir.Shape([named_dimension(dims[0], name), *dims[1:]])
+            named: list[int | str] = [named_dimension(dims[0], name), *dims[1:]]
+            if HIDDEN_CHANNELS in value.meta:
+                named[1] = named_dimension(dims[1], "channels")
+            value.shape = ir.Shape(named)

@@ -10,9 +10,10 @@ import onnx_ir as ir
 from ckplan.plan.plan import Plan
 from ckplan.plan.simulate import simulate
 from ckplan.plan.timeline import Timeline
-from ckplan.rewrite.buffer_names import hide_inputs, hide_targets, name_buffers
+from ckplan.rewrite.buffer_names import hide_channels, hide_inputs, hide_targets, name_buffers
 from ckplan.rewrite.control_edges import ControlEdges
-from ckplan.rewrite.ordering import keep_repeats_apart, keep_unfolded, repair, settle_order
+from ckplan.rewrite.kernels import HEAVY
+from ckplan.rewrite.ordering import keep_repeats_apart, keep_unfolded, release_unused, repair, settle_order
 from ckplan.rewrite.problem_of import problem_of, problem_of_nodes
 from ckplan.rewrite.repeats import with_repeats
 from ckplan.rewrite.runtime import executed_model, executed_order, executed_timeline
@@ -37,13 +38,16 @@ def emit(model: ir.Model, plan: Plan) -> ir.Model:
         ModelError: a value that needs a control edge has no static shape.
     """
     copy = model.clone()
+    _feed_weights(copy.graph)
     inputs, outputs = copy.graph.inputs, copy.graph.outputs
     nodes = with_repeats(list(copy.graph), plan.schedule)
     edges = ControlEdges()
     keep_repeats_apart(nodes, edges)
     keep_unfolded(nodes, inputs, edges)
+    release_unused(nodes, edges)
     settle_order(nodes, inputs, outputs, edges)
     hide_targets(nodes, edges)
+    hide_channels(nodes, edges)
     hide_inputs(nodes, inputs, edges)
     while True:
         problem = problem_of_nodes(nodes, inputs, outputs)
@@ -54,6 +58,20 @@ def emit(model: ir.Model, plan: Plan) -> ir.Model:
             break
     _describe(copy, plan, edges, executed_timeline(executed))
     return copy
+
+
+def _feed_weights(graph: ir.Graph) -> None:
+    """Make initializers overridable that are weights of heavy operators, frozen or not.
+
+    Of a constant weight onnxruntime keeps a second, packed copy, and it may move a convolution to a blocked layout.
+    """
+    fed = set(graph.inputs)
+    for node in graph:
+        if node.op_type in HEAVY:
+            for value in node.inputs:
+                if value is not None and value.is_initializer() and value not in fed and len(value.shape or ()) > 1:
+                    fed.add(value)
+                    graph.inputs.append(value)
 
 
 def _assemble(model: ir.Model, nodes: Sequence[ir.Node], edges: ControlEdges) -> None:

@@ -36,8 +36,11 @@ def gate(nodes: list[ir.Node], node: ir.Node, after: ir.Value, edges: ControlEdg
         edges: maker of the control edges.
 
     Returns:
-        Whether an edge could be made: not if ``node`` reads no tensor of static shape.
+        Whether an edge could be made: not if ``node`` reads no tensor of static shape, nor if it is a view, whose
+        Reshape onnxruntime would fuse with that of the edge.
     """
+    if view_source(node) is not None:
+        return False
     candidates = {
         value: index
         for index, value in reversed(list(enumerate(node.inputs)))
@@ -59,6 +62,13 @@ def gate(nodes: list[ir.Node], node: ir.Node, after: ir.Value, edges: ControlEdg
         if value is tensor:
             node.replace_input_with(index, alias)
     return True
+
+
+def allocates(node: ir.Node) -> bool:
+    """Whether a node makes a tensor of its own: a view does so only as an output of the file, which is a copy."""
+    if view_source(node) is not None:
+        return any(value.is_graph_output() for value in node.outputs)
+    return signal_of(node) is not None
 
 
 def signal_of(node: ir.Node) -> ir.Value | None:
@@ -100,9 +110,22 @@ def keep_unfolded(nodes: list[ir.Node], inputs: Collection[ir.Value], edges: Con
         )
         if foldable and not is_random(node):
             large = any(bytes_of(value) >= SMALL for value in node.outputs)
-            if not (large and before is not None and view_source(node) is None and gate(nodes, node, before, edges)):
+            if not (large and before is not None and gate(nodes, node, before, edges)):
                 constant.update(node.outputs)
         before = signal_of(node) or before
+
+
+def release_unused(nodes: list[ir.Node], edges: ControlEdges) -> None:
+    """Let the next node wait for outputs that nothing reads: onnxruntime frees a tensor after its last reader only."""
+    unused: list[ir.Value] = []
+    for node in list(nodes):
+        while unused and gate(nodes, node, unused[-1], edges):
+            unused.pop()
+        unused += [
+            value
+            for value in node.outputs
+            if value.name and not value.uses() and not value.is_graph_output() and bytes_of(value) >= SMALL
+        ]
 
 
 def settle_order(
@@ -142,11 +165,7 @@ def repair(nodes: list[ir.Node], problem: Problem, order: Sequence[int], edges: 
     place = [0] * len(nodes)
     for step, position in enumerate(order):
         place[position] = step
-    real = [
-        position
-        for position, node in enumerate(nodes)
-        if not is_control(node) and view_source(node) is None and signal_of(node) is not None
-    ]
+    real = [position for position, node in enumerate(nodes) if not is_control(node) and allocates(node)]
     swapped = [(first, second) for first, second in itertools.pairwise(real) if place[second] < place[first]]
     spanning = [pair for pair in swapped if place[pair[1]] <= actual.peak_step <= place[pair[0]]]
     pairs = [(signal_of(nodes[first]), nodes[second]) for first, second in spanning or swapped]

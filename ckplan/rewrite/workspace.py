@@ -1,13 +1,57 @@
 """Bytes that onnxruntime's CPU kernels take while they run, beyond their outputs.
 
-Only kernels whose workspace can matter against activations are listed; each formula names where it comes from.
+Only kernels whose workspace can matter beside activations are listed. A graph whose sizes are not known has none.
 """
 
 from __future__ import annotations
 
+import math
+
 import onnx_ir as ir
+
+from ckplan.rewrite.sizes import dimensions_of
 
 
 def workspace_of(node: ir.Node) -> int:
     """Workspace of a node in bytes, 0 where the kernel needs none worth counting."""
+    if node.op_type in ("Conv", "FusedConv"):
+        return _convolution(node)
+    if node.op_type == "ConvTranspose":
+        return _transposed_convolution(node)
     return 0
+
+
+def _convolution(node: ir.Node) -> int:
+    """The columns of one sample and group, where there are more filters than places in the output.
+
+    Otherwise the columns are made piece by piece in a small buffer; a kernel of one place needs none
+    (``core/mlas/lib/convolve.cpp``, ``MlasConvPrepare``).
+    """
+    found = _shapes(node)
+    if found is None:
+        return 0
+    weight, result, itemsize = found[1], found[2], found[3]
+    group = node.attributes["group"].as_int() if "group" in node.attributes else 1
+    places, taps = math.prod(result[2:]), math.prod(weight[2:])
+    if taps == 1 or weight[0] // group <= places:
+        return 0
+    return math.ceil(weight[1] * taps * places * itemsize)
+
+
+def _transposed_convolution(node: ir.Node) -> int:
+    """The columns of one sample and group (``core/providers/cpu/nn/conv_transpose.cc``)."""
+    found = _shapes(node)
+    if found is None:
+        return 0
+    data, weight, _, itemsize = found
+    return math.ceil(math.prod(weight[1:]) * math.prod(data[2:]) * itemsize)
+
+
+def _shapes(node: ir.Node) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], float] | None:
+    data, weight, result = node.inputs[0], node.inputs[1], node.outputs[0]
+    if data is None or weight is None or result.dtype is None:
+        return None
+    shapes = dimensions_of(data), dimensions_of(weight), dimensions_of(result)
+    if shapes[0] is None or shapes[1] is None or shapes[2] is None:
+        return None
+    return shapes[0], shapes[1], shapes[2], result.dtype.itemsize
