@@ -187,7 +187,11 @@ def check_finite_differences(
         direction = rng.uniform(0.5, 1.0, gradient.shape) * rng.choice([-1.0, 1.0], gradient.shape)
 
         def along(t: float, name: str = name, direction: Array = direction) -> float:
-            return float(session.run(None, {**feeds, name: start[name] + t * direction})[loss_index].reshape(()))
+            return float(
+                session.run(None, {**feeds, name: (start[name] + t * direction).astype(start[name].dtype)})[
+                    loss_index
+                ].reshape(())
+            )
 
         expected = slope(along, step)
         size = float(np.abs(gradient * direction).sum()) + 1.0

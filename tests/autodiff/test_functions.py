@@ -8,7 +8,15 @@ import pytest
 
 from ckplan.autodiff import build_training_graph
 from ckplan.autodiff.registry import lookup
-from tests.autodiff.gradcheck import check_gradient, infer, node_model, reference, values
+from tests.autodiff.gradcheck import (
+    check_finite_differences,
+    check_gradient,
+    infer,
+    node_model,
+    reference,
+    to_overridable,
+    values,
+)
 
 
 @pytest.mark.parametrize("attributes", [{}, {"is_causal": 1}, {"scale": 0.3}])
@@ -16,6 +24,29 @@ def test_attention(attributes):
     assert lookup("Attention", 23) is None
     inputs = [values(1, 2, 3, 4, seed=seed) for seed in range(3)]
     check_gradient(node_model("Attention", *inputs, opset=23, **attributes), torch=False)
+
+
+@pytest.mark.parametrize("interleaved", [0, 1])
+def test_rotary_embedding(interleaved):
+    angles = values(5, 2, seed=1)
+    model = node_model(
+        "RotaryEmbedding",
+        values(1, 2, 3, 4).astype(np.float32),
+        np.cos(angles).astype(np.float32),
+        np.sin(angles).astype(np.float32),
+        np.asarray([[0, 2, 4]]),
+        opset=23,
+        interleaved=interleaved,
+    )
+    training = build_training_graph(infer(model), wrt=["p*"])
+    # ONNX defines it for float32 and less, but it is linear in each input: long steps are exact.
+    gradients = check_finite_differences(to_overridable(model), training, step=1.0, rtol=1e-5)
+    assert sorted(gradients) == ["p0", "p1", "p2"]
+
+
+@pytest.mark.parametrize("size", [[3, 2], [3, 6], [6, 8]])
+def test_center_crop_pad(size):
+    check_gradient(node_model("CenterCropPad", values(5, 4), np.asarray(size)), torch=False)
 
 
 def test_a_body_computed_from_shapes_is_folded():

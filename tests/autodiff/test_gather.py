@@ -115,6 +115,16 @@ def test_topk(attributes):
     check_gradient(node_model("TopK", values(4, 5), ints([2]), outputs=2, **attributes))
 
 
+@pytest.mark.parametrize("axis", [-1, 0])
+def test_one_hot(axis):
+    check_gradient(node_model("OneHot", ints([0, 2, -1]), ints(4), np.asarray([0.25, 1.5]), axis=axis), runtime=False)
+    single = node_model("OneHot", ints([0, 2, -1]), ints(4), np.asarray([0.25, 1.5], np.float32), axis=axis)
+    training = build_training_graph(infer(single), wrt=["p2"])
+    np.testing.assert_allclose(
+        onnxruntime_run(training.model)["p2_grad"], reference(training.model)["p2_grad"], rtol=1e-5
+    )
+
+
 def test_repeated_rows_are_summed_exactly():
     rng = np.random.default_rng(0)
     indices = rng.integers(0, 3, 4000)

@@ -13,7 +13,7 @@ import math
 import numpy as np
 import onnx_ir as ir
 
-from ckplan.autodiff.builder import Builder, Gradients, attr_int, attr_str, required_input, shape_of
+from ckplan.autodiff.builder import Builder, Gradients, attr_int, attr_str, dtype_of, required_input, shape_of
 from ckplan.autodiff.registry import NoGradientError, rule
 from ckplan.autodiff.rules.shape import pad
 
@@ -136,3 +136,16 @@ def topk(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
         return [None]
     zeros = op.zeros(shape_of(required_input(node, 0)), dy[0])
     return [op.ScatterElements(zeros, node.outputs[1], dy[0], axis=attr_int(node, "axis", -1))]
+
+
+@rule("OneHot", fixed=[0, 1])
+def one_hot(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
+    """Of the two values: the gradient summed over the positions that are off, and over those that are on."""
+    g, values = dy[0], required_input(node, 2)
+    assert g is not None
+    zero_one = np.asarray([0, 1], dtype=dtype_of(values))
+    on = op.OneHot(node.inputs[0], node.inputs[1], zero_one, axis=attr_int(node, "axis", -1))
+    axes = range(len(shape_of(g)))
+    chosen = op.reshape(op.reduce_sum(op.Mul(g, on), axes), [1])
+    rest = op.Sub(op.reshape(op.reduce_sum(g, axes), [1]), chosen)
+    return [None, None, op.Concat(rest, chosen, axis=0)]
