@@ -2,27 +2,49 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import numpy as np
 import onnx_ir as ir
 
-from ckplan.autodiff.builder import Builder, Gradients, input_of, shape_of
-from ckplan.autodiff.registry import NoGradientError, rule
+from ckplan.autodiff.builder import Builder, dtype_of, input_of, required_input
+from ckplan.autodiff.registry import rule
+
+Gradients = Sequence[ir.Value | None]
 
 
-@rule("Dropout", since=12, fixed=[1, 2])
+@rule("Dropout", since=13, fixed=[1, 2])
 def dropout(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
-    """The gradient where elements were kept, scaled as they were; asks Dropout for its mask if nobody did before."""
-    training, ratio = input_of(node, 2), input_of(node, 1)
-    known = op.constant_of(training)
-    if training is None or (known is not None and not known.any()):
-        return [dy[0]]
-    share = op.constant_of(ratio)
-    if known is None or (ratio is not None and share is None):
-        raise NoGradientError("its ratio or training_mode is computed at run time")
-    if len(node.outputs) == 1:
+    """Reads the mask, a bool per element, which the node is made to put out: it cannot be drawn a second time.
+
+    In inference mode, which is the default, the gradient passes as it is.
+    """
+    x, ratio, training = required_input(node, 0), input_of(node, 1), input_of(node, 2)
+    upstream = dy[0]
+    if upstream is None:
+        return [None]
+    mode = op.constant_of(training)
+    if training is None or (mode is not None and not mode.item()):
+        return [upstream]
+    zero, one = np.zeros((), dtype_of(x)), np.ones((), dtype_of(x))
+    known = op.constant_of(ratio)
+    kept = op.Where(_mask(op, node), upstream, zero)
+    if (ratio is None or known is not None) and mode is not None:
+        fraction = 1.0 - (0.5 if known is None else float(known.item()))
+        return [op.Mul(kept, 1.0 / fraction) if fraction != 1.0 else kept]
+    # The reciprocal is rounded as the kernel's is: from the ratio in its own type.
+    share = op.Sub(1.0, ratio) if ratio is not None else op.constant(np.asarray(0.5, dtype_of(x)))
+    factor = op.CastLike(op.Reciprocal(share), upstream)
+    if mode is None:
+        factor = op.Where(training, factor, one)
+    return [op.Mul(kept, factor)]
+
+
+def _mask(op: Builder, node: ir.Node) -> ir.Value:
+    if len(node.outputs) < 2:
         node.resize_outputs(2)
-        mask = node.outputs[1]
-        mask.name = op.unique_name(f"{node.outputs[0].name}_mask")
-        mask.type, mask.shape = ir.TensorType(ir.DataType.BOOL), ir.Shape(shape_of(node.outputs[0]))
-    dropped = 0.5 if share is None else float(share)
-    kept = op.Cast(node.outputs[1], to=node.outputs[0].dtype)
-    return [op.scale(op.Mul(dy[0], kept), 1 / (1 - dropped) if dropped < 1 else 0.0)]
+    mask = node.outputs[1]
+    if not mask.name:
+        mask.name = op.unique_name(f"{node.name}/mask")
+        op.infer(node)
+    return mask

@@ -1,0 +1,138 @@
+"""Resize."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+
+from ckplan.autodiff import build_training_graph
+from ckplan.autodiff.rules.resize import Sampling, sampling_matrix
+from tests.autodiff.gradcheck import check_gradient, infer, node_model, values
+
+COORDINATES = ["half_pixel", "pytorch_half_pixel", "half_pixel_symmetric", "align_corners", "asymmetric"]
+NEAREST = ["round_prefer_floor", "round_prefer_ceil", "floor", "ceil"]
+#: Elements before, after, and the scale if it is not their ratio.
+LENGTHS = [
+    (4, 8, None),
+    (4, 12, None),
+    (5, 7, None),
+    (7, 3, None),
+    (6, 2, None),
+    (3, 1, None),
+    (1, 4, None),
+    (4, 9, 2.3),
+]
+
+
+def model_of(x, scales=None, sizes=None, roi=None, **attributes) -> onnx.ModelProto:
+    inputs = [x, None if roi is None else np.asarray(roi, np.float32)]
+    inputs.append(None if scales is None else np.asarray(scales, np.float32))
+    if sizes is not None:
+        inputs.append(np.asarray(sizes, np.int64))
+    while inputs[-1] is None:
+        inputs.pop()
+    return node_model("Resize", *inputs, **attributes)
+
+
+def by_onnxruntime(axis: Sampling, **attributes) -> np.ndarray:
+    """The sampling matrix: each unit vector resized along the last axis."""
+    graph = onnx.helper.make_graph(
+        [onnx.helper.make_node("Resize", ["x", "", "scales"], ["y"], **attributes)],
+        "g",
+        [onnx.helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, [1, axis.size, 1, axis.size])],
+        [onnx.helper.make_empty_tensor_value_info("y")],
+        [onnx.numpy_helper.from_array(np.asarray([1, 1, 1, axis.scale], np.float32), "scales")],
+    )
+    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 21)], ir_version=10)
+    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    return session.run(None, {"x": np.eye(axis.size, dtype=np.float32)[None, :, None, :]})[0][0, :, 0, :].T
+
+
+@pytest.mark.parametrize(
+    ("mode", "antialias"),
+    [*((mode, 0) for mode in [*NEAREST, "linear", "cubic", "cubic-inside"]), ("linear", 1), ("cubic", 1)],
+)
+@pytest.mark.parametrize("coordinates", COORDINATES)
+def test_sampling_matrices_are_those_of_onnxruntime(coordinates, mode, antialias):
+    attributes = {"coordinate_transformation_mode": coordinates, "antialias": antialias}
+    kind = {"coordinates": coordinates, "antialias": bool(antialias)}
+    if mode in NEAREST:
+        attributes |= {"mode": "nearest", "nearest_mode": mode}
+        kind |= {"mode": "nearest", "nearest": mode}
+    else:
+        attributes |= {"mode": mode.split("-")[0], "exclude_outside": int(mode == "cubic-inside")}
+        kind |= {"mode": mode.split("-")[0], "exclude_outside": mode == "cubic-inside"}
+    for size, result, scale in LENGTHS:
+        axis = Sampling(size, result, float(np.float32(scale or result / size)), **kind)
+        exact = axis.scale * size == result
+        if int(size * axis.scale) != result or (
+            coordinates == "half_pixel_symmetric" and mode == "floor" and not exact
+        ):
+            # Which of two elements at the same distance it is, is a matter of onnxruntime's rounding there.
+            continue
+        np.testing.assert_allclose(
+            sampling_matrix(axis), by_onnxruntime(axis, **attributes), atol=2e-6, err_msg=f"{size} to {result}"
+        )
+
+
+X = values(2, 3, 4, 5)
+
+
+@pytest.mark.parametrize("coordinates", COORDINATES)
+@pytest.mark.parametrize("mode", ["nearest", "linear", "cubic"])
+@pytest.mark.parametrize("sizes", [[2, 3, 8, 10], [2, 3, 7, 3], [2, 3, 4, 5], [2, 3, 1, 9]])
+def test_resize(sizes, mode, coordinates):
+    oracle_knows = (mode, coordinates) in {("linear", "half_pixel"), ("linear", "align_corners")}
+    model = model_of(X, sizes=sizes, mode=mode, coordinate_transformation_mode=coordinates)
+    # onnx's evaluator places a single result elsewhere than onnxruntime and the operator's documentation.
+    misplaced = mode == "cubic" and coordinates == "pytorch_half_pixel" and 1 in sizes
+    check_gradient(model, torch=oracle_knows, differences=not misplaced)
+
+
+@pytest.mark.parametrize(
+    ("shape", "options"),
+    [
+        ((2, 3, 4), {"scales": [1, 1, 2.5], "mode": "linear"}),
+        ((2, 3, 4), {"scales": [1, 1, 3]}),
+        ((2, 3, 4, 5), {"scales": [1, 1, 2, 2]}),
+        ((2, 3, 4, 5), {"scales": [1, 1, 2, 1]}),
+        ((2, 3, 4, 5), {"scales": [1, 1, 2.3, 0.7], "mode": "linear"}),
+        ((1, 2, 3, 3, 2), {"scales": [1, 1, 2, 2, 3]}),
+        ((1, 2, 3, 3, 2), {"sizes": [1, 2, 5, 2, 4], "mode": "linear"}),
+        ((4, 5), {"scales": [2, 2]}),
+        ((2, 3, 4, 5), {"sizes": [9, 7], "axes": [2, 3], "mode": "linear"}),
+        ((2, 3, 4, 5), {"sizes": [7, 9], "axes": [3, 2], "mode": "linear"}),
+        ((2, 3, 4, 5), {"sizes": [7, 8], "axes": [2, 3], "keep_aspect_ratio_policy": "not_larger", "mode": "linear"}),
+        ((2, 3, 4, 5), {"sizes": [7, 8], "axes": [2, 3], "keep_aspect_ratio_policy": "not_smaller", "mode": "linear"}),
+        ((2, 3, 6, 7), {"sizes": [2, 3, 3, 4], "mode": "linear", "antialias": 1}),
+        ((2, 3, 6, 7), {"sizes": [2, 3, 8, 4], "mode": "cubic", "cubic_coeff_a": -0.5, "exclude_outside": 1}),
+    ],
+)
+def test_resize_in_other_ways(shape, options):
+    check_gradient(model_of(values(*shape), **options), torch=False, idle=["p2"] if "scales" in options else [])
+
+
+def test_resize_crops():
+    roi = [0, 0, 0.22, -0.3, 1, 1, 0.7, 1.2]
+    for mode in ("linear", "nearest"):
+        check_gradient(
+            model_of(
+                X,
+                sizes=[2, 3, 6, 7],
+                roi=roi,
+                mode=mode,
+                coordinate_transformation_mode="tf_crop_and_resize",
+                extrapolation_value=3.0,
+            ),
+            torch=False,
+            idle=["p1"],
+        )
+
+
+def test_nearest_upscales_are_one_pool():
+    model = model_of(X, scales=[1, 1, 2, 3])
+    graph = build_training_graph(infer(model), loss="loss", wrt=["p*"]).model.graph
+    backward = [node.op_type for node in graph if node.name and node.name.startswith("node/grad")]
+    assert backward == ["AveragePool", "Mul"]
