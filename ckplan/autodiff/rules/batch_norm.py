@@ -12,7 +12,8 @@ from ckplan.autodiff.registry import rule
 
 Gradients = Sequence[ir.Value | None]
 
-_EPSILON = 1e-5
+#: What the normalisations add to a variance unless they say otherwise.
+EPSILON = 1e-5
 
 
 @rule("BatchNormalization", since=14, fixed=[3, 4])
@@ -30,7 +31,7 @@ def batch_normalization(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
     if upstream is None:
         return [None, None, None]
     channels = shape_of(scale)[0]
-    epsilon = attr_float(node, "epsilon", _EPSILON)
+    epsilon = attr_float(node, "epsilon", EPSILON)
     if attr_int(node, "training_mode", 0):
         flat = [shape_of(x)[0], channels, 1, math.prod(shape_of(x)[2:])]
         return _with_statistics(op, (x, scale, bias), upstream, flat, [0, 3], epsilon)
@@ -64,7 +65,7 @@ def instance_normalization(op: Builder, node: ir.Node, dy: Gradients) -> Gradien
     assert dy[0] is not None
     samples, channels, *sizes = shape_of(x)
     flat = [samples, channels, 1, math.prod(sizes)]
-    return _with_statistics(op, (x, scale, bias), dy[0], flat, [3], attr_float(node, "epsilon", _EPSILON))
+    return _with_statistics(op, (x, scale, bias), dy[0], flat, [3], attr_float(node, "epsilon", EPSILON))
 
 
 @rule("GroupNormalization", since=21)
@@ -75,7 +76,7 @@ def group_normalization(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
     samples, channels, *sizes = shape_of(x)
     groups = attr_int(node, "num_groups", 1)
     flat = [samples, groups, channels // groups, math.prod(sizes)]
-    return _with_statistics(op, (x, scale, bias), dy[0], flat, [2, 3], attr_float(node, "epsilon", _EPSILON))
+    return _with_statistics(op, (x, scale, bias), dy[0], flat, [2, 3], attr_float(node, "epsilon", EPSILON))
 
 
 def _with_statistics(

@@ -1,0 +1,88 @@
+"""Conv followed by BatchNormalization in inference mode, differentiated as one.
+
+Alone, BatchNormalization needs its input for the gradient of its scale, and that input, the convolution's output, is
+kept for nothing else: in a chain of Conv, BatchNormalization and Relu it is every second activation. But the
+convolution is linear in its weight, so that the sum over dy times its output is the sum over the weight times the
+weight's own gradient: with G the gradient of the weight by dy and s = scale / deviation, per output channel
+
+    dscale = (sum(W G) + (b - mean) sum(dy)) / deviation,    dW = s G,    db = s sum(dy),    dB = sum(dy),
+
+and dx is the data gradient of dy by the weight s W. Nothing but the convolution's input is read, no activation is
+multiplied by s, and nothing is divided by the scale.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import onnx_ir as ir
+
+from ckplan.autodiff.builder import Builder, attr_float, attr_int, input_of, required_input, shape_of
+from ckplan.autodiff.paths import Composite
+from ckplan.autodiff.rules.batch_norm import EPSILON, inverse_deviation
+from ckplan.autodiff.rules.conv import bias_gradient
+from ckplan.autodiff.rules.conv_forms import data_gradient, weight_gradient
+from ckplan.autodiff.rules.windows import window_of
+
+
+def conv_batch_norms(graph: ir.Graph, loss: ir.Value | None = None) -> dict[ir.Node, Composite | None]:
+    """Find the pairs of Conv and BatchNormalization that can be differentiated as one.
+
+    Args:
+        graph: the forward graph.
+        loss: what is differentiated; it is no pair's inner value.
+    """
+    found: dict[ir.Node, Composite | None] = {}
+    for node in graph:
+        if node.op_type != "BatchNormalization" or node.domain or attr_int(node, "training_mode", 0):
+            continue
+        between = required_input(node, 0)
+        conv = between.producer()
+        if conv is None or conv.op_type != "Conv" or conv.domain or between is loss or between.is_graph_output():
+            continue
+        if len(between.uses()) == 1 and not _overlap(conv, node):
+            found[conv] = None
+            found[node] = _composite(conv, node)
+    return found
+
+
+def _overlap(conv: ir.Node, norm: ir.Node) -> bool:
+    """Say whether a value feeds the pair in two places."""
+    read = [value for value in (*conv.inputs, *norm.inputs) if value is not None]
+    return len(set(read)) < len(read)
+
+
+def _composite(conv: ir.Node, norm: ir.Node) -> Composite:
+    x, w, bias = required_input(conv, 0), required_input(conv, 1), input_of(conv, 2)
+    scale, offset, mean, variance = (required_input(norm, index) for index in range(1, 5))
+    inputs = tuple(value for value in (x, w, scale, offset, bias) if value is not None)
+
+    def gradient(op: Builder, dy: Sequence[ir.Value | None]) -> Sequence[ir.Value | None]:
+        upstream = dy[0]
+        assert upstream is not None
+        kernel = shape_of(w)
+        window = window_of(conv, shape_of(x)[2:], shape_of(norm.outputs[0])[2:], kernel[2:])
+        per_filter = [kernel[0], *[1] * (len(kernel) - 1)]
+        inverse = inverse_deviation(op, variance, attr_float(norm, "epsilon", EPSILON))
+        factor = op.Mul(scale, inverse)
+        dx = dw = dscale = sums = dbias = None
+        if op.wants(scale) or op.wants(offset) or op.wants(bias):
+            sums = bias_gradient(op, upstream)
+        if op.wants(w) or op.wants(scale):
+            raw = weight_gradient(op, x, upstream, kernel, window)
+            if op.wants(scale):
+                assert sums is not None
+                flat = [kernel[0], math.prod(kernel[1:])]
+                along = op.reduce_sum(op.reshape(op.Mul(w, raw), flat), [1], keepdims=False)
+                centre = op.Neg(mean) if bias is None else op.Sub(bias, mean)
+                dscale = op.Mul(op.Add(along, op.Mul(sums, centre)), inverse)
+            dw = op.Mul(raw, op.reshape(factor, per_filter)) if op.wants(w) else None
+        if op.wants(bias):
+            dbias = op.Mul(sums, factor)
+        if op.wants(x):
+            scaled = op.Mul(w, op.reshape(factor, per_filter))
+            dx = data_gradient(op, upstream, scaled, attr_int(conv, "group", 1), window)
+        return [dx, dw, dscale, sums if op.wants(offset) else None, dbias][: len(inputs)]
+
+    return Composite(inputs, gradient)
