@@ -75,7 +75,7 @@ def differentiate(
     op.pending = {}
     unsupported: dict[ir.Node, str] = {}
     if loss in wanted:
-        gradients[loss] = op.constant(np.ones(shape_of(loss), dtype=dtype_of(loss)))
+        gradients[loss] = _seed(op, loss, composites)
     for node in reversed(list(op.graph)):
         entry = entry_of(node, op.opset_imports)
         inputs = differentiable_inputs(node, entry, composites)
@@ -98,6 +98,19 @@ def differentiate(
     if unsupported:
         raise _unsupported(op, parameters, unsupported, composites)
     return {value: _settled(op, value) for value in parameters if value in gradients}
+
+
+def _seed(op: Builder, loss: ir.Value, composites: Composites) -> ir.Value:
+    """Return the derivative of the loss by itself, one.
+
+    For a composite it is a constant, which the composite makes use of. Else it is made once the loss is there: from a
+    constant onnxruntime would compute parts of the backward pass when it loads the file, such as the gradient of a
+    mean, and hold the result, a tensor of an activation's size, forever.
+    """
+    if loss.producer() in composites:
+        return op.constant(np.ones(shape_of(loss), dtype=dtype_of(loss)))
+    with op.scope(f"{loss.name}/grad"):
+        return op.expand(op.Cast(op.OptionalHasElement(loss), to=loss.dtype), shape_of(loss))
 
 
 def _apply(op: Builder, node: ir.Node, composite: Composite | None) -> list[tuple[ir.Value, ir.Value, float]]:

@@ -43,8 +43,10 @@ def sub(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
 
 @rule("Mul")
 def mul(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
-    """Derivatives b and a."""
+    """Derivatives b and a; of a square, 2 a."""
     a, b = required_input(node, 0), required_input(node, 1)
+    if a is b:
+        return [op.Mul(op.scale(_given(dy), 2), a)]
     db = op.sum_to_shape(op.Mul(dy[0], a), shape_of(b)) if op.wants(b) else None
     return [op.sum_to_shape(op.Mul(dy[0], b), shape_of(a)) if op.wants(a) else None, db]
 
