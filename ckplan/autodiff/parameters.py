@@ -12,6 +12,7 @@ import onnx_ir as ir
 from ckplan.autodiff.builder import Builder, is_floating, shape_of
 from ckplan.autodiff.paths import Composites, differentiable_inputs, entry_of
 from ckplan.errors import ModelError, UsageError
+from ckplan.model import is_constant
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,8 @@ def select_parameters(
 ) -> Selection:
     """Choose the floating-point initializers that a node can pass a gradient to.
 
-    Initializers of rank 0 are taken for literals of the formula (an epsilon, a scale), unless ``wrt`` asks for them.
+    What the loader marked as a constant and initializers of rank 0 are taken for literals of the formula (an epsilon, a
+    scale, a mask), unless ``wrt`` asks for them.
 
     Args:
         op: builder of the forward graph.
@@ -58,7 +60,7 @@ def select_parameters(
         readers |= differentiable_inputs(node, entry_of(node, op.opset_imports), composites)
     chosen: list[ir.Value] = []
     notes: list[str] = []
-    literals = 0
+    literals: list[str] = []
     for value in floating:
         name = str(value.name)
         if any(fnmatchcase(name, pattern) for pattern in no_grad):
@@ -69,12 +71,15 @@ def select_parameters(
             if wrt and value.uses():
                 notes.append(f"'{name}' gets no gradient: what reads it does not pass one on")
             continue
-        if not wrt and not shape_of(value):
-            literals += 1
+        if not wrt and (is_constant(value) or not shape_of(value)):
+            literals.append(name)
             continue
         chosen.append(value)
     if literals:
-        notes.append(f"{literals} scalar constant(s) are not trained; name them with --wrt if they should be")
+        notes.append(
+            f"{len(literals)} constant(s) are not trained ({shortened(literals)}); "
+            "name them with --wrt if they should be"
+        )
     if not chosen:
         if wrt or no_grad:
             raise UsageError("no parameter is left to train", "loosen --wrt or --no-grad")
@@ -83,6 +88,11 @@ def select_parameters(
             "see `ckplan ops` for the operators that have gradients",
         )
     return Selection(tuple(chosen), tuple(notes))
+
+
+def shortened(names: Sequence[str], most: int = 5) -> str:
+    """List names for people, the first few of them."""
+    return ", ".join(f"'{name}'" for name in names[:most]) + (", ..." if len(names) > most else "")
 
 
 def _check_pattern(option: str, pattern: str, names: Sequence[str]) -> None:

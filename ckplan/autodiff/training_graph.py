@@ -11,7 +11,7 @@ import onnx_ir as ir
 from ckplan.autodiff.builder import PHASE, Builder
 from ckplan.autodiff.engine import differentiate
 from ckplan.autodiff.loss import add_loss
-from ckplan.autodiff.parameters import floating_initializers, select_parameters
+from ckplan.autodiff.parameters import floating_initializers, select_parameters, shortened
 from ckplan.autodiff.paths import prune
 from ckplan.errors import ModelError
 
@@ -75,8 +75,9 @@ def build_training_graph(
     notes = list(selection.notes)
     idle = [str(value.name) for value in selection.parameters if value not in gradients]
     if idle:
-        listed = ", ".join(f"'{name}'" for name in idle[:5]) + (", ..." if len(idle) > 5 else "")
-        notes.append(f"{len(idle)} parameter(s) get no gradient because the loss does not depend on them: {listed}")
+        notes.append(
+            f"{len(idle)} parameter(s) get no gradient because the loss does not depend on them: {shortened(idle)}"
+        )
     names = _name_gradients(op, gradients)
     prune(graph, [found.value, *names.values()])
     for parameter in gradients:

@@ -11,6 +11,7 @@ import pytest
 
 from ckplan.autodiff import TrainingGraph, build_training_graph
 from ckplan.errors import ModelError, UnsupportedOperatorsError, UsageError
+from ckplan.model.constants import mark_constant
 from tests.autodiff.gradcheck import check_training_graph, onnxruntime_run, parse, reference, values
 
 MLP = """
@@ -214,8 +215,17 @@ def test_literals_are_not_trained():
     model = parse(text, w=values(3), half=np.float64(0.5))
     training = build_training_graph(model)
     assert list(training.gradients) == ["w"]
-    assert training.notes == ("1 scalar constant(s) are not trained; name them with --wrt if they should be",)
+    assert training.notes == ("1 constant(s) are not trained ('half'); name them with --wrt if they should be",)
     assert list(build_training_graph(model, wrt=["half"]).gradients) == ["half"]
+
+
+def test_what_the_loader_took_for_a_constant_is_not_trained():
+    text = "g (double[3] x) => (double loss) { a = Mul(x, w) b = Mul(a, mask) loss = ReduceSum <keepdims = 0> (b) }"
+    model = parse(text, w=values(3), mask=values(3, seed=1))
+    assert list(build_training_graph(model).gradients) == ["w", "mask"]
+    mark_constant(model.graph.initializers["mask"], "test")
+    assert list(build_training_graph(model).gradients) == ["w"]
+    assert list(build_training_graph(model, wrt=["mask"]).gradients) == ["mask"]
 
 
 def test_models_without_parameters():

@@ -24,6 +24,10 @@ def _scatter_add(op: Builder, into: ir.Value, axis: int, rows: ir.Value, updates
     column = [1] * len(shape)
     column[axis] = shape[axis]
     short = rows if rows.dtype == ir.DataType.INT32 else op.Cast(rows, to=ir.DataType.INT32)
+    # Nothing else ties the indices to the backward pass: expanded to the size of the updates when the step begins, they
+    # would lie there until its end.
+    there = op.OptionalHasElement(updates)
+    short = op.Where(there, short, short)
     indices = op.expand(op.reshape(short, column), shape)
     return op.ScatterElements(into, indices, updates, axis=axis, reduction="add")
 
