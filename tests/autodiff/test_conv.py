@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
+import onnx_ir as ir
 import pytest
 
+from ckplan.autodiff.builder import Builder
 from ckplan.autodiff.rules import conv_forms
+from ckplan.autodiff.rules.windows import Window
 from tests.autodiff.gradcheck import check_gradient, node_model, values
 from tests.autodiff.reference_operators import use_reference_operators
 
@@ -111,3 +116,55 @@ def test_conv_without_bias_and_with_one_gradient_wanted():
         model = node_model("Conv", x, w)
         alone = check_gradient(model, differences=False, wrt=[name], idle=set(both) - {name})
         np.testing.assert_array_equal(alone[name], both[name])
+
+
+def chosen(samples: int, channels: int, size: int, filters: int, taps: int, groups: int = 1) -> conv_forms.Form:
+    pair = (1, 1)
+    window = Window((size, size), (size, size), (taps, taps), pair, pair, (taps // 2, taps // 2))
+    return conv_forms.weight_gradient_form(samples, channels, filters, groups, window)
+
+
+def test_the_form_suits_the_shape():
+    assert chosen(8, 64, 56, 64, 3) == "image"
+    assert chosen(8, 64, 56, 256, 1) == "image"
+    assert chosen(8, 512, 7, 512, 3) == "batch"
+    assert chosen(8, 2048, 7, 512, 1) == "batch"
+    assert chosen(8, 3, 224, 64, 3) == "column"
+    assert chosen(8, 3, 224, 64, 7) == "conv"
+    assert chosen(8, 144, 56, 144, 3, groups=144) == "conv"
+
+
+@pytest.mark.parametrize("kernel", [(64, 64, 3, 3), (256, 64, 1, 1), (512, 512, 3, 3), (64, 3, 3, 3), (64, 1, 3, 3)])
+def test_temporaries_are_few_beside_the_operands(kernel):
+    """A weight gradient holds at most three times the bytes of x, dy and w, results included."""
+    samples, size, pair = 8, 14, (1, 1)
+    side = kernel[2]
+    window = Window((size, size), (size, size), (side, side), pair, pair, (side // 2, side // 2))
+    groups = 64 if kernel[1] == 1 else 1
+    shapes = [samples, kernel[1] * groups, size, size], [samples, kernel[0], size, size]
+    x, dy = (
+        ir.Value(name=n, type=ir.TensorType(ir.DataType.FLOAT), shape=ir.Shape(s))
+        for n, s in zip("xd", shapes, strict=True)
+    )
+    graph = ir.Graph([x, dy], [], nodes=[], opset_imports={"": 21}, name="g")
+    graph.outputs.append(conv_forms.weight_gradient(Builder(graph, {"": 21}), x, dy, kernel, window))
+    operands = sum(math.prod(shape) for shape in (*shapes, kernel))
+    assert most_elements(list(graph)) <= 3 * operands
+
+
+def most_elements(nodes: list[ir.Node]) -> int:
+    """The largest sum of elements of live results when the nodes run in order; a Reshape makes none."""
+    root: dict[ir.Value, ir.Value] = {}
+    last: dict[ir.Value, int] = {}
+    for step, node in enumerate(nodes):
+        last.update((root.get(value, value), step) for value in node.inputs if value is not None)
+        if node.op_type == "Reshape":
+            root[node.outputs[0]] = root.get(node.inputs[0], node.inputs[0])
+    live: dict[ir.Value, int] = {}
+    most = 0
+    for step, node in enumerate(nodes):
+        if node.op_type != "Reshape":
+            live[node.outputs[0]] = math.prod(node.outputs[0].shape)
+        most = max(most, sum(live.values()))
+        live = {value: size for value, size in live.items() if last.get(value, len(nodes)) > step}
+    return most

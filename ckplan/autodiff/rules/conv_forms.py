@@ -35,6 +35,9 @@ Form = Literal["image", "batch", "column", "conv"]
 #: Up to this many input channels of a group, a product per tap is too narrow to be fast.
 FEW_CHANNELS = 8
 
+#: Up to this many taps are put side by side; with more, the convolution is as fast and has 4 nodes.
+COLUMN_TAPS = 9
+
 #: Below this many result channels a convolution with the flipped kernel is slower than ConvTranspose.
 FLIP_CHANNELS = 16
 
@@ -54,7 +57,7 @@ def weight_gradient_form(samples: int, channels: int, filters: int, groups: int,
     """
     wide, high = channels // groups, filters // groups
     if wide <= FEW_CHANNELS and not window.is_pointwise:
-        return "column" if window.size * wide <= high else "conv"
+        return "column" if window.size * wide <= high and window.size <= COLUMN_TAPS else "conv"
     products = samples * filters * wide * window.size
     activations = samples * (channels * math.prod(window.inputs) + filters * window.places)
     return "image" if 2 * products <= activations else "batch"
@@ -73,7 +76,7 @@ def weight_gradient(op: Builder, x: ir.Value, dy: ir.Value, kernel: Sequence[int
     samples, channels = shape_of(x)[:2]
     groups = channels // kernel[1]
     form = weight_gradient_form(samples, channels, kernel[0], groups, window)
-    emit = _FORMS[form]
+    emit = FORMS[form]
     parts = _parts(op, x, samples) if form in ("image", "column") and not window.is_pointwise else 1
     sums = []
     for index in range(parts):
@@ -169,7 +172,8 @@ def _conv(op: Builder, x: ir.Value, dy: ir.Value, kernel: Sequence[int], groups:
 
 
 _Emit = Callable[[Builder, ir.Value, ir.Value, Sequence[int], int, Window], ir.Value]
-_FORMS: dict[Form, _Emit] = {"image": _image, "batch": _batch, "column": _column, "conv": _conv}
+#: What emits each form of the weight gradient, for the whole batch at once.
+FORMS: dict[Form, _Emit] = {"image": _image, "batch": _batch, "column": _column, "conv": _conv}
 
 
 def _taps(op: Builder, last: ir.Value, first_axis: int, shape: Sequence[int], window: Window) -> Iterator[ir.Value]:
@@ -209,7 +213,7 @@ def _parts(op: Builder, x: ir.Value, samples: int) -> int:
     largest = _LARGEST.get(op.graph)
     if largest is None:
         outputs = (value for node in op.graph for value in node.outputs if value.shape is not None)
-        largest = _LARGEST[op.graph] = max(map(size_of, outputs))
+        largest = _LARGEST[op.graph] = max(map(size_of, outputs), default=0)
     return min(samples, MAX_PARTS) if 2 * size_of(x) >= largest else 1
 
 
@@ -231,7 +235,9 @@ def flips(kernel: Sequence[int], groups: int, window: Window) -> bool:
     return copies <= window.size * kernel[1] * window.places
 
 
-def data_gradient(op: Builder, dy: ir.Value, weight: ir.Value, groups: int, window: Window) -> ir.Value:
+def data_gradient(
+    op: Builder, dy: ir.Value, weight: ir.Value, groups: int, window: Window, flip: bool | None = None
+) -> ir.Value:
     """Emit the gradient of a convolution's input.
 
     Args:
@@ -240,9 +246,10 @@ def data_gradient(op: Builder, dy: ir.Value, weight: ir.Value, groups: int, wind
         weight: (O, C / groups, ...).
         groups: number of groups.
         window: geometry.
+        flip: whether to take the flipped kernel; None decides by :func:`flips`.
     """
     kernel = shape_of(weight)
-    if flips(kernel, groups, window):
+    if flips(kernel, groups, window) if flip is None else flip:
         spatial = range(2, len(kernel))
         if window.size > 1:
             low = np.iinfo(np.int64).min
