@@ -11,14 +11,28 @@ from typing import get_type_hints
 
 from ckplan.errors import UsageError
 from ckplan.plan.strategies.base import Strategy
+from ckplan.plan.strategies.chen import Chen
 from ckplan.plan.strategies.keep_all import KeepAll
 from ckplan.plan.strategies.keep_listed import KeepListed
+from ckplan.plan.strategies.lower_sets import LowerSets
 from ckplan.plan.strategies.memory import Memory
+from ckplan.plan.strategies.mirror import Mirror
+from ckplan.plan.strategies.segments import Segments
 from ckplan.plan.strategies.speed import Speed
 from ckplan.plan.strategies.sqrt import Sqrt
 from ckplan.units import parse_bytes
 
-STRATEGIES: tuple[type[Strategy], ...] = (KeepAll, Speed, Sqrt, Memory, KeepListed)
+STRATEGIES: tuple[type[Strategy], ...] = (
+    KeepAll,
+    Speed,
+    Sqrt,
+    Memory,
+    KeepListed,
+    Mirror,
+    Segments,
+    Chen,
+    LowerSets,
+)
 """Every strategy; the tests hold each of them to the same properties."""
 
 __all__ = ["STRATEGIES", "Strategy", "parse_strategy"]

@@ -34,7 +34,7 @@ _BUDGET_LABELS = 256
 _PICKED = 4
 """How many trade-offs of each limit become schedules, the two extremes included."""
 _POLISHED = 2
-"""How many of the best plans are improved by keeping more."""
+"""How many of the best plans for a budget are improved by keeping more."""
 
 Choice = tuple[set[int], list[int]]
 """What to keep, and an order of all ops."""
@@ -58,12 +58,12 @@ class LowerSets(Strategy):
 
     Attributes:
         family: ``auto``, ``approx`` or ``exact``.
-        max_sets: the most lower sets with which ``auto`` takes the exact family; ``exact`` refuses ten times as many.
+        max_sets: the most lower sets with which the exact family is taken; 0 means six an op, or 8000 for ``exact``.
     """
 
     name: ClassVar[str] = "lower_sets"
     family: str = "auto"
-    max_sets: int = 800
+    max_sets: int = 0
 
     def merit(self, peak: int, cost: float, budget: int | None) -> tuple[float, float, float]:
         """The cheapest within the budget."""
@@ -90,7 +90,7 @@ class LowerSets(Strategy):
         if budget is not None and not (found and found[0][0][0] == 0):
             found = self._judged(problem, self._choices(problem, order, None), budget)
         candidates: list[Sequence[int]] = [order]
-        for _, (kept, backward_order) in found[:_POLISHED]:
+        for _, (kept, backward_order) in found[: 1 if budget is None else _POLISHED]:
             schedule = recompute_schedule(problem, kept, backward_order)
             reached = max(simulate(problem, schedule).peak_activations, budget or 0)
             more = keep_what_fits(problem, kept, reached, backward_order)
@@ -124,7 +124,7 @@ class LowerSets(Strategy):
         if self.family not in ("auto", "approx", "exact"):
             raise UsageError(f"strategy `{self.name}` has no family `{self.family}`", "choose auto, approx or exact")
         if self.family != "approx":
-            limit = self.max_sets * (10 if self.family == "exact" else 1)
+            limit = self.max_sets or (8000 if self.family == "exact" else 6 * len(graph.ops))
             found = all_lower_sets(graph, limit)
             if found is not None:
                 return found
@@ -198,10 +198,7 @@ class _Table:
             rows = sources[rows]
             new_held = held[rows, columns] + self.step_held[rows, target]
             new_kept = kept[rows, columns] + self.step_cost[rows, target]
-            best = np.lexsort((-new_kept, new_held))
-            best = best[_rises(new_kept[best])]
-            if len(best) > labels:
-                best = best[np.unique(np.linspace(0, len(best) - 1, labels).round().astype(int))]
+            best = _trade_offs(new_held, new_kept, limit, labels)
             kept[target, : len(best)] = new_kept[best]
             held[target, : len(best)] = new_held[best]
             came[target, : len(best), 0] = rows[best]
@@ -227,11 +224,24 @@ def _newly(weight: Array, inside: Array) -> Array:
     return result
 
 
-def _rises(values: Array) -> npt.NDArray[np.bool_]:
-    """Which values exceed all before them."""
-    result = np.ones(len(values), bool)
-    result[1:] = values[1:] > np.maximum.accumulate(values)[:-1]
-    return result
+def _trade_offs(held: Array, kept: Array, limit: float, labels: int) -> npt.NDArray[np.int64]:
+    """Entries with less held or more kept than all others, from least to most held; about evenly thinned to a number.
+
+    Of entries that hold about the same the one that keeps most is taken, so that only few have to be sorted.
+    """
+    bucket = (held * (2 * labels / limit)).astype(np.int64) if limit > 0 else np.zeros(len(held), np.int64)
+    most = np.full(int(bucket.max()) + 1, -np.inf)
+    np.maximum.at(most, bucket, kept)
+    wins = kept == most[bucket]
+    wins[np.argmin(held)] = True
+    best = np.flatnonzero(wins)
+    best = best[np.lexsort((-kept[best], held[best]))]
+    rises = np.ones(len(best), bool)
+    rises[1:] = kept[best][1:] > np.maximum.accumulate(kept[best])[:-1]
+    best = best[rises]
+    if len(best) > labels:
+        best = best[np.unique(np.linspace(0, len(best) - 1, labels).round().astype(int))]
+    return best
 
 
 def _canonical(
