@@ -12,6 +12,7 @@ from ckplan.plan import Kind, Plan, Problem, Timeline, bottlenecks, live_at, low
 from ckplan.plan.strategies import STRATEGIES, Strategy
 from ckplan.rewrite import problem_of
 from ckplan.rewrite.runtime import executed_model, executed_order, executed_timeline
+from ckplan.rewrite.sizes import shape_class
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -59,7 +60,8 @@ class Analysis:
         parameters: number of trained parameters, as tensors and as values.
         loss: what is minimised, in words.
         bytes: bytes of all tensors of each kind: parameters (constants included), inputs, outputs (gradients).
-        base: the step without a plan, in the order in which onnxruntime runs the training graph by default.
+        base: the step without a plan, in the order in which onnxruntime runs the training graph by default, and with the
+            dead buffers that it holds for later tensors of the same shape.
         at_peak: the buffers alive at the peak of ``base``, largest first.
         bottlenecks: the activations through which all paths to the loss pass, in forward order.
         lower_bound: bytes of activations below which no schedule can go.
@@ -91,8 +93,10 @@ def analyze(
     problem = problem_of(training.model)
     nodes = list(training.model.graph)
     order = executed_order(nodes, executed_model(training.model))
-    base = simulate(problem, order)
     values = _values(training.model)
+    # As onnxruntime runs it, dead buffers included that its planner holds for later tensors of the same shape.
+    shapes = [shape_class(values[tensor.name]) if tensor.name in values else None for tensor in problem.tensors]
+    base = simulate(problem, order, shapes)
     tried = [kind() for kind in STRATEGIES] if strategies is None else strategies
     gradients = [values[name] for name in training.gradients.values()]
     return Analysis(

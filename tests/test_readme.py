@@ -11,6 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from ckplan.cli import cli
+from ckplan.plan.strategies import STRATEGIES
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -54,3 +55,8 @@ def test_the_saving_that_is_shown_is_the_saving_there_is(folder: Path) -> None:
     assert found is not None
     # Other versions of onnxruntime optimise a little differently; times differ from machine to machine.
     assert float(found[1]) <= float(shown[1]) + 2
+
+
+def test_every_strategy_is_in_the_table() -> None:
+    rows = re.findall(r"^\| `([a-z_-]+)` \|", README.split("## Strategies")[1].split("## How")[0], re.MULTILINE)
+    assert sorted(rows) == sorted(kind.name for kind in STRATEGIES)

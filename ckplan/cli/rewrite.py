@@ -51,8 +51,8 @@ def command(
 ) -> None:
     """Write the training graph of MODEL with a memory plan built in.
 
-    The file runs in stock onnxruntime with default session options. Do not pass it through onnxsim or onnxslim:
-    they merge the recomputed nodes with the originals, and the memory is spent again.
+    The file runs in stock onnxruntime with default session options. Do not pass it through graph simplifiers (onnxsim,
+    onnxslim, onnxscript's optimizer): they remove what keeps to the plan, and the memory is spent again.
     """
     check_output(output, force, model)
     from ckplan.analysis import expected_timeline
