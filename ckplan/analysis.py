@@ -60,8 +60,8 @@ class Analysis:
         parameters: number of trained parameters, as tensors and as values.
         loss: what is minimised, in words.
         bytes: bytes of all tensors of each kind: parameters (constants included), inputs, outputs (gradients).
-        base: the step without a plan, in the order in which onnxruntime runs the training graph by default, and with the
-            dead buffers that it holds for later tensors of the same shape.
+        base: the step without a plan, in the order in which onnxruntime runs the training graph by default, and with
+            the dead buffers that it holds for later tensors of the same shape.
         at_peak: the buffers alive at the peak of ``base``, largest first.
         bottlenecks: the activations through which all paths to the loss pass, in forward order.
         lower_bound: bytes of activations below which no schedule can go.

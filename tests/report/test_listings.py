@@ -2,10 +2,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from ckplan.autodiff.registry import Entry
+from ckplan.autodiff.registry import entries
 from ckplan.plan import Problem
 from ckplan.plan.strategies import STRATEGIES, Strategy
 from ckplan.report import docs, listings
@@ -58,14 +58,8 @@ def test_every_strategy_documents_itself_and_its_options() -> None:
 
 
 def test_operators_are_listed_by_what_can_be_done_with_them() -> None:
-    def nothing(*_: object) -> list[None]:
-        return []
-
-    rules = [
-        Entry(nothing, "Tanh", "", 1, frozenset()),
-        Entry(nothing, "Tanh", "", 13, frozenset()),
-        Entry(nothing, "Gelu", "com.example", 1, frozenset()),
-    ]
+    tanh = next(entry for entry in entries() if entry.op_type == "Tanh")
+    rules = [tanh, replace(tanh, since=13), replace(tanh, op_type="Gelu", domain="com.example")]
     page = printed(listings.operators(rules, {"Sign"}, {"If": "control flow"}))
     assert "Differentiated by a rule (2)\n  Tanh, com.example::Gelu" in page
     assert "Sign" in page
