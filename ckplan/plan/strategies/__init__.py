@@ -17,6 +17,7 @@ from ckplan.plan.strategies.keep_listed import KeepListed
 from ckplan.plan.strategies.lower_sets import LowerSets
 from ckplan.plan.strategies.memory import Memory
 from ckplan.plan.strategies.mirror import Mirror
+from ckplan.plan.strategies.revolve import Revolve
 from ckplan.plan.strategies.segments import Segments
 from ckplan.plan.strategies.speed import Speed
 from ckplan.plan.strategies.sqrt import Sqrt
@@ -32,6 +33,7 @@ STRATEGIES: tuple[type[Strategy], ...] = (
     Segments,
     Chen,
     LowerSets,
+    Revolve,
 )
 """Every strategy; the tests hold each of them to the same properties."""
 
