@@ -46,7 +46,7 @@ def summary(found: Verification) -> str:
     if before is not None and after is not None:
         parts.append(f"activations {saving(before, after)}")
     if found.overhead is not None:
-        parts.append(f"time {100 * found.overhead:+.0f} %")
+        parts.append(f"time {round(100 * found.overhead):+d} %")
     parts.append("outputs equal to the bit" if found.numerics.bitwise_equal else "outputs differ")
     return f"measured: {', '.join(parts)}"
 
