@@ -13,6 +13,7 @@ from ckplan.autodiff.engine import differentiate
 from ckplan.autodiff.loss import add_loss
 from ckplan.autodiff.parameters import floating_initializers, select_parameters, shortened
 from ckplan.autodiff.paths import prune
+from ckplan.autodiff.rules.conv_batch_norm import conv_batch_norms
 from ckplan.errors import ModelError
 
 LOSS_KEY = "pkg.ckplan.loss"
@@ -62,11 +63,12 @@ def build_training_graph(
     op = Builder(graph, graph.opset_imports)
     candidates = floating_initializers(graph)
     found = add_loss(op, loss)
-    selection = select_parameters(op, candidates, wrt, no_grad, found.composites)
+    composites = {**found.composites, **conv_batch_norms(graph, found.value)}
+    selection = select_parameters(op, candidates, wrt, no_grad, composites)
     prune(graph, [found.value])
     for node in graph:
         node.metadata_props[PHASE] = "forward"
-    gradients = differentiate(op, selection.parameters, found.value, found.composites)
+    gradients = differentiate(op, selection.parameters, found.value, composites)
     if not gradients:
         raise ModelError(
             f"no parameter reaches the loss ({found.description})",

@@ -71,7 +71,7 @@ class Op:
     inplace: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Problem:
     """What a planner sees.
 
@@ -129,6 +129,15 @@ class Problem:
                 if self.tensors[view].kind is not Kind.OUTPUT:
                     root[view] = root[base]
         return tuple(root)
+
+    @cached_property
+    def always_held(self) -> frozenset[int]:
+        """Tensors that no plan recomputes: without a producer, returned, or made by an op that must not run again."""
+        return frozenset(
+            tensor
+            for tensor, producer in enumerate(self.producer)
+            if producer < 0 or not self.ops[producer].recomputable or self.tensors[tensor].kind is Kind.OUTPUT
+        )
 
     @cached_property
     def forward(self) -> tuple[int, ...]:

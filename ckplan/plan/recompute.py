@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from ckplan.plan.problem import Kind, Problem
+from ckplan.plan.problem import Problem
 
 
 def kept_closure(problem: Problem, kept: Collection[int]) -> set[int]:
@@ -19,18 +19,9 @@ def kept_closure(problem: Problem, kept: Collection[int]) -> set[int]:
     That is: the given tensors with every view of the same memory, what cannot be recomputed, and what is
     resident or returned anyway.
     """
-    roots = {problem.view_root[tensor] for tensor in kept}
-
-    def held(tensor: int) -> bool:
-        producer = problem.producer[tensor]
-        return (
-            tensor in roots
-            or producer < 0
-            or not problem.ops[producer].recomputable
-            or problem.tensors[tensor].kind is Kind.OUTPUT
-        )
-
-    return {tensor for tensor in range(len(problem.tensors)) if held(tensor) or held(problem.view_root[tensor])}
+    root = problem.view_root
+    held = {root[tensor] for tensor in kept} | problem.always_held
+    return {tensor for tensor in range(len(problem.tensors)) if tensor in held or root[tensor] in held}
 
 
 def recompute_schedule(problem: Problem, kept: Collection[int], order: Sequence[int] | None = None) -> list[int]:

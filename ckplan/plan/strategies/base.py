@@ -10,9 +10,9 @@ from typing import ClassVar
 
 from ckplan.errors import InfeasibleError
 from ckplan.plan.bounds import lower_bound
+from ckplan.plan.peak import peak_of
 from ckplan.plan.plan import Plan, make_plan
 from ckplan.plan.problem import Problem
-from ckplan.plan.simulate import simulate
 from ckplan.units import format_bytes
 
 
@@ -57,7 +57,7 @@ class Strategy(ABC):
         """
 
         def merit(schedule: Sequence[int]) -> tuple[float, float, float]:
-            return self.merit(simulate(problem, schedule).peak_activations, problem.schedule_cost(schedule), budget)
+            return self.merit(peak_of(problem, schedule), problem.schedule_cost(schedule), budget)
 
         plan = make_plan(problem, str(self), min(candidates, key=merit))
         if budget is not None and plan.predicted.peak_activations > budget:

@@ -9,10 +9,10 @@ from typing import ClassVar
 
 from ckplan.plan.cuts import Cut, forward_cuts, kept_by_cuts, segment_cuts
 from ckplan.plan.order import best_order
+from ckplan.plan.peak import peak_of
 from ckplan.plan.problem import Problem
 from ckplan.plan.recompute import recompute_schedule
 from ckplan.plan.refine import keep_what_fits
-from ckplan.plan.simulate import simulate
 from ckplan.plan.strategies.base import Strategy
 
 _LIMITS = 24
@@ -40,10 +40,10 @@ class Memory(Strategy):
     def schedules(self, problem: Problem) -> Iterable[Sequence[int]]:
         """The best of segmentations at bottlenecks and at small cuts and of no recomputation, and its refinement."""
         order = best_order(problem)
-        peak, cost, kept = simulate(problem, order).peak_activations, problem.cost, None
+        peak, cost, kept = peak_of(problem, order), problem.cost, None
         for candidate in self.segmentations(problem):
             schedule = recompute_schedule(problem, candidate, order)
-            merit = simulate(problem, schedule).peak_activations, problem.schedule_cost(schedule)
+            merit = peak_of(problem, schedule), problem.schedule_cost(schedule)
             if merit < (peak, cost):
                 peak, cost, kept = *merit, candidate
         if kept is None:
