@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import onnx_ir as ir
+from onnx_ir.passes.common import CommonSubexpressionEliminationPass
 
 from ckplan.autodiff.builder import PHASE, Builder
 from ckplan.autodiff.engine import differentiate
@@ -15,6 +16,9 @@ from ckplan.autodiff.parameters import floating_initializers, select_parameters,
 from ckplan.autodiff.paths import prune
 from ckplan.autodiff.rules.conv_batch_norm import conv_batch_norms
 from ckplan.errors import ModelError
+
+_DRAWING = frozenset({"Bernoulli", "Dropout"})
+"""Random operators that the pass for common subexpressions takes for pure functions."""
 
 LOSS_KEY = "pkg.ckplan.loss"
 PARAMETERS_KEY = "pkg.ckplan.parameters"
@@ -82,6 +86,7 @@ def build_training_graph(
         )
     names = _name_gradients(op, gradients)
     prune(graph, [found.value, *names.values()])
+    _merge_twins(model)
     for parameter in gradients:
         graph.inputs.append(parameter)
     named = {str(parameter.name): str(gradient.name) for parameter, gradient in names.items()}
@@ -89,6 +94,20 @@ def build_training_graph(
     model.metadata_props[PARAMETERS_KEY] = json.dumps(list(named))
     model.metadata_props[GRADIENTS_KEY] = json.dumps(named)
     return TrainingGraph(model, str(found.value.name), named, found.description, tuple(notes))
+
+
+def _merge_twins(model: ir.Model) -> None:
+    """Compute nothing twice that onnxruntime would merge at load time: a plan has to see the graph that will run.
+
+    The biases of two branches that are added have one gradient, for example.
+    """
+    if any(node.op_type in _DRAWING for node in model.graph):
+        return
+    CommonSubexpressionEliminationPass()(model)
+    for node in model.graph:
+        if not node.name:  # the copy of a gradient that two parameters share
+            node.name = f"{node.outputs[0].name}/copy"
+            node.metadata_props[PHASE] = "backward"
 
 
 def _name_gradients(op: Builder, gradients: Mapping[ir.Value, ir.Value]) -> dict[ir.Value, ir.Value]:

@@ -1,15 +1,15 @@
-"""Keeps onnxruntime's planner from holding dead buffers: an activation's leading dimension names its buffer.
+"""Keeps onnxruntime's planner from holding dead buffers: an activation's dimensions name its buffer.
 
 At load time onnxruntime hands the buffer of a dead tensor to a later one of the same shape, and then holds it in
 between, however long (``core/framework/allocation_planner.cc``, ``FindReusableTensor``). A training graph is full of
 equal shapes, so buffers freed early in the forward pass would be held until the backward pass comes to the same layer.
-Two shapes with different symbolic dimensions are not equal, though. So the file calls the leading dimension of each
-activation after the buffer that the plan puts it in (``16@buffer7``: 16 entries, in buffer 7): tensors that share a
-buffer, such as a Relu that overwrites its input, share the name, and no others do. At run time the sizes are what they
-are.
+Two shapes with different symbolic dimensions are not equal, though. So the file calls the dimensions of an activation
+after the buffer that the plan puts it in (``16@buffer7``: 16 entries, in buffer 7): tensors that share one, such as
+a Relu that overwrites its input, share the names, and no others do. At run time the sizes are what they are.
 
-For the names to count, onnxruntime must not infer the number: inputs are read through an alias of unknown shape, and
-Reshape targets leave their leading dimension to be inferred.
+For the names to count, onnxruntime must not infer the numbers, or not all of them: inputs are read through aliases of
+unknown shape, Reshape targets leave their leading dimension to be inferred, and where the shape of a weight alone gives
+a tensor's shape away and that costs memory, what it is made from is read through an alias as well.
 """
 
 from __future__ import annotations
@@ -21,10 +21,8 @@ import onnx_ir as ir
 from ckplan.plan.problem import Problem
 from ckplan.plan.simulate import lifetimes
 from ckplan.rewrite.control_edges import ControlEdges, is_control, shape_constant
+from ckplan.rewrite.kernels import view_source
 from ckplan.rewrite.sizes import SMALL, bytes_of, dimensions_of, named_dimension
-
-HIDDEN_CHANNELS = "ckplan.hidden_channels"
-"""Key in ``Value.meta``: the second dimension is to have a name as well."""
 
 _POOLING = frozenset({"AveragePool", "GlobalAveragePool", "GlobalMaxPool", "MaxPool"})
 
@@ -65,7 +63,6 @@ def hide_channels(nodes: list[ir.Node], edges: ControlEdges) -> None:
         if node.op_type not in _POOLING or data is None:
             continue
         alias, new = edges.alias(data, data)
-        alias.meta[HIDDEN_CHANNELS] = True
         place = nodes.index(node)
         nodes[place:place] = new
         node.replace_input_with(0, alias)
@@ -98,8 +95,61 @@ def hide_targets(nodes: list[ir.Node], edges: ControlEdges) -> None:
             node.replace_input_with(position, shape)
 
 
+def hide_sources(nodes: list[ir.Node], executed: ir.Model, edges: ControlEdges) -> int:
+    """Hide what gives the whole shape of an activation away, in what onnxruntime executes.
+
+    Args:
+        nodes: the sequence; aliases are inserted.
+        executed: the model that onnxruntime makes of it.
+        edges: maker of the aliases.
+
+    Returns:
+        How many values got an alias.
+    """
+    known = {value.name for node in executed.graph for value in node.outputs if is_static(value)}
+    exposed = [
+        node
+        for node in nodes
+        if not is_control(node)
+        and view_source(node) is None
+        and any(
+            value.name in known and bytes_of(value) >= SMALL and not value.is_graph_output() for value in node.outputs
+        )
+    ]
+    makers = set(exposed)
+    before = edges.count
+    for node in exposed:
+        for value in dict.fromkeys(node.inputs):
+            if value is None or not dimensions_of(value) or value.dtype is None or not value.dtype.is_floating_point():
+                continue
+            # What another exposed node makes is hidden there.
+            if view_root(value).producer() in makers:
+                continue
+            alias, new = edges.alias(value, value)
+            place = nodes.index(node)
+            nodes[place:place] = new
+            for index, read in enumerate(node.inputs):
+                if read is value:
+                    node.replace_input_with(index, alias)
+    return edges.count - before
+
+
+def view_root(value: ir.Value) -> ir.Value:
+    """The value whose memory a value is a view of, control edges not looked through."""
+    while (node := value.producer()) is not None and not is_control(node) and view_source(node) is not None:
+        source = view_source(node)
+        assert source is not None
+        value = source
+    return value
+
+
+def is_static(value: ir.Value) -> bool:
+    """Whether onnxruntime knows all dimensions of a value as numbers."""
+    return value.shape is not None and len(value.shape) > 0 and all(isinstance(dim, int) for dim in value.shape)
+
+
 def name_buffers(nodes: Sequence[ir.Node], problem: Problem) -> None:
-    """Rename the leading dimension of every activation of some size after the buffer it occupies.
+    """Rename the dimensions of every activation after the buffer it occupies.
 
     Args:
         nodes: the sequence, in execution order.
@@ -117,7 +167,4 @@ def name_buffers(nodes: Sequence[ir.Node], problem: Problem) -> None:
                 continue
             # A view of an input or a parameter has no buffer of the plan; it only must not look like any other.
             name = f"buffer{buffer}" if buffer >= 0 else f"view{step}"
-            named: list[int | str] = [named_dimension(dims[0], name), *dims[1:]]
-            if HIDDEN_CHANNELS in value.meta:
-                named[1] = named_dimension(dims[1], "channels")
-            value.shape = ir.Shape(named)
+            value.shape = ir.Shape([named_dimension(dim, name) for dim in dims])

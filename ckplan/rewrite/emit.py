@@ -10,10 +10,10 @@ import onnx_ir as ir
 from ckplan.plan.plan import Plan
 from ckplan.plan.simulate import simulate
 from ckplan.plan.timeline import Timeline
-from ckplan.rewrite.buffer_names import hide_channels, hide_inputs, hide_targets, name_buffers
+from ckplan.rewrite.buffer_names import hide_channels, hide_inputs, hide_sources, hide_targets, name_buffers
 from ckplan.rewrite.control_edges import ControlEdges
 from ckplan.rewrite.kernels import HEAVY
-from ckplan.rewrite.ordering import keep_repeats_apart, keep_unfolded, release_unused, repair, settle_order
+from ckplan.rewrite.ordering import TOLERANCE, keep_repeats_apart, keep_unfolded, release_unused, repair, settle_order
 from ckplan.rewrite.problem_of import problem_of, problem_of_nodes
 from ckplan.rewrite.repeats import with_repeats
 from ckplan.rewrite.runtime import executed_model, executed_order, executed_timeline
@@ -54,9 +54,13 @@ def emit(model: ir.Model, plan: Plan) -> ir.Model:
         name_buffers(nodes, problem)
         _assemble(copy, nodes, edges)
         executed = executed_model(copy)
-        if not repair(nodes, problem, executed_order(nodes, executed), edges):
+        if repair(nodes, problem, executed_order(nodes, executed), edges):
+            continue
+        timeline = executed_timeline(executed)
+        held = timeline.peak_activations > predicted_timeline(copy).peak_activations * (1 + TOLERANCE)
+        if not (held and hide_sources(nodes, executed, edges)):
             break
-    _describe(copy, plan, edges, executed_timeline(executed))
+    _describe(copy, plan, edges, timeline)
     return copy
 
 
