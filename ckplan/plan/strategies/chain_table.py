@@ -65,7 +65,7 @@ class ChainTable:
             self.first[start] = self._first_options(start).min(0)
 
     def _slots(self, sizes: npt.NDArray[np.float64]) -> Slots:
-        result: Slots = np.ceil(sizes / self.unit - 1e-9).astype(np.int64)
+        result: Slots = np.rint(sizes / self.unit).astype(np.int64)
         return result
 
     def _one_stage(self, stage: int, cost: float) -> Costs:

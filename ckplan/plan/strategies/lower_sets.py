@@ -11,12 +11,12 @@ import numpy.typing as npt
 
 from ckplan.errors import UsageError
 from ckplan.plan.order import best_order
+from ckplan.plan.peak import peak_of
 from ckplan.plan.phases import backward_phases, phase_order
 from ckplan.plan.plan import Plan
 from ckplan.plan.problem import Problem
 from ckplan.plan.recompute import recompute_schedule
 from ckplan.plan.refine import keep_what_fits
-from ckplan.plan.simulate import simulate
 from ckplan.plan.strategies.base import Strategy, cheapest_within
 from ckplan.plan.strategies.lower_set_graph import ForwardGraph, all_lower_sets, contract, principal_lower_sets
 
@@ -83,7 +83,7 @@ class LowerSets(Strategy):
             InfeasibleError: the lowest peak that was found exceeds the budget.
         """
         order = best_order(problem)
-        peak = simulate(problem, order).peak_activations
+        peak = peak_of(problem, order)
         if budget is not None and peak <= budget:
             return self.choose(problem, [order], budget)
         found = self._judged(problem, self._choices(problem, order, budget), budget)
@@ -92,7 +92,7 @@ class LowerSets(Strategy):
         candidates: list[Sequence[int]] = [order]
         for _, (kept, backward_order) in found[: 1 if budget is None else _POLISHED]:
             schedule = recompute_schedule(problem, kept, backward_order)
-            reached = max(simulate(problem, schedule).peak_activations, budget or 0)
+            reached = max(peak_of(problem, schedule), budget or 0)
             more = keep_what_fits(problem, kept, reached, backward_order)
             candidates += [schedule, recompute_schedule(problem, more, backward_order)]
         return self.choose(problem, candidates, budget)
@@ -104,7 +104,7 @@ class LowerSets(Strategy):
         judged = []
         for choice in choices:
             schedule = recompute_schedule(problem, *choice)
-            peak = simulate(problem, schedule).peak_activations
+            peak = peak_of(problem, schedule)
             judged.append((self.merit(peak, problem.schedule_cost(schedule), budget), choice))
         return sorted(judged, key=lambda entry: entry[0])
 

@@ -9,15 +9,15 @@ from typing import ClassVar
 
 from ckplan.plan.cuts import Cut, forward_cuts
 from ckplan.plan.order import best_order
+from ckplan.plan.peak import peak_of
 from ckplan.plan.plan import Plan
 from ckplan.plan.problem import Problem
-from ckplan.plan.simulate import simulate
 from ckplan.plan.strategies.base import Strategy, cheapest_within
 from ckplan.plan.strategies.chain import expand, make_chain
 from ckplan.plan.strategies.chain_table import ChainTable
 
 _TRIED = 24
-"""How many amounts of memory become schedules, those at which the cost changes, next to the budget."""
+"""How many amounts of memory become schedules, of those at which the modelled cost changes."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Revolve(Strategy):
 
     name: ClassVar[str] = "revolve"
     stages: int = 120
-    slots: int = 250
+    slots: int = 300
 
     def merit(self, peak: int, cost: float, budget: int | None) -> tuple[float, float, float]:
         """The cheapest within the budget."""
@@ -52,7 +52,7 @@ class Revolve(Strategy):
         """No recomputation, then the chain's schedules for the amounts of memory below that."""
         order = best_order(problem)
         yield order
-        yield from self._chain_schedules(problem, simulate(problem, order).peak_activations, None)
+        yield from self._chain_schedules(problem, peak_of(problem, order), None)
 
     def solve(self, problem: Problem, budget: int | None = None) -> Plan:
         """The plan of the lowest peak, or the cheapest found within a budget.
@@ -60,8 +60,8 @@ class Revolve(Strategy):
         Raises:
             InfeasibleError: the lowest peak that was found exceeds the budget.
         """
-        order = best_order(problem)
-        peak = simulate(problem, order).peak_activations
+        order: Sequence[int] = best_order(problem)
+        peak = peak_of(problem, order)
         if budget is None:
             # The first search is coarse; the second one has all its slots below what the first one found.
             coarse = self.choose(problem, self.schedules(problem), None)
@@ -69,7 +69,10 @@ class Revolve(Strategy):
             return self.choose(problem, [coarse.schedule, *self._chain_schedules(problem, limit, None)], None)
         if peak <= budget:
             return self.choose(problem, [order], budget)
-        return self.choose(problem, [order, *self._chain_schedules(problem, budget, budget)], budget)
+        candidates = [order, *self._chain_schedules(problem, budget, budget)]
+        if all(peak_of(problem, schedule) > budget for schedule in candidates):
+            candidates.append(self.solve(problem).schedule)
+        return self.choose(problem, candidates, budget)
 
     def _chain_schedules(self, problem: Problem, most: int, budget: int | None) -> Iterator[Sequence[int]]:
         cuts = stage_cuts(problem, self.stages)
@@ -79,9 +82,22 @@ class Revolve(Strategy):
         # The model may be off either way: look a little above the budget too.
         table = ChainTable(chain, most if budget is None else most * 5 // 4, self.slots)
         changes = table.changes()
-        if budget is not None:
-            changes = sorted(changes, key=lambda slot: abs(slot * table.unit - budget))
-        for slot in changes[:_TRIED]:
+        if budget is None:
+            # The lowest peak is near the least memory of the model, or elsewhere if the model is poor.
+            rest = changes[_TRIED:]
+            for slot in (*changes[:_TRIED], *rest[:: -(-len(rest) // _TRIED) or 1]):
+                yield expand(problem, chain, table.actions(slot))
+            return
+        low, high = 0, len(changes)
+        while low < high:
+            middle = (low + high) // 2
+            schedule = expand(problem, chain, table.actions(changes[middle]))
+            yield schedule
+            if peak_of(problem, schedule) <= budget:
+                low = middle + 1
+            else:
+                high = middle
+        for slot in changes[max(low - _TRIED // 2, 0) : low + _TRIED // 2]:
             yield expand(problem, chain, table.actions(slot))
 
 
