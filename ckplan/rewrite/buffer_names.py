@@ -20,67 +20,57 @@ import onnx_ir as ir
 
 from ckplan.plan.problem import Problem
 from ckplan.plan.simulate import lifetimes
-from ckplan.rewrite.control_edges import ControlEdges, is_control, shape_constant
+from ckplan.rewrite.control_edges import ControlEdges, is_control, read_instead, shape_constant
 from ckplan.rewrite.kernels import view_source
 from ckplan.rewrite.sizes import SMALL, bytes_of, dimensions_of, named_dimension
 
 _POOLING = frozenset({"AveragePool", "GlobalAveragePool", "GlobalMaxPool", "MaxPool"})
 
 
-def hide_inputs(nodes: list[ir.Node], inputs: Sequence[ir.Value], edges: ControlEdges) -> None:
+def hide_inputs(nodes: Sequence[ir.Node], inputs: Sequence[ir.Value], edges: ControlEdges) -> None:
     """Let all nodes read the graph's inputs through aliases whose shape onnxruntime does not know.
 
     Args:
-        nodes: the sequence; the aliases are put in front.
+        nodes: the sequence.
         inputs: graph inputs; those that have an initializer are left alone.
         edges: maker of the aliases.
     """
-    members = set(nodes)
-    front: list[ir.Node] = []
-    for value in inputs:
-        if value.is_initializer() or not value.shape:
-            continue
-        readers = [(node, index) for node, index in value.uses() if node in members and not is_control(node)]
-        alias, new = edges.alias(value, value)
-        front.extend(new)
-        for node, index in readers:
-            node.replace_input_with(index, alias)
-    nodes[:0] = front
+    fed = {value for value in inputs if value.shape and not value.is_initializer()}
+    for node in nodes:
+        for value in fed.intersection(node.inputs):
+            if not is_control(node):
+                read_instead(node, value, edges.alias(value, value))
 
 
-def hide_channels(nodes: list[ir.Node], edges: ControlEdges) -> None:
+def hide_channels(nodes: Sequence[ir.Node], edges: ControlEdges) -> None:
     """Let pooling read its input through an alias whose number of channels onnxruntime does not know.
 
     Pooling over a known number of channels is turned into a kernel for blocked layout with a copy into it before and a
     copy out of it behind (``core/optimizer/nchwc_transformer.cc``), which no plan knows of.
 
     Args:
-        nodes: the sequence; the aliases are inserted.
+        nodes: the sequence.
         edges: maker of the aliases.
     """
-    for node in list(nodes):
+    for node in nodes:
         data = node.inputs[0] if node.inputs else None
-        if node.op_type not in _POOLING or data is None:
-            continue
-        alias, new = edges.alias(data, data)
-        place = nodes.index(node)
-        nodes[place:place] = new
-        node.replace_input_with(0, alias)
+        if node.op_type in _POOLING and data is not None:
+            read_instead(node, data, edges.alias(data, data))
 
 
-def hide_targets(nodes: list[ir.Node], edges: ControlEdges) -> None:
+def hide_targets(nodes: Sequence[ir.Node], edges: ControlEdges) -> None:
     """Hide the leading dimension of target shapes that are constants.
 
     Reshape is left to infer it (-1); Expand and Resize get a shape that no optimiser knows.
 
     Args:
-        nodes: the sequence; nodes that make such shapes are inserted.
+        nodes: the sequence.
         edges: maker of the shapes.
     """
-    for node in list(nodes):
+    for node in nodes:
         position = {"Reshape": 1, "Expand": 1, "Resize": 3}.get(node.op_type, len(node.inputs))
         target = node.inputs[position] if position < len(node.inputs) and not is_control(node) else None
-        data = node.inputs[0]
+        data = node.inputs[0] if node.inputs else None
         if target is None or target.const_value is None or data is None:
             continue
         entries = tuple(int(entry) for entry in target.const_value.numpy())
@@ -89,17 +79,14 @@ def hide_targets(nodes: list[ir.Node], edges: ControlEdges) -> None:
         if node.op_type == "Reshape":
             node.replace_input_with(position, shape_constant((-1, *entries[1:]), edges.initializers))
         else:
-            shape, new = edges.shape_after(entries, data)
-            place = nodes.index(node)
-            nodes[place:place] = new
-            node.replace_input_with(position, shape)
+            node.replace_input_with(position, edges.shape_after(entries, data))
 
 
-def hide_sources(nodes: list[ir.Node], executed: ir.Model, edges: ControlEdges) -> int:
+def hide_sources(nodes: Sequence[ir.Node], executed: ir.Model, edges: ControlEdges) -> int:
     """Hide what gives the whole shape of an activation away, in what onnxruntime executes.
 
     Args:
-        nodes: the sequence; aliases are inserted.
+        nodes: the sequence.
         executed: the model that onnxruntime makes of it.
         edges: maker of the aliases.
 
@@ -107,14 +94,14 @@ def hide_sources(nodes: list[ir.Node], executed: ir.Model, edges: ControlEdges) 
         How many values got an alias.
     """
     known = {value.name for node in executed.graph for value in node.outputs if is_static(value)}
+
+    def is_exposed(value: ir.Value) -> bool:
+        return value.name in known and bytes_of(value) >= SMALL and not value.is_graph_output()
+
     exposed = [
         node
         for node in nodes
-        if not is_control(node)
-        and view_source(node) is None
-        and any(
-            value.name in known and bytes_of(value) >= SMALL and not value.is_graph_output() for value in node.outputs
-        )
+        if not is_control(node) and view_source(node) is None and any(is_exposed(value) for value in node.outputs)
     ]
     makers = set(exposed)
     before = edges.count
@@ -123,14 +110,8 @@ def hide_sources(nodes: list[ir.Node], executed: ir.Model, edges: ControlEdges) 
             if value is None or not dimensions_of(value) or value.dtype is None or not value.dtype.is_floating_point():
                 continue
             # What another exposed node makes is hidden there.
-            if view_root(value).producer() in makers:
-                continue
-            alias, new = edges.alias(value, value)
-            place = nodes.index(node)
-            nodes[place:place] = new
-            for index, read in enumerate(node.inputs):
-                if read is value:
-                    node.replace_input_with(index, alias)
+            if view_root(value).producer() not in makers:
+                read_instead(node, value, edges.alias(value, value))
     return edges.count - before
 
 

@@ -55,8 +55,8 @@ class ControlEdges:
         self.count = 0
         self._made: dict[tuple[str, ...], ir.Value] = {}
 
-    def alias(self, tensor: ir.Value, after: ir.Value) -> tuple[ir.Value, list[ir.Node]]:
-        """An alias of ``tensor`` that waits for ``after``, and the nodes that are new, in order.
+    def alias(self, tensor: ir.Value, after: ir.Value) -> ir.Value:
+        """An alias of ``tensor`` that waits for ``after``.
 
         Raises:
             ModelError: the shape of ``tensor`` is not static.
@@ -64,46 +64,44 @@ class ControlEdges:
         dims = dimensions_of(tensor)
         if dims is None or tensor.dtype is None:
             raise ModelError(f"value '{tensor.name}' has no static shape", "bind its dimensions with --dim")
-        new: list[ir.Node] = []
-        ready = self._emit(new, "OptionalHasElement", [after], f"{after.name}/ready", ir.DataType.BOOL, ())
+        ready = self._emit("OptionalHasElement", [after], f"{after.name}/ready", ir.DataType.BOOL, ())
+        before = len(self._made)
         name = f"{tensor.name}/after/{after.name}"
         if bytes_of(tensor) < SMALL and tensor.dtype in _SELECTABLE:
-            alias = self._emit(new, "Where", [ready, tensor, tensor], name, tensor.dtype, dims)
-            self.count += bool(new)
-            return alias, new
-        waiting = self._waiting_shape(new, ready, dims)
-        alias = self._emit(new, "Reshape", [tensor, waiting], name, tensor.dtype, dims)
-        self.count += bool(new)
-        if 0 in dims and new:
-            # An empty tensor has zeros in its shape, which Reshape would otherwise read as "copy this dimension".
-            new[-1].attributes["allowzero"] = ir.AttrInt64("allowzero", 1)
-        return alias, new
+            alias = self._emit("Where", [ready, tensor, tensor], name, tensor.dtype, dims)
+        else:
+            alias = self._emit("Reshape", [tensor, self._waiting_shape(ready, dims)], name, tensor.dtype, dims)
+            if 0 in dims:
+                # An empty tensor has zeros in its shape, which Reshape would otherwise read as "copy this dimension".
+                producer = alias.producer()
+                assert producer is not None
+                producer.attributes["allowzero"] = ir.AttrInt64("allowzero", 1)
+        self.count += len(self._made) > before
+        return alias
 
-    def shape_after(self, dims: tuple[int, ...], after: ir.Value) -> tuple[ir.Value, list[ir.Node]]:
-        """A shape that waits for ``after``, so that no optimiser knows it, and the nodes that are new, in order."""
-        new: list[ir.Node] = []
-        ready = self._emit(new, "OptionalHasElement", [after], f"{after.name}/ready", ir.DataType.BOOL, ())
-        return self._waiting_shape(new, ready, dims), new
+    def shape_after(self, dims: tuple[int, ...], after: ir.Value) -> ir.Value:
+        """A shape that waits for ``after``, so that no optimiser knows it."""
+        ready = self._emit("OptionalHasElement", [after], f"{after.name}/ready", ir.DataType.BOOL, ())
+        return self._waiting_shape(ready, dims)
 
-    def _waiting_shape(self, new: list[ir.Node], ready: ir.Value, dims: tuple[int, ...]) -> ir.Value:
+    def _waiting_shape(self, ready: ir.Value, dims: tuple[int, ...]) -> ir.Value:
         shape = shape_constant(dims, self.initializers)
-        name = f"{ready.name}/{shape.name}"
-        return self._emit(new, "Where", [ready, shape, shape], name, ir.DataType.INT64, (len(dims),))
+        return self._emit("Where", [ready, shape, shape], f"{ready.name}/{shape.name}", ir.DataType.INT64, (len(dims),))
 
     def _emit(
-        self,
-        new: list[ir.Node],
-        op_type: str,
-        inputs: list[ir.Value],
-        name: str,
-        dtype: ir.DataType,
-        dims: tuple[int, ...],
+        self, op_type: str, inputs: list[ir.Value], name: str, dtype: ir.DataType, dims: tuple[int, ...]
     ) -> ir.Value:
         key = (op_type, *(value.name or "" for value in inputs))
         if key not in self._made:
             node = ir.node(op_type, inputs, name=name, metadata_props={ROLE: "control"})
             value = node.outputs[0]
             value.name, value.shape, value.type = name, ir.Shape(dims), ir.TensorType(dtype)
-            new.append(node)
             self._made[key] = value
         return self._made[key]
+
+
+def read_instead(node: ir.Node, value: ir.Value, alias: ir.Value) -> None:
+    """Let a node read an alias wherever it reads a value."""
+    for index, read in enumerate(node.inputs):
+        if read is value:
+            node.replace_input_with(index, alias)

@@ -13,10 +13,18 @@ from ckplan.plan.timeline import Timeline
 from ckplan.rewrite.buffer_names import hide_channels, hide_inputs, hide_sources, hide_targets, name_buffers
 from ckplan.rewrite.control_edges import ControlEdges
 from ckplan.rewrite.kernels import HEAVY
-from ckplan.rewrite.ordering import TOLERANCE, keep_repeats_apart, keep_unfolded, release_unused, repair, settle_order
+from ckplan.rewrite.ordering import (
+    TOLERANCE,
+    keep_repeats_apart,
+    keep_unfolded,
+    place_control_nodes,
+    release_unused,
+    repair,
+    settle_order,
+)
 from ckplan.rewrite.problem_of import problem_of, problem_of_nodes
 from ckplan.rewrite.repeats import with_repeats
-from ckplan.rewrite.runtime import executed_model, executed_order, executed_timeline
+from ckplan.rewrite.runtime import executed_model, executed_orders, executed_timeline
 
 PREFIX = "pkg.ckplan."
 """All metadata keys of ckplan begin with this."""
@@ -50,11 +58,12 @@ def emit(model: ir.Model, plan: Plan) -> ir.Model:
     hide_channels(nodes, edges)
     hide_inputs(nodes, inputs, edges)
     while True:
+        nodes = place_control_nodes(nodes)
         problem = problem_of_nodes(nodes, inputs, outputs)
         name_buffers(nodes, problem)
         _assemble(copy, nodes, edges)
         executed = executed_model(copy)
-        if repair(nodes, problem, executed_order(nodes, executed), edges):
+        if sum(repair(nodes, problem, order, edges) for order in executed_orders(nodes, executed)):
             continue
         timeline = executed_timeline(executed)
         held = timeline.peak_activations > predicted_timeline(copy).peak_activations * (1 + TOLERANCE)

@@ -17,7 +17,10 @@ from ckplan.rewrite.problem_of import reads
 
 
 def predecessors(nodes: Sequence[ir.Node]) -> list[list[int]]:
-    """For each node, the positions of the nodes it reads from, ascending, each once."""
+    """For each node, the positions of the nodes it reads from, ascending, each once.
+
+    The nodes may stand in any order.
+    """
     place = {node: position for position, node in enumerate(nodes)}
     found = []
     for node in nodes:

@@ -15,10 +15,10 @@ import onnx_ir as ir
 
 from ckplan.plan.problem import Problem
 from ckplan.plan.simulate import simulate
-from ckplan.rewrite.control_edges import ControlEdges, is_control
+from ckplan.rewrite.control_edges import ControlEdges, is_control, read_instead
 from ckplan.rewrite.execution_order import default_order, predecessors
 from ckplan.rewrite.kernels import is_random, view_source
-from ckplan.rewrite.problem_of import problem_of_nodes
+from ckplan.rewrite.problem_of import problem_of_nodes, reads
 from ckplan.rewrite.repeats import RECOMPUTE_OF
 from ckplan.rewrite.sizes import SMALL, bytes_of, dimensions_of
 
@@ -26,11 +26,33 @@ TOLERANCE = 0.002
 """Share of the peak that an order may cost before control edges are added against it."""
 
 
-def gate(nodes: list[ir.Node], node: ir.Node, after: ir.Value, edges: ControlEdges) -> bool:
+def place_control_nodes(nodes: Sequence[ir.Node]) -> list[ir.Node]:
+    """A sequence with each node of a control edge right before the first node that needs it.
+
+    Args:
+        nodes: the nodes in planned order; those of control edges may be missing or stand anywhere.
+    """
+    placed: list[ir.Node] = []
+    done: set[ir.Node] = set()
+
+    def place(node: ir.Node) -> None:
+        done.add(node)
+        for value in reads(node):
+            maker = value.producer()
+            if maker is not None and maker not in done and is_control(maker):
+                place(maker)
+        placed.append(node)
+
+    for node in nodes:
+        if not is_control(node):
+            place(node)
+    return placed
+
+
+def gate(node: ir.Node, after: ir.Value, edges: ControlEdges) -> bool:
     """Let ``node`` wait for ``after``: one of its inputs is read through an alias.
 
     Args:
-        nodes: the sequence, in which the nodes of the edge are inserted right before ``node``.
         node: the node that is to wait.
         after: a tensor made earlier in the sequence, or a graph input.
         edges: maker of the control edges.
@@ -55,12 +77,7 @@ def gate(nodes: list[ir.Node], node: ir.Node, after: ir.Value, edges: ControlEdg
         return not floating, value.producer() is None, candidates[value]
 
     tensor = min(candidates, key=rank)
-    alias, new = edges.alias(tensor, after)
-    place = nodes.index(node)
-    nodes[place:place] = new
-    for index, value in enumerate(node.inputs):
-        if value is tensor:
-            node.replace_input_with(index, alias)
+    read_instead(node, tensor, edges.alias(tensor, after))
     return True
 
 
@@ -76,7 +93,7 @@ def signal_of(node: ir.Node) -> ir.Value | None:
     return next((value for value in node.outputs if value.name and isinstance(value.type, ir.TensorType)), None)
 
 
-def keep_repeats_apart(nodes: list[ir.Node], edges: ControlEdges) -> None:
+def keep_repeats_apart(nodes: Sequence[ir.Node], edges: ControlEdges) -> None:
     """Gate every repeat that reads just what its original, or another repeat, reads: else they would be merged.
 
     Views are looked through: repeats of them may be merged, they cost nothing.
@@ -84,7 +101,7 @@ def keep_repeats_apart(nodes: list[ir.Node], edges: ControlEdges) -> None:
     same: dict[ir.Value, ir.Value] = {}
     seen: dict[tuple[object, ...], ir.Node] = {}
     before: ir.Value | None = None
-    for node in list(nodes):
+    for node in nodes:
         identity = node.metadata_props.get(RECOMPUTE_OF, node.name or "")
         key = (identity, *(None if value is None else same.get(value, value) for value in node.inputs))
         twin = seen.setdefault(key, node)
@@ -92,11 +109,11 @@ def keep_repeats_apart(nodes: list[ir.Node], edges: ControlEdges) -> None:
             if view_source(node) is not None:
                 same.update(zip(node.outputs, (same.get(value, value) for value in twin.outputs), strict=True))
             elif before is not None:
-                gate(nodes, node, before, edges)
+                gate(node, before, edges)
         before = signal_of(node) or before
 
 
-def keep_unfolded(nodes: list[ir.Node], inputs: Collection[ir.Value], edges: ControlEdges) -> None:
+def keep_unfolded(nodes: Sequence[ir.Node], inputs: Collection[ir.Value], edges: ControlEdges) -> None:
     """Gate nodes that onnxruntime could compute at load time, if what they make is large.
 
     It would be held as an initializer from then on: a tensor of ones that seeds a gradient, zeros to scatter into.
@@ -104,22 +121,22 @@ def keep_unfolded(nodes: list[ir.Node], inputs: Collection[ir.Value], edges: Con
     fed = set(inputs)
     constant: set[ir.Value] = set()
     before: ir.Value | None = next(iter(inputs), None)
-    for node in list(nodes):
+    for node in nodes:
         foldable = all(
             value is None or value in constant or (value.is_initializer() and value not in fed) for value in node.inputs
         )
         if foldable and not is_random(node):
             large = any(bytes_of(value) >= SMALL for value in node.outputs)
-            if not (large and before is not None and gate(nodes, node, before, edges)):
+            if not (large and before is not None and gate(node, before, edges)):
                 constant.update(node.outputs)
         before = signal_of(node) or before
 
 
-def release_unused(nodes: list[ir.Node], edges: ControlEdges) -> None:
+def release_unused(nodes: Sequence[ir.Node], edges: ControlEdges) -> None:
     """Let the next node wait for outputs that nothing reads: onnxruntime frees a tensor after its last reader only."""
     unused: list[ir.Value] = []
-    for node in list(nodes):
-        while unused and gate(nodes, node, unused[-1], edges):
+    for node in nodes:
+        while unused and gate(node, unused[-1], edges):
             unused.pop()
         unused += [
             value
@@ -129,28 +146,28 @@ def release_unused(nodes: list[ir.Node], edges: ControlEdges) -> None:
 
 
 def settle_order(
-    nodes: list[ir.Node], inputs: Collection[ir.Value], outputs: Collection[ir.Value], edges: ControlEdges
+    nodes: Sequence[ir.Node], inputs: Collection[ir.Value], outputs: Collection[ir.Value], edges: ControlEdges
 ) -> None:
     """Add control edges until DEFAULT costs no more memory than the order of the sequence.
 
     Args:
-        nodes: the sequence in planned order; control edges are inserted.
+        nodes: the sequence in planned order.
         inputs: graph inputs.
         outputs: graph outputs.
         edges: maker of the control edges.
     """
     while True:
+        nodes = place_control_nodes(nodes)
         problem = problem_of_nodes(nodes, inputs, outputs)
-        order = default_order(predecessors(nodes))
-        if not repair(nodes, problem, order, edges):
+        if not repair(nodes, problem, default_order(predecessors(nodes)), edges):
             return
 
 
-def repair(nodes: list[ir.Node], problem: Problem, order: Sequence[int], edges: ControlEdges) -> int:
+def repair(nodes: Sequence[ir.Node], problem: Problem, order: Sequence[int], edges: ControlEdges) -> int:
     """Add control edges against one execution order if that order costs memory.
 
     Args:
-        nodes: the sequence in planned order; control edges are inserted.
+        nodes: the sequence in planned order.
         problem: the problem of the sequence.
         order: the execution order, as positions in the sequence.
         edges: maker of the control edges.
@@ -169,4 +186,4 @@ def repair(nodes: list[ir.Node], problem: Problem, order: Sequence[int], edges: 
     swapped = [(first, second) for first, second in itertools.pairwise(real) if place[second] < place[first]]
     spanning = [pair for pair in swapped if place[pair[1]] <= actual.peak_step <= place[pair[0]]]
     pairs = [(signal_of(nodes[first]), nodes[second]) for first, second in spanning or swapped]
-    return sum(gate(nodes, second, first, edges) for first, second in pairs if first is not None)
+    return sum(gate(second, first, edges) for first, second in pairs if first is not None)

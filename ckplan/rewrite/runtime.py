@@ -14,6 +14,7 @@ import onnx_ir as ir
 
 from ckplan.plan.simulate import simulate
 from ckplan.plan.timeline import Timeline
+from ckplan.rewrite.execution_order import predecessors, priority_order
 from ckplan.rewrite.problem_of import problem_of
 from ckplan.rewrite.sizes import DIMENSIONS, dimensions_of, shape_class
 
@@ -59,11 +60,26 @@ def executed_timeline(executed: ir.Model) -> Timeline:
     return simulate(problem, range(len(problem.ops)), shapes)
 
 
-def executed_order(nodes: Sequence[ir.Node], executed: ir.Model) -> list[int]:
-    """The order in which the nodes of a file run, as positions in the file.
+def executed_orders(nodes: Sequence[ir.Node], executed: ir.Model) -> list[list[int]]:
+    """The orders in which the nodes of a file run, as positions in the file: DEFAULT and PRIORITY_BASED.
 
     Nodes are recognised by what they make. A node that was fused into another counts as run right before it.
     """
+    default = list(executed.graph)
+    return [_positions(nodes, default), _positions(nodes, _by_priority(nodes, default))]
+
+
+def _by_priority(nodes: Sequence[ir.Node], executed: Sequence[ir.Node]) -> list[ir.Node]:
+    """What runs, in the order of PRIORITY_BASED: nodes that an optimiser made stand behind all nodes of the file."""
+    place = {(node.name, node.op_type): position for position, node in enumerate(nodes)}
+    filed = sorted(
+        enumerate(executed), key=lambda entry: (place.get((entry[1].name, entry[1].op_type), len(nodes)), entry[0])
+    )
+    standing = [node for _, node in filed]
+    return [standing[position] for position in priority_order(standing, predecessors(standing))]
+
+
+def _positions(nodes: Sequence[ir.Node], executed: Sequence[ir.Node]) -> list[int]:
     maker = {value.name: position for position, node in enumerate(nodes) for value in node.outputs if value.name}
     order: list[int] = []
     done: set[int] = set()
@@ -80,7 +96,7 @@ def executed_order(nodes: Sequence[ir.Node], executed: ir.Model) -> list[int]:
                 before = [maker[v.name] for v in nodes[current].inputs if v is not None and v.name in maker]
                 stack.extend((earlier, False) for earlier in sorted(set(before)))
 
-    for node in executed.graph:
+    for node in executed:
         for value in node.outputs:
             if value.name in maker:
                 run(maker[value.name])
