@@ -2,8 +2,8 @@
 
 PRIORITY_BASED runs the file as it stands. DEFAULT does not (see `execution_order`); wherever the order that the model
 of it predicts costs memory, pairs of neighbours that it would run the wrong way round get a control edge, and only
-those whose swap spans the moment of the peak. Every edge settles its pair for good, so this ends; usually after a few
-rounds and with edges on a fraction of the pairs.
+those whose swap spans a step at which more memory is in use than planned at the peak. Every edge settles its pair for
+good, so this ends; usually after a few rounds and with edges on a fraction of the pairs.
 """
 
 from __future__ import annotations
@@ -175,15 +175,17 @@ def repair(nodes: Sequence[ir.Node], problem: Problem, order: Sequence[int], edg
     Returns:
         How many edges were added; 0 if the order is good enough.
     """
-    planned = simulate(problem, range(len(nodes))).peak_activations
+    limit = simulate(problem, range(len(nodes))).peak_activations * (1 + TOLERANCE)
     actual = simulate(problem, order)
-    if actual.peak_activations <= planned * (1 + TOLERANCE):
+    if actual.peak_activations <= limit:
         return 0
     place = [0] * len(nodes)
+    excess = [0]  # number of steps over the limit before each step
     for step, position in enumerate(order):
         place[position] = step
+        excess.append(excess[-1] + (actual.steps[step].activations > limit))
     real = [position for position, node in enumerate(nodes) if not is_control(node) and allocates(node)]
     swapped = [(first, second) for first, second in itertools.pairwise(real) if place[second] < place[first]]
-    spanning = [pair for pair in swapped if place[pair[1]] <= actual.peak_step <= place[pair[0]]]
+    spanning = [(first, second) for first, second in swapped if excess[place[first] + 1] > excess[place[second]]]
     pairs = [(signal_of(nodes[first]), nodes[second]) for first, second in spanning or swapped]
     return sum(gate(second, first, edges) for first, second in pairs if first is not None)

@@ -16,6 +16,8 @@ from ckplan.rewrite.workspace import workspace_of
 
 PHASE = "pkg.ckplan.phase"
 """Node metadata: ``forward`` or ``backward``."""
+FIGURES = "ckplan.figures"
+"""Key in ``Node.meta`` for a node's seconds and workspace: a sequence is turned into numbers again and again."""
 COLLECTION = "pkg.ckplan.checkpoints"
 """Model metadata: a JSON list of the tensors that the `list` strategy keeps by default."""
 
@@ -78,13 +80,16 @@ def problem_of_nodes(
         read = tuple(tensor(value) for value in reads(node))
         made = tuple(tensor(value) for value in node.outputs if value.name)
         source, target = view_source(node), overwritable(node)
+        if FIGURES not in node.meta:
+            node.meta[FIGURES] = seconds(node_cost(node)), workspace_of(node)
+        cost, workspace = node.meta[FIGURES]
         ops.append(
             Op(
                 name=node.name or "",
                 inputs=read,
                 outputs=made,
-                cost=seconds(node_cost(node)),
-                workspace=workspace_of(node),
+                cost=cost,
+                workspace=workspace,
                 backward=node.metadata_props.get(PHASE) == "backward",
                 recomputable=not is_random(node),
                 heavy=node.op_type in HEAVY,

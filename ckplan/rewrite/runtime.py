@@ -15,6 +15,7 @@ import onnx_ir as ir
 from ckplan.plan.simulate import simulate
 from ckplan.plan.timeline import Timeline
 from ckplan.rewrite.execution_order import predecessors, priority_order
+from ckplan.rewrite.kernels import view_source
 from ckplan.rewrite.problem_of import problem_of
 from ckplan.rewrite.sizes import DIMENSIONS, dimensions_of, shape_class
 
@@ -43,13 +44,32 @@ def executed_model(model: ir.Model) -> ir.Model:
         options.optimized_model_filepath = str(target)
         onnxruntime.InferenceSession(str(source), options, providers=["CPUExecutionProvider"])
         executed = ir.load(target)
+    _learn_dimensions(executed, model)
+    return executed
+
+
+def _learn_dimensions(executed: ir.Model, model: ir.Model) -> None:
+    """Note the dimensions of values that onnxruntime keeps no shape of.
+
+    They are those of the same value in the file; a value that an optimiser made is known by what it is a view of, by
+    the view that is taken of it, or by what it is the transpose of. Only the size in bytes is sure to be right.
+    """
     known = {value.name: value for node in model.graph for value in node.outputs if value.name}
-    for node in executed.graph:
+    nodes = list(executed.graph)
+    for node in nodes:
         for value in node.outputs:
             original = known.get(value.name or "")
             if original is not None and dimensions_of(value) is None:
                 value.meta[DIMENSIONS] = dimensions_of(original)
-    return executed
+    for node in (*nodes, *reversed(nodes)):
+        if (view_source(node) is None and node.op_type != "Transpose") or node.inputs[0] is None:
+            continue
+        ends = node.inputs[0], node.outputs[0]
+        for one, other in (ends, ends[::-1]):
+            if dimensions_of(one) is None and dimensions_of(other) is not None:
+                one.meta[DIMENSIONS] = dimensions_of(other)
+                if one.type is None:
+                    one.type = other.type
 
 
 def executed_timeline(executed: ir.Model) -> Timeline:
