@@ -31,13 +31,15 @@ _AROUND = (2.5, 2.0, 1.7, 1.45, 1.25, 1.1, 1.0, 0.9)
 _LABELS = 24
 _BUDGET_LABELS = 256
 """How many trade-offs of memory against kept cost are carried on from each lower set, without and with a budget."""
-_PICKED = 4
-"""How many trade-offs of each limit become schedules, the two extremes included."""
-_POLISHED = 2
-"""How many of the best plans for a budget are improved by keeping more."""
+_PICKED_NODES = 3_000
+"""How many trade-offs of each limit become schedules, in forward ops of all of them; 6 at least, 48 at most."""
+_POLISHED_OPS = 16_000
+"""How many of the best plans for a budget are improved by keeping more, in ops of all of them; 60 at most."""
 
 Choice = tuple[set[int], list[int]]
 """What to keep, and an order of all ops."""
+_Judged = tuple[tuple[float, float, float], Choice]
+"""A choice with its merit."""
 
 
 @dataclass(frozen=True)
@@ -89,17 +91,18 @@ class LowerSets(Strategy):
         found = self._judged(problem, self._choices(problem, order, budget), budget)
         if budget is not None and not (found and found[0][0][0] == 0):
             found = self._judged(problem, self._choices(problem, order, None), budget)
+        if budget is not None:
+            found = [entry for entry in found if entry[0][0] == 0] or found[:1]
         candidates: list[Sequence[int]] = [order]
-        for _, (kept, backward_order) in found[: 1 if budget is None else _POLISHED]:
+        polished = 1 if budget is None else 1 + min(60, _POLISHED_OPS // len(problem.ops))
+        for _, (kept, backward_order) in _spread(found, polished):
             schedule = recompute_schedule(problem, kept, backward_order)
             reached = max(peak_of(problem, schedule), budget or 0)
             more = keep_what_fits(problem, kept, reached, backward_order)
             candidates += [schedule, recompute_schedule(problem, more, backward_order)]
         return self.choose(problem, candidates, budget)
 
-    def _judged(
-        self, problem: Problem, choices: Iterable[Choice], budget: int | None
-    ) -> list[tuple[tuple[float, float, float], Choice]]:
+    def _judged(self, problem: Problem, choices: Iterable[Choice], budget: int | None) -> list[_Judged]:
         """The choices with their merit, best first."""
         judged = []
         for choice in choices:
@@ -133,6 +136,13 @@ class LowerSets(Strategy):
         return principal_lower_sets(graph)
 
 
+def _spread(found: list[_Judged], number: int) -> list[_Judged]:
+    """The best ones and, as many, some of all others: what keeps least leaves most room for keeping more."""
+    rest = found[(number + 1) // 2 :]
+    step = max(1, -(-len(rest) // max(number // 2, 1)))
+    return found[: (number + 1) // 2] + (rest[::step] if number > 1 else [])
+
+
 class _Table:
     """The dynamic program over one family of lower sets."""
 
@@ -150,6 +160,7 @@ class _Table:
         self.step_peak = 2 * (size[None, :] - size[:, None]) + (after @ graph.bytes + beside @ graph.bytes)[None, :]
         self.allowed = inside @ inside.T >= inside.sum(1)[:, None] - 0.5
         np.fill_diagonal(self.allowed, False)
+        self.picked = max(6, min(48, _PICKED_NODES // len(graph.ops)))
         self.naive = 2 * float(graph.bytes.sum())
 
     def sweep(self) -> Iterator[npt.NDArray[np.bool_]]:
@@ -180,7 +191,7 @@ class _Table:
                 yield from self.solve(factor * budget, _BUDGET_LABELS)
 
     def solve(self, limit: float, labels: int) -> list[npt.NDArray[np.bool_]]:
-        """Sequences within the limit from most to least kept cost, at most `_PICKED`; none if there is none."""
+        """Sequences within the limit from most to least kept cost, a number of them; none if there is none."""
         count = len(self.sets)
         kept = np.full((count, labels), -np.inf)
         held = np.full((count, labels), np.inf)
@@ -206,7 +217,7 @@ class _Table:
         ends = np.flatnonzero(np.isfinite(held[-1]))
         if not len(ends):
             return []
-        picked = np.unique(np.linspace(0, len(ends) - 1, _PICKED).round().astype(int))[::-1]
+        picked = np.unique(np.linspace(0, len(ends) - 1, self.picked).round().astype(int))[::-1]
         return [self._sequence(came, int(ends[pick])) for pick in picked]
 
     def _sequence(self, came: npt.NDArray[np.int64], label: int) -> npt.NDArray[np.bool_]:
