@@ -89,9 +89,7 @@ def _windows(call: Call, fill: float) -> tuple[torch.Tensor, torch.Tensor]:
 
 @operator("MaxPool")
 def max_pool(call: Call) -> Result:
-    """Of equal values the first one takes the gradient; indices are not computed."""
-    if call.outputs > 1:
-        raise NotImplementedError("the indices of a MaxPool")
+    """Of equal values the first one takes the gradient; indices are not computed, a node that reads them fails."""
     windows, _ = _windows(call, float("-inf"))
     return windows.gather(-1, windows.argmax(-1, keepdim=True)).squeeze(-1)
 

@@ -9,7 +9,7 @@ written out.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -54,22 +54,46 @@ def torch_gradients(
         NotImplementedError: an operator has no implementation here.
         KeyError: a name is not in the graph.
     """
-    graph, values = _start(model, inputs, dtype)
-    leaves: dict[str, torch.Tensor] = {}
+    step = torch_step(model, inputs, loss, parameters, dtype)
+    result, found = step()
+    return float(result.detach()), {name: gradient.numpy() for name, gradient in zip(parameters, found, strict=True)}
+
+
+def torch_step(
+    model: onnx.ModelProto | onnx_ir.Model,
+    inputs: Mapping[str, Array],
+    loss: str,
+    parameters: Sequence[str],
+    dtype: torch.dtype = torch.float32,
+) -> Callable[[], tuple[torch.Tensor, list[torch.Tensor]]]:
+    """Prepare what `torch_gradients` does once, so that a forward and backward pass can be run, and timed, by itself.
+
+    Takes the arguments of `torch_gradients`.
+
+    Returns:
+        a function that runs one step and returns the loss and the gradients in the order of the parameters.
+    """
+    graph, start = _start(model, inputs, dtype)
+    leaves: list[torch.Tensor] = []
     for name in parameters:
-        value = values[name]
+        value = start[name]
         if not isinstance(value, torch.Tensor) or not value.is_floating_point():
             raise KeyError(f"`{name}` is no floating-point tensor")
-        leaves[name] = values[name] = value.clone().requires_grad_()
-    _run(graph, values, [loss], dtype)
-    result = values[loss]
-    assert isinstance(result, torch.Tensor)
-    found = torch.autograd.grad(result.reshape(()), list(leaves.values()), allow_unused=True)
-    gradients = {
-        name: (torch.zeros_like(leaf) if gradient is None else gradient).numpy()
-        for (name, leaf), gradient in zip(leaves.items(), found, strict=True)
-    }
-    return float(result.detach()), gradients
+        leaves.append(value.clone().requires_grad_())
+    start.update(zip(parameters, leaves, strict=True))
+
+    def step() -> tuple[torch.Tensor, list[torch.Tensor]]:
+        values = dict(start)
+        _run(graph, values, [loss], dtype)
+        result = values[loss]
+        assert isinstance(result, torch.Tensor)
+        found = torch.autograd.grad(result.reshape(()), leaves, allow_unused=True)
+        return result, [
+            torch.zeros_like(leaf) if gradient is None else gradient
+            for leaf, gradient in zip(leaves, found, strict=True)
+        ]
+
+    return step
 
 
 def torch_values(
