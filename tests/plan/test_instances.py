@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 
-from ckplan.errors import ModelError
+from ckplan.errors import InfeasibleError, ModelError
 from ckplan.plan import Kind, Problem, simulate
 from ckplan.plan.instances import (
     forward_cost,
@@ -22,6 +22,7 @@ from ckplan.plan.instances import (
     problem_to_json,
 )
 from ckplan.plan.order import best_order
+from ckplan.plan.strategies import parse_strategy
 from tests.plan.networks import Network, resnet50, small_unet, vgg19
 from tests.plan.problems import chain, problems
 
@@ -209,6 +210,17 @@ def test_a_forward_node_may_not_read_a_gradient() -> None:
     data["nodes"][1]["backward"] = True
     with pytest.raises(ModelError, match="not a training graph"):
         parse_node_link(data)
+
+
+@pytest.mark.parametrize("name", ["mirror", "segments", "chen", "lower_sets", "revolve"])
+def test_graphs_without_a_backward_pass_are_run_as_they_are(name: str) -> None:
+    problem = parse_node_link(graph([(0, 1), (0, 2), (1, 3), (2, 3)]))
+    peak = simulate(problem, range(4)).peak_activations
+    for case in (problem, Problem((), ())):
+        assert parse_strategy(name).solve(case).recomputed == 0
+    assert parse_strategy(name).solve(problem, peak).schedule == (0, 1, 2, 3)
+    with pytest.raises(InfeasibleError):
+        parse_strategy(name).solve(problem, peak - 1)
 
 
 def test_files_are_told_apart(tmp_path: Path) -> None:

@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ckplan.errors import InfeasibleError
+from ckplan.errors import InfeasibleError, UsageError
 from ckplan.plan import Kind, Problem, simulate
 from ckplan.plan.instances import forward_overhead, naive_bytes, parse_kusumoto
+from ckplan.plan.strategies import parse_strategy
 from ckplan.plan.strategies.chain import make_chain
 from ckplan.plan.strategies.revolve import Revolve, revolve_extra_steps, stage_cuts
 from tests.plan.budgets import check_budgets
@@ -124,6 +125,23 @@ def test_a_small_budget_is_met_by_running_stages_many_times() -> None:
     runs = [plan.schedule.count(index) for index in problem.forward]
     assert max(runs) > 2
     assert plan.predicted.peak_activations <= 800
+
+
+def test_without_a_budget_the_extra_cost_is_limited() -> None:
+    problem = chain(60)
+    plans = [Revolve(max_extra=extra).solve(problem) for extra in (0.5, 1.0, 2.0, 0.0)]
+    extras = [forward_overhead(problem, plan.schedule) for plan in plans]
+    peaks = [plan.predicted.peak_activations for plan in plans]
+    assert extras[0] <= 0.5
+    assert extras[1] <= 1.0
+    assert extras[2] <= 2.0 < extras[3]
+    assert peaks[0] > peaks[1] > peaks[2] > peaks[3]
+
+
+@pytest.mark.parametrize("options", ["stages=0", "slots=0", "max_extra=-1"])
+def test_bad_options_are_named(options: str) -> None:
+    with pytest.raises(UsageError, match="at least one stage"):
+        parse_strategy(f"revolve:{options}").solve(chain(4))
 
 
 @settings(deadline=None, max_examples=60)

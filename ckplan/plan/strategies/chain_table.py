@@ -107,6 +107,10 @@ class ChainTable:
             slot for slot in range(self.top + 1) if np.isfinite(row[slot]) and (slot == 0 or row[slot] < row[slot - 1])
         ]
 
+    def extra_cost(self, slot: int) -> float:
+        """Seconds of what runs again when the whole chain is reversed in an amount of memory."""
+        return float(self.first[0, slot])
+
     def actions(self, slot: int) -> list[Action]:
         """What to run, in order, to reverse the whole chain in an amount of memory."""
         actions: list[Action] = []

@@ -94,7 +94,7 @@ class LowerSets(Strategy):
         if budget is not None:
             found = [entry for entry in found if entry[0][0] == 0] or found[:1]
         candidates: list[Sequence[int]] = [order]
-        polished = 1 if budget is None else 1 + min(60, _POLISHED_OPS // len(problem.ops))
+        polished = 1 if budget is None else 1 + min(60, _POLISHED_OPS // max(len(problem.ops), 1))
         for _, (kept, backward_order) in _spread(found, polished):
             schedule = recompute_schedule(problem, kept, backward_order)
             reached = max(peak_of(problem, schedule), budget or 0)

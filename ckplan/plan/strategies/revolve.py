@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
+from ckplan.errors import UsageError
 from ckplan.plan.cuts import Cut, forward_cuts
 from ckplan.plan.order import best_order
 from ckplan.plan.peak import peak_of
@@ -29,18 +30,21 @@ class Revolve(Strategy):
     either runs to a later cut, holds that, and returns to the first part afterwards, or runs one stage and holds
     all that its backward ops read. Dynamic programming over (first stage, last stage, memory) finds the cheapest;
     on a chain of equal steps that is Revolve's binomial schedule. Stages end where few bytes cross. Memory is
-    divided into ``slots``, sizes rounded up, and modelled by stages, so schedules for several amounts are judged
-    by simulation. O(stages^3 x slots): seconds for 200 stages.
+    divided into ``slots``, sizes rounded, and modelled by stages, so schedules for several amounts are judged by
+    simulation. O(stages^3 x slots): seconds for 200 stages.
 
     The wrong choice where the graph is no chain (long skips cross every cut between their ends), and where it
     pays to keep one activation of a stage and recompute the next one: stages are kept or recomputed as a whole.
 
     Attributes:
+        max_extra: without a budget, how many forward passes of extra cost the lowest peak may take; 0 means any
+            number: a chain of n equal stages can be reversed in a few states with n / 2 extra passes.
         stages: the most stages.
         slots: into how many units memory is divided.
     """
 
     name: ClassVar[str] = "revolve"
+    max_extra: float = 0.0
     stages: int = 120
     slots: int = 300
 
@@ -49,7 +53,7 @@ class Revolve(Strategy):
         return cheapest_within(peak, cost, budget)
 
     def schedules(self, problem: Problem) -> Iterable[Sequence[int]]:
-        """No recomputation, then the chain's schedules for the amounts of memory below that."""
+        """No recomputation, then the chain's schedules for the amounts of memory below that, within ``max_extra``."""
         order = best_order(problem)
         yield order
         yield from self._chain_schedules(problem, peak_of(problem, order), None)
@@ -71,10 +75,12 @@ class Revolve(Strategy):
             return self.choose(problem, [order], budget)
         candidates = [order, *self._chain_schedules(problem, budget, budget)]
         if all(peak_of(problem, schedule) > budget for schedule in candidates):
-            candidates.append(self.solve(problem).schedule)
+            candidates.append(replace(self, max_extra=0.0).solve(problem).schedule)
         return self.choose(problem, candidates, budget)
 
     def _chain_schedules(self, problem: Problem, most: int, budget: int | None) -> Iterator[Sequence[int]]:
+        if self.stages < 1 or self.slots < 1 or self.max_extra < 0:
+            raise UsageError(f"strategy `{self}` needs at least one stage and one slot, and no negative `max_extra`")
         cuts = stage_cuts(problem, self.stages)
         if not problem.forward or most <= 0:
             return
@@ -84,9 +90,13 @@ class Revolve(Strategy):
         changes = table.changes()
         if budget is None:
             # The lowest peak is near the least memory of the model, or elsewhere if the model is poor.
+            limit = self.max_extra * sum(problem.ops[index].cost for index in problem.forward) or math.inf
+            changes = [slot for slot in changes if table.extra_cost(slot) <= 1.1 * limit]
             rest = changes[_TRIED:]
             for slot in (*changes[:_TRIED], *rest[:: -(-len(rest) // _TRIED) or 1]):
-                yield expand(problem, chain, table.actions(slot))
+                schedule = expand(problem, chain, table.actions(slot))
+                if problem.schedule_cost(schedule) - problem.cost <= limit * (1 + 1e-9):
+                    yield schedule
             return
         low, high = 0, len(changes)
         while low < high:
