@@ -11,7 +11,7 @@ from ckplan.errors import CkplanError
 from ckplan.plan import Kind, Plan, Problem, Timeline, bottlenecks, live_at, lower_bound, simulate
 from ckplan.plan.strategies import STRATEGIES, Strategy
 from ckplan.rewrite import problem_of
-from ckplan.rewrite.runtime import executed_model, executed_order, executed_timeline
+from ckplan.rewrite.runtime import executed_model, executed_orders, executed_timeline
 from ckplan.rewrite.sizes import shape_class
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ def analyze(
     """
     problem = problem_of(training.model)
     nodes = list(training.model.graph)
-    order = executed_order(nodes, executed_model(training.model))
+    order = executed_orders(nodes, executed_model(training.model))[0]
     values = _values(training.model)
     # As onnxruntime runs it, dead buffers included that its planner holds for later tensors of the same shape.
     shapes = [shape_class(values[tensor.name]) if tensor.name in values else None for tensor in problem.tensors]

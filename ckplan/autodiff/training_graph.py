@@ -105,7 +105,7 @@ def _merge_twins(model: ir.Model) -> None:
         return
     CommonSubexpressionEliminationPass()(model)
     for node in model.graph:
-        if not node.name:  # the copy of a gradient that two parameters share
+        if PHASE not in node.metadata_props:  # the copy of a gradient that two parameters share
             node.name = f"{node.outputs[0].name}/copy"
             node.metadata_props[PHASE] = "backward"
 
