@@ -14,6 +14,7 @@ from onnx import helper, numpy_helper
 
 from ckplan.errors import ModelError, UsageError
 from ckplan.measure import Verification, verify
+from ckplan.measure.types import Prediction
 from tests.measure.models import ACTIVATION, BATCH, WIDTH, chain, floats, save
 
 LAYERS = 6
@@ -120,6 +121,12 @@ def test_random_operators_draw_the_same_in_both_files(tmp_path: Path) -> None:
     found = verify(path, path, device="cpu", runs=1, threads=1, heap=False)
     assert found.numerics.bitwise_equal
     assert not found.base.repeatable
+
+
+def test_a_broken_promise_is_a_problem(found: Verification) -> None:
+    half = Prediction(found.new.peak_activations // 2, None)
+    (problem,) = replace(found, new=replace(found.new, prediction=half)).problems
+    assert "takes 100% more activations than it promises" in problem
 
 
 def test_problems_tell_of_values_that_change_from_run_to_run(found: Verification) -> None:
