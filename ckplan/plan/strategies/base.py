@@ -28,14 +28,17 @@ class Strategy(ABC):
         """Candidate schedules; the one of the lowest `merit` is taken."""
 
     def merit(self, peak: int, cost: float, budget: int | None) -> tuple[float, float, float]:
-        """What makes one candidate better than another, the lower the better: the peak, then the cost.
+        """What makes one candidate better than another, the lower the better.
+
+        The lowest cost among the candidates that keep the budget; where none does, or there is no budget, the lowest
+        peak.
 
         Args:
             peak: simulated peak of activations, in bytes.
             cost: seconds of the schedule.
             budget: bytes of activations that the plan must not exceed, if any.
         """
-        return 0, peak, cost
+        return (0, cost, peak) if budget is not None and peak <= budget else (1, peak, cost)
 
     def solve(self, problem: Problem, budget: int | None = None) -> Plan:
         """Plan a problem.
@@ -78,8 +81,3 @@ class Strategy(ABC):
             if (value := getattr(self, field.name)) != field.default
         ]
         return f"{self.name}:{','.join(options)}" if options else self.name
-
-
-def cheapest_within(peak: int, cost: float, budget: int | None) -> tuple[float, float, float]:
-    """A `Strategy.merit`: the lowest cost among the candidates that keep the budget, else the lowest peak."""
-    return (0, cost, peak) if budget is not None and peak <= budget else (1, peak, cost)

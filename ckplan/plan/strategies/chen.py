@@ -11,7 +11,7 @@ from ckplan.plan.cuts import Cut, forward_cuts, kept_by_cuts
 from ckplan.plan.order import best_order
 from ckplan.plan.problem import Kind, Problem
 from ckplan.plan.recompute import recompute_schedule
-from ckplan.plan.strategies.base import Strategy, cheapest_within
+from ckplan.plan.strategies.base import Strategy
 
 _GRID = 24
 """How many segment sizes are tried between the largest and all activations, evenly in their logarithm."""
@@ -39,10 +39,6 @@ class Chen(Strategy):
     name: ClassVar[str] = "chen"
     segment_bytes: int = 0
     any_cut: int = 0
-
-    def merit(self, peak: int, cost: float, budget: int | None) -> tuple[float, float, float]:
-        """The cheapest within the budget."""
-        return cheapest_within(peak, cost, budget)
 
     def schedules(self, problem: Problem) -> Iterable[Sequence[int]]:
         """No recomputation, then a schedule for each size that gives other segments."""

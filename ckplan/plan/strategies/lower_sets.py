@@ -17,7 +17,7 @@ from ckplan.plan.plan import Plan
 from ckplan.plan.problem import Problem
 from ckplan.plan.recompute import recompute_schedule
 from ckplan.plan.refine import keep_what_fits
-from ckplan.plan.strategies.base import Strategy, cheapest_within
+from ckplan.plan.strategies.base import Strategy
 from ckplan.plan.strategies.lower_set_graph import ForwardGraph, all_lower_sets, contract, principal_lower_sets
 
 Array = npt.NDArray[np.float64]
@@ -66,10 +66,6 @@ class LowerSets(Strategy):
     name: ClassVar[str] = "lower_sets"
     family: str = "auto"
     max_sets: int = 0
-
-    def merit(self, peak: int, cost: float, budget: int | None) -> tuple[float, float, float]:
-        """The cheapest within the budget."""
-        return cheapest_within(peak, cost, budget)
 
     def schedules(self, problem: Problem) -> Iterable[Sequence[int]]:
         """No recomputation, then schedules of sequences of lower sets under ever smaller limits."""

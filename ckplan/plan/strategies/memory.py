@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 from ckplan.plan.cuts import Cut, forward_cuts, kept_by_cuts, segment_cuts
 from ckplan.plan.order import best_order
 from ckplan.plan.peak import peak_of
+from ckplan.plan.plan import Plan
 from ckplan.plan.problem import Problem
 from ckplan.plan.recompute import recompute_schedule
 from ckplan.plan.refine import keep_what_fits
@@ -17,6 +18,9 @@ from ckplan.plan.strategies.base import Strategy
 
 _LIMITS = 24
 """How many segment limits are tried between the largest activation and the whole stash, evenly in their logarithm."""
+
+_REFINED = 3
+"""How many of the cheapest segmentations within a budget are refined, beside the one of the lowest peak."""
 
 
 @dataclass(frozen=True)
@@ -38,19 +42,34 @@ class Memory(Strategy):
     min_bytes: int = 0
 
     def schedules(self, problem: Problem) -> Iterable[Sequence[int]]:
-        """The best of segmentations at bottlenecks and at small cuts and of no recomputation, and its refinement."""
+        """No recomputation, the best of segmentations at bottlenecks and at small cuts, and its refinement."""
+        return self._candidates(problem, None)
+
+    def solve(self, problem: Problem, budget: int | None = None) -> Plan:
+        """The plan of the lowest peak, or the cheapest found within a budget.
+
+        Raises:
+            InfeasibleError: the lowest peak that was found exceeds the budget.
+        """
+        return self.choose(problem, self._candidates(problem, budget), budget)
+
+    def _candidates(self, problem: Problem, budget: int | None) -> Iterator[Sequence[int]]:
         order = best_order(problem)
-        peak, cost, kept = peak_of(problem, order), problem.cost, None
+        yield order
+        if budget is not None and peak_of(problem, order) <= budget:
+            return
+        judged = []
         for candidate in self.segmentations(problem):
             schedule = recompute_schedule(problem, candidate, order)
-            merit = peak_of(problem, schedule), problem.schedule_cost(schedule)
-            if merit < (peak, cost):
-                peak, cost, kept = *merit, candidate
-        if kept is None:
-            return [order]
-        return [
-            recompute_schedule(problem, chosen, order) for chosen in (kept, keep_what_fits(problem, kept, peak, order))
-        ]
+            judged.append((peak_of(problem, schedule), problem.schedule_cost(schedule), sorted(candidate)))
+        starts = [min(judged)] if judged else []
+        if budget is not None:
+            within = [entry for entry in judged if entry[0] <= budget]
+            starts += sorted(within, key=lambda entry: entry[1])[:_REFINED]
+        for peak, _, kept in starts:
+            limit = peak if budget is None else max(peak, budget)
+            for chosen in (set(kept), keep_what_fits(problem, kept, limit, order)):
+                yield recompute_schedule(problem, chosen, order)
 
     def segmentations(self, problem: Problem) -> Iterable[set[int]]:
         """Sets of kept tensors: cuts at bottlenecks and at small cuts, for a range of segment limits."""

@@ -11,7 +11,7 @@ from typing import ClassVar
 from ckplan.plan.order import best_order
 from ckplan.plan.problem import Kind, Problem
 from ckplan.plan.recompute import recompute_schedule
-from ckplan.plan.strategies.base import Strategy, cheapest_within
+from ckplan.plan.strategies.base import Strategy
 
 
 @dataclass(frozen=True)
@@ -32,10 +32,6 @@ class Mirror(Strategy):
     """
 
     name: ClassVar[str] = "mirror"
-
-    def merit(self, peak: int, cost: float, budget: int | None) -> tuple[float, float, float]:
-        """The cheapest within the budget."""
-        return cheapest_within(peak, cost, budget)
 
     def schedules(self, problem: Problem) -> Iterable[Sequence[int]]:
         """No recomputation, and the mirrored schedule."""

@@ -13,7 +13,7 @@ from ckplan.plan.order import best_order
 from ckplan.plan.peak import peak_of
 from ckplan.plan.plan import Plan
 from ckplan.plan.problem import Problem
-from ckplan.plan.strategies.base import Strategy, cheapest_within
+from ckplan.plan.strategies.base import Strategy
 from ckplan.plan.strategies.chain import expand, make_chain
 from ckplan.plan.strategies.chain_table import ChainTable
 
@@ -47,10 +47,6 @@ class Revolve(Strategy):
     max_extra: float = 0.0
     stages: int = 120
     slots: int = 300
-
-    def merit(self, peak: int, cost: float, budget: int | None) -> tuple[float, float, float]:
-        """The cheapest within the budget."""
-        return cheapest_within(peak, cost, budget)
 
     def schedules(self, problem: Problem) -> Iterable[Sequence[int]]:
         """No recomputation, then the chain's schedules for the amounts of memory below that, within ``max_extra``."""

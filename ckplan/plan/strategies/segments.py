@@ -13,7 +13,7 @@ from ckplan.plan.order import best_order
 from ckplan.plan.phases import without_dead_repeats
 from ckplan.plan.problem import Kind, Problem
 from ckplan.plan.recompute import kept_closure
-from ckplan.plan.strategies.base import Strategy, cheapest_within
+from ckplan.plan.strategies.base import Strategy
 from ckplan.plan.strategies.keep_listed import KeepListed
 
 
@@ -58,10 +58,6 @@ class Segments(Strategy):
     checkpoints: tuple[str, ...] = ()
     reserved: tuple[str, ...] = ()
     no_recompute: tuple[str, ...] = ()
-
-    def merit(self, peak: int, cost: float, budget: int | None) -> tuple[float, float, float]:
-        """The cheapest within the budget."""
-        return cheapest_within(peak, cost, budget)
 
     def schedules(self, problem: Problem) -> Iterable[Sequence[int]]:
         """The schedule of the given checkpoints; if none are given, no recomputation as well."""
