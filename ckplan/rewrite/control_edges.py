@@ -48,11 +48,13 @@ class ControlEdges:
     Attributes:
         initializers: the shapes that the edges need, to be added to the graph.
         count: number of aliases made.
+        waits: which node waits for which tensor.
     """
 
     def __init__(self) -> None:
         self.initializers: dict[str, ir.Value] = {}
         self.count = 0
+        self.waits: set[tuple[ir.Node, ir.Value]] = set()
         self._made: dict[tuple[str, ...], ir.Value] = {}
 
     def alias(self, tensor: ir.Value, after: ir.Value) -> ir.Value:

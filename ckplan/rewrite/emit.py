@@ -38,9 +38,9 @@ def emit(model: ir.Model, plan: Plan) -> ir.Model:
         plan: the schedule; op ids are node positions in ``model.graph``.
 
     Returns:
-        A model with the same inputs and outputs, its nodes in planned order, repeats as clones named
-        ``<node>/recompute<k>``, and control edges where onnxruntime would otherwise merge repeats or choose an order
-        that costs memory. Metadata says what was planned.
+        A model with the same inputs and outputs (frozen weights of heavy operators become inputs with a default as
+        well), its nodes in planned order, repeats as clones named ``<node>/recompute<k>``, and control edges where
+        onnxruntime would otherwise merge repeats or choose an order that costs memory. Metadata says what was planned.
 
     Raises:
         ModelError: a value that needs a control edge has no static shape.

@@ -58,10 +58,10 @@ def gate(node: ir.Node, after: ir.Value, edges: ControlEdges) -> bool:
         edges: maker of the control edges.
 
     Returns:
-        Whether an edge could be made: not if ``node`` reads no tensor of static shape, nor if it is a view, whose
-        Reshape onnxruntime would fuse with that of the edge.
+        Whether an edge was made: not if ``node`` reads no tensor of static shape, nor if it is a view, whose Reshape
+        onnxruntime would fuse with that of the edge, nor if it waits for ``after`` already.
     """
-    if view_source(node) is not None:
+    if view_source(node) is not None or (node, after) in edges.waits:
         return False
     candidates = {
         value: index
@@ -78,6 +78,7 @@ def gate(node: ir.Node, after: ir.Value, edges: ControlEdges) -> bool:
 
     tensor = min(candidates, key=rank)
     read_instead(node, tensor, edges.alias(tensor, after))
+    edges.waits.add((node, after))
     return True
 
 

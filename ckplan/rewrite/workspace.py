@@ -1,6 +1,8 @@
 """Bytes that onnxruntime's CPU kernels take while they run, beyond their outputs.
 
-Only kernels whose workspace can matter beside activations are listed. A graph whose sizes are not known has none.
+Only kernels whose workspace can matter beside activations are listed. The multiples of the output were read off the
+arena's high-water, each kernel alone (onnxruntime 1.31, CPU); ``tests/rewrite/test_workspace.py`` does so again. Where
+sizes are not known, there is none.
 """
 
 from __future__ import annotations
@@ -9,16 +11,32 @@ import math
 
 import onnx_ir as ir
 
-from ckplan.rewrite.sizes import dimensions_of
+from ckplan.rewrite.sizes import bytes_of, dimensions_of
 
 
 def workspace_of(node: ir.Node) -> int:
     """Workspace of a node in bytes, 0 where the kernel needs none worth counting."""
+    copies = _copies(node)
+    if copies:
+        return copies * bytes_of(node.outputs[0])
     if node.op_type in ("Conv", "FusedConv"):
         return _convolution(node)
     if node.op_type == "ConvTranspose":
         return _transposed_convolution(node)
     return 0
+
+
+def _copies(node: ir.Node) -> int:
+    """How many tensors of the size of its output a kernel works in."""
+    if node.op_type == "Where":
+        return 2  # each branch with zeros where the other one is chosen
+    if node.op_type in ("Softmax", "LogSoftmax"):
+        rank = len(node.outputs[0].shape or ())
+        axis = node.attributes["axis"].as_int() if "axis" in node.attributes else -1
+        return 0 if axis in (-1, rank - 1) else 2  # transposed, in and out
+    if node.op_type == "Sum":
+        return 1 if len(node.inputs) > 2 else 0
+    return 1 if node.op_type in ("Einsum", "LRN") else 0
 
 
 def _convolution(node: ir.Node) -> int:

@@ -26,9 +26,10 @@ def dropout(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
     mode = op.constant_of(training)
     if training is None or (mode is not None and not mode.item()):
         return [upstream]
-    zero, one = np.zeros((), dtype_of(x)), np.ones((), dtype_of(x))
+    one = np.ones((), dtype_of(x))
     known = op.constant_of(ratio)
-    kept = op.Where(_mask(op, node), upstream, zero)
+    # Where would work in two more tensors of this size (onnxruntime, CPU).
+    kept = op.Mul(upstream, op.CastLike(_mask(op, node), upstream))
     if (ratio is None or known is not None) and mode is not None:
         fraction = 1.0 - (0.5 if known is None else float(known.item()))
         return [op.Mul(kept, 1.0 / fraction) if fraction != 1.0 else kept]
