@@ -12,6 +12,7 @@ from pathlib import Path
 
 import onnx_ir as ir
 
+from ckplan.errors import ModelError
 from ckplan.plan.simulate import simulate
 from ckplan.plan.timeline import Timeline
 from ckplan.rewrite.execution_order import predecessors, priority_order
@@ -42,7 +43,11 @@ def executed_model(model: ir.Model) -> ir.Model:
         options = onnxruntime.SessionOptions()
         options.log_severity_level = 4
         options.optimized_model_filepath = str(target)
-        onnxruntime.InferenceSession(str(source), options, providers=["CPUExecutionProvider"])
+        try:
+            onnxruntime.InferenceSession(str(source), options, providers=["CPUExecutionProvider"])
+        except Exception as error:  # its exceptions have no base class of their own
+            lines = str(error).splitlines() or [type(error).__name__]
+            raise ModelError(f"onnxruntime does not load the training graph: {lines[0]}") from error
         executed = ir.load(target)
     _learn_dimensions(executed, model)
     return executed

@@ -11,6 +11,7 @@ import pytest
 
 import ckplan.model
 from ckplan.autodiff import build_training_graph
+from ckplan.errors import ModelError
 from ckplan.plan import make_plan
 from ckplan.plan.strategies import parse_strategy
 from ckplan.rewrite import emit, problem_of
@@ -90,3 +91,12 @@ def test_metadata_tells_the_plan_and_the_model_given_is_left_alone() -> None:
     assert len(roles - {None}) == plan.recomputed
     assert [value.name for value in emitted.graph.inputs] == [value.name for value in graph.graph.inputs]
     assert [value.name for value in emitted.graph.outputs] == [value.name for value in graph.graph.outputs]
+
+
+def test_what_onnxruntime_does_not_load_is_a_model_error() -> None:
+    graph = training_graph("tanh_chain")
+    plan = parse_strategy("none").solve(problem_of(graph))
+    next(iter(graph.graph)).domain = "nobody.knows"
+    graph.opset_imports["nobody.knows"] = 1
+    with pytest.raises(ModelError, match=r"onnxruntime does not load the training graph: .*nobody\.knows"):
+        emit(graph, plan)
