@@ -16,7 +16,7 @@ from ckplan.measure.device import check_device
 from ckplan.measure.facts import FileFacts, file_facts, read_model
 from ckplan.measure.inputs import Inputs, make_inputs
 from ckplan.measure.numerics import count_nonfinite
-from ckplan.measure.problems import TOLERANCE
+from ckplan.measure.problems import SLACK, TOLERANCE
 from ckplan.measure.process import run_job
 from ckplan.measure.types import Counters, Heap, Measurement, Prediction, Recomputation, Resident
 
@@ -148,7 +148,7 @@ def _heap(request: Mapping[str, Any], device: str) -> tuple[Heap | None, str]:
 def _broken_promise(prediction: Prediction, counters: Counters) -> list[str]:
     """A note if the file takes clearly more than its metadata say."""
     promised = prediction.peak_activations
-    if not promised or counters.peak_activations <= promised * TOLERANCE:
+    if not promised or counters.peak_activations <= promised * TOLERANCE + SLACK:
         return []
     excess = counters.peak_activations / promised - 1
     step = counters.timeline.steps[counters.timeline.peak_step].op

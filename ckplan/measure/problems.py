@@ -13,6 +13,8 @@ def problems_of(verification: Verification) -> tuple[str, ...]:
 
 TOLERANCE = 1.05
 """Largest ratio of a measured peak to the predicted one that passes for the same."""
+SLACK = 2**19
+"""Bytes above that ratio that pass as well: kernels keep small buffers per thread, and the arena rounds."""
 
 
 def _plan(new: Measurement) -> tuple[str, ...]:
@@ -23,7 +25,7 @@ def _plan(new: Measurement) -> tuple[str, ...]:
             "none of them; an optimiser merged them with the nodes that they repeat",
         )
     promised, measured = new.prediction.peak_activations, new.peak_activations
-    if promised and measured and measured > promised * TOLERANCE:
+    if promised and measured and measured > promised * TOLERANCE + SLACK:
         return (
             f"`{new.path}` takes {measured / promised - 1:.0%} more activations than it promises; a graph simplifier "
             "may have been at it, or this onnxruntime runs it in another order",
@@ -38,13 +40,14 @@ def _values(verification: Verification) -> tuple[str, ...]:
     found = []
     if numerics.only_base:
         found.append(f"outputs missing from the new file: {', '.join(numerics.only_base)}")
-    if numerics.differences:
-        first = numerics.differences[0]
+    grave = [difference for difference in numerics.differences if not difference.is_rounding]
+    if grave:
+        first = grave[0]
         what = first.problem or (
             f"differs in {first.elements} elements, first at {list(first.first)} ({first.base} against {first.new}), "
             f"by up to {first.max_ulp} ULP, {first.max_absolute:.3g} absolute, {first.max_relative:.3g} relative"
         )
-        rest = len(numerics.differences) - 1
+        rest = len(grave) - 1
         others = f"; so do {rest} more outputs" if rest else ""
         sides = (verification.base, verification.new)
         wobbles = list(dict.fromkeys(f"`{side.path}`" for side in sides if not side.repeatable))

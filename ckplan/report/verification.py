@@ -47,7 +47,9 @@ def summary(found: Verification) -> str:
         parts.append(f"activations {saving(before, after)}")
     if found.overhead is not None:
         parts.append(f"time {round(100 * found.overhead):+d} %")
-    parts.append("outputs equal to the bit" if found.numerics.bitwise_equal else "outputs differ")
+    rounding = all(difference.is_rounding for difference in found.numerics.differences)
+    differ = "outputs equal up to rounding" if found.numerics.compared and rounding else "outputs differ"
+    parts.append("outputs equal to the bit" if found.numerics.bitwise_equal else differ)
     return f"measured: {', '.join(parts)}"
 
 

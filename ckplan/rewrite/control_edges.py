@@ -55,7 +55,7 @@ class ControlEdges:
         self.initializers: dict[str, ir.Value] = {}
         self.count = 0
         self.waits: set[tuple[ir.Node, ir.Value]] = set()
-        self._made: dict[tuple[str, ...], ir.Value] = {}
+        self._made: dict[tuple[str | ir.Value, ...], ir.Value] = {}
 
     def alias(self, tensor: ir.Value, after: ir.Value) -> ir.Value:
         """An alias of ``tensor`` that waits for ``after``.
@@ -66,13 +66,12 @@ class ControlEdges:
         dims = dimensions_of(tensor)
         if dims is None or tensor.dtype is None:
             raise ModelError(f"value '{tensor.name}' has no static shape", "bind its dimensions with --dim")
-        ready = self._emit("OptionalHasElement", [after], f"{after.name}/ready", ir.DataType.BOOL, ())
+        ready = self._emit("ready", "OptionalHasElement", [after], ir.DataType.BOOL, ())
         before = len(self._made)
-        name = f"{tensor.name}/after/{after.name}"
         if bytes_of(tensor) < SMALL and tensor.dtype in _SELECTABLE:
-            alias = self._emit("Where", [ready, tensor, tensor], name, tensor.dtype, dims)
+            alias = self._emit("copy", "Where", [ready, tensor, tensor], tensor.dtype, dims)
         else:
-            alias = self._emit("Reshape", [tensor, self._waiting_shape(ready, dims)], name, tensor.dtype, dims)
+            alias = self._emit("alias", "Reshape", [tensor, self._waiting_shape(ready, dims)], tensor.dtype, dims)
             if 0 in dims:
                 # An empty tensor has zeros in its shape, which Reshape would otherwise read as "copy this dimension".
                 producer = alias.producer()
@@ -83,18 +82,20 @@ class ControlEdges:
 
     def shape_after(self, dims: tuple[int, ...], after: ir.Value) -> ir.Value:
         """A shape that waits for ``after``, so that no optimiser knows it."""
-        ready = self._emit("OptionalHasElement", [after], f"{after.name}/ready", ir.DataType.BOOL, ())
+        ready = self._emit("ready", "OptionalHasElement", [after], ir.DataType.BOOL, ())
         return self._waiting_shape(ready, dims)
 
     def _waiting_shape(self, ready: ir.Value, dims: tuple[int, ...]) -> ir.Value:
         shape = shape_constant(dims, self.initializers)
-        return self._emit("Where", [ready, shape, shape], f"{ready.name}/{shape.name}", ir.DataType.INT64, (len(dims),))
+        return self._emit("shape", "Where", [ready, shape, shape], ir.DataType.INT64, (len(dims),))
 
     def _emit(
-        self, op_type: str, inputs: list[ir.Value], name: str, dtype: ir.DataType, dims: tuple[int, ...]
+        self, part: str, op_type: str, inputs: list[ir.Value], dtype: ir.DataType, dims: tuple[int, ...]
     ) -> ir.Value:
-        key = (op_type, *(value.name or "" for value in inputs))
+        key: tuple[str | ir.Value, ...] = (op_type, *inputs)
         if key not in self._made:
+            # A number, not the inputs' names: edges wait for edges, and the names would grow without bound.
+            name = f"ckplan/{part}_{len(self._made)}"
             node = ir.node(op_type, inputs, name=name, metadata_props={ROLE: "control"})
             value = node.outputs[0]
             value.name, value.shape, value.type = name, ir.Shape(dims), ir.TensorType(dtype)

@@ -84,7 +84,7 @@ def test_gradients_of_a_value_with_many_readers_are_summed_as_they_come():
         """g (double[3] x) => (double loss) {
             h = Mul(x, w)
             a = Sin(h)
-            b = Cos(h)
+            b = Sigmoid(h)
             c = Exp(h)
             s = Sum(a, b, c)
             loss = ReduceSum <keepdims = 0> (s)

@@ -116,7 +116,10 @@ def test_the_promise_of_the_file_stands_beside_what_was_measured(kept: Measureme
     assert kept.prediction.peak_total == 123
 
 
-def test_a_promise_that_is_not_kept_is_noted(tmp_path: Path, kept: Measurement) -> None:
+def test_a_promise_that_is_not_kept_is_noted(
+    tmp_path: Path, kept: Measurement, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ckplan.measure.measurement.SLACK", 0)
     metadata = {"pkg.ckplan.predicted_peak_activations": str(2 * ACTIVATION)}
     path = chain(tmp_path / "m.onnx", 3, metadata=metadata)
     found = measure(path, device="cpu", runs=1, threads=1, heap=False)
