@@ -82,13 +82,14 @@ def hide_targets(nodes: Sequence[ir.Node], edges: ControlEdges) -> None:
             node.replace_input_with(position, edges.shape_after(entries, data))
 
 
-def hide_sources(nodes: Sequence[ir.Node], executed: ir.Model, edges: ControlEdges) -> int:
+def hide_sources(nodes: Sequence[ir.Node], executed: ir.Model, edges: ControlEdges, tried: set[ir.Node]) -> int:
     """Hide what gives the whole shape of an activation away, in what onnxruntime executes.
 
     Args:
         nodes: the sequence.
         executed: the model that onnxruntime makes of it.
         edges: maker of the aliases.
+        tried: nodes whose inputs were hidden before, which helps once or not at all; the new ones are added.
 
     Returns:
         How many values got an alias.
@@ -101,9 +102,13 @@ def hide_sources(nodes: Sequence[ir.Node], executed: ir.Model, edges: ControlEdg
     exposed = [
         node
         for node in nodes
-        if not is_control(node) and view_source(node) is None and any(is_exposed(value) for value in node.outputs)
+        if not is_control(node)
+        and node not in tried
+        and view_source(node) is None
+        and any(is_exposed(value) for value in node.outputs)
     ]
     makers = set(exposed)
+    tried.update(exposed)
     before = edges.count
     for node in exposed:
         for value in dict.fromkeys(node.inputs):

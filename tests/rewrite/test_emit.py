@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -100,3 +101,11 @@ def test_what_onnxruntime_does_not_load_is_a_model_error() -> None:
     graph.opset_imports["nobody.knows"] = 1
     with pytest.raises(ModelError, match=r"onnxruntime does not load the training graph: .*nobody\.knows"):
         emit(graph, plan)
+
+
+def test_hiding_shapes_comes_to_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    # A tolerance that nothing meets: every round finds something to hide, until all has been tried.
+    monkeypatch.setattr(sys.modules["ckplan.rewrite.emit"], "TOLERANCE", -1.0)
+    graph = training_graph("resnet_tiny")
+    emitted = emit(graph, parse_strategy("none").solve(problem_of(graph)))
+    assert int(emitted.metadata_props["pkg.ckplan.control_edges"]) > 0
