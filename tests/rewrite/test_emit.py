@@ -48,8 +48,8 @@ def test_onnxruntime_executes_the_plan(name: str, strategy: str) -> None:
     proto = ir.serde.serialize_model(emitted)
     onnx.checker.check_model(proto, full_check=True)
     predicted = int(emitted.metadata_props["pkg.ckplan.predicted_peak_activations"])
-    # Less where onnxruntime fuses a copy away.
-    assert predicted <= plan.predicted.peak_activations * 1.02 + 4096
+    # Less where onnxruntime fuses a copy away; a little more where a fused node reads for longer.
+    assert predicted <= plan.predicted.peak_activations * 1.03 + 4096
     outputs = {value: bytes_of(value) for value in emitted.graph.outputs}
     made = {node.name or "": sum(outputs.get(value, 0) for value in node.outputs) for node in emitted.graph}
     # The counters show no workspace that is freed before the kernel ends; the prediction counts it.
