@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from ckplan.errors import CkplanError
 from ckplan.plan import Kind, Plan, Problem, Timeline, bottlenecks, live_at, lower_bound, simulate
 from ckplan.plan.strategies import STRATEGIES, Strategy
+from ckplan.plan.strategies.revolve import Revolve
 from ckplan.rewrite import problem_of
 from ckplan.rewrite.runtime import executed_model, executed_orders, executed_timeline
 from ckplan.rewrite.sizes import shape_class
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
     import onnx_ir as ir
 
     from ckplan.autodiff import TrainingGraph
+
+_QUICK: dict[str, Strategy] = {Revolve.name: Revolve(stages=60, slots=100)}
+"""Settings at which a strategy gives a good idea of itself in a second."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +91,7 @@ def analyze(
 
     Args:
         training: the training graph.
-        strategies: what to try; by default every strategy with its default options.
+        strategies: what to try; by default every strategy, slow ones at a coarser setting than their default.
         budget: bytes of activations that the plans must not exceed.
     """
     problem = problem_of(training.model)
@@ -97,7 +101,7 @@ def analyze(
     # As onnxruntime runs it, dead buffers included that its planner holds for later tensors of the same shape.
     shapes = [shape_class(values[tensor.name]) if tensor.name in values else None for tensor in problem.tensors]
     base = simulate(problem, order, shapes)
-    tried = [kind() for kind in STRATEGIES] if strategies is None else strategies
+    tried = [_QUICK.get(kind.name) or kind() for kind in STRATEGIES] if strategies is None else strategies
     gradients = [values[name] for name in training.gradients.values()]
     return Analysis(
         nodes=(len(problem.forward), len(problem.backward)),
