@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ckplan.rewrite.emit import emit, predicted_timeline
+from ckplan.rewrite.emit import emit
 from ckplan.rewrite.problem_of import problem_of
 
-__all__ = ["emit", "predicted_timeline", "problem_of"]
+__all__ = ["emit", "problem_of"]

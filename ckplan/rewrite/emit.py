@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import onnx_ir as ir
 
+from ckplan.plan.peak import peak_of
 from ckplan.plan.plan import Plan
-from ckplan.plan.simulate import simulate
 from ckplan.plan.timeline import Timeline
 from ckplan.rewrite.buffer_names import hide_channels, hide_inputs, hide_sources, hide_targets, name_buffers
 from ckplan.rewrite.control_edges import ControlEdges
@@ -22,7 +22,7 @@ from ckplan.rewrite.ordering import (
     repair,
     settle_order,
 )
-from ckplan.rewrite.problem_of import problem_of, problem_of_nodes
+from ckplan.rewrite.problem_of import problem_of_nodes
 from ckplan.rewrite.repeats import with_repeats
 from ckplan.rewrite.runtime import executed_model, executed_orders, executed_timeline
 
@@ -67,7 +67,7 @@ def emit(model: ir.Model, plan: Plan) -> ir.Model:
         if sum(repair(nodes, problem, order, edges) for order in executed_orders(nodes, executed)):
             continue
         timeline = executed_timeline(executed)
-        held = timeline.peak_activations > predicted_timeline(copy).peak_activations * (1 + TOLERANCE)
+        held = timeline.peak_activations > peak_of(problem, range(len(nodes))) * (1 + TOLERANCE)
         if not (held and hide_sources(nodes, executed, edges, hidden)):
             break
     _describe(copy, plan, edges, timeline)
@@ -109,9 +109,3 @@ def _describe(model: ir.Model, plan: Plan, edges: ControlEdges, timeline: Timeli
             PREFIX + "predicted_peak_total": str(timeline.peak_total),
         }
     )
-
-
-def predicted_timeline(model: ir.Model) -> Timeline:
-    """The simulated memory timeline of a file in the order in which its nodes stand."""
-    problem = problem_of(model)
-    return simulate(problem, range(len(problem.ops)))

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 
 import onnx_ir as ir
 
+from ckplan.autodiff.builder import PHASE
 from ckplan.errors import ModelError
 from ckplan.model.costs import node_cost, seconds
 from ckplan.plan.problem import Kind, Op, Problem, Tensor
@@ -14,8 +15,6 @@ from ckplan.rewrite.kernels import HEAVY, is_random, overwritable, view_source
 from ckplan.rewrite.sizes import bytes_of
 from ckplan.rewrite.workspace import workspace_of
 
-PHASE = "pkg.ckplan.phase"
-"""Node metadata: ``forward`` or ``backward``."""
 FIGURES = "ckplan.figures"
 """Key in ``Node.meta`` for a node's seconds and workspace: a sequence is turned into numbers again and again."""
 COLLECTION = "pkg.ckplan.checkpoints"
