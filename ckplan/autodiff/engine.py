@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 import onnx_ir as ir
 
 from ckplan.autodiff.builder import Builder, dtype_of, shape_of
 from ckplan.autodiff.inline import inline_function
-from ckplan.autodiff.paths import Composite, Composites, differentiable_inputs, entry_of
+from ckplan.autodiff.paths import Composite, Composites, captured, differentiable_inputs, entry_of
 from ckplan.autodiff.registry import NON_DIFFERENTIABLE, NoGradientError
 from ckplan.errors import UnsupportedOperatorsError
 
@@ -42,10 +42,12 @@ def reachable(op: Builder, parameters: Sequence[ir.Value], composites: Composite
     return reached
 
 
-def wanted_values(op: Builder, parameters: Sequence[ir.Value], loss: ir.Value, composites: Composites) -> set[ir.Value]:
-    """Return the values whose gradients are needed: those that depend on a parameter and that the loss depends on."""
+def wanted_values(
+    op: Builder, parameters: Sequence[ir.Value], targets: Iterable[ir.Value], composites: Composites
+) -> set[ir.Value]:
+    """Return the values whose gradients are needed: those that depend on a parameter and that a target depends on."""
     reached = reachable(op, parameters, composites)
-    needed = {loss}
+    needed = set(targets)
     for node in reversed(op.graph):
         if not needed.isdisjoint(node.outputs):
             entry = entry_of(node, op.opset_imports)
@@ -69,13 +71,32 @@ def differentiate(
     Raises:
         UnsupportedOperatorsError: nodes on the way from a parameter to the loss cannot be differentiated.
     """
-    wanted = wanted_values(op, parameters, loss, composites)
+    return backpropagate(op, parameters, {loss: None}, composites)
+
+
+def backpropagate(
+    op: Builder, parameters: Sequence[ir.Value], targets: Mapping[ir.Value, ir.Value | None], composites: Composites
+) -> dict[ir.Value, ir.Value]:
+    """Append gradient nodes to a graph, from given gradients of some of its values, and return those of parameters.
+
+    Args:
+        op: builder of the graph (the main graph, or the body of a control-flow node); its ``wanted`` is set here.
+        parameters: the values that gradients are asked for: initializers and inputs of the graph, or outer values.
+        targets: the values to start from with their gradients; None stands for ones.
+        composites: groups of nodes that are differentiated as one.
+
+    Raises:
+        UnsupportedOperatorsError: nodes on the way from a parameter to a target cannot be differentiated.
+    """
+    wanted = wanted_values(op, parameters, targets, composites)
     op.wanted = wanted
     op.partials = gradients = {}
     op.pending = {}
     unsupported: dict[ir.Node, str] = {}
-    if loss in wanted:
-        gradients[loss] = _seed(op, loss, composites)
+    for target, seed in targets.items():
+        if target in wanted:
+            gradients[target] = _seed(op, target, composites) if seed is None else seed
+            op.pending[target] = 1.0
     for node in reversed(list(op.graph)):
         entry = entry_of(node, op.opset_imports)
         inputs = differentiable_inputs(node, entry, composites)
@@ -114,7 +135,10 @@ def _seed(op: Builder, loss: ir.Value, composites: Composites) -> ir.Value:
 
 
 def _apply(op: Builder, node: ir.Node, composite: Composite | None) -> list[tuple[ir.Value, ir.Value, float]]:
-    """Run a node's rule; return values, their gradients, and the factors those still need."""
+    """Run a node's rule; return values, their gradients, and the factors those still need.
+
+    A rule for a control-flow node returns gradients of the captured values behind those of the inputs.
+    """
     if composite is not None:
         dy = [op.take_partial(output) for output in node.outputs]
         pairs = list(zip(composite.inputs, composite.gradient(op, dy), strict=True))
@@ -131,10 +155,11 @@ def _apply(op: Builder, node: ir.Node, composite: Composite | None) -> list[tupl
         for output in node.outputs:
             op.pending.pop(output, None)
     op.factor = left
+    read = [*node.inputs, *captured(node)]  # before the rule runs, which may add to a node's body
     results = list(entry.function(op, node, dy))
-    if any(gradient is not None for gradient in results[len(node.inputs) :]):
+    if any(gradient is not None for gradient in results[len(read) :]):
         raise RuntimeError(f"the gradient rule of {node.op_type} returns more gradients than there are inputs")
-    pairs = [(v, g) for v, g in zip(node.inputs, results, strict=False) if v is not None]
+    pairs = [(v, g) for v, g in zip(read, results, strict=False) if v is not None]
     after = left if entry.factor == "pass" else 1.0
     return [(value, gradient, after) for value, gradient in pairs if gradient is not None]
 

@@ -28,25 +28,14 @@ class Composite:
     factor: float = 1.0
 
 
+_ANY_VERSION = 1 << 30
+
 #: Composites by the last node of each group; the group's other nodes stand for None.
 Composites = Mapping[ir.Node, Composite | None]
 
 
-def captured(node: ir.Node) -> set[ir.Value]:
-    """Return the outer values that the bodies of a control-flow node read."""
-    read: set[ir.Value] = set()
-    defined: set[ir.Value] = set()
-    for graph in _bodies(node):
-        defined.update(graph.inputs, graph.initializers.values())
-        read.update(value for value in graph.outputs if value is not None)
-        for inner in graph:
-            defined.update(inner.outputs)
-            read.update(value for value in inner.inputs if value is not None)
-            read.update(captured(inner))
-    return read - defined
-
-
-def _bodies(node: ir.Node) -> list[ir.Graph]:
+def bodies(node: ir.Node) -> list[ir.Graph]:
+    """Return the graphs that a control-flow node holds."""
     graphs: list[ir.Graph] = []
     for attribute in node.attributes.values():
         if attribute.type == ir.AttributeType.GRAPH:
@@ -56,9 +45,20 @@ def _bodies(node: ir.Node) -> list[ir.Graph]:
     return graphs
 
 
+def captured(node: ir.Node) -> list[ir.Value]:
+    """Return the outer values that the bodies of a control-flow node read, each once, in the order of reading."""
+    found: dict[ir.Value, None] = {}
+    for graph in bodies(node):
+        defined = {*graph.inputs, *graph.initializers.values()}
+        defined.update(output for inner in graph for output in inner.outputs)
+        read = [value for inner in graph for value in (*inner.inputs, *captured(inner)) if value is not None]
+        found.update((value, None) for value in (*read, *graph.outputs) if value not in defined)
+    return list(found)
+
+
 def reads(node: ir.Node) -> set[ir.Value]:
     """Return all values a node needs, those its bodies capture included."""
-    return {value for value in node.inputs if value is not None} | captured(node)
+    return {value for value in (*node.inputs, *captured(node)) if value is not None}
 
 
 def entry_of(node: ir.Node, opset_imports: Mapping[str, int]) -> Entry | None:
@@ -80,8 +80,26 @@ def differentiable_inputs(node: ir.Node, entry: Entry | None, composites: Compos
         return set()
     if entry is None or (node.op_type in NON_DIFFERENTIABLE and not node.domain):
         return {value for value in reads(node) if is_floating(value)}
+    if bodies(node):
+        return _through_bodies(node)
     pairs = enumerate(node.inputs)
     return {value for i, value in pairs if value is not None and i not in entry.fixed and is_floating(value)}
+
+
+def _through_bodies(node: ir.Node) -> set[ir.Value]:
+    """Return the values of the enclosing graph from which a gradient path leads through a body to a floating output."""
+    found: set[ir.Value] = set()
+    for graph in bodies(node):
+        needed = {value for value in graph.outputs if is_floating(value)}
+        for inner in reversed(graph):
+            if not needed.isdisjoint(inner.outputs):
+                # Rules of different opset versions agree on which inputs can have a gradient.
+                needed |= differentiable_inputs(inner, lookup(inner.op_type, _ANY_VERSION, inner.domain), {})
+        # Inputs of Scan and Loop stand in the order of their body's; a Loop of no iterations hands its states on.
+        passed = zip(node.inputs, graph.inputs, strict=False)
+        found.update(v for v, inner in passed if v is not None and (inner in needed or node.op_type == "Loop"))
+        found.update(needed.intersection(captured(node)))
+    return {value for value in found if is_floating(value)}
 
 
 def needed_nodes(graph: ir.Graph, outputs: Iterable[ir.Value]) -> set[ir.Node]:
@@ -97,14 +115,26 @@ def needed_nodes(graph: ir.Graph, outputs: Iterable[ir.Value]) -> set[ir.Node]:
     return found
 
 
+def discard(graph: ir.Graph, nodes: Iterable[ir.Node]) -> None:
+    """Remove nodes from a graph so that nothing in them, their bodies included, counts as a reader any more.
+
+    Args:
+        graph: the graph that holds them.
+        nodes: readers stand before what they read.
+    """
+    for node in nodes:
+        for body in bodies(node):
+            body.outputs.clear()
+            discard(body, reversed(list(body)))
+        graph.remove(node, safe=True)
+
+
 def prune(graph: ir.Graph, outputs: Sequence[ir.Value]) -> None:
     """Make these values the graph's outputs; remove the nodes and initializers that none of them depends on."""
     graph.outputs.clear()
     graph.outputs.extend(outputs)
     keep = needed_nodes(graph, outputs)
-    for node in reversed(list(graph)):
-        if node not in keep:
-            graph.remove(node, safe=True)
+    discard(graph, [node for node in reversed(list(graph)) if node not in keep])
     for name, value in list(graph.initializers.items()):
         if not value.uses() and not value.is_graph_output() and not value.is_graph_input():
             del graph.initializers[name]
