@@ -15,7 +15,20 @@ PACKAGE = ROOT / "ckplan"
 FILES = sorted(PACKAGE.rglob("*.py"))
 
 # Highest first; a part may import what stands below it. `model` and `autodiff` know nothing of planning.
-LAYERS = ("__main__", "cli", "report", "analysis", "measure", "rewrite", "autodiff", "model", "plan", "units", "errors")
+LAYERS = (
+    "__main__",
+    "cli",
+    "report",
+    "analysis",
+    "measure",
+    "rewrite",
+    "autodiff",
+    "model",
+    "plan",
+    "units",
+    "errors",
+    "keys",
+)
 FORBIDDEN = {"model": {"plan"}, "autodiff": {"plan"}}
 # The two files that only hand names on, lazily.
 NAMES_ONLY = {"ckplan"}

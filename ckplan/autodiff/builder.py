@@ -19,8 +19,7 @@ from onnx_ir.convenience import convert_attribute
 
 from ckplan.autodiff.registry import NoGradientError
 from ckplan.errors import ModelError
-
-PHASE = "pkg.ckplan.phase"
+from ckplan.keys import PHASE as PHASE
 
 #: Constants up to this many elements are shown to shape inference, which needs axes, shapes, pads and the like.
 _SMALL = 1024

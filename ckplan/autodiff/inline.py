@@ -10,7 +10,8 @@ import onnx
 import onnx.reference
 import onnx_ir as ir
 
-from ckplan.autodiff.builder import PHASE, Builder, shape_of
+from ckplan.autodiff.builder import Builder, shape_of
+from ckplan.keys import PHASE
 
 #: Results of at most this many elements are computed on the spot when all their inputs are known.
 _FOLDED = 4096

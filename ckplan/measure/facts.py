@@ -8,15 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ckplan.errors import ModelError
+from ckplan.keys import PHASE, PREDICTED_ACTIVATIONS, PREDICTED_TOTAL, RECOMPUTE_OF
 from ckplan.measure.types import Prediction
 
 if TYPE_CHECKING:
     import onnx_ir as ir
-
-PHASE = "pkg.ckplan.phase"
-RECOMPUTE = "pkg.ckplan.recompute"
-PREDICTED_ACTIVATIONS = "pkg.ckplan.predicted_peak_activations"
-PREDICTED_TOTAL = "pkg.ckplan.predicted_peak_total"
 
 _BACKWARD_MARK = "/grad/"
 _RECOMPUTE_MARK = "/recompute"
@@ -85,7 +81,7 @@ def file_facts(model: ir.Model) -> FileFacts:
             continue
         if node.metadata_props.get(PHASE) == "backward" or _BACKWARD_MARK in node.name:
             backward.add(node.name)
-        if _RECOMPUTE_MARK in node.name or any(key.startswith(RECOMPUTE) for key in node.metadata_props):
+        if _RECOMPUTE_MARK in node.name or RECOMPUTE_OF in node.metadata_props:
             recomputed.add(node.name)
     overridable = [model.graph.initializers.get(value.name or "") for value in model.graph.inputs]
     return FileFacts(

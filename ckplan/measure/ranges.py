@@ -8,11 +8,7 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 import onnx_ir as ir
 
-CLASSES = "pkg.ckplan.classes"
-"""Metadata of an input: the number of classes that its labels stand for."""
-
-LABELS = "pkg.ckplan.labels"
-"""Metadata of a model: a JSON object of label inputs and their numbers of classes."""
+from ckplan.keys import CLASSES, LABELS
 
 _MOVES = ("Cast", "Concat", "Expand", "Flatten", "Identity", "Reshape")
 _SAME_VALUES = frozenset({*_MOVES, "Slice", "Split", "Squeeze", "Tile", "Transpose", "Unsqueeze"})

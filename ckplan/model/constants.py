@@ -8,7 +8,8 @@ from collections import Counter
 import numpy as np
 import onnx_ir as ir
 
-CONSTANT_KEY = "pkg.ckplan.constant"
+from ckplan import keys
+
 _SETTINGS = {"Clip": (1, 2), "Dropout": (1,), "Pad": (2,), "Resize": (1, 2), "Upsample": (1,)}
 # Initializers that exporters lift from literals in the source (torch's dynamo exporter, torch.fx).
 _LITERAL_NAME = re.compile(r"val_\d+|scalar_tensor_default(_\d+)?|_lifted_scalar.*|_lifted_tensor_constant\d+")
@@ -21,12 +22,12 @@ def is_constant(value: ir.Value) -> bool:
     exports, initializers that exporters make of scalar literals, operands such as the bounds of a Clip or the scales
     of a Resize, and results of constant folding. The mark is metadata of the value, so it survives cloning and saving.
     """
-    return CONSTANT_KEY in value.metadata_props
+    return keys.CONSTANT in value.metadata_props
 
 
 def mark_constant(value: ir.Value, origin: str) -> None:
     """Mark a value as a constant; `origin` says where it came from."""
-    value.metadata_props[CONSTANT_KEY] = origin
+    value.metadata_props[keys.CONSTANT] = origin
 
 
 def hoist(model: ir.Model) -> None:

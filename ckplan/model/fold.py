@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import onnx_ir as ir
 
-from ckplan.model.constants import CONSTANT_KEY, filled, is_constant, mark_constant, unused_name
+from ckplan import keys
+from ckplan.model.constants import filled, is_constant, mark_constant, unused_name
 from ckplan.model.infer import NodeInference, is_known, static_shape
 
 # A folded tensor that the model keeps: more would make the file larger than the node that computes it is worth.
@@ -259,7 +260,7 @@ def _replace_by_initializer(node: ir.Node, output: ir.Value, state: Sweep) -> No
         shape=ir.Shape(array.shape),
         type=ir.TensorType(ir.DataType.from_numpy(array.dtype)),
         const_value=ir.Tensor(array),
-        metadata_props={CONSTANT_KEY: "folded"},
+        metadata_props={keys.CONSTANT: "folded"},
     )
     graph.register_initializer(initializer)
     mark_constant(initializer, "folded")

@@ -14,10 +14,8 @@ import numpy as np
 import onnx_ir as ir
 
 from ckplan.errors import ModelError
+from ckplan.keys import ROLE
 from ckplan.rewrite.sizes import SMALL, bytes_of, dimensions_of
-
-ROLE = "pkg.ckplan.role"
-"""Node metadata: ``control`` for the nodes of a control edge, ``recompute`` for a repeated node."""
 
 _SELECTABLE = (ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.INT64, ir.DataType.INT32)
 """Element types for which onnxruntime's Where has kernels."""

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import onnx_ir as ir
 
+from ckplan import keys
 from ckplan.plan.peak import peak_of
 from ckplan.plan.plan import Plan
 from ckplan.plan.timeline import Timeline
@@ -25,9 +26,6 @@ from ckplan.rewrite.ordering import (
 from ckplan.rewrite.problem_of import problem_of_nodes
 from ckplan.rewrite.repeats import with_repeats
 from ckplan.rewrite.runtime import executed_model, executed_orders, executed_timeline
-
-PREFIX = "pkg.ckplan."
-"""All metadata keys of ckplan begin with this."""
 
 
 def emit(model: ir.Model, plan: Plan) -> ir.Model:
@@ -101,11 +99,11 @@ def _assemble(model: ir.Model, nodes: Sequence[ir.Node], edges: ControlEdges) ->
 def _describe(model: ir.Model, plan: Plan, edges: ControlEdges, timeline: Timeline) -> None:
     model.metadata_props.update(
         {
-            PREFIX + "strategy": plan.strategy,
-            PREFIX + "plan": json.dumps(plan.to_json(), separators=(",", ":")),
-            PREFIX + "recomputed": str(plan.recomputed),
-            PREFIX + "control_edges": str(edges.count),
-            PREFIX + "predicted_peak_activations": str(timeline.peak_activations),
-            PREFIX + "predicted_peak_total": str(timeline.peak_total),
+            keys.STRATEGY: plan.strategy,
+            keys.PLAN: json.dumps(plan.to_json(), separators=(",", ":")),
+            keys.RECOMPUTED: str(plan.recomputed),
+            keys.CONTROL_EDGES: str(edges.count),
+            keys.PREDICTED_ACTIVATIONS: str(timeline.peak_activations),
+            keys.PREDICTED_TOTAL: str(timeline.peak_total),
         }
     )

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 
 import onnx_ir as ir
 
-from ckplan.autodiff.builder import PHASE
 from ckplan.errors import ModelError
+from ckplan.keys import CHECKPOINTS, PHASE
 from ckplan.model.costs import node_cost, seconds
 from ckplan.plan.problem import Kind, Op, Problem, Tensor
 from ckplan.rewrite.kernels import HEAVY, is_random, overwritable, view_source
@@ -17,8 +17,6 @@ from ckplan.rewrite.workspace import workspace_of
 
 FIGURES = "ckplan.figures"
 """Key in ``Node.meta`` for a node's seconds and workspace: a sequence is turned into numbers again and again."""
-COLLECTION = "pkg.ckplan.checkpoints"
-"""Model metadata: a JSON list of the tensors that the `list` strategy keeps by default."""
 
 
 def captured(node: ir.Node) -> list[ir.Value]:
@@ -108,6 +106,6 @@ def problem_of(model: ir.Model) -> Problem:
     A training graph made by ckplan carries the phase of each node. Where there is none (an inference graph, a
     training graph made elsewhere), all ops count as forward.
     """
-    checkpoints = model.metadata_props.get(COLLECTION)
+    checkpoints = model.metadata_props.get(CHECKPOINTS)
     collection = tuple(json.loads(checkpoints)) if checkpoints else ()
     return problem_of_nodes(model.graph, model.graph.inputs, model.graph.outputs, collection)

@@ -6,11 +6,8 @@ from collections.abc import Sequence
 
 import onnx_ir as ir
 
-from ckplan.rewrite.control_edges import ROLE
+from ckplan.keys import RECOMPUTE_OF, ROLE
 from ckplan.rewrite.problem_of import captured
-
-RECOMPUTE_OF = "pkg.ckplan.recompute_of"
-"""Node metadata of a repeated node: the name of the node that it repeats."""
 
 
 def with_repeats(nodes: Sequence[ir.Node], schedule: Sequence[int]) -> list[ir.Node]:

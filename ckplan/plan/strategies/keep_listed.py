@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from ckplan.errors import UsageError
+from ckplan.keys import CHECKPOINTS
 from ckplan.plan.order import best_order
 from ckplan.plan.problem import Problem
 from ckplan.plan.recompute import recompute_schedule
@@ -36,7 +37,7 @@ class KeepListed(Strategy):
         if not patterns:
             raise UsageError(
                 "strategy `list` was given no tensors and the model's metadata holds no collection",
-                "name them: `list:keep=name1;name2` or set the metadata entry `pkg.ckplan.checkpoints`",
+                f"name them: `list:keep=name1;name2` or set the metadata entry `{CHECKPOINTS}`",
             )
         return [recompute_schedule(problem, self.matching(problem, patterns), best_order(problem))]
 

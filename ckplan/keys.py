@@ -1,0 +1,60 @@
+"""Metadata keys that ckplan writes into ONNX files, in one place: several parts write them and others read them.
+
+All values are text; those said to be JSON are JSON.
+"""
+
+from __future__ import annotations
+
+PREFIX = "pkg.ckplan."
+"""All metadata keys of ckplan begin with this."""
+
+# -- of nodes ----------------------------------------------------------------------------------------------------------
+
+PHASE = PREFIX + "phase"
+"""``forward`` or ``backward``."""
+ROLE = PREFIX + "role"
+"""``control`` for the nodes of a control edge, ``recompute`` for a repeated node."""
+RECOMPUTE_OF = PREFIX + "recompute_of"
+"""Of a repeated node: the name of the node that it repeats."""
+
+# -- of values ---------------------------------------------------------------------------------------------------------
+
+CONSTANT = PREFIX + "constant"
+"""Of an initializer that is a literal of the program: where it came from."""
+
+# -- of training graphs ------------------------------------------------------------------------------------------------
+
+LOSS = PREFIX + "loss"
+"""Name of the loss."""
+PARAMETERS = PREFIX + "parameters"
+"""JSON list of the parameters that have a gradient."""
+GRADIENTS = PREFIX + "gradients"
+"""JSON object: name of the gradient by name of the parameter."""
+RETAINED = PREFIX + "retained_gradients"
+"""JSON object: name of the gradient by name of the graph input or activation."""
+LOSS_SCALE = PREFIX + "loss_scale"
+"""The factor of the loss in the backward pass, or the name of the input that holds it."""
+
+# -- of files to be planned and of planned files -----------------------------------------------------------------------
+
+CHECKPOINTS = PREFIX + "checkpoints"
+"""JSON list of the tensors that the `list` strategy keeps by default."""
+STRATEGY = PREFIX + "strategy"
+"""The strategy with its options."""
+PLAN = PREFIX + "plan"
+"""JSON of the plan."""
+RECOMPUTED = PREFIX + "recomputed"
+"""Number of nodes that run again."""
+CONTROL_EDGES = PREFIX + "control_edges"
+"""Number of control edges."""
+PREDICTED_ACTIVATIONS = PREFIX + "predicted_peak_activations"
+"""Bytes of activations at the peak that the file promises."""
+PREDICTED_TOTAL = PREFIX + "predicted_peak_total"
+"""Bytes of everything at the peak that the file promises."""
+
+# -- for made-up inputs ------------------------------------------------------------------------------------------------
+
+CLASSES = PREFIX + "classes"
+"""Of an input: the number of classes that its labels stand for."""
+LABELS = PREFIX + "labels"
+"""Of a model: a JSON object of label inputs and their numbers of classes."""
