@@ -2,8 +2,8 @@
 
 In onnx 1.23, ConvTranspose fails with groups, unequal kernels and ``output_shape``; MaxPool counts its indices from the
 start of the padded channel and gets ``auto_pad`` wrong; GlobalMaxPool only knows two axes; GlobalLpPool is missing;
-LpNormalization of order 1 takes no absolute values; GroupNormalization and others compute in float32 whatever x is,
-which finite differences do not bear.
+LpNormalization of order 1 takes no absolute values; GroupNormalization, GridSample, DeformConv and others
+compute in float32 whatever x is, which finite differences do not bear.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import numpy as np
 import onnx.reference
 import pytest
 from onnx.reference.op_run import OpRun
+from onnx.reference.ops import op_grid_sample
 
 from tests.autodiff import gradcheck
 
@@ -93,20 +94,30 @@ class MaxPool(OpRun):
             count = (-(-room // strides[axis]) if ceil_mode else room // strides[axis]) + 1
             starts_behind = (count - 1) * strides[axis] >= x.shape[2 + axis] + pads[axis]
             sizes.append(count - 1 if ceil_mode and starts_behind else count)
-        y = np.full((*x.shape[:2], *sizes), -np.inf, x.dtype)
-        indices = np.zeros(y.shape, np.int64)
         positions = np.arange(x.size).reshape(x.shape, order="C")
         if storage_order:
             inside = np.arange(np.prod(x.shape[2:])).reshape(x.shape[2:], order="F")
             positions = positions - np.arange(np.prod(x.shape[2:])).reshape(x.shape[2:]) + inside
-        for place in itertools.product(*map(range, sizes)):
-            for tap in itertools.product(*map(range, kernel_shape)):
-                at = [p * s + i * d - b for p, s, i, d, b in zip(place, strides, tap, dilations, pads, strict=False)]
-                if all(0 <= a < n for a, n in zip(at, x.shape[2:], strict=True)):
-                    found, here = x[(..., *at)], (..., *place)
-                    larger = found > y[here]
-                    y[here] = np.where(larger, found, y[here])
-                    indices[here] = np.where(larger, positions[(..., *at)], indices[here])
+        room = [
+            max((count - 1) * stride + reach, begin + have + end)
+            for count, stride, reach, begin, have, end in zip(
+                sizes, strides, reaches, pads[:rank], x.shape[2:], pads[rank:], strict=True
+            )
+        ]
+        inner = (..., *(slice(begin, begin + have) for begin, have in zip(pads[:rank], x.shape[2:], strict=True)))
+        wide, at = np.full((*x.shape[:2], *room), -np.inf, x.dtype), np.zeros((*x.shape[:2], *room), np.int64)
+        wide[inner], at[inner] = x, positions
+        y, indices = np.full((*x.shape[:2], *sizes), -np.inf, x.dtype), np.zeros((*x.shape[:2], *sizes), np.int64)
+        for tap in itertools.product(*map(range, kernel_shape)):
+            places = (
+                ...,
+                *(
+                    slice(i * d, i * d + (count - 1) * s + 1, s)
+                    for i, d, count, s in zip(tap, dilations, sizes, strides, strict=True)
+                ),
+            )
+            larger = wide[places] > y
+            y, indices = np.where(larger, wide[places], y), np.where(larger, at[places], indices)
         return (y, indices) if self.n_outputs > 1 else (y,)
 
     @property
@@ -169,8 +180,55 @@ class LRN(OpRun):
         return (x / (bias + alpha / size * sums) ** beta,)
 
 
+class GridSample(op_grid_sample.GridSample):
+    """Positions in the type of the grid."""
+
+    def _gs_denormalize_coordinates(self, n, dims, align_corners):
+        pairs = zip(n, dims, strict=True)
+        return np.asarray([self._gs_denormalize(n=v, length=dim, align_corners=align_corners) for v, dim in pairs])
+
+
+class DeformConv(OpRun):
+    """Columns of samples with zeros outside, times the kernel; positions in the type of the offsets."""
+
+    def _run(
+        self,
+        x,
+        w,
+        offset,
+        bias=None,
+        mask=None,
+        dilations=None,
+        group=1,
+        kernel_shape=None,
+        offset_group=1,
+        pads=None,
+        strides=None,
+    ):
+        (n, c, height, width), (high, narrow, kh, kw), places = x.shape, w.shape, offset.shape[2:]
+        strides, dilations, pads = strides or [1, 1], dilations or [1, 1], pads or [0] * 4
+        offset = offset.reshape(n, offset_group, kh, kw, 2, *places)
+        gain = np.ones((n, offset_group, kh, kw, *places)) if mask is None else mask.reshape(*offset.shape[:4], *places)
+        y = np.zeros((n, high, *places), x.dtype)
+        every = (range(n), range(c), range(kh), range(kw), range(places[0]), range(places[1]))
+        for b, channel, i, j, p, q in itertools.product(*every):
+            part = channel * offset_group // c
+            v = p * strides[0] - pads[0] + i * dilations[0] + offset[b, part, i, j, 0, p, q]
+            u = q * strides[1] - pads[1] + j * dilations[1] + offset[b, part, i, j, 1, p, q]
+            sample = 0.0
+            for row, column in itertools.product((np.floor(v), np.floor(v) + 1), (np.floor(u), np.floor(u) + 1)):
+                if 0 <= row < height and 0 <= column < width:
+                    sample += (1 - abs(v - row)) * (1 - abs(u - column)) * x[b, channel, int(row), int(column)]
+            first = channel // narrow * (high // group)
+            filters = slice(first, first + high // group)
+            y[b, filters, p, q] += w[filters, channel % narrow, i, j] * sample * gain[b, part, i, j, p, q]
+        return (y if bias is None else y + bias.reshape(-1, 1, 1),)
+
+
 OPERATORS = [
     ConvTranspose,
+    DeformConv,
+    GridSample,
     GlobalLpPool,
     GlobalMaxPool,
     GroupNormalization,

@@ -268,3 +268,15 @@ def _negative_log_likelihood(call: Call, logarithms: torch.Tensor) -> torch.Tens
             return losses.sum()
         case _:
             return losses.sum() / factor.sum()
+
+
+@operator("GridSample")
+def grid_sample(call: Call) -> Result:
+    mode = call.text("mode", "linear")
+    return functional.grid_sample(
+        call[0],
+        call[1],
+        {"linear": "bilinear", "cubic": "bicubic"}.get(mode, mode),
+        call.text("padding_mode", "zeros"),
+        bool(call.get("align_corners", 0)),
+    )

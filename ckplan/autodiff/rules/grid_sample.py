@@ -1,0 +1,82 @@
+"""Gradient of GridSample."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import onnx_ir as ir
+
+from ckplan.autodiff.builder import Builder, Gradients, attr_int, attr_str, dtype_of, required_input, shape_of
+from ckplan.autodiff.registry import rule
+from ckplan.autodiff.rules import sampling
+
+_MODES = {"bilinear": "linear", "bicubic": "cubic"}
+
+
+@rule("GridSample", since=16)
+def grid_sample(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
+    """Puts dy back onto the elements that each sample was made of; the grid's reads x there and sums over channels.
+
+    Positions on a kink (a whole number, a border) have the derivative of one side; beyond a border it is 0, where the
+    sample does not change. Nearest sampling has zero derivative by the grid.
+    """
+    x, grid, g = required_input(node, 0), required_input(node, 1), dy[0]
+    assert g is not None
+    batch, channels, *sizes = shape_of(x)
+    count = math.prod(shape_of(grid)[1:-1])
+    if 0 in shape_of(x) or 0 in shape_of(g):
+        return [None, None]
+    mode = attr_str(node, "mode", "linear")
+    mode = _MODES.get(mode, mode)
+    padding = attr_str(node, "padding_mode", "zeros")
+    aligned = bool(attr_int(node, "align_corners", 0))
+    data = x
+    if x.dtype != grid.dtype:
+        data, g = op.Cast(x, to=grid.dtype), op.Cast(g, to=grid.dtype)
+    flat = op.reshape(sampling.gated(op, grid, g), [batch, count, len(sizes)])
+    taps = [
+        _taps(op, _coordinate(op, flat, len(sizes) - 1 - axis), size, mode, padding, aligned)
+        for axis, size in enumerate(sizes)
+    ]
+    found = sampling.pull_back(
+        op,
+        op.reshape(data, [batch, channels, math.prod(sizes)]),
+        op.reshape(g, [batch, channels, count]),
+        taps,
+        sizes,
+        want_data=op.wants(x),
+        want_places=op.wants(grid) and mode != "nearest",
+    )
+    dx = None if found.data is None else op.reshape(found.data, shape_of(x))
+    if dx is not None and dx.dtype != x.dtype:
+        dx = op.Cast(dx, to=x.dtype)
+    if not op.wants(grid) or mode == "nearest":
+        return [dx, None]
+    # The grid names its axes from the last to the first.
+    columns = [op.reshape(place, [batch, count, 1]) for place in reversed(found.places) if place is not None]
+    return [dx, op.reshape(op.Concat(*columns, axis=2), shape_of(grid))]
+
+
+def _coordinate(op: Builder, grid: ir.Value, column: int) -> ir.Value:
+    """Cut one coordinate out of a grid (B, L, axes), as (B, 1, L)."""
+    batch, count, width = shape_of(grid)
+    bounds = (np.asarray([number], dtype=np.int64) for number in (column, column + 1, 2))
+    single = op.Slice(grid, *bounds) if width > 1 else grid
+    return op.reshape(single, [batch, 1, count])
+
+
+def _taps(op: Builder, coordinate: ir.Value, size: int, mode: str, padding: str, aligned: bool) -> list[sampling.Tap]:
+    """Return the taps along one axis for coordinates from -1 to 1."""
+    scale = (size - 1) / 2 if aligned else size / 2
+    mirrors = (0.0, float(size - 1)) if aligned else (-0.5, size - 0.5)
+    place = op.Add(op.Mul(coordinate, scale), (size - 1) / 2)
+    position = sampling.Position(place, op.constant(np.full((1, 1, 1), scale, dtype_of(coordinate))))
+    if mode == "cubic":
+        return sampling.cubic_taps(op, position, size, padding, mirrors)
+    if padding == "reflection":
+        position = sampling.reflected(op, position, *mirrors)
+    if padding != "zeros":
+        position = sampling.bordered(op, position, size)
+    taps = sampling.nearest_taps if mode == "nearest" else sampling.linear_taps
+    return taps(op, position, size, padding == "zeros")
