@@ -16,11 +16,18 @@ ROLE = PREFIX + "role"
 """``control`` for the nodes of a control edge, ``recompute`` for a repeated node."""
 RECOMPUTE_OF = PREFIX + "recompute_of"
 """Of a repeated node: the name of the node that it repeats."""
+ONCE = PREFIX + "once"
+"""Of a node that no plan runs again, as what it makes must be kept: why, in a word."""
 
 # -- of values ---------------------------------------------------------------------------------------------------------
 
 CONSTANT = PREFIX + "constant"
 """Of an initializer that is a literal of the program: where it came from."""
+
+# -- of forward models -------------------------------------------------------------------------------------------------
+
+REMOVED_DROPOUTS = PREFIX + "removed_dropouts"
+"""How many Dropout nodes in inference form were removed when the file was loaded."""
 
 # -- of training graphs ------------------------------------------------------------------------------------------------
 
@@ -34,6 +41,13 @@ RETAINED = PREFIX + "retained_gradients"
 """JSON object: name of the gradient by name of the graph input or activation."""
 LOSS_SCALE = PREFIX + "loss_scale"
 """The factor of the loss in the backward pass, or the name of the input that holds it."""
+
+UPDATES = PREFIX + "updates"
+"""JSON object: name of the output with the new value by name of the input that takes it in the next step."""
+LEARNING_RATE = PREFIX + "learning_rate"
+"""Name of the input that holds the learning rate."""
+OPTIMIZER = PREFIX + "optimizer"
+"""The optimizer with its options."""
 
 # -- of files to be planned and of planned files -----------------------------------------------------------------------
 

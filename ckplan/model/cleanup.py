@@ -7,11 +7,12 @@ from collections import Counter
 import onnx_ir as ir
 from onnx_ir.passes.common import NameFixPass, RemoveUnusedNodesPass
 
+from ckplan import keys
 from ckplan.model.fold import Sweep
 from ckplan.model.infer import static_shape
 
 
-def drop_no_ops(model: ir.Model, state: Sweep, *, reshapes: bool = False) -> tuple[str, ...]:
+def drop_no_ops(model: ir.Model, state: Sweep, *, reshapes: bool = False, dropouts: bool = True) -> tuple[str, ...]:
     """Make identities of nodes that pass their input on unchanged, then remove identities, in place.
 
     A Dropout goes when its training_mode is absent or false and nobody reads its mask; with training_mode true it
@@ -22,23 +23,27 @@ def drop_no_ops(model: ir.Model, state: Sweep, *, reshapes: bool = False) -> tup
         state: the sweep's result.
         reshapes: drop a Reshape or Flatten to the shape its input has, too, as opset conversion leaves them around
             Softmax. Off for other models: in a rewritten file such a Reshape is a barrier.
+        dropouts: drop Dropout in inference form. Off for a model that is to be put into training form.
 
     Returns:
         Notes.
     """
-    dropouts = 0
+    removed = 0
     for node in list(model.graph):
         if node.domain != "" or not node.inputs or node.inputs[0] is None:
             continue
-        if node.op_type == "Dropout" and _is_inference_dropout(node, state):
-            dropouts += 1
+        if node.op_type == "Dropout" and dropouts and _is_inference_dropout(node, state):
+            removed += 1
         elif not _passes_on(node) and not (reshapes and _keeps_shape(node)):
             continue
         _make_identity(node)
     for node in list(model.graph):
         if node.domain == "" and node.op_type == "Identity":
             _bypass(model.graph, node)
-    return (f"{dropouts} Dropout node(s) in inference form removed",) if dropouts else ()
+    if not removed:
+        return ()
+    model.metadata_props[keys.REMOVED_DROPOUTS] = str(removed)
+    return (f"{removed} Dropout node(s) in inference form removed",)
 
 
 def _is_inference_dropout(node: ir.Node, state: Sweep) -> bool:

@@ -43,6 +43,7 @@ def load(
     *,
     dims: Mapping[str, int] | None = None,
     shapes: Mapping[str, Sequence[int]] | None = None,
+    training: bool = False,
 ) -> ForwardModel:
     """Read an ONNX file and normalise it.
 
@@ -53,13 +54,14 @@ def load(
         path: the ONNX file.
         dims: dimension name -> size.
         shapes: input name -> shape; may override static sizes, and what the old batch was baked into follows.
+        training: whether the model is to be put into training form: Dropout is kept then.
 
     Raises:
         ModelError: the file cannot be read, converted or shaped.
         UsageError: `dims` or `shapes` do not fit the model.
         EnvironmentUnavailableError: shapes have to be learnt by a run and onnxruntime is not installed.
     """
-    return normalise(read(path), Path(path), dims=dims, shapes=shapes)
+    return normalise(read(path), Path(path), dims=dims, shapes=shapes, training=training)
 
 
 def normalise(
@@ -68,6 +70,7 @@ def normalise(
     *,
     dims: Mapping[str, int] | None = None,
     shapes: Mapping[str, Sequence[int]] | None = None,
+    training: bool = False,
 ) -> ForwardModel:
     """Like `load`, for a model in memory, which is consumed; `path` is for messages only."""
     hoist(model)
@@ -83,7 +86,8 @@ def normalise(
     reference, shapes_before = _at_own_size(model, binding)
     repair = Rebatch(binding.old_batch, binding.new_batch, shapes_before)
     state = sweep(model, repair)
-    notes = [*binding.notes, *lift_notes, *drop_no_ops(model, state, reshapes=old_opset < MINIMUM_OPSET)]
+    removed = drop_no_ops(model, state, reshapes=old_opset < MINIMUM_OPSET, dropouts=not training)
+    notes = [*binding.notes, *lift_notes, *removed]
     if unknown_values(model.graph):
         _infer_whole(model)
         state = sweep(model, repair)

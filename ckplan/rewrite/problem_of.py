@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 import onnx_ir as ir
 
 from ckplan.errors import ModelError
-from ckplan.keys import CHECKPOINTS, PHASE
+from ckplan.keys import CHECKPOINTS, ONCE, PHASE
 from ckplan.model.costs import node_cost, seconds
 from ckplan.plan.problem import Kind, Op, Problem, Tensor
 from ckplan.rewrite.kernels import HEAVY, is_random, overwritable, view_source
@@ -88,7 +88,7 @@ def problem_of_nodes(
                 cost=cost,
                 workspace=workspace,
                 backward=node.metadata_props.get(PHASE) == "backward",
-                recomputable=not is_random(node),
+                recomputable=not is_random(node) and ONCE not in node.metadata_props,
                 heavy=node.op_type in HEAVY,
                 views={made[0]: ids[source]} if source is not None and made else {},
                 inplace={made[0]: (ids[target],)} if target is not None and made else {},
