@@ -25,6 +25,7 @@ LAYERS = (
     "autodiff",
     "model",
     "plan",
+    "choices",
     "units",
     "errors",
     "keys",

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+from ckplan.choices import spell
 from ckplan.errors import InfeasibleError
 from ckplan.plan.bounds import lower_bound
 from ckplan.plan.peak import peak_of
@@ -75,9 +75,4 @@ class Strategy(ABC):
 
     def __str__(self) -> str:
         """The strategy as one writes it on the command line, options that differ from their default included."""
-        options = [
-            f"{field.name}={';'.join(value) if isinstance(value, tuple) else value}"
-            for field in dataclasses.fields(self)
-            if (value := getattr(self, field.name)) != field.default
-        ]
-        return f"{self.name}:{','.join(options)}" if options else self.name
+        return spell(self)
