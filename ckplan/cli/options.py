@@ -53,7 +53,7 @@ def _size(ctx: click.Context, param: click.Parameter, text: str, smallest: int) 
 
 def read_dims(ctx: click.Context, param: click.Parameter, values: Sequence[str]) -> dict[str, int]:
     """``("batch=8",)`` to ``{"batch": 8}``."""
-    return {name: _size(ctx, param, size, 1) for name, size in _pairs(ctx, param, values).items()}
+    return {name: _size(ctx, param, size, 0) for name, size in _pairs(ctx, param, values).items()}
 
 
 def read_shapes(ctx: click.Context, param: click.Parameter, values: Sequence[str]) -> dict[str, tuple[int, ...]]:

@@ -177,7 +177,9 @@ def _default(value: ir.Value, axis: int, symbol: str, shape: tuple[int | str, ..
         return DEFAULT_BATCH
     if re.search(r"height|width|^(h|w)$", word):
         return DEFAULT_PIXELS
-    if re.search(r"seq|len|time|token|frame|past|^t$", word):
+    if "past" in word:
+        return 0  # training is on prompts: no keys and values were computed before
+    if re.search(r"seq|len|time|token|frame|^t$", word):
         return DEFAULT_LENGTH
     if axis == 0:
         return DEFAULT_BATCH

@@ -15,6 +15,7 @@ import onnx_ir as ir
 
 from ckplan import keys
 from ckplan.model.constants import filled, is_constant, mark_constant, unused_name
+from ckplan.model.contrib import expand
 from ckplan.model.infer import NodeInference, is_known, static_shape
 
 # A folded tensor that the model keeps: more would make the file larger than the node that computes it is worth.
@@ -47,11 +48,13 @@ class Sweep:
     Attributes:
         constants: value -> its array, for every value that does not depend on inputs or weights.
         problems: node -> why its shape inference failed.
+        expanded: the operators of com.microsoft that were replaced by standard ones, one entry a node.
     """
 
     model: ir.Model
     constants: dict[ir.Value, np.ndarray] = field(default_factory=dict)
     problems: dict[ir.Node, str] = field(default_factory=dict)
+    expanded: list[str] = field(default_factory=list)
 
     def constant(self, value: ir.Value | None) -> np.ndarray | None:
         """The array of a value that is a number of the program: an initializer that is no weight, or folded."""
@@ -92,6 +95,10 @@ def _visit(node: ir.Node, state: Sweep, inference: NodeInference, repair: Repair
             return
     if repair is not None:
         repair(node, state)
+    known = all(value is None or is_known(value) for value in node.inputs)
+    if known and expand(node, lambda fresh: _visit(fresh, state, inference, None), state.constant):
+        state.expanded.append(node.op_type)
+        return
     if not all(is_known(output) for output in node.outputs):
         problem = inference.run(node, state.constant)
         if problem:

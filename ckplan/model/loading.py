@@ -12,6 +12,7 @@ import onnx_ir as ir
 from ckplan.errors import ModelError
 from ckplan.model.cleanup import drop_no_ops, tidy
 from ckplan.model.constants import hoist
+from ckplan.model.contrib import adopt
 from ckplan.model.dims import Binding, bind
 from ckplan.model.fold import Sweep, sweep
 from ckplan.model.infer import static_shape
@@ -74,6 +75,7 @@ def normalise(
 ) -> ForwardModel:
     """Like `load`, for a model in memory, which is consumed; `path` is for messages only."""
     hoist(model)
+    adopt(model)
     binding = bind(model.graph, dict(dims or {}), dict(shapes or {}))
     _forget_shapes(model)
     old_opset = model.graph.opset_imports.get("", MINIMUM_OPSET)
@@ -86,14 +88,19 @@ def normalise(
     reference, shapes_before = _at_own_size(model, binding)
     repair = Rebatch(binding.old_batch, binding.new_batch, shapes_before)
     state = sweep(model, repair)
+    expanded = state.expanded
     removed = drop_no_ops(model, state, reshapes=old_opset < MINIMUM_OPSET, dropouts=not training)
     notes = [*binding.notes, *lift_notes, *removed]
     if unknown_values(model.graph):
         _infer_whole(model)
         state = sweep(model, repair)
+        expanded = expanded + state.expanded
     if repair.changed:
         listed = "; ".join(repair.changed[:3]) + ("; ..." if len(repair.changed) > 3 else "")
         notes.append(f"{len(repair.changed)} constant(s) rebound to the new batch: {listed}")
+    if expanded:
+        kinds = ", ".join(sorted(set(expanded)))
+        notes.append(f"{len(expanded)} node(s) of com.microsoft written in standard operators: {kinds}")
     tidy(model)
     try:
         notes.extend(learn(model))

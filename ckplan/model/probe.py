@@ -7,8 +7,11 @@ from collections.abc import Sequence
 import onnx_ir as ir
 
 from ckplan.errors import EnvironmentUnavailableError, ModelError
+from ckplan.model.contrib import MICROSOFT, REASON_KEY
 from ckplan.model.execute import execute, random_inputs
 from ckplan.model.infer import is_known
+
+_KNOWN_DOMAINS = ("", "ai.onnx", "ai.onnx.ml", "ai.onnx.preview.training", MICROSOFT)
 
 
 def unknown_values(graph: ir.Graph) -> list[ir.Value]:
@@ -49,6 +52,8 @@ def learn(model: ir.Model) -> tuple[str, ...]:
     left = unknown_values(model.graph)
     if left:
         producer = left[0].producer()
+        if producer is not None:
+            _blame_operator(producer)
         name = f"{producer.op_type} '{producer.name}'" if producer is not None else f"'{left[0].name}'"
         raise ModelError(
             f"the shape of {len(left)} value(s) is unknown, first the output of {name}, and onnxruntime cannot run the "
@@ -56,6 +61,19 @@ def learn(model: ir.Model) -> tuple[str, ...]:
             "give input shapes that the model accepts with --shape",
         )
     return (f"the shapes of {len(unknown)} value(s) come from a run in onnxruntime, first '{unknown[0].name}'",)
+
+
+def _blame_operator(node: ir.Node) -> None:
+    """Raise for a node that nothing can tell the shape of because of what it is."""
+    what = f"{node.op_type} '{node.name}'"
+    reason = node.metadata_props.get(REASON_KEY)
+    if reason is not None:
+        raise ModelError(f"{what} of {node.domain} is not supported: {reason}")
+    if node.domain not in _KNOWN_DOMAINS:
+        raise ModelError(
+            f"{what} is unknown: neither ONNX nor onnxruntime defines operators of domain '{node.domain}'",
+            "export its definition with the model, as a function of standard operators",
+        )
 
 
 def _learn(model: ir.Model, unknown: Sequence[ir.Value]) -> None:

@@ -1,0 +1,10 @@
+"""Operators of onnxruntime's own domain, com.microsoft, are written as the standard operators they are equal to.
+
+Exporters and onnxruntime's optimiser emit them for speed. In standard operators every rule, cost and memory model of
+this package holds for them, and the training graph runs anywhere; onnxruntime fuses again what it likes to.
+"""
+
+from ckplan.model.contrib.expand import REASON_KEY, adopt, expand
+from ckplan.model.contrib.registry import MICROSOFT, REFUSED, expansions
+
+__all__ = ["MICROSOFT", "REASON_KEY", "REFUSED", "adopt", "expand", "expansions"]
