@@ -1,0 +1,169 @@
+"""From gradients to a whole step: a file that maps (parameters, state, batch) to (new parameters, new state, loss)."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+import onnx_ir as ir
+
+from ckplan import keys
+from ckplan.autodiff.builder import Builder, dtype_of, shape_of
+from ckplan.autodiff.optimizers.base import Optimizer
+from ckplan.autodiff.optimizers.clipping import clip_factor
+from ckplan.errors import UsageError
+
+if TYPE_CHECKING:
+    from ckplan.autodiff.training_graph import TrainingGraph
+
+Scalars = dict[str, ir.Value]
+
+_FACTOR = "ckplan: clip"
+"""Name of the factor that clips, among the scalars."""
+
+
+def add_optimizer(training: TrainingGraph, optimizer: Optimizer, clip_norm: float | None = None) -> TrainingGraph:
+    """Complete a training graph to a whole step.
+
+    Each parameter is updated as soon as its gradient is there, so that the gradient dies at once; with ``clip_norm``
+    all gradients are held until the last one is known. Parameters, states, the number of steps and the learning rate
+    are initializers and graph inputs at once: a loop feeds what has changed. Parameters of half precision are updated
+    in float32, and their states are float32.
+
+    Args:
+        training: a training graph whose gradients are outputs; not changed.
+        optimizer: how to get new parameters.
+        clip_norm: if all gradients together have a larger norm, they are scaled down to this one.
+
+    Returns:
+        A graph that puts out, in place of the gradients, ``<parameter>_new`` and ``<parameter>_<state>_new`` and, if
+        the optimizer counts steps, ``step_new``. Its ``updates`` say which input takes which output.
+
+    Raises:
+        UsageError: ``clip_norm`` is not a positive number, or the graph makes new parameters already.
+    """
+    if clip_norm is not None and not (clip_norm > 0 and math.isfinite(clip_norm)):
+        raise UsageError(f"gradients cannot be clipped to a norm of {clip_norm}", "give a positive number")
+    if keys.OPTIMIZER in training.model.metadata_props:
+        raise UsageError("the graph makes new parameters already", "start from the forward model")
+    model = training.model.clone()
+    graph = model.graph
+    op = Builder(graph, graph.opset_imports)
+    made = {str(value.name): value for node in graph for value in node.outputs if value.name}
+    gradients = {graph.initializers[name]: made[gradient] for name, gradient in training.gradients.items()}
+    behind = _behind(graph, gradients.values())
+    spread = {value: index for index, value in enumerate(behind)}
+    order = sorted(gradients, key=lambda parameter: spread[gradients[parameter]])
+    last = behind[gradients[order[-1]]]
+    first = behind[gradients[order[0]]] if clip_norm is None else last
+    updates: dict[ir.Value, ir.Value] = {}
+    with op.scope("optimizer", before=first):
+        scalars, rate = _scalars(op, optimizer, {_work(parameter) for parameter in gradients}, updates)
+        if clip_norm is not None:
+            _clip(op, scalars, list(gradients.values()), clip_norm)
+    for parameter in order:
+        gradient = gradients[parameter]
+        with op.scope(f"{parameter.name}/update", before=behind[gradient] if clip_norm is None else last):
+            _update(op, optimizer, parameter, gradient, scalars[_work(parameter)], updates)
+    dropped = set(gradients.values())
+    outputs = [value for value in graph.outputs if value not in dropped]
+    graph.outputs.clear()
+    graph.outputs.extend(outputs)
+    inputs = set(graph.inputs)
+    for old, new in updates.items():
+        new.name = op.unique_name(f"{old.name}_new")
+        graph.outputs.append(new)
+        if old not in inputs:
+            graph.inputs.append(old)
+    named = {**training.updates, **{str(old.name): str(new.name) for old, new in updates.items()}}
+    model.metadata_props.pop(keys.GRADIENTS, None)
+    model.metadata_props[keys.UPDATES] = json.dumps(named)
+    model.metadata_props[keys.LEARNING_RATE] = str(rate.name)
+    model.metadata_props[keys.OPTIMIZER] = str(optimizer)
+    clipped = "" if clip_norm is None else f", gradients clipped to a norm of {clip_norm:g}"
+    note = f"{optimizer} makes the new parameters; the input '{rate.name}' is {optimizer.learning_rate:g} by default"
+    return replace(training, model=model, updates=named, notes=(*training.notes, note + clipped))
+
+
+def _behind(graph: ir.Graph, values: Iterable[ir.Value]) -> dict[ir.Value, ir.Node | None]:
+    """Return for each value the node behind the one that makes it, None at the end; in the order of the graph."""
+    wanted = set(values)
+    found: dict[ir.Value, ir.Node | None] = {}
+    waiting: list[ir.Value] = []
+    for node in graph:
+        found.update((value, node) for value in waiting)
+        waiting = [value for value in node.outputs if value in wanted]
+    found.update((value, None) for value in waiting)
+    return found
+
+
+def _work(parameter: ir.Value) -> ir.DataType:
+    """Return the type in which a parameter is updated."""
+    assert parameter.dtype is not None
+    return ir.DataType.FLOAT if dtype_of(parameter).itemsize < 4 else parameter.dtype
+
+
+def _cast(op: Builder, value: ir.Value, dtype: ir.DataType) -> ir.Value:
+    return value if value.dtype == dtype else op.Cast(value, to=dtype)
+
+
+def _scalars(
+    op: Builder, optimizer: Optimizer, dtypes: set[ir.DataType], updates: dict[ir.Value, ir.Value]
+) -> tuple[dict[ir.DataType, Scalars], ir.Value]:
+    """Emit what all updates share, in each type that is needed; return it and the input of the learning rate."""
+    single = ir.DataType.DOUBLE not in dtypes
+    rate = _input(op, "learning_rate", np.asarray(optimizer.learning_rate, np.float32 if single else np.float64))
+    op.graph.inputs.append(rate)
+    step = None
+    if optimizer.counts:
+        count = _input(op, "step", np.asarray(0, np.int64))
+        updates[count] = op.Add(count, np.asarray(1, np.int64))
+        step = op.Cast(updates[count], to=ir.DataType.DOUBLE)
+    shared = optimizer.scalars(op, _cast(op, rate, ir.DataType.DOUBLE), step)
+    cast = {dtype: {name: _cast(op, value, dtype) for name, value in shared.items()} for dtype in dtypes}
+    return cast, rate
+
+
+def _clip(op: Builder, scalars: dict[ir.DataType, Scalars], gradients: list[ir.Value], norm: float) -> None:
+    """Add the factor that clips to the scalars."""
+    factor = clip_factor(op, [_cast(op, gradient, _work(gradient)) for gradient in gradients], norm)
+    for dtype, named in scalars.items():
+        named[_FACTOR] = _cast(op, factor, dtype)
+
+
+def _update(
+    op: Builder,
+    optimizer: Optimizer,
+    parameter: ir.Value,
+    gradient: ir.Value,
+    scalars: Scalars,
+    updates: dict[ir.Value, ir.Value],
+) -> None:
+    """Emit the update of one parameter; the pairs of old and new values go to ``updates``."""
+    assert parameter.dtype is not None
+    dtype = _work(parameter)
+    zero = np.zeros((), dtype.numpy())
+    zeros = np.broadcast_to(zero, shape_of(parameter))
+    states = [_input(op, f"{parameter.name}_{state}", zeros) for state in optimizer.states]
+    wide, slope = _cast(op, parameter, dtype), _cast(op, gradient, dtype)
+    if _FACTOR in scalars:
+        slope = op.Mul(slope, scalars[_FACTOR])
+    new, new_states = optimizer.update(op, wide, slope, states, scalars)
+    updates[parameter] = _cast(op, new, parameter.dtype)
+    updates.update(zip(states, new_states, strict=True))
+
+
+def _input(op: Builder, name: str, default: np.ndarray) -> ir.Value:
+    """Make an initializer of its own name: an input with a default."""
+    value = ir.Value(
+        name=op.unique_name(name),
+        type=ir.TensorType(ir.DataType.from_numpy(default.dtype)),
+        shape=ir.Shape(default.shape),
+    )
+    value.const_value = ir.Tensor(default, name=value.name)
+    op.graph.register_initializer(value)
+    return value

@@ -1,0 +1,7 @@
+"""From inference form to training form: BatchNormalization by the statistics of the batch, Dropout that drops."""
+
+from __future__ import annotations
+
+from ckplan.autodiff.training_mode.enter import TrainingForms, enter_training
+
+__all__ = ["TrainingForms", "enter_training"]

@@ -1,0 +1,86 @@
+"""Dropout that drops, in two parts: a mask that is drawn once, and its use, which a plan may repeat.
+
+The mask, a bool per element, is kept for the backward pass. What was dropped out of is not: it is made again from its
+input and the mask. (The operator itself puts out both at once and would draw anew.)
+"""
+
+from __future__ import annotations
+
+import zlib
+
+import numpy as np
+import onnx_ir as ir
+
+from ckplan import keys
+from ckplan.autodiff.builder import (
+    Builder,
+    Gradients,
+    attr_float,
+    dtype_of,
+    input_of,
+    required_input,
+    shape_of,
+    size_of,
+)
+from ckplan.autodiff.paths import Composite
+from ckplan.errors import ModelError
+
+_SEEDS = 1 << 24
+"""Seeds are float32 attributes: whole numbers below this are exact."""
+
+
+def dropout(op: Builder, node: ir.Node) -> tuple[ir.Value, ir.Value, Composite] | None:
+    """Emit a Dropout in training form.
+
+    The mask comes from a generator with a seed: two files made from one model draw the same masks, a new one in each
+    step. The seed is the node's own, or else one that depends on its name.
+
+    Args:
+        op: the builder, in a scope of its own.
+        node: a Dropout in either form; it stays as it is.
+
+    Returns:
+        What is left of x, scaled; the mask, true where x is kept; and how the first is differentiated. None for a
+        ratio of 0.
+
+    Raises:
+        ModelError: the ratio is a constant outside of [0, 1).
+    """
+    x, ratio = required_input(node, 0), input_of(node, 1)
+    known = np.asarray(0.5) if ratio is None else op.constant_of(ratio)
+    fixed = None if known is None else float(known.reshape(()))
+    if fixed == 0:
+        return None
+    if fixed is not None and not 0 < fixed < 1:
+        raise ModelError(f"Dropout '{node.name}' drops a share of {fixed:g}", "a ratio is at least 0 and less than 1")
+    single = ir.DataType.FLOAT
+    threshold = np.float32(fixed) if fixed is not None else op.Cast(ratio, to=single)
+    mask = op.GreaterOrEqual(op.RandomUniformLike(x, dtype=single, seed=_seed(node)), threshold)
+    maker = mask.producer()
+    assert maker is not None
+    # Making it again from the numbers that were drawn would keep those, which are four times as large.
+    maker.metadata_props[keys.ONCE] = "mask"
+    scale = None
+    if fixed is None:
+        scale = op.CastLike(op.Reciprocal(op.Sub(np.float32(1), threshold)), x)
+    y = op.Mul(op.Mul(x, op.Cast(mask, to=x.dtype)), scale if scale is not None else _factor(fixed, x))
+
+    def gradient(op: Builder, dy: Gradients) -> Gradients:
+        assert dy[0] is not None
+        # Flat, so that nobody takes the Cast for that of the forward pass and keeps what it makes.
+        flat = [size_of(x)] if len(shape_of(x)) != 1 else [1, size_of(x)]
+        kept = op.Cast(op.reshape(mask, flat), to=x.dtype)
+        dx = op.reshape(op.Mul(op.reshape(dy[0], flat), kept), shape_of(x))
+        return [dx if scale is None else op.Mul(dx, scale)]
+
+    return y, mask, Composite((x,), gradient, 1.0 if fixed is None else float(_factor(fixed, x)))
+
+
+def _factor(ratio: float | None, x: ir.Value) -> np.ndarray:
+    assert ratio is not None
+    return np.asarray(1 / (1 - ratio), dtype_of(x))
+
+
+def _seed(node: ir.Node) -> float:
+    # Engines whose seeds are neighbours begin alike, so that numbers in a row will not do.
+    return attr_float(node, "seed", float(zlib.crc32(str(node.name).encode()) % _SEEDS))

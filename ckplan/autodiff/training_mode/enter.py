@@ -1,0 +1,154 @@
+"""Turns the nodes of a forward graph that inference and training treat differently into their training forms."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import onnx_ir as ir
+
+from ckplan.autodiff.builder import Builder, attr_float, input_of, required_input, shape_of
+from ckplan.autodiff.paths import Composite, bodies, needed_nodes
+from ckplan.autodiff.training_mode.batch_norm import batch_normalization, running, splits
+from ckplan.autodiff.training_mode.dropout import dropout
+
+_FORMS = ("BatchNormalization", "Dropout")
+
+
+@dataclass
+class TrainingForms:
+    """What became of the nodes that have a training form.
+
+    Attributes:
+        composites: how the training forms are differentiated, by node.
+        running: the new running statistic by the initializer that holds the old one.
+        notes: what was turned and what was left, for people.
+    """
+
+    composites: dict[ir.Node, Composite | None] = field(default_factory=dict)
+    running: dict[ir.Value, ir.Value] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    _normalised: dict[ir.Value, list[ir.Value]] = field(default_factory=dict)
+
+    def running_of(self, graph: ir.Graph, outputs: Sequence[ir.Value]) -> dict[ir.Value, ir.Value]:
+        """Return the running statistics of those layers that some values depend on."""
+        needed = needed_nodes(graph, outputs)
+        layers = {old: [y.producer() for y in made] for old, made in self._normalised.items()}
+        return {old: new for old, new in self.running.items() if not needed.isdisjoint(layers[old])}
+
+
+def enter_training(op: Builder) -> TrainingForms:
+    """Replace BatchNormalization and Dropout in a graph by their training forms.
+
+    BatchNormalization normalises by the mean and the population variance of the batch and makes new running
+    statistics; those are made by nodes of their own, which no plan repeats, so that they are updated once.
+    Dropout draws a mask. A Dropout whose training_mode is fed keeps its form.
+
+    Args:
+        op: builder of the forward graph.
+
+    Raises:
+        ModelError: a Dropout has an impossible ratio.
+    """
+    graph, forms = op.graph, TrainingForms()
+    normalisations = [node for node in graph if _is_form(node, "BatchNormalization") and _has_running(node)]
+    dropouts = [node for node in graph if _is_form(node, "Dropout") and _has_known_mode(op, node)]
+    latest: dict[ir.Value, ir.Value] = {}
+    for node, own in splits(normalisations).items():
+        before = set(graph)
+        with op.scope(str(node.name), "forward", before=node):
+            y, mean, variance, composite = batch_normalization(op, node)
+            momentum = attr_float(node, "momentum", 0.9)
+            made = [y]
+            for index, statistic in ((3, mean), (4, variance)):
+                old = required_input(node, index)
+                if own:
+                    old = _copy(op, old, f"{node.name}/{'mean' if index == 3 else 'var'}")
+                made.append(running(op, latest.get(old, old), statistic, momentum))
+                forms.running[old] = latest[old] = made[-1]
+                forms._normalised.setdefault(old, []).append(y)
+        _replace(forms, node, made, composite, before)
+    for node in dropouts:
+        before = set(graph)
+        with op.scope(str(node.name), "forward", before=node):
+            drawn = dropout(op, node)
+        if drawn is not None:
+            _replace(forms, node, drawn[:2], drawn[2], before)
+    for old, new in forms.running.items():
+        new.name = op.unique_name(f"{old.name}_new")
+    _take_notes(forms, graph, len(normalisations), len(dropouts))
+    return forms
+
+
+def _is_form(node: ir.Node, op_type: str) -> bool:
+    return node.op_type == op_type and not node.domain
+
+
+def _has_running(node: ir.Node) -> bool:
+    """Say whether a BatchNormalization has running statistics to update; computed ones are somebody else's."""
+    statistics = [input_of(node, index) for index in (3, 4)]
+    held = all(value is not None and value.is_initializer() and not value.is_graph_input() for value in statistics)
+    return held and len(shape_of(required_input(node, 0))) > 1
+
+
+def _has_known_mode(op: Builder, node: ir.Node) -> bool:
+    mode = input_of(node, 2)
+    return mode is None or op.constant_of(mode) is not None
+
+
+def _copy(op: Builder, initializer: ir.Value, name: str) -> ir.Value:
+    copy = ir.Value(
+        name=op.unique_name(name),
+        type=initializer.type,
+        shape=initializer.shape,
+        const_value=initializer.const_value,
+    )
+    op.graph.register_initializer(copy)
+    return copy
+
+
+def _replace(
+    forms: TrainingForms, node: ir.Node, made: Sequence[ir.Value], composite: Composite, before: set[ir.Node]
+) -> None:
+    """Let the readers of a node read what was made in its place, and register how that is differentiated."""
+    graph = node.graph
+    assert graph is not None
+    forms.composites.update((fresh, None) for fresh in graph if fresh not in before)
+    last = made[0].producer()
+    assert last is not None
+    forms.composites[last] = composite
+    names = [output.name for output in node.outputs]
+    for output, value in zip(node.outputs, made, strict=False):
+        output.replace_all_uses_with(value, replace_graph_outputs=True)
+    graph.remove(node, safe=True)
+    made[0].name = names[0]
+
+
+def _take_notes(forms: TrainingForms, graph: ir.Graph, normalisations: int, dropouts: int) -> None:
+    if normalisations:
+        forms.notes.append(
+            f"{normalisations} BatchNormalization node(s) use the statistics of the batch; running variances take the "
+            "population variance, as ONNX has it (torch: the unbiased one)"
+        )
+    if dropouts:
+        forms.notes.append(f"{dropouts} Dropout node(s) drop")
+    shared = sum(len(made) > 1 for made in forms._normalised.values())
+    if shared:
+        forms.notes.append(
+            f"{shared} running statistic(s) serve several nodes and are updated by each of them; if these nodes are "
+            "different layers, export the model with initializers for each"
+        )
+    left = [node for node in graph if node.op_type in _FORMS and not node.domain and node not in forms.composites]
+    left += [inner for node in graph for body in bodies(node) for inner in body.all_nodes() if _is_one(inner)]
+    if left:
+        named = ", ".join(f"{node.op_type} '{node.name}'" for node in left[:3])
+        forms.notes.append(f"{len(left)} node(s) stay as they are in the file ({named}{', ...' if left[3:] else ''})")
+    if not (normalisations or dropouts):
+        forms.notes.append(
+            "the model holds no BatchNormalization and no Dropout to turn into training form: exporters fold and drop "
+            "them unless told to keep them (torch: training=TrainingMode.PRESERVE, do_constant_folding=False)"
+        )
+
+
+def _is_one(node: ir.Node) -> bool:
+    return node.op_type in _FORMS and not node.domain
