@@ -1,7 +1,8 @@
 """Plain numpy versions of operators that onnx's reference evaluator gets wrong or cannot run in full.
 
 In onnx 1.23, ConvTranspose fails with groups, unequal kernels and ``output_shape``; MaxPool counts its indices from the
-start of the padded channel and gets ``auto_pad`` wrong; GlobalMaxPool only knows two axes; GlobalLpPool is missing;
+start of the padded channel and gets ``auto_pad`` wrong; GlobalMaxPool only knows two axes; GlobalLpPool and
+MaxRoiPool are missing;
 LpNormalization of order 1 takes no absolute values; GroupNormalization, GridSample, DeformConv and others
 compute in float32 whatever x is, which finite differences do not bear.
 """
@@ -48,6 +49,8 @@ class ConvTranspose(OpRun):
         if auto_pad.startswith("SAME") and not output_shape:
             output_shape = [n * s for n, s in zip(sizes, strides, strict=True)]
         if output_shape:
+            # A wanted size beyond what the kernels reach is filled with zeros at the end.
+            full = [max(have, want) for have, want in zip(full, output_shape, strict=True)]
             total = [max(have - want, 0) for have, want in zip(full, output_shape, strict=True)]
             begin = [t // 2 if auto_pad == "SAME_UPPER" else t - t // 2 for t in total]
             end = [t - b for t, b in zip(total, begin, strict=True)]
@@ -180,6 +183,13 @@ class LRN(OpRun):
         return (x / (bias + alpha / size * sums) ** beta,)
 
 
+class GatherElements(OpRun):
+    """With axes of any length; onnx's own ends at 64 elements."""
+
+    def _run(self, data, indices, axis=0):
+        return (np.take_along_axis(data, indices, axis),)
+
+
 class GridSample(op_grid_sample.GridSample):
     """Positions in the type of the grid."""
 
@@ -225,9 +235,30 @@ class DeformConv(OpRun):
         return (y if bias is None else y + bias.reshape(-1, 1, 1),)
 
 
+class MaxRoiPool(OpRun):
+    """Regions are rounded to whole elements, halves away from zero; bins without elements are 0."""
+
+    def _run(self, x, rois, pooled_shape=None, spatial_scale=1.0):
+        y = np.zeros((len(rois), x.shape[1], *pooled_shape), x.dtype)
+        for r, (image, *ends) in enumerate(rois):
+            x1, y1, x2, y2 = (np.sign(end) * np.floor(abs(end) * spatial_scale + 0.5) for end in ends)
+            for i, j in itertools.product(*map(range, pooled_shape)):
+                window = []
+                bins = ((i, pooled_shape[0], y1, y2, x.shape[2]), (j, pooled_shape[1], x1, x2, x.shape[3]))
+                for number, count, start, end, size in bins:
+                    width = max(end - start + 1, 1) / count
+                    limits = np.floor(number * width) + start, np.ceil((number + 1) * width) + start
+                    window.append(slice(*(int(min(max(limit, 0), size)) for limit in limits)))
+                found = x[(int(image), slice(None), *window)]
+                if found.size:
+                    y[r, :, i, j] = found.max(axis=(1, 2))
+        return (y,)
+
+
 OPERATORS = [
     ConvTranspose,
     DeformConv,
+    GatherElements,
     GridSample,
     GlobalLpPool,
     GlobalMaxPool,
@@ -235,6 +266,7 @@ OPERATORS = [
     LRN,
     LpNormalization,
     MaxPool,
+    MaxRoiPool,
     MeanVarianceNormalization,
 ]
 

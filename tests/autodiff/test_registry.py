@@ -15,10 +15,8 @@ WITHOUT_RULE = {
     "Det",
     "GRU",
     "LSTM",
-    "MaxRoiPool",
     "MaxUnpool",
     "RNN",
-    "RoiAlign",
     "STFT",
     "TensorScatter",
 }

@@ -1,10 +1,22 @@
-"""Operators that read between elements: GridSample, DeformConv and RoiAlign."""
+"""Operators that read between elements or over regions: GridSample, DeformConv, RoiAlign and MaxRoiPool."""
 
 from __future__ import annotations
 
+import numpy as np
+import onnx
 import pytest
 
-from tests.autodiff.gradcheck import check_gradient, node_model, values
+from ckplan.autodiff import build_training_graph
+from ckplan.errors import UnsupportedOperatorsError
+from tests.autodiff.gradcheck import (
+    check_gradient,
+    infer,
+    node_model,
+    onnxruntime_run,
+    reference,
+    to_dtype,
+    values,
+)
 from tests.autodiff.reference_operators import use_reference_operators
 
 __all__ = ["use_reference_operators"]
@@ -72,3 +84,52 @@ def test_deform_conv(model):
 def test_deform_conv_by_its_mask_alone():
     model = deform_conv((1, 2, 4, 4), (2, 2, 2, 2), mask=True)
     check_gradient(model, wrt=["p4"], idle=["p0", "p1", "p2"], step=1e-4)
+
+
+ROIS = np.asarray([[0.3, 0.7, 5.2, 6.1], [-3.17, -2.23, 4.31, 3.47], [2.11, 2.33, 2.52, 2.76], [1.1, 3.3, 12.2, 14.3]])
+
+
+@pytest.mark.parametrize("transformation", ["half_pixel", "output_half_pixel"])
+@pytest.mark.parametrize("mode", ["avg", "max"])
+@pytest.mark.parametrize("sampling_ratio", [0, 2])
+def test_roi_align(transformation, mode, sampling_ratio):
+    images = 1 + sampling_ratio // 2
+    model = node_model(
+        "RoiAlign",
+        values(images, 2, 7, 8),
+        ROIS,
+        np.asarray([0, 1, 1, 0]) % images,
+        mode=mode,
+        sampling_ratio=sampling_ratio,
+        output_height=2,
+        output_width=3,
+        spatial_scale=0.75,
+        coordinate_transformation_mode=transformation,
+    )
+    fixed = mode == "max" and sampling_ratio == 0
+    check_gradient(model, step=1e-5, wrt=["p0"] if fixed else ["p*"], idle=["p1"] if fixed else [], rtol=1e-4)
+
+
+def test_max_roi_pool():
+    rois = np.asarray([[0, 0.3, 0.7, 5.2, 6.1], [1, -3, -2, 4.3, 3.4], [1, 2, 3, 2, 3], [0, 1, 3, 12, 14]])
+    model = node_model("MaxRoiPool", values(2, 2, 7, 8), rois, pooled_shape=[2, 3], spatial_scale=0.75)
+    check_gradient(model, idle=["p1"])
+    single = infer(to_dtype(model, np.float32))
+    np.testing.assert_allclose(onnxruntime_run(single)["loss"], reference(model)["loss"], rtol=1e-5)
+
+
+def test_max_roi_pool_with_regions_computed_at_run_time():
+    rois = np.asarray([[0, 0, 1, 3, 2.0], [0, -9, -9, 9, 9]])
+    model = node_model("MaxRoiPool", values(1, 2, 4, 5), rois, pooled_shape=[2, 2])
+    expected = check_gradient(model, idle=["p1"])["p0"]
+    model.graph.node[0].input[1] = "fed"
+    model.graph.input.append(onnx.helper.make_tensor_value_info("fed", onnx.TensorProto.DOUBLE, rois.shape))
+    training = build_training_graph(infer(model), wrt=["p0"])
+    np.testing.assert_allclose(reference(training.model, {"fed": rois})["p0_grad"], expected)
+
+
+def test_maximum_over_samples_whose_number_is_not_known_is_refused():
+    x, rois = values(1, 1, 4, 4), np.zeros((1, 4))
+    model = node_model("RoiAlign", x, rois, np.zeros(1, np.int64), mode="max")
+    with pytest.raises(UnsupportedOperatorsError, match="regions computed at run time"):
+        build_training_graph(infer(model), wrt=["p*"])
