@@ -12,6 +12,7 @@ from ckplan.autodiff.inline import inline_function
 from ckplan.autodiff.paths import Composite, Composites, captured, differentiable_inputs, entry_of
 from ckplan.autodiff.registry import NON_DIFFERENTIABLE, NoGradientError
 from ckplan.errors import UnsupportedOperatorsError
+from ckplan.model.contrib import MICROSOFT, REASON_KEY, REFUSED
 
 
 def reachable(op: Builder, parameters: Sequence[ir.Value], composites: Composites) -> set[ir.Value]:
@@ -189,7 +190,10 @@ def _accumulate(op: Builder, value: ir.Value, gradient: ir.Value, factor: float)
 
 
 def _reason(node: ir.Node) -> str | None:
-    return None if node.domain else NON_DIFFERENTIABLE.get(node.op_type)
+    """Say why a node is not differentiated whatever rules there are, None if nothing is known against it."""
+    if node.domain:
+        return node.metadata_props.get(REASON_KEY) or REFUSED.get(node.op_type) if node.domain == MICROSOFT else None
+    return NON_DIFFERENTIABLE.get(node.op_type)
 
 
 def _unsupported(

@@ -97,7 +97,7 @@ _ENDS, _STARTS = np.asarray([3, 2], np.int32), np.asarray([3, 2, 1, 0], np.int32
 _W = (numbers(8, 24), numbers(24))
 _Q, _K, _V = numbers(2, 4, 8, seed=1), numbers(2, 5, 8, seed=2), numbers(2, 5, 12, seed=3)
 _PAST = numbers(2, 2, 3, 4, seed=4), numbers(2, 2, 3, 4, seed=5)
-_BOXES = np.asarray([[0.1, 0.2, 0.8, 0.9], [-0.2, 0, 0.5, 1.3]])
+_BOXES = np.asarray([[0.13, 0.21, 0.79, 0.88], [-0.2, 0.06, 0.47, 1.3]])
 _IMAGE, _KERNEL = numbers(1, 3, 6, 6), numbers(4, 3, 3, 3)
 
 

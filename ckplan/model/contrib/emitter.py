@@ -12,6 +12,8 @@ import onnx_ir as ir
 from ckplan.model.constants import mark_constant, unused_name
 from ckplan.model.infer import static_shape
 
+_NARROW = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
+
 Operand = ir.Value | np.ndarray | float | int | None
 
 
@@ -177,6 +179,10 @@ class Emitter:
             return value
         result: ir.Value = self.Cast(value, to=int(dtype))
         return result
+
+    def wide(self, value: ir.Value) -> ir.Value:
+        """Return the value in at least single precision, for sums."""
+        return self.cast(value, ir.DataType.FLOAT) if value.dtype in _NARROW else value
 
     def scale(self, value: ir.Value, factor: float) -> ir.Value:
         """Return the value times a number; itself for 1."""

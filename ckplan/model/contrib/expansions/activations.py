@@ -139,6 +139,6 @@ def bias_dropout(e: Emitter) -> Results:
 def linear_attention_gate(e: Emitter) -> Results:
     """decay_scale softplus(a + dt_bias), in float32, and sigmoid(b)."""
     a, b = e.required(0), e.input(3)
-    wide = e.Add(e.cast(a, ir.DataType.FLOAT), e.required(1))
-    decay = e.cast(e.Mul(e.Softplus(wide), e.required(2)), a.dtype)
+    bias, factor = e.required(1), e.required(2)
+    decay = e.cast(e.Mul(e.Softplus(e.Add(e.cast(a, bias.dtype), bias)), factor), a.dtype)
     return [decay, None if b is None else e.Sigmoid(b)]

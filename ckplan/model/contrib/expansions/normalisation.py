@@ -12,8 +12,6 @@ from ckplan.model.contrib.registry import expansion
 
 Results = Sequence[ir.Value | None]
 
-_NARROW = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
-
 
 def root_mean_square(
     e: Emitter, x: ir.Value, scale: ir.Value | None, axes: Sequence[int], epsilon: float
@@ -30,7 +28,7 @@ def root_mean_square(
     Returns:
         The result in the type of the scale (of x, without one), and the inverse root mean square.
     """
-    wide = e.cast(x, ir.DataType.FLOAT) if x.dtype in _NARROW else x
+    wide = e.wide(x)
     square = e.ReduceMean(e.Mul(wide, wide), np.asarray(axes, dtype=np.int64), keepdims=1)
     inverse = e.Reciprocal(e.Sqrt(e.Add(square, epsilon)))
     normal = e.Mul(wide, inverse)
@@ -97,10 +95,10 @@ def gated_rms_norm(e: Emitter) -> Results:
     """RMS normalisation of groups of C elements, times an activation of the gate."""
     x, scale, gate = e.required(0), e.required(1), e.required(2)
     shape, (count,) = e.shape(x), e.shape(scale)
-    wide = e.cast(x, ir.DataType.FLOAT)
+    wide = e.wide(x)
     groups = e.reshape(wide, [*shape[:-1], shape[-1] // count, count])
     normal, _ = root_mean_square(e, groups, e.cast(scale, wide.dtype), [-1], e.float_attribute("epsilon", 1e-5))
-    z = e.cast(gate, ir.DataType.FLOAT)
+    z = e.wide(gate)
     opened = e.Sigmoid(z)
     if e.text_attribute("activation", "silu") != "sigmoid":
         opened = e.Mul(z, opened)
@@ -114,10 +112,10 @@ def branchwise_rms_norm(e: Emitter) -> Results:
     shape = e.shape(x)
     branches = e.int_attribute("num_branches")
     grouped = [*shape[:-1], branches, shape[-1] // branches] if branches else list(shape)
-    wide = e.reshape(e.cast(x, ir.DataType.FLOAT), grouped)
+    wide = e.reshape(e.wide(x), grouped)
     if scale is not None:
         size = int(np.prod(e.shape(scale)))
-        scale = e.cast(e.reshape(scale, grouped[-1:] if size == grouped[-1] else grouped[-2:]), ir.DataType.FLOAT)
+        scale = e.cast(e.reshape(scale, grouped[-1:] if size == grouped[-1] else grouped[-2:]), wide.dtype)
     normal, _ = root_mean_square(e, wide, scale, [-1], e.float_attribute("epsilon", 1e-5))
     return [e.cast(e.reshape(normal, shape), x.dtype)]
 

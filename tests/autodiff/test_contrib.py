@@ -1,0 +1,54 @@
+"""Gradients of operators of com.microsoft, through the standard operators they are written in."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+
+from ckplan.autodiff import build_training_graph
+from ckplan.autodiff.builder import shape_of
+from ckplan.errors import UnsupportedOperatorsError
+from ckplan.model.loading import normalise
+from tests.autodiff import gradcheck
+from tests.autodiff.reference_operators import use_reference_operators
+from tests.model.contrib_cases import CASES, Case, case, model_of, numbers
+
+__all__ = ["use_reference_operators"]
+
+#: What only the second output depends on.
+_ELSEWHERE = {"GemmaRotaryEmbedding": {"x3", "x4"}, "LinearAttentionGate": {"x3"}}
+
+
+def _trainable(given: Case) -> onnx.ModelProto:
+    """The case in float64 with its floating inputs as parameters."""
+    proto, feeds = model_of(given, np.float64)
+    del proto.graph.input[:]
+    proto.graph.initializer.extend(onnx.numpy_helper.from_array(array, name) for name, array in feeds.items())
+    return proto
+
+
+@pytest.mark.usefixtures("use_reference_operators")
+@pytest.mark.parametrize("given", [c for c in CASES if c.op_type != "Range" and c.label != "clip"], ids=str)
+def test_gradients_agree_with_finite_differences(given: Case) -> None:
+    loaded = normalise(ir.from_proto(_trainable(given)))
+    narrow = {v.name for v in loaded.model.graph.initializers.values() if v.dtype == ir.DataType.FLOAT}
+    assert not narrow
+    training = build_training_graph(loaded.model, loss="mse:y0", wrt=["x*"])
+    floating = {f"x{i}" for i, a in enumerate(given.inputs) if a is not None and a.dtype.kind == "f" and a.size}
+    assert floating - set(training.gradients) == _ELSEWHERE.get(given.op_type, set())
+    (target,) = (value for value in training.model.graph.inputs if value.name not in training.gradients)
+    gradcheck.check_training_graph(training, {str(target.name): numbers(*shape_of(target), seed=7)}, rtol=1e-6)
+
+
+def test_what_cannot_be_expanded_is_reported_with_its_reason() -> None:
+    proto = _trainable(case("CropAndResize", numbers(2, 3, 7, 6), numbers(2, 4), np.asarray([1, 0], np.int32),
+                            np.asarray([4, 3], np.int32), mode="nearest"))  # fmt: skip
+    for tensor in proto.graph.initializer:
+        if tensor.data_type == onnx.TensorProto.DOUBLE:
+            tensor.CopyFrom(onnx.numpy_helper.from_array(
+                onnx.numpy_helper.to_array(tensor).astype(np.float32), tensor.name))  # fmt: skip
+    loaded = normalise(ir.from_proto(proto))
+    with pytest.raises(UnsupportedOperatorsError, match=r"CropAndResize 'node' \(its mode 'nearest' rounds"):
+        build_training_graph(loaded.model, loss="mean:y0", wrt=["x0"])
