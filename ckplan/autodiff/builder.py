@@ -21,6 +21,9 @@ from ckplan.autodiff.registry import NoGradientError
 from ckplan.errors import ModelError
 from ckplan.keys import PHASE as PHASE
 
+#: Key in ``Node.meta`` of a gradient node: the forward node that it belongs to.
+FORWARD = "ckplan.forward"
+
 #: Constants up to this many elements are shown to shape inference, which needs axes, shapes, pads and the like.
 _SMALL = 1024
 
@@ -142,6 +145,7 @@ class Builder:
         partials: the gradients found so far, by forward value; see :meth:`take_partial`.
         pending: constant factors that those gradients still have to be multiplied by, where not 1.
         factor: the factor that a rule registered with ``factor="absorb"`` has to multiply its results by.
+        sums: the results of the Adds that sum the gradients of a value with several readers, in order.
     """
 
     def __init__(
@@ -156,7 +160,9 @@ class Builder:
         self.partials: dict[ir.Value, ir.Value] = {}
         self.pending: dict[ir.Value, float] = {}
         self.factor = 1.0
+        self.sums: list[ir.Value] = []
         self._before: ir.Node | None = None
+        self._forward: ir.Node | None = None
         self._scope = "ckplan"
         self._phase = "backward"
         self._counters: dict[str, int] = {}
@@ -204,23 +210,29 @@ class Builder:
     # -- emitting --------------------------------------------------------------------------------------------------
 
     @contextmanager
-    def scope(self, name: str, phase: str = "backward", before: ir.Node | None = None) -> Iterator[None]:
+    def scope(
+        self, name: str, phase: str = "backward", before: ir.Node | None = None, forward: ir.Node | None = None
+    ) -> Iterator[None]:
         """Name what is emitted inside ``<name>/<OpType>_<k>``, mark its phase, and say where it goes.
 
         Args:
             name: prefix of the nodes' names.
             phase: ``forward`` or ``backward``.
             before: the nodes go before this one; without it, to the end of the graph.
+            forward: the node whose gradient is made; each emitted node's ``meta`` says so under :data:`FORWARD`.
         """
-        saved = self._scope, self._phase, self._before
+        saved = self._scope, self._phase, self._before, self._forward
         self._scope, self._phase, self._before = name, phase, before
+        self._forward = forward or self._forward
         try:
             yield
         finally:
-            self._scope, self._phase, self._before = saved
+            self._scope, self._phase, self._before, self._forward = saved
 
     def insert(self, node: ir.Node) -> None:
         """Put a node where the current scope says."""
+        if self._forward is not None:
+            node.meta[FORWARD] = self._forward
         if self._before is None:
             self.graph.append(node)
         else:

@@ -112,7 +112,8 @@ def _factor(labels: Labels) -> float:
     return 1 / max(size_of(labels.indices), 1) if plain_mean else 1.0
 
 
-def _is_one(op: Builder, value: ir.Value) -> bool:
+def is_one(op: Builder, value: ir.Value) -> bool:
+    """Say whether a value is known to be the number one."""
     known = op.constant_of(value)
     return known is not None and known.size == 1 and float(known.reshape(())) == 1
 
@@ -136,7 +137,7 @@ def emit_cross_entropy(op: Builder, logits: ir.Value, labels: Labels) -> tuple[i
         slopes = _slopes(op, dy[0], labels)
         # Over another axis than the last one onnxruntime transposes to a copy and back.
         chances = op.Softmax(logits, axis=-1) if last else op.Exp(op.Sub(logits, normaliser))
-        scaled = chances if _is_one(op, slopes) else op.Mul(chances, slopes)
+        scaled = chances if is_one(op, slopes) else op.Mul(chances, slopes)
         target = op.expand(op.scale(slopes, -1), shape_of(labels.indices))
         return [op.ScatterElements(scaled, labels.indices, target, axis=labels.axis, reduction="add")]
 

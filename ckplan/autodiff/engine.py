@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 import onnx_ir as ir
@@ -13,6 +13,8 @@ from ckplan.autodiff.paths import Composite, Composites, captured, differentiabl
 from ckplan.autodiff.registry import NON_DIFFERENTIABLE, NoGradientError
 from ckplan.errors import UnsupportedOperatorsError
 from ckplan.model.contrib import MICROSOFT, REASON_KEY, REFUSED
+
+Finish = Callable[[Builder, ir.Value, float], ir.Value]
 
 
 def reachable(op: Builder, parameters: Sequence[ir.Value], composites: Composites) -> set[ir.Value]:
@@ -56,51 +58,56 @@ def wanted_values(
     return needed & reached
 
 
-def differentiate(
-    op: Builder, parameters: Sequence[ir.Value], loss: ir.Value, composites: Composites
-) -> dict[ir.Value, ir.Value]:
-    """Append gradient nodes to the graph and return the parameters' gradients, for those that got one.
-
-    The gradients of a value that several nodes read are summed as they come, so that two of them are alive at a time.
-
-    Args:
-        op: builder of the graph; its ``wanted`` is set here.
-        parameters: the values that gradients are asked for.
-        loss: the value that is differentiated; a tensor of one element.
-        composites: groups of nodes that are differentiated as one.
-
-    Raises:
-        UnsupportedOperatorsError: nodes on the way from a parameter to the loss cannot be differentiated.
-    """
-    return backpropagate(op, parameters, {loss: None}, composites)
-
-
 def backpropagate(
-    op: Builder, parameters: Sequence[ir.Value], targets: Mapping[ir.Value, ir.Value | None], composites: Composites
+    op: Builder,
+    parameters: Sequence[ir.Value],
+    targets: Mapping[ir.Value, ir.Value | None],
+    composites: Composites,
+    *,
+    factor: float = 1.0,
+    finish: Finish = Builder.scale,
 ) -> dict[ir.Value, ir.Value]:
     """Append gradient nodes to a graph, from given gradients of some of its values, and return those of parameters.
 
+    The gradients of a value that several nodes read are summed as they come, so that two of them are alive at a time;
+    the Adds are listed in ``op.sums``.
+
     Args:
         op: builder of the graph (the main graph, or the body of a control-flow node); its ``wanted`` is set here.
-        parameters: the values that gradients are asked for: initializers and inputs of the graph, or outer values.
+        parameters: the values that gradients are asked for: initializers, inputs and activations of the graph, or
+            outer values.
         targets: the values to start from with their gradients; None stands for ones.
         composites: groups of nodes that are differentiated as one.
+        factor: a constant that the gradients of the targets are multiplied by.
+        finish: called with the builder, the gradient of a parameter, and the factor that it still has to be
+            multiplied by; returns the gradient to hand out.
 
     Raises:
         UnsupportedOperatorsError: nodes on the way from a parameter to a target cannot be differentiated.
     """
     wanted = wanted_values(op, parameters, targets, composites)
     op.wanted = wanted
-    op.partials = gradients = {}
+    gradients: dict[ir.Value, ir.Value] = {}
+    op.partials = gradients
     op.pending = {}
+    asked = set(parameters)
+    finished: dict[ir.Value, ir.Value] = {}
     unsupported: dict[ir.Node, str] = {}
+
+    def hand_out(value: ir.Value) -> None:
+        with op.scope(f"{value.name}/grad"):
+            finished[value] = finish(op, gradients[value], op.pending.get(value, 1.0))
+
     for target, seed in targets.items():
         if target in wanted:
             gradients[target] = _seed(op, target, composites) if seed is None else seed
-            op.pending[target] = 1.0
+            op.pending[target] = factor
     for node in reversed(list(op.graph)):
         entry = entry_of(node, op.opset_imports)
         inputs = differentiable_inputs(node, entry, composites)
+        for output in asked.intersection(node.outputs):
+            if output in gradients:  # complete by now, and about to be consumed
+                hand_out(output)
         if wanted.isdisjoint(inputs) or wanted.isdisjoint(node.outputs):
             continue
         if node not in composites and (entry is None or _reason(node)):
@@ -108,18 +115,21 @@ def backpropagate(
             continue
         if not any(output in gradients for output in node.outputs):
             continue
-        with op.scope(f"{node.name}/grad"):
+        with op.scope(f"{node.name}/grad", forward=node):
             try:
                 found = _apply(op, node, composites.get(node))
             except NoGradientError as error:
                 unsupported[node] = error.reason
                 continue
-            for value, gradient, factor in found:
+            for value, gradient, left in found:
                 if value in inputs and value in wanted:
-                    _accumulate(op, value, gradient, factor)
+                    _accumulate(op, value, gradient, left)
     if unsupported:
         raise _unsupported(op, parameters, unsupported, composites)
-    return {value: _settled(op, value) for value in parameters if value in gradients}
+    for value in parameters:
+        if value in gradients and value not in finished:
+            hand_out(value)
+    return {value: finished[value] for value in parameters if value in finished}
 
 
 def _seed(op: Builder, loss: ir.Value, composites: Composites) -> ir.Value:
@@ -131,7 +141,7 @@ def _seed(op: Builder, loss: ir.Value, composites: Composites) -> ir.Value:
     """
     if loss.producer() in composites:
         return op.constant(np.ones(shape_of(loss), dtype=dtype_of(loss)))
-    with op.scope(f"{loss.name}/grad"):
+    with op.scope(f"{loss.name}/grad", forward=loss.producer()):
         return op.expand(op.Cast(op.OptionalHasElement(loss), to=loss.dtype), shape_of(loss))
 
 
@@ -141,9 +151,14 @@ def _apply(op: Builder, node: ir.Node, composite: Composite | None) -> list[tupl
     A rule for a control-flow node returns gradients of the captured values behind those of the inputs.
     """
     if composite is not None:
+        # A constant is the seed itself, and composites compute less from a seed of one than from another.
+        seeds = [op.partials.get(output) for output in node.outputs]
+        left = 1.0
+        if len(seeds) == 1 and op.constant_of(seeds[0]) is not None:
+            left = op.pending.pop(node.outputs[0], 1.0)
         dy = [op.take_partial(output) for output in node.outputs]
         pairs = list(zip(composite.inputs, composite.gradient(op, dy), strict=True))
-        return [(value, gradient, composite.factor) for value, gradient in pairs if gradient is not None]
+        return [(value, gradient, composite.factor * left) for value, gradient in pairs if gradient is not None]
     entry = entry_of(node, op.opset_imports)
     assert entry is not None
     factors = {op.pending.get(output, 1.0) for output in node.outputs if output in op.partials}
@@ -170,23 +185,20 @@ def _fits(node: ir.Node, factors: set[float]) -> bool:
     return node.outputs[0].dtype != ir.DataType.DOUBLE or all(float(np.float32(f)) == f for f in factors)
 
 
-def _settled(op: Builder, value: ir.Value) -> ir.Value:
-    """Return the gradient of a parameter, multiplied by its factor."""
-    with op.scope(f"{value.name}/grad"):
-        return op.scale(op.partials[value], op.pending.get(value, 1.0))
-
-
 def _accumulate(op: Builder, value: ir.Value, gradient: ir.Value, factor: float) -> None:
     if shape_of(gradient) != shape_of(value) or gradient.dtype != value.dtype:
         raise RuntimeError(f"the gradient of '{value.name}' is {gradient.type}{gradient.shape}, not {value.shape}")
     before = op.partials.get(value)
     if before is None:
         op.partials[value], op.pending[value] = gradient, factor
-    elif op.pending[value] == factor:
-        op.partials[value] = op.Add(before, gradient)
+    elif before is gradient:  # one value read twice: no sum is needed
+        op.pending[value] += factor
     else:
-        op.partials[value] = op.Add(op.scale(before, op.pending[value]), op.scale(gradient, factor))
-        op.pending[value] = 1.0
+        if op.pending[value] != factor:
+            before, gradient = op.scale(before, op.pending[value]), op.scale(gradient, factor)
+            op.pending[value] = 1.0
+        total = op.partials[value] = op.Add(before, gradient)
+        op.sums.append(total)
 
 
 def _reason(node: ir.Node) -> str | None:

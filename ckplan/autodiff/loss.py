@@ -1,4 +1,4 @@
-"""What is differentiated: an output of the model, or a loss put behind one."""
+"""A loss: an output of the model, or one put behind it."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from ckplan.autodiff.builder import Builder, attr_int, is_floating, shape_of, size_of
-from ckplan.autodiff.crossentropy import emit_cross_entropy, group, lower_losses, prepare_labels
+from ckplan.autodiff.crossentropy import emit_cross_entropy, group, is_one, prepare_labels
 from ckplan.autodiff.paths import Composite
 from ckplan.errors import ModelError, UsageError
 
 #: Losses that can be put behind an output, as ``--loss`` names them.
-LOSSES = ("cross-entropy", "mse", "sum", "mean")
+LOSSES = ("cross-entropy", "mse", "sum", "mean", "sum-of-squares")
 
 _SOFTMAX = ("Softmax", "LogSoftmax")
 _SHAPE_ONLY = ("Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity")
@@ -27,15 +27,15 @@ class Loss:
     Attributes:
         value: the value to differentiate, a floating tensor of one element.
         description: what it is, for people.
-        composites: groups of nodes that are differentiated as one.
     """
 
     value: ir.Value
     description: str
-    composites: dict[ir.Node, Composite | None]
 
 
-def add_loss(op: Builder, spec: str | None) -> Loss:
+def add_loss(
+    op: Builder, spec: str | None, composites: dict[ir.Node, Composite | None], *, name: str | None = "loss"
+) -> Loss:
     """Find the loss in the graph or append one, adding graph inputs for what the outputs are compared with.
 
     Args:
@@ -43,12 +43,13 @@ def add_loss(op: Builder, spec: str | None) -> Loss:
         spec: an output of the model by name; one of :data:`LOSSES`, behind the first floating output; or
             ``<loss>:<output>``. None takes the model's scalar output if it has one, else cross-entropy if the
             model ends in a softmax, else mse.
+        composites: groups of nodes that are differentiated as one; those of the loss are added.
+        name: what to call a loss that is appended; None calls it after the output.
 
     Raises:
         UsageError: the output does not exist or cannot be used that way.
         ModelError: no output is floating point.
     """
-    composites = lower_losses(op)
     outputs = [value for value in op.graph.outputs if is_floating(value)]
     if not outputs:
         raise ModelError(
@@ -58,35 +59,37 @@ def add_loss(op: Builder, spec: str | None) -> Loss:
     if spec is None:
         scalars = [value for value in outputs if shape_of(value) == ()]
         if len(scalars) == 1:
-            return Loss(scalars[0], f"the model's output '{scalars[0].name}'", composites)
+            return Loss(scalars[0], f"the model's output '{scalars[0].name}'")
         spec = "cross-entropy" if _logits(outputs[0])[1] else "mse"
     by_name = {str(value.name): value for value in op.graph.outputs}
     if spec in by_name:
-        return Loss(_scalar(by_name[spec]), f"the model's output '{spec}'", composites)
-    kind, _, name = spec.partition(":")
+        return Loss(_scalar(by_name[spec]), f"the model's output '{spec}'")
+    kind, _, chosen = spec.partition(":")
     if kind not in LOSSES:
         near = difflib.get_close_matches(spec, [*by_name, *LOSSES], n=3)
         raise UsageError(
             f"`{spec}` is neither a loss nor an output of the model",
             f"did you mean {' or '.join(f'`{n}`' for n in near)}?" if near else _choices(by_name),
         )
-    if name and name not in by_name:
-        near = difflib.get_close_matches(name, by_name, n=3)
+    if chosen and chosen not in by_name:
+        near = difflib.get_close_matches(chosen, by_name, n=3)
         raise UsageError(
-            f"the model has no output `{name}`",
+            f"the model has no output `{chosen}`",
             f"did you mean {' or '.join(f'`{n}`' for n in near)}?" if near else _choices(by_name),
         )
-    output = by_name[name] if name else outputs[0]
+    output = by_name[chosen] if chosen else outputs[0]
     if not is_floating(output):
         raise UsageError(f"output `{output.name}` is not floating point", _choices([str(v.name) for v in outputs]))
     with op.scope("loss", "forward"):
         if kind == "cross-entropy":
-            return _cross_entropy(op, output, composites)
-        if kind == "mse":
-            return _mean_squared_error(op, output, composites)
-        reduced = op.ReduceSum(output, keepdims=0) if kind == "sum" else op.ReduceMean(output, keepdims=0)
-    reduced.name = op.unique_name("loss")
-    return Loss(reduced, f"{kind} of '{output.name}'", composites)
+            found = _cross_entropy(op, output, composites)
+        elif kind == "mse":
+            found = _mean_squared_error(op, output, composites)
+        else:
+            reduction = {"sum": op.ReduceSum, "mean": op.ReduceMean, "sum-of-squares": op.ReduceSumSquare}[kind]
+            found = Loss(reduction(output, keepdims=0), f"{kind} of '{output.name}'")
+    found.value.name = op.unique_name(name or f"loss_{output.name}")
+    return found
 
 
 def _choices(outputs: Sequence[str] | dict[str, ir.Value]) -> str:
@@ -128,9 +131,8 @@ def _cross_entropy(op: Builder, output: ir.Value, composites: dict[ir.Node, Comp
     op.graph.inputs.append(target)
     labels = prepare_labels(op, target, logits, axis)
     value = group(op, composites, lambda: emit_cross_entropy(op, logits, labels))
-    value.name = op.unique_name("loss")
     behind = f"the logits '{logits.name}' of output '{output.name}'" if logits is not output else f"'{output.name}'"
-    return Loss(value, f"cross-entropy of {behind} against input '{target.name}'", composites)
+    return Loss(value, f"cross-entropy of {behind} against input '{target.name}'")
 
 
 def _mean_squared_error(op: Builder, output: ir.Value, composites: dict[ir.Node, Composite | None]) -> Loss:
@@ -141,9 +143,13 @@ def _mean_squared_error(op: Builder, output: ir.Value, composites: dict[ir.Node,
     def emit() -> tuple[ir.Value, Composite]:
         difference = op.Sub(output, target)
         loss = op.Mul(op.ReduceSumSquare(difference, keepdims=0), 1 / count)
-        # The gradient is the difference itself, but for a factor: nothing has to be made.
-        return loss, Composite((output,), lambda op, dy: [difference], 2 / count)
+
+        def gradient(op: Builder, dy: Sequence[ir.Value | None]) -> list[ir.Value | None]:
+            # The difference itself, but for a factor: from a seed of one, nothing has to be made.
+            assert dy[0] is not None
+            return [difference if is_one(op, dy[0]) else op.Mul(difference, dy[0])]
+
+        return loss, Composite((output,), gradient, 2 / count)
 
     value = group(op, composites, emit)
-    value.name = op.unique_name("loss")
-    return Loss(value, f"mean squared error of '{output.name}' against input '{target.name}'", composites)
+    return Loss(value, f"mean squared error of '{output.name}' against input '{target.name}'")

@@ -1,77 +1,124 @@
-"""Which initializers are trained."""
+"""What gradients are asked for: parameters, graph inputs and activations."""
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 
 import onnx_ir as ir
 
-from ckplan.autodiff.builder import Builder, is_floating, shape_of
+from ckplan.autodiff.builder import Builder, shape_of
+from ckplan.autodiff.names import Tensors, matching_any
 from ckplan.autodiff.paths import Composites, differentiable_inputs, entry_of
 from ckplan.errors import ModelError, UsageError
 from ckplan.model import is_constant
 
 
 @dataclass(frozen=True)
+class Request:
+    """What the caller's patterns name; see :func:`ckplan.build_training_graph`.
+
+    Attributes:
+        all_parameters: no pattern narrows the choice of parameters.
+        parameters: initializers to differentiate by, if not all of them.
+        others: graph inputs and activations to differentiate by.
+        frozen: initializers to leave out.
+        detached: graph inputs and activations at which gradients stop.
+    """
+
+    all_parameters: bool
+    parameters: tuple[ir.Value, ...]
+    others: tuple[ir.Value, ...]
+    frozen: frozenset[ir.Value]
+    detached: tuple[ir.Value, ...]
+
+
+@dataclass(frozen=True)
 class Selection:
-    """The parameters to differentiate by, in the order of the file, and what was decided about others."""
+    """The parameters to differentiate by, in the order of the file, and what was decided about others.
+
+    Attributes:
+        parameters: initializers that a node can pass a gradient to.
+        idle: initializers that were asked for and that no node passes a gradient to.
+        notes: what was decided on the way and may surprise.
+    """
 
     parameters: tuple[ir.Value, ...]
+    idle: tuple[ir.Value, ...]
     notes: tuple[str, ...]
 
 
-def floating_initializers(graph: ir.Graph) -> list[ir.Value]:
-    """Return the initializers that could be parameters, in the order of the file."""
-    return [value for value in graph.initializers.values() if is_floating(value)]
+def request_of(tensors: Tensors, wrt: Sequence[str], no_grad: Sequence[str], retain_grad: Sequence[str]) -> Request:
+    """Find out what the patterns name.
+
+    Args:
+        tensors: what can be named.
+        wrt: patterns of what to differentiate by; none means all parameters.
+        no_grad: patterns of parameters to leave out, and of inputs and activations to stop at.
+        retain_grad: patterns of inputs and activations to differentiate by besides.
+
+    Raises:
+        UsageError: a pattern matches nothing.
+    """
+    initializers = set(tensors.parameters)
+    stopped = matching_any("--no-grad", no_grad, tensors)
+    detached = [value for value in stopped if value not in initializers]
+    asked = matching_any("--wrt", wrt, tensors)
+    # What is detached has no gradient of its own, as a frozen parameter has none.
+    inner = Tensors((), tensors.inputs, tensors.activations)
+    others = [value for value in asked if value not in initializers]
+    others += matching_any("--retain-grad", retain_grad, inner)
+    return Request(
+        all_parameters=not wrt,
+        parameters=tuple(value for value in asked if value in initializers),
+        others=tuple(value for value in dict.fromkeys(others) if value not in detached),
+        frozen=frozenset(value for value in stopped if value in initializers),
+        detached=tuple(detached),
+    )
 
 
 def select_parameters(
-    op: Builder, floating: Sequence[ir.Value], wrt: Sequence[str], no_grad: Sequence[str], composites: Composites
+    op: Builder, candidates: Collection[ir.Value], request: Request, composites: Composites
 ) -> Selection:
     """Choose the floating-point initializers that a node can pass a gradient to.
 
     What the loader marked as a constant and initializers of rank 0 are taken for literals of the formula (an epsilon, a
-    scale, a mask), unless ``wrt`` asks for them.
+    scale, a mask), unless they are asked for.
 
     Args:
         op: builder of the forward graph.
-        floating: the model's own floating-point initializers.
-        wrt: patterns (as in a shell) of the names to differentiate by; none means all.
-        no_grad: patterns of names to leave out.
+        candidates: the model's own floating-point initializers.
+        request: what the caller asked for.
         composites: groups of nodes that are differentiated as one.
 
     Raises:
         ModelError: the model has no floating-point initializer that a gradient could reach.
-        UsageError: a pattern matches nothing, or nothing is left.
+        UsageError: nothing is left.
     """
-    if not floating:
+    if request.all_parameters and not candidates and not request.others:
         raise ModelError(
             "the model has no floating-point parameters, so there is nothing to train",
-            "take the model as it was before quantisation, or export it with its weights",
+            "take the model as it was before quantisation, or export it with its weights; or name an input with --wrt",
         )
-    for option, patterns in (("--wrt", wrt), ("--no-grad", no_grad)):
-        for pattern in patterns:
-            _check_pattern(option, pattern, [str(value.name) for value in floating])
     readers: set[ir.Value] = set()
     for node in op.graph:
         readers |= differentiable_inputs(node, entry_of(node, op.opset_imports), composites)
+    asked = set(request.parameters)
     chosen: list[ir.Value] = []
+    idle: list[ir.Value] = []
     notes: list[str] = []
     literals: list[str] = []
-    for value in floating:
+    for value in candidates:
         name = str(value.name)
-        if any(fnmatchcase(name, pattern) for pattern in no_grad):
-            continue
-        if wrt and not any(fnmatchcase(name, pattern) for pattern in wrt):
+        if value in request.frozen or not (request.all_parameters or value in asked):
             continue
         if value not in readers:
-            if wrt and value.uses():
+            if not value.uses() or value in asked:
+                idle.append(value)
+            if value.uses() and value in asked:
                 notes.append(f"'{name}' gets no gradient: what reads it does not pass one on")
             continue
-        if not wrt and (is_constant(value) or not shape_of(value)):
+        if request.all_parameters and (is_constant(value) or not shape_of(value)):
             literals.append(name)
             continue
         chosen.append(value)
@@ -80,27 +127,16 @@ def select_parameters(
             f"{len(literals)} constant(s) are not trained ({shortened(literals)}); "
             "name them with --wrt if they should be"
         )
-    if not chosen:
-        if wrt or no_grad:
+    if not chosen and not request.others:
+        if not request.all_parameters or request.frozen:
             raise UsageError("no parameter is left to train", "loosen --wrt or --no-grad")
         raise ModelError(
             "no node of the model reads a floating-point parameter in a way that can be differentiated",
             "see `ckplan ops` for the operators that have gradients",
         )
-    return Selection(tuple(chosen), tuple(notes))
+    return Selection(tuple(chosen), tuple(idle), tuple(notes))
 
 
 def shortened(names: Sequence[str], most: int = 5) -> str:
     """List names for people, the first few of them."""
     return ", ".join(f"'{name}'" for name in names[:most]) + (", ..." if len(names) > most else "")
-
-
-def _check_pattern(option: str, pattern: str, names: Sequence[str]) -> None:
-    if any(fnmatchcase(name, pattern) for name in names):
-        return
-    near = difflib.get_close_matches(pattern.strip("*"), names, n=3, cutoff=0.4)
-    listed = near or list(names[:3])
-    raise UsageError(
-        f"`{option} {pattern}` matches no floating-point initializer",
-        f"{'near it are' if near else 'there are, for example,'} {', '.join(f'`{name}`' for name in listed)}",
-    )

@@ -3,26 +3,36 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, get_args
 
 import onnx_ir as ir
 from onnx_ir.passes.common import CommonSubexpressionEliminationPass
 
-from ckplan.autodiff.builder import PHASE, Builder
-from ckplan.autodiff.engine import differentiate
-from ckplan.autodiff.loss import add_loss
-from ckplan.autodiff.parameters import floating_initializers, select_parameters, shortened
+from ckplan import keys
+from ckplan.autodiff.accumulation import Accumulation, settle_sums
+from ckplan.autodiff.anchors import Anchors
+from ckplan.autodiff.builder import FORWARD, Builder, shape_of
+from ckplan.autodiff.engine import backpropagate
+from ckplan.autodiff.loss_scale import add_loss_scale, finished_type
+from ckplan.autodiff.names import floating_tensors
+from ckplan.autodiff.objective import add_objective
+from ckplan.autodiff.parameters import request_of, select_parameters, shortened
 from ckplan.autodiff.paths import prune
 from ckplan.autodiff.rules.conv_batch_norm import conv_batch_norms
-from ckplan.errors import ModelError
+from ckplan.errors import ModelError, UsageError
+from ckplan.keys import PHASE
+
+Unused = Literal["absent", "zero"]
 
 _DRAWING = frozenset({"Bernoulli", "Dropout"})
 """Random operators that the pass for common subexpressions takes for pure functions."""
 
-LOSS_KEY = "pkg.ckplan.loss"
-PARAMETERS_KEY = "pkg.ckplan.parameters"
-GRADIENTS_KEY = "pkg.ckplan.gradients"
+#: Called with a forward node and the gradient nodes that were appended for it.
+Callback = Callable[[ir.Node, Sequence[ir.Node]], None]
+
+_TRAINING_KEYS = (keys.LOSS, keys.PARAMETERS, keys.GRADIENTS, keys.RETAINED, keys.LOSS_SCALE)
 
 
 @dataclass(frozen=True)
@@ -30,12 +40,18 @@ class TrainingGraph:
     """A model that computes a loss and its gradients.
 
     Attributes:
-        model: outputs the loss, then the gradients in the order of the parameters. The parameters are initializers and
-            graph inputs at once, so that onnxruntime does not take them for constants and a caller may feed new ones.
-        loss: name of the loss.
+        model: outputs the loss (of several losses their sum, then each), then the tensors whose gradients are given,
+            then the gradients of the parameters in their order, then those of inputs and activations. The parameters
+            are initializers and graph inputs at once, so that onnxruntime does not take them for constants and a
+            caller may feed new ones.
+        loss: name of the loss; without a loss, of the first tensor whose gradient is given.
         gradients: name of the gradient by name of the parameter.
         description: what the loss is, for people.
         notes: what was decided on the way and may surprise.
+        updates: name of the output with the new value by name of the input that takes it in the next step: running
+            statistics, and with an optimizer parameters and states.
+        retained: name of the gradient by name of the graph input or activation.
+        loss_scale: the factor in the backward pass, or the name of the input that holds it; empty without scaling.
     """
 
     model: ir.Model
@@ -43,57 +59,164 @@ class TrainingGraph:
     gradients: dict[str, str]
     description: str
     notes: tuple[str, ...] = ()
+    updates: dict[str, str] = field(default_factory=dict)
+    retained: dict[str, str] = field(default_factory=dict)
+    loss_scale: str = ""
 
 
 def build_training_graph(
-    forward: ir.Model, *, loss: str | None = None, wrt: Sequence[str] = (), no_grad: Sequence[str] = ()
+    forward: ir.Model,
+    *,
+    loss: str | Sequence[str] | None = None,
+    wrt: Sequence[str] = (),
+    no_grad: Sequence[str] = (),
+    retain_grad: Sequence[str] = (),
+    grad_ys: Sequence[str] = (),
+    unused: Unused = "absent",
+    accumulation: Accumulation = "auto",
+    loss_scale: float | str | None = None,
+    callbacks: Sequence[Callback] = (),
 ) -> TrainingGraph:
     """Append a loss and gradients to a copy of a model.
 
+    Patterns are names, or patterns as in a shell. One that matches parameters names those only; else it names the
+    graph inputs that match, else the activations (outputs of nodes of the main graph).
+
     Args:
-        forward: a model with static shapes everywhere and all its functions inlined; see :func:`ckplan.load`.
-        loss: what to differentiate; see :func:`ckplan.autodiff.loss.add_loss`.
-        wrt: patterns of the parameters to differentiate by; none means all.
-        no_grad: patterns of parameters to leave out.
+        forward: a model with static shapes everywhere and all its functions inlined; see :func:`ckplan.load`. It may
+            be a training graph itself: gradients of gradients.
+        loss: what to differentiate; see :func:`ckplan.autodiff.loss.add_loss`. Several losses are summed.
+        wrt: patterns of what to differentiate by: parameters, graph inputs, activations; none means all parameters.
+        no_grad: patterns of parameters to leave out, and of inputs and activations that count as constants: gradients
+            stop there.
+        retain_grad: patterns of inputs and activations whose gradients become outputs besides.
+        grad_ys: names of tensors of any shape that are differentiated from given gradients, which are inputs
+            ``<name>_given_grad``, instead of from ones.
+        unused: whether parameters that the loss does not depend on have no gradient (``absent``) or ``zero``.
+        accumulation: how the gradients of a value with several readers are summed: ``eager``, ``lazy``, or by what
+            takes less memory; see :mod:`ckplan.autodiff.accumulation`.
+        loss_scale: a factor of the gradients in the backward pass, or ``input`` to feed it as the float32 scalar
+            ``loss_scale``. The loss stays as it is, and the gradients that come out are divided by the factor, those
+            of float16 and bfloat16 as float32.
+        callbacks: each is called, when the graph is finished, once for every forward node with a gradient, from the
+            last one to the first.
 
     Raises:
         UsageError: an option names something that does not exist or cannot be used.
         ModelError: the model has nothing to differentiate, or (UnsupportedOperatorsError) has nodes on the way from a
             parameter to the loss that cannot be differentiated; all of them are listed.
     """
+    if unused not in get_args(Unused):
+        raise UsageError(f"unused parameters cannot be `{unused}`", f"choose {' or '.join(get_args(Unused))}")
     model = forward.clone()
     graph = model.graph
     _name_nodes(graph)
     op = Builder(graph, graph.opset_imports)
-    candidates = floating_initializers(graph)
-    found = add_loss(op, loss)
-    composites = {**found.composites, **conv_batch_norms(graph, found.value)}
-    selection = select_parameters(op, candidates, wrt, no_grad, composites)
-    prune(graph, [found.value])
+    tensors = floating_tensors(graph)
+    request = request_of(tensors, wrt, no_grad, retain_grad)
+    objective = add_objective(
+        op, [loss] if isinstance(loss, str) else loss or (), grad_ys, model.metadata_props.get(keys.LOSS)
+    )
+    scale = None if loss_scale is None else add_loss_scale(op, loss_scale, objective.targets)
+    composites = objective.composites
+    anchors = Anchors(op)
+    anchors.detach(_current(graph, request.detached), composites)
+    others = {str(value.name): anchors.add(value) for value in _current(graph, request.others)}
+    anchors.hold(objective.targets, composites)
+    composites.update(conv_batch_norms(graph, objective.targets))
+    selection = select_parameters(op, tensors.parameters, request, composites)
+    prune(graph, [anchors[value] for value in objective.outputs])
     for node in graph:
         node.metadata_props[PHASE] = "forward"
-    gradients = differentiate(op, selection.parameters, found.value, composites)
-    if not gradients:
+    targets = {anchors[value]: seed for value, seed in objective.targets.items()}
+    found = backpropagate(
+        op,
+        [*selection.parameters, *others.values()],
+        targets if scale is None else scale.seeds(op, targets),
+        composites,
+        factor=1.0 if scale is None else scale.constant,
+        finish=Builder.scale if scale is None else scale.finish,
+    )
+    if not found:
         raise ModelError(
-            f"no parameter reaches the loss ({found.description})",
+            f"no parameter reaches the loss ({objective.description})",
             "choose another output with --loss, or other parameters with --wrt",
         )
+    asked = {str(value.name): value for value in (*selection.parameters, *selection.idle)} | others
+    gradients = {name: found[value] for name, value in asked.items() if value in found}
+    idle = [name for name in asked if name not in gradients]
     notes = list(selection.notes)
-    idle = [str(value.name) for value in selection.parameters if value not in gradients]
     if idle:
-        notes.append(
-            f"{len(idle)} parameter(s) get no gradient because the loss does not depend on them: {shortened(idle)}"
-        )
-    names = _name_gradients(op, gradients)
-    prune(graph, [found.value, *names.values()])
+        what = "a gradient of zero" if unused == "zero" else "no gradient"
+        notes.append(f"{len(idle)} parameter(s) get {what} because the loss does not depend on them: {shortened(idle)}")
+    if unused == "zero":
+        gradients |= {name: _zeros(op, asked[name], objective.outputs[0], scale is not None) for name in idle}
+    _name_gradients(op, gradients)
+    results = [anchors[value] for value in objective.outputs]
+    parameters = [name for name in gradients if name not in others]
+    prune(graph, [*results, *(gradients[name] for name in (*parameters, *others) if name in gradients)])
+    anchors.remove()
+    settle_sums(op, accumulation)
     _merge_twins(model)
-    for parameter in gradients:
-        graph.inputs.append(parameter)
-    named = {str(parameter.name): str(gradient.name) for parameter, gradient in names.items()}
-    model.metadata_props[LOSS_KEY] = str(found.value.name)
-    model.metadata_props[PARAMETERS_KEY] = json.dumps(list(named))
-    model.metadata_props[GRADIENTS_KEY] = json.dumps(named)
-    return TrainingGraph(model, str(found.value.name), named, found.description, tuple(notes))
+    for name in parameters:
+        if name not in graph.initializers:
+            graph.register_initializer(asked[name])
+        graph.inputs.append(asked[name])
+    outputs = iter(graph.outputs)
+    shown = [str(next(outputs).name) for _ in results]
+    named = {name: str(next(outputs).name) for name in parameters}
+    training = TrainingGraph(
+        model,
+        shown[0],
+        named,
+        objective.description,
+        tuple(notes),
+        retained={name: str(next(outputs).name) for name in others if name in gradients},
+        loss_scale="" if scale is None else scale.text,
+    )
+    _describe(training)
+    _call_back(graph, callbacks)
+    return training
+
+
+def _describe(training: TrainingGraph) -> None:
+    """Write into the model's metadata what its outputs are."""
+    properties = training.model.metadata_props
+    for key in _TRAINING_KEYS:
+        properties.pop(key, None)
+    properties[keys.LOSS] = training.loss
+    properties[keys.PARAMETERS] = json.dumps(list(training.gradients))
+    properties[keys.GRADIENTS] = json.dumps(training.gradients)
+    if training.retained:
+        properties[keys.RETAINED] = json.dumps(training.retained)
+    if training.loss_scale:
+        properties[keys.LOSS_SCALE] = training.loss_scale
+
+
+def _call_back(graph: ir.Graph, callbacks: Sequence[Callback]) -> None:
+    """Tell which gradient nodes belong to each forward node."""
+    if not callbacks:
+        return
+    appended: dict[ir.Node, list[ir.Node]] = {}
+    for node in graph:
+        if node.meta.get(FORWARD) is not None:
+            appended.setdefault(node.meta[FORWARD], []).append(node)
+    for forward, nodes in appended.items():
+        for callback in callbacks:
+            callback(forward, nodes)
+
+
+def _current(graph: ir.Graph, values: Sequence[ir.Value]) -> list[ir.Value]:
+    """Return the values that bear these names now: a loss operator may have been replaced by simpler nodes."""
+    named = {value.name: value for node in graph for value in node.outputs}
+    return [named.get(value.name, value) for value in values]
+
+
+def _zeros(op: Builder, value: ir.Value, after: ir.Value, scaled: bool) -> ir.Value:
+    """Return a gradient of zeros, in the element type of the other gradients."""
+    with op.scope(f"{value.name}/grad"):
+        zero = op.Cast(op.Not(op.OptionalHasElement(after)), to=finished_type(value) if scaled else value.dtype)
+        return op.expand(zero, shape_of(value))
 
 
 def _merge_twins(model: ir.Model) -> None:
@@ -110,20 +233,18 @@ def _merge_twins(model: ir.Model) -> None:
             node.metadata_props[PHASE] = "backward"
 
 
-def _name_gradients(op: Builder, gradients: Mapping[ir.Value, ir.Value]) -> dict[ir.Value, ir.Value]:
-    """Give every gradient a value of its own named after its parameter."""
-    named: dict[ir.Value, ir.Value] = {}
+def _name_gradients(op: Builder, gradients: dict[str, ir.Value]) -> None:
+    """Give every gradient a value of its own named after what it is the gradient of, in place."""
     taken: set[ir.Value] = set()
-    for parameter, gradient in gradients.items():
+    for name, gradient in gradients.items():
         node = gradient.producer()
         # Two parameters may have one gradient, and a gradient may be a constant or a value of the forward pass.
         if node is None or node.metadata_props.get(PHASE) != "backward" or gradient in taken:
-            with op.scope(f"{parameter.name}/grad"):
+            with op.scope(f"{name}/grad"):
                 gradient = op.Identity(gradient)
         taken.add(gradient)
-        gradient.name = op.unique_name(f"{parameter.name}_grad")
-        named[parameter] = gradient
-    return named
+        gradient.name = op.unique_name(f"{name}_grad")
+        gradients[name] = gradient
 
 
 def _name_nodes(graph: ir.Graph) -> None:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
 
-from ckplan.autodiff import build_training_graph, training_graph
+from ckplan.autodiff import build_training_graph
 from ckplan.autodiff.rules.conv_batch_norm import conv_batch_norms
 from tests.autodiff.gradcheck import check_gradient, infer, values, weighed
 from tests.autodiff.reference_operators import use_reference_operators
@@ -18,18 +16,6 @@ __all__ = ["use_reference_operators"]
 pytestmark = pytest.mark.usefixtures("use_reference_operators")
 
 IDLE = ["p6", "p7"]
-
-
-@pytest.fixture(autouse=True)
-def composites(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have the pairs differentiated as one, whether or not training graphs are built so."""
-    add_loss = training_graph.add_loss
-
-    def with_pairs(op, loss):
-        found = add_loss(op, loss)
-        return dataclasses.replace(found, composites={**found.composites, **conv_batch_norms(op.graph, found.value)})
-
-    monkeypatch.setattr(training_graph, "add_loss", with_pairs)
 
 
 def block(x=(2, 3, 6, 5), w=(4, 3, 3, 3), bias=True, scale=None, results=("y0",), **attributes) -> onnx.ModelProto:

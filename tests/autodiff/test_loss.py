@@ -205,7 +205,7 @@ def test_onnxruntime_agrees(kind):
     [
         ("crossentropy", "did you mean `cross-entropy`?"),
         ("cross-entropy:z", "no output `z`"),
-        ("nonsense", "choose one of cross-entropy, mse, sum, mean, or of the outputs `y`"),
+        ("nonsense", "choose one of cross-entropy, mse, sum, mean, sum-of-squares, or of the outputs `y`"),
         ("y", "reduce it with --loss mean:y"),
     ],
 )

@@ -14,7 +14,7 @@ multiplied by s, and nothing is divided by the scale.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 
 import onnx_ir as ir
 
@@ -26,12 +26,12 @@ from ckplan.autodiff.rules.conv_forms import data_gradient, weight_gradient
 from ckplan.autodiff.rules.windows import window_of
 
 
-def conv_batch_norms(graph: ir.Graph, loss: ir.Value | None = None) -> dict[ir.Node, Composite | None]:
+def conv_batch_norms(graph: ir.Graph, targets: Container[ir.Value] = ()) -> dict[ir.Node, Composite | None]:
     """Find the pairs of Conv and BatchNormalization that can be differentiated as one.
 
     Args:
         graph: the forward graph.
-        loss: what is differentiated; it is no pair's inner value.
+        targets: what is differentiated; no such value is a pair's inner value.
     """
     found: dict[ir.Node, Composite | None] = {}
     for node in graph:
@@ -39,7 +39,7 @@ def conv_batch_norms(graph: ir.Graph, loss: ir.Value | None = None) -> dict[ir.N
             continue
         between = required_input(node, 0)
         conv = between.producer()
-        if conv is None or conv.op_type != "Conv" or conv.domain or between is loss or between.is_graph_output():
+        if conv is None or conv.op_type != "Conv" or conv.domain or between in targets or between.is_graph_output():
             continue
         if len(between.uses()) == 1 and not _overlap(conv, node):
             found[conv] = None

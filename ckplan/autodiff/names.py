@@ -1,0 +1,73 @@
+"""Which tensors of a model a pattern names: parameters, else inputs, else activations."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+import onnx_ir as ir
+
+from ckplan.autodiff.builder import is_floating
+from ckplan.errors import UsageError
+
+
+@dataclass(frozen=True)
+class Tensors:
+    """The floating-point tensors of a forward graph that a user can name.
+
+    Attributes:
+        parameters: initializers, in the order of the file.
+        inputs: graph inputs.
+        activations: what the nodes of the main graph make.
+    """
+
+    parameters: tuple[ir.Value, ...]
+    inputs: tuple[ir.Value, ...]
+    activations: tuple[ir.Value, ...]
+
+
+def floating_tensors(graph: ir.Graph) -> Tensors:
+    """Collect the floating-point tensors of a graph."""
+    parameters = tuple(value for value in graph.initializers.values() if is_floating(value))
+    inputs = tuple(value for value in graph.inputs if is_floating(value) and not value.is_initializer())
+    made = (value for node in graph for value in node.outputs)
+    return Tensors(parameters, inputs, tuple(value for value in made if value.name and is_floating(value)))
+
+
+def matching(option: str, pattern: str, tensors: Tensors) -> list[ir.Value]:
+    """Return the tensors that a pattern names.
+
+    A pattern that matches parameters means those only: activations often bear the name of the layer as well, and to
+    freeze a layer is not to cut off everything before it. The same holds between inputs and activations.
+
+    Args:
+        option: the option that the pattern was given with, for the error.
+        pattern: a name, or a pattern as in a shell.
+        tensors: what can be named.
+
+    Raises:
+        UsageError: it matches nothing.
+    """
+    for group in (tensors.parameters, tensors.inputs, tensors.activations):
+        found = [value for value in group if value.name == pattern]
+        found = found or [value for value in group if fnmatchcase(str(value.name), pattern)]
+        if found:
+            return found
+    names = [str(value.name) for value in (*tensors.parameters, *tensors.inputs, *tensors.activations)]
+    near = difflib.get_close_matches(pattern.strip("*"), names, n=3, cutoff=0.4)
+    listed = ", ".join(f"`{name}`" for name in near or names[:3])
+    raise UsageError(
+        f"`{option} {pattern}` matches no floating-point parameter, input or activation",
+        f"{'near it are' if near else 'there are, for example,'} {listed}",
+    )
+
+
+def matching_any(option: str, patterns: Sequence[str], tensors: Tensors) -> list[ir.Value]:
+    """Return the tensors that any of several patterns names, each once; see :func:`matching`.
+
+    Raises:
+        UsageError: a pattern matches nothing.
+    """
+    return list(dict.fromkeys(value for pattern in patterns for value in matching(option, pattern, tensors)))

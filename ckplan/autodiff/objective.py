@@ -1,0 +1,102 @@
+"""What is differentiated: a loss, the sum of several, and tensors whose gradients are given as inputs."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import onnx_ir as ir
+
+from ckplan.autodiff.builder import Builder, is_floating, shape_of
+from ckplan.autodiff.crossentropy import lower_losses
+from ckplan.autodiff.loss import add_loss
+from ckplan.autodiff.paths import Composite
+from ckplan.errors import UsageError
+
+
+@dataclass(frozen=True)
+class Objective:
+    """What is differentiated.
+
+    Attributes:
+        outputs: what the training graph shows of it: the loss first (the total, if there are several), then the
+            single losses, then the tensors whose gradients are given.
+        targets: the values that the reverse sweep starts from, each with its given gradient; None stands for one.
+        description: what it is, for people.
+        composites: groups of nodes that are differentiated as one.
+    """
+
+    outputs: tuple[ir.Value, ...]
+    targets: Mapping[ir.Value, ir.Value | None]
+    description: str
+    composites: dict[ir.Node, Composite | None]
+
+
+def add_objective(op: Builder, loss: Sequence[str], grad_ys: Sequence[str], default: str | None = None) -> Objective:
+    """Find or append what is differentiated.
+
+    Args:
+        op: builder of the forward graph.
+        loss: the losses, each as in :func:`ckplan.autodiff.loss.add_loss`. Several are summed, and each is an output
+            of its own: under the name of the model's output, or ``loss_<output>``; their sum is ``total_loss``. With
+            none, the loss is chosen, unless ``grad_ys`` says what to differentiate.
+        grad_ys: names of floating-point tensors of any shape whose gradients the caller gives: an input
+            ``<name>_given_grad`` is added for each, of its shape and element type.
+        default: the loss to take if none is given and the model has it as an output.
+
+    Raises:
+        UsageError: a name does not exist, is given twice, or is no loss.
+        ModelError: no output is floating point.
+    """
+    composites = lower_losses(op)
+    if default is not None and not loss and not grad_ys and default in [value.name for value in op.graph.outputs]:
+        loss = [default]
+    specs: Sequence[str | None] = loss or ([] if grad_ys else [None])
+    name = "loss" if len(specs) == 1 else None
+    losses = [add_loss(op, spec, composites, name=name) for spec in specs]
+    targets: dict[ir.Value, ir.Value | None] = {}
+    for spec, found in zip(specs, losses, strict=True):
+        if found.value in targets:
+            raise UsageError(f"the loss `{spec}` is given twice", "name each loss once")
+        targets[found.value] = None
+    described = [found.description for found in losses]
+    outputs = [found.value for found in losses]
+    if len(losses) > 1:
+        outputs.insert(0, _total(op, outputs))
+        described = [f"the sum of {'; '.join(described)}"]
+    for wanted in grad_ys:
+        value = _tensor(op, wanted)
+        if value in targets:
+            raise UsageError(f"`{wanted}` is differentiated twice", "name it once with --loss or --grad-ys")
+        given = ir.Value(name=op.unique_name(f"{wanted}_given_grad"), type=value.type, shape=ir.Shape(shape_of(value)))
+        op.graph.inputs.append(given)
+        targets[value] = given
+        outputs.append(value)
+        described.append(f"'{wanted}' with its gradient from input '{given.name}'")
+    return Objective(tuple(outputs), targets, "; ".join(described), composites)
+
+
+def _total(op: Builder, losses: Sequence[ir.Value]) -> ir.Value:
+    """Sum losses in the widest of their element types."""
+    widest = max((value.dtype for value in losses if value.dtype is not None), key=lambda dtype: dtype.itemsize)
+    with op.scope("loss", "forward"):
+        parts = [value if value.dtype == widest else op.Cast(value, to=widest) for value in losses]
+        total = op.Sum(*(op.reshape(part, ()) for part in parts))
+    total.name = op.unique_name("total_loss")
+    return total
+
+
+def _tensor(op: Builder, name: str) -> ir.Value:
+    """Return the output or inner value of that name."""
+    found = {str(value.name): value for node in op.graph for value in node.outputs if value.name}
+    value = found.get(name)
+    if value is None:
+        near = difflib.get_close_matches(name, found, n=3) or [str(output.name) for output in op.graph.outputs]
+        raise UsageError(
+            f"`--grad-ys {name}` is no tensor that a node of the model makes",
+            f"near it are {', '.join(f'`{candidate}`' for candidate in near)}",
+        )
+    if not is_floating(value):
+        raise UsageError(f"`--grad-ys {name}` is not floating point", "choose a floating-point tensor")
+    return value
