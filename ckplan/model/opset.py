@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import onnx_ir as ir
 
 from ckplan.errors import ModelError
 
+if TYPE_CHECKING:
+    import onnx
+
 MINIMUM_OPSET = 21
 MINIMUM_IR_VERSION = 10
+_TRAINING_MODE_OPSET = 14
+"""Since this opset BatchNormalization has an attribute that says whether it is in training form."""
 # Small initializers stay in the proto: the converter's adapters read some of them (axes, scales, ratios).
 _KEEP_BYTES = 1024
 
@@ -59,6 +66,7 @@ def _through_proto(model: ir.Model, version: int) -> ir.Model:
     if "" not in graph.opset_imports and "ai.onnx" not in graph.opset_imports:
         proto.opset_import.append(onnx.helper.make_opsetid("", MINIMUM_OPSET))
         version = MINIMUM_OPSET
+    training = _trim_training_form(proto) if version < _TRAINING_MODE_OPSET else set()
     try:
         if model.functions:
             proto = onnx.inliner.inline_local_functions(proto, convert_version=True)
@@ -71,6 +79,9 @@ def _through_proto(model: ir.Model, version: int) -> ir.Model:
             f"export it with opset {MINIMUM_OPSET} or newer",
         ) from error
     lifted = ir.from_proto(proto)
+    for node in lifted.graph:
+        if node.outputs and node.outputs[0].name in training:
+            node.attributes["training_mode"] = ir.AttrInt64("training_mode", 1)
     placeholders = lifted.graph.inputs[real_inputs:]
     del lifted.graph.inputs[real_inputs:]
     for placeholder in placeholders:
@@ -82,6 +93,23 @@ def _through_proto(model: ir.Model, version: int) -> ir.Model:
         if name in graph.initializers:
             value.metadata_props.update(graph.initializers[name].metadata_props)
     return lifted
+
+
+def _trim_training_form(proto: onnx.ModelProto) -> set[str]:
+    """Take from BatchNormalization in training form the outputs that opset 14 has no more, unless something reads them.
+
+    Until then the number of outputs told training form (five) from inference form (one); the converter knows neither.
+
+    Returns:
+        Names of the first outputs of those nodes.
+    """
+    read = {name for node in proto.graph.node for name in node.input} | {value.name for value in proto.graph.output}
+    found = set()
+    for node in proto.graph.node:
+        if node.op_type == "BatchNormalization" and len(node.output) > 1 and read.isdisjoint(node.output[3:]):
+            del node.output[3:]
+            found.add(node.output[0])
+    return found
 
 
 def _must_pass(value: ir.Value) -> bool:

@@ -146,7 +146,7 @@ def _take_notes(forms: TrainingForms, graph: ir.Graph, normalisations: int, drop
     if not (normalisations or dropouts):
         forms.notes.append(
             "the model holds no BatchNormalization and no Dropout to turn into training form: exporters fold and drop "
-            "them unless told to keep them (torch: training=TrainingMode.PRESERVE, do_constant_folding=False)"
+            "them unless told to keep them (torch: training=TrainingMode.TRAINING, do_constant_folding=False)"
         )
 
 
