@@ -21,6 +21,7 @@ from ckplan.autodiff.objective import add_objective
 from ckplan.autodiff.parameters import request_of, select_parameters, shortened
 from ckplan.autodiff.paths import prune
 from ckplan.autodiff.rules.conv_batch_norm import conv_batch_norms
+from ckplan.autodiff.training_mode import TrainingForms, enter_training
 from ckplan.errors import ModelError, UsageError
 from ckplan.keys import PHASE
 
@@ -32,7 +33,7 @@ _DRAWING = frozenset({"Bernoulli", "Dropout"})
 #: Called with a forward node and the gradient nodes that were appended for it.
 Callback = Callable[[ir.Node, Sequence[ir.Node]], None]
 
-_TRAINING_KEYS = (keys.LOSS, keys.PARAMETERS, keys.GRADIENTS, keys.RETAINED, keys.LOSS_SCALE)
+_TRAINING_KEYS = (keys.LOSS, keys.PARAMETERS, keys.GRADIENTS, keys.RETAINED, keys.LOSS_SCALE, keys.UPDATES)
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,8 @@ class TrainingGraph:
 
     Attributes:
         model: outputs the loss (of several losses their sum, then each), then the tensors whose gradients are given,
-            then the gradients of the parameters in their order, then those of inputs and activations. The parameters
+            then the gradients of the parameters in their order, then those of inputs and activations, then new running
+            statistics; with an optimizer, see :func:`ckplan.autodiff.optimizers.add_optimizer`. The parameters
             are initializers and graph inputs at once, so that onnxruntime does not take them for constants and a
             caller may feed new ones.
         loss: name of the loss; without a loss, of the first tensor whose gradient is given.
@@ -76,6 +78,7 @@ def build_training_graph(
     accumulation: Accumulation = "auto",
     loss_scale: float | str | None = None,
     callbacks: Sequence[Callback] = (),
+    training: bool = False,
 ) -> TrainingGraph:
     """Append a loss and gradients to a copy of a model.
 
@@ -100,6 +103,8 @@ def build_training_graph(
             of float16 and bfloat16 as float32.
         callbacks: each is called, when the graph is finished, once for every forward node with a gradient, from the
             last one to the first.
+        training: whether BatchNormalization and Dropout are turned into their training forms; see
+            :func:`ckplan.autodiff.training_mode.enter_training`. The model has to be loaded for that.
 
     Raises:
         UsageError: an option names something that does not exist or cannot be used.
@@ -112,20 +117,22 @@ def build_training_graph(
     graph = model.graph
     _name_nodes(graph)
     op = Builder(graph, graph.opset_imports)
+    forms = _enter_training(op, model) if training else TrainingForms()
     tensors = floating_tensors(graph)
     request = request_of(tensors, wrt, no_grad, retain_grad)
     objective = add_objective(
         op, [loss] if isinstance(loss, str) else loss or (), grad_ys, model.metadata_props.get(keys.LOSS)
     )
     scale = None if loss_scale is None else add_loss_scale(op, loss_scale, objective.targets)
-    composites = objective.composites
+    composites = {**objective.composites, **forms.composites}
     anchors = Anchors(op)
     anchors.detach(_current(graph, request.detached), composites)
     others = {str(value.name): anchors.add(value) for value in _current(graph, request.others)}
     anchors.hold(objective.targets, composites)
     composites.update(conv_batch_norms(graph, objective.targets))
     selection = select_parameters(op, tensors.parameters, request, composites)
-    prune(graph, [anchors[value] for value in objective.outputs])
+    running = forms.running_of(graph, [anchors[value] for value in objective.outputs])
+    prune(graph, [*(anchors[value] for value in objective.outputs), *running.values()])
     for node in graph:
         node.metadata_props[PHASE] = "forward"
     targets = {anchors[value]: seed for value, seed in objective.targets.items()}
@@ -145,7 +152,7 @@ def build_training_graph(
     asked = {str(value.name): value for value in (*selection.parameters, *selection.idle)} | others
     gradients = {name: found[value] for name, value in asked.items() if value in found}
     idle = [name for name in asked if name not in gradients]
-    notes = list(selection.notes)
+    notes = [*forms.notes, *selection.notes]
     if idle:
         what = "a gradient of zero" if unused == "zero" else "no gradient"
         notes.append(f"{len(idle)} parameter(s) get {what} because the loss does not depend on them: {shortened(idle)}")
@@ -154,7 +161,8 @@ def build_training_graph(
     _name_gradients(op, gradients)
     results = [anchors[value] for value in objective.outputs]
     parameters = [name for name in gradients if name not in others]
-    prune(graph, [*results, *(gradients[name] for name in (*parameters, *others) if name in gradients)])
+    ordered = [gradients[name] for name in (*parameters, *others) if name in gradients]
+    prune(graph, [*results, *ordered, *running.values()])
     anchors.remove()
     settle_sums(op, accumulation)
     _merge_twins(model)
@@ -162,21 +170,40 @@ def build_training_graph(
         if name not in graph.initializers:
             graph.register_initializer(asked[name])
         graph.inputs.append(asked[name])
+    graph.inputs.extend(running)
     outputs = iter(graph.outputs)
     shown = [str(next(outputs).name) for _ in results]
     named = {name: str(next(outputs).name) for name in parameters}
-    training = TrainingGraph(
+    made = TrainingGraph(
         model,
         shown[0],
         named,
         objective.description,
         tuple(notes),
         retained={name: str(next(outputs).name) for name in others if name in gradients},
+        updates={str(old.name): str(next(outputs).name) for old in running},
         loss_scale="" if scale is None else scale.text,
     )
-    _describe(training)
+    _describe(made)
     _call_back(graph, callbacks)
-    return training
+    return made
+
+
+def _enter_training(op: Builder, model: ir.Model) -> TrainingForms:
+    """Put a forward model into training form.
+
+    Raises:
+        UsageError: the model is a training graph, or lacks Dropout nodes that were removed when it was loaded.
+    """
+    if keys.LOSS in model.metadata_props:
+        raise UsageError("the model is a training graph already", "--training is for forward models")
+    removed = model.metadata_props.get(keys.REMOVED_DROPOUTS)
+    if removed:
+        raise UsageError(
+            f"{removed} Dropout node(s) were removed when the model was loaded",
+            "keep them with ckplan.load(..., training=True)",
+        )
+    return enter_training(op)
 
 
 def _describe(training: TrainingGraph) -> None:
@@ -191,6 +218,8 @@ def _describe(training: TrainingGraph) -> None:
         properties[keys.RETAINED] = json.dumps(training.retained)
     if training.loss_scale:
         properties[keys.LOSS_SCALE] = training.loss_scale
+    if training.updates:
+        properties[keys.UPDATES] = json.dumps(training.updates)
 
 
 def _call_back(graph: ir.Graph, callbacks: Sequence[Callback]) -> None:

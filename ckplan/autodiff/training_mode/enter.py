@@ -120,8 +120,12 @@ def _replace(
     names = [output.name for output in node.outputs]
     for output, value in zip(node.outputs, made, strict=False):
         output.replace_all_uses_with(value, replace_graph_outputs=True)
+    settings = [value for value in node.inputs if value is not None and value.is_initializer()]
     graph.remove(node, safe=True)
     made[0].name = names[0]
+    for value in settings:  # a ratio, for one, that nothing else reads is no parameter without a gradient
+        if not value.uses() and not value.is_graph_output():
+            graph.initializers.pop(str(value.name), None)
 
 
 def _take_notes(forms: TrainingForms, graph: ir.Graph, normalisations: int, dropouts: int) -> None:
