@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ckplan.analysis import Analysis, analyze
-    from ckplan.autodiff import TrainingGraph, build_training_graph
+    from ckplan.autodiff import OPTIMIZERS, TrainingGraph, add_optimizer, build_training_graph, parse_optimizer
     from ckplan.errors import CkplanError
     from ckplan.measure import Measurement, Verification, verify
     from ckplan.model import ForwardModel, load, save
@@ -33,8 +33,11 @@ __version__ = "0.1.0"
 _HOME = {
     "Analysis": "ckplan.analysis",
     "analyze": "ckplan.analysis",
+    "OPTIMIZERS": "ckplan.autodiff",
     "TrainingGraph": "ckplan.autodiff",
+    "add_optimizer": "ckplan.autodiff",
     "build_training_graph": "ckplan.autodiff",
+    "parse_optimizer": "ckplan.autodiff",
     "CkplanError": "ckplan.errors",
     "Measurement": "ckplan.measure",
     "Verification": "ckplan.measure",
@@ -54,6 +57,7 @@ _HOME = {
 }
 
 __all__ = [
+    "OPTIMIZERS",
     "STRATEGIES",
     "Analysis",
     "CkplanError",
@@ -64,11 +68,13 @@ __all__ = [
     "Timeline",
     "TrainingGraph",
     "Verification",
+    "add_optimizer",
     "analyze",
     "bottlenecks",
     "build_training_graph",
     "emit",
     "load",
+    "parse_optimizer",
     "parse_strategy",
     "problem_of",
     "save",
