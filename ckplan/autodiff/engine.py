@@ -9,7 +9,7 @@ import onnx_ir as ir
 
 from ckplan.autodiff.builder import Builder, dtype_of, shape_of
 from ckplan.autodiff.inline import inline_function
-from ckplan.autodiff.paths import Composite, Composites, captured, differentiable_inputs, entry_of
+from ckplan.autodiff.paths import Composite, Composites, captured, differentiable_inputs, entry_of, reads
 from ckplan.autodiff.registry import NON_DIFFERENTIABLE, NoGradientError
 from ckplan.errors import UnsupportedOperatorsError
 from ckplan.model.contrib import MICROSOFT, REASON_KEY, REFUSED
@@ -90,9 +90,9 @@ def backpropagate(
     gradients: dict[ir.Value, ir.Value] = {}
     op.partials = gradients
     op.pending = {}
-    asked = set(parameters)
     finished: dict[ir.Value, ir.Value] = {}
     unsupported: dict[ir.Node, str] = {}
+    due = _completed(op.graph, parameters)
 
     def hand_out(value: ir.Value) -> None:
         with op.scope(f"{value.name}/grad"):
@@ -105,9 +105,9 @@ def backpropagate(
     for node in reversed(list(op.graph)):
         entry = entry_of(node, op.opset_imports)
         inputs = differentiable_inputs(node, entry, composites)
-        for output in asked.intersection(node.outputs):
-            if output in gradients:  # complete by now, and about to be consumed
-                hand_out(output)
+        for value in due.get(node, ()):
+            if value in gradients:
+                hand_out(value)
         if wanted.isdisjoint(inputs) or wanted.isdisjoint(node.outputs):
             continue
         if node not in composites and (entry is None or _reason(node)):
@@ -130,6 +130,25 @@ def backpropagate(
         if value in gradients and value not in finished:
             hand_out(value)
     return {value: finished[value] for value in parameters if value in finished}
+
+
+def _completed(graph: ir.Graph, values: Iterable[ir.Value]) -> dict[ir.Node, list[ir.Value]]:
+    """Return at which node of the reverse sweep the gradients of values are complete: all their readers are through.
+
+    The makers of the values come later in the sweep, or are these nodes. Values read by the first node have no entry.
+    """
+    before: dict[ir.Value, ir.Node | None] = {}
+    previous: ir.Node | None = None
+    for node in graph:
+        for value in reads(node):
+            before.setdefault(value, previous)
+        previous = node
+    due: dict[ir.Node, list[ir.Value]] = {}
+    for value in values:
+        node_or_none = before.get(value, value.producer())
+        if node_or_none is not None:
+            due.setdefault(node_or_none, []).append(value)
+    return due
 
 
 def _seed(op: Builder, loss: ir.Value, composites: Composites) -> ir.Value:

@@ -118,15 +118,42 @@ shape_options = _stack(
 
 training_options = _stack(
     click.option(
-        "--loss", metavar="LOSS",
-        help="What to minimise: an output, or cross-entropy, mse, sum or mean of the first output, or of another "
-        "(mse:OUTPUT). Default: chosen, and named in a note.",
+        "--loss", multiple=True, metavar="LOSS",
+        help="What to minimise: an output, or cross-entropy, mse, sum, mean or sum-of-squares of the first output, or "
+        "of another (mse:OUTPUT). Several are summed. Default: chosen, and named in a note.",
     ),
     click.option(
         "--wrt", multiple=True, metavar="PATTERN",
-        help="Train only parameters that match, such as 'layer4.*'. Repeatable.",
+        help="Differentiate only by parameters that match, such as 'layer4.*'; what matches no parameter names inputs, "
+        "or else activations. Repeatable.",
     ),
-    click.option("--no-grad", multiple=True, metavar="PATTERN", help="Leave out parameters that match. Repeatable."),
+    click.option(
+        "--no-grad", multiple=True, metavar="PATTERN",
+        help="Leave out parameters that match; what matches none names inputs or activations at which gradients stop. "
+        "Repeatable.",
+    ),
+    click.option(
+        "--retain-grad", multiple=True, metavar="PATTERN",
+        help="Put out the gradients of inputs or activations that match, too. Repeatable.",
+    ),
+    click.option(
+        "--grad-ys", multiple=True, metavar="TENSOR",
+        help="Differentiate this tensor, of any shape, from a gradient fed as input TENSOR_given_grad. Repeatable.",
+    ),
+    click.option(
+        "--unused", type=click.Choice(["absent", "zero"]), default="absent", show_default=True,
+        help="The gradient of a parameter that the loss does not depend on.",
+    ),
+    click.option(
+        "--accumulation", type=click.Choice(["auto", "eager", "lazy"]), default="auto", show_default=True,
+        help="Sum the gradients of a value with several readers as they come, all at the end, or by what takes less "
+        "memory.",
+    ),
+    click.option(
+        "--loss-scale", metavar="S",
+        help="Multiply gradients by S in the backward pass and divide them by it at its end, in float32; 'input' makes "
+        "S an input, loss_scale.",
+    ),
 )  # fmt: skip
 
 budget_option = click.option(

@@ -36,6 +36,8 @@ def _training(training: TrainingGraph, notes: Sequence[str]) -> Json:
     return {
         "loss": {"name": training.loss, "description": training.description},
         "gradients": dict(training.gradients),
+        "retained": dict(training.retained),
+        "loss_scale": training.loss_scale,
         "notes": list(notes),
     }
 

@@ -60,7 +60,9 @@ def counted(count: int, noun: str) -> str:
 
 def gradients(training: TrainingGraph, output: Path) -> RenderableType:
     """One line: what was written."""
-    return line(f"{output}: loss '{training.loss}' and {counted(len(training.gradients), 'gradient')}")
+    return line(
+        f"{output}: loss '{training.loss}' and {counted(len(training.gradients) + len(training.retained), 'gradient')}"
+    )
 
 
 def rewritten(output: Path, plan: Plan, base: Timeline, planned: Timeline) -> RenderableType:
