@@ -65,7 +65,6 @@ class Entry:
 
 _RULES: dict[tuple[str, str], list[Entry]] = {}
 
-_CONTROL_FLOW = "control flow is not differentiated"
 _SAMPLE = "a random sample has no derivative"
 _QUANTISED = "quantised arithmetic has no useful derivative"
 _SEQUENCE = "sequences and optionals are not differentiated"
@@ -73,10 +72,7 @@ _SEQUENCE = "sequences and optionals are not differentiated"
 #: Operators with a floating output that cannot be differentiated, and why. Operators whose outputs are integers,
 #: booleans or strings need no entry: nothing flows back through those.
 NON_DIFFERENTIABLE: dict[str, str] = {
-    "If": _CONTROL_FLOW,
-    "Loop": _CONTROL_FLOW,
-    "Scan": _CONTROL_FLOW,
-    "SequenceMap": _CONTROL_FLOW,
+    "SequenceMap": _SEQUENCE,
     "ConcatFromSequence": _SEQUENCE,
     "SequenceAt": _SEQUENCE,
     "SequenceConstruct": _SEQUENCE,

@@ -35,8 +35,8 @@ def hoist(model: ir.Model) -> None:
 
     Afterwards no initializer is a graph input (IR 3 files list all of them). A ConstantOfShape of a constant shape
     keeps its few bytes: the tensor is a broadcast view that is written out only when the model is saved.
-    Nested constants are captured from the main graph instead, under a name that nothing shadows; only those that are
-    a body's output, or that a Loop body may overwrite as its input, stay.
+    Nested constants are captured from the main graph instead, under a name that nothing shadows; a body that hands one
+    on gets a copy in its place. Only those stay that a Loop body may overwrite as its input.
     """
     graph = model.graph
     initializers = set(graph.initializers.values())
@@ -48,8 +48,10 @@ def hoist(model: ir.Model) -> None:
     for nested in graph.subgraphs():
         for name in list(nested.initializers):
             value = nested.initializers[name]
-            if value.is_graph_input() or value.is_graph_output():
+            if value.is_graph_input():
                 continue
+            if value.is_graph_output():
+                _hand_on(nested, value)
             del nested.initializers[name]
             value.name = _claim(name, names)
             graph.register_initializer(value)
@@ -80,8 +82,6 @@ def _hoist_node(
         return None
     name = output.name or "constant"
     if output.is_graph_output():
-        if holder is not graph:
-            return None
         # An output needs a producer: initializer -> Identity -> output.
         names[f"{name}_value"] += 1
         value = _initializer(graph, _claim(f"{name}_value", names), tensor)
@@ -95,6 +95,16 @@ def _hoist_node(
         ir.convenience.replace_all_uses_with(output, value)
     holder.remove(node, safe=True)
     return value
+
+
+def _hand_on(nested: ir.Graph, value: ir.Value) -> None:
+    """Put a copy in the place of an initializer among the outputs of a body."""
+    for index, output in enumerate(nested.outputs):
+        if output is value:
+            identity = ir.node("Identity", inputs=[value])
+            identity.outputs[0].type, identity.outputs[0].shape = value.type, value.shape
+            nested.append(identity)
+            nested.outputs[index] = identity.outputs[0]
 
 
 def _mark_settings(graph: ir.Graph) -> None:

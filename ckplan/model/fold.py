@@ -1,4 +1,4 @@
-"""One sweep over the main graph in execution order: infer shapes, fold what they decide, take decided branches.
+"""One sweep over a model in execution order: infer shapes, fold what they decide, take decided branches.
 
 Every input has a static shape by now, so shape arithmetic (Shape, Gather, Concat, ... into Reshape) is constant and
 disappears. What a floating weight goes into is never folded: the weight must stay what is trained.
@@ -14,6 +14,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ckplan import keys
+from ckplan.model.bodies import bodies_of, changing_states, enter, forget_shapes, leave
 from ckplan.model.constants import filled, is_constant, mark_constant, unused_name
 from ckplan.model.contrib import expand
 from ckplan.model.infer import NodeInference, is_known, static_shape
@@ -48,12 +49,14 @@ class Sweep:
     Attributes:
         constants: value -> its array, for every value that does not depend on inputs or weights.
         problems: node -> why its shape inference failed.
+        tried: the nodes visited are those of a Loop's body whose states' shapes are not certain yet.
         expanded: the operators of com.microsoft that were replaced by standard ones, one entry a node.
     """
 
     model: ir.Model
     constants: dict[ir.Value, np.ndarray] = field(default_factory=dict)
     problems: dict[ir.Node, str] = field(default_factory=dict)
+    tried: bool = False
     expanded: list[str] = field(default_factory=list)
 
     def constant(self, value: ir.Value | None) -> np.ndarray | None:
@@ -89,21 +92,63 @@ def sweep(model: ir.Model, repair: Repair | None = None) -> Sweep:
 def _visit(node: ir.Node, state: Sweep, inference: NodeInference, repair: Repair | None) -> None:
     if node.domain == "" and node.op_type == "If":
         condition = state.constant(node.inputs[0])
-        if condition is not None and condition.size == 1:
+        if condition is not None and condition.size == 1 and not state.tried:
             for inlined in _take_branch(node, bool(condition.reshape(-1)[0])):
                 _visit(inlined, state, inference, repair)
             return
     if repair is not None:
         repair(node, state)
     known = all(value is None or is_known(value) for value in node.inputs)
-    if known and expand(node, lambda fresh: _visit(fresh, state, inference, None), state.constant):
+    if known and not state.tried and expand(node, lambda fresh: _visit(fresh, state, inference, None), state.constant):
         state.expanded.append(node.op_type)
         return
+    if bodies_of(node):
+        _visit_bodies(node, state, inference)
     if not all(is_known(output) for output in node.outputs):
         problem = inference.run(node, state.constant)
         if problem:
             state.problems[node] = problem
     _fold(node, state)
+
+
+def _visit_bodies(node: ir.Node, state: Sweep, inference: NodeInference) -> None:
+    """Infer and fold what is inside a control-flow node."""
+    enter(node)
+    tried = state.tried
+    # Whether the states of a Loop keep their shapes is found out by a trial, in which nothing may be moved.
+    state.tried = tried or node.op_type == "Loop"
+    for _ in range(len(node.inputs) if node.op_type == "Loop" else 0):
+        for body in bodies_of(node):
+            for inner in list(body):
+                _visit(inner, state, inference, None)
+        changing = changing_states(node)
+        for body in bodies_of(node):
+            _forget(body, state)
+            for index in changing:
+                body.inputs[index].shape = _common(body.inputs[index].shape, body.outputs[index - 1].shape)
+        if not changing:
+            break
+    state.tried = tried
+    for body in bodies_of(node):
+        for inner in list(body):
+            _visit(inner, state, inference, None)
+    leave(node)
+
+
+def _common(before: ir.Shape | None, after: ir.Shape | None) -> ir.Shape | None:
+    """The dimensions on which two shapes agree, the others unknown."""
+    if before is None or after is None or len(before) != len(after):
+        return None
+    return ir.Shape([one if one == other else None for one, other in zip(before, after, strict=True)])
+
+
+def _forget(body: ir.Graph, state: Sweep) -> None:
+    """Take back what a trial found out."""
+    forget_shapes(body)
+    for scope in (body, *body.subgraphs()):
+        for inner in scope:
+            for output in inner.outputs:
+                state.constants.pop(output, None)
 
 
 def _fold(node: ir.Node, state: Sweep) -> None:
@@ -232,24 +277,28 @@ def _take_branch(node: ir.Node, condition: bool) -> list[ir.Node]:
 def _materialise(state: Sweep) -> None:
     """Turn folded values that something still reads into initializers; drop the nodes that nothing reads any more."""
     graph = state.model.graph
-    needed: set[ir.Value] = set(graph.outputs)
-    for scope in graph.subgraphs():
-        needed.update(value for node in scope for value in node.inputs if value is not None)
-        needed.update(scope.outputs)
-    for node in reversed(list(graph)):
-        folded = all(
-            output in state.constants and (output not in needed or _can_keep(state.constants[output]))
-            for output in node.outputs
-        )
-        if not folded or not node.outputs:
-            needed.update(value for value in node.inputs if value is not None)
-            continue
-        for output in node.outputs:
-            if output in needed:
-                _replace_by_initializer(node, output, state)
-        for index in range(len(node.inputs)):
-            node.replace_input_with(index, None)
-        graph.remove(node)
+    scopes = [*reversed(list(graph.subgraphs())), graph]  # what is inside first: it reads what is around it
+    needed = {output for scope in scopes for output in scope.outputs}
+    for scope in scopes:
+        for node in reversed(list(scope)):
+            _materialise_node(node, needed, state)
+
+
+def _materialise_node(node: ir.Node, needed: set[ir.Value], state: Sweep) -> None:
+    folded = all(
+        output in state.constants and (output not in needed or _can_keep(state.constants[output]))
+        for output in node.outputs
+    )
+    if not folded or not node.outputs:
+        needed.update(value for value in node.inputs if value is not None)
+        return
+    for output in node.outputs:
+        if output in needed:
+            _replace_by_initializer(node, output, state)
+    for index in range(len(node.inputs)):
+        node.replace_input_with(index, None)
+    assert node.graph is not None
+    node.graph.remove(node)
 
 
 def _can_keep(array: np.ndarray) -> bool:
@@ -275,7 +324,8 @@ def _replace_by_initializer(node: ir.Node, output: ir.Value, state: Sweep) -> No
     if is_output:
         copy = ir.node("Identity", inputs=[initializer])
         copy.outputs[0].type, copy.outputs[0].shape = initializer.type, initializer.shape
-        graph.insert_before(node, copy)
+        assert node.graph is not None
+        node.graph.insert_before(node, copy)
         ir.convenience.replace_all_uses_with(output, copy.outputs[0], replace_graph_outputs=True)
         copy.outputs[0].name = name
     else:

@@ -1,0 +1,1 @@
+"""Gradients through If, Scan and Loop, and checkpoints along time."""

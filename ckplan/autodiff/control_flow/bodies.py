@@ -1,0 +1,224 @@
+"""The graphs inside control-flow nodes: emitting into them, copying parts of them, closing them."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable, Mapping, Sequence
+from typing import cast
+
+import numpy as np
+import onnx_ir as ir
+
+from ckplan.autodiff.builder import PHASE, Builder, shape_of
+from ckplan.autodiff.paths import bodies, discard
+from ckplan.autodiff.registry import NoGradientError
+
+
+class BodyBuilder(Builder):
+    """Emits nodes into the body of a control-flow node.
+
+    Names are unique in the whole model, because a body's names must not shadow those around it, and constants become
+    initializers of the main graph, where all others are.
+
+    Args:
+        outer: builder of the graph around the body.
+        graph: the body.
+        wanted: the values whose gradients are needed.
+    """
+
+    def __init__(self, outer: Builder, graph: ir.Graph, wanted: Container[ir.Value] = ()) -> None:
+        super().__init__(graph, outer.opset_imports, wanted)
+        self._outer = outer
+        self._names = outer._names
+        self._counters = outer._counters
+
+    def constant(self, array: np.ndarray | np.generic | Sequence[int], name: str = "ckplan/constant") -> ir.Value:
+        """Return an initializer of the main graph with this content; a sequence of ints becomes int64."""
+        return self._outer.constant(array, name)
+
+
+def new_value(op: Builder, name: str, dtype: ir.DataType | None, shape: Iterable[int | str]) -> ir.Value:
+    """Return a value that nothing makes yet, such as an input of a new body; its name is made unique.
+
+    Args:
+        op: builder that knows which names are taken.
+        name: what to call it.
+        dtype: its element type.
+        shape: its dimensions.
+    """
+    assert dtype is not None
+    return ir.Value(name=op.unique_name(name), type=ir.TensorType(dtype), shape=ir.Shape(tuple(shape)))
+
+
+def demand_static(node: ir.Node) -> None:
+    """Check that every floating value in the bodies of a node has a static shape.
+
+    Raises:
+        NoGradientError: one has not; the message names it.
+    """
+    for graph in bodies(node):
+        for inner in graph:
+            for value in inner.outputs:
+                unknown = value.shape is None or not value.shape.is_static()
+                if value.name and isinstance(value.type, ir.TensorType | None) and unknown:
+                    raise NoGradientError(f"the shape of '{value.name}' in its body is not the same in every run of it")
+
+
+def copy_nodes(
+    op: Builder, nodes: Iterable[ir.Node], values: dict[ir.Value, ir.Value], phase: str | None = None
+) -> list[ir.Node]:
+    """Copy nodes, with their bodies, under new names.
+
+    Args:
+        op: builder that knows which names are taken.
+        nodes: in topological order.
+        values: what to read instead of a value; what the copies make is added.
+        phase: phase to mark the copies with; None keeps that of the original.
+    """
+    copies = []
+    for node in nodes:
+        inputs = [None if value is None else values.get(value, value) for value in node.inputs]
+        attributes = [_copy_attribute(op, attribute, values, phase) for attribute in node.attributes.values()]
+        outputs = [_copy_value(op, value, values) for value in node.outputs]
+        metadata = dict(node.metadata_props)
+        if phase is not None:
+            metadata[PHASE] = phase
+        copies.append(
+            ir.Node(
+                node.domain,
+                node.op_type,
+                inputs,
+                attributes,
+                overload=node.overload,
+                outputs=outputs,
+                version=node.version,
+                name=op.unique_name(node.name or node.op_type),
+                metadata_props=metadata,
+            )
+        )
+    return copies
+
+
+def copy_graph(op: Builder, graph: ir.Graph, values: dict[ir.Value, ir.Value], phase: str | None = None) -> ir.Graph:
+    """Copy a body under new names; see :func:`copy_nodes`."""
+    inputs = [_copy_value(op, value, values) for value in graph.inputs]
+    initializers = [
+        _copy_value(op, value, values) for value in graph.initializers.values() if not value.is_graph_input()
+    ]
+    nodes = copy_nodes(op, graph, values, phase)
+    outputs = [values.get(value, value) for value in graph.outputs]
+    copy = ir.Graph(
+        inputs,
+        outputs,
+        nodes=nodes,
+        initializers=initializers,
+        name=graph.name,
+        opset_imports=dict(graph.opset_imports),
+    )
+    for value in graph.initializers.values():
+        if value.is_graph_input():
+            values[value].const_value = value.const_value
+            copy.register_initializer(values[value])
+    return copy
+
+
+def _copy_attribute(op: Builder, attribute: ir.Attr, values: dict[ir.Value, ir.Value], phase: str | None) -> ir.Attr:
+    if attribute.type == ir.AttributeType.GRAPH:
+        return ir.AttrGraph(attribute.name, copy_graph(op, attribute.as_graph(), values, phase))
+    if attribute.type == ir.AttributeType.GRAPHS:
+        return ir.AttrGraphs(attribute.name, [copy_graph(op, graph, values, phase) for graph in attribute.as_graphs()])
+    return attribute
+
+
+def _copy_value(op: Builder, value: ir.Value, values: dict[ir.Value, ir.Value]) -> ir.Value:
+    shape = None if value.shape is None else ir.Shape(value.shape.dims)
+    name = op.unique_name(value.name) if value.name else ""
+    copy = ir.Value(name=name, type=value.type, shape=shape, const_value=value.const_value)
+    copy.metadata_props.update(value.metadata_props)
+    values[value] = copy
+    return copy
+
+
+def close(op: Builder, outputs: Sequence[ir.Value], phase: str = "backward") -> list[ir.Value]:
+    """Return values that can be outputs of the body that ``op`` emits into.
+
+    An output has to be made in the body itself, and onnxruntime misreads a value that stands there twice; so others
+    are copied.
+
+    Args:
+        op: builder of the body.
+        outputs: what should come out.
+        phase: phase of the copies.
+    """
+    closed: list[ir.Value] = []
+    for value in outputs:
+        producer = value.producer()
+        if producer is None or producer.graph is not op.graph or value in closed:
+            with op.scope(f"{value.name}/out", phase):
+                value = op.Identity(value)
+        closed.append(value)
+    return closed
+
+
+def close_body(op: Builder) -> None:
+    """Make every output of a body a value of its own that a node in it makes; see :func:`close`."""
+    outputs = close(op, list(op.graph.outputs), "forward")
+    op.graph.outputs.clear()
+    op.graph.outputs.extend(outputs)
+
+
+def origin(value: ir.Value) -> ir.Value:
+    """Return the value that a chain of Identity nodes copies."""
+    producer = value.producer()
+    while producer is not None and producer.op_type == "Identity" and not producer.domain and producer.inputs[0]:
+        value = producer.inputs[0]
+        producer = value.producer()
+    return value
+
+
+def zeros(op: Builder, like: ir.Value, after: ir.Value) -> ir.Value:
+    """Return zeros of the shape and type of one value, made once another is there; see :meth:`Builder.zeros`."""
+    zero = op.Cast(op.Not(op.OptionalHasElement(after)), to=like.dtype)
+    return op.expand(zero, shape_of(like))
+
+
+def emit_control(
+    op: Builder,
+    op_type: str,
+    name: str,
+    inputs: Sequence[ir.Value | None],
+    attributes: Sequence[ir.Attr],
+    outputs: Sequence[ir.Value],
+    metadata: Mapping[str, str],
+) -> ir.Node:
+    """Emit a control-flow node, whose outputs' types and shapes no inference has to find.
+
+    Args:
+        op: builder of the graph that gets the node.
+        op_type: If, Loop or Scan.
+        name: what to call it; made unique.
+        inputs: its inputs.
+        attributes: its attributes, bodies among them.
+        outputs: the values that it makes.
+        metadata: of the node, its phase among it.
+    """
+    node = ir.Node(
+        "", op_type, inputs, attributes, outputs=outputs, name=op.unique_name(name), metadata_props=dict(metadata)
+    )
+    op.insert(node)
+    return node
+
+
+def remove_new(graph: ir.Graph, kept: Container[ir.Node]) -> None:
+    """Remove the nodes of a body that were not there before."""
+    discard(graph, [node for node in reversed(list(graph)) if node not in kept])
+
+
+def dims_of(value: ir.Value) -> tuple[int, ...]:
+    """Return the static shape of a value in a body.
+
+    Raises:
+        NoGradientError: it has none.
+    """
+    if value.shape is None or not value.shape.is_static():
+        raise NoGradientError(f"the shape of '{value.name}' in its body is not the same in every run of it")
+    return tuple(cast("Sequence[int]", value.shape))

@@ -1,0 +1,57 @@
+"""What of a forward body a backward body computes again, and what it takes from storage."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass, field
+
+import onnx_ir as ir
+
+from ckplan.autodiff.paths import reads
+
+
+@dataclass
+class Cone:
+    """The part of a forward body that gradients need.
+
+    Attributes:
+        repeated: nodes to run again.
+        taken: values to take from storage, in the order they were met.
+        entering: other values read: inputs of the body and values from outside.
+    """
+
+    repeated: set[ir.Node] = field(default_factory=set)
+    taken: dict[ir.Value, None] = field(default_factory=dict)
+    entering: dict[ir.Value, None] = field(default_factory=dict)
+
+
+def read_from_outside(nodes: Iterable[ir.Node], results: Iterable[ir.Value]) -> list[ir.Value]:
+    """Return the values that some nodes and a list of results need and that none of the nodes makes."""
+    nodes = list(nodes)
+    made = {output for node in nodes for output in node.outputs}
+    read = dict.fromkeys(value for node in nodes for value in sorted(reads(node), key=lambda v: str(v.name)))
+    read.update(dict.fromkeys(results))
+    return [value for value in read if value not in made]
+
+
+def cone_of(frontier: Iterable[ir.Value], forward: Collection[ir.Node], is_taken: Callable[[ir.Value], bool]) -> Cone:
+    """Walk back from what gradients read to what is stored or enters the body.
+
+    Args:
+        frontier: values that the gradients read.
+        forward: the nodes of the forward body.
+        is_taken: whether a value that one of these nodes makes comes from storage.
+    """
+    cone = Cone()
+    pending = list(frontier)
+    while pending:
+        value = pending.pop()
+        producer = value.producer()
+        if producer is None or producer not in forward:
+            cone.entering[value] = None
+        elif is_taken(value):
+            cone.taken[value] = None
+        elif producer not in cone.repeated:
+            cone.repeated.add(producer)
+            pending.extend(sorted(reads(producer), key=lambda v: str(v.name), reverse=True))
+    return cone

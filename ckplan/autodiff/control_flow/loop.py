@@ -1,0 +1,138 @@
+"""Gradient of Loop.
+
+A Loop that always runs the same number of times is a Scan over the numbers of its steps, and becomes one. Of another the
+number of steps comes out together with what has to be kept; the backward pass is a Loop of as many steps, which picks
+the rows one by one. The sequences that it reads have as many rows as there were steps; the planner counts them at their
+largest.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+
+from ckplan.autodiff.builder import PHASE, Builder, Gradients, shape_of
+from ckplan.autodiff.control_flow.backward import BackwardStep
+from ckplan.autodiff.control_flow.bodies import BodyBuilder, close, close_body, dims_of, emit_control, new_value
+from ckplan.autodiff.control_flow.recurrence import Recurrence
+from ckplan.autodiff.control_flow.scan import backward_metadata, scan_gradient
+from ckplan.autodiff.control_flow.step import backward_step
+from ckplan.autodiff.paths import captured, discard, needed_nodes
+from ckplan.autodiff.registry import NoGradientError
+from ckplan.model.bodies import changing_states, fixed_trips, most_trips
+
+
+def loop_gradient(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
+    """Differentiate a Loop.
+
+    Args:
+        op: builder of the graph that holds the node.
+        node: a Loop (https://onnx.ai/onnx/operators/onnx__Loop.html).
+        dy: gradients of its outputs.
+
+    Returns:
+        Gradients of its inputs, then of the values it captures.
+
+    Raises:
+        NoGradientError: its body cannot be differentiated, or how often it runs is neither fixed nor bounded.
+    """
+    outside, states = captured(node), len(node.inputs) - 2
+    if fixed_trips(node) == 0:
+        return [None, None, *dy[:states]]
+    if loop_as_scan(op, node):
+        slots = [*node.inputs[:states], *([None] * (len(node.inputs) - states)), *captured(node)]
+        gradients = list(scan_gradient(op, node, dy))
+        by_value = {v: g for v, g in zip(slots[states:], gradients[states:], strict=False) if v is not None}
+        return [None, None, *gradients[:states], *(by_value.get(value) for value in outside)]
+    most = most_trips(node)
+    if most is None:
+        raise NoGradientError("how often it runs depends on data and has no bound; give it a constant trip count")
+    for output, gradient in zip(node.outputs[states:], dy[states:], strict=False):
+        if gradient is not None:
+            raise NoGradientError(f"its output '{output.name}' has as many rows as it runs, which depends on data")
+    loop = Recurrence(node, node.attributes["body"].as_graph(), 2, 1, most, exact=False)
+    step = backward_step(op, loop, dy)
+    count = len(node.inputs) + len(outside)
+    return [None] * count if step is None else _emit(op, loop, step, count)
+
+
+def loop_as_scan(op: Builder, node: ir.Node) -> bool:
+    """Turn a Loop that always runs the same number of times, at least once, into a Scan, in place.
+
+    Args:
+        op: builder of the graph that holds the node.
+        node: a Loop.
+
+    Returns:
+        Whether it could be done.
+
+    Raises:
+        NoGradientError: a carried value changes its shape.
+    """
+    trips = fixed_trips(node)
+    if not trips:
+        return False
+    body = node.attributes["body"].as_graph()
+    for index in changing_states(node):
+        raise NoGradientError(f"its carried value '{body.inputs[index].name}' changes its shape from step to step")
+    inside = BodyBuilder(op, body)
+    clock, condition, *states = body.inputs
+    ir.convenience.replace_all_uses_with(condition, op.constant(np.ones(dims_of(condition), dtype=np.bool_)))
+    outputs = list(body.outputs)
+    body.outputs.clear()
+    body.outputs.extend(outputs[1:])
+    close_body(inside)
+    needed = needed_nodes(body, body.outputs)
+    discard(body, [inner for inner in reversed(list(body)) if inner not in needed])
+    body.inputs.clear()
+    body.inputs.extend([*states, clock])
+    carried = list(node.inputs[2:])
+    numbers = op.constant(np.arange(trips, dtype=np.int64).reshape(trips, *dims_of(clock)))
+    for index in range(len(node.inputs)):
+        node.replace_input_with(index, None)
+    node.resize_inputs(len(carried) + 1)
+    for index, value in enumerate([*carried, numbers]):
+        node.replace_input_with(index, value)
+    node.op_type = "Scan"
+    node.attributes["num_scan_inputs"] = ir.AttrInt64("num_scan_inputs", 1)
+    return True
+
+
+def _emit(op: Builder, loop: Recurrence, step: BackwardStep, count: int) -> list[ir.Value | None]:
+    """Emit the Loop around a backward step; return the gradients by slot."""
+    name = f"{loop.node.name}/grad/Loop"
+    graph = step.graph
+    inside = BodyBuilder(op, graph)
+    clock = new_value(op, f"{name}_step", ir.DataType.INT64, ())
+    condition = new_value(op, f"{name}_condition", ir.DataType.BOOL, ())
+    graph.inputs.extend([clock, condition, *(c.before for c in step.carried)])
+    numbers, _ = loop.stack(op, loop.body.inputs[0])
+    # Inference does not know how many rows there are.
+    trips = new_value(op, f"{loop.node.name}/trips", ir.DataType.INT64, ())
+    op.insert(
+        ir.Node("", "Size", [numbers], outputs=[trips], name=f"{trips.name}/Size", metadata_props={PHASE: "backward"})
+    )
+    with op.scope(f"{loop.node.name}/grad"):
+        last = op.Sub(trips, 1)
+    first = next(iter(graph), None)
+    # Steps are numbered backwards: the rows of the last one are read first.
+    place = step.clock if step.clock is not None else new_value(op, f"{name}_row", ir.DataType.INT64, ())
+    picks = [ir.Node("", "Sub", [last, clock], outputs=[place], name=op.unique_name(f"{name}/Sub"))]
+    for read in step.read:
+        pick = ir.Node("", "Gather", [read.outer, place], outputs=[read.inside], name=op.unique_name(f"{name}/Gather"))
+        picks.append(pick)
+    if first is None:
+        graph.extend(picks)
+    else:
+        graph.insert_before(first, picks)
+    for node in picks:
+        node.metadata_props[PHASE] = "backward"
+    graph.outputs.extend(close(inside, [condition, *(c.after for c in step.carried)]))
+    outputs = [new_value(op, f"{name}_out", c.after.dtype, shape_of(c.after)) for c in step.carried]
+    inputs = [trips, None, *(c.initial for c in step.carried)]
+    emit_control(op, "Loop", name, inputs, [ir.AttrGraph("body", graph)], outputs, backward_metadata(loop.node))
+    gradients: list[ir.Value | None] = [None] * count
+    for carried, output in zip(step.carried, outputs, strict=True):
+        if carried.slot is not None:
+            gradients[carried.slot] = output
+    return gradients

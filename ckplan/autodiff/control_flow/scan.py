@@ -1,0 +1,86 @@
+"""Gradient of Scan: a Scan over the same steps from the last to the first."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import onnx_ir as ir
+
+from ckplan.autodiff.builder import PHASE, Builder, Gradients, shape_of
+from ckplan.autodiff.control_flow.backward import BackwardStep, Read
+from ckplan.autodiff.control_flow.bodies import emit_control, new_value
+from ckplan.autodiff.control_flow.policy import STORE
+from ckplan.autodiff.control_flow.recurrence import Recurrence, Track, scan_of, track_attributes
+from ckplan.autodiff.control_flow.step import backward_step
+from ckplan.autodiff.paths import captured
+
+
+def scan_gradient(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
+    """Run the backward step over all steps in reverse.
+
+    Args:
+        op: builder of the graph that holds the node.
+        node: a Scan.
+        dy: gradients of its outputs.
+
+    Returns:
+        Gradients of its inputs, then of the values it captures.
+    """
+    loop = scan_of(node)
+    count = len(node.inputs) + len(captured(node))
+    if loop.steps == 0:
+        return dy[: loop.states]
+    step = backward_step(op, loop, dy)
+    return [None] * count if step is None else emit_backward_scan(op, loop, step, count)
+
+
+def emit_backward_scan(op: Builder, loop: Recurrence, step: BackwardStep, count: int) -> list[ir.Value | None]:
+    """Emit the Scan around a backward step.
+
+    Args:
+        op: builder of the graph that holds the forward node.
+        loop: the forward node, a Scan.
+        step: its backward step.
+        count: number of the forward node's inputs and captured values.
+
+    Returns:
+        The gradients by slot.
+    """
+    name = f"{loop.node.name}/grad/Scan"
+    if not step.read:  # something has to say how many steps there are
+        steps = op.constant(np.zeros(loop.steps, dtype=np.bool_))
+        step.read.append(Read(new_value(op, f"{name}_step", steps.dtype, ()), steps, Track(0)))
+    graph = step.graph
+    graph.inputs.extend([*(c.before for c in step.carried), *(r.inside for r in step.read)])
+    graph.outputs.extend([*(c.after for c in step.carried), *(m.inside for m in step.made)])
+    attributes = [
+        ir.AttrGraph("body", graph),
+        ir.AttrInt64("num_scan_inputs", len(step.read)),
+        *track_attributes("input", [_backwards(r.track) for r in step.read]),
+    ]
+    if step.made:
+        attributes += track_attributes("output", [_backwards(m.track) for m in step.made])
+    outputs = [new_value(op, f"{name}_out", c.after.dtype, shape_of(c.after)) for c in step.carried]
+    for made in step.made:
+        outer = loop.node.inputs[made.slot]
+        assert outer is not None
+        outputs.append(new_value(op, f"{name}_out", outer.dtype, shape_of(outer)))
+    inputs = [*(c.initial for c in step.carried), *(r.outer for r in step.read)]
+    emit_control(op, "Scan", name, inputs, attributes, outputs, backward_metadata(loop.node))
+    slots: Sequence[int | None] = [*(c.slot for c in step.carried), *(m.slot for m in step.made)]
+    gradients: list[ir.Value | None] = [None] * count
+    for slot, output in zip(slots, outputs, strict=True):
+        if slot is not None:
+            gradients[slot] = output
+    return gradients
+
+
+def backward_metadata(node: ir.Node) -> dict[str, str]:
+    """Return the metadata of the backward node of a control-flow node: what the user said of one holds for both."""
+    kept = {STORE: node.metadata_props[STORE]} if STORE in node.metadata_props else {}
+    return {PHASE: "backward", **kept}
+
+
+def _backwards(track: Track) -> Track:
+    return Track(track.axis, not track.reverse)

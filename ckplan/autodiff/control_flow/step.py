@@ -1,0 +1,143 @@
+"""The backward step of a recurrence: a body that takes the gradients of a step's results to those of what it read.
+
+The gradients of the states are carried from the last step to the first, and so are the sums of the gradients of
+captured values, to which each step adds its own. The sweep runs in the forward body itself; what it made is then moved
+out, together with what has to be computed again (see `supply`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import onnx_ir as ir
+
+from ckplan.autodiff.builder import Builder
+from ckplan.autodiff.control_flow.backward import BackwardStep, Carried, Made, Read
+from ckplan.autodiff.control_flow.bodies import (
+    BodyBuilder,
+    close,
+    close_body,
+    copy_nodes,
+    demand_static,
+    dims_of,
+    new_value,
+    zeros,
+)
+from ckplan.autodiff.control_flow.recurrence import Recurrence
+from ckplan.autodiff.control_flow.supply import supply
+from ckplan.autodiff.control_flow.trim import extra_outputs, trim
+from ckplan.autodiff.engine import backpropagate, reachable
+from ckplan.autodiff.paths import captured, differentiable_inputs, discard, entry_of
+from ckplan.autodiff.registry import NoGradientError
+from ckplan.errors import UnsupportedOperatorsError
+
+
+def backward_step(op: Builder, loop: Recurrence, dy: Sequence[ir.Value | None]) -> BackwardStep | None:
+    """Build the backward step of a recurrence; give its forward node the outputs that the step reads.
+
+    Args:
+        op: builder of the graph that holds the node.
+        loop: the recurrence.
+        dy: gradients of the node's outputs.
+
+    Returns:
+        The step; None if nothing that is wanted depends on the recurrence.
+
+    Raises:
+        NoGradientError: the body cannot be differentiated.
+    """
+    body, inside = loop.body, BodyBuilder(op, loop.body)
+    close_body(inside)
+    _check_shapes(loop)
+    outside = captured(loop.node)
+    wanted = [value for value in outside if op.wants(value)]
+    sequences = loop.sequences
+    rows = [inner for inner, outer, _ in sequences if op.wants(outer)]
+    active = _active_states(op, loop, {*wanted, *rows}, dy)
+    demand_static(loop.node)
+    before, after, results = loop.before, loop.after, loop.results
+    forward, extra = list(body), extra_outputs(body)
+    step = BackwardStep(ir.Graph([], [], nodes=[], name=f"{loop.node.name}_grad"))
+    targets: dict[ir.Value, ir.Value | None] = {}
+    for state in active:
+        targets[after[state]] = new_value(op, f"{after[state].name}_grad", after[state].dtype, dims_of(after[state]))
+    for (inner, _, track), gradient in zip(results, dy[loop.states :], strict=False):
+        if gradient is not None:
+            row = new_value(op, f"{inner.name}_grad", inner.dtype, dims_of(inner))
+            targets[inner] = row
+            step.read.append(Read(row, gradient, track))
+    try:
+        gradients = backpropagate(inside, [*(before[i] for i in active), *rows, *wanted], targets, {})
+    except UnsupportedOperatorsError as error:
+        listed = ", ".join(f"{name} ({reason})" for name, reason in error.nodes)
+        raise NoGradientError(f"no gradient for {len(error.nodes)} node(s) of its body: {listed}") from error
+    if not gradients:
+        return None
+
+    start = next(gradient for gradient in dy if gradient is not None)
+    carried: list[tuple[ir.Value, ir.Value, ir.Value, int]] = []
+    for state in active:
+        seed = targets[after[state]]
+        assert seed is not None
+        end = gradients.get(before[state])
+        if end is None:
+            with inside.scope(f"{before[state].name}/grad"):
+                end = zeros(inside, before[state], seed)
+        initial = dy[state]
+        if initial is None:
+            initial = zeros(op, after[state], start)
+        carried.append((initial, seed, end, loop.first + state))
+    for value in wanted:
+        if value in gradients:
+            total = new_value(op, f"{value.name}_grad_sum", value.dtype, dims_of(value))
+            with inside.scope(f"{value.name}/grad"):
+                end = inside.Add(total, gradients[value])
+            initial = op.take_partial(value)
+            if initial is None:
+                initial = zeros(op, value, start)
+            carried.append((initial, total, end, len(loop.node.inputs) + outside.index(value)))
+    made = [(index, inner, track) for index, (inner, _, track) in enumerate(sequences) if inner in gradients]
+
+    old = set(forward)
+    backward = [node for node in body if node not in old]
+    ends = [*(end for _, _, end, _ in carried), *(gradients[inner] for _, inner, _ in made)]
+    values = supply(op, loop, step, forward, backward, ends)
+    step.graph.extend(copy_nodes(op, backward, values, "backward"))
+    closed = close(BodyBuilder(op, step.graph), [values.get(value, value) for value in ends])
+    own = [Carried(i, b, end, slot) for (i, b, _, slot), end in zip(carried, closed, strict=False)]
+    step.carried[:0] = own
+    for (index, _, track), end in zip(made, closed[len(carried) :], strict=True):
+        step.made.append(Made(end, track, loop.states + index))
+    discard(body, reversed(backward))
+    trim(body, extra)
+    return step
+
+
+def _check_shapes(loop: Recurrence) -> None:
+    """A state of growing shape cannot be stored or differentiated by a body of static shapes."""
+    for before, after, initial in zip(loop.before, loop.after, loop.initial, strict=True):
+        if dims_of(after) != dims_of(before) or dims_of(initial) != dims_of(before):
+            raise NoGradientError(f"its carried value '{before.name}' changes its shape from step to step")
+
+
+def _active_states(op: Builder, loop: Recurrence, wanted: set[ir.Value], dy: Sequence[ir.Value | None]) -> list[int]:
+    """Return the states whose gradients have to be carried: they depend on what is wanted, and results on them."""
+    inside, before, after = BodyBuilder(op, loop.body), loop.before, loop.after
+    roots = set(wanted) | {b for b, initial in zip(before, loop.initial, strict=True) if op.wants(initial)}
+    while True:
+        reached = reachable(inside, list(roots), {})
+        more = {b for b, a in zip(before, after, strict=True) if a in reached} - roots
+        if not more:
+            break
+        roots |= more
+    needed = {a for a, gradient in zip(after, dy, strict=False) if gradient is not None}
+    needed |= {r[0] for r, gradient in zip(loop.results, dy[loop.states :], strict=False) if gradient is not None}
+    while True:
+        for node in reversed(loop.body):
+            if not needed.isdisjoint(node.outputs):
+                needed |= differentiable_inputs(node, entry_of(node, inside.opset_imports), {})
+        more = {a for b, a in zip(before, after, strict=True) if b in needed} - needed
+        if not more:
+            break
+        needed |= more
+    return [index for index, (b, a) in enumerate(zip(before, after, strict=True)) if b in roots and a in needed]
