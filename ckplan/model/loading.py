@@ -17,6 +17,7 @@ from ckplan.model.dims import Binding, bind
 from ckplan.model.fold import Sweep, sweep
 from ckplan.model.infer import static_shape
 from ckplan.model.opset import MINIMUM_OPSET, lift
+from ckplan.model.own_files import forget_training
 from ckplan.model.probe import learn, unknown_values
 from ckplan.model.read import read
 from ckplan.model.rebatch import Rebatch
@@ -49,7 +50,8 @@ def load(
     """Read an ONNX file and normalise it.
 
     Weights in external data files are mapped, not read. Sizes that the file leaves open and nobody gives get a
-    default (see `ckplan.model.dims`).
+    default (see `ckplan.model.dims`). A training graph that ckplan wrote is read as a model whose outputs are the loss
+    and its gradients.
 
     Args:
         path: the ONNX file.
@@ -74,6 +76,7 @@ def normalise(
     training: bool = False,
 ) -> ForwardModel:
     """Like `load`, for a model in memory, which is consumed; `path` is for messages only."""
+    own_notes = forget_training(model)
     hoist(model)
     adopt(model)
     binding = bind(model.graph, dict(dims or {}), dict(shapes or {}))
@@ -90,7 +93,7 @@ def normalise(
     state = sweep(model, repair)
     expanded = state.expanded
     removed = drop_no_ops(model, state, reshapes=old_opset < MINIMUM_OPSET, dropouts=not training)
-    notes = [*binding.notes, *lift_notes, *removed]
+    notes = [*own_notes, *binding.notes, *lift_notes, *removed]
     if unknown_values(model.graph):
         _infer_whole(model)
         state = sweep(model, repair)

@@ -1,0 +1,82 @@
+"""Files that ckplan wrote, read as what they compute: gradients of gradients begin with a training graph.
+
+A training graph's parameters are inputs with a default, and some of its initializers are numbers of the gradient rules.
+A planned file repeats nodes and holds control edges besides, all of which the next plan would trip over.
+"""
+
+from __future__ import annotations
+
+import json
+
+import onnx_ir as ir
+
+from ckplan import keys
+from ckplan.errors import ModelError
+from ckplan.model.constants import mark_constant
+
+ORIGIN = "training graph"
+"""How the numbers of gradient rules, and weights that were frozen, are marked as constants."""
+
+_NODE_KEYS = (keys.PHASE, keys.ROLE, keys.RECOMPUTE_OF)
+_PLAN_KEYS = (
+    keys.STRATEGY,
+    keys.PLAN,
+    keys.RECOMPUTED,
+    keys.CONTROL_EDGES,
+    keys.PREDICTED_ACTIVATIONS,
+    keys.PREDICTED_TOTAL,
+)
+
+
+def forget_training(model: ir.Model) -> tuple[str, ...]:
+    """Turn a training graph that ckplan wrote, with or without a plan, into a forward model of its outputs, in place.
+
+    Initializers are no inputs any more, and those that are no parameters of the training graph count as constants.
+    What the file says of its loss and gradients stays in its metadata. Other models are left alone.
+
+    Returns:
+        Notes.
+
+    Raises:
+        ModelError: the metadata is damaged.
+    """
+    listed = model.metadata_props.get(keys.PARAMETERS)
+    if listed is None:
+        return ()
+    try:
+        parameters = set(json.loads(listed))
+    except (ValueError, TypeError) as error:
+        raise ModelError(f"the metadata entry `{keys.PARAMETERS}` is damaged", "write the file again") from error
+    for name, value in model.graph.initializers.items():
+        if value.dtype is not None and value.dtype.is_floating_point() and name not in parameters:
+            mark_constant(value, ORIGIN)
+    inputs = [value for value in model.graph.inputs if not value.is_initializer()]
+    model.graph.inputs.clear()
+    model.graph.inputs.extend(inputs)
+    _forget_plan(model.graph)
+    for node in ir.traversal.RecursiveGraphIterator(model.graph):
+        for key in _NODE_KEYS:
+            node.metadata_props.pop(key, None)
+    for key in _PLAN_KEYS:
+        model.metadata_props.pop(key, None)
+    loss = model.metadata_props.get(keys.LOSS, "")
+    return (f"the model is a training graph of '{loss}'; its gradients can be named with --loss and --grad-ys",)
+
+
+def _forget_plan(graph: ir.Graph) -> None:
+    """Let all nodes read the originals: not the aliases of control edges, not the results of repeats."""
+    originals: dict[str, ir.Node] = {}
+    for node in list(graph):
+        role = node.metadata_props.get(keys.ROLE)
+        if role == "control" and node.op_type in ("Reshape", "Where"):
+            # An alias is a Reshape of its first input; a copy of a few bytes is a choice between twice the same.
+            source = node.inputs[0 if node.op_type == "Reshape" else 1]
+            if source is not None:
+                node.outputs[0].replace_all_uses_with(source, replace_graph_outputs=True)
+        elif role == "recompute":
+            original = originals.get(node.metadata_props.get(keys.RECOMPUTE_OF, ""))
+            if original is not None:
+                for output, first in zip(node.outputs, original.outputs, strict=True):
+                    output.replace_all_uses_with(first, replace_graph_outputs=True)
+        elif node.name:
+            originals[node.name] = node
