@@ -134,7 +134,8 @@ class Builder:
     ``op.<OpType>(*inputs, **attributes)`` emits a node and returns its result; with ``_outputs`` given, a tuple of that
     many results. An input is a value, None for one that is left out, a Python number, or a numpy array. A number takes
     the element type of the first value among the inputs that is not boolean. Numbers and arrays become initializers,
-    one for equal content. An attribute that is None is left out.
+    one for equal content. An attribute that is None is left out. Where ONNX cannot tell a result's shape, ``_shape``
+    says it; the result then has the element type that numbers would take.
 
     Args:
         graph: the graph that gets the nodes and initializers.
@@ -257,7 +258,14 @@ class Builder:
             raise AttributeError(op_type)
         return cast("Emitter", partial(self.emit, op_type))
 
-    def emit(self, op_type: str, *inputs: Operand, _outputs: int | None = None, **attributes: Any) -> Any:
+    def emit(
+        self,
+        op_type: str,
+        *inputs: Operand,
+        _outputs: int | None = None,
+        _shape: Sequence[int] | None = None,
+        **attributes: Any,
+    ) -> Any:
         """Emit one node; see the class.
 
         Raises:
@@ -279,7 +287,11 @@ class Builder:
         count = _outputs or 1
         results = [ir.Value(name=f"{name}_out" if count == 1 else f"{name}_out{i}") for i in range(count)]
         node = ir.node(op_type, operands, given, outputs=results, name=name, metadata_props={PHASE: self._phase})
-        self.infer(node)
+        if _shape is None:
+            self.infer(node)
+        else:
+            assert like is not None and like.dtype is not None
+            results[0].type, results[0].shape = ir.TensorType(like.dtype), ir.Shape(_shape)
         self.insert(node)
         self._names.update(cast("str", result.name) for result in results)
         return results[0] if _outputs is None else tuple(results)

@@ -1,4 +1,4 @@
-"""Operators that pick or replace elements by index."""
+"""Operators that pick elements by index."""
 
 from __future__ import annotations
 
@@ -88,26 +88,6 @@ def test_gather_elements(axis):
 def test_gather_nd(shape, indices, batch):
     given = ints(indices)
     check_gradient(node_model("GatherND", values(*shape), given, batch_dims=batch))
-
-
-@pytest.mark.parametrize("reduction", ["none", "add"])
-@pytest.mark.parametrize(
-    ("shape", "indices", "updates"), [((4, 3), [[0], [2]], (2, 3)), ((4, 3), [[0, 1], [2, 2], [3, 0]], (3,))]
-)
-def test_scatter_nd(reduction, shape, indices, updates):
-    check_gradient(
-        node_model("ScatterND", values(*shape), ints(indices), values(*updates, seed=1), reduction=reduction)
-    )
-
-
-@pytest.mark.parametrize("reduction", ["none", "add"])
-@pytest.mark.parametrize("axis", [0, 1, -1])
-def test_scatter_elements(reduction, axis):
-    # onnx's evaluator wants the other axes whole, and all of them if the axis is negative.
-    indices = {0: [[0, 2, 1], [1, 0, -1]], 1: [[0, 2], [2, 1], [0, -2]], -1: [[0, 2, 1], [2, 1, 0], [0, -2, 2]]}
-    given = ints(indices[axis])
-    inputs = [values(3, 3), given, values(*given.shape, seed=1)]
-    check_gradient(node_model("ScatterElements", *inputs, axis=axis, reduction=reduction))
 
 
 @pytest.mark.parametrize("attributes", [{}, {"axis": 0}, {"axis": 1, "largest": 0}])

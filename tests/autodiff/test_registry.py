@@ -9,16 +9,9 @@ from ckplan.autodiff.registry import NON_DIFFERENTIABLE, ZERO_DERIVATIVE, entrie
 
 OPERATORS = {schema.name for schema in onnx.defs.get_all_schemas() if schema.domain == ""}
 WITHOUT_RULE = {
-    "Col2Im",
-    "CumProd",
-    "DFT",
-    "Det",
     "GRU",
     "LSTM",
-    "MaxUnpool",
     "RNN",
-    "STFT",
-    "TensorScatter",
 }
 LOWERED = {"SoftmaxCrossEntropyLoss", "NegativeLogLikelihoodLoss"}
 

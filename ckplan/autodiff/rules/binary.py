@@ -60,6 +60,17 @@ def div(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
     return [op.sum_to_shape(quotient, shape_of(a)) if op.wants(a) else None, db]
 
 
+@rule("Mod")
+def mod(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
+    """Derivatives 1 and minus the whole quotient, however it is rounded; between its jumps that is a constant."""
+    a, b, g = required_input(node, 0), required_input(node, 1), _given(dy)
+    da = op.sum_to_shape(g, shape_of(a)) if op.wants(a) else None
+    if not op.wants(b):
+        return [da, None]
+    quotient = op.Round(op.Div(op.Sub(a, node.outputs[0]), b))
+    return [da, op.Neg(op.sum_to_shape(op.Mul(quotient, g), shape_of(b)))]
+
+
 @rule("Pow")
 def power(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
     """Derivatives p x^(p-1) and y log(x), the latter taken as 0 where x is not positive."""

@@ -9,17 +9,20 @@ indices have the shape of the updates; they are kept small by using 32 bits.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 import onnx_ir as ir
 
-from ckplan.autodiff.builder import Builder, Gradients, attr_int, attr_str, dtype_of, required_input, shape_of
+from ckplan.autodiff.builder import Builder, Gradients, attr_int, dtype_of, input_of, required_input, shape_of
 from ckplan.autodiff.registry import NoGradientError, rule
 from ckplan.autodiff.rules.shape import pad
 
 
-def _scatter_add(op: Builder, into: ir.Value, axis: int, rows: ir.Value, updates: ir.Value) -> ir.Value:
-    """Add slices of ``updates`` along an axis of ``into`` at the positions ``rows`` (rank 1)."""
+def scatter_add(
+    op: Builder, into: ir.Value, axis: int, rows: ir.Value, updates: ir.Value, reduction: str = "add"
+) -> ir.Value:
+    """Add slices of ``updates`` along an axis of ``into`` at the positions ``rows`` (rank 1); or reduce otherwise."""
     shape = shape_of(updates)
     column = [1] * len(shape)
     column[axis] = shape[axis]
@@ -29,7 +32,7 @@ def _scatter_add(op: Builder, into: ir.Value, axis: int, rows: ir.Value, updates
     there = op.OptionalHasElement(updates)
     short = op.Where(there, short, short)
     indices = op.expand(op.reshape(short, column), shape)
-    return op.ScatterElements(into, indices, updates, axis=axis, reduction="add")
+    return op.ScatterElements(into, indices, updates, axis=axis, reduction=reduction)
 
 
 @rule("Gather", fixed=[1])
@@ -56,7 +59,7 @@ def gather(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
             before[axis], after[axis] = int(run[0]), shape[axis] - int(run[-1]) - 1
             return [pad(op, rows, before, after)]
     into = op.take_partial(data) or op.zeros(shape, g)
-    return [_scatter_add(op, into, axis, op.reshape(indices, [picked[axis]]), rows)]
+    return [scatter_add(op, into, axis, op.reshape(indices, [picked[axis]]), rows)]
 
 
 @rule("GatherElements", fixed=[1])
@@ -79,13 +82,13 @@ def gather_nd(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
         return [None]
     depth = batch + shape_of(indices)[-1]
     rows = math.prod(shape[:depth])
-    flat = _flat_indices(op, indices, shape, batch)
+    flat = flat_indices(op, indices, shape, batch)
     zeros = op.zeros([rows, math.prod(shape[depth:])], g)
-    added = _scatter_add(op, zeros, 0, flat, op.reshape(g, [count, math.prod(shape[depth:])]))
+    added = scatter_add(op, zeros, 0, flat, op.reshape(g, [count, math.prod(shape[depth:])]))
     return [op.reshape(added, shape)]
 
 
-def _flat_indices(op: Builder, indices: ir.Value, shape: tuple[int, ...], batch: int) -> ir.Value:
+def flat_indices(op: Builder, indices: ir.Value, shape: Sequence[int], batch: int) -> ir.Value:
     """Turn index tuples (of GatherND) into positions among the slices of the data."""
     width = shape_of(indices)[-1]
     dims = np.asarray(shape[batch : batch + width], dtype=np.int64)
@@ -98,41 +101,6 @@ def _flat_indices(op: Builder, indices: ir.Value, shape: tuple[int, ...], batch:
     return op.reshape(positions, [math.prod(shape_of(indices)[:-1])])
 
 
-def _additive(node: ir.Node) -> bool:
-    """Say whether a scatter adds to its data; if not, it overwrites."""
-    reduction = attr_str(node, "reduction", "none")
-    if reduction not in ("none", "add"):
-        raise NoGradientError(f"reduction='{reduction}' is not differentiated")
-    return reduction == "add"
-
-
-@rule("ScatterND", since=11, fixed=[1])
-def scatter_nd(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
-    """Updates get the slices they went to; the data get the rest."""
-    data, indices, updates = (required_input(node, i) for i in range(3))
-    adds = _additive(node)
-    dupdates = op.GatherND(dy[0], indices) if op.wants(updates) else None
-    ddata = None
-    if op.wants(data):
-        # Where indices repeat, all threads write the same zeros.
-        ddata = dy[0] if adds else op.ScatterND(dy[0], indices, op.zeros(shape_of(updates), data))
-    return [ddata, None, dupdates]
-
-
-@rule("ScatterElements", fixed=[1])
-def scatter_elements(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
-    """Updates get the elements they went to; the data get the rest."""
-    data, indices, updates = (required_input(node, i) for i in range(3))
-    axis, adds = attr_int(node, "axis", 0), _additive(node)
-    g = dy[0]
-    assert g is not None
-    dupdates = op.GatherElements(g, indices, axis=axis) if op.wants(updates) else None
-    ddata = None
-    if op.wants(data):
-        ddata = g if adds else op.ScatterElements(g, indices, op.zeros(shape_of(updates), g), axis=axis)
-    return [ddata, None, dupdates]
-
-
 @rule("TopK", since=10, fixed=[1])
 def topk(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
     """The gradient put where the values came from."""
@@ -140,6 +108,22 @@ def topk(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
         return [None]
     zeros = op.zeros(shape_of(required_input(node, 0)), dy[0])
     return [op.ScatterElements(zeros, node.outputs[1], dy[0], axis=attr_int(node, "axis", -1))]
+
+
+@rule("Compress", since=9, fixed=[1])
+def compress(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
+    """A Gather of the elements chosen, if the file says which."""
+    data, condition, g = required_input(node, 0), op.constant_of(input_of(node, 1)), dy[0]
+    assert g is not None
+    if condition is None:
+        raise NoGradientError("its condition is computed at run time, so that the number of results depends on it")
+    axis = attr_int(node, "axis", 0)
+    shape = shape_of(data) if "axis" in node.attributes else (math.prod(shape_of(data)),)
+    if 0 in shape_of(g):
+        return [None]
+    chosen = np.flatnonzero(condition).astype(np.int32)
+    into = op.zeros(shape, g)
+    return [op.reshape(scatter_add(op, into, axis % len(shape), op.constant(chosen), g), shape_of(data))]
 
 
 @rule("OneHot", fixed=[0, 1])

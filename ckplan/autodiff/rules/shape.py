@@ -234,8 +234,12 @@ def reverse_sequence(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
     return [op.ReverseSequence(dy[0], node.inputs[1], batch_axis=batch, time_axis=time)]
 
 
-@rule("CumSum", fixed=[1])
-def cumsum(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
-    """The cumulative sum from the other end."""
-    exclusive, reverse = attr_int(node, "exclusive", 0), attr_int(node, "reverse", 0)
-    return [op.CumSum(dy[0], node.inputs[1], exclusive=exclusive, reverse=1 - reverse)]
+@rule("Range", since=11, fixed=[1])
+def range_(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
+    """By the start: the sum; by the step: the sum of numbers counted from 0. How many there are is a choice."""
+    start, delta, g = required_input(node, 0), required_input(node, 2), dy[0]
+    assert g is not None
+    numbers = np.arange(shape_of(g)[0], dtype=dtype_of(g))
+    dstart = op.reduce_sum(g, [0], keepdims=False) if op.wants(start) else None
+    ddelta = op.reduce_sum(op.Mul(g, numbers), [0], keepdims=False) if op.wants(delta) else None
+    return [dstart, None, ddelta]
