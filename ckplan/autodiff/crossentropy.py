@@ -18,6 +18,7 @@ import onnx_ir as ir
 
 from ckplan.autodiff.builder import Builder, attr_int, attr_str, dtype_of, input_of, required_input, shape_of, size_of
 from ckplan.autodiff.paths import Composite
+from ckplan.model.constants import mark_constant
 
 #: Operators that compute a cross-entropy and are replaced by the nodes emitted here.
 LOSS_OPERATORS = ("SoftmaxCrossEntropyLoss", "NegativeLogLikelihoodLoss")
@@ -112,6 +113,52 @@ def _factor(labels: Labels) -> float:
     return 1 / max(size_of(labels.indices), 1) if plain_mean else 1.0
 
 
+def _composite(
+    scores: ir.Value,
+    labels: Labels,
+    losses: ir.Value,
+    loss: ir.Value,
+    gradient: Callable[[Builder, ir.Value], ir.Value],
+) -> Composite:
+    """Say how a loss is differentiated by its scores and, if samples have weights, by those.
+
+    Args:
+        scores: what ``gradient`` is the gradient of.
+        labels: the integer side.
+        losses: those of the samples, before they are weighed.
+        loss: the result.
+        gradient: from the gradient of the loss to that of the scores.
+    """
+    weights = labels.weights
+    if weights is None:
+        return Composite((scores,), lambda op, dy: [gradient(op, _given(dy))], _factor(labels))
+
+    def both(op: Builder, dy: Sequence[ir.Value | None]) -> list[ir.Value | None]:
+        return [
+            gradient(op, _given(dy)) if op.wants(scores) else None,
+            _by_weights(op, _given(dy), weights, labels, losses, loss) if op.wants(weights) else None,
+        ]
+
+    return Composite((scores, weights), both)
+
+
+def _given(dy: Sequence[ir.Value | None]) -> ir.Value:
+    assert dy[0] is not None
+    return dy[0]
+
+
+def _by_weights(
+    op: Builder, dy: ir.Value, weights: ir.Value, labels: Labels, losses: ir.Value, loss: ir.Value
+) -> ir.Value:
+    """Return the gradient by the samples' weights: their losses, for a mean less the mean and over the weights' sum."""
+    if labels.reduction == "none":
+        return op.Mul(losses, op.reshape(dy, shape_of(weights)))
+    dy = op.reshape(dy, ())
+    if labels.reduction == "sum":
+        return op.Mul(losses, dy)
+    return op.Mul(op.Sub(losses, op.reshape(loss, ())), op.Div(dy, op.ReduceSum(weights, keepdims=0)))
+
+
 def is_one(op: Builder, value: ir.Value) -> bool:
     """Say whether a value is known to be the number one."""
     known = op.constant_of(value)
@@ -128,20 +175,20 @@ def emit_cross_entropy(op: Builder, logits: ir.Value, labels: Labels) -> tuple[i
     normaliser = op.ReduceLogSumExp(logits, axes, keepdims=1)
     chosen = op.GatherElements(logits, labels.indices, axis=labels.axis)
     samples = [dim for axis, dim in enumerate(shape_of(logits)) if axis != labels.axis]
-    loss = _reduce(op, op.Sub(normaliser, chosen), labels, samples)
+    losses = op.Sub(normaliser, chosen)
+    loss = _reduce(op, losses, labels, samples)
 
     last = labels.axis == len(shape_of(logits)) - 1
 
-    def gradient(op: Builder, dy: Sequence[ir.Value | None]) -> list[ir.Value | None]:
-        assert dy[0] is not None
-        slopes = _slopes(op, dy[0], labels)
+    def gradient(op: Builder, dy: ir.Value) -> ir.Value:
+        slopes = _slopes(op, dy, labels)
         # Over another axis than the last one onnxruntime transposes to a copy and back.
         chances = op.Softmax(logits, axis=-1) if last else op.Exp(op.Sub(logits, normaliser))
         scaled = chances if is_one(op, slopes) else op.Mul(chances, slopes)
         target = op.expand(op.scale(slopes, -1), shape_of(labels.indices))
-        return [op.ScatterElements(scaled, labels.indices, target, axis=labels.axis, reduction="add")]
+        return op.ScatterElements(scaled, labels.indices, target, axis=labels.axis, reduction="add")
 
-    return loss, Composite((logits,), gradient, _factor(labels))
+    return loss, _composite(logits, labels, losses, loss, gradient)
 
 
 def emit_likelihood(op: Builder, scores: ir.Value, labels: Labels) -> tuple[ir.Value, Composite]:
@@ -152,17 +199,17 @@ def emit_likelihood(op: Builder, scores: ir.Value, labels: Labels) -> tuple[ir.V
     """
     chosen = op.GatherElements(scores, labels.indices, axis=labels.axis)
     samples = [dim for axis, dim in enumerate(shape_of(scores)) if axis != labels.axis]
-    loss = _reduce(op, op.Neg(chosen), labels, samples)
+    losses = op.Neg(chosen)
+    loss = _reduce(op, losses, labels, samples)
 
-    def gradient(op: Builder, dy: Sequence[ir.Value | None]) -> list[ir.Value | None]:
-        assert dy[0] is not None
-        slopes = op.scale(_slopes(op, dy[0], labels), -1)
+    def gradient(op: Builder, dy: ir.Value) -> ir.Value:
+        slopes = op.scale(_slopes(op, dy, labels), -1)
         shape = shape_of(scores)
         classes = np.arange(shape[labels.axis], dtype=dtype_of(labels.indices))
         at = op.Equal(labels.indices, classes.reshape([-1] + [1] * (len(shape) - 1 - labels.axis)))
-        return [op.Where(at, slopes, 0.0)]
+        return op.Where(at, slopes, 0.0)
 
-    return loss, Composite((scores,), gradient, _factor(labels))
+    return loss, _composite(scores, labels, losses, loss, gradient)
 
 
 def lower_losses(op: Builder) -> dict[ir.Node, Composite | None]:
@@ -186,7 +233,10 @@ def lower_losses(op: Builder) -> dict[ir.Node, Composite | None]:
             else:
                 emit = emit_cross_entropy if node.op_type == "SoftmaxCrossEntropyLoss" else emit_likelihood
             reduction = attr_str(node, "reduction", "mean")
-            labels = prepare_labels(op, target, scores, 1, reduction, input_of(node, 2), ignore)
+            classes = input_of(node, 2)
+            if classes is not None and classes.is_initializer():
+                mark_constant(classes, "weights of classes")  # trained only if asked for by name
+            labels = prepare_labels(op, target, scores, 1, reduction, classes, ignore)
             loss = group(op, composites, partial(emit, op, scores, labels))
         output, name = node.outputs[0], node.outputs[0].name
         output.replace_all_uses_with(loss, replace_graph_outputs=True)

@@ -14,6 +14,7 @@ from ckplan.errors import ModelError, UsageError
 from tests.autodiff.gradcheck import (
     check_gradient,
     check_training_graph,
+    infer,
     node_model,
     onnxruntime_run,
     parse,
@@ -238,10 +239,28 @@ def test_loss_operators(op_type, reduction, weighted, ignore):
         labels = np.random.default_rng(3).integers(0, 5, samples)
         labels.reshape(-1)[0] = 2 if ignore is None else ignore
         attributes = {} if ignore is None else {"ignore_index": ignore}
-        # The weights are data, as in torch: fixed, not trained.
+        # The weights are data, as in torch: not trained unless asked for by name.
         rest = [WEIGHT] if weighted else []
         model = node_model(op_type, scores, labels, *rest, reduction=reduction, **attributes)
         check_gradient(model, wrt=["p0"], idle=["p2"])
+
+
+@pytest.mark.parametrize("op_type", ["SoftmaxCrossEntropyLoss", "NegativeLogLikelihoodLoss"])
+@pytest.mark.parametrize("reduction", ["none", "sum", "mean"])
+@pytest.mark.parametrize("ignore", [None, 2])
+def test_weights_of_classes_by_name(op_type, reduction, ignore):
+    attributes = {} if ignore is None else {"ignore_index": ignore}
+    labels = np.asarray([[0, 4, 2], [2, 1, 1]])
+    model = node_model(op_type, values(2, 5, 3, seed=4), labels, WEIGHT, reduction=reduction, **attributes)
+    check_gradient(model, wrt=["p0", "p2"])
+    check_gradient(model, wrt=["p2"], idle=["p0"])
+
+
+def test_weights_of_classes_are_not_trained_unasked():
+    model = node_model("SoftmaxCrossEntropyLoss", values(2, 5), np.asarray([0, 4]), WEIGHT)
+    training = build_training_graph(infer(model))
+    assert "p2" not in training.gradients
+    assert any("'p2'" in note for note in training.notes)
 
 
 @pytest.mark.parametrize("read", [[0, 1], [1], [0]])

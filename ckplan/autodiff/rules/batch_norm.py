@@ -24,17 +24,22 @@ def batch_normalization(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
     y would be (y - B) / scale, and scales of zero and nearly zero are common. Behind a Conv that nothing else reads,
     :mod:`ckplan.autodiff.rules.conv_batch_norm` does without x.
 
-    The running statistics that training mode puts out pass no gradient on.
+    The running statistics that training mode puts out depend on x too, which costs something only if the loss does.
     """
     x, scale, bias = (required_input(node, index) for index in range(3))
     upstream = dy[0]
-    if upstream is None:
-        return [None, None, None]
     channels = shape_of(scale)[0]
     epsilon = attr_float(node, "epsilon", EPSILON)
     if attr_int(node, "training_mode", 0):
         flat = [shape_of(x)[0], channels, 1, math.prod(shape_of(x)[2:])]
-        return _with_statistics(op, (x, scale, bias), upstream, flat, [0, 3], epsilon)
+        none: Gradients = [None, None, None]
+        found = none if upstream is None else _with_statistics(op, (x, scale, bias), upstream, flat, [0, 3], epsilon)
+        through = _by_running_statistics(op, node, dy[1:]) if op.wants(x) else None
+        if through is None:
+            return found
+        return [through if found[0] is None else op.Add(found[0], through), *found[1:]]
+    if upstream is None:
+        return [None, None, None]
     mean, inverse = required_input(node, 3), inverse_deviation(op, required_input(node, 4), epsilon)
     sums = dscale = dx = None
     if op.wants(bias) or op.wants(scale):
@@ -47,6 +52,28 @@ def batch_normalization(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
         per_channel = [channels, *[1] * (len(shape_of(x)) - 2)]
         dx = op.Mul(upstream, op.reshape(op.Mul(scale, inverse), per_channel))
     return [dx, dscale, sums if op.wants(bias) else None]
+
+
+def _by_running_statistics(op: Builder, node: ir.Node, dy: Gradients) -> ir.Value | None:
+    """Return the gradient of x from those of the running mean and variance, None if there are none.
+
+    They are ``momentum old + (1 - momentum) new``, the variance being that of the population.
+    """
+    x = required_input(node, 0)
+    axes = [axis for axis in range(len(shape_of(x))) if axis != 1]
+    channels = shape_of(x)[1]
+    per_channel = [1, channels, *[1] * (len(shape_of(x)) - 2)]
+    share = (1 - attr_float(node, "momentum", 0.9)) * channels / max(math.prod(shape_of(x)), 1)
+    total: ir.Value | None = None
+    by_mean, by_variance = (*dy, None, None)[:2]
+    if by_variance is not None:
+        mean = op.Mul(op.reduce_sum(x, axes), channels / max(math.prod(shape_of(x)), 1))
+        factor = op.Cast(op.Mul(by_variance, 2 * share), to=x.dtype)
+        total = op.Mul(op.Sub(x, mean), op.reshape(factor, per_channel))
+    if by_mean is not None:
+        factor = op.reshape(op.Cast(op.Mul(by_mean, share), to=x.dtype), per_channel)
+        total = op.expand(factor, shape_of(x)) if total is None else op.Add(total, factor)
+    return total
 
 
 def inverse_deviation(op: Builder, variance: ir.Value, epsilon: float) -> ir.Value:

@@ -10,10 +10,25 @@ from ckplan.autodiff.registry import rule
 
 @rule("Softmax", since=13)
 def softmax(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
-    """Gradient y (dy - sum(dy y))."""
+    """Gradient y (dy - sum(dy y)).
+
+    Attention over a row that is masked as a whole is 0 / 0, and what reads it puts zeros there by a Where. No gradient
+    comes back to such a row, and none may come of it: not a number times zero is not zero.
+    """
     y = node.outputs[0]
+    if _is_replaced_in_places(y):
+        y = op.Where(op.IsNaN(y), 0.0, y)
     total = op.reduce_sum(op.Mul(dy[0], y), [attr_int(node, "axis", -1)])
     return [op.Mul(op.Sub(dy[0], total), y)]
+
+
+def _is_replaced_in_places(value: ir.Value) -> bool:
+    """Say whether a Where reads a value, maybe behind conversions of its type."""
+    return any(
+        reader.op_type == "Where"
+        or (reader.op_type in ("Cast", "CastLike", "Identity") and _is_replaced_in_places(reader.outputs[0]))
+        for reader in value.consumers()
+    )
 
 
 @rule("LogSoftmax", since=13)
