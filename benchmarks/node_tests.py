@@ -1,0 +1,113 @@
+"""Every test case of the onnx package as a gradient case: node, simple, and those converted from PyTorch.
+
+    python -m benchmarks.node_tests [--oracles] [--only conv pool] [--jobs 2] [--list failed missing]
+
+A case's floats become parameters, a fixed random projection of all its floating outputs the loss. ckplan's gradients
+are compared with slopes of the case's function in float64 by onnx's reference evaluator, and, run in float32 in
+onnxruntime, with themselves. With ``--oracles`` torch's autograd and onnx-ad are asked about the same gradients.
+The function has to give the outputs that onnx expects, or nothing is concluded from it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import signal
+import time
+import warnings
+from collections import Counter
+from collections.abc import Iterable
+
+from tests.node_cases.cases import all_cases, case_named
+from tests.node_cases.check import FAILED, MISSING, PASSED, SKIPPED, Outcome, check
+
+_LIMIT = 180
+"""Seconds that one case may take."""
+
+
+class _TooLong(BaseException):
+    """A case takes longer than it may."""
+
+
+def _stop(*_: object) -> None:
+    raise _TooLong
+
+
+def _check(job: tuple[str, bool]) -> Outcome:
+    name, oracles = job
+    warnings.simplefilter("ignore")
+    signal.signal(signal.SIGALRM, _stop)
+    signal.alarm(_LIMIT)
+    try:
+        return check(case_named(name), oracles)
+    except _TooLong:
+        return Outcome(name, FAILED, f"crashed: takes more than {_LIMIT} s")
+    finally:
+        signal.alarm(0)
+
+
+def _groups(outcomes: Iterable[Outcome]) -> Counter[str]:
+    """Count reasons, without the names in them."""
+    return Counter((outcome.reason.split("(")[0].split("'")[0].strip()[:90] or "-") for outcome in outcomes)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--oracles", action="store_true", help="ask torch and onnx-ad too")
+    parser.add_argument("--only", nargs="+", help="cases whose names hold one of these")
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--list", nargs="+", default=[FAILED], choices=[PASSED, SKIPPED, MISSING, FAILED])
+    arguments = parser.parse_args()
+    start = time.perf_counter()
+    names = [case.name for case in all_cases()]
+    if arguments.only:
+        names = [name for name in names if any(part in name for part in arguments.only)]
+    outcomes: list[Outcome] = []
+    with multiprocessing.get_context("fork").Pool(arguments.jobs) as pool:
+        for outcome in pool.imap_unordered(_check, [(name, arguments.oracles) for name in names]):
+            outcomes.append(outcome)
+            if outcome.status in arguments.list:
+                print(f"{outcome.status} {outcome.name}: {outcome.reason}", flush=True)
+    report(outcomes, arguments.oracles)
+    print(f"\n{time.perf_counter() - start:.0f} s")
+
+
+def report(outcomes: list[Outcome], oracles: bool) -> None:
+    none = "no path of floats from an input to an output"
+    held = [outcome for outcome in outcomes if outcome.reason != none]
+    print(f"\n{len(outcomes)} cases, {len(held)} with floats among inputs and outputs\n")
+    print("| | cases |\n|---|---|")
+    for status in (PASSED, SKIPPED, MISSING, FAILED):
+        print(f"| {status} | {sum(outcome.status == status for outcome in held)} |")
+    passed = [outcome for outcome in held if outcome.status == PASSED]
+    print(f"| slopes compared | {sum(outcome.slopes for outcome in passed)} |")
+    print(f"| function in float64 by the reference evaluator | {_count(passed, 'reference', True)} |")
+    print(f"| function by the reference evaluator in its own type | {_count(passed, 'reference', False)} |")
+    print(f"| function by onnxruntime | {_count(passed, 'onnxruntime')} |")
+    print("\nTraining graphs in onnxruntime, float32\n\n| | cases |\n|---|---|")
+    for text, count in Counter(outcome.runtime.split(":")[0] or "nothing to run" for outcome in passed).most_common():
+        print(f"| {text} | {count} |")
+    for status in (PASSED, SKIPPED, MISSING, FAILED):
+        print(f"\nReasons: {status}\n\n| | cases |\n|---|---|")
+        for text, count in _groups(outcome for outcome in held if outcome.status == status).most_common():
+            print(f"| {text} | {count} |")
+    if not oracles:
+        return
+    print("\nOther oracles\n\n| | compared | agree | differ | cannot |\n|---|---|---|---|---|")
+    for name in ("torch", "onnx-ad"):
+        answers = [outcome.oracles[name] for outcome in held if name in outcome.oracles]
+        agree = sum(answer == "agrees" for answer in answers)
+        differ = sum(answer.startswith("differs") for answer in answers)
+        print(f"| {name} | {agree + differ} | {agree} | {differ} | {len(answers) - agree - differ} |")
+    for outcome in held:
+        for name, answer in outcome.oracles.items():
+            if answer.startswith("differs"):
+                print(f"- {name} {answer}: {outcome.name}")
+
+
+def _count(outcomes: list[Outcome], function: str, exact: bool | None = None) -> int:
+    return sum(o.function == function and (exact is None or o.exact == exact) for o in outcomes)
+
+
+if __name__ == "__main__":
+    main()
