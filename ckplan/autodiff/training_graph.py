@@ -14,6 +14,7 @@ from ckplan import keys
 from ckplan.autodiff.accumulation import Accumulation, settle_sums
 from ckplan.autodiff.anchors import Anchors
 from ckplan.autodiff.builder import FORWARD, Builder, shape_of
+from ckplan.autodiff.control_flow.chunks import Chunks, prepare_recurrences
 from ckplan.autodiff.engine import backpropagate
 from ckplan.autodiff.loss_scale import add_loss_scale, finished_type
 from ckplan.autodiff.names import floating_tensors
@@ -79,6 +80,8 @@ def build_training_graph(
     loss_scale: float | str | None = None,
     callbacks: Sequence[Callback] = (),
     training: bool = False,
+    time_checkpoints: Chunks | None = None,
+    store: Sequence[str] = (),
 ) -> TrainingGraph:
     """Append a loss and gradients to a copy of a model.
 
@@ -105,6 +108,10 @@ def build_training_graph(
             last one to the first.
         training: whether BatchNormalization and Dropout are turned into their training forms; see
             :func:`ckplan.autodiff.training_mode.enter_training`. The model has to be loaded for that.
+        time_checkpoints: into how many chunks along time each recurrence is cut, of which only the states between them
+            are kept; ``sqrt``: about the root of the number of steps.
+        store: patterns of the values in the bodies of loops that are kept for each step; ``none``: nothing but the
+            carried states. Without any, these and the results of heavy operators are; the rest is computed again.
 
     Raises:
         UsageError: an option names something that does not exist or cannot be used.
@@ -118,6 +125,7 @@ def build_training_graph(
     _name_nodes(graph)
     op = Builder(graph, graph.opset_imports)
     forms = _enter_training(op, model) if training else TrainingForms()
+    time_notes = prepare_recurrences(op, time_checkpoints, store)
     tensors = floating_tensors(graph)
     request = request_of(tensors, wrt, no_grad, retain_grad)
     objective = add_objective(
@@ -152,7 +160,7 @@ def build_training_graph(
     asked = {str(value.name): value for value in (*selection.parameters, *selection.idle)} | others
     gradients = {name: found[value] for name, value in asked.items() if value in found}
     idle = [name for name in asked if name not in gradients]
-    notes = [*forms.notes, *selection.notes]
+    notes = [*forms.notes, *time_notes, *selection.notes]
     if idle:
         what = "a gradient of zero" if unused == "zero" else "no gradient"
         notes.append(f"{len(idle)} parameter(s) get {what} because the loss does not depend on them: {shortened(idle)}")

@@ -72,6 +72,11 @@ def read_bytes(ctx: click.Context, param: click.Parameter, value: str | None) ->
         raise click.BadParameter(str(error), ctx, param) from error
 
 
+def read_chunks(ctx: click.Context, param: click.Parameter, value: str | None) -> int | str | None:
+    """``"sqrt"`` or a number of chunks."""
+    return value if value is None or value == "sqrt" else _size(ctx, param, value, 1)
+
+
 def _set(ctx: click.Context, param: click.Parameter, value: bool, *, name: str) -> None:
     if value:
         setattr(ctx.ensure_object(Settings), name, True)
@@ -153,6 +158,16 @@ training_options = _stack(
         "--loss-scale", metavar="S",
         help="Multiply gradients by S in the backward pass and divide them by it at its end, in float32; 'input' makes "
         "S an input, loss_scale.",
+    ),
+    click.option(
+        "--time-checkpoints", metavar="N|sqrt", callback=read_chunks,
+        help="Cut each loop or recurrent layer into N chunks of steps, keep the states between them, and run a chunk "
+        "again in the backward pass; 'sqrt': about the root of the number of steps.",
+    ),
+    click.option(
+        "--store", multiple=True, metavar="PATTERN",
+        help="Keep these values of each step of a loop instead of computing them again; 'none': only carried states. "
+        "Default: also what is expensive. Repeatable.",
     ),
 )  # fmt: skip
 

@@ -1,9 +1,9 @@
 """Gradient of Loop.
 
-A Loop that always runs the same number of times is a Scan over the numbers of its steps, and becomes one. Of another the
-number of steps comes out together with what has to be kept; the backward pass is a Loop of as many steps, which picks
-the rows one by one. The sequences that it reads have as many rows as there were steps; the planner counts them at their
-largest.
+A Loop that always runs the same number of times is a Scan over the numbers of its steps, and becomes one. Of another
+the number of steps comes out together with what has to be kept; the backward pass is a Loop of as many steps, which
+picks the rows one by one. The sequences that it reads have as many rows as there were steps; the planner counts them at
+their largest.
 """
 
 from __future__ import annotations

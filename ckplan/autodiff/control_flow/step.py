@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import onnx_ir as ir
 
-from ckplan.autodiff.builder import Builder
+from ckplan.autodiff.builder import PHASE, Builder
 from ckplan.autodiff.control_flow.backward import BackwardStep, Carried, Made, Read
 from ckplan.autodiff.control_flow.bodies import (
     BodyBuilder,
@@ -91,7 +91,7 @@ def backward_step(op: Builder, loop: Recurrence, dy: Sequence[ir.Value | None]) 
         if value in gradients:
             total = new_value(op, f"{value.name}_grad_sum", value.dtype, dims_of(value))
             with inside.scope(f"{value.name}/grad"):
-                end = inside.Add(total, gradients[value])
+                end = _added(inside, total, gradients[value], list(gradients.values()))
             initial = op.take_partial(value)
             if initial is None:
                 initial = zeros(op, value, start)
@@ -111,6 +111,30 @@ def backward_step(op: Builder, loop: Recurrence, dy: Sequence[ir.Value | None]) 
     discard(body, reversed(backward))
     trim(body, extra)
     return step
+
+
+def _added(inside: BodyBuilder, total: ir.Value, gradient: ir.Value, gradients: Sequence[ir.Value]) -> ir.Value:
+    """Return the sum of a running total and a step's gradient; a matrix product adds on its way.
+
+    Args:
+        inside: builder of the body.
+        total: the running total.
+        gradient: what to add.
+        gradients: all gradients of the body: one that is that of two values must stay as it is.
+    """
+    node = gradient.producer()
+    if (
+        node is None
+        or node.op_type != "Gemm"
+        or node.metadata_props.get(PHASE) != "backward"
+        or len(node.inputs) > 2
+        or gradient.uses()
+        or sum(other is gradient for other in gradients) > 1
+    ):
+        return inside.Add(total, gradient)
+    node.resize_inputs(3)
+    node.replace_input_with(2, total)
+    return gradient
 
 
 def _check_shapes(loop: Recurrence) -> None:
