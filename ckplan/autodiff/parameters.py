@@ -7,11 +7,12 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
+from ckplan.autodiff.breaks import listed
 from ckplan.autodiff.builder import Builder, shape_of
 from ckplan.autodiff.names import Tensors, matching_any
 from ckplan.autodiff.paths import Composites, differentiable_inputs, entry_of
 from ckplan.errors import ModelError, UsageError
-from ckplan.model import is_constant
+from ckplan.model import is_literal
 
 
 @dataclass(frozen=True)
@@ -82,8 +83,8 @@ def select_parameters(
 ) -> Selection:
     """Choose the floating-point initializers that a node can pass a gradient to.
 
-    What the loader marked as a constant and initializers of rank 0 are taken for literals of the formula (an epsilon, a
-    scale, a mask), unless they are asked for.
+    Literals of the formula (an epsilon, a scale, a mask; see :func:`ckplan.model.is_literal`) are left out, unless they
+    are asked for.
 
     Args:
         op: builder of the forward graph.
@@ -108,6 +109,7 @@ def select_parameters(
     idle: list[ir.Value] = []
     notes: list[str] = []
     literals: list[str] = []
+    scalars: list[str] = []
     for value in candidates:
         name = str(value.name)
         if value in request.frozen or not (request.all_parameters or value in asked):
@@ -118,10 +120,17 @@ def select_parameters(
             if value.uses() and value in asked:
                 notes.append(f"'{name}' gets no gradient: what reads it does not pass one on")
             continue
-        if request.all_parameters and (is_constant(value) or not shape_of(value)):
+        if request.all_parameters and is_literal(value):
             literals.append(name)
             continue
+        if request.all_parameters and not shape_of(value):
+            scalars.append(name)
         chosen.append(value)
+    if scalars:
+        notes.append(
+            f"{len(scalars)} scalar(s) are trained, being named like weights ({shortened(scalars)}); "
+            "leave them out with --no-grad if they are constants"
+        )
     if literals:
         notes.append(
             f"{len(literals)} constant(s) are not trained ({shortened(literals)}); "
@@ -130,8 +139,10 @@ def select_parameters(
     if not chosen and not request.others:
         if not request.all_parameters or request.frozen:
             raise UsageError("no parameter is left to train", "loosen --wrt or --no-grad")
+        readers_of = dict.fromkeys(use.node for value in candidates for use in value.uses())
         raise ModelError(
-            "no node of the model reads a floating-point parameter in a way that can be differentiated",
+            "no node of the model reads a floating-point parameter in a way that can be differentiated"
+            + (f": no gradient passes {listed(list(readers_of))}" if readers_of else ""),
             "see `ckplan ops` for the operators that have gradients",
         )
     return Selection(tuple(chosen), tuple(idle), tuple(notes))

@@ -84,9 +84,6 @@ NON_DIFFERENTIABLE: dict[str, str] = {
     "Bernoulli": _SAMPLE,
     "Multinomial": _SAMPLE,
     "BitCast": "reinterpreted bits have no derivative",
-    "DynamicQuantizeLinear": _QUANTISED,
-    "DequantizeLinear": _QUANTISED,
-    "QuantizeLinear": _QUANTISED,
     "ConvInteger": _QUANTISED,
     "MatMulInteger": _QUANTISED,
     "QLinearConv": _QUANTISED,
@@ -104,6 +101,9 @@ ZERO_DERIVATIVE: frozenset[str] = frozenset(
     {
         "Ceil",
         "ConstantOfShape",
+        # The loss of a gradient through these is an error unless it is asked for; see ckplan.autodiff.quantisation.
+        "DequantizeLinear",
+        "DynamicQuantizeLinear",
         "EyeLike",
         "Floor",
         "Hardmax",
@@ -117,6 +117,7 @@ ZERO_DERIVATIVE: frozenset[str] = frozenset(
         "HammingWindow",
         "BlackmanWindow",
         "MelWeightMatrix",
+        "QuantizeLinear",
     }
 )
 

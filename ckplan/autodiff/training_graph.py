@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Literal, get_args
 
 import onnx_ir as ir
@@ -13,6 +14,7 @@ from onnx_ir.passes.common import CommonSubexpressionEliminationPass
 from ckplan import keys
 from ckplan.autodiff.accumulation import Accumulation, settle_sums
 from ckplan.autodiff.anchors import Anchors
+from ckplan.autodiff.breaks import breaks, listed
 from ckplan.autodiff.builder import FORWARD, Builder, shape_of
 from ckplan.autodiff.control_flow.chunks import Chunks, prepare_recurrences
 from ckplan.autodiff.engine import backpropagate
@@ -21,6 +23,7 @@ from ckplan.autodiff.names import floating_tensors
 from ckplan.autodiff.objective import add_objective
 from ckplan.autodiff.parameters import request_of, select_parameters, shortened
 from ckplan.autodiff.paths import prune
+from ckplan.autodiff.quantisation import pass_straight_through, refuse_quantised
 from ckplan.autodiff.rules.conv_batch_norm import conv_batch_norms
 from ckplan.autodiff.training_mode import TrainingForms, enter_training
 from ckplan.errors import ModelError, UsageError
@@ -79,6 +82,7 @@ def build_training_graph(
     accumulation: Accumulation = "auto",
     loss_scale: float | str | None = None,
     callbacks: Sequence[Callback] = (),
+    straight_through: bool = False,
     training: bool = False,
     time_checkpoints: Chunks | None = None,
     store: Sequence[str] = (),
@@ -106,6 +110,8 @@ def build_training_graph(
             of float16 and bfloat16 as float32.
         callbacks: each is called, when the graph is finished, once for every forward node with a gradient, from the
             last one to the first.
+        straight_through: whether gradients pass quantisation as if it were the identity, but not where it cuts numbers
+            off; see :mod:`ckplan.autodiff.quantisation`.
         training: whether BatchNormalization and Dropout are turned into their training forms; see
             :func:`ckplan.autodiff.training_mode.enter_training`. The model has to be loaded for that.
         time_checkpoints: into how many chunks along time each recurrence is cut, of which only the states between them
@@ -138,6 +144,11 @@ def build_training_graph(
     others = {str(value.name): anchors.add(value) for value in _current(graph, request.others)}
     anchors.hold(objective.targets, composites)
     composites.update(conv_batch_norms(graph, objective.targets))
+    if straight_through:
+        composites.update(pass_straight_through(op, composites))
+    sought = [*tensors.parameters] if request.all_parameters else [*request.parameters]
+    sought = [*(value for value in sought if value not in request.frozen), *others.values()]
+    refuse_quantised(op, sought, [anchors[value] for value in objective.targets], composites)
     selection = select_parameters(op, tensors.parameters, request, composites)
     running = forms.running_of(graph, [anchors[value] for value in objective.outputs])
     prune(graph, [*(anchors[value] for value in objective.outputs), *running.values()])
@@ -152,9 +163,12 @@ def build_training_graph(
         factor=1.0 if scale is None else scale.constant,
         finish=Builder.scale if scale is None else scale.finish,
     )
+    stops = partial(breaks, graph, graph.opset_imports, targets=targets, composites=composites)
     if not found:
+        cuts = stops([*selection.parameters, *others.values()])
         raise ModelError(
-            f"no parameter reaches the loss ({objective.description})",
+            f"no parameter reaches the loss ({objective.description})"
+            + (f": no gradient passes {listed(cuts)}" if cuts else ""),
             "choose another output with --loss, or other parameters with --wrt",
         )
     asked = {str(value.name): value for value in (*selection.parameters, *selection.idle)} | others
@@ -163,7 +177,9 @@ def build_training_graph(
     notes = [*forms.notes, *time_notes, *selection.notes]
     if idle:
         what = "a gradient of zero" if unused == "zero" else "no gradient"
-        notes.append(f"{len(idle)} parameter(s) get {what} because the loss does not depend on them: {shortened(idle)}")
+        cuts = stops([asked[name] for name in idle])
+        cause = f"no gradient passes {listed(cuts)}" if cuts else "the loss does not depend on them"
+        notes.append(f"{len(idle)} parameter(s) get {what} because {cause}: {shortened(idle)}")
     if unused == "zero":
         gradients |= {name: _zeros(op, asked[name], objective.outputs[0], scale is not None) for name in idle}
     _name_gradients(op, gradients)

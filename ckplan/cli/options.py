@@ -160,6 +160,10 @@ training_options = _stack(
         "S an input, loss_scale.",
     ),
     click.option(
+        "--straight-through", is_flag=True,
+        help="Pass gradients through QuantizeLinear/DequantizeLinear pairs and Round as if they were not there.",
+    ),
+    click.option(
         "--time-checkpoints", metavar="N|sqrt", callback=read_chunks,
         help="Cut each loop or recurrent layer into N chunks of steps, keep the states between them, and run a chunk "
         "again in the backward pass; 'sqrt': about the root of the number of steps.",

@@ -2,7 +2,8 @@
 
 from ckplan.model.constants import is_constant
 from ckplan.model.costs import Cost, node_cost, seconds
+from ckplan.model.literals import is_literal
 from ckplan.model.loading import ForwardModel, load, normalise
 from ckplan.model.saving import save
 
-__all__ = ["Cost", "ForwardModel", "is_constant", "load", "node_cost", "normalise", "save", "seconds"]
+__all__ = ["Cost", "ForwardModel", "is_constant", "is_literal", "load", "node_cost", "normalise", "save", "seconds"]

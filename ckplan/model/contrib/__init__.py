@@ -5,6 +5,6 @@ this package holds for them, and the training graph runs anywhere; onnxruntime f
 """
 
 from ckplan.model.contrib.expand import REASON_KEY, adopt, expand
-from ckplan.model.contrib.registry import MICROSOFT, REFUSED, expansions
+from ckplan.model.contrib.registry import MICROSOFT, QUANTISED, REFUSED, expansions
 
-__all__ = ["MICROSOFT", "REASON_KEY", "REFUSED", "adopt", "expand", "expansions"]
+__all__ = ["MICROSOFT", "QUANTISED", "REASON_KEY", "REFUSED", "adopt", "expand", "expansions"]

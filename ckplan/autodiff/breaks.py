@@ -1,0 +1,89 @@
+"""Where the way from the parameters to the loss is cut: nodes that pass no gradient on although numbers pass."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import onnx_ir as ir
+
+from ckplan.autodiff.builder import is_floating
+from ckplan.autodiff.paths import Composites, differentiable_inputs, entry_of, reads
+from ckplan.autodiff.registry import ZERO_DERIVATIVE
+
+
+def between(graph: ir.Graph, sources: Iterable[ir.Value], targets: Iterable[ir.Value]) -> list[ir.Node]:
+    """Return the nodes through which anything at all, integers included, passes from sources to targets, in order."""
+    needed = _needed(graph, targets)
+    reached = set(sources)
+    found = []
+    for node in graph:
+        if not reached.isdisjoint(reads(node)):
+            reached.update(node.outputs)
+            if not needed.isdisjoint(node.outputs):
+                found.append(node)
+    return found
+
+
+def breaks(
+    graph: ir.Graph,
+    opset_imports: dict[str, int],
+    parameters: Iterable[ir.Value],
+    targets: Iterable[ir.Value],
+    composites: Composites,
+) -> list[ir.Node]:
+    """Return the nodes behind which nothing of a parameter's gradient path is left, in the order of the graph.
+
+    Such a node reads a value that depends differentiably on a parameter, something that a target needs depends on the
+    node, and none of its outputs depends on a parameter differentiably.
+
+    Args:
+        graph: the forward graph.
+        opset_imports: opset versions by domain.
+        parameters: what gradients are asked for.
+        targets: what is differentiated.
+        composites: groups of nodes that are differentiated as one.
+    """
+    needed = _needed(graph, targets)
+    reached = set(parameters)
+    found = []
+    inner = _inner_values(composites)
+    for node in graph:
+        if reached.isdisjoint(differentiable_inputs(node, entry_of(node, opset_imports), composites)):
+            stops = not reached.isdisjoint(reads(node)) and not needed.isdisjoint(node.outputs)
+            if stops and inner.isdisjoint(node.outputs):
+                found.append(node)
+        else:
+            reached.update(node.outputs)
+    return found
+
+
+def _needed(graph: ir.Graph, targets: Iterable[ir.Value]) -> set[ir.Value]:
+    """Return all values that targets depend on, in whatever way."""
+    needed = set(targets)
+    for node in reversed(graph):
+        if not needed.isdisjoint(node.outputs):
+            needed |= reads(node)
+    return needed
+
+
+def _inner_values(composites: Composites) -> set[ir.Value]:
+    """Return what only passes between the nodes of a group."""
+    return {value for node, last in composites.items() if last is None for value in node.outputs}
+
+
+def why(node: ir.Node) -> str:
+    """Say why a node passes no gradient on."""
+    if not node.domain and node.op_type in ZERO_DERIVATIVE:
+        return "is constant between its steps"
+    kinds = {output.dtype for output in node.outputs if output.dtype is not None}
+    if kinds == {ir.DataType.BOOL}:
+        return "puts out true or false"
+    if not any(is_floating(output) for output in node.outputs):
+        return "puts out integers" if kinds else "puts out no tensor of numbers"
+    return "has no derivative by that input"
+
+
+def listed(nodes: Sequence[ir.Node], most: int = 5) -> str:
+    """List nodes for people with the reasons why they pass no gradient on, the first few of them."""
+    named = [f"{node.op_type} '{node.name}' ({why(node)})" for node in nodes[:most]]
+    return ", ".join(named) + (f" and {len(nodes) - most} more" if len(nodes) > most else "")
