@@ -55,10 +55,10 @@ def settle_sums(op: Builder, mode: Accumulation) -> None:
     chains = [] if mode == "eager" else _chains(op.sums)
     if not chains:
         return
-    last = _last_reads(op.graph) if mode == "auto" else {}
+    readers = _readers(op.graph) if mode == "auto" else {}
     place = {node: position for position, node in enumerate(op.graph)}
     for chain in chains:
-        if mode == "lazy" or _waits_for_free(chain, place, last):
+        if mode == "lazy" or _waits_for_free(chain, place, readers):
             _join(op, chain)
 
 
@@ -92,18 +92,20 @@ def _root(value: ir.Value) -> ir.Value:
     return value
 
 
-def _last_reads(graph: ir.Graph) -> dict[ir.Value, list[tuple[int, ir.Node]]]:
-    """Return who reads each buffer, in order; outputs of the graph are read at the end."""
-    readers: dict[ir.Value, list[tuple[int, ir.Node]]] = {}
+def _readers(graph: ir.Graph) -> dict[ir.Value, list[tuple[int, ir.Node | None]]]:
+    """Return who reads each buffer, and at which step; None reads the outputs of the graph, at its end."""
+    readers: dict[ir.Value, list[tuple[int, ir.Node | None]]] = {}
     for position, node in enumerate(graph):
         if node.op_type not in _VIEWS:
             for value in reads(node):
                 readers.setdefault(_root(value), []).append((position, node))
+    for value in graph.outputs:
+        readers.setdefault(value, []).append((len(graph), None))
     return readers
 
 
 def _waits_for_free(
-    chain: Chain, place: Mapping[ir.Node, int], readers: Mapping[ir.Value, Sequence[tuple[int, ir.Node]]]
+    chain: Chain, place: Mapping[ir.Node, int], readers: Mapping[ir.Value, Sequence[tuple[int, ir.Node | None]]]
 ) -> bool:
     """Say whether waiting gradients take no more memory at any step than the running sum would.
 
@@ -122,8 +124,8 @@ def _waits_for_free(
         others = [position for position, node in readers.get(root, ()) if node not in adds]
         kept[root] = max(others, default=-1)
         consumed[root] = step
-    # Between these steps neither changes.
-    for step in sorted(step for step in {*steps, *made.values()} if step >= steps[0]):
+    changes = {*steps, *made.values(), *(step + 1 for step in kept.values())}
+    for step in sorted(step for step in changes if steps[0] <= step <= end):
         free = [root for root in made if made[root] <= step and kept[root] < step]
         eager = sum(consumed[root] >= step for root in free)
         eager += sum(first <= step <= second for first, second in zip(steps, [*steps[1:], end], strict=True))
