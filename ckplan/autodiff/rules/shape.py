@@ -217,8 +217,9 @@ def depth_to_space(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
 
 @rule("SpaceToDepth")
 def space_to_depth(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
-    """The elements moved back."""
-    return [op.DepthToSpace(dy[0], blocksize=attr_int(node, "blocksize", 1))]
+    """The elements moved back, in the mode in which they came (opset 28; DCR before)."""
+    mode = attr_str(node, "mode", "DCR")
+    return [op.DepthToSpace(dy[0], blocksize=attr_int(node, "blocksize", 1), mode=mode)]
 
 
 @rule("Trilu", fixed=[1])
