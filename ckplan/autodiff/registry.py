@@ -67,7 +67,7 @@ _RULES: dict[tuple[str, str], list[Entry]] = {}
 
 _SAMPLE = "a random sample has no derivative"
 _QUANTISED = "quantised arithmetic has no useful derivative"
-_SEQUENCE = "sequences and optionals are not differentiated"
+_SEQUENCE = "what the sequence holds, or which element is meant, is only known at run time"
 
 #: Operators with a floating output that cannot be differentiated, and why. Operators whose outputs are integers,
 #: booleans or strings need no entry: nothing flows back through those.
@@ -76,6 +76,7 @@ NON_DIFFERENTIABLE: dict[str, str] = {
     "ConcatFromSequence": _SEQUENCE,
     "SequenceAt": _SEQUENCE,
     "SequenceConstruct": _SEQUENCE,
+    "SequenceEmpty": _SEQUENCE,
     "SequenceErase": _SEQUENCE,
     "SequenceInsert": _SEQUENCE,
     "SplitToSequence": _SEQUENCE,
@@ -88,6 +89,7 @@ NON_DIFFERENTIABLE: dict[str, str] = {
     "MatMulInteger": _QUANTISED,
     "QLinearConv": _QUANTISED,
     "QLinearMatMul": _QUANTISED,
+    "Hardmax": "a one-hot choice has no derivative",
     "NonMaxSuppression": "a choice of boxes has no derivative",
     "Unique": "the number of results depends on the data",
     "NonZero": "the number of results depends on the data",
@@ -106,7 +108,6 @@ ZERO_DERIVATIVE: frozenset[str] = frozenset(
         "DynamicQuantizeLinear",
         "EyeLike",
         "Floor",
-        "Hardmax",
         "RandomNormal",
         "RandomNormalLike",
         "RandomUniform",

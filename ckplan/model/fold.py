@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 import onnx_ir as ir
@@ -18,6 +19,7 @@ from ckplan.model.bodies import bodies_of, changing_states, enter, forget_shapes
 from ckplan.model.constants import filled, is_constant, mark_constant, unused_name
 from ckplan.model.contrib import expand
 from ckplan.model.infer import NodeInference, is_known, static_shape
+from ckplan.model.sequences import Contents, resolve
 
 # A folded tensor that the model keeps: more would make the file larger than the node that computes it is worth.
 KEEP_BYTES = 1 << 20
@@ -51,6 +53,7 @@ class Sweep:
         problems: node -> why its shape inference failed.
         tried: the nodes visited are those of a Loop's body whose states' shapes are not certain yet.
         expanded: the operators of com.microsoft that were replaced by standard ones, one entry a node.
+        contents: what sequences and optionals hold.
     """
 
     model: ir.Model
@@ -58,6 +61,7 @@ class Sweep:
     problems: dict[ir.Node, str] = field(default_factory=dict)
     tried: bool = False
     expanded: list[str] = field(default_factory=list)
+    contents: Contents = field(default_factory=Contents)
 
     def constant(self, value: ir.Value | None) -> np.ndarray | None:
         """The array of a value that is a number of the program: an initializer that is no weight, or folded."""
@@ -102,6 +106,12 @@ def _visit(node: ir.Node, state: Sweep, inference: NodeInference, repair: Repair
     if known and not state.tried and expand(node, lambda fresh: _visit(fresh, state, inference, None), state.constant):
         state.expanded.append(node.op_type)
         return
+    if not state.tried:
+        visit, initializer = (
+            partial(_visit, state=state, inference=inference, repair=None),
+            partial(_initializer, state),
+        )
+        resolve(node, state.contents, visit, state.constant, initializer)
     if bodies_of(node):
         _visit_bodies(node, state, inference)
     if not all(is_known(output) for output in node.outputs):
@@ -305,14 +315,11 @@ def _can_keep(array: np.ndarray) -> bool:
     return array.nbytes <= KEEP_BYTES
 
 
-def _replace_by_initializer(node: ir.Node, output: ir.Value, state: Sweep) -> None:
+def _initializer(state: Sweep, array: np.ndarray, name: str = "resolved") -> ir.Value:
+    """Make a constant of the main graph."""
     graph = state.model.graph
-    array = state.constants[output]
-    name = output.name or f"{node.name}_folded"
-    is_output = output.is_graph_output()
-    output.name = None
     initializer = ir.Value(
-        name=unused_name(graph, f"{name}_value" if is_output else name),
+        name=unused_name(graph, name),
         shape=ir.Shape(array.shape),
         type=ir.TensorType(ir.DataType.from_numpy(array.dtype)),
         const_value=ir.Tensor(array),
@@ -321,6 +328,15 @@ def _replace_by_initializer(node: ir.Node, output: ir.Value, state: Sweep) -> No
     graph.register_initializer(initializer)
     mark_constant(initializer, "folded")
     state.constants[initializer] = array
+    return initializer
+
+
+def _replace_by_initializer(node: ir.Node, output: ir.Value, state: Sweep) -> None:
+    array = state.constants[output]
+    name = output.name or f"{node.name}_folded"
+    is_output = output.is_graph_output()
+    output.name = None
+    initializer = _initializer(state, array, f"{name}_value" if is_output else name)
     if is_output:
         copy = ir.node("Identity", inputs=[initializer])
         copy.outputs[0].type, copy.outputs[0].shape = initializer.type, initializer.shape
