@@ -12,7 +12,9 @@ from ckplan.autodiff.builder import Builder, shape_of
 from ckplan.autodiff.names import Tensors, matching_any
 from ckplan.autodiff.paths import Composites, differentiable_inputs, entry_of
 from ckplan.errors import ModelError, UsageError
+from ckplan.keys import CONSTANT
 from ckplan.model import is_literal
+from ckplan.model.own_files import ORIGIN
 
 
 @dataclass(frozen=True)
@@ -117,11 +119,10 @@ def select_parameters(
         if value not in readers:
             if not value.uses() or value in asked:
                 idle.append(value)
-            if value.uses() and value in asked:
-                notes.append(f"'{name}' gets no gradient: what reads it does not pass one on")
             continue
         if request.all_parameters and is_literal(value):
-            literals.append(name)
+            if value.metadata_props.get(CONSTANT) != ORIGIN:  # those need no mention
+                literals.append(name)
             continue
         if request.all_parameters and not shape_of(value):
             scalars.append(name)

@@ -28,6 +28,7 @@ from ckplan.autodiff.rules.conv_batch_norm import conv_batch_norms
 from ckplan.autodiff.training_mode import TrainingForms, enter_training
 from ckplan.errors import ModelError, UsageError
 from ckplan.keys import PHASE
+from ckplan.model.own_files import forget_training
 
 Unused = Literal["absent", "zero"]
 
@@ -128,6 +129,7 @@ def build_training_graph(
         raise UsageError(f"unused parameters cannot be `{unused}`", f"choose {' or '.join(get_args(Unused))}")
     model = forward.clone()
     graph = model.graph
+    forget_training(model)
     _name_nodes(graph)
     op = Builder(graph, graph.opset_imports)
     forms = _enter_training(op, model) if training else TrainingForms()
@@ -179,7 +181,8 @@ def build_training_graph(
         what = "a gradient of zero" if unused == "zero" else "no gradient"
         cuts = stops([asked[name] for name in idle])
         cause = f"no gradient passes {listed(cuts)}" if cuts else "the loss does not depend on them"
-        notes.append(f"{len(idle)} parameter(s) get {what} because {cause}: {shortened(idle)}")
+        kind = "tensor" if any(name in others for name in idle) else "parameter"
+        notes.append(f"{len(idle)} {kind}(s) get {what} because {cause}: {shortened(idle)}")
     if unused == "zero":
         gradients |= {name: _zeros(op, asked[name], objective.outputs[0], scale is not None) for name in idle}
     _name_gradients(op, gradients)
