@@ -35,9 +35,17 @@ def inline_function(op: Builder, node: ir.Node) -> list[ir.Node]:
     values: dict[str, ir.Value | None] = dict.fromkeys(body.input)
     values.update(zip(body.input, node.inputs, strict=False))
     new: list[ir.Node] = []
-    for index, proto in enumerate(body.node):
-        inner = _instantiate(proto, node, body, f"{node.name}/{proto.op_type}_{index}")
+    pending = list(reversed(body.node))
+    while pending:
+        proto = pending.pop()
+        inner = _instantiate(proto, node, body, f"{node.name}/{proto.op_type}_{len(new)}")
         operands = [values.get(name) if name else None for name in proto.input]
+        branch = _branch(op, inner, operands)
+        if branch is not None:
+            results = zip(branch.output, proto.output, strict=True)
+            copies = [onnx.helper.make_node("Identity", [result.name], [name]) for result, name in results]
+            pending.extend(reversed([*branch.node, *copies]))
+            continue
         known = _known(op, inner, operands)
         if known is not None:
             values.update((name, op.constant(array)) for name, array in zip(proto.output, known, strict=True))
@@ -127,6 +135,16 @@ def _node(op: Builder, proto: onnx.NodeProto, operands: Sequence[ir.Value | None
         name=op.unique_name(proto.name),
         metadata_props={PHASE: "forward"},
     )
+
+
+def _branch(op: Builder, proto: onnx.NodeProto, operands: Sequence[ir.Value | None]) -> onnx.GraphProto | None:
+    """Return the branch of an If whose condition is known in advance; names in it are those of the function's body."""
+    condition = op.constant_of(operands[0]) if proto.op_type == "If" else None
+    if condition is None:
+        return None
+    taken = "then_branch" if condition.reshape(()) else "else_branch"
+    branch: onnx.GraphProto = next(attribute.g for attribute in proto.attribute if attribute.name == taken)
+    return None if branch.initializer else branch
 
 
 def _known(op: Builder, proto: onnx.NodeProto, operands: Sequence[ir.Value | None]) -> list[np.ndarray] | None:

@@ -61,6 +61,18 @@ def test_center_crop_pad(size):
     check_gradient(node_model("CenterCropPad", values(5, 4), np.asarray(size)), torch=False)
 
 
+@pytest.mark.parametrize("size", [[2, 3, 4, 5], [2, 3, 2, 3, 4]])
+@pytest.mark.parametrize("align", [0, 1])
+def test_affine_grid(size, align):
+    """Its body asks, by If, how many axes there are."""
+    axes = len(size) - 2
+    theta = values(2, axes, axes + 1).astype(np.float32)
+    model = node_model("AffineGrid", theta, np.asarray(size), align_corners=align)
+    training = build_training_graph(infer(model), wrt=["p*"])
+    # The operator gives float32, but the grid is linear in theta: long steps are exact.
+    check_finite_differences(to_overridable(model), training, step=1.0, rtol=1e-5)
+
+
 def test_a_body_computed_from_shapes_is_folded():
     training = build_training_graph(infer(node_model("Attention", *[values(1, 2, 3, 4)] * 3, opset=23)), wrt=["p*"])
     kinds = {node.op_type for node in training.model.graph}
