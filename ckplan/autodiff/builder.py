@@ -283,9 +283,12 @@ class Builder:
             for key, value in attributes.items()
             if value is not None
         }
-        name = self._unique(f"{self._scope}/{op_type}", always=True)
         count = _outputs or 1
-        results = [ir.Value(name=f"{name}_out" if count == 1 else f"{name}_out{i}") for i in range(count)]
+        endings = ["_out"] if count == 1 else [f"_out{i}" for i in range(count)]
+        name = self._unique(f"{self._scope}/{op_type}", always=True)
+        while any(name + ending in self._names for ending in endings):  # left by a node that was folded
+            name = self._unique(f"{self._scope}/{op_type}", always=True)
+        results = [ir.Value(name=name + ending) for ending in endings]
         node = ir.node(op_type, operands, given, outputs=results, name=name, metadata_props={PHASE: self._phase})
         if _shape is None:
             self.infer(node)

@@ -15,7 +15,8 @@ from ckplan import keys
 from ckplan.autodiff.builder import (
     Builder,
     Gradients,
-    attr_float,
+    Operand,
+    attr_int,
     dtype_of,
     input_of,
     required_input,
@@ -26,7 +27,9 @@ from ckplan.autodiff.paths import Composite
 from ckplan.errors import ModelError
 
 _SEEDS = 1 << 24
-"""Seeds are float32 attributes: whole numbers below this are exact."""
+"""Some seeds are float32 attributes: whole numbers below this are exact."""
+_LAST_GENERATORS = 22
+"""From this opset on, onnxruntime 1.31 has no kernels of RandomUniform and its like."""
 
 
 def dropout(op: Builder, node: ir.Node) -> tuple[ir.Value, ir.Value, Composite] | None:
@@ -54,15 +57,15 @@ def dropout(op: Builder, node: ir.Node) -> tuple[ir.Value, ir.Value, Composite] 
     if fixed is not None and not 0 < fixed < 1:
         raise ModelError(f"Dropout '{node.name}' drops a share of {fixed:g}", "a ratio is at least 0 and less than 1")
     single = ir.DataType.FLOAT
-    threshold = np.float32(fixed) if fixed is not None else op.Cast(ratio, to=single)
-    mask = op.GreaterOrEqual(op.RandomUniformLike(x, dtype=single, seed=_seed(node)), threshold)
+    threshold = np.asarray(fixed, np.float32) if fixed is not None else op.Cast(ratio, to=single)
+    mask = _draw(op, x, threshold, _seed(node))
     maker = mask.producer()
     assert maker is not None
     # Making it again from the numbers that were drawn would keep those, which are four times as large.
     maker.metadata_props[keys.ONCE] = "mask"
     scale = None
     if fixed is None:
-        scale = op.CastLike(op.Reciprocal(op.Sub(np.float32(1), threshold)), x)
+        scale = op.CastLike(op.Reciprocal(op.Sub(1.0, threshold)), x)
     y = op.Mul(op.Mul(x, op.Cast(mask, to=x.dtype)), scale if scale is not None else _factor(fixed, x))
 
     def gradient(op: Builder, dy: Gradients) -> Gradients:
@@ -76,11 +79,26 @@ def dropout(op: Builder, node: ir.Node) -> tuple[ir.Value, ir.Value, Composite] 
     return y, mask, Composite((x,), gradient, 1.0 if fixed is None else float(_factor(fixed, x)))
 
 
+def _draw(op: Builder, x: ir.Value, ratio: Operand, seed: int) -> ir.Value:
+    """Emit a bool per element of x, false for a share of ``ratio``.
+
+    Of the random operators of opset 22 onnxruntime has a kernel for Dropout only. That one begins each step with the
+    next seed; a generator that goes on where it stopped is better.
+    """
+    single = ir.DataType.FLOAT
+    if op.opset_imports[""] < _LAST_GENERATORS:
+        return op.GreaterOrEqual(op.RandomUniformLike(x, dtype=single, seed=float(seed)), ratio)
+    ones = op.expand(op.Cast(op.OptionalHasElement(x), to=single), shape_of(x))
+    left, mask = op.Dropout(ones, ratio, np.asarray(True), seed=seed, _outputs=2)
+    # What nobody reads is held to the end of the step. (Without its mask, onnxruntime would remove the Dropout.)
+    return op.And(op.Cast(left, to=ir.DataType.BOOL), mask)
+
+
 def _factor(ratio: float | None, x: ir.Value) -> np.ndarray:
     assert ratio is not None
     return np.asarray(1 / (1 - ratio), dtype_of(x))
 
 
-def _seed(node: ir.Node) -> float:
+def _seed(node: ir.Node) -> int:
     # Engines whose seeds are neighbours begin alike, so that numbers in a row will not do.
-    return attr_float(node, "seed", float(zlib.crc32(str(node.name).encode()) % _SEEDS))
+    return attr_int(node, "seed", zlib.crc32(str(node.name).encode()) % _SEEDS)

@@ -1,0 +1,398 @@
+"""Training forms of BatchNormalization and Dropout."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import onnxruntime
+import pytest
+
+import ckplan
+from ckplan import keys
+from ckplan.errors import ModelError, UsageError
+from tests.autodiff.gradcheck import check_training_graph, onnxruntime_run, parse, reference, values
+
+MOMENTUM, EPSILON = 0.8, 1e-3
+BN = f"BatchNormalization <momentum = {MOMENTUM}, epsilon = {EPSILON}>"
+
+
+def statistics(channels: int, name: str = "") -> dict[str, np.ndarray]:
+    """Scale, bias and running statistics that are no defaults."""
+    return {
+        f"s{name}": values(channels, seed=3),
+        f"b{name}": values(channels, seed=4),
+        f"m{name}": values(channels, seed=5),
+        f"v{name}": values(channels, seed=6, low=0.5, high=1.5),
+    }
+
+
+def convolutional(dtype: str = "double") -> ir.Model:
+    """Conv, whose output nothing but a BatchNormalization reads, Tanh, another pair, and a loss."""
+    arrays = {
+        "x": values(4, 2, 6, 6),
+        "w": values(3, 2, 3, 3, seed=1),
+        "w2": values(2, 3, 3, 3, seed=2),
+        **statistics(3),
+        **statistics(2, "2"),
+    }
+    kind = np.float64 if dtype == "double" else np.float32
+    return parse(
+        f"""g () => ({dtype} loss) {{
+            c = Conv (x, w)
+            n = {BN} (c, s, b, m, v)
+            t = Tanh (n)
+            c2 = Conv (t, w2)
+            n2 = {BN} (c2, s2, b2, m2, v2)
+            q = Mul (n2, n2)
+            h = Mul (q, n2)
+            loss = ReduceSum <keepdims = 0> (h)
+        }}""",
+        **{name: array.astype(kind) for name, array in arrays.items()},
+    )
+
+
+def operators(model: ir.Model) -> list[str]:
+    return [node.op_type for node in model.graph]
+
+
+@pytest.mark.parametrize("shape", [(6, 3), (4, 3, 5), (2, 3, 4, 3), (2, 3, 2, 3, 2), (1, 3, 4)])
+def test_gradients_flow_through_the_statistics_of_the_batch(shape):
+    model = parse(
+        f"""g () => (double loss) {{
+            n = {BN} (x, s, b, m, v)
+            t = Tanh (n)
+            q = Mul (t, w)
+            loss = ReduceSum <keepdims = 0> (q)
+        }}""",
+        x=values(*shape),
+        w=values(*shape, seed=1),
+        **statistics(3),
+    )
+    training = ckplan.build_training_graph(model, training=True)
+    assert set(training.gradients) == {"x", "w", "s", "b"}
+    check_training_graph(training)
+    ran = reference(training.model)
+    x, axes = values(*shape), tuple(axis for axis in range(len(shape)) if axis != 1)
+    old = statistics(3)
+    for name, statistic in (("m", x.mean(axes)), ("v", x.var(axes))):
+        expected = MOMENTUM * old[name] + (1 - MOMENTUM) * statistic
+        np.testing.assert_allclose(ran[training.updates[name]], expected, rtol=1e-6)
+
+
+def test_a_convolution_and_its_normalisation_are_not_differentiated_as_one():
+    training = ckplan.build_training_graph(convolutional(), training=True)
+    check_training_graph(training)
+    assert training.updates == {name: f"{name}_new" for name in ("m", "v", "m2", "v2")}
+    assert json.loads(training.model.metadata_props[keys.UPDATES]) == training.updates
+    assert {value.name for value in training.model.graph.inputs} >= set(training.updates)
+
+
+def test_second_derivatives(tmp_path):
+    first = ckplan.build_training_graph(convolutional(), training=True, wrt=["w"])
+    ckplan.save(first.model, tmp_path / "first.onnx")
+    again = ckplan.load(tmp_path / "first.onnx")
+    second = ckplan.build_training_graph(again.model, loss="sum-of-squares:w_grad", wrt=["s", "w"])
+    check_training_graph(second, rtol=1e-6)
+
+
+def test_the_same_in_torch():
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    training = ckplan.build_training_graph(convolutional("float"), training=True)
+    ran = onnxruntime_run(training.model)
+    start = {name: torch.tensor(v.const_value.numpy()) for name, v in convolutional("float").graph.initializers.items()}
+    for name in training.gradients:
+        start[name].requires_grad_()
+    layers = {
+        name: (start[f"s{name}"], start[f"b{name}"], start[f"m{name}"].clone(), start[f"v{name}"].clone())
+        for name in ("", "2")
+    }
+
+    def normalise(x, name):
+        scale, bias, mean, variance = layers[name]
+        # In torch the momentum is the share of the new.
+        return torch.nn.functional.batch_norm(x, mean, variance, scale, bias, True, 1 - MOMENTUM, EPSILON)
+
+    hidden = torch.tanh(normalise(torch.conv2d(start["x"], start["w"]), ""))
+    loss = (normalise(torch.conv2d(hidden, start["w2"]), "2") ** 3).sum()
+    loss.backward()
+    np.testing.assert_allclose(ran[training.loss], loss.item(), rtol=1e-5)
+    for name, gradient in training.gradients.items():
+        theirs = start[name].grad.numpy()
+        np.testing.assert_allclose(ran[gradient], theirs, atol=2e-5 * np.abs(theirs).max(), rtol=0, err_msg=name)
+    for name, count in (("", 4 * 4 * 4), ("2", 4 * 2 * 2)):
+        np.testing.assert_allclose(ran[training.updates[f"m{name}"]], layers[name][2].numpy(), atol=1e-6)
+        # torch puts the unbiased variance into the running one, ONNX the population variance.
+        old = MOMENTUM * start[f"v{name}"].numpy()
+        population = old + (layers[name][3].numpy() - old) * (count - 1) / count
+        np.testing.assert_allclose(ran[training.updates[f"v{name}"]], population, rtol=1e-5)
+
+
+def test_half_precision_sums_in_single():
+    arrays = {name: array.astype(np.float16) for name, array in (("x", values(6, 3)), *statistics(3).items())}
+    text = f"n = {BN} (x, s, b, m, v) t = Tanh (n) loss = ReduceSum <keepdims = 0> (t)"
+    training = ckplan.build_training_graph(parse(f"g () => (float16 loss) {{ {text} }}", **arrays), training=True)
+    dtypes = {value.name: value.dtype for value in training.model.graph.outputs}
+    assert set(dtypes.values()) == {ir.DataType.FLOAT16}
+    sums = [node for node in training.model.graph if node.op_type == "ReduceMean"]
+    assert {node.outputs[0].dtype for node in sums} == {ir.DataType.FLOAT}
+
+
+def shared_model(second: str) -> ir.Model:
+    return parse(
+        f"""g () => (double loss) {{
+            n = {BN} (x, s, b, m, v)
+            t = Tanh (n)
+            o = {BN} (t, {second})
+            q = Mul (o, w)
+            loss = ReduceSum <keepdims = 0> (q)
+        }}""",
+        x=values(6, 3),
+        w=values(6, 3, seed=1),
+        **statistics(3),
+        **statistics(3, "2"),
+    )
+
+
+def test_a_layer_that_is_applied_twice_updates_twice_one_after_the_other():
+    training = ckplan.build_training_graph(shared_model("s, b, m, v"), training=True)
+    assert training.updates == {"m": "m_new", "v": "v_new"}
+    assert any("serve several nodes" in note for note in training.notes)
+    check_training_graph(training)
+    once = values(6, 3).mean(0)
+    graph = training.model.graph
+    n = next(value for node in graph for value in node.outputs if value.name == "t")
+    graph.outputs.append(n)
+    ran = reference(training.model)
+    first = MOMENTUM * statistics(3)["m"] + (1 - MOMENTUM) * once
+    np.testing.assert_allclose(ran["m_new"], MOMENTUM * first + (1 - MOMENTUM) * ran["t"].mean(0), rtol=1e-6)
+
+
+def test_layers_whose_statistics_an_exporter_merged_get_their_own():
+    training = ckplan.build_training_graph(shared_model("s2, b2, m, v"), training=True)
+    assert len(training.updates) == 4
+    assert {"m", "v"} < set(training.updates)
+    assert not any("serve several nodes" in note for note in training.notes)
+    check_training_graph(training)
+
+
+def test_layers_that_the_loss_does_not_need_are_not_updated():
+    model = convolutional()
+    aside = parse(f"g () => (double[4,2] y) {{ y = {BN} (z, s3, b3, m3, v3) }}", z=values(4, 2), **statistics(2, "3"))
+    for value in list(aside.graph.initializers.values()):
+        del aside.graph.initializers[value.name]
+        model.graph.register_initializer(value)
+    (node,) = aside.graph
+    aside.graph.outputs.clear()
+    aside.graph.remove(node)
+    model.graph.append(node)
+    model.graph.outputs.append(node.outputs[0])
+    training = ckplan.build_training_graph(model, training=True, loss="loss")
+    assert set(training.updates) == {"m", "v", "m2", "v2"}
+
+
+def dropped(inputs: str = "r, yes", attributes: str = "", **constants: np.ndarray) -> ir.Model:
+    given = {"r": np.float32(0.25), "yes": np.array(False), **constants}
+    used = {name: np.asarray(array) for name, array in given.items() if name in inputs.split(", ")}
+    comma = ", " if inputs else ""
+    return parse(
+        f"""g () => (float loss) {{
+            h = Tanh (p)
+            d = Dropout{attributes} (h{comma}{inputs})
+            q = Mul (d, w)
+            loss = ReduceSum <keepdims = 0> (q)
+        }}""",
+        p=values(6, 50).astype(np.float32),
+        w=values(6, 50, seed=1).astype(np.float32),
+        **used,
+    )
+
+
+def with_mask(training: ckplan.TrainingGraph) -> tuple[ir.Model, str]:
+    """The model with the mask among its outputs."""
+    (mask,) = (node.outputs[0] for node in training.model.graph if keys.ONCE in node.metadata_props)
+    training.model.graph.outputs.append(mask)
+    return training.model, str(mask.name)
+
+
+@pytest.mark.parametrize(("inputs", "ratio"), [("r, yes", 0.25), ("r", 0.25), ("", 0.5)])
+def test_dropout_drops_and_scales(inputs, ratio):
+    training = ckplan.build_training_graph(dropped(inputs), training=True, wrt=["p"])
+    model, name = with_mask(training)
+    ran = onnxruntime_run(model)
+    mask = ran[name]
+    assert mask.dtype == np.bool_
+    assert mask.mean() == pytest.approx(1 - ratio, abs=0.1)
+    h, w = np.tanh(values(6, 50)), values(6, 50, seed=1)
+    np.testing.assert_allclose(ran[training.loss], (h * mask / (1 - ratio) * w).sum(), rtol=1e-4)
+    np.testing.assert_allclose(ran["p_grad"], w * mask / (1 - ratio) * (1 - h**2), rtol=1e-4, atol=1e-6)
+
+
+def test_a_fed_ratio():
+    model = dropped("r")
+    ratio = model.graph.initializers["r"]
+    del model.graph.initializers["r"]
+    model.graph.inputs.append(ratio)
+    ratio.const_value = None
+    training = ckplan.build_training_graph(model, training=True, wrt=["p"])
+    model, name = with_mask(training)
+    for share in (0.1, 0.75):
+        ran = onnxruntime_run(model, {"r": np.array(share, np.float32)})
+        mask, h, w = ran[name], np.tanh(values(6, 50)), values(6, 50, seed=1)
+        assert mask.mean() == pytest.approx(1 - share, abs=0.1)
+        np.testing.assert_allclose(ran["p_grad"], w * mask / (1 - share) * (1 - h**2), rtol=1e-4, atol=1e-6)
+
+
+def test_each_step_draws_a_mask_of_its_own_and_each_session_the_same_ones():
+    model, name = with_mask(ckplan.build_training_graph(dropped(), training=True))
+    content = ir.to_proto(model).SerializeToString()
+
+    def masks() -> list[np.ndarray]:
+        options = onnxruntime.SessionOptions()
+        options.log_severity_level = 3
+        session = onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
+        return [session.run([name], {})[0] for _ in range(3)]
+
+    first, second = masks(), masks()
+    assert not np.array_equal(first[0], first[1])
+    np.testing.assert_array_equal(first, second)
+
+
+def test_seeds_are_those_of_the_file_or_follow_names():
+    def seed(model: ir.Model) -> float:
+        graph = ckplan.build_training_graph(model, training=True).model.graph
+        return next(node.attributes["seed"].as_float() for node in graph if node.op_type == "RandomUniformLike")
+
+    assert seed(dropped(attributes=" <seed = 7>")) == 7
+    other = dropped()
+    next(node for node in other.graph if node.op_type == "Dropout").name = "another"
+    assert seed(dropped()) == seed(dropped()) != seed(other)
+
+
+def test_a_mask_is_drawn_once_and_its_use_may_be_repeated():
+    problem = ckplan.problem_of(ckplan.build_training_graph(dropped(), training=True).model)
+    held = {problem.tensors[tensor].name for tensor in problem.always_held}
+    named = {tensor.name: tensor for tensor in problem.tensors}
+    (mask,) = (name for name in held if "GreaterOrEqual" in name)
+    assert named[mask].bytes == 6 * 50
+    assert named["d"].bytes == 4 * 6 * 50
+    assert "d" not in held
+
+
+def test_a_ratio_of_zero_drops_nothing():
+    training = ckplan.build_training_graph(dropped(r=np.float32(0)), training=True)
+    assert not {"RandomUniformLike"} & set(operators(training.model))
+
+
+@pytest.mark.parametrize("ratio", [1.0, -0.5])
+def test_an_impossible_ratio_is_refused(ratio):
+    with pytest.raises(ModelError, match=r"Dropout '.*' drops a share of"):
+        ckplan.build_training_graph(dropped(r=np.float32(ratio)), training=True)
+
+
+def test_a_mode_that_is_fed_stays():
+    model = dropped()
+    mode = model.graph.initializers["yes"]
+    del model.graph.initializers["yes"]
+    mode.const_value = None
+    model.graph.inputs.append(mode)
+    training = ckplan.build_training_graph(model, training=True)
+    assert "Dropout" in operators(training.model)
+    assert any("stay as they are" in note for note in training.notes)
+
+
+def test_a_mask_that_the_model_reads_is_the_one_that_was_drawn():
+    model = parse(
+        """g () => (float loss) {
+            d, k = Dropout (p)
+            f = Cast <to = 1> (k)
+            q = Mul (d, f)
+            loss = ReduceSum <keepdims = 0> (q)
+        }""",
+        p=values(6, 50).astype(np.float32),
+    )
+    training = ckplan.build_training_graph(model, training=True)
+    model, name = with_mask(training)
+    ran = onnxruntime_run(model)
+    np.testing.assert_array_equal(ran["p_grad"], 2 * ran[name].astype(np.float32))
+
+
+def test_a_model_without_such_nodes_is_told_how_they_were_lost():
+    model = parse("g () => (double loss) { loss = ReduceSum <keepdims = 0> (p) }", p=values(3))
+    assert any(
+        "no BatchNormalization and no Dropout" in n for n in ckplan.build_training_graph(model, training=True).notes
+    )
+
+
+def test_training_form_is_for_forward_models():
+    first = ckplan.build_training_graph(convolutional())
+    with pytest.raises(UsageError, match="training graph already"):
+        ckplan.build_training_graph(first.model, training=True)
+
+
+def write(path: Path, text: str, opset: int, **arrays: np.ndarray) -> Path:
+    model = onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["": {opset}]> {text}')
+    model.graph.initializer.extend(onnx.numpy_helper.from_array(array, name) for name, array in arrays.items())
+    onnx.save(model, path)
+    return path
+
+
+OLD_DROPOUTS = [
+    (6, "Dropout <ratio = 0.25, is_test = 1> (h)"),
+    (7, "Dropout <ratio = 0.25> (h)"),
+    (10, "Dropout <ratio = 0.25> (h)"),
+    (12, "Dropout (h, r)"),
+    (17, "Dropout (h, r, no)"),
+    (22, "Dropout (h, r, no)"),
+]
+
+
+@pytest.mark.parametrize(("opset", "node"), OLD_DROPOUTS)
+def test_dropout_of_old_files(opset, node, tmp_path):
+    constants = {"r": np.array(0.25, np.float32), "no": np.array(False)}
+    path = write(
+        tmp_path / "model.onnx",
+        f"g (float[4, 8] x) => (float[4, 2] y) {{ h = MatMul (x, w) d = {node} y = MatMul (d, u) }}",
+        opset,
+        w=values(8, 50).astype(np.float32),
+        u=values(50, 2).astype(np.float32),
+        **{name: array for name, array in constants.items() if f", {name}" in node},
+    )
+    forward = ckplan.load(path, training=True)
+    training = ckplan.build_training_graph(forward.model, training=True)
+    model, name = with_mask(training)
+    shape = {value.name: value.shape.numpy() for value in model.graph.inputs}
+    ran = onnxruntime_run(model, {key: np.ones(shape[key], np.float32) for key in ("x", "target")})
+    assert ran[name].mean() == pytest.approx(0.75, abs=0.1)
+    assert ckplan.build_training_graph(forward.model).updates == {}
+    with pytest.raises(UsageError, match=r"1 Dropout node\(s\) were removed"):
+        ckplan.build_training_graph(ckplan.load(path).model, training=True)
+
+
+@pytest.mark.parametrize(
+    ("opset", "outputs"), [(7, "y"), (9, "y, m1, v1, m2, v2"), (9, "y"), (14, "y, m1, v1"), (15, "y")]
+)
+def test_batch_normalization_of_old_files(opset, outputs, tmp_path):
+    mode = ", training_mode = 1" if opset >= 14 and "," in outputs else ""
+    path = write(
+        tmp_path / "model.onnx",
+        f"""g (float[6, 3] x) => (float[6, 3] z) {{
+            {outputs} = BatchNormalization <momentum = {MOMENTUM}, epsilon = {EPSILON}{mode}> (x, s, b, m, v)
+            z = Tanh (y)
+        }}""",
+        opset,
+        **{name: array.astype(np.float32) for name, array in statistics(3).items()},
+    )
+    forward = ckplan.load(path, training=True)
+    (node,) = (node for node in forward.model.graph if node.op_type == "BatchNormalization")
+    assert ("training_mode" in node.attributes) == ("," in outputs)
+    training = ckplan.build_training_graph(forward.model, training=True, loss="sum")
+    assert set(training.updates) == {"m", "v"}
+    x = values(6, 3).astype(np.float32)
+    ran = onnxruntime_run(training.model, {"x": x})
+    np.testing.assert_allclose(
+        ran["m_new"], MOMENTUM * statistics(3)["m"] + (1 - MOMENTUM) * x.mean(0), rtol=1e-5, atol=1e-6
+    )
