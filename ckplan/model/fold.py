@@ -229,6 +229,10 @@ def _small_enough(node: ir.Node, arrays: list[np.ndarray | None]) -> bool:
         shape = static_shape(output)
         if shape is None or output.dtype is None:
             # An unknown output may be huge if it is an expansion; otherwise it is as small as its inputs.
+            if node.op_type == "Range" and all(array is not None and array.size == 1 for array in arrays):
+                # Inference demands scalars, where the body of AffineGrid has tensors of one element.
+                start, limit, delta = (float(array.reshape(())) for array in arrays if array is not None)
+                return delta != 0 and (limit - start) / delta <= 4096
             growing = node.op_type in ("Range", "Expand", "Tile", "ConstantOfShape", "OneHot", "Resize", "Pad")
             return not growing and sum(array.size for array in arrays if array is not None) <= 4096
         total += math.prod(shape) * max(1, math.ceil(output.dtype.itemsize))
