@@ -81,7 +81,11 @@ def request_of(tensors: Tensors, wrt: Sequence[str], no_grad: Sequence[str], ret
 
 
 def select_parameters(
-    op: Builder, candidates: Collection[ir.Value], request: Request, composites: Composites
+    op: Builder,
+    candidates: Collection[ir.Value],
+    request: Request,
+    composites: Composites,
+    before: Collection[str] = (),
 ) -> Selection:
     """Choose the floating-point initializers that a node can pass a gradient to.
 
@@ -93,6 +97,7 @@ def select_parameters(
         candidates: the model's own floating-point initializers.
         request: what the caller asked for.
         composites: groups of nodes that are differentiated as one.
+        before: names of the parameters of the training graph that is differentiated again; they are no literals.
 
     Raises:
         ModelError: the model has no floating-point initializer that a gradient could reach.
@@ -120,11 +125,11 @@ def select_parameters(
             if not value.uses() or value in asked:
                 idle.append(value)
             continue
-        if request.all_parameters and is_literal(value):
+        if request.all_parameters and is_literal(value) and name not in before:
             if value.metadata_props.get(CONSTANT) != ORIGIN:  # those need no mention
                 literals.append(name)
             continue
-        if request.all_parameters and not shape_of(value):
+        if request.all_parameters and not shape_of(value) and name not in before:
             scalars.append(name)
         chosen.append(value)
     if scalars:

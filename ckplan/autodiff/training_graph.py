@@ -151,7 +151,8 @@ def build_training_graph(
     sought = [*tensors.parameters] if request.all_parameters else [*request.parameters]
     sought = [*(value for value in sought if value not in request.frozen), *others.values()]
     refuse_quantised(op, sought, [anchors[value] for value in objective.targets], composites)
-    selection = select_parameters(op, tensors.parameters, request, composites)
+    before = json.loads(model.metadata_props.get(keys.PARAMETERS, "[]"))
+    selection = select_parameters(op, tensors.parameters, request, composites, before)
     running = forms.running_of(graph, [anchors[value] for value in objective.outputs])
     prune(graph, [*(anchors[value] for value in objective.outputs), *running.values()])
     for node in graph:

@@ -12,7 +12,7 @@ import onnx_ir as ir
 
 from ckplan import keys
 from ckplan.errors import ModelError
-from ckplan.model.constants import mark_constant
+from ckplan.model.constants import mark_constant, unused_name
 
 ORIGIN = "training graph"
 """How the numbers of gradient rules, and weights that were frozen, are marked as constants."""
@@ -47,9 +47,13 @@ def forget_training(model: ir.Model) -> tuple[str, ...]:
         parameters = set(json.loads(listed))
     except (ValueError, TypeError) as error:
         raise ModelError(f"the metadata entry `{keys.PARAMETERS}` is damaged", "write the file again") from error
-    for name, value in model.graph.initializers.items():
-        if value.dtype is not None and value.dtype.is_floating_point() and name not in parameters:
+    for name, value in list(model.graph.initializers.items()):
+        floating = value.dtype is not None and value.dtype.is_floating_point()
+        # With gradients of inputs alone, what is no number of the gradient rules was not frozen but not asked for.
+        if floating and name not in parameters and (parameters or name.startswith("ckplan/")):
             mark_constant(value, ORIGIN)
+        if name.startswith("ckplan/shape"):  # the next plan makes its own
+            value.name = unused_name(model.graph, f"{name}_of_before")
     inputs = [value for value in model.graph.inputs if not value.is_initializer()]
     model.graph.inputs.clear()
     model.graph.inputs.extend(inputs)
