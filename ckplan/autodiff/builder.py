@@ -33,6 +33,7 @@ _ATTRIBUTE_TYPES = {
     onnx.defs.OpSchema.AttrType.FLOAT: ir.AttributeType.FLOAT,
     onnx.defs.OpSchema.AttrType.FLOATS: ir.AttributeType.FLOATS,
     onnx.defs.OpSchema.AttrType.STRING: ir.AttributeType.STRING,
+    onnx.defs.OpSchema.AttrType.STRINGS: ir.AttributeType.STRINGS,
     onnx.defs.OpSchema.AttrType.TENSOR: ir.AttributeType.TENSOR,
 }
 
