@@ -63,7 +63,8 @@ class Analysis:
         opset: version of the ONNX operator set.
         parameters: number of trained parameters, as tensors and as values.
         loss: what is minimised, in words.
-        bytes: bytes of all tensors of each kind: parameters (constants included), inputs, outputs (gradients).
+        bytes: bytes of all tensors of each kind: parameters (constants included), inputs, outputs (gradients or
+            new parameters).
         base: the step without a plan, in the order in which onnxruntime runs the training graph by default, and with
             the dead buffers that it holds for later tensors of the same shape.
         at_peak: the buffers alive at the peak of ``base``, largest first.

@@ -88,6 +88,12 @@ def _strategy_names(ctx: click.Context, param: click.Parameter, incomplete: str)
     return [CompletionItem(kind.name) for kind in STRATEGIES if kind.name.startswith(incomplete)]
 
 
+def _optimizer_names(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    from ckplan.autodiff import OPTIMIZERS
+
+    return [CompletionItem(kind.name) for kind in OPTIMIZERS if kind.name.startswith(incomplete)]
+
+
 _PATH = click.Path(path_type=Path)
 
 model_argument = click.argument("model", type=_PATH)
@@ -158,6 +164,20 @@ training_options = _stack(
         "--loss-scale", metavar="S",
         help="Multiply gradients by S in the backward pass and divide them by it at its end, in float32; 'input' makes "
         "S an input, loss_scale.",
+    ),
+    click.option(
+        "--training", is_flag=True,
+        help="Use the training forms of BatchNormalization (statistics of the batch; new running statistics are "
+        "outputs) and Dropout (a mask is drawn).",
+    ),
+    click.option(
+        "--optimizer", metavar="NAME[:FIELD=VALUE,...]", shell_complete=_optimizer_names,
+        help="Put out new parameters in place of gradients: sgd, momentum, adam or adamw, with options such as "
+        "adamw:weight_decay=0.01,beta2=0.95. The learning rate is the input learning_rate.",
+    ),
+    click.option(
+        "--clip-norm", type=float, metavar="NORM",
+        help="Scale the gradients down to this norm, that of all of them together, if theirs is larger.",
     ),
     click.option(
         "--straight-through", is_flag=True,

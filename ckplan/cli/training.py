@@ -7,13 +7,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ckplan.cli.terminal import notes, stage
+from ckplan.errors import UsageError
 
 if TYPE_CHECKING:
     from ckplan.autodiff import TrainingGraph
 
 
 def training_graph(
-    model: Path, *, dims: Mapping[str, int], shapes: Mapping[str, Sequence[int]], **objective: Any
+    model: Path,
+    *,
+    dims: Mapping[str, int],
+    shapes: Mapping[str, Sequence[int]],
+    training: bool,
+    optimizer: str | None,
+    clip_norm: float | None,
+    **objective: Any,
 ) -> tuple[TrainingGraph, list[str]]:
     """Load a model and build its training graph; what was chosen on the way is noted on stderr and returned.
 
@@ -21,15 +29,26 @@ def training_graph(
         model: the file.
         dims: sizes of named dimensions.
         shapes: shapes of inputs.
+        training: whether BatchNormalization and Dropout are turned into their training forms.
+        optimizer: what makes new parameters, if anything does.
+        clip_norm: the norm to which it clips gradients, if it does.
         objective: options of :func:`ckplan.build_training_graph`.
+
+    Raises:
+        UsageError: an option does not fit the model or another option.
     """
-    from ckplan.autodiff import build_training_graph
+    from ckplan.autodiff import add_optimizer, build_training_graph, parse_optimizer
     from ckplan.model import load
 
+    if clip_norm is not None and optimizer is None:
+        raise UsageError("`--clip-norm` clips what an optimizer gets, and there is none", "name one with --optimizer")
+    chosen = None if optimizer is None else parse_optimizer(optimizer)
     with stage(f"reading {model.name}"):
-        forward = load(model, dims=dims, shapes=shapes)
+        forward = load(model, dims=dims, shapes=shapes, training=training)
     with stage("differentiating"):
-        training = build_training_graph(forward.model, **objective)
-    said = [*forward.notes, f"the loss is {training.description}", *training.notes]
+        made = build_training_graph(forward.model, training=training, **objective)
+        if chosen is not None:
+            made = add_optimizer(made, chosen, clip_norm)
+    said = [*forward.notes, f"the loss is {made.description}", *made.notes]
     notes(said)
-    return training, said
+    return made, said

@@ -35,7 +35,9 @@ def gradients(training: TrainingGraph, output: Path, notes: Sequence[str]) -> Js
 def _training(training: TrainingGraph, notes: Sequence[str]) -> Json:
     return {
         "loss": {"name": training.loss, "description": training.description},
-        "gradients": dict(training.gradients),
+        # A gradient whose parameter is updated is no output.
+        "gradients": {name: grad for name, grad in training.gradients.items() if name not in training.updates},
+        "updates": dict(training.updates),
         "retained": dict(training.retained),
         "loss_scale": training.loss_scale,
         "notes": list(notes),

@@ -60,9 +60,10 @@ def counted(count: int, noun: str) -> str:
 
 def gradients(training: TrainingGraph, output: Path) -> RenderableType:
     """One line: what was written."""
-    return line(
-        f"{output}: loss '{training.loss}' and {counted(len(training.gradients) + len(training.retained), 'gradient')}"
-    )
+    gradients = len(training.gradients.keys() - training.updates.keys()) + len(training.retained)
+    made = [counted(gradients, "gradient")] if gradients else []
+    made += [counted(len(training.updates), "new value")] if training.updates else []
+    return line(f"{output}: loss '{training.loss}' and {' and '.join(made)}")
 
 
 def rewritten(output: Path, plan: Plan, base: Timeline, planned: Timeline) -> RenderableType:
@@ -98,7 +99,7 @@ def analysis(path: Path, found: Analysis) -> RenderableType:
     peak = base.steps[base.peak_step].op if base.steps else ""
     memory.add_row("parameters", format_bytes(sizes[Kind.PARAMETER]), "with constants")
     memory.add_row("inputs", format_bytes(sizes[Kind.INPUT]))
-    memory.add_row("gradients", format_bytes(sizes[Kind.OUTPUT]), "outputs of the step, with the loss")
+    memory.add_row("outputs", format_bytes(sizes[Kind.OUTPUT]), "gradients or new values, with the loss")
     memory.add_row("activations", format_bytes(base.peak_activations), Text(f"at the peak, in {ending(peak)}"))
     memory.add_row("total", format_bytes(base.peak_total), "at the most")
     return page(
