@@ -15,7 +15,7 @@ from ckplan.autodiff import TrainingGraph, build_training_graph
 from tests.autodiff.gradcheck import Array, infer, onnxruntime_run, slope
 from tests.autodiff.recurrent_reference import GATES, recurrent
 
-_STEP = 2e-5
+_STEP = 1e-6
 """Of finite differences: small, because of the kinks of some activations."""
 
 

@@ -24,7 +24,13 @@ _ALPHA: dict[str, float | None] = {
 _BETA: dict[str, float | None] = {"affine": None, "hardsigmoid": 0.5, "scaledtanh": None}
 """Functions with a parameter and its default; None where ONNX's and onnxruntime's differ."""
 
-_PLAIN = frozenset({"relu", "sigmoid", "softplus", "softsign", "tanh"})
+_NAMES = {
+    name.lower(): name
+    for name in (
+        *("Affine", "Elu", "HardSigmoid", "LeakyRelu", "Relu", "ScaledTanh"),
+        *("Sigmoid", "Softplus", "Softsign", "Tanh", "ThresholdedRelu"),
+    )
+}
 
 
 @dataclass(frozen=True)
@@ -42,6 +48,21 @@ class Activation:
     alpha: float = 0.0
     beta: float = 0.0
     clip: float | None = None
+
+    @property
+    def spelled(self) -> str:
+        """Its name as ONNX spells it."""
+        return _NAMES[self.name]
+
+    @property
+    def has_alpha(self) -> bool:
+        """Whether it has a first parameter."""
+        return self.name in _ALPHA
+
+    @property
+    def has_beta(self) -> bool:
+        """Whether it has a second parameter."""
+        return self.name in _BETA
 
     @property
     def told_by_result(self) -> bool:
@@ -148,7 +169,7 @@ def activations_of(node: ir.Node, default: Sequence[str], count: int) -> list[li
     found = []
     for name in names:
         key = name.lower()
-        if key not in _PLAIN and key not in _ALPHA:
+        if key not in _NAMES:
             raise NoGradientError(f"activation '{name}' is unknown")
         found.append(Activation(key, _next(alphas, _ALPHA, name), _next(betas, _BETA, name)))
     size = len(default)

@@ -183,13 +183,17 @@ def operands_of(op: Builder, node: ir.Node, cell: Cell) -> Operands:
                 r=r_k,
                 biases=biases,
                 h=h_k if h_k is not None else op.zeros((batch, hidden), x),
-                c=op.transpose(c_k, (1, 0)) if c_k is not None else op.zeros((hidden, batch), x),
+                c=_cell_state(op, c_k, (hidden, batch), x) if node.op_type == "LSTM" else None,
                 peepholes=None if p_k is None else op.reshape(p_k, (3 * hidden, 1)),
                 valid=valid,
                 flag=bool(cell.flag) and attr_int(node, cell.flag, 0) != 0,
             )
         )
     return found
+
+
+def _cell_state(op: Builder, given: ir.Value | None, shape: tuple[int, int], x: ir.Value) -> ir.Value:
+    return op.zeros(shape, x) if given is None else op.transpose(given, (1, 0))
 
 
 def _masks(op: Builder, lengths: ir.Value | None, steps: int) -> tuple[ir.Value | None, ir.Value | None]:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 import onnx_ir as ir
 
 from ckplan.autodiff.builder import Builder, Gradients, shape_of
+from ckplan.autodiff.control_flow.bodies import BodyBuilder
 from ckplan.autodiff.control_flow.policy import STORABLE, stores
 from ckplan.autodiff.recurrent.direction import Cell, Direction, Gradient, Operands, Run, Upstream, operands_of
 from ckplan.autodiff.recurrent.outputs import is_read, replace_outputs, stacked_states
@@ -17,25 +18,33 @@ _Part = tuple[Direction, Gradient]
 
 
 def recurrent_gradient(op: Builder, node: ir.Node, dy: Gradients, cell: Cell) -> Gradients:
-    """Replace a recurrent node by loops and return the gradients of its inputs.
+    """Return the gradients of a recurrent node's inputs.
+
+    In the main graph the node is replaced by loops that store what the gradient needs. In the body of a control-flow
+    node the forward pass stays as it is and the loops run again in the backward pass, since storing is what the body's
+    owner decides: so it is in chunks along time.
 
     Args:
         op: builder of the graph that holds the node.
-        node: LSTM, GRU or RNN. It is taken out of the graph; its outputs are made by others.
+        node: LSTM, GRU or RNN.
         dy: gradients of its outputs.
-        cell: the module of its kind.
+        cell: its kind.
 
     Raises:
         NoGradientError: its activations are unknown.
     """
     keep = {"states"} if stores(node, "gates") is False else {"states", "gates"}
-    if node.outputs and is_read(node.outputs[0]):
-        keep.add("y")
     wanted = [value if op.wants(value) else None for value in node.inputs]
-    with op.scope(node.name or node.op_type, phase="forward", before=node):
+    if isinstance(op, BodyBuilder):
         operands = operands_of(op, node, cell)
         runs = [cell.forward(op, d, frozenset(keep)) for d in operands.directions]
-        replace_outputs(op, node, operands, runs)
+    else:
+        if is_read(node.outputs[0]):
+            keep.add("y")
+        with op.scope(node.name or node.op_type, phase="forward", before=node):
+            operands = operands_of(op, node, cell)
+            runs = [cell.forward(op, d, frozenset(keep)) for d in operands.directions]
+            replace_outputs(op, node, operands, runs)
     arriving = _upstream(op, operands, runs, dy)
     parts = [
         (d, cell.backward(op, d, run, upstream))
@@ -64,8 +73,9 @@ def _upstream(op: Builder, operands: Operands, runs: Sequence[Run], dy: Gradient
     found = []
     for k, (run, sequence) in enumerate(zip(runs, sequences, strict=True)):
         batch, hidden = shape_of(run.h)
-        states = [_of_final(op, operands, gradient, k, (batch, hidden), given) for gradient in (of_h, of_c)]
-        found.append(Upstream(sequence, states[0], states[1]))
+        h = _of_final(op, operands, of_h, k, (batch, hidden), given)
+        c = None if run.c is None else _of_final(op, operands, of_c, k, (batch, hidden), given)
+        found.append(Upstream(sequence, h, c))
     return found
 
 

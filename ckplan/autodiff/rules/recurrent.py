@@ -5,10 +5,12 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from ckplan.autodiff.builder import Builder, Gradients
+from ckplan.autodiff.control_flow.chunks import Chunks, chunker
 from ckplan.autodiff.recurrent.gradient import recurrent_gradient
 from ckplan.autodiff.recurrent.gru import GRU
 from ckplan.autodiff.recurrent.lstm import LSTM
 from ckplan.autodiff.recurrent.rnn import RNN
+from ckplan.autodiff.recurrent.time_chunks import chunk_recurrent
 from ckplan.autodiff.registry import rule
 
 
@@ -28,3 +30,21 @@ def gru_gradient(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
 def rnn_gradient(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
     """Reads the state before each step, which the forward loop stores."""
     return recurrent_gradient(op, node, dy, RNN)
+
+
+@chunker("LSTM")
+def chunk_lstm(op: Builder, node: ir.Node, chunks: Chunks) -> str | None:
+    """Cut into chunks along time."""
+    return chunk_recurrent(op, node, chunks, LSTM)
+
+
+@chunker("GRU")
+def chunk_gru(op: Builder, node: ir.Node, chunks: Chunks) -> str | None:
+    """Cut into chunks along time."""
+    return chunk_recurrent(op, node, chunks, GRU)
+
+
+@chunker("RNN")
+def chunk_rnn(op: Builder, node: ir.Node, chunks: Chunks) -> str | None:
+    """Cut into chunks along time."""
+    return chunk_recurrent(op, node, chunks, RNN)
