@@ -12,14 +12,14 @@ from ckplan.cli.terminal import show, show_json
 @json_option
 @talk_options
 def command(as_json: bool) -> None:
-    """List the operators that can be differentiated, and those that cannot, with the reason."""
-    from ckplan.autodiff.registry import NON_DIFFERENTIABLE, ZERO_DERIVATIVE, entries
+    """List the operators that can be differentiated and how, and those that cannot, with the reason."""
+    from ckplan.autodiff.coverage import microsoft_operators, standard_operators
 
     if as_json:
         from ckplan.report import json
 
-        show_json(json.operators(entries(), ZERO_DERIVATIVE, NON_DIFFERENTIABLE))
+        show_json(json.operators(standard_operators(), microsoft_operators()))
     else:
         from ckplan.report import listings
 
-        show(listings.operators(entries(), ZERO_DERIVATIVE, NON_DIFFERENTIABLE))
+        show(listings.operators(standard_operators(), microsoft_operators()))

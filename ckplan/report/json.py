@@ -7,12 +7,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ckplan.autodiff.coverage import counts
 from ckplan.report import docs
 
 if TYPE_CHECKING:
     from ckplan.analysis import Analysis, TensorFacts
     from ckplan.autodiff import TrainingGraph
-    from ckplan.autodiff.registry import Entry
+    from ckplan.autodiff.coverage import Coverage
     from ckplan.measure import Verification
     from ckplan.plan import Plan, Timeline
     from ckplan.plan.strategies import Strategy
@@ -123,11 +124,15 @@ def strategies(kinds: Sequence[type[Strategy]]) -> Json:
     )
 
 
-def operators(rules: Sequence[Entry], zero: Iterable[str], refused: Mapping[str, str]) -> Json:
-    """Operators with a gradient rule, with a zero derivative, and without any."""
+def operators(standard: Sequence[Coverage], microsoft: Sequence[Coverage]) -> Json:
+    """How each operator is differentiated or why it is not, and how many there are of each kind."""
+    domains = {"": standard, "com.microsoft": microsoft}
     return _report(
         "ops",
-        rules=[{"op": rule.op_type, "domain": rule.domain, "since": rule.since} for rule in rules],
-        zero_derivative=sorted(zero),
-        not_differentiated=dict(sorted(refused.items())),
+        counts={kind.value: count for kind, count in counts(standard).items()},
+        operators=[
+            {"op": o.op_type, "domain": domain, "since": o.since, "kind": o.kind.value, "remark": o.remark}
+            for domain, found in domains.items()
+            for o in found
+        ],
     )

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from rich.console import RenderableType
 from rich.text import Text
 
+from ckplan.autodiff.coverage import DIFFERENTIABLE, Coverage, Kind, counts
 from ckplan.report import docs
-from ckplan.report.text import counted, page, section, table
+from ckplan.report.text import page, section, table
 
 if TYPE_CHECKING:
-    from ckplan.autodiff.registry import Entry
     from ckplan.plan.strategies import Strategy
 
 
@@ -35,20 +35,45 @@ def default(value: object) -> str:
     return ";".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
-def operators(rules: Sequence[Entry], zero: Iterable[str], refused: Mapping[str, str]) -> RenderableType:
-    """Operators with a gradient rule, with a zero derivative, and without any."""
-    names = list(dict.fromkeys(qualified(rule) for rule in rules))
-    reasons = table("operator", "reason")
-    for name, reason in sorted(refused.items()):
-        reasons.add_row(Text(name), Text(reason))
-    return page(
-        section(f"Differentiated by a rule ({len(names)})", Text(", ".join(names))),
-        section("Constant between their steps: they pass no gradient on", Text(", ".join(sorted(zero)))),
-        section(f"Not differentiated ({counted(len(refused), 'operator')})", reasons),
-        Text("Operators that ONNX defines by a function body are differentiated through it."),
+def operators(standard: Sequence[Coverage], microsoft: Sequence[Coverage]) -> RenderableType:
+    """How many operators can be differentiated, and how each is or why it is not."""
+    found = counts(standard)
+    parts: list[RenderableType] = [Text(summary(standard))]
+    for kind, heading in HEADINGS.items():
+        named = [operator for operator in standard if operator.kind is kind]
+        if not named:
+            continue
+        if kind in _EXPLAINED:
+            rows = table("operator", "remark")
+            for operator in named:
+                rows.add_row(Text(operator.op_type), Text(operator.remark))
+            parts.append(section(f"{heading} ({found[kind]})", rows))
+        else:
+            parts.append(section(f"{heading} ({found[kind]})", Text(", ".join(o.op_type for o in named))))
+    written = [operator.op_type for operator in microsoft if operator.kind is not Kind.NOT]
+    refused = [operator.op_type for operator in microsoft if operator.kind is Kind.NOT]
+    parts.append(section(f"Of com.microsoft, in standard operators ({len(written)})", Text(", ".join(written))))
+    parts.append(section(f"Of com.microsoft, not differentiated ({len(refused)})", Text(", ".join(refused))))
+    return page(*parts)
+
+
+#: What the kinds of coverage are called in listings, in their order there.
+HEADINGS = {
+    Kind.RULE: "Differentiated by a rule",
+    Kind.FUNCTION: "Differentiated through the function that defines them",
+    Kind.MISSING: "Missing",
+    Kind.ZERO: "Constant between their steps: they pass no gradient on",
+    Kind.NOT: "Not differentiable",
+}
+_EXPLAINED = (Kind.NOT, Kind.FUNCTION)
+
+
+def summary(standard: Sequence[Coverage]) -> str:
+    """One line of counts."""
+    found = counts(standard)
+    differentiable = sum(found[kind] for kind in DIFFERENTIABLE)
+    return (
+        f"{differentiable} of the {len(standard)} operators of ai.onnx are differentiable: {found[Kind.RULE]} have a "
+        f"rule, {found[Kind.FUNCTION]} are differentiated through the function that defines them, "
+        f"{found[Kind.MISSING]} are missing."
     )
-
-
-def qualified(rule: Entry) -> str:
-    """The operator's name, with its domain unless that is ai.onnx."""
-    return f"{rule.domain}::{rule.op_type}" if rule.domain else rule.op_type

@@ -53,3 +53,20 @@ def test_what_cannot_be_expanded_is_reported_with_its_reason() -> None:
     loaded = normalise(ir.from_proto(proto))
     with pytest.raises(UnsupportedOperatorsError, match=r"CropAndResize 'node' \(its mode 'nearest' rounds"):
         build_training_graph(loaded.model, loss="mean:y0", wrt=["x0"])
+
+
+def test_inverse_has_a_rule() -> None:
+    x, weights = numbers(2, 3, 3).astype(np.float32) + 3 * np.eye(3, dtype=np.float32), numbers(2, 3, 3, seed=1)
+    proto = onnx.parser.parse_model(
+        """<ir_version: 10, opset_import: ["": 21, "com.microsoft": 1]> g () => (float loss) {
+            y = com.microsoft.Inverse (x)
+            z = Mul (y, weight)
+            loss = ReduceSum <keepdims = 0> (z)
+        }"""
+    )
+    arrays = {"x": x, "weight": weights.astype(np.float32)}
+    proto.graph.initializer.extend(onnx.numpy_helper.from_array(array, name) for name, array in arrays.items())
+    training = build_training_graph(normalise(ir.from_proto(proto)).model, loss="loss", wrt=["x"])
+    y = np.linalg.inv(x.astype(np.float64)).swapaxes(-1, -2)
+    found = gradcheck.onnxruntime_run(training.model)[training.gradients["x"]]
+    np.testing.assert_allclose(found, -y @ weights @ y, rtol=1e-4, atol=1e-4)
