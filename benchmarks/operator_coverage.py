@@ -1,7 +1,7 @@
 """How many operators of ai.onnx ckplan differentiates, beside onnx-ad and onnxruntime-training.
 
-The operators are those that ckplan calls differentiable (``ckplan ops``). onnx-ad is counted from the installed package:
-rules of its reverse mode, what it lowers or unrolls to operators that have some, and function bodies of such operators.
+The operators are those that ckplan calls differentiable (``ckplan ops``). onnx-ad is counted from the installed
+package: rules of its reverse mode, what it lowers or unrolls to operators that have some, and function bodies.
 onnxruntime-training is counted from the gradient builders in the library of its last release, 1.19.2:
 
     strings onnxruntime_pybind11_state*.so | grep -oE '[0-9]+Get[A-Za-z0-9]+GradientE' | sort -u
@@ -22,13 +22,15 @@ import onnx
 
 from ckplan.autodiff.coverage import DIFFERENTIABLE, Kind, standard_operators
 
-_BUILDERS = """Abs AddSub AveragePool BatchNormalization BiasGelu Cast Clip Concat ConcatTraining Conv ConvTranspose Cos Div
-Dropout Erf Exp Expand External FakeQuant FastGelu Flatten FlattenAndUnpad GRU Gather GatherElements GatherND Gelu Gemm
-GlobalAveragePool Identity LSTM LayerNormalization LeakyRelu Log LogSoftmax MatMul MatmulBnb4 MaxPool MegatronF MegatronG
-MinMax Mul Neg Pad PadAndUnflatten Pow PythonOp QuickGelu Reciprocal Recv ReduceL2 ReduceLogSumExp ReduceMean ReduceSum
-Relu Reshape Resize ScaledSum ScatterElements ScatterND Send ShrunkenGather Sigmoid SimplifiedLayerNormalization Sin Slice
-Softmax SoftmaxCrossEntropy SoftmaxCrossEntropyLoss SoftmaxCrossEntropyLossInternal SparseSoftmaxCrossEntropy Split Sqrt
-Squeeze Tanh Tile TopK Transpose Trilu Unsqueeze Where"""
+_BUILDERS = """Abs AddSub AveragePool BatchNormalization BiasGelu Cast Clip Concat ConcatTraining Conv
+ConvTranspose Cos Div Dropout Erf Exp Expand External FakeQuant FastGelu Flatten FlattenAndUnpad GRU
+Gather GatherElements GatherND Gelu Gemm GlobalAveragePool Identity LSTM LayerNormalization
+LeakyRelu Log LogSoftmax MatMul MatmulBnb4 MaxPool MegatronF MegatronG MinMax Mul Neg Pad
+PadAndUnflatten Pow PythonOp QuickGelu Reciprocal Recv ReduceL2 ReduceLogSumExp ReduceMean ReduceSum
+Relu Reshape Resize ScaledSum ScatterElements ScatterND Send ShrunkenGather Sigmoid
+SimplifiedLayerNormalization Sin Slice Softmax SoftmaxCrossEntropy SoftmaxCrossEntropyLoss
+SoftmaxCrossEntropyLossInternal SparseSoftmaxCrossEntropy Split Sqrt Squeeze Tanh Tile TopK
+Transpose Trilu Unsqueeze Where"""
 """Gradient builders of onnxruntime-training-cpu 1.19.2 (linux, Python 3.11)."""
 
 _PAIRS = {"AddSub": ("Add", "Sub"), "MinMax": ("Min", "Max")}

@@ -70,7 +70,7 @@ def microsoft_operators() -> list[Coverage]:
     return sorted(known, key=lambda operator: operator.op_type)
 
 
-def _coverage(schema: onnx.defs.OpSchema, version: int) -> Coverage:
+def _coverage(schema: Any, version: int) -> Coverage:
     name, since = schema.name, schema.since_version
     if name in LOSS_OPERATORS:
         return Coverage(name, since, Kind.RULE, "replaced by simpler nodes that are differentiated as one")
