@@ -84,9 +84,10 @@ def add_optimizer(training: TrainingGraph, optimizer: Optimizer, clip_norm: floa
     model.metadata_props[keys.UPDATES] = json.dumps(named)
     model.metadata_props[keys.LEARNING_RATE] = str(rate.name)
     model.metadata_props[keys.OPTIMIZER] = str(optimizer)
-    clipped = "" if clip_norm is None else f", gradients clipped to a norm of {clip_norm:g}"
-    note = f"{optimizer} makes the new parameters; the input '{rate.name}' is {optimizer.learning_rate:g} by default"
-    return replace(training, model=model, updates=named, notes=(*training.notes, note + clipped))
+    clipped = "" if clip_norm is None else f" from gradients clipped to a norm of {clip_norm:g}"
+    default = f"the input '{rate.name}' is {optimizer.learning_rate:g} by default"
+    notes = (*training.notes, f"{optimizer} makes the new parameters{clipped}; {default}")
+    return replace(training, model=model, updates=named, notes=notes)
 
 
 def _behind(graph: ir.Graph, values: Iterable[ir.Value]) -> dict[ir.Value, ir.Node | None]:
