@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
 
 import numpy as np
 import onnx
@@ -11,7 +11,10 @@ import onnx.reference
 import onnx_ir as ir
 
 from ckplan.autodiff.builder import Builder, shape_of
+from ckplan.errors import ModelError
 from ckplan.keys import PHASE
+from ckplan.model.bodies import bodies_of
+from ckplan.model.fold import infer_with_bodies
 
 #: Results of at most this many elements are computed on the spot when all their inputs are known.
 _FOLDED = 4096
@@ -50,12 +53,14 @@ def inline_function(op: Builder, node: ir.Node) -> list[ir.Node]:
         if known is not None:
             values.update((name, op.constant(array)) for name, array in zip(proto.output, known, strict=True))
             continue
-        fresh = _node(op, inner, operands)
-        op.infer(fresh)
+        fresh = _node(op, inner, operands, values)
         op.graph.insert_before(node, fresh)
+        _infer(op, fresh)
         values.update(zip(proto.output, fresh.outputs, strict=True))
         new.append(fresh)
     for name, output in zip(body.output, node.outputs, strict=False):
+        if not output.name:  # left out, so the body need not make it
+            continue
         result = values[name]
         assert result is not None
         output.replace_all_uses_with(result, replace_graph_outputs=True)
@@ -123,8 +128,53 @@ def _instantiate(proto: onnx.NodeProto, node: ir.Node, body: onnx.FunctionProto,
     return copy
 
 
-def _node(op: Builder, proto: onnx.NodeProto, operands: Sequence[ir.Value | None]) -> ir.Node:
-    attributes = [ir.from_proto(attribute) for attribute in proto.attribute]
+def _infer(op: Builder, node: ir.Node) -> None:
+    if not bodies_of(node):
+        op.infer(node)
+        return
+    problem = infer_with_bodies(op.graph, node)
+    if problem:
+        raise ModelError(f"{node.op_type} '{node.name}' is not valid: {problem}")
+
+
+def _attribute(proto: onnx.AttributeProto, values: Mapping[str, ir.Value | None]) -> ir.Attr:
+    """Read an attribute; a graph in it may read values of the function's body."""
+    if proto.type != onnx.AttributeProto.GRAPH:
+        return cast("ir.Attr", ir.from_proto(proto))
+    own = len(proto.g.input)
+    copy = onnx.AttributeProto()
+    copy.CopyFrom(proto)
+    # As inputs of the graph they are values that everything inside reads, and can be replaced.
+    free = sorted(_free_names(proto.g))
+    copy.g.input.extend(onnx.ValueInfoProto(name=name) for name in free)
+    attribute = cast("ir.Attr", ir.from_proto(copy))
+    graph = attribute.as_graph()
+    for name, stand_in in zip(free, list(graph.inputs)[own:], strict=True):
+        outer = values[name]
+        assert outer is not None
+        stand_in.replace_all_uses_with(outer, replace_graph_outputs=True)
+    del graph.inputs[own:]
+    return attribute
+
+
+def _free_names(graph: onnx.GraphProto) -> set[str]:
+    """Return the names that a graph reads and does not define."""
+    read = {name for node in graph.node for name in node.input if name} | {output.name for output in graph.output}
+    for node in graph.node:
+        for attribute in node.attribute:
+            if attribute.type == onnx.AttributeProto.GRAPH:
+                read |= _free_names(attribute.g)
+    made = {name for node in graph.node for name in node.output} | {tensor.name for tensor in graph.initializer}
+    return read - made - {value.name for value in graph.input}
+
+
+def _node(
+    op: Builder,
+    proto: onnx.NodeProto,
+    operands: Sequence[ir.Value | None],
+    values: Mapping[str, ir.Value | None],
+) -> ir.Node:
+    attributes = [_attribute(attribute, values) for attribute in proto.attribute]
     outputs = [ir.Value(name=op.unique_name(f"{proto.name}_{name}") if name else "") for name in proto.output]
     return ir.Node(
         proto.domain,

@@ -19,6 +19,7 @@ from ckplan.model.bodies import bodies_of, changing_states, enter, forget_shapes
 from ckplan.model.constants import filled, is_constant, mark_constant, unused_name
 from ckplan.model.contrib import expand
 from ckplan.model.infer import NodeInference, is_known, static_shape
+from ckplan.model.opset import MINIMUM_IR_VERSION
 from ckplan.model.sequences import Contents, resolve
 
 # A folded tensor that the model keeps: more would make the file larger than the node that computes it is worth.
@@ -91,6 +92,17 @@ def sweep(model: ir.Model, repair: Repair | None = None) -> Sweep:
         _visit(node, state, inference, repair)
     _materialise(state)
     return state
+
+
+def infer_with_bodies(graph: ir.Graph, node: ir.Node) -> str:
+    """Fill in types and shapes of a control-flow node of a main graph: of what is inside, and of its outputs.
+
+    Returns:
+        An empty string, or why inference failed.
+    """
+    state = Sweep(ir.Model(graph, ir_version=MINIMUM_IR_VERSION))
+    _visit(node, state, NodeInference(graph, MINIMUM_IR_VERSION), None)
+    return next(iter(state.problems.values()), "")
 
 
 def _visit(node: ir.Node, state: Sweep, inference: NodeInference, repair: Repair | None) -> None:
