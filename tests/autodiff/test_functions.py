@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import numpy as np
 import onnx
+import onnx.reference
+import onnx_ir as ir
 import pytest
 
 from ckplan.autodiff import build_training_graph
 from ckplan.autodiff.registry import lookup
+from tests.autodiff.control_flow.models import Scan
 from tests.autodiff.gradcheck import (
     check_finite_differences,
     check_gradient,
     infer,
     node_model,
     reference,
+    slope,
     to_overridable,
     values,
 )
@@ -71,6 +75,97 @@ def test_affine_grid(size, align):
     training = build_training_graph(infer(model), wrt=["p*"])
     # The operator gives float32, but the grid is linear in theta: long steps are exact.
     check_finite_differences(to_overridable(model), training, step=1.0, rtol=1e-5)
+
+
+def in_double(graph: onnx.GraphProto) -> None:
+    """Turn float into double in a graph and those within."""
+    for info in (*graph.input, *graph.output, *graph.value_info):
+        if info.type.tensor_type.elem_type == onnx.TensorProto.FLOAT:
+            info.type.tensor_type.elem_type = onnx.TensorProto.DOUBLE
+    tensors = list(graph.initializer)
+    for node in graph.node:
+        for attribute in node.attribute:
+            if attribute.type == onnx.AttributeProto.GRAPH:
+                in_double(attribute.g)
+            elif attribute.type == onnx.AttributeProto.TENSOR:
+                tensors.append(attribute.t)
+            elif node.op_type == "Cast" and attribute.name == "to" and attribute.i == onnx.TensorProto.FLOAT:
+                attribute.i = onnx.TensorProto.DOUBLE
+    for tensor in tensors:
+        if tensor.data_type == onnx.TensorProto.FLOAT:
+            array = onnx.numpy_helper.to_array(tensor).astype(np.float64)
+            tensor.CopyFrom(onnx.numpy_helper.from_array(array, tensor.name))
+
+
+def check_body(op_type: str, opset: int, *inputs: np.ndarray | None, outputs: int = 1, **attributes: object) -> None:
+    """Check an operator that ONNX has for no double: its body has the same value, and in double the right slope."""
+    singles = [x.astype(np.float32) if x is not None and x.dtype.kind == "f" else x for x in inputs]
+    model = node_model(op_type, *singles, outputs=outputs, opset=opset, **attributes)
+    training = build_training_graph(infer(model), loss="loss", wrt=["p*"])
+    assert op_type not in {node.op_type for node in training.model.graph}
+    assert len(training.gradients) == sum(x is not None and x.dtype.kind == "f" for x in inputs)
+    proto = ir.to_proto(training.model)
+    in_double(proto.graph)
+    session = onnx.reference.ReferenceEvaluator(proto, new_ops=[Scan])
+    names = [output.name for output in proto.graph.output]
+    found = dict(zip(names, session.run(names, {}), strict=True))
+    np.testing.assert_allclose(found["loss"], reference(model)["loss"], rtol=1e-5)
+    rng = np.random.default_rng(0)
+    for name, gradient in training.gradients.items():
+        start = onnx.numpy_helper.to_array(next(t for t in proto.graph.initializer if t.name == name))
+        direction = rng.normal(size=start.shape)
+        expected = slope(lambda t, at=(name, start, direction): session.run(["loss"], {at[0]: at[1] + t * at[2]})[0])
+        along = found[gradient] * direction
+        np.testing.assert_allclose(along.sum(), expected, rtol=0, atol=1e-7 * (1 + np.abs(along).sum()), err_msg=name)
+
+
+@pytest.mark.parametrize("alpha", [1.0, 1.7])
+def test_swiglu(alpha):
+    check_body("SwiGLU", 28, values(2, 3), values(2, 3, seed=1), alpha=alpha)
+
+
+@pytest.mark.parametrize("activation", ["none", "silu"])
+@pytest.mark.parametrize(("bias", "past"), [(False, False), (True, False), (False, True), (True, True)])
+def test_causal_conv_with_state(activation, bias, past):
+    inputs = [values(2, 3, 5), values(3, 1, 3, seed=1), values(3, seed=2) if bias else None]
+    inputs += [values(2, 3, 2, seed=3)] if past else []
+    check_body("CausalConvWithState", 27, *inputs, outputs=2, activation=activation)
+
+
+@pytest.mark.parametrize("update_rule", ["linear", "gated", "delta", "gated_delta"])
+@pytest.mark.parametrize(("heads", "past"), [(2, True), (4, False)])
+def test_linear_attention(update_rule, heads, past):
+    decay = values(2, 3, 4, seed=4, low=-1.0, high=0.0) if "gated" in update_rule else None
+    beta = values(2, 3, 2, seed=5, low=0.0, high=1.0) if "delta" in update_rule else None
+    state = values(2, 2, 2, 3, seed=3) if past else None
+    inputs = [values(2, 3, 2 * heads), values(2, 3, 4, seed=1), values(2, 3, 6, seed=2), state, decay, beta]
+    while inputs[-1] is None:
+        inputs.pop()
+    attributes = {"q_num_heads": heads, "kv_num_heads": 2, "update_rule": update_rule, "scale": 0.7}
+    check_body("LinearAttention", 27, *inputs, outputs=2, **attributes)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "outputs", "attributes"),
+    [
+        pytest.param([values(3, 4, seed=9)], 1, {}, id="mask"),
+        pytest.param([np.tri(3, 4, dtype=bool)], 1, {}, id="boolean-mask"),
+        pytest.param([None, values(1, 2, 2, 4, seed=5), values(1, 2, 2, 4, seed=6)], 3, {"is_causal": 1}, id="past"),
+        pytest.param([None], 4, {"qk_matmul_output_mode": 1, "softcap": 2.0}, id="scores"),
+    ],
+)
+def test_attention_with_more(inputs, outputs, attributes):
+    query = [values(1, 2, 3, 4), values(1, 2, 4, 4, seed=1), values(1, 2, 4, 4, seed=2)]
+    while inputs and inputs[-1] is None:
+        inputs = inputs[:-1]
+    check_gradient(node_model("Attention", *query, *inputs, outputs=outputs, opset=24, **attributes), torch=False)
+
+
+@pytest.mark.parametrize("heads", [(2, 2), (4, 2)])
+def test_attention_of_packed_and_grouped_heads(heads):
+    mine, shared = heads
+    inputs = [values(2, 3, 3 * mine), values(2, 4, 3 * shared, seed=1), values(2, 4, 2 * shared, seed=2)]
+    check_gradient(node_model("Attention", *inputs, opset=24, q_num_heads=mine, kv_num_heads=shared), torch=False)
 
 
 def test_a_body_computed_from_shapes_is_folded():
