@@ -63,20 +63,20 @@ def dropout(op: Builder, node: ir.Node) -> tuple[ir.Value, ir.Value, Composite] 
     assert maker is not None
     # Making it again from the numbers that were drawn would keep those, which are four times as large.
     maker.metadata_props[keys.ONCE] = "mask"
-    scale = None
-    if fixed is None:
-        scale = op.CastLike(op.Reciprocal(op.Sub(1.0, threshold)), x)
-    y = op.Mul(op.Mul(x, op.Cast(mask, to=x.dtype)), scale if scale is not None else _factor(fixed, x))
+    scale = op.Reciprocal(op.Sub(1.0, threshold)) if fixed is None else np.asarray(1 / (1 - fixed), np.float64)
+    scale = op.CastLike(scale, x) if isinstance(scale, ir.Value) else scale.astype(dtype_of(x))
+
+    def share(mask: ir.Value) -> ir.Value:
+        # A number that a matrix product could take over would be rounded there or here, as onnxruntime sees fit.
+        return op.Mul(op.Cast(mask, to=x.dtype), scale)
 
     def gradient(op: Builder, dy: Gradients) -> Gradients:
         assert dy[0] is not None
-        # Flat, so that nobody takes the Cast for that of the forward pass and keeps what it makes.
+        # Flat, so that nobody takes this for what the forward pass made and keeps it till now.
         flat = [size_of(x)] if len(shape_of(x)) != 1 else [1, size_of(x)]
-        kept = op.Cast(op.reshape(mask, flat), to=x.dtype)
-        dx = op.reshape(op.Mul(op.reshape(dy[0], flat), kept), shape_of(x))
-        return [dx if scale is None else op.Mul(dx, scale)]
+        return [op.reshape(op.Mul(op.reshape(dy[0], flat), share(op.reshape(mask, flat))), shape_of(x))]
 
-    return y, mask, Composite((x,), gradient, 1.0 if fixed is None else float(_factor(fixed, x)))
+    return op.Mul(x, share(mask)), mask, Composite((x,), gradient)
 
 
 def _draw(op: Builder, x: ir.Value, ratio: Operand, seed: int) -> ir.Value:
@@ -92,11 +92,6 @@ def _draw(op: Builder, x: ir.Value, ratio: Operand, seed: int) -> ir.Value:
     left, mask = op.Dropout(ones, ratio, np.asarray(True), seed=seed, _outputs=2)
     # What nobody reads is held to the end of the step. (Without its mask, onnxruntime would remove the Dropout.)
     return op.And(op.Cast(left, to=ir.DataType.BOOL), mask)
-
-
-def _factor(ratio: float | None, x: ir.Value) -> np.ndarray:
-    assert ratio is not None
-    return np.asarray(1 / (1 - ratio), dtype_of(x))
 
 
 def _seed(node: ir.Node) -> int:
