@@ -27,7 +27,9 @@ class FileFacts:
         overridable_bytes: the part of them that is also a graph input, which onnxruntime takes for no constant.
         producers: node that makes each output of the file, by output name.
         order: names of the main graph's nodes, in file order.
-        backward: names of the nodes that are marked as backward.
+        forward: names of the nodes that are marked as forward; in the graph of a second derivative, they may bear
+            names of gradient nodes.
+        backward: names of the nodes that are marked as backward, or unmarked and named so.
         recomputed: names of the nodes that are marked as recomputed, or named so.
         prediction: the peaks that the file promises.
     """
@@ -36,13 +38,14 @@ class FileFacts:
     overridable_bytes: int
     producers: Mapping[str, str]
     order: tuple[str, ...]
+    forward: frozenset[str]
     backward: frozenset[str]
     recomputed: frozenset[str]
     prediction: Prediction
 
     def is_backward(self, node: str) -> bool:
-        """Whether an executed node belongs to the backward pass; fused nodes are told by their names."""
-        return node in self.backward or _BACKWARD_MARK in node
+        """Whether an executed node belongs to the backward pass; nodes that optimisers made are told by their names."""
+        return node in self.backward or (node not in self.forward and _BACKWARD_MARK in node)
 
     def is_recomputed(self, node: str) -> bool:
         """Whether an executed node is a recomputation."""
@@ -75,11 +78,14 @@ def file_facts(model: ir.Model) -> FileFacts:
         node = value.producer()
         if value.name and node is not None:
             producers[value.name] = node.name or ""
-    backward, recomputed = set(), set()
+    forward, backward, recomputed = set(), set(), set()
     for node in _all_nodes(model.graph):
         if not node.name:
             continue
-        if node.metadata_props.get(PHASE) == "backward" or _BACKWARD_MARK in node.name:
+        phase = node.metadata_props.get(PHASE)
+        if phase == "forward":
+            forward.add(node.name)
+        elif phase == "backward" or _BACKWARD_MARK in node.name:
             backward.add(node.name)
         if _RECOMPUTE_MARK in node.name or RECOMPUTE_OF in node.metadata_props:
             recomputed.add(node.name)
@@ -91,6 +97,7 @@ def file_facts(model: ir.Model) -> FileFacts:
         ),
         producers=producers,
         order=tuple(node.name or "" for node in model.graph),
+        forward=frozenset(forward),
         backward=frozenset(backward),
         recomputed=frozenset(recomputed),
         prediction=Prediction(

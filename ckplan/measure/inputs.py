@@ -13,6 +13,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ckplan.errors import ModelError, UsageError
+from ckplan.keys import LOSS_SCALE
 from ckplan.measure.arrays import Array, is_exotic
 from ckplan.measure.facts import fed_inputs
 from ckplan.measure.ranges import upper_bound
@@ -21,6 +22,8 @@ from ckplan.model.infer import NodeInference
 
 _SMALL = 2048
 """Elements of constants that shape inference may read: those that hold shapes and axes are small."""
+_LOSS_SCALE = 1024
+"""A loss scale to run with, if it is an input."""
 
 
 @dataclass(frozen=True)
@@ -112,6 +115,8 @@ def _draw(model: ir.Model, value: ir.Value, shape: tuple[int, ...], seed: int) -
     rng = np.random.default_rng([seed, zlib.crc32(name.encode())])
     masks = "mask" in name.lower()
     if value.dtype.is_floating_point():
+        if name == model.metadata_props.get(LOSS_SCALE):
+            return np.full(shape, _LOSS_SCALE, dtype), f"input '{name}' is the loss scale: {_LOSS_SCALE}"
         if masks:
             return np.ones(shape, dtype), f"input '{name}' is a mask: all ones"
         return np.asarray(rng.standard_normal(shape)).astype(dtype), ""

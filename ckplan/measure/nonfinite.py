@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ckplan.keys import PHASE
 from ckplan.measure.arrays import Array, load_arrays
 from ckplan.measure.child import Channel
 from ckplan.measure.numerics import is_floating
@@ -45,7 +46,12 @@ def find_origin(request: Mapping[str, Any], found: Sequence[NonFinite], order: S
         return None
     kind = "nan" if any(output.nan for output in found) else "inf"
     origin = run_job("nonfinite", {**request, "kind": kind, "order": list(order), "limit": LIMIT})
-    return Origin(**{**origin, "element": tuple(origin["element"])}) if origin is not None else None
+    return None if origin is None else _origin(origin)
+
+
+def _origin(found: Mapping[str, Any]) -> Origin:
+    cause = found.get("cause")
+    return Origin(**{**found, "element": tuple(found["element"]), "cause": _origin(cause) if cause else None})
 
 
 def job(channel: Channel) -> dict[str, Any] | None:
@@ -67,16 +73,31 @@ def job(channel: Channel) -> dict[str, Any] | None:
         if kind == "nan" and (bad := _bad(array, kind)) is not None:
             return {"kind": kind, "node": "", "op_type": "initializer", "value": tensor.name, **bad}
     nodes = _in_execution_order(model.graph, request["order"])
+    infinite: dict[str, dict[str, Any]] = {}
     for number, piece in enumerate(_pieces(nodes, _sizes(model.graph), request["limit"])):
         channel.progress(f"the search for the first {kind} (piece {number + 1})")
         names = [name for node in piece for name in node.output if name]
         results = _run_piece(model, names, feed, request)
         for node in piece:
             for name in node.output:
-                array_or_none = results.get(name)
-                if array_or_none is not None and (bad := _bad(array_or_none, kind)) is not None:
-                    return {"kind": kind, "node": node.name, "op_type": node.op_type, "value": name, **bad}
+                found = results.get(name)
+                if found is not None and (bad := _bad(found, kind)) is not None:
+                    return _at(node, name, kind, bad) | _cause(node, infinite)
+                if found is not None and kind == "nan" and (bad := _bad(found, "inf")) is not None:
+                    # An infinity that is made of others is not where they come from.
+                    infinite[name] = _cause(node, infinite).get("cause") or _at(node, name, "inf", bad)
     return None
+
+
+def _at(node: onnx.NodeProto, value: str, kind: str, bad: Mapping[str, Any]) -> dict[str, Any]:
+    backward = any(entry.key == PHASE and entry.value == "backward" for entry in node.metadata_props)
+    found = {"kind": kind, "node": node.name, "op_type": node.op_type, "value": value, **bad}
+    return found | {"backward": True} if backward else found
+
+
+def _cause(node: onnx.NodeProto, infinite: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
+    """Where the first infinity comes from that a node reads, as an entry of its own; nothing if it reads none."""
+    return next(({"cause": infinite[name]} for name in node.input if name in infinite), {})
 
 
 def _bad(array: Array, kind: str) -> dict[str, Any] | None:

@@ -79,4 +79,10 @@ def describe_origin(origin: Origin | None) -> str:
     kind = "NaN" if origin.kind == "nan" else "infinity"
     if not origin.node and origin.op_type in ("input", "initializer"):
         return f"the {origin.op_type} `{origin.value}` holds the first {kind}, at {list(origin.element)}"
-    return f"the first {kind} comes from {origin.op_type} '{origin.node}' (`{origin.value}` at {list(origin.element)})"
+    text = f"the first {kind} comes from {_node(origin)}"
+    return text if origin.cause is None else f"{text}, of an infinity that comes from {_node(origin.cause)}"
+
+
+def _node(origin: Origin) -> str:
+    where = " in the backward pass" if origin.backward else ""
+    return f"{origin.op_type} '{origin.node}'{where} (`{origin.value}` at {list(origin.element)})"

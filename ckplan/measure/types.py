@@ -130,6 +130,8 @@ class Origin:
         value: name of the tensor.
         count: how many such elements it has.
         element: index of the first of them.
+        backward: whether the node belongs to the backward pass.
+        cause: of a NaN that a node makes of infinities: where those first appear.
     """
 
     kind: str
@@ -138,6 +140,8 @@ class Origin:
     value: str
     count: int
     element: tuple[int, ...]
+    backward: bool = False
+    cause: Origin | None = None
 
 
 @dataclass(frozen=True, slots=True)

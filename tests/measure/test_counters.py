@@ -14,6 +14,7 @@ FACTS = FileFacts(
     overridable_bytes=1000,
     producers={},
     order=(),
+    forward=frozenset(),
     backward=frozenset(),
     recomputed=frozenset(),
     prediction=Prediction(None, None),
