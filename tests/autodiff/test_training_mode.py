@@ -179,6 +179,25 @@ def test_layers_whose_statistics_an_exporter_merged_get_their_own():
     check_training_graph(training)
 
 
+def test_statistics_that_an_exporter_merged_with_parameters_get_their_own():
+    model = parse(
+        f"""g () => (double loss) {{
+            n = {BN} (x, one, zero, zero, one)
+            q = Mul (n, w)
+            loss = ReduceSum <keepdims = 0> (q)
+        }}""",
+        x=values(6, 3),
+        w=values(6, 3, seed=1),
+        one=np.ones(3),
+        zero=np.zeros(3),
+    )
+    training = ckplan.build_training_graph(model, training=True)
+    assert {"one", "zero"} < set(training.gradients)
+    assert len(training.updates) == 2
+    assert not set(training.updates) & set(training.gradients)
+    check_training_graph(training)
+
+
 def test_layers_that_the_loss_does_not_need_are_not_updated():
     model = convolutional()
     aside = parse(f"g () => (double[4,2] y) {{ y = {BN} (z, s3, b3, m3, v3) }}", z=values(4, 2), **statistics(2, "3"))

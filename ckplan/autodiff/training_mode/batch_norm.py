@@ -95,13 +95,21 @@ def _like(op: Builder, value: ir.Value, like: ir.Value) -> ir.Value:
 def splits(nodes: Sequence[ir.Node]) -> dict[ir.Node, bool]:
     """Say which of some BatchNormalizations need running statistics of their own.
 
-    Exporters merge initializers of equal content, and those of fresh layers are equal. Nodes that also share scale and
-    bias are taken for one layer that is applied several times; others only happened to begin alike.
+    Exporters merge initializers of equal content, and fresh layers have equal ones: the running mean may be the bias.
+    Nodes that share scale, bias, mean and variance are taken for one layer that is applied several times.
     """
-    first: dict[ir.Value, tuple[ir.Value, ...]] = {}
+    layers: dict[ir.Value, tuple[ir.Value, ...]] = {}
     result = {}
     for node in nodes:
-        inputs = tuple(required_input(node, index) for index in range(1, 5))
-        layers = [first.setdefault(statistic, inputs) for statistic in inputs[2:]]
-        result[node] = any(layer != inputs for layer in layers) or inputs[2] is inputs[3]
+        layer = tuple(required_input(node, index) for index in range(1, 5))
+        result[node] = any(
+            layers.setdefault(layer[index - 1], layer) != layer or not _is_only(layer[index - 1], index)
+            for index in (3, 4)
+        )
     return result
+
+
+def _is_only(value: ir.Value, index: int) -> bool:
+    """Say whether a value is read as this input of BatchNormalizations and as nothing else."""
+    read = all(use.idx == index and use.node.op_type == "BatchNormalization" for use in value.uses())
+    return read and not value.is_graph_output()
