@@ -56,7 +56,7 @@ def leave(node: ir.Node) -> None:
         (shape,) = shapes
         if shape is None:
             continue
-        states = _states(node)
+        states = state_count(node)
         if index >= states:
             rows = _rows(node)
             if rows is None:
@@ -130,7 +130,7 @@ def _through_identity(value: ir.Value) -> ir.Value:
     return value
 
 
-def _states(node: ir.Node) -> int:
+def state_count(node: ir.Node) -> int:
     """How many of the node's outputs are final states."""
     if node.op_type == "If":
         return len(node.outputs)
@@ -147,6 +147,18 @@ def _rows(node: ir.Node) -> int | None:
     source = node.inputs[len(node.inputs) - count]
     shape = None if source is None else static_shape(source)
     return None if not shape else shape[axis % len(shape)]
+
+
+def trips_of(node: ir.Node) -> int:
+    """How often the body of a Scan or Loop runs: at most, where it depends on data, and once where nothing is known."""
+    rows = _rows(node) if node.op_type == "Scan" else most_trips(node)
+    return 1 if rows is None else rows
+
+
+def tracks_of(node: ir.Node, side: str) -> Sequence[int]:
+    """Axes along which a Scan runs through its sequences; ``side`` is ``input`` or ``output``."""
+    count = node.attributes.get_int("num_scan_inputs", 0)
+    return _axes(node, f"scan_{side}_axes", count if side == "input" else len(node.outputs) - state_count(node))
 
 
 def _axes(node: ir.Node, name: str, count: int) -> Sequence[int]:

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
+from ckplan.model.bodies import trips_of
+
 FLOPS_PER_SECOND = 150e9
 BYTES_PER_SECOND = 30e9
 
@@ -46,7 +48,8 @@ def seconds(cost: Cost) -> float:
 def node_cost(node: ir.Node) -> Cost:
     """Price a node whose inputs and outputs have static shapes (an unknown dimension counts as 1).
 
-    A node with nested graphs costs its dearest branch, or its body times the trip count where that is a constant.
+    A node with nested graphs costs its dearest branch, or its body times the trip count, the largest one if that
+    depends on data.
     An operator that is not in the tables counts as elementwise: one operation an output element, all operands read
     and all outputs written.
     """
@@ -55,7 +58,7 @@ def node_cost(node: ir.Node) -> Cost:
         return rule(node)
     bodies = [sum((node_cost(inner) for inner in body), FREE) for body in _bodies(node)]
     if bodies:
-        trips = _trips(node)
+        trips = trips_of(node) if node.op_type in ("Loop", "Scan") else 1
         dearest = max(bodies, key=seconds)
         return Cost(dearest.flops * trips, dearest.bytes * trips)
     return _elementwise(node)
@@ -99,16 +102,6 @@ def _input(node: ir.Node, index: int) -> ir.Value | None:
 
 def _bodies(node: ir.Node) -> list[ir.Graph]:
     return [attribute.as_graph() for attribute in node.attributes.values() if attribute.type == ir.AttributeType.GRAPH]
-
-
-def _trips(node: ir.Node) -> int:
-    if node.op_type == "Loop" and node.inputs and node.inputs[0] is not None:
-        count = node.inputs[0].const_value
-        return max(0, int(count.numpy().reshape(-1)[0])) if count is not None else 1
-    if node.op_type == "Scan":
-        shape = _shape(node.inputs[-1])
-        return shape[0] if shape else 1
-    return 1
 
 
 # --- rules ------------------------------------------------------------------------------------------------------------

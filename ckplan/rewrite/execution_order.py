@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 import onnx_ir as ir
 
-from ckplan.rewrite.problem_of import reads
+from ckplan.rewrite.reads import reads
 
 
 def predecessors(nodes: Sequence[ir.Node]) -> list[list[int]]:

@@ -19,7 +19,8 @@ from ckplan.plan.simulate import simulate
 from ckplan.rewrite.control_edges import ControlEdges, is_control, read_instead
 from ckplan.rewrite.execution_order import default_order, predecessors
 from ckplan.rewrite.kernels import is_random, view_source
-from ckplan.rewrite.problem_of import problem_of_nodes, reads
+from ckplan.rewrite.problem_of import problem_of_nodes
+from ckplan.rewrite.reads import reads
 from ckplan.rewrite.sizes import SMALL, bytes_of, dimensions_of
 
 TOLERANCE = 0.002

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 import onnx_ir as ir
 
@@ -11,34 +11,14 @@ from ckplan.errors import ModelError
 from ckplan.keys import CHECKPOINTS, ONCE, PHASE
 from ckplan.model.costs import node_cost, seconds
 from ckplan.plan.problem import Kind, Op, Problem, Tensor
+from ckplan.rewrite.inner import inner_workspace
 from ckplan.rewrite.kernels import HEAVY, is_random, overwritable, view_source
+from ckplan.rewrite.reads import reads
 from ckplan.rewrite.sizes import bytes_of
 from ckplan.rewrite.workspace import workspace_of
 
 FIGURES = "ckplan.figures"
 """Key in ``Node.meta`` for a node's seconds and workspace: a sequence is turned into numbers again and again."""
-
-
-def captured(node: ir.Node) -> list[ir.Value]:
-    """Values of the enclosing graph that a node's subgraphs read, each once."""
-    found: dict[ir.Value, None] = {}
-    for attribute in node.attributes.values():
-        graphs: Sequence[ir.Graph] = ()
-        if attribute.type == ir.AttributeType.GRAPH:
-            graphs = (attribute.as_graph(),)
-        elif attribute.type == ir.AttributeType.GRAPHS:
-            graphs = attribute.as_graphs()
-        for graph in graphs:
-            inner = {*graph.inputs, *graph.initializers.values()}
-            inner.update(value for member in graph for value in member.outputs)
-            read = [value for member in graph for value in (*member.inputs, *captured(member)) if value is not None]
-            found.update(dict.fromkeys(value for value in (*read, *graph.outputs) if value not in inner))
-    return list(found)
-
-
-def reads(node: ir.Node) -> list[ir.Value]:
-    """What a node reads: its inputs with their multiplicity, then what its subgraphs capture."""
-    return [value for value in (*node.inputs, *captured(node)) if value is not None]
 
 
 def problem_of_nodes(
@@ -51,13 +31,16 @@ def problem_of_nodes(
 
     Args:
         nodes: in a topological order.
-        inputs: what the caller feeds; a value that has an initializer counts as a parameter.
+        inputs: what the caller feeds; a value that has an initializer counts as a parameter, and so does what other
+            nodes make.
         outputs: what the caller gets.
         collection: names of tensors to keep by default.
 
     Raises:
         ModelError: a value is read before it is made.
     """
+    nodes = list(nodes)
+    members = set(nodes)
     ids: dict[ir.Value, int] = {}
     tensors: list[Tensor] = []
     fed, returned = set(inputs), set(outputs)
@@ -65,7 +48,7 @@ def problem_of_nodes(
     def tensor(value: ir.Value) -> int:
         if value not in ids:
             ids[value] = len(tensors)
-            if value.producer() is not None:
+            if value.producer() in members:
                 kind = Kind.OUTPUT if value in returned else Kind.ACTIVATION
             else:
                 kind = Kind.INPUT if value in fed and not value.is_initializer() else Kind.PARAMETER
@@ -78,7 +61,7 @@ def problem_of_nodes(
         made = tuple(tensor(value) for value in node.outputs if value.name)
         source, target = view_source(node), overwritable(node)
         if FIGURES not in node.meta:
-            node.meta[FIGURES] = seconds(node_cost(node)), workspace_of(node)
+            node.meta[FIGURES] = seconds(node_cost(node)), workspace_of(node) + inner_workspace(node, problem_of_nodes)
         cost, workspace = node.meta[FIGURES]
         ops.append(
             Op(

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import onnx_ir as ir
 
 from ckplan.keys import RECOMPUTE_OF, ROLE
-from ckplan.rewrite.problem_of import captured
+from ckplan.model.copies import copy_attribute
+from ckplan.rewrite.reads import captured
 
 
 def with_repeats(nodes: Sequence[ir.Node], schedule: Sequence[int]) -> list[ir.Node]:
@@ -32,23 +33,24 @@ def with_repeats(nodes: Sequence[ir.Node], schedule: Sequence[int]) -> list[ir.N
             _redirect_captured(original, latest)
             sequence.append(original)
         else:
-            clone = _clone(original, inputs, f"/recompute{times[position]}")
+            clone = _clone(original, inputs, f"/recompute{times[position]}", latest)
             latest.update(zip(original.outputs, clone.outputs, strict=True))
             sequence.append(clone)
         times[position] += 1
     return sequence
 
 
-def _clone(node: ir.Node, inputs: Sequence[ir.Value | None], suffix: str) -> ir.Node:
+def _clone(node: ir.Node, inputs: Sequence[ir.Value | None], suffix: str, latest: dict[ir.Value, ir.Value]) -> ir.Node:
     outputs = [
         ir.Value(name=f"{value.name}{suffix}" if value.name else "", shape=value.shape, type=value.type)
         for value in node.outputs
     ]
+    attributes = node.attributes.values()
     return ir.Node(
         node.domain,
         node.op_type,
         inputs,
-        node.attributes.values(),
+        [copy_attribute(attribute, dict(latest), lambda name: f"{name}{suffix}", {}) for attribute in attributes],
         overload=node.overload,
         outputs=outputs,
         version=node.version,

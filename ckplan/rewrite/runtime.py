@@ -59,13 +59,14 @@ def _learn_dimensions(executed: ir.Model, model: ir.Model) -> None:
     They are those of the same value in the file; a value that an optimiser made is known by what it is a view of, by
     the view that is taken of it, or by what it is the transpose of. Only the size in bytes is sure to be right.
     """
-    known = {value.name: value for node in model.graph for value in node.outputs if value.name}
+    known = {value.name: value for value in _made(model.graph)}
     nodes = list(executed.graph)
-    for node in nodes:
-        for value in node.outputs:
-            original = known.get(value.name or "")
-            if original is not None and dimensions_of(value) is None:
-                value.meta[DIMENSIONS] = dimensions_of(original)
+    for value in _made(executed.graph):
+        original = known.get(value.name)
+        if original is not None and dimensions_of(value) is None:
+            value.meta[DIMENSIONS] = dimensions_of(original)
+            if value.type is None:
+                value.type = original.type
     for node in (*nodes, *reversed(nodes)):
         if (view_source(node) is None and node.op_type != "Transpose") or node.inputs[0] is None:
             continue
@@ -75,6 +76,12 @@ def _learn_dimensions(executed: ir.Model, model: ir.Model) -> None:
                 one.meta[DIMENSIONS] = dimensions_of(other)
                 if one.type is None:
                     one.type = other.type
+
+
+def _made(graph: ir.Graph) -> list[ir.Value]:
+    """The values that nodes make and that enter bodies, those inside bodies included."""
+    made = [value for node in graph.all_nodes() for value in node.outputs if value.name]
+    return [*made, *(value for body in graph.subgraphs() for value in body.inputs)]
 
 
 def executed_timeline(executed: ir.Model) -> Timeline:

@@ -11,6 +11,7 @@ import onnx_ir as ir
 from ckplan.autodiff.builder import PHASE, Builder, shape_of
 from ckplan.autodiff.paths import bodies, discard
 from ckplan.autodiff.registry import NoGradientError
+from ckplan.model import copies
 
 
 class BodyBuilder(Builder):
@@ -74,68 +75,7 @@ def copy_nodes(
         values: what to read instead of a value; what the copies make is added.
         phase: phase to mark the copies with; None keeps that of the original.
     """
-    copies = []
-    for node in nodes:
-        inputs = [None if value is None else values.get(value, value) for value in node.inputs]
-        attributes = [_copy_attribute(op, attribute, values, phase) for attribute in node.attributes.values()]
-        outputs = [_copy_value(op, value, values) for value in node.outputs]
-        metadata = dict(node.metadata_props)
-        if phase is not None:
-            metadata[PHASE] = phase
-        copies.append(
-            ir.Node(
-                node.domain,
-                node.op_type,
-                inputs,
-                attributes,
-                overload=node.overload,
-                outputs=outputs,
-                version=node.version,
-                name=op.unique_name(node.name or node.op_type),
-                metadata_props=metadata,
-            )
-        )
-    return copies
-
-
-def copy_graph(op: Builder, graph: ir.Graph, values: dict[ir.Value, ir.Value], phase: str | None = None) -> ir.Graph:
-    """Copy a body under new names; see :func:`copy_nodes`."""
-    inputs = [_copy_value(op, value, values) for value in graph.inputs]
-    initializers = [
-        _copy_value(op, value, values) for value in graph.initializers.values() if not value.is_graph_input()
-    ]
-    nodes = copy_nodes(op, graph, values, phase)
-    outputs = [values.get(value, value) for value in graph.outputs]
-    copy = ir.Graph(
-        inputs,
-        outputs,
-        nodes=nodes,
-        initializers=initializers,
-        name=graph.name,
-        opset_imports=dict(graph.opset_imports),
-    )
-    for value in graph.initializers.values():
-        if value.is_graph_input():
-            values[value].const_value = value.const_value
-            copy.register_initializer(values[value])
-    return copy
-
-
-def _copy_attribute(op: Builder, attribute: ir.Attr, values: dict[ir.Value, ir.Value], phase: str | None) -> ir.Attr:
-    if attribute.type == ir.AttributeType.GRAPH:
-        return ir.AttrGraph(attribute.name, copy_graph(op, attribute.as_graph(), values, phase))
-    if attribute.type == ir.AttributeType.GRAPHS:
-        return ir.AttrGraphs(attribute.name, [copy_graph(op, graph, values, phase) for graph in attribute.as_graphs()])
-    return attribute
-
-
-def _copy_value(op: Builder, value: ir.Value, values: dict[ir.Value, ir.Value]) -> ir.Value:
-    shape = None if value.shape is None else ir.Shape(value.shape.dims)
-    name = op.unique_name(value.name) if value.name else ""
-    copy = ir.Value(name=name, type=value.type, shape=shape, const_value=value.const_value)
-    copy.metadata_props.update(value.metadata_props)
-    values[value] = copy
-    return copy
+    return copies.copy_nodes(nodes, values, op.unique_name, {} if phase is None else {PHASE: phase})
 
 
 def close(op: Builder, outputs: Sequence[ir.Value], phase: str = "backward") -> list[ir.Value]:

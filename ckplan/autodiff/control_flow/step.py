@@ -7,7 +7,7 @@ out, together with what has to be computed again (see `supply`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import onnx_ir as ir
 
@@ -66,11 +66,14 @@ def backward_step(op: Builder, loop: Recurrence, dy: Sequence[ir.Value | None]) 
             row = new_value(op, f"{inner.name}_grad", inner.dtype, dims_of(inner))
             targets[inner] = row
             step.read.append(Read(row, gradient, track))
+    # The sweep starts from the running sum of each captured value's gradient, and adds to it.
+    totals = {value: new_value(op, f"{value.name}_grad_sum", value.dtype, dims_of(value)) for value in wanted}
     try:
-        gradients = backpropagate(inside, [*(before[i] for i in active), *rows, *wanted], targets, {})
+        gradients = backpropagate(inside, [*(before[i] for i in active), *rows, *wanted], {**targets, **totals}, {})
     except UnsupportedOperatorsError as error:
         listed = ", ".join(f"{name} ({reason})" for name, reason in error.nodes)
         raise NoGradientError(f"no gradient for {len(error.nodes)} node(s) of its body: {listed}") from error
+    gradients = {value: gradient for value, gradient in gradients.items() if gradient is not totals.get(value)}
     if not gradients:
         return None
 
@@ -89,16 +92,14 @@ def backward_step(op: Builder, loop: Recurrence, dy: Sequence[ir.Value | None]) 
         carried.append((initial, seed, end, loop.first + state))
     for value in wanted:
         if value in gradients:
-            total = new_value(op, f"{value.name}_grad_sum", value.dtype, dims_of(value))
-            with inside.scope(f"{value.name}/grad"):
-                end = _added(inside, total, gradients[value], list(gradients.values()))
             initial = op.take_partial(value)
             if initial is None:
                 initial = zeros(op, value, start)
-            carried.append((initial, total, end, len(loop.node.inputs) + outside.index(value)))
+            carried.append((initial, totals[value], gradients[value], len(loop.node.inputs) + outside.index(value)))
     made = [(index, inner, track) for index, (inner, _, track) in enumerate(sequences) if inner in gradients]
 
     old = set(forward)
+    add_in_products(body, [node for node in body if node not in old], gradients.values())
     backward = [node for node in body if node not in old]
     ends = [*(end for _, _, end, _ in carried), *(gradients[inner] for _, inner, _ in made)]
     values = supply(op, loop, step, forward, backward, ends)
@@ -113,28 +114,38 @@ def backward_step(op: Builder, loop: Recurrence, dy: Sequence[ir.Value | None]) 
     return step
 
 
-def _added(inside: BodyBuilder, total: ir.Value, gradient: ir.Value, gradients: Sequence[ir.Value]) -> ir.Value:
-    """Return the sum of a running total and a step's gradient; a matrix product adds on its way.
+def add_in_products(graph: ir.Graph, nodes: Sequence[ir.Node], kept: Iterable[ir.Value]) -> None:
+    """Let matrix products add what is added to their results: it saves a tensor and a pass over it.
 
     Args:
-        inside: builder of the body.
-        total: the running total.
-        gradient: what to add.
-        gradients: all gradients of the body: one that is that of two values must stay as it is.
+        graph: the graph of the nodes.
+        nodes: nodes of a backward pass; the Adds among them may go.
+        kept: results, which stay.
     """
-    node = gradient.producer()
-    if (
-        node is None
-        or node.op_type != "Gemm"
-        or node.metadata_props.get(PHASE) != "backward"
-        or len(node.inputs) > 2
-        or gradient.uses()
-        or sum(other is gradient for other in gradients) > 1
-    ):
-        return inside.Add(total, gradient)
-    node.resize_inputs(3)
-    node.replace_input_with(2, total)
-    return gradient
+    results = set(kept)
+    for node in nodes:
+        if node.op_type != "Add" or node.domain or node.inputs[0] is None or node.inputs[1] is None:
+            continue
+        total, product = node.inputs[0], node.inputs[1]
+        producer = product.producer()
+        if (
+            producer is None
+            or producer.op_type != "Gemm"
+            or producer.metadata_props.get(PHASE) != "backward"
+            or len(producer.inputs) > 2
+            or len(product.uses()) > 1
+            or product in results
+            or dims_of(total) != dims_of(product)
+        ):
+            continue
+        # The sum becomes the product: it stands behind all that it reads.
+        left, right = producer.inputs[0], producer.inputs[1]
+        node.op_type = "Gemm"
+        node.attributes.update(producer.attributes)
+        node.resize_inputs(3)
+        for index, value in enumerate((left, right, total)):
+            node.replace_input_with(index, value)
+        graph.remove(producer, safe=True)
 
 
 def _check_shapes(loop: Recurrence) -> None:

@@ -1,0 +1,59 @@
+"""Memory that control flow takes while it runs, beyond its outputs: what its bodies need at most.
+
+What the kernels add (onnxruntime 1.31, ``core/providers/cpu/controlflow``): Scan keeps the states between two steps in
+two buffers each, and works on transposed copies of sequences that do not run along their first axis
+(``scan_utils.cc``, ``LoopStateVariable``). Loop keeps the rows of what it puts out until the last step and then joins
+them, so that they are there twice (``loop.cc``, ``ConcatenateLoopOutput``); states are copied into the outputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import onnx_ir as ir
+
+from ckplan.model.bodies import bodies_of, state_count, tracks_of, trips_of
+from ckplan.plan.problem import Problem
+from ckplan.plan.simulate import simulate
+from ckplan.rewrite.execution_order import default_order, predecessors
+from ckplan.rewrite.sizes import bytes_of, shape_class
+
+Numbers = Callable[[Sequence[ir.Node], Sequence[ir.Value], Sequence[ir.Value]], Problem]
+
+
+def inner_workspace(node: ir.Node, numbers: Numbers) -> int:
+    """Workspace of a control-flow node in bytes, 0 for other nodes.
+
+    Args:
+        node: the node.
+        numbers: turns the nodes of a body, its inputs and its outputs into a problem.
+    """
+    bodies = bodies_of(node)
+    if not bodies:
+        return 0
+    inside = max(_body_peak(body, numbers) for body in bodies)
+    outputs = [bytes_of(value) for value in node.outputs]
+    states = state_count(node)
+    carried, stacked = sum(outputs[:states]), sum(outputs[states:])
+    if node.op_type == "Scan":
+        copies = {0: 0, 1: 0, 2: 1}.get(trips_of(node), 2)
+        sequences = [value for value in node.inputs[states:] if value is not None]
+        turned = [bytes_of(v) for v, axis in zip(sequences, tracks_of(node, "input"), strict=False) if axis]
+        turned += [size for size, axis in zip(outputs[states:], tracks_of(node, "output"), strict=False) if axis]
+        return inside + copies * carried + sum(turned)
+    if node.op_type == "Loop":
+        # The outputs are made at the end, when the body's memory is free again.
+        return max(inside + carried, carried + stacked)
+    return inside
+
+
+def _body_peak(body: ir.Graph, numbers: Numbers) -> int:
+    """The largest sum of live bytes in one run of a body, without its inputs and outputs."""
+    nodes = list(body)
+    if not nodes:
+        return 0
+    nodes = [nodes[position] for position in default_order(predecessors(nodes))]
+    problem = numbers(nodes, body.inputs, body.outputs)
+    values = {value.name: value for node in nodes for value in node.outputs if value.name}
+    shapes = [shape_class(values[tensor.name]) if tensor.name in values else None for tensor in problem.tensors]
+    return simulate(problem, range(len(nodes)), shapes).peak_activations
