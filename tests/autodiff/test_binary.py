@@ -5,7 +5,15 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.autodiff.gradcheck import check_gradient, node_model, to_overridable, values
+from tests.autodiff.gradcheck import (
+    build_training_graph,
+    check_gradient,
+    node_model,
+    parse,
+    reference,
+    to_overridable,
+    values,
+)
 
 SHAPES = [
     ((3, 4), (3, 4)),
@@ -77,3 +85,24 @@ def test_one_value_read_twice(op_type):
 def test_where(shapes):
     condition = np.random.default_rng(0).random(shapes[0]) > 0.5
     check_gradient(node_model("Where", condition, values(*shapes[1]), values(*shapes[2], seed=5)))
+
+
+def test_where_chooses_among_infinite_gradients():
+    """At zero the square root's derivative is infinite, and infinity times zero is no number."""
+    model = parse(
+        """g (bool[3] c, double[3] zeros) => (double loss) {
+            y = Where(c, w, zeros) r = Sqrt(y) loss = ReduceSum <keepdims = 0> (r)
+        }""",
+        w=np.asarray([1.0, 4.0, 9.0]),
+    )
+    training = build_training_graph(model)
+    with np.errstate(divide="ignore"):
+        found = reference(training.model, {"c": np.asarray([True, False, True]), "zeros": np.zeros(3)})
+    np.testing.assert_allclose(found["w_grad"], [1 / 2, 0, 1 / 6])
+
+
+@pytest.mark.parametrize("shapes", [((3, 4), (3, 4)), ((4,), (3, 1)), ((3, 4), ())])
+def test_remainder(shapes):
+    a, b = values(*shapes[0], low=-9, high=9), values(*shapes[1], seed=5)
+    check_gradient(node_model("Mod", a, b, fmod=1), step=1e-5)
+    check_gradient(node_model("Mod", a, b, opset=28), step=1e-5, runtime=False)

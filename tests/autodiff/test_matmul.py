@@ -4,9 +4,15 @@ from __future__ import annotations
 
 import itertools
 
+import numpy as np
+import onnx
+import onnx_ir as ir
 import pytest
 
-from tests.autodiff.gradcheck import check_gradient, node_model, values
+from ckplan.autodiff import build_training_graph
+from ckplan.errors import UnsupportedOperatorsError
+from ckplan.model import normalise
+from tests.autodiff.gradcheck import check_gradient, check_training_graph, node_model, values
 
 
 @pytest.mark.parametrize(
@@ -59,8 +65,39 @@ def test_gemm_bias(c):
         ("i,i->", [(4,), (4,)]),
         ("...ij,...jk->...ik", [(2, 3, 4), (2, 4, 5)]),
         ("ij,kl->l", [(3, 4), (2, 5)]),
+        ("ii->i", [(3, 3)]),
+        ("ii->", [(3, 3)]),
+        ("ii", [(3, 3)]),
+        ("iji->j", [(3, 2, 3)]),
+        ("iii->i", [(2, 2, 2)]),
+        ("ii,ij->j", [(3, 3), (3, 4)]),
+        ("...ii->...i", [(2, 3, 3)]),
+        ("...ij,jk->...ik", [(4, 2, 3, 4), (4, 5)]),
+        (",->", [(), ()]),
+        ("ij -> ", [(3, 4)]),
+        ("a...b,b...->...a", [(2, 3, 4), (4, 3)]),
     ],
 )
 def test_einsum(equation, shapes):
     inputs = [values(*shape, seed=seed) for seed, shape in enumerate(shapes)]
     check_gradient(node_model("Einsum", *inputs, equation=equation))
+
+
+def stretching(equation: str, x: tuple[int, ...], w: tuple[int, ...]) -> ir.Model:
+    """An Einsum that onnxruntime runs, though ONNX's shape inference overlooks that an axis is stretched."""
+    model = node_model("Einsum", values(*x), values(*w, seed=1), equation=equation)
+    del model.graph.value_info[:]
+    model.graph.input.append(onnx.helper.make_tensor_value_info("zero", onnx.TensorProto.DOUBLE, x))
+    model.graph.node[0].input[0] = "moved"
+    model.graph.node.insert(0, onnx.helper.make_node("Add", ["p0", "zero"], ["moved"]))
+    return normalise(ir.from_proto(model)).model
+
+
+def test_einsum_that_stretches_an_axis():
+    training = build_training_graph(stretching("bij,bjk->bik", (2, 3, 4), (1, 4, 5)), loss="loss", wrt=["p*"])
+    check_training_graph(training, {"zero": np.zeros((2, 3, 4))})
+
+
+def test_einsum_whose_shape_is_wrong_is_refused():
+    with pytest.raises(UnsupportedOperatorsError, match="it stretches an axis"):
+        build_training_graph(stretching("bij,bjk->bik", (1, 3, 4), (2, 4, 5)), loss="loss", wrt=["p*"])

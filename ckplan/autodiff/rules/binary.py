@@ -139,12 +139,12 @@ def _extreme(op: Builder, node: ir.Node, g: ir.Value, half: float) -> Gradients:
 
 @rule("Where")
 def where(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
-    """Derivative 1 by what was chosen; by products with the condition, which is often smaller than the result."""
+    """Derivative 1 by what was chosen. It is chosen again: the gradient of the rest, if infinite, times 0 is none."""
     condition, x, y = (required_input(node, i) for i in range(3))
-    g = _given(dy)
+    g, zero = _given(dy), op.constant(np.zeros((), dtype_of(x)))
     results: list[ir.Value | None] = [None, None, None]
     if op.wants(x):
-        results[1] = op.sum_to_shape(op.Mul(g, op.Cast(condition, to=g.dtype)), shape_of(x))
+        results[1] = op.sum_to_shape(op.Where(condition, g, zero), shape_of(x))
     if op.wants(y):
-        results[2] = op.sum_to_shape(op.Mul(g, op.Cast(op.Not(condition), to=g.dtype)), shape_of(y))
+        results[2] = op.sum_to_shape(op.Where(condition, zero, g), shape_of(y))
     return results

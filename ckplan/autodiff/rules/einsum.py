@@ -3,38 +3,75 @@
 from __future__ import annotations
 
 import string
+from collections.abc import Mapping, Sequence
 
+import numpy as np
 import onnx_ir as ir
 
-from ckplan.autodiff.builder import Builder, Gradients, attr_str, required_input, shape_of
+from ckplan.autodiff.builder import Builder, Gradients, attr_str, dtype_of, required_input, shape_of
 from ckplan.autodiff.registry import NoGradientError, rule
 
 
 @rule("Einsum")
 def einsum(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
-    """Swap each operand's indices with the result's."""
+    """Swap each operand's indices with the result's.
+
+    An index that an operand has twice takes its diagonal: the gradient is put there by a product with an identity
+    matrix. Axes of one element that were stretched are summed over.
+    """
     inputs = [required_input(node, i) for i in range(len(node.inputs))]
+    g = dy[0]
+    assert g is not None
+    if 0 in shape_of(g) or any(0 in shape_of(x) for x in inputs):
+        return [None] * len(inputs)
     terms, result = _terms(attr_str(node, "equation", ""), [len(shape_of(x)) for x in inputs])
     sizes: dict[str, int] = {}
     for term, x in zip(terms, inputs, strict=True):
         for letter, size in zip(term, shape_of(x), strict=True):
-            if sizes.setdefault(letter, size) != size:
-                raise NoGradientError("an Einsum that broadcasts is not differentiated")
+            sizes[letter] = max(size, sizes.get(letter, 1))
+    if shape_of(g) != tuple(sizes[letter] for letter in result):
+        # ONNX takes an axis for as long as the first operand says, so that the shapes behind it are wrong as well.
+        raise NoGradientError(
+            "it stretches an axis, which ONNX's shape inference overlooks; Expand its inputs before it"
+        )
     gradients: list[ir.Value | None] = [None] * len(inputs)
-    for index, (term, x) in enumerate(zip(terms, inputs, strict=True)):
-        if not op.wants(x):
-            continue
-        if len(set(term)) < len(term):
-            raise NoGradientError("an Einsum that takes a diagonal is not differentiated")
-        others = [i for i in range(len(inputs)) if i != index]
-        available = set(result).union(*(terms[i] for i in others))
-        known = "".join(letter for letter in term if letter in available)
-        equation = ",".join([result, *(terms[i] for i in others)]) + "->" + known
-        g = op.Einsum(dy[0], *(inputs[i] for i in others), equation=equation)
-        # Indices that only this operand has were summed over: every element along them has the same gradient.
-        aligned = op.reshape(g, [sizes[letter] if letter in available else 1 for letter in term])
-        gradients[index] = op.expand(aligned, shape_of(x))
+    for index, x in enumerate(inputs):
+        if op.wants(x):
+            others = [(terms[i], inputs[i]) for i in range(len(inputs)) if i != index]
+            gradients[index] = _gradient(op, (result, g), others, (terms[index], x), sizes)
     return gradients
+
+
+def _gradient(
+    op: Builder,
+    result: tuple[str, ir.Value],
+    others: Sequence[tuple[str, ir.Value]],
+    operand: tuple[str, ir.Value],
+    sizes: Mapping[str, int],
+) -> ir.Value:
+    """Emit the gradient of one operand; all but ``sizes`` are pairs of indices and what has them."""
+    term, x = operand
+    factors = [result, *others]
+    spare = iter(letter for letter in string.ascii_letters if letter not in sizes)
+    own = ""
+    stretched = dict(sizes)
+    for letter, size in zip(term, shape_of(x), strict=True):
+        if letter in own:
+            again = next(spare)
+            factors.append((letter + again, op.constant(np.eye(size, dtype=dtype_of(x)))))
+            stretched[again] = size
+            letter = again
+        own += letter
+    # Indices that only this operand has were summed over: every element along them has the same gradient.
+    available = set().union(*(indices for indices, _ in factors))
+    known = "".join(letter for letter in own if letter in available)
+    equation = ",".join(indices for indices, _ in factors) + "->" + known
+    # Shape inference takes an axis for as long as any operand has it, so those that are stretched are made whole.
+    whole = [op.expand(value, [stretched[letter] for letter in indices]) for indices, value in factors]
+    g = op.Einsum(*whole, equation=equation)
+    aligned = op.reshape(g, [stretched[letter] if letter in available else 1 for letter in own])
+    narrow = [axis for axis, size in enumerate(shape_of(x)) if size == 1 and shape_of(aligned)[axis] > 1]
+    return op.expand(op.reduce_sum(aligned, narrow), shape_of(x))
 
 
 def _terms(equation: str, ranks: list[int]) -> tuple[list[str], str]:
@@ -43,11 +80,13 @@ def _terms(equation: str, ranks: list[int]) -> tuple[list[str], str]:
     terms = left.split(",")
     letters = {letter for letter in equation if letter.isalpha()}
     spare = [letter for letter in string.ascii_letters if letter not in letters]
-    widths = [rank - len(term.replace("...", "")) for term, rank in zip(terms, ranks, strict=True) if "..." in term]
-    if len(set(widths)) > 1:
-        raise NoGradientError("an Einsum that broadcasts is not differentiated")
-    dots = "".join(spare[: widths[0]]) if widths else ""
+    widths = [
+        rank - len(term.replace("...", "")) if "..." in term else 0 for term, rank in zip(terms, ranks, strict=True)
+    ]
+    # As in broadcasting, dots stand for the last of the axes where another operand has more.
+    dots = "".join(spare[: max(widths)])
     if not arrow:
         counts = left.replace(",", "").replace("...", "")
-        right = ("..." if widths else "") + "".join(sorted(x for x in set(counts) if counts.count(x) == 1))
-    return [term.replace("...", dots) for term in terms], right.replace("...", dots)
+        right = ("..." if dots else "") + "".join(sorted(x for x in set(counts) if counts.count(x) == 1))
+    spelled = [term.replace("...", dots[len(dots) - width :]) for term, width in zip(terms, widths, strict=True)]
+    return spelled, right.replace("...", dots)
