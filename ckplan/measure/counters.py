@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import accumulate
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -174,7 +175,7 @@ def interpret(raw: Mapping[str, Any], facts: FileFacts, fed: int) -> Counters | 
     requested = _summed(first["provider"], first["requested"])
     before = _in_use_before(first)
     parameters = _parameters(before, facts, fed, on_device=CUDA in first["provider"])
-    made = _outputs_made(first["name"], raw["producers"], raw["outputs"])
+    made = _outputs_made(first, raw["producers"], raw["outputs"])
     workspaces = tuple(_workspaces(first))
     extra = {workspace.step: workspace.bytes for workspace in workspaces}
     steps = []
@@ -247,16 +248,24 @@ def _in_use_before(run: Mapping[str, Sequence[Any]]) -> int:
     return sum(in_use for _, in_use in seen.values())
 
 
-def _outputs_made(names: Sequence[str], producers: Mapping[str, str], sizes: Mapping[str, int]) -> list[int]:
-    """Bytes of the file's outputs that exist at the end of each event."""
+def _outputs_made(
+    run: Mapping[str, Sequence[Any]], producers: Mapping[str, str], sizes: Mapping[str, int]
+) -> list[int]:
+    """Bytes of the file's outputs that exist at the end of each event.
+
+    A Scan has its outputs from its start on, while the nodes of its body run, whose events are logged before its own.
+    """
     made_by: dict[str, int] = {}
     for output, node in producers.items():
         made_by[node] = made_by.get(node, 0) + sizes.get(output, 0)
-    total, made = 0, []
-    for name in names:
-        total += made_by.pop(name, 0)  # once: a node of a loop's body has an event an iteration
-        made.append(total)
-    return made
+    new = [0] * len(run["name"])
+    for index, (name, op_type, start) in enumerate(zip(run["name"], run["op"], run["start"], strict=True)):
+        size = made_by.pop(name, 0)  # once: a node of a loop's body has an event an iteration
+        first = index
+        while size and op_type == "Scan" and first > 0 and run["start"][first - 1] >= start:
+            first -= 1
+        new[first] += size
+    return list(accumulate(new))
 
 
 def _workspaces(run: Mapping[str, Sequence[Any]]) -> Iterable[Workspace]:

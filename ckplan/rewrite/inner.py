@@ -12,11 +12,11 @@ from collections.abc import Callable, Sequence
 
 import onnx_ir as ir
 
-from ckplan.model.bodies import bodies_of, state_count, tracks_of, trips_of
+from ckplan.model.bodies import bodies_of, state_count, tracks_of
 from ckplan.plan.problem import Problem
 from ckplan.plan.simulate import simulate
 from ckplan.rewrite.execution_order import default_order, predecessors
-from ckplan.rewrite.sizes import bytes_of, shape_class
+from ckplan.rewrite.sizes import bytes_of, dimensions_of, shape_class
 
 Numbers = Callable[[Sequence[ir.Node], Sequence[ir.Value], Sequence[ir.Value]], Problem]
 
@@ -36,7 +36,7 @@ def inner_workspace(node: ir.Node, numbers: Numbers) -> int:
     states = state_count(node)
     carried, stacked = sum(outputs[:states]), sum(outputs[states:])
     if node.op_type == "Scan":
-        copies = {0: 0, 1: 0, 2: 1}.get(trips_of(node), 2)
+        copies = {0: 0, 1: 0, 2: 1}.get(_steps(node), 2)
         sequences = [value for value in node.inputs[states:] if value is not None]
         turned = [bytes_of(v) for v, axis in zip(sequences, tracks_of(node, "input"), strict=False) if axis]
         turned += [size for size, axis in zip(outputs[states:], tracks_of(node, "output"), strict=False) if axis]
@@ -45,6 +45,18 @@ def inner_workspace(node: ir.Node, numbers: Numbers) -> int:
         # The outputs are made at the end, when the body's memory is free again.
         return max(inside + carried, carried + stacked)
     return inside
+
+
+def _steps(node: ir.Node) -> int | None:
+    """Number of steps of a Scan, None where no sequence tells."""
+    states = state_count(node)
+    read = zip(node.inputs[states:], tracks_of(node, "input"), strict=False)
+    made = zip(node.outputs[states:], tracks_of(node, "output"), strict=False)
+    for value, axis in (*read, *made):
+        dims = None if value is None else dimensions_of(value)
+        if dims:
+            return dims[axis]
+    return None
 
 
 def _body_peak(body: ir.Graph, numbers: Numbers) -> int:
