@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 from onnx import numpy_helper
 
-from tests.oracles import torch_networks, torch_operators  # noqa: F401  (they fill the table)
+from tests.oracles import torch_networks, torch_operators, torch_recurrent  # noqa: F401  (they fill the table)
 from tests.oracles.torch_registry import OPERATORS, Call, Value
 
 Array = NDArray[Any]
@@ -94,6 +94,29 @@ def torch_step(
         ]
 
     return step
+
+
+def torch_products(
+    model: onnx.ModelProto | onnx_ir.Model,
+    inputs: Mapping[str, Array],
+    loss: str,
+    vector: Mapping[str, Array],
+    dtype: torch.dtype = torch.float64,
+) -> dict[str, Array]:
+    """Multiply the Hessian of a loss by a vector over parameters; other arguments as in `torch_gradients`."""
+    graph, values = _start(model, inputs, dtype)
+    leaves: list[torch.Tensor] = []
+    for name in vector:
+        value = values[name]
+        assert isinstance(value, torch.Tensor)
+        leaves.append(value.requires_grad_())
+    _run(graph, values, [loss], dtype)
+    result = values[loss]
+    assert isinstance(result, torch.Tensor)
+    slopes = torch.autograd.grad(result, leaves, create_graph=True)
+    along = torch.stack([(s * to_torch(v, dtype)).sum() for s, v in zip(slopes, vector.values(), strict=True)]).sum()
+    products = torch.autograd.grad(along, leaves, allow_unused=True, materialize_grads=True)
+    return {name: product.numpy() for name, product in zip(vector, products, strict=True)}
 
 
 def torch_values(
