@@ -1,0 +1,1 @@
+"""Training a small network on a small real task with nothing but an ONNX file and onnxruntime."""
