@@ -82,8 +82,14 @@ def differentiable_inputs(node: ir.Node, entry: Entry | None, composites: Compos
         return {value for value in reads(node) if is_floating(value)}
     if bodies(node):
         return _through_bodies(node)
-    pairs = enumerate(node.inputs)
-    return {value for i, value in pairs if value is not None and i not in entry.fixed and is_floating(value)}
+    return {
+        value
+        for i, value in enumerate(node.inputs)
+        if value is not None
+        and is_floating(value)
+        and i not in entry.fixed
+        and (i not in entry.settings or value.producer() is not None)
+    }
 
 
 def _through_bodies(node: ir.Node) -> set[ir.Value]:

@@ -52,7 +52,9 @@ class Entry:
             may wait: ``pass`` leaves it to the results, for rules that cost next to nothing; ``absorb`` promises to
             multiply by ``op.factor`` on the way; with ``apply`` the gradients are multiplied before the rule runs.
         fixed: indices of inputs that never get a gradient although they may be floating point: hyperparameters and
-            statistics, such as the limits of Clip. What only such an input reads is not a parameter.
+            statistics, such as the ratio of Dropout. What only such an input reads is not a parameter.
+        settings: indices of inputs that get a gradient only where they are computed, such as the statistics of
+            BatchNormalization: those in the file are settings of the model and not parameters.
     """
 
     function: Rule
@@ -61,6 +63,7 @@ class Entry:
     since: int
     fixed: frozenset[int]
     factor: Factor
+    settings: frozenset[int] = frozenset()
 
 
 _RULES: dict[tuple[str, str], list[Entry]] = {}
@@ -124,7 +127,12 @@ ZERO_DERIVATIVE: frozenset[str] = frozenset(
 
 
 def rule(
-    op_type: str, since: int = 1, domain: str = "", fixed: Iterable[int] = (), factor: Factor = "apply"
+    op_type: str,
+    since: int = 1,
+    domain: str = "",
+    fixed: Iterable[int] = (),
+    factor: Factor = "apply",
+    settings: Iterable[int] = (),
 ) -> Callable[[Rule], Rule]:
     """Register the decorated function as the gradient rule of an operator; decorators may be stacked.
 
@@ -139,6 +147,7 @@ def rule(
         domain: the operator's domain, empty for ai.onnx.
         fixed: see :class:`Entry`.
         factor: see :class:`Entry`.
+        settings: see :class:`Entry`.
 
     Raises:
         ValueError: the same operator and version was registered before.
@@ -148,7 +157,7 @@ def rule(
         entries = _RULES.setdefault((domain, op_type), [])
         if any(entry.since == since for entry in entries):
             raise ValueError(f"two gradient rules for {op_type} since {since} in domain '{domain}'")
-        entries.append(Entry(function, op_type, domain, since, frozenset(fixed), factor))
+        entries.append(Entry(function, op_type, domain, since, frozenset(fixed), factor, frozenset(settings)))
         entries.sort(key=lambda entry: entry.since, reverse=True)
         return function
 

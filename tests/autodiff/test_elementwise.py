@@ -100,10 +100,27 @@ def test_prelu(slope):
 )
 def test_clip(limits):
     model = node_model("Clip", X, *(None if limit is None else np.float64(limit) for limit in limits))
-    check_gradient(model, wrt=["p0"], idle=["p1", "p2"], torch=False)
+    check_gradient(model, torch=False)
 
 
-def test_clip_limits_get_no_gradient():
-    training = build_training_graph(infer(node_model("Clip", X, np.float64(-1), np.float64(1))), wrt=["p*"])
-    assert list(training.gradients) == ["p0"]
-    assert any("'p1' gets no gradient" in note for note in training.notes)
+def test_clip_limits_are_settings_unless_they_are_named():
+    model = infer(node_model("Clip", X, np.float64(-1), np.float64(1)))
+    assert not {"p1", "p2"} & set(build_training_graph(model, loss="loss").gradients)
+    assert list(build_training_graph(model, loss="loss", wrt=["p*"]).gradients) == ["p0", "p1", "p2"]
+
+
+def test_clip_between_limits_in_the_wrong_order():
+    """ONNX says that all of it becomes the upper limit then."""
+    found = check_gradient(node_model("Clip", X, np.float64(1), np.float64(-1)))
+    assert not found["p0"].any()
+    assert not found["p1"].any()
+
+
+def test_elements_at_a_limit_get_nothing():
+    """As in torch's hardtanh; its clamp would let them pass."""
+    found = check_gradient(
+        node_model("Clip", np.asarray([-1.0, 0, 1]), np.float64(-1), np.float64(1)), differences=False, torch=False
+    )
+    assert found["p0"][[0, 2]].tolist() == [0, 0]
+    assert found["p1"] > 0
+    assert found["p2"] > 0

@@ -11,9 +11,11 @@ from ckplan.autodiff import build_training_graph
 from tests.autodiff.gradcheck import (
     Array,
     check_gradient,
+    check_training_graph,
     infer,
     node_model,
     onnxruntime_run,
+    parse,
     slope,
     to_dtype,
     values,
@@ -188,3 +190,39 @@ def test_mean_variance_normalization(attributes):
         return float((y * weight).sum())
 
     assert (gradient * direction).sum() == pytest.approx(slope(loss), rel=1e-4)
+
+
+def test_statistics_that_are_computed_get_gradients():
+    """In inference mode too: those in the file are constants, but a model may compute them from what is trained."""
+    model = parse(
+        """g (double[2, 3, 4] x) => (double loss) {
+            h = Mul(x, w) m = ReduceMean<keepdims = 0>(h, axes) e = Reshape(m, column) c = Sub(h, e)
+            s = Mul(c, c) v = ReduceMean<keepdims = 0>(s, axes)
+            y = BatchNormalization(h, scale, bias, m, v) z = Mul(y, h) loss = ReduceSum<keepdims = 0>(z)
+        }""",
+        w=values(3, 4, seed=1),
+        scale=values(3, seed=2),
+        bias=values(3, seed=3),
+        axes=np.asarray([0, 2]),
+        column=np.asarray([3, 1]),
+    )
+    training = build_training_graph(model)
+    assert sorted(training.gradients) == ["bias", "scale", "w"]
+    check_training_graph(training, {"x": values(2, 3, 4)})
+
+
+def test_old_running_statistics_that_are_computed_get_gradients():
+    model = parse(
+        """g (double[2, 3, 4] x) => (double loss) {
+            h = Mul(x, w) m = ReduceMean<keepdims = 0>(h, axes) v = Abs(m)
+            y, om, ov = BatchNormalization<training_mode = 1>(h, scale, bias, m, v)
+            a = ReduceSum<keepdims = 0>(om) z = Mul(ov, om) b = ReduceSum<keepdims = 0>(z) loss = Add(a, b)
+        }""",
+        w=values(3, 4, seed=1),
+        scale=values(3, seed=2),
+        bias=values(3, seed=3),
+        axes=np.asarray([0, 2]),
+    )
+    training = build_training_graph(model)
+    assert sorted(training.gradients) == ["w"]
+    check_training_graph(training, {"x": values(2, 3, 4)})

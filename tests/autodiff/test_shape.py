@@ -126,6 +126,15 @@ def test_pad(mode, shape, pads, axes):
     check_gradient(node_model("Pad", values(*shape), ints(*pads), *rest, mode=mode), torch=False)
 
 
+@pytest.mark.parametrize(
+    ("pads", "axes"), [([0, 1, 2, 0], None), ([1, 1, 1, 1], None), ([0, 0, 0, 0], None), ([2, 1], [-1])]
+)
+def test_pad_by_the_constant(pads, axes):
+    rest = [] if axes is None else [ints(*axes)]
+    found = check_gradient(node_model("Pad", values(3, 4), ints(*pads), np.float64(0.7), *rest), torch=False)
+    assert (found["p2"] != 0) == any(pads)
+
+
 def test_pad_that_crops():
     x, pads = onnx.numpy_helper.from_array(values(3, 4), "p0"), onnx.numpy_helper.from_array(ints(1, -1, -1, 2), "c1")
     cropped = onnx.helper.make_node("Slice", ["p0", "s", "e"], ["y0"])

@@ -16,7 +16,7 @@ Gradients = Sequence[ir.Value | None]
 EPSILON = 1e-5
 
 
-@rule("BatchNormalization", since=14, fixed=[3, 4])
+@rule("BatchNormalization", since=14, settings=[3, 4])
 def batch_normalization(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
     """In inference mode a multiplication per channel; in training mode the statistics are made again from x.
 
@@ -25,6 +25,7 @@ def batch_normalization(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
     :mod:`ckplan.autodiff.rules.conv_batch_norm` does without x.
 
     The running statistics that training mode puts out depend on x too, which costs something only if the loss does.
+    Gradients of the statistics that go in are found where a model computes them.
     """
     x, scale, bias = (required_input(node, index) for index in range(3))
     upstream = dy[0]
@@ -35,23 +36,37 @@ def batch_normalization(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
         none: Gradients = [None, None, None]
         found = none if upstream is None else _with_statistics(op, (x, scale, bias), upstream, flat, [0, 3], epsilon)
         through = _by_running_statistics(op, node, dy[1:]) if op.wants(x) else None
-        if through is None:
-            return found
-        return [through if found[0] is None else op.Add(found[0], through), *found[1:]]
+        if through is not None:
+            found = [through if found[0] is None else op.Add(found[0], through), *found[1:]]
+        old = [_of_old(op, node, index, dy) for index in (1, 2)]
+        return [*found, *old]
     if upstream is None:
         return [None, None, None]
-    mean, inverse = required_input(node, 3), inverse_deviation(op, required_input(node, 4), epsilon)
-    sums = dscale = dx = None
-    if op.wants(bias) or op.wants(scale):
+    mean, variance = required_input(node, 3), required_input(node, 4)
+    inverse = inverse_deviation(op, variance, epsilon)
+    sums = dscale = dx = dmean = dvariance = None
+    if any(op.wants(value) for value in (bias, scale, mean, variance)):
         sums = _channel_sum(op, upstream)
-    if op.wants(scale):
+    if op.wants(scale) or op.wants(variance):
         assert sums is not None
         centred = op.Sub(_channel_sum(op, op.Mul(upstream, x)), op.Mul(sums, mean))
         dscale = op.Mul(centred, inverse)
+    if sums is not None and op.wants(mean):
+        dmean = op.Neg(op.Mul(sums, op.Mul(scale, inverse)))
+    if dscale is not None and op.wants(variance):
+        dvariance = op.Mul(op.Mul(dscale, scale), op.Mul(op.Mul(inverse, inverse), -0.5))
     if op.wants(x):
         per_channel = [channels, *[1] * (len(shape_of(x)) - 2)]
         dx = op.Mul(upstream, op.reshape(op.Mul(scale, inverse), per_channel))
-    return [dx, dscale, sums if op.wants(bias) else None]
+    return [dx, dscale if op.wants(scale) else None, sums if op.wants(bias) else None, dmean, dvariance]
+
+
+def _of_old(op: Builder, node: ir.Node, index: int, dy: Gradients) -> ir.Value | None:
+    """Return the gradient of a running statistic that goes in, by the one that comes out."""
+    given = dy[index] if index < len(dy) else None
+    if given is None or not op.wants(node.inputs[2 + index]):
+        return None
+    return op.Mul(given, attr_float(node, "momentum", 0.9))
 
 
 def _by_running_statistics(op: Builder, node: ir.Node, dy: Gradients) -> ir.Value | None:

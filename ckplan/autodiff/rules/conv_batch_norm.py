@@ -41,7 +41,8 @@ def conv_batch_norms(graph: ir.Graph, targets: Container[ir.Value] = ()) -> dict
         conv = between.producer()
         if conv is None or conv.op_type != "Conv" or conv.domain or between in targets or between.is_graph_output():
             continue
-        if len(between.uses()) == 1 and not _overlap(conv, node):
+        computed = any(required_input(node, index).producer() is not None for index in (3, 4))
+        if len(between.uses()) == 1 and not computed and not _overlap(conv, node):
             found[conv] = None
             found[node] = _composite(conv, node)
     return found

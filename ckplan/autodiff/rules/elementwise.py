@@ -222,18 +222,36 @@ def shrink(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
     return [op.Mul(dy[0], positive(op, beyond))]
 
 
-@rule("Clip", fixed=[1, 2])
+@rule("Clip")
 def clip(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
-    """Derivative 1 strictly between the limits, which the output tells as well as the input."""
+    """Derivative 1 strictly between the limits, which the output tells as well as the input; else 1 by the limit.
+
+    Where both limits are reached it is the upper one, as ONNX defines it.
+    """
     y, low, high = node.outputs[0], input_of(node, 1), input_of(node, 2)
+    g = dy[0]
+    assert g is not None
+    limits: list[ir.Value | None] = [None, None]
+    if low is not None and op.wants(low):
+        reached = op.LessOrEqual(y, low)
+        if high is not None:
+            reached = op.And(reached, op.Less(y, high))
+        limits[0] = op.sum_to_shape(op.Mul(g, op.Cast(reached, to=y.dtype)), shape_of(low))
+    if high is not None and op.wants(high):
+        reached = op.GreaterOrEqual(y, high)
+        limits[1] = op.sum_to_shape(op.Mul(g, op.Cast(reached, to=y.dtype)), shape_of(high))
+    return [_between(op, y, low, high, g) if op.wants(required_input(node, 0)) else None, *limits]
+
+
+def _between(op: Builder, y: ir.Value, low: ir.Value | None, high: ir.Value | None, g: ir.Value) -> ir.Value:
     if low is not None and high is not None:
         inside = op.And(op.Greater(y, low), op.Less(y, high))
-        return [op.Mul(dy[0], op.Cast(inside, to=y.dtype))]
+        return op.Mul(g, op.Cast(inside, to=y.dtype))
     if low is not None:
-        return [op.Mul(dy[0], op.Sign(op.Sub(y, low)))]
+        return op.Mul(g, op.Sign(op.Sub(y, low)))
     if high is not None:
-        return [op.Mul(dy[0], op.Sign(op.Sub(high, y)))]
-    return [dy[0]]
+        return op.Mul(g, op.Sign(op.Sub(high, y)))
+    return g
 
 
 @rule("Exp")

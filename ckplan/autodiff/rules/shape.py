@@ -14,6 +14,7 @@ from ckplan.autodiff.builder import (
     attr_ints,
     attr_str,
     dtype_of,
+    input_of,
     required_input,
     shape_of,
 )
@@ -153,9 +154,9 @@ def tile(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
     return [op.reshape(summed, shape)]
 
 
-@rule("Pad", since=11, fixed=[1, 2, 3])
+@rule("Pad", since=11, fixed=[1, 3])
 def pad_rule(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
-    """The gradient without the border; with the border added where it came from for the modes that repeat elements."""
+    """The gradient without the border, which is that of the constant; other modes add it where it came from."""
     g = dy[0]
     assert g is not None
     shape = shape_of(required_input(node, 0))
@@ -167,8 +168,11 @@ def pad_rule(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
     for index, axis in enumerate(axes):
         before[axis], after[axis] = pads[index], pads[index + len(axes)]
     mode = attr_str(node, "mode", "constant")
+    value, dvalue = input_of(node, 2), None
+    if value is not None and op.wants(value) and mode == "constant":
+        dvalue = op.reshape(_border_sum(op, g, before, after), shape_of(value))
     if 0 in shape_of(g) or 0 in shape:
-        return [None]
+        return [None, None, dvalue]
     for axis in axes:
         if mode != "constant" and (before[axis] > 0 or after[axis] > 0):
             g = _fold_border(op, g, axis, _origins(shape[axis], before[axis], after[axis], mode), shape[axis])
@@ -177,7 +181,20 @@ def pad_rule(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
             lost_before, lost_after = [0] * len(shape), [0] * len(shape)
             lost_before[axis], lost_after[axis] = max(-before[axis], 0), max(-after[axis], 0)
             g = pad(op, g, lost_before, lost_after)
-    return [g]
+    return [g, None, dvalue]
+
+
+def _border_sum(op: Builder, g: ir.Value, before: Sequence[int], after: Sequence[int]) -> ir.Value:
+    """Sum what stands in a border, slab by slab."""
+    parts = []
+    for axis in range(len(before)):
+        first, last = max(before[axis], 0), shape_of(g)[axis] - max(after[axis], 0)
+        for start, end in ((0, first), (last, shape_of(g)[axis])):
+            if end > start:
+                slab = cut(op, g, axis, start, end)
+                parts.append(op.reduce_sum(slab, range(len(before)), keepdims=False))
+        g = cut(op, g, axis, first, last)
+    return op.Sum(*parts) if parts else op.zeros([], g)
 
 
 def _origins(size: int, before: int, after: int, mode: str) -> np.ndarray:
