@@ -35,6 +35,11 @@ class Request:
     frozen: frozenset[ir.Value]
     detached: tuple[ir.Value, ...]
 
+    def sought(self, tensors: Tensors) -> list[ir.Value]:
+        """Return the initializers that are asked for, whether or not they can be trained."""
+        sought = tensors.parameters if self.all_parameters else self.parameters
+        return [value for value in sought if value not in self.frozen]
+
 
 @dataclass(frozen=True)
 class Selection:

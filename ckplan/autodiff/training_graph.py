@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Literal, get_args
 
 import onnx_ir as ir
-from onnx_ir.passes.common import CommonSubexpressionEliminationPass
 
 from ckplan import keys
 from ckplan.autodiff.accumulation import Accumulation, settle_sums
 from ckplan.autodiff.anchors import Anchors
+from ckplan.autodiff.assembly import Callback, call_back, describe, merge_twins, name_gradients, name_nodes, zeros
 from ckplan.autodiff.breaks import breaks, listed
-from ckplan.autodiff.builder import FORWARD, Builder, shape_of
+from ckplan.autodiff.builder import Builder
 from ckplan.autodiff.control_flow.chunks import Chunks, prepare_recurrences
 from ckplan.autodiff.engine import backpropagate
-from ckplan.autodiff.loss_scale import add_loss_scale, finished_type
+from ckplan.autodiff.loss_scale import add_loss_scale
 from ckplan.autodiff.names import floating_tensors
 from ckplan.autodiff.objective import add_objective
 from ckplan.autodiff.parameters import request_of, select_parameters, shortened
@@ -31,14 +30,6 @@ from ckplan.keys import PHASE
 from ckplan.model.own_files import forget_training
 
 Unused = Literal["absent", "zero"]
-
-_DRAWING = frozenset({"Bernoulli", "Dropout"})
-"""Random operators that the pass for common subexpressions takes for pure functions."""
-
-#: Called with a forward node and the gradient nodes that were appended for it.
-Callback = Callable[[ir.Node, Sequence[ir.Node]], None]
-
-_TRAINING_KEYS = (keys.LOSS, keys.PARAMETERS, keys.GRADIENTS, keys.RETAINED, keys.LOSS_SCALE, keys.UPDATES)
 
 
 @dataclass(frozen=True)
@@ -130,90 +121,87 @@ def build_training_graph(
     model = forward.clone()
     graph = model.graph
     forget_training(model)
-    _name_nodes(graph)
+    name_nodes(graph)
     op = Builder(graph, graph.opset_imports)
     forms = _enter_training(op, model) if training else TrainingForms()
     time_notes = prepare_recurrences(op, time_checkpoints, store)
     tensors = floating_tensors(graph)
     request = request_of(tensors, wrt, no_grad, retain_grad)
-    objective = add_objective(
-        op, [loss] if isinstance(loss, str) else loss or (), grad_ys, model.metadata_props.get(keys.LOSS)
-    )
+    losses = [loss] if isinstance(loss, str) else loss or ()
+    objective = add_objective(op, losses, grad_ys, model.metadata_props.get(keys.LOSS))
     scale = None if loss_scale is None else add_loss_scale(op, loss_scale, objective.targets)
-    composites = {**objective.composites, **forms.composites}
+
     anchors = Anchors(op)
+    composites = {**objective.composites, **forms.composites}
     anchors.detach(_current(graph, request.detached), composites)
     others = {str(value.name): anchors.add(value) for value in _current(graph, request.others)}
     anchors.hold(objective.targets, composites)
     composites.update(conv_batch_norms(graph, objective.targets))
     if straight_through:
         composites.update(pass_straight_through(op, composites))
-    sought = [*tensors.parameters] if request.all_parameters else [*request.parameters]
-    sought = [*(value for value in sought if value not in request.frozen), *others.values()]
-    refuse_quantised(op, sought, [anchors[value] for value in objective.targets], composites)
+    targets = {anchors[value]: seed for value, seed in objective.targets.items()}
+    results = [anchors[value] for value in objective.outputs]
+    refuse_quantised(op, [*request.sought(tensors), *others.values()], list(targets), composites)
     before = json.loads(model.metadata_props.get(keys.PARAMETERS, "[]"))
     selection = select_parameters(op, tensors.parameters, request, composites, before)
-    running = forms.running_of(graph, [anchors[value] for value in objective.outputs])
-    prune(graph, [*(anchors[value] for value in objective.outputs), *running.values()])
+    running = forms.running_of(graph, results)
+    prune(graph, [*results, *running.values()])
     for node in graph:
         node.metadata_props[PHASE] = "forward"
-    targets = {anchors[value]: seed for value, seed in objective.targets.items()}
-    found = backpropagate(
-        op,
-        [*selection.parameters, *others.values()],
-        targets if scale is None else scale.seeds(op, targets),
-        composites,
-        factor=1.0 if scale is None else scale.constant,
-        finish=Builder.scale if scale is None else scale.finish,
-    )
-    stops = partial(breaks, graph, graph.opset_imports, targets=targets, composites=composites)
-    if not found:
-        cuts = stops([*selection.parameters, *others.values()])
-        raise ModelError(
-            f"no parameter reaches the loss ({objective.description})"
-            + (f": no gradient passes {listed(cuts)}" if cuts else ""),
-            "choose another output with --loss, or other parameters with --wrt",
-        )
+
+    wanted = [*selection.parameters, *others.values()]
+    if scale is None:
+        found = backpropagate(op, wanted, targets, composites)
+    else:
+        seeds = scale.seeds(op, targets)
+        found = backpropagate(op, wanted, seeds, composites, factor=scale.constant, finish=scale.finish)
     asked = {str(value.name): value for value in (*selection.parameters, *selection.idle)} | others
     gradients = {name: found[value] for name, value in asked.items() if value in found}
-    idle = [name for name in asked if name not in gradients]
+    idle = {name: value for name, value in asked.items() if name not in gradients}
+    stops = breaks(graph, graph.opset_imports, idle.values(), targets, composites) if idle else []
+    if not found:
+        raise ModelError(
+            f"no parameter reaches the loss ({objective.description})"
+            + (f": no gradient passes {listed(stops)}" if stops else ""),
+            "choose another output with --loss, or other parameters with --wrt",
+        )
     notes = [*forms.notes, *time_notes, *selection.notes]
     if idle:
         what = "a gradient of zero" if unused == "zero" else "no gradient"
-        cuts = stops([asked[name] for name in idle])
-        cause = f"no gradient passes {listed(cuts)}" if cuts else "the loss does not depend on them"
-        kind = "tensor" if any(name in others for name in idle) else "parameter"
-        notes.append(f"{len(idle)} {kind}(s) get {what} because {cause}: {shortened(idle)}")
+        cause = f"no gradient passes {listed(stops)}" if stops else "the loss does not depend on them"
+        if request.detached and not stops:
+            cause = "they reach the loss only through what --no-grad detaches, if at all"
+        kind = "parameter" if others.keys().isdisjoint(idle) else "tensor"
+        notes.append(f"{len(idle)} {kind}(s) get {what} because {cause}: {shortened(list(idle))}")
     if unused == "zero":
-        gradients |= {name: _zeros(op, asked[name], objective.outputs[0], scale is not None) for name in idle}
-    _name_gradients(op, gradients)
-    results = [anchors[value] for value in objective.outputs]
-    parameters = [name for name in gradients if name not in others]
-    ordered = [gradients[name] for name in (*parameters, *others) if name in gradients]
+        gradients |= {name: zeros(op, value, results[0], scale is not None) for name, value in idle.items()}
+
+    name_gradients(op, gradients)
+    parameters = [asked[name] for name in gradients if name not in others]
+    retained = [name for name in others if name in gradients]
+    ordered = [gradients[str(value.name)] for value in parameters] + [gradients[name] for name in retained]
     prune(graph, [*results, *ordered, *running.values()])
     anchors.remove()
     settle_sums(op, accumulation)
-    _merge_twins(model)
-    for name in parameters:
-        if name not in graph.initializers:
-            graph.register_initializer(asked[name])
-        graph.inputs.append(asked[name])
-    graph.inputs.extend(running)
-    outputs = iter(graph.outputs)
-    shown = [str(next(outputs).name) for _ in results]
-    named = {name: str(next(outputs).name) for name in parameters}
+    merge_twins(model)
+    for parameter in parameters:
+        if str(parameter.name) not in graph.initializers:  # nothing reads it
+            graph.register_initializer(parameter)
+    graph.inputs.extend((*parameters, *running))
+    outputs = iter([str(value.name) for value in graph.outputs])
+    shown = [next(outputs) for _ in results]
     made = TrainingGraph(
         model,
-        shown[0],
-        named,
-        objective.description,
-        tuple(notes),
-        retained={name: str(next(outputs).name) for name in others if name in gradients},
-        updates={str(old.name): str(next(outputs).name) for old in running},
+        loss=shown[0],
+        gradients={str(parameter.name): next(outputs) for parameter in parameters},
+        description=objective.description,
+        notes=tuple(notes),
+        retained={name: next(outputs) for name in retained},
+        updates={str(old.name): next(outputs) for old in running},
         loss_scale="" if scale is None else scale.text,
     )
-    _describe(made)
-    _call_back(graph, callbacks)
+    describe(made)
+    call_back(graph, callbacks)
     return made
 
 
@@ -234,82 +222,7 @@ def _enter_training(op: Builder, model: ir.Model) -> TrainingForms:
     return enter_training(op)
 
 
-def _describe(training: TrainingGraph) -> None:
-    """Write into the model's metadata what its outputs are."""
-    properties = training.model.metadata_props
-    for key in _TRAINING_KEYS:
-        properties.pop(key, None)
-    properties[keys.LOSS] = training.loss
-    properties[keys.PARAMETERS] = json.dumps(list(training.gradients))
-    properties[keys.GRADIENTS] = json.dumps(training.gradients)
-    if training.retained:
-        properties[keys.RETAINED] = json.dumps(training.retained)
-    if training.loss_scale:
-        properties[keys.LOSS_SCALE] = training.loss_scale
-    if training.updates:
-        properties[keys.UPDATES] = json.dumps(training.updates)
-
-
-def _call_back(graph: ir.Graph, callbacks: Sequence[Callback]) -> None:
-    """Tell which gradient nodes belong to each forward node."""
-    if not callbacks:
-        return
-    appended: dict[ir.Node, list[ir.Node]] = {}
-    for node in graph:
-        if node.meta.get(FORWARD) is not None:
-            appended.setdefault(node.meta[FORWARD], []).append(node)
-    for forward, nodes in appended.items():
-        for callback in callbacks:
-            callback(forward, nodes)
-
-
 def _current(graph: ir.Graph, values: Sequence[ir.Value]) -> list[ir.Value]:
     """Return the values that bear these names now: a loss operator may have been replaced by simpler nodes."""
     named = {value.name: value for node in graph for value in node.outputs}
     return [named.get(value.name, value) for value in values]
-
-
-def _zeros(op: Builder, value: ir.Value, after: ir.Value, scaled: bool) -> ir.Value:
-    """Return a gradient of zeros, in the element type of the other gradients."""
-    with op.scope(f"{value.name}/grad"):
-        zero = op.Cast(op.Not(op.OptionalHasElement(after)), to=finished_type(value) if scaled else value.dtype)
-        return op.expand(zero, shape_of(value))
-
-
-def _merge_twins(model: ir.Model) -> None:
-    """Compute nothing twice that onnxruntime would merge at load time: a plan has to see the graph that will run.
-
-    The biases of two branches that are added have one gradient, for example.
-    """
-    if any(node.op_type in _DRAWING for node in model.graph):
-        return
-    CommonSubexpressionEliminationPass()(model)
-    for node in model.graph:
-        if PHASE not in node.metadata_props:  # the copy of a gradient that two parameters share
-            node.name = f"{node.outputs[0].name}/copy"
-            node.metadata_props[PHASE] = "backward"
-
-
-def _name_gradients(op: Builder, gradients: dict[str, ir.Value]) -> None:
-    """Give every gradient a value of its own named after what it is the gradient of, in place."""
-    taken: set[ir.Value] = set()
-    for name, gradient in gradients.items():
-        node = gradient.producer()
-        # Two parameters may have one gradient, and a gradient may be a constant or a value of the forward pass.
-        if node is None or node.metadata_props.get(PHASE) != "backward" or gradient in taken:
-            with op.scope(f"{name}/grad"):
-                gradient = op.Identity(gradient)
-        taken.add(gradient)
-        gradient.name = op.unique_name(f"{name}_grad")
-        gradients[name] = gradient
-
-
-def _name_nodes(graph: ir.Graph) -> None:
-    """Make sure that every node has a name of its own."""
-    taken: set[str] = set()
-    for index, node in enumerate(graph.all_nodes()):
-        name = node.name or f"{node.op_type}_{index}"
-        while name in taken:
-            name = f"{name}_{index}"
-        node.name = name
-        taken.add(name)
