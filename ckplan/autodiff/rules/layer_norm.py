@@ -160,6 +160,8 @@ def local_response_normalization(op: Builder, node: ir.Node, dy: Gradients) -> G
     x, upstream = required_input(node, 0), dy[0]
     assert upstream is not None
     shape, dtype = shape_of(x), dtype_of(x)
+    if 0 in shape:
+        return [None]
     size = attr_int(node, "size", 1)
     alpha, beta = attr_float(node, "alpha", 1e-4), attr_float(node, "beta", 0.75)
     band = _band(shape[1], size, dtype)

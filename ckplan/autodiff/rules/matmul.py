@@ -36,7 +36,7 @@ def matmul(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
 def _by_matrix(op: Builder, a: ir.Value, b: ir.Value, dy: ir.Value, b_shape: tuple[int, ...]) -> Gradients:
     """Differentiate a product with one matrix on the right: all rows of A as one matrix, without any copy."""
     inner = b_shape[0]
-    rows = math.prod(shape_of(a)) // inner if inner else 0
+    rows = math.prod(shape_of(a)[:-1])
     g = op.reshape(dy, (rows, b_shape[1]))
     da = db = None
     if op.wants(b):

@@ -136,6 +136,8 @@ def resize(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
     """Reads no forward value. A nearest upscale by whole numbers is summed by an AveragePool, in one pass."""
     value = dy[0]
     assert value is not None
+    if 0 in shape_of(value) or 0 in shape_of(required_input(node, 0)):
+        return [None]
     samplings = _samplings(op, node)
     matrices = {axis: sampling_matrix(sampling) for axis, sampling in samplings.items()}
     matrices = {axis: m for axis, m in matrices.items() if m.shape[0] != m.shape[1] or (m != np.eye(len(m))).any()}
