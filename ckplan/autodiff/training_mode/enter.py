@@ -150,7 +150,7 @@ def _take_notes(forms: TrainingForms, graph: ir.Graph, normalisations: int, drop
     if not (normalisations or dropouts):
         forms.notes.append(
             "the model holds no BatchNormalization and no Dropout to turn into training form: exporters fold and drop "
-            "them unless told to keep them (torch: training=TrainingMode.TRAINING, do_constant_folding=False)"
+            "them unless told to keep them (torch: a model in train mode, dynamo=True, optimize=False)"
         )
 
 
