@@ -2,10 +2,9 @@
 
 Eagerly there is one running sum: each new gradient is added to it and goes. Lazily all gradients wait for one n-ary
 ``Sum``. The numbers are the same bit for bit, since onnxruntime's Sum adds in the order of its inputs. Memory is not:
-a value with n readers keeps up to n gradients waiting, and Sum works in one more tensor of that size, so that lazy
-sums of what a dense block hands around can double the peak. They cost nothing where the gradients are there anyway,
-because other nodes still have to read them: then it is the running sum that takes one tensor more. Time hardly differs.
-``docs/gradients.md`` has figures.
+a value with n readers keeps up to n gradients waiting, and Sum works in one more tensor of that size. Waiting costs
+nothing where the gradients are there anyway, because other nodes still have to read them: then it is the running sum
+that takes one tensor more. Time hardly differs. ``docs/gradients.md`` has figures.
 """
 
 from __future__ import annotations
