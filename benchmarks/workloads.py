@@ -52,6 +52,7 @@ def _light(name: str, batch: int) -> Workload:
 
 
 _GPT = partial(BUILDERS["gpt"], layers=12, width=256, heads=4, vocabulary=4096, sequence=256)
+_LSTM = partial(BUILDERS["lstm"], layers=2, width=256, vocabulary=1024, sequence=128)
 
 WORKLOADS: Mapping[str, Workload] = {
     "tanh_chain": Workload(BUILDERS["tanh_chain"], "sqrt", dims={"batch": 4096}),
@@ -61,5 +62,6 @@ WORKLOADS: Mapping[str, Workload] = {
     "light_inception_v2": _light("inception_v2", 16),
     "gpt": Workload(_GPT, dims={"batch": 8}),
     "unet": Workload(BUILDERS["unet"], dims={"batch": 4}),
+    "lstm": Workload(_LSTM, dims={"batch": 32}),
 }
 """What `benchmarks.memory` compares by default."""

@@ -11,6 +11,7 @@ from sample_models.bert import bert
 from sample_models.chains import mlp, tanh_chain
 from sample_models.densenet import densenet, densenet121
 from sample_models.gpt import gpt
+from sample_models.lstm import lstm
 from sample_models.mobilenet_v2 import mobilenet_v2
 from sample_models.mobilenet_v3 import mobilenet_v3
 from sample_models.resnet import resnet18, resnet50
@@ -37,6 +38,7 @@ BUILDERS: Mapping[str, Builder] = MappingProxyType(
             gpt,
             bert,
             vit,
+            lstm,
         )
     }
 )

@@ -7,7 +7,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto
 
-PASSES_ON = ("Reshape", "Unsqueeze", "Squeeze", "Flatten", "Cast", "Identity")
+PASSES_ON = ("Reshape", "Unsqueeze", "Squeeze", "Flatten", "Cast", "Identity", "Transpose")
 
 
 def random_feeds(model: onnx.ModelProto, *, batch: int = 2, seed: int = 0) -> dict[str, NDArray[np.generic]]:

@@ -31,6 +31,7 @@ PARAMETERS = {
     "gpt": 124_439_808,
     "bert": 109_483_778 - (512 - 128) * 768,  # published with 512 positions
     "vit": 86_567_656,
+    "lstm": 6_500_000 + 2 * 3_385_200 + 6_510_000,
 }
 """Trainable numbers of the published networks (torchvision, torch hub, transformers)."""
 
@@ -46,6 +47,7 @@ REDUCED: dict[str, dict[str, Any]] = {
     "gpt": {"layers": 2, "width": 32, "heads": 2, "vocabulary": 64, "sequence": 16, "tied": False},
     "bert": {"layers": 2, "width": 32, "heads": 2, "vocabulary": 64, "sequence": 16},
     "vit": {"image": 32, "patch": 8, "layers": 2, "width": 32, "heads": 2},
+    "lstm": {"width": 32, "vocabulary": 64, "sequence": 8},
     "mlp": {"width": 32},
     "tanh_chain": {"width": 32},
 }
