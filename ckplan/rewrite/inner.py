@@ -36,7 +36,8 @@ def inner_workspace(node: ir.Node, numbers: Numbers) -> int:
     states = state_count(node)
     carried, stacked = sum(outputs[:states]), sum(outputs[states:])
     if node.op_type == "Scan":
-        copies = {0: 0, 1: 0, 2: 1}.get(_steps(node), 2)
+        steps = _steps(node)
+        copies = 2 if steps is None else min(2, max(0, steps - 1))
         sequences = [value for value in node.inputs[states:] if value is not None]
         turned = [bytes_of(v) for v, axis in zip(sequences, tracks_of(node, "input"), strict=False) if axis]
         turned += [size for size, axis in zip(outputs[states:], tracks_of(node, "output"), strict=False) if axis]

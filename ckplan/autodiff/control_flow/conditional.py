@@ -144,29 +144,34 @@ def _backward_branch(
 
 
 def _stored(op: Builder, inside: BodyBuilder, node: ir.Node, branch: ir.Graph, value: ir.Value) -> ir.Value:
-    """Let a value of a branch come out of the forward If, flat, and return it in its shape inside a backward branch."""
+    """Let a value of a branch come out of the forward If; return it as a backward branch reads it.
+
+    In the other branch an empty tensor takes its place, so it comes out flat. Inside a body, where a loop around may
+    have to stack it, all its runs must give the same shape, and zeros take its place.
+    """
     shape = dims_of(value)
+    flat = not isinstance(op, BodyBuilder)
     size = int(np.prod(shape, dtype=np.int64))
     for name in _BRANCHES:
-        other = node.attributes[name].as_graph()
-        there = BodyBuilder(op, other)
+        there = BodyBuilder(op, node.attributes[name].as_graph())
         with there.scope(f"{value.name}/kept", "forward"):
-            if other is branch:
-                row = there.Reshape(value, np.asarray([size], dtype=np.int64))
-            else:
+            if there.graph is branch:
+                row = there.Reshape(value, np.asarray([size])) if flat else there.Identity(value)
+            elif flat:
                 row = there.Identity(op.constant(np.zeros(0, dtype=dtype_of(value))))
-        other.outputs.append(row)
+            else:
+                row = there.Expand(op.constant(np.zeros((), dtype=dtype_of(value))), np.asarray(shape, dtype=np.int64))
+        there.graph.outputs.append(row)
     node.resize_outputs(len(node.outputs) + 1)
     outer = node.outputs[-1]
     outer.name = op.unique_name(f"{value.name}/kept")
-    outer.type, outer.shape = value.type, ir.Shape((f"{size}@{node.name}",))
-    if outer.shape is None or value.dtype is None:
-        raise NoGradientError(f"'{value.name}' has no type")
+    outer.type, outer.shape = value.type, ir.Shape((f"{size}@{node.name}",) if flat else shape)
+    if not flat:
+        return outer
     back = ir.Node(
         "",
         "Reshape",
         [outer, op.constant(np.asarray(shape, dtype=np.int64))],
-        [],
         outputs=[new_value(op, f"{value.name}_again", value.dtype, shape)],
         name=op.unique_name(f"{value.name}/again"),
     )

@@ -11,15 +11,16 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from ckplan.autodiff.builder import PHASE, Builder, Gradients, shape_of
+from ckplan.autodiff.builder import PHASE, Builder, Gradients, attr_int, shape_of
 from ckplan.autodiff.control_flow.backward import BackwardStep
 from ckplan.autodiff.control_flow.bodies import BodyBuilder, close, close_body, dims_of, emit_control, new_value
-from ckplan.autodiff.control_flow.recurrence import Recurrence
+from ckplan.autodiff.control_flow.recurrence import Recurrence, row_shape
 from ckplan.autodiff.control_flow.scan import backward_metadata, scan_gradient
 from ckplan.autodiff.control_flow.step import backward_step
 from ckplan.autodiff.paths import captured, discard, needed_nodes
 from ckplan.autodiff.registry import NoGradientError
 from ckplan.model.bodies import changing_states, fixed_trips, most_trips
+from ckplan.model.infer import static_shape
 
 
 def loop_gradient(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
@@ -36,14 +37,18 @@ def loop_gradient(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
     Raises:
         NoGradientError: its body cannot be differentiated, or how often it runs is neither fixed nor bounded.
     """
-    outside, states = captured(node), len(node.inputs) - 2
+    outside, initial = captured(node), list(node.inputs[2:])
+    states = len(initial)
     if fixed_trips(node) == 0:
         return [None, None, *dy[:states]]
     if loop_as_scan(op, node):
-        slots = [*node.inputs[:states], *([None] * (len(node.inputs) - states)), *captured(node)]
+        read = [*node.inputs[states:], *captured(node)]
         gradients = list(scan_gradient(op, node, dy))
-        by_value = {v: g for v, g in zip(slots[states:], gradients[states:], strict=False) if v is not None}
-        return [None, None, *gradients[:states], *(by_value.get(value) for value in outside)]
+        found: dict[ir.Value, ir.Value] = {}
+        for value, gradient in zip(read, gradients[states:], strict=False):
+            if value is not None and gradient is not None:
+                found[value] = op.Add(found[value], gradient) if value in found else gradient
+        return [None, None, *gradients[:states], *(found.get(value) for value in outside)]
     most = most_trips(node)
     if most is None:
         raise NoGradientError("how often it runs depends on data and has no bound; give it a constant trip count")
@@ -73,8 +78,9 @@ def loop_as_scan(op: Builder, node: ir.Node) -> bool:
     if not trips:
         return False
     body = node.attributes["body"].as_graph()
-    for index in changing_states(node):
-        raise NoGradientError(f"its carried value '{body.inputs[index].name}' changes its shape from step to step")
+    changing = [body.inputs[index] for index in changing_states(node)]
+    for value in (*changing, *(value for value in body.inputs[2:] if static_shape(value) is None)):
+        raise NoGradientError(f"its carried value '{value.name}' changes its shape from step to step")
     inside = BodyBuilder(op, body)
     clock, condition, *states = body.inputs
     ir.convenience.replace_all_uses_with(condition, op.constant(np.ones(dims_of(condition), dtype=np.bool_)))
@@ -87,15 +93,56 @@ def loop_as_scan(op: Builder, node: ir.Node) -> bool:
     body.inputs.clear()
     body.inputs.extend([*states, clock])
     carried = list(node.inputs[2:])
-    numbers = op.constant(np.arange(trips, dtype=np.int64).reshape(trips, *dims_of(clock)))
+    sequences, axes = _rows_read(body, clock, trips)
+    if clock.uses() or not sequences:
+        numbers = np.arange(trips, dtype=np.int64).reshape(trips, *dims_of(clock))
+        sequences, axes = [op.constant(numbers), *sequences], [0, *axes]
+    else:
+        body.inputs.remove(clock)
     for index in range(len(node.inputs)):
         node.replace_input_with(index, None)
-    node.resize_inputs(len(carried) + 1)
-    for index, value in enumerate([*carried, numbers]):
+    read = [*carried, *sequences]
+    node.resize_inputs(len(read))
+    for index, value in enumerate(read):
         node.replace_input_with(index, value)
     node.op_type = "Scan"
-    node.attributes["num_scan_inputs"] = ir.AttrInt64("num_scan_inputs", 1)
+    node.attributes["num_scan_inputs"] = ir.AttrInt64("num_scan_inputs", len(sequences))
+    node.attributes["scan_input_axes"] = ir.AttrInt64s("scan_input_axes", axes)
     return True
+
+
+def _rows_read(body: ir.Graph, clock: ir.Value, trips: int) -> tuple[list[ir.Value], list[int]]:
+    """Turn each Gather that picks the row of the step from an outer sequence of as many rows into an input of the body.
+
+    The gradient of the sequence then comes row by row, and need not be summed up whole in each step.
+
+    Args:
+        body: the body; its inputs are added to.
+        clock: the number of the step.
+        trips: number of steps.
+
+    Returns:
+        The sequences, and the axes along which they are read.
+    """
+    sequences, axes = [], []
+    inside = {output for inner in body for output in inner.outputs} | set(body.inputs)
+    for inner in list(body):
+        data = inner.inputs[0] if inner.op_type == "Gather" and not inner.domain else None
+        if data is None or data in inside or inner.inputs[1] is not clock or dims_of(clock):
+            continue
+        shape = shape_of(data)
+        axis = attr_int(inner, "axis", 0) % len(shape)
+        if shape[axis] != trips or inner.outputs[0].is_graph_output():
+            continue
+        old = inner.outputs[0]
+        row = ir.Value(name=old.name, type=data.type, shape=ir.Shape(row_shape(shape, axis)))
+        old.replace_all_uses_with(row)
+        old.name = None
+        body.remove(inner, safe=True)
+        body.inputs.append(row)
+        sequences.append(data)
+        axes.append(axis)
+    return sequences, axes
 
 
 def _emit(op: Builder, loop: Recurrence, step: BackwardStep, count: int) -> list[ir.Value | None]:

@@ -62,6 +62,8 @@ def is_stored(node: ir.Node, value: ir.Value, heavy: bool = True) -> bool:
     assert producer is not None
     if is_random(producer):
         return True
+    if value.shape is None or not value.shape.is_static():
+        return False  # rows of different lengths cannot be stacked
     chosen = stores(node, str(value.name))
     return chosen if chosen is not None else heavy and producer.op_type in HEAVY
 

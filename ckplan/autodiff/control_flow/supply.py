@@ -7,6 +7,7 @@ as one more result of the forward node. The rest is computed again.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -15,8 +16,8 @@ import onnx_ir as ir
 from ckplan.autodiff.builder import Builder
 from ckplan.autodiff.control_flow.backward import BackwardStep, Carried, Read
 from ckplan.autodiff.control_flow.bodies import BodyBuilder, copy_nodes, dims_of, new_value, origin
-from ckplan.autodiff.control_flow.cone import cone_of, read_from_outside
-from ckplan.autodiff.control_flow.policy import is_stored
+from ckplan.autodiff.control_flow.cone import cone_of, leaner_cone, read_from_outside
+from ckplan.autodiff.control_flow.policy import is_stored, stored_patterns
 from ckplan.autodiff.control_flow.recurrence import Recurrence, Track
 
 
@@ -50,7 +51,18 @@ def supply(
         source = origin(value)
         return source in after or (source.producer() in members and is_stored(loop.node, source))
 
-    cone = cone_of(read_from_outside(backward, results), members, is_taken)
+    there = {origin(inner) for inner, *_ in loop.results}
+
+    def weight(value: ir.Value) -> int:
+        source = origin(value)
+        itemsize = 0 if source.dtype is None else source.dtype.itemsize
+        return 0 if source in after or source in there else math.ceil(math.prod(dims_of(source)) * itemsize)
+
+    frontier = read_from_outside(backward, results)
+    if stored_patterns(loop.node) is None:
+        cone = leaner_cone(frontier, forward, is_taken, weight)
+    else:
+        cone = cone_of(frontier, members, is_taken)
     values: dict[ir.Value, ir.Value] = {}
     inside = BodyBuilder(op, step.graph)
     beginnings = {before[value] for value in cone.entering if value in before}
