@@ -13,6 +13,9 @@ import onnx_ir as ir
 
 from ckplan.rewrite.sizes import bytes_of, dimensions_of
 
+_GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
+"""Recurrent operators with their numbers of gates."""
+
 
 def workspace_of(node: ir.Node) -> int:
     """Workspace of a node in bytes, 0 where the kernel needs none worth counting."""
@@ -23,6 +26,8 @@ def workspace_of(node: ir.Node) -> int:
         return _convolution(node)
     if node.op_type == "ConvTranspose":
         return _transposed_convolution(node)
+    if node.op_type in _GATES:
+        return _recurrent(node)
     return 0
 
 
@@ -63,6 +68,25 @@ def _transposed_convolution(node: ir.Node) -> int:
         return 0
     data, weight, _, itemsize = found
     return math.ceil(math.prod(weight[1:]) * math.prod(data[2:]) * itemsize)
+
+
+def _recurrent(node: ir.Node) -> int:
+    """What the input gives to the gates of all steps, and a copy of the sequences for the direction back in time.
+
+    An RNN does one direction after the other and turns nothing round (``core/providers/cpu/rnn``).
+    """
+    x, w, r = (None if value is None else dimensions_of(value) for value in node.inputs[:3])
+    dtype = node.outputs[0].dtype or (node.inputs[0].dtype if node.inputs[0] is not None else None)
+    if x is None or w is None or r is None or dtype is None:
+        return 0
+    rows, hidden, directions = x[0] * x[1], r[2], w[0]
+    gates = rows * _GATES[node.op_type] * hidden
+    if node.op_type == "RNN":
+        made = bool(node.outputs[0].name)
+        return math.ceil((gates + (0 if made else directions * rows * hidden)) * dtype.itemsize)
+    direction = node.attributes.get_string("direction", "forward")
+    turned = rows * (x[2] + hidden) if direction != "forward" else 0
+    return math.ceil((directions * (gates + 3 * x[1] * hidden) + turned) * dtype.itemsize)
 
 
 def _shapes(node: ir.Node) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], float] | None:

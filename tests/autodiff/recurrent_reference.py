@@ -1,8 +1,8 @@
 """LSTM, GRU and RNN in numpy, written from the operators' documentation, in the precision of their arguments.
 
 onnx's reference evaluator lacks sequence lengths, activations, clipping, coupled gates and, for GRU and RNN, more.
-Where the documentation leaves something open, this does what onnxruntime does: the cell of an LSTM is not clipped on its
-way into the output, and a sample without any step has zeros for its final states.
+Where the documentation leaves something open, this does what onnxruntime does: the cell of an LSTM is not clipped on
+its way into the output, and a sample without any step has zeros for its final states.
 """
 
 from __future__ import annotations
