@@ -45,6 +45,16 @@ def peak_of(problem: Problem, schedule: Sequence[int]) -> int:
         problem: the ops and tensors.
         schedule: op ids in execution order; every op reads only what was made before.
     """
+    return max(live_bytes(problem, schedule), default=0)
+
+
+def live_bytes(problem: Problem, schedule: Sequence[int]) -> list[int]:
+    """Bytes of activations that are alive while each step of a valid schedule runs, workspace included.
+
+    Args:
+        problem: the ops and tensors.
+        schedule: op ids in execution order; every op reads only what was made before.
+    """
     rows = _compiled(problem)
     returned_kind = [tensor.kind is Kind.OUTPUT for tensor in problem.tensors]
     copy_of = [-1] * len(problem.tensors)
@@ -63,7 +73,8 @@ def peak_of(problem: Problem, schedule: Sequence[int]) -> int:
     buffer_of = [-1] * len(reads)
     uses = [0] * len(reads)
     size_of = [0] * len(reads)
-    made = live = peak = 0
+    made = live = 0
+    alive: list[int] = []
     for step, index in enumerate(schedule):
         read, makings, workspace = rows[index]
         copies = copies_read[step]
@@ -90,8 +101,7 @@ def peak_of(problem: Problem, schedule: Sequence[int]) -> int:
                 unread.append(buffer)
             buffer_of[made] = buffer
             made += 1
-        if live + workspace > peak:
-            peak = live + workspace
+        alive.append(live + workspace)
         for copy in copies:
             buffer = buffer_of[copy]
             if buffer >= 0:
@@ -103,4 +113,4 @@ def peak_of(problem: Problem, schedule: Sequence[int]) -> int:
             if uses[buffer] == 0:
                 live -= size_of[buffer]
                 size_of[buffer] = 0
-    return peak
+    return alive

@@ -29,6 +29,8 @@ class Plan:
         lower_bound: bytes of activations below which no schedule can go.
         cost: seconds of the schedule.
         base_cost: seconds of one step without recomputation.
+        overhead_bound: overhead that no schedule of this peak can avoid, as far as was proven (0: nothing was).
+        interrupted: whether the search was ended before its time; the plan is the best until then.
     """
 
     strategy: str
@@ -38,6 +40,8 @@ class Plan:
     lower_bound: int
     cost: float
     base_cost: float
+    overhead_bound: float = 0.0
+    interrupted: bool = False
 
     @property
     def overhead(self) -> float:
@@ -59,6 +63,7 @@ class Plan:
             "predicted_peak_total": self.predicted.peak_total,
             "lower_bound": self.lower_bound,
             "overhead": self.overhead,
+            "overhead_bound": self.overhead_bound,
         }
 
 

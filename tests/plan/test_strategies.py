@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 
@@ -38,15 +40,15 @@ def test_a_budget_is_kept_or_refused_with_the_bound(strategy: Strategy) -> None:
     problem = chain(16)
     peak = strategy.solve(problem).predicted.peak_activations
     assert strategy.solve(problem, budget=peak).predicted.peak_activations <= peak
-    with pytest.raises(InfeasibleError, match="no schedule needs less than 300 B"):
-        strategy.solve(problem, budget=peak - 1)
+    with pytest.raises(InfeasibleError, match=r"no schedule needs less than 300 B, which 'gz15' holds .*'seed' 100 B"):
+        strategy.solve(problem, budget=299)
 
 
 @pytest.mark.parametrize("strategy", ALL, ids=str)
 def test_plans_survive_json(strategy: Strategy) -> None:
     problem = chain(9)
     plan = strategy.solve(problem)
-    assert plan_from_json(problem, plan.to_json()) == plan
+    assert plan_from_json(problem, plan.to_json()) == replace(plan, overhead_bound=0.0)  # not believed
 
 
 def test_a_plan_for_another_model_is_refused() -> None:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from ckplan.choices import spell
 from ckplan.errors import InfeasibleError
 from ckplan.plan.bounds import lower_bound
+from ckplan.plan.minimum_cut import least_overhead
 from ckplan.plan.peak import peak_of
 from ckplan.plan.plan import Plan, make_plan
-from ckplan.plan.problem import Problem
+from ckplan.plan.problem import Kind, Problem
 from ckplan.units import format_bytes
 
 
@@ -52,8 +53,23 @@ class Strategy(ABC):
         """
         return self.choose(problem, self.schedules(problem), budget)
 
-    def choose(self, problem: Problem, candidates: Iterable[Sequence[int]], budget: int | None) -> Plan:
+    def choose(
+        self,
+        problem: Problem,
+        candidates: Iterable[Sequence[int]],
+        budget: int | None,
+        *,
+        interrupted: bool = False,
+        prove: bool = False,
+    ) -> Plan:
         """The plan of the best of some schedules.
+
+        Args:
+            problem: the ops and tensors.
+            candidates: valid schedules, at least one.
+            budget: bytes of activations that the plan must not exceed, if any.
+            interrupted: whether the search ended before its time.
+            prove: whether to look for a bound on the overhead (seconds of work).
 
         Raises:
             InfeasibleError: it exceeds the budget.
@@ -63,16 +79,33 @@ class Strategy(ABC):
             return self.merit(peak_of(problem, schedule), problem.schedule_cost(schedule), budget)
 
         plan = make_plan(problem, str(self), min(candidates, key=merit))
-        if budget is not None and plan.predicted.peak_activations > budget:
-            bound, index = lower_bound(problem)
+        peak = plan.predicted.peak_activations
+        if budget is not None and peak > budget:
             raise InfeasibleError(
-                f"strategy `{self}` needs {format_bytes(plan.predicted.peak_activations)} of activations, "
-                f"the budget is {format_bytes(budget)} and no schedule needs less than {format_bytes(bound)} "
-                f"({problem.ops[index].name})",
-                "raise the budget or try another strategy",
+                f"strategy `{self}` needs {format_bytes(peak)} of activations, the budget is {format_bytes(budget)}, "
+                f"and {_reason(problem)}",
+                f"the smallest budget that a plan was found for is {format_bytes(peak)}; raise it"
+                + ("" if self.name == "auto" else " or try another strategy"),
             )
-        return plan
+        bound = float(least_overhead(problem, peak)) / problem.cost if prove and plan.recomputed else 0.0
+        return replace(plan, interrupted=interrupted, overhead_bound=min(bound, plan.overhead))
 
     def __str__(self) -> str:
         """The strategy as one writes it on the command line, options that differ from their default included."""
         return spell(self)
+
+
+def one_more_forward(problem: Problem) -> float:
+    """Seconds of a step in which each forward op runs twice: what a plan without a budget may cost."""
+    return problem.cost + sum(problem.ops[index].cost for index in problem.forward)
+
+
+def _reason(problem: Problem) -> str:
+    """Why no schedule can need less than the bound: the op, and the largest tensors that it reads and makes."""
+    bound, index = lower_bound(problem)
+    op = problem.ops[index]
+    involved = {problem.view_root[tensor] for tensor in (*op.inputs, *op.outputs)}
+    held = [tensor for tensor in involved if problem.tensors[tensor].kind is Kind.ACTIVATION]
+    held.sort(key=lambda tensor: (-problem.tensors[tensor].bytes, tensor))
+    named = ", ".join(f"'{problem.tensors[t].name}' {format_bytes(problem.tensors[t].bytes)}" for t in held[:3])
+    return f"no schedule needs less than {format_bytes(bound)}, which '{op.name}' holds while it runs ({named})"

@@ -73,6 +73,11 @@ class Memory(Strategy):
 
     def segmentations(self, problem: Problem) -> Iterable[set[int]]:
         """Sets of kept tensors: cuts at bottlenecks and at small cuts, for a range of segment limits."""
+        for chosen in self.boundaries(problem):
+            yield kept_by_cuts(problem, chosen)
+
+    def boundaries(self, problem: Problem) -> Iterator[Sequence[Cut]]:
+        """The cuts between segments, for a range of segment limits; none twice."""
         cuts = [cut for cut in forward_cuts(problem, self.min_bytes) if cut.tensors]
         sizes = [problem.tensors[root].bytes for root in problem.stashed]
         if not sizes:
@@ -86,7 +91,7 @@ class Memory(Strategy):
                 positions = tuple(cut.position for cut in chosen)
                 if positions and positions not in tried:
                     tried.add(positions)
-                    yield kept_by_cuts(problem, chosen)
+                    yield chosen
 
 
 def local_minima(cuts: Sequence[Cut]) -> list[Cut]:

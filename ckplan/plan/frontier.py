@@ -1,0 +1,164 @@
+"""The frontier of peak against overhead: cheapest within a budget, lowest peak within a cost, the knee between."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from ckplan.plan.bounds import lower_bound
+from ckplan.plan.order import best_order
+from ckplan.plan.peak import peak_of
+from ckplan.plan.problem import Problem
+from ckplan.plan.search import Schedule, cut_schedules, evictions, improve, segmented_evictions, within
+
+_RUNGS = 10
+"""How many budgets the frontier is looked for at."""
+_STEP = 0.93
+"""Ratio of one budget to the next on the way down to the lowest peak."""
+
+
+@dataclass
+class Effort:
+    """How much to search.
+
+    Attributes:
+        steps: schedules that are tried to improve the best one.
+        seed: of the random choices.
+        deadline: `time.monotonic` after which nothing new is tried.
+        interrupted: set when the user interrupted the search; what was found until then stands.
+    """
+
+    steps: int = 40
+    seed: int = 0
+    deadline: float = math.inf
+    interrupted: bool = field(default=False, init=False)
+
+    @property
+    def over(self) -> bool:
+        """Whether to stop."""
+        return self.interrupted or time.monotonic() > self.deadline
+
+
+def cheapest(
+    problem: Problem, budget: int, effort: Effort, start: Schedule | None = None, most_cost: float = math.inf
+) -> list[int] | None:
+    """The cheapest schedule found within a budget, or None if none was.
+
+    Args:
+        problem: the ops and tensors.
+        budget: bytes of activations.
+        effort: how much to search.
+        start: a schedule within the budget to improve as well.
+        most_cost: seconds that the schedule must not exceed.
+    """
+    order = list(best_order(problem))
+    if peak_of(problem, order) <= budget:
+        return order
+    best = None if start is None else list(start)
+
+    def note(schedule: list[int]) -> None:
+        nonlocal best
+        if problem.schedule_cost(schedule) <= most_cost and (
+            best is None or problem.schedule_cost(schedule) < problem.schedule_cost(best)
+        ):
+            best = schedule
+
+    try:
+        for schedule in seeds(problem, budget, order, most_cost):
+            note(schedule)
+            if effort.over:
+                break
+        if best is not None and not effort.over:
+            improve(problem, best, budget, order, effort.steps, effort.seed, effort.deadline, note)
+    except KeyboardInterrupt:
+        effort.interrupted = True
+    return best
+
+
+def seeds(problem: Problem, budget: int, order: Schedule, most_cost: float) -> Iterator[list[int]]:
+    """Schedules within a budget from every method, the quickest method first."""
+    most = min(most_cost, 3 * problem.cost)
+    yield from within(problem, evictions(problem, budget, order, most), budget)
+    yield from within(problem, cut_schedules(problem, order), budget)
+    yield from within(problem, segmented_evictions(problem, budget, order, most), budget)
+
+
+def lowest(problem: Problem, most_cost: float, effort: Effort) -> list[int]:
+    """The schedule of the lowest peak found within a cost.
+
+    Budgets are tried downwards until three in a row fail; the first schedule found is good enough for the next one.
+    """
+    order = list(best_order(problem))
+    best = order
+    bound = lower_bound(problem)[0]
+    budget, failures = peak_of(problem, best), 0
+    try:
+        while failures < 3 and budget > bound and not effort.over:
+            budget = max(int(budget * _STEP), bound)
+            for schedule in seeds(problem, budget, order, most_cost):
+                if problem.schedule_cost(schedule) <= most_cost:
+                    best, failures = schedule, 0
+                    budget = min(budget, peak_of(problem, schedule))
+                    break
+            else:
+                failures += 1
+    except KeyboardInterrupt:
+        effort.interrupted = True
+    return best
+
+
+def frontier(
+    problem: Problem, effort: Effort, most_cost: float, progress: Callable[[int, int], None] = lambda done, of: None
+) -> list[list[int]]:
+    """Schedules from the cheapest to the lowest peak; each costs less than the next and needs more.
+
+    Args:
+        problem: the ops and tensors.
+        effort: how much to search, at each budget.
+        most_cost: seconds that no schedule may exceed.
+        progress: called with budgets done and budgets in all.
+    """
+    order = list(best_order(problem))
+    low = lowest(problem, most_cost, effort)
+    high_peak, low_peak = peak_of(problem, order), peak_of(problem, low)
+    found = [order, low]
+    last = low
+    for rung in range(1, _RUNGS):
+        progress(rung, _RUNGS)
+        budget = int(low_peak * (high_peak / max(low_peak, 1)) ** (rung / _RUNGS))
+        schedule = cheapest(problem, budget, effort, last, most_cost)
+        if schedule is not None:
+            found.append(schedule)
+            last = schedule
+        if effort.over:
+            break
+    return undominated(problem, found)
+
+
+def undominated(problem: Problem, schedules: Sequence[Schedule]) -> list[list[int]]:
+    """Those schedules that no other beats in peak and cost at once, the cheapest first."""
+    judged = sorted((problem.schedule_cost(s), peak_of(problem, s), number) for number, s in enumerate(schedules))
+    left: list[list[int]] = []
+    lowest_peak: float = math.inf
+    for _, peak, number in judged:
+        if peak < lowest_peak:
+            left.append(list(schedules[number]))
+            lowest_peak = peak
+    return left
+
+
+def knee(problem: Problem, schedules: Sequence[Schedule]) -> list[int]:
+    """The schedule of a frontier that lies furthest below the line from its one end to the other.
+
+    Satopää et al., "Finding a 'Kneedle' in a Haystack" (ICDCS Workshops 2011), both axes scaled to one.
+    """
+    points = [(problem.schedule_cost(schedule), peak_of(problem, schedule)) for schedule in schedules]
+    costs, peaks = zip(*points, strict=True)
+    width, height = max(costs) - min(costs) or 1, max(peaks) - min(peaks) or 1
+    position = min(
+        range(len(points)),
+        key=lambda i: ((costs[i] - min(costs)) / width + (peaks[i] - min(peaks)) / height, costs[i]),
+    )
+    return list(schedules[position])

@@ -1,0 +1,171 @@
+"""Searching for schedules: seeds from several methods, each improved within a budget for as long as is asked.
+
+The decoder is `ckplan.plan.eviction.evict` followed by `ckplan.plan.retain.retain`: from a factor for each tensor it
+makes a schedule within the budget. The search changes factors of the best schedule so far, of a stretch of the graph or
+of all tensors that look alike, and keeps what is cheaper: biased random keys (Gonçalves & Resende, Journal of
+Heuristics 17, 2011) in a large neighbourhood.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+from ckplan.plan.cuts import Cut, forward_cuts, segment_cuts
+from ckplan.plan.eviction import Weights, evict
+from ckplan.plan.minimum_cut import between_passes
+from ckplan.plan.peak import peak_of
+from ckplan.plan.problem import Kind, Problem
+from ckplan.plan.recompute import recompute_schedule
+from ckplan.plan.retain import retain
+
+PORTFOLIO = tuple(
+    Weights(size_power=size_power, time_power=time_power)
+    for time_power, size_power in ((0.1, 1.0), (0.5, 1.0), (0.5, 0.5), (0.25, 1.0), (0.25, 0.7), (0.0, 1.0), (1.0, 1.0))
+)
+"""Weights that each win on some graph, the most often best first."""
+
+_PRICES = tuple(10.0 ** (exponent / 4) for exponent in range(-6, 15))
+"""Prices of the minimum cut, in the cost of the whole step for all of its stash."""
+
+_KEEP = 4.0
+"""How much dearer to evict a tensor on a boundary of segments is made."""
+
+Schedule = Sequence[int]
+
+
+def effort(problem: Problem, most: int) -> int:
+    """How many schedules to try: as many as asked for graphs of up to 2000 ops, fewer for larger ones, at least two."""
+    return max(2, min(most, most * 2000 // max(len(problem.ops), 1)))
+
+
+def within(problem: Problem, candidates: Iterable[Schedule | None], budget: int) -> Iterator[list[int]]:
+    """Those candidates that keep to a budget, with as little recomputation as it has room for."""
+    for schedule in candidates:
+        if schedule is not None and peak_of(problem, schedule) <= budget:
+            yield retain(problem, schedule, budget)
+
+
+def evictions(problem: Problem, budget: int, order: Schedule, most_cost: float) -> Iterator[Schedule | None]:
+    """Schedules by eviction, for several weights."""
+    for weights in PORTFOLIO[: effort(problem, len(PORTFOLIO))]:
+        yield evict(problem, budget, order, weights, most_cost)
+
+
+def segmented_evictions(problem: Problem, budget: int, order: Schedule, most_cost: float) -> Iterator[Schedule | None]:
+    """Schedules by eviction where boundaries of segments are dear to evict, for segmentations of several sizes.
+
+    Without boundaries a tight budget makes eviction thrash: long chains of recomputations evict each other's results.
+    """
+    tried: set[frozenset[int]] = set()
+    sizes = [problem.tensors[base].bytes for base in problem.stashed]
+    if not sizes:
+        return
+    cuts = [cut for cut in forward_cuts(problem) if cut.tensors]
+    low, high = max(max(sizes), 1), max(sum(sizes), 2)
+    for step in range(effort(problem, 12)):
+        limit = low * (high / low) ** (step / 12)
+        for candidates in ([cut for cut in cuts if cut.tensors == 1], cuts):
+            boundary = frozenset(base for cut in segment_cuts(problem, candidates, limit) for base in cut.crossing)
+            if boundary and boundary not in tried:
+                tried.add(boundary)
+                bias = [_KEEP if tensor in boundary else 1.0 for tensor in range(len(problem.tensors))]
+                for time_power in (0.5, 0.1):
+                    yield evict(problem, budget, order, Weights(time_power=time_power, bias=bias), most_cost)
+
+
+def cut_schedules(problem: Problem, order: Schedule, boundaries: Sequence[Sequence[Cut]] = ((),)) -> Iterator[Schedule]:
+    """Schedules that keep what a minimum cut chooses, for a range of prices and given boundaries of segments."""
+    network = between_passes(problem)
+    stash = sum(problem.tensors[base].bytes for base in problem.stashed)
+    tried: set[frozenset[int]] = set()
+    for cuts in boundaries:
+        forced = {base for cut in cuts for base in cut.crossing}
+        for factor in _PRICES:
+            kept = frozenset(network.solve(factor * problem.cost / max(stash, 1), forced)[0])
+            if kept not in tried:
+                tried.add(kept)
+                yield recompute_schedule(problem, kept, order)
+
+
+def improve(
+    problem: Problem,
+    schedule: Schedule,
+    budget: int,
+    order: Schedule,
+    steps: int,
+    seed: int = 0,
+    deadline: float = float("inf"),
+    found: Callable[[list[int]], None] = lambda schedule: None,
+) -> list[int]:
+    """A schedule at most as dear as a given one, within the same budget.
+
+    Args:
+        problem: the ops and tensors.
+        schedule: where to start; its peak is within the budget.
+        budget: bytes of activations.
+        order: all ops once, in the order that schedules are made along.
+        steps: how many schedules to try. The result depends on the seed and the steps alone, unless the deadline comes
+            before.
+        seed: of the random choices.
+        deadline: `time.monotonic` after which no other schedule is tried.
+        found: called with each better schedule; it survives an interruption.
+    """
+    rng = random.Random(seed)
+    best, cost = list(schedule), problem.schedule_cost(schedule)
+    evictable = [
+        tensor
+        for index in problem.forward
+        for tensor in problem.ops[index].outputs
+        if problem.view_root[tensor] == tensor and problem.tensors[tensor].kind is Kind.ACTIVATION
+    ]
+    alike: dict[tuple[int, float, int], list[int]] = {}
+    for tensor in evictable:
+        maker = problem.ops[problem.producer[tensor]]
+        key = problem.tensors[tensor].bytes, maker.cost, len(problem.consumers[tensor])
+        alike.setdefault(key, []).append(tensor)
+    groups = list(alike.values())
+    for _ in range(steps if evictable else 0):
+        if cost <= problem.cost or time.monotonic() > deadline:
+            break
+        bias = _mutated(problem, best, evictable, groups, rng)
+        target = int(budget * rng.choice((1.0, 1.0, 0.95, 0.9, 0.8)))
+        weights = Weights(time_power=rng.choice((0.0, 0.1, 0.25, 0.5, 1.0)), bias=bias)
+        candidate = evict(problem, target, order, weights, cost * 1.1)
+        if candidate is None or peak_of(problem, candidate) > budget:
+            continue
+        candidate = retain(problem, candidate, budget)
+        if (total := problem.schedule_cost(candidate)) < cost:
+            best, cost = candidate, total
+            found(best)
+    return best
+
+
+def _mutated(
+    problem: Problem, schedule: Schedule, evictable: list[int], groups: list[list[int]], rng: random.Random
+) -> list[float]:
+    """Factors that lead back to a schedule, those of some tensors changed."""
+    runs = Counter(schedule)
+    strength = rng.choice((3.0, 10.0, 100.0))
+    bias = [1.0] * len(problem.tensors)
+    for tensor in evictable:
+        bias[tensor] = 1 / strength if runs[problem.producer[tensor]] > 1 else strength
+    kind = rng.random()
+    if kind < 0.35:  # a stretch of the graph
+        width = max(3, int(len(evictable) * rng.choice((0.02, 0.05, 0.1, 0.2, 0.4))))
+        start = rng.randrange(max(1, len(evictable) - width))
+        for tensor in evictable[start : start + width]:
+            bias[tensor] = rng.choice((1.0, 1.0, 0.1, 10.0))
+    elif kind < 0.7:  # tensors that look alike, such as the same place in identical blocks
+        for group in rng.sample(groups, min(len(groups), rng.choice((1, 2, 3)))):
+            first, last = sorted((rng.randrange(len(group)), rng.randrange(len(group))))
+            factor = rng.choice((0.01, 1.0, 100.0))
+            for tensor in group[first : last + 1]:
+                bias[tensor] = factor
+    else:
+        for tensor in evictable:
+            if rng.random() < 0.1:
+                bias[tensor] = rng.choice((0.01, 0.1, 1.0, 10.0, 100.0))
+    return bias

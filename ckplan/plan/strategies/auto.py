@@ -1,0 +1,83 @@
+"""`auto`: the best plan for what was asked: within a budget, within an overhead, or at the knee between the two."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from ckplan.plan.frontier import Effort, cheapest, frontier, knee, lowest
+from ckplan.plan.order import best_order
+from ckplan.plan.peak import peak_of
+from ckplan.plan.plan import Plan
+from ckplan.plan.problem import Problem
+from ckplan.plan.strategies.base import Strategy, one_more_forward
+
+
+@dataclass(frozen=True)
+class Auto(Strategy):
+    """The cheapest plan within a budget; or the lowest peak within an overhead; or, given neither, the knee.
+
+    Runs what suits the graph and takes the best: reordering alone where that is enough, eviction with the future known,
+    minimum cuts, segments, and a local search (`search`). The knee is the plan where a further byte begins to cost
+    disproportionately (Satopää et al., ICDCS Workshops 2011). Plans carry a lower bound and the gap to it. The wrong
+    choice only when a certain published method is wanted.
+
+    Attributes:
+        overhead: extra compute that the plan may cost, as a ratio of the step (0.1: ten percent); below 0, no limit.
+        seconds: time limit; 0 means none.
+        steps: schedules that are tried after the seeds, at each budget.
+        seed: of the random choices.
+    """
+
+    name: ClassVar[str] = "auto"
+    overhead: float = -1.0
+    seconds: float = 0.0
+    steps: int = 16
+    seed: int = 0
+
+    def schedules(self, problem: Problem) -> Iterable[Sequence[int]]:
+        """The frontier from no recomputation to the lowest peak."""
+        return frontier(problem, self._effort(), self._most_cost(problem))
+
+    def solve(self, problem: Problem, budget: int | None = None) -> Plan:
+        """The plan that was asked for.
+
+        Raises:
+            InfeasibleError: no schedule within the budget and the overhead was found.
+        """
+        effort, most_cost = self._effort(), self._most_cost(problem)
+        order = list(best_order(problem))
+        if budget is not None:
+            found = cheapest(problem, budget, effort, most_cost=most_cost if self.overhead >= 0 else float("inf"))
+            if found is None:
+                found = lowest(problem, most_cost if self.overhead >= 0 else 3 * problem.cost, effort)
+        elif self.overhead >= 0:
+            found = self._within_overhead(problem, most_cost, effort)
+        else:
+            found = knee(problem, frontier(problem, effort, most_cost))
+        return self.choose(problem, [found or order], budget, interrupted=effort.interrupted, prove=True)
+
+    def _within_overhead(self, problem: Problem, most_cost: float, effort: Effort) -> list[int]:
+        """Bisection on the budget: the lowest peak whose cheapest schedule costs no more than is allowed."""
+        best = lowest(problem, most_cost, effort)
+        high = peak_of(problem, best)
+        low = int(high * 0.85)
+        for _ in range(5):
+            if effort.over:
+                break
+            middle = (low + high) // 2
+            found = cheapest(problem, middle, effort, most_cost=most_cost)
+            if found is None:
+                low = middle
+            else:
+                best, high = found, peak_of(problem, found)
+        return best
+
+    def _most_cost(self, problem: Problem) -> float:
+        return problem.cost * (1 + self.overhead) if self.overhead >= 0 else one_more_forward(problem)
+
+    def _effort(self) -> Effort:
+        deadline = time.monotonic() + self.seconds if self.seconds else float("inf")
+        return Effort(self.steps, self.seed, deadline)
