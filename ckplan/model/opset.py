@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import onnx_ir as ir
 
 from ckplan.errors import ModelError
+from ckplan.model.converted import put_right
 
 if TYPE_CHECKING:
     import onnx
@@ -36,9 +37,11 @@ def lift(model: ir.Model) -> tuple[ir.Model, tuple[str, ...]]:
     """
     version = model.graph.opset_imports.get("", model.graph.opset_imports.get("ai.onnx", 0))
     if version >= MINIMUM_OPSET and not model.functions:
+        put_right(model, version)
         model.ir_version = max(model.ir_version or 0, MINIMUM_IR_VERSION)
         return model, ()
     lifted = _through_proto(model, version)
+    put_right(lifted, version)
     lifted.ir_version = max(model.ir_version or 0, MINIMUM_IR_VERSION)
     lifted.producer_name, lifted.producer_version = model.producer_name, model.producer_version
     lifted.metadata_props.update(model.metadata_props)

@@ -1,0 +1,108 @@
+"""Models of old operator sets compute the same after they are loaded."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import onnxruntime
+import pytest
+
+from ckplan.autodiff import build_training_graph
+from ckplan.model import normalise
+
+RNG = np.random.default_rng(0)
+
+
+def floats(*shape: int) -> np.ndarray:
+    return RNG.uniform(0.3, 1.7, shape).astype(np.float32)
+
+
+def ints(*numbers: int) -> np.ndarray:
+    return np.asarray(numbers, dtype=np.int64)
+
+
+REGIONS = np.asarray([[0.2, 0.3, 3.1, 3.2]], np.float32)
+TWICE = np.asarray([1, 1, 2, 2], np.float32)
+HALF = np.asarray([1, 1, 0.5, 0.5], np.float32)
+NOTHING = np.zeros(0, np.float32)
+
+#: Operator, its operator set, what it reads beside a tensor of this shape, attributes.
+CASES = [
+    ("Upsample", 7, (1, 2, 3, 3), [], {"scales": [1.0, 1.0, 2.0, 2.0]}),
+    ("Upsample", 9, (1, 2, 3, 3), [TWICE], {}),
+    ("Upsample", 9, (1, 2, 3, 3), [TWICE], {"mode": "linear"}),
+    ("Resize", 10, (1, 2, 3, 3), [TWICE], {"mode": "linear"}),
+    ("Resize", 10, (1, 2, 4, 4), [HALF], {}),
+    ("Resize", 11, (1, 2, 3, 3), [NOTHING, TWICE], {"mode": "cubic"}),
+    ("Scatter", 9, (3, 3), [ints(1, 0, 2).reshape(1, 3), floats(1, 3)], {}),
+    ("Clip", 7, (3, 3), [], {"min": 0.5, "max": 1.2}),
+    ("Pad", 7, (3, 3), [], {"pads": [1, 0, 0, 1], "mode": "reflect"}),
+    ("Slice", 7, (4, 5), [], {"starts": [1], "ends": [3], "axes": [1]}),
+    ("Squeeze", 7, (1, 4), [], {"axes": [0]}),
+    ("Unsqueeze", 7, (4,), [], {"axes": [0]}),
+    ("ReduceSum", 11, (2, 3), [], {"axes": [1], "keepdims": 0}),
+    ("ReduceMax", 11, (2, 3), [], {"axes": [-1]}),
+    ("ReduceLogSumExp", 13, (2, 3), [], {"axes": [-1]}),
+    ("Softmax", 11, (2, 3, 4), [], {"axis": 1}),
+    ("LogSoftmax", 9, (2, 3, 4), [], {}),
+    ("BatchNormalization", 7, (2, 3, 2, 2), [floats(3), floats(3), floats(3), floats(3)], {}),
+    ("BatchNormalization", 9, (2, 3, 2, 2), [floats(3), floats(3), floats(3), floats(3)], {}),
+    ("Dropout", 7, (2, 3), [], {"ratio": 0.3}),
+    ("Gemm", 7, (2, 3), [floats(3, 4), floats(4)], {}),
+    ("GroupNormalization", 18, (2, 4, 3), [floats(2), floats(2)], {"num_groups": 2}),
+    ("GridSample", 16, (1, 1, 3, 3), [floats(1, 2, 2, 2)], {"mode": "bicubic"}),
+    ("RoiAlign", 10, (1, 1, 5, 5), [REGIONS, ints(0)], {"output_height": 2, "output_width": 2}),
+    ("RoiAlign", 16, (1, 1, 5, 5), [REGIONS, ints(0)], {"output_height": 2, "output_width": 2}),
+    ("AveragePool", 7, (1, 1, 4, 4), [], {"kernel_shape": [2, 2], "count_include_pad": 1, "pads": [1, 1, 1, 1]}),
+    ("DFT", 17, (1, 4, 3, 1), [], {"axis": 1}),
+    ("STFT", 17, (1, 8, 1), [np.asarray(2), floats(4)], {}),
+    ("Mod", 10, (3, 3), [floats(3, 3)], {"fmod": 1}),
+    ("Compress", 9, (4, 2), [np.asarray([1, 0, 1, 1], bool)], {"axis": 0}),
+]
+
+
+def run(model: onnx.ModelProto, feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    names = [output.name for output in session.get_outputs()]
+    return dict(zip(names, session.run(names, feeds), strict=True))
+
+
+@pytest.mark.parametrize(
+    ("op_type", "opset", "shape", "rest", "attributes"), CASES, ids=[f"{case[0]}-{case[1]}" for case in CASES]
+)
+def test_meaning_is_kept(op_type, opset, shape, rest, attributes):
+    names = ["x", *(f"c{index}" for index in range(len(rest)))]
+    nodes = [
+        onnx.helper.make_node("Add", ["w", "zero"], ["x"]),
+        onnx.helper.make_node(op_type, names, ["y"], **attributes),
+        onnx.helper.make_node("Mul", ["y", "y"], ["out"]),
+    ]
+    start = floats(*shape)
+    arrays = {"w": start, **dict(zip(names[1:], rest, strict=True))}
+    graph = onnx.helper.make_graph(
+        nodes,
+        "g",
+        [onnx.helper.make_tensor_value_info("zero", onnx.TensorProto.FLOAT, shape)],
+        [onnx.helper.make_empty_tensor_value_info("out")],
+        [onnx.numpy_helper.from_array(array, name) for name, array in arrays.items()],
+    )
+    graph.output[0].type.tensor_type.elem_type = onnx.TensorProto.FLOAT
+    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", opset)], ir_version=4)
+    feeds = {"zero": np.zeros(shape, np.float32)}
+    expected = run(model, feeds)["out"]
+    loaded = normalise(ir.from_proto(model)).model
+    np.testing.assert_allclose(run(ir.to_proto(loaded), feeds)["out"], expected, rtol=1e-5, atol=1e-6)
+    training = build_training_graph(loaded, loss="sum", wrt=["w"])
+    proto = ir.to_proto(training.model)
+    gradient = run(proto, feeds)[training.gradients["w"]]
+    direction = RNG.normal(size=shape).astype(np.float32)
+
+    def loss(step: float) -> float:
+        return float(run(proto, {**feeds, "w": start + np.float32(step) * direction})[training.loss])
+
+    slope = (loss(0.01) - loss(-0.01)) / 0.02
+    along = gradient * direction
+    assert float(along.sum()) == pytest.approx(slope, rel=0.02, abs=0.02 * float(np.abs(along).sum()) + 1e-3)
