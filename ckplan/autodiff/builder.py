@@ -17,6 +17,7 @@ import onnx.shape_inference
 import onnx_ir as ir
 from onnx_ir.convenience import convert_attribute
 
+from ckplan.autodiff.precision import in_single, narrow_type
 from ckplan.autodiff.registry import NoGradientError
 from ckplan.errors import ModelError
 from ckplan.keys import PHASE as PHASE
@@ -284,6 +285,9 @@ class Builder:
             for key, value in attributes.items()
             if value is not None
         }
+        kind = narrow_type(operands)
+        if kind is not None and in_single(schema, operands, attributes):
+            return self._emit_in_single(kind, op_type, operands, _outputs, attributes)
         count = _outputs or 1
         endings = ["_out"] if count == 1 else [f"_out{i}" for i in range(count)]
         name = self._unique(f"{self._scope}/{op_type}", always=True)
@@ -299,6 +303,25 @@ class Builder:
         self.insert(node)
         self._names.update(cast("str", result.name) for result in results)
         return results[0] if _outputs is None else tuple(results)
+
+    def _emit_in_single(
+        self,
+        kind: ir.DataType,
+        op_type: str,
+        operands: Sequence[ir.Value | None],
+        outputs: int | None,
+        attributes: dict[str, Any],
+    ) -> Any:
+        """Emit a node of half-precision operands in float32, its results in their type again."""
+        if op_type == "OptionalHasElement" and operands[0] is not None and size_of(operands[0]) > 1:
+            # One element is there when all are.
+            ends = (np.asarray([end], dtype=np.int64) for end in (0, 1))
+            operands = [self.Slice(self.reshape(operands[0], [size_of(operands[0])]), *ends)]
+        single = ir.DataType.FLOAT
+        wide = [self.Cast(v, to=single) if v is not None and v.dtype == kind else v for v in operands]
+        found = self.emit(op_type, *wide, _outputs=outputs, **attributes)
+        results = [self.Cast(r, to=kind) if r.dtype == single else r for r in (found if outputs else [found])]
+        return tuple(results) if outputs else results[0]
 
     def infer(self, node: ir.Node) -> None:
         """Fill in dtype and static shape of a node's outputs from those of its inputs.

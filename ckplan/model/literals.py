@@ -19,9 +19,10 @@ from ckplan.model.constants import is_constant
 _PATH = re.compile(r"[A-Za-z][A-Za-z0-9_]*(\.[A-Za-z0-9_]+)+")
 # Variables of TensorFlow: a scope, and the operation that reads them.
 _VARIABLE = re.compile(r"(.*/)?[A-Za-z][A-Za-z0-9_.-]*/(ReadVariableOp|read)(_\d+)?(:\d+)?")
-# A weight of the outermost module has no path: its name says what it is.
+# A weight of the outermost module has no path: its name says what it is. Names that literals bear as well (scale) do
+# not count.
 _WEIGHT = re.compile(
-    r"(^|_)(scale|temperature|temp|tau|alpha|beta|gamma|theta|sigma|weight|bias|gain|slope|logit|gate|lambda)(_|s?\d*$)",
+    r"(logit_(scale|bias)|temperature|temp|tau|alpha|beta|gamma|theta|sigma|gate|gain|slope|weight|bias)_?\d*",
     re.IGNORECASE,
 )
 _LITERAL = re.compile(
@@ -37,7 +38,7 @@ def is_literal(value: ir.Value) -> bool:
 
     Returns:
         True for what the loader marked (see `ckplan.model.constants.is_constant`), and for a value of rank 0 whose name
-        is no path of attributes (``clip.logit_scale``), no variable of TensorFlow, and holds no word for a weight
+        is no path of attributes (``clip.logit_scale``), no variable of TensorFlow, and no usual name of a weight
         (``temperature``) either.
     """
     if is_constant(value):
@@ -51,4 +52,4 @@ def names_a_weight(name: str) -> bool:
         return False
     if _PATH.fullmatch(name) or _VARIABLE.fullmatch(name):
         return True
-    return name.isidentifier() and not name.startswith("_") and _WEIGHT.search(name) is not None
+    return _WEIGHT.fullmatch(name) is not None

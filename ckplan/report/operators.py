@@ -38,9 +38,9 @@ _MICROSOFT = """
 ## com.microsoft
 
 {written} operators that exporters and onnxruntime's optimiser write are replaced by the standard operators they are
-equal to when a model is loaded, SimplifiedLayerNormalization in the domain of ai.onnx too. Forms that standard operators
-cannot say (a cache of keys and values, packed batches) are reported with the reason. Operators that are not listed have
-no gradient either; a model that holds them is trained up to them with `--no-grad`, or exported without them.
+equal to when a model is loaded, SimplifiedLayerNormalization in the domain of ai.onnx too. Forms that standard
+operators cannot say (a cache of keys and values, packed batches) are reported with the reason. Operators that are not
+listed have no gradient either: freeze what stands before them with `--no-grad`, or export the model without them.
 
 """
 

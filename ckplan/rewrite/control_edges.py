@@ -10,6 +10,8 @@ OptionalHasElement reads plain tensors since opset 18 (https://onnx.ai/onnx/oper
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import onnx_ir as ir
 
@@ -28,7 +30,7 @@ def is_control(node: ir.Node) -> bool:
 
 def shape_constant(dims: tuple[int, ...], initializers: dict[str, ir.Value]) -> ir.Value:
     """The initializer that holds a shape; made once for equal shapes."""
-    name = "ckplan/shape" + "".join(f"_{dim}" for dim in dims)
+    name = "ckplan/shape_dims" + "".join(f"_{dim}" for dim in dims)  # no name that an edge may get, too
     if name not in initializers:
         array = np.array(dims, np.int64)
         initializers[name] = ir.Value(
@@ -64,7 +66,7 @@ class ControlEdges:
         dims = dimensions_of(tensor)
         if dims is None or tensor.dtype is None:
             raise ModelError(f"value '{tensor.name}' has no static shape", "bind its dimensions with --dim")
-        ready = self._emit("ready", "OptionalHasElement", [after], ir.DataType.BOOL, ())
+        ready = self._ready(after)
         before = len(self._made)
         if bytes_of(tensor) < SMALL and tensor.dtype in _SELECTABLE:
             alias = self._emit("copy", "Where", [ready, tensor, tensor], tensor.dtype, dims)
@@ -78,9 +80,22 @@ class ControlEdges:
         self.count += len(self._made) > before
         return alias
 
+    def _ready(self, after: ir.Value) -> ir.Value:
+        """A True that is there once ``after`` is."""
+        if after.dtype == ir.DataType.BFLOAT16:
+            # The operator does not know the type, so it is asked for one element in another.
+            flat, start, end = (shape_constant((number,), self.initializers) for number in (-1, 0, 1))
+            row = self._emit("row", "Reshape", [after, flat], after.dtype, (math.prod(dimensions_of(after) or (1,)),))
+            first = self._emit("first", "Slice", [row, start, end], after.dtype, (1,))
+            after = self._emit("single", "Cast", [first], ir.DataType.FLOAT, (1,))
+            producer = after.producer()
+            assert producer is not None
+            producer.attributes["to"] = ir.AttrInt64("to", int(ir.DataType.FLOAT))
+        return self._emit("ready", "OptionalHasElement", [after], ir.DataType.BOOL, ())
+
     def shape_after(self, dims: tuple[int, ...], after: ir.Value) -> ir.Value:
         """A shape that waits for ``after``, so that no optimiser knows it."""
-        ready = self._emit("ready", "OptionalHasElement", [after], ir.DataType.BOOL, ())
+        ready = self._ready(after)
         return self._waiting_shape(ready, dims)
 
     def _waiting_shape(self, ready: ir.Value, dims: tuple[int, ...]) -> ir.Value:

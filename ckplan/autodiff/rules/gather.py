@@ -132,7 +132,8 @@ def one_hot(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
     g, values = dy[0], required_input(node, 2)
     assert g is not None
     zero_one = np.asarray([0, 1], dtype=dtype_of(values))
-    on = op.OneHot(node.inputs[0], node.inputs[1], zero_one, axis=attr_int(node, "axis", -1))
+    depth = op.constant_ints(node, 1, "depth")  # as integers: shape inference does not read every type it may have
+    on = op.OneHot(node.inputs[0], op.constant(depth or ()), zero_one, axis=attr_int(node, "axis", -1))
     axes = range(len(shape_of(g)))
     chosen = op.reshape(op.reduce_sum(op.Mul(g, on), axes), [1])
     rest = op.Sub(op.reshape(op.reduce_sum(g, axes), [1]), chosen)

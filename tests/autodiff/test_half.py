@@ -1,0 +1,197 @@
+"""Models in half precision, and in half precision with float32 weights."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from ckplan.autodiff import TrainingGraph, build_training_graph
+from ckplan.errors import ModelError
+from ckplan.measure import measure
+from ckplan.model.execute import random_inputs
+from ckplan.model.loading import normalise
+from ckplan.model.saving import save
+from tests.autodiff.gradcheck import onnxruntime_run, parse, reference
+from tests.node_cases.retype import retyped
+
+Array = np.ndarray
+_SAMPLES = Path(__file__).parents[2] / "sample_models"
+
+
+def _cast_at_the_borders(name: str) -> tuple[onnx.ModelProto, onnx.ModelProto]:
+    """A sample model in float16, with float32 inputs and outputs; and in float32 with the same, rounded weights."""
+    model = onnx.load(_SAMPLES / f"{name}.onnx")
+    for tensor in model.graph.initializer:
+        if tensor.data_type == TensorProto.FLOAT:  # the lowest number of float32, in a mask, has no place in float16
+            array = np.clip(numpy_helper.to_array(tensor), -6e4, 6e4)
+            tensor.CopyFrom(numpy_helper.from_array(array, tensor.name))
+    half = retyped(model, TensorProto.FLOAT16)
+    single = retyped(half, TensorProto.FLOAT)
+    graph = half.graph
+    for value in graph.input:
+        if value.type.tensor_type.elem_type == TensorProto.FLOAT16:
+            value.type.tensor_type.elem_type = TensorProto.FLOAT
+            _read_as_half(graph, value.name)
+    _put_out_as_single(graph)
+    return half, single
+
+
+def _read_as_half(graph: onnx.GraphProto, name: str) -> None:
+    for node in graph.node:
+        node.input[:] = [f"{name}_half" if read == name else read for read in node.input]
+    graph.node.insert(0, helper.make_node("Cast", [name], [f"{name}_half"], to=TensorProto.FLOAT16))
+
+
+def _put_out_as_single(graph: onnx.GraphProto) -> None:
+    for value in graph.output:
+        if value.type.tensor_type.elem_type == TensorProto.FLOAT16:
+            value.type.tensor_type.elem_type = TensorProto.FLOAT
+            inner = f"{value.name}_half"
+            for node in graph.node:
+                node.input[:] = [inner if read == value.name else read for read in node.input]
+                node.output[:] = [inner if made == value.name else made for made in node.output]
+            graph.node.append(helper.make_node("Cast", [inner], [value.name], to=TensorProto.FLOAT))
+
+
+def _training(proto: onnx.ModelProto, **options: Any) -> TrainingGraph:
+    return build_training_graph(normalise(ir.from_proto(proto)).model, **options)
+
+
+def _feeds(training: TrainingGraph) -> dict[str, Array]:
+    made = random_inputs(training.model)
+    return {name: array for name, array in made.items() if name not in training.gradients}
+
+
+def _distance(training: TrainingGraph, other: TrainingGraph, feeds: dict[str, Array]) -> float:
+    """Of all gradients together, relative, in L2."""
+    found, wanted = onnxruntime_run(training.model, feeds), onnxruntime_run(other.model, feeds)
+    assert set(training.gradients) == set(other.gradients)
+    pairs = [
+        (found[training.gradients[name]].astype(np.float64), wanted[other.gradients[name]].astype(np.float64))
+        for name in training.gradients
+    ]
+    size = sum(float((b**2).sum()) for _, b in pairs)
+    return float(np.sqrt(sum(float(((a - b) ** 2).sum()) for a, b in pairs) / size))
+
+
+@pytest.mark.parametrize("name", ["mlp", "gpt_tiny", "resnet_tiny"])
+def test_a_float16_model_trains_in_onnxruntime(name: str) -> None:
+    half, single = _cast_at_the_borders(name)
+    ours, wanted = _training(half), _training(single)
+    initializers = ours.model.graph.initializers
+    assert {initializers[parameter].dtype for parameter in ours.gradients} == {ir.DataType.FLOAT16}
+    assert _distance(ours, wanted, _feeds(wanted)) < 1e-2
+
+
+def test_float32_weights_that_are_cast_to_float16_get_float32_gradients() -> None:
+    single = onnx.load(_SAMPLES / "mlp.onnx")
+    mixed = onnx.ModelProto()
+    mixed.CopyFrom(single)
+    graph = mixed.graph
+    weights = [tensor.name for tensor in graph.initializer]
+    fed = [value.name for value in graph.input if value.type.tensor_type.elem_type == TensorProto.FLOAT]
+    for name in (*weights, *fed):
+        _read_as_half(graph, name)
+    for value in graph.output:
+        value.type.tensor_type.elem_type = TensorProto.FLOAT16
+    _put_out_as_single(graph)
+    del graph.value_info[:]
+    ours, wanted = _training(mixed), _training(single)
+    feeds = _feeds(wanted)
+    found = onnxruntime_run(ours.model, feeds)
+    assert all(found[gradient].dtype == np.float32 for gradient in ours.gradients.values())
+    assert _distance(ours, wanted, feeds) < 1e-2
+
+
+def test_a_loss_scale_saves_gradients_that_float16_cannot_hold() -> None:
+    x = np.full((2, 4), 1e-5, np.float16)
+    model = parse(
+        """g (float16[2,4] x) => (float16 loss) {
+            h = Mul (x, w)
+            y = Mul (h, small)
+            loss = ReduceMean <keepdims = 0> (y)
+        }""",
+        w=np.ones(4, np.float16),
+        small=np.full(4, 1e-2, np.float16),
+    )
+    plain = build_training_graph(model, wrt=["w"])
+    assert not onnxruntime_run(plain.model, {"x": x})[plain.gradients["w"]].any()
+    scaled = build_training_graph(model, wrt=["w"], loss_scale=16384.0)
+    found = onnxruntime_run(scaled.model, {"x": x})[scaled.gradients["w"]]
+    assert found.dtype == np.float32
+    np.testing.assert_allclose(found, 2 * 1e-5 * 1e-2 / 8, rtol=3e-2)
+
+
+_ROWS = 2048
+
+
+@pytest.mark.parametrize(
+    ("node", "opset"),
+    [
+        ("LayerNormalization <axis = -1> (x, w, b)", 21),
+        ("RMSNormalization <axis = -1> (x, w)", 23),
+        ("InstanceNormalization (x, w, b)", 21),
+        ("GroupNormalization <num_groups = 1> (x, w, b)", 21),
+    ],
+)
+def test_sums_of_normalisations_are_made_in_float32(node: str, opset: int) -> None:
+    """The sum of a row, 200,000, and its square have no place in float16."""
+    channels = node.startswith(("Instance", "Group"))
+    shape = (2, 1, _ROWS) if channels else (2, _ROWS)
+    rng = np.random.default_rng(0)
+    x = (100 + 4 * rng.standard_normal(shape)).astype(np.float16)
+    sizes = 1 if channels else _ROWS
+
+    def gradients(kind: str, dtype: type[np.floating[Any]]) -> Array:
+        text = f"""<ir_version: 11, opset_import: ["": {opset}]> g ({kind}[{",".join(map(str, shape))}] other)
+            => ({kind} loss) {{
+            y = {node}
+            z = Mul (y, other)
+            loss = ReduceMean <keepdims = 0> (z)
+        }}"""
+        proto = onnx.parser.parse_model(text)
+        arrays = {"x": x, "w": np.ones(sizes), "b": np.zeros(sizes)}
+        used = {name for made in proto.graph.node for name in made.input}
+        proto.graph.initializer.extend(
+            numpy_helper.from_array(array.astype(dtype), name) for name, array in arrays.items() if name in used
+        )
+        training = build_training_graph(normalise(ir.from_proto(proto)).model, loss="loss", wrt=["x", "w"])
+        other = np.random.default_rng(1).standard_normal(shape).astype(np.float16).astype(dtype)
+        results = onnxruntime_run(training.model, {"other": other})
+        return np.concatenate([results[training.gradients[name]].ravel().astype(np.float64) for name in ("x", "w")])
+
+    found, wanted = gradients("float16", np.float16), gradients("float", np.float32)
+    # The smallest step of float16 near zero is 6e-8, and the gradients of x are about 1e-4.
+    np.testing.assert_allclose(found, wanted, rtol=0, atol=2e-2 * np.abs(wanted).max())
+
+
+def test_bfloat16_that_onnxruntime_cannot_run_is_said_so(tmp_path: Path) -> None:
+    proto = retyped(onnx.load(_SAMPLES / "mlp.onnx"), TensorProto.BFLOAT16)
+    training = _training(proto)
+    path = tmp_path / "training.onnx"
+    save(training.model, path)
+    with pytest.raises(ModelError, match="few CPU kernels and inserts no Casts"):
+        measure(path)
+
+
+def test_bfloat16_by_the_reference() -> None:
+    model = parse(
+        """g (bfloat16[3,4] x) => (bfloat16 loss) {
+            h = MatMul (x, w)
+            y = Softmax (h)
+            z = Mul (y, y)
+            loss = ReduceMean <keepdims = 0> (z)
+        }""",
+        w=np.zeros((4, 5), np.float32).astype(ir.DataType.BFLOAT16.numpy()),
+    )
+    x = np.random.default_rng(0).standard_normal((3, 4)).astype(ir.DataType.BFLOAT16.numpy())
+    training = build_training_graph(model, loss="loss", wrt=["w"])
+    found = reference(training.model, {"x": x})[training.gradients["w"]]
+    assert found.dtype == x.dtype
+    assert np.isfinite(found.astype(np.float32)).all()
