@@ -18,6 +18,10 @@ RECOMPUTE_OF = PREFIX + "recompute_of"
 """Of a repeated node: the name of the node that it repeats."""
 ONCE = PREFIX + "once"
 """Of a node that no plan runs again, as what it makes must be kept: why, in a word."""
+STORE = PREFIX + "store"
+"""Of a control-flow or recurrent node: JSON list of patterns of what is kept of each step."""
+NOT_EXPANDED = PREFIX + "not_expanded"
+"""Of a node of com.microsoft that is not written in standard operators: why."""
 
 # -- of values ---------------------------------------------------------------------------------------------------------
 

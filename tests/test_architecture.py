@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -116,6 +117,14 @@ def test_planning_is_numbers_only(path: Path) -> None:
 @pytest.mark.parametrize("path", FILES, ids=module_of)
 def test_no_file_holds_two_subjects(path: Path) -> None:
     assert len(path.read_text(encoding="utf-8").splitlines()) <= MAX_LINES
+
+
+KEY = re.compile(r"""["']pkg\.ckplan\.[a-z_]*["']""")
+
+
+@pytest.mark.parametrize("path", [path for path in FILES if path.name != "keys.py"], ids=module_of)
+def test_metadata_keys_are_spelled_in_one_place(path: Path) -> None:
+    assert not KEY.findall(path.read_text(encoding="utf-8"))
 
 
 def test_every_directory_is_a_package() -> None:

@@ -12,7 +12,8 @@ from ckplan.autodiff.inline import inline_function
 from ckplan.autodiff.paths import Composite, Composites, captured, differentiable_inputs, entry_of, reads
 from ckplan.autodiff.registry import NON_DIFFERENTIABLE, NoGradientError
 from ckplan.errors import UnsupportedOperatorsError
-from ckplan.model.contrib import MICROSOFT, REASON_KEY, REFUSED
+from ckplan.keys import NOT_EXPANDED
+from ckplan.model.contrib import MICROSOFT, REFUSED
 
 Finish = Callable[[Builder, ir.Value, float], ir.Value]
 
@@ -223,7 +224,7 @@ def _accumulate(op: Builder, value: ir.Value, gradient: ir.Value, factor: float)
 def _reason(node: ir.Node) -> str | None:
     """Say why a node is not differentiated whatever rules there are, None if nothing is known against it."""
     if node.domain:
-        return node.metadata_props.get(REASON_KEY) or REFUSED.get(node.op_type) if node.domain == MICROSOFT else None
+        return node.metadata_props.get(NOT_EXPANDED) or REFUSED.get(node.op_type) if node.domain == MICROSOFT else None
     return NON_DIFFERENTIABLE.get(node.op_type)
 
 

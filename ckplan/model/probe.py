@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import onnx_ir as ir
 
 from ckplan.errors import EnvironmentUnavailableError, ModelError
-from ckplan.model.contrib import MICROSOFT, REASON_KEY
+from ckplan.keys import NOT_EXPANDED
+from ckplan.model.contrib import MICROSOFT
 from ckplan.model.execute import execute, random_inputs
 from ckplan.model.infer import is_known
 
@@ -66,7 +67,7 @@ def learn(model: ir.Model) -> tuple[str, ...]:
 def _blame_operator(node: ir.Node) -> None:
     """Raise for a node that nothing can tell the shape of because of what it is."""
     what = f"{node.op_type} '{node.name}'"
-    reason = node.metadata_props.get(REASON_KEY)
+    reason = node.metadata_props.get(NOT_EXPANDED)
     if reason is not None:
         raise ModelError(f"{what} of {node.domain} is not supported: {reason}")
     if node.domain not in _KNOWN_DOMAINS:

@@ -11,7 +11,8 @@ import onnxruntime
 import pytest
 
 from ckplan.errors import ModelError
-from ckplan.model.contrib import REASON_KEY, REFUSED, expansions
+from ckplan.keys import NOT_EXPANDED
+from ckplan.model.contrib import REFUSED, expansions
 from ckplan.model.contrib.registry import expansion
 from ckplan.model.loading import ForwardModel, normalise
 from tests.model.contrib_cases import CASES, Case, case, integers, model_of, numbers
@@ -96,7 +97,7 @@ def test_forms_that_cannot_be_written_stay_with_a_reason(given: Case, reason: st
     model = ir.from_proto(proto)
     try:
         (node,) = normalise(model, shapes={name: array.shape for name, array in feeds.items()}).model.graph
-        said = node.metadata_props[REASON_KEY]
+        said = node.metadata_props[NOT_EXPANDED]
     except ModelError as error:  # onnxruntime cannot run it either
         said = str(error)
     assert re.search(reason, said)

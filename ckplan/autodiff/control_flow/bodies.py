@@ -8,9 +8,10 @@ from typing import cast
 import numpy as np
 import onnx_ir as ir
 
-from ckplan.autodiff.builder import PHASE, Builder, shape_of
+from ckplan.autodiff.builder import Builder, shape_of
 from ckplan.autodiff.paths import bodies, discard
 from ckplan.autodiff.registry import NoGradientError
+from ckplan.keys import PHASE
 from ckplan.model import copies
 
 

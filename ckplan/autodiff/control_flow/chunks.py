@@ -14,7 +14,7 @@ from typing import Literal
 import numpy as np
 import onnx_ir as ir
 
-from ckplan.autodiff.builder import PHASE, Builder, shape_of
+from ckplan.autodiff.builder import Builder, shape_of
 from ckplan.autodiff.control_flow.bodies import BodyBuilder, close, copy_nodes, emit_control, new_value
 from ckplan.autodiff.control_flow.loop import loop_as_scan
 from ckplan.autodiff.control_flow.policy import keep_patterns, spread_patterns
@@ -22,6 +22,7 @@ from ckplan.autodiff.control_flow.recurrence import Track, row_shape, scan_of, t
 from ckplan.autodiff.paths import discard
 from ckplan.autodiff.registry import NoGradientError, collect
 from ckplan.errors import UsageError
+from ckplan.keys import PHASE
 
 Chunks = int | Literal["sqrt"]
 """How many chunks; ``sqrt``: as many as a chunk has steps, about."""

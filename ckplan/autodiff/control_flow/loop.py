@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from ckplan.autodiff.builder import PHASE, Builder, Gradients, attr_int, shape_of
+from ckplan.autodiff.builder import Builder, Gradients, attr_int, shape_of
 from ckplan.autodiff.control_flow.backward import BackwardStep
 from ckplan.autodiff.control_flow.bodies import BodyBuilder, close, close_body, dims_of, emit_control, new_value
 from ckplan.autodiff.control_flow.recurrence import Recurrence, row_shape
@@ -19,6 +19,7 @@ from ckplan.autodiff.control_flow.scan import backward_metadata, scan_gradient
 from ckplan.autodiff.control_flow.step import backward_step
 from ckplan.autodiff.paths import captured, discard, needed_nodes
 from ckplan.autodiff.registry import NoGradientError
+from ckplan.keys import PHASE
 from ckplan.model.bodies import changing_states, fixed_trips, most_trips
 from ckplan.model.infer import static_shape
 

@@ -11,10 +11,8 @@ import onnx_ir as ir
 
 from ckplan.autodiff.paths import bodies
 from ckplan.errors import UsageError
+from ckplan.keys import STORE
 from ckplan.model.traits import HEAVY, is_random
-
-STORE = "pkg.ckplan.store"
-"""Node metadata of a control-flow or recurrent node: a JSON list of patterns of what is kept of each step."""
 
 NOTHING = "none"
 """The pattern that stands for nothing but the carried states."""

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 import numpy as np
 import onnx_ir as ir
 
-from ckplan.autodiff.builder import PHASE, Builder, Gradients, shape_of
+from ckplan.autodiff.builder import Builder, Gradients, shape_of
 from ckplan.autodiff.control_flow.backward import BackwardStep, Read
 from ckplan.autodiff.control_flow.bodies import emit_control, new_value
-from ckplan.autodiff.control_flow.policy import STORE
 from ckplan.autodiff.control_flow.recurrence import Recurrence, Track, scan_of, track_attributes
 from ckplan.autodiff.control_flow.step import backward_step
 from ckplan.autodiff.paths import captured
+from ckplan.keys import PHASE, STORE
 
 
 def scan_gradient(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:

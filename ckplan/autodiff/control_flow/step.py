@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 
 import onnx_ir as ir
 
-from ckplan.autodiff.builder import PHASE, Builder
+from ckplan.autodiff.builder import Builder
 from ckplan.autodiff.control_flow.backward import BackwardStep, Carried, Made, Read
 from ckplan.autodiff.control_flow.bodies import (
     BodyBuilder,
@@ -30,6 +30,7 @@ from ckplan.autodiff.engine import backpropagate, reachable
 from ckplan.autodiff.paths import captured, differentiable_inputs, discard, entry_of
 from ckplan.autodiff.registry import NoGradientError
 from ckplan.errors import UnsupportedOperatorsError
+from ckplan.keys import PHASE
 
 
 def backward_step(op: Builder, loop: Recurrence, dy: Sequence[ir.Value | None]) -> BackwardStep | None:

@@ -4,7 +4,7 @@ Exporters and onnxruntime's optimiser emit them for speed. In standard operators
 this package holds for them, and the training graph runs anywhere; onnxruntime fuses again what it likes to.
 """
 
-from ckplan.model.contrib.expand import REASON_KEY, adopt, expand
+from ckplan.model.contrib.expand import adopt, expand
 from ckplan.model.contrib.registry import MICROSOFT, QUANTISED, REFUSED, expansions
 
-__all__ = ["MICROSOFT", "QUANTISED", "REASON_KEY", "REFUSED", "adopt", "expand", "expansions"]
+__all__ = ["MICROSOFT", "QUANTISED", "REFUSED", "adopt", "expand", "expansions"]

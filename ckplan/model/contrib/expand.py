@@ -7,11 +7,9 @@ from collections.abc import Callable
 import numpy as np
 import onnx_ir as ir
 
+from ckplan.keys import NOT_EXPANDED
 from ckplan.model.contrib.emitter import Emitter, NotExpandableError
 from ckplan.model.contrib.registry import ADOPTED, MICROSOFT, REFUSED, expansions
-
-#: Metadata of a node that was left as it is: why.
-REASON_KEY = "pkg.ckplan.not_expanded"
 
 
 def adopt(model: ir.Model) -> None:
@@ -51,7 +49,7 @@ def expand(
     function = expansions().get(node.op_type)
     if function is None:
         if node.op_type in REFUSED:
-            node.metadata_props[REASON_KEY] = REFUSED[node.op_type]
+            node.metadata_props[NOT_EXPANDED] = REFUSED[node.op_type]
         return False
     assert node.graph is not None
     graph = node.graph
@@ -62,7 +60,7 @@ def expand(
             if emitter.reads_output(index) and (index >= len(results) or results[index] is None):
                 raise NotExpandableError(f"its output {index} has no counterpart")
     except NotExpandableError as error:
-        node.metadata_props[REASON_KEY] = error.reason
+        node.metadata_props[NOT_EXPANDED] = error.reason
         for fresh in reversed(emitter.emitted):
             graph.remove(fresh, safe=True)
         return False
