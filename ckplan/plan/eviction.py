@@ -83,6 +83,11 @@ class _Eviction:
             for tensor, held in enumerate(self.counted)
         ]
         self.reads = [tuple(dict.fromkeys(t for t in op.inputs if self.producer[t] >= 0)) for op in self.ops]
+        self.readers: list[list[int]] = [[] for _ in range(count)]
+        """Ops that read a root or a view of it."""
+        for index in range(len(self.ops)):
+            for base in {self.root[tensor] for tensor in self.reads[index]}:
+                self.readers[base].append(index)
         self.live = [not held for held in self.counted]
         self.version = [0] * count
         """How often a root was made."""
@@ -186,9 +191,7 @@ class _Eviction:
             self.made_from[tensor] = self.version[base]
             if base != tensor and self.producer[base] >= 0 and (op.backward or not op.recomputable):
                 # This view cannot be made again, so what it is a view of stays.
-                for sibling in self.ops[self.producer[base]].outputs:
-                    self.evictable[sibling] = False
-                    self.stamp[sibling] += 1
+                self._hold(base)
         self.schedule.append(index)
         self.cost += op.cost
 
@@ -204,10 +207,41 @@ class _Eviction:
         """Free a root that nothing reads any more; else let it be evicted."""
         if self.counted[base] and self.live[base] and not self.pins[base]:
             if not self.uses[base]:
-                self._free(base)
+                if self.evictable[base] or not self._keeps_others(base):
+                    self._free(base)
             elif self.evictable[base]:
                 self.stamp[base] += 1
                 heapq.heappush(self.heap, (self._score(base), base, self.stamp[base]))
+
+    def _keeps_others(self, base: int) -> bool:
+        """Say whether something that was evicted needs a root that cannot be made again and is read no more.
+
+        If nothing does, what is alive and was made from the root must not be evicted from now on.
+        """
+        stay: list[int] = []
+        stack, seen = [base], {base}
+        while stack:
+            for reader in self.readers[stack.pop()]:
+                for tensor in self.ops[reader].outputs:
+                    made = self.root[tensor]
+                    if made in seen or self.ops[reader].backward or not self.counted[made]:
+                        continue
+                    seen.add(made)
+                    if self.live[made]:
+                        stay.append(made)
+                    elif self.uses[made] and self.version[made]:
+                        return True
+                    else:
+                        stack.append(made)
+        for made in stay:
+            self._hold(made)
+        return False
+
+    def _hold(self, base: int) -> None:
+        """Never evict a root again, nor what is made together with it."""
+        for sibling in self.ops[self.producer[base]].outputs:
+            self.evictable[sibling] = False
+            self.stamp[sibling] += 1
 
     def _free(self, base: int) -> None:
         if self.live[base]:
