@@ -13,6 +13,7 @@ import onnx
 from ckplan.autodiff.crossentropy import LOSS_OPERATORS
 from ckplan.autodiff.registry import NON_DIFFERENTIABLE, ZERO_DERIVATIVE, entries, lookup
 from ckplan.model.contrib import MICROSOFT, REFUSED, expansions
+from ckplan.model.sequences import RESOLVED
 
 _FLOATS = frozenset({"tensor(float)", "tensor(double)", "tensor(float16)", "tensor(bfloat16)"})
 
@@ -22,13 +23,14 @@ class Kind(Enum):
 
     RULE = "rule"
     FUNCTION = "function"
+    RESOLVED = "resolved"
     ZERO = "zero derivative"
     NOT = "not differentiable"
     MISSING = "missing"
 
 
 #: The kinds that count as differentiable operators.
-DIFFERENTIABLE = (Kind.RULE, Kind.FUNCTION, Kind.MISSING)
+DIFFERENTIABLE = (Kind.RULE, Kind.FUNCTION, Kind.RESOLVED, Kind.MISSING)
 
 
 @dataclass(frozen=True)
@@ -76,6 +78,8 @@ def _coverage(schema: Any, version: int) -> Coverage:
         return Coverage(name, since, Kind.RULE, "replaced by simpler nodes that are differentiated as one")
     if name in ZERO_DERIVATIVE:
         return Coverage(name, since, Kind.ZERO, "constant between its steps")
+    if name in RESOLVED and name in NON_DIFFERENTIABLE:
+        return Coverage(name, since, Kind.RESOLVED, f"refused if {NON_DIFFERENTIABLE[name]}")
     if name in NON_DIFFERENTIABLE:
         return Coverage(name, since, Kind.NOT, NON_DIFFERENTIABLE[name])
     if not schema.inputs:

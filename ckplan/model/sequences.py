@@ -268,3 +268,6 @@ _HANDLERS: dict[str, Callable[[_Site], None]] = {
     "SequenceMap": _map,
     "SplitToSequence": _split,
 }
+
+#: Operators that are resolved where their make-up is known.
+RESOLVED = frozenset(_HANDLERS) - {"Identity"}

@@ -61,6 +61,7 @@ def operators(standard: Sequence[Coverage], microsoft: Sequence[Coverage]) -> Re
 HEADINGS = {
     Kind.RULE: "Differentiated by a rule",
     Kind.FUNCTION: "Differentiated through the function that defines them",
+    Kind.RESOLVED: "Resolved when a model is loaded: sequences and optionals",
     Kind.MISSING: "Missing",
     Kind.ZERO: "Constant between their steps: they pass no gradient on",
     Kind.NOT: "Not differentiable",
@@ -75,5 +76,6 @@ def summary(standard: Sequence[Coverage]) -> str:
     return (
         f"{differentiable} of the {len(standard)} operators of ai.onnx are differentiable: {found[Kind.RULE]} have a "
         f"rule, {found[Kind.FUNCTION]} are differentiated through the function that defines them, "
+        f"{found[Kind.RESOLVED]} give way to the elements they hold, "
         f"{found[Kind.MISSING]} are missing."
     )

@@ -20,11 +20,13 @@ Written by `python -m ckplan.report.operators docs/operators.md`; `ckplan ops` p
 | differentiable | {differentiable} |
 | of these by a rule | {rule} |
 | of these through the function that defines them | {function} |
+| of these by the elements they stand for | {resolved} |
 | of these missing | {missing} |
 | constant between their steps: the derivative is zero | {zero} |
 | not differentiable | {nothing} |
 
-*rule*: ckplan knows the derivative. *function*: ONNX defines the operator by others, which take its place. *zero
+*rule*: ckplan knows the derivative. *function*: ONNX defines the operator by others, which take its place.
+*resolved*: a sequence or an optional gives way, when the model is loaded, to the elements that it holds. *zero
 derivative*: an answer, not an error; if no parameter reaches the loss because of such a node, the error names it.
 QuantizeLinear and its kin are refused instead, or taken for the identity with `--straight-through`. *not
 differentiable*: a node on the way from a parameter to the loss is reported with the reason, unless it puts out no
@@ -61,6 +63,7 @@ def page(standard: Sequence[Coverage], microsoft: Sequence[Coverage], version: s
         differentiable=sum(found[kind] for kind in DIFFERENTIABLE),
         rule=found[Kind.RULE],
         function=found[Kind.FUNCTION],
+        resolved=found[Kind.RESOLVED],
         missing=found[Kind.MISSING],
         zero=found[Kind.ZERO],
         nothing=found[Kind.NOT],
