@@ -12,7 +12,7 @@ import onnx_ir as ir
 from ckplan.errors import ModelError
 from ckplan.model.cleanup import drop_no_ops, tidy
 from ckplan.model.constants import hoist
-from ckplan.model.contrib import adopt
+from ckplan.model.contrib import adopt, expand_nested
 from ckplan.model.dims import Binding, bind
 from ckplan.model.fold import Sweep, sweep
 from ckplan.model.infer import static_shape
@@ -96,8 +96,11 @@ def normalise(
     notes = [*own_notes, *binding.notes, *lift_notes, *removed]
     if unknown_values(model.graph):
         _infer_whole(model)
+        nested = expand_nested(model)
+        if nested:
+            _infer_whole(model)
         state = sweep(model, repair)
-        expanded = expanded + state.expanded
+        expanded = [*expanded, *nested, *state.expanded]
     if repair.changed:
         listed = "; ".join(repair.changed[:3]) + ("; ..." if len(repair.changed) > 3 else "")
         notes.append(f"{len(repair.changed)} constant(s) rebound to the new batch: {listed}")

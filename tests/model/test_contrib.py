@@ -114,3 +114,32 @@ def test_an_operator_that_nobody_defines_is_named_with_its_domain() -> None:
     proto = onnx.helper.make_model(graph, opset_imports=imports, ir_version=10)
     with pytest.raises(ModelError, match=r"Swirl 'swirl' is unknown: .* domain 'com\.example'.*export its definition"):
         normalise(ir.from_proto(proto))
+
+
+@pytest.mark.parametrize("body", ["branches", "steps"])
+def test_bodies_are_expanded_too(body: str) -> None:
+    if body == "branches":
+        text = """g (float[2,8] x, bool c) => (float[2,8] y) {
+            y = If (c) <
+                then_branch = yes () => (float[2,8] a) { h = com.microsoft.BiasGelu (x, w)  a = Tanh (h) },
+                else_branch = no () => (float[2,8] b) { b = com.microsoft.QuickGelu <alpha = 1.5> (x) }
+            >
+        }"""
+    else:
+        text = """g (float[3,8] x, float[8] s) => (float[8] t, float[3,8] y) {
+            t, y = Scan <num_scan_inputs = 1, body = step (float[8] before, float[8] row)
+                => (float[8] after, float[8] out) {
+                h = com.microsoft.FastGelu (row, w)
+                after = Add (before, h)
+                out = com.microsoft.Gelu (after)
+            }> (s, x)
+        }"""
+    proto = onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["": 21, "com.microsoft": 1]> {text}')
+    proto.graph.initializer.append(onnx.numpy_helper.from_array(numbers(8).astype(np.float32), "w"))
+    rng = np.random.default_rng(0)
+    feeds = {"x": rng.standard_normal((2 if body == "branches" else 3, 8)).astype(np.float32)}
+    feeds |= {"c": np.asarray(True)} if body == "branches" else {"s": np.zeros(8, np.float32)}
+    loaded = normalise(ir.from_proto(proto))
+    assert {node.domain for node in ir.traversal.RecursiveGraphIterator(loaded.model.graph)} == {""}
+    for want, found in zip(_run(proto, feeds), _run(ir.to_proto(loaded.model), feeds), strict=True):
+        np.testing.assert_allclose(found, want, rtol=1e-5, atol=1e-6)

@@ -5,6 +5,7 @@ this package holds for them, and the training graph runs anywhere; onnxruntime f
 """
 
 from ckplan.model.contrib.expand import adopt, expand
+from ckplan.model.contrib.nested import expand_nested
 from ckplan.model.contrib.registry import MICROSOFT, QUANTISED, REFUSED, expansions
 
-__all__ = ["MICROSOFT", "QUANTISED", "REFUSED", "adopt", "expand", "expansions"]
+__all__ = ["MICROSOFT", "QUANTISED", "REFUSED", "adopt", "expand", "expand_nested", "expansions"]

@@ -39,12 +39,18 @@ class Emitter:
         node: the node that is replaced; the new ones go before it and are named after it.
         visit: infers the outputs of a new node, and folds what is constant.
         constant: the content of a value that is known in advance, else None.
+        main: the graph that gets the constants, which is not that of the node if the node stands in a body.
     """
 
     def __init__(
-        self, node: ir.Node, visit: Callable[[ir.Node], None], constant: Callable[[ir.Value | None], np.ndarray | None]
+        self,
+        node: ir.Node,
+        visit: Callable[[ir.Node], None],
+        constant: Callable[[ir.Value | None], np.ndarray | None],
+        main: ir.Graph | None = None,
     ) -> None:
         assert node.graph is not None
+        self._main = main or node.graph
         self.node = node
         self.constant = constant
         self.emitted: list[ir.Node] = []
@@ -145,13 +151,13 @@ class Emitter:
         if found is None:
             tensor = ir.Tensor(np.array(array))
             found = ir.Value(
-                name=unused_name(self._graph, f"{self.node.name}/constant_{len(self._constants)}"),
+                name=unused_name(self._main, f"{self.node.name}/constant_{len(self._constants)}"),
                 type=ir.TensorType(tensor.dtype),
                 shape=ir.Shape(array.shape),
                 const_value=tensor,
             )
             mark_constant(found, "expansion")
-            self._graph.register_initializer(found)
+            self._main.register_initializer(found)
             self._constants[key] = found
         return found
 

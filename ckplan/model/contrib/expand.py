@@ -33,13 +33,15 @@ def expand(
     node: ir.Node,
     visit: Callable[[ir.Node], None],
     constant: Callable[[ir.Value | None], np.ndarray | None],
+    main: ir.Graph | None = None,
 ) -> bool:
     """Replace a node of com.microsoft by standard nodes, if there is a way; else note in its metadata why not.
 
     Args:
-        node: a node of the main graph.
+        node: any node.
         visit: infers the outputs of a new node, and folds what is constant.
         constant: the content of a value that is known in advance, else None.
+        main: the main graph, if the node stands in a body.
 
     Returns:
         Whether the node was replaced.
@@ -53,7 +55,7 @@ def expand(
         return False
     assert node.graph is not None
     graph = node.graph
-    emitter = Emitter(node, visit, constant)
+    emitter = Emitter(node, visit, constant, main)
     try:
         results = list(function(emitter))
         for index in range(len(node.outputs)):
