@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import onnx_ir as ir
 
-from ckplan import keys
+from ckplan.keys import CONTROL_EDGES, PLAN, PREDICTED_ACTIVATIONS, PREDICTED_TOTAL, RECOMPUTED, STRATEGY
 from ckplan.plan.peak import peak_of
 from ckplan.plan.plan import Plan
 from ckplan.plan.timeline import Timeline
@@ -99,11 +99,11 @@ def _assemble(model: ir.Model, nodes: Sequence[ir.Node], edges: ControlEdges) ->
 def _describe(model: ir.Model, plan: Plan, edges: ControlEdges, timeline: Timeline) -> None:
     model.metadata_props.update(
         {
-            keys.STRATEGY: plan.strategy,
-            keys.PLAN: json.dumps(plan.to_json(), separators=(",", ":")),
-            keys.RECOMPUTED: str(plan.recomputed),
-            keys.CONTROL_EDGES: str(edges.count),
-            keys.PREDICTED_ACTIVATIONS: str(timeline.peak_activations),
-            keys.PREDICTED_TOTAL: str(timeline.peak_total),
+            STRATEGY: plan.strategy,
+            PLAN: json.dumps(plan.to_json(), separators=(",", ":")),
+            RECOMPUTED: str(plan.recomputed),
+            CONTROL_EDGES: str(edges.count),
+            PREDICTED_ACTIVATIONS: str(timeline.peak_activations),
+            PREDICTED_TOTAL: str(timeline.peak_total),
         }
     )
