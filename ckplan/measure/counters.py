@@ -253,7 +253,8 @@ def _outputs_made(
 ) -> list[int]:
     """Bytes of the file's outputs that exist at the end of each event.
 
-    A Scan has its outputs from its start on, while the nodes of its body run, whose events are logged before its own.
+    If and Scan have their outputs from their start on (``core/providers/cpu/controlflow``, ``AllocateOutputTensors``),
+    while the nodes inside run, whose events are logged before their own.
     """
     made_by: dict[str, int] = {}
     for output, node in producers.items():
@@ -262,7 +263,7 @@ def _outputs_made(
     for index, (name, op_type, start) in enumerate(zip(run["name"], run["op"], run["start"], strict=True)):
         size = made_by.pop(name, 0)  # once: a node of a loop's body has an event an iteration
         first = index
-        while size and op_type == "Scan" and first > 0 and run["start"][first - 1] >= start:
+        while size and op_type in ("If", "Scan") and first > 0 and run["start"][first - 1] >= start:
             first -= 1
         new[first] += size
     return list(accumulate(new))

@@ -78,7 +78,7 @@ def _feed_weights(graph: ir.Graph) -> None:
     Of a constant weight onnxruntime keeps a second, packed copy, and it may move a convolution to a blocked layout.
     """
     fed = set(graph.inputs)
-    for node in graph:
+    for node in graph.all_nodes():
         if node.op_type in HEAVY:
             for value in node.inputs:
                 if value is not None and value.is_initializer() and value not in fed and len(value.shape or ()) > 1:

@@ -18,6 +18,9 @@ from ckplan.plan.simulate import simulate
 from ckplan.rewrite.execution_order import default_order, predecessors
 from ckplan.rewrite.sizes import bytes_of, dimensions_of, shape_class
 
+EXECUTED = "ckplan.executed"
+"""Key in ``Graph.meta`` of a body whose nodes stand in the order in which onnxruntime executes them."""
+
 Numbers = Callable[[Sequence[ir.Node], Sequence[ir.Value], Sequence[ir.Value]], Problem]
 
 
@@ -65,7 +68,8 @@ def _body_peak(body: ir.Graph, numbers: Numbers) -> int:
     nodes = list(body)
     if not nodes:
         return 0
-    nodes = [nodes[position] for position in default_order(predecessors(nodes))]
+    if not body.meta.get(EXECUTED):
+        nodes = [nodes[position] for position in default_order(predecessors(nodes))]
     problem = numbers(nodes, body.inputs, body.outputs)
     values = {value.name: value for node in nodes for value in node.outputs if value.name}
     shapes = [shape_class(values[tensor.name]) if tensor.name in values else None for tensor in problem.tensors]

@@ -17,6 +17,7 @@ from ckplan.model.missing_kernels import advice
 from ckplan.plan.simulate import simulate
 from ckplan.plan.timeline import Timeline
 from ckplan.rewrite.execution_order import predecessors, priority_order
+from ckplan.rewrite.inner import EXECUTED
 from ckplan.rewrite.kernels import view_source
 from ckplan.rewrite.problem_of import problem_of
 from ckplan.rewrite.sizes import DIMENSIONS, dimensions_of, shape_class
@@ -51,6 +52,8 @@ def executed_model(model: ir.Model) -> ir.Model:
             hint = advice(lines[0], model)
             raise ModelError(f"onnxruntime does not load the training graph: {lines[0]}", hint) from error
         executed = ir.load(target)
+    for body in executed.graph.subgraphs():
+        body.meta[EXECUTED] = True
     _learn_dimensions(executed, model)
     return executed
 

@@ -102,10 +102,10 @@ def loop_as_scan(op: Builder, node: ir.Node) -> bool:
         body.inputs.remove(clock)
     for index in range(len(node.inputs)):
         node.replace_input_with(index, None)
-    read = [*carried, *sequences]
+    read: list[ir.Value | None] = [*carried, *sequences]
     node.resize_inputs(len(read))
-    for index, value in enumerate(read):
-        node.replace_input_with(index, value)
+    for index, entering in enumerate(read):
+        node.replace_input_with(index, entering)
     node.op_type = "Scan"
     node.attributes["num_scan_inputs"] = ir.AttrInt64("num_scan_inputs", len(sequences))
     node.attributes["scan_input_axes"] = ir.AttrInt64s("scan_input_axes", axes)
