@@ -11,6 +11,9 @@ import onnx_ir as ir
 # Operands that decide a shape (targets, pads, axes, repeats) are small; larger ones are not worth serialising.
 _DATA_LIMIT = 2048
 
+# Operators whose schema says nothing of the output's shape.
+_LIKE_ITS_INPUT = frozenset({"GroupNormalization", "MeanVarianceNormalization"})
+
 
 class NodeInference:
     """Infers node outputs; holds what is the same for every node of a model (an infer call costs about 20 us)."""
@@ -60,6 +63,8 @@ class NodeInference:
             proto = inferred.get(output.name or "")
             if proto is not None:
                 _merge(output, proto)
+        if node.op_type in _LIKE_ITS_INPUT and not node.domain and node.inputs[0] is not None:
+            _merge(node.outputs[0], types[node.inputs[0].name or ""])
         return ""
 
     def _schema(self, node: ir.Node) -> onnx.defs.OpSchema | None:

@@ -354,3 +354,12 @@ def test_what_a_constant_node_means_depends_on_the_exporter(tmp_path: Path, prod
     model.producer_name = producer
     forward = load(write(model, tmp_path))
     assert operators(forward.model) == (["Mul"] if producer == "pytorch" else ["Exp", "Mul"])
+
+
+def test_a_normalisation_has_the_shape_of_its_input_without_a_run(tmp_path: Path) -> None:
+    """Its schema does not say so, and onnxruntime has no kernels in float64 for much that may stand before it."""
+    body = "t = GroupNormalization <num_groups = 2> (x, s, s) y = Tanh(t)"
+    header = '<ir_version: 10, opset_import: ["" : 21]>'
+    forward = loaded(tmp_path, f"{header} g (double[2,4,3] x, double[4] s) => (double[2,4,3] y) {{ {body} }}")
+    assert not forward.notes
+    assert [tuple(node.outputs[0].shape or ()) for node in forward.model.graph] == [(2, 4, 3), (2, 4, 3)]
