@@ -128,6 +128,76 @@ class MaxPool(OpRun):
         return len(self.onnx_node.output)
 
 
+class AveragePool(OpRun):
+    """Sums shifted copies; onnx's own goes from window to window."""
+
+    def _run(
+        self,
+        x,
+        auto_pad="NOTSET",
+        ceil_mode=0,
+        count_include_pad=0,
+        dilations=None,
+        kernel_shape=None,
+        pads=None,
+        strides=None,
+    ):
+        rank = x.ndim - 2
+        strides, dilations, pads = strides or [1] * rank, dilations or [1] * rank, list(pads or [0] * 2 * rank)
+        reaches = [(k - 1) * d + 1 for k, d in zip(kernel_shape, dilations, strict=True)]
+        if auto_pad.startswith("SAME"):
+            total = [
+                max((-(-n // s) - 1) * s + r - n, 0) for n, s, r in zip(x.shape[2:], strides, reaches, strict=True)
+            ]
+            begin = [t // 2 if auto_pad == "SAME_UPPER" else t - t // 2 for t in total]
+            pads = begin + [t - b for t, b in zip(total, begin, strict=True)]
+        sizes = []
+        for axis in range(rank):
+            room = x.shape[2 + axis] + pads[axis] + pads[rank + axis] - reaches[axis]
+            count = (-(-room // strides[axis]) if ceil_mode else room // strides[axis]) + 1
+            starts_behind = (count - 1) * strides[axis] >= x.shape[2 + axis] + pads[axis]
+            sizes.append(count - 1 if ceil_mode and starts_behind else count)
+        room = [
+            max((count - 1) * s + r, b + n + e)
+            for count, s, r, b, n, e in zip(sizes, strides, reaches, pads[:rank], x.shape[2:], pads[rank:], strict=True)
+        ]
+        inner = tuple(slice(b, b + n) for b, n in zip(pads[:rank], x.shape[2:], strict=True))
+        padded = tuple(slice(0, b + n + e) for b, n, e in zip(pads[:rank], x.shape[2:], pads[rank:], strict=True))
+        wide, counted = np.zeros((*x.shape[:2], *room), x.dtype), np.zeros(room, x.dtype)
+        wide[(..., *inner)] = x
+        counted[padded if count_include_pad else inner] = 1
+        total, number = np.zeros((*x.shape[:2], *sizes), x.dtype), np.zeros(sizes, x.dtype)
+        for tap in itertools.product(*map(range, kernel_shape)):
+            places = tuple(
+                slice(i * d, i * d + (count - 1) * s + 1, s)
+                for i, d, count, s in zip(tap, dilations, sizes, strides, strict=True)
+            )
+            total += wide[(..., *places)]
+            number += counted[places]
+        return ((total / number).astype(x.dtype),)
+
+
+class Sum(OpRun):
+    """Broadcasts; onnx's own adds to the first summand."""
+
+    def _run(self, *xs):
+        return (np.asarray(sum(xs[1:], xs[0])),)
+
+
+class Mean(OpRun):
+    """As Sum."""
+
+    def _run(self, *xs):
+        return (np.asarray(sum(xs[1:], xs[0]) / len(xs)).astype(xs[0].dtype),)
+
+
+class Softsign(OpRun):
+    """Of scalars too."""
+
+    def _run(self, x):
+        return (np.asarray(x / (1 + np.abs(x))),)
+
+
 class GlobalMaxPool(OpRun):
     """Over all spatial axes."""
 
@@ -256,6 +326,7 @@ class MaxRoiPool(OpRun):
 
 
 OPERATORS = [
+    AveragePool,
     ConvTranspose,
     DeformConv,
     GatherElements,
@@ -267,7 +338,10 @@ OPERATORS = [
     LpNormalization,
     MaxPool,
     MaxRoiPool,
+    Mean,
     MeanVarianceNormalization,
+    Softsign,
+    Sum,
 ]
 
 

@@ -57,7 +57,7 @@ def all_cases() -> tuple[Case, ...]:
     with warnings.catch_warnings(), np.errstate(all="ignore"):
         warnings.simplefilter("ignore")  # making the cases overflows and divides by zero on purpose
         found = [
-            Case(case.name, "node", case.model, *case.data_sets[0])
+            Case(case.name, "node", case.model, *([_array(item) for item in side] for side in case.data_sets[0]))
             for case in collect_testcases(None)
             if case.model is not None and case.data_sets
         ]
@@ -90,6 +90,10 @@ def holds_float_path(case: Case) -> bool:
         tensor.data_type in FLOATS for tensor in graph.initializer
     )
     return goes_in and any(is_float_type(value.type) for value in graph.output)
+
+
+def _array(value: Any) -> Any:
+    return onnx.numpy_helper.to_array(value) if isinstance(value, onnx.TensorProto) else value
 
 
 def _stored(name: str, kind: str, folder: Path) -> Case:

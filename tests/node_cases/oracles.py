@@ -91,6 +91,8 @@ def _verdict(case: Prepared, ours: Mapping[str, np.ndarray], theirs: Mapping[str
         wanted = ours[name].astype(np.float64)
         rtol = _EXACT if case.exact and ours[name].dtype == np.float64 else _SINGLE
         size = float(np.abs(wanted).max(initial=0.0)) + 1e-3
+        if not np.isfinite(array).all():
+            return f"cannot: its gradient of '{name}' is not finite"
         if array.shape != wanted.shape:
             return f"{DIFFERS} in the shape of the gradient of '{name}'"
         if not np.all(np.abs(array - wanted) <= rtol * size):

@@ -57,7 +57,7 @@ def prepare(case: Case) -> Prepared:
     feeds = dict(zip([value.name for value in flat.model.graph.input], flat.inputs, strict=True))
     feeds = {name: _finite(value) for name, value in feeds.items()}
     finite = all(_is_finite(value) for value in flat.inputs)
-    wide = retyped(flat.model, TensorProto.DOUBLE)
+    wide = known_to_runtime(retyped(flat.model, TensorProto.DOUBLE))
     doubles = {name: in_type(value, TensorProto.DOUBLE) for name, value in feeds.items()}
     how, exact, outputs = _forward(case, flat, wide, feeds, doubles, finite)
     weighed = _with_loss(wide if exact else flat.model, outputs)
@@ -297,6 +297,8 @@ def _only_fixed(model: onnx.ModelProto, name: str) -> bool:
     """Say whether a value is read only as inputs that never get a gradient, such as the limits of a Clip."""
     readers = [(node, index) for node in model.graph.node for index, read in enumerate(node.input) if read == name]
     for node, index in readers:
+        if node.op_type in ("QuantizeLinear", "DequantizeLinear") and index == 1:
+            continue  # a scale is a setting of the quantisation, not trained with the model
         entry = lookup(node.op_type, onnx.defs.onnx_opset_version(), node.domain)
         if entry is None or index not in entry.fixed:
             return False

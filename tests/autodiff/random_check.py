@@ -1,0 +1,155 @@
+"""Gradients of random models: against slopes, in onnxruntime, and recomputed against not recomputed."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import onnxruntime
+from onnx import numpy_helper
+
+from ckplan.autodiff import TrainingGraph, build_training_graph
+from ckplan.model.loading import normalise
+from ckplan.plan.strategies import parse_strategy
+from ckplan.rewrite import emit, problem_of
+from tests.autodiff.gradcheck import onnxruntime_run, to_dtype, to_overridable
+from tests.node_cases.check import Unsteady, at_kink, slope_of
+from tests.node_cases.functions import by_reference
+
+STRATEGIES = ("sqrt", "memory")
+
+
+@dataclass(frozen=True)
+class Found:
+    """What became of a random model.
+
+    Attributes:
+        problem: what is wrong, empty if nothing is.
+        skipped: why nothing can be said.
+        nodes: of the forward model.
+        repeats: how many nodes the plans recomputed.
+        rounded: how many plans' files, with onnxruntime's fusions, gave other last bits than the plain file.
+    """
+
+    problem: str = ""
+    skipped: str = ""
+    nodes: int = 0
+    repeats: int = 0
+    rounded: int = 0
+
+
+def check_model(model: onnx.ModelProto, runtime: bool = True, recompute: bool = False) -> Found:
+    """Check the gradients of a model whose parameters are called ``p*`` and whose output is ``loss``.
+
+    Args:
+        model: in float64, without inputs.
+        runtime: compare float32 in onnxruntime too.
+        recompute: compare plans of :data:`STRATEGIES` with the plain training graph: bit for bit as written, and up to
+            rounding with what onnxruntime fuses by default.
+    """
+    size = len(model.graph.node)
+    if not _reads_parameters(model):
+        return Found(skipped="the loss depends on no parameter", nodes=size)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        training = build_training_graph(_loaded(model), loss="loss", wrt=["p*"])
+        try:
+            problem = _against_slopes(model, training)
+        except Unsteady as error:
+            return Found(skipped=f"no slope: {error}", nodes=size)
+        if problem or not (runtime or recompute):
+            return Found(problem, nodes=size)
+        problem, repeats, rounded = _in_runtime(model, training, recompute)
+    return Found(problem, nodes=size, repeats=repeats, rounded=rounded)
+
+
+def _loaded(model: onnx.ModelProto) -> ir.Model:
+    return normalise(ir.from_proto(model)).model
+
+
+def _reads_parameters(model: onnx.ModelProto) -> bool:
+    needed = {"loss"}
+    for node in reversed(model.graph.node):
+        if needed.intersection(node.output):
+            needed.update(node.input)
+    return any(name.startswith("p") for name in needed)
+
+
+def _run(training: TrainingGraph) -> dict[str, np.ndarray]:
+    proto = ir.to_proto(training.model)
+    names = [output.name for output in proto.graph.output]
+    found = dict(zip(names, by_reference(proto)({}), strict=True))
+    return {parameter: np.asarray(found[gradient]) for parameter, gradient in training.gradients.items()}
+
+
+def _against_slopes(model: onnx.ModelProto, training: TrainingGraph) -> str:
+    """Compare slopes along two random directions of all parameters at once."""
+    function = by_reference(to_overridable(model))
+    start = {t.name: numpy_helper.to_array(t) for t in model.graph.initializer if t.name.startswith("p")}
+    gradients = _run(training)
+    for name, gradient in gradients.items():
+        if gradient.shape != start[name].shape:
+            return f"the gradient of {name} has the shape {gradient.shape}, not {start[name].shape}"
+        if not np.isfinite(gradient).all():
+            return f"the gradient of {name} is not finite"
+    for seed in range(2):
+        rng = np.random.default_rng(seed)
+        direction = {n: rng.uniform(0.5, 1.0, a.shape) * rng.choice([-1.0, 1.0], a.shape) for n, a in start.items()}
+
+        def along(t: float, direction: dict[str, np.ndarray] = direction) -> float:
+            return float(function({name: start[name] + t * direction[name] for name in start})[0])
+
+        terms = {name: float((gradient * direction[name]).sum()) for name, gradient in gradients.items()}
+        size = sum(float(np.abs(gradient * direction[name]).sum()) for name, gradient in gradients.items()) + 1e-2
+        slope, doubt = slope_of(along, size, 1e-9)
+        if abs(sum(terms.values()) - slope) > 20 * doubt + 1e-6 * size:
+            if at_kink(along, size + abs(slope)):
+                raise Unsteady("at a kink")
+            return f"the gradients give a slope of {sum(terms.values()):.8g}, not {slope:.8g} (terms {terms})"
+    return ""
+
+
+def _in_runtime(model: onnx.ModelProto, training: TrainingGraph, recompute: bool) -> tuple[str, int, int]:
+    single = build_training_graph(_loaded(to_dtype(model, np.float32)), loss="loss", wrt=["p*"])
+    plain = onnxruntime_run(single.model)
+    if not recompute:
+        exact = _run(training)
+        total = sum(float(np.abs(gradient).max(initial=0.0)) for gradient in exact.values())
+        for name, gradient in exact.items():
+            found = plain[single.gradients[name]]
+            # Rounding of one parameter's gradient is that of the sums it comes from, which may cancel.
+            if not np.all(np.abs(found - gradient) <= 3e-3 * (np.abs(gradient).max(initial=0.0) + 0.1 * total + 1e-2)):
+                return f"onnxruntime's gradient of {name} differs by {np.abs(found - gradient).max():.2g}", 0, 0
+        return "", 0, 0
+    repeats = rounded = 0
+    problem = problem_of(single.model)
+    as_written = _without_fusion(single.model)
+    for name in STRATEGIES:
+        plan = parse_strategy(name).solve(problem)
+        repeats += plan.recomputed
+        emitted = emit(single.model, plan)
+        for key, value in _without_fusion(emitted).items():
+            if not np.array_equal(value, as_written[key], equal_nan=True):
+                return f"recomputed by {name}, {key} differs by {np.abs(value - as_written[key]).max():.2g}", repeats, 0
+        # onnxruntime fuses a scale or a transposition into some products of one file and not of the other.
+        ran = onnxruntime_run(emitted)
+        rounded += any(not np.array_equal(value, plain[key]) for key, value in ran.items())
+        for key, value in ran.items():
+            if not np.all(np.abs(value - plain[key]) <= 1e-5 * np.abs(plain[key]).max(initial=0.0) + 1e-6):
+                return f"recomputed by {name}, {key} is off by {np.abs(value - plain[key]).max():.2g}", repeats, 0
+    return "", repeats, rounded
+
+
+def _without_fusion(model: ir.Model) -> dict[str, np.ndarray]:
+    """Run a model in onnxruntime exactly as it is written."""
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    options.intra_op_num_threads = 1
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    content = ir.to_proto(model).SerializeToString()
+    session = onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
+    names = [output.name for output in session.get_outputs()]
+    return dict(zip(names, session.run(names, {}), strict=True))
