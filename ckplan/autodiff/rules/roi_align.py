@@ -174,9 +174,10 @@ def _average(
     images, channels, height, width = shape_of(x)
     count, _, _, bins = shape_of(g)
     rows, columns = (_shares(op, axis, op.wants(rois)) for axis in axes)
-    # Rows are summed up first: (R, 1, height, bins) times (R, C, bins, bins) to (C, height, R, bins).
-    turned = op.reshape(op.transpose(rows.weights, (0, 2, 1)), [count, 1, height, axes[0].bins])
-    spread = op.reshape(op.transpose(op.MatMul(turned, g), (1, 2, 0, 3)), [channels * height, count * bins])
+    # Rows are summed up first, a product per region: (R, height, bins) times (R, bins, C x bins).
+    lined = op.reshape(op.transpose(g, (0, 2, 1, 3)), [count, axes[0].bins, channels * bins])
+    tall = op.reshape(op.MatMul(op.transpose(rows.weights, (0, 2, 1)), lined), [count, height, channels, bins])
+    spread = op.reshape(op.transpose(tall, (2, 1, 0, 3)), [channels * height, count * bins])
     marked = None
     if images > 1:
         marked = op.OneHot(batches, np.asarray(images), np.asarray([0, 1], dtype_of(x)))
@@ -191,7 +192,8 @@ def _average(
         return dx, None
     pixels = op.reshape(op.transpose(x, (1, 2, 0, 3)), [channels * height, images * width])
     read = op.MatMul(pixels, op.transpose(placed, (1, 0)))
-    drows = op.Einsum(g, op.reshape(read, [channels, height, count, bins]), equation="rcij,chrj->rih")
+    per_region = op.transpose(op.reshape(read, [channels, height, count, bins]), (2, 0, 3, 1))
+    drows = op.MatMul(lined, op.reshape(per_region, [count, channels * bins, height]))
     found = op.reshape(op.MatMul(op.transpose(spread, (1, 0)), pixels), [count, bins, images, width])
     dcolumns = op.reduce_sum(op.Mul(found, marked) if marked is not None else found, [2], keepdims=False)
     return dx, _joined(op, axes, [(drows, rows), (dcolumns, columns)])
