@@ -323,6 +323,21 @@ def test_a_mode_that_is_fed_stays():
     assert any("stay as they are" in note for note in training.notes)
 
 
+def test_nodes_inside_bodies_stay_and_are_named():
+    model = parse(
+        """g (bool c) => (float y) {
+            a = If (c) <
+                then_branch = t () => (float[6,50] d) { d = Dropout (p) },
+                else_branch = e () => (float[6,50] i) { i = Identity (p) }
+            >
+            y = ReduceSum <keepdims = 0> (a)
+        }""",
+        p=values(6, 50).astype(np.float32),
+    )
+    training = ckplan.build_training_graph(model, training=True)
+    assert any("1 node(s) stay as they are in the file (Dropout" in note for note in training.notes)
+
+
 def test_a_mask_that_the_model_reads_is_the_one_that_was_drawn():
     model = parse(
         """g () => (float loss) {

@@ -31,6 +31,13 @@ def perceptron() -> ir.Model:
     return parse(text, w=weights["w0"], p=np.array(0.2, np.float32), **weights)
 
 
+def perceptron_22() -> ir.Model:
+    """The same in operator set 22, where masks are drawn another way."""
+    model = perceptron()
+    model.graph.opset_imports[""] = 22
+    return model
+
+
 def residual_network() -> ir.Model:
     """Six blocks of Conv, BatchNormalization, Relu with a shortcut, and Dropout before the scores."""
     lines, last = ["h = Conv <pads = [1, 1, 1, 1]> (x, stem)"], "h"
@@ -53,6 +60,7 @@ def residual_network() -> ir.Model:
 STEPS = {
     "perceptron, adam": (perceptron, "adam:weight_decay=0.01", None),
     "perceptron, sgd with clipping": (perceptron, "sgd", 0.5),
+    "perceptron in opset 22, momentum": (perceptron_22, "momentum", None),
     "residual network, momentum": (residual_network, "momentum", None),
 }
 
@@ -98,13 +106,13 @@ def test_a_planned_step_is_the_step(name: str) -> None:
     onnx.checker.check_model(ir.to_proto(planned), full_check=True)
 
     assert repeated(planned)
-    drawing = [node.name for node in step.model.graph if node.op_type == "RandomUniformLike"]
+    drawing = [node.name for node in step.model.graph if node.op_type in ("RandomUniformLike", "Dropout")]
     masks = [node.name for node in step.model.graph if keys.ONCE in node.metadata_props]
     makers = {value.name: value.producer().name for value in step.model.graph.outputs}
     updating = [makers[new] for new in step.updates.values()]
     assert drawing
     assert not {*drawing, *masks, *updating}.intersection(repeated(planned))
-    assert sum(node.op_type == "RandomUniformLike" for node in planned.graph) == len(drawing)
+    assert sum(node.op_type in ("RandomUniformLike", "Dropout") for node in planned.graph) == len(drawing)
 
     expected, found = three_steps(step.model, step.updates), three_steps(planned, step.updates)
     for before, after in zip(expected, found, strict=True):
