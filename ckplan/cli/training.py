@@ -39,6 +39,7 @@ def training_graph(
     """
     from ckplan.autodiff import add_optimizer, build_training_graph, parse_optimizer
     from ckplan.model import load
+    from ckplan.model.half import half_precision_notes
 
     if clip_norm is not None and optimizer is None:
         raise UsageError("`--clip-norm` clips what an optimizer gets, and there is none", "name one with --optimizer")
@@ -49,6 +50,6 @@ def training_graph(
         made = build_training_graph(forward.model, training=training, **objective)
         if chosen is not None:
             made = add_optimizer(made, chosen, clip_norm)
-    said = [*forward.notes, f"the loss is {made.description}", *made.notes]
+    said = [*forward.notes, f"the loss is {made.description}", *made.notes, *half_precision_notes(made.model)]
     notes(said)
     return made, said

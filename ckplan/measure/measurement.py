@@ -19,6 +19,7 @@ from ckplan.measure.numerics import count_nonfinite
 from ckplan.measure.problems import SLACK, TOLERANCE
 from ckplan.measure.process import run_job
 from ckplan.measure.types import Counters, Heap, Measurement, Prediction, Recomputation, Resident
+from ckplan.model.half import half_precision_notes
 
 _VARIANTS = (
     {"order": "default", "pattern": True},
@@ -97,6 +98,8 @@ def measured(
     request = {**request, "device": plain["device"]}
     variants = run_job("counters", {**request, "variants": list(_VARIANTS), "producers": dict(facts.producers)})
     notes = list(inputs.notes)
+    if plain["device"] == "cpu":
+        notes.extend(half_precision_notes(model))
     if plain["not_tensors"]:
         notes.append(f"outputs that are not tensors were not looked at: {', '.join(plain['not_tensors'])}")
     by_order: list[Counters | None] = [interpret(variant, facts, inputs.nbytes) for variant in variants[:2]]

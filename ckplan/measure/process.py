@@ -17,7 +17,7 @@ from typing import Any
 from ckplan import errors
 from ckplan.errors import CkplanError, ModelError
 from ckplan.measure.errors import RunFailedError
-from ckplan.model.missing_kernels import advice
+from ckplan.model.half import missing_kernel_advice
 from ckplan.units import format_bytes
 
 TAIL = 8
@@ -117,7 +117,7 @@ class Process:
         if error["kind"] == "model":
             import onnx_ir as ir
 
-            hint = advice(reason, ir.load(self._path))
+            hint = missing_kernel_advice(reason, ir.load(self._path))
             return ModelError(f"onnxruntime failed in {stage} of `{self._path}`: {reason}", hint)
         return RunFailedError(
             f"{error['type']} in {stage} of `{self._path}`: {reason}", stage=stage, learnt=learnt, stderr=self._stderr()

@@ -13,7 +13,7 @@ from pathlib import Path
 import onnx_ir as ir
 
 from ckplan.errors import ModelError
-from ckplan.model.missing_kernels import advice
+from ckplan.model.half import missing_kernel_advice
 from ckplan.plan.simulate import simulate
 from ckplan.plan.timeline import Timeline
 from ckplan.rewrite.execution_order import predecessors, priority_order
@@ -49,7 +49,7 @@ def executed_model(model: ir.Model) -> ir.Model:
             onnxruntime.InferenceSession(str(source), options, providers=["CPUExecutionProvider"])
         except Exception as error:  # its exceptions have no base class of their own
             lines = str(error).splitlines() or [type(error).__name__]
-            hint = advice(lines[0], model)
+            hint = missing_kernel_advice(lines[0], model)
             raise ModelError(f"onnxruntime does not load the training graph: {lines[0]}", hint) from error
         executed = ir.load(target)
     for body in executed.graph.subgraphs():

@@ -15,6 +15,7 @@ from ckplan.autodiff import TrainingGraph, build_training_graph
 from ckplan.errors import ModelError
 from ckplan.measure import measure
 from ckplan.model.execute import random_inputs
+from ckplan.model.half import half_precision_notes
 from ckplan.model.loading import normalise
 from ckplan.model.saving import save
 from tests.autodiff.gradcheck import onnxruntime_run, parse, reference
@@ -178,6 +179,15 @@ def test_bfloat16_that_onnxruntime_cannot_run_is_said_so(tmp_path: Path) -> None
     save(training.model, path)
     with pytest.raises(ModelError, match="few CPU kernels and inserts no Casts"):
         measure(path)
+
+
+def test_what_a_cpu_makes_of_float16_is_noted(tmp_path: Path) -> None:
+    half, single = _cast_at_the_borders("mlp")
+    ours, wanted = _training(half), _training(single)
+    assert half_precision_notes(wanted.model) == ()
+    path = tmp_path / "training.onnx"
+    save(ours.model, path)
+    assert any("does in float32 between Casts" in note for note in measure(path, heap=False).notes)
 
 
 def test_bfloat16_by_the_reference() -> None:

@@ -11,7 +11,7 @@ from ckplan.model.infer import NodeInference, is_known
 
 
 def expand_nested(model: ir.Model) -> list[str]:
-    """Replace the nodes of com.microsoft in all bodies by standard ones, in place, where the shapes they read are known.
+    """Replace the nodes of com.microsoft in all bodies by standard ones, in place, where what they read is known.
 
     Whole-graph inference stops at such nodes, so that what comes behind them is inferred here, node by node.
 

@@ -1,0 +1,48 @@
+"""What onnxruntime's CPU provider makes of models in half precision, for which it has few kernels."""
+
+from __future__ import annotations
+
+import re
+
+import onnx_ir as ir
+
+_MISSING = re.compile(r"Could not find an implementation|Failed to find kernel|NOT_IMPLEMENTED", re.IGNORECASE)
+
+
+def missing_kernel_advice(reason: str, model: ir.Model) -> str:
+    """Return the next thing to try after onnxruntime refused to load a model, empty if that is not for a kernel.
+
+    Args:
+        reason: what onnxruntime said.
+        model: what it was to load.
+    """
+    if not _MISSING.search(reason):
+        return ""
+    if ir.DataType.BFLOAT16 in _types(model.graph):
+        return (
+            "the model calculates in bfloat16, for which onnxruntime has few CPU kernels and inserts no Casts as it "
+            "does for float16: run it on a GPU, or export it in float32 or float16"
+        )
+    return "onnxruntime has no kernel for that operator, opset and element type on this device"
+
+
+def half_precision_notes(model: ir.Model) -> tuple[str, ...]:
+    """Return what has to be said of a model in half precision that is planned, or runs, on a CPU."""
+    kinds = _types(model.graph)
+    notes = []
+    if ir.DataType.FLOAT16 in kinds:
+        notes.append(
+            "the model calculates in float16, most of which onnxruntime's CPU provider does in float32 between Casts "
+            "that it inserts: there it takes more memory than is predicted, and another plan may round differently"
+        )
+    if ir.DataType.BFLOAT16 in kinds:
+        notes.append(
+            "the model calculates in bfloat16, for which onnxruntime has few CPU kernels and inserts no Casts: it "
+            "needs a GPU to run"
+        )
+    return tuple(notes)
+
+
+def _types(graph: ir.Graph) -> set[ir.DataType | None]:
+    outputs = (output for node in ir.traversal.RecursiveGraphIterator(graph) for output in node.outputs)
+    return {value.dtype for value in (*graph.inputs, *graph.initializers.values(), *outputs)}
