@@ -28,6 +28,12 @@ FORWARD = "ckplan.forward"
 #: Constants up to this many elements are shown to shape inference, which needs axes, shapes, pads and the like.
 _SMALL = 1024
 
+#: Up to this many rows are added up by a matrix product: 4 to 7 times as fast as ReduceSum over the first axis.
+_FEW_ROWS = 64
+
+#: Element types of which onnxruntime has a product that adds up in the same precision as ReduceSum.
+_PRODUCT_TYPES = (ir.DataType.FLOAT, ir.DataType.DOUBLE)
+
 _ATTRIBUTE_TYPES = {
     onnx.defs.OpSchema.AttrType.INT: ir.AttributeType.INT,
     onnx.defs.OpSchema.AttrType.INTS: ir.AttributeType.INTS,
@@ -383,13 +389,28 @@ class Builder:
         return self.Transpose(value, perm=list(perm))
 
     def reduce_sum(self, value: ir.Value, axes: Collection[int], keepdims: bool = True) -> ir.Value:
-        """Sum over some axes; over none, the value itself; over axes of one element, a free Reshape."""
+        """Sum over some axes; over none, the value itself; over axes of one element, a free Reshape.
+
+        The form is the fastest that onnxruntime has on a CPU. Leading and trailing axes are summed one after the other,
+        the trailing ones first. Few long rows are added up by a product with ones.
+        """
         shape = shape_of(value)
         summed = sorted({axis % len(shape) for axis in axes})
         kept = [1 if axis in summed else dim for axis, dim in enumerate(shape) if keepdims or axis not in summed]
-        if all(shape[axis] == 1 for axis in summed):
+        summed = [axis for axis in summed if shape[axis] != 1]
+        if not summed:
             return self.reshape(value, kept)
-        return self.ReduceSum(value, np.asarray(summed, dtype=np.int64), keepdims=int(keepdims))
+        rest = [axis for axis, dim in enumerate(shape) if axis not in summed and dim != 1]
+        if rest and summed[0] < rest[0] and rest[-1] < summed[-1]:
+            trailing = [axis for axis in summed if axis > rest[-1]]
+            value = self.ReduceSum(value, np.asarray(trailing, dtype=np.int64), keepdims=1)
+            return self.reshape(self.reduce_sum(value, [a for a in summed if a not in trailing]), kept)
+        rows, columns = (math.prod(shape[axis] for axis in group) for group in (summed, rest))
+        leading = bool(rest) and summed[-1] < rest[0]
+        if leading and 0 < rows <= min(_FEW_ROWS, columns) and value.dtype in _PRODUCT_TYPES:
+            ones = np.ones([1, rows], dtype=dtype_of(value))
+            return self.reshape(self.MatMul(ones, self.reshape(value, [rows, columns])), kept)
+        return self.reshape(self.ReduceSum(value, np.asarray(summed, dtype=np.int64), keepdims=int(keepdims)), kept)
 
     def scale(self, value: ir.Value, factor: float) -> ir.Value:
         """Multiply by a number: no node for 1, a new constant where the value is a small constant itself."""
