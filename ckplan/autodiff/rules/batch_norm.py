@@ -5,9 +5,19 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+import numpy as np
 import onnx_ir as ir
 
-from ckplan.autodiff.builder import Builder, attr_float, attr_int, attr_ints, dtype_of, required_input, shape_of
+from ckplan.autodiff.builder import (
+    Builder,
+    attr_float,
+    attr_int,
+    attr_ints,
+    dtype_of,
+    required_input,
+    shape_of,
+    size_of,
+)
 from ckplan.autodiff.registry import rule
 
 Gradients = Sequence[ir.Value | None]
@@ -153,7 +163,8 @@ def _with_statistics(
     count = math.prod(flat[axis] for axis in axes)
     mean = op.Mul(op.reduce_sum(x, axes), 1.0 / count)
     centred = op.Sub(x, mean)
-    square = op.ReduceSumSquare(centred, op.constant(list(axes)))
+    # In two steps: ReduceSumSquare takes half as long again as a product and ReduceSum.
+    square = op.reduce_sum(op.Mul(centred, centred), axes)
     inverse = inverse_deviation(op, op.Mul(square, 1.0 / count), epsilon)
     dy_sums = op.reduce_sum(dy, [3])
     products = op.reduce_sum(op.Mul(dy, centred), [3])
@@ -168,11 +179,30 @@ def _with_statistics(
         offset = op.Mul(op.reduce_sum(op.Mul(dy_sums, per_channel), axes), share)
         cube = op.Mul(op.Mul(inverse, inverse), share)
         slope = op.Mul(op.reduce_sum(op.Mul(products, per_channel), axes), cube)
-        dx = op.Mul(dy, op.Mul(per_channel, inverse))
-        dx = op.Sub(dx, op.Mul(centred, slope))
-        dx = op.reshape(op.Sub(dx, offset), shape)
+        rest = affine(op, centred, op.Neg(slope), op.Neg(offset))
+        dx = op.reshape(op.Add(op.Mul(dy, op.Mul(per_channel, inverse)), rest), shape)
     results = [dx, dscale, dbias]
     return [op.Cast(g, to=dtype) if narrow and g is not None else g for g in results]
+
+
+def affine(op: Builder, value: ir.Value, factor: ir.Value, offset: ir.Value) -> ir.Value:
+    """Emit ``factor * value + offset`` in one pass and without a temporary.
+
+    The kernel that does so is that of BatchNormalization in inference form, with mean 0 and variance 1.
+
+    Args:
+        op: the builder.
+        value: (N, C, ...).
+        factor: (1, C, 1, ...), or (N, C, 1, ...) for one per sample and channel.
+        offset: in the shape of ``factor``.
+    """
+    shape = shape_of(value)
+    channels = size_of(factor)
+    if channels != shape[1]:
+        value = op.reshape(value, [1, channels, *shape[2:]])
+    zeros, ones = np.zeros(channels, dtype_of(value)), np.ones(channels, dtype_of(value))
+    factor, offset = op.reshape(factor, [channels]), op.reshape(offset, [channels])
+    return op.reshape(op.BatchNormalization(value, factor, offset, zeros, ones, epsilon=0.0), shape)
 
 
 @rule("MeanVarianceNormalization", since=13)
@@ -186,7 +216,7 @@ def mean_variance_normalization(op: Builder, node: ir.Node, dy: Gradients) -> Gr
     axes = attr_ints(node, "axes", (0, 2, 3)) or ()
     share = 1.0 / math.prod(shape_of(x)[axis] for axis in axes)
     centred = op.Sub(x, op.Mul(op.reduce_sum(x, axes), share))
-    deviation = op.Sqrt(op.Mul(op.ReduceSumSquare(centred, op.constant(axes)), share))
+    deviation = op.Sqrt(op.Mul(op.reduce_sum(op.Mul(centred, centred), axes), share))
     inverse = op.Reciprocal(op.Add(deviation, 1e-9))
     along = op.Mul(op.reduce_sum(op.Mul(upstream, centred), axes), share)
     slope = op.Mul(along, op.Mul(inverse, inverse))

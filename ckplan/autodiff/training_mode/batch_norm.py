@@ -13,12 +13,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-import numpy as np
 import onnx_ir as ir
 
 from ckplan.autodiff.builder import Builder, Gradients, attr_float, dtype_of, required_input, shape_of
 from ckplan.autodiff.paths import Composite
-from ckplan.autodiff.rules.batch_norm import EPSILON, inverse_deviation
+from ckplan.autodiff.rules.batch_norm import EPSILON, affine, inverse_deviation
 
 
 def cast(op: Builder, value: ir.Value, dtype: ir.DataType) -> ir.Value:
@@ -45,13 +44,13 @@ def batch_normalization(op: Builder, node: ir.Node) -> tuple[ir.Value, ir.Value,
     axes = [axis for axis in range(rank) if axis != 1]
     share = 1.0 / max(math.prod(shape[axis] for axis in axes), 1)
     wide = cast(op, x, dtype)
-    mean = op.ReduceMean(wide, op.constant(axes), keepdims=1)
+    mean = op.Mul(op.reduce_sum(wide, axes), share)
     centred = op.Sub(wide, mean)
     # From c: the mean of the squares less the square of the mean loses all digits where the mean is large.
-    variance = op.ReduceMean(op.Mul(centred, centred), op.constant(axes), keepdims=0)
+    variance = op.Mul(op.reduce_sum(op.Mul(centred, centred), axes, keepdims=False), share)
     inverse = inverse_deviation(op, variance, attr_float(node, "epsilon", EPSILON))
     factor = op.Mul(cast(op, scale, dtype), inverse)
-    y = cast(op, per_channel(op, centred, factor, cast(op, bias, dtype)), narrow)
+    y = cast(op, affine(op, centred, factor, cast(op, bias, dtype)), narrow)
 
     def gradient(op: Builder, dy: Gradients) -> Gradients:
         assert dy[0] is not None
@@ -64,22 +63,12 @@ def batch_normalization(op: Builder, node: ir.Node) -> tuple[ir.Value, ir.Value,
                 dscale = _like(op, op.Mul(along, inverse), scale)
             if op.wants(x):
                 slope = op.Mul(op.Mul(along, factor), op.Mul(op.Mul(inverse, inverse), -share))
-                rest = per_channel(op, centred, slope, op.Mul(op.Mul(sums, factor), -share))
+                rest = affine(op, centred, slope, op.Mul(op.Mul(sums, factor), -share))
                 main = op.Mul(upstream, op.reshape(factor, [channels, *[1] * (rank - 2)]))
                 dx = cast(op, op.Add(main, rest), narrow)
         return [dx, dscale, _like(op, sums, bias) if op.wants(bias) else None]
 
     return y, op.reshape(mean, [channels]), variance, Composite((x, scale, bias), gradient)
-
-
-def per_channel(op: Builder, value: ir.Value, factor: ir.Value, offset: ir.Value) -> ir.Value:
-    """Emit ``factor * value + offset`` for [N, C, ...] and [C] in one pass and no temporary.
-
-    The kernel that does so is that of BatchNormalization in inference form, with mean 0 and variance 1.
-    """
-    channels = shape_of(value)[1]
-    zeros, ones = np.zeros(channels, dtype_of(value)), np.ones(channels, dtype_of(value))
-    return op.BatchNormalization(value, factor, offset, zeros, ones, epsilon=0.0)
 
 
 def running(op: Builder, old: ir.Value, batch: ir.Value, momentum: float) -> ir.Value:
