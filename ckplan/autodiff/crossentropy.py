@@ -1,10 +1,10 @@
 """Cross-entropy in the form that keeps least memory.
 
 The loss of one sample is ``logsumexp(x) - x[label]`` and its gradient ``softmax(x) - onehot(label)``. Only the logits,
-which are there anyway, are kept for the backward pass. onnxruntime computes Softmax over the last axis and
-ScatterElements in the buffer of their input, so that logits, probabilities and gradient take one buffer between them,
-if the factor 1/N of the mean is left to the matrix product before them. With a vocabulary of 50,000 words a second
-buffer of that size would often be the peak of the whole step.
+or their LogSoftmax in the same buffer, are kept for the backward pass. onnxruntime computes Softmax and LogSoftmax over
+the last axis and ScatterElements in the buffer of their input, so that logits, logarithms, probabilities and gradient
+take one buffer between them, if the factor 1/N of the mean is left to the matrix product before them. With a vocabulary
+of 50,000 words a second buffer of that size would often be the peak of the whole step.
 """
 
 from __future__ import annotations
@@ -171,20 +171,29 @@ def emit_cross_entropy(op: Builder, logits: ir.Value, labels: Labels) -> tuple[i
     Returns:
         The loss, and how it is differentiated.
     """
-    axes = np.asarray([labels.axis], dtype=np.int64)
-    normaliser = op.ReduceLogSumExp(logits, axes, keepdims=1)
-    chosen = op.GatherElements(logits, labels.indices, axis=labels.axis)
     samples = [dim for axis, dim in enumerate(shape_of(logits)) if axis != labels.axis]
-    losses = op.Sub(normaliser, chosen)
-    loss = _reduce(op, losses, labels, samples)
+    if labels.axis == len(shape_of(logits)) - 1:
+        # Both are computed in the buffer of the logits; the softmax of logarithms of chances is the chances.
+        # ReduceLogSumExp would take no buffer either, but ten times as long.
+        logarithms = op.LogSoftmax(logits, axis=-1)
+        losses = op.Neg(op.GatherElements(logarithms, labels.indices, axis=labels.axis))
 
-    last = labels.axis == len(shape_of(logits)) - 1
+        def chances(op: Builder) -> ir.Value:
+            return op.Softmax(logarithms, axis=-1)
+    else:
+        # Over another axis than the last one onnxruntime transposes to a copy and back.
+        normaliser = op.ReduceLogSumExp(logits, np.asarray([labels.axis], dtype=np.int64), keepdims=1)
+        losses = op.Sub(normaliser, op.GatherElements(logits, labels.indices, axis=labels.axis))
+
+        def chances(op: Builder) -> ir.Value:
+            return op.Exp(op.Sub(logits, normaliser))
+
+    loss = _reduce(op, losses, labels, samples)
 
     def gradient(op: Builder, dy: ir.Value) -> ir.Value:
         slopes = _slopes(op, dy, labels)
-        # Over another axis than the last one onnxruntime transposes to a copy and back.
-        chances = op.Softmax(logits, axis=-1) if last else op.Exp(op.Sub(logits, normaliser))
-        scaled = chances if is_one(op, slopes) else op.Mul(chances, slopes)
+        found = chances(op)
+        scaled = found if is_one(op, slopes) else op.Mul(found, slopes)
         target = op.expand(op.scale(slopes, -1), shape_of(labels.indices))
         return op.ScatterElements(scaled, labels.indices, target, axis=labels.axis, reduction="add")
 

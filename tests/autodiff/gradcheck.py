@@ -45,9 +45,20 @@ class Gelu(onnx.reference.op_run.OpRun):
         return (0.5 * x * (1 + np.vectorize(math.erf, otypes=[x.dtype])(x / math.sqrt(2))),)
 
 
+class LogSoftmax(onnx.reference.op_run.OpRun):
+    """Without the infinities that the logarithm of a softmax has; opset 13 and later."""
+
+    op_domain = ""
+
+    def _run(self, x: Array, axis: int | None = None) -> tuple[Array]:
+        axis = -1 if axis is None else axis
+        shifted = x - x.max(axis=axis, keepdims=True, initial=-np.inf)
+        return (shifted - np.log(np.exp(shifted).sum(axis=axis, keepdims=True)),)
+
+
 def evaluator(model: onnx.ModelProto) -> onnx.reference.ReferenceEvaluator:
     """The reference evaluator of onnx, in float64 where the model is."""
-    return onnx.reference.ReferenceEvaluator(model, new_ops=[Erf, Gelu])
+    return onnx.reference.ReferenceEvaluator(model, new_ops=[Erf, Gelu, LogSoftmax])
 
 
 def values(*shape: int, seed: int = 0, low: float = -2.0, high: float = 2.0) -> Array:
