@@ -17,9 +17,10 @@ from ckplan.autodiff.builder import (
     input_of,
     required_input,
     shape_of,
+    size_of,
 )
 from ckplan.autodiff.registry import rule
-from ckplan.autodiff.rules.batch_norm import inverse_deviation
+from ckplan.autodiff.rules.batch_norm import affine, inverse_deviation
 
 Gradients = Sequence[ir.Value | None]
 
@@ -40,7 +41,8 @@ def layer_normalization(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
     x, dy = _wide(op, x), [None if g is None else _wide(op, g) for g in dy]
     count = math.prod(shape_of(x)[axis] for axis in axes)
     mean = op.Mul(op.reduce_sum(x, axes), 1.0 / count)
-    square = op.ReduceSumSquare(op.Sub(x, mean), op.constant(axes))
+    centred = op.Sub(x, mean)
+    square = op.reduce_sum(op.Mul(centred, centred), axes)
     inverse = inverse_deviation(op, op.Mul(square, 1.0 / count), attr_float(node, "epsilon", _EPSILON))
     return _normalization(op, node, dy, x, mean, inverse, axes)
 
@@ -52,7 +54,7 @@ def rms_normalization(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
     axes = _axes(node, x)
     x, dy = _wide(op, x), [None if g is None else _wide(op, g) for g in dy]
     count = math.prod(shape_of(x)[axis] for axis in axes)
-    square = op.Mul(op.ReduceSumSquare(x, op.constant(axes)), 1.0 / count)
+    square = op.Mul(op.reduce_sum(op.Mul(x, x), axes), 1.0 / count)
     inverse = inverse_deviation(op, square, attr_float(node, "epsilon", _EPSILON))
     return _normalization(op, node, dy, x, None, inverse, axes)
 
@@ -96,31 +98,54 @@ def _normalization(
     kind = source.dtype
     g, dmean, dinverse = (*dy, None, None)[:3]
     count = math.prod(shape_of(x)[axis] for axis in axes)
-    normal = op.Mul(x if mean is None else op.Sub(x, mean), inverse)
-    dx = dscale = dbias = None
+    centred = x if mean is None else op.Sub(x, mean)
+    dx = dscale = dbias = along = offset = main = None
     if g is not None:
         wide_scale = _wide(op, scale)
         dbias = op.sum_to_shape(g, shape_of(bias)) if bias is not None and op.wants(bias) else None
-        product = op.Mul(g, normal)
-        dscale = op.sum_to_shape(product, shape_of(scale)) if op.wants(scale) else None
+        product = op.Mul(g, centred)
+        dscale = _by_scale(op, product, inverse, shape_of(scale), count) if op.wants(scale) else None
     if op.wants(source):
-        along = offset = None
         if g is not None:
-            along = _row_means(op, product, wide_scale, axes, count)
-            offset = None if mean is None else _row_means(op, g, wide_scale, axes, count)
+            along = op.Mul(_row_means(op, product, wide_scale, axes, count), inverse)
+            scaled = op.Mul(g, wide_scale)
+            offset = None if mean is None else op.Mul(op.reduce_sum(scaled, axes), 1.0 / count)
+            main = op.Mul(scaled, inverse)
         if dinverse is not None:
             along = _plus(op, along, op.Mul(op.Mul(dinverse, inverse), 1.0 / count))
         if dmean is not None:
             offset = _plus(op, offset, op.Mul(op.Div(dmean, inverse), -1.0 / count))
-        parts = [op.Mul(normal, along)] if along is not None else []
-        parts += [offset] if offset is not None else []
-        # Without dy, g is 0 and what remains of the sum is negative.
-        total = op.Mul(g, wide_scale) if g is not None else None
-        for part in parts:
-            total = op.Neg(op.expand(part, shape_of(x))) if total is None else op.Sub(total, part)
-        dx = op.Mul(total, inverse) if total is not None else None
+        rest = _rest(op, centred, inverse, along, offset)
+        dx = rest if main is None else main if rest is None else op.Add(main, rest)
     results = [dx, dscale, dbias][: len(node.inputs)]
     return [op.Cast(r, to=kind) if r is not None and r.dtype != kind else r for r in results]
+
+
+def _by_scale(op: Builder, product: ir.Value, inverse: ir.Value, shape: tuple[int, ...], count: int) -> ir.Value:
+    """Emit the gradient of the scale, the sum over the rows of ``dy (x - mean)`` times ``inverse``."""
+    if math.prod(shape) == count:
+        # A product with a row of numbers weighs and adds in one pass.
+        rows = size_of(inverse)
+        return op.reshape(op.MatMul(op.reshape(inverse, [1, rows]), op.reshape(product, [rows, count])), shape)
+    return op.sum_to_shape(op.Mul(product, inverse), shape)
+
+
+def _rest(
+    op: Builder, centred: ir.Value, inverse: ir.Value, along: ir.Value | None, offset: ir.Value | None
+) -> ir.Value | None:
+    """Emit -(inverse^2 along centred + inverse offset), where ``along`` and ``offset`` may be missing."""
+    slope = None if along is None else op.Neg(op.Mul(op.Mul(inverse, inverse), along))
+    start = None if offset is None else op.Neg(op.Mul(offset, inverse))
+    if slope is None:
+        return None if start is None else op.expand(start, shape_of(centred))
+    if start is None:
+        return op.Mul(centred, slope)
+    shape, rows = shape_of(centred), size_of(inverse)
+    if 0 in shape:
+        return op.Add(op.Mul(centred, slope), start)
+    flat = op.reshape(centred, [1, rows, size_of(centred) // rows])
+    column = [1, rows, 1]
+    return op.reshape(affine(op, flat, op.reshape(slope, column), op.reshape(start, column)), shape)
 
 
 def _row_means(op: Builder, value: ir.Value, scale: ir.Value, axes: Sequence[int], count: int) -> ir.Value:
@@ -128,8 +153,9 @@ def _row_means(op: Builder, value: ir.Value, scale: ir.Value, axes: Sequence[int
     shape = shape_of(value)
     kept = [1 if axis in axes else size for axis, size in enumerate(shape)]
     if math.prod(shape_of(scale)) == count:
-        column = op.reshape(op.Mul(scale, 1.0 / count), [count, 1])
-        return op.reshape(op.MatMul(op.reshape(value, [math.prod(kept), count]), column), kept)
+        # The row on the left takes two thirds of the time of a column on the right.
+        row = op.reshape(op.Mul(scale, 1.0 / count), [1, count])
+        return op.reshape(op.Gemm(row, op.reshape(value, [math.prod(kept), count]), transB=1), kept)
     return op.Mul(op.reduce_sum(op.Mul(value, scale), axes), 1.0 / count)
 
 
