@@ -221,6 +221,11 @@ def _accumulate(op: Builder, value: ir.Value, gradient: ir.Value, factor: float)
         op.sums.append(total)
 
 
+def _qualified(node: ir.Node) -> str:
+    """Return the operator of a node, with its domain unless that is ai.onnx."""
+    return f"{node.domain}::{node.op_type}" if node.domain else node.op_type
+
+
 def _reason(node: ir.Node) -> str | None:
     """Say why a node is not differentiated whatever rules there are, None if nothing is known against it."""
     if node.domain:
@@ -243,5 +248,5 @@ def _unsupported(
         hint = f"freeze the {len(frozen)} parameter(s) before them ({names}); {free} other(s) can still be trained"
     else:
         hint = "no choice of --no-grad helps: every parameter reaches the loss only through them"
-    listed = [(f"{node.op_type} '{node.name}'", reason) for node, reason in nodes.items()]
+    listed = [(f"{_qualified(node)} '{node.name}'", reason) for node, reason in nodes.items()]
     return UnsupportedOperatorsError(list(reversed(listed)), hint)

@@ -14,6 +14,7 @@ from ckplan.autodiff.paths import Composites, differentiable_inputs, entry_of
 from ckplan.errors import ModelError, UsageError
 from ckplan.keys import CONSTANT
 from ckplan.model import is_literal
+from ckplan.model.contrib import EXPANSION
 from ckplan.model.own_files import ORIGIN
 
 
@@ -131,7 +132,7 @@ def select_parameters(
                 idle.append(value)
             continue
         if request.all_parameters and is_literal(value) and name not in before:
-            if value.metadata_props.get(CONSTANT) != ORIGIN:  # those need no mention
+            if value.metadata_props.get(CONSTANT) not in (ORIGIN, EXPANSION):  # those need no mention
                 literals.append(name)
             continue
         if request.all_parameters and not shape_of(value) and name not in before:

@@ -4,8 +4,9 @@ Exporters and onnxruntime's optimiser emit them for speed. In standard operators
 this package holds for them, and the training graph runs anywhere; onnxruntime fuses again what it likes to.
 """
 
+from ckplan.model.contrib.emitter import EXPANSION
 from ckplan.model.contrib.expand import adopt, expand
 from ckplan.model.contrib.nested import expand_nested
 from ckplan.model.contrib.registry import MICROSOFT, QUANTISED, REFUSED, expansions
 
-__all__ = ["MICROSOFT", "QUANTISED", "REFUSED", "adopt", "expand", "expand_nested", "expansions"]
+__all__ = ["EXPANSION", "MICROSOFT", "QUANTISED", "REFUSED", "adopt", "expand", "expand_nested", "expansions"]

@@ -14,6 +14,9 @@ from ckplan.model.infer import static_shape
 
 _NARROW = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 
+#: The mark of the constants that expansions bring along; see `ckplan.model.constants.mark_constant`.
+EXPANSION = "expansion"
+
 Operand = ir.Value | np.ndarray | float | int | None
 
 
@@ -156,7 +159,7 @@ class Emitter:
                 shape=ir.Shape(array.shape),
                 const_value=tensor,
             )
-            mark_constant(found, "expansion")
+            mark_constant(found, EXPANSION)
             self._main.register_initializer(found)
             self._constants[key] = found
         return found
