@@ -34,6 +34,9 @@ _FEW_ROWS = 64
 #: Element types of which onnxruntime has a product that adds up in the same precision as ReduceSum.
 _PRODUCT_TYPES = (ir.DataType.FLOAT, ir.DataType.DOUBLE)
 
+#: Factors that float16 can hold without loss lie between these powers of two; others are applied in steps.
+_NORMAL = (2.0**-14, 2.0**15)
+
 _ATTRIBUTE_TYPES = {
     onnx.defs.OpSchema.AttrType.INT: ir.AttributeType.INT,
     onnx.defs.OpSchema.AttrType.INTS: ir.AttributeType.INTS,
@@ -419,6 +422,9 @@ class Builder:
         known = self.constant_of(value)
         if known is not None and known.size <= _SMALL:
             return self.constant((known * factor).astype(known.dtype))
+        if value.dtype == ir.DataType.FLOAT16 and factor and not _NORMAL[0] <= abs(factor) <= _NORMAL[1]:
+            step = _NORMAL[1] if abs(factor) > 1 else _NORMAL[0]
+            return self.scale(self.Mul(value, step), factor / step)
         return self.Mul(value, factor)
 
     def sum_to_shape(self, value: ir.Value, shape: Collection[int]) -> ir.Value:

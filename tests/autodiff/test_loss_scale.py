@@ -118,13 +118,25 @@ def test_zeros_have_the_element_type_of_the_other_gradients():
 
 
 def test_too_large_a_scale_shows_in_the_gradients():
-    # The reference evaluator rounds each result to float16; onnxruntime computes runs of such nodes in float32 on a CPU.
+    # The reference evaluator rounds each result to float16; onnxruntime does not on a CPU.
     training, _ = small(loss_scale="input", loss="sum")
     feeds = {"x": half(16, 8, seed=3), "loss_scale": np.asarray(65504, np.float32)}
     with np.errstate(all="ignore"):
         found = reference(training.model, feeds)
     assert np.isfinite(found["loss"])
     assert not np.isfinite(found["w2_grad"]).all()
+
+
+@pytest.mark.parametrize("scale", [2.0**-6, 65504])
+def test_factors_that_half_precision_cannot_hold_are_applied_in_steps(scale):
+    # The error's factor is 2 / 1 times the scale, above the largest float16; of 4096 elements, below the smallest.
+    size = 1 if scale > 1 else 4096
+    text = f"g (float16[{size}] x) => (float16[{size}] y) {{ h = Mul(x, w) y = Tanh(h) }}"
+    training = build_training_graph(parse(text, w=np.full(size, 0.25, np.float16)), loss="mse", loss_scale=scale)
+    feeds = {"x": np.ones(size, np.float16), "target": np.full(size, 0.2, np.float16)}
+    found = reference(training.model, feeds)["w_grad"].astype(np.float64)
+    y = np.tanh(0.25)
+    np.testing.assert_allclose(found, 2 / size * (y - 0.2) * (1 - y * y), rtol=0.2)
 
 
 @pytest.mark.parametrize("scale", ["0", "-2", "inf", "nan", "big", 0])
