@@ -5,8 +5,8 @@ that is possible: it is usually kept anyway, being the next node's input.
 
 On the CPU onnxruntime works in place for activations (Relu, LeakyRelu, Clip, Tanh, Sigmoid, Softplus, HardSigmoid,
 Softmax over the last axis) and not for arithmetic (Add, Mul, Sign, Exp), so the forms here let the incoming gradient
-and the stashed tensor die as early as they can. Masks are ``Sign`` of something that is not negative, because
-``Where`` takes two temporaries of the full size beside its result.
+and the stashed tensor die as early as they can. Masks are comparisons made numbers, which take two fifths of the time
+of ``Sign``; ``Where`` takes more, and two temporaries of the full size beside its result.
 """
 
 from __future__ import annotations
@@ -34,7 +34,9 @@ _SELU_GAMMA = 1.05070102214813232421875
 
 def positive(op: Builder, x: ir.Value) -> ir.Value:
     """Return 1 where x > 0 and 0 elsewhere, in x's element type."""
-    return op.Sign(op.Relu(x))
+    if dtype_of(x).itemsize < 4:  # the CPU compares no numbers of 16 bits
+        return op.Sign(op.Relu(x))
+    return op.Cast(op.Greater(x, 0.0), to=x.dtype)
 
 
 @rule("Identity", factor="pass")
@@ -58,7 +60,7 @@ def cast_like(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
 @rule("Relu")
 def relu(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
     """Derivative 1 where y > 0."""
-    return [op.Mul(dy[0], op.Sign(node.outputs[0]))]
+    return [op.Mul(dy[0], positive(op, node.outputs[0]))]
 
 
 @rule("LeakyRelu")
@@ -67,7 +69,7 @@ def leaky_relu(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
     alpha = attr_float(node, "alpha", 0.01)
     side = node.outputs[0] if alpha >= 0 else required_input(node, 0)
     if 0 <= alpha <= 1:
-        return [op.Mul(dy[0], op.Clip(op.Sign(side), np.asarray(alpha, dtype_of(side)), 1.0))]
+        return [op.Mul(dy[0], op.Clip(positive(op, side), np.asarray(alpha, dtype_of(side)), 1.0))]
     return [op.Mul(dy[0], op.Add(op.Mul(positive(op, side), 1 - alpha), alpha))]
 
 
@@ -88,7 +90,7 @@ def thresholded_relu(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
     """Derivative 1 where x > alpha."""
     alpha = attr_float(node, "alpha", 1.0)
     if alpha >= 0:
-        return [op.Mul(dy[0], op.Sign(node.outputs[0]))]
+        return [op.Mul(dy[0], positive(op, node.outputs[0]))]
     return [op.Mul(dy[0], positive(op, op.Sub(required_input(node, 0), alpha)))]
 
 
@@ -129,14 +131,14 @@ def hard_sigmoid(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
     """Derivative alpha where 0 < y < 1."""
     alpha = attr_float(node, "alpha", 0.2)
     y = node.outputs[0]
-    return [op.Mul(dy[0], op.Mul(op.Sign(op.Mul(op.Sub(1.0, y), y)), alpha))]
+    return [op.Mul(dy[0], op.Mul(positive(op, op.Mul(op.Sub(1.0, y), y)), alpha))]
 
 
 @rule("HardSwish")
 def hard_swish(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
     """Derivative h + x / 6 where |x| < 3, with h = clip(x / 6 + 1/2, 0, 1), else h."""
     x = required_input(node, 0)
-    inside = op.Relu(op.Sign(op.Sub(3.0, op.Abs(x))))
+    inside = positive(op, op.Sub(3.0, op.Abs(x)))
     bend = op.Mul(op.Mul(inside, x), 1 / 6)
     return [op.Mul(dy[0], op.Add(op.HardSigmoid(x, alpha=1 / 6, beta=0.5), bend))]
 
@@ -170,9 +172,14 @@ def softsign(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
 
 @rule("Mish")
 def mish(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
-    """Derivative t + x (1 - t^2) sigmoid(x) with t = tanh(softplus(x))."""
+    """Derivative t + x (1 - t^2) sigmoid(x) with t = tanh(softplus(x)).
+
+    With n = e^x (e^x + 2), t is n / (n + 2), which takes a fifth of the time. Beyond the limit t is 1.
+    """
     x = required_input(node, 0)
-    t = op.Tanh(op.Softplus(x))
+    power = op.Exp(op.Clip(x, None, 20.0 if dtype_of(x).itemsize >= 4 else 5.0))
+    n = op.Mul(power, op.Add(power, 2.0))
+    t = op.Div(n, op.Add(n, 2.0))
     bend = op.Mul(op.Mul(op.Sub(1.0, op.Mul(t, t)), x), op.Sigmoid(x))
     return [op.Mul(dy[0], op.Add(bend, t))]
 
@@ -248,9 +255,9 @@ def _between(op: Builder, y: ir.Value, low: ir.Value | None, high: ir.Value | No
         inside = op.And(op.Greater(y, low), op.Less(y, high))
         return op.Mul(g, op.Cast(inside, to=y.dtype))
     if low is not None:
-        return op.Mul(g, op.Sign(op.Sub(y, low)))
+        return op.Mul(g, positive(op, op.Sub(y, low)))
     if high is not None:
-        return op.Mul(g, op.Sign(op.Sub(high, y)))
+        return op.Mul(g, positive(op, op.Sub(high, y)))
     return g
 
 
