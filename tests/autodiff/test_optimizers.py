@@ -234,6 +234,23 @@ def test_a_step_is_made_once() -> None:
         add_optimizer(step_of("sgd"), parse_optimizer("sgd"))
 
 
+def test_without_parameters_there_is_nothing_to_update() -> None:
+    training = ckplan.build_training_graph(network(), wrt=["x"])
+    with pytest.raises(UsageError, match="has no parameter to update"):
+        add_optimizer(training, parse_optimizer("sgd"))
+
+
+def test_unscaled_gradients_and_those_of_zero_are_taken() -> None:
+    model = network()
+    idle = ir.Value(name="idle", type=ir.TensorType(ir.DataType.DOUBLE), shape=ir.Shape([3]))
+    idle.const_value = ir.Tensor(np.ones(3), name="idle")
+    model.graph.register_initializer(idle)
+    for spec, scale in (("sgd", None), ("sgd:weight_decay=1", 1024.0)):
+        training = ckplan.build_training_graph(model, unused="zero", wrt=["w", "b", "u", "idle"], loss_scale=scale)
+        made = train(add_optimizer(training, parse_optimizer(spec)), batches(np.float64), np.asarray(0.5))[0]
+        np.testing.assert_allclose(made["idle"], 0.5 if scale else 1.0)
+
+
 @pytest.mark.parametrize("spec", CASES)
 def test_spelling(spec: str) -> None:
     assert parse_optimizer(str(parse_optimizer(spec))) == parse_optimizer(spec)

@@ -44,12 +44,15 @@ def add_optimizer(training: TrainingGraph, optimizer: Optimizer, clip_norm: floa
         the optimizer counts steps, ``step_new``. Its ``updates`` say which input takes which output.
 
     Raises:
-        UsageError: ``clip_norm`` is not a positive number, or the graph makes new parameters already.
+        UsageError: ``clip_norm`` is not a positive number, the graph makes new parameters already, or it has no
+            gradient of a parameter.
     """
     if clip_norm is not None and not (clip_norm > 0 and math.isfinite(clip_norm)):
         raise UsageError(f"gradients cannot be clipped to a norm of {clip_norm}", "give a positive number")
     if keys.OPTIMIZER in training.model.metadata_props:
         raise UsageError("the graph makes new parameters already", "start from the forward model")
+    if not training.gradients:
+        raise UsageError(f"optimizer `{optimizer.name}` has no parameter to update", "name parameters with --wrt")
     model = training.model.clone()
     graph = model.graph
     op = Builder(graph, graph.opset_imports)
