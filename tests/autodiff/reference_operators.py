@@ -128,6 +128,41 @@ class MaxPool(OpRun):
         return len(self.onnx_node.output)
 
 
+def _window_sums(x, auto_pad, ceil_mode, count_include_pad, dilations, kernel_shape, pads, strides):
+    """Sum what each window holds, and count it."""
+    rank = x.ndim - 2
+    strides, dilations, pads = strides or [1] * rank, dilations or [1] * rank, list(pads or [0] * 2 * rank)
+    reaches = [(k - 1) * d + 1 for k, d in zip(kernel_shape, dilations, strict=True)]
+    if auto_pad.startswith("SAME"):
+        total = [max((-(-n // s) - 1) * s + r - n, 0) for n, s, r in zip(x.shape[2:], strides, reaches, strict=True)]
+        begin = [t // 2 if auto_pad == "SAME_UPPER" else t - t // 2 for t in total]
+        pads = begin + [t - b for t, b in zip(total, begin, strict=True)]
+    sizes = []
+    for axis in range(rank):
+        room = x.shape[2 + axis] + pads[axis] + pads[rank + axis] - reaches[axis]
+        count = (-(-room // strides[axis]) if ceil_mode else room // strides[axis]) + 1
+        starts_behind = (count - 1) * strides[axis] >= x.shape[2 + axis] + pads[axis]
+        sizes.append(count - 1 if ceil_mode and starts_behind else count)
+    room = [
+        max((count - 1) * s + r, b + n + e)
+        for count, s, r, b, n, e in zip(sizes, strides, reaches, pads[:rank], x.shape[2:], pads[rank:], strict=True)
+    ]
+    inner = tuple(slice(b, b + n) for b, n in zip(pads[:rank], x.shape[2:], strict=True))
+    padded = tuple(slice(0, b + n + e) for b, n, e in zip(pads[:rank], x.shape[2:], pads[rank:], strict=True))
+    wide, counted = np.zeros((*x.shape[:2], *room), x.dtype), np.zeros(room, x.dtype)
+    wide[(..., *inner)] = x
+    counted[padded if count_include_pad else inner] = 1
+    total, number = np.zeros((*x.shape[:2], *sizes), x.dtype), np.zeros(sizes, x.dtype)
+    for tap in itertools.product(*map(range, kernel_shape)):
+        places = tuple(
+            slice(i * d, i * d + (count - 1) * s + 1, s)
+            for i, d, count, s in zip(tap, dilations, sizes, strides, strict=True)
+        )
+        total += wide[(..., *places)]
+        number += counted[places]
+    return total, number
+
+
 class AveragePool(OpRun):
     """Sums shifted copies; onnx's own goes from window to window."""
 
@@ -142,38 +177,8 @@ class AveragePool(OpRun):
         pads=None,
         strides=None,
     ):
-        rank = x.ndim - 2
-        strides, dilations, pads = strides or [1] * rank, dilations or [1] * rank, list(pads or [0] * 2 * rank)
-        reaches = [(k - 1) * d + 1 for k, d in zip(kernel_shape, dilations, strict=True)]
-        if auto_pad.startswith("SAME"):
-            total = [
-                max((-(-n // s) - 1) * s + r - n, 0) for n, s, r in zip(x.shape[2:], strides, reaches, strict=True)
-            ]
-            begin = [t // 2 if auto_pad == "SAME_UPPER" else t - t // 2 for t in total]
-            pads = begin + [t - b for t, b in zip(total, begin, strict=True)]
-        sizes = []
-        for axis in range(rank):
-            room = x.shape[2 + axis] + pads[axis] + pads[rank + axis] - reaches[axis]
-            count = (-(-room // strides[axis]) if ceil_mode else room // strides[axis]) + 1
-            starts_behind = (count - 1) * strides[axis] >= x.shape[2 + axis] + pads[axis]
-            sizes.append(count - 1 if ceil_mode and starts_behind else count)
-        room = [
-            max((count - 1) * s + r, b + n + e)
-            for count, s, r, b, n, e in zip(sizes, strides, reaches, pads[:rank], x.shape[2:], pads[rank:], strict=True)
-        ]
-        inner = tuple(slice(b, b + n) for b, n in zip(pads[:rank], x.shape[2:], strict=True))
-        padded = tuple(slice(0, b + n + e) for b, n, e in zip(pads[:rank], x.shape[2:], pads[rank:], strict=True))
-        wide, counted = np.zeros((*x.shape[:2], *room), x.dtype), np.zeros(room, x.dtype)
-        wide[(..., *inner)] = x
-        counted[padded if count_include_pad else inner] = 1
-        total, number = np.zeros((*x.shape[:2], *sizes), x.dtype), np.zeros(sizes, x.dtype)
-        for tap in itertools.product(*map(range, kernel_shape)):
-            places = tuple(
-                slice(i * d, i * d + (count - 1) * s + 1, s)
-                for i, d, count, s in zip(tap, dilations, sizes, strides, strict=True)
-            )
-            total += wide[(..., *places)]
-            number += counted[places]
+        geometry = auto_pad, ceil_mode, count_include_pad, dilations, kernel_shape, pads, strides
+        total, number = _window_sums(x, *geometry)
         return ((total / number).astype(x.dtype),)
 
 
@@ -196,6 +201,14 @@ class Softsign(OpRun):
 
     def _run(self, x):
         return (np.asarray(x / (1 + np.abs(x))),)
+
+
+class LpPool(OpRun):
+    """Windows that reach over the end, as ceil_mode has them, are counted once; onnx's own repeats what they hold."""
+
+    def _run(self, x, auto_pad="NOTSET", ceil_mode=0, dilations=None, kernel_shape=None, p=2, pads=None, strides=None):
+        total, _ = _window_sums(np.abs(x) ** p, auto_pad, ceil_mode, 0, dilations, kernel_shape, pads, strides)
+        return (total ** (1 / p),)
 
 
 class GlobalMaxPool(OpRun):
@@ -336,6 +349,7 @@ OPERATORS = [
     GroupNormalization,
     LRN,
     LpNormalization,
+    LpPool,
     MaxPool,
     MaxRoiPool,
     Mean,

@@ -39,7 +39,7 @@ def ints(*numbers: int) -> np.ndarray:
 )
 def test_col2im(columns, image, block, attributes):
     model = node_model("Col2Im", values(*columns), ints(*image), ints(*block), **attributes)
-    check_gradient(model, runtime=len(image) > 1)
+    check_gradient(model, runtime=len(image) > 1, torch=len(image) == 2)
 
 
 def test_max_unpool():
@@ -49,7 +49,7 @@ def test_max_unpool():
 
 def test_max_unpool_of_one_place_twice():
     indices = ints(4, 4, 2).reshape(1, 1, 3)
-    found = check_gradient(node_model("MaxUnpool", values(1, 1, 3), indices, kernel_shape=[3]))["p0"]
+    found = check_gradient(node_model("MaxUnpool", values(1, 1, 3), indices, kernel_shape=[3]), torch=False)["p0"]
     assert found[0, 0, 0] == 0
 
 
@@ -74,7 +74,7 @@ def test_max_unpool_to_a_size_of_its_own():
     """onnxruntime and onnx's evaluator count indices differently here; each has the gradient of what it computes."""
     indices = ints(5, 7, 13, 15).reshape(1, 1, 2, 2)
     model = node_model("MaxUnpool", values(1, 1, 2, 2), indices, ints(1, 1, 5, 5), kernel_shape=[2, 2], strides=[2, 2])
-    check_gradient(model, runtime=False)
+    check_gradient(model, runtime=False, torch=False)
     single = build_training_graph(infer(to_dtype(model, np.float32)))
     weight = next(t for t in single.model.graph.initializers.values() if t.name == "weight_y0").const_value.numpy()
     found = onnxruntime_run(single.model)["p0_grad"]

@@ -40,6 +40,10 @@ LEFT_OUT = (
     "test_argmax*select_last_index",
     "test_lstm_with_peepholes",
     "test_training_dropout*",  # draws its own mask
+    "test_col2im_5d",
+    "test_dft*opset19",  # the axis was an attribute
+    "test_maxunpool_export_with_output_shape",
+    "test_top_k_same_values*",  # torch chooses otherwise
     "test_reduce_*empty_set*",  # torch has no maximum of nothing
 )
 """What the oracle does not do, by name of the case; it says so with NotImplementedError or torch does."""

@@ -19,7 +19,12 @@ import torch
 from numpy.typing import NDArray
 from onnx import numpy_helper
 
-from tests.oracles import torch_networks, torch_operators, torch_recurrent  # noqa: F401  (they fill the table)
+from tests.oracles import (  # noqa: F401  (they fill the table)
+    torch_networks,
+    torch_operators,
+    torch_recurrent,
+    torch_scatter,
+)
 from tests.oracles.torch_registry import OPERATORS, Call, Value
 
 Array = NDArray[Any]
