@@ -133,7 +133,8 @@ def one_hot(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
     assert g is not None
     zero_one = np.asarray([0, 1], dtype=dtype_of(values))
     depth = op.constant_ints(node, 1, "depth")  # as integers: shape inference does not read every type it may have
-    on = op.OneHot(node.inputs[0], op.constant(depth or ()), zero_one, axis=attr_int(node, "axis", -1))
+    assert depth is not None
+    on = op.OneHot(node.inputs[0], np.asarray(depth[0], np.int64), zero_one, axis=attr_int(node, "axis", -1))
     axes = range(len(shape_of(g)))
     chosen = op.reshape(op.reduce_sum(op.Mul(g, on), axes), [1])
     rest = op.Sub(op.reshape(op.reduce_sum(g, axes), [1]), chosen)
