@@ -240,6 +240,39 @@ def _resize(node: ir.Node) -> Cost:
     return Cost(each * _elements(node.outputs[0]), _traffic(node))
 
 
+def _sampled(node: ir.Node) -> Cost:
+    """GridSample: corners of each sample, and the cubic weights."""
+    axes = len(_shape(node.outputs[0])) - 2
+    taps = {"nearest": 1, "cubic": 4, "bicubic": 4}.get(node.attributes.get_string("mode", "linear"), 2)
+    return Cost(2 * taps**axes * _elements(node.outputs[0]) + 20 * _elements(_input(node, 1)), _traffic(node))
+
+
+def _regions(node: ir.Node) -> Cost:
+    """RoiAlign: four corners of each sample; two samples along each axis if their number depends on the region."""
+    samples = node.attributes.get_int("sampling_ratio", 0) or 2
+    return Cost(8 * samples**2 * _elements(node.outputs[0]), _traffic(node))
+
+
+def _deformed(node: ir.Node) -> Cost:
+    """DeformConv: columns made of four corners each, and a convolution of them."""
+    columns = _elements(_input(node, 2)) // 2 * _shape(_input(node, 0))[1]
+    columns //= max(1, node.attributes.get_int("offset_group", 1))
+    product = 2 * _elements(node.outputs[0]) * math.prod(_shape(_input(node, 1))[1:])
+    return Cost(product + 10 * columns + _bias(node, 3), _traffic(node) + 8 * columns)
+
+
+def _fourier(node: ir.Node) -> Cost:
+    """DFT and STFT: 5 n log n for each transform."""
+    length = max((dim for dim in _shape(node.outputs[0])[1:-1]), default=1)
+    return Cost(5 * math.ceil(math.log2(length + 1)) * _elements(node.outputs[0]), 2 * _traffic(node))
+
+
+def _determinant(node: ir.Node) -> Cost:
+    """An LU decomposition of each matrix."""
+    shape = _shape(_input(node, 0))
+    return Cost(_elements(_input(node, 0)) * (shape[-1] if shape else 1), _traffic(node))
+
+
 def _top_k(node: ir.Node) -> Cost:
     elements = _elements(_input(node, 0))
     return Cost(elements * max(1, elements.bit_length()), 2 * _traffic(node))
@@ -274,7 +307,7 @@ _NORMALISATIONS = {
     "LpNormalization": 6, "MeanVarianceNormalization": 8, "RMSNormalization": 6, "SimplifiedLayerNormalization": 6,
     "SkipLayerNormalization": 9, "SkipSimplifiedLayerNormalization": 7, "Softmax": 15, "LogSoftmax": 25, "Hardmax": 3,
     "SoftmaxCrossEntropyLoss": 25, "ReduceLogSum": 2, "ReduceLogSumExp": 15, "ReduceL2": 2, "ArgMax": 2, "ArgMin": 2,
-    "CumSum": 1, "NegativeLogLikelihoodLoss": 1,
+    "CumSum": 1, "CumProd": 1, "Col2Im": 2, "MaxRoiPool": 2, "NegativeLogLikelihoodLoss": 1,
 }  # fmt: skip
 
 _RULES: dict[str, Rule] = {
@@ -293,7 +326,12 @@ _RULES: dict[str, Rule] = {
     **dict.fromkeys(("GatherElements", "GatherND"), _gather),
     **dict.fromkeys(("Expand", "ConstantOfShape", "OneHot", "EyeLike", "Range"), _written_only),
     **dict.fromkeys(("Resize", "Upsample"), _resize),
+    **dict.fromkeys(("DFT", "STFT"), _fourier),
     "ConvTranspose": _conv_transpose,
+    "DeformConv": _deformed,
+    "Det": _determinant,
+    "GridSample": _sampled,
+    "RoiAlign": _regions,
     "Einsum": _einsum,
     "LRN": _lrn,
     "TopK": _top_k,
