@@ -86,14 +86,14 @@ class Analysis:
 
 
 def analyze(
-    training: TrainingGraph, strategies: Sequence[Strategy] | None = None, budget: int | None = None
+    training: TrainingGraph, strategies: Sequence[Strategy] | None = None, budget: int | float | None = None
 ) -> Analysis:
     """Find out where the memory of a training step goes and what each strategy would save.
 
     Args:
         training: the training graph.
         strategies: what to try; by default every strategy, slow ones at a coarser setting than their default.
-        budget: bytes of activations that the plans must not exceed.
+        budget: what the plans must not exceed: bytes of activations, or (a float) a ratio of what the step takes.
     """
     problem = problem_of(training.model)
     nodes = list(training.model.graph)
@@ -103,6 +103,7 @@ def analyze(
     shapes = [shape_class(values[tensor.name]) if tensor.name in values else None for tensor in problem.tensors]
     base = simulate(problem, order, shapes)
     tried = [_QUICK.get(kind.name) or kind() for kind in STRATEGIES] if strategies is None else strategies
+    limit = int(budget * base.peak_activations) if isinstance(budget, float) else budget
     gradients = [values[name] for name in training.gradients.values()]
     return Analysis(
         nodes=(len(problem.forward), len(problem.backward)),
@@ -114,7 +115,7 @@ def analyze(
         at_peak=tuple(_facts(problem, values, tensor) for tensor, _ in live_at(problem, order, base.peak_step)),
         bottlenecks=tuple(_facts(problem, values, tensor) for tensor in bottlenecks(problem)),
         lower_bound=lower_bound(problem)[0],
-        offers=tuple(_offer(problem, strategy, budget) for strategy in tried),
+        offers=tuple(_offer(problem, strategy, limit) for strategy in tried),
     )
 
 

@@ -36,6 +36,18 @@ def parse_bytes(text: str) -> int:
     return round(float(match[1]) * _FACTORS[match[2].lower()])
 
 
+def parse_share(text: str) -> float:
+    """Read a percentage: ``parse_share("12.5%") == 0.125``.
+
+    Raises:
+        UsageError: the text is not a percentage of zero or more.
+    """
+    match = re.fullmatch(r"\s*([0-9]*\.?[0-9]+)\s*%\s*", text)
+    if match is None:
+        raise UsageError(f"`{text}` is not a percentage", "write it like 10%")
+    return float(match[1]) / 100
+
+
 def format_bytes(count: float) -> str:
     """Write a byte count for people, in binary units: ``format_bytes(1536) == "1.5 KiB"``."""
     size, sign = abs(count), "-" if count < 0 else ""

@@ -26,7 +26,9 @@ from ckplan.cli.training import training_graph
 @budget_option
 @json_option
 @talk_options
-def command(model: Path, strategies: tuple[str, ...], budget: int | None, as_json: bool, **options: Any) -> None:
+def command(
+    model: Path, strategies: tuple[str, ...], budget: int | float | None, as_json: bool, **options: Any
+) -> None:
     """Show where the memory of a training step of MODEL goes, and what each strategy would save.
 
     Nothing is run: the figures are those of the simulator, which `ckplan verify` holds against onnxruntime.

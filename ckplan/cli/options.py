@@ -12,7 +12,7 @@ from click.shell_completion import CompletionItem
 
 from ckplan.cli.terminal import Settings
 from ckplan.errors import UsageError
-from ckplan.units import parse_bytes
+from ckplan.units import parse_bytes, parse_share
 
 F = TypeVar("F", bound=Callable[..., Any])
 Decorator = Callable[[F], F]
@@ -64,10 +64,20 @@ def read_shapes(ctx: click.Context, param: click.Parameter, values: Sequence[str
     }
 
 
-def read_bytes(ctx: click.Context, param: click.Parameter, value: str | None) -> int | None:
-    """``"512MiB"`` to bytes."""
+def read_budget(ctx: click.Context, param: click.Parameter, value: str | None) -> int | float | None:
+    """``"512MiB"`` to bytes, ``"40%"`` to the ratio 0.4."""
     try:
-        return None if value is None else parse_bytes(value)
+        if value is None:
+            return None
+        return parse_share(value) if value.rstrip().endswith("%") else parse_bytes(value)
+    except UsageError as error:
+        raise click.BadParameter(str(error), ctx, param) from error
+
+
+def read_share(ctx: click.Context, param: click.Parameter, value: str | None) -> float | None:
+    """``"10%"`` to 0.1."""
+    try:
+        return None if value is None else parse_share(value)
     except UsageError as error:
         raise click.BadParameter(str(error), ctx, param) from error
 
@@ -196,12 +206,26 @@ training_options = _stack(
 )  # fmt: skip
 
 budget_option = click.option(
-    "--budget", metavar="SIZE", callback=read_bytes, help="Peak of activations not to exceed, such as 512MiB."
-)
+    "--budget", metavar="SIZE|PERCENT", callback=read_budget,
+    help="Peak of activations not to exceed, such as 512MiB, or 40% of what the step takes without a plan.",
+)  # fmt: skip
 
 strategy_option = click.option(
-    "--strategy", default="memory", show_default=True, metavar="NAME[:FIELD=VALUE,...]",
+    "--strategy", default="auto", show_default=True, metavar="NAME[:FIELD=VALUE,...]",
     shell_complete=_strategy_names, help="How to plan; `ckplan strategies` lists them.",
+)  # fmt: skip
+
+planning_options = _stack(
+    strategy_option,
+    budget_option,
+    click.option(
+        "--overhead", metavar="PERCENT", callback=read_share,
+        help="Extra compute that the plan may cost, such as 10%. Alone: the lowest peak for that.",
+    ),
+    click.option(
+        "--time-limit", "seconds", type=click.FloatRange(min=0, min_open=True), metavar="SECONDS",
+        help="How long to search for a plan. Ctrl-C ends the search as well, with the best plan so far.",
+    ),
 )  # fmt: skip
 
 run_options = _stack(

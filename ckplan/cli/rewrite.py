@@ -9,13 +9,12 @@ from typing import Any
 import click
 
 from ckplan.cli.options import (
-    budget_option,
     json_option,
     model_argument,
     output_options,
+    planning_options,
     run_options,
     shape_options,
-    strategy_option,
     talk_options,
     training_options,
 )
@@ -28,8 +27,11 @@ from ckplan.cli.training import training_graph
 @click.command("rewrite", short_help="Write a training graph with a memory plan built in.")
 @model_argument
 @output_options
-@strategy_option
-@budget_option
+@planning_options
+@click.option(
+    "--plan", "plan_file", type=click.Path(path_type=Path), metavar="PLAN",
+    help="Plan to write, as made by `ckplan plan`, in place of a strategy.",
+)  # fmt: skip
 @shape_options
 @training_options
 @click.option("--verify", "with_proof", is_flag=True, help="Run OUT and the training graph without a plan; compare.")
@@ -41,7 +43,10 @@ def command(
     output: Path,
     force: bool,
     strategy: str,
-    budget: int | None,
+    budget: int | float | None,
+    overhead: float | None,
+    seconds: float | None,
+    plan_file: Path | None,
     with_proof: bool,
     device: str,
     inputs: Path | None,
@@ -55,19 +60,22 @@ def command(
     onnxslim, onnxscript's optimizer): they remove what keeps to the plan, and the memory is spent again.
     """
     check_output(output, force, model)
-    from ckplan.analysis import expected_timeline
+    from ckplan.cli.planning import goal_of, read_plan, tell
     from ckplan.model import save
     from ckplan.plan.strategies import parse_strategy
-    from ckplan.rewrite import emit, problem_of
+    from ckplan.planning import rewrite, rewrite_as
 
-    chosen = parse_strategy(strategy)
+    chosen, goal = parse_strategy(strategy), goal_of(budget, overhead, seconds)
     training, notes = training_graph(model, **options)
     with stage("planning"):
-        plan = chosen.solve(problem_of(training.model), budget)
-        planned = emit(training.model, plan)
-        before, after = expected_timeline(training.model), expected_timeline(planned)
+        if plan_file is None:
+            made = rewrite(training.model, chosen, goal)
+        else:
+            made = rewrite_as(training.model, read_plan(plan_file, training.model))
+    plan, before, after = made.plan, made.before, made.after
+    notes = [*notes, *tell(plan)]
     with stage(f"writing {output.name}"):
-        save(planned, output, force=force)
+        save(made.model, output, force=force)
     found = None
     if with_proof:
         with tempfile.TemporaryDirectory() as folder:

@@ -81,6 +81,31 @@ def save(model: ir.Model, path: str | os.PathLike[str], *, force: bool = False) 
                 file.unlink()
 
 
+def write_text(text: str, path: str | os.PathLike[str], *, force: bool = False) -> None:
+    """Write a text file whole or not at all.
+
+    Args:
+        text: what to write, in UTF-8.
+        path: a file name; its directory must exist.
+        force: overwrite an existing file.
+
+    Raises:
+        UsageError: the file exists and `force` is not given.
+        EnvironmentUnavailableError: no permission, or no space left.
+    """
+    target = Path(path)
+    if target.exists() and not force:
+        raise UsageError(f"{target} exists", "give another name, or --force to overwrite it")
+    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    try:
+        temporary.write_text(text, encoding="utf-8")
+        temporary.replace(target)
+    except OSError as error:
+        raise _environment(error, target) from error
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
 def _wants_external(model: ir.Model) -> bool:
     if any(True for _ in external_tensors(model)):
         return True

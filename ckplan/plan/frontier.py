@@ -8,13 +8,16 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from ckplan.plan.bounds import lower_bound
+from ckplan.plan.eviction import evict
 from ckplan.plan.order import best_order
 from ckplan.plan.peak import peak_of
 from ckplan.plan.problem import Problem
-from ckplan.plan.search import Schedule, cut_schedules, evictions, improve, segmented_evictions, within
+from ckplan.plan.search import PORTFOLIO, Schedule, cuts_within, evictions, improve, segmented_evictions, within
 
 _RUNGS = 10
 """How many budgets the frontier is looked for at."""
+_QUICK = 3
+"""How many weights of eviction are tried at each of them."""
 _STEP = 0.93
 """Ratio of one budget to the next on the way down to the lowest peak."""
 
@@ -81,7 +84,7 @@ def seeds(problem: Problem, budget: int, order: Schedule, most_cost: float) -> I
     """Schedules within a budget from every method, the quickest method first."""
     most = min(most_cost, 3 * problem.cost)
     yield from within(problem, evictions(problem, budget, order, most), budget)
-    yield from within(problem, cut_schedules(problem, order), budget)
+    yield from within(problem, cuts_within(problem, budget), budget)
     yield from within(problem, segmented_evictions(problem, budget, order, most), budget)
 
 
@@ -124,17 +127,26 @@ def frontier(
     low = lowest(problem, most_cost, effort)
     high_peak, low_peak = peak_of(problem, order), peak_of(problem, low)
     found = [order, low]
-    last = low
-    for rung in range(1, _RUNGS):
-        progress(rung, _RUNGS)
-        budget = int(low_peak * (high_peak / max(low_peak, 1)) ** (rung / _RUNGS))
-        schedule = cheapest(problem, budget, effort, last, most_cost)
-        if schedule is not None:
-            found.append(schedule)
-            last = schedule
-        if effort.over:
-            break
+    try:
+        for rung in range(1, _RUNGS):
+            progress(rung, _RUNGS)
+            if effort.over:
+                break
+            budget = int(low_peak * (high_peak / max(low_peak, 1)) ** (rung / _RUNGS))
+            found += [s for s in _quick(problem, budget, order, most_cost) if problem.schedule_cost(s) <= most_cost]
+            if effort.steps and len(found) > 2:
+                best = min((s for s in found if peak_of(problem, s) <= budget), key=problem.schedule_cost)
+                found.append(improve(problem, best, budget, order, effort.steps, effort.seed, effort.deadline))
+    except KeyboardInterrupt:
+        effort.interrupted = True
     return undominated(problem, found)
+
+
+def _quick(problem: Problem, budget: int, order: Schedule, most_cost: float) -> Iterator[list[int]]:
+    """A few good schedules within a budget."""
+    evicted = (evict(problem, budget, order, weights, most_cost) for weights in PORTFOLIO[:_QUICK])
+    yield from within(problem, evicted, budget)
+    yield from within(problem, cuts_within(problem, budget, 1), budget)
 
 
 def undominated(problem: Problem, schedules: Sequence[Schedule]) -> list[list[int]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -93,7 +94,15 @@ def plan_from_json(problem: Problem, data: Mapping[str, Any]) -> Plan:
     if data.get("schema") != SCHEMA:
         raise ModelError(f"plan has schema {data.get('schema')!r}, this version reads {SCHEMA}", "plan the model again")
     ids = {op.name: index for index, op in enumerate(problem.ops)}
-    unknown = [name for name in data["schedule"] if name not in ids]
+    unknown = [str(name) for name in data["schedule"] if name not in ids]
     if unknown:
-        raise ModelError(f"plan names node {unknown[0]!r}, which the model does not have", "plan this model again")
-    return make_plan(problem, str(data["strategy"]), [ids[name] for name in data["schedule"]])
+        near = difflib.get_close_matches(unknown[0], ids, n=2)
+        raise ModelError(
+            f"plan names node '{unknown[0]}', which the model does not have"
+            + (f" ({len(unknown)} such names)" if len(unknown) > 1 else ""),
+            f"near it are {', '.join(f'`{name}`' for name in near)}" if near else "plan this model again",
+        )
+    try:
+        return make_plan(problem, str(data.get("strategy", "file")), [ids[name] for name in data["schedule"]])
+    except ValueError as error:
+        raise ModelError(f"plan cannot be run: {error}", "plan this model again") from error

@@ -12,10 +12,12 @@ import random
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import lru_cache
 
 from ckplan.plan.cuts import Cut, forward_cuts, segment_cuts
 from ckplan.plan.eviction import Weights, evict
 from ckplan.plan.minimum_cut import between_passes
+from ckplan.plan.order import best_order
 from ckplan.plan.peak import peak_of
 from ckplan.plan.problem import Kind, Problem
 from ckplan.plan.recompute import recompute_schedule
@@ -32,6 +34,9 @@ _PRICES = tuple(10.0 ** (exponent / 4) for exponent in range(-6, 15))
 
 _KEEP = 4.0
 """How much dearer to evict a tensor on a boundary of segments is made."""
+
+_SEGMENT_SIZES = 8
+"""How many sizes of segments are tried where boundaries are made dear to evict."""
 
 Schedule = Sequence[int]
 
@@ -65,8 +70,9 @@ def segmented_evictions(problem: Problem, budget: int, order: Schedule, most_cos
         return
     cuts = [cut for cut in forward_cuts(problem) if cut.tensors]
     low, high = max(max(sizes), 1), max(sum(sizes), 2)
-    for step in range(effort(problem, 12)):
-        limit = low * (high / low) ** (step / 12)
+    sizes_tried = effort(problem, _SEGMENT_SIZES)
+    for step in range(sizes_tried):
+        limit = low * (high / low) ** (step / sizes_tried)
         for candidates in ([cut for cut in cuts if cut.tensors == 1], cuts):
             boundary = frozenset(base for cut in segment_cuts(problem, candidates, limit) for base in cut.crossing)
             if boundary and boundary not in tried:
@@ -74,6 +80,22 @@ def segmented_evictions(problem: Problem, budget: int, order: Schedule, most_cos
                 bias = [_KEEP if tensor in boundary else 1.0 for tensor in range(len(problem.tensors))]
                 for time_power in (0.5, 0.1):
                     yield evict(problem, budget, order, Weights(time_power=time_power, bias=bias), most_cost)
+
+
+@lru_cache(maxsize=4)
+def judged_cuts(problem: Problem) -> tuple[tuple[float, int, Schedule], ...]:
+    """What the minimum cut gives at each price, as ``(seconds, peak, schedule)``, the cheapest first.
+
+    They do not depend on a budget, so that a graph is cut once however many budgets it is planned for.
+    """
+    schedules = cut_schedules(problem, list(best_order(problem)))
+    judged = [(problem.schedule_cost(schedule), peak_of(problem, schedule), schedule) for schedule in schedules]
+    return tuple(sorted(judged, key=lambda entry: entry[:2]))
+
+
+def cuts_within(problem: Problem, budget: int, most: int = 4) -> Iterator[Schedule]:
+    """The cheapest schedules of minimum cuts that keep to a budget."""
+    yield from [schedule for _, peak, schedule in judged_cuts(problem) if peak <= budget][:most]
 
 
 def cut_schedules(problem: Problem, order: Schedule, boundaries: Sequence[Sequence[Cut]] = ((),)) -> Iterator[Schedule]:

@@ -39,7 +39,7 @@ class Auto(Strategy):
 
     def schedules(self, problem: Problem) -> Iterable[Sequence[int]]:
         """The frontier from no recomputation to the lowest peak."""
-        return frontier(problem, self._effort(), self._most_cost(problem))
+        return frontier(problem, Effort(0, self.seed), self._most_cost(problem))
 
     def solve(self, problem: Problem, budget: int | None = None) -> Plan:
         """The plan that was asked for.
@@ -56,7 +56,10 @@ class Auto(Strategy):
         elif self.overhead >= 0:
             found = self._within_overhead(problem, most_cost, effort)
         else:
-            found = knee(problem, frontier(problem, effort, most_cost))
+            points = frontier(problem, Effort(0, self.seed, effort.deadline), most_cost)
+            found = knee(problem, points)
+            if not effort.over:
+                found = cheapest(problem, peak_of(problem, found), effort, found)
         return self.choose(problem, [found or order], budget, interrupted=effort.interrupted, prove=True)
 
     def _within_overhead(self, problem: Problem, most_cost: float, effort: Effort) -> list[int]:

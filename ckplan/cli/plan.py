@@ -1,0 +1,66 @@
+"""``ckplan plan``: what to keep and what to recompute, as a file."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ckplan.cli.options import (
+    json_option,
+    model_argument,
+    output_options,
+    planning_options,
+    shape_options,
+    talk_options,
+    training_options,
+)
+from ckplan.cli.output import check_output
+from ckplan.cli.terminal import show, show_json, stage
+from ckplan.cli.training import training_graph
+
+
+@click.command("plan", short_help="Write a memory plan for a training step as JSON.")
+@model_argument
+@output_options
+@planning_options
+@shape_options
+@training_options
+@json_option
+@talk_options
+def command(
+    model: Path,
+    output: Path,
+    force: bool,
+    strategy: str,
+    budget: int | float | None,
+    overhead: float | None,
+    seconds: float | None,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Plan the training step of MODEL and write the plan as JSON.
+
+    The file names nodes, in the order in which they run; a node that stands again is recomputed. `ckplan rewrite
+    --plan` writes it into the graph; it may be edited, and is simulated anew when it is read.
+    """
+    check_output(output, force, model)
+    from ckplan.cli.planning import goal_of, tell
+    from ckplan.model.saving import write_text
+    from ckplan.plan.strategies import parse_strategy
+    from ckplan.planning import plan_graph
+
+    chosen, goal = parse_strategy(strategy), goal_of(budget, overhead, seconds)
+    training, _ = training_graph(model, **options)
+    with stage("planning"):
+        _, plan, before = plan_graph(training.model, chosen, goal)
+    tell(plan)
+    write_text(json.dumps(plan.to_json(), indent=1) + "\n", output, force=force)
+    if as_json:
+        show_json(plan.to_json())
+    else:
+        from ckplan.report import text
+
+        show(text.rewritten(output, plan, before, plan.predicted))

@@ -1,0 +1,59 @@
+"""From the options of a command to a goal, and from a plan to what is said about it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ckplan.cli.terminal import notes
+from ckplan.errors import ModelError
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+    from ckplan.plan import Plan
+    from ckplan.planning import Goal
+
+
+def goal_of(budget: int | float | None, overhead: float | None, seconds: float | None) -> Goal:
+    """The goal that the options ask for; a budget that is a float is a ratio."""
+    from ckplan.planning import Goal
+
+    if isinstance(budget, float):
+        return Goal(share=budget, overhead=overhead, seconds=seconds)
+    return Goal(budget=budget, overhead=overhead, seconds=seconds)
+
+
+def tell(plan: Plan) -> list[str]:
+    """Say on stderr what the user should know about a plan; returns what was said."""
+    said = []
+    if plan.interrupted:
+        said.append("the search was interrupted; this is the best plan until then")
+    if plan.overhead_bound > 0:
+        said.append(
+            f"no plan of this peak costs less than {100 * plan.overhead_bound:+.1f} % of compute; "
+            f"this one costs {100 * plan.overhead:+.1f} %"
+        )
+    notes(said)
+    return said
+
+
+def read_plan(path: Path, model: ir.Model) -> Plan:
+    """Read a plan file for a graph.
+
+    Raises:
+        ModelError: the file is no plan, or one for another graph.
+    """
+    from ckplan.plan import plan_from_json
+    from ckplan.rewrite import problem_of
+
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ModelError(f"there is no file '{path}'", "make one with `ckplan plan`") from None
+    except ValueError as error:
+        raise ModelError(f"'{path}' is not JSON: {error}", "make a plan with `ckplan plan`") from error
+    if not isinstance(data, dict) or not isinstance(data.get("schedule"), list):
+        raise ModelError(f"'{path}' is not a plan: it has no schedule", "make one with `ckplan plan`")
+    return plan_from_json(problem_of(model), data)

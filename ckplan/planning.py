@@ -1,0 +1,114 @@
+"""From a goal to a file: plan a graph, write the plan into it, and see that onnxruntime will keep to it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING
+
+from ckplan.analysis import expected_timeline
+from ckplan.errors import UsageError
+from ckplan.plan import Plan, Problem, Timeline
+from ckplan.plan.strategies import Strategy
+from ckplan.rewrite import emit, problem_of
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+_TRIES = 3
+"""How often the budget of the plan is lowered when the file would exceed the user's."""
+
+
+@dataclass(frozen=True)
+class Goal:
+    """What a plan is asked for.
+
+    Attributes:
+        budget: bytes of activations not to exceed.
+        share: the same as a ratio of the peak that the graph has without a plan.
+        overhead: extra compute that the plan may cost, as a ratio of the step.
+        seconds: how long the strategy may search.
+    """
+
+    budget: int | None = None
+    share: float | None = None
+    overhead: float | None = None
+    seconds: float | None = None
+
+    def bytes(self, base: Timeline) -> int | None:
+        """The budget in bytes, given the timeline without a plan."""
+        return self.budget if self.share is None else int(self.share * base.peak_activations)
+
+    def applied(self, strategy: Strategy) -> Strategy:
+        """The strategy with its options set to the goal.
+
+        Raises:
+            UsageError: the strategy has no such option.
+        """
+        known = {field.name for field in fields(strategy)}
+        for name, value, option in (
+            ("overhead", self.overhead, "--overhead"),
+            ("seconds", self.seconds, "--time-limit"),
+        ):
+            if value is None:
+                continue
+            if name not in known:
+                raise UsageError(f"strategy `{strategy.name}` takes no `{option}`", "use it with `--strategy auto`")
+            strategy = replace(strategy, **{name: value})
+        return strategy
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A plan and the file that keeps to it.
+
+    Attributes:
+        plan: the schedule.
+        model: the graph with the plan built in.
+        before: what onnxruntime makes of the graph without a plan, simulated.
+        after: what it makes of the file.
+    """
+
+    plan: Plan
+    model: ir.Model
+    before: Timeline
+    after: Timeline
+
+
+def plan_graph(model: ir.Model, strategy: Strategy, goal: Goal = Goal()) -> tuple[Problem, Plan, Timeline]:
+    """Plan a graph; returns the problem, the plan, and the timeline without a plan.
+
+    Raises:
+        UsageError: the goal does not fit the strategy.
+        InfeasibleError: no plan keeps to the budget.
+    """
+    before = expected_timeline(model)
+    problem = problem_of(model)
+    return problem, goal.applied(strategy).solve(problem, goal.bytes(before)), before
+
+
+def rewrite(model: ir.Model, strategy: Strategy, goal: Goal = Goal()) -> Planned:
+    """Plan a graph and write the plan into a copy of it.
+
+    What onnxruntime fuses and holds can cost a little more than the plan has; where that exceeds the budget, the graph
+    is planned again for that much less.
+
+    Raises:
+        UsageError: the goal does not fit the strategy.
+        InfeasibleError: no plan keeps to the budget.
+    """
+    problem, plan, before = plan_graph(model, strategy, goal)
+    budget = target = goal.bytes(before)
+    for _ in range(_TRIES):
+        planned = emit(model, plan)
+        after = expected_timeline(planned)
+        if budget is None or target is None or after.peak_activations <= budget:
+            break
+        target = int(min(target, plan.predicted.peak_activations) * budget / after.peak_activations)
+        plan = goal.applied(strategy).solve(problem, target)
+    return Planned(plan, planned, before, after)
+
+
+def rewrite_as(model: ir.Model, plan: Plan) -> Planned:
+    """Write a plan that exists into a copy of the graph that it was made for."""
+    planned = emit(model, plan)
+    return Planned(plan, planned, expected_timeline(model), expected_timeline(planned))
