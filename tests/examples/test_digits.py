@@ -52,7 +52,7 @@ def test_a_recomputed_normalisation_updates_its_statistics_once(step: Path) -> N
     """The plan runs normalisations again; what they remember of the first batch is its mean, not a mean of means."""
     model = onnx.load(step)
     repeats = [prop.value for node in model.graph.node for prop in node.metadata_props if prop.key == keys.RECOMPUTE_OF]
-    assert any("batch_norm" in name and "ReduceMean" in name for name in repeats)
+    assert any("batch_norm" in name for name in repeats)
     first = next(batches(1))
     _, values = train(step, [first], RATE)
     kernel, bias = (
