@@ -57,6 +57,14 @@ def test_power_at_zero():
     assert gradients["p1"].tolist() == [0, 0, 0, 0]
 
 
+def test_power_at_zero_with_a_negative_exponent():
+    model = node_model("Pow", np.asarray([0.0, 2.0]), np.asarray([-1.0, -1.0]))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        found = check_gradient(model, differences=False, torch=False)
+    assert found["p1"][0] == 0
+    assert np.isfinite(found["p1"]).all()
+
+
 @pytest.mark.parametrize("op_type", ["Sum", "Mean", "Max", "Min"])
 @pytest.mark.parametrize("shapes", [[(2, 3)], [(2, 3), (3,), (2, 1)], [(2, 3), (2, 1), (1, 3), ()]])
 def test_variadic(op_type, shapes):

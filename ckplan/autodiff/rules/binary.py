@@ -77,8 +77,11 @@ def power(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
     x, p, y, g = required_input(node, 0), required_input(node, 1), node.outputs[0], _given(dy)
     dx = dp = None
     if op.wants(p):
-        log = op.Log(op.Where(op.Greater(x, 0.0), x, np.ones((), dtype_of(x))))
-        total = op.sum_to_shape(op.Mul(op.Mul(log, y), g), shape_of(p))
+        positive = op.Greater(x, 0.0)
+        log = op.Log(op.Where(positive, x, np.ones((), dtype_of(x))))
+        # chosen and not only multiplied by log(1): a power of zero may be infinite
+        each = op.Where(positive, op.Mul(op.Mul(log, y), g), np.zeros((), dtype_of(x)))
+        total = op.sum_to_shape(each, shape_of(p))
         dp = total if p.dtype == x.dtype else op.Cast(total, to=p.dtype)
     if op.wants(x):
         dx = _power_base(op, x, p, y, g)
