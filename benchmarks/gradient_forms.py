@@ -122,7 +122,7 @@ def row(name: str, threads: int, repeats: int) -> str:
             continue
         call = functools.partial(conv_forms.data_gradient, groups=groups, window=window, flip=flip)
         took, _ = run([dy, kernel], call, threads, repeats)
-        mark = "*" if conv_forms.flips(kernel, groups, window) == flip else ""
+        mark = "*" if conv_forms.flips(n, kernel, groups, window) == flip else ""
         cells.append(f"{'flipped' if flip else 'transposed'}{mark} {took:.1f}")
     return f"{name:18} forward {forward:.1f} | {' | '.join(cells)}"
 

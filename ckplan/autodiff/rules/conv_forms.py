@@ -41,6 +41,9 @@ COLUMN_TAPS = 9
 #: Below this many result channels a convolution with the flipped kernel is slower than ConvTranspose.
 FLIP_CHANNELS = 16
 
+#: From this many places of the output on, of all samples, copies of the kernel are of no account.
+FLIP_PLACES = 512
+
 #: A weight gradient works through the batch in at most this many parts.
 MAX_PARTS = 4
 
@@ -220,10 +223,14 @@ def _parts(op: Builder, x: ir.Value, samples: int) -> int:
 _LARGEST: WeakKeyDictionary[ir.Graph, int] = WeakKeyDictionary()
 
 
-def flips(kernel: Sequence[int], groups: int, window: Window) -> bool:
+def flips(samples: int, kernel: Sequence[int], groups: int, window: Window) -> bool:
     """Say whether the data gradient of a convolution is best a convolution with the flipped kernel.
 
+    It takes 0.7 to 0.85 of the time, and the time of two copies of the kernel, which are no larger than what the weight
+    gradient works in.
+
     Args:
+        samples: batch size.
         kernel: shape of the weight, (O, C / groups, ...).
         groups: number of groups.
         window: geometry.
@@ -232,7 +239,7 @@ def flips(kernel: Sequence[int], groups: int, window: Window) -> bool:
     if groups > 1 or any(s > 1 for s in window.strides) or not inside or kernel[1] < FLIP_CHANNELS:
         return False
     copies = (2 if window.size > 1 else 1) * math.prod(kernel)
-    return copies <= window.size * kernel[1] * window.places
+    return copies <= window.size * kernel[1] * window.places or samples * window.places >= FLIP_PLACES
 
 
 def data_gradient(
@@ -249,7 +256,7 @@ def data_gradient(
         flip: whether to take the flipped kernel; None decides by :func:`flips`.
     """
     kernel = shape_of(weight)
-    if flips(kernel, groups, window) if flip is None else flip:
+    if flips(shape_of(dy)[0], kernel, groups, window) if flip is None else flip:
         spatial = range(2, len(kernel))
         if window.size > 1:
             low = np.iinfo(np.int64).min
