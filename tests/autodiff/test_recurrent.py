@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ckplan.autodiff import build_training_graph
-from ckplan.autodiff.control_flow.policy import keep_patterns
+from ckplan.autodiff.builder import size_of
+from ckplan.autodiff.control_flow.policy import STORABLE
 from ckplan.errors import UnsupportedOperatorsError
 from tests.autodiff.gradcheck import infer, onnxruntime_run
 from tests.autodiff.recurrent_cases import Case, check, fused, gradients, training_graph
@@ -159,13 +160,31 @@ def test_an_unknown_activation():
 @pytest.mark.parametrize("attributes", [{}, {"direction": "bidirectional", "clip": 0.5}])
 def test_gates_computed_again_are_the_same(op_type, attributes):
     case = Case(op_type, attributes, "bhcp", (5, 2, 3))
-    stored = gradients(case, np.float32)
-    model = infer(case.model(np.float32))
-    keep_patterns(model.graph.node("node"), [])
-    training = build_training_graph(model, loss="loss", wrt=["p*"])
-    again = onnxruntime_run(training.model)
-    for name, gradient in training.gradients.items():
-        np.testing.assert_array_equal(again[gradient], stored[name], err_msg=name)
+    stored = training_graph(case, np.float32)
+    again = build_training_graph(infer(case.model(np.float32)), loss="loss", wrt=["p*"], store=["none"])
+    first, second = onnxruntime_run(stored.model), onnxruntime_run(again.model)
+    for name, gradient in again.gradients.items():
+        np.testing.assert_array_equal(second[gradient], first[stored.gradients[name]], err_msg=name)
+    clipped_or_gated = op_type != "RNN" or "clip" in attributes
+    assert (stored_numbers(again) < stored_numbers(stored)) == clipped_or_gated
+
+
+def stored_numbers(training) -> int:
+    """How many numbers the forward loops give out over all steps."""
+    loops = [node for node in training.model.graph if node.op_type == "Scan" and "/grad" not in node.name]
+    assert loops
+    return sum(size_of(value) for loop in loops for value in loop.outputs)
+
+
+def test_what_the_default_stores():
+    case = Case("LSTM", sizes=(5, 3, 2, 4))
+    (loop,) = [node for node in training_graph(case).model.graph if node.op_type == "Scan" and "/grad" not in node.name]
+    sizes = sorted(tuple(value.shape.numpy()) for value in loop.outputs[2:])
+    assert sizes == sorted([(5, 3, 4), (5, 3, 4), (5, 4, 3), (5, 12, 3), (5, 4, 3)])  # y, h, c, i o f, candidate
+
+
+def test_rules_name_what_can_be_stored():
+    assert set(STORABLE) == set(OPERATORS)
 
 
 # -- checkpoints along time --------------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from ckplan.model.traits import HEAVY, is_random
 NOTHING = "none"
 """The pattern that stands for nothing but the carried states."""
 
-STORABLE: dict[str, tuple[str, ...]] = {}
+STORABLE: dict[str, tuple[str, ...]] = {"LSTM": ("gates",), "GRU": ("gates",), "RNN": ("gates",)}
 """What can be kept of each step by recurrent operators that have no body, such as the gates of an LSTM."""
 
 

@@ -8,11 +8,9 @@ import onnx_ir as ir
 
 from ckplan.autodiff.builder import Builder, Gradients, shape_of
 from ckplan.autodiff.control_flow.bodies import BodyBuilder
-from ckplan.autodiff.control_flow.policy import STORABLE, stores
+from ckplan.autodiff.control_flow.policy import stores
 from ckplan.autodiff.recurrent.direction import Cell, Direction, Gradient, Operands, Run, Upstream, operands_of
 from ckplan.autodiff.recurrent.outputs import is_read, replace_outputs, stacked_states
-
-STORABLE.update(dict.fromkeys(("LSTM", "GRU", "RNN"), ("gates",)))
 
 _Part = tuple[Direction, Gradient]
 
