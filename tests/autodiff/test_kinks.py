@@ -1,0 +1,58 @@
+"""What docs/kinks.md promises where a function has no derivative."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from ckplan.autodiff import build_training_graph
+from tests.autodiff.gradcheck import infer, node_model, reference
+
+
+def slopes(op_type: str, x: list[float], *rest: np.ndarray, **attributes: object) -> np.ndarray:
+    """The derivative of each element by itself."""
+    model = node_model(op_type, np.asarray(x), *rest, **attributes)
+    training = build_training_graph(infer(model), loss="loss", wrt=["p0"])
+    weight = np.random.default_rng(1).uniform(0.5, 1.5, np.shape(x))
+    with np.errstate(divide="ignore"):
+        return reference(training.model)["p0_grad"] / weight
+
+
+@pytest.mark.parametrize(
+    ("op_type", "attributes", "places", "expected"),
+    [
+        ("Relu", {}, [0], [0]),
+        ("Elu", {"alpha": 0.5}, [0], [0.5]),
+        ("LeakyRelu", {"alpha": 0.25}, [0], [0.25]),
+        ("HardSigmoid", {}, [-2.5, 2.5], [0, 0]),
+        ("HardSwish", {}, [-3, 3], [0, 1]),
+        ("Shrink", {}, [-0.5, 0.5], [0, 0]),
+        ("ThresholdedRelu", {}, [1], [0]),
+        ("Abs", {}, [0], [0]),
+        ("Sqrt", {}, [0], [np.inf]),
+        ("Log", {}, [0], [np.inf]),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:divide by zero")
+def test_functions_of_one_number(op_type, attributes, places, expected):
+    np.testing.assert_allclose(slopes(op_type, [float(place) for place in places], **attributes), expected)
+
+
+def test_the_slope_of_prelu_counts_at_zero():
+    np.testing.assert_allclose(slopes("PRelu", [0.0], np.asarray([0.3])), [0.3])
+
+
+@pytest.mark.parametrize(("attributes", "expected"), [({}, [1, 1, 0]), ({"largest": 0}, [1, 1, 0])])
+def test_equal_elements_in_top_k_are_those_it_reports(attributes, expected):
+    model = node_model("TopK", np.ones(3), np.asarray([2]), outputs=2, **attributes)
+    training = build_training_graph(infer(model), loss="loss", wrt=["p0"])
+    np.testing.assert_array_equal(reference(training.model)["p0_grad"] != 0, np.asarray(expected, bool))
+
+
+def test_samples_at_whole_numbers_lean_to_one_side():
+    x, grid = np.asarray([[[[1.0, 3.0, 7.0]]]]), np.zeros((1, 1, 1, 2))
+    model = node_model("GridSample", x, grid, align_corners=1)
+    training = build_training_graph(infer(model), loss="loss", wrt=["p*"])
+    weight = np.random.default_rng(1).uniform(0.5, 1.5)
+    found = reference(training.model)["p1_grad"].reshape(-1) / weight
+    np.testing.assert_allclose(found[0], 4.0)
