@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 import onnx_ir as ir
 
+from ckplan.autodiff.control_flow.deferred import Deferred
 from ckplan.autodiff.control_flow.recurrence import Track
 
 
@@ -38,11 +39,22 @@ class Read:
 
 @dataclass(frozen=True)
 class Made:
-    """A sequence of gradients that is made row by row: that of the node's input ``slot``, and runs as that does."""
+    """A sequence of gradients that is made row by row.
+
+    Attributes:
+        inside: the row.
+        track: how it runs, seen from the forward pass.
+        slot: of which value it is the gradient: an index into the node's inputs with the captured values behind them.
+        deferred: what the gradient of the value in ``slot`` is computed from outside, together with this sequence; None
+            where the sequence is that gradient.
+        operands: the operand of all steps, if something is deferred.
+    """
 
     inside: ir.Value
     track: Track
     slot: int
+    deferred: Deferred | None = None
+    operands: ir.Value | None = None
 
 
 @dataclass

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 import onnx_ir as ir
 
 from ckplan.autodiff.builder import Builder, Gradients, shape_of
-from ckplan.autodiff.control_flow.backward import BackwardStep, Read
-from ckplan.autodiff.control_flow.bodies import emit_control, new_value
+from ckplan.autodiff.control_flow.backward import BackwardStep, Carried, Made, Read
+from ckplan.autodiff.control_flow.bodies import dims_of, emit_control, new_value
+from ckplan.autodiff.control_flow.deferred import weight_gradient
 from ckplan.autodiff.control_flow.recurrence import Recurrence, Track, scan_of, track_attributes
 from ckplan.autodiff.control_flow.step import backward_step
 from ckplan.autodiff.paths import captured
@@ -63,16 +62,21 @@ def emit_backward_scan(op: Builder, loop: Recurrence, step: BackwardStep, count:
         attributes += track_attributes("output", [_backwards(m.track) for m in step.made])
     outputs = [new_value(op, f"{name}_out", c.after.dtype, shape_of(c.after)) for c in step.carried]
     for made in step.made:
-        outer = loop.node.inputs[made.slot]
-        assert outer is not None
-        outputs.append(new_value(op, f"{name}_out", outer.dtype, shape_of(outer)))
+        shape, axis = dims_of(made.inside), made.track.axis
+        whole = (*shape[:axis], loop.steps, *shape[axis:])
+        outputs.append(new_value(op, f"{name}_out", made.inside.dtype, whole))
     inputs = [*(c.initial for c in step.carried), *(r.outer for r in step.read)]
     emit_control(op, "Scan", name, inputs, attributes, outputs, backward_metadata(loop.node))
-    slots: Sequence[int | None] = [*(c.slot for c in step.carried), *(m.slot for m in step.made)]
     gradients: list[ir.Value | None] = [None] * count
-    for slot, output in zip(slots, outputs, strict=True):
-        if slot is not None:
-            gradients[slot] = output
+    parts: list[Carried | Made] = [*step.carried, *step.made]
+    for part, output in zip(parts, outputs, strict=True):
+        if part.slot is None:
+            continue
+        gradient: ir.Value | None = output
+        if isinstance(part, Made) and part.deferred is not None and part.operands is not None:
+            gradient = weight_gradient(op, part.deferred, part.operands, output)
+        other = gradients[part.slot]
+        gradients[part.slot] = gradient if other is None or gradient is None else op.Add(other, gradient)
     return gradients
 
 

@@ -23,6 +23,7 @@ from ckplan.autodiff.control_flow.bodies import (
     new_value,
     zeros,
 )
+from ckplan.autodiff.control_flow.deferred import deferred_products
 from ckplan.autodiff.control_flow.recurrence import Recurrence
 from ckplan.autodiff.control_flow.supply import supply
 from ckplan.autodiff.control_flow.trim import extra_outputs, trim
@@ -67,15 +68,23 @@ def backward_step(op: Builder, loop: Recurrence, dy: Sequence[ir.Value | None]) 
             row = new_value(op, f"{inner.name}_grad", inner.dtype, dims_of(inner))
             targets[inner] = row
             step.read.append(Read(row, gradient, track))
+    deferred = deferred_products(loop, wanted)
+    outside_weights = {one.weight for one in deferred}
+    summed = [value for value in wanted if value not in outside_weights]
     # The sweep starts from the running sum of each captured value's gradient, and adds to it.
-    totals = {value: new_value(op, f"{value.name}_grad_sum", value.dtype, dims_of(value)) for value in wanted}
+    totals = {value: new_value(op, f"{value.name}_grad_sum", value.dtype, dims_of(value)) for value in summed}
+    products = [one.node.outputs[0] for one in deferred]
+    sought = [*(before[i] for i in active), *rows, *summed, *products]
     try:
-        gradients = backpropagate(inside, [*(before[i] for i in active), *rows, *wanted], {**targets, **totals}, {})
+        gradients = backpropagate(inside, sought, {**targets, **totals}, {})
     except UnsupportedOperatorsError as error:
         listed = ", ".join(f"{name} ({reason})" for name, reason in error.nodes)
         raise NoGradientError(f"no gradient for {len(error.nodes)} node(s) of its body: {listed}") from error
     gradients = {value: gradient for value, gradient in gradients.items() if gradient is not totals.get(value)}
-    if not gradients:
+    old = set(forward)
+    if not gradients and (loop.exact or not active):
+        discard(body, [node for node in reversed(list(body)) if node not in old])
+        trim(body, extra)
         return None
 
     start = next(gradient for gradient in dy if gradient is not None)
@@ -91,7 +100,7 @@ def backward_step(op: Builder, loop: Recurrence, dy: Sequence[ir.Value | None]) 
         if initial is None:
             initial = zeros(op, after[state], start)
         carried.append((initial, seed, end, loop.first + state))
-    for value in wanted:
+    for value in summed:
         if value in gradients:
             initial = op.take_partial(value)
             if initial is None:
@@ -99,17 +108,23 @@ def backward_step(op: Builder, loop: Recurrence, dy: Sequence[ir.Value | None]) 
             carried.append((initial, totals[value], gradients[value], len(loop.node.inputs) + outside.index(value)))
     made = [(index, inner, track) for index, (inner, _, track) in enumerate(sequences) if inner in gradients]
 
-    old = set(forward)
+    late = [one for one in deferred if one.node.outputs[0] in gradients]
     add_in_products(body, [node for node in body if node not in old], gradients.values())
     backward = [node for node in body if node not in old]
     ends = [*(end for _, _, end, _ in carried), *(gradients[inner] for _, inner, _ in made)]
+    ends += [gradients[one.node.outputs[0]] for one in late]
     values = supply(op, loop, step, forward, backward, ends)
     step.graph.extend(copy_nodes(op, backward, values, "backward"))
     closed = close(BodyBuilder(op, step.graph), [values.get(value, value) for value in ends])
     own = [Carried(i, b, end, slot) for (i, b, _, slot), end in zip(carried, closed, strict=False)]
     step.carried[:0] = own
-    for (index, _, track), end in zip(made, closed[len(carried) :], strict=True):
+    for (index, _, track), end in zip(made, closed[len(carried) :], strict=False):
         step.made.append(Made(end, track, loop.states + index))
+    whole = {inner: (outer, track) for inner, outer, track in sequences}
+    for one, end in zip(late, closed[len(carried) + len(made) :], strict=True):
+        operands, track = whole.get(one.operand) or loop.stack(op, one.operand)
+        slot = len(loop.node.inputs) + outside.index(one.weight)
+        step.made.append(Made(end, track, slot, one, operands))
     discard(body, reversed(backward))
     trim(body, extra)
     return step

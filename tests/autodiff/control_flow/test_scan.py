@@ -31,7 +31,7 @@ def test_gradients(form):
 
 
 # Not the profile's number of examples: each takes a tenth of a second.
-few = settings(max_examples=20, deadline=None)
+few = settings(max_examples=12, deadline=None)
 axes = st.tuples(st.integers(-3, 2), st.integers(-3, 2))
 directions = st.tuples(st.integers(0, 1), st.integers(0, 1))
 
@@ -198,6 +198,52 @@ def test_gradients_accumulate_without_an_addition():
     products = [node for node in body if node.op_type == "Gemm" and len(node.inputs) == 3]
     assert len(products) == 2
     assert run(training.model, {})
+
+
+@pytest.mark.parametrize("direction", [0, 1])
+def test_rows_of_a_table_are_gathered_up_outside(direction):
+    """Else each step would copy the gradient of the whole table."""
+    text = f"""g () => (double loss) {{
+        last = Scan <num_scan_inputs = 1, scan_input_directions = [{direction}],
+            body = b (double[2,3] h, int64[2] words) => (double[2,3] n) {{
+                rows = Gather(table, words)
+                s = Mul(rows, h)
+                n = Sin(s)
+            }}> (H, tokens)
+        loss = ReduceSum<keepdims = 0>(last)
+    }}"""
+    rng = np.random.default_rng(0)
+    tokens = rng.integers(0, 50, size=(4, 2))
+    model = parse(text, H=rng.normal(size=(2, 3)), table=rng.normal(size=(50, 3)), tokens=tokens)
+    for chunks in (None, 2):
+        training, gradients = check(model, time_checkpoints=chunks)
+        assert gradients["table"][tokens].any(axis=-1).all()
+        backward = loops(training)[-1]
+        assert ("table_grad" in [value.name for value in backward.outputs]) == (chunks is not None)
+        bodies = list(training.model.graph.subgraphs())
+        assert sum(node.op_type == "ScatterElements" for body in bodies for node in body) == (
+            0 if chunks is None else 1
+        )
+
+
+def test_a_weight_that_is_larger_than_the_sequences_gets_its_gradient_from_one_product():
+    text = """g () => (double loss) {
+        last = Scan <num_scan_inputs = 1, body = b (double[1,16] h, double[1,16] x) => (double[1,16] n) {
+            a = MatMul(h, W)
+            c = MatMul(x, V)
+            s = Add(a, c)
+            n = Tanh(s)
+        }> (H, X)
+        loss = ReduceSum<keepdims = 0>(last)
+    }"""
+    rng = np.random.default_rng(0)
+    square = rng.normal(size=(16, 16)) * 0.3
+    model = parse(text, H=rng.normal(size=(1, 16)), W=square, V=square.T.copy(), X=rng.normal(size=(4, 1, 16)))
+    training, _ = check(model)
+    body = loops(training)[1].attributes["body"].as_graph()
+    assert len(loops(training)[1].outputs) == len(body.outputs)
+    assert all(len(node.inputs) == 2 for node in body if node.op_type == "Gemm")
+    check(model, time_checkpoints=2)
 
 
 def test_second_derivatives():
