@@ -101,3 +101,30 @@ def test_what_onnxruntime_optimised_has_the_same_gradients(name: str, tmp_path: 
         np.testing.assert_allclose(
             ours[fused.gradients[key]], theirs[plain.gradients[key]], rtol=0, atol=1e-5 * size, err_msg=key
         )
+
+
+def test_a_decoder_with_a_cache_is_trained_on_prompts() -> None:
+    """As exported for generation: the cache is an input with a length of its own."""
+    proto = onnx.parser.parse_model(
+        """<ir_version: 10, opset_import: ["": 21, "com.microsoft": 1]>
+        g (float[batch,seq,32] x, float[batch,2,past_len,8] k, float[batch,2,past_len,8] v, int32[batch] lengths,
+           int32 total) => (float[batch,seq,32] y) {
+            q = MatMul (x, wq)
+            a = MatMul (x, wk)
+            b = MatMul (x, wv)
+            y, nk, nv = com.microsoft.GroupQueryAttention <num_heads = 4, kv_num_heads = 2>
+                (q, a, b, k, v, lengths, total)
+        }"""
+    )
+    for name, width in (("wq", 32), ("wk", 16), ("wv", 16)):
+        proto.graph.initializer.append(onnx.numpy_helper.from_array(numbers(32, width).astype(np.float32), name))
+    loaded = normalise(ir.from_proto(proto), dims={"batch": 2, "seq": 5})
+    training = build_training_graph(loaded.model, loss="sum")
+    assert set(training.gradients) == {"wq", "wk", "wv"}
+    feeds = {
+        "x": numbers(2, 5, 32).astype(np.float32), "k": np.zeros((2, 2, 0, 8), np.float32),
+        "v": np.zeros((2, 2, 0, 8), np.float32), "lengths": np.asarray([4, 4], np.int32),
+        "total": np.asarray(5, np.int32),
+    }  # fmt: skip
+    found = gradcheck.onnxruntime_run(training.model, feeds)
+    assert all(np.abs(found[gradient]).max() > 0 for gradient in training.gradients.values())

@@ -50,6 +50,7 @@ def test_anonymous_dimensions_are_independent() -> None:
         (["seq_len", "batch", 16], (64, 8, 16)),
         (["batch", "channels", "time"], (8, 3, 64)),
         ([0, -1], (8, 64)),
+        (["batch", 4, "past_sequence_length", 16], (8, 4, 0, 16)),  # training is on prompts
         ([], ()),
     ],
 )
