@@ -307,7 +307,8 @@ class Builder:
         if _shape is None:
             self.infer(node)
         else:
-            assert like is not None and like.dtype is not None
+            assert like is not None
+            assert like.dtype is not None
             results[0].type, results[0].shape = ir.TensorType(like.dtype), ir.Shape(_shape)
         self.insert(node)
         self._names.update(cast("str", result.name) for result in results)
