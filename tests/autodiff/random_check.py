@@ -106,7 +106,7 @@ def _against_slopes(model: onnx.ModelProto, training: TrainingGraph) -> str:
         size = sum(float(np.abs(gradient * direction[name]).sum()) for name, gradient in gradients.items()) + 1e-2
         slope, doubt = slope_of(along, size, 1e-9)
         if abs(sum(terms.values()) - slope) > 20 * doubt + 1e-6 * size:
-            if at_kink(along, size + abs(slope)):
+            if at_kink(along, abs(sum(terms.values()) - slope)):
                 raise Unsteady("at a kink")
             return f"the gradients give a slope of {sum(terms.values()):.8g}, not {slope:.8g} (terms {terms})"
     return ""

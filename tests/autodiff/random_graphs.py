@@ -80,7 +80,8 @@ class Growing:
 
     def constant(self, array: np.ndarray | Sequence[int]) -> str:
         name = f"c{len(self.initializers)}"
-        self.initializers.append(numpy_helper.from_array(np.asarray(array), name))
+        data = array if isinstance(array, np.ndarray) else np.asarray(array, dtype=np.int64)
+        self.initializers.append(numpy_helper.from_array(data, name))
         return name
 
     def any(self, fits: Callable[[Shape], bool] = lambda shape: True) -> tuple[str, Shape]:

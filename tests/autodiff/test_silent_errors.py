@@ -1,0 +1,81 @@
+"""What other tools get wrong without a word, one test each: their users' reports say where to look.
+
+onnxruntime-training treats an inference-mode BatchNormalization as one in training, and its own loss changes; it gets
+Conv's gradients wrong under ``auto_pad`` and the shape of Split's gradient where an output is not read; it demands
+optional outputs; and it refuses cross-entropy over (N, C, H, W).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+
+from ckplan.autodiff import build_training_graph
+from tests.autodiff.gradcheck import (
+    check_gradient,
+    infer,
+    node_model,
+    onnxruntime_run,
+    reference,
+    to_dtype,
+    values,
+    weighed,
+)
+from tests.autodiff.reference_operators import use_reference_operators  # noqa: F401  (a fixture)
+
+
+def test_batch_normalization_for_inference_stays_so():
+    """The loss is what the forward model computes, from the statistics in the file, and so are the gradients."""
+    x, scale, bias, mean = values(3, 2, 4), values(2, seed=1), values(2, seed=2), values(2, seed=3)
+    variance = np.asarray([0.4, 2.5])
+    model = node_model("BatchNormalization", x, scale, bias, mean, variance)
+    training = build_training_graph(infer(model), loss="loss", wrt=["p0", "p1", "p2"])
+    (node,) = (node for node in training.model.graph if node.op_type == "BatchNormalization")
+    assert "training_mode" not in node.attributes
+    expected = reference(model)["loss"]
+    np.testing.assert_allclose(reference(training.model)["loss"], expected, rtol=1e-12)
+    single = build_training_graph(infer(to_dtype(model, np.float32)), loss="loss", wrt=["p0", "p1", "p2"])
+    np.testing.assert_allclose(onnxruntime_run(single.model)["loss"], expected, rtol=1e-5)
+    check_gradient(model, wrt=["p0", "p1", "p2"], idle=["p3", "p4"])
+
+
+@pytest.mark.parametrize("auto_pad", ["SAME_UPPER", "SAME_LOWER", "VALID"])
+@pytest.mark.parametrize("attributes", [{}, {"strides": [2, 3]}, {"strides": [2, 2]}])
+def test_conv_with_auto_pad(auto_pad, attributes):
+    """Even kernels and sizes that strides do not divide: one side gets more padding than the other."""
+    x, w, b = values(2, 2, 7, 6), values(4, 2, 2, 3, seed=1), values(4, seed=2)
+    check_gradient(node_model("Conv", x, w, b, auto_pad=auto_pad, **attributes))
+
+
+@pytest.mark.parametrize("read", [[0], [1], [2], [0, 2]])
+def test_split_with_outputs_that_nothing_reads(read):
+    x = values(7, 3)
+    node = onnx.helper.make_node("Split", ["p0", "sizes"], ["y0", "y1", "y2"], name="node")
+    tensors = [onnx.numpy_helper.from_array(x, "p0"), onnx.numpy_helper.from_array(np.asarray([2, 4, 1]), "sizes")]
+    gradients = check_gradient(weighed([node], tensors, [f"y{index}" for index in read]))
+    assert gradients["p0"].shape == x.shape
+    parts = np.split(gradients["p0"], [2, 6])
+    assert [bool(part.any()) for part in parts] == [index in read for index in range(3)]
+
+
+@pytest.mark.parametrize(
+    ("op_type", "inputs", "attributes"),
+    [
+        ("MaxPool", [values(1, 2, 5, 4)], {"kernel_shape": [2, 2]}),
+        ("LayerNormalization", [values(3, 4), values(4, seed=1)], {}),
+        ("TopK", [values(3, 4), np.asarray([2])], {}),
+        ("Dropout", [values(3, 4)], {}),
+    ],
+)
+@pytest.mark.usefixtures("use_reference_operators")
+def test_optional_outputs_are_not_demanded(op_type, inputs, attributes):
+    """Indices of a MaxPool, mean and deviation of a LayerNormalization, the mask of a Dropout: left out in models."""
+    check_gradient(node_model(op_type, *inputs, outputs=2 if op_type == "TopK" else 1, **attributes))
+
+
+@pytest.mark.parametrize("op_type", ["SoftmaxCrossEntropyLoss", "NegativeLogLikelihoodLoss"])
+@pytest.mark.parametrize("reduction", ["none", "sum", "mean"])
+def test_cross_entropy_over_pixels(op_type, reduction):
+    labels = np.random.default_rng(0).integers(0, 3, (2, 4, 5))
+    check_gradient(node_model(op_type, values(2, 3, 4, 5), labels, reduction=reduction))
