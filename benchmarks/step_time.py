@@ -67,6 +67,7 @@ MODELS = {
     "gpt": Case(_GPT, 8, heads=4),
     "mobilenet_v2": Case(partial(BUILDERS["mobilenet_v2"], training=True), 16),
     "unet": Case(partial(BUILDERS["unet"], training=True, classes=2), 4),
+    "lstm": Case(partial(BUILDERS["lstm"], layers=2, width=256, vocabulary=1024, sequence=128), 32),
 }
 
 
@@ -143,7 +144,7 @@ def prepare(case: Case, folder: Path) -> None:
     """Write what the sides read."""
     model = with_loss(case.build(), case.batch)
     onnx.save(model, folder / "forward.onnx")
-    training = build_training_graph(ckplan.model.load(folder / "forward.onnx").model)
+    training = build_training_graph(ckplan.model.load(folder / "forward.onnx").model, training=True)
     plan = parse_strategy("none").solve(problem_of(training.model))
     ckplan.model.save(emit(training.model, plan), folder / "training.onnx")
     np.savez(folder / "feeds.npz", **random_feeds(model, batch=case.batch))  # type: ignore[arg-type]
