@@ -18,7 +18,7 @@ from ckplan.autodiff.builder import Builder, shape_of
 from ckplan.autodiff.control_flow.bodies import BodyBuilder, close, copy_nodes, emit_control, new_value
 from ckplan.autodiff.control_flow.loop import loop_as_scan
 from ckplan.autodiff.control_flow.policy import keep_patterns, spread_patterns
-from ckplan.autodiff.control_flow.recurrence import Track, row_shape, scan_of, track_attributes
+from ckplan.autodiff.control_flow.recurrence import Track, name_states, row_shape, scan_of, track_attributes
 from ckplan.autodiff.paths import discard
 from ckplan.autodiff.registry import NoGradientError, collect
 from ckplan.errors import UsageError
@@ -282,6 +282,7 @@ def chunk_scan(op: Builder, node: ir.Node, chunks: Chunks) -> str | None:
     if length >= loop.steps:
         return "" if chunks in (1, "sqrt") else f"it has only {loop.steps} steps"
     count = loop.states
+    name_states(op, loop)
     chunked(
         op,
         node,

@@ -146,8 +146,9 @@ def _backward_branch(
 def _stored(op: Builder, inside: BodyBuilder, node: ir.Node, branch: ir.Graph, value: ir.Value) -> ir.Value:
     """Let a value of a branch come out of the forward If; return it as a backward branch reads it.
 
-    In the other branch an empty tensor takes its place, so it comes out flat. Inside a body, where a loop around may
-    have to stack it, all its runs must give the same shape, and zeros take its place.
+    In the other branch an empty tensor takes its place, so it comes out flat. Its dimension is named after it alone:
+    onnxruntime gives a dead buffer to a value whose dimensions have the same names, whatever their sizes. Inside a
+    body, where a loop around may have to stack it, all its runs must give the same shape, and zeros take its place.
     """
     shape = dims_of(value)
     flat = not isinstance(op, BodyBuilder)
@@ -165,7 +166,7 @@ def _stored(op: Builder, inside: BodyBuilder, node: ir.Node, branch: ir.Graph, v
     node.resize_outputs(len(node.outputs) + 1)
     outer = node.outputs[-1]
     outer.name = op.unique_name(f"{value.name}/kept")
-    outer.type, outer.shape = value.type, ir.Shape((f"{size}@{node.name}",) if flat else shape)
+    outer.type, outer.shape = value.type, ir.Shape((f"{size}@{outer.name}",) if flat else shape)
     if not flat:
         return outer
     back = ir.Node(

@@ -114,6 +114,15 @@ class Recurrence:
         return outer, Track(0)
 
 
+def name_states(op: Builder, loop: Recurrence) -> None:
+    """Give names, types and shapes to final states that the model does not read, so that they can be read now."""
+    for value, inner in zip(loop.final, loop.after, strict=True):
+        if not value.name:
+            value.name = op.unique_name(f"{inner.name}/final")
+        if value.shape is None or value.type is None:
+            value.type, value.shape = inner.type, ir.Shape(dims_of(inner))
+
+
 def close_after(op: BodyBuilder, value: ir.Value) -> list[ir.Value]:
     """Return a value of a body in a form that can be one more of its outputs."""
     taken = list(op.graph.outputs)

@@ -24,7 +24,7 @@ from ckplan.autodiff.control_flow.bodies import (
     zeros,
 )
 from ckplan.autodiff.control_flow.deferred import deferred_products
-from ckplan.autodiff.control_flow.recurrence import Recurrence
+from ckplan.autodiff.control_flow.recurrence import Recurrence, name_states
 from ckplan.autodiff.control_flow.supply import supply
 from ckplan.autodiff.control_flow.trim import extra_outputs, trim
 from ckplan.autodiff.engine import backpropagate, reachable
@@ -51,6 +51,7 @@ def backward_step(op: Builder, loop: Recurrence, dy: Sequence[ir.Value | None]) 
     body, inside = loop.body, BodyBuilder(op, loop.body)
     close_body(inside)
     _check_shapes(loop)
+    name_states(op, loop)
     outside = captured(loop.node)
     wanted = [value for value in outside if op.wants(value)]
     sequences = loop.sequences

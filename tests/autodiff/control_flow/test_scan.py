@@ -174,6 +174,40 @@ def test_what_is_drawn_is_kept():
         np.testing.assert_allclose(got[training.gradients["W"]].sum(), got[training.loss], rtol=1e-5)
 
 
+def test_the_mask_of_a_dropout_is_kept():
+    text = """g () => (float loss) {
+        last = Scan <num_scan_inputs = 1, body = b (float[64] h, float[64] x) => (float[64] n) {
+            y = Mul(x, W)
+            d = Dropout(y, half, yes)
+            n = Add(h, d)
+        }> (H, X)
+        loss = ReduceSum<keepdims = 0>(last)
+    }"""
+    arrays = {"H": np.zeros(64, np.float32), "W": np.ones(64, np.float32), "X": np.ones((6, 64), np.float32)}
+    model = parse(text, **arrays, half=np.array(0.5, np.float32), yes=np.array(True))
+    for chunks in (None, 2):
+        training = training_graph(model, wrt=["W"], time_checkpoints=chunks)
+        got = onnxruntime_run(training.model)
+        assert 0 < got[training.loss] < 2 * 6 * 64
+        np.testing.assert_allclose(got[training.gradients["W"]].sum(), got[training.loss], rtol=1e-5)
+
+
+@pytest.mark.parametrize("chunks", [None, 2])
+def test_a_final_state_that_nobody_reads(chunks):
+    model = scan_model(Form(steps=4))
+    scan = next(node for node in model.graph.node if node.op_type == "Scan")
+    names = list(scan.output)
+    # The loss of the final state is made of a result instead.
+    for node in model.graph.node:
+        for index, name in enumerate(node.input):
+            if name == names[0]:
+                node.input[index] = "ys"
+    scan.output[0] = ""
+    training = training_graph(model, time_checkpoints=chunks)
+    assert set(training.gradients) == {"W", "R", "X", "U", "V", "i0"}
+    run(training.model, {})
+
+
 def test_what_cannot_be_differentiated_inside_is_named():
     text = """g (int64 trips) => (double loss) {
         last = Scan <num_scan_inputs = 1, body = b (double[3] h, double[3] x) => (double[3] n) {
