@@ -20,6 +20,7 @@ LAYERS = (
     "__main__",
     "cli",
     "report",
+    "planning",
     "analysis",
     "measure",
     "rewrite",

@@ -102,6 +102,8 @@ class _Eviction:
         self.total = 0
         self.cost = 0.0
         self.schedule: list[int] = []
+        self.short = False
+        """Whether memory ever ran out; what may be evicted is not judged before."""
         self.heap: list[tuple[float, int, int]] = []
         self.stamp = [0] * count
         for index in order:
@@ -209,7 +211,7 @@ class _Eviction:
             if not self.uses[base]:
                 if self.evictable[base] or not self._keeps_others(base):
                     self._free(base)
-            elif self.evictable[base]:
+            elif self.evictable[base] and self.short:
                 self.stamp[base] += 1
                 heapq.heappush(self.heap, (self._score(base), base, self.stamp[base]))
 
@@ -255,6 +257,12 @@ class _Eviction:
         Scores only grow as time passes and as ancestors go, so the least of the old ones that is still least when
         judged anew is the least of all.
         """
+        if not self.short:
+            self.short = True
+            for base, evictable in enumerate(self.evictable):
+                if evictable and self.live[base]:
+                    self.stamp[base] += 1
+                    heapq.heappush(self.heap, (self._score(base), base, self.stamp[base]))
         heap, pinned = self.heap, []
         while self.total + need > self.budget and heap:
             _, base, stamp = heapq.heappop(heap)

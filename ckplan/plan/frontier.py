@@ -164,7 +164,7 @@ def undominated(problem: Problem, schedules: Sequence[Schedule]) -> list[list[in
 def knee(problem: Problem, schedules: Sequence[Schedule]) -> list[int]:
     """The schedule of a frontier that lies furthest below the line from its one end to the other.
 
-    Satopää et al., "Finding a 'Kneedle' in a Haystack" (ICDCS Workshops 2011), both axes scaled to one.
+    Satopaa et al., "Finding a 'Kneedle' in a Haystack" (ICDCS Workshops 2011), both axes scaled to one.
     """
     points = [(problem.schedule_cost(schedule), peak_of(problem, schedule)) for schedule in schedules]
     costs, peaks = zip(*points, strict=True)

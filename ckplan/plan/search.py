@@ -2,7 +2,7 @@
 
 The decoder is `ckplan.plan.eviction.evict` followed by `ckplan.plan.retain.retain`: from a factor for each tensor it
 makes a schedule within the budget. The search changes factors of the best schedule so far, of a stretch of the graph or
-of all tensors that look alike, and keeps what is cheaper: biased random keys (Gonçalves & Resende, Journal of
+of all tensors that look alike, and keeps what is cheaper: biased random keys (Goncalves & Resende, Journal of
 Heuristics 17, 2011) in a large neighbourhood.
 """
 

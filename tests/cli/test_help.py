@@ -21,7 +21,15 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
 def test_the_commands_are_these() -> None:
-    assert list(cli.list_commands(click.Context(cli))) == ["analyze", "grad", "rewrite", "verify", "strategies", "ops"]
+    assert list(cli.list_commands(click.Context(cli))) == [
+        "analyze",
+        "grad",
+        "plan",
+        "rewrite",
+        "verify",
+        "strategies",
+        "ops",
+    ]
 
 
 @pytest.mark.parametrize("name", COMMANDS)

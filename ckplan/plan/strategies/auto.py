@@ -21,7 +21,7 @@ class Auto(Strategy):
 
     Runs what suits the graph and takes the best: reordering alone where that is enough, eviction with the future known,
     minimum cuts, segments, and a local search (`search`). The knee is the plan where a further byte begins to cost
-    disproportionately (Satopää et al., ICDCS Workshops 2011). Plans carry a lower bound and the gap to it. The wrong
+    disproportionately (Satopaa et al., ICDCS Workshops 2011). Plans carry a lower bound and the gap to it. The wrong
     choice only when a certain published method is wanted.
 
     Attributes:

@@ -20,7 +20,7 @@ class Search(Strategy):
 
     Schedules are decoded from a factor for each tensor by eviction with the future known and by retaining what there is
     room for, and the factors are changed for a stretch of the graph or for all tensors that look alike: biased random
-    keys (Gonçalves & Resende, Journal of Heuristics 17, 2011) in a large neighbourhood. Any graph and any number of
+    keys (Goncalves & Resende, Journal of Heuristics 17, 2011) in a large neighbourhood. Any graph and any number of
     recomputations; the same result for the same seed and steps, unless a time limit comes first. Anytime: an
     interruption keeps the best schedule so far. The wrong choice when a plan is wanted in a blink (`evict`).
 
