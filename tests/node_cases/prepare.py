@@ -19,6 +19,9 @@ LOSS = "projection_of_outputs"
 
 _HUGE = 1e8
 
+_SETTINGS = {("QuantizeLinear", 1), ("DequantizeLinear", 1), ("Upsample", 1)}
+"""Inputs that are not trained with a model, of operators without a rule of their own."""
+
 
 class Unusable(Exception):
     """Raised for a case that cannot be made a gradient case; says why."""
@@ -297,8 +300,8 @@ def _only_fixed(model: onnx.ModelProto, name: str) -> bool:
     """Say whether a value is read only as inputs that never get a gradient, such as the limits of a Clip."""
     readers = [(node, index) for node in model.graph.node for index, read in enumerate(node.input) if read == name]
     for node, index in readers:
-        if node.op_type in ("QuantizeLinear", "DequantizeLinear") and index == 1:
-            continue  # a scale is a setting of the quantisation, not trained with the model
+        if (node.op_type, index) in _SETTINGS:
+            continue
         entry = lookup(node.op_type, onnx.defs.onnx_opset_version(), node.domain)
         if entry is None or index not in entry.fixed:
             return False
