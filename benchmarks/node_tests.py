@@ -1,11 +1,12 @@
 """Every test case of the onnx package as a gradient case: node, simple, and those converted from PyTorch.
 
-    python -m benchmarks.node_tests [--oracles] [--only conv pool] [--jobs 2] [--list failed missing]
+    python -m benchmarks.node_tests [--oracles] [--second] [--only conv pool] [--jobs 2] [--list failed missing]
 
 A case's floats become parameters, a fixed random projection of all its floating outputs the loss. ckplan's gradients
 are compared with slopes of the case's function in float64 by onnx's reference evaluator, and, run in float32 in
 onnxruntime, with themselves. With ``--oracles`` torch's autograd and onnx-ad are asked about the same gradients.
-The function has to give the outputs that onnx expects, or nothing is concluded from it.
+The function has to give the outputs that onnx expects, or nothing is concluded from it. With ``--second`` the training
+graphs are differentiated in turn, and the derivatives of the sum of all squared gradients are compared instead.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from collections.abc import Iterable
 
 from tests.node_cases.cases import all_cases, case_named
 from tests.node_cases.check import FAILED, MISSING, PASSED, SKIPPED, Outcome, check
+from tests.node_cases.second import check_second
 
 _LIMIT = 180
 """Seconds that one case may take."""
@@ -33,13 +35,13 @@ def _stop(*_: object) -> None:
     raise _TooLong
 
 
-def _check(job: tuple[str, bool]) -> Outcome:
-    name, oracles = job
+def _check(job: tuple[str, bool, bool]) -> Outcome:
+    name, oracles, second = job
     warnings.simplefilter("ignore")
     signal.signal(signal.SIGALRM, _stop)
     signal.alarm(_LIMIT)
     try:
-        return check(case_named(name), oracles)
+        return check_second(case_named(name)) if second else check(case_named(name), oracles)
     except _TooLong:
         return Outcome(name, FAILED, f"crashed: takes more than {_LIMIT} s")
     finally:
@@ -54,6 +56,7 @@ def _groups(outcomes: Iterable[Outcome]) -> Counter[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--oracles", action="store_true", help="ask torch and onnx-ad too")
+    parser.add_argument("--second", action="store_true", help="second derivatives instead of first")
     parser.add_argument("--only", nargs="+", help="cases whose names hold one of these")
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--list", nargs="+", default=[FAILED], choices=[PASSED, SKIPPED, MISSING, FAILED])
@@ -64,7 +67,7 @@ def main() -> None:
         names = [name for name in names if any(part in name for part in arguments.only)]
     outcomes: list[Outcome] = []
     with multiprocessing.get_context("fork").Pool(arguments.jobs) as pool:
-        for outcome in pool.imap_unordered(_check, [(name, arguments.oracles) for name in names]):
+        for outcome in pool.imap_unordered(_check, [(name, arguments.oracles, arguments.second) for name in names]):
             outcomes.append(outcome)
             if outcome.status in arguments.list:
                 print(f"{outcome.status} {outcome.name}: {outcome.reason}", flush=True)
