@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -75,6 +75,7 @@ class Gradient:
         h: gradient of the initial state, [H, N].
         c: gradient of the initial cell, [H, N].
         peepholes: gradient of the peephole weights, [3 H].
+        sums: what the first ones are summed over the batch, [T, rows]; none if the node has no biases.
     """
 
     inputs: Sequence[ir.Value]
@@ -82,6 +83,7 @@ class Gradient:
     h: ir.Value
     c: ir.Value | None = None
     peepholes: ir.Value | None = None
+    sums: Mapping[ir.Value, ir.Value] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

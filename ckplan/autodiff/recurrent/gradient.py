@@ -8,6 +8,7 @@ import onnx_ir as ir
 
 from ckplan.autodiff.builder import Builder, Gradients, shape_of
 from ckplan.autodiff.control_flow.bodies import BodyBuilder
+from ckplan.autodiff.control_flow.chunks import chunk_length
 from ckplan.autodiff.control_flow.policy import stores
 from ckplan.autodiff.recurrent.direction import Cell, Direction, Gradient, Operands, Run, Upstream, operands_of
 from ckplan.autodiff.recurrent.outputs import is_read, replace_outputs, stacked_states
@@ -140,10 +141,19 @@ def _of_recurrent_weights(op: Builder, operands: Operands, parts: Sequence[_Part
 def _of_biases(op: Builder, operands: Operands, parts: Sequence[_Part]) -> ir.Value:
     def one(part: _Part) -> ir.Value:
         pieces = [*part[1].inputs, *(piece for piece, _ in part[1].states)]
-        sums = {piece: op.reduce_sum(_flat(op, piece), [0], keepdims=False) for piece in dict.fromkeys(pieces)}
+        sums = {piece: _over_steps(op, by_step) for piece, by_step in part[1].sums.items()}
         return _joined(op, [sums[piece] for piece in pieces])
 
     return _by_direction(op, parts, one)
+
+
+def _over_steps(op: Builder, value: ir.Value) -> ir.Value:
+    """Sum over the first axis, in two stages if it can be divided: long sums in single precision are rounded often."""
+    steps, rows = shape_of(value)
+    length = chunk_length(steps, "sqrt")
+    if length < steps and steps % length == 0:
+        value = op.reduce_sum(op.reshape(value, (steps // length, length, rows)), [1], keepdims=False)
+    return op.reduce_sum(value, [0], keepdims=False)
 
 
 def _of_state(op: Builder, operands: Operands, parts: Sequence[_Part]) -> ir.Value:

@@ -17,9 +17,11 @@ from ckplan.autodiff.recurrent.steps import (
     backward_sequences,
     column,
     forward_sequences,
+    given_out,
     leaving,
     slope,
     split_rows,
+    sums_of,
     turned,
 )
 
@@ -113,21 +115,22 @@ def backward(op: Builder, d: Direction, run: Run, dy: Upstream) -> Gradient:
             inner = op.Mul(d_candidate, reset)
             d_gates = op.Mul(op.Concat(d_update, op.Mul(d_candidate, at["product"]), axis=0), of_gates)
             back = op.MatMul(across, op.Concat(d_gates, inner, axis=0))
-            made["inner"] = turned(op, inner)
+            made |= given_out(op, d, "inner", inner)
         else:
             inner = op.MatMul(last, d_candidate)
             d_gates = op.Mul(op.Concat(d_update, op.Mul(inner, before), axis=0), of_gates)
             back = op.Add(op.MatMul(across, d_gates), op.Mul(inner, reset))
             made["inner"] = turned(op, op.Mul(reset, before))
         dh_before = leaving(op, op.Add(through, back), skipping)
-        return [dh_before], {**made, "gates": turned(op, d_gates), "candidate": turned(op, d_candidate)}
+        made |= given_out(op, d, "gates", d_gates) | given_out(op, d, "candidate", d_candidate)
+        return [dh_before], made
 
     sequences = backward_sequences(d, run, dy, again)
-    results = {"inner", "gates", "candidate"}
+    results = {"inner", "inner_sum", "gates", "gates_sum", "candidate", "candidate_sum"}
     found, made = scan(op, f"{d.name}/grad", "backward", step, [dy.h], sequences, results, backwards=not d.backwards)
     h = run.kept["previous_h"]
     second = (made["inner"], h) if d.flag else (made["candidate"], made["inner"])
-    return Gradient([made["gates"], made["candidate"]], [(made["gates"], h), second], found[0])
+    return Gradient([made["gates"], made["candidate"]], [(made["gates"], h), second], found[0], sums=sums_of(made))
 
 
 GRU = Cell(3, ("Sigmoid", "Tanh"), "linear_before_reset", forward, backward)

@@ -17,9 +17,11 @@ from ckplan.autodiff.recurrent.steps import (
     backward_sequences,
     column,
     forward_sequences,
+    given_out,
     leaving,
     slope,
     split_rows,
+    sums_of,
     turned,
     zeros_like,
 )
@@ -131,16 +133,18 @@ def backward(op: Builder, d: Direction, run: Run, dy: Upstream) -> Gradient:
         after = [dh_before, leaving(op, dc_before, dc_skipping), before]
         if peepholes is not None:
             after.append(op.Add(states[3], op.Mul(d_gates, op.Concat(before, c, before, axis=0))))
-        return after, {"da": turned(op, d_all)}
+        return after, given_out(op, d, "da", d_all)
 
     start = [dy.h, dy.c, run.c]
     if d.peepholes is not None:
         hidden, batch = shape_of(run.c)
         start.append(op.zeros((3 * hidden, batch), run.c))
     sequences = backward_sequences(d, run, dy, compute is not None)
-    found, made = scan(op, f"{d.name}/grad", "backward", step, start, sequences, {"da"}, backwards=not d.backwards)
+    found, made = scan(
+        op, f"{d.name}/grad", "backward", step, start, sequences, {"da", "da_sum"}, backwards=not d.backwards
+    )
     dp = op.reduce_sum(found[3], [1], keepdims=False) if d.peepholes is not None else None
-    return Gradient([made["da"]], [(made["da"], run.kept["previous_h"])], found[0], found[1], dp)
+    return Gradient([made["da"]], [(made["da"], run.kept["previous_h"])], found[0], found[1], dp, sums_of(made))
 
 
 LSTM = Cell(4, ("Sigmoid", "Tanh", "Tanh"), "input_forget", forward, backward)

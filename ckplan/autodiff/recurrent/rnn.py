@@ -16,7 +16,9 @@ from ckplan.autodiff.recurrent.steps import (
     backward_sequences,
     column,
     forward_sequences,
+    given_out,
     leaving,
+    sums_of,
     turned,
 )
 
@@ -65,12 +67,14 @@ def backward(op: Builder, d: Direction, run: Run, dy: Upstream) -> Gradient:
             at = {**at, **compute(op, at["x"], at["previous_h"])}
         slope = at["slope"] if "slope" in at else d.functions[0].slope(op, turned(op, states[1]))
         da = op.Mul(dh, slope)
-        return [leaving(op, op.MatMul(across, da), skipping), at["previous_h"]], {"da": turned(op, da)}
+        return [leaving(op, op.MatMul(across, da), skipping), at["previous_h"]], given_out(op, d, "da", da)
 
     sequences = backward_sequences(d, run, dy, again)
     start = [dy.h, run.h]
-    found, made = scan(op, f"{d.name}/grad", "backward", step, start, sequences, {"da"}, backwards=not d.backwards)
-    return Gradient([made["da"]], [(made["da"], run.kept["previous_h"])], found[0])
+    found, made = scan(
+        op, f"{d.name}/grad", "backward", step, start, sequences, {"da", "da_sum"}, backwards=not d.backwards
+    )
+    return Gradient([made["da"]], [(made["da"], run.kept["previous_h"])], found[0], sums=sums_of(made))
 
 
 RNN = Cell(1, ("Tanh",), "", forward, backward)

@@ -95,3 +95,17 @@ def leaving(op: Builder, gradient: ir.Value, skipping: ir.Value | None) -> ir.Va
 def zeros_like(op: Builder, value: ir.Value) -> ir.Value:
     """Return a constant of zeros of a value's shape."""
     return op.constant(np.zeros(shape_of(value), dtype_of(value)))
+
+
+def given_out(op: Builder, d: Direction, name: str, gradient: ir.Value) -> dict[str, ir.Value]:
+    """Return what a step back in time gives out of a gradient, [rows, N]: its transpose and, for the biases, its sum.
+
+    Summed here, the biases' gradient costs no second reading of all steps, and is rounded less.
+    """
+    made = {name: turned(op, gradient)}
+    return made if d.biases is None else {**made, f"{name}_sum": op.reduce_sum(gradient, [1], keepdims=False)}
+
+
+def sums_of(made: Mapping[str, ir.Value]) -> dict[ir.Value, ir.Value]:
+    """Return the sums by what they are sums of."""
+    return {value: made[f"{name}_sum"] for name, value in made.items() if f"{name}_sum" in made}
