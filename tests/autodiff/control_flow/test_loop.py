@@ -132,3 +132,24 @@ def test_loops_in_loops_and_branches():
     for chunks in (None, 2):
         training, _ = check(model, time_checkpoints=chunks)
         assert not training.notes
+
+
+@pytest.mark.parametrize("options", [{}, {"time_checkpoints": 2}, {"store": ["*"]}], ids=str)
+@pytest.mark.parametrize("limit", [0.5, 100.0])
+def test_a_number_of_steps_that_depends_on_data_inside_a_loop(limit, options):
+    text = """g (double limit) => (double loss) {
+        last = Scan <num_scan_inputs = 1, body = b (double[3] h, double[3] x) => (double[3] n) {
+            m = Loop <body = d (int64 j, bool e, double[3] k) => (bool f, double[3] l) {
+                t = ReduceSumSquare<keepdims = 0>(k)
+                f = Less(t, limit)
+                w = Mul(k, W)
+                l = Add(w, x)
+            }> (six, , h)
+            n = Tanh(m)
+        }> (H, X)
+        q = Mul(last, last)
+        loss = ReduceSum<keepdims = 0>(q)
+    }"""
+    rng = np.random.default_rng(0)
+    arrays = {"H": rng.normal(size=3), "W": rng.normal(size=3), "X": rng.normal(size=(4, 3)), "six": np.array(6)}
+    check(parse(text, **arrays), {"limit": np.array(limit)}, **options)
