@@ -297,12 +297,12 @@ def _to_tensor(array: np.ndarray, name: str) -> TensorProto:
 
 
 def _only_fixed(model: onnx.ModelProto, name: str) -> bool:
-    """Say whether a value is read only as inputs that never get a gradient, such as the limits of a Clip."""
+    """Say whether a value is read only where a parameter gets no gradient, such as the limits of a Clip."""
     readers = [(node, index) for node in model.graph.node for index, read in enumerate(node.input) if read == name]
     for node, index in readers:
         if (node.op_type, index) in _SETTINGS:
             continue
         entry = lookup(node.op_type, onnx.defs.onnx_opset_version(), node.domain)
-        if entry is None or index not in entry.fixed:
+        if entry is None or index not in entry.fixed | entry.settings:
             return False
     return bool(readers)
