@@ -17,7 +17,7 @@ from onnx import TensorProto
 from ckplan.autodiff import TrainingGraph
 from ckplan.autodiff.registry import entries
 from tests.node_cases.cases import Case, all_cases, holds_float_path
-from tests.node_cases.check import _gradients, _training_graph
+from tests.node_cases.check import _gradients, training_graph
 from tests.node_cases.functions import by_onnxruntime, by_reference
 from tests.node_cases.prepare import Prepared, Unusable, prepare
 from tests.node_cases.retype import retyped
@@ -50,7 +50,7 @@ def _size(case: Case) -> int:
 
 
 def _built(case: Prepared, model: onnx.ModelProto) -> TrainingGraph:
-    found = _training_graph(case, model)
+    found = training_graph(case, model)
     if not isinstance(found, TrainingGraph):
         raise Uncomputed(found or "no gradient")
     return found
