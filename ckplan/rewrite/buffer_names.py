@@ -82,17 +82,16 @@ def hide_targets(nodes: Sequence[ir.Node], edges: ControlEdges) -> None:
             node.replace_input_with(position, edges.shape_after(entries, data))
 
 
-def hide_sources(nodes: Sequence[ir.Node], executed: ir.Model, edges: ControlEdges, tried: set[ir.Node]) -> int:
+def hide_sources(nodes: Sequence[ir.Node], executed: ir.Model, edges: ControlEdges) -> int:
     """Hide what gives the whole shape of an activation away, in what onnxruntime executes.
 
     Args:
         nodes: the sequence.
         executed: the model that onnxruntime makes of it.
         edges: maker of the aliases.
-        tried: nodes whose inputs were hidden before, which helps once or not at all; the new ones are added.
 
     Returns:
-        How many values got an alias.
+        How many values got an alias. It is none at last, since an alias is not hidden again.
     """
     known = {value.name for node in executed.graph for value in node.outputs if is_static(value)}
 
@@ -103,19 +102,18 @@ def hide_sources(nodes: Sequence[ir.Node], executed: ir.Model, edges: ControlEdg
         node
         for node in nodes
         if not is_control(node)
-        and node not in tried
         and view_source(node) is None
         and any(is_exposed(value) for value in node.outputs)
     ]
     makers = set(exposed)
-    tried.update(exposed)
     before = edges.count
     for node in exposed:
         for value in dict.fromkeys(node.inputs):
             if value is None or not dimensions_of(value) or value.dtype is None or not value.dtype.is_floating_point():
                 continue
             # What another exposed node makes is hidden there.
-            if view_root(value).producer() not in makers:
+            maker = view_root(value).producer()
+            if maker not in makers and not (maker is not None and is_control(maker)):
                 read_instead(node, value, edges.alias(value, value))
     return edges.count - before
 

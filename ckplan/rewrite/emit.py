@@ -55,7 +55,6 @@ def emit(model: ir.Model, plan: Plan) -> ir.Model:
     hide_targets(nodes, edges)
     hide_channels(nodes, edges)
     hide_inputs(nodes, inputs, edges)
-    hidden: set[ir.Node] = set()
     while True:
         nodes = place_control_nodes(nodes)
         problem = problem_of_nodes(nodes, inputs, outputs)
@@ -66,7 +65,7 @@ def emit(model: ir.Model, plan: Plan) -> ir.Model:
             continue
         timeline = executed_timeline(executed)
         held = timeline.peak_activations > peak_of(problem, range(len(nodes))) * (1 + TOLERANCE)
-        if not (held and hide_sources(nodes, executed, edges, hidden)):
+        if not (held and hide_sources(nodes, executed, edges)):
             break
     _describe(copy, plan, edges, timeline)
     return copy
