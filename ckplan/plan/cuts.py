@@ -7,6 +7,7 @@ single tensor is a bottleneck: all paths from the inputs to the loss pass throug
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -52,23 +53,26 @@ def forward_cuts(problem: Problem, min_bytes: int = 0) -> list[Cut]:
             if problem.tensors[root].kind is Kind.ACTIVATION and problem.producer[root] in place:
                 made.setdefault(root, position)
     starts: list[list[int]] = [[] for _ in range(len(forward) + 1)]
+    ends: list[list[int]] = [[] for _ in range(len(forward) + 1)]
     for root, position in made.items():
         if last_read.get(root, -1) > position:
             starts[position].append(root)
-    alive: set[int] = set()
+            ends[last_read[root]].append(root)
+    alive: list[tuple[int, int]] = []  # what crosses, as (-bytes, root), sorted
+    total = tensors = 0
     cuts = []
     for position in range(len(forward) - 1):
-        alive.update(starts[position])
-        alive = {root for root in alive if last_read[root] > position}
-        crossing = tuple(sorted(alive, key=lambda root: (-problem.tensors[root].bytes, root)))
-        cuts.append(
-            Cut(
-                position + 1,
-                crossing,
-                sum(problem.tensors[root].bytes for root in crossing),
-                sum(problem.tensors[root].bytes >= min_bytes for root in crossing),
-            )
-        )
+        for roots, sign in ((starts[position], 1), (ends[position], -1)):
+            for root in roots:
+                size = problem.tensors[root].bytes
+                total += sign * size
+                tensors += sign * (size >= min_bytes)
+                rank = bisect_left(alive, (-size, root))
+                if sign > 0:
+                    alive.insert(rank, (-size, root))
+                else:
+                    del alive[rank]
+        cuts.append(Cut(position + 1, tuple([root for _, root in alive]), total, tensors))
     return cuts
 
 
@@ -105,25 +109,24 @@ def segment_cuts(problem: Problem, candidates: Sequence[Cut], limit: float) -> l
     for index in problem.forward:
         made = stash.intersection(problem.ops[index].outputs)
         cumulative.append(cumulative[-1] + sum(problem.tensors[root].bytes for root in made))
+    made_before = [cumulative[cut.position] for cut in candidates]
     chosen: list[Cut] = []
     kept: set[int] = set()
     kept_bytes = start = 0
     index = 0
     while index < len(candidates):
         room = limit - kept_bytes
-        reach = [cut for cut in candidates[index:] if cumulative[cut.position] - cumulative[start] <= room]
-        if len(reach) == len(candidates) - index and cumulative[-1] - cumulative[start] <= room:
+        if cumulative[-1] - cumulative[start] <= room:
             break
-        if not reach:
-            reach = [candidates[index]]
-        half = cumulative[start] + (cumulative[reach[-1].position] - cumulative[start]) / 2
+        end = max(bisect_right(made_before, cumulative[start] + room, index), index + 1)
+        half = cumulative[start] + (made_before[end - 1] - cumulative[start]) / 2
         best = min(
-            (cut for cut in reach if cumulative[cut.position] >= half),
-            key=lambda cut: (cut.bytes, -cut.position),
+            range(bisect_left(made_before, half, index, end), end),
+            key=lambda i: (candidates[i].bytes, -candidates[i].position),
         )
-        chosen.append(best)
-        kept.update(best.crossing)
-        kept_bytes = sum(problem.tensors[root].bytes for root in kept)
-        start = best.position
-        index = next((i for i, cut in enumerate(candidates) if cut.position > start), len(candidates))
+        chosen.append(candidates[best])
+        kept_bytes += sum(problem.tensors[root].bytes for root in set(candidates[best].crossing) - kept)
+        kept.update(candidates[best].crossing)
+        start = candidates[best].position
+        index = best + 1
     return chosen
