@@ -102,7 +102,7 @@ def analyze(
     # As onnxruntime runs it, dead buffers included that its planner holds for later tensors of the same shape.
     shapes = [shape_class(values[tensor.name]) if tensor.name in values else None for tensor in problem.tensors]
     base = simulate(problem, order, shapes)
-    tried = [_QUICK.get(kind.name) or kind() for kind in STRATEGIES] if strategies is None else strategies
+    tried = quick_strategies() if strategies is None else strategies
     limit = int(budget * base.peak_activations) if isinstance(budget, float) else budget
     gradients = [values[name] for name in training.gradients.values()]
     return Analysis(
@@ -115,7 +115,7 @@ def analyze(
         at_peak=tuple(_facts(problem, values, tensor) for tensor, _ in live_at(problem, order, base.peak_step)),
         bottlenecks=tuple(_facts(problem, values, tensor) for tensor in bottlenecks(problem)),
         lower_bound=lower_bound(problem)[0],
-        offers=tuple(_offer(problem, strategy, limit) for strategy in tried),
+        offers=tuple(offer(problem, strategy, limit) for strategy in tried),
     )
 
 
@@ -128,7 +128,13 @@ def expected_timeline(model: ir.Model) -> Timeline:
     return executed_timeline(executed_model(model))
 
 
-def _offer(problem: Problem, strategy: Strategy, budget: int | None) -> Offer:
+def quick_strategies() -> list[Strategy]:
+    """Every strategy, slow ones at a coarser setting than their default."""
+    return [_QUICK.get(kind.name) or kind() for kind in STRATEGIES]
+
+
+def offer(problem: Problem, strategy: Strategy, budget: int | None) -> Offer:
+    """What a strategy makes of a problem, or why nothing."""
     try:
         return Offer(str(strategy), strategy.solve(problem, budget))
     except CkplanError as error:

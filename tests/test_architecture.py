@@ -21,6 +21,7 @@ LAYERS = (
     "cli",
     "report",
     "planning",
+    "pareto",
     "analysis",
     "measure",
     "rewrite",

@@ -7,7 +7,15 @@ from typing import Any
 
 import click
 
-from ckplan.cli.options import budget_option, json_option, model_argument, shape_options, talk_options, training_options
+from ckplan.cli.options import (
+    budget_option,
+    json_option,
+    model_argument,
+    shape_options,
+    strategies_option,
+    talk_options,
+    training_options,
+)
 from ckplan.cli.terminal import show, show_json, stage
 from ckplan.cli.training import training_graph
 
@@ -16,13 +24,7 @@ from ckplan.cli.training import training_graph
 @model_argument
 @shape_options
 @training_options
-@click.option(
-    "--strategy",
-    "strategies",
-    multiple=True,
-    metavar="NAME[:FIELD=VALUE,...]",
-    help="Strategy to try. Repeatable. Default: all of them.",
-)
+@strategies_option
 @budget_option
 @json_option
 @talk_options

@@ -108,10 +108,13 @@ _PATH = click.Path(path_type=Path)
 
 model_argument = click.argument("model", type=_PATH)
 
+_force = click.option("-f", "--force", is_flag=True, help="Overwrite OUT if it exists.")
+
 output_options = _stack(
-    click.option("-o", "--output", required=True, type=_PATH, metavar="OUT", help="File to write."),
-    click.option("-f", "--force", is_flag=True, help="Overwrite OUT if it exists."),
+    click.option("-o", "--output", required=True, type=_PATH, metavar="OUT", help="File to write."), _force
 )
+
+picture_options = _stack(click.option("-o", "--output", type=_PATH, metavar="OUT", help="File to write."), _force)
 
 talk_options = _stack(
     click.option(
@@ -215,6 +218,16 @@ strategy_option = click.option(
     shell_complete=_strategy_names, help="How to plan; `ckplan strategies` lists them.",
 )  # fmt: skip
 
+strategies_option = click.option(
+    "--strategy", "strategies", multiple=True, metavar="NAME[:FIELD=VALUE,...]", shell_complete=_strategy_names,
+    help="Strategy to try. Repeatable. Default: all of them.",
+)  # fmt: skip
+
+time_limit_option = click.option(
+    "--time-limit", "seconds", type=click.FloatRange(min=0, min_open=True), metavar="SECONDS",
+    help="How long to search for a plan. Ctrl-C ends the search as well, with the best plan so far.",
+)  # fmt: skip
+
 planning_options = _stack(
     strategy_option,
     budget_option,
@@ -222,10 +235,7 @@ planning_options = _stack(
         "--overhead", metavar="PERCENT", callback=read_share,
         help="Extra compute that the plan may cost, such as 10%. Alone: the lowest peak for that.",
     ),
-    click.option(
-        "--time-limit", "seconds", type=click.FloatRange(min=0, min_open=True), metavar="SECONDS",
-        help="How long to search for a plan. Ctrl-C ends the search as well, with the best plan so far.",
-    ),
+    time_limit_option,
 )  # fmt: skip
 
 run_options = _stack(

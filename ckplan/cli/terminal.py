@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -58,13 +58,14 @@ def show_json(data: Any) -> None:
 
 
 @contextmanager
-def stage(doing: str) -> Iterator[None]:
-    """Show on a terminal's stderr what is being done, while it is."""
+def stage(doing: str) -> Iterator[Callable[[str], None]]:
+    """Show on a terminal's stderr what is being done, while it is; the block gets a function to say what is next."""
     from rich.console import Console
+    from rich.markup import escape
 
     console = Console(stderr=True)
     if settings().quiet or not console.is_terminal:
-        yield
+        yield lambda next_doing: None
         return
-    with console.status(f"{doing} …"):
-        yield
+    with console.status(f"{escape(doing)} …") as status:
+        yield lambda next_doing: status.update(f"{escape(next_doing)} …")

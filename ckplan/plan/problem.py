@@ -7,7 +7,7 @@ instance, or from a random generator in a test.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import cached_property
 
@@ -171,6 +171,12 @@ class Problem:
                     if self.tensors[root].kind is Kind.ACTIVATION:
                         roots.setdefault(root)
         return tuple(roots)
+
+    def with_costs(self, costs: Mapping[str, float]) -> Problem:
+        """The problem with other costs (seconds, by name) for some ops."""
+        if not costs:
+            return self
+        return replace(self, ops=tuple(replace(op, cost=costs.get(op.name, op.cost)) for op in self.ops))
 
     def schedule_cost(self, schedule: Sequence[int]) -> float:
         """Seconds of a schedule, repeats included."""

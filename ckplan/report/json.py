@@ -11,10 +11,11 @@ from ckplan.autodiff.coverage import counts
 from ckplan.report import docs
 
 if TYPE_CHECKING:
-    from ckplan.analysis import Analysis, TensorFacts
+    from ckplan.analysis import Analysis, Offer, TensorFacts
     from ckplan.autodiff import TrainingGraph
     from ckplan.autodiff.coverage import Coverage
     from ckplan.measure import Verification
+    from ckplan.pareto import Pareto
     from ckplan.plan import Plan, Timeline
     from ckplan.plan.strategies import Strategy
 
@@ -91,17 +92,33 @@ def analysis(path: Path, found: Analysis, notes: Sequence[str]) -> Json:
         at_peak=[_tensor(tensor) for tensor in found.at_peak],
         bottlenecks=[_tensor(tensor) for tensor in found.bottlenecks],
         lower_bound=found.lower_bound,
-        strategies=[
-            {"strategy": offer.strategy, "reason": offer.reason}
-            if offer.plan is None
-            else {
-                "strategy": offer.strategy,
-                **_peaks(offer.plan.predicted),
-                "overhead": offer.plan.overhead,
-                "recomputed": offer.plan.recomputed,
-            }
-            for offer in found.offers
-        ],
+        strategies=[_offer(offer) for offer in found.offers],
+    )
+
+
+def _offer(offer: Offer) -> Json:
+    if offer.plan is None:
+        return {"strategy": offer.strategy, "reason": offer.reason}
+    return {"strategy": offer.strategy, **_figures(offer.plan)}
+
+
+def _figures(plan: Plan) -> Json:
+    return {**_peaks(plan.predicted), "overhead": plan.overhead, "recomputed": plan.recomputed}
+
+
+def pareto(path: Path, picture: Path | None, found: Pareto, notes: Sequence[str]) -> Json:
+    """The whole answer of ``ckplan pareto``."""
+    return _report(
+        "pareto",
+        model=str(path),
+        picture=None if picture is None else str(picture),
+        notes=list(notes),
+        interrupted=found.interrupted,
+        base=_peaks(found.base),
+        lower_bound=found.lower_bound,
+        frontier=[{"found_by": plan.strategy, **_figures(plan)} for plan in found.points],
+        knee=found.knee,
+        strategies=[_offer(offer) for offer in found.offers],
     )
 
 

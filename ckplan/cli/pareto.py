@@ -1,0 +1,78 @@
+"""``ckplan pareto``: what each saved byte costs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ckplan.cli.options import (
+    json_option,
+    model_argument,
+    picture_options,
+    shape_options,
+    strategies_option,
+    talk_options,
+    time_limit_option,
+    training_options,
+)
+from ckplan.cli.output import check_output
+from ckplan.cli.terminal import notes, show, show_json, stage
+from ckplan.cli.training import training_graph
+from ckplan.errors import UsageError
+
+
+@click.command("pareto", short_help="Show what each saved byte costs in compute.")
+@model_argument
+@picture_options
+@strategies_option
+@time_limit_option
+@shape_options
+@training_options
+@json_option
+@talk_options
+def command(
+    model: Path,
+    output: Path | None,
+    force: bool,
+    strategies: tuple[str, ...],
+    seconds: float | None,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Show the frontier of peak memory against extra compute, and where every strategy stands to it.
+
+    Each point of the frontier is a plan that no other one found beats in both; `ckplan rewrite` with its peak as
+    --budget, or its overhead as --overhead, writes a plan like it. OUT gets the picture, as SVG. Ctrl-C shows what was
+    found until then.
+    """
+    if output is not None:
+        if output.suffix.lower() != ".svg":
+            raise UsageError(
+                f"'{output}' is not the name of an SVG picture", "end it in .svg, the one kind that is written"
+            )
+        check_output(output, force, model)
+    from ckplan.model.saving import write_text
+    from ckplan.pareto import pareto
+    from ckplan.plan.strategies import parse_strategy
+
+    tried = [parse_strategy(text) for text in strategies] or None
+    training, said = training_graph(model, **options)
+    with stage("planning") as tell:
+        found = pareto(training.model, tried, seconds=seconds, progress=tell)
+    if found.interrupted:
+        said.append("the search was interrupted; this is what was found until then")
+        notes(said[-1:])
+    if output is not None:
+        from ckplan.report import svg
+
+        write_text(svg.pareto(found, f"{model.name}: peak of activations against overhead"), output, force=force)
+    if as_json:
+        from ckplan.report import json
+
+        show_json(json.pareto(model, output, found, said))
+    else:
+        from ckplan.report.pareto import pareto as reported
+
+        show(reported(model, found))

@@ -1,0 +1,146 @@
+"""The frontier of peak against overhead as SVG: one file without outside resources, for light and dark pages."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+from xml.sax.saxutils import escape
+
+from ckplan.report.plot import Mark, byte_ticks, percent_ticks, plot_of
+from ckplan.units import format_bytes
+
+if TYPE_CHECKING:
+    from ckplan.pareto import Pareto
+
+_WIDTH, _HEIGHT = 940, 460
+_LEFT, _TOP, _RIGHT, _BOTTOM = 92, 48, 600, 396
+_MARGIN = 20
+"""Pixels between the left axis and no overhead: room for half a marker."""
+_NEAR = 13.0
+"""Markers whose centres are nearer than this many pixels share one."""
+_KEY = 17
+"""Pixels from one line of the key to the next."""
+
+_STYLE = """
+text { font: 12px system-ui, sans-serif; fill: #1b1f24; }
+text.title { font-size: 15px; font-weight: 600; }
+text.faint { fill: #6b7280; }
+text.letter { fill: #a21caf; font-weight: 600; text-anchor: middle; }
+.end { text-anchor: end; }
+.middle { text-anchor: middle; }
+.ground { fill: #fff; }
+.grid { stroke: #e5e7eb; }
+.level { stroke: #6b7280; stroke-dasharray: 5 4; }
+.frontier { stroke: #0e7490; stroke-width: 2; fill: none; }
+.point { fill: #0e7490; }
+.mark { fill: #fff; stroke: #a21caf; stroke-width: 1.5; }
+@media (prefers-color-scheme: dark) {
+  text { fill: #e6e8eb; }
+  text.faint { fill: #9aa2ad; }
+  text.letter { fill: #f0abfc; }
+  .ground { fill: #16181d; }
+  .grid { stroke: #2b3038; }
+  .level { stroke: #9aa2ad; }
+  .frontier { stroke: #22d3ee; }
+  .point { fill: #22d3ee; }
+  .mark { fill: #16181d; stroke: #f0abfc; }
+}
+"""
+
+
+def pareto(found: Pareto, title: str) -> str:
+    """The picture as the text of an SVG file.
+
+    Args:
+        found: the frontier and the strategies' plans.
+        title: what stands above it.
+    """
+    return "\n".join(_lines(found, title)) + "\n"
+
+
+def _lines(found: Pareto, title: str) -> Iterator[str]:
+    plot = plot_of(found)
+
+    def x(overhead: float) -> float:
+        return round(_LEFT + _MARGIN + (_RIGHT - _LEFT - _MARGIN) * overhead / plot.right, 1)
+
+    def y(peak: float) -> float:
+        return round(_BOTTOM - (_BOTTOM - _TOP) * peak / plot.top, 1)
+
+    height = max(_HEIGHT, _TOP + _KEY * (len(plot.marks) + 4))
+    yield f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" width="{_WIDTH}" height="{height}">'
+    yield f"<title>{_text(title)}</title>"
+    yield f"<style>{_STYLE}</style>"
+    yield f'<rect class="ground" width="{_WIDTH}" height="{height}"/>'
+    yield f'<text class="title" x="{_LEFT}" y="26">{_text(title)}</text>'
+    for value, label in byte_ticks(plot.top):
+        yield f'<line class="grid" x1="{_LEFT}" y1="{y(value)}" x2="{_RIGHT}" y2="{y(value)}"/>'
+        yield f'<text class="faint end" x="{_LEFT - 8}" y="{y(value) + 4}">{label}</text>'
+    for value, label in percent_ticks(plot.right):
+        yield f'<line class="grid" x1="{x(value)}" y1="{_TOP}" x2="{x(value)}" y2="{_BOTTOM}"/>'
+        yield f'<text class="faint middle" x="{x(value)}" y="{_BOTTOM + 18}">{label}</text>'
+    middle = (_TOP + _BOTTOM) / 2
+    yield f'<text class="middle" transform="translate(18 {middle}) rotate(-90)">peak of activations (bytes)</text>'
+    yield (
+        f'<text class="middle" x="{(_LEFT + _RIGHT) / 2}" y="{_BOTTOM + 40}">'
+        "overhead: extra compute (% of the step)</text>"
+    )
+    for label, peak, below in (("without a plan", plot.base, -5), ("lower bound", plot.bound, 14)):
+        yield f'<line class="level" x1="{_LEFT}" y1="{y(peak)}" x2="{_RIGHT}" y2="{y(peak)}"/>'
+        yield f'<text class="faint end" x="{_RIGHT - 4}" y="{y(peak) + below}">{label}: {format_bytes(peak)}</text>'
+    corners = " ".join(f"{x(overhead)},{y(peak)}" for overhead, peak in plot.staircase())
+    yield f'<polyline class="frontier" points="{corners}"/>'
+    for overhead, peak in plot.frontier:
+        yield (
+            f'<circle class="point" cx="{x(overhead)}" cy="{y(peak)}" r="3.5">'
+            f"<title>{format_bytes(peak)} at {_percent(overhead)}</title></circle>"
+        )
+    for marks in _heaps([(mark, x(mark.overhead), y(mark.peak)) for mark in plot.inside]):
+        _, across, down = marks[0]
+        letters = ",".join(mark.letter for mark, _, _ in marks)
+        half = 8 + 4.5 * (len(marks) - 1) * 1.1
+        named = "; ".join(_described(mark) for mark, _, _ in marks)
+        yield f"<g><title>{_text(named)}</title>"
+        box = f'x="{across - half:.1f}" y="{down - 8:.1f}" width="{2 * half:.1f}" height="16" rx="8"'
+        yield f'<rect class="mark" {box}/><text class="letter" x="{across}" y="{down + 4:.1f}">{letters}</text></g>'
+    yield from _key(plot.marks, {mark.letter for mark in plot.inside})
+    yield "</svg>"
+
+
+def _heaps(placed: list[tuple[Mark, float, float]]) -> list[list[tuple[Mark, float, float]]]:
+    """Marks that would cover each other, together; the first one gives the place."""
+    heaps: list[list[tuple[Mark, float, float]]] = []
+    for entry in placed:
+        for heap in heaps:
+            if abs(heap[0][1] - entry[1]) < _NEAR and abs(heap[0][2] - entry[2]) < _NEAR:
+                heap.append(entry)
+                break
+        else:
+            heaps.append([entry])
+    return heaps
+
+
+def _key(marks: tuple[Mark, ...], inside: set[str]) -> Iterator[str]:
+    """The names of the marks, beside the picture."""
+    left, down = _RIGHT + 28, _TOP + 6
+    yield f'<circle class="point" cx="{left}" cy="{down - 4}" r="3.5"/>'
+    yield f'<text x="{left + 14}" y="{down}">frontier: the best found</text>'
+    for number, mark in enumerate(marks, 1):
+        line = down + number * _KEY
+        beyond = "" if mark.letter in inside else " (beyond)"
+        yield f'<text class="letter" x="{left}" y="{line}">{mark.letter}</text>'
+        yield f'<text x="{left + 14}" y="{line}">{_text(_described(mark, 20) + beyond)}</text>'
+
+
+def _described(mark: Mark, width: int = 80) -> str:
+    name = mark.strategy if len(mark.strategy) <= width else f"{mark.strategy[: width - 1]}…"
+    return f"{name}: {format_bytes(mark.peak)} at {_percent(mark.overhead)}"
+
+
+def _percent(overhead: float) -> str:
+    return f"{100 * overhead:+.1f} %"
+
+
+def _text(text: str) -> str:
+    """Text as it may stand in XML: escaped, and without the control characters that XML does not know."""
+    return escape("".join(letter if letter.isprintable() else "�" for letter in text))
