@@ -10,6 +10,7 @@ from ckplan.plan.strategies.auto import Auto
 from ckplan.plan.strategies.base import Strategy
 from ckplan.plan.strategies.chen import Chen
 from ckplan.plan.strategies.evict import Evict
+from ckplan.plan.strategies.exact import Exact
 from ckplan.plan.strategies.keep_all import KeepAll
 from ckplan.plan.strategies.keep_listed import KeepListed
 from ckplan.plan.strategies.lower_sets import LowerSets
@@ -36,6 +37,7 @@ STRATEGIES: tuple[type[Strategy], ...] = (
     MinCut,
     Evict,
     Search,
+    Exact,
     Auto,
 )
 """Every strategy; the tests hold each of them to the same properties."""

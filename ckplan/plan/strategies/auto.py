@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
+from ckplan.plan.exact import TooLargeError, optimum_of_lowest_peak
 from ckplan.plan.frontier import Effort, cheapest, frontier, knee, lowest
 from ckplan.plan.order import best_order
 from ckplan.plan.peak import peak_of
@@ -20,9 +21,9 @@ class Auto(Strategy):
     """The cheapest plan within a budget; or the lowest peak within an overhead; or, given neither, the knee.
 
     Runs what suits the graph and takes the best: reordering alone where that is enough, eviction with the future known,
-    minimum cuts, segments, and a local search (`search`). The knee is the plan where a further byte begins to cost
-    disproportionately (Satopaa et al., ICDCS Workshops 2011). Plans carry a lower bound and the gap to it. The wrong
-    choice only when a certain published method is wanted.
+    minimum cuts, segments, and a local search (`search`); for up to 14 ops the optimum (`exact`). The knee is the plan
+    where a further byte begins to cost disproportionately (Satopaa et al., ICDCS Workshops 2011). Plans carry a lower
+    bound and the gap to it. The wrong choice only when a certain published method is wanted.
 
     Attributes:
         overhead: extra compute that the plan may cost, as a ratio of the step (0.1: ten percent); below 0, no limit.
@@ -50,6 +51,14 @@ class Auto(Strategy):
         effort, most_cost = self._effort(), self._most_cost(problem)
         order = list(best_order(problem))
         if budget is not None:
+            try:
+                optimum = optimum_of_lowest_peak(problem, budget)
+            except TooLargeError:
+                pass
+            else:
+                if optimum is not None and (self.overhead < 0 or problem.schedule_cost(optimum) <= most_cost):
+                    plan = self.choose(problem, [optimum], budget)
+                    return replace(plan, overhead_bound=plan.overhead)
             found = cheapest(problem, budget, effort, most_cost=most_cost if self.overhead >= 0 else float("inf"))
             if found is None:
                 found = lowest(problem, most_cost if self.overhead >= 0 else 3 * problem.cost, effort)

@@ -1,0 +1,94 @@
+"""`exact`: the optimum of a tiny problem, and constraint programming with retention intervals for a small one."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from ckplan.plan.exact.intervals import IntervalModel
+from ckplan.plan.exact.states import TooLargeError, optimum_of_lowest_peak
+from ckplan.plan.frontier import Effort, cheapest, lowest
+from ckplan.plan.order import best_order
+from ckplan.plan.peak import peak_of
+from ckplan.plan.phases import without_dead_repeats
+from ckplan.plan.plan import Plan
+from ckplan.plan.problem import Problem
+from ckplan.plan.retain import retain
+from ckplan.plan.strategies.base import Strategy, one_more_forward
+
+_MOST_OPS = 600
+"""Most ops of a problem for which a model is built."""
+_MOST_SECONDS = 60.0
+_WORKERS = 2
+
+
+@dataclass(frozen=True)
+class Exact(Strategy):
+    """The cheapest schedule within a budget by search over all of them, where the problem is small enough for that.
+
+    Up to 14 ops: a uniform-cost search over the states of a schedule, all orders and any number of recomputations, so
+    that the plan is the optimum and of the lowest peak among the cheapest. Above that retention intervals as in
+    Moccasin (Bartan et al., ICML 2023, arXiv:2304.14463): the ops run in the order of the best plan that `search`
+    finds, each up to ``repeats`` times again, and CP-SAT improves that plan until it is proven the best of these or the
+    time is over. Exponential in the worst case; the same result twice only where a proof ends the solver before the
+    time limit.
+    The wrong choice beyond some hundred nodes, where `search` is as good in a fraction of the time.
+
+    Attributes:
+        seconds: time limit of the solver; 0 means what suits the size: 4 s for 100 ops, a minute for 400 and above.
+        repeats: how often an op may run again.
+        seed: of the random choices.
+    """
+
+    name: ClassVar[str] = "exact"
+    seconds: float = 0.0
+    repeats: int = 1
+    seed: int = 0
+
+    def schedules(self, problem: Problem) -> Iterable[Sequence[int]]:
+        """No recomputation, and the lowest peak found within one more forward pass."""
+        return [best_order(problem), lowest(problem, one_more_forward(problem), Effort(0, self.seed))]
+
+    def solve(self, problem: Problem, budget: int | None = None) -> Plan:
+        """The cheapest plan within the budget; without a budget the one of the lowest peak that is found quickly.
+
+        Raises:
+            InfeasibleError: no schedule within the budget was found.
+        """
+        if budget is None:
+            return self.choose(problem, self.schedules(problem), None)
+        try:
+            optimum = optimum_of_lowest_peak(problem, budget)
+        except TooLargeError:
+            pass
+        else:
+            if optimum is None:
+                return self.choose(problem, self.schedules(problem), budget)
+            plan = self.choose(problem, [optimum], budget)
+            return replace(plan, overhead_bound=plan.overhead)
+        seconds = self.seconds or min(_MOST_SECONDS, (len(problem.ops) / 50) ** 2)
+        effort = Effort(40, self.seed, time.monotonic() + seconds)
+        start = cheapest(problem, budget, effort)
+        if start is None:
+            return self.choose(problem, self.schedules(problem), budget)
+        candidates = [start]
+        try:
+            if not effort.over and len(problem.ops) <= _MOST_OPS:
+                candidates += self._improved(problem, start, budget, seconds)
+        except KeyboardInterrupt:
+            effort.interrupted = True
+        return self.choose(problem, candidates, budget, interrupted=effort.interrupted, prove=True)
+
+    def _improved(self, problem: Problem, start: Sequence[int], budget: int, seconds: float) -> list[list[int]]:
+        """What constraint programming makes of a schedule, if that is within the budget."""
+        if problem.schedule_cost(start) <= problem.cost:
+            return []
+        model = IntervalModel(problem, budget, list(dict.fromkeys(start)), self.repeats)
+        model.hint(start)
+        found = model.solve(seconds, _WORKERS, self.seed)
+        if found is None:
+            return []
+        found = without_dead_repeats(problem, found)
+        return [retain(problem, found, budget)] if peak_of(problem, found) <= budget else []

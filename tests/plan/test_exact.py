@@ -1,0 +1,89 @@
+"""The exact strategy against brute force over schedules."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ckplan.errors import InfeasibleError
+from ckplan.plan import Problem, lower_bound, simulate
+from ckplan.plan.exact import optimum, optimum_of_lowest_peak
+from ckplan.plan.order import best_order
+from ckplan.plan.peak import peak_of
+from ckplan.plan.strategies.auto import Auto
+from ckplan.plan.strategies.exact import Exact
+from tests.plan.brute_force import least_cost
+from tests.plan.problems import chain, problems
+
+
+def some_budget(problem: Problem, share: float) -> int:
+    """Between the bound and the peak without recomputation."""
+    low, high = lower_bound(problem)[0], peak_of(problem, best_order(problem))
+    return int(low + share * (high - low))
+
+
+@given(problem=problems(max_forward=3), share=st.floats(0, 1))
+def test_the_search_over_states_finds_what_brute_force_finds(problem: Problem, share: float) -> None:
+    agree(problem, some_budget(problem, share))
+
+
+@settings(max_examples=15)
+@given(problem=problems(max_forward=5), share=st.floats(0, 1))
+def test_so_it_does_for_twelve_ops(problem: Problem, share: float) -> None:
+    agree(problem, some_budget(problem, share))
+
+
+def agree(problem: Problem, budget: int) -> None:
+    true = least_cost(problem, budget)
+    found = optimum(problem, budget)
+    assert (found is None) == (true is None)
+    if found is not None:
+        assert peak_of(problem, found) <= budget
+        assert problem.schedule_cost(found) == pytest.approx(true)
+        lowest = optimum_of_lowest_peak(problem, budget)
+        assert lowest is not None
+        assert problem.schedule_cost(lowest) == pytest.approx(true)
+        assert peak_of(problem, lowest) <= peak_of(problem, found)
+
+
+@settings(max_examples=20)
+@given(problem=problems(max_forward=6))
+def test_the_peak_of_auto_is_monotone_in_the_budget(problem: Problem) -> None:
+    """Up to 14 ops; so are the costs, the other way round, and the bound is the cost itself."""
+    low, high = lower_bound(problem)[0], peak_of(problem, best_order(problem))
+    plans = []
+    for step in range(6):
+        try:
+            plans.append(Auto().solve(problem, low + (high - low) * step // 5))
+        except InfeasibleError:
+            assert not plans
+    assert plans
+    for less, more in pairwise(plans):
+        assert less.predicted.peak_activations <= more.predicted.peak_activations
+        assert less.cost >= more.cost - 1e-9
+    assert all(plan.overhead_bound == plan.overhead for plan in plans)
+
+
+def test_exact_agrees_with_brute_force_through_the_strategy() -> None:
+    problem = chain(2)
+    assert len(problem.ops) <= 14
+    for budget in range(lower_bound(problem)[0], peak_of(problem, best_order(problem)) + 1, 50):
+        true = least_cost(problem, budget)
+        if true is None:
+            with pytest.raises(InfeasibleError):
+                Exact().solve(problem, budget)
+        else:
+            assert Exact().solve(problem, budget).cost == pytest.approx(true)
+
+
+def test_constraint_programming_reaches_the_optimum_of_a_chain() -> None:
+    problem = chain(3)
+    budget = int(0.8 * peak_of(problem, best_order(problem)))
+    plan = Exact(seconds=20.0).solve(problem, budget)
+    assert simulate(problem, plan.schedule).peak_activations <= budget
+    true = optimum(problem, budget)
+    assert true is not None
+    assert plan.cost == pytest.approx(problem.schedule_cost(true))
