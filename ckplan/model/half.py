@@ -33,7 +33,7 @@ def half_precision_notes(model: ir.Model) -> tuple[str, ...]:
     if ir.DataType.FLOAT16 in kinds:
         notes.append(
             "the model calculates in float16, most of which onnxruntime's CPU provider does in float32 between Casts "
-            "that it inserts: there it takes more memory than is predicted, and another plan may round differently"
+            "that it inserts: there a plan saves less, and another plan may round differently"
         )
     if ir.DataType.BFLOAT16 in kinds:
         notes.append(

@@ -101,9 +101,7 @@ def hide_sources(nodes: Sequence[ir.Node], executed: ir.Model, edges: ControlEdg
     exposed = [
         node
         for node in nodes
-        if not is_control(node)
-        and view_source(node) is None
-        and any(is_exposed(value) for value in node.outputs)
+        if not is_control(node) and view_source(node) is None and any(is_exposed(value) for value in node.outputs)
     ]
     makers = set(exposed)
     before = edges.count

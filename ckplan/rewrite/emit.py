@@ -44,7 +44,7 @@ def emit(model: ir.Model, plan: Plan) -> ir.Model:
         ModelError: a value that needs a control edge has no static shape.
     """
     copy = model.clone()
-    _feed_weights(copy.graph)
+    feed_weights(copy.graph)
     inputs, outputs = copy.graph.inputs, copy.graph.outputs
     nodes = with_repeats(list(copy.graph), plan.schedule)
     edges = ControlEdges()
@@ -71,7 +71,7 @@ def emit(model: ir.Model, plan: Plan) -> ir.Model:
     return copy
 
 
-def _feed_weights(graph: ir.Graph) -> None:
+def feed_weights(graph: ir.Graph) -> None:
     """Make initializers overridable that are weights of heavy operators, frozen or not.
 
     Of a constant weight onnxruntime keeps a second, packed copy, and it may move a convolution to a blocked layout.

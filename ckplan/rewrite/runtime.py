@@ -10,6 +10,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import onnx_ir as ir
 
 from ckplan.errors import ModelError
@@ -21,6 +22,10 @@ from ckplan.rewrite.inner import EXECUTED
 from ckplan.rewrite.kernels import view_source
 from ckplan.rewrite.problem_of import problem_of
 from ckplan.rewrite.sizes import DIMENSIONS, dimensions_of, shape_class
+
+_SINGLE = "InsertedPrecisionFreeCast_"
+"""How onnxruntime calls the float32 value that it computes in place of a half-precision one
+(``core/optimizer/insert_cast_transformer.cc``)."""
 
 
 def executed_model(model: ir.Model) -> ir.Model:
@@ -62,25 +67,43 @@ def _learn_dimensions(executed: ir.Model, model: ir.Model) -> None:
     """Note the dimensions of values that onnxruntime keeps no shape of.
 
     They are those of the same value in the file; a value that an optimiser made is known by what it is a view of, by
-    the view that is taken of it, or by what it is the transpose of. Only the size in bytes is sure to be right.
+    the view that is taken of it, or by what it is the transpose or the Cast of. Only the size in bytes is sure to be
+    right.
     """
     known = {value.name: value for value in _made(model.graph)}
     nodes = list(executed.graph)
     for value in _made(executed.graph):
-        original = known.get(value.name)
+        name = str(value.name)
+        original = known.get(name.removeprefix(_SINGLE))
         if original is not None and dimensions_of(value) is None:
             value.meta[DIMENSIONS] = dimensions_of(original)
             if value.type is None:
-                value.type = original.type
+                value.type = ir.TensorType(ir.DataType.FLOAT) if name.startswith(_SINGLE) else original.type
     for node in (*nodes, *reversed(nodes)):
-        if (view_source(node) is None and node.op_type != "Transpose") or node.inputs[0] is None:
+        cast = node.op_type == "Cast"
+        if (view_source(node) is None and node.op_type != "Transpose" and not cast) or node.inputs[0] is None:
             continue
         ends = node.inputs[0], node.outputs[0]
         for one, other in (ends, ends[::-1]):
             if dimensions_of(one) is None and dimensions_of(other) is not None:
                 one.meta[DIMENSIONS] = dimensions_of(other)
-                if one.type is None:
+                if one.type is None and not cast:
                     one.type = other.type
+        if cast and ends[1].type is None:
+            ends[1].type = ir.TensorType(ir.DataType(node.attributes["to"].as_int()))
+        if cast and ends[0].type is None:
+            # What onnxruntime computes in place of a half-precision value that it has no kernel for.
+            ends[0].type = ir.TensorType(ir.DataType.FLOAT)
+    for node in nodes:
+        # Inside of a function that onnxruntime has no kernel for: Softmax over its last axis, Gelu and the like.
+        made = node.outputs[0] if node.outputs else None
+        if made is None or not str(made.name).startswith(_SINGLE) or dimensions_of(made) is not None:
+            continue
+        sizes = [dims for read in node.inputs if read is not None and (dims := dimensions_of(read)) is not None]
+        if sizes:
+            reduces = node.op_type.startswith("Reduce")
+            made.meta[DIMENSIONS] = (*sizes[0][:-1], 1) if reduces else np.broadcast_shapes(*sizes)
+            made.type = ir.TensorType(ir.DataType.FLOAT)
 
 
 def _made(graph: ir.Graph) -> list[ir.Value]:
