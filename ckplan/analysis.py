@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING
 
+import onnx_ir as ir
+
 from ckplan.errors import CkplanError
 from ckplan.plan import Kind, Plan, Problem, Timeline, bottlenecks, live_at, lower_bound, simulate
 from ckplan.plan.strategies import STRATEGIES, Strategy
@@ -16,8 +18,6 @@ from ckplan.rewrite.runtime import executed_model, executed_orders, executed_tim
 from ckplan.rewrite.sizes import shape_class
 
 if TYPE_CHECKING:
-    import onnx_ir as ir
-
     from ckplan.autodiff import TrainingGraph
 
 _QUICK: dict[str, Strategy] = {Revolve.name: Revolve(stages=60, slots=100)}
@@ -62,7 +62,7 @@ class Analysis:
         nodes: number of forward and of backward nodes.
         opset: version of the ONNX operator set.
         parameters: number of trained parameters, as tensors and as values.
-        loss: what is minimised, in words.
+        loss: what is minimised, in words; empty for a graph that is not trained.
         bytes: bytes of all tensors of each kind: parameters (constants included), inputs, outputs (gradients or
             new parameters).
         base: the step without a plan, in the order in which onnxruntime runs the training graph by default, and with
@@ -86,30 +86,30 @@ class Analysis:
 
 
 def analyze(
-    training: TrainingGraph, strategies: Sequence[Strategy] | None = None, budget: int | float | None = None
+    graph: TrainingGraph | ir.Model, strategies: Sequence[Strategy] | None = None, budget: int | float | None = None
 ) -> Analysis:
-    """Find out where the memory of a training step goes and what each strategy would save.
+    """Find out where the memory of a training step, or of any other graph, goes and what each strategy would save.
 
     Args:
-        training: the training graph.
+        graph: the training graph; or a model in normal form, which is planned as it is.
         strategies: what to try; by default every strategy, slow ones at a coarser setting than their default.
         budget: what the plans must not exceed: bytes of activations, or (a float) a ratio of what the step takes.
     """
-    problem = problem_of(training.model)
-    nodes = list(training.model.graph)
-    order = executed_orders(nodes, executed_model(training.model))[0]
-    values = _values(training.model)
+    model, trained, loss = (graph, {}, "") if isinstance(graph, ir.Model) else _parts(graph)
+    problem = problem_of(model)
+    order = executed_orders(list(model.graph), executed_model(model))[0]
+    values = _values(model)
     # As onnxruntime runs it, dead buffers included that its planner holds for later tensors of the same shape.
     shapes = [shape_class(values[tensor.name]) if tensor.name in values else None for tensor in problem.tensors]
     base = simulate(problem, order, shapes)
     tried = quick_strategies() if strategies is None else strategies
     limit = int(budget * base.peak_activations) if isinstance(budget, float) else budget
-    gradients = [values[name] for name in training.gradients.values()]
+    gradients = [values[name] for name in trained.values()]
     return Analysis(
         nodes=(len(problem.forward), len(problem.backward)),
-        opset=training.model.opset_imports[""],
+        opset=model.opset_imports[""],
         parameters=(len(gradients), sum(prod(_shape(value)) for value in gradients)),
-        loss=training.description,
+        loss=loss,
         bytes={kind: sum(tensor.bytes for tensor in problem.tensors if tensor.kind is kind) for kind in Kind},
         base=base,
         at_peak=tuple(_facts(problem, values, tensor) for tensor, _ in live_at(problem, order, base.peak_step)),
@@ -117,6 +117,10 @@ def analyze(
         lower_bound=lower_bound(problem)[0],
         offers=tuple(offer(problem, strategy, limit) for strategy in tried),
     )
+
+
+def _parts(training: TrainingGraph) -> tuple[ir.Model, dict[str, str], str]:
+    return training.model, training.gradients, training.description
 
 
 def expected_timeline(model: ir.Model) -> Timeline:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING
 
@@ -10,6 +11,7 @@ from ckplan.errors import UsageError
 from ckplan.plan import Plan, Problem, Timeline
 from ckplan.plan.strategies import Strategy
 from ckplan.rewrite import emit, problem_of
+from ckplan.rewrite.emit import feed_weights
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -74,29 +76,56 @@ class Planned:
     after: Timeline
 
 
-def plan_graph(model: ir.Model, strategy: Strategy, goal: Goal = Goal()) -> tuple[Problem, Plan, Timeline]:
+def inference_graph(model: ir.Model) -> ir.Model:
+    """The graph that is planned where a model is to be run and not trained: a copy in which heavy weights can be fed.
+
+    Of a constant weight onnxruntime holds a second, packed copy, and it moves convolutions of such weights to a layout
+    of its own, whose tensors are padded: that is quicker, and takes memory that no plan has a say in.
+    """
+    copy = model.clone()
+    feed_weights(copy.graph)
+    return copy
+
+
+def plan_graph(
+    model: ir.Model, strategy: Strategy, goal: Goal = Goal(), costs: Mapping[str, float] | None = None
+) -> tuple[Problem, Plan, Timeline]:
     """Plan a graph; returns the problem, the plan, and the timeline without a plan.
+
+    Args:
+        model: a training graph, or any other graph.
+        strategy: how to plan.
+        goal: what to keep to.
+        costs: seconds of nodes by name, where others than the analytic ones are to count.
 
     Raises:
         UsageError: the goal does not fit the strategy.
         InfeasibleError: no plan keeps to the budget.
     """
     before = expected_timeline(model)
-    problem = problem_of(model)
+    problem = problem_of(model).with_costs(costs or {})
     return problem, goal.applied(strategy).solve(problem, goal.bytes(before)), before
 
 
-def rewrite(model: ir.Model, strategy: Strategy, goal: Goal = Goal()) -> Planned:
+def rewrite(
+    model: ir.Model, strategy: Strategy, goal: Goal = Goal(), costs: Mapping[str, float] | None = None
+) -> Planned:
     """Plan a graph and write the plan into a copy of it.
 
     What onnxruntime fuses and holds can cost a little more than the plan has; where that exceeds the budget, the graph
     is planned again for that much less.
 
+    Args:
+        model: a training graph, or any other graph.
+        strategy: how to plan.
+        goal: what to keep to.
+        costs: seconds of nodes by name, where others than the analytic ones are to count.
+
     Raises:
         UsageError: the goal does not fit the strategy.
         InfeasibleError: no plan keeps to the budget.
     """
-    problem, plan, before = plan_graph(model, strategy, goal)
+    problem, plan, before = plan_graph(model, strategy, goal, costs)
     budget = target = goal.bytes(before)
     for _ in range(_TRIES):
         planned = emit(model, plan)

@@ -9,6 +9,7 @@ import click
 
 from ckplan.cli.options import (
     budget_option,
+    inference_option,
     json_option,
     model_argument,
     shape_options,
@@ -17,11 +18,12 @@ from ckplan.cli.options import (
     training_options,
 )
 from ckplan.cli.terminal import show, show_json, stage
-from ckplan.cli.training import training_graph
+from ckplan.cli.training import subject
 
 
 @click.command("analyze", short_help="Show where the memory of a training step goes.")
 @model_argument
+@inference_option
 @shape_options
 @training_options
 @strategies_option
@@ -33,19 +35,21 @@ def command(
 ) -> None:
     """Show where the memory of a training step of MODEL goes, and what each strategy would save.
 
+    With --inference: where that of MODEL itself goes.
+
     Nothing is run: the figures are those of the simulator, which `ckplan verify` holds against onnxruntime.
     """
     from ckplan.analysis import analyze
     from ckplan.plan.strategies import parse_strategy
 
     tried = [parse_strategy(text) for text in strategies] or None
-    training, notes = training_graph(model, **options)
+    planned = subject(model, **options)
     with stage("planning"):
-        analysis = analyze(training, tried, budget)
+        analysis = analyze(planned.training or planned.model, tried, budget)
     if as_json:
         from ckplan.report import json
 
-        show_json(json.analysis(model, analysis, notes))
+        show_json(json.analysis(model, analysis, planned.notes))
     else:
         from ckplan.report import text
 

@@ -208,6 +208,11 @@ training_options = _stack(
     ),
 )  # fmt: skip
 
+inference_option = click.option(
+    "--inference", is_flag=True,
+    help="Plan MODEL as it is, without loss and gradients: a model that is only run, or any other graph.",
+)  # fmt: skip
+
 budget_option = click.option(
     "--budget", metavar="SIZE|PERCENT", callback=read_budget,
     help="Peak of activations not to exceed, such as 512MiB, or 40% of what the step takes without a plan.",

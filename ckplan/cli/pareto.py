@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from ckplan.cli.options import (
+    inference_option,
     json_option,
     model_argument,
     picture_options,
@@ -19,7 +20,7 @@ from ckplan.cli.options import (
 )
 from ckplan.cli.output import check_output
 from ckplan.cli.terminal import notes, show, show_json, stage
-from ckplan.cli.training import training_graph
+from ckplan.cli.training import subject
 from ckplan.errors import UsageError
 
 
@@ -28,6 +29,7 @@ from ckplan.errors import UsageError
 @picture_options
 @strategies_option
 @time_limit_option
+@inference_option
 @shape_options
 @training_options
 @json_option
@@ -58,12 +60,12 @@ def command(
     from ckplan.plan.strategies import parse_strategy
 
     tried = [parse_strategy(text) for text in strategies] or None
-    training, said = training_graph(model, **options)
+    planned = subject(model, **options)
     with stage("planning") as tell:
-        found = pareto(training.model, tried, seconds=seconds, progress=tell)
+        found = pareto(planned.model, tried, seconds=seconds, progress=tell)
     if found.interrupted:
-        said.append("the search was interrupted; this is what was found until then")
-        notes(said[-1:])
+        planned.notes.append("the search was interrupted; this is what was found until then")
+        notes(planned.notes[-1:])
     if output is not None:
         from ckplan.report import svg
 
@@ -71,7 +73,7 @@ def command(
     if as_json:
         from ckplan.report import json
 
-        show_json(json.pareto(model, output, found, said))
+        show_json(json.pareto(model, output, found, planned.notes))
     else:
         from ckplan.report.pareto import pareto as reported
 

@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from ckplan.cli.options import (
+    inference_option,
     json_option,
     model_argument,
     output_options,
@@ -19,13 +20,14 @@ from ckplan.cli.options import (
 )
 from ckplan.cli.output import check_output
 from ckplan.cli.terminal import show, show_json, stage
-from ckplan.cli.training import training_graph
+from ckplan.cli.training import subject
 
 
 @click.command("plan", short_help="Write a memory plan for a training step as JSON.")
 @model_argument
 @output_options
 @planning_options
+@inference_option
 @shape_options
 @training_options
 @json_option
@@ -53,9 +55,9 @@ def command(
     from ckplan.planning import plan_graph
 
     chosen, goal = parse_strategy(strategy), goal_of(budget, overhead, seconds)
-    training, _ = training_graph(model, **options)
+    planned = subject(model, **options)
     with stage("planning"):
-        _, plan, before = plan_graph(training.model, chosen, goal)
+        _, plan, before = plan_graph(planned.model, chosen, goal)
     tell(plan)
     write_text(json.dumps(plan.to_json(), indent=1) + "\n", output, force=force)
     if as_json:

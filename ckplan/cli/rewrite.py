@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from ckplan.cli.options import (
+    inference_option,
     json_option,
     model_argument,
     output_options,
@@ -21,7 +22,7 @@ from ckplan.cli.options import (
 from ckplan.cli.output import check_output
 from ckplan.cli.proof import check, run_both
 from ckplan.cli.terminal import show, show_json, stage
-from ckplan.cli.training import training_graph
+from ckplan.cli.training import subject
 
 
 @click.command("rewrite", short_help="Write a training graph with a memory plan built in.")
@@ -32,6 +33,7 @@ from ckplan.cli.training import training_graph
     "--plan", "plan_file", type=click.Path(path_type=Path), metavar="PLAN",
     help="Plan to write, as made by `ckplan plan`, in place of a strategy.",
 )  # fmt: skip
+@inference_option
 @shape_options
 @training_options
 @click.option("--verify", "with_proof", is_flag=True, help="Run OUT and the training graph without a plan; compare.")
@@ -54,7 +56,7 @@ def command(
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Write the training graph of MODEL with a memory plan built in.
+    """Write the training graph of MODEL with a memory plan built in; with --inference, MODEL itself.
 
     The file runs in stock onnxruntime with default session options. Do not pass it through graph simplifiers (onnxsim,
     onnxslim, onnxscript's optimizer): they remove what keeps to the plan, and the memory is spent again.
@@ -66,26 +68,26 @@ def command(
     from ckplan.planning import rewrite, rewrite_as
 
     chosen, goal = parse_strategy(strategy), goal_of(budget, overhead, seconds)
-    training, notes = training_graph(model, **options)
+    planned = subject(model, **options)
     with stage("planning"):
         if plan_file is None:
-            made = rewrite(training.model, chosen, goal)
+            made = rewrite(planned.model, chosen, goal)
         else:
-            made = rewrite_as(training.model, read_plan(plan_file, training.model))
+            made = rewrite_as(planned.model, read_plan(plan_file, planned.model))
     plan, before, after = made.plan, made.before, made.after
-    notes = [*notes, *tell(plan)]
+    notes = [*planned.notes, *tell(plan)]
     with stage(f"writing {output.name}"):
         save(made.model, output, force=force)
     found = None
     if with_proof:
         with tempfile.TemporaryDirectory() as folder:
             base = Path(folder) / f"{model.stem} without a plan.onnx"
-            save(training.model, base)
+            save(planned.model, base)
             found = run_both(base, output, device=device, inputs=inputs, seed=seed)
     if as_json:
         from ckplan.report import json
 
-        show_json(json.rewritten(training, output, plan, before, after, notes, found))
+        show_json(json.rewritten(planned.training, output, plan, before, after, notes, found))
     else:
         from ckplan.report import text
         from ckplan.report.verification import verification

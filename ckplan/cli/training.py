@@ -1,16 +1,73 @@
-"""From the options of a command to a training graph."""
+"""From the options of a command to the graph that it works on."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import click
+from click.core import ParameterSource
 
 from ckplan.cli.terminal import notes, stage
 from ckplan.errors import UsageError
 
 if TYPE_CHECKING:
+    import onnx_ir as ir
+
     from ckplan.autodiff import TrainingGraph
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What a command plans.
+
+    Attributes:
+        model: the graph.
+        training: what is known of it if it is a training graph that was made now.
+        notes: what was chosen on the way; it has been said on stderr.
+    """
+
+    model: ir.Model
+    training: TrainingGraph | None
+    notes: list[str]
+
+
+def subject(model: Path, *, inference: bool, **options: Any) -> Subject:
+    """The graph that a command plans: the training graph of a model, or with ``--inference`` the model itself.
+
+    Args:
+        model: the file.
+        inference: whether the model itself is meant.
+        options: see `training_graph`.
+
+    Raises:
+        UsageError: an option does not fit the model or another option.
+    """
+    if not inference:
+        training, said = training_graph(model, **options)
+        return Subject(training.model, training, said)
+    context = click.get_current_context()
+    given = [
+        f"`{parameter.opts[-1]}`"
+        for parameter in context.command.params
+        if parameter.name in options.keys() - {"dims", "shapes"}
+        and context.get_parameter_source(parameter.name) is ParameterSource.COMMANDLINE
+    ]
+    if given:
+        raise UsageError(
+            f"`--inference` plans the model as it is, without training, and does not go with {', '.join(given)}",
+            "leave out one or the other",
+        )
+    from ckplan.model import load
+    from ckplan.planning import inference_graph
+
+    with stage(f"reading {model.name}"):
+        forward = load(model, dims=options["dims"], shapes=options["shapes"])
+    said = list(forward.notes)
+    notes(said)
+    return Subject(inference_graph(forward.model), None, said)
 
 
 def training_graph(

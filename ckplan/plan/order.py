@@ -7,7 +7,9 @@ frees one of them. Running such ops as soon as they can run is never worse local
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 
+from ckplan.plan.beam_order import forward_orders
 from ckplan.plan.peak import peak_of
 from ckplan.plan.problem import Kind, Problem
 
@@ -74,8 +76,12 @@ def eager_order(problem: Problem) -> list[int]:
     return order
 
 
+@lru_cache(maxsize=8)
 def best_order(problem: Problem) -> Sequence[int]:
-    """The order without repeats that has the lower simulated peak: natural or eager."""
-    natural = list(range(len(problem.ops)))
-    eager = eager_order(problem)
-    return min((natural, eager), key=lambda order: peak_of(problem, order))
+    """The order without repeats that has the lowest simulated peak.
+
+    Of the natural and the eager one; in a graph without a backward pass, of the natural one and those of
+    `ckplan.plan.beam_order.forward_orders`.
+    """
+    others = [eager_order(problem)] if problem.backward else forward_orders(problem)
+    return min((range(len(problem.ops)), *others), key=lambda order: peak_of(problem, order))

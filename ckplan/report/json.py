@@ -47,7 +47,7 @@ def _training(training: TrainingGraph, notes: Sequence[str]) -> Json:
 
 
 def rewritten(
-    training: TrainingGraph,
+    training: TrainingGraph | None,
     output: Path,
     plan: Plan,
     base: Timeline,
@@ -55,11 +55,11 @@ def rewritten(
     notes: Sequence[str],
     verification: Verification | None,
 ) -> Json:
-    """What ``ckplan rewrite`` wrote, and what came out when it ran."""
+    """What ``ckplan rewrite`` wrote, and what came out when it ran; of an inference graph there is no training."""
     return _report(
         "rewrite",
         output=str(output),
-        **_training(training, notes),
+        **({"notes": list(notes)} if training is None else _training(training, notes)),
         base=_peaks(base),
         planned=_peaks(planned),
         plan=plan.to_json(),

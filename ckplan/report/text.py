@@ -87,28 +87,32 @@ def analysis(path: Path, found: Analysis) -> RenderableType:
     """The whole answer of ``ckplan analyze``."""
     base, sizes = found.base, found.bytes
     facts = Table.grid(padding=(0, 2))
+    trained = bool(found.loss)
     forward, backward = found.nodes
     tensors, values = found.parameters
-    facts.add_row("nodes", Text(f"{forward + backward:,}: {forward:,} forward, {backward:,} backward"))
+    phases = f": {forward:,} forward, {backward:,} backward" if backward else ""
+    facts.add_row("nodes", Text(f"{forward + backward:,}{phases}"))
     facts.add_row("opset", Text(str(found.opset)))
-    facts.add_row("trained", Text(f"{counted(tensors, 'parameter')}, {counted(values, 'value')}"))
-    facts.add_row("loss", Text(found.loss))
+    if trained:
+        facts.add_row("trained", Text(f"{counted(tensors, 'parameter')}, {counted(values, 'value')}"))
+        facts.add_row("loss", Text(found.loss))
+    end = "loss" if trained else "outputs"
     memory = Table.grid(padding=(0, 2))
     memory.add_column()
     memory.add_column(justify="right")
     peak = base.steps[base.peak_step].op if base.steps else ""
     memory.add_row("parameters", format_bytes(sizes[Kind.PARAMETER]), "with constants")
     memory.add_row("inputs", format_bytes(sizes[Kind.INPUT]))
-    memory.add_row("outputs", format_bytes(sizes[Kind.OUTPUT]), "gradients or new values, with the loss")
+    memory.add_row("outputs", format_bytes(sizes[Kind.OUTPUT]), *(["gradients or new values, with the loss"] * trained))
     memory.add_row("activations", format_bytes(base.peak_activations), Text(f"at the peak, in {ending(peak)}"))
     memory.add_row("total", format_bytes(base.peak_total), "at the most")
     return page(
         section(str(path), facts),
-        section("Memory of one training step, without a plan", memory),
+        section(f"Memory of one {'training step' if trained else 'run'}, without a plan", memory),
         section("Activations over the step", Chart(base)),
         section(f"Alive at the peak{_of(found.at_peak)}", _tensors(found.at_peak, base.peak_activations)),
         section(
-            f"Bottlenecks, through which all paths to the loss pass{_of(found.bottlenecks)}",
+            f"Bottlenecks, through which all paths to the {end} pass{_of(found.bottlenecks)}",
             _tensors(found.bottlenecks, base.peak_activations) if found.bottlenecks else "none",
         ),
         section(
