@@ -117,7 +117,7 @@ def least_overhead(problem: Problem, budget: int, moments: int = 24) -> float:
     for index in _moments(problem, moments):
         room = budget - working_set(problem, index)
         if room >= 0:
-            best = max(best, _bound_at(problem, index, room))
+            best = max(best, bound_at(problem, index, room))
     return best
 
 
@@ -139,7 +139,8 @@ def _moments(problem: Problem, count: int) -> list[int]:
     return found[:: max(1, len(found) // count)]
 
 
-def _bound_at(problem: Problem, moment: int, room: int) -> float:
+def bound_at(problem: Problem, moment: int, room: int) -> float:
+    """The bound from one moment, with so many bytes beside the working set of its op; see `least_overhead`."""
     ops, root = problem.ops, problem.view_root
     after = {moment}
     made = set(ops[moment].outputs)
@@ -171,4 +172,4 @@ def _bound_at(problem: Problem, moment: int, room: int) -> float:
         low, high = exponents[max(middle - 1, 0)], exponents[min(middle + 1, len(exponents) - 1)]
         exponents = list(np.linspace(low, high, 5))
         values = [bound(exponent) for exponent in exponents]
-    return max(values)
+    return float(max(values))

@@ -9,14 +9,48 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ckplan.errors import InfeasibleError
-from ckplan.plan import Problem, lower_bound, simulate
+from ckplan.plan import Kind, Problem, lower_bound, simulate
 from ckplan.plan.exact import optimum, optimum_of_lowest_peak
+from ckplan.plan.exact.stages import staged_overhead
+from ckplan.plan.minimum_cut import least_overhead
 from ckplan.plan.order import best_order
 from ckplan.plan.peak import peak_of
 from ckplan.plan.strategies.auto import Auto
 from ckplan.plan.strategies.exact import Exact
 from tests.plan.brute_force import least_cost
-from tests.plan.problems import chain, problems
+from tests.plan.problems import ProblemBuilder, chain, problems
+
+
+@st.composite
+def stashing_problems(draw: st.DrawFn, max_layers: int = 5) -> Problem:
+    """Random networks in which each backward op reads what the forward pass made: most need recomputation."""
+    build = ProblemBuilder()
+    values = [build.tensor(draw(st.integers(1, 30)), Kind.INPUT)]
+    layers: list[tuple[list[int], int]] = []
+    for _ in range(draw(st.integers(2, max_layers))):
+        inputs = list(dict.fromkeys([values[-1], draw(st.sampled_from(values))]))
+        shape = draw(st.sampled_from(["new", "new", "new", "view", "inplace"]))
+        size = build.tensors[inputs[0]].bytes if shape != "new" else draw(st.integers(1, 30))
+        made = build.tensor(size)
+        build.op(
+            inputs,
+            [made],
+            cost=draw(st.integers(1, 20)) / 4,
+            workspace=draw(st.integers(0, 5)),
+            recomputable=draw(st.integers(0, 7)) > 0,
+            views={made: inputs[0]} if shape == "view" else {},
+            inplace={made: (inputs[0],)} if shape == "inplace" else {},
+        )
+        layers.append((inputs, made))
+        values.append(made)
+    gradient = build.tensor(draw(st.integers(1, 10)))
+    build.op([values[-1]], [gradient], backward=True)
+    for inputs, made in reversed(layers):
+        result = build.tensor(draw(st.integers(1, 15)))
+        stashed = draw(st.sampled_from([[made], [inputs[0]], inputs, [made, *inputs]]))
+        build.op([gradient, *stashed], [result], backward=True)
+        gradient = result
+    return build.build()
 
 
 def some_budget(problem: Problem, share: float) -> int:
@@ -25,13 +59,13 @@ def some_budget(problem: Problem, share: float) -> int:
     return int(low + share * (high - low))
 
 
-@given(problem=problems(max_forward=3), share=st.floats(0, 1))
+@given(problem=st.one_of(problems(max_forward=3), stashing_problems(max_layers=4)), share=st.floats(0, 1))
 def test_the_search_over_states_finds_what_brute_force_finds(problem: Problem, share: float) -> None:
     agree(problem, some_budget(problem, share))
 
 
 @settings(max_examples=15)
-@given(problem=problems(max_forward=5), share=st.floats(0, 1))
+@given(problem=st.one_of(problems(max_forward=5), stashing_problems()), share=st.floats(0, 1))
 def test_so_it_does_for_twelve_ops(problem: Problem, share: float) -> None:
     agree(problem, some_budget(problem, share))
 
@@ -49,8 +83,19 @@ def agree(problem: Problem, budget: int) -> None:
         assert peak_of(problem, lowest) <= peak_of(problem, found)
 
 
+@settings(max_examples=60)
+@given(problem=stashing_problems(), share=st.floats(0, 0.9))
+def test_no_schedule_costs_less_than_the_bound(problem: Problem, share: float) -> None:
+    budget = some_budget(problem, share)
+    true = optimum(problem, budget)
+    if true is not None:
+        assert (
+            staged_overhead(problem, budget, 10.0) <= problem.schedule_cost(true) - problem.cost + 1e-6 * problem.cost
+        )
+
+
 @settings(max_examples=20)
-@given(problem=problems(max_forward=6))
+@given(problem=st.one_of(problems(max_forward=6), stashing_problems(max_layers=6)))
 def test_the_peak_of_auto_is_monotone_in_the_budget(problem: Problem) -> None:
     """Up to 14 ops; so are the costs, the other way round, and the bound is the cost itself."""
     low, high = lower_bound(problem)[0], peak_of(problem, best_order(problem))
@@ -87,3 +132,12 @@ def test_constraint_programming_reaches_the_optimum_of_a_chain() -> None:
     true = optimum(problem, budget)
     assert true is not None
     assert plan.cost == pytest.approx(problem.schedule_cost(true))
+
+
+def test_several_moments_prove_more_than_one() -> None:
+    problem = chain(4)
+    budget = int(0.6 * peak_of(problem, best_order(problem)))
+    true = optimum(problem, budget)
+    assert true is not None
+    assert least_overhead(problem, budget) < 30
+    assert staged_overhead(problem, budget, 20.0) == pytest.approx(problem.schedule_cost(true) - problem.cost, rel=1e-3)

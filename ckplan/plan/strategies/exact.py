@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from ckplan.plan.exact.intervals import IntervalModel
+from ckplan.plan.exact.stages import staged_overhead
 from ckplan.plan.exact.states import TooLargeError, optimum_of_lowest_peak
 from ckplan.plan.frontier import Effort, cheapest, lowest
 from ckplan.plan.order import best_order
@@ -21,6 +22,10 @@ from ckplan.plan.strategies.base import Strategy, one_more_forward
 _MOST_OPS = 600
 """Most ops of a problem for which a model is built."""
 _MOST_SECONDS = 60.0
+_PROVING = 0.3
+"""What of the time is for the bound."""
+_CLOSED = 1e-4
+"""The gap between cost and bound, in the cost of a step, that is not worth closing."""
 _WORKERS = 2
 
 
@@ -33,7 +38,7 @@ class Exact(Strategy):
     Moccasin (Bartan et al., ICML 2023, arXiv:2304.14463): the ops run in the order of the best plan that `search`
     finds, each up to ``repeats`` times again, and CP-SAT improves that plan until it is proven the best of these or the
     time is over. Exponential in the worst case; the same result twice only where a proof ends the solver before the
-    time limit.
+    time limit. The bound on overhead that comes with the plan is for all schedules, not those of that order alone.
     The wrong choice beyond some hundred nodes, where `search` is as good in a fraction of the time.
 
     Attributes:
@@ -70,16 +75,20 @@ class Exact(Strategy):
             return replace(plan, overhead_bound=plan.overhead)
         seconds = self.seconds or min(_MOST_SECONDS, (len(problem.ops) / 50) ** 2)
         effort = Effort(40, self.seed, time.monotonic() + seconds)
+        bound = 0.0
         start = cheapest(problem, budget, effort)
         if start is None:
             return self.choose(problem, self.schedules(problem), budget)
         candidates = [start]
         try:
             if not effort.over and len(problem.ops) <= _MOST_OPS:
-                candidates += self._improved(problem, start, budget, seconds)
+                bound = staged_overhead(problem, budget, seconds * _PROVING)
+                if problem.schedule_cost(start) - problem.cost > bound + _CLOSED * problem.cost:
+                    candidates += self._improved(problem, start, budget, seconds * (1 - _PROVING))
         except KeyboardInterrupt:
             effort.interrupted = True
-        return self.choose(problem, candidates, budget, interrupted=effort.interrupted, prove=True)
+        plan = self.choose(problem, candidates, budget, interrupted=effort.interrupted)
+        return replace(plan, overhead_bound=min(bound / problem.cost, plan.overhead))
 
     def _improved(self, problem: Problem, start: Sequence[int], budget: int, seconds: float) -> list[list[int]]:
         """What constraint programming makes of a schedule, if that is within the budget."""
