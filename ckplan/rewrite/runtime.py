@@ -27,6 +27,9 @@ _SINGLE = "InsertedPrecisionFreeCast_"
 """How onnxruntime calls the float32 value that it computes in place of a half-precision one
 (``core/optimizer/insert_cast_transformer.cc``)."""
 
+_SAME_SIZE = ("Transpose", "ReorderInput", "ReorderOutput")
+"""Operators that optimisers put in, and whose output has the values of their input."""
+
 
 def executed_model(model: ir.Model) -> ir.Model:
     """The model that onnxruntime executes under default session options on the CPU, nodes in execution order.
@@ -67,8 +70,8 @@ def _learn_dimensions(executed: ir.Model, model: ir.Model) -> None:
     """Note the dimensions of values that onnxruntime keeps no shape of.
 
     They are those of the same value in the file; a value that an optimiser made is known by what it is a view of, by
-    the view that is taken of it, or by what it is the transpose or the Cast of. Only the size in bytes is sure to be
-    right.
+    the view that is taken of it, or by what it is the transpose, the Cast, or the blocked layout of. Only the size in
+    bytes is sure to be right; a blocked layout pads channels to its block, which is left out.
     """
     known = {value.name: value for value in _made(model.graph)}
     nodes = list(executed.graph)
@@ -81,7 +84,7 @@ def _learn_dimensions(executed: ir.Model, model: ir.Model) -> None:
                 value.type = ir.TensorType(ir.DataType.FLOAT) if name.startswith(_SINGLE) else original.type
     for node in (*nodes, *reversed(nodes)):
         cast = node.op_type == "Cast"
-        if (view_source(node) is None and node.op_type != "Transpose" and not cast) or node.inputs[0] is None:
+        if (view_source(node) is None and node.op_type not in _SAME_SIZE and not cast) or node.inputs[0] is None:
             continue
         ends = node.inputs[0], node.outputs[0]
         for one, other in (ends, ends[::-1]):
