@@ -41,10 +41,10 @@ class IntervalModel:
         problem: the ops and tensors.
         budget: bytes of activations.
         order: all ops once.
-        repeats: how often an op may run again.
+        repeats: for each op how often it may run again, if it may at all.
     """
 
-    def __init__(self, problem: Problem, budget: int, order: Sequence[int], repeats: int) -> None:
+    def __init__(self, problem: Problem, budget: int, order: Sequence[int], repeats: Sequence[int]) -> None:
         from ortools.sat.python import cp_model  # half a second
 
         self.problem, self.order, self.repeats = problem, list(order), repeats
@@ -59,12 +59,8 @@ class IntervalModel:
             for tensor, producer in enumerate(problem.producer)
             if producer >= 0 and root[tensor] == tensor and tensors[tensor].kind is Kind.ACTIVATION
         }
-        fixed_views = {root[t] for op in problem.ops if op.backward or not op.recomputable for t in op.views}
         self.repeatable = [
-            not op.backward
-            and op.recomputable
-            and any(tensor in self.held for tensor in op.outputs)
-            and fixed_views.isdisjoint(op.outputs)
+            not op.backward and op.recomputable and any(tensor in self.held for tensor in op.outputs)
             for op in problem.ops
         ]
         self.reads = [self._reads(index) for index in range(len(problem.ops))]
@@ -97,7 +93,7 @@ class IntervalModel:
         for index in self.order:
             op, rank = problem.ops[index], self.rank[index]
             runs = [_Run(index, 0, rank * span + rank)]
-            for number in range(1, self.repeats + 1 if self.repeatable[index] else 1):
+            for number in range(1, self.repeats[index] + 1 if self.repeatable[index] else 1):
                 if rank + 1 <= span - 2:
                     stage = model.new_int_var(rank + 1, span - 2, "")
                     runs.append(_Run(index, number, stage * span + rank, stage, model.new_bool_var("")))
@@ -150,6 +146,8 @@ class IntervalModel:
             literal = self.model.new_bool_var("")
             literals.append(literal)
             self.chosen[run.index, run.number, base, source.number] = literal
+            for view in self._lasting_views(run.index, base):
+                self.model.add_implication(literal, self.chosen[view, 0, base, source.number])
             self.model.add(source.start < run.start).only_enforce_if(literal)
             self.model.add(self.ends[base, source.number] >= run.start - early).only_enforce_if(literal)
             if source.present is not None:
@@ -158,6 +156,12 @@ class IntervalModel:
             self.model.add_exactly_one(literals)
         else:
             self.model.add(sum(literals) == run.present)
+
+    def _lasting_views(self, index: int, base: int) -> list[int]:
+        """Ops that make a view which an op reads and that cannot be made again: it stays one of the copy it was of."""
+        problem = self.problem
+        makers = {problem.producer[t] for t in problem.ops[index].inputs if t != base and problem.view_root[t] == base}
+        return [maker for maker in sorted(makers) if problem.ops[maker].backward or not problem.ops[maker].recomputable]
 
     def hint(self, schedule: Sequence[int]) -> None:
         """Start from a schedule that runs the ops in the model's order for the first time.
@@ -230,7 +234,8 @@ def with_views(problem: Problem, schedule: Sequence[int]) -> list[int]:
         for tensor in problem.ops[index].inputs:
             base = root[tensor]
             maker = producer[tensor]
-            if tensor != base and maker >= 0 and stands_for[tensor] != made[base] and result:
+            stale = tensor != base and maker >= 0 and stands_for[tensor] != made[base]
+            if stale and problem.ops[maker].recomputable and not problem.ops[maker].backward:
                 run(maker)
         result.append(index)
         for tensor in problem.ops[index].outputs:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
@@ -43,7 +44,7 @@ class Exact(Strategy):
 
     Attributes:
         seconds: time limit of the solver; 0 means what suits the size: 4 s for 100 ops, a minute for 400 and above.
-        repeats: how often an op may run again.
+        repeats: how often an op may run again, where the plan to improve does not do so more often.
         seed: of the random choices.
     """
 
@@ -94,7 +95,9 @@ class Exact(Strategy):
         """What constraint programming makes of a schedule, if that is within the budget."""
         if problem.schedule_cost(start) <= problem.cost:
             return []
-        model = IntervalModel(problem, budget, list(dict.fromkeys(start)), self.repeats)
+        runs = Counter(start)
+        repeats = [max(self.repeats, runs[index] - 1) for index in range(len(problem.ops))]
+        model = IntervalModel(problem, budget, list(dict.fromkeys(start)), repeats)
         model.hint(start)
         found = model.solve(seconds, _WORKERS, self.seed)
         if found is None:
