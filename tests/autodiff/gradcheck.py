@@ -16,6 +16,7 @@ import onnx.reference
 import onnx.reference.op_run
 import onnx_ir as ir
 import onnxruntime
+from onnx.reference.ops import op_pad
 
 from ckplan.autodiff import TrainingGraph, build_training_graph
 
@@ -56,9 +57,26 @@ class LogSoftmax(onnx.reference.op_run.OpRun):
         return (shifted - np.log(np.exp(shifted).sum(axis=axis, keepdims=True)),)
 
 
+class Pad(op_pad.Pad_18):
+    """With negative pads, which onnx's own does not know although the operator does."""
+
+    op_domain = ""
+
+    def _run(self, data: Array, pads: Array, *rest: Array, axes: Array | None = None, mode: str | None = None) -> Any:
+        value, chosen = (*rest, None, None)[:2]
+        axes = chosen if axes is None else axes
+        axes = range(data.ndim) if axes is None else [int(axis) % data.ndim for axis in axes]
+        pads = np.asarray(pads)
+        before, after = pads[: len(axes)], pads[len(axes) :]
+        cut = [slice(None)] * data.ndim
+        for axis, first, last in zip(axes, before, after, strict=True):
+            cut[axis] = slice(max(-first, 0), data.shape[axis] + min(last, 0))
+        return super()._run(data[tuple(cut)], np.maximum(pads, 0), value, np.asarray(list(axes)), mode=mode)
+
+
 def evaluator(model: onnx.ModelProto) -> onnx.reference.ReferenceEvaluator:
     """The reference evaluator of onnx, in float64 where the model is."""
-    return onnx.reference.ReferenceEvaluator(model, new_ops=[Erf, Gelu, LogSoftmax])
+    return onnx.reference.ReferenceEvaluator(model, new_ops=[Erf, Gelu, LogSoftmax, Pad])
 
 
 def values(*shape: int, seed: int = 0, low: float = -2.0, high: float = 2.0) -> Array:

@@ -364,6 +364,8 @@ def use_reference_operators(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make the gradient checks use the operators of this module."""
 
     def evaluator(model):
-        return onnx.reference.ReferenceEvaluator(model, new_ops=[gradcheck.Erf, gradcheck.Gelu, *OPERATORS])
+        return onnx.reference.ReferenceEvaluator(
+            model, new_ops=[gradcheck.Erf, gradcheck.Gelu, gradcheck.Pad, *OPERATORS]
+        )
 
     monkeypatch.setattr(gradcheck, "evaluator", evaluator)

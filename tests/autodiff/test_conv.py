@@ -9,7 +9,7 @@ import onnx_ir as ir
 import pytest
 
 from ckplan.autodiff.builder import Builder
-from ckplan.autodiff.rules import conv_forms
+from ckplan.autodiff.rules import conv_forms, depthwise_forms
 from ckplan.autodiff.rules.windows import Window
 from tests.autodiff.gradcheck import check_gradient, node_model, values
 from tests.autodiff.reference_operators import use_reference_operators
@@ -88,6 +88,34 @@ def test_conv(x, w, attributes, form, monkeypatch: pytest.MonkeyPatch):
     check_gradient(node_model("Conv", *inputs, **attributes), differences=form is None)
 
 
+#: Spatial shape of the input and of the kernel, attributes.
+DEPTHWISE = [
+    pytest.param((9,), (3,), {"pads": [1, 1]}, id="1d"),
+    pytest.param((9,), (3,), {"strides": [3], "dilations": [2], "pads": [2, 1]}, id="1d-all"),
+    pytest.param((5, 6), (3, 3), {"pads": [1, 1, 1, 1]}, id="same"),
+    pytest.param((5, 6), (3, 2), {}, id="unpadded"),
+    pytest.param((6, 8), (3, 3), {"pads": [1, 1, 1, 1], "strides": [2, 2]}, id="strides"),
+    pytest.param((7, 7), (3, 3), {"pads": [1, 1, 1, 1], "strides": [2, 2]}, id="strides-odd"),
+    pytest.param((7, 9), (2, 3), {"pads": [0, 2, 1, 1], "strides": [1, 3]}, id="strides-uneven"),
+    pytest.param((9, 8), (3, 2), {"dilations": [2, 3], "pads": [2, 1, 0, 2], "strides": [3, 2]}, id="all"),
+    pytest.param((4, 4), (1, 3), {"strides": [3, 1]}, id="few-residues"),
+    pytest.param((4, 3, 5), (2, 2, 3), {"strides": [2, 1, 2], "pads": [1, 0, 1, 0, 1, 1]}, id="3d"),
+]
+
+
+@pytest.mark.parametrize("form", ["dot", "row"])
+@pytest.mark.parametrize(("x", "w", "attributes"), DEPTHWISE)
+def test_depthwise(x, w, attributes, form, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(conv_forms, "weight_gradient_form", lambda *_: form)
+    check_gradient(node_model("Conv", values(2, 3, *x), values(3, 1, *w, seed=1), group=3, **attributes))
+
+
+def test_a_tap_that_reads_padding_only_has_no_place_in_the_forms_of_depthwise():
+    assert depthwise_forms.is_inside(Window((4, 4), (4, 4), (3, 3), (1, 1), (1, 1), (1, 1)))
+    assert not depthwise_forms.is_inside(Window((1, 9), (1, 9), (3, 3), (1, 1), (1, 1), (1, 1)))
+    assert not depthwise_forms.is_inside(Window((4, 4), (9, 9), (2, 2), (1, 1), (1, 1), (9, 9)))
+
+
 @pytest.mark.parametrize(("x", "w", "attributes"), TRANSPOSED)
 def test_conv_transpose(x, w, attributes):
     inputs = [values(*x), values(*w, seed=1), values(w[1] * attributes.get("group", 1), seed=2)]
@@ -131,7 +159,9 @@ def test_the_form_suits_the_shape():
     assert chosen(8, 2048, 7, 512, 1) == "batch"
     assert chosen(8, 3, 224, 64, 3) == "column"
     assert chosen(8, 3, 224, 64, 7) == "conv"
-    assert chosen(8, 144, 56, 144, 3, groups=144) == "conv"
+    assert chosen(8, 144, 56, 144, 3, groups=144) == "dot"
+    assert chosen(8, 384, 14, 384, 3, groups=384) == "row"
+    assert chosen(8, 144, 56, 288, 3, groups=144) == chosen(8, 96, 56, 96, 7, groups=96) == "conv"
 
 
 @pytest.mark.parametrize("kernel", [(64, 64, 3, 3), (256, 64, 1, 1), (512, 512, 3, 3), (64, 3, 3, 3), (64, 1, 3, 3)])

@@ -11,7 +11,9 @@ Weight gradient, of ``x`` (N, C, ...) and ``dy`` (N, O, ...), K taps:
 ``column``  as ``image`` with the taps side by side in one product, for the few channels of a first layer, where a
             product per tap is 3 to 5 times slower.
 ``conv``    a convolution of ``x`` with ``dy`` as the kernel. 2 to 4 times slower than products in general; best for
-            few channels and large kernels (7x7 stem: 39 ms against 125), and, without any copy, for depthwise.
+            few channels and large kernels (7x7 stem: 39 ms against 125), of depthwise ones as well.
+``dot``     for depthwise, and
+``row``     for depthwise in small planes: see :mod:`ckplan.autodiff.rules.depthwise_forms`.
 
 Data gradient: ``ConvTranspose`` takes a buffer of K times one sample's input; a convolution with the flipped
 kernel takes none but copies the kernel twice.
@@ -28,9 +30,10 @@ import numpy as np
 import onnx_ir as ir
 
 from ckplan.autodiff.builder import Builder, shape_of, size_of
+from ckplan.autodiff.rules import depthwise_forms
 from ckplan.autodiff.rules.windows import Window, pad_axes, permuted, slice_axes, tap_of
 
-Form = Literal["image", "batch", "column", "conv"]
+Form = Literal["image", "batch", "column", "conv", "dot", "row"]
 
 #: Up to this many input channels of a group, a product per tap is too narrow to be fast.
 FEW_CHANNELS = 8
@@ -59,6 +62,8 @@ def weight_gradient_form(samples: int, channels: int, filters: int, groups: int,
         window: geometry.
     """
     wide, high = channels // groups, filters // groups
+    if wide == high == 1 and (form := depthwise_forms.form_for(window)):
+        return form
     if wide <= FEW_CHANNELS and not window.is_pointwise:
         return "column" if window.size * wide <= high and window.size <= COLUMN_TAPS else "conv"
     products = samples * filters * wide * window.size
@@ -80,7 +85,7 @@ def weight_gradient(op: Builder, x: ir.Value, dy: ir.Value, kernel: Sequence[int
     groups = channels // kernel[1]
     form = weight_gradient_form(samples, channels, kernel[0], groups, window)
     emit = FORMS[form]
-    parts = _parts(op, x, samples) if form in ("image", "column") and not window.is_pointwise else 1
+    parts = _parts(op, x, samples) if form in ("image", "column", "dot", "row") and not window.is_pointwise else 1
     sums = []
     for index in range(parts):
         first, last = samples * index // parts, samples * (index + 1) // parts
@@ -174,9 +179,24 @@ def _conv(op: Builder, x: ir.Value, dy: ir.Value, kernel: Sequence[int], groups:
     return permuted(op, total, swap, kernel)
 
 
+def _dot(op: Builder, x: ir.Value, dy: ir.Value, kernel: Sequence[int], groups: int, window: Window) -> ir.Value:
+    return depthwise_forms.dot(op, x, dy, kernel, window)
+
+
+def _row(op: Builder, x: ir.Value, dy: ir.Value, kernel: Sequence[int], groups: int, window: Window) -> ir.Value:
+    return depthwise_forms.row(op, x, dy, kernel, window)
+
+
 _Emit = Callable[[Builder, ir.Value, ir.Value, Sequence[int], int, Window], ir.Value]
 #: What emits each form of the weight gradient, for the whole batch at once.
-FORMS: dict[Form, _Emit] = {"image": _image, "batch": _batch, "column": _column, "conv": _conv}
+FORMS: dict[Form, _Emit] = {
+    "image": _image,
+    "batch": _batch,
+    "column": _column,
+    "conv": _conv,
+    "dot": _dot,
+    "row": _row,
+}
 
 
 def _taps(op: Builder, last: ir.Value, first_axis: int, shape: Sequence[int], window: Window) -> Iterator[ir.Value]:
