@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 MINIMUM_OPSET = 21
 MINIMUM_IR_VERSION = 10
+NEWEST_OPSET = 26
+"""The newest that onnxruntime 1.31 loads; a model that needs no newer one is labelled with it."""
 _TRAINING_MODE_OPSET = 14
 """Since this opset BatchNormalization has an attribute that says whether it is in training form."""
 # Small initializers stay in the proto: the converter's adapters read some of them (axes, scales, ratios).
@@ -39,6 +41,10 @@ def lift(model: ir.Model) -> tuple[ir.Model, tuple[str, ...]]:
     if version >= MINIMUM_OPSET and not model.functions:
         put_right(model, version)
         model.ir_version = max(model.ir_version or 0, MINIMUM_IR_VERSION)
+        if version > NEWEST_OPSET and _fits(model, NEWEST_OPSET):
+            for graph in (model.graph, *model.graph.subgraphs()):
+                graph.opset_imports[""] = NEWEST_OPSET
+            return model, (f"labelled opset {NEWEST_OPSET}, since nothing in it needs {version}",)
         return model, ()
     lifted = _through_proto(model, version)
     put_right(lifted, version)
@@ -52,6 +58,21 @@ def lift(model: ir.Model) -> tuple[ir.Model, tuple[str, ...]]:
     if version < MINIMUM_OPSET:
         notes.append(f"converted from opset {version} to {MINIMUM_OPSET}")
     return lifted, tuple(notes)
+
+
+def _fits(model: ir.Model, version: int) -> bool:
+    """Say whether an older opset has every operator of a model, with the attributes that the model gives it."""
+    import onnx
+
+    for node in model.graph.all_nodes():
+        if node.domain in ("", "ai.onnx"):
+            try:
+                schema = onnx.defs.get_schema(node.op_type, version)
+            except onnx.defs.SchemaError:
+                return False
+            if not set(node.attributes) <= set(schema.attributes):
+                return False
+    return True
 
 
 def _through_proto(model: ir.Model, version: int) -> ir.Model:

@@ -45,6 +45,20 @@ def test_newer_opset_is_kept(tmp_path: Path) -> None:
     assert loaded(tmp_path, text).model.graph.opset_imports[""] == 23
 
 
+def test_a_new_opset_that_nothing_needs_is_labelled_with_one_that_runs(tmp_path: Path) -> None:
+    """onnxruntime 1.31 loads nothing above opset 26, and most models of opset 28 use nothing that is newer."""
+    text = '<ir_version: 13, opset_import: ["" : 28]> g (float[2] x) => (float[2] y) { a = Celu(x) y = Mul(a, w) }'
+    forward = loaded(tmp_path, text, {"w": normal(0, 2)})
+    assert forward.model.graph.opset_imports[""] == 26
+    assert any("nothing in it needs 28" in note for note in forward.notes)
+    feeds = {"x": normal(1, 2)}
+    np.testing.assert_allclose(
+        run(forward.model, feeds)[0],
+        np.where(feeds["x"] > 0, feeds["x"], np.expm1(np.minimum(feeds["x"], 0))) * normal(0, 2),
+        rtol=1e-6,
+    )
+
+
 def test_initializers_that_are_inputs(tmp_path: Path) -> None:
     text = '<ir_version: 3, opset_import: ["" : 9]> g (float[2, 3] x) => (float[2, 4] y) { y = MatMul(x, w) }'
     model = parse(text, {"w": normal(0, 3, 4)}, as_inputs=True)
