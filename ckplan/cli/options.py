@@ -243,11 +243,18 @@ planning_options = _stack(
     time_limit_option,
 )  # fmt: skip
 
+device_option = click.option(
+    "--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True,
+    help="Where to run the files.",
+)  # fmt: skip
+
+cost_option = click.option(
+    "--cost", type=click.Choice(["flops", "measured"]), default="flops", show_default=True,
+    help="What a node costs: from its shapes, or from a profiled run on the device, kept in the user's cache.",
+)  # fmt: skip
+
 run_options = _stack(
-    click.option(
-        "--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True,
-        help="Where to run the files.",
-    ),
+    device_option,
     click.option(
         "--inputs", type=_PATH, metavar="NPZ", help="Arrays to feed, by input name. Default: random, from the seed."
     ),

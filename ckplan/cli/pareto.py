@@ -8,6 +8,8 @@ from typing import Any
 import click
 
 from ckplan.cli.options import (
+    cost_option,
+    device_option,
     inference_option,
     json_option,
     model_argument,
@@ -29,6 +31,8 @@ from ckplan.errors import UsageError
 @picture_options
 @strategies_option
 @time_limit_option
+@cost_option
+@device_option
 @inference_option
 @shape_options
 @training_options
@@ -40,6 +44,8 @@ def command(
     force: bool,
     strategies: tuple[str, ...],
     seconds: float | None,
+    cost: str,
+    device: str,
     as_json: bool,
     **options: Any,
 ) -> None:
@@ -55,14 +61,16 @@ def command(
                 f"'{output}' is not the name of an SVG picture", "end it in .svg, the one kind that is written"
             )
         check_output(output, force, model)
+    from ckplan.cli.planning import costs_of
     from ckplan.model.saving import write_text
     from ckplan.pareto import pareto
     from ckplan.plan.strategies import parse_strategy
 
     tried = [parse_strategy(text) for text in strategies] or None
     planned = subject(model, **options)
+    costs = costs_of(planned.model, cost, device)
     with stage("planning") as tell:
-        found = pareto(planned.model, tried, seconds=seconds, progress=tell)
+        found = pareto(planned.model, tried, costs=costs, seconds=seconds, progress=tell)
     if found.interrupted:
         planned.notes.append("the search was interrupted; this is what was found until then")
         notes(planned.notes[-1:])

@@ -9,6 +9,8 @@ from typing import Any
 import click
 
 from ckplan.cli.options import (
+    cost_option,
+    device_option,
     inference_option,
     json_option,
     model_argument,
@@ -27,6 +29,8 @@ from ckplan.cli.training import subject
 @model_argument
 @output_options
 @planning_options
+@cost_option
+@device_option
 @inference_option
 @shape_options
 @training_options
@@ -40,6 +44,8 @@ def command(
     budget: int | float | None,
     overhead: float | None,
     seconds: float | None,
+    cost: str,
+    device: str,
     as_json: bool,
     **options: Any,
 ) -> None:
@@ -49,15 +55,16 @@ def command(
     --plan` writes it into the graph; it may be edited, and is simulated anew when it is read.
     """
     check_output(output, force, model)
-    from ckplan.cli.planning import goal_of, tell
+    from ckplan.cli.planning import costs_of, goal_of, tell
     from ckplan.model.saving import write_text
     from ckplan.plan.strategies import parse_strategy
     from ckplan.planning import plan_graph
 
     chosen, goal = parse_strategy(strategy), goal_of(budget, overhead, seconds)
     planned = subject(model, **options)
+    costs = costs_of(planned.model, cost, device)
     with stage("planning"):
-        _, plan, before = plan_graph(planned.model, chosen, goal)
+        _, plan, before = plan_graph(planned.model, chosen, goal, costs)
     tell(plan)
     write_text(json.dumps(plan.to_json(), indent=1) + "\n", output, force=force)
     if as_json:

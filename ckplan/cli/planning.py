@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ckplan.cli.terminal import notes
+from ckplan.cli.terminal import notes, stage
 from ckplan.errors import ModelError
 
 if TYPE_CHECKING:
@@ -23,6 +23,16 @@ def goal_of(budget: int | float | None, overhead: float | None, seconds: float |
     if isinstance(budget, float):
         return Goal(share=budget, overhead=overhead, seconds=seconds)
     return Goal(budget=budget, overhead=overhead, seconds=seconds)
+
+
+def costs_of(model: ir.Model, cost: str, device: str) -> dict[str, float] | None:
+    """Seconds of each node as ``--cost`` asks for them, None for the analytic ones."""
+    if cost == "flops":
+        return None
+    from ckplan.measure.costs import measured_costs
+
+    with stage("measuring what nodes cost"):
+        return measured_costs(model, device)
 
 
 def tell(plan: Plan) -> list[str]:

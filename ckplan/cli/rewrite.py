@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from ckplan.cli.options import (
+    cost_option,
     inference_option,
     json_option,
     model_argument,
@@ -33,6 +34,7 @@ from ckplan.cli.training import subject
     "--plan", "plan_file", type=click.Path(path_type=Path), metavar="PLAN",
     help="Plan to write, as made by `ckplan plan`, in place of a strategy.",
 )  # fmt: skip
+@cost_option
 @inference_option
 @shape_options
 @training_options
@@ -53,6 +55,7 @@ def command(
     device: str,
     inputs: Path | None,
     seed: int,
+    cost: str,
     as_json: bool,
     **options: Any,
 ) -> None:
@@ -62,16 +65,17 @@ def command(
     onnxslim, onnxscript's optimizer): they remove what keeps to the plan, and the memory is spent again.
     """
     check_output(output, force, model)
-    from ckplan.cli.planning import goal_of, read_plan, tell
+    from ckplan.cli.planning import costs_of, goal_of, read_plan, tell
     from ckplan.model import save
     from ckplan.plan.strategies import parse_strategy
     from ckplan.planning import rewrite, rewrite_as
 
     chosen, goal = parse_strategy(strategy), goal_of(budget, overhead, seconds)
     planned = subject(model, **options)
+    costs = None if plan_file else costs_of(planned.model, cost, device)
     with stage("planning"):
         if plan_file is None:
-            made = rewrite(planned.model, chosen, goal)
+            made = rewrite(planned.model, chosen, goal, costs)
         else:
             made = rewrite_as(planned.model, read_plan(plan_file, planned.model))
     plan, before, after = made.plan, made.before, made.after
