@@ -7,11 +7,12 @@ from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING
 
 from ckplan.analysis import expected_timeline
-from ckplan.errors import UsageError
+from ckplan.errors import InfeasibleError, UsageError
 from ckplan.plan import Plan, Problem, Timeline
 from ckplan.plan.strategies import Strategy
 from ckplan.rewrite import emit, problem_of
 from ckplan.rewrite.emit import feed_weights
+from ckplan.units import format_bytes
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -126,15 +127,27 @@ def rewrite(
         InfeasibleError: no plan keeps to the budget.
     """
     problem, plan, before = plan_graph(model, strategy, goal, costs)
-    budget = target = goal.bytes(before)
-    for _ in range(_TRIES):
+    budget = goal.bytes(before)
+    smallest = target = plan.predicted.peak_activations if budget is None else budget
+    for number in range(_TRIES):
         planned = emit(model, plan)
         after = expected_timeline(planned)
-        if budget is None or target is None or after.peak_activations <= budget:
+        peak = after.peak_activations
+        if budget is None or peak <= budget:
+            return Planned(plan, planned, before, after)
+        smallest = min(smallest, peak) if number else peak
+        target = int(min(target, plan.predicted.peak_activations) * budget / peak)
+        try:
+            plan = goal.applied(strategy).solve(problem, target)
+        except InfeasibleError:
             break
-        target = int(min(target, plan.predicted.peak_activations) * budget / after.peak_activations)
-        plan = goal.applied(strategy).solve(problem, target)
-    return Planned(plan, planned, before, after)
+    assert budget is not None
+    raise InfeasibleError(
+        f"strategy `{strategy}` has no plan whose file stays within the budget of {format_bytes(budget)}: with what "
+        f"onnxruntime fuses and holds, it needs {format_bytes(smallest)}; no schedule has less than "
+        f"{format_bytes(plan.lower_bound)}",
+        f"the smallest budget that a file was made for is {format_bytes(smallest)}; raise it",
+    )
 
 
 def rewrite_as(model: ir.Model, plan: Plan) -> Planned:
