@@ -59,6 +59,7 @@ def some_budget(problem: Problem, share: float) -> int:
     return int(low + share * (high - low))
 
 
+@settings(max_examples=50)
 @given(problem=st.one_of(problems(max_forward=3), stashing_problems(max_layers=4)), share=st.floats(0, 1))
 def test_the_search_over_states_finds_what_brute_force_finds(problem: Problem, share: float) -> None:
     agree(problem, some_budget(problem, share))
@@ -83,7 +84,7 @@ def agree(problem: Problem, budget: int) -> None:
         assert peak_of(problem, lowest) <= peak_of(problem, found)
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(problem=stashing_problems(), share=st.floats(0, 0.9))
 def test_no_schedule_costs_less_than_the_bound(problem: Problem, share: float) -> None:
     budget = some_budget(problem, share)
