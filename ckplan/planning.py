@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 _TRIES = 3
 """How often the budget of the plan is lowered when the file would exceed the user's."""
 
+_AT_ONCE = 1e-9
+"""Seconds to search after the user has interrupted the search once: what is found first is taken."""
+
 
 @dataclass(frozen=True)
 class Goal:
@@ -137,8 +140,11 @@ def rewrite(
             return Planned(plan, planned, before, after)
         smallest = min(smallest, peak) if number else peak
         target = int(min(target, plan.predicted.peak_activations) * budget / peak)
+        interrupted = plan.interrupted  # only strategies that take a time limit can be
+        wanted = replace(goal, seconds=_AT_ONCE) if interrupted else goal
         try:
-            plan = goal.applied(strategy).solve(problem, target)
+            plan = wanted.applied(strategy).solve(problem, target)
+            plan = replace(plan, interrupted=plan.interrupted or interrupted)
         except InfeasibleError:
             break
     assert budget is not None

@@ -1,0 +1,57 @@
+"""Ctrl-C while a plan is searched for."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import onnx
+import pytest
+
+from tests.cli.conftest import write_model
+
+# Runs the command line, and says on stdout when the search begins: only then is an interruption one of the search.
+PROGRAM = """
+import signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have started the tests with it ignored
+from ckplan.plan import frontier
+from ckplan.cli import main
+
+improve = frontier.improve
+
+def announced(*arguments, **options):
+    print("searching", flush=True)
+    return improve(*arguments, **options)
+
+frontier.improve = announced
+sys.argv[0] = "ckplan"
+main()
+"""
+
+
+@pytest.mark.skipif(os.name == "nt", reason="needs POSIX signals")
+def test_ctrl_c_keeps_the_best_plan_so_far(tmp_path: Path) -> None:
+    model, output = write_model(tmp_path / "model.onnx", layers=40), tmp_path / "out.onnx"
+    strategy = "search:steps=100000000"
+    arguments = ["rewrite", model, "-o", output, "--strategy", strategy, "--budget", "50%", "--dim", "batch=256"]
+    process = subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, *map(str, arguments), "--json"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "searching\n", process.communicate()[1]
+    process.send_signal(signal.SIGINT)
+    stdout, stderr = process.communicate(timeout=300)
+    assert process.returncode == 0, stderr
+    assert "note: the search was interrupted; this is the best plan until then" in stderr
+    data = json.loads(stdout[stdout.index("{") :])
+    assert "the search was interrupted; this is the best plan until then" in data["notes"]
+    assert data["planned"]["peak_activations"] <= data["base"]["peak_activations"] // 2
+    assert data["plan"]["overhead"] > 0
+    onnx.checker.check_model(output)
