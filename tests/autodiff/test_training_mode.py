@@ -13,6 +13,7 @@ import pytest
 
 import ckplan
 from ckplan import keys
+from ckplan.autodiff.rules import batch_norm
 from ckplan.errors import ModelError, UsageError
 from tests.autodiff.gradcheck import check_training_graph, onnxruntime_run, parse, reference, values
 
@@ -81,6 +82,12 @@ def test_gradients_flow_through_the_statistics_of_the_batch(shape):
     for name, statistic in (("m", x.mean(axes)), ("v", x.var(axes))):
         expected = MOMENTUM * old[name] + (1 - MOMENTUM) * statistic
         np.testing.assert_allclose(ran[training.updates[name]], expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("shape", [(2, 3, 4, 3), (3, 3, 7), (2, 3, 5, 4)])
+def test_large_planes_are_summed_by_dot_products(shape, monkeypatch):
+    monkeypatch.setattr(batch_norm, "DOT_PLACES", 5)
+    test_gradients_flow_through_the_statistics_of_the_batch(shape)
 
 
 def test_a_convolution_and_its_normalisation_are_not_differentiated_as_one():

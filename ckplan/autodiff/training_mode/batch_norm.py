@@ -17,7 +17,7 @@ import onnx_ir as ir
 
 from ckplan.autodiff.builder import Builder, Gradients, attr_float, dtype_of, required_input, shape_of
 from ckplan.autodiff.paths import Composite
-from ckplan.autodiff.rules.batch_norm import EPSILON, affine, inverse_deviation
+from ckplan.autodiff.rules.batch_norm import EPSILON, affine, channel_products, inverse_deviation
 
 
 def cast(op: Builder, value: ir.Value, dtype: ir.DataType) -> ir.Value:
@@ -47,7 +47,7 @@ def batch_normalization(op: Builder, node: ir.Node) -> tuple[ir.Value, ir.Value,
     mean = op.Mul(op.reduce_sum(wide, axes), share)
     centred = op.Sub(wide, mean)
     # From c: the mean of the squares less the square of the mean loses all digits where the mean is large.
-    variance = op.Mul(op.reduce_sum(op.Mul(centred, centred), axes, keepdims=False), share)
+    variance = op.Mul(channel_products(op, centred, centred), share)
     inverse = inverse_deviation(op, variance, attr_float(node, "epsilon", EPSILON))
     factor = op.Mul(cast(op, scale, dtype), inverse)
     y = cast(op, affine(op, centred, factor, cast(op, bias, dtype)), narrow)
@@ -58,7 +58,7 @@ def batch_normalization(op: Builder, node: ir.Node) -> tuple[ir.Value, ir.Value,
         dx = dscale = None
         sums = op.reduce_sum(upstream, axes, keepdims=False)
         if op.wants(x) or op.wants(scale):
-            along = op.reduce_sum(op.Mul(upstream, centred), axes, keepdims=False)
+            along = channel_products(op, upstream, centred)
             if op.wants(scale):
                 dscale = _like(op, op.Mul(along, inverse), scale)
             if op.wants(x):
