@@ -34,7 +34,7 @@ from ckplan.plan.strategies import parse_strategy
 BUDGETS = (1.0, 0.5, 0.2)
 SEGMENTS = (2, 4, 12)
 RULES = {"OpenAI sqrt(N)": "sqrt", "OpenAI memory": "memory", "MXNet mirror": "mirror", "Chen": "chen"}
-LADDER = (0.9, 0.8, 0.7, 0.6, 0.5, 0.45, 0.4, 0.35, 0.3, 0.25, 0.2)
+LADDER = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.35, 0.3, 0.25)
 """Peaks for the line of ckplan's plans in the picture."""
 
 
@@ -105,8 +105,9 @@ def percent(point: Point | None) -> str:
 def ladder(problem: Problem, peak: int, strategy: str) -> Iterator[Point]:
     for ratio in LADDER:
         point = ours(problem, peak, ratio, strategy)
-        if point is not None:
-            yield point
+        if point is None:  # nor will there be one at any lower peak
+            return
+        yield point
 
 
 def main() -> None:

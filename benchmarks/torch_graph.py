@@ -76,7 +76,9 @@ def trace(build: Callable[[], nn.Module], feed: Callable[[], torch.Tensor], budg
                 parts = min_cut_rematerialization_partition(
                     copy.deepcopy(joint), inputs, num_fwd_outputs=num_fwd_outputs, **rest
                 )
-            schedules[budget] = [names[node.name] for part in parts for node in part.graph.nodes if node.name in names]
+            # A saved tensor enters the backward graph as a placeholder of its own name; only calls run.
+            called = [node.name for part in parts for node in part.graph.nodes if node.op == "call_function"]
+            schedules[budget] = [names[name] for name in called if name in names]
         found.append(Traced(problem, schedules))
         return default_partition(joint, inputs, num_fwd_outputs=num_fwd_outputs, **rest)
 
