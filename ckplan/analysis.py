@@ -12,7 +12,10 @@ import onnx_ir as ir
 from ckplan.errors import CkplanError
 from ckplan.plan import Kind, Plan, Problem, Timeline, bottlenecks, live_at, lower_bound, simulate
 from ckplan.plan.strategies import STRATEGIES, Strategy
+from ckplan.plan.strategies.auto import Auto
+from ckplan.plan.strategies.exact import Exact
 from ckplan.plan.strategies.revolve import Revolve
+from ckplan.plan.strategies.search import Search
 from ckplan.rewrite import problem_of
 from ckplan.rewrite.runtime import executed_model, executed_orders, executed_timeline
 from ckplan.rewrite.sizes import shape_class
@@ -20,8 +23,10 @@ from ckplan.rewrite.sizes import shape_class
 if TYPE_CHECKING:
     from ckplan.autodiff import TrainingGraph
 
-_QUICK: dict[str, Strategy] = {Revolve.name: Revolve(stages=60, slots=100)}
-"""Settings at which a strategy gives a good idea of itself in a second."""
+_QUICK: dict[str, Strategy] = {Revolve.name: Revolve(stages=60, slots=100), Auto.name: Auto(steps=0)}
+"""Settings at which a strategy gives a good idea of itself in a second or a few."""
+_WHEN_ASKED = frozenset({Exact.name, Search.name})
+"""Strategies that improve what `auto` has found for as long as they may; a table does not wait for them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +97,7 @@ def analyze(
 
     Args:
         graph: the training graph; or a model in normal form, which is planned as it is.
-        strategies: what to try; by default every strategy, slow ones at a coarser setting than their default.
+        strategies: what to try; by default all but those that only search longer, slow ones at a coarser setting.
         budget: what the plans must not exceed: bytes of activations, or (a float) a ratio of what the step takes.
     """
     model, trained, loss = (graph, {}, "") if isinstance(graph, ir.Model) else _parts(graph)
@@ -133,8 +138,8 @@ def expected_timeline(model: ir.Model) -> Timeline:
 
 
 def quick_strategies() -> list[Strategy]:
-    """Every strategy, slow ones at a coarser setting than their default."""
-    return [_QUICK.get(kind.name) or kind() for kind in STRATEGIES]
+    """The strategies of a table: all but those that only search longer, slow ones at a coarser setting."""
+    return [_QUICK.get(kind.name) or kind() for kind in STRATEGIES if kind.name not in _WHEN_ASKED]
 
 
 def offer(problem: Problem, strategy: Strategy, budget: int | None) -> Offer:

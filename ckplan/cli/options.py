@@ -225,7 +225,7 @@ strategy_option = click.option(
 
 strategies_option = click.option(
     "--strategy", "strategies", multiple=True, metavar="NAME[:FIELD=VALUE,...]", shell_complete=_strategy_names,
-    help="Strategy to try. Repeatable. Default: all of them.",
+    help="Strategy to try. Repeatable. Default: all but `exact` and `search`.",
 )  # fmt: skip
 
 time_limit_option = click.option(
