@@ -58,7 +58,8 @@ def batch_normalization(op: Builder, node: ir.Node) -> tuple[ir.Value, ir.Value,
         dx = dscale = None
         sums = op.reduce_sum(upstream, axes, keepdims=False)
         if op.wants(x) or op.wants(scale):
-            along = channel_products(op, upstream, centred)
+            # The second is transposed; of c that would be a value that the forward pass has too, kept till now.
+            along = channel_products(op, centred, upstream)
             if op.wants(scale):
                 dscale = _like(op, op.Mul(along, inverse), scale)
             if op.wants(x):
