@@ -152,7 +152,7 @@ def rewrite(
         f"strategy `{strategy}` has no plan whose file stays within the budget of {format_bytes(budget)}: with what "
         f"onnxruntime fuses and holds, it needs {format_bytes(smallest)}; no schedule has less than "
         f"{format_bytes(plan.lower_bound)}",
-        f"the smallest budget that a file was made for is {format_bytes(smallest)}; raise it",
+        f"the smallest budget that a file was made for is {smallest} bytes; raise it",
     )
 
 
