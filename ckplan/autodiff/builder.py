@@ -20,7 +20,7 @@ from onnx_ir.convenience import convert_attribute
 from ckplan.autodiff.precision import in_single, narrow_type
 from ckplan.autodiff.registry import NoGradientError
 from ckplan.errors import ModelError
-from ckplan.keys import PHASE as PHASE
+from ckplan.keys import PHASE
 
 #: Key in ``Node.meta`` of a gradient node: the forward node that it belongs to.
 FORWARD = "ckplan.forward"

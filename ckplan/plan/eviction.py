@@ -174,8 +174,11 @@ class _Eviction:
                     and self.size[held] == self.size[tensor]
                     and self.pins[held] == self.reads[index].count(source)
                     and self._next_use(held, index) is None
+                    and (self.evictable[held] or not self._keeps_others(held))
                 ):
                     overwritten.add(held)
+                    if not self.evictable[held]:
+                        self._hold(tensor)  # nothing can make again what this is made from
                     break
             else:
                 need += self.size[tensor]
@@ -184,10 +187,11 @@ class _Eviction:
         for held in overwritten:
             self._free(held)
         for tensor in fresh:
+            if self.evictable[tensor] or not self.live[tensor]:
+                self.version[tensor] += 1  # else a view that cannot be made again holds the old one
             if not self.live[tensor]:
                 self.live[tensor] = True
                 self.total += self.size[tensor]
-            self.version[tensor] += 1
         for tensor in op.outputs:
             base = self.root[tensor]
             self.made_from[tensor] = self.version[base]

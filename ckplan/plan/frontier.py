@@ -38,6 +38,11 @@ class Effort:
     deadline: float = math.inf
     interrupted: bool = field(default=False, init=False)
 
+    @classmethod
+    def lasting(cls, seconds: float, steps: int, seed: int) -> Effort:
+        """An effort that ends some seconds from now; 0 means that it does not."""
+        return cls(steps, seed, time.monotonic() + seconds if seconds else math.inf)
+
     @property
     def over(self) -> bool:
         """Whether to stop."""

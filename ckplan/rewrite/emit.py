@@ -8,12 +8,12 @@ from collections.abc import Sequence
 import onnx_ir as ir
 
 from ckplan.keys import CONTROL_EDGES, PLAN, PREDICTED_ACTIVATIONS, PREDICTED_TOTAL, RECOMPUTED, STRATEGY
+from ckplan.model.traits import HEAVY
 from ckplan.plan.peak import peak_of
 from ckplan.plan.plan import Plan
 from ckplan.plan.timeline import Timeline
 from ckplan.rewrite.buffer_names import hide_channels, hide_inputs, hide_sources, hide_targets, name_buffers
 from ckplan.rewrite.control_edges import ControlEdges
-from ckplan.rewrite.kernels import HEAVY
 from ckplan.rewrite.ordering import (
     TOLERANCE,
     keep_repeats_apart,

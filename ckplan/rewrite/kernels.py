@@ -9,9 +9,6 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from ckplan.model.traits import HEAVY as HEAVY
-from ckplan.model.traits import is_random as is_random
-
 VIEWS = frozenset({"Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity"})
 """Operators whose first output is the memory of their first input."""
 

@@ -14,11 +14,12 @@ from collections.abc import Collection, Sequence
 import onnx_ir as ir
 
 from ckplan.keys import RECOMPUTE_OF
+from ckplan.model.traits import is_random
 from ckplan.plan.problem import Problem
 from ckplan.plan.simulate import simulate
 from ckplan.rewrite.control_edges import ControlEdges, is_control, read_instead
 from ckplan.rewrite.execution_order import default_order, predecessors
-from ckplan.rewrite.kernels import is_random, view_source
+from ckplan.rewrite.kernels import view_source
 from ckplan.rewrite.problem_of import problem_of_nodes
 from ckplan.rewrite.reads import reads
 from ckplan.rewrite.sizes import SMALL, bytes_of, dimensions_of

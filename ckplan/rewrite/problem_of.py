@@ -10,9 +10,10 @@ import onnx_ir as ir
 from ckplan.errors import ModelError
 from ckplan.keys import CHECKPOINTS, ONCE, PHASE
 from ckplan.model.costs import node_cost, seconds
+from ckplan.model.traits import HEAVY, is_random
 from ckplan.plan.problem import Kind, Op, Problem, Tensor
 from ckplan.rewrite.inner import inner_workspace
-from ckplan.rewrite.kernels import HEAVY, is_random, overwritable, view_source
+from ckplan.rewrite.kernels import overwritable, view_source
 from ckplan.rewrite.reads import reads
 from ckplan.rewrite.sizes import bytes_of
 from ckplan.rewrite.workspace import workspace_of

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 
 import pytest
 from hypothesis import given, settings
@@ -30,6 +31,17 @@ def test_evicted_schedules_are_valid_at_any_budget(problem: Problem) -> None:
         assert [index for index in schedule if problem.ops[index].backward] == [
             index for index in order if problem.ops[index].backward
         ]
+
+
+@given(problem=problems())
+def test_only_what_may_be_recomputed_is_evicted(problem: Problem) -> None:
+    order = best_order(problem)
+    peak = peak_of(problem, order)
+    for share in (0.9, 0.7, 0.5, 0.3):
+        schedule = evict(problem, int(peak * share), order)
+        assert schedule is not None
+        again = {index for index, times in Counter(schedule).items() if times > 1}
+        assert all(problem.ops[index].recomputable and not problem.ops[index].backward for index in again)
 
 
 def test_eviction_keeps_to_the_budget_of_a_chain() -> None:

@@ -8,7 +8,7 @@ import onnx_ir as ir
 
 from ckplan.autodiff.builder import Builder
 from ckplan.autodiff.recurrent.direction import Cell, Direction, Gradient, Run, Upstream
-from ckplan.autodiff.recurrent.scan import States, scan
+from ckplan.autodiff.recurrent.scan import States, Values, scan
 from ckplan.autodiff.recurrent.steps import (
     activate,
     advanced,
@@ -21,8 +21,6 @@ from ckplan.autodiff.recurrent.steps import (
     sums_of,
     turned,
 )
-
-Values = dict[str, ir.Value]
 
 
 def forward(op: Builder, d: Direction, keep: frozenset[str]) -> Run:

@@ -11,6 +11,7 @@ from ckplan.autodiff.control_flow.bodies import BodyBuilder, close, emit_control
 from ckplan.keys import PHASE
 
 States = Sequence[ir.Value]
+Values = dict[str, ir.Value]
 
 #: From the builder of the body, the states and one step of each sequence to the new states and the step's results.
 Step = Callable[[Builder, States, Mapping[str, ir.Value]], tuple[States, Mapping[str, ir.Value]]]

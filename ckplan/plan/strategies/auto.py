@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from ckplan.plan.exact import TooLargeError, optimum_of_lowest_peak
 from ckplan.plan.frontier import Effort, cheapest, frontier, knee, lowest
-from ckplan.plan.order import best_order
 from ckplan.plan.peak import peak_of
 from ckplan.plan.plan import Plan
 from ckplan.plan.problem import Problem
@@ -48,8 +46,7 @@ class Auto(Strategy):
         Raises:
             InfeasibleError: no schedule within the budget and the overhead was found.
         """
-        effort, most_cost = self._effort(), self._most_cost(problem)
-        order = list(best_order(problem))
+        effort, most_cost = Effort.lasting(self.seconds, self.steps, self.seed), self._most_cost(problem)
         if budget is not None:
             try:
                 optimum = optimum_of_lowest_peak(problem, budget)
@@ -68,8 +65,8 @@ class Auto(Strategy):
             points = frontier(problem, Effort(0, self.seed, effort.deadline), most_cost)
             found = knee(problem, points)
             if not effort.over:
-                found = cheapest(problem, peak_of(problem, found), effort, found)
-        return self.choose(problem, [found or order], budget, interrupted=effort.interrupted, prove=True)
+                found = cheapest(problem, peak_of(problem, found), effort, found) or found
+        return self.choose(problem, [found], budget, interrupted=effort.interrupted, prove=True)
 
     def _within_overhead(self, problem: Problem, most_cost: float, effort: Effort) -> list[int]:
         """Bisection on the budget: the lowest peak whose cheapest schedule costs no more than is allowed."""
@@ -89,7 +86,3 @@ class Auto(Strategy):
 
     def _most_cost(self, problem: Problem) -> float:
         return problem.cost * (1 + self.overhead) if self.overhead >= 0 else one_more_forward(problem)
-
-    def _effort(self) -> Effort:
-        deadline = time.monotonic() + self.seconds if self.seconds else float("inf")
-        return Effort(self.steps, self.seed, deadline)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
@@ -55,5 +54,4 @@ class Search(Strategy):
         return self.choose(problem, [found], budget, interrupted=effort.interrupted, prove=True)
 
     def _effort(self) -> Effort:
-        deadline = time.monotonic() + self.seconds if self.seconds else float("inf")
-        return Effort(self.steps, self.seed, deadline)
+        return Effort.lasting(self.seconds, self.steps, self.seed)
