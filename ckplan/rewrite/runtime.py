@@ -7,7 +7,7 @@ it. Loading a file without its weights costs little and settles what is left to 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +15,7 @@ import onnx_ir as ir
 
 from ckplan.errors import ModelError
 from ckplan.model.half import missing_kernel_advice
+from ckplan.plan.problem import Problem
 from ckplan.plan.simulate import simulate
 from ckplan.plan.timeline import Timeline
 from ckplan.rewrite.execution_order import predecessors, priority_order
@@ -60,10 +61,20 @@ def executed_model(model: ir.Model) -> ir.Model:
             hint = missing_kernel_advice(lines[0], model)
             raise ModelError(f"onnxruntime does not load the training graph: {lines[0]}", hint) from error
         executed = ir.load(target)
+    mark_executed(executed, model)
+    return executed
+
+
+def mark_executed(executed: ir.Model, model: ir.Model) -> None:
+    """Prepare a model that onnxruntime wrote after its optimisations for being turned into numbers.
+
+    Args:
+        executed: what onnxruntime wrote; is changed.
+        model: the file that it was made from, which knows shapes that onnxruntime does not keep.
+    """
     for body in executed.graph.subgraphs():
         body.meta[EXECUTED] = True
     _learn_dimensions(executed, model)
-    return executed
 
 
 def _learn_dimensions(executed: ir.Model, model: ir.Model) -> None:
@@ -118,9 +129,13 @@ def _made(graph: ir.Graph) -> list[ir.Value]:
 def executed_timeline(executed: ir.Model) -> Timeline:
     """The simulated memory timeline of what onnxruntime executes, dead buffers held as its planner holds them."""
     problem = problem_of(executed)
+    return simulate(problem, range(len(problem.ops)), shape_classes(executed, problem))
+
+
+def shape_classes(executed: ir.Model, problem: Problem) -> list[Hashable | None]:
+    """What onnxruntime goes by when it hands dead buffers on, for each tensor of the problem of a graph."""
     values = {value.name: value for node in executed.graph for value in node.outputs if value.name}
-    shapes = [shape_class(values[tensor.name]) if tensor.name in values else None for tensor in problem.tensors]
-    return simulate(problem, range(len(problem.ops)), shapes)
+    return [shape_class(values[tensor.name]) if tensor.name in values else None for tensor in problem.tensors]
 
 
 def executed_orders(nodes: Sequence[ir.Node], executed: ir.Model) -> list[list[int]]:
