@@ -69,10 +69,10 @@ def _lines(found: Pareto, title: str) -> Iterator[str]:
 
     height = max(_HEIGHT, _TOP + _KEY * (len(plot.marks) + 4))
     yield f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" width="{_WIDTH}" height="{height}">'
-    yield f"<title>{_text(title)}</title>"
+    yield f"<title>{xml_text(title)}</title>"
     yield f"<style>{_STYLE}</style>"
     yield f'<rect class="ground" width="{_WIDTH}" height="{height}"/>'
-    yield f'<text class="title" x="{_LEFT}" y="26">{_text(title)}</text>'
+    yield f'<text class="title" x="{_LEFT}" y="26">{xml_text(title)}</text>'
     for value, label in byte_ticks(plot.top):
         yield f'<line class="grid" x1="{_LEFT}" y1="{y(value)}" x2="{_RIGHT}" y2="{y(value)}"/>'
         yield f'<text class="faint end" x="{_LEFT - 8}" y="{y(value) + 4}">{label}</text>'
@@ -100,7 +100,7 @@ def _lines(found: Pareto, title: str) -> Iterator[str]:
         letters = ",".join(mark.letter for mark, _, _ in marks)
         half = 8 + 4.5 * (len(marks) - 1) * 1.1
         named = "; ".join(_described(mark) for mark, _, _ in marks)
-        yield f"<g><title>{_text(named)}</title>"
+        yield f"<g><title>{xml_text(named)}</title>"
         box = f'x="{across - half:.1f}" y="{down - 8:.1f}" width="{2 * half:.1f}" height="16" rx="8"'
         yield f'<rect class="mark" {box}/><text class="letter" x="{across}" y="{down + 4:.1f}">{letters}</text></g>'
     yield from _key(plot.marks, {mark.letter for mark in plot.inside})
@@ -129,7 +129,7 @@ def _key(marks: tuple[Mark, ...], inside: set[str]) -> Iterator[str]:
         line = down + number * _KEY
         beyond = "" if mark.letter in inside else " (beyond)"
         yield f'<text class="letter" x="{left}" y="{line}">{mark.letter}</text>'
-        yield f'<text x="{left + 14}" y="{line}">{_text(_described(mark, 20) + beyond)}</text>'
+        yield f'<text x="{left + 14}" y="{line}">{xml_text(_described(mark, 20) + beyond)}</text>'
 
 
 def _described(mark: Mark, width: int = 80) -> str:
@@ -141,6 +141,6 @@ def _percent(overhead: float) -> str:
     return f"{100 * overhead:+.1f} %"
 
 
-def _text(text: str) -> str:
+def xml_text(text: str) -> str:
     """Text as it may stand in XML: escaped, and without the control characters that XML does not know."""
     return escape("".join(letter if letter.isprintable() else "�" for letter in text))
