@@ -1,0 +1,226 @@
+"""Architectures of other people: networks of the transformers package with random weights, exported by torch.
+
+    python -m benchmarks.exports [NAMES] [--folder build/exports]
+
+Each is small in width and depth and large enough in its input that a training step takes some MiB of activations. What
+torch writes is kept as it is: its shape arithmetic, its masks, its opset. Needs torch, transformers and onnxscript.
+"""
+
+from __future__ import annotations
+
+import argparse
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+FOLDER = Path(__file__).resolve().parent.parent / "build" / "exports"
+VOCABULARY = 1000
+
+
+@dataclass(frozen=True)
+class Export:
+    """A network to export.
+
+    Attributes:
+        config: name of its configuration class in transformers.
+        model: name of its model class.
+        options: arguments of the configuration.
+        shape: of the input behind the batch: one number for token ids, several for pixels or spectra.
+        result: attribute of the model's output that the file puts out.
+        encoder: whether only the encoder of a model that has both is taken.
+    """
+
+    config: str
+    model: str
+    options: Mapping[str, Any]
+    shape: tuple[int, ...]
+    result: str = "logits"
+    encoder: bool = False
+
+    @property
+    def reads_tokens(self) -> bool:
+        """Whether the input is token ids."""
+        return len(self.shape) == 1
+
+
+_TEXT = {"vocab_size": VOCABULARY, "num_hidden_layers": 4, "num_attention_heads": 4}
+_DECODER = {**_TEXT, "hidden_size": 128, "intermediate_size": 256, "use_cache": False}
+
+EXPORTS: Mapping[str, Export] = {
+    "bert": Export(
+        "BertConfig",
+        "BertForSequenceClassification",
+        {**_TEXT, "hidden_size": 128, "intermediate_size": 512},
+        (128,),
+    ),
+    "distilbert": Export(
+        "DistilBertConfig",
+        "DistilBertForMaskedLM",
+        {"vocab_size": VOCABULARY, "dim": 128, "hidden_dim": 512, "n_layers": 4, "n_heads": 4},
+        (128,),
+    ),
+    "t5": Export(
+        "T5Config",
+        "T5EncoderModel",
+        {"vocab_size": VOCABULARY, "d_model": 128, "d_ff": 256, "num_layers": 4, "num_heads": 4, "d_kv": 32},
+        (128,),
+        "last_hidden_state",
+    ),
+    "opt": Export(
+        "OPTConfig",
+        "OPTForCausalLM",
+        {**_TEXT, "hidden_size": 128, "ffn_dim": 512, "word_embed_proj_dim": 128, "use_cache": False},
+        (128,),
+    ),
+    "llama": Export("LlamaConfig", "LlamaForCausalLM", {**_DECODER, "num_key_value_heads": 2}, (128,)),
+    "mistral": Export(
+        "MistralConfig", "MistralForCausalLM", {**_DECODER, "num_key_value_heads": 2, "sliding_window": 32}, (128,)
+    ),
+    "mamba": Export(
+        "MambaConfig",
+        "MambaForCausalLM",
+        {"vocab_size": VOCABULARY, "hidden_size": 64, "num_hidden_layers": 2, "state_size": 8, "use_cache": False},
+        (16,),
+    ),
+    "vit": Export(
+        "ViTConfig",
+        "ViTForImageClassification",
+        {
+            "hidden_size": 128,
+            "num_hidden_layers": 4,
+            "num_attention_heads": 4,
+            "intermediate_size": 512,
+            "image_size": 224,
+        },
+        (3, 224, 224),
+    ),
+    "whisper": Export(
+        "WhisperConfig",
+        "WhisperModel",
+        {
+            "vocab_size": VOCABULARY,
+            "d_model": 128,
+            "encoder_layers": 2,
+            "decoder_layers": 1,
+            "encoder_attention_heads": 4,
+            "decoder_attention_heads": 4,
+            "encoder_ffn_dim": 512,
+            "max_source_positions": 200,
+            "pad_token_id": 1,
+            "bos_token_id": 2,
+            "eos_token_id": 3,
+            "decoder_start_token_id": 4,
+        },
+        (80, 400),
+        "last_hidden_state",
+        encoder=True,
+    ),
+    "convnext": Export(
+        "ConvNextConfig",
+        "ConvNextForImageClassification",
+        {"hidden_sizes": [32, 64, 128, 256], "depths": [1, 1, 3, 1]},
+        (3, 160, 160),
+    ),
+    "swin": Export(
+        "SwinConfig",
+        "SwinForImageClassification",
+        {"embed_dim": 32, "depths": [2, 2, 2, 2], "num_heads": [2, 4, 8, 16], "image_size": 224},
+        (3, 224, 224),
+    ),
+    "segformer": Export(
+        "SegformerConfig",
+        "SegformerForSemanticSegmentation",
+        {"hidden_sizes": [16, 32, 64, 128], "depths": [1, 1, 1, 1], "decoder_hidden_size": 64},
+        (3, 160, 160),
+    ),
+    "mobilevit": Export(
+        "MobileViTConfig",
+        "MobileViTForImageClassification",
+        {"hidden_sizes": [48, 64, 80], "neck_hidden_sizes": [16, 24, 32, 48, 64, 80, 160], "image_size": 128},
+        (3, 128, 128),
+    ),
+    "resnet": Export(
+        "ResNetConfig",
+        "ResNetForImageClassification",
+        {"embedding_size": 32, "hidden_sizes": [64, 128, 256, 512], "depths": [2, 2, 2, 2]},
+        (3, 160, 160),
+    ),
+}
+"""What `export` can make, by name."""
+
+
+def export(name: str, batch: int, folder: Path = FOLDER) -> Path:
+    """The file of a network at a batch size, made if it is not there yet.
+
+    Args:
+        name: one of `EXPORTS`.
+        batch: size of the first dimension of the input; the file is static.
+        folder: where files are kept.
+    """
+    path = folder / f"{name}-{batch}.onnx"
+    if path.exists():
+        return path
+    import torch
+    import transformers
+
+    spec = EXPORTS[name]
+    torch.manual_seed(0)
+    config = getattr(transformers, spec.config)(**spec.options)
+    config._attn_implementation = "eager"
+    network = getattr(transformers, spec.model)(config).eval()
+    if spec.encoder:
+        network = network.get_encoder()
+    shape = (batch, *spec.shape)
+    example = torch.randint(5, VOCABULARY, shape) if spec.reads_tokens else torch.randn(shape)
+    folder.mkdir(parents=True, exist_ok=True)
+    unfinished = path.with_suffix(".tmp")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.onnx.export(
+            _only(network, spec.result),
+            (example,),
+            unfinished,
+            input_names=["input"],
+            output_names=["output"],
+            dynamo=True,
+            external_data=False,
+            verbose=False,
+        )
+    unfinished.rename(path)
+    return path
+
+
+def _only(network: Any, result: str) -> Any:
+    """A module of one input and one output around a network of transformers."""
+    import torch
+
+    class Only(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.network = network
+
+        def forward(self, given: torch.Tensor) -> torch.Tensor:
+            found: torch.Tensor = getattr(self.network(given), result)
+            return found
+
+    return Only()
+
+
+def main(report: Callable[[str], None] = print) -> None:
+    """Run the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", default=list(EXPORTS))
+    parser.add_argument("--batch", type=int, default=4)
+    parser.add_argument("--folder", type=Path, default=FOLDER)
+    arguments = parser.parse_args()
+    for name in arguments.names:
+        try:
+            report(str(export(name, arguments.batch, arguments.folder)))
+        except Exception as error:
+            report(f"{name}: {type(error).__name__}: {str(error).splitlines()[0]}")
+
+
+if __name__ == "__main__":
+    main()
