@@ -1,0 +1,146 @@
+"""Memory over a step as SVG, several runs of it over each other: one file, for light and dark pages."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ckplan.report.chart import columns
+from ckplan.report.plot import byte_ticks
+from ckplan.report.svg import xml_text
+from ckplan.units import format_bytes
+
+if TYPE_CHECKING:
+    from ckplan.plan import Timeline
+
+_WIDTH, _HEIGHT = 940, 348
+_LEFT, _TOP, _RIGHT, _BOTTOM = 84, 52, 920, 300
+_COLUMNS = 380
+"""The most points that a line has."""
+_COLOURS = 2
+"""How many curves can be told apart."""
+_RUG = 8
+"""Pixels that the marks of recomputed ops are high."""
+
+_STYLE = """
+text { font: 13px system-ui, sans-serif; fill: #1b1f24; }
+text.title { font-size: 16px; font-weight: 600; }
+text.faint { fill: #6b7280; }
+.end { text-anchor: end; }
+.middle { text-anchor: middle; }
+.ground { fill: #fff; }
+.grid { stroke: #e5e7eb; }
+.area { fill-opacity: 0.22; }
+.area.curve1 { fill-opacity: 0.45; }
+.line { fill: none; stroke-width: 1.6; }
+.area.curve0 { fill: #9aa2ad; }
+.line.curve0 { stroke: #9aa2ad; }
+.area.curve1 { fill: #0e7490; }
+.line.curve1 { stroke: #0e7490; }
+text.curve0 { fill: #57606a; font-weight: 600; }
+text.curve1 { fill: #0e7490; font-weight: 600; }
+.rug { stroke: #a21caf; stroke-width: 1.2; }
+@media (prefers-color-scheme: dark) {
+  text { fill: #e6e8eb; }
+  text.faint { fill: #9aa2ad; }
+  .ground { fill: #16181d; }
+  .grid { stroke: #2b3038; }
+  .area.curve0 { fill: #8b949e; }
+  .line.curve0 { stroke: #8b949e; }
+  .area.curve1 { fill: #22d3ee; }
+  .line.curve1 { stroke: #22d3ee; }
+  text.curve0 { fill: #b1bac4; }
+  text.curve1 { fill: #22d3ee; }
+  .rug { stroke: #f0abfc; }
+}
+"""
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A run of the step.
+
+    Attributes:
+        label: what stands at its peak, before the bytes.
+        timeline: memory over the run's ops.
+    """
+
+    label: str
+    timeline: Timeline
+
+
+def curves(drawn: Sequence[Curve], title: str) -> str:
+    """Activations over the ops of each run, from its first to its last, as the text of an SVG file.
+
+    Each point is the largest value of its stretch, so that every peak is seen. Under the picture stands where
+    ops of the last run are recomputed.
+
+    Args:
+        drawn: the runs, at most two; the later ones lie on top.
+        title: what stands above them.
+    """
+    return "\n".join(_lines(drawn, title)) + "\n"
+
+
+def _lines(drawn: Sequence[Curve], title: str) -> Iterator[str]:
+    top = max(max((curve.timeline.peak_activations for curve in drawn), default=0) * 1.12, 1)
+
+    def y(activations: float) -> float:
+        return round(_BOTTOM - (_BOTTOM - _TOP) * activations / top, 1)
+
+    size = f'viewBox="0 0 {_WIDTH} {_HEIGHT}" width="{_WIDTH}" height="{_HEIGHT}"'
+    yield f'<svg xmlns="http://www.w3.org/2000/svg" {size}>'
+    yield f"<title>{xml_text(title)}</title>"
+    peaks = "; ".join(f"{curve.label}: {curve.timeline.peak_activations} bytes" for curve in drawn)
+    yield f"<desc>Peaks. {xml_text(peaks)}</desc>"
+    yield f"<style>{_STYLE}</style>"
+    yield f'<rect class="ground" width="{_WIDTH}" height="{_HEIGHT}"/>'
+    yield f'<text class="title" x="{_LEFT}" y="28">{xml_text(title)}</text>'
+    for value, label in byte_ticks(int(top), 4):
+        yield f'<line class="grid" x1="{_LEFT}" y1="{y(value)}" x2="{_RIGHT}" y2="{y(value)}"/>'
+        yield f'<text class="faint end" x="{_LEFT - 8}" y="{y(value) + 4}">{label}</text>'
+    for number, curve in enumerate(drawn):
+        colour = f"curve{number % _COLOURS}"
+        points = _points(curve.timeline)
+        path = " ".join(f"{x},{y(value)}" for x, value in points)
+        yield f'<polygon class="area {colour}" points="{_LEFT},{_BOTTOM} {path} {_RIGHT},{_BOTTOM}"/>'
+        yield f'<polyline class="line {colour}" points="{path}"/>'
+    for number, curve in enumerate(drawn):
+        yield from _peak(curve, f"curve{number % _COLOURS}", y(curve.timeline.peak_activations))
+    yield f'<text class="faint" x="{_LEFT}" y="{_BOTTOM + 34}">first node</text>'
+    yield f'<text class="faint end" x="{_RIGHT}" y="{_BOTTOM + 34}">last node of the step</text>'
+    yield from _rug(drawn[-1].timeline if drawn else None)
+    yield "</svg>"
+
+
+def _points(timeline: Timeline) -> list[tuple[float, int]]:
+    """Where the line runs: pixels to the right, bytes."""
+    values = [step.activations for step in timeline.steps]
+    heights = columns(values, min(len(values), _COLUMNS)) if values else [0]
+    width = (_RIGHT - _LEFT) / max(len(heights) - 1, 1)
+    return [(round(_LEFT + index * width, 1), value) for index, value in enumerate(heights)]
+
+
+def _peak(curve: Curve, colour: str, height: float) -> Iterator[str]:
+    """The label over the peak, moved to where it fits."""
+    steps = curve.timeline.steps
+    place = _LEFT + (_RIGHT - _LEFT) * curve.timeline.peak_step / max(len(steps) - 1, 1)
+    place = min(max(place, _LEFT + 150), _RIGHT - 150)
+    label = f"{curve.label}: {format_bytes(curve.timeline.peak_activations)}"
+    yield f'<text class="{colour} middle" x="{place:.1f}" y="{height - 8:.1f}">{xml_text(label)}</text>'
+
+
+def _rug(timeline: Timeline | None) -> Iterator[str]:
+    """A mark under the picture for each op that is run again."""
+    steps = timeline.steps if timeline else ()
+    across = [
+        _LEFT + (_RIGHT - _LEFT) * index / max(len(steps) - 1, 1) for index, step in enumerate(steps) if step.recomputed
+    ]
+    if not across:
+        return
+    middle = (_LEFT + _RIGHT) / 2
+    key = f"M{middle - 80},{_BOTTOM + 26}v{_RUG}"
+    marks = "".join(f"M{x:.1f},{_BOTTOM + 4}v{_RUG}" for x in across)
+    yield f'<path class="rug" d="{marks}{key}"/>'
+    yield f'<text class="faint" x="{middle - 70}" y="{_BOTTOM + 34}">a node is run again ({len(across)} are)</text>'
