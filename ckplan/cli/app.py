@@ -96,12 +96,11 @@ def fail(message: str, code: int) -> int:
 @click.group(cls=App, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, "--version", message="%(prog)s %(version)s")
 def cli() -> None:
-    r"""Train ONNX models in a fraction of the memory.
+    """Train ONNX models in a fraction of the memory.
 
     ckplan reads a forward ONNX model, builds its training graph, plans which activations to keep and which to
     recompute, and writes a file that keeps to the plan in stock onnxruntime.
 
-    \b
-    Exit codes: 0 done, 1 a check failed, 2 wrong usage, 3 model invalid or unsupported,
-                4 budget infeasible, 5 something is missing on this machine.
+    Exit codes: 0 done, 1 a check failed, 2 wrong usage, 3 model invalid or unsupported, 4 budget infeasible,
+    5 something is missing on this machine.
     """
