@@ -32,10 +32,14 @@ _SAME_SIZE = ("Transpose", "ReorderInput", "ReorderOutput")
 """Operators that optimisers put in, and whose output has the values of their input."""
 
 
-def executed_model(model: ir.Model) -> ir.Model:
+def executed_model(model: ir.Model, without: Sequence[str] = ()) -> ir.Model:
     """The model that onnxruntime executes under default session options on the CPU, nodes in execution order.
 
     Parameters that a caller may feed are stripped of their values, which onnxruntime does not look at.
+
+    Args:
+        model: the file.
+        without: optimisers of onnxruntime to leave out, such as those that go by the processor.
 
     Raises:
         ModelError: onnxruntime does not load the model.
@@ -55,7 +59,9 @@ def executed_model(model: ir.Model) -> ir.Model:
         options.log_severity_level = 4
         options.optimized_model_filepath = str(target)
         try:
-            onnxruntime.InferenceSession(str(source), options, providers=["CPUExecutionProvider"])
+            onnxruntime.InferenceSession(
+                str(source), options, providers=["CPUExecutionProvider"], disabled_optimizers=list(without) or None
+            )
         except Exception as error:  # its exceptions have no base class of their own
             lines = str(error).splitlines() or [type(error).__name__]
             hint = missing_kernel_advice(lines[0], model)
