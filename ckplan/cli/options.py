@@ -108,13 +108,13 @@ _PATH = click.Path(path_type=Path)
 
 model_argument = click.argument("model", type=_PATH)
 
-_force = click.option("-f", "--force", is_flag=True, help="Overwrite OUT if it exists.")
+force_option = click.option("-f", "--force", is_flag=True, help="Overwrite OUT if it exists.")
 
 output_options = _stack(
-    click.option("-o", "--output", required=True, type=_PATH, metavar="OUT", help="File to write."), _force
+    click.option("-o", "--output", required=True, type=_PATH, metavar="OUT", help="File to write."), force_option
 )
 
-picture_options = _stack(click.option("-o", "--output", type=_PATH, metavar="OUT", help="File to write."), _force)
+picture_options = _stack(click.option("-o", "--output", type=_PATH, metavar="OUT", help="File to write."), force_option)
 
 talk_options = _stack(
     click.option(

@@ -14,8 +14,11 @@ if TYPE_CHECKING:
     from ckplan.measure.inputs import Inputs, make_inputs
     from ckplan.measure.measurement import measure
     from ckplan.measure.types import (
+        Alive,
         Counters,
+        Gpu,
         Heap,
+        Inside,
         Measurement,
         NonFinite,
         Numerics,
@@ -32,9 +35,12 @@ if TYPE_CHECKING:
     from ckplan.measure.verification import verify
 
 __all__ = [
+    "Alive",
     "Counters",
+    "Gpu",
     "Heap",
     "Inputs",
+    "Inside",
     "Measurement",
     "NonFinite",
     "Numerics",

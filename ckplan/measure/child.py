@@ -46,10 +46,11 @@ def resident_bytes() -> int:
 
 
 def _jobs() -> dict[str, Callable[[Channel], Any]]:
-    from ckplan.measure import counters, heap, nonfinite, plain, timing
+    from ckplan.measure import counters, executed, heap, nonfinite, plain, timing
 
     return {
         "counters": counters.job,
+        "executed": executed.job,
         "heap": heap.job,
         "nonfinite": nonfinite.job,
         "plain": plain.job,

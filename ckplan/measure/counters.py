@@ -108,8 +108,9 @@ def split_runs(events: Iterable[Mapping[str, Any]]) -> list[dict[str, list[Any]]
         events: the profile, in file order; a ``model_run`` event closes a run.
 
     Returns:
-        Columns ``name``, ``op``, ``provider``, ``start`` (microseconds), ``seconds``, and the memory counters in
-        bytes (None on versions of onnxruntime before 1.31, which do not tell).
+        Columns ``name``, ``op``, ``provider``, ``start`` (microseconds), ``seconds``, ``made`` (element type and
+        shape of each output), and the memory counters in bytes (None on versions of onnxruntime before 1.31, which do
+        not tell).
     """
     runs: list[dict[str, list[Any]]] = []
     current: dict[str, list[Any]] = {}
@@ -123,6 +124,7 @@ def split_runs(events: Iterable[Mapping[str, Any]]) -> list[dict[str, list[Any]]
                 "provider": arguments.get("provider", CPU),
                 "start": event["ts"],
                 "seconds": event["dur"] / 1e6,
+                "made": [next(iter(made.items())) for made in arguments.get("output_type_shape", ()) if made],
             }
             for column, key in _COLUMNS.items():
                 row[column] = int(arguments[key]) if key in arguments else None

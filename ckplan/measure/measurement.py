@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +13,14 @@ from ckplan.errors import CkplanError, UsageError
 from ckplan.measure.arrays import load_arrays, save_arrays
 from ckplan.measure.counters import interpret, steady_state
 from ckplan.measure.device import check_device
+from ckplan.measure.executed import executed_graph
 from ckplan.measure.facts import FileFacts, file_facts, read_model
 from ckplan.measure.inputs import Inputs, make_inputs
+from ckplan.measure.inside import look_inside
 from ckplan.measure.numerics import count_nonfinite
 from ckplan.measure.problems import SLACK, TOLERANCE
 from ckplan.measure.process import run_job
-from ckplan.measure.types import Counters, Heap, Measurement, Prediction, Recomputation, Resident
+from ckplan.measure.types import Counters, Gpu, Heap, Inside, Measurement, Prediction, Recomputation, Resident
 from ckplan.model.half import half_precision_notes
 
 _VARIANTS = (
@@ -26,6 +28,12 @@ _VARIANTS = (
     {"order": "priority", "pattern": True},
     {"order": "default", "pattern": False},
 )
+
+Progress = Callable[[str], None]
+
+
+def _silent(doing: str) -> None:
+    pass
 
 
 def measure(
@@ -39,6 +47,8 @@ def measure(
     dims: Mapping[str, int] | None = None,
     shapes: Mapping[str, Sequence[int]] | None = None,
     heap: bool = True,
+    inside: bool = False,
+    progress: Progress = _silent,
 ) -> Measurement:
     """Run a model in onnxruntime, with default session options, and tell what it takes.
 
@@ -54,6 +64,9 @@ def measure(
         dims: sizes of named dimensions, for random inputs.
         shapes: shapes of whole inputs, for random inputs.
         heap: whether to run the second meter (memray), which costs a further process.
+        inside: whether to look at the executed graph as well, for what is alive at the peak and for what was to be
+            expected; costs a further process, which loads the model and does not run it.
+        progress: is told what is being done.
 
     Raises:
         UsageError: an option does not fit the model.
@@ -67,7 +80,9 @@ def measure(
         folder = Path(name)
         save_arrays(folder / "inputs", chosen.arrays)
         request = request_for(Path(path), folder / "inputs", device, threads)
-        return measured(model, chosen, request, folder / "outputs", runs=runs, heap=heap)
+        return measured(
+            model, chosen, request, folder / "outputs", runs=runs, heap=heap, inside=inside, progress=progress
+        )
 
 
 def check_options(device: str, runs: int, threads: int | None) -> None:
@@ -85,7 +100,15 @@ def request_for(path: Path, inputs: Path, device: str, threads: int | None) -> d
 
 
 def measured(
-    model: ir.Model, inputs: Inputs, request: Mapping[str, Any], outputs: Path, *, runs: int, heap: bool
+    model: ir.Model,
+    inputs: Inputs,
+    request: Mapping[str, Any],
+    outputs: Path,
+    *,
+    runs: int,
+    heap: bool,
+    inside: bool = False,
+    progress: Progress = _silent,
 ) -> Measurement:
     """Run all meters on one file; the outputs of its first run stay in the folder ``outputs``.
 
@@ -93,9 +116,12 @@ def measured(
         CkplanError: as `measure`.
     """
     facts = file_facts(model)
+    name = Path(request["path"]).name
+    progress(f"running {name}: times and outputs")
     plain = run_job("plain", {**request, "outputs": str(outputs), "runs": runs})
     # A device that fell back once need not be tried again.
     request = {**request, "device": plain["device"]}
+    progress(f"running {name}: counters of the allocator")
     variants = run_job("counters", {**request, "variants": list(_VARIANTS), "producers": dict(facts.producers)})
     notes = list(inputs.notes)
     if plain["device"] == "cpu":
@@ -110,10 +136,21 @@ def measured(
         )
     heap_found = None
     if heap:
+        progress(f"running {name}: high-water of the heap")
         heap_found, note = _heap(request, plain["device"])
         notes.extend([note] if note else [])
     if by_order[0] is not None:
         notes.extend(_broken_promise(facts.prediction, by_order[0]))
+    looked = None
+    if inside and by_order[0] is not None:
+        progress(f"reading what onnxruntime made of {name}")
+        folder = outputs.with_name(f"{outputs.name}-executed")
+        looked, note = _inside(model, request, folder, variants[0]["runs"][0], by_order[0], inputs, facts)
+        notes.extend([note] if note else [])
+    if plain["gpu_note"]:
+        notes.append(plain["gpu_note"])
+    if plain["device"] == "cuda":
+        notes.append("times of nodes are those of starting their kernels, which run on while the next node is started")
     kept = load_arrays(outputs, mapped=True)
     return Measurement(
         path=str(request["path"]),
@@ -135,6 +172,8 @@ def measured(
         prediction=facts.prediction,
         recomputation=_recomputation(facts, variants[0]["runs"]),
         notes=tuple(notes),
+        inside=looked,
+        gpu=Gpu(**plain["gpu"]) if plain["gpu"] else None,
     )
 
 
@@ -146,6 +185,25 @@ def _heap(request: Mapping[str, Any], device: str) -> tuple[Heap | None, str]:
         return Heap(**run_job("heap", request)), ""
     except CkplanError as error:
         return None, f"no figure from the heap meter: {error}"
+
+
+def _inside(
+    model: ir.Model,
+    request: Mapping[str, Any],
+    folder: Path,
+    run: Mapping[str, Sequence[Any]],
+    counters: Counters,
+    inputs: Inputs,
+    facts: FileFacts,
+) -> tuple[Inside | None, str]:
+    """The executed graph, or why it cannot be had: the measurement stands without it."""
+    try:
+        executed = executed_graph(model, request, folder)
+        return look_inside(executed, run, counters, inputs.arrays, facts), ""
+    except CkplanError as error:
+        return None, f"what is alive at the peak is not known: {error}"
+    except ValueError as error:
+        return None, f"what is alive at the peak is not known: the optimised graph does not fit the run: {error}"
 
 
 def _broken_promise(prediction: Prediction, counters: Counters) -> list[str]:

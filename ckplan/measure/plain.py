@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from ckplan.measure import nvml
 from ckplan.measure.arrays import load_arrays, save_arrays
 from ckplan.measure.child import Channel, resident_bytes
 from ckplan.measure.session import as_array, open_session, step_of
@@ -20,22 +22,24 @@ _PERIOD = 0.002
 
 
 class _Watch(threading.Thread):
-    """Samples resident memory until it is told to stop."""
+    """Samples a meter until it is told to stop."""
 
-    def __init__(self) -> None:
+    def __init__(self, meter: Callable[[], int]) -> None:
         super().__init__(daemon=True)
-        self.peak = 0
+        self._meter = meter
+        self._peak = 0
         self._done = threading.Event()
+        self.start()
 
     def run(self) -> None:
         while not self._done.wait(_PERIOD):
-            self.peak = max(self.peak, resident_bytes())
+            self._peak = max(self._peak, self._meter())
 
     def stop(self) -> int:
         """End sampling; returns the largest sample in bytes."""
         self._done.set()
         self.join()
-        return max(self.peak, resident_bytes())
+        return max(self._peak, self._meter())
 
 
 def job(channel: Channel) -> dict[str, Any]:
@@ -45,17 +49,22 @@ def job(channel: Channel) -> dict[str, Any]:
     request = channel.request
     feed = load_arrays(Path(request["inputs"]))
     before = resident_bytes()
+    gpu, gpu_note = (None, "") if request["device"] == "cpu" else nvml.meter()
     channel.progress("the loading")
     session, device = open_session(request["path"], request["device"], threads=request["threads"])
     names = [value.name for value in session.get_outputs()]
     step = step_of(session, feed)
     loaded = resident_bytes()
-    watch = _Watch()
-    watch.start()
+    if device == "cpu":
+        gpu, gpu_note = None, ""
+    gpu = nvml.settled(gpu) if gpu else None
+    gpu_loaded = gpu.used() if gpu else 0
+    watches = [_Watch(resident_bytes), *([_Watch(gpu.used)] if gpu else [])]
     channel.progress("the first run")
     results = step()
     first_run = resident_bytes()
-    peak = watch.stop()  # before timing: the sampler takes a core
+    gpu_first_run = gpu.used() if gpu else 0
+    peaks = [watch.stop() for watch in watches]  # before timing: a sampler takes a core
     folder = Path(request["outputs"])
     pairs = ((name, as_array(result)) for name, result in zip(names, results, strict=True))
     save_arrays(folder, ((name, array) for name, array in pairs if array is not None))
@@ -71,7 +80,11 @@ def job(channel: Channel) -> dict[str, Any]:
         seconds.append(time.perf_counter() - start)
         if number < request["runs"] - 1:
             del results
-    peak = max(peak, resident_bytes())
+    peak = max(peaks[0], resident_bytes())
+    told = None
+    if gpu:
+        figures = {"loaded": gpu_loaded, "first_run": gpu_first_run, "peak": max(peaks[1], gpu.used())}
+        told = {"name": gpu.name, "driver": gpu.driver, "of_process": gpu.of_process, **figures}
     kept = load_arrays(folder, mapped=True)
     repeatable = all(
         (array := as_array(result)) is None or same_bits(array, kept[name])
@@ -84,6 +97,8 @@ def job(channel: Channel) -> dict[str, Any]:
         "seconds": seconds,
         "repeatable": repeatable,
         "resident": {"before": before, "loaded": loaded, "first_run": first_run, "peak": peak},
+        "gpu": told,
+        "gpu_note": gpu_note,
         "not_tensors": [name for name in names if name not in kept],
     }
 

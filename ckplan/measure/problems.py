@@ -11,6 +11,14 @@ def problems_of(verification: Verification) -> tuple[str, ...]:
     return (*_plan(verification.new), *_values(verification), *_finiteness(numerics))
 
 
+def measured_problems(found: Measurement) -> tuple[str, ...]:
+    """What is wrong with one file that ran, a sentence each; empty if all is well."""
+    text = tuple(
+        f"output `{output.output}` holds {output.nan} NaN and {output.inf} infinities" for output in found.nonfinite
+    )
+    return (*_plan(found), *text)
+
+
 TOLERANCE = 1.05
 """Largest ratio of a measured peak to the predicted one that passes for the same."""
 SLACK = 2**19

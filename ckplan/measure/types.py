@@ -165,6 +165,66 @@ class Recomputation:
         return self.in_file > 0 and self.executed == 0
 
 
+@dataclass(frozen=True, slots=True)
+class Alive:
+    """A buffer that holds memory at the peak of the activations.
+
+    Attributes:
+        name: the tensor in it.
+        bytes: its size.
+        node: name of the node that made the tensor.
+        op_type: operator of that node.
+        backward: whether that node belongs to the backward pass.
+        recomputed: whether that node is a recomputation.
+        held: whether nothing reads the tensor any more, and onnxruntime holds the buffer for a later tensor.
+    """
+
+    name: str
+    bytes: int
+    node: str
+    op_type: str
+    backward: bool
+    recomputed: bool
+    held: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Inside:
+    """What onnxruntime made of the file, simulated: its optimised graph, in the order in which it ran.
+
+    Attributes:
+        expected: the simulated timeline, a step for each step that was measured; a node inside of a loop or a branch
+            counts as the node that it is in.
+        alive: the buffers that hold activations at the measured peak, largest first; outputs of the file left out.
+        workspace: bytes that the kernel at the peak takes while it runs, as the simulator has it.
+    """
+
+    expected: Timeline
+    alive: tuple[Alive, ...]
+    workspace: int
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """Memory of a GPU, told by its driver (NVML), which sees more than the arena: the context, libraries, other blocks.
+
+    Attributes:
+        name: of the device.
+        driver: version of its driver.
+        of_process: whether the figures are those of the process; else the device's own, above what was in use before.
+        loaded: bytes with the session made.
+        first_run: bytes after the first run.
+        peak: the largest figure seen, sampled every few milliseconds.
+    """
+
+    name: str
+    driver: str
+    of_process: bool
+    loaded: int
+    first_run: int
+    peak: int
+
+
 @dataclass(frozen=True)
 class Measurement:
     """One file, run in onnxruntime.
@@ -189,6 +249,8 @@ class Measurement:
         prediction: what the file promises.
         recomputation: recomputed nodes in the file and in the run.
         notes: what was chosen for the user, and what could not be measured, a sentence each.
+        inside: the executed graph, simulated; None if it was not asked for or cannot be had (see ``notes``).
+        gpu: memory of the GPU as its driver tells it; None on the CPU, or without NVML (see ``notes``).
     """
 
     path: str
@@ -210,6 +272,8 @@ class Measurement:
     prediction: Prediction
     recomputation: Recomputation
     notes: tuple[str, ...]
+    inside: Inside | None = None
+    gpu: Gpu | None = None
 
     @property
     def peak_activations(self) -> int | None:
@@ -230,6 +294,22 @@ class Measurement:
         """Median time of a step."""
         return median(self.step_seconds)
 
+    @property
+    def widest_gap(self) -> int | None:
+        """The first step at which measured and expected activations differ most; None where they are nowhere apart."""
+        if self.counters is None or self.inside is None:
+            return None
+        pairs = zip(self.counters.timeline.steps, self.inside.expected.steps, strict=True)
+        gaps = [abs(measured.activations - expected.activations) for measured, expected in pairs]
+        return gaps.index(max(gaps)) if any(gaps) else None
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """What a user must know before trusting the file, a sentence each; empty if all is well."""
+        from ckplan.measure.problems import measured_problems
+
+        return measured_problems(self)
+
     def to_json(self) -> dict[str, Any]:
         """A JSON-ready form; peaks and the median time stand beside the fields they come from."""
         data: dict[str, Any] = jsonable(self)
@@ -244,6 +324,8 @@ class Measurement:
             "peak_activations": self.peak_activations,
             "peak_total": self.peak_total,
             "seconds": self.seconds,
+            "widest_gap": self.widest_gap,
+            "problems": list(self.problems),
         }
 
 

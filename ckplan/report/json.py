@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from ckplan.analysis import Analysis, Offer, TensorFacts
     from ckplan.autodiff import TrainingGraph
     from ckplan.autodiff.coverage import Coverage
-    from ckplan.measure import Verification
+    from ckplan.measure import Measurement, Verification
     from ckplan.pareto import Pareto
     from ckplan.plan import Plan, Timeline
     from ckplan.plan.strategies import Strategy
@@ -70,6 +70,11 @@ def rewritten(
 def verification(found: Verification) -> Json:
     """What ``ckplan verify`` measured."""
     return _report("verify", **found.to_json())
+
+
+def measurement(found: Measurement) -> Json:
+    """What ``ckplan measure`` measured."""
+    return _report("measure", **found.to_json())
 
 
 def _peaks(timeline: Timeline) -> Json:

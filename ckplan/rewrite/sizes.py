@@ -24,8 +24,8 @@ def named_dimension(size: int, buffer: str) -> str:
 
 def dimensions_of(value: ir.Value) -> tuple[int, ...] | None:
     """The static shape of a value, None where it is not known."""
-    if DIMENSIONS in value.meta:
-        return tuple(value.meta[DIMENSIONS])
+    if (learnt := value.meta.get(DIMENSIONS)) is not None:
+        return tuple(learnt)
     if value.shape is None:
         return None
     dims = []

@@ -1,0 +1,68 @@
+"""``ckplan measure``: what one file takes when it runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ckplan.cli.options import force_option, json_option, model_argument, run_options, shape_options, talk_options
+from ckplan.cli.output import check_output
+from ckplan.cli.terminal import notes, show, show_json, stage
+from ckplan.errors import UsageError
+
+_PATH = click.Path(path_type=Path)
+
+
+@click.command("measure", short_help="Run any ONNX file; show its memory and time by node.")
+@model_argument
+@run_options
+@shape_options
+@click.option("--runs", type=click.IntRange(min=1), default=5, show_default=True, help="Number of timed runs.")
+@click.option(
+    "--threads", type=click.IntRange(min=1), metavar="N", help="Intra-op threads. Default: onnxruntime's own choice."
+)
+@click.option("--trace", type=_PATH, metavar="OUT", help="Write a Chrome trace, for ui.perfetto.dev, to this file.")
+@click.option("--csv", type=_PATH, metavar="OUT", help="Write a table with a row for each step to this file.")
+@force_option
+@json_option
+@talk_options
+def command(
+    model: Path,
+    inputs: Path | None,
+    trace: Path | None,
+    csv: Path | None,
+    force: bool,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Run MODEL as it is, in onnxruntime with default session options, and show what it takes.
+
+    MODEL may be any ONNX file, for training or not. Its memory is told by three meters and node by node, beside what
+    ckplan predicts for it; `docs/measuring.md` says what each meter means.
+    """
+    targets = [path for path in (trace, csv) if path is not None]
+    for target in targets:
+        check_output(target, force, model, *([inputs] if inputs else []))
+    if len(targets) == 2 and targets[0].resolve() == targets[1].resolve():
+        raise UsageError(f"--trace and --csv both name {targets[0]}", "give each a file of its own")
+    from ckplan.measure import measure
+    from ckplan.model.saving import write_text
+    from ckplan.report import exports
+
+    with stage(f"running {model.name}") as tell:
+        found = measure(model, inputs=inputs, inside=True, progress=tell, **options)
+    notes(found.notes)
+    if trace is not None:
+        write_text(exports.trace(found), trace, force=force)
+    if csv is not None:
+        write_text(exports.table(found), csv, force=force)
+    if as_json:
+        from ckplan.report import json
+
+        show_json(json.measurement(found))
+    else:
+        from ckplan.report.measurement import measurement
+
+        show(measurement(found))
