@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING
 
@@ -53,15 +54,35 @@ def summary(found: Verification) -> str:
     return f"measured: {', '.join(parts)}"
 
 
-def _figures(found: Verification) -> Table:
-    rows = table("", "base", "new", "new / base", numbers=("base", "new", "new / base"))
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """A figure of both files.
+
+    Attributes:
+        title: what it is; parts of the figure above are indented.
+        base: that of the base file, as text.
+        new: that of the new one.
+        ratio: new over base.
+        style: how it stands out.
+    """
+
+    title: str
+    base: str
+    new: str
+    ratio: str
+    style: str = ""
+
+
+def figures(found: Verification) -> list[Figure]:
+    """What both files took, in the order in which it is told."""
+    told: list[Figure] = []
 
     def add(title: str, figure: Callable[[Measurement], int | None], style: str = "") -> None:
         before, after = figure(found.base), figure(found.new)
         if before is None and after is None:
             return
-        cells = ["-" if value is None else format_bytes(value) for value in (before, after)]
-        rows.add_row(title, *cells, _ratio(after, before), style=style)
+        base, new = ("-" if value is None else format_bytes(value) for value in (before, after))
+        told.append(Figure(title, base, new, _ratio(after, before), style))
 
     add("activations, peak", lambda m: m.peak_activations, "bold")
     add("  predicted", lambda m: m.prediction.peak_activations)
@@ -74,8 +95,15 @@ def _figures(found: Verification) -> Table:
     add("resident (misleads)", lambda m: m.resident.peak, "dim")
     if found.timing is not None:
         before, after = median(found.timing.base_seconds), median(found.timing.new_seconds)
-        times = (format_seconds(before), format_seconds(after), f"{found.timing.ratio:.2f}")
-        rows.add_row("step time", *times, style="bold")
+        times = format_seconds(before), format_seconds(after)
+        told.append(Figure("step time", *times, f"{found.timing.ratio:.2f}", "bold"))
+    return told
+
+
+def _figures(found: Verification) -> Table:
+    rows = table("", "base", "new", "new / base", numbers=("base", "new", "new / base"))
+    for figure in figures(found):
+        rows.add_row(figure.title, figure.base, figure.new, figure.ratio, style=figure.style)
     return rows
 
 
