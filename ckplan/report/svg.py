@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 from xml.sax.saxutils import escape
 
-from ckplan.report.plot import Mark, byte_ticks, percent_ticks, plot_of
+from ckplan.report.plot import Mark, Plot, byte_ticks, percent_ticks, plot_of
 from ckplan.units import format_bytes
 
 if TYPE_CHECKING:
@@ -58,8 +58,31 @@ def pareto(found: Pareto, title: str) -> str:
     return "\n".join(_lines(found, title)) + "\n"
 
 
+def drawing(found: Pareto) -> str:
+    """The picture as an element of a page, which has the styles for it and says what it is."""
+    plot = plot_of(found)
+    start = f'<svg viewBox="0 {_TOP - 16} {_WIDTH} {_height(plot) - _TOP + 16}" class="pareto">'
+    return "\n".join((start, *_marks(plot), "</svg>"))
+
+
+def _height(plot: Plot) -> int:
+    return max(_HEIGHT, _TOP + _KEY * (len(plot.marks) + 4))
+
+
 def _lines(found: Pareto, title: str) -> Iterator[str]:
     plot = plot_of(found)
+    height = _height(plot)
+    yield f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" width="{_WIDTH}" height="{height}">'
+    yield f"<title>{xml_text(title)}</title>"
+    yield f"<style>{_STYLE}</style>"
+    yield f'<rect class="ground" width="{_WIDTH}" height="{height}"/>'
+    yield f'<text class="title" x="{_LEFT}" y="26">{xml_text(title)}</text>'
+    yield from _marks(plot)
+    yield "</svg>"
+
+
+def _marks(plot: Plot) -> Iterator[str]:
+    """Axes, lines, points and their key."""
 
     def x(overhead: float) -> float:
         return round(_LEFT + _MARGIN + (_RIGHT - _LEFT - _MARGIN) * overhead / plot.right, 1)
@@ -67,12 +90,6 @@ def _lines(found: Pareto, title: str) -> Iterator[str]:
     def y(peak: float) -> float:
         return round(_BOTTOM - (_BOTTOM - _TOP) * peak / plot.top, 1)
 
-    height = max(_HEIGHT, _TOP + _KEY * (len(plot.marks) + 4))
-    yield f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" width="{_WIDTH}" height="{height}">'
-    yield f"<title>{xml_text(title)}</title>"
-    yield f"<style>{_STYLE}</style>"
-    yield f'<rect class="ground" width="{_WIDTH}" height="{height}"/>'
-    yield f'<text class="title" x="{_LEFT}" y="26">{xml_text(title)}</text>'
     for value, label in byte_ticks(plot.top):
         yield f'<line class="grid" x1="{_LEFT}" y1="{y(value)}" x2="{_RIGHT}" y2="{y(value)}"/>'
         yield f'<text class="faint end" x="{_LEFT - 8}" y="{y(value) + 4}">{label}</text>'
@@ -104,7 +121,6 @@ def _lines(found: Pareto, title: str) -> Iterator[str]:
         box = f'x="{across - half:.1f}" y="{down - 8:.1f}" width="{2 * half:.1f}" height="16" rx="8"'
         yield f'<rect class="mark" {box}/><text class="letter" x="{across}" y="{down + 4:.1f}">{letters}</text></g>'
     yield from _key(plot.marks, {mark.letter for mark in plot.inside})
-    yield "</svg>"
 
 
 def _heaps(placed: list[tuple[Mark, float, float]]) -> list[list[tuple[Mark, float, float]]]:
