@@ -25,6 +25,7 @@ LAYERS = (
     "pareto",
     "analysis",
     "occupancy",
+    "patterns",
     "measure",
     "rewrite",
     "autodiff",

@@ -1,0 +1,380 @@
+"""The repeated blocks of a network: what a person means by "the convolutions" or "a transformer block".
+
+On two levels. A *group* is a node and the light nodes that only carry its result on, such as
+``Conv+BatchNormalization+Relu``; every forward node is in one. A *layer* is a longer stretch of the forward pass that
+stands there several times, such as a transformer block: same operators, attributes and connections, sizes apart.
+
+Layers are found as repeats of the sequence of forward nodes: where a sequence equals itself moved by p places for p
+places or more, there is a block of p nodes that is repeated. All p are tried, at one comparison of arrays each.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+
+from ckplan.keys import PHASE
+from ckplan.model.traits import HEAVY
+
+Level = Literal["layer", "group"]
+
+_LONGEST = 4096
+"""Nodes of the longest block that is looked for."""
+_SMALLEST = 3
+"""Nodes that make a layer."""
+_SHOWN = 4
+"""Operators in the name of a block."""
+
+_MOVES = frozenset(
+    {"Cast", "Expand", "Flatten", "Identity", "Reshape", "Shape", "Split", "Squeeze", "Transpose", "Unsqueeze"}
+)
+"""Operators that compute nothing; the name of a long block leaves them out."""
+_ANY_NUMBER = frozenset({"Concat", "Max", "Mean", "Min", "Sum"})
+"""Operators of any number of inputs, which may grow from layer to layer (DenseNet)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pattern:
+    """A block of nodes that stands in the forward pass once or more.
+
+    Attributes:
+        name: its operators, such as ``Conv+BatchNormalization+Relu``; long ones are shortened. Unique within a level.
+        level: ``layer`` or ``group``.
+        operators: the operators of one occurrence, in order.
+        occurrences: names of the nodes of each occurrence, in forward order.
+    """
+
+    name: str
+    level: Level
+    operators: tuple[str, ...]
+    occurrences: tuple[tuple[str, ...], ...]
+
+    @property
+    def count(self) -> int:
+        """How often it stands there."""
+        return len(self.occurrences)
+
+
+def patterns(model: ir.Model) -> tuple[Pattern, ...]:
+    """Find the repeated blocks of the forward pass of a training graph, or of any other graph.
+
+    Args:
+        model: with nodes in a topological order; the phase of nodes is read off their metadata, none means forward.
+
+    Returns:
+        The layers, each of which occurs at least twice, then the groups, into which the forward nodes are divided
+        without remainder, some of which occur once. Both by the nodes that they cover, most first. The layers of a
+        network do not overlap each other.
+    """
+    nodes = [node for node in model.graph if node.metadata_props.get(PHASE) != "backward"]
+    if not nodes:
+        return ()
+    groups = _groups(nodes)
+    stretches = _layers(nodes, groups)
+    members = _members(groups)
+    return (
+        *_named("layer", nodes, stretches, _Signatures(nodes)),
+        *_named("group", nodes, members, lambda block: tuple(_operator(nodes[index]) for index in block)),
+    )
+
+
+def _operator(node: ir.Node) -> str:
+    return f"{node.domain}.{node.op_type}" if node.domain else node.op_type
+
+
+def _members(groups: Sequence[int]) -> list[Sequence[int]]:
+    """The nodes of each group, in order."""
+    members: dict[int, list[int]] = defaultdict(list)
+    for index, group in enumerate(groups):
+        members[group].append(index)
+    return list(members.values())
+
+
+# -- groups ------------------------------------------------------------------------------------------------------------
+
+
+def _groups(nodes: Sequence[ir.Node]) -> list[int]:
+    """For each node the first node of its group.
+
+    A light node joins the group that ends in one of its inputs if nothing else reads that and it makes as many
+    elements. A group all of whose inputs come from the end of another one, and that is the only reader of it, is a part
+    of it (``x * sigmoid(x)``).
+    """
+    place = {node: index for index, node in enumerate(nodes)}
+    sources = [_producers(node, place) for node in nodes]
+    readers: list[set[int]] = [set() for _ in nodes]
+    for index, read in enumerate(sources):
+        for source in read:
+            readers[source].add(index)
+    sizes = [_elements(node) for node in nodes]
+    group = list(range(len(nodes)))
+    end = list(range(len(nodes)))  # last node of the group that begins at a node
+    for index, node in enumerate(nodes):
+        if node.op_type in HEAVY:
+            continue
+        tails = [
+            source
+            for source in sources[index]
+            if readers[source] == {index} and end[group[source]] == source and sizes[source] == sizes[index]
+        ]
+        if tails:
+            group[index] = group[max(tails)]
+            end[group[index]] = index
+    outside: list[set[int]] = [set() for _ in nodes]
+    for index, read in enumerate(sources):
+        outside[group[index]].update(source for source in read if group[source] != group[index])
+    parent = list(range(len(nodes)))
+    for first in range(len(nodes)):
+        if group[first] != first or nodes[first].op_type in HEAVY or len(outside[first]) != 1:
+            continue
+        (source,) = outside[first]
+        alone = {group[reader] for reader in readers[source]} == {first}
+        if alone and end[group[source]] == source and sizes[source] == sizes[first]:
+            parent[first] = parent[group[source]]
+    return [parent[first] for first in group]
+
+
+def _elements(node: ir.Node) -> int:
+    """Elements of a node's first output; -1 where that is not known."""
+    shape = node.outputs[0].shape if node.outputs else None
+    sizes = [size if isinstance(size, int) else -1 for size in shape] if shape is not None else [-1]
+    return prod(sizes) if min(sizes, default=0) >= 0 else -1
+
+
+def _producers(node: ir.Node, place: dict[ir.Node, int]) -> set[int]:
+    """The forward nodes that a node reads from, its bodies included."""
+    found = set()
+    for value in _read(node):
+        producer = value.producer()
+        if producer is not None and producer in place:
+            found.add(place[producer])
+    return found
+
+
+def _read(node: ir.Node) -> list[ir.Value]:
+    """What a node reads of its own graph, values that its bodies read from outside included."""
+    read = [value for value in node.inputs if value is not None]
+    for attribute in node.attributes.values():
+        if attribute.type == ir.AttributeType.GRAPH:
+            for inner in attribute.as_graph().all_nodes():
+                read.extend(value for value in inner.inputs if value is not None and value.graph is node.graph)
+    return read
+
+
+# -- layers ------------------------------------------------------------------------------------------------------------
+
+
+def _layers(nodes: Sequence[ir.Node], groups: Sequence[int]) -> list[Sequence[int]]:
+    """Stretches of nodes that repeat each other, without overlap."""
+    ids: dict[Hashable, int] = {}
+    labels = np.array([ids.setdefault(_label(node), len(ids)) for node in nodes], dtype=np.int32)
+    heavy = np.array([node.op_type in HEAVY for node in nodes])
+    crossing = _crossing(nodes)
+    taken = np.zeros(len(nodes), dtype=bool)
+    found: list[Sequence[int]] = []
+    for period, runs in _kinds(labels):
+        for run in runs:
+            start, end = _free(taken, *run)
+            if end - start < 2 * period:
+                continue
+            first, count = _aligned(crossing, groups, start, end, period)
+            block = slice(first, first + period)
+            if len(set(groups[block])) < 2 or (heavy.any() and not heavy[block].any()) or _repeats(labels[block]):
+                continue
+            places = [first + turn * period for turn in range(count)]
+            taken[first : first + count * period] = True
+            for place in _elsewhere(labels, labels[block], taken):
+                taken[place : place + period] = True
+                places.append(place)
+            found += [range(place, place + period) for place in places]
+    return found
+
+
+def _kinds(labels: npt.NDArray[np.int32]) -> list[tuple[int, list[tuple[int, int]]]]:
+    """Repetitions of the same nodes, ``(period, stretches)``; first those that spare the most nodes."""
+    kinds: dict[bytes, list[tuple[int, int]]] = defaultdict(list)
+    for start, end, period in _runs(labels):
+        kinds[np.sort(labels[start : start + period]).tobytes()].append((start, end))
+    width = labels.itemsize
+    by_gain = [(len(kind) // width, runs) for kind, runs in kinds.items() if len(kind) // width >= _SMALLEST]
+    by_gain.sort(key=lambda kind: (-sum(end - start - kind[0] for start, end in kind[1]), kind[0], kind[1]))
+    return by_gain
+
+
+def _label(node: ir.Node) -> Hashable:
+    """What makes two nodes the same kind of node: operator, attributes, and what it reads and makes, sizes apart."""
+    attributes = tuple(sorted((name, _spelled(attribute)) for name, attribute in node.attributes.items()))
+    inputs = tuple("" if value is None else _origin(value) for value in node.inputs)
+    if node.op_type in _ANY_NUMBER:
+        inputs = tuple(dict.fromkeys(inputs))
+    outputs = tuple((str(value.dtype), len(value.shape) if value.shape is not None else -1) for value in node.outputs)
+    return _operator(node), attributes, inputs, outputs
+
+
+def _spelled(attribute: ir.Attr) -> str:
+    if attribute.name == "group":
+        return str(attribute.value != 1)  # a depthwise convolution has as many groups as channels
+    if attribute.type == ir.AttributeType.TENSOR:
+        tensor = attribute.as_tensor()
+        return f"{tensor.dtype}{tuple(tensor.shape)}"
+    if attribute.type == ir.AttributeType.GRAPH:
+        return "+".join(_operator(node) for node in attribute.as_graph())
+    return str(attribute.value)
+
+
+def _origin(value: ir.Value) -> str:
+    if value.is_initializer():
+        return "parameter"
+    return "input" if value.producer() is None else "activation"
+
+
+def _crossing(nodes: Sequence[ir.Node]) -> npt.NDArray[np.int64]:
+    """For each position in the forward order the number of values made before it and read after it."""
+    place = {node: index for index, node in enumerate(nodes)}
+    last: dict[int, int] = {}
+    for index, node in enumerate(nodes):
+        for source in _producers(node, place):
+            last[source] = index
+    change = np.zeros(len(nodes) + 1, dtype=np.int64)
+    for source, reader in last.items():
+        change[source + 1] += 1
+        change[reader + 1 : reader + 2] -= 1
+    return np.cumsum(change)
+
+
+def _runs(labels: npt.NDArray[np.int32]) -> list[tuple[int, int, int]]:
+    """All stretches ``(start, end, period)`` that repeat with a period of 2 or more, at least twice."""
+    found = []
+    for period in range(2, min(len(labels) // 2, _LONGEST) + 1):
+        equal = labels[:-period] == labels[period:]
+        if np.count_nonzero(equal) < period:
+            continue
+        edges = np.flatnonzero(np.diff(np.concatenate(([False], equal, [False]))))
+        long = edges[1::2] - edges[::2] >= period
+        found += [
+            (start, stop + period, period)
+            for start, stop in zip(edges[::2][long].tolist(), edges[1::2][long].tolist(), strict=True)
+        ]
+    return found
+
+
+def _repeats(block: npt.NDArray[np.int32]) -> bool:
+    """Whether a block is a smaller one several times over."""
+    size = len(block)
+    return any(size % part == 0 and np.array_equal(block[part:], block[:-part]) for part in range(1, size // 2 + 1))
+
+
+def _free(taken: npt.NDArray[np.bool_], start: int, end: int) -> tuple[int, int]:
+    """The longest stretch between two positions that no layer has taken yet."""
+    edges = np.flatnonzero(np.diff(np.concatenate(([True], taken[start:end], [True])))) + start
+    return max(
+        ((int(first), int(last)) for first, last in zip(edges[::2], edges[1::2], strict=True)),
+        key=lambda stretch: stretch[1] - stretch[0],
+        default=(start, start),
+    )
+
+
+def _aligned(
+    crossing: npt.NDArray[np.int64], groups: Sequence[int], start: int, end: int, period: int
+) -> tuple[int, int]:
+    """Where the blocks of a run begin, ``(first, count)``.
+
+    Where the fewest values pass from block to block, and no group is torn apart if that can be.
+    """
+    best = (float("inf"), True, 0, start)
+    for first in range(start, min(start + period, end - 2 * period + 1)):
+        count = (end - first) // period
+        turn = first + period  # the beginning of the second block: the first may follow something else
+        between = float(np.mean(crossing[turn : first + count * period : period]))
+        best = min(best, (between, groups[turn] < turn, -count, first))
+    return best[3], -best[2]
+
+
+def _elsewhere(labels: npt.NDArray[np.int32], block: npt.NDArray[np.int32], taken: npt.NDArray[np.bool_]) -> list[int]:
+    """Further places of a block, away from what is taken and without overlap."""
+    values, counts = np.unique(labels, return_counts=True)
+    often = dict(zip(values.tolist(), counts.tolist(), strict=True))
+    rare = min(range(len(block)), key=lambda index: often[int(block[index])])
+    places: list[int] = []
+    for place in (np.flatnonzero(labels == block[rare]) - rare).tolist():
+        end = place + len(block)
+        if place < 0 or end > len(labels) or (places and place < places[-1] + len(block)):
+            continue
+        if not taken[place:end].any() and np.array_equal(labels[place:end], block):
+            places.append(place)
+    return places
+
+
+class _Signatures:
+    """What makes two stretches of nodes the same layer: labels, and connections within the stretch."""
+
+    def __init__(self, nodes: Sequence[ir.Node]) -> None:
+        self._nodes = nodes
+        self._place = {node: index for index, node in enumerate(nodes)}
+
+    def __call__(self, block: Sequence[int]) -> Hashable:
+        """The signature of the nodes at some positions."""
+        return tuple((_label(self._nodes[index]), self._connections(index, block)) for index in block)
+
+    def _connections(self, index: int, block: Sequence[int]) -> tuple[int, ...]:
+        """For each input its maker's place in the block, or -1."""
+        found = []
+        for value in self._nodes[index].inputs:
+            producer = value.producer() if value is not None else None
+            place = self._place.get(producer, -1) if producer is not None else -1
+            found.append(place - block[0] if place >= block[0] else -1)
+        return tuple(dict.fromkeys(found)) if self._nodes[index].op_type in _ANY_NUMBER else tuple(found)
+
+
+# -- names -------------------------------------------------------------------------------------------------------------
+
+
+def _named(
+    level: Level,
+    nodes: Sequence[ir.Node],
+    blocks: Sequence[Sequence[int]],
+    signature: Callable[[Sequence[int]], Hashable],
+) -> list[Pattern]:
+    """Blocks that are the same, as one pattern with a name of its own."""
+    alike: dict[Hashable, list[Sequence[int]]] = defaultdict(list)
+    for block in sorted(blocks, key=lambda block: block[0]):
+        alike[signature(block)].append(block)
+    kept = [same for same in alike.values() if level == "group" or len(same) > 1]
+    kept.sort(key=lambda same: (-len(same) * len(same[0]), same[0][0]))
+    made = []
+    names: set[str] = set()
+    for same in kept:
+        operators = tuple(_operator(nodes[index]) for index in same[0])
+        name = plain = short_name(operators, distinct=level == "layer")
+        if name in names:
+            name = plain = f"{plain} ({len(operators)} nodes)"
+        turn = 2
+        while name in names:
+            name, turn = f"{plain} {turn}", turn + 1
+        names.add(name)
+        occurrences = tuple(tuple(nodes[index].name or "" for index in block) for block in same)
+        made.append(Pattern(name, level, operators, occurrences))
+    return made
+
+
+def short_name(operators: Sequence[str], *, distinct: bool = False) -> str:
+    """Operators joined by ``+``; of many, those that compute, and of these the first few.
+
+    Args:
+        operators: in order.
+        distinct: whether to name each operator once.
+    """
+    short = [operator.rpartition(".")[2] for operator in operators]
+    if distinct:
+        short = list(dict.fromkeys(short))
+    if len(short) > _SHOWN:
+        short = [name for name in short if name not in _MOVES] or short
+        short = [name for index, name in enumerate(short) if index == 0 or name != short[index - 1]]
+    return "+".join([*short[:_SHOWN], "…"] if len(short) > _SHOWN else short)
