@@ -21,6 +21,7 @@ LAYERS = (
     "cli",
     "report",
     "findings",
+    "comparison",
     "planning",
     "pareto",
     "analysis",

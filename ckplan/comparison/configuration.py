@@ -1,0 +1,150 @@
+"""``ckplan.toml``, or ``[tool.ckplan]`` in ``pyproject.toml``: which models are checked, how, and against what."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ckplan.comparison.judging import Limits
+from ckplan.comparison.running import Target
+from ckplan.comparison.settings import KEYS, Settings, read_setting, unknown
+from ckplan.errors import UsageError
+from ckplan.units import parse_bytes, parse_share
+
+OWN_FILE = "ckplan.toml"
+SHARED_FILE = "pyproject.toml"
+
+_LIMITS = ("max-regression", "warn-regression", "budget", "warn-budget", "tolerance")
+_MODEL = ("path", *_LIMITS, *KEYS)
+_TOP = ("baseline", "models", *_LIMITS, *KEYS)
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """What is to be checked.
+
+    Attributes:
+        path: the file that says so.
+        targets: the models, one for each strategy that is to be tried on them.
+        baseline: file with what they took before; None judges by budgets alone.
+    """
+
+    path: Path
+    targets: tuple[Target, ...]
+    baseline: Path | None
+
+
+def find_configuration(folder: Path) -> Path | None:
+    """The configuration of a folder: its ``ckplan.toml``, or a ``pyproject.toml`` with a section for ckplan."""
+    if (folder / OWN_FILE).is_file():
+        return folder / OWN_FILE
+    shared = folder / SHARED_FILE
+    if shared.is_file() and _section(shared, _toml(shared)) is not None:
+        return shared
+    return None
+
+
+def read_configuration(path: Path) -> Configuration:
+    """Read a configuration.
+
+    Keys at the top are defaults of all models. Paths are relative to the file.
+
+    Args:
+        path: a TOML file; one that is called ``pyproject.toml`` has the configuration in ``[tool.ckplan]``.
+
+    Raises:
+        UsageError: the file cannot be read, holds no models, an unknown key, or a value that does not fit its key.
+    """
+    top = _section(path, _toml(path))
+    if top is None:
+        raise UsageError(f"'{path}' has no section [tool.ckplan]", "add one, or name another file with --config")
+    _check_keys(f"'{path}'", top, _TOP)
+    models = top.get("models", {})
+    if not isinstance(models, dict) or not models or not all(isinstance(model, dict) for model in models.values()):
+        prefix = "tool.ckplan." if path.name == SHARED_FILE else ""
+        raise UsageError(f"'{path}' names no models", f"add a section such as [{prefix}models.mine] with a path")
+    defaults = {key: value for key, value in top.items() if key not in ("baseline", "models")}
+    targets = [target for name, model in models.items() for target in _targets(path, name, model, defaults)]
+    baseline = top.get("baseline")
+    if baseline is not None and not isinstance(baseline, str):
+        raise UsageError(f"'{path}': `baseline` must be a string, the name of a file")
+    return Configuration(path, tuple(targets), None if baseline is None else path.parent / baseline)
+
+
+def _toml(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UsageError(f"there is no file '{path}'", "check the path") from None
+    except OSError as error:
+        raise UsageError(f"cannot read '{path}': {error.strerror or error}", "check the path") from None
+    except ValueError as error:  # bad TOML, or not UTF-8
+        raise UsageError(f"'{path}' is not TOML: {error}", "correct it") from None
+
+
+def _section(path: Path, data: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The part that is meant for ckplan."""
+    if path.name != SHARED_FILE:
+        return dict(data)
+    tools = data.get("tool", {})
+    section = tools.get("ckplan") if isinstance(tools, dict) else None
+    return dict(section) if isinstance(section, dict) else None
+
+
+def _targets(path: Path, name: str, model: Mapping[str, Any], defaults: Mapping[str, Any]) -> list[Target]:
+    where = f"'{path}', model '{name}'"
+    _check_keys(where, model, _MODEL)
+    if not isinstance(model.get("path"), str):
+        raise UsageError(f"{where}: there is no `path`", "name the model's file")
+    given = {**defaults, **model}
+    if model.get("inference") is True and "strategy" not in model:
+        given.pop("strategy", None)
+    limits = _limits(where, {key: given[key] for key in _LIMITS if key in given})
+    strategies = given.pop("strategy", None)
+    listed = strategies if isinstance(strategies, list) else [strategies]
+    if not listed:
+        raise UsageError(f"{where}: `strategy` is empty", "name one, or leave the key out")
+    options = _options(where, {key: value for key, value in given.items() if key in KEYS})
+    targets = []
+    for strategy in listed:
+        own = options if strategy is None else {**options, **_options(where, {"strategy": strategy})}
+        try:
+            Settings.of(**own)
+        except UsageError as error:
+            raise UsageError(f"{where}: {error.message}", error.hint) from None
+        called = name if len(listed) == 1 else f"{name}, {strategy}"
+        targets.append(Target(called, path.parent / model["path"], own, limits))
+    return targets
+
+
+def _check_keys(where: str, given: Mapping[str, Any], known: tuple[str, ...]) -> None:
+    for key in given:
+        if key not in known:
+            raise UsageError(f"{where} has no key `{key}`", unknown(key, known))
+
+
+def _options(where: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    options = {}
+    for key, value in given.items():
+        try:
+            options[key.replace("-", "_")] = read_setting(key.replace("-", "_"), value)
+        except ValueError as error:
+            raise UsageError(f"{where}: `{key}` must be {error}") from None
+    return options
+
+
+def _limits(where: str, given: Mapping[str, Any]) -> Limits:
+    read = {}
+    for key, value in given.items():
+        budget = key.endswith("budget")
+        try:
+            if not isinstance(value, str):
+                raise UsageError(f"`{value}` is not a string", "write it like 512MiB" if budget else "write it like 3%")
+            share = not budget or value.rstrip().endswith("%")
+            read[key.replace("-", "_")] = parse_share(value) if share else parse_bytes(value)
+        except UsageError as error:
+            raise UsageError(f"{where}: `{key}`: {error.message}", error.hint) from None
+    return Limits(**read)  # type: ignore[arg-type]

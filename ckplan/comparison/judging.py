@@ -1,0 +1,287 @@
+"""Hold one snapshot against another and against limits; name what grew."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+
+from ckplan.comparison.snapshot import Alive, Snapshot
+from ckplan.errors import CheckFailedError, CkplanError, ModelError, UsageError
+from ckplan.units import format_bytes
+
+
+class Level(Enum):
+    """What became of a check, from best to worst."""
+
+    PASSED = "passed"
+    WARNED = "warned"
+    FAILED = "failed"
+    ERROR = "error"
+    """It could not be made."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What the newer side must keep to. A budget that is a float is a ratio of the peak without a plan.
+
+    Attributes:
+        max_regression: how much larger than the base's its peak may be, as a ratio (0.03: three percent); None: any.
+        warn_regression: from where on to warn.
+        budget: peak of activations not to exceed.
+        warn_budget: from where on to warn.
+        measured: whether the measured peak decides, not the simulated one.
+        tolerance: what a measured peak may exceed a limit by, as a ratio.
+    """
+
+    max_regression: float | None = 0.0
+    warn_regression: float | None = None
+    budget: int | float | None = None
+    warn_budget: int | float | None = None
+    measured: bool = False
+    tolerance: float = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A limit that was not kept.
+
+    Attributes:
+        level: `Level.WARNED` or `Level.FAILED`.
+        rule: ``regression`` or ``budget``.
+        message: what is wrong, in one line.
+        peak: the peak that exceeds the limit, in bytes.
+        limit: bytes that it may have.
+    """
+
+    level: Level
+    rule: str
+    message: str
+    peak: int
+    limit: int
+
+
+@dataclass(frozen=True, slots=True)
+class Growth:
+    """A buffer whose part in the peak changed.
+
+    Attributes:
+        alive: the buffer: the newer side's, or the base's if it is gone.
+        before: bytes at the base's peak, 0 if it was not alive then.
+        after: bytes at the newer side's peak.
+    """
+
+    alive: Alive
+    before: int
+    after: int
+
+    @property
+    def change(self) -> int:
+        """Bytes more than before."""
+        return self.after - self.before
+
+
+@dataclass(frozen=True)
+class Check:
+    """One model, held against its base and its limits.
+
+    Attributes:
+        name: what the model is called in the comparison.
+        source: its file, as it was given.
+        base: the older side, if there is one.
+        head: the newer side; None if it could not be made.
+        limits: what it had to keep to.
+        findings: the limits that it does not keep.
+        growth: buffers whose part in the peak changed, the one that grew most first.
+        dropped: bytes of each forward tensor that was kept and is computed again now.
+        error: why the check could not be made.
+    """
+
+    name: str
+    source: str
+    base: Snapshot | None
+    head: Snapshot | None
+    limits: Limits
+    findings: tuple[Finding, ...] = ()
+    growth: tuple[Growth, ...] = ()
+    dropped: Mapping[str, int] | None = None
+    error: CkplanError | None = None
+
+    @property
+    def level(self) -> Level:
+        """What became of it."""
+        if self.error is not None:
+            return Level.ERROR
+        levels = {finding.level for finding in self.findings}
+        return next((level for level in (Level.FAILED, Level.WARNED) if level in levels), Level.PASSED)
+
+    @property
+    def grown(self) -> tuple[Growth, ...]:
+        """The buffers that take more of the peak than before."""
+        return tuple(growth for growth in self.growth if growth.change > 0)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The whole answer of a comparison.
+
+    Attributes:
+        checks: one for each model.
+        notes: what was chosen, and what could not be compared.
+        accept: how to accept what grew, as a clause.
+    """
+
+    checks: tuple[Check, ...]
+    notes: tuple[str, ...] = ()
+    accept: str = ""
+
+    @property
+    def level(self) -> Level:
+        """The worst level of any check."""
+        order = list(Level)
+        return max((check.level for check in self.checks), key=order.index, default=Level.PASSED)
+
+    @property
+    def failure(self) -> CkplanError | None:
+        """What to fail with: the first error, or else the first limit that was not kept; None if all is well."""
+        errors = [check for check in self.checks if check.error is not None]
+        if errors:
+            error = errors[0].error
+            assert error is not None
+            named = f"{errors[0].name}: " if len(self.checks) > 1 else ""
+            made = CkplanError(f"{named}{error.message}{_more(len(errors))}", error.hint)
+            made.exit_code = error.exit_code  # type: ignore[misc]
+            return made
+        failed = [check for check in self.checks if check.level is Level.FAILED]
+        if not failed:
+            return None
+        first = next(finding for finding in failed[0].findings if finding.level is Level.FAILED)
+        return CheckFailedError(
+            f"{failed[0].name}: {first.message}{culprit(failed[0])}{_more(len(failed))}", self.remedy(failed[0])
+        )
+
+    def remedy(self, check: Check) -> str:
+        """What to do about the limits that a check does not keep."""
+        if any(finding.rule == "budget" for finding in check.findings if finding.level is Level.FAILED):
+            return "save memory, or raise the budget"
+        return self.accept
+
+
+def culprit(check: Check) -> str:
+    """What grew most, as the end of a sentence; empty if that is not known."""
+    parts = [
+        f"'{growth.alive.tensor}' takes {format_bytes(growth.change)} more of it"
+        if growth.before
+        else f"'{growth.alive.tensor}' ({format_bytes(growth.after)}) is new in it"
+        for growth in check.grown[:1]
+    ]
+    if check.dropped:
+        parts.append(f"'{next(iter(check.dropped))}' is not kept any more")
+    return f": {', '.join(parts)}" if parts else ""
+
+
+def _more(count: int) -> str:
+    return f" (and {count - 1} more)" if count > 1 else ""
+
+
+def judge(name: str, source: str, base: Snapshot | None, head: Snapshot, limits: Limits = Limits()) -> Check:
+    """Hold a snapshot against its base and its limits.
+
+    Args:
+        name: what the model is called.
+        source: its file.
+        base: what to compare with; None judges by the budget alone.
+        head: the snapshot.
+        limits: what to keep to.
+
+    Raises:
+        UsageError: a budget is a ratio of a peak that is not known.
+        ModelError: the measured peak decides and a side has none.
+    """
+    peaks = [_peak(side, limits.measured) for side in (base, head) if side is not None]
+    peak, slack = peaks[-1], 1 + limits.tolerance if limits.measured else 1.0
+    findings = []
+    if base is not None:
+        for level, allowed in ((Level.FAILED, limits.max_regression), (Level.WARNED, limits.warn_regression)):
+            if allowed is None:
+                continue
+            limit = _whole(peaks[0] * (1 + allowed) * slack)
+            if peak > limit:
+                grown = f"{change(peaks[0], peak)} exceeds the limit of {100 * allowed:+g} %"
+                findings.append(Finding(level, "regression", f"{_what(limits)} {grown}", peak, limit))
+                break
+    for level, budget in ((Level.FAILED, limits.budget), (Level.WARNED, limits.warn_budget)):
+        if budget is None:
+            continue
+        allowed_bytes = _whole(_budget(budget, head) * slack)
+        if peak > allowed_bytes:
+            more = (
+                f"{format_bytes(peak)} exceeds the budget of {_budget_text(budget, head)} by {peak - allowed_bytes:,} B"
+            )
+            findings.append(Finding(level, "budget", f"{_what(limits)} {more}", peak, allowed_bytes))
+            break
+    growth = grown_buffers(base, head) if base is not None else ()
+    return Check(name, source, base, head, limits, tuple(findings), growth, dropped_tensors(base, head))
+
+
+def change(before: int, after: int) -> str:
+    """``9.1 MiB -> 10.6 MiB (+16.5 %, +1,572,864 B)``."""
+    ratio = f"{100 * (after / before - 1):+.1f} %, " if before else ""
+    return f"{format_bytes(before)} -> {format_bytes(after)} ({ratio}{after - before:+,} B)"
+
+
+def grown_buffers(base: Snapshot, head: Snapshot) -> tuple[Growth, ...]:
+    """The buffers whose part in the peak differs, the one that grew most first."""
+    before, after = ({alive.key: alive for alive in side.at_peak} for side in (base, head))
+    if not before or not after:
+        return ()
+    found = []
+    for key in {**after, **before}:
+        old, new = before.get(key), after.get(key)
+        sizes = (old.bytes if old else 0, new.bytes if new else 0)
+        alive = new or old
+        if alive is not None and sizes[0] != sizes[1]:
+            found.append(Growth(alive, *sizes))
+    return tuple(sorted(found, key=lambda growth: (-growth.change, growth.alive.tensor)))
+
+
+def dropped_tensors(base: Snapshot | None, head: Snapshot) -> dict[str, int]:
+    """Bytes of each forward tensor that the base's plan keeps and the newer one computes again, the largest first."""
+    if base is None or base.overhead is None or head.overhead is None:
+        return {}
+    names = set(head.recomputed) - set(base.recomputed)
+    return {name: head.recomputed[name] for name in sorted(names, key=lambda name: (-head.recomputed[name], name))}
+
+
+def _what(limits: Limits) -> str:
+    return "measured peak of activations" if limits.measured else "peak of activations"
+
+
+def _peak(side: Snapshot, measured: bool) -> int:
+    if not measured:
+        return side.peak_activations
+    if side.measured is None:
+        raise ModelError(f"'{side.source}' holds no measured peak", "save the baseline again with --measured")
+    return side.measured.peak_activations
+
+
+def _budget(budget: int | float, head: Snapshot) -> int:
+    if isinstance(budget, int):
+        return budget
+    if head.unplanned is None:
+        raise UsageError(
+            f"a budget of {100 * budget:g} % is one of the peak without a plan, which is not known of '{head.source}'",
+            "give it in bytes, such as 512MiB",
+        )
+    return int(budget * head.unplanned)
+
+
+def _budget_text(budget: int | float, head: Snapshot) -> str:
+    share = f" ({100 * budget:g} % of {format_bytes(head.unplanned or 0)})" if isinstance(budget, float) else ""
+    return f"{format_bytes(_budget(budget, head))}{share}"
+
+
+def _whole(limit: float) -> int:
+    """Bytes of a limit; what is a whole number but for rounding stays it."""
+    return math.floor(limit + 1e-6)

@@ -1,0 +1,245 @@
+"""Compare files: two models, a model and a baseline, two results, or the models of a configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from ckplan import __version__
+from ckplan.comparison.files import Sides, is_json, read_snapshots
+from ckplan.comparison.graphs import Progress
+from ckplan.comparison.judging import Check, Comparison, Limits, judge
+from ckplan.comparison.settings import Settings, unknown
+from ckplan.comparison.snapshot import Snapshot
+from ckplan.comparison.taking import onnxruntime_version, take
+from ckplan.errors import CkplanError, ModelError, UsageError
+
+
+@dataclass(frozen=True)
+class Target:
+    """A model to check.
+
+    Attributes:
+        name: what it is called in baselines and reports.
+        path: its file.
+        options: settings that were asked for, by name; see `Settings.of`.
+        limits: what it must keep to.
+    """
+
+    name: str
+    path: Path
+    options: Mapping[str, Any] = field(default_factory=dict)
+    limits: Limits = field(default_factory=Limits)
+
+
+@dataclass(frozen=True)
+class How:
+    """How to compare.
+
+    Attributes:
+        device: where to run the models as well; None does not run them.
+        accepting: whether what is compared becomes the new baseline: then nothing that has grown is held against it,
+            and a base that does not fit is none.
+        progress: called with what is being done, in words.
+    """
+
+    device: str | None = None
+    accepting: bool = False
+    progress: Progress = lambda doing: None
+
+
+def compare_files(base: Path | None, head: Path, options: Mapping[str, Any], limits: Limits, how: How) -> Comparison:
+    """Compare two files, each a model, a baseline or a result; or judge a model by its budget alone.
+
+    Where one of them is a baseline, its settings count for the model too, as far as no others are given.
+
+    Args:
+        base: the older side; None if there is none.
+        head: the newer side.
+        options: settings that were asked for, by name; see `Settings.of`.
+        limits: what the newer side must keep to.
+        how: whether to run the models, and whether to accept what they take.
+
+    Raises:
+        ModelError: a file cannot be read, or is of another model or version than the other.
+        UsageError: an option does not fit.
+    """
+    if base is not None and is_json(base):
+        bases = _base_sides(base, how)
+        if is_json(head):
+            return _compare_sides(base, bases, head, read_snapshots(head), options, limits)
+        return _against_baseline(base, bases, Target(head.stem, head, options, limits), how)
+    if is_json(head):
+        if base is None:
+            raise UsageError(f"'{head}' is not a model, and there is nothing to compare it with", "name two files")
+        heads = read_snapshots(head)
+        name = _entry(head, heads, base.stem)
+        settings = _settings(heads[name].settings, options)
+        older, notes = take(base, settings, device=how.device, progress=how.progress)
+        _check_fit(str(base), older, str(head), heads[name])
+        return Comparison((judge(name, str(head), older, heads[name], limits),), notes, _raise_limit())
+    settings = Settings.of(**options)
+    sides = [
+        take(path, settings, device=how.device, progress=how.progress) for path in (base, head) if path is not None
+    ]
+    notes = tuple(dict.fromkeys(note for _, said in sides for note in said))
+    limits = _accepted(limits) if how.accepting else limits
+    check = judge(head.stem, str(head), sides[0][0] if base is not None else None, sides[-1][0], limits)
+    return Comparison((check,), notes, _raise_limit())
+
+
+def compare_targets(targets: Sequence[Target], baseline: Path | None, accept: str, how: How) -> Comparison:
+    """Check the models of a configuration against their entries in a baseline.
+
+    A model that cannot be checked does not keep the others from being checked.
+
+    Args:
+        targets: the models.
+        baseline: file with their baselines; None judges by budgets alone.
+        accept: how to accept what grew, as a clause.
+        how: whether to run the models, and whether to accept what they take.
+
+    Raises:
+        ModelError: the baseline cannot be read.
+    """
+    sides: Sides = {}
+    if baseline is not None and (baseline.exists() or not how.accepting):
+        sides = _base_sides(baseline, how)
+    checks, notes = [], []
+    for target in targets:
+        try:
+            check, said = _checked(target, sides.get(target.name), baseline, how)
+        except CkplanError as error:
+            check, said = Check(target.name, str(target.path), None, None, target.limits, error=error), ()
+        checks.append(check)
+        notes += [f"{target.name}: {note}" for note in said]
+    left = [name for name in sides if name not in {target.name for target in targets}]
+    if left and baseline is not None:
+        notes.append(f"'{baseline}' holds what no model of the configuration asks for: {', '.join(left)}")
+    return Comparison(tuple(checks), tuple(notes), accept)
+
+
+def _checked(target: Target, base: Snapshot | None, baseline: Path | None, how: How) -> tuple[Check, tuple[str, ...]]:
+    if baseline is not None and base is None and not how.accepting:
+        raise ModelError(f"baseline '{baseline}' has no model '{target.name}'", "save it again")
+    settings = Settings.of(**target.options)
+    if base is not None and not how.accepting:
+        _check_versions(str(baseline), base)
+    head, notes = take(target.path, settings, device=how.device, progress=how.progress)
+    if base is not None and how.accepting and not _comparable(base, head):
+        base = None
+    if base is not None:
+        _check_fit(str(baseline), base, str(target.path), head)
+    limits = _accepted(target.limits) if how.accepting else target.limits
+    return judge(target.name, str(target.path), base, head, limits), notes
+
+
+def _against_baseline(path: Path, bases: Sides, target: Target, how: How) -> Comparison:
+    accept = f"to accept it: `ckplan compare {path} {target.path} --save-baseline {path} --force`"
+    name = target.name if how.accepting and target.name not in bases and len(bases) != 1 else None
+    name = name or _entry(path, bases, target.name)
+    base = bases.get(name)
+    settings = _settings(base.settings if base is not None else None, target.options)
+    check, notes = _checked(replace(target, name=name, options=settings.options()), base, path, how)
+    if base is not None and base.settings == settings and not target.options and settings != Settings():
+        notes = (f"settings are the baseline's: {settings}", *notes)
+    return Comparison((check,), notes, accept)
+
+
+def _compare_sides(
+    base: Path, bases: Sides, head: Path, heads: Sides, options: Mapping[str, Any], limits: Limits
+) -> Comparison:
+    if options:
+        raise UsageError(
+            f"both files are results, which are compared as they are, without {', '.join(options)}", "leave it out"
+        )
+    if len(bases) == len(heads) == 1:
+        pairs = [(next(iter(heads)), next(iter(bases.values())), next(iter(heads.values())))]
+    else:
+        pairs = [(name, bases[name], side) for name, side in heads.items() if name in bases]
+        if not pairs:
+            raise ModelError(
+                f"'{base}' ({', '.join(bases)}) and '{head}' ({', '.join(heads)}) have no model in common",
+                "compare results of the same models",
+            )
+    checks = []
+    for name, older, newer in pairs:
+        _check_fit(str(base), older, str(head), newer)
+        checks.append(judge(name, str(head), older, newer, limits))
+    odd = sorted({*bases, *heads} - {name for name, _, _ in pairs}) if len(pairs) > 1 else []
+    notes = (f"only one of the files has {', '.join(odd)}",) if odd else ()
+    return Comparison(tuple(checks), notes, _raise_limit())
+
+
+def _base_sides(path: Path, how: How) -> Sides:
+    """What a baseline holds; one that cannot be read is none where a new one is written."""
+    try:
+        return read_snapshots(path)
+    except ModelError:
+        if how.accepting and path.exists():
+            return {}
+        raise
+
+
+def _entry(path: Path, sides: Sides, name: str) -> str:
+    """Which entry of a file a model is compared with: its only one, or the one of that name."""
+    if name in sides:
+        return name
+    if len(sides) == 1:
+        return next(iter(sides))
+    raise ModelError(f"'{path}' has no model '{name}'", unknown(name, sides))
+
+
+def _settings(stored: Settings | None, options: Mapping[str, Any]) -> Settings:
+    """Settings of a baseline, with those that were asked for in their place."""
+    return Settings.of(**{**(stored.options() if stored is not None else {}), **options})
+
+
+def _accepted(limits: Limits) -> Limits:
+    return replace(limits, max_regression=None, warn_regression=None)
+
+
+def _raise_limit() -> str:
+    return "to accept it, raise --max-regression"
+
+
+def _comparable(base: Snapshot, head: Snapshot) -> bool:
+    return base.fingerprint is None or head.fingerprint is None or base.fingerprint.same_model(head.fingerprint)
+
+
+def _check_fit(older: str, base: Snapshot, newer: str, head: Snapshot) -> None:
+    """Raises ModelError for two sides of other models or versions."""
+    if not _comparable(base, head):
+        raise ModelError(
+            f"'{older}' is of model {base.fingerprint}, '{newer}' of model {head.fingerprint}",
+            "compare a model with a baseline of its own; if it is the same one, save the baseline again",
+        )
+    for program, old, new in (
+        ("ckplan", base.ckplan, head.ckplan),
+        ("onnxruntime", base.onnxruntime, head.onnxruntime),
+    ):
+        if old and new and _release(program, old) != _release(program, new):
+            raise ModelError(
+                f"'{older}' was made with {program} {old}, '{newer}' with {program} {new}",
+                "their figures differ; save the baseline again",
+            )
+
+
+def _check_versions(path: str, base: Snapshot) -> None:
+    """Raises ModelError for a baseline that other versions made, before any work is done."""
+    for program, old, new in (
+        ("ckplan", base.ckplan, __version__),
+        ("onnxruntime", base.onnxruntime, onnxruntime_version()),
+    ):
+        if old and _release(program, old) != _release(program, new):
+            raise ModelError(
+                f"'{path}' was made with {program} {old}, this is {program} {new}",
+                f"their figures differ; save the baseline again, or install {program} {old}",
+            )
+
+
+def _release(program: str, version: str) -> str:
+    """What of a version must be equal: of onnxruntime the first two numbers, since patches leave its planner alone."""
+    return ".".join(version.split(".")[:2]) if program == "onnxruntime" else version

@@ -1,0 +1,176 @@
+"""What one model takes, in numbers that do not depend on the machine: one side of a comparison."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ckplan.comparison.settings import Settings
+from ckplan.plan import Timeline
+
+WORKSPACE = "workspace"
+"""What stands for a shape in the entry of a kernel's workspace, which is no tensor."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fingerprint:
+    """Which model it is: what stays the same while its sizes, its layers and its plan change.
+
+    Attributes:
+        name: name of the graph.
+        inputs: ``name: type`` of each input that has no default, in order.
+        outputs: names of the outputs, in order.
+        digest: hash of the nodes of the file; tells whether the graph itself has changed.
+    """
+
+    name: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    digest: str
+
+    def same_model(self, other: Fingerprint) -> bool:
+        """Whether the two may be compared: same name, inputs and outputs."""
+        return (self.name, self.inputs, self.outputs) == (other.name, other.inputs, other.outputs)
+
+    def __str__(self) -> str:
+        """``'gpt' (input_ids: INT64 -> loss)``."""
+        return f"'{self.name}' ({_few(self.inputs)} -> {_few(self.outputs)})"
+
+
+@dataclass(frozen=True, slots=True)
+class Alive:
+    """A buffer that is alive at the peak.
+
+    Attributes:
+        tensor: the tensor for which it was allocated; for a workspace the node that works in it.
+        bytes: its size.
+        node: name of the node that makes the tensor.
+        op_type: operator of that node.
+        shape: sizes as text, such as ``8x3``; `WORKSPACE` for a workspace.
+        phase: ``forward``, ``backward`` or ``recomputed``; empty where it is not known.
+    """
+
+    tensor: str
+    bytes: int
+    node: str = ""
+    op_type: str = ""
+    shape: str = ""
+    phase: str = ""
+
+    @property
+    def key(self) -> tuple[str, bool]:
+        """What tells it from others."""
+        return self.tensor, self.shape == WORKSPACE
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What onnxruntime took when the file ran.
+
+    Attributes:
+        peak_activations: in bytes.
+        peak_total: in bytes.
+        device: where it ran.
+    """
+
+    peak_activations: int
+    peak_total: int
+    device: str
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """What one model takes. What is not known is empty or None.
+
+    Attributes:
+        source: the file it is of, or that it was read from.
+        fingerprint: which model it is.
+        settings: how the model was loaded, differentiated and planned.
+        ckplan: version that made the snapshot.
+        onnxruntime: version whose optimised graph was simulated.
+        peak_activations: bytes of activations at the peak, simulated.
+        peak_total: bytes of everything at its peak.
+        peak_node: name of the node at the peak.
+        peak_op: its operator.
+        at_peak: the buffers alive then, largest first; they add up to ``peak_activations``.
+        recomputed: bytes of each forward tensor that is computed again.
+        unplanned: peak of activations without a plan.
+        overhead: extra compute of the plan, as a ratio.
+        measured: what it took when it ran.
+        timeline: the simulated step; not kept in files.
+    """
+
+    source: str
+    fingerprint: Fingerprint | None
+    settings: Settings | None
+    ckplan: str
+    onnxruntime: str
+    peak_activations: int
+    peak_total: int
+    peak_node: str = ""
+    peak_op: str = ""
+    at_peak: tuple[Alive, ...] = ()
+    recomputed: Mapping[str, int] = field(default_factory=dict)
+    unplanned: int | None = None
+    overhead: float | None = None
+    measured: Measured | None = None
+    timeline: Timeline | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """A JSON-ready form, without the timeline."""
+        return {
+            "source": self.source,
+            "fingerprint": None if self.fingerprint is None else _fields(self.fingerprint),
+            "settings": None if self.settings is None else self.settings.to_json(),
+            "ckplan": self.ckplan,
+            "onnxruntime": self.onnxruntime,
+            "peak_activations": self.peak_activations,
+            "peak_total": self.peak_total,
+            "peak_node": self.peak_node,
+            "peak_op": self.peak_op,
+            "unplanned": self.unplanned,
+            "overhead": self.overhead,
+            "measured": None if self.measured is None else _fields(self.measured),
+            "recomputed": dict(self.recomputed),
+            "at_peak": [_fields(alive) for alive in self.at_peak],
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Snapshot:
+        """The inverse of `to_json`.
+
+        Raises:
+            KeyError, TypeError, ValueError: the data is of another form.
+        """
+        fingerprint, settings, measured = data["fingerprint"], data["settings"], data["measured"]
+        return cls(
+            source=str(data["source"]),
+            fingerprint=None if fingerprint is None else _fingerprint(fingerprint),
+            settings=None if settings is None else Settings.from_json(settings),
+            ckplan=str(data["ckplan"]),
+            onnxruntime=str(data["onnxruntime"]),
+            peak_activations=int(data["peak_activations"]),
+            peak_total=int(data["peak_total"]),
+            peak_node=str(data["peak_node"]),
+            peak_op=str(data["peak_op"]),
+            at_peak=tuple(Alive(**{**alive, "bytes": int(alive["bytes"])}) for alive in data["at_peak"]),
+            recomputed={str(name): int(size) for name, size in data["recomputed"].items()},
+            unplanned=None if data["unplanned"] is None else int(data["unplanned"]),
+            overhead=None if data["overhead"] is None else float(data["overhead"]),
+            measured=None if measured is None else Measured(**measured),
+        )
+
+
+def _fingerprint(data: Mapping[str, Any]) -> Fingerprint:
+    return Fingerprint(str(data["name"]), tuple(data["inputs"]), tuple(data["outputs"]), str(data["digest"]))
+
+
+def _fields(record: Fingerprint | Alive | Measured) -> dict[str, Any]:
+    values = ((name, getattr(record, name)) for name in record.__slots__)
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in values}
+
+
+def _few(names: tuple[str, ...], shown: int = 3) -> str:
+    more = f", … {len(names) - shown} more" if len(names) > shown else ""
+    return ", ".join(names[:shown]) + more

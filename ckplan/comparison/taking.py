@@ -1,0 +1,151 @@
+"""Take a snapshot of a model: plan it, simulate what onnxruntime executes, and run it if asked."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import onnx_ir as ir
+
+from ckplan import __version__, keys
+from ckplan.comparison.graphs import Progress, graph_of
+from ckplan.comparison.settings import Settings
+from ckplan.comparison.snapshot import WORKSPACE, Alive, Measured, Snapshot
+from ckplan.errors import EnvironmentUnavailableError
+from ckplan.measure import measure
+from ckplan.model import save
+from ckplan.plan import Problem, Timeline, lifetimes, simulate
+from ckplan.plan.strategies import parse_strategy
+from ckplan.planning import rewrite
+from ckplan.rewrite import problem_of
+from ckplan.rewrite.runtime import executed_model, shape_classes
+from ckplan.rewrite.sizes import bytes_of, dimensions_of
+
+_LAYOUTS = ("NchwcTransformer", "NhwcTransformer")
+"""Optimisers of onnxruntime that go by the processor it runs on: they are left out, so that a snapshot does not."""
+
+
+def take(
+    path: Path, settings: Settings, *, device: str | None = None, progress: Progress = lambda doing: None
+) -> tuple[Snapshot, tuple[str, ...]]:
+    """Take a snapshot of a model.
+
+    A forward model is differentiated and planned; a file that ckplan made, and a model for inference, is taken as it
+    is. The simulated figures are the same on every machine with the same versions of ckplan and onnxruntime.
+
+    Args:
+        path: the file.
+        settings: how to load, differentiate and plan it.
+        device: where to run it too (``auto``, ``cpu``, ``cuda``); None does not run it.
+        progress: called with what is being done, in words.
+
+    Returns:
+        The snapshot, and notes of what was chosen.
+
+    Raises:
+        ModelError: the file cannot be read, shaped, differentiated or run.
+        UsageError: a setting does not fit the model or another setting.
+        InfeasibleError: the strategy has no plan.
+        EnvironmentUnavailableError: it cannot be run on this machine.
+    """
+    strategy = parse_strategy(settings.strategy)
+    graph = graph_of(path, settings, progress)
+    model, unplanned, overhead = graph.model, None, None
+    if graph.planned:
+        progress(f"planning {path.name}")
+        made = rewrite(model, strategy)
+        model, unplanned, overhead = made.model, made.before.peak_activations, made.plan.overhead
+    executed = executed_model(model, without=_LAYOUTS)
+    problem = problem_of(executed)
+    order = range(len(problem.ops))
+    shapes = shape_classes(executed, problem)
+    timeline = simulate(problem, order, shapes)
+    peak = problem.ops[timeline.peak_step] if problem.ops else None
+    measured = None
+    if device is not None:
+        progress(f"running {path.name}")
+        measured = _measured(path, model, graph.planned, settings, device)
+    snapshot = Snapshot(
+        source=path.name,
+        fingerprint=graph.fingerprint,
+        settings=None if graph.ready_made else settings,
+        ckplan=__version__,
+        onnxruntime=onnxruntime_version(),
+        peak_activations=timeline.peak_activations,
+        peak_total=timeline.peak_total,
+        peak_node=peak.name if peak else "",
+        peak_op=list(executed.graph)[timeline.peak_step].op_type if peak else "",
+        at_peak=_at_peak(executed, model, problem, timeline),
+        recomputed=_recomputed(model),
+        unplanned=unplanned,
+        overhead=overhead,
+        measured=measured,
+        timeline=timeline,
+    )
+    return snapshot, graph.notes
+
+
+def onnxruntime_version() -> str:
+    """Version of the onnxruntime that is installed."""
+    import onnxruntime
+
+    return str(onnxruntime.__version__)
+
+
+def _at_peak(executed: ir.Model, model: ir.Model, problem: Problem, timeline: Timeline) -> tuple[Alive, ...]:
+    """The buffers alive at the peak of what onnxruntime executes, the workspace of the node there included."""
+    if not problem.ops:
+        return ()
+    # What onnxruntime writes has lost the nodes' metadata; the file has it.
+    phases = {value.name: _phase(node) for node in model.graph for value in node.outputs}
+    nodes = list(executed.graph)
+    values = {value.name: value for node in nodes for value in node.outputs if value.name}
+    lives = lifetimes(problem, range(len(problem.ops)), shape_classes(executed, problem))
+    step = timeline.peak_step
+    found = []
+    for buffer, tensor in enumerate(lives.tensor):
+        if lives.size[buffer] and lives.born[buffer] <= step <= lives.dies[buffer] and not lives.returned[buffer]:
+            name = problem.tensors[tensor].name
+            node = nodes[problem.producer[tensor]]
+            shape = "x".join(map(str, dimensions_of(values[name]) or ()))
+            found.append(Alive(name, lives.size[buffer], node.name or "", node.op_type, shape, phases.get(name, "")))
+    op = problem.ops[step]
+    if op.workspace:
+        node = nodes[step]
+        phase = phases.get(node.outputs[0].name, "")
+        found.append(Alive(op.name, op.workspace, op.name, node.op_type, WORKSPACE, phase))
+    return tuple(sorted(found, key=lambda alive: (-alive.bytes, alive.tensor)))
+
+
+def _phase(node: ir.Node) -> str:
+    if node.metadata_props.get(keys.ROLE) == "recompute":
+        return "recomputed"
+    return node.metadata_props.get(keys.PHASE, "")
+
+
+def _recomputed(model: ir.Model) -> dict[str, int]:
+    """Bytes of each tensor that nodes make again, by its first name."""
+    originals = {node.name: node for node in model.graph}
+    again: dict[str, int] = {}
+    for node in model.graph:
+        original = originals.get(node.metadata_props.get(keys.RECOMPUTE_OF))
+        if original is not None:
+            outputs: Sequence[ir.Value] = original.outputs
+            again.update((str(value.name), bytes_of(value)) for value in outputs if value.name)
+    return dict(sorted(again.items()))
+
+
+def _measured(path: Path, model: ir.Model, planned: bool, settings: Settings, device: str) -> Measured:
+    """Run what was simulated; on one thread, since more of them take more memory."""
+    with tempfile.TemporaryDirectory(prefix="ckplan-") as folder:
+        file, sizes = path, {"dims": settings.dims, "shapes": settings.shapes}
+        if planned:
+            file, sizes = Path(folder) / f"{path.stem}.planned.onnx", {}
+            save(model, file)
+        found = measure(file, device=device, runs=1, threads=1, heap=False, **sizes)  # type: ignore[arg-type]
+    if found.peak_activations is None or found.peak_total is None:
+        raise EnvironmentUnavailableError(
+            f"onnxruntime {found.onnxruntime} reports no memory counters", "compare without --measured"
+        )
+    return Measured(found.peak_activations, found.peak_total, found.device)
