@@ -103,13 +103,17 @@ class _Phase:
     control: bool = False
 
 
-def executed_occupancy(model: ir.Model) -> Occupancy:
+def executed_occupancy(model: ir.Model, without: Sequence[str] = ()) -> Occupancy:
     """What lies in memory when onnxruntime runs a file under default session options, as simulated.
+
+    Args:
+        model: the file.
+        without: optimisers of onnxruntime to leave out; see `executed_model`.
 
     Raises:
         ModelError: onnxruntime does not load the model.
     """
-    executed = executed_model(model)
+    executed = executed_model(model, without)
     values = _values(executed)
     problem = problem_of(executed)
     shapes = [shape_class(values[tensor.name]) if tensor.name in values else None for tensor in problem.tensors]
@@ -190,6 +194,9 @@ def occupancy(
                 )
             )
             read_last[buffer] = step
+    for there, read, dies in zip(spans, read_last, lives.dies, strict=True):
+        if there and read < dies:
+            there.append(replace(there[-1], step=read + 1, role=Role.HELD))
     rows = zip(lives.size, lives.born, lives.dies, spans, lives.returned, strict=True)
     buffers = [
         Buffer(size, born, dies, tuple(there)) for size, born, dies, there, returned in rows if not returned and size

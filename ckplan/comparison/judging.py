@@ -233,17 +233,17 @@ def change(before: int, after: int) -> str:
 
 def grown_buffers(base: Snapshot, head: Snapshot) -> tuple[Growth, ...]:
     """The buffers whose part in the peak differs, the one that grew most first."""
-    before, after = ({alive.key: alive for alive in side.at_peak} for side in (base, head))
-    if not before or not after:
+    if not base.at_peak or not head.at_peak:
         return ()
-    found = []
-    for key in {**after, **before}:
-        old, new = before.get(key), after.get(key)
-        sizes = (old.bytes if old else 0, new.bytes if new else 0)
-        alive = new or old
-        if alive is not None and sizes[0] != sizes[1]:
-            found.append(Growth(alive, *sizes))
-    return tuple(sorted(found, key=lambda growth: (-growth.change, growth.alive.tensor)))
+    found: dict[tuple[str, bool], Growth] = {}
+    for side, before in ((base, True), (head, False)):
+        for alive in side.at_peak:  # a name may stand twice: dead, in a buffer that is held, and made again
+            known = found.get(alive.key)
+            sizes = (known.before, known.after) if known else (0, 0)
+            size = alive.bytes
+            found[alive.key] = Growth(alive, sizes[0] + size * before, sizes[1] + size * (not before))
+    changed = (growth for growth in found.values() if growth.change)
+    return tuple(sorted(changed, key=lambda growth: (-growth.change, growth.alive.tensor)))
 
 
 def dropped_tensors(base: Snapshot | None, head: Snapshot) -> dict[str, int]:

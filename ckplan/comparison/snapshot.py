@@ -43,12 +43,12 @@ class Alive:
     """A buffer that is alive at the peak.
 
     Attributes:
-        tensor: the tensor for which it was allocated; for a workspace the node that works in it.
+        tensor: the tensor that lies in it; for a workspace the node that works in it.
         bytes: its size.
         node: name of the node that makes the tensor.
         op_type: operator of that node.
         shape: sizes as text, such as ``8x3``; `WORKSPACE` for a workspace.
-        phase: ``forward``, ``backward`` or ``recomputed``; empty where it is not known.
+        role: what it is there for, such as ``kept``; see `ckplan.occupancy.Role`. Empty where it is not known.
     """
 
     tensor: str
@@ -56,7 +56,7 @@ class Alive:
     node: str = ""
     op_type: str = ""
     shape: str = ""
-    phase: str = ""
+    role: str = ""
 
     @property
     def key(self) -> tuple[str, bool]:

@@ -15,12 +15,10 @@ from ckplan.comparison.snapshot import WORKSPACE, Alive, Measured, Snapshot
 from ckplan.errors import EnvironmentUnavailableError
 from ckplan.measure import measure
 from ckplan.model import save
-from ckplan.plan import Problem, Timeline, lifetimes, simulate
+from ckplan.occupancy import Occupancy, executed_occupancy
 from ckplan.plan.strategies import parse_strategy
 from ckplan.planning import rewrite
-from ckplan.rewrite import problem_of
-from ckplan.rewrite.runtime import executed_model, shape_classes
-from ckplan.rewrite.sizes import bytes_of, dimensions_of
+from ckplan.rewrite.sizes import bytes_of
 
 _LAYOUTS = ("NchwcTransformer", "NhwcTransformer")
 """Optimisers of onnxruntime that go by the processor it runs on: they are left out, so that a snapshot does not."""
@@ -56,12 +54,8 @@ def take(
         progress(f"planning {path.name}")
         made = rewrite(model, strategy)
         model, unplanned, overhead = made.model, made.before.peak_activations, made.plan.overhead
-    executed = executed_model(model, without=_LAYOUTS)
-    problem = problem_of(executed)
-    order = range(len(problem.ops))
-    shapes = shape_classes(executed, problem)
-    timeline = simulate(problem, order, shapes)
-    peak = problem.ops[timeline.peak_step] if problem.ops else None
+    lying = executed_occupancy(model, _LAYOUTS)
+    timeline, at = lying.timeline, lying.timeline.peak_step
     measured = None
     if device is not None:
         progress(f"running {path.name}")
@@ -74,9 +68,9 @@ def take(
         onnxruntime=onnxruntime_version(),
         peak_activations=timeline.peak_activations,
         peak_total=timeline.peak_total,
-        peak_node=peak.name if peak else "",
-        peak_op=list(executed.graph)[timeline.peak_step].op_type if peak else "",
-        at_peak=_at_peak(executed, model, problem, timeline),
+        peak_node=timeline.steps[at].op if timeline.steps else "",
+        peak_op=lying.op_types[at] if timeline.steps else "",
+        at_peak=_at_peak(lying),
         recomputed=_recomputed(model),
         unplanned=unplanned,
         overhead=overhead,
@@ -93,35 +87,18 @@ def onnxruntime_version() -> str:
     return str(onnxruntime.__version__)
 
 
-def _at_peak(executed: ir.Model, model: ir.Model, problem: Problem, timeline: Timeline) -> tuple[Alive, ...]:
-    """The buffers alive at the peak of what onnxruntime executes, the workspace of the node there included."""
-    if not problem.ops:
-        return ()
-    # What onnxruntime writes has lost the nodes' metadata; the file has it.
-    phases = {value.name: _phase(node) for node in model.graph for value in node.outputs}
-    nodes = list(executed.graph)
-    values = {value.name: value for node in nodes for value in node.outputs if value.name}
-    lives = lifetimes(problem, range(len(problem.ops)), shape_classes(executed, problem))
-    step = timeline.peak_step
+def _at_peak(lying: Occupancy) -> tuple[Alive, ...]:
+    """The buffers alive at the peak with what lies in them, the workspace of the node there included."""
+    step, steps = lying.timeline.peak_step, lying.timeline.steps
     found = []
-    for buffer, tensor in enumerate(lives.tensor):
-        if lives.size[buffer] and lives.born[buffer] <= step <= lives.dies[buffer] and not lives.returned[buffer]:
-            name = problem.tensors[tensor].name
-            node = nodes[problem.producer[tensor]]
-            shape = "x".join(map(str, dimensions_of(values[name]) or ()))
-            found.append(Alive(name, lives.size[buffer], node.name or "", node.op_type, shape, phases.get(name, "")))
-    op = problem.ops[step]
-    if op.workspace:
-        node = nodes[step]
-        phase = phases.get(node.outputs[0].name, "")
-        found.append(Alive(op.name, op.workspace, op.name, node.op_type, WORKSPACE, phase))
-    return tuple(sorted(found, key=lambda alive: (-alive.bytes, alive.tensor)))
-
-
-def _phase(node: ir.Node) -> str:
-    if node.metadata_props.get(keys.ROLE) == "recompute":
-        return "recomputed"
-    return node.metadata_props.get(keys.PHASE, "")
+    for _, buffer in lying.alive(step) if steps else []:
+        span = buffer.at(step)
+        shape = "x".join(map(str, span.shape or ()))
+        found.append(Alive(span.tensor, buffer.bytes, steps[span.step].op, span.op_type, shape, span.role.value))
+    if steps and lying.workspace[step]:
+        op = steps[step].op
+        found.append(Alive(op, lying.workspace[step], op, lying.op_types[step], WORKSPACE, WORKSPACE))
+    return tuple(sorted((alive for alive in found if alive.bytes), key=lambda alive: (-alive.bytes, alive.tensor)))
 
 
 def _recomputed(model: ir.Model) -> dict[str, int]:
