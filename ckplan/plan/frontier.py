@@ -12,7 +12,17 @@ from ckplan.plan.eviction import evict
 from ckplan.plan.order import best_order
 from ckplan.plan.peak import peak_of
 from ckplan.plan.problem import Problem
-from ckplan.plan.search import PORTFOLIO, Schedule, cuts_within, evictions, improve, segmented_evictions, within
+from ckplan.plan.search import (
+    PORTFOLIO,
+    Schedule,
+    cuts_within,
+    evictions,
+    improve,
+    segmented_evictions,
+    squeeze,
+    tries,
+    within,
+)
 
 _RUNGS = 10
 """How many budgets the frontier is looked for at."""
@@ -20,6 +30,9 @@ _QUICK = 3
 """How many weights of eviction are tried at each of them."""
 _STEP = 0.93
 """Ratio of one budget to the next on the way down to the lowest peak."""
+
+_SQUEEZES = 8
+"""How many schedules are tried to lower the peak for one that is tried to lower the cost."""
 
 
 @dataclass
@@ -97,6 +110,7 @@ def lowest(problem: Problem, most_cost: float, effort: Effort) -> list[int]:
     """The schedule of the lowest peak found within a cost.
 
     Budgets are tried downwards until three in a row fail; the first schedule found is good enough for the next one.
+    The last one is searched from.
     """
     order = list(best_order(problem))
     best = order
@@ -112,6 +126,9 @@ def lowest(problem: Problem, most_cost: float, effort: Effort) -> list[int]:
                     break
             else:
                 failures += 1
+        if not effort.over:
+            steps = tries(problem, effort.steps * _SQUEEZES) if effort.steps else 0
+            best = squeeze(problem, best, most_cost, order, steps, effort.seed, effort.deadline)
     except KeyboardInterrupt:
         effort.interrupted = True
     return best

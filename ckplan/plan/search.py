@@ -35,13 +35,16 @@ _PRICES = tuple(10.0 ** (exponent / 4) for exponent in range(-6, 15))
 _KEEP = 4.0
 """How much dearer to evict a tensor on a boundary of segments is made."""
 
+_LEEWAY = 1.15
+"""How much more than is allowed a schedule may cost before repeats are dropped where there is room."""
+
 _SEGMENT_SIZES = 8
 """How many sizes of segments are tried where boundaries are made dear to evict."""
 
 Schedule = Sequence[int]
 
 
-def effort(problem: Problem, most: int) -> int:
+def tries(problem: Problem, most: int) -> int:
     """How many schedules to try: as many as asked for graphs of up to 2000 ops, fewer for larger ones, at least two."""
     return max(2, min(most, most * 2000 // max(len(problem.ops), 1)))
 
@@ -55,7 +58,7 @@ def within(problem: Problem, candidates: Iterable[Schedule | None], budget: int)
 
 def evictions(problem: Problem, budget: int, order: Schedule, most_cost: float) -> Iterator[Schedule | None]:
     """Schedules by eviction, for several weights."""
-    for weights in PORTFOLIO[: effort(problem, len(PORTFOLIO))]:
+    for weights in PORTFOLIO[: tries(problem, len(PORTFOLIO))]:
         yield evict(problem, budget, order, weights, most_cost)
 
 
@@ -70,7 +73,7 @@ def segmented_evictions(problem: Problem, budget: int, order: Schedule, most_cos
         return
     cuts = [cut for cut in forward_cuts(problem) if cut.tensors]
     low, high = max(max(sizes), 1), max(sum(sizes), 2)
-    sizes_tried = effort(problem, _SEGMENT_SIZES)
+    sizes_tried = tries(problem, _SEGMENT_SIZES)
     for step in range(sizes_tried):
         limit = low * (high / low) ** (step / sizes_tried)
         for candidates in ([cut for cut in cuts if cut.tensors == 1], cuts):
@@ -135,26 +138,13 @@ def improve(
         deadline: `time.monotonic` after which no other schedule is tried.
         found: called with each better schedule; it survives an interruption.
     """
-    rng = random.Random(seed)
     best, cost = list(schedule), problem.schedule_cost(schedule)
-    evictable = [
-        tensor
-        for index in problem.forward
-        for tensor in problem.ops[index].outputs
-        if problem.view_root[tensor] == tensor and problem.tensors[tensor].kind is Kind.ACTIVATION
-    ]
-    alike: dict[tuple[int, float, int], list[int]] = {}
-    for tensor in evictable:
-        maker = problem.ops[problem.producer[tensor]]
-        key = problem.tensors[tensor].bytes, maker.cost, len(problem.consumers[tensor])
-        alike.setdefault(key, []).append(tensor)
-    groups = list(alike.values())
-    for _ in range(steps if evictable else 0):
+    moves = _Moves(problem, seed)
+    for _ in range(steps if moves.evictable else 0):
         if cost <= problem.cost or time.monotonic() > deadline:
             break
-        bias = _mutated(problem, best, evictable, groups, rng)
-        target = int(budget * rng.choice((1.0, 1.0, 0.95, 0.9, 0.8)))
-        weights = Weights(time_power=rng.choice((0.0, 0.1, 0.25, 0.5, 1.0)), bias=bias)
+        weights = moves.weights(best)
+        target = int(budget * moves.rng.choice((1.0, 1.0, 0.95, 0.9, 0.8)))
         candidate = evict(problem, target, order, weights, cost * 1.1)
         if candidate is None or peak_of(problem, candidate) > budget:
             continue
@@ -163,6 +153,67 @@ def improve(
             best, cost = candidate, total
             found(best)
     return best
+
+
+def squeeze(
+    problem: Problem,
+    schedule: Schedule,
+    most_cost: float,
+    order: Schedule,
+    steps: int,
+    seed: int = 0,
+    deadline: float = float("inf"),
+) -> list[int]:
+    """A schedule whose peak is at most that of a given one, and which costs no more than is allowed.
+
+    Args:
+        problem: the ops and tensors.
+        schedule: where to start; it costs no more than ``most_cost``.
+        most_cost: seconds that the schedule must not exceed.
+        order: all ops once, in the order that schedules are made along.
+        steps: how many schedules to try, as for `improve`.
+        seed: of the random choices.
+        deadline: `time.monotonic` after which no other schedule is tried.
+    """
+    best, peak = list(schedule), peak_of(problem, schedule)
+    moves = _Moves(problem, seed)
+    for _ in range(steps if moves.evictable else 0):
+        if time.monotonic() > deadline:
+            break
+        weights = moves.weights(best)
+        target = int(peak * moves.rng.choice((0.99, 0.98, 0.97, 0.95, 0.93, 0.9)))
+        candidate = evict(problem, target, order, weights, most_cost * _LEEWAY)
+        if candidate is None or peak_of(problem, candidate) >= peak:
+            continue
+        candidate = retain(problem, candidate, peak - 1)
+        if problem.schedule_cost(candidate) <= most_cost:
+            best, peak = candidate, peak_of(problem, candidate)
+    return best
+
+
+class _Moves:
+    """Random changes to what is evicted first."""
+
+    def __init__(self, problem: Problem, seed: int) -> None:
+        self.problem = problem
+        self.rng = random.Random(seed)
+        self.evictable = [
+            tensor
+            for index in problem.forward
+            for tensor in problem.ops[index].outputs
+            if problem.view_root[tensor] == tensor and problem.tensors[tensor].kind is Kind.ACTIVATION
+        ]
+        alike: dict[tuple[int, float, int], list[int]] = {}
+        for tensor in self.evictable:
+            maker = problem.ops[problem.producer[tensor]]
+            key = problem.tensors[tensor].bytes, maker.cost, len(problem.consumers[tensor])
+            alike.setdefault(key, []).append(tensor)
+        self.groups = list(alike.values())
+
+    def weights(self, schedule: Schedule) -> Weights:
+        """Weights of eviction that lead back to a schedule, with the factors of some tensors changed."""
+        bias = _mutated(self.problem, schedule, self.evictable, self.groups, self.rng)
+        return Weights(time_power=self.rng.choice((0.0, 0.1, 0.25, 0.5, 1.0)), bias=bias)
 
 
 def _mutated(

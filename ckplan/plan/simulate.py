@@ -4,7 +4,8 @@ A buffer is the unit of memory. An op's output is a new buffer, unless it is a v
 the kernel may overwrite an input that nothing reads any more. A buffer is freed after the step of its
 last reader. This is how onnxruntime's sequential executor works (``core/framework/allocation_planner.cc``,
 ``FindReusableInput``). It also hands a dead buffer to a later tensor of the same shape and holds it in between
-(``FindReusableTensor``), which is simulated when the shapes are given as classes.
+(``FindReusableTensor``), and never frees what nobody reads (``GenerateDeallocationPlan``); both are simulated when the
+shapes are given as classes.
 """
 
 from __future__ import annotations
@@ -46,7 +47,8 @@ def lifetimes(problem: Problem, schedule: Sequence[int], shapes: Sequence[Hashab
         problem: the ops and tensors.
         schedule: op ids in execution order.
         shapes: for each tensor the class of shapes within which a dead buffer is handed on, None for a tensor that
-            takes no part in that; by default no tensor does.
+            takes no part in that. When they are given, what nobody reads is held to the end, too; by default no buffer
+            is held.
 
     Raises:
         ValueError: an op reads a tensor before any copy of it is made, or some op never runs.
@@ -83,6 +85,7 @@ def lifetimes(problem: Problem, schedule: Sequence[int], shapes: Sequence[Hashab
     dies: list[int] = []
     owner: list[int] = []
     returned: list[bool] = []
+    ever_read: list[bool] = []
     dead: dict[Hashable, list[int]] = {}  # per class of shapes, dead buffers, the one that died last at the end
     output_made: set[int] = set()
     last = len(schedule) - 1
@@ -120,8 +123,10 @@ def lifetimes(problem: Problem, schedule: Sequence[int], shapes: Sequence[Hashab
                 owner.append(tensor)
                 returned.append(is_output)
                 uses.append(0)
+                ever_read.append(False)
             if shared >= 0:
                 uses[shared] += reads[copy]
+                ever_read[shared] = ever_read[shared] or reads[copy] > 0
             buffer_of[copy] = shared
             row.append(shared)
         released = []
@@ -136,6 +141,10 @@ def lifetimes(problem: Problem, schedule: Sequence[int], shapes: Sequence[Hashab
                 if uses[held] == 0 and shapes is not None:
                     dead.setdefault(shapes[owner[held]], []).append(held)
         buffers.append(tuple(row))
+    if shapes is not None:
+        for held, is_read in enumerate(ever_read):
+            if not is_read:
+                dies[held] = last
     return Lifetimes(tuple(buffers), tuple(size), tuple(born), tuple(dies), tuple(owner), tuple(returned))
 
 

@@ -16,6 +16,7 @@ from ckplan.plan.order import best_order
 from ckplan.plan.peak import live_bytes, peak_of
 from ckplan.plan.recompute import recompute_schedule
 from ckplan.plan.retain import retain
+from ckplan.plan.search import squeeze
 from ckplan.plan.strategies import parse_strategy
 from tests.plan.problems import chain, problems
 
@@ -164,3 +165,19 @@ def test_the_lowest_peak_stays_within_its_cost() -> None:
     assert problem.schedule_cost(low) <= problem.cost * 1.1
     assert peak_of(problem, low) < peak_of(problem, best_order(problem))
     assert cheapest(problem, peak_of(problem, low), Effort(steps=0)) is not None
+
+
+@given(problem=problems())
+def test_squeezing_lowers_the_peak_within_the_cost(problem: Problem) -> None:
+    order = best_order(problem)
+    for most in (problem.cost * 1.1, problem.cost * 1.5):
+        squeezed = squeeze(problem, order, most, order, steps=6)
+        assert peak_of(problem, squeezed) <= peak_of(problem, order)
+        assert problem.schedule_cost(squeezed) <= most
+        assert simulate(problem, squeezed).peak_activations == peak_of(problem, squeezed)
+
+
+def test_squeezing_finds_less_than_the_seeds_of_a_chain() -> None:
+    problem = chain(64)
+    most = problem.cost * 1.1
+    assert peak_of(problem, lowest(problem, most, Effort(16))) < peak_of(problem, lowest(problem, most, Effort(0)))

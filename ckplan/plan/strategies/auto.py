@@ -60,29 +60,13 @@ class Auto(Strategy):
             if found is None:
                 found = lowest(problem, most_cost if self.overhead >= 0 else 3 * problem.cost, effort)
         elif self.overhead >= 0:
-            found = self._within_overhead(problem, most_cost, effort)
+            found = lowest(problem, most_cost, effort)
         else:
             points = frontier(problem, Effort(0, self.seed, effort.deadline), most_cost)
             found = knee(problem, points)
             if not effort.over:
                 found = cheapest(problem, peak_of(problem, found), effort, found) or found
         return self.choose(problem, [found], budget, interrupted=effort.interrupted, prove=True)
-
-    def _within_overhead(self, problem: Problem, most_cost: float, effort: Effort) -> list[int]:
-        """Bisection on the budget: the lowest peak whose cheapest schedule costs no more than is allowed."""
-        best = lowest(problem, most_cost, effort)
-        high = peak_of(problem, best)
-        low = int(high * 0.85)
-        for _ in range(5):
-            if effort.over:
-                break
-            middle = (low + high) // 2
-            found = cheapest(problem, middle, effort, most_cost=most_cost)
-            if found is None:
-                low = middle
-            else:
-                best, high = found, peak_of(problem, found)
-        return best
 
     def _most_cost(self, problem: Problem) -> float:
         return problem.cost * (1 + self.overhead) if self.overhead >= 0 else one_more_forward(problem)
