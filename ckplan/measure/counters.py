@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from itertools import accumulate
 from pathlib import Path
 from statistics import median
@@ -53,9 +54,10 @@ def job(channel: Channel) -> list[dict[str, Any]]:
     request = channel.request
     feed = load_arrays(Path(request["inputs"]))
     producers: dict[str, str] | None = None
-    results = []
+    results: list[dict[str, Any]] = []
+    optimized = Path(request["optimized"]) if request.get("optimized") else None
     for variant in request["variants"]:
-        result = _run_variant(channel, feed, variant)
+        result = _run_variant(channel, feed, variant, None if results else optimized)
         if producers is None:
             names = set(result["runs"][0]["name"]) if result["runs"] else set()
             producers = _producers(channel, names)
@@ -63,13 +65,17 @@ def job(channel: Channel) -> list[dict[str, Any]]:
     return results
 
 
-def _run_variant(channel: Channel, feed: Mapping[str, Any], variant: Mapping[str, Any]) -> dict[str, Any]:
+def _run_variant(
+    channel: Channel, feed: Mapping[str, Any], variant: Mapping[str, Any], optimized: Path | None
+) -> dict[str, Any]:
+    """One variant's events; its optimised graph is written if a file is named and onnxruntime can."""
     import onnxruntime as ort
 
     request = channel.request
     label = f"{variant['order']} order" + ("" if variant["pattern"] else ", memory patterns off")
     channel.progress(f"the loading ({label})")
-    session, device = open_session(
+    opened = partial(
+        open_session,
         request["path"],
         request["device"],
         order=variant["order"],
@@ -77,6 +83,13 @@ def _run_variant(channel: Channel, feed: Mapping[str, Any], variant: Mapping[str
         threads=request["threads"],
         profile=channel.folder / f"{variant['order']}-{variant['pattern']}",
     )
+    try:
+        session, device = opened(optimized=optimized)
+    except Exception:
+        if optimized is None:
+            raise
+        optimized.unlink(missing_ok=True)
+        session, device = opened()  # whatever kept it from writing is no reason not to run
     step = step_of(session, feed)
     names = [value.name for value in session.get_outputs()]
     sizes: dict[str, int] = {}

@@ -2,52 +2,71 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import onnx_ir as ir
 
 from ckplan.errors import ModelError
+from ckplan.measure.arrays import Array
 from ckplan.measure.child import Channel
-from ckplan.measure.process import run_job
 from ckplan.measure.session import open_session
+from ckplan.model.infer import NodeInference
 from ckplan.rewrite.runtime import mark_executed
 
-_FILE = "executed.onnx"
+_SMALL = 2048
+"""Elements of constants that shape inference may read: those that hold shapes and axes are small."""
 
 
 def job(channel: Channel) -> None:
-    """In the child: load the file as it is, and have onnxruntime write what it made of it into the folder asked for."""
+    """In the child: load the file as it is, and have onnxruntime write what it made of it; nothing is run."""
     request = channel.request
     channel.progress("writing the optimised graph")
-    open_session(
-        request["path"],
-        request["device"],
-        threads=request["threads"],
-        optimized=Path(request["folder"]) / _FILE,
-    )
+    open_session(request["path"], request["device"], threads=request["threads"], optimized=Path(request["optimized"]))
 
 
-def executed_graph(model: ir.Model, request: Mapping[str, Any], folder: Path) -> ir.Model:
-    """The graph that onnxruntime executes under default session options on the device of the request.
+def executed_graph(file: Path, model: ir.Model) -> ir.Model:
+    """The graph that onnxruntime executed.
 
     Args:
-        model: the file, read; it knows shapes that onnxruntime does not keep.
-        request: ``path``, ``device``, ``threads``.
-        folder: an empty folder for what onnxruntime writes; has to stay as long as the graph is in use.
+        file: what onnxruntime wrote of its optimised graph; has to stay as long as the graph is in use.
+        model: the file that it was made from, read; it knows shapes that onnxruntime does not keep.
 
     Raises:
-        ModelError: onnxruntime does not load the file, or writes what cannot be read.
-        EnvironmentUnavailableError: the device is not there, or the process ended early.
+        ModelError: onnxruntime wrote nothing, or what cannot be read.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    run_job("executed", {**request, "folder": str(folder)})
     try:
-        executed = ir.load(folder / _FILE)
+        executed = ir.load(file)
+    except FileNotFoundError:
+        raise ModelError("onnxruntime could not write its optimised graph") from None
     except Exception as error:  # protobuf and onnx_ir raise anything
-        raise ModelError(
-            f"what onnxruntime wrote of its graph cannot be read ({type(error).__name__}: {error})"
-        ) from error
+        raise ModelError(f"onnxruntime's optimised graph cannot be read ({type(error).__name__}: {error})") from error
+    _infer(executed, model)
     mark_executed(executed, model)
     return executed
+
+
+def _infer(executed: ir.Model, model: ir.Model) -> None:
+    """Give values the shapes that onnxruntime infers for itself and does not write.
+
+    By them it hands dead buffers on. A value that the file knows has the shape that follows there, too.
+    """
+    known = model.clone()
+    _infer_nodes(known)
+    named = {str(value.name): value for node in known.graph for value in node.outputs if value.name}
+    for node in executed.graph:
+        for value in node.outputs:
+            original = named.get(str(value.name))
+            if original is not None and value.shape is None:
+                value.shape, value.type = original.shape, value.type or original.type
+    _infer_nodes(executed)
+
+
+def _infer_nodes(model: ir.Model) -> None:
+    def constant(value: ir.Value) -> Array | None:
+        tensor = None if value.is_graph_input() else ir.convenience.get_const_tensor(value)
+        return tensor.numpy() if tensor is not None and tensor.size <= _SMALL else None
+
+    inference = NodeInference(model.graph, model.ir_version)
+    for node in model.graph:
+        if any(value.shape is None for value in node.outputs):
+            inference.run(node, constant)

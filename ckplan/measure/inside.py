@@ -6,7 +6,8 @@ simulated in the order in which the nodes ran, with the shapes that they made.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import replace
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +20,7 @@ from ckplan.plan.simulate import Lifetimes, lifetimes, simulate
 from ckplan.plan.timeline import Step, Timeline
 from ckplan.rewrite.problem_of import problem_of
 from ckplan.rewrite.runtime import shape_classes
-from ckplan.rewrite.sizes import DIMENSIONS
+from ckplan.rewrite.sizes import DIMENSIONS, SMALL
 
 if TYPE_CHECKING:
     from ckplan.measure.arrays import Array
@@ -61,6 +62,7 @@ def look_inside(
     order = [place for place in places if place is not None]
     problem = problem_of(executed)
     shapes = shape_classes(executed, problem)
+    problem = _in_place_where_known(problem, shapes)
     simulated = simulate(problem, order, shapes).steps
     # A node inside of a body ends before the node that holds the body, and counts as that one.
     ran = list(accumulate((place is not None for place in places), initial=0))
@@ -142,6 +144,35 @@ def _learn(
             value.meta[DIMENSIONS] = tuple(dims)
             if value.type is None and element in _TYPES:
                 value.type = ir.TensorType(_TYPES[element])
+    for node in nodes:
+        # onnxruntime infers shapes of its own operators as well, where those of their inputs are static.
+        read = [value for value in node.inputs if value is not None]
+        if all(value.shape is not None and value.shape.is_static() for value in read):
+            for value in node.outputs:
+                if value.shape is None and DIMENSIONS in value.meta:
+                    value.shape = ir.Shape(value.meta[DIMENSIONS])
+
+
+def _in_place_where_known(problem: Problem, shapes: Sequence[Hashable | None]) -> Problem:
+    """The problem without in-place kernels whose input and output onnxruntime does not know to be of one shape.
+
+    In files of ckplan it always knows; in others, shapes may be left open (``FindReusableInput``, ``SameSize``).
+    """
+    ops = []
+    for op in problem.ops:
+        inplace = {
+            tensor: same
+            for tensor, sources in op.inplace.items()
+            if (same := tuple(source for source in sources if _same(tensor, source, problem, shapes)))
+        }
+        ops.append(replace(op, inplace=inplace))
+    return replace(problem, ops=tuple(ops))
+
+
+def _same(tensor: int, source: int, problem: Problem, shapes: Sequence[Hashable | None]) -> bool:
+    if problem.tensors[tensor].bytes <= SMALL:
+        return True  # scalars have no class, and are of no consequence
+    return shapes[tensor] is not None and shapes[tensor] == shapes[source]
 
 
 def _alive_at(problem: Problem, order: Sequence[int], lives: Lifetimes, peak: int) -> list[tuple[int, int, int, bool]]:

@@ -122,7 +122,16 @@ def measured(
     # A device that fell back once need not be tried again.
     request = {**request, "device": plain["device"]}
     progress(f"running {name}: counters of the allocator")
-    variants = run_job("counters", {**request, "variants": list(_VARIANTS), "producers": dict(facts.producers)})
+    executed = outputs.with_name(f"{outputs.name}-executed.onnx")
+    variants = run_job(
+        "counters",
+        {
+            **request,
+            "variants": list(_VARIANTS),
+            "producers": dict(facts.producers),
+            "optimized": str(executed) if inside else "",
+        },
+    )
     notes = list(inputs.notes)
     if plain["device"] == "cpu":
         notes.extend(half_precision_notes(model))
@@ -144,8 +153,7 @@ def measured(
     looked = None
     if inside and by_order[0] is not None:
         progress(f"reading what onnxruntime made of {name}")
-        folder = outputs.with_name(f"{outputs.name}-executed")
-        looked, note = _inside(model, request, folder, variants[0]["runs"][0], by_order[0], inputs, facts)
+        looked, note = _inside(model, executed, variants[0]["runs"][0], by_order[0], inputs, facts)
         notes.extend([note] if note else [])
     if plain["gpu_note"]:
         notes.append(plain["gpu_note"])
@@ -189,8 +197,7 @@ def _heap(request: Mapping[str, Any], device: str) -> tuple[Heap | None, str]:
 
 def _inside(
     model: ir.Model,
-    request: Mapping[str, Any],
-    folder: Path,
+    executed: Path,
     run: Mapping[str, Sequence[Any]],
     counters: Counters,
     inputs: Inputs,
@@ -198,8 +205,7 @@ def _inside(
 ) -> tuple[Inside | None, str]:
     """The executed graph, or why it cannot be had: the measurement stands without it."""
     try:
-        executed = executed_graph(model, request, folder)
-        return look_inside(executed, run, counters, inputs.arrays, facts), ""
+        return look_inside(executed_graph(executed, model), run, counters, inputs.arrays, facts), ""
     except CkplanError as error:
         return None, f"what is alive at the peak is not known: {error}"
     except ValueError as error:

@@ -23,7 +23,8 @@ def workspace_of(node: ir.Node) -> int:
     if copies:
         return copies * bytes_of(node.outputs[0])
     if node.op_type in ("Conv", "FusedConv"):
-        return _convolution(node)
+        # In the blocked layout they make no columns (``core/mlas/lib/snchwc.cpp``).
+        return 0 if node.domain == "com.microsoft.nchwc" else _convolution(node)
     if node.op_type == "ConvTranspose":
         return _transposed_convolution(node)
     if node.op_type in _GATES:
