@@ -19,6 +19,9 @@ SCHEMA = 1
 KIND = "ckplan baseline"
 """What tells a baseline from other JSON."""
 
+_WIDTH = 300
+"""Characters that a line of a baseline may have: a buffer takes that many at most."""
+
 Sides = dict[str, Snapshot]
 
 
@@ -45,20 +48,14 @@ def write_baseline(snapshots: Mapping[str, Snapshot], path: Path, *, force: bool
 
 
 def _spread(value: Any, depth: int = 0) -> str:
-    """JSON with one line for each thing that holds nothing but numbers and text."""
-    if isinstance(value, dict | list) and any(isinstance(item, dict | list) for item in _items(value)):
-        indent = " " * (depth + 1)
-        if isinstance(value, dict):
-            parts = [f"{json.dumps(name)}: {_spread(item, depth + 1)}" for name, item in value.items()]
-        else:
-            parts = [_spread(item, depth + 1) for item in value]
-        open_, close = "{}" if isinstance(value, dict) else "[]"
-        return f"{open_}\n{indent}" + f",\n{indent}".join(parts) + f"\n{' ' * depth}{close}"
-    return json.dumps(value)
-
-
-def _items(value: dict[str, Any] | list[Any]) -> list[Any]:
-    return list(value.values()) if isinstance(value, dict) else value
+    """JSON with one line for each thing that fits into it."""
+    text = json.dumps(value)
+    if not isinstance(value, dict | list) or (len(text) <= _WIDTH and depth > 1):
+        return text
+    items = value.items() if isinstance(value, dict) else ((None, item) for item in value)
+    lines = [("" if key is None else f"{json.dumps(key)}: ") + _spread(item, depth + 1) for key, item in items]
+    indent = " " * (depth + 1)
+    return f"{text[0]}\n{indent}" + f",\n{indent}".join(lines) + f"\n{' ' * depth}{text[-1]}"
 
 
 def read_snapshots(path: Path) -> Sides:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 
-from ckplan.comparison.snapshot import Alive, Snapshot
+from ckplan.comparison.snapshot import WORKSPACE, Alive, Snapshot
 from ckplan.errors import CheckFailedError, CkplanError, ModelError, UsageError
 from ckplan.units import format_bytes
 
@@ -130,11 +130,13 @@ class Comparison:
         checks: one for each model.
         notes: what was chosen, and what could not be compared.
         accept: how to accept what grew, as a clause.
+        others: what the base holds of models that were not compared.
     """
 
     checks: tuple[Check, ...]
     notes: tuple[str, ...] = ()
     accept: str = ""
+    others: Mapping[str, Snapshot] = field(default_factory=dict)
 
     @property
     def level(self) -> Level:
@@ -170,12 +172,11 @@ class Comparison:
 
 def culprit(check: Check) -> str:
     """What grew most, as the end of a sentence; empty if that is not known."""
-    parts = [
-        f"'{growth.alive.tensor}' takes {format_bytes(growth.change)} more of it"
-        if growth.before
-        else f"'{growth.alive.tensor}' ({format_bytes(growth.after)}) is new in it"
-        for growth in check.grown[:1]
-    ]
+    parts = []
+    for growth in check.grown[:1]:
+        what = f"{'the workspace of ' * (growth.alive.shape == WORKSPACE)}'{growth.alive.tensor}'"
+        more = f"takes {format_bytes(growth.change)} more of it"
+        parts.append(f"{what} {more if growth.before else f'({format_bytes(growth.after)}) is new in it'}")
     if check.dropped:
         parts.append(f"'{next(iter(check.dropped))}' is not kept any more")
     return f": {', '.join(parts)}" if parts else ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -11,7 +12,7 @@ from ckplan import __version__
 from ckplan.comparison.files import Sides, is_json, read_snapshots
 from ckplan.comparison.graphs import Progress
 from ckplan.comparison.judging import Check, Comparison, Limits, judge
-from ckplan.comparison.settings import Settings, unknown
+from ckplan.comparison.settings import Settings, spell_options, unknown
 from ckplan.comparison.snapshot import Snapshot
 from ckplan.comparison.taking import onnxruntime_version, take
 from ckplan.errors import CkplanError, ModelError, UsageError
@@ -137,7 +138,8 @@ def _checked(target: Target, base: Snapshot | None, baseline: Path | None, how: 
 
 
 def _against_baseline(path: Path, bases: Sides, target: Target, how: How) -> Comparison:
-    accept = f"to accept it: `ckplan compare {path} {target.path} --save-baseline {path} --force`"
+    files = " ".join([shlex.join((str(path), str(target.path))), spell_options(target.options)]).rstrip()
+    accept = f"to accept it: `ckplan compare {files} --save-baseline {shlex.quote(str(path))} --force`"
     name = target.name if how.accepting and target.name not in bases and len(bases) != 1 else None
     name = name or _entry(path, bases, target.name)
     base = bases.get(name)
@@ -145,7 +147,8 @@ def _against_baseline(path: Path, bases: Sides, target: Target, how: How) -> Com
     check, notes = _checked(replace(target, name=name, options=settings.options()), base, path, how)
     if base is not None and base.settings == settings and not target.options and settings != Settings():
         notes = (f"settings are the baseline's: {settings}", *notes)
-    return Comparison((check,), notes, accept)
+    others = {other: side for other, side in bases.items() if other != name}
+    return Comparison((check,), notes, accept, others)
 
 
 def _compare_sides(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import shlex
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -159,15 +160,9 @@ class Settings:
         return {**given, **self.training}
 
     def __str__(self) -> str:
-        """As it would stand on the command line, more or less."""
-        parts = [f"--dim {name}={size}" for name, size in self.dims.items()]
-        parts += [f"--shape {name}={','.join(map(str, sizes))}" for name, sizes in self.shapes.items()]
-        parts.append("--inference" if self.inference else f"--strategy {self.strategy}")
-        for name, value in self.training.items():
-            option = f"--{name.replace('_', '-')}"
-            values = value if isinstance(value, tuple) else (value,)
-            parts += [option if item is True else f"{option} {item}" for item in values]
-        return " ".join(parts)
+        """As it would stand on the command line."""
+        options = self.options()
+        return spell_options(options if self.inference else {"strategy": self.strategy, **options})
 
     def to_json(self) -> dict[str, Any]:
         """A JSON-ready form; what is at its default is left out, but for the strategy of a model that is planned."""
@@ -187,6 +182,20 @@ class Settings:
             ValueError: a value is of the wrong kind, or a key is not known.
         """
         return cls.of(**{name: read_setting(name, value) for name, value in data.items()})
+
+
+def spell_options(options: Mapping[str, Any]) -> str:
+    """Settings as they stand on the command line, from a mapping as `Settings.of` takes it."""
+    words: list[str] = []
+    for name, value in options.items():
+        if name in ("dims", "shapes"):
+            sizes = {key: size if name == "dims" else ",".join(map(str, size)) for key, size in value.items()}
+            words += [word for key, text in sizes.items() for word in (f"--{name[:-1]}", f"{key}={text}")]
+        else:
+            option = f"--{name.replace('_', '-')}"
+            for item in value if isinstance(value, tuple) else (value,):
+                words += [option] if item is True else [option, str(item)]
+    return shlex.join(words)
 
 
 def read_setting(name: str, value: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -54,6 +55,8 @@ def take(
         progress(f"planning {path.name}")
         made = rewrite(model, strategy)
         model, unplanned, overhead = made.model, made.before.peak_activations, made.plan.overhead
+    elif keys.PLAN in model.metadata_props:
+        overhead = json.loads(model.metadata_props[keys.PLAN]).get("overhead")
     lying = executed_occupancy(model, _LAYOUTS)
     timeline, at = lying.timeline, lying.timeline.peak_step
     measured = None

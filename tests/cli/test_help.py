@@ -29,6 +29,7 @@ def test_the_commands_are_these() -> None:
         "rewrite",
         "measure",
         "verify",
+        "compare",
         "strategies",
         "ops",
     ]

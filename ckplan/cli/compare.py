@@ -1,0 +1,235 @@
+"""``ckplan compare``: the memory gate for CI."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+from click.core import ParameterSource
+
+from ckplan.cli.options import (
+    budget_option,
+    device_option,
+    force_option,
+    inference_option,
+    json_option,
+    read_share,
+    shape_options,
+    strategy_option,
+    talk_options,
+    training_options,
+)
+from ckplan.cli.output import check_output
+from ckplan.cli.terminal import notes, say, show, show_json, stage
+from ckplan.errors import EnvironmentUnavailableError, UsageError
+
+if TYPE_CHECKING:
+    from ckplan.comparison import Comparison, Configuration, How
+
+_PATH = click.Path(path_type=Path)
+_OUTPUTS = ("save_baseline", "markdown", "junit")
+
+
+@click.command("compare", short_help="Fail if a model takes more memory than before.")
+@click.argument("base", type=_PATH, required=False)
+@click.argument("head", type=_PATH, required=False)
+@click.option(
+    "--max-regression",
+    metavar="PERCENT",
+    default="0%",
+    show_default=True,
+    callback=read_share,
+    help="How much larger than BASE's the peak of HEAD may be, such as 3%.",
+)
+@budget_option
+@click.option("--config", type=_PATH, metavar="FILE", help="Models and limits. Default: ckplan.toml or pyproject.toml.")
+@click.option(
+    "--save-baseline",
+    type=_PATH,
+    metavar="OUT",
+    help="Write what HEAD, or each model of the configuration, takes to this file, and accept what has grown.",
+)
+@click.option("--markdown", type=_PATH, metavar="OUT", help="Write the result as Markdown to this file.")
+@click.option("--junit", type=_PATH, metavar="OUT", help="Write the result as JUnit XML to this file.")
+@force_option
+@click.option(
+    "--measure", is_flag=True, help="Run the models as well, and show the measured peak beside the simulated."
+)
+@click.option("--measured", is_flag=True, help="Run the models, and let the measured peak decide.")
+@click.option(
+    "--tolerance",
+    metavar="PERCENT",
+    default="2%",
+    show_default=True,
+    callback=read_share,
+    help="What a measured peak may exceed a limit by.",
+)
+@device_option
+@strategy_option
+@inference_option
+@shape_options
+@training_options
+@json_option
+@talk_options
+def command(
+    base: Path | None,
+    head: Path | None,
+    config: Path | None,
+    force: bool,
+    measure: bool,
+    measured: bool,
+    device: str,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Compare the peak of activations of HEAD with that of BASE, and fail if it has grown.
+
+    Each may be a model, which is differentiated and planned with the strategy; a file that ckplan wrote, which is taken
+    as it is; a baseline that --save-baseline wrote; or what `ckplan analyze`, `measure`, `rewrite` or `compare`
+    printed with --json. A single MODEL is held against --budget alone. Without arguments, the models of the
+    configuration are compared with their baseline.
+
+    The peaks are simulated, and the same on every machine. On GitHub the result goes to the summary of the job, and
+    what failed becomes an annotation.
+    """
+    outputs = {name: options.pop(name) for name in _OUTPUTS}
+    source = click.get_current_context().get_parameter_source
+    given = {name: value for name, value in options.items() if source(name) is ParameterSource.COMMANDLINE}
+    configuration = _configuration(config, base, given)
+    sources = [path for path in (base, head) if path is not None]
+    if configuration is not None:
+        sources = [configuration.path, *(target.path for target in configuration.targets)]
+    summary = _check_outputs(outputs, sources, base, configuration, force)
+    from ckplan.comparison import How
+
+    saved = outputs["save_baseline"]
+    with stage("comparing") as tell:
+        how = How(device if measure or measured else None, saved is not None, tell)
+        if configuration is not None:
+            found = _configured(configuration, measured, how)
+        else:
+            found = _compared(base, head, options, given, measured, how)
+    notes(found.notes)
+    _write(found, outputs, base, force)
+    _tell(found, summary, as_json)
+    if found.failure is not None:
+        raise found.failure
+
+
+def _configuration(config: Path | None, base: Path | None, given: Mapping[str, Any]) -> Configuration | None:
+    """The configuration that is asked for; None if files are compared."""
+    if base is not None:
+        if config is not None:
+            raise UsageError(
+                "`--config` names the models to compare, and so do arguments", "leave out one or the other"
+            )
+        return None
+    from ckplan.comparison import find_configuration, read_configuration
+
+    path = config or find_configuration(Path())
+    if path is None:
+        raise UsageError(
+            "there is nothing to compare: no files are named, and there is no ckplan.toml and no [tool.ckplan] here",
+            "name BASE and HEAD, or write a configuration",
+        )
+    told = ", ".join(f"`--{name.replace('_', '-').removesuffix('s')}`" for name in given)
+    if told:
+        raise UsageError(f"with a configuration, {told} cannot be given on the command line", f"set it in '{path}'")
+    return read_configuration(path)
+
+
+def _configured(configuration: Configuration, measured: bool, how: How) -> Comparison:
+    from dataclasses import replace
+
+    from ckplan.comparison import compare_targets
+
+    targets = [replace(target, limits=replace(target.limits, measured=measured)) for target in configuration.targets]
+    named = "" if configuration.path.parent == Path() else f" --config {configuration.path}"
+    accept = f"to accept it: `ckplan compare{named} --save-baseline {configuration.baseline} --force`"
+    return compare_targets(targets, configuration.baseline, accept, how)
+
+
+def _compared(
+    base: Path | None, head: Path | None, options: Mapping[str, Any], given: Mapping[str, Any], measured: bool, how: How
+) -> Comparison:
+    from ckplan.comparison import Limits, compare_files
+
+    assert base is not None
+    budget = options["budget"]
+    if head is None and budget is None and not how.accepting:
+        raise UsageError(
+            f"there is nothing to compare '{base}' with", "name HEAD, or give --budget, or write a --save-baseline"
+        )
+    limits = Limits(
+        max_regression=options["max_regression"], budget=budget, measured=measured, tolerance=options["tolerance"]
+    )
+    asked = {name: value for name, value in given.items() if name not in ("max_regression", "budget", "tolerance")}
+    return compare_files(None if head is None else base, head or base, asked, limits, how)
+
+
+def _check_outputs(
+    outputs: Mapping[str, Path | None],
+    sources: list[Path],
+    base: Path | None,
+    configuration: Configuration | None,
+    force: bool,
+) -> Path | None:
+    """See that everything can be written before any work is done; returns where the summary of the job goes."""
+    named = {name: path for name, path in outputs.items() if path is not None}
+    baseline = base if configuration is None else configuration.baseline
+    for name, path in named.items():
+        # A baseline may take the place of the one that it was compared with.
+        kept = [
+            source for source in (*sources, *filter(None, [baseline])) if name != "save_baseline" or source != baseline
+        ]
+        check_output(path, force, *kept)
+    if len({path.resolve() for path in named.values()}) < len(named):
+        raise UsageError("two outputs have the same name", "give each a file of its own")
+    place = os.environ.get("GITHUB_STEP_SUMMARY")
+    if not place:
+        return None
+    summary = Path(place)
+    if not os.access(summary if summary.exists() else summary.parent, os.W_OK) or summary.is_dir():
+        raise EnvironmentUnavailableError(f"no permission to write {summary}", "unset GITHUB_STEP_SUMMARY")
+    return summary
+
+
+def _write(found: Comparison, outputs: Mapping[str, Path | None], base: Path | None, force: bool) -> None:
+    """Write the files that were asked for; a baseline only if every model could be read."""
+    from ckplan.comparison import Level, write_baseline
+    from ckplan.model.saving import write_text
+    from ckplan.report import junit, markdown
+
+    saved = outputs["save_baseline"]
+    if saved is not None and found.level is not Level.ERROR:
+        heads = {check.name: check.head for check in found.checks if check.head is not None}
+        replaced = base is not None and base.exists() and saved.exists() and saved.samefile(base)
+        write_baseline({**(found.others if replaced else {}), **heads}, saved, force=force)
+    if outputs["markdown"] is not None:
+        write_text(markdown.comparison(found), outputs["markdown"], force=force)
+    if outputs["junit"] is not None:
+        write_text(junit.comparison(found), outputs["junit"], force=force)
+
+
+def _tell(found: Comparison, summary: Path | None, as_json: bool) -> None:
+    """Show the result, and tell GitHub."""
+    from ckplan.report import github, markdown
+
+    if as_json:
+        from ckplan.report import comparison_json
+
+        show_json(comparison_json.comparison(found))
+    else:
+        from ckplan.report import comparison
+
+        show(comparison.comparison(found))
+    if summary is not None:
+        with summary.open("a", encoding="utf-8") as stream:
+            stream.write(markdown.comparison(found))
+    if os.environ.get("GITHUB_ACTIONS") == "true":
+        # On stderr, which the runner reads as well: stdout is data.
+        for line in github.comparison(found):
+            say(line)

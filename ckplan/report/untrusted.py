@@ -1,0 +1,43 @@
+"""Names of nodes, tensors and files come from strangers: text that cannot break out of where it is put.
+
+The formats: a terminal and a CI's log, Markdown as GitHub and GitLab render it, and GitHub's workflow commands
+(docs.github.com/actions/reference/workflow-commands-for-github-actions).
+"""
+
+from __future__ import annotations
+
+_PLAIN = frozenset(" ,;/=+()%'-")
+
+
+def printable(text: str) -> str:
+    r"""Text in one line without control characters: a newline becomes ``\n``, as Python writes it.
+
+    ``##[`` would begin a command in the log of a CI job, wherever it stands in a line; it is broken up.
+    """
+    shown = "".join(
+        letter if letter.isprintable() else letter.encode("unicode_escape", "replace").decode("ascii")
+        for letter in text
+    )
+    return shown.replace("##[", "# #[")
+
+
+def markdown(text: str) -> str:
+    """Text that shows as it is in Markdown, in table cells too: what could mean something is written as an entity."""
+    return "".join(
+        letter if letter.isalnum() or letter in _PLAIN else f"&#{ord(letter)};" for letter in printable(text)
+    )
+
+
+def code(text: str) -> str:
+    """The same in the typeface of code."""
+    return f"<code>{markdown(text)}</code>"
+
+
+def command_data(text: str) -> str:
+    """The message of a workflow command; newlines in it are kept."""
+    return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+
+
+def command_property(text: str) -> str:
+    """The value of a property of a workflow command."""
+    return command_data(text).replace(":", "%3A").replace(",", "%2C")
