@@ -49,6 +49,7 @@ class App(click.Group):
     ) -> Any:
         """Run, then exit; with ``standalone_mode=False`` exceptions are the caller's, as in click."""
         settings: Settings = extra.setdefault("obj", Settings())
+        settings.arguments = tuple(sys.argv[1:] if args is None else args)
         run = partial(super().main, args, prog_name, complete_var, standalone_mode=False, **extra)
         if not standalone_mode:
             return run()

@@ -114,6 +114,12 @@ output_options = _stack(
     click.option("-o", "--output", required=True, type=_PATH, metavar="OUT", help="File to write."), force_option
 )
 
+html_option = click.option(
+    "--html", "page", type=_PATH, metavar="OUT.html", help="Write a report for a browser, too: one file, offline."
+)
+
+html_options = _stack(html_option, force_option)
+
 picture_options = _stack(click.option("-o", "--output", type=_PATH, metavar="OUT", help="File to write."), force_option)
 
 talk_options = _stack(

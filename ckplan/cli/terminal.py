@@ -19,6 +19,8 @@ class Settings:
 
     debug: bool = False
     quiet: bool = False
+    arguments: tuple[str, ...] = ()
+    """The command line as it was given, for reports that say how they were made."""
 
 
 def settings() -> Settings:

@@ -1,0 +1,146 @@
+"""The page that `ckplan report` and ``--html`` write."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ckplan.cli.output import check_output
+from ckplan.cli.terminal import settings, stage
+from ckplan.errors import UsageError
+
+if TYPE_CHECKING:
+    from ckplan.analysis import Analysis
+    from ckplan.cli.training import Subject
+    from ckplan.measure import Verification
+    from ckplan.pareto import Pareto
+    from ckplan.planning import Planned
+
+
+def check_page(page: Path | None, force: bool, *others: Path) -> None:
+    """Make sure that a page can be written once there is something to show.
+
+    Args:
+        page: the file to write, if one is asked for.
+        force: whether it may be overwritten.
+        others: files that the command reads or writes.
+
+    Raises:
+        UsageError: the file is no HTML file by its name, exists, or is another file of the command.
+        EnvironmentUnavailableError: its directory does not allow it.
+    """
+    if page is None:
+        return
+    if page.suffix.lower() not in (".html", ".htm"):
+        raise UsageError(f"'{page}' is not the name of an HTML file", "end it in .html, the one kind that is written")
+    if page.resolve() in [other.resolve() for other in others]:
+        raise UsageError(f"{page} is another file of this command", "write the report to another file")
+    check_output(page, force, *others)
+
+
+def write_page(page: Path, force: bool, title: str, **found: Any) -> None:
+    """Write the page.
+
+    Args:
+        page: the file.
+        force: whether it may be overwritten.
+        title: what the page is about.
+        found: see `ckplan.findings.Findings`.
+
+    Raises:
+        UsageError: the file exists and may not be overwritten.
+        EnvironmentUnavailableError: no permission, or no space left.
+    """
+    from ckplan.findings import Findings, environment
+    from ckplan.model.saving import write_text
+    from ckplan.report.html import render
+
+    with stage(f"writing {page.name}"):
+        verification: Verification | None = found.get("verification")
+        ran = environment() if verification is None else environment(verification.new.device)
+        command = shlex.join(("ckplan", *settings().arguments))
+        write_text(render(Findings(title=title, command=command, environment=ran, **found)), page, force=force)
+
+
+def analysis_page(page: Path, force: bool, title: str, subject: Subject, analysis: Analysis) -> None:
+    """Write the page of an analysis."""
+    from ckplan.findings import contents_of
+    from ckplan.occupancy import ordered_occupancy
+
+    write_page(
+        page,
+        force,
+        title,
+        notes=tuple(subject.notes),
+        contents=contents_of(subject.model, subject.training),
+        before=ordered_occupancy(subject.model),
+        analysis=analysis,
+    )
+
+
+def plan_page(
+    page: Path,
+    force: bool,
+    title: str,
+    subject: Subject,
+    made: Planned,
+    *,
+    notes: list[str],
+    budget: int | None,
+    costs: dict[str, float] | None,
+    analysis: Analysis | None = None,
+    pareto: Pareto | None = None,
+    verification: Verification | None = None,
+) -> None:
+    """Write the page of a plan.
+
+    Args:
+        page: the file.
+        force: whether it may be overwritten.
+        title: what the page is about.
+        subject: what was planned.
+        made: the plan and the file (`ckplan.planning.Planned`).
+        notes: what was said on the way.
+        budget: bytes of activations not to exceed.
+        costs: seconds of nodes by name, if they were measured.
+        analysis: bottlenecks and the like, if they were looked for.
+        pareto: the frontier, if it was looked for.
+        verification: what both files did when they ran, if they did.
+    """
+    from ckplan.findings import chosen, contents_of
+    from ckplan.occupancy import executed_occupancy
+
+    with stage("laying out memory"):
+        write_page(
+            page,
+            force,
+            title,
+            notes=tuple(notes),
+            contents=contents_of(subject.model, subject.training),
+            before=executed_occupancy(subject.model),
+            after=executed_occupancy(made.model),
+            plan=chosen(subject.model, made.plan, budget, costs),
+            analysis=analysis,
+            pareto=pareto,
+            verification=verification,
+        )
+
+
+def files_page(page: Path, force: bool, base: Path, new: Path, verification: Verification) -> None:
+    """Write the page of two files that ran."""
+    from ckplan.findings import file_occupancy
+
+    with stage("laying out memory"):
+        before, why_before = file_occupancy(base)
+        after, why_after = file_occupancy(new)
+    notes = (*verification.base.notes, *verification.new.notes, *verification.notes, why_before, why_after)
+    write_page(
+        page,
+        force,
+        new.name,
+        notes=tuple(dict.fromkeys(note for note in notes if note)),
+        before=before,
+        after=after,
+        verification=verification,
+    )

@@ -1,0 +1,111 @@
+"""``ckplan report``: a page that shows what a plan does."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ckplan.cli.options import (
+    cost_option,
+    inference_option,
+    json_option,
+    model_argument,
+    output_options,
+    planning_options,
+    run_options,
+    shape_options,
+    talk_options,
+    training_options,
+)
+from ckplan.cli.page import check_page, plan_page
+from ckplan.cli.proof import check, run_both
+from ckplan.cli.terminal import show, show_json, stage
+from ckplan.cli.training import subject
+
+
+@click.command("report", short_help="Write a page that shows a plan, for a browser.")
+@model_argument
+@output_options
+@planning_options
+@cost_option
+@inference_option
+@shape_options
+@training_options
+@click.option("--pareto", "with_frontier", is_flag=True, help="Find the frontier of memory against compute, too.")
+@click.option("--verify", "with_proof", is_flag=True, help="Run the planned file and the one without a plan; compare.")
+@run_options
+@json_option
+@talk_options
+def command(
+    model: Path,
+    output: Path,
+    force: bool,
+    strategy: str,
+    budget: int | float | None,
+    overhead: float | None,
+    seconds: float | None,
+    with_frontier: bool,
+    with_proof: bool,
+    device: str,
+    inputs: Path | None,
+    seed: int,
+    cost: str,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Plan the training step of MODEL as `ckplan rewrite` does, and write what comes out as a page for a browser.
+
+    OUT is one HTML file that works offline: memory over the step with and without the plan, what is alive at the peak,
+    what is kept and what is recomputed. With --verify both files are run, and the page shows what was measured as well.
+    """
+    check_page(output, force, model)
+    from ckplan.analysis import analyze
+    from ckplan.cli.planning import costs_of, goal_of, tell
+    from ckplan.model import save
+    from ckplan.pareto import pareto
+    from ckplan.plan.strategies import parse_strategy
+    from ckplan.planning import rewrite
+
+    wanted, goal = parse_strategy(strategy), goal_of(budget, overhead, seconds)
+    planned = subject(model, **options)
+    costs = costs_of(planned.model, cost, device)
+    with stage("planning") as doing:
+        made = rewrite(planned.model, wanted, goal, costs)
+        frontier = pareto(planned.model, costs=costs, seconds=seconds, progress=doing) if with_frontier else None
+        analysis = analyze(planned.training or planned.model, [])
+    notes = [*planned.notes, *tell(made.plan)]
+    found = None
+    if with_proof:
+        with tempfile.TemporaryDirectory() as folder:
+            base, new = (Path(folder) / f"{model.stem} {which} a plan.onnx" for which in ("without", "with"))
+            save(planned.model, base)
+            save(made.model, new)
+            found = run_both(base, new, device=device, inputs=inputs, seed=seed)
+    plan_page(
+        output,
+        force,
+        model.name,
+        planned,
+        made,
+        notes=notes,
+        budget=goal.bytes(made.before),
+        costs=costs,
+        analysis=analysis,
+        pareto=frontier,
+        verification=found,
+    )
+    if as_json:
+        from ckplan.report import json
+
+        show_json(json.reported(output, made.plan, made.before, made.after, notes, found))
+    else:
+        from ckplan.report import text
+        from ckplan.report.verification import summary
+
+        lines = [text.rewritten(output, made.plan, made.before, made.after)]
+        show(text.page(*lines, *([] if found is None else [text.line(summary(found))])))
+    if found is not None:
+        check(found)

@@ -1,0 +1,380 @@
+"use strict";
+// Memory over the steps as a pile of bands, drawn on a canvas. A band is a buffer: its height is its size, its place
+// in the pile that of its birth. Where there are more steps than pixels, a column shows the largest of its steps.
+
+const ckplan = (() => {
+  const data = JSON.parse(document.getElementById("data").textContent);
+  const PLACE = { born: 1, dies: 2, spans: 3, width: 4 };
+  const ROLE_TEXT = {
+    kept: "kept for the backward pass",
+    recomputed: "recomputed",
+    forward: "forward only",
+    backward: "made by the backward pass",
+    held: "dead, held by onnxruntime for a later tensor",
+  };
+  const probe = document.createElement("i");
+  probe.hidden = true;
+  document.body.append(probe);
+
+  function color(name) {
+    probe.style.color = `var(--${name})`;
+    return getComputedStyle(probe).color;
+  }
+
+  function bytesText(count) {
+    const units = ["B", "KiB", "MiB", "GiB", "TiB"];
+    let unit = 0;
+    while (count >= 1024 && unit < units.length - 1) {
+      count /= 1024;
+      unit += 1;
+    }
+    return unit ? `${count.toFixed(1)} ${units[unit]}` : `${count} B`;
+  }
+
+  /** Round figures from 0 to the end, and one unit for all of them. */
+  function ticks(end, count) {
+    const unit = Math.max(0, Math.min(4, Math.floor(Math.log2(Math.max(end, 1)) / 10)));
+    const factor = 1024 ** unit;
+    const rough = end / factor / count;
+    const power = 10 ** Math.floor(Math.log10(rough));
+    const step = [1, 2, 5, 10].map((n) => n * power).find((n) => n >= rough * 0.999);
+    const found = [];
+    for (let index = 0; index * step * factor <= end * 1.0001; index += 1) {
+      const value = Number((index * step).toPrecision(6));
+      found.push([value * factor, value ? `${value} ${["B", "KiB", "MiB", "GiB", "TiB"][unit]}` : "0"]);
+    }
+    return found;
+  }
+
+  /** `[step, value, step, value, ...]` as one value for each step. */
+  function dense(sparse, count) {
+    const values = new Float64Array(count);
+    for (let index = 0; index < sparse.length; index += 2) {
+      values.fill(sparse[index + 1], sparse[index], sparse[index + 2] ?? count);
+    }
+    return values;
+  }
+
+  /** Where the span begins that lies in a band at a step. */
+  function spanAt(band, step) {
+    let place = PLACE.spans;
+    while (place + PLACE.width < band.length && band[place + PLACE.width] <= step) place += PLACE.width;
+    return place;
+  }
+
+  class Chart {
+    constructor(content, box) {
+      Object.assign(this, { content, box, top: 1, cursor: null, shown: -1, runs: new Map() });
+      [this.canvas, this.overlay] = box.querySelectorAll("canvas");
+      this.count = content.bytes.length;
+      this.work = dense(content.work, this.count);
+      this.rest = dense(content.rest, this.count);
+      const measured = content.measured ? content.measured.bytes : [0];
+      this.highest = [content.bytes, measured].reduce((top, values) => values.reduce((a, b) => Math.max(a, b), top), 0);
+    }
+
+    /** Roles that have a band here, for the legend. */
+    roles() {
+      const found = new Set();
+      for (const band of this.content.bands) {
+        for (let place = PLACE.spans; place < band.length; place += PLACE.width) found.add(data.roles[band[place + 1]]);
+      }
+      if (this.content.rest.length || this.content.work.length) found.add("rest");
+      if (this.content.measured && this.content.bands.length) found.add("measured");
+      return found;
+    }
+
+    resize() {
+      const ratio = window.devicePixelRatio || 1;
+      const { width, height } = this.box.getBoundingClientRect();
+      for (const canvas of [this.canvas, this.overlay]) {
+        canvas.width = Math.round(width * ratio);
+        canvas.height = Math.round(height * ratio);
+        canvas.getContext("2d").setTransform(ratio, 0, 0, ratio, 0, 0);
+      }
+      const narrow = width < 520;
+      this.area = { left: narrow ? 58 : 74, top: 34, right: width - 8, bottom: height - 40 };
+      this.area.width = Math.max(1, this.area.right - this.area.left);
+      this.area.height = Math.max(1, this.area.bottom - this.area.top);
+      this.pixel = 1 / ratio;
+      this.columns = this.pick(Math.max(1, Math.min(this.count, Math.round(this.area.width * Math.min(ratio, 2)))));
+    }
+
+    /** The step that each column shows. */
+    pick(columns) {
+      const { bytes } = this.content;
+      const chosen = new Int32Array(columns);
+      for (let column = 0; column < columns; column += 1) {
+        let best = Math.floor((column * this.count) / columns);
+        const end = Math.floor(((column + 1) * this.count) / columns);
+        for (let step = best + 1; step < end; step += 1) if (bytes[step] > bytes[best]) best = step;
+        chosen[column] = best;
+      }
+      return chosen;
+    }
+
+    x(column) {
+      return this.area.left + (column * this.area.width) / this.columns.length;
+    }
+
+    stepX(step) {
+      return this.area.left + (step * this.area.width) / this.count;
+    }
+
+    y(bytes) {
+      return this.area.bottom - (bytes / this.top) * this.area.height;
+    }
+
+    draw(top) {
+      this.top = top * 1.04 || 1;
+      this.resize();
+      this.context = this.canvas.getContext("2d");
+      const colors = {};
+      for (const name of [...data.roles, "rest", "text", "muted", "grid", "line", "card", "measured", "accent"]) colors[name] = color(name);
+      colors.shades = { forward: color("shade-forward"), backward: color("shade-backward") };
+      this.colors = colors;
+      this.ground();
+      this.pile();
+      this.measured();
+      this.again();
+      this.labels();
+      this.point(null);
+    }
+
+    ground() {
+      const { context, area, colors, content } = this;
+      context.clearRect(0, 0, this.box.clientWidth, this.box.clientHeight);
+      const turn = this.stepX(content.turn);
+      context.fillStyle = colors.shades.forward;
+      context.fillRect(area.left, area.top, turn - area.left, area.height);
+      context.fillStyle = colors.shades.backward;
+      context.fillRect(turn, area.top, area.right - turn, area.height);
+      context.font = "12px system-ui, sans-serif";
+      context.textBaseline = "middle";
+      context.textAlign = "right";
+      for (const [value, text] of ticks(this.top, area.height < 200 ? 3 : 5)) {
+        const y = Math.round(this.y(value)) + 0.5;
+        context.fillStyle = colors.grid;
+        context.fillRect(area.left, y - 0.5, area.width, 1);
+        context.fillStyle = colors.muted;
+        context.fillText(text, area.left - 8, y);
+      }
+    }
+
+    /** All bands, from the oldest at the bottom to the youngest; equal neighbours of a row are one rectangle. */
+    pile() {
+      const { context, columns, content, colors, pixel } = this;
+      const { bands } = content;
+      this.runs = new Map();
+      const open = new Map();
+      const flush = (index, end) => {
+        const run = open.get(index);
+        open.delete(index);
+        const gap = run.height > 5 ? 1 : run.height > 2.5 ? pixel : 0;
+        context.fillStyle = colors[run.role];
+        context.globalAlpha = run.role === "held" ? 0.75 : [1, 0.86, 0.74][index % 3];
+        context.fillRect(run.x, run.y + gap, Math.max(end - run.x, pixel), Math.max(run.height - gap, pixel * 0.6));
+        if (!this.runs.has(index)) this.runs.set(index, []);
+        this.runs.get(index).push([run.x, end, run.y, run.height]);
+      };
+      let next = 0;
+      let alive = [];
+      const rest = [];
+      columns.forEach((step, column) => {
+        const x = this.x(column);
+        for (; next < bands.length && bands[next][PLACE.born] <= step; next += 1) alive.push(next);
+        alive = alive.filter((index) => {
+          if (bands[index][PLACE.dies] >= step) return true;
+          if (open.has(index)) flush(index, x);
+          return false;
+        });
+        let below = 0;
+        for (const index of alive) {
+          const band = bands[index];
+          const role = data.roles[band[spanAt(band, step) + 1]];
+          const run = open.get(index);
+          if (!run || run.below !== below || run.role !== role) {
+            if (run) flush(index, x);
+            const height = (band[0] / this.top) * this.area.height;
+            open.set(index, { x, below, role, height, y: this.y(below + band[0]) });
+          }
+          below += band[0];
+        }
+        rest.push([x, below, bands.length ? this.rest[step] + this.work[step] : content.bytes[step]]);
+      });
+      for (const index of [...open.keys()]) flush(index, this.area.right);
+      context.globalAlpha = 1;
+      context.fillStyle = bands.length ? colors.rest : colors.accent;
+      rest.forEach(([x, below, bytes], column) => {
+        if (bytes) context.fillRect(x, this.y(below + bytes), this.x(column + 1) - x + pixel / 2, (bytes / this.top) * this.area.height);
+      });
+    }
+
+    /** What onnxruntime reported, as a line over the pile. */
+    measured() {
+      const { context, content, columns, colors } = this;
+      if (!content.measured || !content.bands.length) return;
+      const { bytes } = content.measured;
+      context.beginPath();
+      columns.forEach((step, column) => {
+        let value;
+        if (bytes.length === this.count) {
+          value = bytes[step];
+        } else {
+          const start = Math.floor((column * bytes.length) / columns.length);
+          const end = Math.max(start + 1, Math.floor(((column + 1) * bytes.length) / columns.length));
+          value = Math.max(...bytes.slice(start, end));
+        }
+        context.lineTo(this.x(column), this.y(value));
+        context.lineTo(this.x(column + 1), this.y(value));
+      });
+      context.strokeStyle = colors.measured;
+      context.lineWidth = 1.25;
+      context.lineJoin = "round";
+      context.stroke();
+    }
+
+    /** Where nodes run again: marks below the axis. */
+    again() {
+      const { context, area, content, columns, colors } = this;
+      context.fillStyle = colors.line;
+      context.fillRect(area.left, area.bottom, area.width, 1);
+      if (!content.again.includes("1")) return;
+      context.fillStyle = colors.recomputed;
+      for (let column = 0; column < columns.length; column += 1) {
+        const start = Math.floor((column * this.count) / columns.length);
+        const end = Math.max(start + 1, Math.floor(((column + 1) * this.count) / columns.length));
+        if (content.again.slice(start, end).includes("1")) context.fillRect(this.x(column), area.bottom + 4, area.width / columns.length + this.pixel / 2, 5);
+      }
+    }
+
+    labels() {
+      const { context, area, content, colors } = this;
+      const turn = this.stepX(content.turn);
+      context.textBaseline = "alphabetic";
+      context.fillStyle = colors.muted;
+      context.textAlign = "left";
+      if (content.turn < this.count) {
+        context.fillRect(turn, area.top, 1, area.height);
+        if (turn - area.left > 60) context.fillText("forward", area.left + 6, area.bottom + 27);
+        if (area.right - turn > 70) context.fillText("backward", turn + 6, area.bottom + 27);
+      }
+      context.textAlign = "right";
+      context.fillText(`${this.count.toLocaleString("en")} steps`, area.right, area.bottom + 27);
+      const marks = [...content.levels];
+      if (content.bands.length === 0 && content.measured) marks.length = 0;
+      let last = Infinity;
+      for (const level of marks.sort((a, b) => a.bytes - b.bytes)) {
+        const y = this.y(level.bytes);
+        if (level.bytes > this.top) continue;
+        context.strokeStyle = colors.muted;
+        context.lineWidth = 1;
+        context.setLineDash([4, 4]);
+        context.strokeRect(area.left, Math.round(y) + 0.5, area.width, 0);
+        context.setLineDash([]);
+        if (last - y < 15) continue;
+        last = y;
+        this.tag(`${level.name} ${level.text}`, area.right - 4, y - 5, "right");
+      }
+      const x = this.stepX(content.peak + 0.5);
+      const y = this.y(content.bytes[content.peak] ?? 0);
+      context.strokeStyle = colors.text;
+      context.setLineDash([2, 3]);
+      context.strokeRect(x, area.top - 8, 0, area.height + 8);
+      context.setLineDash([]);
+      context.beginPath();
+      context.arc(x, y, 3.5, 0, 2 * Math.PI);
+      context.fillStyle = colors.text;
+      context.fill();
+      const side = x > area.left + area.width / 2 ? "right" : "left";
+      const where = `peak ${bytesText(content.bytes[content.peak] ?? 0)}, step ${(content.peak + 1).toLocaleString("en")}`;
+      this.tag(where, x + (side === "left" ? 7 : -7), area.top - 12, side, true);
+    }
+
+    /** Text that stays legible on whatever is below it. */
+    tag(text, x, y, side, strong = false) {
+      const { context, colors } = this;
+      context.font = `${strong ? "600 " : ""}12px system-ui, sans-serif`;
+      context.textAlign = side;
+      context.lineWidth = 4;
+      context.lineJoin = "round";
+      context.strokeStyle = colors.card;
+      context.strokeText(text, x, y);
+      context.fillStyle = strong ? colors.text : colors.muted;
+      context.fillText(text, x, y);
+      context.font = "12px system-ui, sans-serif";
+    }
+
+    /** The bands that are piled up at a step, from below: `[band, bytes below]`. */
+    piled(step) {
+      const found = [];
+      let below = 0;
+      this.content.bands.forEach((band, index) => {
+        if (band[PLACE.born] <= step && step <= band[PLACE.dies]) {
+          found.push([index, below]);
+          below += band[0];
+        }
+      });
+      return found;
+    }
+
+    /** What is at a place of the canvas: a step, and a band or null. */
+    find(x, y) {
+      const { area, columns } = this;
+      if (x < area.left || x > area.right) return null;
+      const column = Math.min(columns.length - 1, Math.floor(((x - area.left) / area.width) * columns.length));
+      const bytes = ((area.bottom - y) / area.height) * this.top;
+      const step = columns[column];
+      const hit = this.piled(step).find(([index, below]) => bytes >= below && bytes < below + this.content.bands[index][0]);
+      return { step, column, band: hit ? hit[0] : null };
+    }
+
+    /** Show a place: a line at its step, and its band over the whole of its life. */
+    point(place) {
+      const context = this.overlay.getContext("2d");
+      context.clearRect(0, 0, this.box.clientWidth, this.box.clientHeight);
+      this.cursor = place;
+      if (!place) return;
+      context.fillStyle = color("highlight");
+      if (place.band !== null) {
+        for (const [start, end, y, height] of this.runs.get(place.band) ?? []) {
+          context.globalAlpha = 0.5;
+          context.fillRect(start, y, Math.max(end - start, 1), Math.max(height, 1));
+        }
+      }
+      context.globalAlpha = 0.45;
+      if (place.column !== null) context.fillRect(this.x(place.column + 0.5), this.area.top, 1, this.area.height);
+      context.globalAlpha = 1;
+    }
+
+    /** What there is to say of a place: lines of text. */
+    describe(place) {
+      const { content } = this;
+      const name = (number) => data.strings[number];
+      const told = { color: "", name: "", facts: [], step: [] };
+      if (place.band !== null) {
+        const band = content.bands[place.band];
+        const span = spanAt(band, place.step);
+        const [op, shape, dtype] = name(band[span + 3]).split("\n");
+        const role = data.roles[band[span + 1]];
+        told.color = role;
+        told.name = name(band[span + 2]);
+        told.facts.push(`${bytesText(band[0])}, ${shape} ${dtype}`, `${ROLE_TEXT[role]}; made by ${op}`);
+        const after = band[span + PLACE.width];
+        const end = after === undefined ? band[PLACE.dies] : after - 1;
+        told.facts.push(`steps ${band[span] + 1} to ${end + 1} of ${this.count}`);
+      }
+      const { step } = place;
+      const type = content.types[step] === undefined ? "" : `${name(content.types[step])} `;
+      told.step.push(`step ${step + 1}: ${type}${name(content.ops[step])}`, `${bytesText(content.bytes[step])} of activations`);
+      if (this.work[step]) told.step.push(`${bytesText(this.work[step])} of that is workspace`);
+      if (this.rest[step]) told.step.push(`${bytesText(this.rest[step])} in smaller tensors`);
+      if (content.measured && content.measured.bytes.length === this.count && content.bands.length) {
+        told.step.push(`${bytesText(content.measured.bytes[step])} measured`);
+      }
+      return told;
+    }
+  }
+
+  return { data, Chart, color, PLACE };
+})();

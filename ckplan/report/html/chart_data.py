@@ -1,0 +1,140 @@
+"""What a chart of the page draws, as compact JSON that may stand in a page."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ckplan.occupancy import Buffer, Occupancy, Role
+from ckplan.plan import Timeline
+from ckplan.report.chart import backward_pass
+from ckplan.units import format_bytes
+
+MOST_BANDS = 4000
+"""Tensors that a chart shows one by one, the largest; all others are summed."""
+
+ROLES = tuple(role.value for role in Role)
+"""What the numbers of roles in the data mean."""
+
+_UNSAFE = {ord("<"): "\\u003c", ord(">"): "\\u003e", ord("&"): "\\u0026", 0x2028: "\\u2028", 0x2029: "\\u2029"}
+"""Letters that could end the element that holds the data, or the line; JSON knows them by number as well."""
+
+
+@dataclass
+class Strings:
+    """Texts, each once, by number: names occur in many places."""
+
+    known: dict[str, int] = field(default_factory=dict)
+
+    def __call__(self, text: str) -> int:
+        """The number of a text."""
+        return self.known.setdefault(text, len(self.known))
+
+    def __iter__(self) -> Any:
+        return iter(self.known)
+
+
+@dataclass(frozen=True)
+class Curve:
+    """What one chart shows.
+
+    Attributes:
+        title: what it is called.
+        timeline: memory over the steps.
+        occupancy: the buffers behind it, if they are known.
+        measured: what onnxruntime reported, if it ran.
+        levels: ``(name, bytes)`` of lines across, such as a budget.
+    """
+
+    title: str
+    timeline: Timeline
+    occupancy: Occupancy | None = None
+    measured: Timeline | None = None
+    levels: tuple[tuple[str, int], ...] = ()
+
+
+def band_numbers(occupancy: Occupancy) -> dict[int, int]:
+    """For each buffer that has a band of its own, by position, the number of the band."""
+    order = sorted(
+        range(len(occupancy.buffers)),
+        key=lambda index: (-occupancy.buffers[index].bytes, -_life(occupancy.buffers[index])),
+    )
+    return {index: number for number, index in enumerate(sorted(order[:MOST_BANDS]))}
+
+
+def _life(buffer: Buffer) -> int:
+    return buffer.dies - buffer.born
+
+
+def chart_data(curves: Sequence[Curve]) -> str:
+    """The data of all charts of a page as JSON, safe in a ``script`` element."""
+    strings = Strings()
+    charts = [_chart(curve, strings) for curve in curves]
+    whole = {"roles": ROLES, "charts": charts, "strings": list(strings)}
+    return json.dumps(whole, separators=(",", ":"), ensure_ascii=False).translate(_UNSAFE)
+
+
+def _chart(curve: Curve, strings: Strings) -> dict[str, Any]:
+    steps = curve.timeline.steps
+    data: dict[str, Any] = {
+        "title": curve.title,
+        "ops": [strings(step.op) for step in steps],
+        "bytes": [step.activations for step in steps],
+        "again": "".join("1" if step.recomputed else "0" for step in steps),
+        "turn": backward_pass(steps) if any(step.backward for step in steps) else len(steps),
+        "peak": curve.timeline.peak_step,
+        "levels": [{"name": name, "bytes": count, "text": format_bytes(count)} for name, count in curve.levels],
+        "types": [],
+        "bands": [],
+        "rest": [],
+        "work": [],
+        "measured": None,
+    }
+    if curve.measured is not None:
+        data["measured"] = {
+            "bytes": [step.activations for step in curve.measured.steps],
+            "peak": curve.measured.peak_step,
+        }
+    if curve.occupancy is not None:
+        shown = band_numbers(curve.occupancy)
+        data["types"] = [strings(op_type) for op_type in curve.occupancy.op_types]
+        data["work"] = _sparse(curve.occupancy.workspace)
+        data["rest"] = _sparse(_rest(curve.occupancy, shown))
+        data["bands"] = [_band(curve.occupancy.buffers[index], strings) for index in shown]
+    return data
+
+
+def _band(buffer: Buffer, strings: Strings) -> list[Any]:
+    """``[bytes, born, dies, step, role, name, remark, step, role, ...]``: four entries for each span."""
+    spans: list[int] = []
+    for span in buffer.spans:
+        shape = "?" if span.shape is None else "×".join(map(str, span.shape)) or "scalar"
+        about = strings(f"{span.op_type}\n{shape}\n{span.dtype}")
+        spans += [span.step, ROLES.index(span.role.value), strings(span.tensor), about]
+    return [buffer.bytes, buffer.born, buffer.dies, *spans]
+
+
+def _rest(occupancy: Occupancy, shown: dict[int, int]) -> list[int]:
+    """Bytes at each step of the buffers that have no band of their own."""
+    change = [0] * (len(occupancy.op_types) + 1)
+    for index, buffer in enumerate(occupancy.buffers):
+        if index not in shown:
+            change[buffer.born] += buffer.bytes
+            change[buffer.dies + 1] -= buffer.bytes
+    rest, found = 0, []
+    for difference in change[:-1]:
+        rest += difference
+        found.append(rest)
+    return found
+
+
+def _sparse(values: Sequence[int]) -> list[int]:
+    """``[step, value, step, value, ...]`` where the value changes; it is 0 at first."""
+    before, found = 0, []
+    for step, value in enumerate(values):
+        if value != before:
+            found += [step, value]
+            before = value
+    return found

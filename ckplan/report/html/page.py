@@ -1,0 +1,160 @@
+"""The page: findings in, the text of one HTML file out."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from functools import cache
+from importlib.resources import files
+from typing import TYPE_CHECKING, Any
+
+from ckplan.report.html import sections
+from ckplan.report.html.chart_data import Curve, chart_data
+from ckplan.report.html.values import Chart
+from ckplan.report.svg import drawing
+from ckplan.units import format_bytes
+
+if TYPE_CHECKING:
+    from jinja2 import Template
+
+    from ckplan.findings import Findings
+    from ckplan.measure import Measurement
+    from ckplan.occupancy import Occupancy
+
+_SCRIPTS = ("chart.js", "page.js")
+
+
+def render(found: Findings) -> str:
+    """The page as text: it loads nothing, and its policy forbids it to.
+
+    Args:
+        found: what to show; names in it come from the model and are shown as text, whatever they hold.
+    """
+    from markupsafe import Markup
+
+    curves = _curves(found)
+    style, script = _asset("page.css"), "\n".join(map(_asset, _SCRIPTS))
+    content = {
+        "title": found.title,
+        "command": found.command,
+        "environment": found.environment,
+        "notes": found.notes,
+        "loss": found.contents.loss if found.contents is not None else "",
+        "tiles": sections.tiles(found),
+        "charts": [_chart(curve) for curve in curves],
+        "alive": [
+            sections.alive_table(curve.title, curve.occupancy, number)
+            for number, curve in enumerate(curves)
+            if curve.occupancy is not None
+        ],
+        "groups": ([], "") if found.plan is None else sections.groups(found.plan.blocks),
+        **_headline(found),
+        **_optional(found),
+        # What is no text of a stranger's: all of it is made here, and escaped where it has to be.
+        "style": Markup(style),
+        "script": Markup(script),
+        "data": Markup(chart_data(curves)),
+        "style_hash": _hash(style),
+        "script_hash": _hash(script),
+        "frontier_picture": Markup(drawing(found.pareto)) if found.pareto is not None else "",
+    }
+    return _template().render(content).encode("utf-8", "replace").decode("utf-8")
+
+
+def _headline(found: Findings) -> dict[str, Any]:
+    """The figures of the first line: those of the simulator where there are any, else what was measured."""
+    before, after, overhead, source = None, None, None, "predicted"
+    if found.before is not None:
+        before = found.before.timeline.peak_activations
+        after = found.after.timeline.peak_activations if found.after is not None else None
+    if found.verification is not None and (before is None or found.plan is None):
+        before, after = found.verification.base.peak_activations, found.verification.new.peak_activations
+        overhead, source = found.verification.overhead, "measured"
+    elif found.plan is not None:
+        overhead = found.plan.overhead
+    compute = "time" if source == "measured" else "compute"
+    return {
+        "before": None if before is None else format_bytes(before),
+        "after": None if after is None else format_bytes(after),
+        "saving": f"{100 * (after / before - 1):+.0f} %".replace("-", "−") if before and after is not None else "",
+        "overhead": "" if overhead is None else f"{100 * overhead:+.0f} % {compute}".replace("-", "−"),
+        "source": source,
+    }
+
+
+def _optional(found: Findings) -> dict[str, Any]:
+    """Sections that are there only if somebody looked into them."""
+    whole = found.before.timeline.peak_activations if found.before is not None else 0
+    content: dict[str, Any] = {"offers": None, "bottlenecks": None, "frontier": None, "measured": None, "problems": ()}
+    if found.analysis is not None:
+        if found.analysis.offers:
+            content["offers"] = sections.offers_table(found.analysis.offers, whole)
+        if found.analysis.bottlenecks:
+            title = "Bottlenecks, through which all paths to the end pass"
+            content["bottlenecks"] = sections.tensors_table(title, found.analysis.bottlenecks)
+    if found.pareto is not None:
+        content["frontier"] = sections.frontier_table(found.pareto)
+        content["offers"] = sections.offers_table(found.pareto.offers, found.pareto.base.peak_activations)
+    if (verification := found.verification) is not None:
+        sentence, differences = sections.numerics_table(verification)
+        content |= {
+            "measured": sections.measured_table(verification),
+            "summary": sections.measured_headline(verification),
+            "agreement": sections.agreement(verification),
+            "numerics": sentence,
+            "differences": differences,
+            "problems": verification.problems,
+        }
+    return content
+
+
+def _curves(found: Findings) -> list[Curve]:
+    """The charts: memory without a plan, and with it."""
+    levels = []
+    if found.plan is not None:
+        if found.plan.budget is not None:
+            levels.append(("budget", found.plan.budget))
+        levels.append(("lower bound", found.plan.lower_bound))
+    elif found.analysis is not None:
+        levels.append(("lower bound", found.analysis.lower_bound))
+    base, new = (found.verification.base, found.verification.new) if found.verification else (None, None)
+    alone = found.after is None and new is None
+    curves = [
+        _curve("Without a plan", found.before, base, tuple(levels) if alone else ()),
+        _curve("With the plan", found.after, new, tuple(levels)),
+    ]
+    return [curve for curve in curves if curve is not None]
+
+
+def _curve(
+    title: str, occupancy: Occupancy | None, measurement: Measurement | None, levels: tuple[tuple[str, int], ...]
+) -> Curve | None:
+    measured = measurement.counters.timeline if measurement is not None and measurement.counters is not None else None
+    if occupancy is not None:
+        return Curve(title, occupancy.timeline, occupancy, measured, levels)
+    return None if measured is None else Curve(title, measured, None, None, levels)
+
+
+def _chart(curve: Curve) -> Chart:
+    steps, peak = len(curve.timeline.steps), format_bytes(curve.timeline.peak_activations)
+    where = curve.timeline.steps[curve.timeline.peak_step].op if steps else ""
+    summary = f"{curve.title}: bytes of activations over {steps:,} steps; the peak of {peak} is in {where}."
+    return Chart(curve.title, peak, summary)
+
+
+def _hash(text: str) -> str:
+    """A digest as a content security policy spells it."""
+    return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"
+
+
+@cache
+def _asset(file: str) -> str:
+    return files("ckplan.report.html").joinpath(file).read_text(encoding="utf-8")
+
+
+@cache
+def _template() -> Template:
+    from jinja2 import Environment, StrictUndefined
+
+    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    return environment.from_string(_asset("page.html"))
