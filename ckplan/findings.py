@@ -93,6 +93,7 @@ class Chosen:
         overhead: extra compute as a ratio of the step.
         recomputed: number of nodes that run again.
         blocks: what it does with the tensors of each kind of block, the largest first.
+        layers: the same by repeated layers, such as transformer blocks; what lies in no layer is left out.
     """
 
     strategy: str
@@ -101,6 +102,7 @@ class Chosen:
     overhead: float
     recomputed: int
     blocks: tuple[Block, ...]
+    layers: tuple[Block, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,13 +195,16 @@ def chosen(model: ir.Model, plan: Plan, budget: int | None = None, costs: Mappin
     """
     problem = problem_of(model).with_costs(costs or {})
     decisions = _decisions(problem, plan.schedule, model)
-    blocks = []
-    for pattern in patterns(model):
-        if pattern.level == "group":
-            members = [name for names in pattern.occurrences for name in names]
-            mine = tuple(decision for name in members for decision in decisions.pop(name, ()))
-            if mine:
-                blocks.append(Block(pattern.name, pattern.count, mine))
+    blocks, layers = [], []
+    for pattern in patterns(model):  # the layers come first
+        members = [name for names in pattern.occurrences for name in names]
+        if pattern.level == "layer":
+            mine = tuple(decision for name in members for decision in decisions.get(name, ()))
+            layers.append(Block(pattern.name, pattern.count, mine))
+            continue
+        mine = tuple(decision for name in members for decision in decisions.pop(name, ()))
+        if mine:
+            blocks.append(Block(pattern.name, pattern.count, mine))
     blocks += [Block(mine[0].op_type, len(mine), tuple(mine)) for mine in decisions.values()]
     return Chosen(
         strategy=plan.strategy,
@@ -208,6 +213,7 @@ def chosen(model: ir.Model, plan: Plan, budget: int | None = None, costs: Mappin
         overhead=plan.overhead,
         recomputed=plan.recomputed,
         blocks=tuple(sorted(blocks, key=lambda block: (-block.kept - block.recomputed, -block.seconds))),
+        layers=tuple(layers),
     )
 
 

@@ -17,6 +17,7 @@ from ckplan.cli.options import (
     talk_options,
     training_options,
 )
+from ckplan.cli.planning import shown_plan
 from ckplan.cli.terminal import show, show_json, stage
 from ckplan.cli.training import subject
 
@@ -40,17 +41,21 @@ def command(
     Nothing is run: the figures are those of the simulator, which `ckplan verify` holds against onnxruntime.
     """
     from ckplan.analysis import analyze
+    from ckplan.findings import chosen
     from ckplan.plan.strategies import parse_strategy
 
     tried = [parse_strategy(text) for text in strategies] or None
     planned = subject(model, **options)
     with stage("planning"):
         analysis = analyze(planned.training or planned.model, tried, budget)
+    shown = shown_plan(analysis.offers)
+    kept = None if shown is None else chosen(planned.model, shown)
     if as_json:
         from ckplan.report import json
 
-        show_json(json.analysis(model, analysis, planned.notes))
+        show_json(json.analysis(model, analysis, planned.notes, kept))
     else:
         from ckplan.report import text
+        from ckplan.report.blocks import blocks
 
-        show(text.analysis(model, analysis))
+        show(text.page(text.analysis(model, analysis), *([] if kept is None else [blocks(kept)])))

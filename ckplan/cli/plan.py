@@ -56,20 +56,24 @@ def command(
     """
     check_output(output, force, model)
     from ckplan.cli.planning import costs_of, goal_of, tell
+    from ckplan.findings import chosen
     from ckplan.model.saving import write_text
     from ckplan.plan.strategies import parse_strategy
     from ckplan.planning import plan_graph
 
-    chosen, goal = parse_strategy(strategy), goal_of(budget, overhead, seconds)
+    wanted, goal = parse_strategy(strategy), goal_of(budget, overhead, seconds)
     planned = subject(model, **options)
     costs = costs_of(planned.model, cost, device)
     with stage("planning"):
-        _, plan, before = plan_graph(planned.model, chosen, goal, costs)
+        _, plan, before = plan_graph(planned.model, wanted, goal, costs)
     tell(plan)
     write_text(json.dumps(plan.to_json(), indent=1) + "\n", output, force=force)
+    from ckplan.report.blocks import blocks, blocks_json
+
+    kept = chosen(planned.model, plan, goal.bytes(before), costs)
     if as_json:
-        show_json(plan.to_json())
+        show_json({**plan.to_json(), "blocks": blocks_json(kept)})
     else:
         from ckplan.report import text
 
-        show(text.rewritten(output, plan, before, plan.predicted))
+        show(text.page(text.rewritten(output, plan, before, plan.predicted), blocks(kept)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,6 +13,7 @@ from ckplan.errors import ModelError
 if TYPE_CHECKING:
     import onnx_ir as ir
 
+    from ckplan.analysis import Offer
     from ckplan.plan import Plan
     from ckplan.planning import Goal
 
@@ -47,6 +49,13 @@ def tell(plan: Plan) -> list[str]:
         )
     notes(said)
     return said
+
+
+def shown_plan(offers: Sequence[Offer]) -> Plan | None:
+    """The plan that is shown in detail: that of `auto` if it was tried, else the one of the lowest peak."""
+    plans = [offer.plan for offer in offers if offer.plan is not None]
+    named = [offer.plan for offer in offers if offer.plan is not None and offer.strategy.partition(":")[0] == "auto"]
+    return next(iter(named), None) or min(plans, key=lambda plan: plan.predicted.peak_activations, default=None)
 
 
 def read_plan(path: Path, model: ir.Model) -> Plan:

@@ -38,7 +38,7 @@ from ckplan.cli.training import subject
 @inference_option
 @shape_options
 @training_options
-@click.option("--verify", "with_proof", is_flag=True, help="Run OUT and the training graph without a plan; compare.")
+@click.option("--verify", "with_proof", is_flag=True, help="Run the planned file and the one without a plan; compare.")
 @run_options
 @json_option
 @talk_options
@@ -66,22 +66,24 @@ def command(
     """
     check_output(output, force, model)
     from ckplan.cli.planning import costs_of, goal_of, read_plan, tell
+    from ckplan.findings import chosen
     from ckplan.model import save
     from ckplan.plan.strategies import parse_strategy
     from ckplan.planning import rewrite, rewrite_as
 
-    chosen, goal = parse_strategy(strategy), goal_of(budget, overhead, seconds)
+    wanted, goal = parse_strategy(strategy), goal_of(budget, overhead, seconds)
     planned = subject(model, **options)
     costs = None if plan_file else costs_of(planned.model, cost, device)
     with stage("planning"):
         if plan_file is None:
-            made = rewrite(planned.model, chosen, goal, costs)
+            made = rewrite(planned.model, wanted, goal, costs)
         else:
             made = rewrite_as(planned.model, read_plan(plan_file, planned.model))
     plan, before, after = made.plan, made.before, made.after
     notes = [*planned.notes, *tell(plan)]
     with stage(f"writing {output.name}"):
         save(made.model, output, force=force)
+    kept = chosen(planned.model, plan, goal.bytes(before), costs)
     found = None
     if with_proof:
         with tempfile.TemporaryDirectory() as folder:
@@ -91,12 +93,13 @@ def command(
     if as_json:
         from ckplan.report import json
 
-        show_json(json.rewritten(planned.training, output, plan, before, after, notes, found))
+        show_json(json.rewritten(planned.training, output, plan, before, after, notes, found, kept))
     else:
         from ckplan.report import text
+        from ckplan.report.blocks import blocks
         from ckplan.report.verification import verification
 
-        summary = text.rewritten(output, plan, before, after)
-        show(summary if found is None else text.page(summary, verification(found)))
+        parts = [text.rewritten(output, plan, before, after), blocks(kept)]
+        show(text.page(*parts, *([] if found is None else [verification(found)])))
     if found is not None:
         check(found)

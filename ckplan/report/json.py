@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 from ckplan.autodiff.coverage import counts
 from ckplan.report import docs
+from ckplan.report.blocks import blocks_json
 
 if TYPE_CHECKING:
     from ckplan.analysis import Analysis, Offer, TensorFacts
     from ckplan.autodiff import TrainingGraph
     from ckplan.autodiff.coverage import Coverage
+    from ckplan.findings import Chosen
     from ckplan.measure import Measurement, Verification
     from ckplan.pareto import Pareto
     from ckplan.plan import Plan, Timeline
@@ -54,12 +56,34 @@ def rewritten(
     planned: Timeline,
     notes: Sequence[str],
     verification: Verification | None,
+    kept: Chosen | None = None,
 ) -> Json:
     """What ``ckplan rewrite`` wrote, and what came out when it ran; of an inference graph there is no training."""
     return _report(
         "rewrite",
         output=str(output),
         **({"notes": list(notes)} if training is None else _training(training, notes)),
+        base=_peaks(base),
+        planned=_peaks(planned),
+        plan=plan.to_json(),
+        blocks=None if kept is None else blocks_json(kept),
+        verification=None if verification is None else verification.to_json(),
+    )
+
+
+def reported(
+    output: Path,
+    plan: Plan,
+    base: Timeline,
+    planned: Timeline,
+    notes: Sequence[str],
+    verification: Verification | None,
+) -> Json:
+    """What the page shows that ``ckplan report`` wrote."""
+    return _report(
+        "report",
+        output=str(output),
+        notes=list(notes),
         base=_peaks(base),
         planned=_peaks(planned),
         plan=plan.to_json(),
@@ -81,7 +105,7 @@ def _peaks(timeline: Timeline) -> Json:
     return {"peak_activations": timeline.peak_activations, "peak_total": timeline.peak_total}
 
 
-def analysis(path: Path, found: Analysis, notes: Sequence[str]) -> Json:
+def analysis(path: Path, found: Analysis, notes: Sequence[str], kept: Chosen | None = None) -> Json:
     """The whole answer of ``ckplan analyze``, the timeline of the step without a plan included."""
     tensors, values = found.parameters
     return _report(
@@ -98,6 +122,7 @@ def analysis(path: Path, found: Analysis, notes: Sequence[str]) -> Json:
         bottlenecks=[_tensor(tensor) for tensor in found.bottlenecks],
         lower_bound=found.lower_bound,
         strategies=[_offer(offer) for offer in found.offers],
+        blocks=None if kept is None else blocks_json(kept),
     )
 
 
