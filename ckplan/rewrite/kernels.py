@@ -44,4 +44,6 @@ def view_source(node: ir.Node) -> ir.Value | None:
 
 def overwritable(node: ir.Node) -> ir.Value | None:
     """The input that the node's kernel may overwrite with its first output."""
+    if node.domain.startswith("com.microsoft") and node.op_type in ("Conv", "FusedConv") and len(node.inputs) > 3:
+        return node.inputs[3]  # an addition that an optimiser made part of the convolution
     return node.inputs[0] if node.op_type in IN_PLACE and node.inputs else None
