@@ -102,16 +102,16 @@ def between_passes(problem: Problem) -> MinimumCut:
 def least_overhead(problem: Problem, budget: int, moments: int = 24) -> float:
     """Seconds of recomputation that no schedule within a budget can avoid.
 
-    While a backward op runs, the activations that are alive beside its working set fit into what the budget leaves. All
-    that its descendants read, they or what is computed from them have to provide: any other op on which the moment
-    depends runs again. For each price, the minimum cut less the price of the room is a lower bound (Lagrange); the
+    While an op runs for the first time, the activations that are alive beside its working set fit into what the budget
+    leaves. All that its descendants read, they or what is computed from them have to provide: any other op on which the
+    moment depends runs again. For each price, the minimum cut less the price of the room is a lower bound (Lagrange); the
     largest over prices and moments is returned. It holds for any order and any number of recomputations, but looks at
     one moment at a time.
 
     Args:
         problem: the ops and tensors.
         budget: bytes of activations.
-        moments: how many backward ops are tried, those with most descendants.
+        moments: about how many ops are tried.
     """
     best = 0.0
     for index in _moments(problem, moments):
@@ -122,7 +122,7 @@ def least_overhead(problem: Problem, budget: int, moments: int = 24) -> float:
 
 
 def _moments(problem: Problem, count: int) -> list[int]:
-    """Backward ops along the longest path of gradients, evenly spread over its first half, where most is alive."""
+    """Ops of the middle of the step, where most is alive: evenly spread ones, and those that need most themselves."""
     depth = [0] * len(problem.ops)
     for index in reversed(problem.backward):
         readers = {reader for tensor in problem.ops[index].outputs for reader in problem.consumers[tensor]}
@@ -135,8 +135,10 @@ def _moments(problem: Problem, count: int) -> list[int]:
         other = by_depth.setdefault(depth[index], index)
         if working_set(problem, index) > working_set(problem, other):
             by_depth[depth[index]] = index
-    found = list(by_depth.values())
-    return found[:: max(1, len(found) // count)]
+    spread = list(by_depth.values())
+    near = [*problem.forward[len(problem.forward) // 2 :], *spread]
+    greedy = sorted(near, key=lambda index: (-working_set(problem, index), index))
+    return list(dict.fromkeys([*spread[:: max(1, len(spread) // count)], *greedy[: count // 3]]))
 
 
 def bound_at(problem: Problem, moment: int, room: int) -> float:

@@ -15,6 +15,7 @@ import onnx_ir as ir
 
 from ckplan.errors import ModelError
 from ckplan.model.half import missing_kernel_advice
+from ckplan.model.infer import NodeInference
 from ckplan.plan.problem import Problem
 from ckplan.plan.simulate import simulate
 from ckplan.plan.timeline import Timeline
@@ -27,6 +28,9 @@ from ckplan.rewrite.sizes import DIMENSIONS, dimensions_of, shape_class
 _SINGLE = "InsertedPrecisionFreeCast_"
 """How onnxruntime calls the float32 value that it computes in place of a half-precision one
 (``core/optimizer/insert_cast_transformer.cc``)."""
+
+_TARGET = 64
+"""Elements of constants that shape inference reads: target shapes, axes, pads."""
 
 _SAME_SIZE = ("Transpose", "ReorderInput", "ReorderOutput")
 """Operators that optimisers put in, and whose output has the values of their input."""
@@ -80,7 +84,24 @@ def mark_executed(executed: ir.Model, model: ir.Model) -> None:
     """
     for body in executed.graph.subgraphs():
         body.meta[EXECUTED] = True
+    _infer_shapes(executed)
     _learn_dimensions(executed, model)
+
+
+def _infer_shapes(executed: ir.Model) -> None:
+    """Infer the shapes of values that optimisers made, as onnxruntime does for itself: it writes only those of the file.
+
+    By them it hands dead buffers on, so what it does not know, such as what an alias hides, must stay unknown here too.
+    """
+
+    def constant(value: ir.Value) -> np.ndarray | None:
+        tensor = None if value.is_graph_input() else ir.convenience.get_const_tensor(value)
+        return tensor.numpy() if tensor is not None and tensor.size <= _TARGET else None
+
+    inference = NodeInference(executed.graph, executed.ir_version)
+    for node in executed.graph:
+        if any(value.name and value.shape is None for value in node.outputs):
+            inference.run(node, constant)
 
 
 def _learn_dimensions(executed: ir.Model, model: ir.Model) -> None:
