@@ -9,6 +9,7 @@ import click
 
 from ckplan.cli.options import (
     budget_option,
+    html_options,
     inference_option,
     json_option,
     model_argument,
@@ -17,6 +18,7 @@ from ckplan.cli.options import (
     talk_options,
     training_options,
 )
+from ckplan.cli.page import analysis_page, check_page
 from ckplan.cli.planning import shown_plan
 from ckplan.cli.terminal import show, show_json, stage
 from ckplan.cli.training import subject
@@ -29,10 +31,17 @@ from ckplan.cli.training import subject
 @training_options
 @strategies_option
 @budget_option
+@html_options
 @json_option
 @talk_options
 def command(
-    model: Path, strategies: tuple[str, ...], budget: int | float | None, as_json: bool, **options: Any
+    model: Path,
+    strategies: tuple[str, ...],
+    budget: int | float | None,
+    page: Path | None,
+    force: bool,
+    as_json: bool,
+    **options: Any,
 ) -> None:
     """Show where the memory of a training step of MODEL goes, and what each strategy would save.
 
@@ -40,6 +49,7 @@ def command(
 
     Nothing is run: the figures are those of the simulator, which `ckplan verify` holds against onnxruntime.
     """
+    check_page(page, force, model)
     from ckplan.analysis import analyze
     from ckplan.findings import chosen
     from ckplan.plan.strategies import parse_strategy
@@ -50,6 +60,8 @@ def command(
         analysis = analyze(planned.training or planned.model, tried, budget)
     shown = shown_plan(analysis.offers)
     kept = None if shown is None else chosen(planned.model, shown)
+    if page is not None:
+        analysis_page(page, force, model.name, planned, analysis)
     if as_json:
         from ckplan.report import json
 

@@ -13,6 +13,7 @@ from ckplan.errors import UsageError
 if TYPE_CHECKING:
     from ckplan.analysis import Analysis
     from ckplan.cli.training import Subject
+    from ckplan.findings import Chosen
     from ckplan.measure import Verification
     from ckplan.pareto import Pareto
     from ckplan.planning import Planned
@@ -68,15 +69,10 @@ def analysis_page(page: Path, force: bool, title: str, subject: Subject, analysi
     from ckplan.findings import contents_of
     from ckplan.occupancy import ordered_occupancy
 
-    write_page(
-        page,
-        force,
-        title,
-        notes=tuple(subject.notes),
-        contents=contents_of(subject.model, subject.training),
-        before=ordered_occupancy(subject.model),
-        analysis=analysis,
-    )
+    with stage("laying out memory"):
+        contents = contents_of(subject.model, subject.training)
+        before = ordered_occupancy(subject.model)
+    write_page(page, force, title, notes=tuple(subject.notes), contents=contents, before=before, analysis=analysis)
 
 
 def plan_page(
@@ -86,9 +82,8 @@ def plan_page(
     subject: Subject,
     made: Planned,
     *,
+    plan: Chosen,
     notes: list[str],
-    budget: int | None,
-    costs: dict[str, float] | None,
     analysis: Analysis | None = None,
     pareto: Pareto | None = None,
     verification: Verification | None = None,
@@ -101,30 +96,31 @@ def plan_page(
         title: what the page is about.
         subject: what was planned.
         made: the plan and the file (`ckplan.planning.Planned`).
+        plan: what the plan does.
         notes: what was said on the way.
-        budget: bytes of activations not to exceed.
-        costs: seconds of nodes by name, if they were measured.
         analysis: bottlenecks and the like, if they were looked for.
         pareto: the frontier, if it was looked for.
         verification: what both files did when they ran, if they did.
     """
-    from ckplan.findings import chosen, contents_of
+    from ckplan.findings import contents_of
     from ckplan.occupancy import executed_occupancy
 
     with stage("laying out memory"):
-        write_page(
-            page,
-            force,
-            title,
-            notes=tuple(notes),
-            contents=contents_of(subject.model, subject.training),
-            before=executed_occupancy(subject.model),
-            after=executed_occupancy(made.model),
-            plan=chosen(subject.model, made.plan, budget, costs),
-            analysis=analysis,
-            pareto=pareto,
-            verification=verification,
-        )
+        contents = contents_of(subject.model, subject.training)
+        before, after = executed_occupancy(subject.model), executed_occupancy(made.model)
+    write_page(
+        page,
+        force,
+        title,
+        notes=tuple(notes),
+        contents=contents,
+        before=before,
+        after=after,
+        plan=plan,
+        analysis=analysis,
+        pareto=pareto,
+        verification=verification,
+    )
 
 
 def files_page(page: Path, force: bool, base: Path, new: Path, verification: Verification) -> None:

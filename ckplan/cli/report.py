@@ -64,6 +64,7 @@ def command(
     check_page(output, force, model)
     from ckplan.analysis import analyze
     from ckplan.cli.planning import costs_of, goal_of, tell
+    from ckplan.findings import chosen
     from ckplan.model import save
     from ckplan.pareto import pareto
     from ckplan.plan.strategies import parse_strategy
@@ -90,9 +91,8 @@ def command(
         model.name,
         planned,
         made,
+        plan=chosen(planned.model, made.plan, goal.bytes(made.before), costs),
         notes=notes,
-        budget=goal.bytes(made.before),
-        costs=costs,
         analysis=analysis,
         pareto=frontier,
         verification=found,

@@ -10,6 +10,7 @@ import click
 
 from ckplan.cli.options import (
     cost_option,
+    html_option,
     inference_option,
     json_option,
     model_argument,
@@ -21,6 +22,7 @@ from ckplan.cli.options import (
     training_options,
 )
 from ckplan.cli.output import check_output
+from ckplan.cli.page import check_page, plan_page
 from ckplan.cli.proof import check, run_both
 from ckplan.cli.terminal import show, show_json, stage
 from ckplan.cli.training import subject
@@ -40,6 +42,7 @@ from ckplan.cli.training import subject
 @training_options
 @click.option("--verify", "with_proof", is_flag=True, help="Run the planned file and the one without a plan; compare.")
 @run_options
+@html_option
 @json_option
 @talk_options
 def command(
@@ -56,6 +59,7 @@ def command(
     inputs: Path | None,
     seed: int,
     cost: str,
+    page: Path | None,
     as_json: bool,
     **options: Any,
 ) -> None:
@@ -65,6 +69,7 @@ def command(
     onnxslim, onnxscript's optimizer): they remove what keeps to the plan, and the memory is spent again.
     """
     check_output(output, force, model)
+    check_page(page, force, model, output)
     from ckplan.cli.planning import costs_of, goal_of, read_plan, tell
     from ckplan.findings import chosen
     from ckplan.model import save
@@ -90,6 +95,8 @@ def command(
             base = Path(folder) / f"{model.stem} without a plan.onnx"
             save(planned.model, base)
             found = run_both(base, output, device=device, inputs=inputs, seed=seed)
+    if page is not None:
+        plan_page(page, force, model.name, planned, made, plan=kept, notes=notes, verification=found)
     if as_json:
         from ckplan.report import json
 

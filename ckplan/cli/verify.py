@@ -6,7 +6,8 @@ from pathlib import Path
 
 import click
 
-from ckplan.cli.options import json_option, run_options, talk_options
+from ckplan.cli.options import html_options, json_option, run_options, talk_options
+from ckplan.cli.page import check_page, files_page
 from ckplan.cli.proof import check, run_both
 from ckplan.cli.terminal import show, show_json
 
@@ -17,15 +18,28 @@ _PATH = click.Path(path_type=Path)
 @click.argument("base", type=_PATH)
 @click.argument("new", type=_PATH)
 @run_options
+@html_options
 @json_option
 @talk_options
-def command(base: Path, new: Path, device: str, inputs: Path | None, seed: int, as_json: bool) -> None:
+def command(
+    base: Path,
+    new: Path,
+    device: str,
+    inputs: Path | None,
+    seed: int,
+    page: Path | None,
+    force: bool,
+    as_json: bool,
+) -> None:
     """Run the training files BASE and NEW and compare their memory, time and numbers.
 
     Both get the same inputs. The exit code is 1 when NEW gives other outputs than BASE, or when onnxruntime undid
     its plan.
     """
+    check_page(page, force, base, new)
     found = run_both(base, new, device=device, inputs=inputs, seed=seed)
+    if page is not None:
+        files_page(page, force, base, new, found)
     if as_json:
         from ckplan.report import json
 

@@ -170,7 +170,7 @@ const ckplan = (() => {
       const flush = (index, end) => {
         const run = open.get(index);
         open.delete(index);
-        const gap = run.height > 5 ? 1 : run.height > 2.5 ? pixel : 0;
+        const gap = run.height > 7 ? 1 : run.height > 3.5 ? Math.min(pixel, 0.5) : 0;
         context.fillStyle = colors[run.role];
         context.globalAlpha = run.role === "held" ? 0.75 : [1, 0.86, 0.74][index % 3];
         context.fillRect(run.x, run.y + gap, Math.max(end - run.x, pixel), Math.max(run.height - gap, pixel * 0.6));
@@ -267,21 +267,14 @@ const ckplan = (() => {
       for (const level of marks.sort((a, b) => a.bytes - b.bytes)) {
         const y = this.y(level.bytes);
         if (level.bytes > this.top) continue;
-        context.strokeStyle = colors.muted;
-        context.lineWidth = 1;
-        context.setLineDash([4, 4]);
-        context.strokeRect(area.left, Math.round(y) + 0.5, area.width, 0);
-        context.setLineDash([]);
+        this.dashed(area.left, Math.round(y) + 0.5, area.right, Math.round(y) + 0.5, colors.muted);
         if (last - y < 15) continue;
         last = y;
         this.tag(`${level.name} ${level.text}`, area.right - 4, y - 5, "right");
       }
       const x = this.stepX(content.peak + 0.5);
       const y = this.y(content.bytes[content.peak] ?? 0);
-      context.strokeStyle = colors.text;
-      context.setLineDash([2, 3]);
-      context.strokeRect(x, area.top - 8, 0, area.height + 8);
-      context.setLineDash([]);
+      this.dashed(x, area.top - 8, x, y, colors.text);
       context.beginPath();
       context.arc(x, y, 3.5, 0, 2 * Math.PI);
       context.fillStyle = colors.text;
@@ -289,6 +282,18 @@ const ckplan = (() => {
       const side = x > area.left + area.width / 2 ? "right" : "left";
       const where = `peak ${bytesText(content.bytes[content.peak] ?? 0)}, step ${(content.peak + 1).toLocaleString("en")}`;
       this.tag(where, x + (side === "left" ? 7 : -7), area.top - 12, side, true);
+    }
+
+    dashed(x, y, right, bottom, style) {
+      const { context } = this;
+      context.beginPath();
+      context.moveTo(x, y);
+      context.lineTo(right, bottom);
+      context.strokeStyle = style;
+      context.lineWidth = 1;
+      context.setLineDash([3, 3]);
+      context.stroke();
+      context.setLineDash([]);
     }
 
     /** Text that stays legible on whatever is below it. */

@@ -98,9 +98,9 @@ def _optional(found: Findings) -> dict[str, Any]:
     if (verification := found.verification) is not None:
         sentence, differences = sections.numerics_table(verification)
         content |= {
-            "measured": sections.measured_table(verification),
+            "measured": sections.measured_table(verification, sections.predictions(found)),
             "summary": sections.measured_headline(verification),
-            "agreement": sections.agreement(verification),
+            "agreement": sections.agreement(verification, sections.predictions(found)),
             "numerics": sentence,
             "differences": differences,
             "problems": verification.problems,

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 _ALIVE = 400
 """Rows of the table of what is alive at the peak."""
-_DECISIONS = 100
+_DECISIONS = 40
 """Tensors of a block that are listed."""
 _BLOCKS = 60
 """Blocks that are listed."""
@@ -33,23 +33,27 @@ def tiles(found: Findings) -> list[Tile]:
     made: list[Tile] = []
     before, after = found.before, found.after
     bound = found.plan.lower_bound if found.plan else found.analysis.lower_bound if found.analysis else None
-    if found.plan is not None:
-        made.append(Tile("strategy", found.plan.strategy))
-        budget = found.plan.budget
-        made.append(Tile("budget", "none" if budget is None else format_bytes(budget), "activations not to exceed"))
+    if (plan := found.plan) is not None:
+        budget = "no budget" if plan.budget is None else f"budget {format_bytes(plan.budget)}"
+        made.append(Tile("strategy", plan.strategy, budget))
+        made.append(Tile("run again", counted(plan.recomputed, "node"), f"{100 * plan.overhead:+.1f} % of compute"))
     if bound is not None:
         made.append(Tile("lower bound", format_bytes(bound), "no schedule takes less"))
     if before is not None:
         totals = [format_bytes(one.timeline.peak_total) for one in (before, after) if one is not None]
-        made.append(Tile("everything", " → ".join(totals), "with parameters, inputs, outputs"))
-    if found.plan is not None:
-        made.append(Tile("run again", counted(found.plan.recomputed, "node"), f"{found.plan.overhead:+.1%} of compute"))
+        made.append(Tile("all memory", _change(totals), "with parameters, inputs, outputs"))
     if (contents := found.contents) is not None:
         nodes = f"{contents.forward:,} forward, {contents.backward:,} backward" if contents.backward else ""
         made.append(Tile("graph", counted(contents.forward + contents.backward, "node"), nodes))
         held = f"{format_bytes(contents.inputs)} inputs, {format_bytes(contents.outputs)} outputs"
         made.append(Tile("parameters", format_bytes(contents.parameters), held))
     return made
+
+
+def _change(sizes: Sequence[str]) -> str:
+    """``24.3 → 6.0 MiB``: a unit that both have is said once."""
+    units = {text.split()[1] for text in sizes}
+    return " → ".join(sizes if len(units) > 1 else [*(text.split()[0] for text in sizes[:-1]), sizes[-1]])
 
 
 def alive_table(title: str, found: Occupancy, chart: int) -> Table:
@@ -184,21 +188,37 @@ def frontier_table(found: Pareto) -> Table:
     return Table("The frontier", columns, tuple(rows))
 
 
-def measured_table(found: Verification) -> Table:
+def predictions(found: Findings) -> tuple[int | None, int | None]:
+    """Predicted peaks of activations of both files: what is simulated here, else what the files promise."""
+    verification = found.verification
+    assert verification is not None
+    before, after = (one.timeline.peak_activations if one is not None else None for one in (found.before, found.after))
+    base, new = verification.base.prediction, verification.new.prediction
+    return before or base.peak_activations, after or new.peak_activations
+
+
+def measured_table(found: Verification, predicted: Sequence[int | None]) -> Table:
     """Predicted against measured, and both files against each other."""
-    rows = [
-        Row((Cell(figure.title.replace("  ", "– ", 1)), Cell(figure.base), Cell(figure.new), Cell(figure.ratio)))
-        for figure in figures(found)
-    ]
+    rows = []
+    for figure in figures(found):
+        if figure.title.strip() == "predicted":
+            continue
+        name_cell = Cell(figure.title.replace("  ", "– ", 1))
+        rows.append(Row((name_cell, Cell(figure.base), Cell(figure.new), Cell(figure.ratio)), mark=figure.style))
+        if len(rows) == 1 and any(predicted):
+            before, after = predicted
+            texts = ("-" if peak is None else format_bytes(peak) for peak in predicted)
+            ratio = f"{after / before:.2f}" if before and after is not None else "-"
+            rows.append(Row((Cell("– predicted"), *map(Cell, texts), Cell(ratio))))
     title = f"Measured in onnxruntime {found.new.onnxruntime} on {found.new.device}"
-    return Table(title, ("", "without a plan", "planned", "ratio"), tuple(rows))
+    return Table(title, ("", "base", "new", "new / base"), tuple(rows))
 
 
-def agreement(found: Verification) -> list[str]:
-    """How far prediction and measurement are apart, a sentence for each file that promises something."""
+def agreement(found: Verification, predicted: Sequence[int | None]) -> list[str]:
+    """How far prediction and measurement are apart, a sentence for each file of which both are known."""
     said = []
-    for which, measured in (("without a plan", found.base), ("planned", found.new)):
-        promised, peak = measured.prediction.peak_activations, measured.peak_activations
+    for which, measured, promised in zip(("base", "new"), (found.base, found.new), predicted, strict=True):
+        peak = measured.peak_activations
         if promised and peak:
             said.append(
                 f"{which}: {format_bytes(promised)} predicted, {format_bytes(peak)} measured "
