@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from ckplan.measure.types import (
         Alive,
         Counters,
+        Gap,
         Gpu,
         Heap,
         Inside,
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Alive",
     "Counters",
+    "Gap",
     "Gpu",
     "Heap",
     "Inputs",

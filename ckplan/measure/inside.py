@@ -89,7 +89,7 @@ def look_inside(
     return Inside(
         expected=Timeline(tuple(steps)),
         alive=tuple(sorted(alive, key=lambda entry: -entry.bytes)),
-        workspace=problem.ops[order[peak]].workspace,
+        workspaces=tuple(problem.ops[order[position]].workspace for position in at),
     )
 
 

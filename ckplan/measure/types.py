@@ -196,12 +196,25 @@ class Inside:
         expected: the simulated timeline, a step for each step that was measured; a node inside of a loop or a branch
             counts as the node that it is in.
         alive: the buffers that hold activations at the measured peak, largest first; outputs of the file left out.
-        workspace: bytes that the kernel at the peak takes while it runs, as the simulator has it.
+        workspaces: bytes that the kernel of each step takes while it runs, as the simulator has it.
     """
 
     expected: Timeline
     alive: tuple[Alive, ...]
-    workspace: int
+    workspaces: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """A step at which a measured and an expected timeline are apart.
+
+    Attributes:
+        step: its index.
+        bytes: measured activations less expected ones.
+    """
+
+    step: int
+    bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -295,13 +308,11 @@ class Measurement:
         return median(self.step_seconds)
 
     @property
-    def widest_gap(self) -> int | None:
-        """The first step at which measured and expected activations differ most; None where they are nowhere apart."""
-        if self.counters is None or self.inside is None:
-            return None
-        pairs = zip(self.counters.timeline.steps, self.inside.expected.steps, strict=True)
-        gaps = [abs(measured.activations - expected.activations) for measured, expected in pairs]
-        return gaps.index(max(gaps)) if any(gaps) else None
+    def widest_gap(self) -> Gap | None:
+        """Where measured and expected activations differ most; None where they are nowhere apart or not known."""
+        from ckplan.measure.gap import widest_gap
+
+        return None if self.counters is None or self.inside is None else widest_gap(self.counters.timeline, self.inside)
 
     @property
     def problems(self) -> tuple[str, ...]:
@@ -324,7 +335,7 @@ class Measurement:
             "peak_activations": self.peak_activations,
             "peak_total": self.peak_total,
             "seconds": self.seconds,
-            "widest_gap": self.widest_gap,
+            "widest_gap": jsonable(self.widest_gap),
             "problems": list(self.problems),
         }
 

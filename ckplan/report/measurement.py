@@ -96,14 +96,13 @@ def _gap(found: Measurement) -> list[Text]:
     """What is to be said of the two timelines laid over each other."""
     if found.counters is None or found.inside is None:
         return []
-    step = found.widest_gap
-    if step is None:
-        return [Text("as expected at every step")]
-    measured, expected = found.counters.timeline.steps[step], found.inside.expected.steps[step]
-    gap = measured.activations - expected.activations
+    gap = found.widest_gap
+    if gap is None:
+        return [Text("as expected at every step", style="dim")]
     text = (
-        f"{LINE} expected, where visibly apart; the widest gap is {format_bytes(abs(gap))} "
-        f"{'more' if gap > 0 else 'less'} than expected, at step {step + 1}, '{ending(measured.op)}'"
+        f"{LINE} expected, where visibly apart; the widest gap is {format_bytes(abs(gap.bytes))} "
+        f"{'more' if gap.bytes > 0 else 'less'} than expected, at step {gap.step + 1}, "
+        f"'{ending(found.counters.timeline.steps[gap.step].op)}'"
     )
     return [Text(text, style="dim")]
 
@@ -126,7 +125,8 @@ def _kind(alive: Alive) -> str:
 def _explained(inside: Inside, counters: Counters) -> str:
     """How much of the measured peak the tensors and the workspace make up."""
     tensors = sum(alive.bytes for alive in inside.alive)
-    workspace = f" and {format_bytes(inside.workspace)} of workspace" if inside.workspace else ""
+    taken = inside.workspaces[counters.timeline.peak_step]
+    workspace = f" and {format_bytes(taken)} of workspace" if taken else ""
     return f"{format_bytes(tensors)} of tensors{workspace}; {format_bytes(counters.peak_activations)} were measured"
 
 
