@@ -25,6 +25,7 @@ LAYERS = (
     "planning",
     "pareto",
     "analysis",
+    "explanation",
     "occupancy",
     "patterns",
     "measure",

@@ -249,6 +249,11 @@ planning_options = _stack(
     time_limit_option,
 )  # fmt: skip
 
+plan_file_option = click.option(
+    "--plan", "plan_file", type=_PATH, metavar="PLAN",
+    help="Plan to take, as made by `ckplan plan`, in place of a strategy.",
+)  # fmt: skip
+
 device_option = click.option(
     "--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True,
     help="Where to run the files.",

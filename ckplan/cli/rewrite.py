@@ -15,6 +15,7 @@ from ckplan.cli.options import (
     json_option,
     model_argument,
     output_options,
+    plan_file_option,
     planning_options,
     run_options,
     shape_options,
@@ -32,10 +33,7 @@ from ckplan.cli.training import subject
 @model_argument
 @output_options
 @planning_options
-@click.option(
-    "--plan", "plan_file", type=click.Path(path_type=Path), metavar="PLAN",
-    help="Plan to write, as made by `ckplan plan`, in place of a strategy.",
-)  # fmt: skip
+@plan_file_option
 @cost_option
 @inference_option
 @shape_options

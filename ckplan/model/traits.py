@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
+from ckplan.keys import ONCE
+
 RANDOM = frozenset(
     {"Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"}
 )
@@ -39,5 +41,27 @@ def is_random(node: ir.Node) -> bool:
         return constant is None or bool(constant.numpy())
     if node.op_type in RANDOM:
         return True
-    subgraphs = [a.as_graph() for a in node.attributes.values() if a.type == ir.AttributeType.GRAPH]
-    return any(is_random(inner) for graph in subgraphs for inner in graph)
+    return any(is_random(inner) for graph in _bodies(node) for inner in graph)
+
+
+_ONCE = {
+    "mask": "it makes the mask of a Dropout, which the backward pass needs as it was and which takes a byte an element"
+}
+"""What stands behind the words that nodes are marked with (`ckplan.keys.ONCE`)."""
+
+
+def why_only_once(node: ir.Node) -> str:
+    """Why no plan may run a node again, in words that follow a colon; empty if it may."""
+    if ONCE in node.metadata_props:
+        mark = node.metadata_props[ONCE]
+        return _ONCE.get(mark, f"the graph says that it runs once ({mark})")
+    if not is_random(node):
+        return ""
+    if node.op_type in RANDOM or node.op_type == "Dropout":
+        return f"{node.op_type} draws random numbers, and a second run would draw others"
+    inner = sorted({member.op_type for graph in _bodies(node) for member in graph.all_nodes() if is_random(member)})
+    return f"{', '.join(inner)} in its body draws random numbers, and a second run would draw others"
+
+
+def _bodies(node: ir.Node) -> list[ir.Graph]:
+    return [a.as_graph() for a in node.attributes.values() if a.type == ir.AttributeType.GRAPH]

@@ -8,9 +8,9 @@ from collections.abc import Iterable
 import onnx_ir as ir
 
 from ckplan.errors import ModelError
-from ckplan.keys import CHECKPOINTS, ONCE, PHASE
+from ckplan.keys import CHECKPOINTS, PHASE
 from ckplan.model.costs import node_cost, seconds
-from ckplan.model.traits import HEAVY, is_random
+from ckplan.model.traits import HEAVY, why_only_once
 from ckplan.plan.problem import Kind, Op, Problem, Tensor
 from ckplan.rewrite.inner import inner_workspace
 from ckplan.rewrite.kernels import overwritable, view_source
@@ -72,7 +72,7 @@ def problem_of_nodes(
                 cost=cost,
                 workspace=workspace,
                 backward=node.metadata_props.get(PHASE) == "backward",
-                recomputable=not is_random(node) and ONCE not in node.metadata_props,
+                recomputable=not why_only_once(node),
                 heavy=node.op_type in HEAVY,
                 views={made[0]: ids[source]} if source is not None and made else {},
                 inplace={made[0]: (ids[target],)} if target is not None and made else {},

@@ -27,6 +27,7 @@ def test_the_commands_are_these() -> None:
         "grad",
         "plan",
         "rewrite",
+        "explain",
         "report",
         "measure",
         "verify",

@@ -1,0 +1,100 @@
+"""The answer of ``ckplan explain``."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from rich.console import RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from ckplan.report.json import SCHEMA
+from ckplan.report.text import counted, page, percent, section, shape_text
+from ckplan.units import format_bytes, format_seconds
+
+if TYPE_CHECKING:
+    from ckplan.explanation import Again, Explanation, Life, Opposite, Use
+
+_FATES = {
+    "kept": "is kept for the backward pass",
+    "recomputed": "is made again",
+    "freed": "is freed in the forward pass",
+    "held": "is in memory to the end",
+    "backward": "belongs to the backward pass",
+}
+_NAMED = 4
+"""Nodes that are named; JSON has all."""
+
+
+def explanation(found: Explanation) -> RenderableType:
+    """What a plan does with a tensor, why, and what the opposite would lead to."""
+    facts = Table.grid(padding=(0, 2))
+    facts.add_column(no_wrap=True)
+    facts.add_column(overflow="fold")
+    shape = "" if found.shape is None else f", {shape_text(found.shape)} {found.dtype.lower()}"
+    facts.add_row("bytes", Text(f"{format_bytes(found.bytes)}{shape}"))
+    if found.view_of:
+        facts.add_row("memory", Text(f"that of '{found.view_of}', of which it is a view"))
+    if found.maker is not None:
+        block = "" if found.block is None else f", in {found.block[0]} x {found.block[1]}"
+        facts.add_row("made by", Text(f"{found.op_type} '{found.maker}'{block}"))
+    for number, life in enumerate(found.lives):
+        which = "" if len(found.lives) == 1 else f"copy {number + 1}"
+        facts.add_row(which or "in memory", Text(_life(life, found.steps)))
+    facts.add_row("why", Text(_sentence(found.reason), style="bold"))
+    if found.again is not None:
+        facts.add_row("again" if found.fate == "recomputed" else "to make again", Text(_again(found.again)))
+    if found.opposite is not None:
+        other = "if kept" if found.fate == "recomputed" else "if made again"
+        facts.add_row(other, Text(_opposite(found, found.opposite)))
+    title = f"{found.tensor} {_FATES[found.fate]} (plan: {found.strategy})"
+    return page(section(title, facts))
+
+
+def _sentence(text: str) -> str:
+    return f"{text[:1].upper()}{text[1:]}."
+
+
+def _life(life: Life, steps: int) -> str:
+    made = "all the time" if life.made is None else f"made at step {life.made.step + 1} of {steps}"
+    if life.first is None or life.last is None:
+        read = "nothing reads it"
+    elif life.first.step == life.last.step:
+        read = f"read once, {_use(life.first)}"
+    else:
+        read = f"first read {_use(life.first)}, last {_use(life.last)}"
+    peak = "" if life.made is None else "; there at the peak" if life.at_peak else "; not there at the peak"
+    return f"{made}, {read}{peak}"
+
+
+def _use(use: Use) -> str:
+    phase = "recomputed " if use.recomputed else "backward " if use.backward else ""
+    return f"at step {use.step + 1} by {phase}{use.op_type} '{use.node}'"
+
+
+def _again(found: Again) -> str:
+    named = ", ".join(found.nodes[-_NAMED:])
+    left = len(found.nodes) - _NAMED
+    nodes = f"{named} (and {counted(left, 'node')} before)" if left > 0 else named
+    time = f"{format_seconds(found.seconds)}, {100 * found.share:.2f} % of the step's compute"
+    return f"{time} ({percent(found.flops)} of its FLOPs), running {counted(len(found.nodes), 'node')}: {nodes}"
+
+
+def _opposite(found: Explanation, other: Opposite) -> str:
+    change = other.peak - found.peak
+    sign = f"{'+' if change > 0 else ''}{format_bytes(change)}" if change else "the same"
+    extra = 100 * (other.overhead - found.overhead)
+    return (
+        f"peak {format_bytes(found.peak)} -> {format_bytes(other.peak)} ({sign}), "
+        f"overhead {100 * found.overhead:.2f} % -> {100 * other.overhead:.2f} % ({extra:+.2f})"
+    )
+
+
+def explanation_json(found: Explanation, notes: Sequence[str]) -> dict[str, Any]:
+    """The same for programs."""
+    data = dataclasses.asdict(found)
+    data["block"] = None if found.block is None else {"name": found.block[0], "count": found.block[1]}
+    data["notes"] = list(notes)
+    return {"schema": SCHEMA, "command": "explain", **data}
