@@ -9,6 +9,7 @@ partitioner (torch/_functorch/partitioners.py) poses it without the cost of runn
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable
 
 import numpy as np
@@ -27,7 +28,7 @@ class MinimumCut:
 
     Args:
         problem: the ops and tensors.
-        repeatable: ops that may run again, with the seconds that it costs to run them in the second part.
+        repeatable: ops of the first part, with the seconds that it costs to run them in the second; infinite if barred.
         needed: roots of activations that the second part reads.
         given: roots that are there in the second part at no price.
     """
@@ -52,7 +53,7 @@ class MinimumCut:
         arcs: list[tuple[int, int, int]] = []
         for index, seconds in repeatable.items():
             op = problem.ops[index]
-            arcs.append((ops[index], 1, int(seconds * self.unit) if op.recomputable else _INFINITE))
+            arcs.append((ops[index], 1, int(min(seconds * self.unit, _INFINITE))))
             arcs += [(ops[index], nodes[base], _INFINITE) for base in {root[t] for t in op.inputs} if base in nodes]
         arcs += [(0, nodes[base], _INFINITE) for base in set(needed) if base in nodes]
         self._fixed = np.array([capacity for _, _, capacity in arcs], dtype=np.int64)
@@ -94,9 +95,13 @@ class MinimumCut:
         return kept | set(free), flow.optimal_flow() / self.unit
 
 
+def _cost_again(problem: Problem, index: int) -> float:
+    return problem.ops[index].cost if problem.ops[index].recomputable else math.inf
+
+
 def between_passes(problem: Problem) -> MinimumCut:
     """The choice between forward and backward pass: what to stash and what to run again."""
-    return MinimumCut(problem, {index: problem.ops[index].cost for index in problem.forward}, problem.stashed)
+    return MinimumCut(problem, {index: _cost_again(problem, index) for index in problem.forward}, problem.stashed)
 
 
 def least_overhead(problem: Problem, budget: int, moments: int = 24) -> float:
@@ -104,9 +109,9 @@ def least_overhead(problem: Problem, budget: int, moments: int = 24) -> float:
 
     While an op runs for the first time, the activations that are alive beside its working set fit into what the budget
     leaves. All that its descendants read, they or what is computed from them have to provide: any other op on which the
-    moment depends runs again. For each price, the minimum cut less the price of the room is a lower bound (Lagrange); the
-    largest over prices and moments is returned. It holds for any order and any number of recomputations, but looks at
-    one moment at a time.
+    moment depends runs again. For each price, the minimum cut less the price of the room is a lower bound (Lagrange);
+    the largest over prices and moments is returned. It holds for any order and any number of recomputations, but looks
+    at one moment at a time.
 
     Args:
         problem: the ops and tensors.
@@ -157,7 +162,7 @@ def bound_at(problem: Problem, moment: int, room: int) -> float:
             before.add(index)
             wanted.update(ops[index].inputs)
     # An op that the moment does not depend on may run for the first time afterwards.
-    repeatable = {i: ops[i].cost if i in before else 0.0 for i in range(len(ops)) if i not in after}
+    repeatable = {i: _cost_again(problem, i) if i in before else 0.0 for i in range(len(ops)) if i not in after}
     needed = {root[tensor] for index in after - {moment} for tensor in ops[index].inputs}
     given = {root[tensor] for tensor in (*ops[moment].inputs, *ops[moment].outputs)}
     cut = MinimumCut(problem, repeatable, needed, given)

@@ -5,14 +5,15 @@ from __future__ import annotations
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from ckplan.errors import InfeasibleError
 from ckplan.plan import Kind, Problem, lower_bound, simulate
+from ckplan.plan.bounds import working_set
 from ckplan.plan.exact import optimum, optimum_of_lowest_peak
 from ckplan.plan.exact.stages import staged_overhead
-from ckplan.plan.minimum_cut import least_overhead
+from ckplan.plan.minimum_cut import bound_at, least_overhead
 from ckplan.plan.order import best_order
 from ckplan.plan.peak import peak_of
 from ckplan.plan.strategies.auto import Auto
@@ -133,6 +134,19 @@ def test_constraint_programming_reaches_the_optimum_of_a_chain() -> None:
     true = optimum(problem, budget)
     assert true is not None
     assert plan.cost == pytest.approx(problem.schedule_cost(true))
+
+
+@given(problem=st.one_of(stashing_problems(max_layers=4), problems(max_forward=5)), share=st.floats(0, 1))
+def test_no_moment_proves_more_than_the_optimum_costs(problem: Problem, share: float) -> None:
+    assume(len(problem.ops) <= 14)
+    low, high = lower_bound(problem)[0], peak_of(problem, best_order(problem))
+    budget = int(low + share * (high - low))
+    true = optimum(problem, budget)
+    assume(true is not None)
+    assert true is not None
+    for index in range(len(problem.ops)):
+        room = budget - working_set(problem, index)
+        assert bound_at(problem, index, room) <= problem.schedule_cost(true) - problem.cost * (1 - 1e-6)
 
 
 def test_several_moments_prove_more_than_one() -> None:
