@@ -14,6 +14,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ckplan.errors import ModelError
+from ckplan.model.bodies import bodies_of
 from ckplan.model.half import missing_kernel_advice
 from ckplan.model.infer import NodeInference
 from ckplan.plan.problem import Problem
@@ -89,28 +90,29 @@ def mark_executed(executed: ir.Model, model: ir.Model) -> None:
 
 
 def _infer_shapes(executed: ir.Model) -> None:
-    """Infer the shapes of values that optimisers made, as onnxruntime does for itself: it writes only those of the file.
+    """Infer the shapes of values that optimisers made, as onnxruntime does for itself: it writes only the file's.
 
     By them it hands dead buffers on, so what it does not know, such as what an alias hides, must stay unknown here too.
     """
-
-    def constant(value: ir.Value) -> np.ndarray | None:
-        tensor = None if value.is_graph_input() else ir.convenience.get_const_tensor(value)
-        return tensor.numpy() if tensor is not None and tensor.size <= _TARGET else None
-
     inference = NodeInference(executed.graph, executed.ir_version)
     for node in executed.graph:
         if any(value.name and value.shape is None for value in node.outputs):
-            inference.run(node, constant)
+            inference.run(node, _small_constant)
+
+
+def _small_constant(value: ir.Value) -> np.ndarray | None:
+    tensor = None if value.is_graph_input() else ir.convenience.get_const_tensor(value)
+    return tensor.numpy() if tensor is not None and tensor.size <= _TARGET else None
 
 
 def _learn_dimensions(executed: ir.Model, model: ir.Model) -> None:
     """Note the dimensions of values that onnxruntime keeps no shape of.
 
-    They are those of the same value in the file; a value that an optimiser made is known by what it is a view of, by
+    They are those of the same value in the file; a value that an optimiser made is known by what its node reads, by
     the view that is taken of it, or by what it is the transpose, the Cast, or the blocked layout of. Only the size in
     bytes is sure to be right; a blocked layout pads channels to its block, which is left out.
     """
+    inference = NodeInference(executed.graph, executed.ir_version)
     known = {value.name: value for value in _made(model.graph)}
     nodes = list(executed.graph)
     for value in _made(executed.graph):
@@ -121,6 +123,7 @@ def _learn_dimensions(executed: ir.Model, model: ir.Model) -> None:
             if value.type is None:
                 value.type = ir.TensorType(ir.DataType.FLOAT) if name.startswith(_SINGLE) else original.type
     for node in (*nodes, *reversed(nodes)):
+        _learn_from_inputs(node, inference)
         cast = node.op_type == "Cast"
         if (view_source(node) is None and node.op_type not in _SAME_SIZE and not cast) or node.inputs[0] is None:
             continue
@@ -145,6 +148,35 @@ def _learn_dimensions(executed: ir.Model, model: ir.Model) -> None:
             reduces = node.op_type.startswith("Reduce")
             made.meta[DIMENSIONS] = (*sizes[0][:-1], 1) if reduces else np.broadcast_shapes(*sizes)
             made.type = ir.TensorType(ir.DataType.FLOAT)
+
+
+def _learn_from_inputs(node: ir.Node, inference: NodeInference) -> None:
+    """Note the dimensions of a node's outputs, inferred with all names of dimensions put back into numbers."""
+    unknown = [value.name and dimensions_of(value) is None for value in node.outputs]
+    sizes = [None if value is None else dimensions_of(value) for value in node.inputs]
+    given = list(zip(node.inputs, sizes, strict=True))
+    if not any(unknown) or any(value is not None and size is None for value, size in given) or bodies_of(node):
+        return
+    inputs = [
+        None
+        if value is None
+        else ir.Value(
+            name=value.name,
+            type=value.type,
+            shape=ir.Shape(size or ()),
+            const_value=ir.convenience.get_const_tensor(value),
+        )
+        for value, size in given
+    ]
+    twin = ir.Node(node.domain, node.op_type, inputs, node.attributes.values(), num_outputs=len(node.outputs))
+    for value, original in zip(twin.outputs, node.outputs, strict=True):
+        value.name = original.name
+    inference.run(twin, _small_constant)
+    for value, original in zip(twin.outputs, node.outputs, strict=True):
+        found = dimensions_of(value)
+        if found is not None and dimensions_of(original) is None:
+            original.meta[DIMENSIONS] = found
+            original.type = original.type or value.type
 
 
 def _made(graph: ir.Graph) -> list[ir.Value]:
