@@ -1,0 +1,117 @@
+"""Write the pages that come from the code: ``python -m docs.generate``. A test holds them to it."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+import click
+
+from ckplan.cli import cli
+from ckplan.plan.strategies import STRATEGIES
+from ckplan.report import docs, operators
+from ckplan.report.listings import default as written
+
+FOLDER = Path(__file__).parent
+_WIDTH = 118
+
+
+def commands() -> str:
+    """The page of commands, a section each."""
+    lines = ["# Commands", "", *_by("`ckplan COMMAND --help` prints the same"), "", *_prose(str(cli.help)), ""]
+    lines += ["| command | what it does |", "|---|---|"]
+    for name, command in cli.commands.items():
+        lines.append(f"| [`ckplan {name}`](#ckplan-{name}) | {_cell(command.get_short_help_str(limit=200))} |")
+    for name, command in cli.commands.items():
+        lines += ["", *_command(name, command)]
+    return "\n".join(lines) + "\n"
+
+
+def _command(name: str, command: click.Command) -> Iterator[str]:
+    context = click.Context(command, info_name=f"ckplan {name}")
+    yield f"## ckplan {name}"
+    yield ""
+    yield "```text"
+    yield command.get_usage(context).removeprefix("Usage: ")
+    yield "```"
+    yield ""
+    yield from _prose(str(command.help))
+    if isinstance(command, click.Group):
+        for part, inner in command.commands.items():
+            yield ""
+            yield from _command(f"{name} {part}", inner)
+        return
+    options = [parameter for parameter in command.params if isinstance(parameter, click.Option)]
+    yield ""
+    yield "| option | what it does |"
+    yield "|---|---|"
+    for option in options:
+        record = option.get_help_record(context)
+        if record is not None:
+            flags, text = record
+            yield f"| `{_cell(flags)}` | {_cell(' '.join(text.split()))} |"
+
+
+def strategies() -> str:
+    """The page of strategies, a section for each strategy."""
+    lines = [
+        "# Strategies",
+        "",
+        *_by("`ckplan strategies` prints the same"),
+        "",
+        *_prose(
+            "`--strategy NAME:option=value,...` says how to plan; without it, `auto` does. In a value, `;` "
+            "stands for a comma. [How plans are found](planning.md) tells how they work together."
+        ),
+        "",
+        "| strategy | what it does |",
+        "|---|---|",
+    ]
+    lines += [f"| [`{kind.name}`](#{kind.name}) | {_cell(docs.paragraphs(kind)[0])} |" for kind in STRATEGIES]
+    for kind in STRATEGIES:
+        lines += ["", f"## {kind.name}"]
+        for paragraph in docs.paragraphs(kind):
+            lines += ["", *_wrapped(paragraph)]
+        lines += _options(docs.options(kind))
+    return "\n".join(lines) + "\n"
+
+
+def _options(options: list[docs.Option]) -> Iterator[str]:
+    if options:
+        yield from ("", "| option | default | what it is |", "|---|---|---|")
+    for option in options:
+        value = written(option.default)
+        yield f"| `{option.name}` | {_cell(f'`{value}`' if value else '')} | {_cell(option.text)} |"
+
+
+def _by(other: str) -> list[str]:
+    return _wrapped(f"Written by `python -m docs.generate`; {other}.")
+
+
+def _prose(text: str) -> Iterator[str]:
+    """The paragraphs of a help text."""
+    for number, paragraph in enumerate(textwrap.dedent(text).strip().split("\n\n")):
+        if number:
+            yield ""
+        yield from _wrapped(paragraph)
+
+
+def _wrapped(paragraph: str) -> list[str]:
+    return textwrap.wrap(" ".join(paragraph.split()), _WIDTH, break_long_words=False, break_on_hyphens=False)
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
+PAGES: Mapping[str, Callable[[], str]] = {
+    "commands.md": commands,
+    "strategies.md": strategies,
+    "operators.md": operators.current,
+}
+"""File names in this folder, and what they hold."""
+
+if __name__ == "__main__":
+    for file, page in PAGES.items():
+        (FOLDER / file).write_text(page(), encoding="utf-8")
