@@ -45,7 +45,7 @@ class Export:
         return len(self.shape) == 1
 
 
-_TEXT = {"vocab_size": VOCABULARY, "num_hidden_layers": 4, "num_attention_heads": 4}
+_TEXT = {"vocab_size": VOCABULARY, "num_hidden_layers": 2, "num_attention_heads": 4}
 _DECODER = {**_TEXT, "hidden_size": 128, "intermediate_size": 256, "use_cache": False}
 
 EXPORTS: Mapping[str, Export] = {
@@ -58,13 +58,13 @@ EXPORTS: Mapping[str, Export] = {
     "distilbert": Export(
         "DistilBertConfig",
         "DistilBertForMaskedLM",
-        {"vocab_size": VOCABULARY, "dim": 128, "hidden_dim": 512, "n_layers": 4, "n_heads": 4},
+        {"vocab_size": VOCABULARY, "dim": 128, "hidden_dim": 512, "n_layers": 2, "n_heads": 4},
         (128,),
     ),
     "t5": Export(
         "T5Config",
         "T5EncoderModel",
-        {"vocab_size": VOCABULARY, "d_model": 128, "d_ff": 256, "num_layers": 4, "num_heads": 4, "d_kv": 32},
+        {"vocab_size": VOCABULARY, "d_model": 128, "d_ff": 256, "num_layers": 2, "num_heads": 4, "d_kv": 32},
         (128,),
         "last_hidden_state",
     ),
@@ -89,7 +89,7 @@ EXPORTS: Mapping[str, Export] = {
         "ViTForImageClassification",
         {
             "hidden_size": 128,
-            "num_hidden_layers": 4,
+            "num_hidden_layers": 2,
             "num_attention_heads": 4,
             "intermediate_size": 512,
             "image_size": 224,
@@ -120,13 +120,13 @@ EXPORTS: Mapping[str, Export] = {
     "convnext": Export(
         "ConvNextConfig",
         "ConvNextForImageClassification",
-        {"hidden_sizes": [32, 64, 128, 256], "depths": [1, 1, 3, 1]},
+        {"hidden_sizes": [32, 64, 128, 256], "depths": [1, 1, 2, 1]},
         (3, 160, 160),
     ),
     "swin": Export(
         "SwinConfig",
         "SwinForImageClassification",
-        {"embed_dim": 32, "depths": [2, 2, 2, 2], "num_heads": [2, 4, 8, 16], "image_size": 224},
+        {"embed_dim": 32, "depths": [2, 2], "num_heads": [2, 4], "image_size": 224},
         (3, 224, 224),
     ),
     "segformer": Export(
@@ -144,7 +144,7 @@ EXPORTS: Mapping[str, Export] = {
     "resnet": Export(
         "ResNetConfig",
         "ResNetForImageClassification",
-        {"embedding_size": 32, "hidden_sizes": [64, 128, 256, 512], "depths": [2, 2, 2, 2]},
+        {"embedding_size": 32, "hidden_sizes": [64, 128, 256, 512], "depths": [1, 1, 1, 1]},
         (3, 160, 160),
     ),
 }

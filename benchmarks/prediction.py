@@ -138,7 +138,7 @@ def _measured(model: Any, strategy: str, folder: Path) -> dict[str, Any]:
     request = request_for(path, folder / "inputs", "cpu", None)
     facts = file_facts(written)
     variant = {"order": "default", "pattern": True}
-    (raw,) = run_job("counters", {**request, "variants": [variant], "producers": dict(facts.producers)})
+    (raw,) = run_job("counters", {**request, "runs": 1, "variants": [variant], "producers": dict(facts.producers)})
     counters = interpret(raw, facts, inputs.nbytes)
     if counters is None:
         raise CkplanError("this onnxruntime reports no memory counters", "install 1.31 or later")

@@ -50,7 +50,10 @@ _COLUMNS = {
 
 
 def job(channel: Channel) -> list[dict[str, Any]]:
-    """In the child: run each variant (order, memory pattern) of the session and return its events."""
+    """In the child: run each variant (order, memory pattern) of the session and return its events.
+
+    The request may ask for another number of ``runs`` than `RUNS`, where the steady state does not matter.
+    """
     request = channel.request
     feed = load_arrays(Path(request["inputs"]))
     producers: dict[str, str] | None = None
@@ -93,8 +96,9 @@ def _run_variant(
     step = step_of(session, feed)
     names = [value.name for value in session.get_outputs()]
     sizes: dict[str, int] = {}
-    for run in range(RUNS):
-        channel.progress(f"run {run + 1} of {RUNS} ({label})")
+    runs = request.get("runs", RUNS)
+    for run in range(runs):
+        channel.progress(f"run {run + 1} of {runs} ({label})")
         results = step()
         arrays = [as_array(result) for result in results]
         sizes = {name: array.nbytes for name, array in zip(names, arrays, strict=True) if array is not None}

@@ -16,6 +16,13 @@ from ckplan.rewrite.sizes import bytes_of, dimensions_of
 _GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
 """Recurrent operators with their numbers of gates."""
 
+THREADS = 2
+"""Threads that kernels with a buffer for each are taken to run on. onnxruntime's default is the number of physical
+cores, by which a figure that is to be the same on every machine cannot go; two are what usual CI machines have."""
+
+_PIECE = 2**16
+"""Bytes of the buffer that a thread of a convolution works in."""
+
 
 def workspace_of(node: ir.Node) -> int:
     """Workspace of a node in bytes, 0 where the kernel needs none worth counting."""
@@ -46,20 +53,41 @@ def _copies(node: ir.Node) -> int:
 
 
 def _convolution(node: ir.Node) -> int:
-    """The columns of one sample and group, where there are more filters than places in the output.
+    """The columns of one sample and group, or of as much of them as fits into a small buffer for each thread.
 
-    Otherwise the columns are made piece by piece in a small buffer; a kernel of one place needs none
+    They are made at once where there are more filters than places in the output, else piece by piece. A kernel of one
+    place that moves by one needs none, and the same goes for one that is as wide as what it reads
     (``core/mlas/lib/convolve.cpp``, ``MlasConvPrepare``).
     """
     found = _shapes(node)
-    if found is None:
+    if found is None or node.domain == "com.microsoft.nchwc":
         return 0
-    weight, result, itemsize = found[1], found[2], found[3]
+    data, weight, result, itemsize = found
     group = node.attributes["group"].as_int() if "group" in node.attributes else 1
-    places, taps = math.prod(result[2:]), math.prod(weight[2:])
-    if taps == 1 or weight[0] // group <= places:
+    places, taps, filters = math.prod(result[2:]), math.prod(weight[2:]), weight[0] // group
+    if _moves_by_one(node) and (taps == 1 or (weight[1] == 1 and _spans(data[2:], weight[2:]))):
         return 0
-    return math.ceil(weight[1] * taps * places * itemsize)
+    if filters > places:
+        return math.ceil(weight[1] * taps * places * itemsize)
+    if data[0] * group > 1:
+        return min(THREADS, data[0] * group) * _PIECE
+    # One sample is cut along its places, the pieces being multiples of 16 of them.
+    threads = min(THREADS, filters * places * weight[1] * taps // 2**16 + 1)
+    piece = math.ceil(math.ceil(places / threads) / 16) * 16
+    return max(1, min(threads, math.ceil(places / piece))) * _PIECE
+
+
+def _moves_by_one(node: ir.Node) -> bool:
+    """Whether a convolution has strides of one and no padding."""
+    strides = node.attributes.get_ints("strides", ()) or ()
+    pads = node.attributes.get_ints("pads", ()) or ()
+    padded = node.attributes.get_string("auto_pad", "NOTSET") not in ("NOTSET", "VALID") or any(pads)
+    return all(stride == 1 for stride in strides) and not padded
+
+
+def _spans(places: tuple[int, ...], taps: tuple[int, ...]) -> bool:
+    """Whether a two-dimensional kernel is as wide as what it reads, or a single column as high."""
+    return len(places) == 2 and (taps[1] == places[1] or (taps[0] == places[0] and taps[1] == 1))
 
 
 def _transposed_convolution(node: ir.Node) -> int:
