@@ -10,16 +10,14 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from ckplan.measure.alive import Alive, Gap, Inside
     from ckplan.measure.errors import RunFailedError
     from ckplan.measure.inputs import Inputs, make_inputs
     from ckplan.measure.measurement import measure
+    from ckplan.measure.nvml import Gpu
     from ckplan.measure.types import (
-        Alive,
         Counters,
-        Gap,
-        Gpu,
         Heap,
-        Inside,
         Measurement,
         NonFinite,
         Numerics,
@@ -62,6 +60,10 @@ __all__ = [
 ]
 
 _HOMES = {
+    "Alive": "alive",
+    "Gap": "alive",
+    "Gpu": "nvml",
+    "Inside": "alive",
     "Inputs": "inputs",
     "RunFailedError": "errors",
     "make_inputs": "inputs",

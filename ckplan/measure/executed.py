@@ -51,22 +51,24 @@ def _infer(executed: ir.Model, model: ir.Model) -> None:
     By them it hands dead buffers on. A value that the file knows has the shape that follows there, too.
     """
     known = model.clone()
-    _infer_nodes(known)
+    infer_shapes(known)
     named = {str(value.name): value for node in known.graph for value in node.outputs if value.name}
     for node in executed.graph:
         for value in node.outputs:
             original = named.get(str(value.name))
             if original is not None and value.shape is None:
                 value.shape, value.type = original.shape, value.type or original.type
-    _infer_nodes(executed)
+    infer_shapes(executed)
 
 
-def _infer_nodes(model: ir.Model) -> None:
+def infer_shapes(model: ir.Model) -> None:
+    """Set shapes and types where they are missing or open, node by node as onnxruntime does, as far as that goes."""
+
     def constant(value: ir.Value) -> Array | None:
         tensor = None if value.is_graph_input() else ir.convenience.get_const_tensor(value)
         return tensor.numpy() if tensor is not None and tensor.size <= _SMALL else None
 
     inference = NodeInference(model.graph, model.ir_version)
     for node in model.graph:
-        if any(value.shape is None for value in node.outputs):
+        if any(value.shape is None or not value.shape.is_static() for value in node.outputs):
             inference.run(node, constant)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ckplan.measure.types import Gap, Inside
+from ckplan.measure.alive import Gap, Inside
 from ckplan.plan.timeline import Timeline
 
 

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 import onnx_ir as ir
 
+from ckplan.measure.alive import Alive, Inside
 from ckplan.measure.facts import FileFacts
-from ckplan.measure.types import Alive, Counters, Inside
+from ckplan.measure.types import Counters
 from ckplan.plan.problem import Problem
 from ckplan.plan.simulate import Lifetimes, lifetimes, simulate
 from ckplan.plan.timeline import Step, Timeline

@@ -5,23 +5,29 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import onnx_ir as ir
 
 from ckplan.errors import CkplanError, UsageError
+from ckplan.measure.alive import Inside
 from ckplan.measure.arrays import load_arrays, save_arrays
 from ckplan.measure.counters import interpret, steady_state
 from ckplan.measure.device import check_device
+from ckplan.measure.errors import RunFailedError
 from ckplan.measure.executed import executed_graph
 from ckplan.measure.facts import FileFacts, file_facts, read_model
+from ckplan.measure.foresight import with_foresight
 from ckplan.measure.inputs import Inputs, make_inputs
 from ckplan.measure.inside import look_inside
 from ckplan.measure.numerics import count_nonfinite
+from ckplan.measure.nvml import Gpu
 from ckplan.measure.problems import SLACK, TOLERANCE
 from ckplan.measure.process import run_job
-from ckplan.measure.types import Counters, Gpu, Heap, Inside, Measurement, Prediction, Recomputation, Resident
+from ckplan.measure.types import Counters, Heap, Measurement, Prediction, Recomputation, Resident
 from ckplan.model.half import half_precision_notes
+from ckplan.units import format_bytes, format_seconds
 
 _VARIANTS = (
     {"order": "default", "pattern": True},
@@ -118,20 +124,22 @@ def measured(
     facts = file_facts(model)
     name = Path(request["path"]).name
     progress(f"running {name}: times and outputs")
-    plain = run_job("plain", {**request, "outputs": str(outputs), "runs": runs})
+    executed = outputs.with_name(f"{outputs.name}-executed.onnx")
+    try:
+        plain = run_job("plain", {**request, "outputs": str(outputs), "runs": runs})
+    except RunFailedError as error:
+        if not inside:
+            raise
+        progress(f"loading {name} to find out what it was to take")
+        raise with_foresight(error, model, inputs.arrays, request, executed) from error
     # A device that fell back once need not be tried again.
     request = {**request, "device": plain["device"]}
     progress(f"running {name}: counters of the allocator")
-    executed = outputs.with_name(f"{outputs.name}-executed.onnx")
-    variants = run_job(
-        "counters",
-        {
-            **request,
-            "variants": list(_VARIANTS),
-            "producers": dict(facts.producers),
-            "optimized": str(executed) if inside else "",
-        },
-    )
+    asked = {"variants": list(_VARIANTS), "producers": dict(facts.producers), "optimized": str(executed) * inside}
+    try:
+        variants = run_job("counters", {**request, **asked})
+    except RunFailedError as error:
+        raise _after_all(error, plain) from error
     notes = list(inputs.notes)
     if plain["device"] == "cpu":
         notes.extend(half_precision_notes(model))
@@ -182,6 +190,19 @@ def measured(
         notes=tuple(notes),
         inside=looked,
         gpu=Gpu(**plain["gpu"]) if plain["gpu"] else None,
+    )
+
+
+def _after_all(error: RunFailedError, plain: Mapping[str, Any]) -> RunFailedError:
+    """The failure of a later run, with what the first process had found."""
+    seconds, resident = median(plain["seconds"]), plain["resident"]["peak"]
+    return RunFailedError(
+        f"{error.message}; before, without the profiler, it ran in {format_seconds(seconds)} with "
+        f"{format_bytes(resident)} resident",
+        error.hint,
+        stage=error.stage,
+        learnt={**error.learnt, "seconds": seconds, "resident_peak": resident},
+        stderr=error.stderr,
     )
 
 

@@ -11,6 +11,27 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """Memory of a GPU, told by its driver (NVML), which sees more than the arena: the context, libraries, other blocks.
+
+    Attributes:
+        name: of the device.
+        driver: version of its driver.
+        of_process: whether the figures are those of the process; else the device's own, above what was in use before.
+        loaded: bytes with the session made.
+        first_run: bytes after the first run.
+        peak: the largest figure seen, sampled every few milliseconds.
+    """
+
+    name: str
+    driver: str
+    of_process: bool
+    loaded: int
+    first_run: int
+    peak: int
+
+
 @dataclass(frozen=True)
 class GpuMeter:
     """Reads the memory in use on one GPU.

@@ -6,6 +6,8 @@ from dataclasses import dataclass, fields, is_dataclass
 from statistics import median
 from typing import Any
 
+from ckplan.measure.alive import Gap, Inside
+from ckplan.measure.nvml import Gpu
 from ckplan.plan.timeline import Timeline
 
 
@@ -163,79 +165,6 @@ class Recomputation:
     def undone(self) -> bool:
         """Whether an optimiser merged all of them with the nodes that they repeat."""
         return self.in_file > 0 and self.executed == 0
-
-
-@dataclass(frozen=True, slots=True)
-class Alive:
-    """A buffer that holds memory at the peak of the activations.
-
-    Attributes:
-        name: the tensor in it.
-        bytes: its size.
-        node: name of the node that made the tensor.
-        op_type: operator of that node.
-        backward: whether that node belongs to the backward pass.
-        recomputed: whether that node is a recomputation.
-        held: whether nothing reads the tensor any more, and onnxruntime holds the buffer for a later tensor.
-    """
-
-    name: str
-    bytes: int
-    node: str
-    op_type: str
-    backward: bool
-    recomputed: bool
-    held: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Inside:
-    """What onnxruntime made of the file, simulated: its optimised graph, in the order in which it ran.
-
-    Attributes:
-        expected: the simulated timeline, a step for each step that was measured; a node inside of a loop or a branch
-            counts as the node that it is in.
-        alive: the buffers that hold activations at the measured peak, largest first; outputs of the file left out.
-        workspaces: bytes that the kernel of each step takes while it runs, as the simulator has it.
-    """
-
-    expected: Timeline
-    alive: tuple[Alive, ...]
-    workspaces: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Gap:
-    """A step at which a measured and an expected timeline are apart.
-
-    Attributes:
-        step: its index.
-        bytes: measured activations less expected ones.
-    """
-
-    step: int
-    bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class Gpu:
-    """Memory of a GPU, told by its driver (NVML), which sees more than the arena: the context, libraries, other blocks.
-
-    Attributes:
-        name: of the device.
-        driver: version of its driver.
-        of_process: whether the figures are those of the process; else the device's own, above what was in use before.
-        loaded: bytes with the session made.
-        first_run: bytes after the first run.
-        peak: the largest figure seen, sampled every few milliseconds.
-    """
-
-    name: str
-    driver: str
-    of_process: bool
-    loaded: int
-    first_run: int
-    peak: int
 
 
 @dataclass(frozen=True)
