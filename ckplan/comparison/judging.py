@@ -11,6 +11,9 @@ from ckplan.comparison.snapshot import WORKSPACE, Alive, Snapshot
 from ckplan.errors import CheckFailedError, CkplanError, ModelError, UsageError
 from ckplan.units import format_bytes
 
+OWN = "ckplan/"
+"""Names of what ckplan itself puts into a file, small copies and shapes, begin with this."""
+
 
 class Level(Enum):
     """What became of a check, from best to worst."""
@@ -173,7 +176,8 @@ class Comparison:
 def culprit(check: Check) -> str:
     """What grew most, as the end of a sentence; empty if that is not known."""
     parts = []
-    for growth in check.grown[:1]:
+    named = [growth for growth in check.grown if not growth.alive.tensor.startswith(OWN)] or check.grown
+    for growth in named[:1]:
         what = f"{'the workspace of ' * (growth.alive.shape == WORKSPACE)}'{growth.alive.tensor}'"
         more = f"takes {format_bytes(growth.change)} more of it"
         parts.append(f"{what} {more if growth.before else f'({format_bytes(growth.after)}) is new in it'}")
@@ -248,11 +252,16 @@ def grown_buffers(base: Snapshot, head: Snapshot) -> tuple[Growth, ...]:
 
 
 def dropped_tensors(base: Snapshot | None, head: Snapshot) -> dict[str, int]:
-    """Bytes of each forward tensor that the base's plan keeps and the newer one computes again, the largest first."""
+    """Bytes of each forward tensor that the base's plan computes once and the newer one again.
+
+    Those that were there at the base's peak come first, then the largest.
+    """
     if base is None or base.overhead is None or head.overhead is None:
         return {}
     names = set(head.recomputed) - set(base.recomputed)
-    return {name: head.recomputed[name] for name in sorted(names, key=lambda name: (-head.recomputed[name], name))}
+    there = {alive.tensor for alive in base.at_peak}
+    order = sorted(names, key=lambda name: (name not in there, -head.recomputed[name], name))
+    return {name: head.recomputed[name] for name in order}
 
 
 def _what(limits: Limits) -> str:

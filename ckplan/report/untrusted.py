@@ -6,7 +6,9 @@ The formats: a terminal and a CI's log, Markdown as GitHub and GitLab render it,
 
 from __future__ import annotations
 
-_PLAIN = frozenset(" ,;/=+()%'-")
+import re
+
+_PLAIN = frozenset(" .,;/=+()%'-")
 
 
 def printable(text: str) -> str:
@@ -23,9 +25,10 @@ def printable(text: str) -> str:
 
 def markdown(text: str) -> str:
     """Text that shows as it is in Markdown, in table cells too: what could mean something is written as an entity."""
-    return "".join(
+    shown = "".join(
         letter if letter.isalnum() or letter in _PLAIN else f"&#{ord(letter)};" for letter in printable(text)
     )
+    return re.sub(r"www\.", "www&#46;", shown, flags=re.IGNORECASE)  # would become a link
 
 
 def code(text: str) -> str:
