@@ -128,8 +128,9 @@ def recomputing_instead(problem: Problem, schedule: Sequence[int], index: int) -
         reader
         for reader in problem.forward
         if reader in seen
-        and any(root[output] in bases for output in ops[reader].outputs)
         and reader != index
+        and ops[reader].recomputable
+        and any(root[output] in bases for output in ops[reader].outputs)
         and any(output in needed for output in ops[reader].outputs)
     ]
     while stack:

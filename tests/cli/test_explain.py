@@ -1,0 +1,115 @@
+"""``ckplan explain``: the decision, its reason, its price, and the opposite, on models whose plans are known."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from tests.cli.conftest import write_model
+from tests.cli.test_commands import failure, run
+
+
+def explained(*arguments: str | Path) -> dict[str, Any]:
+    result = run("explain", *arguments, "--json", "--quiet")
+    assert result.exit_code == 0, result.stderr
+    data: dict[str, Any] = json.loads(result.stdout)
+    return data
+
+
+@pytest.fixture
+def deep(tmp_path: Path) -> Path:
+    return write_model(tmp_path / "deep.onnx", layers=12, width=16)
+
+
+def test_a_recomputed_tensor(deep: Path) -> None:
+    data = explained(deep, "y3", "--dim", "batch=256", "--strategy", "sqrt:segments=4")
+    assert (data["fate"], data["never"], data["bytes"]) == ("recomputed", "", 256 * 16 * 4)
+    assert data["block"] == {"name": "MatMul+Tanh", "count": 11}  # the last one goes on into the loss
+    first, second = data["lives"]
+    assert not first["made"]["recomputed"]
+    assert second["made"]["recomputed"]
+    assert second["last"]["backward"]
+    assert data["again"]["nodes"][-1] == "act3"
+    assert data["opposite"]["overhead"] < data["overhead"]
+    assert data["opposite"]["peak"] >= data["peak"]
+
+
+def test_a_kept_tensor(deep: Path) -> None:
+    data = explained(deep, "y3", "--dim", "batch=256", "--strategy", "none")
+    assert data["fate"] == "kept"
+    (life,) = data["lives"]
+    assert life["at_peak"]
+    assert data["again"]["nodes"] == ["matmul3", "act3"]  # the product is overwritten by then
+    assert data["again"]["seconds"] > 0
+    assert data["opposite"]["overhead"] > 0
+    assert "making it again would" in data["reason"]
+
+
+def test_a_plan_file_is_explained_as_it_is(deep: Path, tmp_path: Path) -> None:
+    plan = tmp_path / "plan.json"
+    options = ("--dim", "batch=256", "--strategy", "sqrt:segments=4")
+    assert run("plan", deep, "-o", plan, *options).exit_code == 0
+    from_file = explained(deep, "y3", "--dim", "batch=256", "--plan", plan)
+    assert from_file["lives"] == explained(deep, "y3", *options)["lives"]
+
+
+@pytest.mark.parametrize(
+    ("tensor", "fate", "reason"),
+    [
+        ("x", "held", "it is an input"),
+        ("layer1.weight", "held", "it is a parameter"),
+        ("layer1.weight_grad", "held", "it is the gradient of 'layer1.weight'"),
+        ("m3", "freed", "only the forward pass reads it"),
+    ],
+)
+def test_what_no_plan_makes_again_says_why(tensor: str, fate: str, reason: str, model: Path) -> None:
+    data = explained(model, tensor)
+    assert data["fate"] == fate
+    assert reason in data["reason"]
+    assert data["opposite"] is None
+
+
+def test_a_random_tensor(tmp_path: Path) -> None:
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["m"], "matmul"),
+        helper.make_node("Dropout", ["m"], ["kept"], "dropout"),
+        helper.make_node("Tanh", ["kept"], ["y"], "tanh"),
+        helper.make_node("Identity", ["y"], ["z"], "last"),
+    ]
+    weight = numpy_helper.from_array(np.eye(4, dtype=np.float32), "w")
+    value = helper.make_tensor_value_info
+    graph = helper.make_graph(
+        nodes, "g", [value("x", TensorProto.FLOAT, [2, 4])], [value("z", TensorProto.FLOAT, [2, 4])], [weight]
+    )
+    path = tmp_path / "dropout.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10), path)
+    result = run("explain", path, "kept", "--quiet")
+    assert result.exit_code == 0, result.stderr
+    assert "'kept' is 'm' in this graph" not in result.stdout
+    noted = run("explain", path, "kept")
+    assert "note: 'kept' is 'm' in this graph, as Dropout gave way" in noted.stderr
+    drawn = explained(path, "dropout/RandomUniformLike_0", "--training")
+    assert drawn["never"] == "RandomUniformLike draws random numbers, and a second run would draw others"
+    mask = explained(path, drawn["lives"][0]["last"]["node"], "--training")
+    assert mask["never"].startswith("it makes the mask of a Dropout")
+    assert mask["fate"] == "kept"
+
+
+def test_unknown_tensors_have_near_matches(model: Path) -> None:
+    result = run("explain", model, "layer1.wieght")
+    assert result.exit_code == 2
+    assert "there is no tensor 'layer1.wieght' in the model; near it are `layer1.weight`" in failure(result)
+
+
+def test_people_get_a_page_of_80_columns(deep: Path) -> None:
+    result = run("explain", deep, "act3", "--strategy", "sqrt", "--dim", "batch=256")
+    assert "note: 'act3' is a node; this is about 'y3', which it makes" in result.stderr
+    for word in ("y3 is made again (plan: sqrt)", "made by", "copy 2", "why", "if kept"):
+        assert word in result.stdout
+    assert max(map(len, result.stdout.splitlines())) <= 80
