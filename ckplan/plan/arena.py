@@ -40,6 +40,10 @@ class ArenaSettings:
     largest_growth: int = 2**30
 
 
+DEFAULT = ArenaSettings()
+"""What onnxruntime does unless it is told otherwise."""
+
+
 class Arena:
     """An arena and what is handed out of it.
 
@@ -49,7 +53,7 @@ class Arena:
         high: largest ``in_use`` so far.
     """
 
-    def __init__(self, settings: ArenaSettings = ArenaSettings()) -> None:
+    def __init__(self, settings: ArenaSettings = DEFAULT) -> None:
         self.in_use = self.held = self.high = 0
         self._settings = settings
         self._growth = _rounded(min(settings.first_region, settings.limit or settings.first_region))
