@@ -81,7 +81,12 @@ def test_the_smallest_limit_is_what_is_live_where_nothing_is_wasted() -> None:
 def test_fragmentation_counts() -> None:
     # A small output is left in the middle of the arena: two halves are free, the whole is not.
     size = (2 * MIB, 256, 2 * MIB, 4 * MIB)
-    steps = (Demand((0,), (), 0, ()), Demand((2,), (1,), 0, (0, 2)), Demand((3,), (), 0, (3,)))
+    steps = (
+        Demand((0,), (), 0, ()),
+        Demand((), (1,), 0, ()),
+        Demand((2,), (), 0, (0, 2)),
+        Demand((3,), (), 0, (3,)),
+    )
     asked = Allocations(size, steps)
     assert expected_arena(asked, one_region(64 * MIB)).live == 4 * MIB + 256
     found = smallest_limit(asked, pattern=False, settings=one_region)
