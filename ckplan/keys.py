@@ -22,9 +22,13 @@ STORE = PREFIX + "store"
 """Of a control-flow or recurrent node: JSON list of patterns of what is kept of each step."""
 NOT_EXPANDED = PREFIX + "not_expanded"
 """Of a node of com.microsoft that is not written in standard operators: why."""
+KEEPS = PREFIX + "keeps"
+"""Of a node that makes such activations (see `KEPT`): their names and bytes."""
 
 # -- of values ---------------------------------------------------------------------------------------------------------
 
+KEPT = PREFIX + "kept"
+"""Of an activation that a planned file keeps for the backward pass, or for nodes that run again: its bytes."""
 CONSTANT = PREFIX + "constant"
 """Of an initializer that is a literal of the program: where it came from."""
 
@@ -57,6 +61,10 @@ OPTIMIZER = PREFIX + "optimizer"
 
 CHECKPOINTS = PREFIX + "checkpoints"
 """JSON list of the tensors that the `list` strategy keeps by default."""
+VERSION = PREFIX + "version"
+"""The version of ckplan that wrote the file."""
+BUDGET = PREFIX + "budget"
+"""Bytes of activations that the plan was not to exceed; absent if there was no budget."""
 STRATEGY = PREFIX + "strategy"
 """The strategy with its options."""
 PLAN = PREFIX + "plan"

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from ckplan.analysis import expected_timeline
 from ckplan.errors import InfeasibleError, UsageError
+from ckplan.keys import BUDGET
 from ckplan.plan import Plan, Problem, Timeline
 from ckplan.plan.strategies import Strategy
 from ckplan.rewrite import emit, problem_of
@@ -134,6 +135,8 @@ def rewrite(
     smallest = target = plan.predicted.peak_activations if budget is None else budget
     for number in range(_TRIES):
         planned = emit(model, plan)
+        if budget is not None:
+            planned.metadata_props[BUDGET] = str(budget)
         after = expected_timeline(planned)
         peak = after.peak_activations
         if budget is None or peak <= budget:

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 
 import onnx_ir as ir
 
-from ckplan.keys import CONTROL_EDGES, PLAN, PREDICTED_ACTIVATIONS, PREDICTED_TOTAL, RECOMPUTED, STRATEGY
 from ckplan.model.traits import HEAVY
 from ckplan.plan.peak import peak_of
 from ckplan.plan.plan import Plan
-from ckplan.plan.timeline import Timeline
 from ckplan.rewrite.buffer_names import hide_channels, hide_inputs, hide_sources, hide_targets, name_buffers
 from ckplan.rewrite.control_edges import ControlEdges
+from ckplan.rewrite.describe import describe
 from ckplan.rewrite.ordering import (
     TOLERANCE,
     keep_repeats_apart,
@@ -67,7 +65,7 @@ def emit(model: ir.Model, plan: Plan) -> ir.Model:
         held = timeline.peak_activations > peak_of(problem, range(len(nodes))) * (1 + TOLERANCE)
         if not (held and hide_sources(nodes, executed, edges)):
             break
-    _describe(copy, plan, edges, timeline)
+    describe(copy, problem, plan, edges.count, timeline)
     return copy
 
 
@@ -93,16 +91,3 @@ def _assemble(model: ir.Model, nodes: Sequence[ir.Node], edges: ControlEdges) ->
         if name not in graph.initializers:
             graph.register_initializer(value)
     graph.extend(nodes)
-
-
-def _describe(model: ir.Model, plan: Plan, edges: ControlEdges, timeline: Timeline) -> None:
-    model.metadata_props.update(
-        {
-            STRATEGY: plan.strategy,
-            PLAN: json.dumps(plan.to_json(), separators=(",", ":")),
-            RECOMPUTED: str(plan.recomputed),
-            CONTROL_EDGES: str(edges.count),
-            PREDICTED_ACTIVATIONS: str(timeline.peak_activations),
-            PREDICTED_TOTAL: str(timeline.peak_total),
-        }
-    )

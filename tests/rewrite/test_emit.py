@@ -10,9 +10,11 @@ import onnx
 import onnx_ir as ir
 import pytest
 
+import ckplan
 import ckplan.model
 from ckplan.autodiff import build_training_graph
 from ckplan.errors import ModelError
+from ckplan.model import save
 from ckplan.plan import make_plan
 from ckplan.plan.strategies import parse_strategy
 from ckplan.rewrite import emit, problem_of
@@ -109,3 +111,38 @@ def test_hiding_shapes_comes_to_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
     graph = training_graph("resnet_tiny")
     emitted = emit(graph, parse_strategy("none").solve(problem_of(graph)))
     assert int(emitted.metadata_props["pkg.ckplan.control_edges"]) > 0
+
+
+def test_a_graph_viewer_sees_what_is_kept_and_what_runs_again(tmp_path: Path) -> None:
+    graph = training_graph("tanh_chain")
+    plan = parse_strategy("sqrt").solve(problem_of(graph))
+    save(emit(graph, plan), tmp_path / "m.onnx")
+    proto = onnx.load(str(tmp_path / "m.onnx"))
+    onnx.checker.check_model(proto)
+    about = {entry.key: entry.value for entry in proto.metadata_props}
+    assert about["pkg.ckplan.version"] == ckplan.__version__
+    assert {"pkg.ckplan.strategy", "pkg.ckplan.predicted_peak_activations", "pkg.ckplan.predicted_peak_total"} <= set(
+        about
+    )
+    told = {node.name: {entry.key: entry.value for entry in node.metadata_props} for node in proto.graph.node}
+    assert all(facts["pkg.ckplan.phase"] in ("forward", "backward") for facts in told.values())
+    again = {name: facts["pkg.ckplan.recompute_of"] for name, facts in told.items() if "/recompute" in name}
+    assert again
+    assert all(name.startswith(f"{original}/recompute") for name, original in again.items())
+    kept = {
+        value.name: int(entry.value)
+        for value in proto.graph.value_info
+        for entry in value.metadata_props
+        if entry.key == "pkg.ckplan.kept"
+    }
+    assert sorted(
+        text for facts in told.values() for text in facts.get("pkg.ckplan.keeps", "").split(", ") if text
+    ) == (sorted(f"{name}: {size} bytes" for name, size in kept.items()))
+    # No more is kept than what the plan has at the end of the forward pass, and what it keeps is there.
+    assert 0 < sum(kept.values()) <= plan.predicted.peak_activations
+    without = onnx.ModelProto.FromString(proto.SerializeToString())
+    for holder in (without, *without.graph.node, *without.graph.value_info):
+        holder.ClearField("metadata_props")
+    fed = feeds(emit(graph, plan))
+    plain = run(without, fed)
+    assert all(np.array_equal(value, plain[key]) for key, value in run(proto, fed).items())
