@@ -12,15 +12,14 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 
-from ckplan.plan.arena import DEFAULT, Arena, ArenaFullError, ArenaSettings
+from ckplan.plan.arena import DEFAULT, UNIT, Arena, ArenaFullError, ArenaSettings
 from ckplan.plan.problem import Problem
 from ckplan.plan.simulate import lifetimes
 
-_ALIGNMENT = 256
-"""Places in the block of a memory pattern are multiples of this many bytes."""
-
 _RESIDENT, _BLOCK, _WORKSPACE = -1, -2, -3
 """Keys of what is no tensor."""
+
+_ENDLESS = ArenaSettings(first_region=2**50, waste=0)
 
 _PRECISION = 1 / 512
 """Width at which the search for the smallest limit ends, as a ratio of the limit."""
@@ -121,26 +120,14 @@ def allocations(
 
 def pattern_block(asked: Allocations) -> int:
     """Bytes of the block that onnxruntime lays out for the tensors of a run."""
-    placed: list[tuple[int, int, int]] = []  # (offset, end, buffer), in order
-    block = 0
+    # Laid out as one region without an end would be, of which nothing is handed out but what was asked for.
+    layout = Arena(_ENDLESS)
     for step in asked.steps:
         for buffer in step.tensors:
-            size = -(-asked.size[buffer] // _ALIGNMENT) * _ALIGNMENT
-            if not size:
-                continue
-            offset, place, spare = (placed[-1][1] if placed else 0), len(placed), -1
-            end = 0
-            for position, (start, after, _) in enumerate(placed):
-                left = start - end - size
-                if left >= 0 and (spare < 0 or left < spare):
-                    offset, place, spare = end, position, left
-                end = after
-            placed.insert(place, (offset, offset + size, buffer))
-            block = max(block, offset + size)
-        if step.freed:
-            gone = set(step.freed)
-            placed = [entry for entry in placed if entry[2] not in gone]
-    return block
+            layout.allocate(buffer, asked.size[buffer])
+        for buffer in step.freed:
+            layout.free(buffer)
+    return layout.reach
 
 
 def expected_arena(asked: Allocations, settings: ArenaSettings = DEFAULT) -> ExpectedArena:
@@ -154,15 +141,14 @@ def expected_arena(asked: Allocations, settings: ArenaSettings = DEFAULT) -> Exp
         ArenaFullError: the limit of the settings is too small.
     """
     block = pattern_block(asked)
-    exact = ArenaSettings(same_as_requested=True, waste=0)
     arena, plain = _opened(asked, settings), _opened(asked, settings)
     first = _run(arena, asked)
     for _ in range(2):
         steady = _run(arena, asked, block)
         without = _run(plain, asked)
-    needed = _opened(asked, exact)
+    needed = _opened(asked, _ENDLESS)
     _run(needed, asked, block)
-    live = _opened(asked, exact)
+    live = _opened(asked, _ENDLESS)
     _run(live, asked)
     return ExpectedArena(live.high, first, block, needed.high, steady, without)
 
@@ -191,7 +177,7 @@ def smallest_limit(asked: Allocations, *, pattern: bool, settings: Callable[[int
     low, high = 0, max(sum(asked.size[buffer] for step in asked.steps[:1] for buffer in step.tensors), 2**16)
     while not runs(high):
         low, high = high, 2 * high
-    while high - low > max(high * _PRECISION, _ALIGNMENT):
+    while high - low > max(high * _PRECISION, UNIT):
         middle = (low + high) // 2
         low, high = (low, middle) if runs(middle) else (middle, high)
     return high

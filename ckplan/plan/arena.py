@@ -16,6 +16,10 @@ UNIT = 256
 """Chunks are multiples of this many bytes."""
 
 
+_FIRST = 2**62
+"""Address of the first region."""
+
+
 class ArenaFullError(Exception):
     """The arena may not grow as far as an allocation needs."""
 
@@ -51,17 +55,18 @@ class Arena:
         in_use: bytes of the chunks handed out.
         held: bytes of all regions.
         high: largest ``in_use`` so far.
+        reach: furthest end of a chunk handed out so far, from the start of the first region.
     """
 
     def __init__(self, settings: ArenaSettings = DEFAULT) -> None:
-        self.in_use = self.held = self.high = 0
+        self.in_use = self.held = self.high = self.reach = 0
         self._settings = settings
         self._growth = _rounded(min(settings.first_region, settings.limit or settings.first_region))
         self._free: list[tuple[int, int]] = []  # (size, address), sorted
         self._size: dict[int, int] = {}  # of each chunk, by address
         self._before: dict[int, int | None] = {}  # the chunk that ends where one begins, in its region
         self._given: dict[int, int] = {}  # by key: address
-        self._next_region = 2**62
+        self._next_region = _FIRST
 
     def allocate(self, key: int, size: int) -> None:
         """Hand out a chunk.
@@ -86,6 +91,7 @@ class Arena:
         self._given[key] = address
         self.in_use += self._size[address]
         self.high = max(self.high, self.in_use)
+        self.reach = max(self.reach, address + self._size[address] - _FIRST)
 
     def free(self, key: int) -> None:
         """Take a chunk back; nothing happens if none was handed out for the key."""
@@ -145,8 +151,8 @@ class Arena:
             if not increased:
                 self._growth = min(2 * self._growth, settings.largest_growth)
         # Later regions tend to lie below earlier ones; they never touch.
-        self._next_region -= size + UNIT
-        address = self._next_region
+        address = self._next_region if not self.held else self._next_region - size - UNIT
+        self._next_region = address
         self._size[address] = size
         self._before[address] = None
         self.held += size
