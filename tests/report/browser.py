@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -145,9 +146,14 @@ def opened(profile: Path) -> Iterator[Page]:
         "--headless=new --no-sandbox --disable-gpu --disable-dev-shm-usage --no-first-run --disable-extensions "
         "--disable-background-networking --disable-component-update --hide-scrollbars --remote-debugging-pipe"
     )
-    script = f'exec "$0" {options} --user-data-dir="$1" 3<&{read_commands} 4>&{write_answers}'
+    # The browser reads from descriptor 3 and writes to 4; a shell cannot count on having others above 9.
+    start = (
+        "import os, sys; read, write = (os.dup(os.dup(os.dup(int(number)))) for number in sys.argv[1:3]); "
+        "os.dup2(read, 3); os.dup2(write, 4); os.execv(sys.argv[3], sys.argv[3:])"
+    )
+    command = [sys.executable, "-c", start, str(read_commands), str(write_answers), program, *options.split()]
     running = subprocess.Popen(
-        ["sh", "-c", script, program, str(profile)],
+        [*command, f"--user-data-dir={profile}"],
         pass_fds=(read_commands, write_answers),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,

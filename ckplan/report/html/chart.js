@@ -64,7 +64,7 @@ const ckplan = (() => {
 
   class Chart {
     constructor(content, box) {
-      Object.assign(this, { content, box, top: 1, cursor: null, shown: -1, runs: new Map() });
+      Object.assign(this, { content, box, top: 1, cursor: null, runs: [] });
       [this.canvas, this.overlay] = box.querySelectorAll("canvas");
       this.count = content.bytes.length;
       this.work = dense(content.work, this.count);
@@ -165,17 +165,21 @@ const ckplan = (() => {
     pile() {
       const { context, columns, content, colors, pixel } = this;
       const { bands } = content;
-      this.runs = new Map();
-      const open = new Map();
+      const runs = bands.map(() => []);
+      const roles = new Uint8Array(bands.length);
+      const belows = new Float64Array(bands.length).fill(-1); // -1: not open
+      const starts = new Float64Array(bands.length);
+      const scale = this.area.height / this.top;
       const flush = (index, end) => {
-        const run = open.get(index);
-        open.delete(index);
-        const gap = run.height > 7 ? 1 : run.height > 3.5 ? Math.min(pixel, 0.5) : 0;
-        context.fillStyle = colors[run.role];
-        context.globalAlpha = run.role === "held" ? 0.75 : [1, 0.86, 0.74][index % 3];
-        context.fillRect(run.x, run.y + gap, Math.max(end - run.x, pixel), Math.max(run.height - gap, pixel * 0.6));
-        if (!this.runs.has(index)) this.runs.set(index, []);
-        this.runs.get(index).push([run.x, end, run.y, run.height]);
+        const height = bands[index][0] * scale;
+        const y = this.y(belows[index] + bands[index][0]);
+        const gap = height > 7 ? 1 : height > 3.5 ? Math.min(pixel, 0.5) : 0;
+        const role = data.roles[roles[index]];
+        context.fillStyle = colors[role];
+        context.globalAlpha = role === "held" ? 0.75 : [1, 0.86, 0.74][index % 3];
+        context.fillRect(starts[index], y + gap, Math.max(end - starts[index], pixel), Math.max(height - gap, pixel * 0.6));
+        runs[index].push([starts[index], end, y, height]);
+        belows[index] = -1;
       };
       let next = 0;
       let alive = [];
@@ -183,26 +187,30 @@ const ckplan = (() => {
       columns.forEach((step, column) => {
         const x = this.x(column);
         for (; next < bands.length && bands[next][PLACE.born] <= step; next += 1) alive.push(next);
-        alive = alive.filter((index) => {
-          if (bands[index][PLACE.dies] >= step) return true;
-          if (open.has(index)) flush(index, x);
-          return false;
-        });
         let below = 0;
+        let kept = 0;
         for (const index of alive) {
           const band = bands[index];
-          const role = data.roles[band[spanAt(band, step) + 1]];
-          const run = open.get(index);
-          if (!run || run.below !== below || run.role !== role) {
-            if (run) flush(index, x);
-            const height = (band[0] / this.top) * this.area.height;
-            open.set(index, { x, below, role, height, y: this.y(below + band[0]) });
+          if (band[PLACE.dies] < step) {
+            if (belows[index] >= 0) flush(index, x);
+            continue;
+          }
+          alive[kept] = index;
+          kept += 1;
+          const role = band[(band.length > PLACE.spans + PLACE.width ? spanAt(band, step) : PLACE.spans) + 1];
+          if (belows[index] !== below || roles[index] !== role) {
+            if (belows[index] >= 0) flush(index, x);
+            belows[index] = below;
+            roles[index] = role;
+            starts[index] = x;
           }
           below += band[0];
         }
+        alive.length = kept;
         rest.push([x, below, bands.length ? this.rest[step] + this.work[step] : content.bytes[step]]);
       });
-      for (const index of [...open.keys()]) flush(index, this.area.right);
+      for (const index of alive) flush(index, this.area.right);
+      this.runs = runs;
       context.globalAlpha = 1;
       context.fillStyle = bands.length ? colors.rest : colors.accent;
       rest.forEach(([x, below, bytes], column) => {
@@ -255,7 +263,9 @@ const ckplan = (() => {
       context.fillStyle = colors.muted;
       context.textAlign = "left";
       if (content.turn < this.count) {
-        context.fillRect(turn, area.top, 1, area.height);
+        context.globalAlpha = 0.5;
+        context.fillRect(Math.round(turn), area.top, 1, area.height + 28);
+        context.globalAlpha = 1;
         if (turn - area.left > 60) context.fillText("forward", area.left + 6, area.bottom + 27);
         if (area.right - turn > 70) context.fillText("backward", turn + 6, area.bottom + 27);
       }
@@ -342,7 +352,7 @@ const ckplan = (() => {
       if (!place) return;
       context.fillStyle = color("highlight");
       if (place.band !== null) {
-        for (const [start, end, y, height] of this.runs.get(place.band) ?? []) {
+        for (const [start, end, y, height] of this.runs[place.band] ?? []) {
           context.globalAlpha = 0.5;
           context.fillRect(start, y, Math.max(end - start, 1), Math.max(height, 1));
         }

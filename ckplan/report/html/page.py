@@ -8,6 +8,7 @@ from functools import cache
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
+from ckplan.report.chart import backward_pass
 from ckplan.report.html import sections
 from ckplan.report.html.chart_data import Curve, chart_data
 from ckplan.report.html.values import Chart
@@ -42,6 +43,7 @@ def render(found: Findings) -> str:
         "loss": found.contents.loss if found.contents is not None else "",
         "tiles": sections.tiles(found),
         "charts": [_chart(curve) for curve in curves],
+        "early": any(_runs_early(curve) for curve in curves),
         "alive": [
             sections.alive_table(curve.title, curve.occupancy, number)
             for number, curve in enumerate(curves)
@@ -140,6 +142,12 @@ def _chart(curve: Curve) -> Chart:
     where = curve.timeline.steps[curve.timeline.peak_step].op if steps else ""
     summary = f"{curve.title}: bytes of activations over {steps:,} steps; the peak of {peak} is in {where}."
     return Chart(curve.title, peak, summary)
+
+
+def _runs_early(curve: Curve) -> bool:
+    """Whether some of the backward pass runs before most of it begins."""
+    steps = curve.timeline.steps
+    return any(step.backward for step in steps[: backward_pass(steps)])
 
 
 def _hash(text: str) -> str:
