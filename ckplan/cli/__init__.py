@@ -5,12 +5,40 @@ No module here imports numpy, onnx or rich at its top: ``ckplan --help`` has to 
 
 from __future__ import annotations
 
-from ckplan.cli import analyze, compare, explain, grad, measure, ops, pareto, plan, report, rewrite, strategies, verify
+from ckplan.cli import (
+    analyze,
+    compare,
+    doctor,
+    explain,
+    grad,
+    measure,
+    ops,
+    pareto,
+    plan,
+    report,
+    rewrite,
+    strategies,
+    verify,
+)
 from ckplan.cli.app import cli
 
 __all__ = ["cli", "main"]
 
-for _module in (analyze, pareto, grad, plan, rewrite, explain, report, measure, verify, compare, strategies, ops):
+for _module in (
+    analyze,
+    pareto,
+    grad,
+    plan,
+    rewrite,
+    explain,
+    report,
+    measure,
+    verify,
+    compare,
+    strategies,
+    ops,
+    doctor,
+):
     cli.add_command(_module.command)
 
 

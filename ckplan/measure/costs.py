@@ -46,7 +46,7 @@ def measured_costs(model: ir.Model, device: str = "auto", threads: int | None = 
         folder = Path(name)
         path = folder / "model.onnx"
         save(model, path)
-        kept = _cache() / f"costs-{_key(folder, device, threads)}.json"
+        kept = cache_folder() / f"costs-{_key(folder, device, threads)}.json"
         found = _read(kept)
         if found is None:
             found = _profiled(model, path, device, threads)
@@ -115,7 +115,8 @@ def _onnxruntime() -> str:
     return str(onnxruntime.__version__)
 
 
-def _cache() -> Path:
+def cache_folder() -> Path:
+    """Where measured costs are kept."""
     base = os.environ.get("XDG_CACHE_HOME")
     return (Path(base) if base else Path.home() / ".cache") / "ckplan"
 
