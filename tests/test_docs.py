@@ -22,11 +22,19 @@ NEEDING = [name for name, text in TEXTS.items() if any(block.what == "needs" for
 @pytest.mark.slow
 @pytest.mark.parametrize("name", RUNNING)
 def test_examples_run_and_print_what_is_shown(name: str, tmp_path: Path) -> None:
+    programs: list[str] = []
     for block, command, code, printed in examples.run_page(TEXTS[name], tmp_path):
         assert code == 0, f"{command.line if command else block.text}\n{printed}"
         if command is not None and command.shown:
             missed = examples.difference(command.shown, printed.splitlines())
             assert not missed, f"$ {command.line}\n{missed}\nif it is right: python -m docs.examples {name}\n{printed}"
+        if command is None and block.language == "python":
+            programs.append(printed)
+    if name == "README.md":
+        training, planning = programs
+        losses = [float(line.split()[1]) for line in training.splitlines()]
+        assert losses[2] < losses[0], "the training loop does not train"
+        assert float(planning.splitlines()[-1]) < 0.5, "the plan does not save"
 
 
 @pytest.mark.parametrize("name", NEEDING)
@@ -38,7 +46,7 @@ def test_examples_that_need_more_than_ckplan_have_it(name: str) -> None:
 
 @pytest.mark.parametrize("name", TEXTS)
 def test_every_example_is_run_or_says_why_not(name: str) -> None:
-    fences = re.findall(r"^```(\w*)$", TEXTS[name], re.MULTILINE)[::1]
+    fences = re.findall(r"^```(\w*)$", TEXTS[name], re.MULTILINE)
     assert len([fence for fence in fences if fence]) == len(blocks(TEXTS[name]))
     for block in blocks(TEXTS[name]):
         assert block.what in ("", "not run", "file", "needs"), block.what
