@@ -48,9 +48,12 @@ def write_baseline(snapshots: Mapping[str, Snapshot], path: Path, *, force: bool
 
 
 def _spread(value: Any, depth: int = 0) -> str:
-    """JSON with one line for each thing that fits into it."""
+    """JSON with one line for each thing that fits into it, and for each member of a list of things with fields."""
     text = json.dumps(value)
-    if not isinstance(value, dict | list) or (len(text) <= _WIDTH and depth > 1):
+    if not isinstance(value, dict | list):
+        return text
+    listed = isinstance(value, list) and any(isinstance(item, dict) for item in value)
+    if len(text) <= _WIDTH and depth > 1 and not listed:
         return text
     items = value.items() if isinstance(value, dict) else ((None, item) for item in value)
     lines = [("" if key is None else f"{json.dumps(key)}: ") + _spread(item, depth + 1) for key, item in items]

@@ -18,7 +18,8 @@ from ckplan.measure import measure
 from ckplan.model import save
 from ckplan.occupancy import Occupancy, executed_occupancy
 from ckplan.plan.strategies import parse_strategy
-from ckplan.planning import rewrite
+from ckplan.rewrite import emit, problem_of
+from ckplan.rewrite.runtime import executed_model, executed_timeline
 from ckplan.rewrite.sizes import bytes_of
 
 _LAYOUTS = ("NchwcTransformer", "NhwcTransformer")
@@ -53,8 +54,9 @@ def take(
     model, unplanned, overhead = graph.model, None, None
     if graph.planned:
         progress(f"planning {path.name}")
-        made = rewrite(model, strategy)
-        model, unplanned, overhead = made.model, made.before.peak_activations, made.plan.overhead
+        unplanned = executed_timeline(executed_model(model, _LAYOUTS)).peak_activations
+        plan = strategy.solve(problem_of(model))
+        model, overhead = emit(model, plan), plan.overhead
     elif keys.PLAN in model.metadata_props:
         overhead = json.loads(model.metadata_props[keys.PLAN]).get("overhead")
     lying = executed_occupancy(model, _LAYOUTS)
