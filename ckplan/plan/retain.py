@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ckplan.plan.peak import live_bytes, peak_of
+from ckplan.plan.peak import live_bytes
 from ckplan.plan.phases import without_dead_repeats
 from ckplan.plan.problem import Kind, Problem
 
@@ -29,17 +29,19 @@ def retain(problem: Problem, schedule: Sequence[int], limit: int, rounds: int = 
         rounds: how often the timeline is simulated anew at most; room appears as repeats go.
     """
     best = without_dead_repeats(problem, schedule)
+    live = live_bytes(problem, best)
     for _ in range(rounds):
-        chosen = _affordable(problem, best, _gaps(problem, best), limit)
+        chosen = _affordable(live, _gaps(problem, best), limit)
         while chosen:
             dropped = {step for gap in chosen for step in gap.steps}
             shorter = without_dead_repeats(problem, [i for s, i in enumerate(best) if s not in dropped])
-            if peak_of(problem, shorter) <= limit:
+            alive = live_bytes(problem, shorter)
+            if max(alive) <= limit:
                 break
             chosen = chosen[: len(chosen) // 2]  # what kernels overwrite in place is only estimated above
         if not chosen:
             break
-        best = shorter
+        best, live = shorter, alive
     return best
 
 
@@ -96,9 +98,9 @@ def _gaps(problem: Problem, schedule: Sequence[int]) -> list[_Gap]:
     return gaps
 
 
-def _affordable(problem: Problem, schedule: Sequence[int], gaps: Sequence[_Gap], limit: int) -> list[_Gap]:
+def _affordable(alive: Sequence[int], gaps: Sequence[_Gap], limit: int) -> list[_Gap]:
     """The repeats to leave out, chosen greedily while the memory between has room."""
-    live = np.array(live_bytes(problem, schedule), dtype=np.int64)
+    live = np.array(alive, dtype=np.int64)
     chosen = []
     for gap in gaps:
         between = live[gap.start : gap.steps[0]]
