@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ckplan.plan.allocations import ExpectedArena
 from ckplan.plan.timeline import Timeline
 
 
@@ -39,11 +40,13 @@ class Inside:
             counts as the node that it is in.
         alive: the buffers that hold activations at the measured peak, largest first; outputs of the file left out.
         workspaces: bytes that the kernel of each step takes while it runs, as the simulator has it.
+        arena: what onnxruntime's arena, at its defaults, was to make of it over several runs; None if nobody asked.
     """
 
     expected: Timeline
     alive: tuple[Alive, ...]
     workspaces: tuple[int, ...]
+    arena: ExpectedArena | None = None
 
 
 @dataclass(frozen=True, slots=True)

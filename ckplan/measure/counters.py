@@ -192,7 +192,7 @@ def interpret(raw: Mapping[str, Any], facts: FileFacts, fed: int) -> Counters | 
     count = len(first["name"])
     later = [run for run in runs[1:] if len(run["name"]) == count] or [first]
     requested = _summed(first["provider"], first["requested"])
-    before = _in_use_before(first)
+    before = in_use_before(first)
     parameters = _parameters(before, facts, fed, on_device=CUDA in first["provider"])
     made = _outputs_made(first, raw["producers"], raw["outputs"])
     workspaces = tuple(_workspaces(first))
@@ -251,7 +251,7 @@ def _summed(providers: Sequence[str], values: Sequence[int]) -> list[int]:
     return sums
 
 
-def _in_use_before(run: Mapping[str, Sequence[Any]]) -> int:
+def in_use_before(run: Mapping[str, Sequence[Any]]) -> int:
     """Bytes that were in use before the first kernel, over all providers.
 
     Told by the event that starts first. It need not be logged first: events are logged as they end, those of the

@@ -14,8 +14,10 @@ from typing import TYPE_CHECKING, Any
 import onnx_ir as ir
 
 from ckplan.measure.alive import Alive, Inside
+from ckplan.measure.counters import in_use_before
 from ckplan.measure.facts import FileFacts
 from ckplan.measure.types import Counters
+from ckplan.plan.allocations import allocations, expected_arena
 from ckplan.plan.problem import Problem
 from ckplan.plan.simulate import Lifetimes, lifetimes, simulate
 from ckplan.plan.timeline import Step, Timeline
@@ -58,12 +60,7 @@ def look_inside(
         ValueError: the graph is not the one that ran, or cannot be simulated.
     """
     nodes = list(executed.graph)
-    places = aligned(nodes, run["name"], run["op"])
-    _learn(executed, nodes, places, run["made"], fed)
-    order = [place for place in places if place is not None]
-    problem = problem_of(executed)
-    shapes = shape_classes(executed, problem)
-    problem = _in_place_where_known(problem, shapes)
+    problem, order, shapes, places = replayed(executed, run, fed)
     simulated = simulate(problem, order, shapes).steps
     # A node inside of a body ends before the node that holds the body, and counts as that one.
     ran = list(accumulate((place is not None for place in places), initial=0))
@@ -91,7 +88,29 @@ def look_inside(
         expected=Timeline(tuple(steps)),
         alive=tuple(sorted(alive, key=lambda entry: -entry.bytes)),
         workspaces=tuple(problem.ops[order[position]].workspace for position in at),
+        arena=expected_arena(allocations(problem, order, shapes, in_use_before(run))),
     )
+
+
+def replayed(
+    executed: ir.Model, run: Mapping[str, Sequence[Any]], fed: Mapping[str, Array]
+) -> tuple[Problem, list[int], list[Hashable | None], list[int | None]]:
+    """What ran, as numbers: the problem, the schedule, what dead buffers are handed on by, and the op of each event.
+
+    Args:
+        executed: the graph that onnxruntime executed, prepared by `ckplan.rewrite.runtime.mark_executed`; is changed.
+        run: the events of one run, as `ckplan.measure.counters.split_runs` has them.
+        fed: the inputs.
+
+    Raises:
+        ValueError: the graph is not the one that ran.
+    """
+    places = aligned(list(executed.graph), run["name"], run["op"])
+    _learn(executed, list(executed.graph), places, run["made"], fed)
+    problem = problem_of(executed)
+    shapes = shape_classes(executed, problem)
+    order = [place for place in places if place is not None]
+    return _in_place_where_known(problem, shapes), order, shapes, places
 
 
 def aligned(nodes: Sequence[ir.Node], names: Sequence[str], op_types: Sequence[str]) -> list[int | None]:

@@ -78,9 +78,17 @@ def _figures(found: Measurement) -> Table:
     add("  inputs", found.input_bytes)
     add("  outputs", found.output_bytes)
     steady = found.counters.steady if found.counters is not None else None
-    add("steady state, in use", steady.in_use if steady else None)
-    add("steady state, arena held", steady.held if steady else None)
-    add("  without memory pattern", found.steady_without_pattern.held if found.steady_without_pattern else None)
+    arena = found.inside.arena if found.inside is not None else None
+    for title, told_held, expected_held in (
+        ("steady state, in use", steady.in_use if steady else None, arena.steady.in_use if arena else None),
+        ("steady state, arena held", steady.held if steady else None, arena.steady.held if arena else None),
+        (
+            "  without memory pattern",
+            found.steady_without_pattern.held if found.steady_without_pattern else None,
+            arena.without_pattern.held if arena else None,
+        ),
+    ):
+        add(title, told_held, *[expected_held] * (expected is not None))
     if found.gpu is not None:
         add("GPU, by its driver" if found.gpu.of_process else "GPU, all processes", found.gpu.peak)
     add("resident (misleads)", found.resident.peak, style="dim")
