@@ -107,11 +107,9 @@ def _gap(found: Measurement) -> list[Text]:
     gap = found.widest_gap
     if gap is None:
         return [Text("as expected at every step", style="dim")]
-    text = (
-        f"{LINE} expected, where visibly apart; the widest gap is {format_bytes(abs(gap.bytes))} "
-        f"{'more' if gap.bytes > 0 else 'less'} than expected, at step {gap.step + 1}, "
-        f"'{ending(found.counters.timeline.steps[gap.step].op)}'"
-    )
+    node = ending(found.counters.timeline.steps[gap.step].op, 24)
+    more = "more" if gap.bytes > 0 else "less"
+    text = f"widest gap: {format_bytes(abs(gap.bytes))} {more} than expected ({LINE}), at step {gap.step + 1}, '{node}'"
     return [Text(text, style="dim")]
 
 

@@ -91,3 +91,20 @@ def test_a_column_is_as_high_as_its_level(level: int, peak: int, height: int) ->
     level = min(level, peak)
     filled = sum(eighths(level, peak, height, row) for row in range(height))
     assert filled / 8 == pytest.approx(level / peak * height, abs=1 / 8)
+
+
+def test_what_was_expected_is_drawn_where_it_is_visibly_apart() -> None:
+    measured, expected = timeline(8, 8, 8, 8), timeline(8, 4, 6, 8)
+    assert drawn(Chart(measured, height=4, expected=expected))[:4] == [
+        "        8 B┤████",
+        "           ┤██╌█",
+        "           ┤█╌██",
+        "        0 B┤████",
+    ]
+    assert drawn(Chart(measured, expected=measured)) == drawn(Chart(measured))
+    assert "-" in "".join(drawn(Chart(measured, expected=expected), encoding="ascii"))
+
+
+def test_the_scale_has_room_for_what_was_expected() -> None:
+    lines = drawn(Chart(timeline(4, 4), height=2, expected=timeline(8, 4)))
+    assert lines[:2] == ["        8 B┤╌ ", "        0 B┤██"]
