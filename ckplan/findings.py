@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     import onnx_ir as ir
 
     from ckplan.autodiff import TrainingGraph
+    from ckplan.comparison import Comparison
     from ckplan.measure import Verification
     from ckplan.pareto import Pareto
 
@@ -144,6 +145,7 @@ class Findings:
         analysis: bottlenecks, and what strategies would save.
         pareto: the frontier.
         verification: what both files did when they ran.
+        comparison: models held against older ones and against limits.
     """
 
     title: str
@@ -157,6 +159,7 @@ class Findings:
     analysis: Analysis | None = None
     pareto: Pareto | None = None
     verification: Verification | None = None
+    comparison: Comparison | None = None
 
 
 def contents_of(model: ir.Model, training: TrainingGraph | None = None) -> Contents:

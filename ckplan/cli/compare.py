@@ -14,6 +14,7 @@ from ckplan.cli.options import (
     budget_option,
     device_option,
     force_option,
+    html_option,
     inference_option,
     json_option,
     read_share,
@@ -23,6 +24,7 @@ from ckplan.cli.options import (
     training_options,
 )
 from ckplan.cli.output import check_output
+from ckplan.cli.page import check_page, comparison_title, write_page
 from ckplan.cli.terminal import notes, say, show, show_json, stage
 from ckplan.errors import EnvironmentUnavailableError, UsageError
 
@@ -30,7 +32,7 @@ if TYPE_CHECKING:
     from ckplan.comparison import Comparison, Configuration, How
 
 _PATH = click.Path(path_type=Path)
-_OUTPUTS = ("save_baseline", "markdown", "junit")
+_OUTPUTS = ("save_baseline", "markdown", "junit", "page")
 
 
 @click.command("compare", short_help="Fail if a model takes more memory than before.")
@@ -54,6 +56,7 @@ _OUTPUTS = ("save_baseline", "markdown", "junit")
 )
 @click.option("--markdown", type=_PATH, metavar="OUT", help="Write the result as Markdown to this file.")
 @click.option("--junit", type=_PATH, metavar="OUT", help="Write the result as JUnit XML to this file.")
+@html_option
 @force_option
 @click.option(
     "--measure", is_flag=True, help="Run the models as well, and show the measured peak beside the simulated."
@@ -112,7 +115,9 @@ def command(
             found = _configured(configuration, measured, how)
         else:
             found = _compared(base, head, options, given, measured, how)
-    notes(found.notes)
+    from ckplan.report.untrusted import printable
+
+    notes(map(printable, found.notes))
     _write(found, outputs, base, force)
     _tell(found, summary, as_json)
     if found.failure is not None:
@@ -178,6 +183,7 @@ def _check_outputs(
     force: bool,
 ) -> Path | None:
     """See that everything can be written before any work is done; returns where the summary of the job goes."""
+    check_page(outputs["page"], force)
     named = {name: path for name, path in outputs.items() if path is not None}
     baseline = base if configuration is None else configuration.baseline
     for name, path in named.items():
@@ -212,6 +218,8 @@ def _write(found: Comparison, outputs: Mapping[str, Path | None], base: Path | N
         write_text(markdown.comparison(found), outputs["markdown"], force=force)
     if outputs["junit"] is not None:
         write_text(junit.comparison(found), outputs["junit"], force=force)
+    if outputs["page"] is not None:
+        write_page(outputs["page"], force, comparison_title(found), notes=found.notes, comparison=found)
 
 
 def _tell(found: Comparison, summary: Path | None, as_json: bool) -> None:

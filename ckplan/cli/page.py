@@ -13,6 +13,7 @@ from ckplan.errors import UsageError
 if TYPE_CHECKING:
     from ckplan.analysis import Analysis
     from ckplan.cli.training import Subject
+    from ckplan.comparison import Comparison
     from ckplan.findings import Chosen
     from ckplan.measure import Verification
     from ckplan.pareto import Pareto
@@ -140,3 +141,8 @@ def files_page(page: Path, force: bool, base: Path, new: Path, verification: Ver
         after=after,
         verification=verification,
     )
+
+
+def comparison_title(found: Comparison) -> str:
+    """What a page about a comparison is called: by the model, or by how many there are."""
+    return found.checks[0].name if len(found.checks) == 1 else f"{len(found.checks)} models"

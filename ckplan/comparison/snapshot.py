@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ckplan.comparison.settings import Settings
+from ckplan.occupancy import Occupancy
 from ckplan.plan import Timeline
 
 WORKSPACE = "workspace"
@@ -99,6 +100,7 @@ class Snapshot:
         overhead: extra compute of the plan, as a ratio.
         measured: what it took when it ran.
         timeline: the simulated step; not kept in files.
+        occupancy: what lies in memory at each of its steps; not kept in files.
     """
 
     source: str
@@ -116,6 +118,7 @@ class Snapshot:
     overhead: float | None = None
     measured: Measured | None = None
     timeline: Timeline | None = None
+    occupancy: Occupancy | None = field(default=None, compare=False, repr=False)
 
     def to_json(self) -> dict[str, Any]:
         """A JSON-ready form, without the timeline."""

@@ -81,6 +81,7 @@ def take(
         overhead=overhead,
         measured=measured,
         timeline=timeline,
+        occupancy=lying,
     )
     return snapshot, graph.notes
 

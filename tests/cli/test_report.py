@@ -136,3 +136,20 @@ def test_the_page_is_no_other_file_of_the_command(model: Path, tmp_path: Path) -
     result = run("rewrite", model, "-o", both, "--html", both)
     assert result.exit_code == 2
     assert "another file of this command" in failure(result)
+
+
+def test_compare_writes_a_page(model: Path, tmp_path: Path) -> None:
+    page = tmp_path / "compare.html"
+    smaller, larger = tmp_path / "smaller.onnx", tmp_path / "larger.onnx"
+    assert run("grad", model, "-o", smaller, "--dim", "batch=128").exit_code == 0
+    assert run("grad", model, "-o", larger, *LARGE).exit_code == 0
+    result = run("compare", smaller, larger, "--html", page)
+    assert result.exit_code == 1
+    told = shown(page)
+    assert "What changed at the peak" in told
+    assert "✗ failed" in told
+    assert "+100 % memory" in told
+    text = page.read_text(encoding="utf-8")
+    charts = json.loads(re.findall(r'id="data">(.*?)</script>', text)[0])["charts"]
+    assert [chart["title"] for chart in charts] == ["Base", "New"]
+    assert all(chart["bands"] for chart in charts)

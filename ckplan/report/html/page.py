@@ -9,7 +9,7 @@ from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
 from ckplan.report.chart import backward_pass
-from ckplan.report.html import sections
+from ckplan.report.html import comparison, sections
 from ckplan.report.html.chart_data import Curve, chart_data
 from ckplan.report.html.values import Chart
 from ckplan.report.svg import drawing
@@ -18,6 +18,7 @@ from ckplan.units import format_bytes
 if TYPE_CHECKING:
     from jinja2 import Template
 
+    from ckplan.comparison import Comparison
     from ckplan.findings import Findings
     from ckplan.measure import Measurement
     from ckplan.occupancy import Occupancy
@@ -69,6 +70,10 @@ def _headline(found: Findings) -> dict[str, Any]:
     if found.before is not None:
         before = found.before.timeline.peak_activations
         after = found.after.timeline.peak_activations if found.after is not None else None
+    if found.comparison is not None and len(found.comparison.checks) == 1:
+        (check,) = found.comparison.checks
+        sides = [None if side is None else side.peak_activations for side in (check.base, check.head)]
+        before, after = sides if sides[0] is not None else (sides[1], None)
     if found.verification is not None and (before is None or found.plan is None):
         before, after = found.verification.base.peak_activations, found.verification.new.peak_activations
         overhead, source = found.verification.overhead, "measured"
@@ -87,7 +92,11 @@ def _headline(found: Findings) -> dict[str, Any]:
 def _optional(found: Findings) -> dict[str, Any]:
     """Sections that are there only if somebody looked into them."""
     whole = found.before.timeline.peak_activations if found.before is not None else 0
-    content: dict[str, Any] = {"offers": None, "bottlenecks": None, "frontier": None, "measured": None, "problems": ()}
+    missing = ("offers", "bottlenecks", "frontier", "measured", "comparison")
+    content: dict[str, Any] = {**dict.fromkeys(missing), "problems": ()}
+    if found.comparison is not None:
+        content["comparison"] = comparison.summary(found.comparison)
+        content["checks"] = comparison.checks(found.comparison)
     if found.analysis is not None:
         if found.analysis.offers:
             content["offers"] = sections.offers_table(found.analysis.offers, whole)
@@ -112,6 +121,8 @@ def _optional(found: Findings) -> dict[str, Any]:
 
 def _curves(found: Findings) -> list[Curve]:
     """The charts: memory without a plan, and with it."""
+    if found.comparison is not None:
+        return _compared_curves(found.comparison)
     levels = []
     if found.plan is not None:
         if found.plan.budget is not None:
@@ -126,6 +137,16 @@ def _curves(found: Findings) -> list[Curve]:
         _curve("With the plan", found.after, new, tuple(levels)),
     ]
     return [curve for curve in curves if curve is not None]
+
+
+def _compared_curves(found: Comparison) -> list[Curve]:
+    """Memory of both sides, where a single model was compared."""
+    sides = [("Base", found.checks[0].base), ("New", found.checks[0].head)] if len(found.checks) == 1 else []
+    return [
+        Curve(title, side.timeline, side.occupancy)
+        for title, side in sides
+        if side is not None and side.timeline is not None
+    ]
 
 
 def _curve(

@@ -112,6 +112,21 @@ class Group:
     table: Table
 
 
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """A model of a comparison.
+
+    Attributes:
+        name: what it is called.
+        facts: what there is to say, as titles and texts.
+        tables: the tensors that it is about.
+    """
+
+    name: str
+    facts: tuple[tuple[str, str], ...]
+    tables: tuple[Table, ...]
+
+
 def size(count: int) -> Cell:
     """A cell with bytes."""
     return Cell(format_bytes(count), count)
