@@ -20,7 +20,7 @@ from ckplan.model.infer import NodeInference
 from ckplan.plan.problem import Problem
 from ckplan.plan.simulate import simulate
 from ckplan.plan.timeline import Timeline
-from ckplan.rewrite.execution_order import predecessors, priority_order
+from ckplan.rewrite.execution_order import default_order, predecessors, priority_order
 from ckplan.rewrite.inner import EXECUTED
 from ckplan.rewrite.kernels import view_source
 from ckplan.rewrite.problem_of import problem_of
@@ -83,20 +83,39 @@ def mark_executed(executed: ir.Model, model: ir.Model) -> None:
         executed: what onnxruntime wrote; is changed.
         model: the file that it was made from, which knows shapes that onnxruntime does not keep.
     """
-    for body in executed.graph.subgraphs():
-        body.meta[EXECUTED] = True
-    _infer_shapes(executed)
+    untouched = _is_untouched(executed, model)
+    if untouched:
+        nodes = list(executed.graph)
+        executed.graph.remove(nodes)
+        executed.graph.extend(nodes[position] for position in default_order(predecessors(nodes)))
+    else:
+        for body in executed.graph.subgraphs():
+            body.meta[EXECUTED] = True
+    _infer_shapes(executed, untouched)
     _learn_dimensions(executed, model)
 
 
-def _infer_shapes(executed: ir.Model) -> None:
-    """Infer the shapes of values that optimisers made, as onnxruntime does for itself: it writes only the file's.
+def _is_untouched(executed: ir.Model, model: ir.Model) -> bool:
+    """Whether no optimiser changed a graph: it is then written as it was read, not as it is executed.
+
+    See ``Graph::ToGraphProto`` in ``core/graph/graph.cc``.
+    """
+    written, read = ([(node.name, node.op_type) for node in graph] for graph in (executed.graph, model.graph))
+    return written == read
+
+
+def _infer_shapes(executed: ir.Model, everywhere: bool) -> None:
+    """Infer shapes as onnxruntime does for itself, where it writes only those of the file.
 
     By them it hands dead buffers on, so what it does not know, such as what an alias hides, must stay unknown here too.
+
+    Args:
+        executed: what onnxruntime wrote.
+        everywhere: whether it wrote none of the shapes that it inferred; else only what optimisers made lacks them.
     """
     inference = NodeInference(executed.graph, executed.ir_version)
     for node in executed.graph:
-        if any(value.name and value.shape is None for value in node.outputs):
+        if everywhere or any(value.name and value.shape is None for value in node.outputs):
             inference.run(node, _small_constant)
 
 
