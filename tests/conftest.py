@@ -2,8 +2,28 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import pytest
 from hypothesis import settings
 
 # Machines that run tests are shared and slow at times; how long an example takes says nothing about it.
 settings.register_profile("ckplan", deadline=None)
 settings.load_profile("ckplan")
+
+
+@pytest.fixture(scope="session")
+def cuda(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The device ``cuda``, where onnxruntime can run on it; tests that ask for it say what is missing otherwise."""
+    from onnx import helper
+
+    from ckplan.errors import CkplanError
+    from ckplan.measure import measure
+    from tests.measure.models import floats, save
+
+    folder: Path = tmp_path_factory.mktemp("cuda")
+    path = save(folder / "m.onnx", [helper.make_node("Neg", ["x"], ["y"])], [floats("x", 4)], [floats("y", 4)])
+    try:
+        return measure(path, device="cuda", runs=1).device
+    except CkplanError as error:
+        pytest.skip(f"no CUDA device to measure on: {error.message}")

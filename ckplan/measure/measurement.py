@@ -231,6 +231,8 @@ def _inside(
         return None, f"what is alive at the peak is not known: {error}"
     except ValueError as error:
         return None, f"what is alive at the peak is not known: the optimised graph does not fit the run: {error}"
+    except Exception as error:  # a graph unlike all that the simulator has met does not make figures less true
+        return None, f"what is alive at the peak is not known: {type(error).__name__} in simulating it: {error}"
 
 
 def _broken_promise(prediction: Prediction, counters: Counters) -> list[str]:
