@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING
@@ -91,7 +91,10 @@ class Analysis:
 
 
 def analyze(
-    graph: TrainingGraph | ir.Model, strategies: Sequence[Strategy] | None = None, budget: int | float | None = None
+    graph: TrainingGraph | ir.Model,
+    strategies: Sequence[Strategy] | None = None,
+    budget: int | float | None = None,
+    progress: Callable[[str], None] = lambda doing: None,
 ) -> Analysis:
     """Find out where the memory of a training step, or of any other graph, goes and what each strategy would save.
 
@@ -99,6 +102,7 @@ def analyze(
         graph: the training graph; or a model in normal form, which is planned as it is.
         strategies: what to try; by default all but those that only search longer, slow ones at a coarser setting.
         budget: what the plans must not exceed: bytes of activations, or (a float) a ratio of what the step takes.
+        progress: is told what is being done.
     """
     model, trained, loss = (graph, {}, "") if isinstance(graph, ir.Model) else _parts(graph)
     problem = problem_of(model)
@@ -109,6 +113,10 @@ def analyze(
     base = simulate(problem, order, shapes)
     tried = quick_strategies() if strategies is None else strategies
     limit = int(budget * base.peak_activations) if isinstance(budget, float) else budget
+    offers = []
+    for number, strategy in enumerate(tried, start=1):
+        progress(f"planning with `{strategy}`, {number} of {len(tried)}")
+        offers.append(offer(problem, strategy, limit))
     gradients = [values[name] for name in trained.values()]
     return Analysis(
         nodes=(len(problem.forward), len(problem.backward)),
@@ -120,7 +128,7 @@ def analyze(
         at_peak=tuple(_facts(problem, values, tensor) for tensor, _ in live_at(problem, order, base.peak_step)),
         bottlenecks=tuple(_facts(problem, values, tensor) for tensor in bottlenecks(problem)),
         lower_bound=lower_bound(problem)[0],
-        offers=tuple(offer(problem, strategy, limit) for strategy in tried),
+        offers=tuple(offers),
     )
 
 

@@ -74,10 +74,10 @@ def pareto(
     offers: list[Offer] = []
     tried = quick_strategies() if strategies is None else strategies
     try:
-        for strategy in tried:
+        for number, strategy in enumerate(tried, start=1):
             if effort.over:
                 break
-            progress(f"planning with `{strategy}`")
+            progress(f"planning with `{strategy}`, {number} of {len(tried)}")
             offers.append(offer(problem, strategy, None))
     except KeyboardInterrupt:
         effort.interrupted = True

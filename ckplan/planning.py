@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING
@@ -17,6 +18,8 @@ from ckplan.units import format_bytes
 
 if TYPE_CHECKING:
     import onnx_ir as ir
+
+_log = logging.getLogger(__name__)
 
 _TRIES = 3
 """How often the budget of the plan is lowered when the file would exceed the user's."""
@@ -134,6 +137,7 @@ def rewrite(
     budget = goal.bytes(before)
     smallest = target = plan.predicted.peak_activations if budget is None else budget
     for number in range(_TRIES):
+        _log.info("writing the plan into the graph, and asking onnxruntime what it makes of it")
         planned = emit(model, plan)
         if budget is not None:
             planned.metadata_props[BUDGET] = str(budget)
@@ -143,6 +147,7 @@ def rewrite(
             return Planned(plan, planned, before, after)
         smallest = min(smallest, peak) if number else peak
         target = int(min(target, plan.predicted.peak_activations) * budget / peak)
+        _log.info("onnxruntime would take %s; planning again for %s", format_bytes(peak), format_bytes(target))
         interrupted = plan.interrupted  # only strategies that take a time limit can be
         wanted = replace(goal, seconds=_AT_ONCE) if interrupted else goal
         try:

@@ -17,6 +17,7 @@ from ckplan.cli.options import (
     strategies_option,
     talk_options,
     training_options,
+    verbose_option,
 )
 from ckplan.cli.page import analysis_page, check_page
 from ckplan.cli.planning import shown_plan
@@ -33,6 +34,7 @@ from ckplan.cli.training import subject
 @budget_option
 @html_options
 @json_option
+@verbose_option
 @talk_options
 def command(
     model: Path,
@@ -56,8 +58,8 @@ def command(
 
     tried = [parse_strategy(text) for text in strategies] or None
     planned = subject(model, **options)
-    with stage("planning"):
-        analysis = analyze(planned.training or planned.model, tried, budget)
+    with stage("simulating the step") as doing:
+        analysis = analyze(planned.training or planned.model, tried, budget, doing)
     shown = shown_plan(analysis.offers)
     kept = None if shown is None else chosen(planned.model, shown)
     if page is not None:

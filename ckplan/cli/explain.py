@@ -18,6 +18,7 @@ from ckplan.cli.options import (
     shape_options,
     talk_options,
     training_options,
+    verbose_option,
 )
 from ckplan.cli.terminal import notes, show, show_json, stage
 from ckplan.cli.training import subject
@@ -34,6 +35,7 @@ from ckplan.cli.training import subject
 @shape_options
 @training_options
 @json_option
+@verbose_option
 @talk_options
 def command(
     model: Path,

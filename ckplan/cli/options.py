@@ -133,6 +133,11 @@ talk_options = _stack(
     ),
 )  # fmt: skip
 
+verbose_option = click.option(
+    "-v", "--verbose", is_flag=True, expose_value=False, callback=partial(_set, name="verbose"),
+    help="Give reasons on stderr: what was tried, what was refused and why, what cannot be made again.",
+)  # fmt: skip
+
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON with exact bytes.")
 
 shape_options = _stack(

@@ -19,6 +19,7 @@ from ckplan.cli.options import (
     talk_options,
     time_limit_option,
     training_options,
+    verbose_option,
 )
 from ckplan.cli.output import check_output
 from ckplan.cli.terminal import notes, show, show_json, stage
@@ -37,6 +38,7 @@ from ckplan.errors import UsageError
 @shape_options
 @training_options
 @json_option
+@verbose_option
 @talk_options
 def command(
     model: Path,

@@ -19,6 +19,7 @@ from ckplan.cli.options import (
     shape_options,
     talk_options,
     training_options,
+    verbose_option,
 )
 from ckplan.cli.output import check_output
 from ckplan.cli.terminal import show, show_json, stage
@@ -35,6 +36,7 @@ from ckplan.cli.training import subject
 @shape_options
 @training_options
 @json_option
+@verbose_option
 @talk_options
 def command(
     model: Path,

@@ -19,6 +19,7 @@ from ckplan.cli.options import (
     shape_options,
     talk_options,
     training_options,
+    verbose_option,
 )
 from ckplan.cli.page import check_page, plan_page
 from ckplan.cli.proof import check, run_both
@@ -38,6 +39,7 @@ from ckplan.cli.training import subject
 @click.option("--verify", "with_proof", is_flag=True, help="Run the planned file and the one without a plan; compare.")
 @run_options
 @json_option
+@verbose_option
 @talk_options
 def command(
     model: Path,

@@ -21,6 +21,7 @@ from ckplan.cli.options import (
     shape_options,
     talk_options,
     training_options,
+    verbose_option,
 )
 from ckplan.cli.output import check_output
 from ckplan.cli.page import check_page, plan_page
@@ -42,6 +43,7 @@ from ckplan.cli.training import subject
 @run_options
 @html_option
 @json_option
+@verbose_option
 @talk_options
 def command(
     model: Path,

@@ -19,6 +19,7 @@ class Settings:
 
     debug: bool = False
     quiet: bool = False
+    verbose: bool = False
     arguments: tuple[str, ...] = ()
     """The command line as it was given, for reports that say how they were made."""
 
@@ -38,6 +39,13 @@ def notes(lines: Iterable[str]) -> None:
     if not settings().quiet:
         for line in lines:
             say(f"note: {line}")
+
+
+def details(lines: Iterable[str]) -> None:
+    """Give reasons, if the user asked for them."""
+    if settings().verbose and not settings().quiet:
+        for line in lines:
+            say(f"detail: {line}")
 
 
 def show(report: RenderableType) -> None:
@@ -61,7 +69,15 @@ def show_json(data: Any) -> None:
 
 @contextmanager
 def stage(doing: str) -> Iterator[Callable[[str], None]]:
-    """Show on a terminal's stderr what is being done, while it is; the block gets a function to say what is next."""
+    """Show on a terminal's stderr what is being done, while it is; the block gets a function to say what is next.
+
+    What the library logs meanwhile is shown as well: behind it, or with ``--verbose`` as a line of its own.
+    """
+    if settings().verbose and not settings().quiet:
+        details([f"{doing} …"])
+        with _listening(lambda message: details([message])):
+            yield lambda next_doing: details([f"{next_doing} …"])
+        return
     from rich.console import Console
     from rich.markup import escape
 
@@ -69,5 +85,37 @@ def stage(doing: str) -> Iterator[Callable[[str], None]]:
     if settings().quiet or not console.is_terminal:
         yield lambda next_doing: None
         return
-    with console.status(f"{escape(doing)} …") as status:
-        yield lambda next_doing: status.update(f"{escape(next_doing)} …")
+    now = doing
+
+    def update(text: str) -> None:
+        # One line, or the terminal scrolls with each change.
+        status.update(escape(text if len(text) < console.width - 4 else f"{text[: console.width - 5]}…"))
+
+    def go_on(next_doing: str) -> None:
+        nonlocal now
+        now = next_doing
+        update(f"{now} …")
+
+    with console.status("") as status, _listening(lambda message: update(f"{now}: {message}")):
+        go_on(doing)
+        yield go_on
+
+
+@contextmanager
+def _listening(hear: Callable[[str], None]) -> Iterator[None]:
+    """Pass on what the library logs."""
+    import logging
+
+    class Listener(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            hear(record.getMessage())
+
+    logger, listener = logging.getLogger("ckplan"), Listener()
+    level = logger.level
+    logger.setLevel(logging.INFO)
+    logger.addHandler(listener)
+    try:
+        yield
+    finally:
+        logger.removeHandler(listener)
+        logger.setLevel(level)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -23,6 +24,9 @@ from ckplan.plan.search import (
     tries,
     within,
 )
+from ckplan.units import format_bytes
+
+_log = logging.getLogger(__name__)
 
 _RUNGS = 10
 """How many budgets the frontier is looked for at."""
@@ -76,6 +80,7 @@ def cheapest(
     """
     order = list(best_order(problem))
     if peak_of(problem, order) <= budget:
+        _log.info("an order without any recomputation stays within %s", format_bytes(budget))
         return order
     best = None if start is None else list(start)
 
@@ -86,24 +91,63 @@ def cheapest(
         ):
             best = schedule
 
+    costs: dict[str, list[float]] = {name: [] for name in _METHODS}
     try:
-        for schedule in seeds(problem, budget, order, most_cost):
+        for method, schedule in _seeds(problem, budget, order, most_cost):
+            costs[method].append(problem.schedule_cost(schedule))
             note(schedule)
             if effort.over:
                 break
+        _tell(problem, budget, costs)
         if best is not None and not effort.over:
             improve(problem, best, budget, order, effort.steps, effort.seed, effort.deadline, note)
     except KeyboardInterrupt:
         effort.interrupted = True
+    if best is not None and (found := [cost for some in costs.values() for cost in some]):
+        _log.info(
+            "local search: %s, from %s", _extra(problem, problem.schedule_cost(best)), _extra(problem, min(found))
+        )
     return best
+
+
+_METHODS = ("eviction", "minimum cuts", "eviction by segments")
+
+
+def _tell(problem: Problem, budget: int, costs: dict[str, list[float]]) -> None:
+    """Log what each method came to."""
+    for method, found in costs.items():
+        if found:
+            _log.info(
+                "%s: %d within %s, the cheapest %s",
+                method,
+                len(found),
+                format_bytes(budget),
+                _extra(problem, min(found)),
+            )
+        else:
+            _log.info("%s: no plan within %s", method, format_bytes(budget))
+
+
+def _extra(problem: Problem, cost: float) -> str:
+    """A cost as people read it: what comes on top of the step."""
+    return f"{100 * (cost / problem.cost - 1):+.1f} % of compute" if problem.cost else "no compute"
 
 
 def seeds(problem: Problem, budget: int, order: Schedule, most_cost: float) -> Iterator[list[int]]:
     """Schedules within a budget from every method, the quickest method first."""
+    yield from (schedule for _, schedule in _seeds(problem, budget, order, most_cost))
+
+
+def _seeds(problem: Problem, budget: int, order: Schedule, most_cost: float) -> Iterator[tuple[str, list[int]]]:
+    """The same with the name of the method."""
     most = min(most_cost, 3 * problem.cost)
-    yield from within(problem, evictions(problem, budget, order, most), budget)
-    yield from within(problem, cuts_within(problem, budget), budget)
-    yield from within(problem, segmented_evictions(problem, budget, order, most), budget)
+    methods = (
+        evictions(problem, budget, order, most),
+        cuts_within(problem, budget),
+        segmented_evictions(problem, budget, order, most),
+    )
+    for name, candidates in zip(_METHODS, methods, strict=True):
+        yield from ((name, schedule) for schedule in within(problem, candidates, budget))
 
 
 def lowest(problem: Problem, most_cost: float, effort: Effort) -> list[int]:
@@ -131,6 +175,8 @@ def lowest(problem: Problem, most_cost: float, effort: Effort) -> list[int]:
             best = squeeze(problem, best, most_cost, order, steps, effort.seed, effort.deadline)
     except KeyboardInterrupt:
         effort.interrupted = True
+    told = format_bytes(peak_of(problem, best)), _extra(problem, problem.schedule_cost(best)), format_bytes(bound)
+    _log.info("the lowest peak found is %s, at %s; no schedule has less than %s", *told)
     return best
 
 

@@ -86,5 +86,5 @@ def test_progress_names_what_is_done(model: Path) -> None:
     said: list[str] = []
     found = pareto(ckplan.build_training_graph(ckplan.load(model).model).model, [KeepAll()], progress=said.append)
     assert said[0] == "finding the lowest peak"
-    assert said[-1] == "planning with `none`"
+    assert said[-1] == "planning with `none`, 1 of 1"
     assert not found.interrupted

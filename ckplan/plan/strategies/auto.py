@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
@@ -12,6 +13,9 @@ from ckplan.plan.peak import peak_of
 from ckplan.plan.plan import Plan
 from ckplan.plan.problem import Problem
 from ckplan.plan.strategies.base import Strategy, one_more_forward
+from ckplan.units import format_bytes
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -51,7 +55,7 @@ class Auto(Strategy):
             try:
                 optimum = optimum_of_lowest_peak(problem, budget)
             except TooLargeError:
-                pass
+                _log.info("the optimum is not searched for: %d ops are too many", len(problem.ops))
             else:
                 if optimum is not None and (self.overhead < 0 or problem.schedule_cost(optimum) <= most_cost):
                     plan = self.choose(problem, [optimum], budget)
@@ -64,6 +68,8 @@ class Auto(Strategy):
         else:
             points = frontier(problem, Effort(0, self.seed, effort.deadline), most_cost)
             found = knee(problem, points)
+            peaks = [format_bytes(peak_of(problem, schedule)) for schedule in (points[0], points[-1], found)]
+            _log.info("%d plans from %s to %s; the knee between saving and cost is at %s", len(points), *peaks)
             if not effort.over:
                 found = cheapest(problem, peak_of(problem, found), effort, found) or found
         return self.choose(problem, [found], budget, interrupted=effort.interrupted, prove=True)
