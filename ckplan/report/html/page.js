@@ -111,7 +111,7 @@
 
   document.addEventListener("click", (event) => {
     const heading = event.target.closest("th");
-    if (heading) sort(heading);
+    if (heading?.querySelector("button")) sort(heading);
   });
 
   // Groups of buttons of which one is pressed.

@@ -50,7 +50,8 @@ def render(found: Findings) -> str:
             for number, curve in enumerate(curves)
             if curve.occupancy is not None
         ],
-        "groups": ([], "") if found.plan is None else sections.groups(found.plan.blocks),
+        "groups": sections.groups(found.plan.blocks if found.plan is not None else ()),
+        "layers": sections.groups([layer for layer in found.plan.layers if layer.decisions] if found.plan else ()),
         **_headline(found),
         **_optional(found),
         # What is no text of a stranger's: all of it is made here, and escaped where it has to be.

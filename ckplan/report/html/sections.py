@@ -83,7 +83,7 @@ def alive_table(title: str, found: Occupancy, chart: int) -> Table:
     more = []
     if len(alive) > _ALIVE:
         rest = sum(buffer.bytes for _, buffer in alive[_ALIVE:])
-        more.append(f"{counted(len(alive) - _ALIVE, 'smaller tensor')}: {format_bytes(rest)}")
+        more.append(f"{counted(len(alive) - _ALIVE, 'more tensor')}: {format_bytes(rest)}")
     if found.workspace[step : step + 1] and found.workspace[step]:
         more.append(f"workspace of the kernel that runs: {format_bytes(found.workspace[step])}")
     columns = ("tensor", "bytes", "share", "shape", "type", "made by", "role", "from step", "to step")
@@ -119,7 +119,7 @@ def _decisions(decisions: Sequence[Decision]) -> Table:
                 size(decision.bytes),
                 shape_cell(decision.shape),
                 Cell(decision.op_type),
-                Cell(f"made {decision.times + 1} times" if decision.times else "kept", decision.times),
+                Cell(_treatment(decision.times), decision.times),
                 number(decision.seconds, format_seconds(decision.seconds) if decision.seconds else "–"),
             ),
             mark="recomputed" if decision.times else "kept",
@@ -127,8 +127,13 @@ def _decisions(decisions: Sequence[Decision]) -> Table:
         for decision in largest[:_DECISIONS]
     ]
     left = largest[_DECISIONS:]
-    more = f"{counted(len(left), 'smaller tensor')}: {format_bytes(sum(d.bytes for d in left))}" if left else ""
+    more = f"{counted(len(left), 'more tensor')}: {format_bytes(sum(d.bytes for d in left))}" if left else ""
     return Table("", ("tensor", "bytes", "shape", "made by", "plan", "extra time"), tuple(rows), more, sorted_by=1)
+
+
+def _treatment(times: int) -> str:
+    """What a plan does with a tensor, in words."""
+    return {0: "kept", 1: "made twice"}.get(times) or f"made {times + 1} times"
 
 
 def offers_table(offers: Sequence[Offer], whole: int) -> Table:
