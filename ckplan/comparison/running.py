@@ -10,12 +10,13 @@ from typing import Any
 
 from ckplan import __version__
 from ckplan.comparison.files import Sides, is_json, read_snapshots
-from ckplan.comparison.graphs import Progress
+from ckplan.comparison.graphs import Progress, fingerprint_of
 from ckplan.comparison.judging import Check, Comparison, Limits, judge
 from ckplan.comparison.settings import Settings, spell_options, unknown
-from ckplan.comparison.snapshot import Snapshot
+from ckplan.comparison.snapshot import Fingerprint, Snapshot
 from ckplan.comparison.taking import onnxruntime_version, take
 from ckplan.errors import CkplanError, ModelError, UsageError
+from ckplan.model.read import read
 
 
 @dataclass(frozen=True)
@@ -126,13 +127,16 @@ def _checked(target: Target, base: Snapshot | None, baseline: Path | None, how: 
     if baseline is not None and base is None and not how.accepting:
         raise ModelError(f"baseline '{baseline}' has no model '{target.name}'", "save it again")
     settings = Settings.of(**target.options)
-    if base is not None and not how.accepting:
-        _check_versions(str(baseline), base)
+    if base is not None and base.fingerprint is not None:
+        # Before the work: what does not fit need not be planned, and the settings of another model fail oddly.
+        mark = fingerprint_of(read(target.path))
+        fits = base.fingerprint.same_model(mark)
+        if not how.accepting:
+            _check_versions(str(baseline), base)
+            if not fits:
+                raise _other_model(str(baseline), base.fingerprint, str(target.path), mark)
+        base = base if fits else None
     head, notes = take(target.path, settings, device=how.device, progress=how.progress)
-    if base is not None and how.accepting and not _comparable(base, head):
-        base = None
-    if base is not None:
-        _check_fit(str(baseline), base, str(target.path), head)
     limits = _accepted(target.limits) if how.accepting else target.limits
     return judge(target.name, str(target.path), base, head, limits), notes
 
@@ -208,17 +212,18 @@ def _raise_limit() -> str:
     return "to accept it, raise --max-regression"
 
 
-def _comparable(base: Snapshot, head: Snapshot) -> bool:
-    return base.fingerprint is None or head.fingerprint is None or base.fingerprint.same_model(head.fingerprint)
+def _other_model(older: str, base: Fingerprint, newer: str, head: Fingerprint) -> ModelError:
+    return ModelError(
+        f"'{older}' is of model {base}, '{newer}' of model {head}",
+        "compare a model with a baseline of its own; if it is the same one, save the baseline again",
+    )
 
 
 def _check_fit(older: str, base: Snapshot, newer: str, head: Snapshot) -> None:
     """Raises ModelError for two sides of other models or versions."""
-    if not _comparable(base, head):
-        raise ModelError(
-            f"'{older}' is of model {base.fingerprint}, '{newer}' of model {head.fingerprint}",
-            "compare a model with a baseline of its own; if it is the same one, save the baseline again",
-        )
+    marks = base.fingerprint, head.fingerprint
+    if marks[0] is not None and marks[1] is not None and not marks[0].same_model(marks[1]):
+        raise _other_model(older, marks[0], newer, marks[1])
     for program, old, new in (
         ("ckplan", base.ckplan, head.ckplan),
         ("onnxruntime", base.onnxruntime, head.onnxruntime),

@@ -8,19 +8,25 @@ from __future__ import annotations
 
 import re
 
+_COMMAND = re.compile(
+    r"::(?=(?:error|warning|notice|debug|group|endgroup|echo|(?:add|remove)-|set-|save-|stop-|internal-))",
+    re.IGNORECASE,
+)
+"""What begins a workflow command when it stands at the beginning of a line, as it may where a long text is wrapped."""
+
 _PLAIN = frozenset(" .,;/=+()%'-")
 
 
 def printable(text: str) -> str:
     r"""Text in one line without control characters: a newline becomes ``\n``, as Python writes it.
 
-    ``##[`` would begin a command in the log of a CI job, wherever it stands in a line; it is broken up.
+    What would begin a command in the log of a CI job is broken up: ``##[`` and ``::error`` and their like.
     """
     shown = "".join(
         letter if letter.isprintable() else letter.encode("unicode_escape", "replace").decode("ascii")
         for letter in text
     )
-    return shown.replace("##[", "# #[")
+    return _COMMAND.sub(": :", shown.replace("##[", "# #["))
 
 
 def markdown(text: str) -> str:
