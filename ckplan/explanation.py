@@ -203,6 +203,15 @@ def explain(
     )
 
 
+def only_once(model: ir.Model) -> dict[str, list[str]]:
+    """The nodes of a graph that no plan runs again, by reason; those of the backward pass are not among them."""
+    found: dict[str, list[str]] = {}
+    for node in model.graph:
+        if reason := why_only_once(node):
+            found.setdefault(reason, []).append(str(node.name))
+    return found
+
+
 def _named(
     name: str, ids: Mapping[str, int], model: ir.Model, forward: Callable[[], ir.Model] | None
 ) -> tuple[str, list[str]]:

@@ -21,7 +21,7 @@ from ckplan.cli.options import (
 )
 from ckplan.cli.page import analysis_page, check_page
 from ckplan.cli.planning import shown_plan
-from ckplan.cli.terminal import show, show_json, stage
+from ckplan.cli.terminal import details, show, show_json, stage
 from ckplan.cli.training import subject
 
 
@@ -60,6 +60,7 @@ def command(
     planned = subject(model, **options)
     with stage("simulating the step") as doing:
         analysis = analyze(planned.training or planned.model, tried, budget, doing)
+    details(f"`{one.strategy}` makes no plan: {one.reason}" for one in analysis.offers if one.plan is None)
     shown = shown_plan(analysis.offers)
     kept = None if shown is None else chosen(planned.model, shown)
     if page is not None:

@@ -72,7 +72,7 @@ def command(
             problem, plan = problem_of(planned.model), read_plan(plan_file, planned.model)
         found = explain(planned.model, problem, plan, tensor, training=planned.training, forward=lambda: read(model))
     notes(found.notes)
-    said = [*planned.notes, *tell(plan), *found.notes]
+    said = [*planned.notes, *tell(plan, planned.model), *found.notes]
     if as_json:
         from ckplan.report.explanation import explanation_json
 

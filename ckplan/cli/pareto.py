@@ -22,7 +22,7 @@ from ckplan.cli.options import (
     verbose_option,
 )
 from ckplan.cli.output import check_output
-from ckplan.cli.terminal import notes, show, show_json, stage
+from ckplan.cli.terminal import details, notes, show, show_json, stage
 from ckplan.cli.training import subject
 from ckplan.errors import UsageError
 
@@ -73,6 +73,7 @@ def command(
     costs = costs_of(planned.model, cost, device)
     with stage("planning") as tell:
         found = pareto(planned.model, tried, costs=costs, seconds=seconds, progress=tell)
+    details(f"`{one.strategy}` makes no plan: {one.reason}" for one in found.offers if one.plan is None)
     if found.interrupted:
         planned.notes.append("the search was interrupted; this is what was found until then")
         notes(planned.notes[-1:])

@@ -68,7 +68,7 @@ def command(
     costs = costs_of(planned.model, cost, device)
     with stage("planning"):
         _, plan, before = plan_graph(planned.model, wanted, goal, costs)
-    tell(plan)
+    tell(plan, planned.model)
     write_text(json.dumps(plan.to_json(), indent=1) + "\n", output, force=force)
     from ckplan.report.blocks import blocks, blocks_json
 

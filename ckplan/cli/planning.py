@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ckplan.cli.terminal import notes, stage
+from ckplan.cli.terminal import details, notes, settings, stage
 from ckplan.errors import ModelError
 
 if TYPE_CHECKING:
@@ -37,8 +37,17 @@ def costs_of(model: ir.Model, cost: str, device: str) -> dict[str, float] | None
         return measured_costs(model, device)
 
 
-def tell(plan: Plan) -> list[str]:
-    """Say on stderr what the user should know about a plan; returns what was said."""
+def tell(plan: Plan, model: ir.Model) -> list[str]:
+    """Say on stderr what the user should know about the plan of a graph; returns what was said.
+
+    With ``--verbose`` reasons are given first.
+    """
+    if settings().verbose:
+        from ckplan.explanation import only_once
+        from ckplan.report.explanation import reasons
+        from ckplan.rewrite import problem_of
+
+        details(reasons(only_once(model), problem_of(model), plan))
     said = []
     if plan.interrupted:
         said.append("the search was interrupted; this is the best plan until then")

@@ -79,7 +79,7 @@ def command(
         made = rewrite(planned.model, wanted, goal, costs)
         frontier = pareto(planned.model, costs=costs, seconds=seconds, progress=doing) if with_frontier else None
         analysis = analyze(planned.training or planned.model, [])
-    notes = [*planned.notes, *tell(made.plan)]
+    notes = [*planned.notes, *tell(made.plan, planned.model)]
     found = None
     if with_proof:
         with tempfile.TemporaryDirectory() as folder:

@@ -85,7 +85,7 @@ def command(
         else:
             made = rewrite_as(planned.model, read_plan(plan_file, planned.model))
     plan, before, after = made.plan, made.before, made.after
-    notes = [*planned.notes, *tell(plan)]
+    notes = [*planned.notes, *tell(plan, planned.model)]
     with stage(f"writing {output.name}"):
         save(made.model, output, force=force)
     kept = chosen(planned.model, plan, goal.bytes(before), costs)

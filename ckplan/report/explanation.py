@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from ckplan.plan import Kind, Plan, Problem, lower_bound
 from ckplan.report.json import SCHEMA
 from ckplan.report.text import counted, page, percent, section, shape_text
 from ckplan.units import format_bytes, format_seconds
@@ -90,6 +91,44 @@ def _opposite(found: Explanation, other: Opposite) -> str:
         f"peak {format_bytes(found.peak)} -> {format_bytes(other.peak)} ({sign}), "
         f"overhead {100 * found.overhead:.2f} % -> {100 * other.overhead:.2f} % ({extra:+.2f})"
     )
+
+
+def reasons(once: Mapping[str, Sequence[str]], problem: Problem, plan: Plan) -> list[str]:
+    """What is behind a plan, a sentence each: what cannot be made again, where the peak is, what bounds it.
+
+    Args:
+        once: nodes that no plan runs again, by reason.
+        problem: the numbers of the graph.
+        plan: the plan.
+    """
+    lines = [f"{_listed(names)} run only once: {reason}" for reason, names in once.items()]
+    forward = [problem.ops[index] for index in problem.forward]
+    returned = sum(problem.tensors[t].kind is Kind.OUTPUT for op in forward for t in op.outputs)
+    if returned:
+        lines.append(f"{counted(returned, 'tensor')} of the forward pass cannot be made again, as the caller gets them")
+    again = len(set(_repeated(plan.schedule)))
+    lines.append(f"of {counted(len(forward), 'forward node')}, {again:,} run again, {plan.recomputed:,} times in all")
+    steps, peak = plan.predicted.steps, plan.predicted.peak_step
+    if steps:
+        phase = "recomputed" if steps[peak].recomputed else "backward" if steps[peak].backward else "forward"
+        size = format_bytes(plan.predicted.peak_activations)
+        lines.append(f"the peak of {size} is at step {peak + 1} of {len(steps)}, {phase} '{steps[peak].op}'")
+        bound, index = lower_bound(problem)
+        lines.append(f"no schedule needs less than {format_bytes(bound)}, which '{problem.ops[index].name}' works on")
+    return lines
+
+
+def _repeated(schedule: Sequence[int]) -> Iterator[int]:
+    seen: set[int] = set()
+    for index in schedule:
+        if index in seen:
+            yield index
+        seen.add(index)
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = len(names) - _NAMED
+    return ", ".join(names[:_NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
 def explanation_json(found: Explanation, notes: Sequence[str]) -> dict[str, Any]:
