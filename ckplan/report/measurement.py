@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
     from ckplan.measure import Alive, Counters, Inside, Measurement
 
 _TOP = 10
+_LEAST = 1e-3
+"""Share of the peak below which a buffer is of no account."""
 
 
 def measurement(found: Measurement) -> RenderableType:
@@ -32,9 +35,14 @@ def measurement(found: Measurement) -> RenderableType:
         parts.append(section("Activations over the run", Chart(counters.timeline, expected=expected), *_gap(found)))
         if inside is not None:
             where = counters.timeline.steps[counters.timeline.peak_step].op
-            shown = f"the largest {_TOP} of {len(inside.alive)}" if len(inside.alive) > _TOP else f"{len(inside.alive)}"
-            title = f"Alive at the peak, in '{ending(where)}' ({shown})"
-            parts.append(section(title, _alive(inside, counters), Text(_explained(inside, counters))))
+            shown = _worth_showing(inside, counters)
+            of = (
+                f"the largest {len(shown)} of {len(inside.alive)}"
+                if len(inside.alive) > len(shown)
+                else f"{len(shown)}"
+            )
+            title = f"Alive at the peak, in '{ending(where, 28)}' ({of})"
+            parts.append(section(title, _alive(shown, counters), Text(_explained(inside, counters))))
         parts.append(section(*_slowest(counters)))
     if found.problems:
         parts.append(section("Problems", *(Text(f"- {problem}") for problem in found.problems)))
@@ -113,12 +121,18 @@ def _gap(found: Measurement) -> list[Text]:
     return [Text(text, style="dim")]
 
 
-def _alive(inside: Inside, counters: Counters) -> Table:
+def _worth_showing(inside: Inside, counters: Counters) -> Sequence[Alive]:
+    """The largest buffers, without those of no account."""
+    return [alive for alive in inside.alive[:_TOP] if alive.bytes >= _LEAST * counters.peak_activations]
+
+
+def _alive(shown: Sequence[Alive], counters: Counters) -> Table:
     rows = table("bytes", "share", "made by", "", "tensor", numbers=("bytes", "share"))
     whole = counters.peak_activations
-    for alive in inside.alive[:_TOP]:
+    for alive in shown:
         share = percent(alive.bytes / whole) if whole else ""
-        rows.add_row(format_bytes(alive.bytes), share, alive.op_type, _kind(alive), Text(ending(alive.name, 30)))
+        name, op_type = Text(ending(alive.name, 24)), ending(alive.op_type, 14)
+        rows.add_row(format_bytes(alive.bytes), share, op_type, _kind(alive), name)
     return rows
 
 

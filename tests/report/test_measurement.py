@@ -44,7 +44,7 @@ def test_the_page_holds_what_was_measured_beside_what_was_expected() -> None:
         "time of a run 1.0 ms",
         "Alive at the peak, in 'op1' (3)",
         "20.0 KiB 62.5 % Tanh forward /layer[0]/act",
-        "8.0 KiB 25.0 % Mul unused, held …bbbbbbbbbbbbbbbbbbbbbbbbbbbbb",
+        "8.0 KiB 25.0 % Mul unused, held …bbbbbbbbbbbbbbbbbbbbbbb",
         "4.0 KiB 12.5 % Tanh recomputed again",
         "32.0 KiB of tensors and 512 B of workspace; 32.0 KiB were measured",
         "Slowest nodes (2, 2.0 ms for all)",
@@ -77,6 +77,17 @@ def test_without_the_executed_graph_there_is_a_timeline_and_no_list() -> None:
     page = printed(measurement(example(inside=None)))
     assert "Activations over the run" in page
     assert "Alive at the peak" not in page
+
+
+def test_names_take_one_line_and_what_is_tiny_is_left_out() -> None:
+    name = "x" * 90
+    alive = (
+        Alive(name, 31 * KIB, name, "SkipLayerNormalization", False, False, True),
+        Alive("y", 8, "y", "Exp", *[False] * 3),
+    )
+    page = squeezed(printed(measurement(example(inside=Inside(timeline(1, 32), alive, (0, 0))))))
+    assert "Alive at the peak, in 'op1' (the largest 1 of 2)" in page
+    assert f"31.0 KiB 96.9 % …Normalization unused, held …{'x' * 23}" in page
 
 
 def test_a_gpu_has_its_own_row() -> None:
