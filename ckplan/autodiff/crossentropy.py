@@ -3,8 +3,9 @@
 The loss of one sample is ``logsumexp(x) - x[label]`` and its gradient ``softmax(x) - onehot(label)``. Only the logits,
 or their LogSoftmax in the same buffer, are kept for the backward pass. onnxruntime computes Softmax and LogSoftmax over
 the last axis and ScatterElements in the buffer of their input, so that logits, logarithms, probabilities and gradient
-take one buffer between them, if the factor 1/N of the mean is left to the matrix product before them. With a vocabulary
-of 50,000 words a second buffer of that size would often be the peak of the whole step.
+take one buffer between them, if the factor 1/N of the mean, or those of the samples, are left to the matrix product
+before them (`ckplan.autodiff.row_factors`). With a vocabulary of 50,000 words a second buffer of that size would often
+be the peak of the whole step.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import onnx_ir as ir
 
 from ckplan.autodiff.builder import Builder, attr_int, attr_str, dtype_of, input_of, required_input, shape_of, size_of
 from ckplan.autodiff.paths import Composite
+from ckplan.autodiff.row_factors import with_row_factors
 from ckplan.model.constants import mark_constant
 
 #: Operators that compute a cross-entropy and are replaced by the nodes emitted here.
@@ -193,6 +195,10 @@ def emit_cross_entropy(op: Builder, logits: ir.Value, labels: Labels) -> tuple[i
     def gradient(op: Builder, dy: ir.Value) -> ir.Value:
         slopes = _slopes(op, dy, labels)
         found = chances(op)
+        if labels.axis == len(shape_of(logits)) - 1 and shape_of(slopes) == shape_of(labels.indices):
+            ones = op.expand(op.constant(np.asarray(-1, dtype_of(logits))), shape_of(labels.indices))
+            rows = op.ScatterElements(found, labels.indices, ones, axis=labels.axis, reduction="add")
+            return with_row_factors(op, rows, slopes)
         scaled = found if is_one(op, slopes) else op.Mul(found, slopes)
         target = op.expand(op.scale(slopes, -1), shape_of(labels.indices))
         return op.ScatterElements(scaled, labels.indices, target, axis=labels.axis, reduction="add")

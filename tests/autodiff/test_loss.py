@@ -276,3 +276,31 @@ def test_logarithms_of_softmax_beside_the_loss(read):
 
 def test_32_bit_labels():
     check_gradient(node_model("SoftmaxCrossEntropyLoss", values(4, 5), np.asarray([0, 4, 2, 2], dtype=np.int32)))
+
+
+@pytest.mark.parametrize(
+    ("logits", "initializers"),
+    [
+        ("z = MatMul(x, w)", {"w": values(3, 9, seed=9)}),
+        ("z = Gemm(x, w, b)", {"w": values(3, 9, seed=9), "b": values(9, seed=4)}),
+        ("z = Gemm<transB=1, alpha=0.5, beta=2.0>(x, w, b)", {"w": values(9, 3, seed=9), "b": values(1, 9, seed=4)}),
+        ("z = Gemm(x, w, b)", {"w": values(3, 9, seed=9), "b": values(6, 9, seed=4)}),
+        (
+            "rows = Reshape(x, three) product = MatMul(rows, w) z = Reshape(product, two)",
+            {"w": values(3, 9, seed=9), "three": np.asarray([2, 3, 3]), "two": np.asarray([6, 9])},
+        ),
+    ],
+)
+def test_the_factors_of_ignored_samples_are_left_to_smaller_matrices(logits, initializers):
+    model = parse(
+        "g (double[6,3] x, int64[6] labels) => (double loss) "
+        f"{{ {logits} loss = SoftmaxCrossEntropyLoss<ignore_index=4>(z, labels) }}",
+        **initializers,
+    )
+    training = build_training_graph(model)
+    check_training_graph(training, {"x": X, "labels": np.asarray([0, 4, 8, 2, 4, 3])})
+    multiplied = [
+        node for node in training.model.graph if node.op_type == "Mul" and node.outputs[0].shape.numpy() == (6, 9)
+    ]
+    whole_bias = initializers.get("b", np.zeros(1)).shape == (6, 9)  # whose gradient is that of the logits
+    assert len(multiplied) == whole_bias

@@ -8,6 +8,7 @@ import onnx_ir as ir
 
 from ckplan.autodiff.builder import Builder, Gradients, attr_float, attr_int, input_of, required_input, shape_of
 from ckplan.autodiff.registry import rule
+from ckplan.autodiff.row_factors import row_factors
 
 
 @rule("MatMul", factor="absorb")
@@ -37,13 +38,25 @@ def _by_matrix(op: Builder, a: ir.Value, b: ir.Value, dy: ir.Value, b_shape: tup
     """Differentiate a product with one matrix on the right: all rows of A as one matrix, without any copy."""
     inner = b_shape[0]
     rows = math.prod(shape_of(a)[:-1])
-    g = op.reshape(dy, (rows, b_shape[1]))
+    g, factors = _rows(op, dy, (rows, b_shape[1]), inner)
     da = db = None
     if op.wants(b):
-        db = op.reshape(op.Gemm(op.reshape(a, (rows, inner)), g, transA=1, alpha=op.factor), shape_of(b))
+        left = op.reshape(a, (rows, inner))
+        db = op.reshape(op.Gemm(_times(op, left, factors), g, transA=1, alpha=op.factor), shape_of(b))
     if op.wants(a):
-        da = op.reshape(op.Gemm(g, op.reshape(b, b_shape), transB=1, alpha=op.factor), shape_of(a))
+        da = _times(op, op.Gemm(g, op.reshape(b, b_shape), transB=1, alpha=op.factor), factors)
+        da = op.reshape(da, shape_of(a))
     return [da, db]
+
+
+def _rows(op: Builder, dy: ir.Value, shape: tuple[int, int], inner: int) -> tuple[ir.Value, ir.Value | None]:
+    """The gradient as a matrix, without the factors of its rows where it is cheaper to multiply others by them."""
+    found = row_factors(op, dy, shape[1]) if 2 * inner < shape[1] else None
+    return found or (op.reshape(dy, shape), None)
+
+
+def _times(op: Builder, matrix: ir.Value, factors: ir.Value | None) -> ir.Value:
+    return matrix if factors is None else op.Mul(matrix, factors)
 
 
 def _swapped(op: Builder, value: ir.Value) -> ir.Value:
@@ -57,19 +70,24 @@ def gemm(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
     a, b, c = required_input(node, 0), required_input(node, 1), input_of(node, 2)
     alpha, beta = attr_float(node, "alpha", 1.0) * op.factor, attr_float(node, "beta", 1.0) * op.factor
     flip_a, flip_b = attr_int(node, "transA", 0), attr_int(node, "transB", 0)
-    g = dy[0]
-    assert g is not None
+    assert dy[0] is not None
+    rows, columns = shape_of(dy[0])
+    g, factors = (dy[0], None) if flip_a else _rows(op, dy[0], (rows, columns), shape_of(a)[1])
     da = db = dc = None
     if op.wants(b):
+        left = _times(op, a, factors)
         if flip_b:
-            db = op.Gemm(g, a, alpha=alpha, transA=1, transB=flip_a)
+            db = op.Gemm(g, left, alpha=alpha, transA=1, transB=flip_a)
         else:
-            db = op.Gemm(a, g, alpha=alpha, transA=1 - flip_a)
+            db = op.Gemm(left, g, alpha=alpha, transA=1 - flip_a)
     if c is not None and op.wants(c):
-        dc = op.scale(op.sum_to_shape(g, shape_of(c)), beta)
+        if factors is not None and shape_of(c) in ((columns,), (1, columns)):
+            dc = op.scale(op.reshape(op.Gemm(factors, g, transA=1), shape_of(c)), beta)
+        else:
+            dc = op.scale(op.sum_to_shape(dy[0], shape_of(c)), beta)
     if op.wants(a):
         if flip_a:
             da = op.Gemm(b, g, alpha=alpha, transA=flip_b, transB=1)
         else:
-            da = op.Gemm(g, b, alpha=alpha, transB=1 - flip_b)
+            da = _times(op, op.Gemm(g, b, alpha=alpha, transB=1 - flip_b), factors)
     return [da, db, dc]
