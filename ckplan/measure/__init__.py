@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ckplan.measure.alive import Alive, Gap, Inside
+    from ckplan.measure.bisect import Bisection, Smallest, smallest_arena
     from ckplan.measure.errors import RunFailedError
     from ckplan.measure.inputs import Inputs, make_inputs
     from ckplan.measure.measurement import measure
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Alive",
+    "Bisection",
     "Counters",
     "Gap",
     "Gpu",
@@ -50,24 +52,29 @@ __all__ = [
     "Recomputation",
     "Resident",
     "RunFailedError",
+    "Smallest",
     "Steady",
     "Timing",
     "Verification",
     "Workspace",
     "make_inputs",
     "measure",
+    "smallest_arena",
     "verify",
 ]
 
 _HOMES = {
     "Alive": "alive",
+    "Bisection": "bisect",
     "Gap": "alive",
     "Gpu": "nvml",
     "Inside": "alive",
     "Inputs": "inputs",
     "RunFailedError": "errors",
+    "Smallest": "bisect",
     "make_inputs": "inputs",
     "measure": "measurement",
+    "smallest_arena": "bisect",
     "verify": "verification",
 }
 

@@ -8,6 +8,7 @@ instead of the user's terminal. The folder holds ``request.json`` on the way in,
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import sys
@@ -45,17 +46,15 @@ def resident_bytes() -> int:
     return int(psutil.Process().memory_info().rss)
 
 
-def _jobs() -> dict[str, Callable[[Channel], Any]]:
-    from ckplan.measure import counters, executed, heap, nonfinite, plain, timing
+_JOBS = frozenset({"counters", "executed", "heap", "limited", "nonfinite", "plain", "timing"})
+"""Modules with a function ``job``; a process loads its own only, since some need much that the others do not."""
 
-    return {
-        "counters": counters.job,
-        "executed": executed.job,
-        "heap": heap.job,
-        "nonfinite": nonfinite.job,
-        "plain": plain.job,
-        "timing": timing.job,
-    }
+
+def _job(name: str) -> Callable[[Channel], Any]:
+    if name not in _JOBS:
+        raise ValueError(f"there is no job {name!r}")
+    job: Callable[[Channel], Any] = importlib.import_module(f"ckplan.measure.{name}").job
+    return job
 
 
 def _describe(error: BaseException) -> dict[str, Any]:
@@ -75,7 +74,7 @@ def main(folder: Path) -> int:
     os.dup2(2, 1)
     channel = Channel(folder, replies)
     try:
-        result = _jobs()[channel.request["job"]](channel)
+        result = _job(channel.request["job"])(channel)
     except Exception as error:  # the parent turns every failure into a typed error
         (folder / "error.json").write_text(json.dumps(_describe(error)), encoding="utf-8")
         if not isinstance(error, CkplanError):
