@@ -14,7 +14,7 @@ import pytest
 from ckplan.pareto import Pareto
 from ckplan.plan import Kind, Op, Problem, Tensor, make_plan
 from ckplan.report.html import render
-from ckplan.report.html.chart_data import MOST_BANDS, Curve, chart_data
+from ckplan.report.html.chart_data import MOST_BANDS, Curve, Strings, chart_data
 from ckplan.units import format_bytes
 from tests.report.examples import analysis, verification
 from tests.report.pages import EVIL, KIB, findings, occupancy
@@ -118,7 +118,7 @@ def test_names_are_text() -> None:
     assert "<script>alert" not in text
     data = page.inside("script")[0]
     assert not set("<>&\u2028\u2029") & set(data)
-    strings = json.loads(data)["strings"]
+    strings = decoded(json.loads(data)["strings"])
     assert f"/model/encoder/layer.0/attention/output/dense{EVIL}_out" in strings
     for tag in ("code", "title", "bdi"):
         assert any(EVIL in shown for shown in page.inside(tag)), tag
@@ -177,6 +177,25 @@ def test_what_the_bands_leave_out_is_summed() -> None:
     for step in (0, 1, MOST_BANDS - 1, MOST_BANDS, found.timeline.peak_step, 2 * MOST_BANDS - 1):
         shown = sum(size for size, born, dies, *_ in chart["bands"] if born <= step <= dies)
         assert shown + rest[step] + work[step] == chart["bytes"][step]
+
+
+def decoded(parts: list[Any]) -> list[str]:
+    texts: list[str] = []
+    before = b""
+    for length, rest in zip(parts[::2], parts[1::2], strict=True):
+        before = before[: 2 * length] + rest.encode("utf-16-le")
+        texts.append(before.decode("utf-16-le"))
+    return texts
+
+
+def test_texts_are_told_by_what_they_have_in_common() -> None:
+    strings = Strings()
+    texts = ["/layer/0/𝑥/Conv", "/layer/0/𝑥/Relu", "/layer/0/𝒚", "", "𝑥", "𝒚", "/layer/0/𝑥/Conv_out"]
+    assert [strings(text) for text in texts] == list(range(len(texts)))
+    assert strings(texts[2]) == 2
+    coded = strings.coded()
+    assert decoded(coded) == texts
+    assert coded[2:4] == [12, "Relu"]
 
 
 def dense(sparse: list[int], count: int) -> list[int]:

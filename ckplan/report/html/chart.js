@@ -4,6 +4,7 @@
 
 const ckplan = (() => {
   const data = JSON.parse(document.getElementById("data").textContent);
+  data.strings = decoded(data.strings);
   const PLACE = { born: 1, dies: 2, spans: 3, width: 4 };
   const ROLE_TEXT = {
     kept: "kept for the backward pass",
@@ -15,6 +16,15 @@ const ckplan = (() => {
   const probe = document.createElement("i");
   probe.hidden = true;
   document.body.append(probe);
+
+  /** Texts out of lengths of what each has in common with the one before it, and rests. */
+  function decoded(parts) {
+    const texts = [];
+    for (let index = 0; index < parts.length; index += 2) {
+      texts.push((texts.length ? texts[texts.length - 1].slice(0, parts[index]) : "") + parts[index + 1]);
+    }
+    return texts;
+  }
 
   function color(name) {
     probe.style.color = `var(--${name})`;
