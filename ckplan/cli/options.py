@@ -128,6 +128,10 @@ talk_options = _stack(
         help="No notes and no progress on stderr.",
     ),
     click.option(
+        "--no-color", is_flag=True, expose_value=False, callback=partial(_set, name="no_color"),
+        help="No colour; NO_COLOR in the environment does the same.",
+    ),
+    click.option(
         "--debug", is_flag=True, expose_value=False, is_eager=True, callback=partial(_set, name="debug"),
         help="Show the traceback of an error.",
     ),

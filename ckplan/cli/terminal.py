@@ -20,6 +20,7 @@ class Settings:
     debug: bool = False
     quiet: bool = False
     verbose: bool = False
+    no_color: bool = False
     arguments: tuple[str, ...] = ()
     """The command line as it was given, for reports that say how they were made."""
 
@@ -49,10 +50,10 @@ def details(lines: Iterable[str]) -> None:
 
 
 def show(report: RenderableType) -> None:
-    """Print a report to stdout; colours follow the terminal, NO_COLOR and FORCE_COLOR."""
+    """Print a report to stdout; colours follow the terminal, ``--no-color``, NO_COLOR and FORCE_COLOR."""
     from rich.console import Console, Group
 
-    console = Console(highlight=False)
+    console = Console(highlight=False, no_color=settings().no_color or None)
     with console.capture() as captured:
         # In a group, since a text that is printed by itself is wrapped even where it says not to.
         console.print(Group(report), crop=False)
@@ -81,7 +82,7 @@ def stage(doing: str) -> Iterator[Callable[[str], None]]:
     from rich.console import Console
     from rich.markup import escape
 
-    console = Console(stderr=True)
+    console = Console(stderr=True, no_color=settings().no_color or None)
     if settings().quiet or not console.is_terminal:
         yield lambda next_doing: None
         return

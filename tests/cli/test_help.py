@@ -58,7 +58,7 @@ def test_every_option_has_a_help_text(name: str) -> None:
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_command_can_talk_json_and_be_quiet(name: str) -> None:
     flags = {flag for parameter in cli.commands[name].params for flag in parameter.opts}
-    assert {"--json", "--quiet", "--debug"} <= flags
+    assert {"--json", "--quiet", "--no-color", "--debug"} <= flags
 
 
 def test_the_same_option_means_the_same_everywhere() -> None:

@@ -136,8 +136,10 @@ def test_no_color_is_heeded(command: str, model: Path, tmp_path: Path, monkeypat
     arguments = [] if listing else [model, *(["y2"] if command == "explain" else []), *output.get(command, [])]
     fast = [] if listing or command == "grad" else ["--strategy", "none"]
     assert not COLOUR.search(run(command, *arguments, *fast).stdout)
+    monkeypatch.delenv("NO_COLOR")
+    overwrite = ["--force"] if command in output else []
+    assert not COLOUR.search(run(command, *arguments, *fast, *overwrite, "--no-color").stdout)
     if command in ("analyze", "doctor"):
-        monkeypatch.delenv("NO_COLOR")
         assert COLOUR.search(run(command, *arguments, *fast).stdout)
 
 
