@@ -167,6 +167,8 @@ def measured(
         notes.append(plain["gpu_note"])
     if plain["device"] == "cuda":
         notes.append("times of nodes are those of starting their kernels, which run on while the next node is started")
+        if looked is not None:
+            notes.append("what is expected is simulated with the workspaces of the CPU's kernels")
     kept = load_arrays(outputs, mapped=True)
     return Measurement(
         path=str(request["path"]),

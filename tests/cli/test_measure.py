@@ -17,8 +17,10 @@ from click.testing import CliRunner, Result
 from onnx import TensorProto, helper, numpy_helper
 
 from ckplan.cli import cli
+from ckplan.errors import EnvironmentUnavailableError
 from ckplan.measure import measurement
 from ckplan.measure.errors import RunFailedError
+from ckplan.model import saving
 from tests.cli.conftest import write_model
 
 QUICK = ("--device", "cpu", "--runs", "1", "--threads", "1")
@@ -159,6 +161,19 @@ def test_an_output_that_cannot_be_written_is_found_out_before_the_run(model: Pat
     assert "does not exist; create it first" in failure(ckplan(model, "--trace", tmp_path / "no" / "t.json"), 2)
     assert "is the model that is read" in failure(ckplan(model, "--trace", model, "--force"), 2)
     assert "both name" in failure(ckplan(model, "--trace", tmp_path / "a", "--csv", tmp_path / "a"), 2)
+
+
+def test_a_disk_that_fills_up_costs_the_file_and_not_the_figures(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(text: str, path: Path, *, force: bool) -> None:
+        raise EnvironmentUnavailableError(f"no space left to write {path}")
+
+    monkeypatch.setattr(saving, "write_text", full)
+    result = ckplan(model, *QUICK, "--trace", tmp_path / "t.json", "--json")
+    assert result.exit_code == 5
+    assert json.loads(result.stdout)["peak_activations"] > 0
+    assert "no space left to write" in result.stderr.splitlines()[-1]
 
 
 def test_a_failed_run_leaves_no_output(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
