@@ -6,6 +6,7 @@ import base64
 import hashlib
 import json
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 from typing import Any
 
@@ -138,6 +139,24 @@ def test_the_headline_says_what_is_saved() -> None:
     assert "budget 40.0 KiB" in shown
     assert "lower bound 8.0 KiB" in shown
     assert "strategy memory" in shown
+
+
+def test_a_plan_that_changes_nothing_says_so() -> None:
+    found = findings()
+    assert found.plan is not None
+    same = findings(after=found.before, plan=replace(found.plan, overhead=0.004))
+    page = Parsed(render(same))
+    assert "±0 % memory ±0 % compute" in page.shown
+    badges = [str(attributes["class"]) for _, attributes in page.elements if "badge" in str(attributes.get("class"))]
+    assert badges == ["badge good", "badge good"]
+
+
+def test_a_plan_that_takes_more_is_no_good_news() -> None:
+    found = findings()
+    page = Parsed(render(findings(before=found.after, after=found.before)))
+    badges = [str(attributes["class"]) for _, attributes in page.elements if "badge" in str(attributes.get("class"))]
+    assert badges == ["badge cost", "badge cost"]
+    assert re.search(r"\+[0-9]+ % memory", page.shown)
 
 
 def test_a_verification_alone_is_headed_by_what_was_measured() -> None:

@@ -44,6 +44,7 @@ def render(found: Findings) -> str:
         "loss": found.contents.loss if found.contents is not None else "",
         "tiles": sections.tiles(found),
         "charts": [_chart(curve) for curve in curves],
+        "again": any(step.recomputed for curve in curves for step in curve.timeline.steps),
         "early": any(_runs_early(curve) for curve in curves),
         "alive": [
             sections.alive_table(curve.title, curve.occupancy, number)
@@ -80,14 +81,23 @@ def _headline(found: Findings) -> dict[str, Any]:
         overhead, source = found.verification.overhead, "measured"
     elif found.plan is not None:
         overhead = found.plan.overhead
-    compute = "time" if source == "measured" else "compute"
+    trained = found.contents is None or found.contents.backward
+    saving = after / before - 1 if before and after is not None else None
     return {
         "before": None if before is None else format_bytes(before),
         "after": None if after is None else format_bytes(after),
-        "saving": f"{100 * (after / before - 1):+.0f} %".replace("-", "−") if before and after is not None else "",
-        "overhead": "" if overhead is None else f"{100 * overhead:+.0f} % {compute}".replace("-", "−"),
-        "source": source,
+        "saving": "" if saving is None else f"{_signed(saving)} memory",
+        "worse": saving is not None and saving >= 0.005,
+        "overhead": "" if overhead is None else f"{_signed(overhead)} {'time' if source == 'measured' else 'compute'}",
+        "free": overhead is not None and overhead < 0.005,
+        "of": f"peak of activations in one {'training step' if trained else 'run'}, {source}",
     }
+
+
+def _signed(ratio: float) -> str:
+    """``-0.79`` as ``−79 %``, and ``±0 %`` for what is less than half a percent."""
+    percent = round(100 * ratio)
+    return f"{percent:+d} %".replace("-", "−") if percent else "±0 %"
 
 
 def _optional(found: Findings) -> dict[str, Any]:
