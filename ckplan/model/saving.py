@@ -90,12 +90,15 @@ def write_text(text: str, path: str | os.PathLike[str], *, force: bool = False) 
         force: overwrite an existing file.
 
     Raises:
-        UsageError: the file exists and `force` is not given.
+        UsageError: the file exists and `force` is not given, or it is no regular file.
         EnvironmentUnavailableError: no permission, or no space left.
     """
     target = Path(path)
     if target.exists() and not force:
         raise UsageError(f"{target} exists", "give another name, or --force to overwrite it")
+    target = target.resolve()
+    if target.exists() and not target.is_file():
+        raise UsageError(f"{target} is not a regular file", "name a file")
     temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     try:
         temporary.write_text(text, encoding="utf-8")

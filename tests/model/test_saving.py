@@ -164,3 +164,15 @@ def test_a_link_is_followed(tmp_path: Path) -> None:
     save(model(0), link, force=True)
     assert link.is_symlink()
     np.testing.assert_array_equal(answer(real), expected(0))
+
+
+def test_text_goes_to_regular_files_only(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(UsageError, match="pipe is not a regular file"):
+        saving.write_text("text", tmp_path / "pipe", force=True)
+    assert (tmp_path / "pipe").is_fifo()
+    (tmp_path / "real.txt").write_text("old")
+    (tmp_path / "link.txt").symlink_to(tmp_path / "real.txt")
+    saving.write_text("new", tmp_path / "link.txt", force=True)
+    assert (tmp_path / "link.txt").is_symlink()
+    assert (tmp_path / "real.txt").read_text() == "new"
