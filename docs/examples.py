@@ -62,7 +62,7 @@ class Block:
     @property
     def is_run(self) -> bool:
         """Whether it is more than text."""
-        return self.language in RUN and self.what != "not run"
+        return self.what == "file" or (self.language in RUN and self.what != "not run")
 
     def missing(self) -> list[str]:
         """The modules that it needs and that are not installed."""
