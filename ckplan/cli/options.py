@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import click
-from click.shell_completion import CompletionItem
 
+from ckplan.cli import completion
 from ckplan.cli.terminal import Settings
 from ckplan.errors import UsageError
 from ckplan.units import parse_bytes, parse_share
@@ -90,18 +90,6 @@ def read_chunks(ctx: click.Context, param: click.Parameter, value: str | None) -
 def _set(ctx: click.Context, param: click.Parameter, value: bool, *, name: str) -> None:
     if value:
         setattr(ctx.ensure_object(Settings), name, True)
-
-
-def _strategy_names(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    from ckplan.plan.strategies import STRATEGIES
-
-    return [CompletionItem(kind.name) for kind in STRATEGIES if kind.name.startswith(incomplete)]
-
-
-def _optimizer_names(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    from ckplan.autodiff import OPTIMIZERS
-
-    return [CompletionItem(kind.name) for kind in OPTIMIZERS if kind.name.startswith(incomplete)]
 
 
 _PATH = click.Path(path_type=Path)
@@ -199,7 +187,7 @@ training_options = _stack(
         "outputs) and Dropout (a mask is drawn).",
     ),
     click.option(
-        "--optimizer", metavar="NAME[:FIELD=VALUE,...]", shell_complete=_optimizer_names,
+        "--optimizer", metavar="NAME[:FIELD=VALUE,...]", shell_complete=completion.optimizers,
         help="Put out new parameters in place of gradients: sgd, momentum, adam or adamw, with options such as "
         "adamw:weight_decay=0.01,beta2=0.95. The learning rate is the input learning_rate.",
     ),
@@ -235,11 +223,11 @@ budget_option = click.option(
 
 strategy_option = click.option(
     "--strategy", default="auto", show_default=True, metavar="NAME[:FIELD=VALUE,...]",
-    shell_complete=_strategy_names, help="How to plan; `ckplan strategies` lists them.",
+    shell_complete=completion.strategies, help="How to plan; `ckplan strategies` lists them.",
 )  # fmt: skip
 
 strategies_option = click.option(
-    "--strategy", "strategies", multiple=True, metavar="NAME[:FIELD=VALUE,...]", shell_complete=_strategy_names,
+    "--strategy", "strategies", multiple=True, metavar="NAME[:FIELD=VALUE,...]", shell_complete=completion.strategies,
     help="Strategy to try. Repeatable. Default: all but `exact` and `search`.",
 )  # fmt: skip
 
