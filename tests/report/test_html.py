@@ -147,14 +147,18 @@ def test_a_plan_that_changes_nothing_says_so() -> None:
     same = findings(after=found.before, plan=replace(found.plan, overhead=0.004))
     page = Parsed(render(same))
     assert "±0 % memory ±0 % compute" in page.shown
-    badges = [str(attributes["class"]) for _, attributes in page.elements if "badge" in str(attributes.get("class"))]
+    badges = [
+        str(attributes["class"]) for _, attributes in page.elements if str(attributes.get("class")).startswith("badge ")
+    ]
     assert badges == ["badge good", "badge good"]
 
 
 def test_a_plan_that_takes_more_is_no_good_news() -> None:
     found = findings()
     page = Parsed(render(findings(before=found.after, after=found.before)))
-    badges = [str(attributes["class"]) for _, attributes in page.elements if "badge" in str(attributes.get("class"))]
+    badges = [
+        str(attributes["class"]) for _, attributes in page.elements if str(attributes.get("class")).startswith("badge ")
+    ]
     assert badges == ["badge cost", "badge cost"]
     assert re.search(r"\+[0-9]+ % memory", page.shown)
 
