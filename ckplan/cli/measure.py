@@ -10,7 +10,7 @@ import click
 from ckplan.cli.options import force_option, json_option, model_argument, run_options, shape_options, talk_options
 from ckplan.cli.output import check_output
 from ckplan.cli.terminal import notes, show, show_json, stage
-from ckplan.errors import UsageError
+from ckplan.errors import CkplanError, UsageError
 
 _PATH = click.Path(path_type=Path)
 
@@ -25,6 +25,11 @@ _PATH = click.Path(path_type=Path)
 )
 @click.option("--trace", type=_PATH, metavar="OUT", help="Write a Chrome trace, for ui.perfetto.dev, to this file.")
 @click.option("--csv", type=_PATH, metavar="OUT", help="Write a table with a row for each step to this file.")
+@click.option(
+    "--bisect",
+    is_flag=True,
+    help="Find the smallest memory limit with which MODEL still runs, by running it some ten times more.",
+)
 @force_option
 @json_option
 @talk_options
@@ -33,6 +38,7 @@ def command(
     inputs: Path | None,
     trace: Path | None,
     csv: Path | None,
+    bisect: bool,
     force: bool,
     as_json: bool,
     **options: Any,
@@ -47,22 +53,31 @@ def command(
         check_output(target, force, model, *([inputs] if inputs else []))
     if len(targets) == 2 and targets[0].resolve() == targets[1].resolve():
         raise UsageError(f"--trace and --csv both name {targets[0]}", "give each a file of its own")
-    from ckplan.measure import measure
+    from ckplan.measure import measure, smallest_arena
     from ckplan.model.saving import write_text
     from ckplan.report import exports
 
     with stage(f"running {model.name}") as tell:
         found = measure(model, inputs=inputs, inside=True, progress=tell, **options)
+        limits = None
+        if bisect:
+            repeated = {key: value for key, value in options.items() if key not in ("runs", "device")}
+            limits = smallest_arena(model, inputs=inputs, device=found.device, progress=tell, **repeated)
     notes(found.notes)
-    if trace is not None:
-        write_text(exports.trace(found), trace, force=force)
-    if csv is not None:
-        write_text(exports.table(found), csv, force=force)
+    failure: CkplanError | None = None
+    for path, export in ((trace, exports.trace), (csv, exports.table)):
+        if path is not None:
+            try:
+                write_text(export(found), path, force=force)
+            except CkplanError as error:  # a full disk must not cost what was measured
+                failure = error
     if as_json:
         from ckplan.report import json
 
-        show_json(json.measurement(found))
+        show_json(json.measurement(found, limits))
     else:
         from ckplan.report.measurement import measurement
 
-        show(measurement(found))
+        show(measurement(found, limits))
+    if failure is not None:
+        raise failure

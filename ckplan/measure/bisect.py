@@ -94,6 +94,7 @@ class Bisection:
             without the block of a memory pattern that does not fit; between there and ``default.limit`` it may fail.
         options: how to set up the arena with the smallest limit: keys of ``onnxruntime.OrtArenaCfg`` on the CPU,
             options of the provider on CUDA.
+        precision: how far below the smallest limits one may lie that was not tried, as a ratio.
     """
 
     path: str
@@ -104,6 +105,7 @@ class Bisection:
     default: Smallest
     without_block: bool
     options: Mapping[str, int | str]
+    precision: float = PRECISION
 
     def to_json(self) -> dict[str, Any]:
         """A JSON-ready form."""
@@ -240,7 +242,7 @@ def _smallest(runs: Callable[[int], bool], in_use: int, expected: int | None, gu
     """
     low, high = in_use, 0
     limit = max(guess or expected or round(in_use * _FIRST_GUESS), in_use, 1)
-    step = max(round(limit * PRECISION), 1)
+    step = max(int(limit * PRECISION), 1)
     tries = []
     while True:
         ran = runs(limit)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ckplan.autodiff import TrainingGraph
     from ckplan.autodiff.coverage import Coverage
     from ckplan.findings import Chosen
-    from ckplan.measure import Measurement, Verification
+    from ckplan.measure import Bisection, Measurement, Verification
     from ckplan.pareto import Pareto
     from ckplan.plan import Plan, Timeline
     from ckplan.plan.strategies import Strategy
@@ -96,9 +96,9 @@ def verification(found: Verification) -> Json:
     return _report("verify", **found.to_json())
 
 
-def measurement(found: Measurement) -> Json:
+def measurement(found: Measurement, limits: Bisection | None = None) -> Json:
     """What ``ckplan measure`` measured."""
-    return _report("measure", **found.to_json())
+    return _report("measure", **found.to_json(), bisection=None if limits is None else limits.to_json())
 
 
 def _peaks(timeline: Timeline) -> Json:

@@ -10,25 +10,29 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from ckplan.report.bisection import bisection
 from ckplan.report.chart import LINE, Chart
 from ckplan.report.text import counted, ending, line, page, percent, section, table
 from ckplan.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
-    from ckplan.measure import Alive, Counters, Inside, Measurement
+    from ckplan.measure import Alive, Bisection, Counters, Inside, Measurement
 
 _TOP = 10
 _LEAST = 1e-3
 """Share of the peak below which a buffer is of no account."""
 
 
-def measurement(found: Measurement) -> RenderableType:
+def measurement(found: Measurement, limits: Bisection | None = None) -> RenderableType:
     """The whole answer of ``ckplan measure``."""
     threads = "onnxruntime's choice of threads" if found.threads is None else counted(found.threads, "thread")
     parts: list[RenderableType] = [
         line(summary(found)),
         section(f"Measured in onnxruntime {found.onnxruntime} on {found.device}, {threads}", _figures(found)),
     ]
+    if limits is not None:
+        title, contents = bisection(limits)
+        parts.append(section(title, *contents))
     counters, inside = found.counters, found.inside
     if counters is not None:
         expected = inside.expected if inside is not None else None
