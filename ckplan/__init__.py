@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from ckplan.analysis import Analysis, analyze
     from ckplan.autodiff import OPTIMIZERS, TrainingGraph, add_optimizer, build_training_graph, parse_optimizer
+    from ckplan.comparison import Comparison, Limits, compare_files
     from ckplan.errors import CkplanError
     from ckplan.measure import Measurement, Verification, verify
     from ckplan.model import ForwardModel, load, save
@@ -38,6 +39,9 @@ _HOME = {
     "add_optimizer": "ckplan.autodiff",
     "build_training_graph": "ckplan.autodiff",
     "parse_optimizer": "ckplan.autodiff",
+    "Comparison": "ckplan.comparison",
+    "Limits": "ckplan.comparison",
+    "compare_files": "ckplan.comparison",
     "CkplanError": "ckplan.errors",
     "Measurement": "ckplan.measure",
     "Verification": "ckplan.measure",
@@ -61,7 +65,9 @@ __all__ = [
     "STRATEGIES",
     "Analysis",
     "CkplanError",
+    "Comparison",
     "ForwardModel",
+    "Limits",
     "Measurement",
     "Plan",
     "Problem",
@@ -72,6 +78,7 @@ __all__ = [
     "analyze",
     "bottlenecks",
     "build_training_graph",
+    "compare_files",
     "emit",
     "load",
     "parse_optimizer",

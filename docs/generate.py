@@ -29,7 +29,8 @@ def commands() -> str:
 
 
 def _command(name: str, command: click.Command) -> Iterator[str]:
-    context = click.Context(command, info_name=f"ckplan {name}")
+    # A command keeps the help option of the first context that asks for one.
+    context = click.Context(command, info_name=f"ckplan {name}", help_option_names=["-h", "--help"])
     yield f"## ckplan {name}"
     yield ""
     yield "```text"

@@ -119,7 +119,9 @@ def command(
 
     notes(map(printable, found.notes))
     _write(found, outputs, base, force)
-    _tell(found, summary, as_json)
+    if summary is not None:
+        _append(found, summary)
+    _tell(found, as_json)
     if found.failure is not None:
         raise found.failure
 
@@ -222,10 +224,21 @@ def _write(found: Comparison, outputs: Mapping[str, Path | None], base: Path | N
         write_page(outputs["page"], force, comparison_title(found), notes=found.notes, comparison=found)
 
 
-def _tell(found: Comparison, summary: Path | None, as_json: bool) -> None:
-    """Show the result, and tell GitHub."""
-    from ckplan.report import github, markdown
+def _append(found: Comparison, summary: Path) -> None:
+    from ckplan.report import markdown
 
+    with summary.open("a", encoding="utf-8") as stream:
+        stream.write(markdown.comparison(found))
+
+
+def _tell(found: Comparison, as_json: bool) -> None:
+    """Show the result, and tell GitHub."""
+    from ckplan.report import github
+
+    if os.environ.get("GITHUB_ACTIONS") == "true":
+        # On stderr, which the runner reads as well: stdout is data.
+        for line in github.comparison(found):
+            say(line)
     if as_json:
         from ckplan.report import comparison_json
 
@@ -234,10 +247,3 @@ def _tell(found: Comparison, summary: Path | None, as_json: bool) -> None:
         from ckplan.report import comparison
 
         show(comparison.comparison(found))
-    if summary is not None:
-        with summary.open("a", encoding="utf-8") as stream:
-            stream.write(markdown.comparison(found))
-    if os.environ.get("GITHUB_ACTIONS") == "true":
-        # On stderr, which the runner reads as well: stdout is data.
-        for line in github.comparison(found):
-            say(line)

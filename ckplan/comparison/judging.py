@@ -98,6 +98,7 @@ class Check:
         findings: the limits that it does not keep.
         growth: buffers whose part in the peak changed, the one that grew most first.
         dropped: bytes of each forward tensor that was kept and is computed again now.
+        limit: bytes that its peak may have, the lowest of its limits; None if it has none.
         error: why the check could not be made.
     """
 
@@ -109,6 +110,7 @@ class Check:
     findings: tuple[Finding, ...] = ()
     growth: tuple[Growth, ...] = ()
     dropped: Mapping[str, int] | None = None
+    limit: int | None = None
     error: CkplanError | None = None
 
     @property
@@ -206,28 +208,34 @@ def judge(name: str, source: str, base: Snapshot | None, head: Snapshot, limits:
     """
     peaks = [_peak(side, limits.measured) for side in (base, head) if side is not None]
     peak, slack = peaks[-1], 1 + limits.tolerance if limits.measured else 1.0
+    regressions = [(Level.FAILED, limits.max_regression), (Level.WARNED, limits.warn_regression)]
+    budgets = [(Level.FAILED, limits.budget), (Level.WARNED, limits.warn_budget)]
     findings = []
-    if base is not None:
-        for level, allowed in ((Level.FAILED, limits.max_regression), (Level.WARNED, limits.warn_regression)):
-            if allowed is None:
-                continue
+    for level, allowed in regressions if base is not None else []:
+        if allowed is not None:
             limit = _whole(peaks[0] * (1 + allowed) * slack)
-            if peak > limit:
-                grown = f"{change(peaks[0], peak)} exceeds the limit of {100 * allowed:+g} %"
-                findings.append(Finding(level, "regression", f"{_what(limits)} {grown}", peak, limit))
-                break
-    for level, budget in ((Level.FAILED, limits.budget), (Level.WARNED, limits.warn_budget)):
-        if budget is None:
-            continue
-        allowed_bytes = _whole(_budget(budget, head) * slack)
-        if peak > allowed_bytes:
-            more = (
-                f"{format_bytes(peak)} exceeds the budget of {_budget_text(budget, head)} by {peak - allowed_bytes:,} B"
-            )
-            findings.append(Finding(level, "budget", f"{_what(limits)} {more}", peak, allowed_bytes))
-            break
-    growth = grown_buffers(base, head) if base is not None else ()
-    return Check(name, source, base, head, limits, tuple(findings), growth, dropped_tensors(base, head))
+            told = f"{change(peaks[0], peak)} exceeds the limit of {100 * allowed:+g} %"
+            findings.append(Finding(level, "regression", f"{_what(limits)} {told}", peak, limit))
+    for level, budget in budgets:
+        if budget is not None:
+            limit = _whole(_budget(budget, head) * slack)
+            told = f"{format_bytes(peak)} exceeds the budget of {_budget_text(budget, head)} by {peak - limit:,} B"
+            findings.append(Finding(level, "budget", f"{_what(limits)} {told}", peak, limit))
+    hard = [finding.limit for finding in findings if finding.level is Level.FAILED]
+    broken = [finding for finding in findings if peak > finding.limit]
+    failed = {finding.rule for finding in broken if finding.level is Level.FAILED}
+    return Check(
+        name=name,
+        source=source,
+        base=base,
+        head=head,
+        limits=limits,
+        # Where a rule fails, its warning says nothing new.
+        findings=tuple(entry for entry in broken if entry.level is Level.FAILED or entry.rule not in failed),
+        growth=grown_buffers(base, head) if base is not None else (),
+        dropped=dropped_tensors(base, head),
+        limit=min(hard, default=None),
+    )
 
 
 def change(before: int, after: int) -> str:

@@ -52,7 +52,13 @@ class How:
     progress: Progress = lambda doing: None
 
 
-def compare_files(base: Path | None, head: Path, options: Mapping[str, Any], limits: Limits, how: How) -> Comparison:
+def compare_files(
+    base: Path | None,
+    head: Path,
+    options: Mapping[str, Any] | None = None,
+    limits: Limits | None = None,
+    how: How | None = None,
+) -> Comparison:
     """Compare two files, each a model, a baseline or a result; or judge a model by its budget alone.
 
     Where one of them is a baseline, its settings count for the model too, as far as no others are given.
@@ -61,13 +67,14 @@ def compare_files(base: Path | None, head: Path, options: Mapping[str, Any], lim
         base: the older side; None if there is none.
         head: the newer side.
         options: settings that were asked for, by name; see `Settings.of`.
-        limits: what the newer side must keep to.
+        limits: what the newer side must keep to; by default it must not take more than the base.
         how: whether to run the models, and whether to accept what they take.
 
     Raises:
         ModelError: a file cannot be read, or is of another model or version than the other.
         UsageError: an option does not fit.
     """
+    options, limits, how = options or {}, limits or Limits(), how or How()
     if base is not None and is_json(base):
         bases = _base_sides(base, how)
         if is_json(head):

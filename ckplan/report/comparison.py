@@ -52,11 +52,11 @@ def _table(found: Comparison) -> Table:
     rows = table("activations, peak", *numbers, "", numbers=numbers)
     for check in found.checks:
         rows.add_row(
-            Text(ending(printable(check.name), 28), no_wrap=True),
+            Text(ending(printable(check.name), 22), no_wrap=True),
             format_bytes(check.base.peak_activations) if check.base else "-",
             format_bytes(check.head.peak_activations) if check.head else "-",
             _ratio(check.base, check.head),
-            limit_text(check),
+            "-" if check.limit is None else format_bytes(check.limit),
             Text(check.level.value, style=_STYLES[check.level]),
         )
         measured = [side.measured if side else None for side in (check.base, check.head)]

@@ -31,6 +31,7 @@ def _check(check: Check) -> Json:
         "level": check.level.value,
         "error": None if check.error is None else str(check.error),
         "findings": [{**dataclasses.asdict(finding), "level": finding.level.value} for finding in check.findings],
+        "limit": check.limit,
         "limits": dataclasses.asdict(check.limits),
         "growth": [
             {

@@ -105,7 +105,7 @@ def test_the_page_names_what_grew() -> None:
     page = [" ".join(line.split()) for line in printed(text.comparison(found)).splitlines()]
     for line in (
         "net: failed",
-        "net 5.0 KiB 12.0 KiB +140.0 % +50 %, 8.0 KiB failed",
+        "net 5.0 KiB 12.0 KiB +140.0 % 7.5 KiB failed",
         "measured 5.0 KiB 12.0 KiB",
         "failed peak of activations 5.0 KiB -> 12.0 KiB (+140.0 %, +7,168 B)",
         "failed peak of activations 12.0 KiB exceeds the budget of 8.0 KiB by 4,096",
@@ -119,6 +119,15 @@ def test_the_page_names_what_grew() -> None:
         "1.0 KiB b",
     ):
         assert line in page, line
+
+
+def test_large_figures_and_long_names_fit() -> None:
+    base, head = snapshot(peak_activations=1023 * 2**20), snapshot(peak_activations=1022 * 2**21)
+    checks = tuple(judge(f"a/long/name/of/a/model/{n}", "net.onnx", base, head, Limits(0.015)) for n in range(2))
+    page = printed(text.comparison(Comparison(checks)))
+    rows = [line for line in page.splitlines() if line.startswith("…")]
+    assert [row.split()[1:3] for row in rows] == [["1023.0", "MiB"]] * 2
+    assert [row.split()[-1] for row in rows] == ["failed"] * 2
 
 
 def test_many_tensors_are_counted() -> None:
