@@ -8,10 +8,11 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
+from ckplan.autodiff import build_training_graph
 from ckplan.autodiff.builder import Builder
 from ckplan.autodiff.rules import conv_forms, depthwise_forms
 from ckplan.autodiff.rules.windows import Window
-from tests.autodiff.gradcheck import check_gradient, node_model, values
+from tests.autodiff.gradcheck import check_gradient, check_training_graph, node_model, parse, values
 from tests.autodiff.reference_operators import use_reference_operators
 
 pytestmark = pytest.mark.usefixtures("use_reference_operators")
@@ -198,3 +199,22 @@ def most_elements(nodes: list[ir.Node]) -> int:
         most = max(most, sum(live.values()))
         live = {value: size for value, size in live.items() if last.get(value, len(nodes)) > step}
     return most
+
+
+@pytest.mark.parametrize("axis", ["axis=1", "axis=-3"])
+@pytest.mark.parametrize("few", [1, conv_forms.FEW_CHANNELS])
+def test_the_weight_gradient_reads_what_the_input_is_joined_of(
+    monkeypatch: pytest.MonkeyPatch, axis: str, few: int
+) -> None:
+    monkeypatch.setattr(conv_forms, "FEW_CHANNELS", few)
+    model = parse(
+        "g (double[2,3,5,6] x) => (double loss) { a = Relu(x) b = Tanh(v) "
+        f"c = Concat<{axis}>(a, b) d = Conv<pads=[1,1,1,1]>(c, w) e = Mul(d, d) loss = ReduceSum<keepdims=0>(e) }}",
+        v=values(2, 2, 5, 6, seed=1),
+        w=values(4, 5, 3, 3, seed=2),
+    )
+    training = build_training_graph(model)
+    check_training_graph(training, {"x": values(2, 3, 5, 6, seed=3)})
+    (joined,) = (node.outputs[0] for node in training.model.graph if node.name == "Concat_2")
+    readers = [node.op_type for node, _ in joined.uses()]
+    assert (readers == ["Conv"]) == (few == 1)  # narrow parts stay joined, for a product of them would be slow

@@ -29,7 +29,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import onnx_ir as ir
 
-from ckplan.autodiff.builder import Builder, shape_of, size_of
+from ckplan.autodiff.builder import Builder, attr_int, shape_of, size_of
 from ckplan.autodiff.rules import depthwise_forms
 from ckplan.autodiff.rules.windows import Window, pad_axes, permuted, slice_axes, tap_of
 
@@ -83,6 +83,9 @@ def weight_gradient(op: Builder, x: ir.Value, dy: ir.Value, kernel: Sequence[int
     """
     samples, channels = shape_of(x)[:2]
     groups = channels // kernel[1]
+    if groups == 1 and (joined := _joined(x)):
+        slices = [(part, (kernel[0], shape_of(part)[1], *kernel[2:])) for part in joined]
+        return op.Concat(*[weight_gradient(op, part, dy, shape, window) for part, shape in slices], axis=1)
     form = weight_gradient_form(samples, channels, kernel[0], groups, window)
     emit = FORMS[form]
     parts = _parts(op, x, samples) if form in ("image", "column", "dot", "row") and not window.is_pointwise else 1
@@ -93,6 +96,24 @@ def weight_gradient(op: Builder, x: ir.Value, dy: ir.Value, kernel: Sequence[int
         x_part, dy_part = (slice_axes(op, value, [0], [first], [last]) for value in (x, dy))
         sums.append(emit(op, x_part, dy_part, kernel, groups, window))
     return sums[0] if parts == 1 else op.Sum(*sums)
+
+
+def _joined(x: ir.Value) -> list[ir.Value]:
+    """The tensors whose channels a convolution's input is joined of, if it is.
+
+    They are read in its place: the joined copy is then kept for nothing, and where they are kept for something else
+    (a Relu before, the other end of a skip connection), nothing is kept for this convolution at all.
+    """
+    maker = x.producer()
+    if (
+        maker is None
+        or maker.op_type != "Concat"
+        or maker.domain
+        or attr_int(maker, "axis", 0) not in (1, 1 - len(shape_of(x)))
+    ):
+        return []
+    parts = [part for part in maker.inputs if part is not None and size_of(part)]
+    return parts if all(shape_of(part)[1] > FEW_CHANNELS for part in parts) else []
 
 
 def _image(op: Builder, x: ir.Value, dy: ir.Value, kernel: Sequence[int], groups: int, window: Window) -> ir.Value:
