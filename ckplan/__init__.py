@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     from ckplan.model import ForwardModel, load, save
     from ckplan.plan import Plan, Problem, Timeline, bottlenecks, simulate
     from ckplan.plan.strategies import STRATEGIES, parse_strategy
-    from ckplan.rewrite import emit, problem_of
+    from ckplan.rewrite.emit import emit
+    from ckplan.rewrite.problem_of import problem_of
 
 __version__ = "0.1.0"
 

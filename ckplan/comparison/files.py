@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from ckplan import __version__
 from ckplan.comparison.snapshot import Alive, Snapshot
+from ckplan.comparison.versions import ckplan_version
 from ckplan.errors import ModelError
 from ckplan.model.saving import write_text
 from ckplan.plan import Timeline
@@ -90,7 +90,7 @@ def read_snapshots(path: Path) -> Sides:
         )
     if data.get("schema") != SCHEMA:
         raise ModelError(
-            f"'{path}' has schema {data.get('schema')!r}, ckplan {__version__} reads {SCHEMA}",
+            f"'{path}' has schema {data.get('schema')!r}, ckplan {ckplan_version()} reads {SCHEMA}",
             "save it again with this version",
         )
     try:

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import onnx_ir as ir
 
-from ckplan import keys
 from ckplan.autodiff import add_optimizer, build_training_graph, parse_optimizer
 from ckplan.comparison.settings import TRAINING, Settings
 from ckplan.comparison.snapshot import Fingerprint
 from ckplan.errors import UsageError
+from ckplan.keys import GRADIENTS, PLAN
 from ckplan.model import load
 from ckplan.model.read import read
 
@@ -74,7 +74,7 @@ def graph_of(path: Path, settings: Settings, progress: Progress = lambda doing: 
 
 def made_by_ckplan(model: ir.Model) -> bool:
     """Whether a file is a training graph or a planned file that ckplan wrote."""
-    return not {keys.GRADIENTS, keys.PLAN}.isdisjoint(model.metadata_props)
+    return not {GRADIENTS, PLAN}.isdisjoint(model.metadata_props)
 
 
 def fingerprint_of(model: ir.Model) -> Fingerprint:

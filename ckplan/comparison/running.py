@@ -8,13 +8,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ckplan import __version__
 from ckplan.comparison.files import Sides, is_json, read_snapshots
 from ckplan.comparison.graphs import Progress, fingerprint_of
 from ckplan.comparison.judging import Check, Comparison, Limits, judge
 from ckplan.comparison.settings import Settings, spell_options, unknown
 from ckplan.comparison.snapshot import Fingerprint, Snapshot
-from ckplan.comparison.taking import onnxruntime_version, take
+from ckplan.comparison.taking import take
+from ckplan.comparison.versions import ckplan_version, onnxruntime_version
 from ckplan.errors import CkplanError, ModelError, UsageError
 from ckplan.model.read import read
 
@@ -245,7 +245,7 @@ def _check_fit(older: str, base: Snapshot, newer: str, head: Snapshot) -> None:
 def _check_versions(path: str, base: Snapshot) -> None:
     """Raises ModelError for a baseline that other versions made, before any work is done."""
     for program, old, new in (
-        ("ckplan", base.ckplan, __version__),
+        ("ckplan", base.ckplan, ckplan_version()),
         ("onnxruntime", base.onnxruntime, onnxruntime_version()),
     ):
         if old and _release(program, old) != _release(program, new):

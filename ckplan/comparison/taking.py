@@ -9,16 +9,18 @@ from pathlib import Path
 
 import onnx_ir as ir
 
-from ckplan import __version__, keys
 from ckplan.comparison.graphs import Progress, graph_of
 from ckplan.comparison.settings import Settings
 from ckplan.comparison.snapshot import WORKSPACE, Alive, Measured, Snapshot
+from ckplan.comparison.versions import ckplan_version, onnxruntime_version
 from ckplan.errors import EnvironmentUnavailableError
+from ckplan.keys import PLAN, RECOMPUTE_OF
 from ckplan.measure import measure
 from ckplan.model import save
 from ckplan.occupancy import Occupancy, executed_occupancy
 from ckplan.plan.strategies import parse_strategy
-from ckplan.rewrite import emit, problem_of
+from ckplan.rewrite.emit import emit
+from ckplan.rewrite.problem_of import problem_of
 from ckplan.rewrite.runtime import executed_model, executed_timeline
 from ckplan.rewrite.sizes import bytes_of
 
@@ -57,8 +59,8 @@ def take(
         unplanned = executed_timeline(executed_model(model, _LAYOUTS)).peak_activations
         plan = strategy.solve(problem_of(model))
         model, overhead = emit(model, plan), plan.overhead
-    elif keys.PLAN in model.metadata_props:
-        overhead = json.loads(model.metadata_props[keys.PLAN]).get("overhead")
+    elif PLAN in model.metadata_props:
+        overhead = json.loads(model.metadata_props[PLAN]).get("overhead")
     lying = executed_occupancy(model, _LAYOUTS)
     timeline, at = lying.timeline, lying.timeline.peak_step
     measured = None
@@ -69,7 +71,7 @@ def take(
         source=path.name,
         fingerprint=graph.fingerprint,
         settings=None if graph.ready_made else settings,
-        ckplan=__version__,
+        ckplan=ckplan_version(),
         onnxruntime=onnxruntime_version(),
         peak_activations=timeline.peak_activations,
         peak_total=timeline.peak_total,
@@ -84,13 +86,6 @@ def take(
         occupancy=lying,
     )
     return snapshot, graph.notes
-
-
-def onnxruntime_version() -> str:
-    """Version of the onnxruntime that is installed."""
-    import onnxruntime
-
-    return str(onnxruntime.__version__)
 
 
 def _at_peak(lying: Occupancy) -> tuple[Alive, ...]:
@@ -112,7 +107,7 @@ def _recomputed(model: ir.Model) -> dict[str, int]:
     originals = {node.name: node for node in model.graph}
     again: dict[str, int] = {}
     for node in model.graph:
-        original = originals.get(node.metadata_props.get(keys.RECOMPUTE_OF))
+        original = originals.get(node.metadata_props.get(RECOMPUTE_OF))
         if original is not None:
             outputs: Sequence[ir.Value] = original.outputs
             again.update((str(value.name), bytes_of(value)) for value in outputs if value.name)
