@@ -3,7 +3,8 @@
 What the kernels add (onnxruntime 1.31, ``core/providers/cpu/controlflow``): Scan keeps the states between two steps in
 two buffers each, and works on transposed copies of sequences that do not run along their first axis
 (``scan_utils.cc``, ``LoopStateVariable``). Loop keeps the rows of what it puts out until the last step and then joins
-them, so that they are there twice (``loop.cc``, ``ConcatenateLoopOutput``); states are copied into the outputs.
+them, so that they are there twice (``loop.cc``, ``ConcatenateLoopOutput``); states are copied into the outputs. From
+its second step on a body has one block for all that it makes (memory patterns, see `ckplan.plan.allocations`).
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from collections.abc import Callable, Sequence
 import onnx_ir as ir
 
 from ckplan.model.bodies import bodies_of, state_count, tracks_of
+from ckplan.plan.allocations import allocations, pattern_block
 from ckplan.plan.problem import Problem
 from ckplan.plan.simulate import simulate
 from ckplan.rewrite.execution_order import default_order, predecessors
@@ -34,12 +36,13 @@ def inner_workspace(node: ir.Node, numbers: Numbers) -> int:
     bodies = bodies_of(node)
     if not bodies:
         return 0
-    inside = max(_body_peak(body, numbers) for body in bodies)
+    steps = _steps(node) if node.op_type == "Scan" else None
+    repeated = node.op_type == "Loop" or (node.op_type == "Scan" and steps != 1)
+    inside = max(_body_peak(body, numbers, repeated) for body in bodies)
     outputs = [bytes_of(value) for value in node.outputs]
     states = state_count(node)
     carried, stacked = sum(outputs[:states]), sum(outputs[states:])
     if node.op_type == "Scan":
-        steps = _steps(node)
         copies = 2 if steps is None else min(2, max(0, steps - 1))
         sequences = [value for value in node.inputs[states:] if value is not None]
         turned = [bytes_of(v) for v, axis in zip(sequences, tracks_of(node, "input"), strict=False) if axis]
@@ -63,8 +66,14 @@ def _steps(node: ir.Node) -> int | None:
     return None
 
 
-def _body_peak(body: ir.Graph, numbers: Numbers) -> int:
-    """The largest sum of live bytes in one run of a body, without its inputs and outputs."""
+def _body_peak(body: ir.Graph, numbers: Numbers, repeated: bool) -> int:
+    """The largest sum of live bytes in the runs of a body, without its inputs and outputs.
+
+    Args:
+        body: the graph.
+        numbers: see `inner_workspace`.
+        repeated: whether it runs more than once.
+    """
     nodes = list(body)
     if not nodes:
         return 0
@@ -73,4 +82,8 @@ def _body_peak(body: ir.Graph, numbers: Numbers) -> int:
     problem = numbers(nodes, body.inputs, body.outputs)
     values = {value.name: value for node in nodes for value in node.outputs if value.name}
     shapes = [shape_class(values[tensor.name]) if tensor.name in values else None for tensor in problem.tensors]
-    return simulate(problem, range(len(nodes)), shapes).peak_activations
+    peak = simulate(problem, range(len(nodes)), shapes).peak_activations
+    if not repeated:
+        return peak
+    block = pattern_block(allocations(problem, range(len(nodes)), shapes))
+    return max(peak, block + max(op.workspace for op in problem.ops))

@@ -83,14 +83,13 @@ def mark_executed(executed: ir.Model, model: ir.Model) -> None:
         executed: what onnxruntime wrote; is changed.
         model: the file that it was made from, which knows shapes that onnxruntime does not keep.
     """
+    for body in executed.graph.subgraphs():
+        body.meta[EXECUTED] = True
     untouched = _is_untouched(executed, model)
     if untouched:
         nodes = list(executed.graph)
         executed.graph.remove(nodes)
         executed.graph.extend(nodes[position] for position in default_order(predecessors(nodes)))
-    else:
-        for body in executed.graph.subgraphs():
-            body.meta[EXECUTED] = True
     _infer_shapes(executed, untouched)
     _learn_dimensions(executed, model)
 
@@ -114,7 +113,7 @@ def _infer_shapes(executed: ir.Model, everywhere: bool) -> None:
         everywhere: whether it wrote none of the shapes that it inferred; else only what optimisers made lacks them.
     """
     inference = NodeInference(executed.graph, executed.ir_version)
-    for node in executed.graph:
+    for node in executed.graph.all_nodes():
         if everywhere or any(value.name and value.shape is None for value in node.outputs):
             inference.run(node, _small_constant)
 
@@ -133,7 +132,7 @@ def _learn_dimensions(executed: ir.Model, model: ir.Model) -> None:
     """
     inference = NodeInference(executed.graph, executed.ir_version)
     known = {value.name: value for value in _made(model.graph)}
-    nodes = list(executed.graph)
+    nodes = list(executed.graph.all_nodes())
     for value in _made(executed.graph):
         name = str(value.name)
         original = known.get(name.removeprefix(_SINGLE))
