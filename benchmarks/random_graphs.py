@@ -15,8 +15,9 @@ import multiprocessing
 import time
 from collections import Counter
 
+from tests.autodiff.growing import Seeded
 from tests.autodiff.random_check import Found, check_model
-from tests.autodiff.random_graphs import Seeded, grow
+from tests.autodiff.random_graphs import grow
 
 
 def _check(job: tuple[int, bool, bool]) -> tuple[int, Found, list[str]]:

@@ -6,124 +6,14 @@ A model is drawn number by number from a source, so that hypothesis can shrink o
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import onnx
-from onnx import helper, numpy_helper
+from onnx import helper
 
-Shape = tuple[int, ...]
-Item = TypeVar("Item")
-
-OPSET = 23
-
-_MOST = 96
-"""Elements of the largest tensor."""
-
-
-class Source(Protocol):
-    """Where the decisions come from."""
-
-    def integer(self, low: int, high: int) -> int:
-        """A whole number between two, both included."""
-
-    def pick(self, items: Sequence[Item]) -> Item:
-        """One of several."""
-
-
-@dataclass
-class Seeded:
-    """Decisions from a seed.
-
-    Args:
-        seed: the same seed makes the same model.
-    """
-
-    seed: int
-
-    def __post_init__(self) -> None:
-        self._random = np.random.default_rng(self.seed)
-
-    def integer(self, low: int, high: int) -> int:
-        return int(self._random.integers(low, high + 1))
-
-    def pick(self, items: Sequence[Item]) -> Item:
-        return items[self.integer(0, len(items) - 1)]
-
-
-class Growing:
-    """A model that grows node by node.
-
-    Args:
-        source: where the decisions come from.
-    """
-
-    def __init__(self, source: Source) -> None:
-        self.source = source
-        self.nodes: list[onnx.NodeProto] = []
-        self.initializers: list[onnx.TensorProto] = []
-        self.known: list[tuple[str, Shape]] = []
-        self.parameters = 0
-        self._random = np.random.default_rng(source.integer(0, 2**16))
-
-    # -- values ----------------------------------------------------------------------------------------------------
-
-    def parameter(self, shape: Shape) -> str:
-        """Add a parameter with numbers between -1 and 1; it may be read again later."""
-        name = f"p{self.parameters}"
-        self.parameters += 1
-        self.initializers.append(numpy_helper.from_array(self._random.uniform(-1, 1, shape), name))
-        self.known.append((name, shape))
-        return name
-
-    def constant(self, array: np.ndarray | Sequence[int]) -> str:
-        name = f"c{len(self.initializers)}"
-        data = array if isinstance(array, np.ndarray) else np.asarray(array, dtype=np.int64)
-        self.initializers.append(numpy_helper.from_array(data, name))
-        return name
-
-    def any(self, fits: Callable[[Shape], bool] = lambda shape: True) -> tuple[str, Shape]:
-        """A value known so far whose shape fits; a new parameter if there is none."""
-        found = [item for item in self.known[-12:] if fits(item[1])] or [item for item in self.known if fits(item[1])]
-        return self.source.pick(found) if found else self.made(fits)
-
-    def made(self, fits: Callable[[Shape], bool]) -> tuple[str, Shape]:
-        shape = next(shape for shape in SHAPES if fits(shape))
-        return self.parameter(shape), shape
-
-    def weight(self, shape: Shape) -> str:
-        """A parameter of exactly this shape: one that is there, so that it is shared, or a new one."""
-        found = [name for name, known in self.known if known == shape and name.startswith("p")]
-        return self.source.pick(found) if found and self.source.integer(0, 2) else self.parameter(shape)
-
-    # -- nodes -----------------------------------------------------------------------------------------------------
-
-    def emit(self, op_type: str, inputs: Sequence[str], shape: Shape | None, **attributes: Any) -> str:
-        """Add a node of one output, which can be read from now on if its shape is given."""
-        name = f"v{len(self.nodes)}"
-        attributes = {key: value for key, value in attributes.items() if value is not None}
-        self.nodes.append(helper.make_node(op_type, list(inputs), [name], name=f"{op_type}_{name}", **attributes))
-        if shape is not None:
-            self.known.append((name, shape))
-        return name
-
-    def calm(self, name: str, shape: Shape) -> None:
-        """Bring values that may have grown back between -1 and 1."""
-        self.emit("Tanh", [name], shape)
-
-    def axes_of(self, shape: Shape) -> list[int]:
-        """Some axes, at least one, some of them negative."""
-        rank = len(shape)
-        chosen = [axis for axis in range(rank) if self.source.integer(0, 1)] or [self.source.integer(0, rank - 1)]
-        return [axis - rank if self.source.integer(0, 1) else axis for axis in chosen]
-
-    def axis_of(self, shape: Shape) -> int:
-        return self.source.integer(-len(shape), len(shape) - 1)
-
-
-SHAPES: list[Shape] = [(2, 3), (3,), (2, 1), (1, 3), (), (2, 3, 4), (1, 4, 5), (2, 4, 3, 4), (1, 2, 4, 3), (4, 4)]
+from tests.autodiff.growing import MOST, OPSET, SHAPES, Growing, Shape, Source
 
 SMOOTH = ["Tanh", "Sigmoid", "Sin", "Cos", "Softplus", "Identity", "Neg", "Erf", "Atan", "Gelu", "Elu", "Mish"]
 KINKED = ["Softsign", "Relu", "LeakyRelu", "Abs", "HardSwish", "HardSigmoid", "Selu", "ThresholdedRelu", "Shrink"]
@@ -159,7 +49,7 @@ def binary(g: Growing) -> None:
     except ValueError:
         other, second, shape = one, first, first  # read twice by one node
     op_type = g.source.pick(BINARY)
-    if math.prod(shape) > _MOST or (op_type == "PRelu" and shape != first):
+    if math.prod(shape) > MOST or (op_type == "PRelu" and shape != first):
         op_type, other, shape = "Mul", one, first
     inputs = [one, other]
     if op_type in ("Sum", "Mean", "Max", "Min") and g.source.integer(0, 1):
@@ -175,7 +65,7 @@ def division(g: Growing) -> None:
         shape = np.broadcast_shapes(first, second)
     except ValueError:
         other, shape = one, first
-    if math.prod(shape) > _MOST:
+    if math.prod(shape) > MOST:
         other, shape = one, first
     below = g.emit("Add", [g.emit("Softplus", [other], None), g.constant(np.asarray(1.0))], None)
     if g.source.integer(0, 1):
@@ -191,7 +81,7 @@ def where(g: Growing) -> None:
         shape = np.broadcast_shapes(first, second)
     except ValueError:
         other, shape = one, first
-    if math.prod(shape) > _MOST:
+    if math.prod(shape) > MOST:
         other, shape = one, first
     g.emit("Where", [g.constant(np.asarray(np.arange(math.prod(shape)).reshape(shape) % 3 == 0)), one, other], shape)
 
@@ -229,11 +119,11 @@ def transpose(g: Growing) -> None:
 
 
 def stretch(g: Growing) -> None:
-    name, shape = g.any(lambda shape: math.prod(shape) <= _MOST // 3)
+    name, shape = g.any(lambda shape: math.prod(shape) <= MOST // 3)
     if g.source.integer(0, 1) or not shape:
         wide = tuple(3 if d == 1 and g.source.integer(0, 1) else d for d in shape)
-        wide = (2, *wide) if g.source.integer(0, 1) and math.prod(wide) <= _MOST // 2 else wide
-        wide = wide if math.prod(wide) <= _MOST else shape
+        wide = (2, *wide) if g.source.integer(0, 1) and math.prod(wide) <= MOST // 2 else wide
+        wide = wide if math.prod(wide) <= MOST else shape
         g.emit("Expand", [name, g.constant(list(wide))], wide)
     else:
         repeats = [1] * len(shape)
@@ -242,7 +132,7 @@ def stretch(g: Growing) -> None:
 
 
 def concat(g: Growing) -> None:
-    name, shape = g.any(lambda shape: len(shape) >= 1 and math.prod(shape) <= _MOST // 3)
+    name, shape = g.any(lambda shape: len(shape) >= 1 and math.prod(shape) <= MOST // 3)
     axis = g.axis_of(shape)
     others = [other for other, known in g.known if known == shape]
     inputs = [name, g.source.pick(others), name][: g.source.integer(2, 3)]
@@ -278,7 +168,7 @@ def cut(g: Growing) -> None:
 
 
 def pad(g: Growing) -> None:
-    name, shape = g.any(lambda shape: len(shape) >= 1 and min(shape) > 1 and math.prod(shape) <= _MOST // 3)
+    name, shape = g.any(lambda shape: len(shape) >= 1 and min(shape) > 1 and math.prod(shape) <= MOST // 3)
     mode = g.source.pick(["constant", "reflect", "edge", "wrap"])
     begin, end = [0] * len(shape), [0] * len(shape)
     axis = g.source.integer(0, len(shape) - 1)
@@ -305,7 +195,7 @@ def triangle(g: Growing) -> None:
 
 
 def gather(g: Growing) -> None:
-    name, shape = g.any(lambda shape: len(shape) >= 1 and math.prod(shape) <= _MOST // 3)
+    name, shape = g.any(lambda shape: len(shape) >= 1 and math.prod(shape) <= MOST // 3)
     axis = g.axis_of(shape)
     size = shape[axis]
     picks = np.asarray([g.source.integer(-size, size - 1) for _ in range(g.source.integer(1, 3))])
@@ -426,9 +316,9 @@ def convolution(g: Growing) -> None:
 
 
 def deconvolution(g: Growing) -> None:
-    name, shape = g.any(lambda shape: 3 <= len(shape) <= 4 and math.prod(shape) <= _MOST // 2)
+    name, shape = g.any(lambda shape: 3 <= len(shape) <= 4 and math.prod(shape) <= MOST // 2)
     out, kernel = g.source.integer(1, 2), [2] * (len(shape) - 2)
-    stride = g.source.integer(1, 2) if math.prod(shape) * 2 ** len(kernel) <= 2 * _MOST else 1
+    stride = g.source.integer(1, 2) if math.prod(shape) * 2 ** len(kernel) <= 2 * MOST else 1
     sizes = [(d - 1) * stride + 2 for d in shape[2:]]
     weight = g.weight((shape[1], out, *kernel))
     made = g.emit("ConvTranspose", [name, weight], None, kernel_shape=kernel, strides=[stride] * len(kernel))
@@ -483,7 +373,7 @@ def normalise(g: Growing) -> None:
 
 
 def attention(g: Growing) -> None:
-    name, shape = g.any(lambda shape: len(shape) == 3 and math.prod(shape) <= _MOST // 2)
+    name, shape = g.any(lambda shape: len(shape) == 3 and math.prod(shape) <= MOST // 2)
     heads = g.source.pick([n for n in (1, 2) if shape[-1] % n == 0])
     other = g.source.pick([known for known, s in g.known if s == shape])
     causal = g.source.integer(0, 1)
@@ -492,7 +382,7 @@ def attention(g: Growing) -> None:
 
 def depth(g: Growing) -> None:
     """Between channels and places, where sizes allow."""
-    found = [(n, s) for n, s in g.known if len(s) == 4 and s[1] % 4 == 0 and math.prod(s) <= _MOST]
+    found = [(n, s) for n, s in g.known if len(s) == 4 and s[1] % 4 == 0 and math.prod(s) <= MOST]
     if not found:
         return unary(g)
     name, (batch, channels, high, wide) = g.source.pick(found)
@@ -502,7 +392,7 @@ def depth(g: Growing) -> None:
 
 
 def resize(g: Growing) -> None:
-    name, shape = g.any(lambda shape: len(shape) == 4 and math.prod(shape) <= _MOST // 2)
+    name, shape = g.any(lambda shape: len(shape) == 4 and math.prod(shape) <= MOST // 2)
     sizes = (*shape[:2], *(g.source.integer(1, 2 * d if d < 4 else d) for d in shape[2:]))
     mode = g.source.pick(["nearest", "linear"])
     where_to = g.source.pick(["half_pixel", "asymmetric", "align_corners"])

@@ -9,8 +9,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.autodiff import random_graphs
+from tests.autodiff.growing import Seeded
 from tests.autodiff.random_check import check_model
-from tests.autodiff.random_graphs import Seeded, grow
+from tests.autodiff.random_graphs import grow
 
 SETTINGS = {"deadline": None, "derandomize": True, "suppress_health_check": list(HealthCheck), "database": None}
 
