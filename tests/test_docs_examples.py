@@ -59,6 +59,11 @@ def test_a_page_is_run_in_order(tmp_path: Path) -> None:
     assert results == [("python", 0, "said 12\n"), ("seq", 0, "1\n2\n")]
 
 
+def test_any_language_may_be_a_file(tmp_path: Path) -> None:
+    page = "<!-- file: a.toml -->\n```toml\nkey = 1\n```\n\n```sh\ncat a.toml\n```\n"
+    assert [text for *_, text in run_page(page, tmp_path)] == ["key = 1\n"]
+
+
 def test_failures_are_seen(tmp_path: Path) -> None:
     ((_, _, code, text),) = run_page("```sh\necho before\nfalse\necho after\n```\n", tmp_path)
     assert (code, text) == (1, "before\n")
