@@ -52,7 +52,8 @@ _COLUMNS = {
 def job(channel: Channel) -> list[dict[str, Any]]:
     """In the child: run each variant (order, memory pattern) of the session and return its events.
 
-    The request may ask for another number of ``runs`` than `RUNS`, where the steady state does not matter.
+    Where the steady state does not matter, the request may ask for another number of ``runs`` than `RUNS`, and for
+    ``cut`` chunks (see `open_session`): then the workspaces are what kernels asked for, not what the arena handed out.
     """
     request = channel.request
     feed = load_arrays(Path(request["inputs"]))
@@ -85,6 +86,7 @@ def _run_variant(
         pattern=variant["pattern"],
         threads=request["threads"],
         profile=channel.folder / f"{variant['order']}-{variant['pattern']}",
+        cut=request.get("cut", False),
     )
     try:
         session, device = opened(optimized=optimized)
