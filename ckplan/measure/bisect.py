@@ -28,7 +28,7 @@ from ckplan.measure.limited import arena_options, arena_settings, cuda_options
 from ckplan.measure.measurement import Progress, check_options, request_for
 from ckplan.measure.process import run_job
 from ckplan.measure.types import Prediction, jsonable
-from ckplan.plan.allocations import Allocations, allocations, smallest_limit
+from ckplan.plan.allocations import Allocations, allocations, expected_arena, smallest_limit
 from ckplan.units import format_bytes
 
 PRECISION = 1 / 256
@@ -60,6 +60,7 @@ class Smallest:
         too_small: the largest with which it did not, or below which it cannot.
         in_use: bytes that onnxruntime had handed out at once when there was no limit; no limit below can do.
         expected: the smallest limit by the model of the arena; None where there is no such model.
+        expected_in_use: and what was to be in use.
         tries: all limits tried, in order.
     """
 
@@ -67,6 +68,7 @@ class Smallest:
     too_small: int
     in_use: int
     expected: int | None
+    expected_in_use: int | None
     tries: tuple[Try, ...]
 
     @property
@@ -185,7 +187,7 @@ def smallest_arena(
         # On CUDA the block goes into a region of its own or is done without.
         floor = max(first, steady) if provider == CPU else first
         expected = _expected(simulated, pattern=True)
-        guess = max(plain.limit, expected or 0, floor if provider == CPU else 0)
+        guess = max(plain.limit, expected[0] or 0, floor if provider == CPU else 0)
         default = _smallest(lambda limit: runs(limit, True), floor, expected, guess)
         without_block = default.limit <= plain.limit or runs(plain.limit, True)
     limit = default.limit
@@ -224,8 +226,13 @@ def _simulated(
         return None
 
 
-def _expected(asked: Allocations | None, *, pattern: bool) -> int | None:
-    return None if asked is None else smallest_limit(asked, pattern=pattern, settings=arena_settings)
+def _expected(asked: Allocations | None, *, pattern: bool) -> tuple[int | None, int | None]:
+    """The smallest limit, and what is in use at most, by the model of the arena; None where there is none."""
+    if asked is None:
+        return None, None
+    arena = expected_arena(asked)
+    limit = smallest_limit(asked, pattern=pattern, settings=arena_settings)
+    return limit, max(arena.live, arena.needed) if pattern else arena.live
 
 
 def _most(run: Mapping[str, Sequence[Any]], provider: str) -> int:
@@ -234,14 +241,16 @@ def _most(run: Mapping[str, Sequence[Any]], provider: str) -> int:
     return max((in_use for teller, in_use in told if teller == provider), default=0)
 
 
-def _smallest(runs: Callable[[int], bool], in_use: int, expected: int | None, guess: int | None = None) -> Smallest:
+def _smallest(
+    runs: Callable[[int], bool], in_use: int, expected: tuple[int | None, int | None], guess: int | None = None
+) -> Smallest:
     """Narrow the smallest limit down from a guess, in steps that double until there is a limit on either side.
 
     Raises:
         RunFailedError: no limit is large enough.
     """
     low, high = in_use, 0
-    limit = max(guess or expected or round(in_use * _FIRST_GUESS), in_use, 1)
+    limit = max(guess or expected[0] or round(in_use * _FIRST_GUESS), in_use, 1)
     step = max(int(limit * PRECISION), 1)
     tries = []
     while True:
@@ -249,7 +258,7 @@ def _smallest(runs: Callable[[int], bool], in_use: int, expected: int | None, gu
         tries.append(Try(limit, ran))
         low, high = (low, limit) if ran else (limit, high)
         if high and high - low <= max(high * PRECISION, 1):
-            return Smallest(high, low, in_use, expected, tuple(tries))
+            return Smallest(high, low, in_use, *expected, tuple(tries))
         if high:
             limit = max((low + high) // 2, high - step)
         elif limit > _HOPELESS * max(in_use, 2**20):

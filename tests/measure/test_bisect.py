@@ -38,7 +38,7 @@ def test_the_search_ends_beside_the_limit(guess: int | None) -> None:
         tried.append(limit)
         return limit >= LIMIT
 
-    found = _smallest(runs, LIMIT // 4, None, guess)
+    found = _smallest(runs, LIMIT // 4, (None, None), guess)
     assert LIMIT <= found.limit <= LIMIT * (1 + 2 * PRECISION)
     assert found.too_small < LIMIT
     assert [entry.limit for entry in found.tries] == tried
@@ -47,20 +47,20 @@ def test_the_search_ends_beside_the_limit(guess: int | None) -> None:
 
 
 def test_a_good_guess_needs_two_tries() -> None:
-    found = _smallest(lambda limit: limit >= LIMIT, LIMIT // 2, LIMIT + 1000)
+    found = _smallest(lambda limit: limit >= LIMIT, LIMIT // 2, (LIMIT + 1000, LIMIT))
     assert len(found.tries) == 2
     assert found.expected == LIMIT + 1000
 
 
 def test_nothing_below_what_is_in_use_is_tried() -> None:
-    found = _smallest(lambda limit: True, LIMIT, LIMIT // 2)
+    found = _smallest(lambda limit: True, LIMIT, (LIMIT // 2, None))
     assert found.limit == found.too_small == found.in_use == LIMIT
     assert found.fragmentation == 0
 
 
 def test_a_file_that_no_limit_lets_run_is_given_up() -> None:
     with pytest.raises(RunFailedError, match="without a limit"):
-        _smallest(lambda limit: False, LIMIT, None)
+        _smallest(lambda limit: False, LIMIT, (None, None))
 
 
 @pytest.mark.parametrize(
@@ -98,6 +98,7 @@ def test_a_plan_with_a_lower_peak_runs_in_a_smaller_arena(tmp_path: Path) -> Non
         assert found.in_use <= found.limit <= 1.1 * found.in_use
         assert found.expected is not None
         assert found.limit == pytest.approx(found.expected, rel=0.02)
+        assert found.in_use == pytest.approx(found.expected_in_use, rel=0.02)
     assert planned.options["max_mem"] == planned.default.limit
     # The limit is one: it is enough again, and one below what is in use is not.
     save_arrays(tmp_path / "inputs", make_inputs(read_model(files[1])).arrays)
