@@ -13,7 +13,12 @@ import onnxruntime as ort
 
 
 def profile(
-    model: onnx.ModelProto, feeds: dict[str, np.ndarray], *, priority: bool = False, optimise: bool = True
+    model: onnx.ModelProto,
+    feeds: dict[str, np.ndarray],
+    *,
+    priority: bool = False,
+    optimise: bool = True,
+    threads: int | None = None,
 ) -> list[dict[str, Any]]:
     """The node events of one run, in execution order, names without the profiler's suffix."""
     with tempfile.TemporaryDirectory() as folder:
@@ -23,6 +28,8 @@ def profile(
         options.profile_file_prefix = str(Path(folder) / "profile")
         if priority:
             options.execution_order = ort.ExecutionOrder.PRIORITY_BASED
+        if threads is not None:
+            options.intra_op_num_threads = threads
         if not optimise:
             options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
         session = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])

@@ -10,7 +10,7 @@ import onnx_ir as ir
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from ckplan.rewrite.workspace import workspace_of
+from ckplan.rewrite.workspace import THREADS, workspace_of
 from tests.rewrite.runtime import profile
 
 SHAPE = (8, 32, 32, 32)
@@ -57,6 +57,9 @@ CASES: dict[str, tuple[str, list[np.ndarray], dict[str, Any]]] = {
     "einsum": ("Einsum", [], {"equation": "nchw->nwhc"}),
     "convolution with few filters": ("Conv", [WEIGHT[:64]], {"pads": [1, 1, 1, 1]}),
     "convolution with many filters": ("Conv", [WEIGHT], {"pads": [1, 1, 1, 1]}),
+    "convolution with strides, of one place": ("Conv", [np.ones((64, 32, 1, 1), np.float32)], {"strides": [2, 2]}),
+    "convolution of one place": ("Conv", [np.ones((64, 32, 1, 1), np.float32)], {}),
+    "convolution by groups": ("Conv", [np.ones((32, 1, 3, 3), np.float32)], {"group": 32, "pads": [1, 1, 1, 1]}),
     "transposed convolution": ("ConvTranspose", [np.ones((32, 16, 3, 3), np.float32)], {}),
     "mean": ("ReduceMean", [np.array([0, 2, 3])], {}),
     "transpose": ("Transpose", [], {"perm": [0, 2, 3, 1]}),
@@ -69,7 +72,7 @@ def test_is_what_the_arena_shows(case: str) -> None:
     model = probe(op_type, extra, attributes)
     event = next(
         event
-        for event in profile(model, {"x": np.ones(SHAPE, np.float32)}, priority=True, optimise=False)
+        for event in profile(model, {"x": np.ones(SHAPE, np.float32)}, priority=True, optimise=False, threads=THREADS)
         if event["name"] == "probed"
     )
     seen = int(event["mem_in_use_peak"]) - int(event["mem_bytes_in_use"])
