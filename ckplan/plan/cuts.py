@@ -97,6 +97,13 @@ def kept_by_cuts(problem: Problem, cuts: Sequence[Cut]) -> set[int]:
     return kept
 
 
+def segment_limits(problem: Problem, count: int) -> list[float]:
+    """Limits to try for `segment_cuts`: from the largest stashed activation to all of them, evenly in the logarithm."""
+    sizes = [problem.tensors[root].bytes for root in problem.stashed]
+    low, high = max(max(sizes, default=0), 1), max(sum(sizes), 2)
+    return [low * (high / low) ** (step / count) for step in range(count)] if sizes else []
+
+
 def segment_cuts(problem: Problem, candidates: Sequence[Cut], limit: float) -> list[Cut]:
     """Cut greedily so that no segment stashes more than ``limit`` bytes, where the candidates allow it.
 

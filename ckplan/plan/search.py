@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
 
-from ckplan.plan.cuts import Cut, forward_cuts, segment_cuts
+from ckplan.plan.cuts import Cut, forward_cuts, segment_cuts, segment_limits
 from ckplan.plan.eviction import Weights, evict
 from ckplan.plan.minimum_cut import between_passes
 from ckplan.plan.order import best_order
@@ -68,14 +68,8 @@ def segmented_evictions(problem: Problem, budget: int, order: Schedule, most_cos
     Without boundaries a tight budget makes eviction thrash: long chains of recomputations evict each other's results.
     """
     tried: set[frozenset[int]] = set()
-    sizes = [problem.tensors[base].bytes for base in problem.stashed]
-    if not sizes:
-        return
     cuts = [cut for cut in forward_cuts(problem) if cut.tensors]
-    low, high = max(max(sizes), 1), max(sum(sizes), 2)
-    sizes_tried = tries(problem, _SEGMENT_SIZES)
-    for step in range(sizes_tried):
-        limit = low * (high / low) ** (step / sizes_tried)
+    for limit in segment_limits(problem, tries(problem, _SEGMENT_SIZES)):
         for candidates in ([cut for cut in cuts if cut.tensors == 1], cuts):
             boundary = frozenset(base for cut in segment_cuts(problem, candidates, limit) for base in cut.crossing)
             if boundary and boundary not in tried:

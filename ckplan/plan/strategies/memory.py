@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from ckplan.plan.cuts import Cut, forward_cuts, kept_by_cuts, segment_cuts
+from ckplan.plan.cuts import Cut, forward_cuts, kept_by_cuts, segment_cuts, segment_limits
 from ckplan.plan.order import best_order
 from ckplan.plan.peak import peak_of
 from ckplan.plan.plan import Plan
@@ -79,14 +78,9 @@ class Memory(Strategy):
     def boundaries(self, problem: Problem) -> Iterator[Sequence[Cut]]:
         """The cuts between segments, for a range of segment limits; none twice."""
         cuts = [cut for cut in forward_cuts(problem, self.min_bytes) if cut.tensors]
-        sizes = [problem.tensors[root].bytes for root in problem.stashed]
-        if not sizes:
-            return
-        low, high = max(max(sizes), 1), max(sum(sizes), 2)
         tried: set[tuple[int, ...]] = set()
         for candidates in ([cut for cut in cuts if cut.tensors == 1], cuts, local_minima(cuts)):
-            for step in range(_LIMITS):
-                limit = math.exp(math.log(low) + (math.log(high) - math.log(low)) * step / _LIMITS)
+            for limit in segment_limits(problem, _LIMITS):
                 chosen = segment_cuts(problem, candidates, limit)
                 positions = tuple(cut.position for cut in chosen)
                 if positions and positions not in tried:
