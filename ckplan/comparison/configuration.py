@@ -68,6 +68,9 @@ def read_configuration(path: Path) -> Configuration:
         raise UsageError(f"'{path}' names no models", f"add a section such as [{prefix}models.mine] with a path")
     defaults = {key: value for key, value in top.items() if key not in ("baseline", "models")}
     targets = [target for name, model in models.items() for target in _targets(path, name, model, defaults)]
+    names = [target.name for target in targets]
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise UsageError(f"'{path}' checks '{twice}' twice", "rename a model, or name each strategy once")
     baseline = top.get("baseline")
     if baseline is not None and not isinstance(baseline, str):
         raise UsageError(f"'{path}': `baseline` must be a string, the name of a file")

@@ -94,6 +94,18 @@ def test_a_dropped_checkpoint_in_files_with_a_plan(model: Path, tmp_path: Path) 
     assert "base.onnx was made by ckplan and is taken as it is" in failure(refused)
 
 
+def test_a_training_graph_is_taken_as_it_is(model: Path, tmp_path: Path) -> None:
+    files = [tmp_path / "plain.onnx", tmp_path / "larger.onnx"]
+    for path, batch in zip(files, (32, 48), strict=True):
+        assert run("grad", model, "-o", path, "--dim", f"batch={batch}").exit_code == 0
+    result = run("compare", *files, "--json", "--quiet")
+    assert result.exit_code == 1
+    (check,) = json.loads(result.stdout)["checks"]
+    promised = json.loads(run("analyze", model, "--dim", "batch=48", "--strategy", "none", "--json").stdout)
+    assert check["head"]["peak_activations"] == promised["base"]["peak_activations"]
+    assert check["head"]["settings"] is None
+
+
 def test_what_grew_can_be_accepted(model: Path, baseline: Path) -> None:
     larger = ("--dim", "batch=48")
     assert run("compare", baseline, model, *larger).exit_code == 1

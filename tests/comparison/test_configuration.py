@@ -95,6 +95,7 @@ MODEL = "[models.one]\npath = 'one.onnx'\n"
         (MODEL + "dims = 3", "`dims` must be a table of sizes by name of the dimension"),
         (MODEL + "dims = { batch = -1 }", "`dims` must be a whole number, zero or more"),
         (MODEL + "shapes = { x = 3 }", "`shapes` must be a table of lists of sizes"),
+        (MODEL + "strategy = ['none', 'none']", "checks 'one, none' twice"),
         (MODEL + "strategy = []", "`strategy` is empty"),
         (MODEL + "strategy = [3]", "`strategy` must be a string"),
         (MODEL + "training = 1", "`training` must be true or false"),

@@ -1,0 +1,68 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from ckplan.comparison import Settings, take
+from ckplan.comparison.graphs import fingerprint_of
+from ckplan.errors import UsageError
+from ckplan.model.read import read
+from tests.cli.conftest import write_model
+
+
+def write_convolutions(path: Path) -> Path:
+    """Convolutions of constant weights, which onnxruntime puts into blocked layout where the processor has one."""
+    rng = np.random.default_rng(0)
+    names = ("first", "second", "third")
+    weights = [numpy_helper.from_array(rng.normal(size=(16, 16, 1, 1)).astype(np.float32), name) for name in names]
+    nodes = [
+        helper.make_node("Conv", [source, name], [f"{name}_out"], f"{name}_conv")
+        for name, source in zip(names, ("x", "first_out", "second_out"), strict=True)
+    ]
+    shape = [1, 16, 8, 8]
+    graph = helper.make_graph(
+        nodes,
+        "convolutions",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)],
+        [helper.make_tensor_value_info("third_out", TensorProto.FLOAT, shape)],
+        weights,
+    )
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10), path)
+    return path
+
+
+def test_the_buffers_add_up_to_the_peak(tmp_path: Path) -> None:
+    for strategy in ("none", "sqrt"):
+        settings = Settings(dims={"batch": 32}, strategy=strategy)
+        found, notes = take(write_model(tmp_path / "model.onnx"), settings)
+        assert found.peak_activations == sum(alive.bytes for alive in found.at_peak) > 0
+        assert found.timeline is not None
+        assert found.peak_activations == found.timeline.peak_activations
+        assert any("the loss is" in note for note in notes)
+        assert bool(found.recomputed) is (strategy == "sqrt")
+
+
+def test_layouts_that_go_by_the_processor_are_left_out(tmp_path: Path) -> None:
+    found, _ = take(write_convolutions(tmp_path / "model.onnx"), Settings(inference=True))
+    assert found.timeline is not None
+    assert [step.op for step in found.timeline.steps] == ["first_conv", "second_conv", "third_conv"]
+    assert {alive.tensor for alive in found.at_peak} <= {"first_out", "second_out", "second_conv"}
+
+
+def test_sizes_do_not_make_another_model(tmp_path: Path) -> None:
+    one, other = (fingerprint_of(read(write_model(tmp_path / f"{width}.onnx", width=width))) for width in (8, 16))
+    assert one.same_model(other)
+    assert one.digest != other.digest
+    deeper = fingerprint_of(read(write_model(tmp_path / "deeper.onnx", layers=7)))
+    assert not one.same_model(deeper)
+    assert str(deeper) == "'chain' (x: FLOAT -> y6)"
+
+
+@pytest.mark.parametrize("options", [{"strategy": "memory"}, {"optimizer": "sgd"}, {"loss": ("mse",)}])
+def test_settings_of_training_do_not_go_with_inference(options: dict[str, object]) -> None:
+    with pytest.raises(UsageError, match="without training and without a plan, and does not go with"):
+        Settings.of(inference=True, **options)
