@@ -10,6 +10,7 @@ places or more, there is a block of p nodes that is repeated. All p are tried, a
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
+import onnx
 import onnx_ir as ir
 
 from ckplan.keys import PHASE
@@ -31,6 +33,8 @@ _SMALLEST = 3
 """Nodes that make a layer."""
 _SHOWN = 4
 """Operators in the name of a block."""
+
+_NUMBERED = re.compile(r"_\d+$")
 
 _MOVES = frozenset(
     {"Cast", "Expand", "Flatten", "Identity", "Reshape", "Shape", "Split", "Squeeze", "Transpose", "Unsqueeze"}
@@ -47,7 +51,8 @@ class Pattern:
     Attributes:
         name: its operators, such as ``Conv+BatchNormalization+Relu``; long ones are shortened. Unique within a level.
         level: ``layer`` or ``group``.
-        operators: the operators of one occurrence, in order.
+        operators: the operators of the first occurrence, in order, node by node; what an operator of the model was
+            written in is named by that operator in ``name``, and may differ a little from one occurrence to the next.
         occurrences: names of the nodes of each occurrence, in forward order.
     """
 
@@ -76,17 +81,65 @@ def patterns(model: ir.Model) -> tuple[Pattern, ...]:
     nodes = [node for node in model.graph if node.metadata_props.get(PHASE) != "backward"]
     if not nodes:
         return ()
-    groups = _groups(nodes)
+    units = _units(nodes)
+    groups = _groups(nodes, units)
     stretches = _layers(nodes, groups)
-    members = _members(groups)
     return (
-        *_named("layer", nodes, stretches, _Signatures(nodes)),
-        *_named("group", nodes, members, lambda block: tuple(_operator(nodes[index]) for index in block)),
+        *_named("layer", nodes, stretches, units, _Signatures(nodes)),
+        *_named("group", nodes, _members(groups), units, lambda block: tuple(_unit_names(block, units))),
     )
 
 
 def _operator(node: ir.Node) -> str:
     return f"{node.domain}.{node.op_type}" if node.domain else node.op_type
+
+
+@dataclass(frozen=True, slots=True)
+class _Unit:
+    """Nodes that stand for one node of the model: itself, or what it was written in (`BatchNormalization` in training).
+
+    Attributes:
+        name: the operator.
+        members: positions of the nodes, in order.
+        heavy: whether it costs far more than its bytes.
+    """
+
+    name: str
+    members: tuple[int, ...]
+    heavy: bool
+
+
+def _units(nodes: Sequence[ir.Node]) -> list[_Unit]:
+    """For each node the unit that it belongs to.
+
+    Nodes that a node was written in are called after it: ``<name>/<operator>_<number>``, each operator numbered from 0.
+    An operator that has no number, or none from 0 on, is one of the model.
+    """
+    found: dict[str, list[int]] = defaultdict(list)
+    for index, node in enumerate(nodes):
+        scope, slash, last = (node.name or "").rpartition("/")
+        operator, _, number = last.rpartition("_")
+        if slash and operator == node.op_type and number.isdigit():
+            found[scope].append(index)
+    units = [_Unit(_operator(node), (index,), node.op_type in HEAVY) for index, node in enumerate(nodes)]
+    for scope, members in found.items():
+        name = _NUMBERED.sub("", scope.rpartition("/")[2])
+        starts = {nodes[index].op_type for index in members if (nodes[index].name or "").endswith("_0")}
+        if len(members) > 1 and onnx.defs.has(name) and starts == {nodes[index].op_type for index in members}:
+            unit = _Unit(name, tuple(members), name in HEAVY)
+            for index in members:
+                units[index] = unit
+    return units
+
+
+def _unit_names(block: Sequence[int], units: Sequence[_Unit]) -> list[str]:
+    """The operators of a block, what was written in several nodes as one."""
+    there = set(block)
+    seen: dict[int, None] = {}
+    for index in block:
+        members = units[index].members
+        seen.setdefault(members[0] if there.issuperset(members) else index)
+    return [units[index].name for index in seen]
 
 
 def _members(groups: Sequence[int]) -> list[Sequence[int]]:
@@ -100,45 +153,52 @@ def _members(groups: Sequence[int]) -> list[Sequence[int]]:
 # -- groups ------------------------------------------------------------------------------------------------------------
 
 
-def _groups(nodes: Sequence[ir.Node]) -> list[int]:
+def _groups(nodes: Sequence[ir.Node], units: Sequence[_Unit]) -> list[int]:
     """For each node the first node of its group.
 
-    A light node joins the group that ends in one of its inputs if nothing else reads that and it makes as many
+    A light unit joins the group that ends in one of its inputs if nothing else reads that and it makes as many
     elements. A group all of whose inputs come from the end of another one, and that is the only reader of it, is a part
     of it (``x * sigmoid(x)``).
     """
     place = {node: index for index, node in enumerate(nodes)}
-    sources = [_producers(node, place) for node in nodes]
-    readers: list[set[int]] = [set() for _ in nodes]
-    for index, read in enumerate(sources):
-        for source in read:
-            readers[source].add(index)
-    sizes = [_elements(node) for node in nodes]
-    group = list(range(len(nodes)))
-    end = list(range(len(nodes)))  # last node of the group that begins at a node
+    home = [unit.members[0] for unit in units]  # a unit is known by its first node
+    firsts = [index for index in range(len(nodes)) if home[index] == index]
+    sources: dict[int, set[int]] = {first: set() for first in firsts}
+    readers: dict[int, set[int]] = {first: set() for first in firsts}
+    sizes = dict.fromkeys(firsts, -1)  # elements of the largest thing that others read
     for index, node in enumerate(nodes):
-        if node.op_type in HEAVY:
+        if len(units[index].members) == 1:
+            sizes[index] = _elements(node)
+        for producer in _producers(node, place):
+            if home[producer] != home[index]:
+                sources[home[index]].add(home[producer])
+                readers[home[producer]].add(home[index])
+                sizes[home[producer]] = max(sizes[home[producer]], _elements(nodes[producer]))
+    group = {first: first for first in firsts}
+    end = dict(group)  # last unit of the group that begins with a unit
+    for first in firsts:
+        if units[first].heavy:
             continue
         tails = [
             source
-            for source in sources[index]
-            if readers[source] == {index} and end[group[source]] == source and sizes[source] == sizes[index]
+            for source in sources[first]
+            if readers[source] == {first} and end[group[source]] == source and sizes[source] == sizes[first]
         ]
         if tails:
-            group[index] = group[max(tails)]
-            end[group[index]] = index
-    outside: list[set[int]] = [set() for _ in nodes]
-    for index, read in enumerate(sources):
-        outside[group[index]].update(source for source in read if group[source] != group[index])
-    parent = list(range(len(nodes)))
-    for first in range(len(nodes)):
-        if group[first] != first or nodes[first].op_type in HEAVY or len(outside[first]) != 1:
+            group[first] = group[max(tails)]
+            end[group[first]] = first
+    outside: dict[int, set[int]] = defaultdict(set)
+    for first in firsts:
+        outside[group[first]].update(source for source in sources[first] if group[source] != group[first])
+    parent = dict(group)
+    for first in firsts:
+        if group[first] != first or units[first].heavy or len(outside[first]) != 1:
             continue
         (source,) = outside[first]
         alone = {group[reader] for reader in readers[source]} == {first}
         if alone and end[group[source]] == source and sizes[source] == sizes[first]:
             parent[first] = parent[group[source]]
-    return [parent[first] for first in group]
+    return [parent[group[home[index]]] for index in range(len(nodes))]
 
 
 def _elements(node: ir.Node) -> int:
@@ -340,6 +400,7 @@ def _named(
     level: Level,
     nodes: Sequence[ir.Node],
     blocks: Sequence[Sequence[int]],
+    units: Sequence[_Unit],
     signature: Callable[[Sequence[int]], Hashable],
 ) -> list[Pattern]:
     """Blocks that are the same, as one pattern with a name of its own."""
@@ -352,7 +413,7 @@ def _named(
     names: set[str] = set()
     for same in kept:
         operators = tuple(_operator(nodes[index]) for index in same[0])
-        name = plain = short_name(operators, distinct=level == "layer")
+        name = plain = short_name(_unit_names(same[0], units), distinct=level == "layer")
         if name in names:
             name = plain = f"{plain} ({len(operators)} nodes)"
         turn = 2

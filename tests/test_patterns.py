@@ -49,6 +49,26 @@ def test_a_residual_network(blocks: Blocks) -> None:
     assert figures(blocks(small, "layer")) == [("Conv+BatchNormalization+Relu+Add", 12, 10)]
 
 
+def test_what_an_operator_was_written_in_is_that_operator(tmp_path: Path) -> None:
+    """In training, BatchNormalization is a dozen nodes; a person still knows one."""
+    onnx.save(resnet50(image=64, width=4, classes=10), tmp_path / "model.onnx")
+    model = ckplan.load(tmp_path / "model.onnx", training=True).model
+    found = patterns(ckplan.build_training_graph(model, training=True).model)
+    counts = {pattern.name: pattern.count for pattern in found if pattern.level == "group"}
+    assert counts["Conv+BatchNormalization+Relu"] == 33
+    assert counts["Conv+BatchNormalization+Add+Relu"] == 16
+    assert "Conv+BatchNormalization+Relu+Add" in [pattern.name for pattern in found if pattern.level == "layer"]
+    assert max(len(pattern.operators) for pattern in found) > 20
+
+
+def test_a_module_of_the_model_is_no_operator() -> None:
+    """Exporters number the nodes of a module as well, from nothing or from 1 on."""
+    model = chain("MatMul", "Softmax", "MatMul")
+    for node, name in zip(model.graph, ("MatMul", "Softmax_1", "MatMul_1"), strict=True):
+        node.name = f"/layer/Attention/{name}"
+    assert [pattern.name for pattern in patterns(model)] == ["MatMul+Softmax", "MatMul"]
+
+
 def test_transformer_blocks_begin_where_one_tensor_passes(blocks: Blocks) -> None:
     (layer,) = blocks(gpt(layers=3, width=16, heads=2, vocabulary=32, sequence=8), "layer")
     firsts = [names[0] for names in layer.occurrences]
