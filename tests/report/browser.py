@@ -85,13 +85,11 @@ class Page:
         self.color_scheme(scheme)
         start = time.monotonic()
         self.call("Page.navigate", url=path.resolve().as_uri())
-        while time.monotonic() - start < PATIENCE:
-            ready = "location.protocol === 'file:' && document.documentElement?.dataset.ready === 'yes'"
-            if self.value(ready):
-                break
+        ready = "location.protocol === 'file:' && document.documentElement?.dataset.ready === 'yes'"
+        while not self.value(ready):
+            assert not self.errors, self.errors
+            assert time.monotonic() - start < PATIENCE, f"the script of {path.name} does not come to its end"
             time.sleep(0.02)
-        else:
-            raise AssertionError(f"the script of {path.name} did not come to its end: {self.errors}")
         self.value("new Promise((done) => requestAnimationFrame(() => setTimeout(() => done(true), 0)))")
         return time.monotonic() - start
 
