@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +27,7 @@ from ckplan.cli.options import (
 from ckplan.cli.output import check_output
 from ckplan.cli.page import check_page, comparison_title, write_page
 from ckplan.cli.terminal import notes, say, show, show_json, stage
-from ckplan.errors import EnvironmentUnavailableError, UsageError
+from ckplan.errors import CkplanError, EnvironmentUnavailableError, UsageError
 
 if TYPE_CHECKING:
     from ckplan.comparison import Comparison, Configuration, How
@@ -101,20 +102,20 @@ def command(
     outputs = {name: options.pop(name) for name in _OUTPUTS}
     source = click.get_current_context().get_parameter_source
     given = {name: value for name, value in options.items() if source(name) is ParameterSource.COMMANDLINE}
-    configuration = _configuration(config, base, given)
-    sources = [path for path in (base, head) if path is not None]
-    if configuration is not None:
-        sources = [configuration.path, *(target.path for target in configuration.targets)]
-    summary = _check_outputs(outputs, sources, base, configuration, force)
-    from ckplan.comparison import How
-
-    saved = outputs["save_baseline"]
-    with stage("comparing") as tell:
-        how = How(device if measure or measured else None, saved is not None, tell)
+    with _annotated():
+        configuration = _configuration(config, base, given)
+        sources = [path for path in (base, head) if path is not None]
         if configuration is not None:
-            found = _configured(configuration, measured, how)
-        else:
-            found = _compared(base, head, options, given, measured, how)
+            sources = [configuration.path, *(target.path for target in configuration.targets)]
+        summary = _check_outputs(outputs, sources, base, configuration, force)
+        from ckplan.comparison import How
+
+        with stage("comparing") as tell:
+            how = How(device if measure or measured else None, outputs["save_baseline"] is not None, tell)
+            if configuration is not None:
+                found = _configured(configuration, measured, how)
+            else:
+                found = _compared(base, head, options, given, measured, how)
     from ckplan.report.untrusted import printable
 
     notes(map(printable, found.notes))
@@ -124,6 +125,23 @@ def command(
     _tell(found, as_json)
     if found.failure is not None:
         raise found.failure
+
+
+def _on_github() -> bool:
+    return os.environ.get("GITHUB_ACTIONS") == "true"
+
+
+@contextmanager
+def _annotated() -> Iterator[None]:
+    """Tell GitHub why there is no comparison, if an error is raised."""
+    try:
+        yield
+    except CkplanError as error:
+        if _on_github():
+            from ckplan.report import github
+
+            say(github.failure(str(error)))
+        raise
 
 
 def _configuration(config: Path | None, base: Path | None, given: Mapping[str, Any]) -> Configuration | None:
@@ -235,7 +253,7 @@ def _tell(found: Comparison, as_json: bool) -> None:
     """Show the result, and tell GitHub."""
     from ckplan.report import github
 
-    if os.environ.get("GITHUB_ACTIONS") == "true":
+    if _on_github():
         # On stderr, which the runner reads as well: stdout is data.
         for line in github.comparison(found):
             say(line)

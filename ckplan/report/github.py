@@ -23,6 +23,11 @@ def comparison(found: Comparison) -> list[str]:
     return [line for check in found.checks for line in _of(found, check)]
 
 
+def failure(message: str) -> str:
+    """The annotation of a comparison that could not be made at all."""
+    return f"::error title=ckplan compare::{command_data(printable(message))}"
+
+
 def _of(found: Comparison, check: Check) -> Iterator[str]:
     if check.error is not None:
         yield _line(Level.ERROR, check, str(check.error))

@@ -266,6 +266,15 @@ def test_ci_is_told(model: Path, baseline: Path, tmp_path: Path, monkeypatch: py
     assert "'y8'" in str(case.findtext("failure"))
 
 
+def test_ci_is_told_why_there_is_no_comparison(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GITHUB_ACTIONS", "true")
+    result = run("compare", "missing\n::error.json", model)
+    assert result.exit_code == 3
+    first, second = result.stderr.splitlines()
+    assert first.startswith("::error title=ckplan compare::there is no file 'missing")
+    assert second.startswith("ckplan: error: there is no file")
+
+
 def test_odd_names_are_text_everywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GITHUB_ACTIONS", "true")
     path = write_model(tmp_path / "model.onnx")
