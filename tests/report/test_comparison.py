@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import html
 import json
 import re
 from xml.etree import ElementTree
 
 import pytest
+from markdown_it import MarkdownIt
 
 from ckplan.comparison import Alive, Check, Comparison, Level, Limits, Snapshot, judge
 from ckplan.errors import ModelError
@@ -69,6 +71,15 @@ def test_names_are_text_in_markdown(name: str) -> None:
     # An entity stands for the letter itself, so that all of the name is shown.
     shown = re.sub(r"&#(\d+);", lambda match: chr(int(match[1])), page)
     assert printable(name) in shown
+
+
+@pytest.mark.parametrize("name", EVIL)
+def test_markdown_renders_as_text_and_tables(name: str) -> None:
+    page = MarkdownIt("commonmark").enable("table").render(markdown.comparison(grown(name)))
+    assert f"<code>{html.escape(printable(name))}</code>" in page.replace("&#39;", "'").replace("'", "&#x27;")
+    assert len(re.findall("<table>", page)) == 2
+    assert page.count("<strong>") == 2, "the headings of the two checks"
+    assert not re.search("<(script|a|em|img|h1|h2)[ >]", page)
 
 
 @pytest.mark.parametrize("name", EVIL)
