@@ -63,7 +63,7 @@ def _cells(check: Check, measured: bool) -> list[str]:
 
 
 def _details(found: Comparison, check: Check) -> Iterator[str]:
-    yield f"**{markdown(check.name)}**"
+    yield f"#### {markdown(check.name)}"
     yield ""
     for title, text in facts(check):
         yield f"- {title}: {markdown(text)}"
