@@ -245,6 +245,14 @@ def _named(
             "the model was brought into normal form, or nothing that is computed needs it",
             _near(name, ids) or "name another tensor",
         )
+    for node in model.graph:
+        for attribute in node.attributes.values():
+            bodies = [attribute.as_graph()] if attribute.type == ir.AttributeType.GRAPH else []
+            if any(value.name == name for body in bodies for inner in body.all_nodes() for value in inner.outputs):
+                raise UsageError(
+                    f"tensor '{name}' is made in the body of {node.op_type} '{node.name}', which is planned as a whole",
+                    f"explain what that makes: `{node.outputs[0].name}`",
+                )
     raise UsageError(
         f"there is no tensor '{name}' in the model", _near(name, ids) or "`ckplan analyze` names the largest"
     )

@@ -121,7 +121,7 @@ def _units(nodes: Sequence[ir.Node]) -> list[_Unit]:
         operator, _, number = last.rpartition("_")
         if slash and operator == node.op_type and number.isdigit():
             found[scope].append(index)
-    units = [_Unit(_operator(node), (index,), node.op_type in HEAVY) for index, node in enumerate(nodes)]
+    units = [_Unit(_operator(node), (index,), _is_heavy(node)) for index, node in enumerate(nodes)]
     for scope, members in found.items():
         name = _NUMBERED.sub("", scope.rpartition("/")[2])
         starts = {nodes[index].op_type for index in members if (nodes[index].name or "").endswith("_0")}
@@ -130,6 +130,11 @@ def _units(nodes: Sequence[ir.Node]) -> list[_Unit]:
             for index in members:
                 units[index] = unit
     return units
+
+
+def _is_heavy(node: ir.Node) -> bool:
+    """Whether a node begins a group: an expensive operator, or one with a body."""
+    return node.op_type in HEAVY or any(a.type == ir.AttributeType.GRAPH for a in node.attributes.values())
 
 
 def _unit_names(block: Sequence[int], units: Sequence[_Unit]) -> list[str]:

@@ -113,3 +113,27 @@ def test_people_get_a_page_of_80_columns(deep: Path) -> None:
     for word in ("y3 is made again (plan: sqrt)", "made by", "copy 2", "why", "if kept"):
         assert word in result.stdout
     assert max(map(len, result.stdout.splitlines())) <= 80
+
+
+def test_a_tensor_in_a_body_is_said_to_be_there(tmp_path: Path) -> None:
+    value = helper.make_tensor_value_info
+    bodies = [
+        helper.make_graph(
+            [helper.make_node(operator, ["m"], [name], name)], name, [], [value(name, TensorProto.FLOAT, [4, 4])]
+        )
+        for operator, name in (("Tanh", "inner"), ("Sigmoid", "other"))
+    ]
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["m"], "product"),
+        helper.make_node("If", ["c"], ["y"], "choice", then_branch=bodies[0], else_branch=bodies[1]),
+    ]
+    fed = [value("x", TensorProto.FLOAT, [4, 4]), value("c", TensorProto.BOOL, [])]
+    weight = numpy_helper.from_array(np.eye(4, dtype=np.float32), "w")
+    graph = helper.make_graph(nodes, "g", fed, [value("y", TensorProto.FLOAT, [4, 4])], [weight])
+    path = tmp_path / "if.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10), path)
+    result = run("explain", path, "inner")
+    assert result.exit_code == 2
+    assert "is made in the body of If 'choice', which is planned as a whole; explain what that makes: `y`" in failure(
+        result
+    )
