@@ -107,8 +107,10 @@ def lifetimes(problem: Problem, schedule: Sequence[int], shapes: Sequence[Hashab
                 for candidate in op.inplace.get(tensor, ()):
                     source = copies[op.inputs.index(candidate)]
                     target = buffer_of[source] if source >= 0 else -1
-                    # onnxruntime compares shapes; bytes are what the numbers know of them.
+                    # onnxruntime compares shapes; without them, bytes are what the numbers know.
                     fits = tensors[candidate].bytes == tensors[tensor].bytes
+                    if shapes is not None:
+                        fits = fits and shapes[candidate] is not None and shapes[candidate] == shapes[tensor]
                     if fits and target >= 0 and uses[target] == 1 and not returned[target]:
                         shared = target
                         break
