@@ -6,7 +6,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from ckplan.cli.options import _strategy_names, budget_option, shape_options
+from ckplan.cli.options import budget_option, shape_options
 
 
 def parsed(*arguments: str) -> dict[str, Any] | str:
@@ -68,7 +68,4 @@ def test_what_cannot_be_meant_is_refused(arguments: list[str], complaint: str) -
     assert arguments[0] in said
 
 
-def test_strategy_names_are_completed() -> None:
-    context, parameter = click.Context(click.Command("rewrite")), click.Option(["--strategy"])
-    assert "memory" in {item.value for item in _strategy_names(context, parameter, "me")}
-    assert "sqrt" not in {item.value for item in _strategy_names(context, parameter, "me")}
+def test_strategy
