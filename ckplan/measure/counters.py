@@ -161,8 +161,8 @@ def split_runs(events: Iterable[Mapping[str, Any]]) -> list[dict[str, list[Any]]
 def _producers(channel: Channel, executed: set[str]) -> dict[str, str]:
     """Names of the executed nodes that make the outputs of the file, by output.
 
-    Usually those of the file. Where onnxruntime fused or replaced one, or put a Cast behind it, the optimised graph is written and read:
-    only then, since it costs another session.
+    Usually those of the file. Where onnxruntime fused or replaced one, or put a Cast behind it, the optimised graph is
+    written and read: only then, since it costs another session.
     """
     producers: dict[str, str] = channel.request["producers"]
     cast = any(name.startswith(_INSERTED_CAST) for name in executed)
