@@ -113,6 +113,19 @@ def test_a_dead_buffer_is_held_for_the_next_tensor_of_its_shape() -> None:
     assert [step.activations for step in simulate(problem, range(5), shapes).steps] == [8, 108, 109, 9, 9]
 
 
+@pytest.mark.parametrize(("shapes", "peak"), [(("a", "a"), 8), (("a", "b"), 16), ((None, None), 16)])
+def test_an_input_is_overwritten_if_its_shape_is_known_to_be_the_same(
+    shapes: tuple[str | None, ...], peak: int
+) -> None:
+    build = ProblemBuilder()
+    x, a, b = build.tensor(8, Kind.INPUT), build.tensor(8), build.tensor(8)
+    build.op([x], [a])
+    build.op([a], [b], inplace={b: (a,)})
+    build.op([b], [build.tensor(1, Kind.OUTPUT)])
+    assert simulate(build.build(), range(3)).peak_activations == 8
+    assert simulate(build.build(), range(3), [None, *shapes, None]).peak_activations == peak
+
+
 def test_outputs_count_as_total_only() -> None:
     timeline = simulate(chain(4), range(len(chain(4).ops)))
     assert timeline.steps[-1].live - timeline.steps[-1].activations == 100 + 4 * 10 + 1
