@@ -180,7 +180,10 @@ def culprit(check: Check) -> str:
     parts = []
     named = [growth for growth in check.grown if not growth.alive.tensor.startswith(OWN)] or check.grown
     for growth in named[:1]:
-        what = f"{'the workspace of ' * (growth.alive.shape == WORKSPACE)}'{growth.alive.tensor}'"
+        alive = growth.alive
+        work = alive.shape == WORKSPACE
+        maker = f" of {alive.op_type} '{alive.node}'" if alive.node and not work else ""
+        what = f"{'the workspace of ' * work}'{alive.tensor}'{maker}"
         more = f"takes {format_bytes(growth.change)} more of it"
         parts.append(f"{what} {more if growth.before else f'({format_bytes(growth.after)}) is new in it'}")
     if check.dropped:

@@ -49,7 +49,7 @@ def test_buffers_that_grew_and_appeared_are_named_with_their_bytes() -> None:
     failure = Comparison((check,), accept="take it").failure
     assert isinstance(failure, CheckFailedError)
     assert "peak of activations 13.0 KiB -> 20.0 KiB (+53.8 %, +7,168 B) exceeds the limit of +0 %" in str(failure)
-    assert "'a' takes 5.0 KiB more of it; take it" in str(failure)
+    assert "'a' of Conv 'a/node' takes 5.0 KiB more of it; take it" in str(failure)
 
 
 def test_a_workspace_is_not_a_tensor_of_the_same_name() -> None:
