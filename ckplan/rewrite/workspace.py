@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import onnx_ir as ir
 
 from ckplan.rewrite.sizes import bytes_of, dimensions_of
@@ -29,6 +30,10 @@ def workspace_of(node: ir.Node) -> int:
     copies = _copies(node)
     if copies:
         return copies * bytes_of(node.outputs[0])
+    if node.op_type == "Where":
+        return _branches(node)
+    if node.op_type == "LRN":
+        return _squares(node)
     if node.op_type in ("Conv", "FusedConv"):
         # In the blocked layout they make no columns (``core/mlas/lib/snchwc.cpp``).
         return 0 if node.domain == "com.microsoft.nchwc" else _convolution(node)
@@ -41,15 +46,37 @@ def workspace_of(node: ir.Node) -> int:
 
 def _copies(node: ir.Node) -> int:
     """How many tensors of the size of its output a kernel works in."""
-    if node.op_type == "Where":
-        return 2  # each branch with zeros where the other one is chosen
     if node.op_type in ("Softmax", "LogSoftmax"):
         rank = len(node.outputs[0].shape or ())
         axis = node.attributes["axis"].as_int() if "axis" in node.attributes else -1
         return 0 if axis in (-1, rank - 1) else 2  # transposed, in and out
     if node.op_type == "Sum":
         return 1 if len(node.inputs) > 2 else 0
-    return 1 if node.op_type in ("Einsum", "LRN") else 0
+    if node.op_type in ("BiasGelu", "FastGelu"):
+        return 1 if len(node.inputs) > 1 else 0
+    return 1 if node.op_type == "Einsum" else 0
+
+
+def _branches(node: ir.Node) -> int:
+    """Each branch of a Where, as large as it is with the condition, with zeros where the other one is chosen."""
+    whole = bytes_of(node.outputs[0])
+    made = dimensions_of(node.outputs[0])
+    shapes = [None if value is None else dimensions_of(value) for value in node.inputs]
+    if not whole or not made or len(shapes) != 3 or any(shape is None for shape in shapes):
+        return 2 * whole
+    condition, *branches = (shape for shape in shapes if shape is not None)
+    elements = sum(math.prod(np.broadcast_shapes(condition, branch)) for branch in branches)
+    return elements * whole // math.prod(made)
+
+
+def _squares(node: ir.Node) -> int:
+    """The scales of an LRN, and the squares of one sample with channels added on both sides."""
+    whole = bytes_of(node.outputs[0])
+    dims = dimensions_of(node.outputs[0])
+    if not whole or dims is None or len(dims) < 2:
+        return whole
+    channels, added = dims[1], node.attributes["size"].as_int() - 1
+    return whole + whole // (dims[0] * channels) * (channels + added)
 
 
 def _convolution(node: ir.Node) -> int:

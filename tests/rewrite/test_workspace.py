@@ -54,6 +54,7 @@ CASES: dict[str, tuple[str, list[np.ndarray], dict[str, Any]]] = {
     "softmax over the last axis": ("Softmax", [], {"axis": -1}),
     "sum of three": ("Sum", [np.ones(SHAPE, np.float32)] * 2, {}),
     "sum of two": ("Sum", [np.ones(SHAPE, np.float32)], {}),
+    "local response normalisation": ("LRN", [], {"size": 5}),
     "einsum": ("Einsum", [], {"equation": "nchw->nwhc"}),
     "convolution with few filters": ("Conv", [WEIGHT[:64]], {"pads": [1, 1, 1, 1]}),
     "convolution with many filters": ("Conv", [WEIGHT], {"pads": [1, 1, 1, 1]}),
