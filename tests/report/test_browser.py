@@ -98,7 +98,9 @@ def test_a_recomputed_band_says_so(page: Page) -> None:
     data = json.loads(content)
     chart = data["charts"][1]
     band = next(b for b in chart["bands"] if data["roles"][b[4]] == "recomputed")
-    below = sum(b[0] for b in chart["bands"] if b[1] <= band[1] <= b[2] and b is not band and b[1] <= band[1])
+    alive = [(min(b[4::4]), place) for place, b in enumerate(chart["bands"]) if b[1] <= band[1] <= b[2]]
+    mine = (min(band[4::4]), chart["bands"].index(band))
+    below = sum(chart["bands"][place][0] for rank, place in alive if (rank, place) < mine)
     top = max(max(c["bytes"]) for c in data["charts"]) * 1.04
     across = (band[1] + 0.5) / len(chart["bytes"])
     page.mouse(*place_of(page, 1, across, 1 - (below + band[0] / 2) / top))

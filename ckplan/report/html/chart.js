@@ -1,6 +1,7 @@
 "use strict";
-// Memory over the steps as a pile of bands, drawn on a canvas. A band is a buffer: its height is its size, its place
-// in the pile that of its birth. Where there are more steps than pixels, a column shows the largest of its steps.
+// Memory over the steps as a pile of bands, drawn on a canvas. A band is a buffer, and its height is its size. Those that
+// are there for the same reason lie together, the oldest below. Where there are more steps than pixels, a column shows the
+// largest of its steps; of bands thinner than a pixel one is seen, so that colours do not mix into another one's.
 
 const ckplan = (() => {
   const data = JSON.parse(document.getElementById("data").textContent);
@@ -72,6 +73,13 @@ const ckplan = (() => {
     return place;
   }
 
+  /** Where a band lies in the pile: the first of the roles that it is there for. */
+  function rank(band) {
+    const roles = [];
+    for (let place = PLACE.spans; place < band.length; place += PLACE.width) roles.push(band[place + 1]);
+    return Math.min(...roles);
+  }
+
   class Chart {
     constructor(content, box) {
       Object.assign(this, { content, box, top: 1, cursor: null, runs: [] });
@@ -79,6 +87,7 @@ const ckplan = (() => {
       this.count = content.bytes.length;
       this.work = dense(content.work, this.count);
       this.rest = dense(content.rest, this.count);
+      this.ranks = content.bands.map(rank);
       const measured = content.measured ? content.measured.bytes : [0];
       this.highest = [content.bytes, measured].reduce((top, values) => values.reduce((a, b) => Math.max(a, b), top), 0);
     }
@@ -182,44 +191,49 @@ const ckplan = (() => {
       const scale = this.area.height / this.top;
       const flush = (index, end) => {
         const height = bands[index][0] * scale;
-        const y = this.y(belows[index] + bands[index][0]);
-        const gap = height > 7 ? 1 : height > 3.5 ? Math.min(pixel, 0.5) : 0;
+        const bottom = this.y(belows[index]);
+        const y = bottom - height;
+        const gap = height > 7 ? 1 : 0;
+        const [above, under] = [y + gap, bottom].map((edge) => Math.round(edge / pixel) * pixel);
+        const [left, right] = [starts[index], end].map((edge) => Math.round(edge / pixel) * pixel);
         const role = data.roles[roles[index]];
         context.fillStyle = colors[role];
         context.globalAlpha = role === "held" ? 0.75 : [1, 0.86, 0.74][index % 3];
-        context.fillRect(starts[index], y + gap, Math.max(end - starts[index], pixel), Math.max(height - gap, pixel * 0.6));
+        context.fillRect(left, above, Math.max(right - left, pixel), under - above);
         runs[index].push([starts[index], end, y, height]);
         belows[index] = -1;
       };
       let next = 0;
-      let alive = [];
+      const alive = data.roles.map(() => []);
       const rest = [];
       columns.forEach((step, column) => {
         const x = this.x(column);
-        for (; next < bands.length && bands[next][PLACE.born] <= step; next += 1) alive.push(next);
+        for (; next < bands.length && bands[next][PLACE.born] <= step; next += 1) alive[this.ranks[next]].push(next);
         let below = 0;
-        let kept = 0;
-        for (const index of alive) {
-          const band = bands[index];
-          if (band[PLACE.dies] < step) {
-            if (belows[index] >= 0) flush(index, x);
-            continue;
+        for (const layer of alive) {
+          let kept = 0;
+          for (const index of layer) {
+            const band = bands[index];
+            if (band[PLACE.dies] < step) {
+              if (belows[index] >= 0) flush(index, x);
+              continue;
+            }
+            layer[kept] = index;
+            kept += 1;
+            const role = band[(band.length > PLACE.spans + PLACE.width ? spanAt(band, step) : PLACE.spans) + 1];
+            if (belows[index] !== below || roles[index] !== role) {
+              if (belows[index] >= 0) flush(index, x);
+              belows[index] = below;
+              roles[index] = role;
+              starts[index] = x;
+            }
+            below += band[0];
           }
-          alive[kept] = index;
-          kept += 1;
-          const role = band[(band.length > PLACE.spans + PLACE.width ? spanAt(band, step) : PLACE.spans) + 1];
-          if (belows[index] !== below || roles[index] !== role) {
-            if (belows[index] >= 0) flush(index, x);
-            belows[index] = below;
-            roles[index] = role;
-            starts[index] = x;
-          }
-          below += band[0];
+          layer.length = kept;
         }
-        alive.length = kept;
         rest.push([x, below, bands.length ? this.rest[step] + this.work[step] : content.bytes[step]]);
       });
-      for (const index of alive) flush(index, this.area.right);
+      for (const index of alive.flat()) flush(index, this.area.right);
       this.runs = runs;
       context.globalAlpha = 1;
       context.fillStyle = bands.length ? colors.rest : colors.accent;
@@ -332,15 +346,15 @@ const ckplan = (() => {
 
     /** The bands that are piled up at a step, from below: `[band, bytes below]`. */
     piled(step) {
-      const found = [];
-      let below = 0;
+      const alive = data.roles.map(() => []);
       this.content.bands.forEach((band, index) => {
-        if (band[PLACE.born] <= step && step <= band[PLACE.dies]) {
-          found.push([index, below]);
-          below += band[0];
-        }
+        if (band[PLACE.born] <= step && step <= band[PLACE.dies]) alive[this.ranks[index]].push(index);
       });
-      return found;
+      let below = 0;
+      return alive.flat().map((index) => {
+        below += this.content.bands[index][0];
+        return [index, below - this.content.bands[index][0]];
+      });
     }
 
     /** What is at a place of the canvas: a step, and a band or null. */
