@@ -66,6 +66,3 @@ def test_what_cannot_be_meant_is_refused(arguments: list[str], complaint: str) -
     assert isinstance(said, str)
     assert complaint in said
     assert arguments[0] in said
-
-
-def test_strategy
