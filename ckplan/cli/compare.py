@@ -204,8 +204,11 @@ def _check_outputs(
 ) -> Path | None:
     """See that everything can be written before any work is done; returns where the summary of the job goes."""
     check_page(outputs["page"], force)
+    from ckplan.comparison import is_json
+
     named = {name: path for name, path in outputs.items() if path is not None}
-    baseline = base if configuration is None else configuration.baseline
+    baseline = configuration.baseline if configuration is not None else base
+    baseline = baseline if baseline is not None and is_json(baseline) else None
     for name, path in named.items():
         # A baseline may take the place of the one that it was compared with.
         kept = [

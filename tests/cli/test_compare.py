@@ -307,6 +307,8 @@ def test_odd_names_are_text_everywhere(tmp_path: Path, monkeypatch: pytest.Monke
         (["broken.json", "model.onnx"], 3, "'broken.json' is not JSON"),
         (["memory.json"], 2, "there is nothing to compare"),
         (["memory.json", "--budget", "1MiB"], 2, "is not a model, and there is nothing to compare it with"),
+        (["model.onnx", "--save-baseline", "model.onnx", "-f"], 2, "is the model that is read"),
+        (["model.onnx", "model.onnx", "--save-baseline", "model.onnx", "-f"], 2, "is the model that is read"),
         (["memory.json", "model.onnx", "--markdown", "model.onnx"], 2, "is the model that is read"),
         (["memory.json", "model.onnx", "--junit", "memory.json"], 2, "is the model that is read"),
         (["memory.json", "model.onnx", "--junit", "there.txt"], 2, "there.txt exists"),
