@@ -23,7 +23,9 @@ if TYPE_CHECKING:
     from ckplan.autodiff import OPTIMIZERS, TrainingGraph, add_optimizer, build_training_graph, parse_optimizer
     from ckplan.comparison import Comparison, Limits, compare_files
     from ckplan.errors import CkplanError
+    from ckplan.explanation import Explanation, explain
     from ckplan.measure import Measurement, Verification, verify
+    from ckplan.measure.checkup import checkup
     from ckplan.model import ForwardModel, load, save
     from ckplan.plan import Plan, Problem, Timeline, bottlenecks, simulate
     from ckplan.plan.strategies import STRATEGIES, parse_strategy
@@ -44,9 +46,12 @@ _HOME = {
     "Limits": "ckplan.comparison",
     "compare_files": "ckplan.comparison",
     "CkplanError": "ckplan.errors",
+    "Explanation": "ckplan.explanation",
+    "explain": "ckplan.explanation",
     "Measurement": "ckplan.measure",
     "Verification": "ckplan.measure",
     "verify": "ckplan.measure",
+    "checkup": "ckplan.measure.checkup",
     "ForwardModel": "ckplan.model",
     "load": "ckplan.model",
     "save": "ckplan.model",
@@ -67,6 +72,7 @@ __all__ = [
     "Analysis",
     "CkplanError",
     "Comparison",
+    "Explanation",
     "ForwardModel",
     "Limits",
     "Measurement",
@@ -79,8 +85,10 @@ __all__ = [
     "analyze",
     "bottlenecks",
     "build_training_graph",
+    "checkup",
     "compare_files",
     "emit",
+    "explain",
     "load",
     "parse_optimizer",
     "parse_strategy",
