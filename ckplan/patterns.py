@@ -420,7 +420,7 @@ def _named(
         operators = tuple(_operator(nodes[index]) for index in same[0])
         name = plain = short_name(_unit_names(same[0], units), distinct=level == "layer")
         if name in names:
-            name = plain = f"{plain} ({len(operators)} nodes)"
+            name = plain = f"{plain} ({len(operators)} node{'' if len(operators) == 1 else 's'})"
         turn = 2
         while name in names:
             name, turn = f"{plain} {turn}", turn + 1
