@@ -132,3 +132,12 @@ def test_the_expected_arena_is_the_measured_one(tmp_path: Path, model: str, stra
     assert found.counters.steady.in_use == pytest.approx(arena.steady.in_use, rel=0.02, abs=2**16)
     assert found.counters.steady.held == pytest.approx(arena.steady.held, rel=0.02, abs=2**16)
     assert found.steady_without_pattern.held == pytest.approx(arena.without_pattern.held, rel=0.02, abs=2**16)
+
+
+@pytest.mark.cuda
+def test_the_limit_of_a_gpu_is_found(cuda: str, tmp_path: Path) -> None:
+    found = smallest_arena(models.chain(tmp_path / "chain.onnx", 6), device=cuda)
+    assert found.device == "cuda"
+    assert found.plain.in_use <= found.plain.limit
+    assert found.without_block or found.default.limit > found.plain.limit
+    assert found.options["gpu_mem_limit"] == str(found.default.limit)
