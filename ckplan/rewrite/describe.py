@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from importlib.metadata import version
 
 import onnx_ir as ir
 
-from ckplan import __version__
 from ckplan.keys import (
     CONTROL_EDGES,
     KEEPS,
@@ -42,7 +42,7 @@ def describe(model: ir.Model, problem: Problem, plan: Plan, control_edges: int, 
     """
     model.metadata_props.update(
         {
-            VERSION: __version__,
+            VERSION: version("ckplan"),
             STRATEGY: plan.strategy,
             PLAN: json.dumps(plan.to_json(), separators=(",", ":")),
             RECOMPUTED: str(plan.recomputed),

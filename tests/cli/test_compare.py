@@ -147,7 +147,7 @@ def test_a_budget_alone(model: Path) -> None:
 
 def test_inference_models_are_taken_as_they_are(tmp_path: Path) -> None:
     model = write_branches(tmp_path / "model.onnx")
-    larger = write_branches(tmp_path / "larger.onnx", count=5)
+    larger = write_branches(tmp_path / "larger.onnx", rows=320)
     assert run("compare", model, larger, "--inference").exit_code == 1
     assert run("compare", model, model, "--inference").exit_code == 0
     refused = run("compare", model, larger, "--inference", "--strategy", "memory")

@@ -13,30 +13,26 @@ from onnx import TensorProto, helper
 from tests.cli.test_commands import failure, outputs, run
 
 
-def write_branches(path: Path, count: int = 4, size: int = 1 << 14) -> Path:
-    """Branches that swell and shrink again, written layer by layer, and a sum of what they leave."""
-    layers = (
-        ("Mul", lambda i: ["x", f"factor{i}"], "scaled"),  # equal branches would be merged
-        ("Tile", lambda i: [f"scaled{i}", "repeats"], "swollen"),
-        ("Cos", lambda i: [f"swollen{i}"], "wave"),
-        ("ReduceMax", lambda i: [f"wave{i}", "axes"], "shrunk"),
-    )
+def write_branches(path: Path, rows: int = 256) -> Path:
+    """A wide tensor, and a branch that swells more and leaves little; onnxruntime makes the wide one first."""
     nodes = [
-        helper.make_node(op_type, reads(branch), [f"{made}{branch}"], f"{made}{branch}")
-        for op_type, reads, made in layers
-        for branch in range(count)
+        helper.make_node("Tile", ["x", "thrice"], ["swollen"], "swollen"),
+        helper.make_node("Erf", ["swollen"], ["wave"], "wave"),
+        helper.make_node("ReduceMax", ["wave", "axes"], ["shrunk"], "shrunk"),
+        helper.make_node("Tile", ["x", "once"], ["wide"], "wide"),
+        helper.make_node("Mul", ["shrunk", "wide"], ["product"], "product"),
+        helper.make_node("ReduceMax", ["product", "axes"], ["y"], "y"),
     ]
-    nodes.append(helper.make_node("Sum", [f"shrunk{branch}" for branch in range(count)], ["y"], "sum"))
     constants = [
-        helper.make_tensor("repeats", TensorProto.INT64, [2], [1, 64]),
+        helper.make_tensor("once", TensorProto.INT64, [2], [1, 64]),
+        helper.make_tensor("thrice", TensorProto.INT64, [2], [1, 192]),
         helper.make_tensor("axes", TensorProto.INT64, [1], [1]),
-        *(helper.make_tensor(f"factor{i}", TensorProto.FLOAT, [], [1.0 + i]) for i in range(count)),
     ]
     graph = helper.make_graph(
         nodes,
         "branches",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [size // 64, 1])],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [size // 64, 1])],
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [rows, 1])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [rows, 1])],
         constants,
     )
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10), path)
