@@ -107,3 +107,15 @@ def test_every_page_is_in_the_index() -> None:
 
 def test_lines_of_the_readme_are_short() -> None:
     assert [line for line in README.splitlines() if len(line) > 120] == []
+
+
+def test_figures_of_rivals_are_those_of_the_benchmarks() -> None:
+    measured = {}
+    for row in (ROOT / "benchmarks" / "README.md").read_text(encoding="utf-8").splitlines():
+        cells = [cell.strip() for cell in row.strip("|").split("|")]
+        measured[tuple(cells[:2])] = [re.sub(r" \(.*\)", "", cell) for cell in cells[2:]]
+    table = TEXTS["docs/comparisons.md"].split("## Plans on the same graphs")[1].split("\n\n!")[0]
+    rows = [[cell.strip(" `") for cell in row.strip("|").split("|")] for row in table.splitlines() if "0." in row]
+    assert len(rows) == 9
+    for network, plan, *figures in rows:
+        assert measured[network, plan.replace("`", "")] == figures
