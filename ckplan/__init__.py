@@ -6,9 +6,9 @@ stock onnxruntime. The command line is a thin layer over the names of this packa
 
     forward = ckplan.load("model.onnx", dims={"batch": 8})
     training = ckplan.build_training_graph(forward.model)
-    problem = ckplan.problem_of(training)
+    problem = ckplan.problem_of(training.model)
     plan = ckplan.parse_strategy("memory").solve(problem)
-    ckplan.save(ckplan.emit(training, plan), "training.onnx")
+    ckplan.save(ckplan.emit(training.model, plan), "training.onnx")
 
 The names are imported when they are first used, so that ``import ckplan`` costs nothing.
 """

@@ -19,7 +19,7 @@ from ckplan.plan.search import (
     cuts_within,
     evictions,
     improve,
-    segmented_evictions,
+    segmented_schedules,
     squeeze,
     tries,
     within,
@@ -144,7 +144,7 @@ def _seeds(problem: Problem, budget: int, order: Schedule, most_cost: float) -> 
     methods = (
         evictions(problem, budget, order, most),
         cuts_within(problem, budget),
-        segmented_evictions(problem, budget, order, most),
+        segmented_schedules(problem, budget, order, most),
     )
     for name, candidates in zip(_METHODS, methods, strict=True):
         yield from ((name, schedule) for schedule in within(problem, candidates, budget))

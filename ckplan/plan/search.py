@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
 
-from ckplan.plan.cuts import Cut, forward_cuts, segment_cuts, segment_limits
+from ckplan.plan.cuts import Cut, forward_cuts, kept_by_cuts, segment_cuts, segment_limits
 from ckplan.plan.eviction import Weights, evict
 from ckplan.plan.minimum_cut import between_passes
 from ckplan.plan.order import best_order
@@ -62,8 +62,8 @@ def evictions(problem: Problem, budget: int, order: Schedule, most_cost: float) 
         yield evict(problem, budget, order, weights, most_cost)
 
 
-def segmented_evictions(problem: Problem, budget: int, order: Schedule, most_cost: float) -> Iterator[Schedule | None]:
-    """Schedules by eviction where boundaries of segments are dear to evict, for segmentations of several sizes.
+def segmented_schedules(problem: Problem, budget: int, order: Schedule, most_cost: float) -> Iterator[Schedule | None]:
+    """Schedules for segmentations of several sizes: boundaries kept, all else run again; and boundaries dear to evict.
 
     Without boundaries a tight budget makes eviction thrash: long chains of recomputations evict each other's results.
     """
@@ -71,9 +71,11 @@ def segmented_evictions(problem: Problem, budget: int, order: Schedule, most_cos
     cuts = [cut for cut in forward_cuts(problem) if cut.tensors]
     for limit in segment_limits(problem, tries(problem, _SEGMENT_SIZES)):
         for candidates in ([cut for cut in cuts if cut.tensors == 1], cuts):
-            boundary = frozenset(base for cut in segment_cuts(problem, candidates, limit) for base in cut.crossing)
+            chosen = segment_cuts(problem, candidates, limit)
+            boundary = frozenset(base for cut in chosen for base in cut.crossing)
             if boundary and boundary not in tried:
                 tried.add(boundary)
+                yield recompute_schedule(problem, kept_by_cuts(problem, chosen), order)
                 bias = [_KEEP if tensor in boundary else 1.0 for tensor in range(len(problem.tensors))]
                 for time_power in (0.5, 0.1):
                     yield evict(problem, budget, order, Weights(time_power=time_power, bias=bias), most_cost)
