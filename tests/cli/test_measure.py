@@ -230,6 +230,7 @@ def test_ctrl_c_is_quiet_and_leaves_nothing_behind(tmp_path: Path) -> None:
     stdout, stderr = process.communicate(timeout=300)
     assert (process.returncode, stdout, stderr.strip()) == (130, "", "")
     assert not table.exists()
-    assert not list((tmp_path / "tmp").iterdir())
+    # onnxruntime leaves the number of its telemetry session there as soon as it is imported.
+    assert {file.name for file in (tmp_path / "tmp").iterdir()} <= {".ses"}
     with pytest.raises(ProcessLookupError):
         os.kill(child, 0)
