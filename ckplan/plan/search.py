@@ -208,33 +208,30 @@ class _Moves:
 
     def weights(self, schedule: Schedule) -> Weights:
         """Weights of eviction that lead back to a schedule, with the factors of some tensors changed."""
-        bias = _mutated(self.problem, schedule, self.evictable, self.groups, self.rng)
-        return Weights(time_power=self.rng.choice((0.0, 0.1, 0.25, 0.5, 1.0)), bias=bias)
+        return Weights(bias=self._bias(schedule), time_power=self.rng.choice((0.0, 0.1, 0.25, 0.5, 1.0)))
 
-
-def _mutated(
-    problem: Problem, schedule: Schedule, evictable: list[int], groups: list[list[int]], rng: random.Random
-) -> list[float]:
-    """Factors that lead back to a schedule, those of some tensors changed."""
-    runs = Counter(schedule)
-    strength = rng.choice((3.0, 10.0, 100.0))
-    bias = [1.0] * len(problem.tensors)
-    for tensor in evictable:
-        bias[tensor] = 1 / strength if runs[problem.producer[tensor]] > 1 else strength
-    kind = rng.random()
-    if kind < 0.35:  # a stretch of the graph
-        width = max(3, int(len(evictable) * rng.choice((0.02, 0.05, 0.1, 0.2, 0.4))))
-        start = rng.randrange(max(1, len(evictable) - width))
-        for tensor in evictable[start : start + width]:
-            bias[tensor] = rng.choice((1.0, 1.0, 0.1, 10.0))
-    elif kind < 0.7:  # tensors that look alike, such as the same place in identical blocks
-        for group in rng.sample(groups, min(len(groups), rng.choice((1, 2, 3)))):
-            first, last = sorted((rng.randrange(len(group)), rng.randrange(len(group))))
-            factor = rng.choice((0.01, 1.0, 100.0))
-            for tensor in group[first : last + 1]:
-                bias[tensor] = factor
-    else:
+    def _bias(self, schedule: Schedule) -> list[float]:
+        """Factors that lead back to a schedule, those of some tensors changed."""
+        rng, evictable = self.rng, self.evictable
+        runs = Counter(schedule)
+        strength = rng.choice((3.0, 10.0, 100.0))
+        bias = [1.0] * len(self.problem.tensors)
         for tensor in evictable:
-            if rng.random() < 0.1:
-                bias[tensor] = rng.choice((0.01, 0.1, 1.0, 10.0, 100.0))
-    return bias
+            bias[tensor] = 1 / strength if runs[self.problem.producer[tensor]] > 1 else strength
+        kind = rng.random()
+        if kind < 0.35:  # a stretch of the graph
+            width = max(3, int(len(evictable) * rng.choice((0.02, 0.05, 0.1, 0.2, 0.4))))
+            start = rng.randrange(max(1, len(evictable) - width))
+            for tensor in evictable[start : start + width]:
+                bias[tensor] = rng.choice((1.0, 1.0, 0.1, 10.0))
+        elif kind < 0.7:  # tensors that look alike, such as the same place in identical blocks
+            for group in rng.sample(self.groups, min(len(self.groups), rng.choice((1, 2, 3)))):
+                first, last = sorted((rng.randrange(len(group)), rng.randrange(len(group))))
+                factor = rng.choice((0.01, 1.0, 100.0))
+                for tensor in group[first : last + 1]:
+                    bias[tensor] = factor
+        else:
+            for tensor in evictable:
+                if rng.random() < 0.1:
+                    bias[tensor] = rng.choice((0.01, 0.1, 1.0, 10.0, 100.0))
+        return bias
