@@ -35,8 +35,7 @@ def workspace_of(node: ir.Node) -> int:
     if node.op_type == "LRN":
         return _squares(node)
     if node.op_type in ("Conv", "FusedConv"):
-        # In the blocked layout they make no columns (``core/mlas/lib/snchwc.cpp``).
-        return 0 if node.domain == "com.microsoft.nchwc" else _convolution(node)
+        return _convolution(node)
     if node.op_type == "ConvTranspose":
         return _transposed_convolution(node)
     if node.op_type in _GATES:
@@ -87,7 +86,7 @@ def _convolution(node: ir.Node) -> int:
     (``core/mlas/lib/convolve.cpp``, ``MlasConvPrepare``).
     """
     found = _shapes(node)
-    if found is None or node.domain == "com.microsoft.nchwc":
+    if found is None or node.domain == "com.microsoft.nchwc":  # blocked: no columns (``core/mlas/lib/snchwc.cpp``)
         return 0
     data, weight, result, itemsize = found
     group = node.attributes["group"].as_int() if "group" in node.attributes else 1
