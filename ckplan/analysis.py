@@ -18,7 +18,7 @@ from ckplan.plan.strategies.revolve import Revolve
 from ckplan.plan.strategies.search import Search
 from ckplan.rewrite import problem_of
 from ckplan.rewrite.runtime import executed_model, executed_orders, executed_timeline
-from ckplan.rewrite.sizes import shape_class
+from ckplan.rewrite.sizes import shape_classes
 
 if TYPE_CHECKING:
     from ckplan.autodiff import TrainingGraph
@@ -109,7 +109,7 @@ def analyze(
     order = executed_orders(list(model.graph), executed_model(model))[0]
     values = _values(model)
     # As onnxruntime runs it, dead buffers included that its planner holds for later tensors of the same shape.
-    shapes = [shape_class(values[tensor.name]) if tensor.name in values else None for tensor in problem.tensors]
+    shapes = shape_classes(model.graph, problem)
     base = simulate(problem, order, shapes)
     tried = quick_strategies() if strategies is None else strategies
     limit = int(budget * base.peak_activations) if isinstance(budget, float) else budget

@@ -13,7 +13,7 @@ from ckplan.plan import Problem, Timeline, simulate
 from ckplan.plan.simulate import lifetimes
 from ckplan.rewrite import problem_of
 from ckplan.rewrite.runtime import executed_model, executed_orders
-from ckplan.rewrite.sizes import dimensions_of, shape_class
+from ckplan.rewrite.sizes import dimensions_of, shape_classes
 
 
 class Role(Enum):
@@ -114,9 +114,8 @@ def executed_occupancy(model: ir.Model, without: Sequence[str] = ()) -> Occupanc
         ModelError: onnxruntime does not load the model.
     """
     executed = executed_model(model, without)
-    values = _values(executed)
     problem = problem_of(executed)
-    shapes = [shape_class(values[tensor.name]) if tensor.name in values else None for tensor in problem.tensors]
+    shapes = shape_classes(executed.graph, problem)
     phases = _phases(list(executed.graph), model)
     return occupancy(problem, range(len(problem.ops)), executed, shapes, phases)
 
@@ -129,10 +128,9 @@ def ordered_occupancy(model: ir.Model) -> Occupancy:
     Raises:
         ModelError: onnxruntime does not load the model.
     """
-    values = _values(model)
     problem = problem_of(model)
     order = executed_orders(list(model.graph), executed_model(model))[0]
-    shapes = [shape_class(values[tensor.name]) if tensor.name in values else None for tensor in problem.tensors]
+    shapes = shape_classes(model.graph, problem)
     return occupancy(problem, order, model, shapes, _phases(list(model.graph), model))
 
 

@@ -22,8 +22,7 @@ from ckplan.plan.problem import Problem
 from ckplan.plan.simulate import Lifetimes, lifetimes, simulate
 from ckplan.plan.timeline import Step, Timeline
 from ckplan.rewrite.problem_of import problem_of
-from ckplan.rewrite.runtime import shape_classes
-from ckplan.rewrite.sizes import DIMENSIONS, SMALL
+from ckplan.rewrite.sizes import DIMENSIONS, SMALL, shape_classes
 
 if TYPE_CHECKING:
     from ckplan.measure.arrays import Array
@@ -108,7 +107,7 @@ def replayed(
     places = aligned(list(executed.graph), run["name"], run["op"])
     _learn(executed, list(executed.graph), places, run["made"], fed)
     problem = problem_of(executed)
-    shapes = shape_classes(executed, problem)
+    shapes = shape_classes(executed.graph, problem)
     order = [place for place in places if place is not None]
     return _in_place_where_known(problem, shapes), order, shapes, places
 

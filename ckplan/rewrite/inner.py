@@ -18,7 +18,7 @@ from ckplan.plan.allocations import allocations, pattern_block
 from ckplan.plan.problem import Problem
 from ckplan.plan.simulate import simulate
 from ckplan.rewrite.execution_order import default_order, predecessors
-from ckplan.rewrite.sizes import bytes_of, dimensions_of, shape_class
+from ckplan.rewrite.sizes import bytes_of, dimensions_of, shape_classes
 
 EXECUTED = "ckplan.executed"
 """Key in ``Graph.meta`` of a body whose nodes stand in the order in which onnxruntime executes them."""
@@ -80,8 +80,7 @@ def _body_peak(body: ir.Graph, numbers: Numbers, repeated: bool) -> int:
     if not body.meta.get(EXECUTED):
         nodes = [nodes[position] for position in default_order(predecessors(nodes))]
     problem = numbers(nodes, body.inputs, body.outputs)
-    values = {value.name: value for node in nodes for value in node.outputs if value.name}
-    shapes = [shape_class(values[tensor.name]) if tensor.name in values else None for tensor in problem.tensors]
+    shapes = shape_classes(nodes, problem)
     peak = simulate(problem, range(len(nodes)), shapes).peak_activations
     if not repeated:
         return peak

@@ -7,7 +7,7 @@ it. Loading a file without its weights costs little and settles what is left to 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -17,14 +17,13 @@ from ckplan.errors import ModelError
 from ckplan.model.bodies import bodies_of
 from ckplan.model.half import missing_kernel_advice
 from ckplan.model.infer import NodeInference
-from ckplan.plan.problem import Problem
 from ckplan.plan.simulate import simulate
 from ckplan.plan.timeline import Timeline
 from ckplan.rewrite.execution_order import default_order, predecessors, priority_order
 from ckplan.rewrite.inner import EXECUTED
 from ckplan.rewrite.kernels import view_source
 from ckplan.rewrite.problem_of import problem_of
-from ckplan.rewrite.sizes import DIMENSIONS, dimensions_of, shape_class
+from ckplan.rewrite.sizes import DIMENSIONS, dimensions_of, shape_classes
 
 _SINGLE = "InsertedPrecisionFreeCast_"
 """How onnxruntime calls the float32 value that it computes in place of a half-precision one
@@ -206,13 +205,7 @@ def _made(graph: ir.Graph) -> list[ir.Value]:
 def executed_timeline(executed: ir.Model) -> Timeline:
     """The simulated memory timeline of what onnxruntime executes, dead buffers held as its planner holds them."""
     problem = problem_of(executed)
-    return simulate(problem, range(len(problem.ops)), shape_classes(executed, problem))
-
-
-def shape_classes(executed: ir.Model, problem: Problem) -> list[Hashable | None]:
-    """What onnxruntime goes by when it hands dead buffers on, for each tensor of the problem of a graph."""
-    values = {value.name: value for node in executed.graph for value in node.outputs if value.name}
-    return [shape_class(values[tensor.name]) if tensor.name in values else None for tensor in problem.tensors]
+    return simulate(problem, range(len(problem.ops)), shape_classes(executed.graph, problem))
 
 
 def executed_orders(nodes: Sequence[ir.Node], executed: ir.Model) -> list[list[int]]:

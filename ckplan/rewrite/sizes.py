@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable
 
 import onnx_ir as ir
+
+from ckplan.plan.problem import Problem
 
 SMALL = 4096
 """Tensors below this many bytes do not matter for the peak: they may be copied, and keep a static shape."""
@@ -55,3 +57,9 @@ def shape_class(value: ir.Value) -> Hashable | None:
         return None
     dims = tuple(dim if isinstance(dim, int) else dim.value for dim in value.shape)
     return None if None in dims else (value.dtype.itemsize, dims)
+
+
+def shape_classes(nodes: Iterable[ir.Node], problem: Problem) -> list[Hashable | None]:
+    """What onnxruntime goes by when it hands dead buffers on, for each tensor of the problem of some nodes."""
+    values = {value.name: value for node in nodes for value in node.outputs if value.name}
+    return [shape_class(values[tensor.name]) if tensor.name in values else None for tensor in problem.tensors]
