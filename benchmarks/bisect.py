@@ -20,10 +20,10 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.workloads import Workload
-from ckplan.measure import Bisection, smallest_arena
+from ckplan.answers.planning import Goal, rewrite
+from ckplan.meter import Bisection, smallest_arena
 from ckplan.model import save
-from ckplan.plan.strategies import parse_strategy
-from ckplan.planning import Goal, rewrite
+from ckplan.planner.strategies import parse_strategy
 from sample_models.catalogue import BUILDERS, SMALL
 from sample_models.light_models import light_model
 

@@ -20,14 +20,14 @@ from typing import Any
 import numpy as np
 
 import ckplan
-from ckplan.analysis import expected_timeline
+from ckplan.answers.analysis import expected_timeline
+from ckplan.answers.planning import Goal, rewrite
 from ckplan.errors import InfeasibleError
-from ckplan.measure import measure
+from ckplan.meter import measure
 from ckplan.model import save
-from ckplan.plan.frontier import Effort, lowest
-from ckplan.plan.peak import peak_of
-from ckplan.plan.strategies import parse_strategy
-from ckplan.planning import Goal, rewrite
+from ckplan.planner.frontier import Effort, lowest
+from ckplan.planner.peak import peak_of
+from ckplan.planner.strategies import parse_strategy
 
 TOLERANCE = 0.02
 COUNT = 10

@@ -21,8 +21,9 @@ import torch
 
 import ckplan.model
 from ckplan.autodiff import TrainingGraph, build_training_graph
-from ckplan.plan.strategies import parse_strategy
-from ckplan.rewrite import emit, problem_of
+from ckplan.planner.strategies import parse_strategy
+from ckplan.runtime import problem_of
+from ckplan.writer import emit
 from sample_models.catalogue import BUILDERS
 from sample_models.feeds import random_feeds
 from tests.oracles.torch_oracle import torch_gradients

@@ -16,10 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.workloads import WORKLOADS, Workload
-from ckplan.measure import Verification, verify
+from ckplan.meter import Verification, verify
 from ckplan.model import save
-from ckplan.plan.strategies import parse_strategy
-from ckplan.rewrite import emit, problem_of
+from ckplan.planner.strategies import parse_strategy
+from ckplan.runtime import problem_of
+from ckplan.writer import emit
 
 COLUMNS = (
     "model",

@@ -4,7 +4,7 @@
 
 Training graphs of up to 400 nodes, made from the sample models, and published graphs that are given by path (see
 `benchmarks.planning_instances`). Budgets are fractions of the peak without recomputation. A point is one percent of
-the cost of the step. The bound holds for all schedules whatsoever (`ckplan.plan.exact.stages.staged_overhead`), so
+the cost of the step. The bound holds for all schedules whatsoever (`ckplan.planner.exact.stages.staged_overhead`), so
 that the gap is an upper limit of what any planner could still gain.
 """
 
@@ -23,12 +23,12 @@ import onnx
 
 import ckplan
 from ckplan.errors import InfeasibleError
-from ckplan.plan import Plan, Problem
-from ckplan.plan.exact.stages import staged_overhead
-from ckplan.plan.instances import load_problem
-from ckplan.plan.order import best_order
-from ckplan.plan.peak import peak_of
-from ckplan.plan.strategies import parse_strategy
+from ckplan.planner import Plan, Problem
+from ckplan.planner.exact.stages import staged_overhead
+from ckplan.planner.instances import load_problem
+from ckplan.planner.order import best_order
+from ckplan.planner.peak import peak_of
+from ckplan.planner.strategies import parse_strategy
 from sample_models.catalogue import BUILDERS
 from sample_models.resnet import BLOCKS, resnet
 

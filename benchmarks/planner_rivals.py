@@ -27,9 +27,9 @@ from benchmarks.rivals_picture import draw
 from benchmarks.torch_graph import eager, trace
 from benchmarks.torch_models import MODELS, Chain
 from ckplan.errors import InfeasibleError
-from ckplan.plan import Problem
-from ckplan.plan.peak import peak_of
-from ckplan.plan.strategies import parse_strategy
+from ckplan.planner import Problem
+from ckplan.planner.peak import peak_of
+from ckplan.planner.strategies import parse_strategy
 
 BUDGETS = (1.0, 0.5, 0.2)
 SEGMENTS = (2, 4, 12)

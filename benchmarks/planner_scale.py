@@ -24,11 +24,11 @@ from typing import Any
 import numpy as np
 
 from ckplan.errors import InfeasibleError
-from ckplan.plan import Problem
-from ckplan.plan.order import best_order
-from ckplan.plan.peak import peak_of
-from ckplan.plan.problem import Kind, Op, Tensor
-from ckplan.plan.strategies import parse_strategy
+from ckplan.planner import Problem
+from ckplan.planner.order import best_order
+from ckplan.planner.peak import peak_of
+from ckplan.planner.problem import Kind, Op, Tensor
+from ckplan.planner.strategies import parse_strategy
 
 SIZES = (1_000, 10_000, 100_000)
 STRATEGIES = ("evict", "auto:steps=0")

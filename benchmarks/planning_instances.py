@@ -2,9 +2,9 @@
 
     python -m benchmarks.planning_instances cg_vgg19.txt cg_unet.txt … [--strategies chen lower_sets] [--json out.json]
 
-Files are in any of the formats of `ckplan.plan.instances`. The graphs of Kusumoto et al. (NeurIPS 2019) are found at
+Files are in any of the formats of `ckplan.planner.instances`. The graphs of Kusumoto et al. (NeurIPS 2019) are found at
 github.com/pfnet-research/recompute under ``computational_graphs``. Memory is a fraction of naive (twice the
-sum of forward activations), overhead one of the forward pass; see `ckplan.plan.instances.reference`. A row holds
+sum of forward activations), overhead one of the forward pass; see `ckplan.planner.instances.reference`. A row holds
 the overhead at each budget (``-``: no plan found), the lowest peak with its overhead, and the seconds of all of it
 and of the slowest plan.
 """
@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from ckplan.errors import CkplanError, InfeasibleError, UsageError
-from ckplan.plan import Plan, Problem
-from ckplan.plan.instances import forward_overhead, load_problem, naive_bytes
-from ckplan.plan.strategies import STRATEGIES, parse_strategy
+from ckplan.planner import Plan, Problem
+from ckplan.planner.instances import forward_overhead, load_problem, naive_bytes
+from ckplan.planner.strategies import STRATEGIES, parse_strategy
 
 BUDGETS = (0.5, 0.4, 0.3, 0.2)
 

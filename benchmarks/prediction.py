@@ -30,16 +30,17 @@ import ckplan.model
 from benchmarks.exports import EXPORTS, export
 from ckplan.autodiff import build_training_graph
 from ckplan.errors import CkplanError, InfeasibleError
-from ckplan.measure.arrays import save_arrays
-from ckplan.measure.counters import interpret
-from ckplan.measure.facts import file_facts, read_model
-from ckplan.measure.inputs import make_inputs
-from ckplan.measure.measurement import request_for
-from ckplan.measure.process import run_job
+from ckplan.meter.arrays import save_arrays
+from ckplan.meter.counters import interpret
+from ckplan.meter.facts import file_facts, read_model
+from ckplan.meter.inputs import make_inputs
+from ckplan.meter.measurement import request_for
+from ckplan.meter.process import run_job
 from ckplan.model import save
-from ckplan.plan import Problem
-from ckplan.plan.strategies import parse_strategy
-from ckplan.rewrite import emit, problem_of
+from ckplan.planner import Problem
+from ckplan.planner.strategies import parse_strategy
+from ckplan.runtime import problem_of
+from ckplan.writer import emit
 from sample_models.catalogue import BUILDERS
 from sample_models.light_models import FOLDER as LIGHT
 from sample_models.light_models import NAMES as LIGHT_NAMES

@@ -15,11 +15,11 @@ import tempfile
 from pathlib import Path
 
 from benchmarks.workloads import WORKLOADS, Workload
-from ckplan.measure import Verification, verify
-from ckplan.measure.costs import measured_costs
+from ckplan.answers.planning import Goal, rewrite
+from ckplan.meter import Verification, verify
+from ckplan.meter.costs import measured_costs
 from ckplan.model import save
-from ckplan.plan.strategies import parse_strategy
-from ckplan.planning import Goal, rewrite
+from ckplan.planner.strategies import parse_strategy
 
 MODELS = ("light_resnet50", "unet", "gpt")
 ALLOWED = 1.1

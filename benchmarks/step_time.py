@@ -36,8 +36,9 @@ from onnx import TensorProto, helper
 
 import ckplan.model
 from ckplan.autodiff import build_training_graph
-from ckplan.plan.strategies import parse_strategy
-from ckplan.rewrite import emit, problem_of
+from ckplan.planner.strategies import parse_strategy
+from ckplan.runtime import problem_of
+from ckplan.writer import emit
 from sample_models.catalogue import BUILDERS
 from sample_models.feeds import random_feeds
 

@@ -24,8 +24,8 @@ from torch.utils import _pytree as pytree
 from torch.utils.flop_counter import flop_registry
 
 from ckplan.model.costs import Cost, seconds
-from ckplan.plan import Problem
-from ckplan.plan.problem import Kind, Op, Tensor
+from ckplan.planner import Problem
+from ckplan.planner.problem import Kind, Op, Tensor
 
 
 @dataclass(frozen=True)

@@ -19,24 +19,24 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ckplan.analysis import Analysis, analyze
+    from ckplan.answers.analysis import Analysis, analyze
+    from ckplan.answers.explanation import Explanation, explain
     from ckplan.autodiff import OPTIMIZERS, TrainingGraph, add_optimizer, build_training_graph, parse_optimizer
     from ckplan.comparison import Comparison, Limits, compare_files
     from ckplan.errors import CkplanError
-    from ckplan.explanation import Explanation, explain
-    from ckplan.measure import Measurement, Verification, verify
-    from ckplan.measure.checkup import checkup
+    from ckplan.meter import Measurement, Verification, verify
+    from ckplan.meter.checkup import checkup
     from ckplan.model import ForwardModel, load, save
-    from ckplan.plan import Plan, Problem, Timeline, bottlenecks, simulate
-    from ckplan.plan.strategies import STRATEGIES, parse_strategy
-    from ckplan.rewrite.emit import emit
-    from ckplan.rewrite.problem_of import problem_of
+    from ckplan.planner import Plan, Problem, Timeline, bottlenecks, simulate
+    from ckplan.planner.strategies import STRATEGIES, parse_strategy
+    from ckplan.runtime.problem_of import problem_of
+    from ckplan.writer.emit import emit
 
 __version__ = "0.1.0"
 
 _HOME = {
-    "Analysis": "ckplan.analysis",
-    "analyze": "ckplan.analysis",
+    "Analysis": "ckplan.answers.analysis",
+    "analyze": "ckplan.answers.analysis",
     "OPTIMIZERS": "ckplan.autodiff",
     "TrainingGraph": "ckplan.autodiff",
     "add_optimizer": "ckplan.autodiff",
@@ -46,24 +46,24 @@ _HOME = {
     "Limits": "ckplan.comparison",
     "compare_files": "ckplan.comparison",
     "CkplanError": "ckplan.errors",
-    "Explanation": "ckplan.explanation",
-    "explain": "ckplan.explanation",
-    "Measurement": "ckplan.measure",
-    "Verification": "ckplan.measure",
-    "verify": "ckplan.measure",
-    "checkup": "ckplan.measure.checkup",
+    "Explanation": "ckplan.answers.explanation",
+    "explain": "ckplan.answers.explanation",
+    "Measurement": "ckplan.meter",
+    "Verification": "ckplan.meter",
+    "verify": "ckplan.meter",
+    "checkup": "ckplan.meter.checkup",
     "ForwardModel": "ckplan.model",
     "load": "ckplan.model",
     "save": "ckplan.model",
-    "Plan": "ckplan.plan",
-    "Problem": "ckplan.plan",
-    "Timeline": "ckplan.plan",
-    "bottlenecks": "ckplan.plan",
-    "simulate": "ckplan.plan",
-    "STRATEGIES": "ckplan.plan.strategies",
-    "parse_strategy": "ckplan.plan.strategies",
-    "emit": "ckplan.rewrite",
-    "problem_of": "ckplan.rewrite",
+    "Plan": "ckplan.planner",
+    "Problem": "ckplan.planner",
+    "Timeline": "ckplan.planner",
+    "bottlenecks": "ckplan.planner",
+    "simulate": "ckplan.planner",
+    "STRATEGIES": "ckplan.planner.strategies",
+    "parse_strategy": "ckplan.planner.strategies",
+    "emit": "ckplan.writer",
+    "problem_of": "ckplan.runtime",
 }
 
 __all__ = [

@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from ckplan.cli import cli
-from ckplan.plan.strategies import STRATEGIES
+from ckplan.planner.strategies import STRATEGIES
 from ckplan.report import docs, operators
 from ckplan.report.listings import default as written
 

@@ -7,7 +7,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from ckplan.plan import Timeline
+from ckplan.planner import Timeline
 from ckplan.report.curves import Curve, curves
 from docs.examples import ROOT, bash, blocks, commands, prepare
 

@@ -18,8 +18,8 @@ def cuda(tmp_path_factory: pytest.TempPathFactory) -> str:
     from onnx import helper
 
     from ckplan.errors import CkplanError
-    from ckplan.measure import measure
-    from tests.measure.models import floats, save
+    from ckplan.meter import measure
+    from tests.meter.models import floats, save
 
     folder: Path = tmp_path_factory.mktemp("cuda")
     path = save(folder / "m.onnx", [helper.make_node("Neg", ["x"], ["y"])], [floats("x", 4)], [floats("y", 4)])

@@ -9,7 +9,7 @@ import onnx
 import pytest
 
 from ckplan.cli import cli
-from ckplan.plan.strategies import STRATEGIES
+from ckplan.planner.strategies import STRATEGIES
 from docs import examples, generate
 from docs.examples import PAGES, ROOT, blocks
 

@@ -52,9 +52,9 @@ def command(
     Nothing is run: the figures are those of the simulator, which `ckplan verify` holds against onnxruntime.
     """
     check_page(page, force, model)
-    from ckplan.analysis import analyze
-    from ckplan.findings import chosen
-    from ckplan.plan.strategies import parse_strategy
+    from ckplan.answers.analysis import analyze
+    from ckplan.answers.findings import chosen
+    from ckplan.planner.strategies import parse_strategy
 
     tried = [parse_strategy(text) for text in strategies] or None
     planned = subject(model, **options)

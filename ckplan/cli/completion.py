@@ -15,7 +15,7 @@ _BREAKS = ":="
 
 def strategies(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Strategies, and behind ``name:`` their options."""
-    from ckplan.plan.strategies import STRATEGIES
+    from ckplan.planner.strategies import STRATEGIES
 
     return choices(STRATEGIES, incomplete)
 

@@ -18,7 +18,7 @@ def command(as_json: bool) -> None:
     Devices and meters are tried, not asked for their names: a small training step runs on each. The exit code is 5 if
     something is broken that ckplan cannot do without.
     """
-    from ckplan.measure.checkup import checkup
+    from ckplan.meter.checkup import checkup
 
     with stage("checking") as doing:
         found = checkup(doing)

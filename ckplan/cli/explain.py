@@ -55,12 +55,12 @@ def command(
     The plan is the one that `ckplan rewrite` makes with the same options. TENSOR is the name of a value in the model or
     in its training graph, or of a node, which stands for what it makes.
     """
+    from ckplan.answers.explanation import explain
+    from ckplan.answers.planning import plan_graph
     from ckplan.cli.planning import costs_of, goal_of, read_plan, tell
-    from ckplan.explanation import explain
     from ckplan.model.read import read
-    from ckplan.plan.strategies import parse_strategy
-    from ckplan.planning import plan_graph
-    from ckplan.rewrite import problem_of
+    from ckplan.planner.strategies import parse_strategy
+    from ckplan.runtime import problem_of
 
     wanted, goal = parse_strategy(strategy), goal_of(budget, overhead, seconds)
     planned = subject(model, **options)

@@ -53,7 +53,7 @@ def command(
         check_output(target, force, model, *([inputs] if inputs else []))
     if len(targets) == 2 and targets[0].resolve() == targets[1].resolve():
         raise UsageError(f"--trace and --csv both name {targets[0]}", "give each a file of its own")
-    from ckplan.measure import measure, smallest_arena
+    from ckplan.meter import measure, smallest_arena
     from ckplan.model.saving import write_text
     from ckplan.report import exports
 

@@ -11,13 +11,13 @@ from ckplan.cli.terminal import settings, stage
 from ckplan.errors import UsageError
 
 if TYPE_CHECKING:
-    from ckplan.analysis import Analysis
+    from ckplan.answers.analysis import Analysis
+    from ckplan.answers.findings import Chosen
+    from ckplan.answers.pareto import Pareto
+    from ckplan.answers.planning import Planned
     from ckplan.cli.training import Subject
     from ckplan.comparison import Comparison
-    from ckplan.findings import Chosen
-    from ckplan.measure import Verification
-    from ckplan.pareto import Pareto
-    from ckplan.planning import Planned
+    from ckplan.meter import Verification
 
 
 def check_page(page: Path | None, force: bool, *others: Path) -> None:
@@ -54,7 +54,7 @@ def write_page(page: Path, force: bool, title: str, **found: Any) -> None:
         UsageError: the file exists and may not be overwritten.
         EnvironmentUnavailableError: no permission, or no space left.
     """
-    from ckplan.findings import Findings, environment
+    from ckplan.answers.findings import Findings, environment
     from ckplan.model.saving import write_text
     from ckplan.report.html import render
 
@@ -67,8 +67,8 @@ def write_page(page: Path, force: bool, title: str, **found: Any) -> None:
 
 def analysis_page(page: Path, force: bool, title: str, subject: Subject, analysis: Analysis) -> None:
     """Write the page of an analysis."""
-    from ckplan.findings import contents_of
-    from ckplan.occupancy import ordered_occupancy
+    from ckplan.answers.findings import contents_of
+    from ckplan.runtime.occupancy import ordered_occupancy
 
     with stage("laying out memory"):
         contents = contents_of(subject.model, subject.training)
@@ -103,8 +103,8 @@ def plan_page(
         pareto: the frontier, if it was looked for.
         verification: what both files did when they ran, if they did.
     """
-    from ckplan.findings import contents_of
-    from ckplan.occupancy import executed_occupancy
+    from ckplan.answers.findings import contents_of
+    from ckplan.runtime.occupancy import executed_occupancy
 
     with stage("laying out memory"):
         contents = contents_of(subject.model, subject.training)
@@ -126,7 +126,7 @@ def plan_page(
 
 def files_page(page: Path, force: bool, base: Path, new: Path, verification: Verification) -> None:
     """Write the page of two files that ran."""
-    from ckplan.findings import file_occupancy
+    from ckplan.answers.findings import file_occupancy
 
     with stage("laying out memory"):
         before, why_before = file_occupancy(base)

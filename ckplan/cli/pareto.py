@@ -63,10 +63,10 @@ def command(
                 f"'{output}' is not the name of an SVG picture", "end it in .svg, the one kind that is written"
             )
         check_output(output, force, model)
+    from ckplan.answers.pareto import pareto
     from ckplan.cli.planning import costs_of
     from ckplan.model.saving import write_text
-    from ckplan.pareto import pareto
-    from ckplan.plan.strategies import parse_strategy
+    from ckplan.planner.strategies import parse_strategy
 
     tried = [parse_strategy(text) for text in strategies] or None
     planned = subject(model, **options)

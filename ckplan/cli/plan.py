@@ -57,11 +57,11 @@ def command(
     --plan` writes it into the graph; it may be edited, and is simulated anew when it is read.
     """
     check_output(output, force, model)
+    from ckplan.answers.findings import chosen
+    from ckplan.answers.planning import plan_graph
     from ckplan.cli.planning import costs_of, goal_of, tell
-    from ckplan.findings import chosen
     from ckplan.model.saving import write_text
-    from ckplan.plan.strategies import parse_strategy
-    from ckplan.planning import plan_graph
+    from ckplan.planner.strategies import parse_strategy
 
     wanted, goal = parse_strategy(strategy), goal_of(budget, overhead, seconds)
     planned = subject(model, **options)

@@ -13,14 +13,14 @@ from ckplan.errors import ModelError
 if TYPE_CHECKING:
     import onnx_ir as ir
 
-    from ckplan.analysis import Offer
-    from ckplan.plan import Plan
-    from ckplan.planning import Goal
+    from ckplan.answers.analysis import Offer
+    from ckplan.answers.planning import Goal
+    from ckplan.planner import Plan
 
 
 def goal_of(budget: int | float | None, overhead: float | None, seconds: float | None) -> Goal:
     """The goal that the options ask for; a budget that is a float is a ratio."""
-    from ckplan.planning import Goal
+    from ckplan.answers.planning import Goal
 
     if isinstance(budget, float):
         return Goal(share=budget, overhead=overhead, seconds=seconds)
@@ -31,7 +31,7 @@ def costs_of(model: ir.Model, cost: str, device: str) -> dict[str, float] | None
     """Seconds of each node as ``--cost`` asks for them, None for the analytic ones."""
     if cost == "flops":
         return None
-    from ckplan.measure.costs import measured_costs
+    from ckplan.meter.costs import measured_costs
 
     with stage("measuring what nodes cost"):
         return measured_costs(model, device)
@@ -43,9 +43,9 @@ def tell(plan: Plan, model: ir.Model) -> list[str]:
     With ``--verbose`` reasons are given first.
     """
     if settings().verbose:
-        from ckplan.explanation import only_once
+        from ckplan.answers.explanation import only_once
         from ckplan.report.explanation import reasons
-        from ckplan.rewrite import problem_of
+        from ckplan.runtime import problem_of
 
         details(reasons(only_once(model), problem_of(model), plan))
     said = []
@@ -73,8 +73,8 @@ def read_plan(path: Path, model: ir.Model) -> Plan:
     Raises:
         ModelError: the file is no plan, or one for another graph.
     """
-    from ckplan.plan import plan_from_json
-    from ckplan.rewrite import problem_of
+    from ckplan.planner import plan_from_json
+    from ckplan.runtime import problem_of
 
     try:
         data = json.loads(path.read_text(encoding="utf-8"))

@@ -9,12 +9,12 @@ from ckplan.cli.terminal import notes, stage
 from ckplan.errors import CheckFailedError
 
 if TYPE_CHECKING:
-    from ckplan.measure import Verification
+    from ckplan.meter import Verification
 
 
 def run_both(base: Path, new: Path, *, device: str, inputs: Path | None, seed: int) -> Verification:
     """Measure two files on the same inputs; says on stderr which device ran."""
-    from ckplan.measure import verify
+    from ckplan.meter import verify
 
     with stage("running both files"):
         found = verify(base, new, device=device, inputs=inputs, seed=seed)

@@ -64,13 +64,13 @@ def command(
     what is kept and what is recomputed. With --verify both files are run, and the page shows what was measured as well.
     """
     check_page(output, force, model)
-    from ckplan.analysis import analyze
+    from ckplan.answers.analysis import analyze
+    from ckplan.answers.findings import chosen
+    from ckplan.answers.pareto import pareto
+    from ckplan.answers.planning import rewrite
     from ckplan.cli.planning import costs_of, goal_of, tell
-    from ckplan.findings import chosen
     from ckplan.model import save
-    from ckplan.pareto import pareto
-    from ckplan.plan.strategies import parse_strategy
-    from ckplan.planning import rewrite
+    from ckplan.planner.strategies import parse_strategy
 
     wanted, goal = parse_strategy(strategy), goal_of(budget, overhead, seconds)
     planned = subject(model, **options)

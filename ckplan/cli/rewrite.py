@@ -70,11 +70,11 @@ def command(
     """
     check_output(output, force, model)
     check_page(page, force, model, output)
+    from ckplan.answers.findings import chosen
+    from ckplan.answers.planning import rewrite, rewrite_as
     from ckplan.cli.planning import costs_of, goal_of, read_plan, tell
-    from ckplan.findings import chosen
     from ckplan.model import save
-    from ckplan.plan.strategies import parse_strategy
-    from ckplan.planning import rewrite, rewrite_as
+    from ckplan.planner.strategies import parse_strategy
 
     wanted, goal = parse_strategy(strategy), goal_of(budget, overhead, seconds)
     planned = subject(model, **options)

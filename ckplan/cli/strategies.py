@@ -13,7 +13,7 @@ from ckplan.cli.terminal import show, show_json
 @talk_options
 def command(as_json: bool) -> None:
     """List the planning strategies and their options."""
-    from ckplan.plan.strategies import STRATEGIES
+    from ckplan.planner.strategies import STRATEGIES
 
     if as_json:
         from ckplan.report import json

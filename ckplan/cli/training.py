@@ -60,8 +60,8 @@ def subject(model: Path, *, inference: bool, **options: Any) -> Subject:
             f"`--inference` plans the model as it is, without training, and does not go with {', '.join(given)}",
             "leave out one or the other",
         )
+    from ckplan.answers.planning import inference_graph
     from ckplan.model import load
-    from ckplan.planning import inference_graph
 
     with stage(f"reading {model.name}"):
         forward = load(model, dims=options["dims"], shapes=options["shapes"])

@@ -11,7 +11,7 @@ from ckplan.comparison.snapshot import Alive, Snapshot
 from ckplan.comparison.versions import ckplan_version
 from ckplan.errors import ModelError
 from ckplan.model.saving import write_text
-from ckplan.plan import Timeline
+from ckplan.planner import Timeline
 
 SCHEMA = 1
 """Version of the form of baselines; raised when a reader of the old form would misunderstand the new one."""

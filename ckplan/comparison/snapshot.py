@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ckplan.comparison.settings import Settings
-from ckplan.occupancy import Occupancy
-from ckplan.plan import Timeline
+from ckplan.planner import Timeline
+from ckplan.runtime.occupancy import Occupancy
 
 WORKSPACE = "workspace"
 """What stands for a shape in the entry of a kernel's workspace, which is no tensor."""
@@ -49,7 +49,7 @@ class Alive:
         node: name of the node that makes the tensor.
         op_type: operator of that node.
         shape: sizes as text, such as ``8x3``; `WORKSPACE` for a workspace.
-        role: what it is there for, such as ``kept``; see `ckplan.occupancy.Role`. Empty where it is not known.
+        role: what it is there for, such as ``kept``; see `ckplan.runtime.occupancy.Role`. Empty where it is not known.
     """
 
     tensor: str

@@ -15,14 +15,14 @@ from ckplan.comparison.snapshot import WORKSPACE, Alive, Measured, Snapshot
 from ckplan.comparison.versions import ckplan_version, onnxruntime_version
 from ckplan.errors import EnvironmentUnavailableError
 from ckplan.keys import PLAN, RECOMPUTE_OF
-from ckplan.measure import measure
+from ckplan.meter import measure
 from ckplan.model import save
-from ckplan.occupancy import Occupancy, executed_occupancy
-from ckplan.plan.strategies import parse_strategy
-from ckplan.rewrite.emit import emit
-from ckplan.rewrite.problem_of import problem_of
-from ckplan.rewrite.runtime import executed_model, executed_timeline
-from ckplan.rewrite.sizes import bytes_of
+from ckplan.planner.strategies import parse_strategy
+from ckplan.runtime.executed import executed_model, executed_timeline
+from ckplan.runtime.occupancy import Occupancy, executed_occupancy
+from ckplan.runtime.problem_of import problem_of
+from ckplan.runtime.sizes import bytes_of
+from ckplan.writer.emit import emit
 
 _LAYOUTS = ("NchwcTransformer", "NhwcTransformer")
 """Optimisers of onnxruntime that go by the processor it runs on: they are left out, so that a snapshot does not."""

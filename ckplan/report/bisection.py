@@ -11,7 +11,7 @@ from ckplan.report.text import counted, percent, table
 from ckplan.units import format_bytes
 
 if TYPE_CHECKING:
-    from ckplan.measure import Bisection
+    from ckplan.meter import Bisection
 
 
 def bisection(found: Bisection) -> tuple[str, list[RenderableType]]:

@@ -13,7 +13,7 @@ from ckplan.report.text import page, section, table
 from ckplan.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
-    from ckplan.findings import Block, Chosen
+    from ckplan.answers.findings import Block, Chosen
 
 _TOP = 8
 

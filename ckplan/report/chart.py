@@ -10,7 +10,7 @@ from rich.console import Console, ConsoleOptions
 from rich.segment import Segment
 from rich.style import Style
 
-from ckplan.plan import Step, Timeline
+from ckplan.planner import Step, Timeline
 from ckplan.units import format_bytes
 
 _EIGHTHS = " ▁▂▃▄▅▆▇█"

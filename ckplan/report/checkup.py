@@ -13,7 +13,7 @@ from ckplan.report.json import SCHEMA
 from ckplan.report.text import table
 
 if TYPE_CHECKING:
-    from ckplan.measure.checkup import Finding
+    from ckplan.meter.checkup import Finding
 
 _STYLES = {"ok": "green", "missing": "yellow", "broken": "bold red"}
 

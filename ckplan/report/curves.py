@@ -12,7 +12,7 @@ from ckplan.report.svg import xml_text
 from ckplan.units import format_bytes
 
 if TYPE_CHECKING:
-    from ckplan.plan import Timeline
+    from ckplan.planner import Timeline
 
 _WIDTH, _HEIGHT = 940, 348
 _LEFT, _TOP, _RIGHT, _BOTTOM = 84, 52, 920, 300

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ckplan.plan.strategies import Strategy
+    from ckplan.planner.strategies import Strategy
 
 
 @dataclass(frozen=True)

@@ -10,13 +10,13 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from ckplan.plan import Kind, Plan, Problem, lower_bound
+from ckplan.planner import Kind, Plan, Problem, lower_bound
 from ckplan.report.json import SCHEMA
 from ckplan.report.text import counted, page, percent, section, shape_text
 from ckplan.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
-    from ckplan.explanation import Again, Explanation, Life, Opposite, Use
+    from ckplan.answers.explanation import Again, Explanation, Life, Opposite, Use
 
 _FATES = {
     "kept": "is kept for the backward pass",

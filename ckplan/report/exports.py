@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 from ckplan.errors import EnvironmentUnavailableError
 
 if TYPE_CHECKING:
-    from ckplan.measure import Counters, Measurement
-    from ckplan.plan import Step
+    from ckplan.meter import Counters, Measurement
+    from ckplan.planner import Step
 
 _COLUMNS = (
     "step",

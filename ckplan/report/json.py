@@ -12,14 +12,14 @@ from ckplan.report import docs
 from ckplan.report.blocks import blocks_json
 
 if TYPE_CHECKING:
-    from ckplan.analysis import Analysis, Offer, TensorFacts
+    from ckplan.answers.analysis import Analysis, Offer, TensorFacts
+    from ckplan.answers.findings import Chosen
+    from ckplan.answers.pareto import Pareto
     from ckplan.autodiff import TrainingGraph
     from ckplan.autodiff.coverage import Coverage
-    from ckplan.findings import Chosen
-    from ckplan.measure import Bisection, Measurement, Verification
-    from ckplan.pareto import Pareto
-    from ckplan.plan import Plan, Timeline
-    from ckplan.plan.strategies import Strategy
+    from ckplan.meter import Bisection, Measurement, Verification
+    from ckplan.planner import Plan, Timeline
+    from ckplan.planner.strategies import Strategy
 
 SCHEMA = 1
 """Raised when a reader of the old form would misunderstand the new one."""

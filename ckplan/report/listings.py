@@ -13,7 +13,7 @@ from ckplan.report import docs
 from ckplan.report.text import page, section, table
 
 if TYPE_CHECKING:
-    from ckplan.plan.strategies import Strategy
+    from ckplan.planner.strategies import Strategy
 
 
 def strategies(kinds: Sequence[type[Strategy]]) -> RenderableType:

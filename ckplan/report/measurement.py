@@ -16,7 +16,7 @@ from ckplan.report.text import counted, ending, line, page, percent, section, ta
 from ckplan.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
-    from ckplan.measure import Alive, Bisection, Counters, Inside, Measurement
+    from ckplan.meter import Alive, Bisection, Counters, Inside, Measurement
 
 _TOP = 10
 _LEAST = 1e-3

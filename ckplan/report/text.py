@@ -12,14 +12,14 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from ckplan.plan import Kind
+from ckplan.planner import Kind
 from ckplan.report.chart import Chart
 from ckplan.units import format_bytes
 
 if TYPE_CHECKING:
-    from ckplan.analysis import Analysis, Offer, TensorFacts
+    from ckplan.answers.analysis import Analysis, Offer, TensorFacts
     from ckplan.autodiff import TrainingGraph
-    from ckplan.plan import Plan, Timeline
+    from ckplan.planner import Plan, Timeline
 
 _TOP = 10
 

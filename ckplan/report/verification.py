@@ -15,7 +15,7 @@ from ckplan.report.text import counted, line, page, saving, section, table
 from ckplan.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
-    from ckplan.measure import Measurement, Verification
+    from ckplan.meter import Measurement, Verification
 
 _SHOWN = 10
 

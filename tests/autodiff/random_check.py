@@ -13,8 +13,9 @@ from onnx import numpy_helper
 
 from ckplan.autodiff import TrainingGraph, build_training_graph
 from ckplan.model.loading import normalise
-from ckplan.plan.strategies import parse_strategy
-from ckplan.rewrite import emit, problem_of
+from ckplan.planner.strategies import parse_strategy
+from ckplan.runtime import problem_of
+from ckplan.writer import emit
 from tests.autodiff.gradcheck import onnxruntime_run, to_dtype, to_overridable
 from tests.node_cases.check import Unsteady, at_kink, slope_of
 from tests.node_cases.functions import by_reference

@@ -9,8 +9,8 @@ import pytest
 
 from ckplan.autodiff import TrainingGraph, build_training_graph
 from ckplan.errors import UsageError
-from ckplan.plan import simulate
-from ckplan.rewrite import problem_of
+from ckplan.planner import simulate
+from ckplan.runtime import problem_of
 from tests.autodiff.gradcheck import check_training_graph, onnxruntime_run, parse, values
 
 FAN = """

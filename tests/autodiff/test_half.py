@@ -13,7 +13,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from ckplan.autodiff import TrainingGraph, build_training_graph
 from ckplan.errors import ModelError
-from ckplan.measure import measure
+from ckplan.meter import measure
 from ckplan.model.execute import random_inputs
 from ckplan.model.half import half_precision_notes
 from ckplan.model.loading import normalise

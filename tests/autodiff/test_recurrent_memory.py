@@ -9,10 +9,11 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from ckplan.autodiff import build_training_graph
-from ckplan.measure import Measurement, measure
+from ckplan.meter import Measurement, measure
 from ckplan.model import save
-from ckplan.plan.strategies import parse_strategy
-from ckplan.rewrite import emit, problem_of
+from ckplan.planner.strategies import parse_strategy
+from ckplan.runtime import problem_of
+from ckplan.writer import emit
 from tests.autodiff.gradcheck import infer
 
 STEPS, BATCH, FEATURES, HIDDEN = 196, 8, 16, 32

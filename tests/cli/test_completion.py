@@ -12,7 +12,7 @@ import pytest
 
 from ckplan.cli import cli
 from ckplan.cli.completion import Bash
-from ckplan.plan.strategies import STRATEGIES
+from ckplan.planner.strategies import STRATEGIES
 
 
 @pytest.mark.parametrize(

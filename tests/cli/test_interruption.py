@@ -18,7 +18,7 @@ from tests.cli.conftest import write_model
 PROGRAM = """
 import signal, sys
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have started the tests with it ignored
-from ckplan.plan import frontier
+from ckplan.planner import frontier
 from ckplan.cli import main
 
 improve = frontier.improve

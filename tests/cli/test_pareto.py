@@ -8,9 +8,9 @@ from xml.etree import ElementTree
 
 import pytest
 
-from ckplan.pareto import pareto
-from ckplan.plan import Problem
-from ckplan.plan.strategies.keep_all import KeepAll
+from ckplan.answers.pareto import pareto
+from ckplan.planner import Problem
+from ckplan.planner.strategies.keep_all import KeepAll
 from tests.cli.test_commands import failure, run
 
 FEW = ("--strategy", "none", "--strategy", "memory", "--strategy", "list", "--dim", "batch=64")

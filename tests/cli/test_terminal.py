@@ -15,7 +15,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from ckplan.cli import cli
 from ckplan.cli.terminal import Settings, stage
-from ckplan.measure import checkup
+from ckplan.meter import checkup
 from tests.cli.test_commands import run
 
 LONG = "/encoder/a_module_with_a_very_long_name_that_no_terminal_has_room_for/" * 3
@@ -150,7 +150,7 @@ def test_a_stage_on_a_terminal_shows_what_the_library_logs(
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "60")
     with click.Context(cli, obj=Settings()), stage("planning") as doing:
-        logging.getLogger("ckplan.plan.frontier").info("eviction: %d within a budget", 7)
+        logging.getLogger("ckplan.planner.frontier").info("eviction: %d within a budget", 7)
         doing("writing")
     shown = capsys.readouterr().err
     assert "writing …" in shown

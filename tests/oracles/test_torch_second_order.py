@@ -12,7 +12,7 @@ import torch
 
 from ckplan.autodiff import TrainingGraph, build_training_graph
 from ckplan.autodiff.paths import prune
-from ckplan.measure.inputs import make_inputs
+from ckplan.meter.inputs import make_inputs
 from ckplan.model import normalise
 from sample_models.catalogue import SMALL
 from tests.autodiff.gradcheck import onnxruntime_run

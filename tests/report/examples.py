@@ -7,8 +7,8 @@ from typing import Any
 
 from rich.console import Console, RenderableType
 
-from ckplan.analysis import Analysis, Offer, TensorFacts
-from ckplan.measure import (
+from ckplan.answers.analysis import Analysis, Offer, TensorFacts
+from ckplan.meter import (
     Counters,
     Heap,
     Measurement,
@@ -21,7 +21,7 @@ from ckplan.measure import (
     Timing,
     Verification,
 )
-from ckplan.plan import Kind, Op, Problem, Step, Tensor, Timeline, make_plan
+from ckplan.planner import Kind, Op, Problem, Step, Tensor, Timeline, make_plan
 
 KIB = 1024
 

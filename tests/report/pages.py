@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from ckplan.findings import Block, Chosen, Contents, Decision, Findings
-from ckplan.occupancy import Buffer, Occupancy, Role, Span
-from ckplan.plan import Step, Timeline
+from ckplan.answers.findings import Block, Chosen, Contents, Decision, Findings
+from ckplan.planner import Step, Timeline
+from ckplan.runtime.occupancy import Buffer, Occupancy, Role, Span
 
 KIB = 1024
 EVIL = "</script><script>alert(1)</script><!--'\"&\u2028\u202e`${1}`{{ 7 * 7 }}"

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from ckplan.plan import Timeline
+from ckplan.planner import Timeline
 from ckplan.report import json as as_json
 from ckplan.report import text
 from tests.report.examples import KIB, analysis, printed, timeline

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from ckplan.measure import Bisection, Prediction, Smallest
-from ckplan.measure.bisect import Try
+from ckplan.meter import Bisection, Prediction, Smallest
+from ckplan.meter.bisect import Try
 from ckplan.report import json as as_json
 from ckplan.report.measurement import measurement
 from tests.report import examples

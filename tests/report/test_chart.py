@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from ckplan.plan import Step, Timeline
+from ckplan.planner import Step, Timeline
 from ckplan.report.chart import Chart, columns, eighths
 
 

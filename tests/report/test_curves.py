@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from xml.etree import ElementTree
 
-from ckplan.plan import Step, Timeline
+from ckplan.planner import Step, Timeline
 from ckplan.report.curves import Curve, curves
 
 MIB = 2**20

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from ckplan.errors import EnvironmentUnavailableError
-from ckplan.measure import Counters, Inside, Measurement, Prediction
-from ckplan.plan import Step, Timeline
+from ckplan.meter import Counters, Inside, Measurement, Prediction
+from ckplan.planner import Step, Timeline
 from ckplan.report import exports
 from tests.report import examples
 from tests.report.examples import KIB, timeline

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from ckplan.pareto import Pareto
-from ckplan.plan import Kind, Op, Problem, Tensor, make_plan
+from ckplan.answers.pareto import Pareto
+from ckplan.planner import Kind, Op, Problem, Tensor, make_plan
 from ckplan.report.html import render
 from ckplan.report.html.chart_data import MOST_BANDS, Curve, Strings, chart_data
 from ckplan.units import format_bytes

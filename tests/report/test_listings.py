@@ -10,8 +10,8 @@ import onnx
 import pytest
 
 from ckplan.autodiff.coverage import Coverage, Kind, microsoft_operators, standard_operators
-from ckplan.plan import Problem
-from ckplan.plan.strategies import STRATEGIES, Strategy
+from ckplan.planner import Problem
+from ckplan.planner.strategies import STRATEGIES, Strategy
 from ckplan.report import docs, listings, operators
 from ckplan.report import json as as_json
 from tests.report.examples import printed

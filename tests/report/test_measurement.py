@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ckplan.measure import Alive, Gpu, Inside, Measurement, NonFinite, Prediction, Recomputation
+from ckplan.meter import Alive, Gpu, Inside, Measurement, NonFinite, Prediction, Recomputation
 from ckplan.report import json as as_json
 from ckplan.report.measurement import measurement, summary
 from tests.report import examples

@@ -12,9 +12,9 @@ from xml.etree import ElementTree
 import pytest
 from rich.console import Console
 
-from ckplan.analysis import Offer
-from ckplan.pareto import Pareto
-from ckplan.plan import Kind, Op, Plan, Problem, Tensor, make_plan
+from ckplan.answers.analysis import Offer
+from ckplan.answers.pareto import Pareto
+from ckplan.planner import Kind, Op, Plan, Problem, Tensor, make_plan
 from ckplan.report import svg
 from ckplan.report.pareto import pareto as reported
 from ckplan.report.plot import Plot, byte_ticks, percent_ticks, plot_of

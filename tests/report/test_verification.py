@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import json
 
-from ckplan.measure import OutputDifference, Recomputation
+from ckplan.meter import OutputDifference, Recomputation
 from ckplan.report import json as as_json
 from ckplan.report.verification import summary, verification
 from tests.report import examples

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from os.path import commonprefix
 from typing import Any
 
-from ckplan.occupancy import Buffer, Occupancy, Role
-from ckplan.plan import Timeline
+from ckplan.planner import Timeline
 from ckplan.report.chart import backward_pass
+from ckplan.runtime.occupancy import Buffer, Occupancy, Role
 from ckplan.units import format_bytes
 
 MOST_BANDS = 4000

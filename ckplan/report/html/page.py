@@ -18,10 +18,10 @@ from ckplan.units import format_bytes
 if TYPE_CHECKING:
     from jinja2 import Template
 
+    from ckplan.answers.findings import Findings
     from ckplan.comparison import Comparison
-    from ckplan.findings import Findings
-    from ckplan.measure import Measurement
-    from ckplan.occupancy import Occupancy
+    from ckplan.meter import Measurement
+    from ckplan.runtime.occupancy import Occupancy
 
 _SCRIPTS = ("chart.js", "page.js")
 

@@ -12,11 +12,11 @@ from ckplan.report.verification import figures, summary
 from ckplan.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
-    from ckplan.analysis import Offer, TensorFacts
-    from ckplan.findings import Block, Decision, Findings
-    from ckplan.measure import Verification
-    from ckplan.occupancy import Occupancy
-    from ckplan.pareto import Pareto
+    from ckplan.answers.analysis import Offer, TensorFacts
+    from ckplan.answers.findings import Block, Decision, Findings
+    from ckplan.answers.pareto import Pareto
+    from ckplan.meter import Verification
+    from ckplan.runtime.occupancy import Occupancy
 
 _ALIVE = 400
 """Rows of the table of what is alive at the peak."""

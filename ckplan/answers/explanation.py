@@ -1,0 +1,410 @@
+"""Why a plan keeps a tensor or makes it again, what that costs, and what the opposite would."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+import onnx_ir as ir
+
+from ckplan.answers.patterns import patterns
+from ckplan.errors import UsageError
+from ckplan.model.costs import node_cost
+from ckplan.model.traits import why_only_once
+from ckplan.planner import Kind, Plan, Problem, Step
+from ckplan.planner.alternatives import Copy, copies_of, keeping_instead, recomputed_with, recomputing_instead
+from ckplan.planner.plan import make_plan
+from ckplan.runtime.sizes import dimensions_of
+from ckplan.units import format_bytes
+
+if TYPE_CHECKING:
+    from ckplan.autodiff import TrainingGraph
+
+Fate = Literal["kept", "recomputed", "freed", "held", "backward"]
+"""Kept for the backward pass; made again; freed after its last reader; in memory all the time; of the backward pass."""
+
+_FREE = 1e-4
+"""Overhead that is not worth talking about."""
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """A step that makes or reads a tensor.
+
+    Attributes:
+        step: its position in the schedule, from 0.
+        node: the node that runs.
+        op_type: its operator.
+        backward: whether it belongs to the backward pass.
+        recomputed: whether it ran before.
+    """
+
+    step: int
+    node: str
+    op_type: str
+    backward: bool
+    recomputed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Life:
+    """A copy of a tensor.
+
+    Attributes:
+        made: the step that makes it; None for what is there from the beginning.
+        first: the first step that reads it, if any does.
+        last: the last one.
+        at_peak: whether it is there at the peak.
+    """
+
+    made: Use | None
+    first: Use | None
+    last: Use | None
+    at_peak: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Again:
+    """What it takes to make a tensor again.
+
+    Attributes:
+        seconds: of compute, as estimated or measured, ancestors included.
+        share: the same as a ratio of the step.
+        flops: the floating-point operations of that as a ratio of the step's.
+        nodes: what runs, in forward order; the last one makes the tensor.
+    """
+
+    seconds: float
+    share: float
+    flops: float
+    nodes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Opposite:
+    """The plan with the decision on this tensor turned round, and nothing else.
+
+    Attributes:
+        peak: bytes of activations.
+        overhead: extra compute as a ratio of the step.
+    """
+
+    peak: int
+    overhead: float
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """What a plan does with a tensor, and why.
+
+    Attributes:
+        tensor: its name in the training graph.
+        shape: its sizes, None where they are not known.
+        dtype: its type, such as ``FLOAT``.
+        bytes: bytes of its memory.
+        view_of: the tensor whose memory it is, if it is a view.
+        maker: the node that makes it; None for parameters and inputs.
+        op_type: operator of that node.
+        block: the repeated block of the network that the node stands in, and how often that occurs.
+        fate: what the plan does with it.
+        never: why no plan makes it again; empty if one might.
+        reason: why the plan does what it does, a sentence.
+        lives: its copies.
+        again: what making it again takes (of a kept tensor: would take).
+        opposite: what the opposite decision would lead to; None if there is none.
+        strategy: the plan's.
+        peak: bytes of activations of the plan.
+        overhead: extra compute of the plan as a ratio of the step.
+        steps: number of steps of the plan.
+        notes: what was found out about the name.
+    """
+
+    tensor: str
+    shape: tuple[int, ...] | None
+    dtype: str
+    bytes: int
+    view_of: str
+    maker: str | None
+    op_type: str
+    block: tuple[str, int] | None
+    fate: Fate
+    never: str
+    reason: str
+    lives: tuple[Life, ...]
+    again: Again | None
+    opposite: Opposite | None
+    strategy: str
+    peak: int
+    overhead: float
+    steps: int
+    notes: tuple[str, ...] = ()
+
+
+def explain(
+    model: ir.Model,
+    problem: Problem,
+    plan: Plan,
+    name: str,
+    *,
+    training: TrainingGraph | None = None,
+    forward: Callable[[], ir.Model] | None = None,
+) -> Explanation:
+    """Explain what a plan does with a tensor.
+
+    Args:
+        model: the graph that was planned.
+        problem: its numbers, node positions as op ids.
+        plan: the plan.
+        name: a tensor of the graph, or a node, which stands for its first output; also a tensor of ``forward`` that
+            has another name in the graph.
+        training: what is known of the graph if it is a training graph.
+        forward: gives the model as it is in the file, whose names a user knows.
+
+    Raises:
+        UsageError: there is no such tensor.
+    """
+    ids = {tensor.name: index for index, tensor in enumerate(problem.tensors)}
+    found, notes = _named(name, ids, model, forward)
+    tensor = ids[found]
+    nodes = list(model.graph)
+    producer = problem.producer[tensor]
+    node = nodes[producer] if producer >= 0 else None
+    value = _value(model, node, found)
+    base = problem.view_root[tensor]
+    lives, copies = _lives(problem, plan, nodes, tensor)
+    never = _never(problem, nodes, base, training)
+    fate = _fate(problem, plan, base, copies)
+    again, opposite = None, None
+    maker = problem.producer[base]
+    if not never and maker >= 0:
+        again, opposite = _alternative(problem, plan, nodes, maker, fate)
+    return Explanation(
+        tensor=found,
+        shape=None if value is None else dimensions_of(value),
+        dtype="" if value is None or value.dtype is None else value.dtype.name,
+        bytes=problem.tensors[base].bytes,
+        view_of=problem.tensors[base].name if base != tensor else "",
+        maker=None if node is None else str(node.name),
+        op_type="" if node is None else node.op_type,
+        block=None if node is None else _block(model, str(node.name)),
+        fate=fate,
+        never=never,
+        reason=_reason(fate, never, lives, plan, opposite),
+        lives=lives,
+        again=again,
+        opposite=opposite,
+        strategy=plan.strategy,
+        peak=plan.predicted.peak_activations,
+        overhead=plan.overhead,
+        steps=len(plan.schedule),
+        notes=tuple(notes),
+    )
+
+
+def only_once(model: ir.Model) -> dict[str, list[str]]:
+    """The nodes of a graph that no plan runs again, by reason; those of the backward pass are not among them."""
+    found: dict[str, list[str]] = {}
+    for node in model.graph:
+        if reason := why_only_once(node):
+            found.setdefault(reason, []).append(str(node.name))
+    return found
+
+
+def _named(
+    name: str, ids: Mapping[str, int], model: ir.Model, forward: Callable[[], ir.Model] | None
+) -> tuple[str, list[str]]:
+    """The tensor that a name means, and what was found out on the way.
+
+    Raises:
+        UsageError: there is no such tensor.
+    """
+    if name in ids:
+        return name, []
+    for node in model.graph:
+        if node.name == name and node.outputs and node.outputs[0].name in ids:
+            made = str(node.outputs[0].name)
+            return made, [f"'{name}' is a node; this is about '{made}', which it makes"]
+    known: dict[str, ir.Value] = {}
+    if forward is not None:
+        graph = forward().graph
+        known = {str(value.name): value for node in graph for value in node.outputs if value.name}
+        known |= {str(key): value for key, value in graph.initializers.items()}
+        value: ir.Value | None = known.get(name)
+        passed: list[str] = []
+        while value is not None and (maker := value.producer()) is not None and maker.op_type in _PASSING:
+            passed.append(maker.op_type)
+            value = maker.inputs[0]
+            if value is not None and value.name in ids:
+                through = " and ".join(dict.fromkeys(passed))
+                return str(value.name), [f"'{name}' is '{value.name}' in this graph, as {through} gave way"]
+    if name in known:
+        raise UsageError(
+            f"tensor '{name}' of the model is not in the graph that is planned: it is constant, or was replaced when "
+            "the model was brought into normal form, or nothing that is computed needs it",
+            _near(name, ids) or "name another tensor",
+        )
+    for node in model.graph:
+        for attribute in node.attributes.values():
+            bodies = [attribute.as_graph()] if attribute.type == ir.AttributeType.GRAPH else []
+            if any(value.name == name for body in bodies for inner in body.all_nodes() for value in inner.outputs):
+                raise UsageError(
+                    f"tensor '{name}' is made in the body of {node.op_type} '{node.name}', which is planned as a whole",
+                    f"explain what that makes: `{node.outputs[0].name}`",
+                )
+    raise UsageError(
+        f"there is no tensor '{name}' in the model", _near(name, ids) or "`ckplan analyze` names the largest"
+    )
+
+
+_PASSING = frozenset({"Identity", "Dropout", "Cast"})
+
+
+def _near(name: str, ids: Mapping[str, int]) -> str:
+    """Names like one that does not exist; a part of a name counts as well."""
+    parts = sorted((known for known in ids if name.lower() in known.lower()), key=len)[:3] if len(name) > 2 else []
+    near = parts or difflib.get_close_matches(name, ids, n=3, cutoff=0.5)
+    return f"near it are {', '.join(f'`{known}`' for known in near)}" if near else ""
+
+
+def _value(model: ir.Model, node: ir.Node | None, name: str) -> ir.Value | None:
+    if node is not None:
+        return next(value for value in node.outputs if value.name == name)
+    fed = next((value for value in model.graph.inputs if value.name == name), None)
+    return fed or model.graph.initializers.get(name)
+
+
+def _block(model: ir.Model, node: str) -> tuple[str, int] | None:
+    for pattern in patterns(model):
+        if pattern.level == "group" and any(node in names for names in pattern.occurrences):
+            return pattern.name, pattern.count
+    return None
+
+
+def _lives(
+    problem: Problem, plan: Plan, nodes: Sequence[ir.Node], tensor: int
+) -> tuple[tuple[Life, ...], Sequence[Copy]]:
+    """The copies of a tensor, for people and as numbers."""
+    schedule, peak = plan.schedule, plan.predicted.peak_step
+
+    def use(step: int | None) -> Use | None:
+        if step is None:
+            return None
+        moment: Step = plan.predicted.steps[step]
+        return Use(step, moment.op, nodes[schedule[step]].op_type, moment.backward, moment.recomputed)
+
+    if problem.producer[problem.view_root[tensor]] < 0:
+        base = problem.view_root[tensor]
+        shares = {other for other, root in enumerate(problem.view_root) if root == base}
+        reads = [step for step, index in enumerate(schedule) if not shares.isdisjoint(problem.ops[index].inputs)]
+        first, last = (use(reads[0]), use(reads[-1])) if reads else (None, None)
+        return (Life(None, first, last, at_peak=True),), ()
+    copies = copies_of(problem, schedule, tensor)
+    returned = problem.tensors[problem.view_root[tensor]].kind is Kind.OUTPUT
+    return tuple(
+        Life(
+            use(copy.made),
+            use(copy.reads[0] if copy.reads else None),
+            use(copy.reads[-1] if copy.reads else None),
+            at_peak=copy.made <= peak and (returned or peak <= copy.last),
+        )
+        for copy in copies
+    ), copies
+
+
+def _never(problem: Problem, nodes: Sequence[ir.Node], base: int, training: TrainingGraph | None) -> str:
+    """Why no plan makes a tensor again; empty if one might."""
+    tensor, producer = problem.tensors[base], problem.producer[base]
+    if tensor.kind is Kind.PARAMETER:
+        return "it is a parameter or a constant, which is in memory all the time"
+    if producer < 0:
+        return "it is an input, which the caller holds"
+    if tensor.kind is Kind.OUTPUT:
+        return f"it is {_role(tensor.name, training)}, which the caller gets: it stays in memory to the end"
+    if problem.ops[producer].backward:
+        return "the backward pass makes it, and only what the forward pass made is made again"
+    if reason := why_only_once(nodes[producer]):
+        return reason
+    return "" if problem.ops[producer].recomputable else "its node must not run twice"
+
+
+def _role(name: str, training: TrainingGraph | None) -> str:
+    """What an output of the file is."""
+    if training is not None:
+        if name == training.loss:
+            return "the loss"
+        for source, made in training.updates.items():
+            if made == name:
+                return f"the new value of '{source}', which changes once a step"
+        for source, made in {**training.gradients, **training.retained}.items():
+            if made == name:
+                return f"the gradient of '{source}'"
+    return "an output of the file"
+
+
+def _fate(problem: Problem, plan: Plan, base: int, copies: Sequence[Copy]) -> Fate:
+    producer = problem.producer[base]
+    if producer < 0 or problem.tensors[base].kind is Kind.OUTPUT:
+        return "held"
+    if problem.ops[producer].backward:
+        return "backward"
+    if len(copies) > 1:
+        return "recomputed"
+    moments = [plan.predicted.steps[step] for step in copies[0].reads]
+    late = any(moment.backward or moment.recomputed for moment in moments)
+    return "kept" if late else "freed"
+
+
+def _alternative(
+    problem: Problem, plan: Plan, nodes: Sequence[ir.Node], maker: int, fate: Fate
+) -> tuple[Again | None, Opposite | None]:
+    """What making a tensor again takes, and what the opposite of the plan's decision leads to."""
+    if fate == "recomputed":
+        ran = recomputed_with(problem, plan.schedule, maker)
+        schedule = keeping_instead(problem, plan.schedule, maker)
+    else:
+        other = recomputing_instead(problem, plan.schedule, maker)
+        if other is None:
+            return None, None
+        schedule, ran = other
+    opposite = make_plan(problem, plan.strategy, schedule)
+    seconds = sum(problem.ops[index].cost for index in ran)
+    whole = sum(node_cost(node).flops for node in nodes)
+    again = Again(
+        seconds=seconds,
+        share=seconds / problem.cost if problem.cost else 0.0,
+        flops=sum(node_cost(nodes[index]).flops for index in ran) / whole if whole else 0.0,
+        nodes=tuple(problem.ops[index].name for index in ran),
+    )
+    return again, Opposite(opposite.predicted.peak_activations, opposite.overhead)
+
+
+def _reason(fate: Fate, never: str, lives: Sequence[Life], plan: Plan, opposite: Opposite | None) -> str:
+    """Why the plan does what it does, in a sentence."""
+    if never:
+        return f"it cannot be made again: {never}"
+    if opposite is None:
+        return (
+            "only the forward pass reads it: it is freed after its last reader, and making it again would serve nothing"
+        )
+    peak, extra = opposite.peak - plan.predicted.peak_activations, opposite.overhead - plan.overhead
+    at_peak = any(life.at_peak for life in lives)
+    if fate == "recomputed":
+        if peak > 0:
+            return f"keeping it would raise the peak by {format_bytes(peak)}"
+        if -extra < _FREE:
+            return "making it again costs next to nothing"
+        return "the strategy makes it again although the peak has room for it: what it weighs is not this tensor alone"
+    if peak > 0:
+        return (
+            f"making it again would raise the peak by {format_bytes(peak)}: what it is made from would be held or made"
+        )
+    if peak == 0 and not at_peak:
+        return "it is not in memory at the peak: making it again would cost time and save nothing there"
+    if peak == 0:
+        return "making it again would cost time and not lower the peak, which then is reached at another step"
+    return (
+        f"making it again would save {format_bytes(-peak)} at the peak and cost {100 * extra:.2f} % more compute, "
+        "which the goal did not ask for"
+    )

@@ -1,0 +1,291 @@
+"""Everything that is known of a model's memory at the end of a command, as one value: what a report shows."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from math import prod
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ckplan.answers.analysis import Analysis
+from ckplan.answers.patterns import patterns
+from ckplan.planner import Kind, Plan, Problem
+from ckplan.runtime import problem_of
+from ckplan.runtime.occupancy import Occupancy, Role, executed_occupancy, occupancy
+from ckplan.runtime.sizes import dimensions_of
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+    from ckplan.answers.pareto import Pareto
+    from ckplan.autodiff import TrainingGraph
+    from ckplan.comparison import Comparison
+    from ckplan.meter import Verification
+
+_PACKAGES = ("ckplan", "onnx", "onnx-ir", "numpy")
+_RUNTIMES = ("onnxruntime-gpu", "onnxruntime")
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What a plan does with a tensor of the forward pass that the backward pass needs.
+
+    Attributes:
+        tensor: its name.
+        shape: its sizes, None where they are not known.
+        bytes: bytes that it takes by itself; 0 for a view of another tensor.
+        node: the node that makes it.
+        op_type: operator of that node.
+        times: how often the node runs again; 0 for a tensor that is kept.
+        seconds: extra compute for that, as estimated.
+    """
+
+    tensor: str
+    shape: tuple[int, ...] | None
+    bytes: int
+    node: str
+    op_type: str
+    times: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Decisions on the tensors of a repeated block of nodes.
+
+    Attributes:
+        name: its operators, such as ``Conv+BatchNormalization+Relu``.
+        count: how often the block stands in the forward pass.
+        decisions: in forward order.
+    """
+
+    name: str
+    count: int
+    decisions: tuple[Decision, ...]
+
+    @property
+    def kept(self) -> int:
+        """Bytes of the tensors that are kept."""
+        return sum(decision.bytes for decision in self.decisions if not decision.times)
+
+    @property
+    def recomputed(self) -> int:
+        """Bytes of the tensors that are made again."""
+        return sum(decision.bytes for decision in self.decisions if decision.times)
+
+    @property
+    def seconds(self) -> float:
+        """Extra compute."""
+        return sum(decision.seconds for decision in self.decisions)
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """The plan of a file.
+
+    Attributes:
+        strategy: the strategy with its options.
+        budget: bytes of activations not to exceed, if there was one.
+        lower_bound: bytes of activations below which no schedule can go.
+        overhead: extra compute as a ratio of the step.
+        recomputed: number of nodes that run again.
+        blocks: what it does with the tensors of each kind of block, the largest first.
+        layers: the same by repeated layers, such as transformer blocks; what lies in no layer is left out.
+    """
+
+    strategy: str
+    budget: int | None
+    lower_bound: int
+    overhead: float
+    recomputed: int
+    blocks: tuple[Block, ...]
+    layers: tuple[Block, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """What a file holds besides activations.
+
+    Attributes:
+        forward: number of forward nodes.
+        backward: number of backward nodes.
+        parameters: bytes of parameters and constants.
+        inputs: bytes of inputs.
+        outputs: bytes of outputs.
+        trained: number of parameters that have a gradient, and of their values.
+        loss: what is minimised, in words; empty for a graph that is not trained.
+    """
+
+    forward: int
+    backward: int
+    parameters: int
+    inputs: int
+    outputs: int
+    trained: tuple[int, int] = (0, 0)
+    loss: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Findings:
+    """What a report shows; what was not looked into is None.
+
+    Attributes:
+        title: the model's name.
+        command: the command line that led here.
+        environment: names and versions of what it ran on.
+        notes: what was chosen for the user and what could not be done, a sentence each.
+        contents: what the file holds besides activations.
+        before: memory over the step without a plan.
+        after: memory over the step of the planned file.
+        plan: the plan.
+        analysis: bottlenecks, and what strategies would save.
+        pareto: the frontier.
+        verification: what both files did when they ran.
+        comparison: models held against older ones and against limits.
+    """
+
+    title: str
+    command: str
+    environment: tuple[tuple[str, str], ...]
+    notes: tuple[str, ...] = ()
+    contents: Contents | None = None
+    before: Occupancy | None = None
+    after: Occupancy | None = None
+    plan: Chosen | None = None
+    analysis: Analysis | None = None
+    pareto: Pareto | None = None
+    verification: Verification | None = None
+    comparison: Comparison | None = None
+
+
+def contents_of(model: ir.Model, training: TrainingGraph | None = None) -> Contents:
+    """What a graph holds besides activations.
+
+    Args:
+        model: the graph.
+        training: what is known of it if it is a training graph.
+    """
+    problem = problem_of(model)
+    sizes = {kind: sum(tensor.bytes for tensor in problem.tensors if tensor.kind is kind) for kind in Kind}
+    trained = (0, 0)
+    if training is not None:
+        values = {value.name: value for node in model.graph for value in node.outputs}
+        gradients = [dimensions_of(values[name]) or () for name in training.gradients.values()]
+        trained = len(gradients), sum(map(prod, gradients))
+    return Contents(
+        forward=len(problem.forward),
+        backward=len(problem.backward),
+        parameters=sizes[Kind.PARAMETER],
+        inputs=sizes[Kind.INPUT],
+        outputs=sizes[Kind.OUTPUT],
+        trained=trained,
+        loss="" if training is None else training.description,
+    )
+
+
+def chosen(model: ir.Model, plan: Plan, budget: int | None = None, costs: Mapping[str, float] | None = None) -> Chosen:
+    """What a plan does, block by block.
+
+    Args:
+        model: the graph that the plan was made for.
+        plan: its schedule.
+        budget: bytes of activations not to exceed.
+        costs: seconds of nodes by name, where others than the analytic ones count.
+    """
+    problem = problem_of(model).with_costs(costs or {})
+    decisions = _decisions(problem, plan.schedule, model)
+    blocks, layers = [], []
+    for pattern in patterns(model):  # the layers come first
+        members = [name for names in pattern.occurrences for name in names]
+        if pattern.level == "layer":
+            mine = tuple(decision for name in members for decision in decisions.get(name, ()))
+            layers.append(Block(pattern.name, pattern.count, mine))
+            continue
+        mine = tuple(decision for name in members for decision in decisions.pop(name, ()))
+        if mine:
+            blocks.append(Block(pattern.name, pattern.count, mine))
+    blocks += [Block(mine[0].op_type, len(mine), tuple(mine)) for mine in decisions.values()]
+    return Chosen(
+        strategy=plan.strategy,
+        budget=budget,
+        lower_bound=plan.lower_bound,
+        overhead=plan.overhead,
+        recomputed=plan.recomputed,
+        blocks=tuple(sorted(blocks, key=lambda block: (-block.kept - block.recomputed, -block.seconds))),
+        layers=tuple(layers),
+    )
+
+
+def _decisions(problem: Problem, schedule: Sequence[int], model: ir.Model) -> dict[str, list[Decision]]:
+    """The decisions of a schedule by the node that makes the tensor, in forward order."""
+    nodes = list(model.graph)
+    runs = [0] * len(problem.ops)
+    for index in schedule:
+        runs[index] += 1
+    ids = {tensor.name: index for index, tensor in enumerate(problem.tensors)}
+    held = {
+        ids[span.tensor]: buffer.bytes
+        for buffer in occupancy(problem, schedule, model).buffers
+        for span in buffer.spans
+        if span.role is Role.KEPT
+    }
+    found: dict[str, list[Decision]] = {}
+    for index, op in enumerate(problem.ops):
+        values = {value.name: value for value in nodes[index].outputs}
+        extra = runs[index] - 1
+        for position, tensor in enumerate(op.outputs):
+            if not extra and tensor not in held:
+                continue
+            name = problem.tensors[tensor].name
+            size = 0 if tensor in op.views else problem.tensors[tensor].bytes
+            found.setdefault(op.name, []).append(
+                Decision(
+                    tensor=name,
+                    shape=dimensions_of(values[name]),
+                    bytes=size if extra else held[tensor],
+                    node=op.name,
+                    op_type=nodes[index].op_type,
+                    times=extra,
+                    seconds=0.0 if position else extra * op.cost,
+                )
+            )
+    return found
+
+
+def file_occupancy(path: Path) -> tuple[Occupancy | None, str]:
+    """What is in memory when onnxruntime runs a file, as simulated; or None, and why there is nothing.
+
+    Args:
+        path: an ONNX file of any origin.
+    """
+    from ckplan.meter.facts import read_model
+
+    try:
+        model = read_model(path)
+        found = executed_occupancy(model)
+    except Exception as error:  # a file of any origin; what was measured is there without it
+        return None, f"the tensors of {path.name} could not be simulated: {' '.join(str(error).split())}"
+    unknown = sum(value.name != "" and dimensions_of(value) is None for node in model.graph for value in node.outputs)
+    if unknown:
+        return None, f"the tensors of {path.name} are not drawn: the file does not tell the sizes of {unknown:,}"
+    return found, ""
+
+
+def environment(device: str = "cpu") -> tuple[tuple[str, str], ...]:
+    """Names and versions of what a command runs on.
+
+    Args:
+        device: ``cpu`` or ``cuda``: what ran, or what the figures are for.
+    """
+    found = [(package, version(package)) for package in _PACKAGES]
+    for package in _RUNTIMES:
+        try:
+            found.append((package, version(package)))
+        except ModuleNotFoundError:
+            continue
+    system = f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores"
+    return (*found, ("Python", platform.python_version()), ("system", system), ("device", device))

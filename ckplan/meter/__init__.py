@@ -1,0 +1,85 @@
+"""Run models in onnxruntime and tell memory, time and numerics.
+
+`measure` looks at one file, `verify` holds a new file against a base file. Models run in child processes only.
+Names are loaded when they are first used: the child processes import this package too, and need little of it.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ckplan.meter.alive import Alive, Gap, Inside
+    from ckplan.meter.bisect import Bisection, Smallest, smallest_arena
+    from ckplan.meter.errors import RunFailedError
+    from ckplan.meter.inputs import Inputs, make_inputs
+    from ckplan.meter.measurement import measure
+    from ckplan.meter.nvml import Gpu
+    from ckplan.meter.types import (
+        Counters,
+        Heap,
+        Measurement,
+        NonFinite,
+        Numerics,
+        Origin,
+        OutputDifference,
+        Prediction,
+        Recomputation,
+        Resident,
+        Steady,
+        Timing,
+        Verification,
+        Workspace,
+    )
+    from ckplan.meter.verification import verify
+
+__all__ = [
+    "Alive",
+    "Bisection",
+    "Counters",
+    "Gap",
+    "Gpu",
+    "Heap",
+    "Inputs",
+    "Inside",
+    "Measurement",
+    "NonFinite",
+    "Numerics",
+    "Origin",
+    "OutputDifference",
+    "Prediction",
+    "Recomputation",
+    "Resident",
+    "RunFailedError",
+    "Smallest",
+    "Steady",
+    "Timing",
+    "Verification",
+    "Workspace",
+    "make_inputs",
+    "measure",
+    "smallest_arena",
+    "verify",
+]
+
+_HOMES = {
+    "Alive": "alive",
+    "Bisection": "bisect",
+    "Gap": "alive",
+    "Gpu": "nvml",
+    "Inside": "alive",
+    "Inputs": "inputs",
+    "RunFailedError": "errors",
+    "Smallest": "bisect",
+    "make_inputs": "inputs",
+    "measure": "measurement",
+    "smallest_arena": "bisect",
+    "verify": "verification",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_HOMES.get(name, 'types')}"), name)

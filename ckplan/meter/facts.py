@@ -1,0 +1,138 @@
+"""What the file itself says about a model that is to be run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ckplan.errors import ModelError
+from ckplan.keys import PHASE, PREDICTED_ACTIVATIONS, PREDICTED_TOTAL, RECOMPUTE_OF
+from ckplan.meter.types import Prediction
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+_BACKWARD_MARK = "/grad/"
+_RECOMPUTE_MARK = "/recompute"
+
+
+@dataclass(frozen=True)
+class FileFacts:
+    """Figures and names that a measurement needs from the file.
+
+    Attributes:
+        initializer_bytes: size of all initializers and Constant nodes, those of nested graphs included.
+        overridable_bytes: the part of them that is also a graph input, which onnxruntime takes for no constant.
+        producers: node that makes each output of the file, by output name.
+        order: names of the main graph's nodes, in file order.
+        forward: names of the nodes that are marked as forward; in the graph of a second derivative, they may bear
+            names of gradient nodes.
+        backward: names of the nodes that are marked as backward, or unmarked and named so.
+        recomputed: names of the nodes that are marked as recomputed, or named so.
+        prediction: the peaks that the file promises.
+    """
+
+    initializer_bytes: int
+    overridable_bytes: int
+    producers: Mapping[str, str]
+    order: tuple[str, ...]
+    forward: frozenset[str]
+    backward: frozenset[str]
+    recomputed: frozenset[str]
+    prediction: Prediction
+
+    def is_backward(self, node: str) -> bool:
+        """Whether an executed node belongs to the backward pass; nodes that optimisers made are told by their names."""
+        return node in self.backward or (node not in self.forward and _BACKWARD_MARK in node)
+
+    def is_recomputed(self, node: str) -> bool:
+        """Whether an executed node is a recomputation."""
+        return node in self.recomputed or _RECOMPUTE_MARK in node
+
+
+def read_model(path: Path) -> ir.Model:
+    """Read a model; external data stay on disk.
+
+    Raises:
+        ModelError: the file is missing or is not an ONNX model.
+    """
+    import onnx_ir as ir
+
+    if not path.is_file():
+        raise ModelError(f"there is no model file `{path}`", "check the path")
+    try:
+        model = ir.load(path)
+    except Exception as error:
+        raise ModelError(f"`{path}` is not a readable ONNX model ({type(error).__name__})") from error
+    if not model.graph.outputs:
+        raise ModelError(f"`{path}` is not an ONNX model with outputs")
+    return model
+
+
+def file_facts(model: ir.Model) -> FileFacts:
+    """Read the facts off a model."""
+    producers = {}
+    for value in model.graph.outputs:
+        node = value.producer()
+        if value.name and node is not None:
+            producers[value.name] = node.name or ""
+    forward, backward, recomputed = set(), set(), set()
+    for node in _all_nodes(model.graph):
+        if not node.name:
+            continue
+        phase = node.metadata_props.get(PHASE)
+        if phase == "forward":
+            forward.add(node.name)
+        elif phase == "backward" or _BACKWARD_MARK in node.name:
+            backward.add(node.name)
+        if _RECOMPUTE_MARK in node.name or RECOMPUTE_OF in node.metadata_props:
+            recomputed.add(node.name)
+    overridable = [model.graph.initializers.get(value.name or "") for value in model.graph.inputs]
+    return FileFacts(
+        initializer_bytes=_initializer_bytes(model.graph),
+        overridable_bytes=sum(
+            value.const_value.nbytes for value in overridable if value is not None and value.const_value is not None
+        ),
+        producers=producers,
+        order=tuple(node.name or "" for node in model.graph),
+        forward=frozenset(forward),
+        backward=frozenset(backward),
+        recomputed=frozenset(recomputed),
+        prediction=Prediction(
+            _number(model.metadata_props.get(PREDICTED_ACTIVATIONS)), _number(model.metadata_props.get(PREDICTED_TOTAL))
+        ),
+    )
+
+
+def fed_inputs(model: ir.Model) -> list[ir.Value]:
+    """Graph inputs that a caller has to feed: those without an initializer."""
+    return [value for value in model.graph.inputs if value.name not in model.graph.initializers]
+
+
+def _number(text: str | None) -> int | None:
+    try:
+        return None if text is None else round(float(text))
+    except ValueError:
+        return None
+
+
+def _all_nodes(graph: ir.Graph) -> Iterator[ir.Node]:
+    import onnx_ir as ir
+
+    yield from ir.traversal.RecursiveGraphIterator(graph)
+
+
+def _initializer_bytes(graph: ir.Graph) -> int:
+    """Bytes of the initializers of a graph and of all graphs in its nodes, Constant nodes among them."""
+    total = sum(value.const_value.nbytes for value in graph.initializers.values() if value.const_value is not None)
+    for node in graph:
+        for attribute in node.attributes.values():
+            if attribute.type.name == "GRAPH":
+                total += _initializer_bytes(attribute.as_graph())
+            elif attribute.type.name == "GRAPHS":
+                total += sum(_initializer_bytes(nested) for nested in attribute.as_graphs())
+            elif node.op_type == "Constant" and attribute.type.name == "TENSOR":
+                total += attribute.as_tensor().nbytes
+    return total

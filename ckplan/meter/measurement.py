@@ -1,0 +1,252 @@
+"""Measure one file: memory by three meters, step time, outputs."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import onnx_ir as ir
+
+from ckplan.errors import CkplanError, UsageError
+from ckplan.meter.alive import Inside
+from ckplan.meter.arrays import load_arrays, save_arrays
+from ckplan.meter.counters import interpret, steady_state
+from ckplan.meter.device import check_device
+from ckplan.meter.errors import RunFailedError
+from ckplan.meter.executed import executed_graph
+from ckplan.meter.facts import FileFacts, file_facts, read_model
+from ckplan.meter.foresight import with_foresight
+from ckplan.meter.inputs import Inputs, make_inputs
+from ckplan.meter.inside import look_inside
+from ckplan.meter.numerics import count_nonfinite
+from ckplan.meter.nvml import Gpu
+from ckplan.meter.problems import SLACK, TOLERANCE
+from ckplan.meter.process import run_job
+from ckplan.meter.types import Counters, Heap, Measurement, Prediction, Recomputation, Resident
+from ckplan.model.half import half_precision_notes
+from ckplan.units import format_bytes, format_seconds
+
+_VARIANTS = (
+    {"order": "default", "pattern": True},
+    {"order": "priority", "pattern": True},
+    {"order": "default", "pattern": False},
+)
+
+Progress = Callable[[str], None]
+
+
+def _silent(doing: str) -> None:
+    pass
+
+
+def measure(
+    path: str | Path,
+    *,
+    device: str = "auto",
+    inputs: Path | None = None,
+    seed: int = 0,
+    runs: int = 5,
+    threads: int | None = None,
+    dims: Mapping[str, int] | None = None,
+    shapes: Mapping[str, Sequence[int]] | None = None,
+    heap: bool = True,
+    inside: bool = False,
+    progress: Progress = _silent,
+) -> Measurement:
+    """Run a model in onnxruntime, with default session options, and tell what it takes.
+
+    The model runs in child processes only: one for each meter and one for times and outputs.
+
+    Args:
+        path: an ONNX file that onnxruntime can run; a training graph or any other.
+        device: ``auto`` (CUDA if it works), ``cpu`` or ``cuda``.
+        inputs: an ``.npz`` with the inputs to use; None makes up seeded random ones.
+        seed: of the random inputs.
+        runs: number of timed steps.
+        threads: intra-op threads; None leaves onnxruntime's default.
+        dims: sizes of named dimensions, for random inputs.
+        shapes: shapes of whole inputs, for random inputs.
+        heap: whether to run the second meter (memray), which costs a further process.
+        inside: whether to look at the executed graph as well, for what is alive at the peak and for what was to be
+            expected; costs a further process, which loads the model and does not run it.
+        progress: is told what is being done.
+
+    Raises:
+        UsageError: an option does not fit the model.
+        ModelError: the file is not a model, or onnxruntime does not run it.
+        EnvironmentUnavailableError: the device is not there; as `RunFailedError`, a process ended early.
+    """
+    check_options(device, runs, threads)
+    model = read_model(Path(path))
+    chosen = make_inputs(model, file=inputs, seed=seed, dims=dims, shapes=shapes)
+    with tempfile.TemporaryDirectory(prefix="ckplan-") as name:
+        folder = Path(name)
+        save_arrays(folder / "inputs", chosen.arrays)
+        request = request_for(Path(path), folder / "inputs", device, threads)
+        return measured(
+            model, chosen, request, folder / "outputs", runs=runs, heap=heap, inside=inside, progress=progress
+        )
+
+
+def check_options(device: str, runs: int, threads: int | None) -> None:
+    """Raises UsageError for an option that no model could be measured with."""
+    check_device(device)
+    if runs < 1:
+        raise UsageError(f"cannot time {runs} runs", "ask for at least one")
+    if threads is not None and threads < 1:
+        raise UsageError(f"cannot run on {threads} threads", "ask for at least one")
+
+
+def request_for(path: Path, inputs: Path, device: str, threads: int | None) -> dict[str, Any]:
+    """What every job needs to know; JSON-ready."""
+    return {"path": str(path), "inputs": str(inputs), "device": device, "threads": threads}
+
+
+def measured(
+    model: ir.Model,
+    inputs: Inputs,
+    request: Mapping[str, Any],
+    outputs: Path,
+    *,
+    runs: int,
+    heap: bool,
+    inside: bool = False,
+    progress: Progress = _silent,
+) -> Measurement:
+    """Run all meters on one file; the outputs of its first run stay in the folder ``outputs``.
+
+    Raises:
+        CkplanError: as `measure`.
+    """
+    facts = file_facts(model)
+    name = Path(request["path"]).name
+    progress(f"running {name}: times and outputs")
+    executed = outputs.with_name(f"{outputs.name}-executed.onnx")
+    try:
+        plain = run_job("plain", {**request, "outputs": str(outputs), "runs": runs})
+    except RunFailedError as error:
+        if not inside:
+            raise
+        progress(f"loading {name} to find out what it was to take")
+        raise with_foresight(error, model, inputs.arrays, request, executed) from error
+    # A device that fell back once need not be tried again.
+    request = {**request, "device": plain["device"]}
+    progress(f"running {name}: counters of the allocator")
+    asked = {"variants": list(_VARIANTS), "producers": dict(facts.producers), "optimized": str(executed) * inside}
+    try:
+        variants = run_job("counters", {**request, **asked})
+    except RunFailedError as error:
+        raise _after_all(error, plain) from error
+    notes = list(inputs.notes)
+    if plain["device"] == "cpu":
+        notes.extend(half_precision_notes(model))
+    if plain["not_tensors"]:
+        notes.append(f"outputs that are not tensors were not looked at: {', '.join(plain['not_tensors'])}")
+    by_order: list[Counters | None] = [interpret(variant, facts, inputs.nbytes) for variant in variants[:2]]
+    if by_order[0] is None:
+        notes.append(
+            f"onnxruntime {plain['version']} reports no memory counters (1.31 and later do): "
+            "figures are from the heap meter"
+        )
+    heap_found = None
+    if heap:
+        progress(f"running {name}: high-water of the heap")
+        heap_found, note = _heap(request, plain["device"])
+        notes.extend([note] if note else [])
+    if by_order[0] is not None:
+        notes.extend(_broken_promise(facts.prediction, by_order[0]))
+    looked = None
+    if inside and by_order[0] is not None:
+        progress(f"reading what onnxruntime made of {name}")
+        looked, note = _inside(model, executed, variants[0]["runs"][0], by_order[0], inputs, facts)
+        notes.extend([note] if note else [])
+    if plain["gpu_note"]:
+        notes.append(plain["gpu_note"])
+    if plain["device"] == "cuda":
+        notes.append("times of nodes are those of starting their kernels, which run on while the next node is started")
+        if looked is not None:
+            notes.append("what is expected is simulated with the workspaces of the CPU's kernels")
+    kept = load_arrays(outputs, mapped=True)
+    return Measurement(
+        path=str(request["path"]),
+        device=plain["device"],
+        providers=tuple(plain["providers"]),
+        onnxruntime=plain["version"],
+        threads=request["threads"],
+        input_bytes=inputs.nbytes,
+        output_bytes=sum(array.nbytes for array in kept.values()),
+        parameter_bytes=facts.initializer_bytes,
+        counters=by_order[0],
+        priority=by_order[1],
+        steady_without_pattern=steady_state(variants[2]),
+        heap=heap_found,
+        resident=Resident(**plain["resident"]),
+        step_seconds=tuple(plain["seconds"]),
+        repeatable=plain["repeatable"],
+        nonfinite=count_nonfinite(kept),
+        prediction=facts.prediction,
+        recomputation=_recomputation(facts, variants[0]["runs"]),
+        notes=tuple(notes),
+        inside=looked,
+        gpu=Gpu(**plain["gpu"]) if plain["gpu"] else None,
+    )
+
+
+def _after_all(error: RunFailedError, plain: Mapping[str, Any]) -> RunFailedError:
+    """The failure of a later run, with what the first process had found."""
+    seconds, resident = median(plain["seconds"]), plain["resident"]["peak"]
+    return RunFailedError(
+        f"{error.message}; before, without the profiler, it ran in {format_seconds(seconds)} with "
+        f"{format_bytes(resident)} resident",
+        error.hint,
+        stage=error.stage,
+        learnt={**error.learnt, "seconds": seconds, "resident_peak": resident},
+        stderr=error.stderr,
+    )
+
+
+def _heap(request: Mapping[str, Any], device: str) -> tuple[Heap | None, str]:
+    """The second meter, or why there is none: it is a check on the first, so its failure is not the end."""
+    if device != "cpu":
+        return None, ""
+    try:
+        return Heap(**run_job("heap", request)), ""
+    except CkplanError as error:
+        return None, f"no figure from the heap meter: {error}"
+
+
+def _inside(
+    model: ir.Model,
+    executed: Path,
+    run: Mapping[str, Sequence[Any]],
+    counters: Counters,
+    inputs: Inputs,
+    facts: FileFacts,
+) -> tuple[Inside | None, str]:
+    """The executed graph, or why it cannot be had: the measurement stands without it."""
+    try:
+        return look_inside(executed_graph(executed, model), run, counters, inputs.arrays, facts), ""
+    except CkplanError as error:
+        return None, f"what is alive at the peak is not known: {error}"
+    except ValueError as error:
+        return None, f"what is alive at the peak is not known: the optimised graph does not fit the run: {error}"
+    except Exception as error:  # a graph unlike all that the simulator has met does not make figures less true
+        return None, f"what is alive at the peak is not known: {type(error).__name__} in simulating it: {error}"
+
+
+def _broken_promise(prediction: Prediction, counters: Counters) -> list[str]:
+    """A note if the file takes clearly more than its metadata say."""
+    promised = prediction.peak_activations
+    if not promised or counters.peak_activations <= promised * TOLERANCE + SLACK:
+        return []
+    excess = counters.peak_activations / promised - 1
+    step = counters.timeline.steps[counters.timeline.peak_step].op
+    return [f"peak activations are {excess:.0%} above what the file predicts, at node '{step}'"]
+
+
+def _recomputation(facts: FileFacts, runs: Sequence[Mapping[str, Sequence[str]]]) -> Recomputation:
+    executed = {name for name in runs[0]["name"] if facts.is_recomputed(name)} if runs else set()
+    return Recomputation(in_file=len(facts.recomputed), executed=len(executed))

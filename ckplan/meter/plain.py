@@ -1,0 +1,116 @@
+"""One file run as users run it: outputs, step times, and (meter 3) resident memory."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ckplan.meter import nvml
+from ckplan.meter.arrays import load_arrays, save_arrays
+from ckplan.meter.child import Channel, resident_bytes
+from ckplan.meter.session import as_array, open_session, step_of
+
+WARM_UP = 2
+"""Untimed runs: the first allocates, the second lays out the memory pattern's block."""
+
+_PERIOD = 0.002
+
+
+class _Watch(threading.Thread):
+    """Samples a meter until it is told to stop."""
+
+    def __init__(self, meter: Callable[[], int]) -> None:
+        super().__init__(daemon=True)
+        self._meter = meter
+        self._peak = 0
+        self._done = threading.Event()
+        self.start()
+
+    def run(self) -> None:
+        while not self._done.wait(_PERIOD):
+            self._peak = max(self._peak, self._meter())
+
+    def stop(self) -> int:
+        """End sampling; returns the largest sample in bytes."""
+        self._done.set()
+        self.join()
+        return max(self._peak, self._meter())
+
+
+def job(channel: Channel) -> dict[str, Any]:
+    """In the child: run the file, keep the outputs of the first run, time later ones, and compare the last."""
+    import onnxruntime as ort
+
+    request = channel.request
+    feed = load_arrays(Path(request["inputs"]))
+    before = resident_bytes()
+    gpu, gpu_note = (None, "") if request["device"] == "cpu" else nvml.meter()
+    channel.progress("the loading")
+    session, device = open_session(request["path"], request["device"], threads=request["threads"])
+    names = [value.name for value in session.get_outputs()]
+    step = step_of(session, feed)
+    loaded = resident_bytes()
+    if device == "cpu":
+        gpu, gpu_note = None, ""
+    gpu = nvml.settled(gpu) if gpu else None
+    gpu_loaded = gpu.used() if gpu else 0
+    watches = [_Watch(resident_bytes), *([_Watch(gpu.used)] if gpu else [])]
+    channel.progress("the first run")
+    results = step()
+    first_run = resident_bytes()
+    gpu_first_run = gpu.used() if gpu else 0
+    peaks = [watch.stop() for watch in watches]  # before timing: a sampler takes a core
+    folder = Path(request["outputs"])
+    pairs = ((name, as_array(result)) for name, result in zip(names, results, strict=True))
+    save_arrays(folder, ((name, array) for name, array in pairs if array is not None))
+    del results
+    for number in range(1, WARM_UP):
+        channel.progress(f"warm-up run {number + 1}", first_run=first_run)
+        step()
+    seconds = []
+    for number in range(request["runs"]):
+        channel.progress(f"timed run {number + 1} of {request['runs']}")
+        start = time.perf_counter()
+        results = step()
+        seconds.append(time.perf_counter() - start)
+        if number < request["runs"] - 1:
+            del results
+    peak = max(peaks[0], resident_bytes())
+    told = None
+    if gpu:
+        figures = {"loaded": gpu_loaded, "first_run": gpu_first_run, "peak": max(peaks[1], gpu.used())}
+        told = {"name": gpu.name, "driver": gpu.driver, "of_process": gpu.of_process, **figures}
+    kept = load_arrays(folder, mapped=True)
+    repeatable = all(
+        (array := as_array(result)) is None or same_bits(array, kept[name])
+        for name, result in zip(names, results, strict=True)
+    )
+    return {
+        "device": device,
+        "providers": session.get_providers(),
+        "version": ort.__version__,
+        "seconds": seconds,
+        "repeatable": repeatable,
+        "resident": {"before": before, "loaded": loaded, "first_run": first_run, "peak": peak},
+        "gpu": told,
+        "gpu_note": gpu_note,
+        "not_tensors": [name for name in names if name not in kept],
+    }
+
+
+def same_bits(left: np.ndarray[Any, np.dtype[Any]], right: np.ndarray[Any, np.dtype[Any]]) -> bool:
+    """Whether two arrays are the same in shape, dtype and every bit (so that NaN equals the same NaN)."""
+    if left.shape != right.shape or (left.dtype != right.dtype and "U" not in left.dtype.kind + right.dtype.kind):
+        return False
+    if left.dtype.kind in "OUS":
+        return bool(np.array_equal(left.astype("U"), right.astype("U")))
+    return bool(np.array_equal(_bits(left), _bits(right)))
+
+
+def _bits(array: np.ndarray[Any, np.dtype[Any]]) -> np.ndarray[Any, np.dtype[Any]]:
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)

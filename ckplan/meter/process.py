@@ -1,0 +1,189 @@
+"""The parent's side of the processes that run models."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from ckplan import errors
+from ckplan.errors import CkplanError, ModelError
+from ckplan.meter.errors import RunFailedError
+from ckplan.model.half import missing_kernel_advice
+from ckplan.units import format_bytes
+
+TAIL = 8
+"""Lines of a failed process's standard error that are kept."""
+
+
+def run_job(job: str, request: Mapping[str, Any]) -> Any:
+    """Run one job in a fresh process and return its result.
+
+    Args:
+        job: a name that `ckplan.meter.child` knows.
+        request: JSON-ready arguments of the job; ``path`` is the model file.
+
+    Raises:
+        ModelError: onnxruntime refused to load or run the file.
+        EnvironmentUnavailableError: the device is not there.
+        RunFailedError: the process ran out of memory, was killed, or crashed.
+    """
+    with started(job, request) as process:
+        process.finish()
+        return process.result()
+
+
+class Process:
+    """A running job; made by `started`."""
+
+    def __init__(self, folder: Path, popen: subprocess.Popen[str], path: str) -> None:
+        self._folder = folder
+        self._popen = popen
+        self._path = path
+
+    @property
+    def pid(self) -> int:
+        """Process id."""
+        return self._popen.pid
+
+    def ask(self, message: str) -> Any:
+        """Send a line and wait for the answer; raises what the job died of, if it did."""
+        assert self._popen.stdin is not None
+        assert self._popen.stdout is not None
+        try:
+            self._popen.stdin.write(message + "\n")
+            self._popen.stdin.flush()
+            answer = self._popen.stdout.readline()
+        except BrokenPipeError:
+            answer = ""
+        if not answer:
+            self._popen.wait()
+            self.result()
+            raise RunFailedError(f"the process that ran `{self._path}` ended early", stderr=self._stderr())
+        return json.loads(answer)
+
+    def finish(self) -> None:
+        """Close the job's input and wait for its end."""
+        assert self._popen.stdin is not None
+        with suppress(BrokenPipeError):
+            self._popen.stdin.close()
+        self._popen.wait()
+
+    def result(self) -> Any:
+        """What the finished job returned, or its failure as an exception."""
+        if (result := self._folder / "result.json").exists() and self._popen.returncode == 0:
+            return json.loads(result.read_text(encoding="utf-8"))
+        if (error := self._folder / "error.json").exists():
+            raise self._told(json.loads(error.read_text(encoding="utf-8")))
+        raise self._crashed()
+
+    def _stderr(self) -> tuple[str, ...]:
+        text = (self._folder / "stderr.txt").read_text(encoding="utf-8", errors="replace")
+        plain = re.sub(r"\x1b\[[0-9;]*m", "", text)
+        return tuple(line.strip() for line in plain.splitlines() if line.strip())[-TAIL:]
+
+    def _reached(self) -> tuple[str, dict[str, Any]]:
+        """The last stage that the job announced, and all that it had learnt by then."""
+        file = self._folder / "progress.jsonl"
+        lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
+        learnt: dict[str, Any] = {}
+        for line in lines:
+            learnt |= json.loads(line)["learnt"]
+        return (json.loads(lines[-1])["stage"] if lines else "the start"), learnt
+
+    def _told(self, error: Mapping[str, Any]) -> CkplanError:
+        """The exception for a failure that the job could describe itself."""
+        stage, learnt = self._reached()
+        if error["kind"] == "ckplan":
+            kind: type[CkplanError] = getattr(errors, error["type"], CkplanError)
+            return kind(error["message"], error["hint"])
+        reason = clean(error["message"])
+        if error["kind"] == "memory":
+            return RunFailedError(
+                f"out of memory in {stage} of `{self._path}`: {reason}",
+                "use a smaller batch (--dim), a smaller budget, or a machine with more memory",
+                stage=stage,
+                learnt=learnt,
+                stderr=self._stderr(),
+            )
+        if error["kind"] == "model":
+            import onnx_ir as ir
+
+            hint = missing_kernel_advice(reason, ir.load(self._path))
+            return ModelError(f"onnxruntime failed in {stage} of `{self._path}`: {reason}", hint)
+        return RunFailedError(
+            f"{error['type']} in {stage} of `{self._path}`: {reason}", stage=stage, learnt=learnt, stderr=self._stderr()
+        )
+
+    def _crashed(self) -> RunFailedError:
+        """The exception for a job that ended without a word."""
+        stage, learnt = self._reached()
+        code = self._popen.returncode
+        if code < 0:
+            number = -code
+            name = signal.Signals(number).name if number in set(signal.Signals) else str(number)
+            how = f"was killed by {name}"
+        else:
+            how = f"ended with exit code {code}"
+        resident = f" with {format_bytes(learnt['resident'])} resident before" if learnt.get("resident") else ""
+        tail = self._stderr()
+        last = f"; it last wrote: {tail[-1]}" if tail else ""
+        killed = code == -getattr(signal, "SIGKILL", 9)
+        hint = "this is how the system ends a process when memory runs out: use a smaller batch (--dim)"
+        return RunFailedError(
+            f"the process that ran `{self._path}` {how} in {stage}{resident}{last}",
+            hint if killed else "try another onnxruntime version, or --device cpu",
+            stage=stage,
+            learnt=learnt,
+            stderr=tail,
+        )
+
+
+def clean(message: str) -> str:
+    """An onnxruntime message in one line, without its code prefix and its source paths."""
+    text = re.sub(r"^\[ONNXRuntimeError\] : \d+ : \w+ : ", "", message)
+    text = re.sub(r"/\S*onnxruntime/core/\S+:\d+ ", "", text)
+    text = re.sub(r"\S+ onnxruntime::[\w:<>]+\([^()]*\) (const )?", "", text)
+    text = re.sub(
+        r"Non-zero status code returned while running (\S+) node\. Name:('[^']*') Status Message: ", r"\1 \2: ", text
+    )
+    return " ".join(text.split()).rstrip(".")
+
+
+@contextmanager
+def started(job: str, request: Mapping[str, Any]) -> Iterator[Process]:
+    """Start a job in a fresh process, and end it with the block, whatever happens."""
+    with tempfile.TemporaryDirectory(prefix="ckplan-") as name:
+        folder = Path(name)
+        (folder / "request.json").write_text(json.dumps({"job": job, **request}), encoding="utf-8")
+        package_root = str(Path(errors.__file__).resolve().parent.parent)
+        path = os.pathsep.join([package_root, *filter(None, [os.environ.get("PYTHONPATH")])])
+        # Safe path: the caller's working folder may hold a file named like a library.
+        environment = {**os.environ, "PYTHONPATH": path, "PYTHONSAFEPATH": "1"}
+        with (folder / "stderr.txt").open("wb") as stderr:
+            popen = subprocess.Popen(
+                [sys.executable, "-m", "ckplan.meter.child", str(folder)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=stderr,
+                text=True,
+                encoding="utf-8",
+                env=environment,
+            )
+        try:
+            yield Process(folder, popen, str(request.get("path", "")))
+        finally:
+            popen.kill()
+            popen.wait()
+            for pipe in (popen.stdin, popen.stdout):
+                if pipe is not None:
+                    with suppress(BrokenPipeError):
+                        pipe.close()

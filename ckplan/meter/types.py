@@ -1,0 +1,432 @@
+"""What measuring finds: plain frozen records, all sizes in bytes and all times in seconds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, is_dataclass
+from statistics import median
+from typing import Any
+
+from ckplan.meter.alive import Gap, Inside
+from ckplan.meter.nvml import Gpu
+from ckplan.planner.timeline import Timeline
+
+
+def jsonable(value: Any) -> Any:
+    """A record, and all records in it, as JSON-ready dicts and lists."""
+    if isinstance(value, Timeline):
+        return value.to_json()
+    if is_dataclass(value) and not isinstance(value, type):
+        return {field.name: jsonable(getattr(value, field.name)) for field in fields(value)}
+    if isinstance(value, tuple | list):
+        return [jsonable(item) for item in value]
+    if isinstance(value, dict):
+        return {str(key): jsonable(item) for key, item in value.items()}
+    return value
+
+
+@dataclass(frozen=True, slots=True)
+class Workspace:
+    """Memory that a kernel took and freed again, seen because it set a new high-water."""
+
+    step: int
+    op: str
+    op_type: str
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Steady:
+    """The arena once the model has run a few times.
+
+    Attributes:
+        in_use: largest number of bytes handed out, the block of the memory pattern included.
+        held: bytes that the arena took from the system and keeps.
+    """
+
+    in_use: int
+    held: int
+
+
+@dataclass(frozen=True, slots=True)
+class Counters:
+    """Meter 1: onnxruntime's allocator counters.
+
+    Attributes:
+        order: ``default`` or ``priority`` (``ExecutionOrder.PRIORITY_BASED``).
+        timeline: the first run; workspaces that were seen are in it.
+        op_types: operator of each step.
+        seconds: time of each step's kernel, the median of the later runs, with the profiler on.
+        parameters: bytes of the initializers, as onnxruntime holds them.
+        workspaces: kernels that took more than their outputs, as far as they set a new high-water.
+        steady: the arena in the last run.
+    """
+
+    order: str
+    timeline: Timeline
+    op_types: tuple[str, ...]
+    seconds: tuple[float, ...]
+    parameters: int
+    workspaces: tuple[Workspace, ...]
+    steady: Steady | None
+
+    @property
+    def peak_activations(self) -> int:
+        """Peak of live bytes that are neither parameters, inputs nor outputs of the file."""
+        return self.timeline.peak_activations
+
+    @property
+    def peak_total(self) -> int:
+        """Peak of all live bytes."""
+        return self.timeline.peak_total
+
+
+@dataclass(frozen=True, slots=True)
+class Heap:
+    """Meter 2: the high-water of the process's heap, told by memray, with arena and memory patterns off.
+
+    Attributes:
+        session: what the session holds before its first run (parameters, graph, kernels).
+        run: high-water of one run above that, outputs included; fed inputs are not in it.
+        activations: high-water of a run whose outputs were allocated beforehand; None if that cannot be done.
+    """
+
+    session: int
+    run: int
+    activations: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Resident:
+    """Meter 3: resident memory of the process. It misleads: the C library and the arena keep freed memory.
+
+    Attributes:
+        before: before the session was made.
+        loaded: with the session made.
+        first_run: after the first run.
+        peak: the largest value seen, sampled every few milliseconds.
+    """
+
+    before: int
+    loaded: int
+    first_run: int
+    peak: int
+
+
+@dataclass(frozen=True, slots=True)
+class NonFinite:
+    """An output that holds NaN or infinity."""
+
+    output: str
+    nan: int
+    inf: int
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where a NaN or an infinity first appears, in execution order.
+
+    Attributes:
+        kind: ``nan`` or ``inf``.
+        node: name of the node, or empty if ``value`` is an input or initializer of the file.
+        op_type: its operator.
+        value: name of the tensor.
+        count: how many such elements it has.
+        element: index of the first of them.
+        backward: whether the node belongs to the backward pass.
+        cause: of a NaN that a node makes of infinities: where those first appear.
+    """
+
+    kind: str
+    node: str
+    op_type: str
+    value: str
+    count: int
+    element: tuple[int, ...]
+    backward: bool = False
+    cause: Origin | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """Peaks that the file itself promises in its metadata; None where it says nothing."""
+
+    peak_activations: int | None
+    peak_total: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Recomputation:
+    """Recomputed nodes that the file holds, and how many of them onnxruntime ran."""
+
+    in_file: int
+    executed: int
+
+    @property
+    def undone(self) -> bool:
+        """Whether an optimiser merged all of them with the nodes that they repeat."""
+        return self.in_file > 0 and self.executed == 0
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """One file, run in onnxruntime.
+
+    Attributes:
+        path: the file.
+        device: ``cpu`` or ``cuda``: the one that ran.
+        providers: execution providers of the session.
+        onnxruntime: its version.
+        threads: intra-op threads asked for; None for onnxruntime's default.
+        input_bytes: bytes of the inputs that were fed.
+        output_bytes: bytes of the outputs of the file.
+        parameter_bytes: bytes of the initializers in the file.
+        counters: meter 1 in default order; None if this onnxruntime has no counters.
+        priority: meter 1 under ``ExecutionOrder.PRIORITY_BASED``.
+        steady_without_pattern: the arena in the steady state with memory patterns off.
+        heap: meter 2; None if memray is not there or the device is not the CPU.
+        resident: meter 3.
+        step_seconds: time of each timed step, profiler off, after warm-up.
+        repeatable: whether a later step gave bitwise the outputs of the first.
+        nonfinite: outputs with NaN or infinity.
+        prediction: what the file promises.
+        recomputation: recomputed nodes in the file and in the run.
+        notes: what was chosen for the user, and what could not be measured, a sentence each.
+        inside: the executed graph, simulated; None if it was not asked for or cannot be had (see ``notes``).
+        gpu: memory of the GPU as its driver tells it; None on the CPU, or without NVML (see ``notes``).
+    """
+
+    path: str
+    device: str
+    providers: tuple[str, ...]
+    onnxruntime: str
+    threads: int | None
+    input_bytes: int
+    output_bytes: int
+    parameter_bytes: int
+    counters: Counters | None
+    priority: Counters | None
+    steady_without_pattern: Steady | None
+    heap: Heap | None
+    resident: Resident
+    step_seconds: tuple[float, ...]
+    repeatable: bool
+    nonfinite: tuple[NonFinite, ...]
+    prediction: Prediction
+    recomputation: Recomputation
+    notes: tuple[str, ...]
+    inside: Inside | None = None
+    gpu: Gpu | None = None
+
+    @property
+    def peak_activations(self) -> int | None:
+        """Peak activations in default order by the best meter there is, in bytes."""
+        if self.counters is not None:
+            return self.counters.peak_activations
+        return self.heap.activations if self.heap is not None else None
+
+    @property
+    def peak_total(self) -> int | None:
+        """Peak of all live bytes in default order by the best meter there is, in bytes."""
+        if self.counters is not None:
+            return self.counters.peak_total
+        return self.heap.run + self.parameter_bytes + self.input_bytes if self.heap is not None else None
+
+    @property
+    def seconds(self) -> float:
+        """Median time of a step."""
+        return median(self.step_seconds)
+
+    @property
+    def widest_gap(self) -> Gap | None:
+        """Where measured and expected activations differ most; None where they are nowhere apart or not known."""
+        from ckplan.meter.gap import widest_gap
+
+        return None if self.counters is None or self.inside is None else widest_gap(self.counters.timeline, self.inside)
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """What a user must know before trusting the file, a sentence each; empty if all is well."""
+        from ckplan.meter.problems import measured_problems
+
+        return measured_problems(self)
+
+    def to_json(self) -> dict[str, Any]:
+        """A JSON-ready form; peaks and the median time stand beside the fields they come from."""
+        data: dict[str, Any] = jsonable(self)
+        for key, counters in (("counters", self.counters), ("priority", self.priority)):
+            if counters is not None:
+                data[key] |= {
+                    "peak_activations": counters.peak_activations,
+                    "peak_total": counters.peak_total,
+                }
+        data["recomputation"]["undone"] = self.recomputation.undone
+        return data | {
+            "peak_activations": self.peak_activations,
+            "peak_total": self.peak_total,
+            "seconds": self.seconds,
+            "widest_gap": jsonable(self.widest_gap),
+            "problems": list(self.problems),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class OutputDifference:
+    """How one output differs between two files; base against new.
+
+    Attributes:
+        output: its name.
+        problem: set if the outputs cannot be compared (shape, dtype, not a tensor); the figures are 0 then.
+        elements: number of elements that differ bitwise.
+        first: index of the first of them.
+        base: that element in the base file, as text.
+        new: and in the new one.
+        max_ulp: largest distance in units in the last place, over elements finite in both.
+        max_absolute: largest absolute difference, over the same.
+        max_relative: largest difference relative to the larger of the two elements.
+        relative_to_scale: largest difference relative to the largest element of the base's output.
+        nonfinite: elements that are finite in one file only, or are NaN or infinities of another kind.
+    """
+
+    output: str
+    problem: str = ""
+    elements: int = 0
+    first: tuple[int, ...] = ()
+    base: str = ""
+    new: str = ""
+    max_ulp: int = 0
+    max_absolute: float = 0.0
+    max_relative: float = 0.0
+    relative_to_scale: float = 0.0
+    nonfinite: int = 0
+
+    @property
+    def is_rounding(self) -> bool:
+        """Whether the difference is no more than a change in rounding.
+
+        Where a plan makes a node wait, onnxruntime may not fuse it with its neighbour; a fused kernel rounds less.
+        """
+        close = self.max_ulp <= 4 or 0 < self.relative_to_scale <= 1e-5
+        return not self.problem and not self.nonfinite and close
+
+
+@dataclass(frozen=True)
+class Numerics:
+    """Outputs of two files on the same inputs.
+
+    Attributes:
+        compared: names of the common outputs, in the base file's order.
+        only_base: outputs that only the base file has.
+        only_new: outputs that only the new file has.
+        differences: the common outputs that are not bitwise equal, in order.
+        base_nonfinite: outputs of the base file with NaN or infinity.
+        new_nonfinite: and of the new one.
+        base_origin: where the base file's NaN or infinity comes from; None if it has none.
+        new_origin: and the new one's.
+    """
+
+    compared: tuple[str, ...]
+    only_base: tuple[str, ...]
+    only_new: tuple[str, ...]
+    differences: tuple[OutputDifference, ...]
+    base_nonfinite: tuple[NonFinite, ...] = ()
+    new_nonfinite: tuple[NonFinite, ...] = ()
+    base_origin: Origin | None = None
+    new_origin: Origin | None = None
+
+    @property
+    def bitwise_equal(self) -> bool:
+        """Whether every common output is the same to the bit (and there is at least one)."""
+        return bool(self.compared) and not self.differences
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Step times of two files, taken in turns: base, new, base, new."""
+
+    base_seconds: tuple[float, ...]
+    new_seconds: tuple[float, ...]
+
+    @property
+    def ratios(self) -> tuple[float, ...]:
+        """New over base, pair by pair."""
+        return tuple(new / base for base, new in zip(self.base_seconds, self.new_seconds, strict=True))
+
+    @property
+    def ratio(self) -> float:
+        """Median of `ratios`: 1.2 means that the new file takes a fifth longer."""
+        return median(self.ratios)
+
+    def to_json(self) -> dict[str, Any]:
+        """The times and what follows from them."""
+        return {
+            **jsonable(self),
+            "base_median": median(self.base_seconds),
+            "new_median": median(self.new_seconds),
+            "ratios": list(self.ratios),
+            "ratio": self.ratio,
+        }
+
+
+@dataclass(frozen=True)
+class Verification:
+    """A new file against a base file, on the same inputs.
+
+    Attributes:
+        base: the base file.
+        new: the new one.
+        numerics: their outputs compared.
+        timing: their step times, taken in turns; None if that could not be done (see ``notes``).
+        notes: what could not be done, and why.
+    """
+
+    base: Measurement
+    new: Measurement
+    numerics: Numerics
+    timing: Timing | None
+    notes: tuple[str, ...]
+
+    @property
+    def activation_ratio(self) -> float | None:
+        """Peak activations of the new file over the base's."""
+        return _ratio(self.new.peak_activations, self.base.peak_activations)
+
+    @property
+    def total_ratio(self) -> float | None:
+        """Peak of all live bytes of the new file over the base's."""
+        return _ratio(self.new.peak_total, self.base.peak_total)
+
+    @property
+    def time_ratio(self) -> float | None:
+        """Step time of the new file over the base's."""
+        return self.timing.ratio if self.timing is not None else None
+
+    @property
+    def overhead(self) -> float | None:
+        """Extra step time of the new file, as a ratio of the base's (0.25: a quarter more)."""
+        return self.timing.ratio - 1 if self.timing is not None else None
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """What a user must know before trusting the new file, a sentence each; empty if all is well."""
+        from ckplan.meter.problems import problems_of
+
+        return problems_of(self)
+
+    def to_json(self) -> dict[str, Any]:
+        """A JSON-ready form, with all that follows from the fields."""
+        return {
+            "base": self.base.to_json(),
+            "new": self.new.to_json(),
+            "numerics": {**jsonable(self.numerics), "bitwise_equal": self.numerics.bitwise_equal},
+            "timing": self.timing.to_json() if self.timing is not None else None,
+            "notes": list(self.notes),
+            "activation_ratio": self.activation_ratio,
+            "total_ratio": self.total_ratio,
+            "time_ratio": self.time_ratio,
+            "overhead": self.overhead,
+            "problems": list(self.problems),
+        }
+
+
+def _ratio(new: int | None, base: int | None) -> float | None:
+    return new / base if new is not None and base else None

@@ -1,0 +1,107 @@
+"""A new file against a base file: what it saves, what it costs, and whether it computes the same."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from ckplan.errors import CkplanError, ModelError
+from ckplan.meter.arrays import load_arrays, save_arrays
+from ckplan.meter.facts import fed_inputs, file_facts, read_model
+from ckplan.meter.inputs import make_inputs
+from ckplan.meter.measurement import check_options, measured, request_for
+from ckplan.meter.nonfinite import find_origin
+from ckplan.meter.numerics import compare_outputs
+from ckplan.meter.timing import alternate
+from ckplan.meter.types import Measurement, Origin, Timing, Verification
+
+
+def verify(
+    base: str | Path,
+    new: str | Path,
+    *,
+    device: str = "auto",
+    inputs: Path | None = None,
+    seed: int = 0,
+    runs: int = 5,
+    threads: int | None = None,
+    dims: Mapping[str, int] | None = None,
+    shapes: Mapping[str, Sequence[int]] | None = None,
+    heap: bool = True,
+) -> Verification:
+    """Run two files on the same inputs and compare memory, time and outputs.
+
+    Args:
+        base: the file to compare with, such as a training graph without a plan.
+        new: the file in question.
+        device: ``auto``, ``cpu`` or ``cuda``.
+        inputs: an ``.npz`` with the inputs to use; None makes up seeded random ones.
+        seed: of the random inputs.
+        runs: number of timed pairs of steps.
+        threads: intra-op threads for both; None leaves onnxruntime's default.
+        dims: sizes of named dimensions, for random inputs.
+        shapes: shapes of whole inputs, for random inputs.
+        heap: whether to run the second meter.
+
+    Raises:
+        UsageError: an option does not fit the models.
+        ModelError: a file is not a model, onnxruntime does not run it, or the two want different inputs.
+        EnvironmentUnavailableError: the device is not there; as `RunFailedError`, a process ended early.
+    """
+    check_options(device, runs, threads)
+    models = [read_model(Path(base)), read_model(Path(new))]
+    wanted = [{value.name for value in fed_inputs(model)} for model in models]
+    if odd := sorted(str(name) for name in wanted[0] ^ wanted[1]):
+        raise ModelError(
+            f"`{base}` and `{new}` do not take the same inputs: only one has {', '.join(odd)}",
+            "compare files made from the same model",
+        )
+    chosen = make_inputs(models[0], file=inputs, seed=seed, dims=dims, shapes=shapes)
+    with tempfile.TemporaryDirectory(prefix="ckplan-") as name:
+        folder = Path(name)
+        save_arrays(folder / "inputs", chosen.arrays)
+        places = [folder / "base", folder / "new"]
+        # Timed below, in turns: one run each will do here.
+        request = request_for(Path(base), folder / "inputs", device, threads)
+        first = measured(models[0], chosen, request, places[0], runs=1, heap=heap)
+        # The device that ran is settled now, for everything that follows.
+        requests = [request_for(Path(path), folder / "inputs", first.device, threads) for path in (base, new)]
+        second = measured(models[1], chosen, requests[1], places[1], runs=1, heap=heap)
+        numerics = compare_outputs(load_arrays(places[0], mapped=True), load_arrays(places[1], mapped=True))
+        notes: list[str] = []
+        orders = [file_facts(model).order for model in models]
+        origins = [
+            _origin(measurement, request, order, notes)
+            for measurement, request, order in zip((first, second), requests, orders, strict=True)
+        ]
+        timing = _timing(requests, runs, notes)
+        if timing is not None:
+            first = replace(first, step_seconds=timing.base_seconds)
+            second = replace(second, step_seconds=timing.new_seconds)
+    return Verification(
+        first, second, replace(numerics, base_origin=origins[0], new_origin=origins[1]), timing, tuple(notes)
+    )
+
+
+def _timing(requests: Sequence[Mapping[str, Any]], runs: int, notes: list[str]) -> Timing | None:
+    """Times in turns; a failure is a note, since each file was shown to run on its own (both may not fit)."""
+    try:
+        return alternate(requests[0], requests[1], runs)
+    except CkplanError as error:
+        notes.append(f"the two files could not be timed side by side: {error}")
+        return None
+
+
+def _origin(
+    measurement: Measurement, request: Mapping[str, Any], order: Sequence[str], notes: list[str]
+) -> Origin | None:
+    if measurement.counters is not None:
+        order = [step.op for step in measurement.counters.timeline.steps]
+    try:
+        return find_origin(request, measurement.nonfinite, order)
+    except CkplanError as error:
+        notes.append(f"the origin of the NaN or infinity in `{measurement.path}` was not found: {error}")
+        return None

@@ -1,0 +1,31 @@
+"""Planning on numbers: problems, schedules, the simulator and the strategies. No ONNX in here."""
+
+from __future__ import annotations
+
+from ckplan.planner.bounds import lower_bound, working_set
+from ckplan.planner.cuts import bottlenecks, forward_cuts
+from ckplan.planner.plan import Plan, make_plan, plan_from_json
+from ckplan.planner.problem import Kind, Op, Problem, Tensor
+from ckplan.planner.recompute import recompute_schedule
+from ckplan.planner.simulate import lifetimes, live_at, simulate
+from ckplan.planner.timeline import Step, Timeline
+
+__all__ = [
+    "Kind",
+    "Op",
+    "Plan",
+    "Problem",
+    "Step",
+    "Tensor",
+    "Timeline",
+    "bottlenecks",
+    "forward_cuts",
+    "lifetimes",
+    "live_at",
+    "lower_bound",
+    "make_plan",
+    "plan_from_json",
+    "recompute_schedule",
+    "simulate",
+    "working_set",
+]

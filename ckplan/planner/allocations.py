@@ -1,0 +1,210 @@
+"""What a schedule asks of onnxruntime's allocator, and what its arena makes of that.
+
+In the first run every tensor is allocated when it is made and freed after its last reader. From the second run on
+(``enable_mem_pattern``) onnxruntime takes one block for all tensors but the outputs of the file, laid out from the
+lifetimes of the first run (``core/framework/mem_pattern_planner.h``): each tensor goes into the smallest gap that is
+large enough, or else behind all others. The block is there from the start of the run to its end, beside what the arena
+still holds of the first run. Where it does not fit into the arena's limit, onnxruntime does without it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+
+from ckplan.planner.arena import DEFAULT, UNIT, Arena, ArenaFullError, ArenaSettings
+from ckplan.planner.problem import Problem
+from ckplan.planner.simulate import lifetimes
+
+_RESIDENT, _BLOCK, _WORKSPACE = -1, -2, -3
+"""Keys of what is no tensor."""
+
+_ENDLESS = ArenaSettings(first_region=2**50, waste=0)
+
+_PRECISION = 1 / 512
+"""Width at which the search for the smallest limit ends, as a ratio of the limit."""
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """What one step asks of the allocator.
+
+    Attributes:
+        tensors: buffers that are allocated, outputs of the file left out.
+        outputs: buffers of outputs of the file that are allocated; the caller frees them after the run.
+        workspace: bytes that are allocated after those and freed before the step ends.
+        freed: buffers that are freed when the step has ended.
+    """
+
+    tensors: tuple[int, ...]
+    outputs: tuple[int, ...]
+    workspace: int
+    freed: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Allocations:
+    """The allocations of one run.
+
+    Attributes:
+        size: bytes of each buffer.
+        steps: what each step asks for.
+        resident: bytes that were handed out before the first run, such as packed weights.
+    """
+
+    size: tuple[int, ...]
+    steps: tuple[Demand, ...]
+    resident: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ArenaUse:
+    """What an arena had handed out at most at the end of a kernel of a run, and what it held at the end of the run."""
+
+    in_use: int
+    held: int
+
+
+@dataclass(frozen=True, slots=True)
+class ExpectedArena:
+    """The arena over several runs, in bytes.
+
+    Attributes:
+        live: most bytes that are handed out at once in the first run, without any waste.
+        first: the first run.
+        block: the block of the memory pattern.
+        needed: most bytes that are handed out at once in a later run, the block among them, without any waste.
+        steady: a later run, with the block.
+        without_pattern: a later run with memory patterns off.
+    """
+
+    live: int
+    first: ArenaUse
+    block: int
+    needed: int
+    steady: ArenaUse
+    without_pattern: ArenaUse
+
+
+def allocations(
+    problem: Problem,
+    schedule: Sequence[int],
+    shapes: Sequence[Hashable | None] | None = None,
+    resident: int = 0,
+) -> Allocations:
+    """What a schedule asks of the allocator, step by step.
+
+    Args:
+        problem: the ops and tensors.
+        schedule: op ids in execution order.
+        shapes: see `ckplan.planner.simulate.lifetimes`.
+        resident: see `Allocations`.
+
+    Raises:
+        ValueError: the schedule is not valid.
+    """
+    lives = lifetimes(problem, schedule, shapes)
+    tensors: list[list[int]] = [[] for _ in schedule]
+    outputs: list[list[int]] = [[] for _ in schedule]
+    freed: list[list[int]] = [[] for _ in schedule]
+    for buffer, (born, dies, returned) in enumerate(zip(lives.born, lives.dies, lives.returned, strict=True)):
+        (outputs if returned else tensors)[born].append(buffer)
+        if not returned:
+            freed[dies].append(buffer)
+    steps = tuple(
+        Demand(tuple(tensors[step]), tuple(outputs[step]), problem.ops[index].workspace, tuple(freed[step]))
+        for step, index in enumerate(schedule)
+    )
+    return Allocations(lives.size, steps, resident)
+
+
+def pattern_block(asked: Allocations) -> int:
+    """Bytes of the block that onnxruntime lays out for the tensors of a run."""
+    # Laid out as one region without an end would be, of which nothing is handed out but what was asked for.
+    layout = Arena(_ENDLESS)
+    for step in asked.steps:
+        for buffer in step.tensors:
+            layout.allocate(buffer, asked.size[buffer])
+        for buffer in step.freed:
+            layout.free(buffer)
+    return layout.reach
+
+
+def expected_arena(asked: Allocations, settings: ArenaSettings = DEFAULT) -> ExpectedArena:
+    """What onnxruntime's arena makes of the allocations of a run, in the first run and in later ones.
+
+    Args:
+        asked: the allocations of one run.
+        settings: of the arena.
+
+    Raises:
+        ArenaFullError: the limit of the settings is too small.
+    """
+    block = pattern_block(asked)
+    arena, plain = _opened(asked, settings), _opened(asked, settings)
+    first = _run(arena, asked)
+    for _ in range(2):
+        steady = _run(arena, asked, block)
+        without = _run(plain, asked)
+    needed = _opened(asked, _ENDLESS)
+    _run(needed, asked, block)
+    live = _opened(asked, _ENDLESS)
+    _run(live, asked)
+    return ExpectedArena(live.high, first, block, needed.high, steady, without)
+
+
+def smallest_limit(asked: Allocations, *, pattern: bool, settings: Callable[[int], ArenaSettings]) -> int:
+    """The smallest limit of an arena in which a first run and later runs go through, in bytes.
+
+    Found by bisection: where a larger arena fails for the way in which its chunks are cut, it is one such limit.
+
+    Args:
+        asked: the allocations of one run.
+        pattern: whether later runs have to have the block of a memory pattern; else memory patterns are off.
+        settings: from a limit to the settings of the arena.
+    """
+    block = pattern_block(asked) if pattern else None
+
+    def runs(limit: int) -> bool:
+        try:
+            arena = _opened(asked, settings(limit))
+            _run(arena, asked)
+            _run(arena, asked, block)
+        except ArenaFullError:
+            return False
+        return True
+
+    low, high = 0, max(sum(asked.size[buffer] for step in asked.steps[:1] for buffer in step.tensors), 2**16)
+    while not runs(high):
+        low, high = high, 2 * high
+    while high - low > max(high * _PRECISION, UNIT):
+        middle = (low + high) // 2
+        low, high = (low, middle) if runs(middle) else (middle, high)
+    return high
+
+
+def _opened(asked: Allocations, settings: ArenaSettings) -> Arena:
+    arena = Arena(settings)
+    arena.allocate(_RESIDENT, asked.resident)
+    return arena
+
+
+def _run(arena: Arena, asked: Allocations, block: int | None = None) -> ArenaUse:
+    """One run, with a block for its tensors if its size is given."""
+    if block is not None:
+        arena.allocate(_BLOCK, block)
+    most = arena.in_use
+    for step in asked.steps:
+        own = step.outputs if block is not None else (*step.tensors, *step.outputs)
+        for buffer in own:
+            arena.allocate(buffer, asked.size[buffer])
+        arena.allocate(_WORKSPACE, step.workspace)
+        arena.free(_WORKSPACE)
+        most = max(most, arena.in_use)
+        for buffer in step.freed:
+            arena.free(buffer)
+    arena.free(_BLOCK)
+    for step in asked.steps:
+        for buffer in step.outputs:
+            arena.free(buffer)
+    return ArenaUse(most, arena.held)

@@ -1,0 +1,34 @@
+"""Lower bounds on the peak that no schedule can beat."""
+
+from __future__ import annotations
+
+from ckplan.planner.problem import Kind, Problem
+
+
+def working_set(problem: Problem, index: int) -> int:
+    """Bytes of activations that must be alive while one op runs: what it reads, makes and works in."""
+    op, tensors, root = problem.ops[index], problem.tensors, problem.view_root
+    read = {root[tensor] for tensor in op.inputs if tensors[root[tensor]].kind is Kind.ACTIVATION}
+    total = sum(tensors[tensor].bytes for tensor in read) + op.workspace
+    overwritten: set[int] = set()
+    for tensor in op.outputs:
+        if tensors[tensor].kind is Kind.OUTPUT or tensor in op.views:
+            continue
+        for candidate in op.inplace.get(tensor, ()):
+            base = root[candidate]
+            if base in read and base not in overwritten and tensors[base].bytes == tensors[tensor].bytes:
+                overwritten.add(base)
+                break
+        else:
+            total += tensors[tensor].bytes
+    return total
+
+
+def lower_bound(problem: Problem) -> tuple[int, int]:
+    """The largest working set of any op: ``(bytes of activations, op id)``.
+
+    Any schedule runs every op at least once, so no peak of activations can be smaller.
+    """
+    sets = [(working_set(problem, index), -index) for index in range(len(problem.ops))]
+    bound, index = max(sets, default=(0, 0))
+    return bound, -index

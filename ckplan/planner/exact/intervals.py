@@ -1,0 +1,248 @@
+"""Retention intervals: the cheapest schedule along an order by constraint programming.
+
+As in Moccasin (Bartan et al., ICML 2023): each op runs for the first time in a given order, and up to so many times
+again; each copy of what it makes is held for an interval of time, a cumulative constraint keeps the sum of all that
+is held within the budget. Time is ``stage x (n + 1) + rank``: stage j ends with the first run of the j-th op, and
+before it ops of lower rank may run again. There are O(n) variables for n ops, where Checkmate (Jain et al., MLSys
+2020) has O(n^2). Views are made anew where what they are views of was; a kernel that overwrites its input in place
+frees it one moment earlier.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, Final
+
+from ckplan.planner.problem import Kind, Problem
+
+_UNITS: Final = 1_000_000
+"""The budget in the integers of the solver."""
+_COST_UNITS: Final = 10_000_000
+"""The cost of the step in the integers of the solver."""
+
+
+@dataclass(frozen=True)
+class _Run:
+    """One run of an op: its time, and for repeats the stage and whether it takes place."""
+
+    index: int
+    number: int
+    start: Any
+    stage: Any = None
+    present: Any = None
+
+
+class IntervalModel:
+    """The model of one problem, budget and order.
+
+    Args:
+        problem: the ops and tensors.
+        budget: bytes of activations.
+        order: all ops once.
+        repeats: for each op how often it may run again, if it may at all.
+    """
+
+    def __init__(self, problem: Problem, budget: int, order: Sequence[int], repeats: Sequence[int]) -> None:
+        from ortools.sat.python import cp_model  # half a second
+
+        self.problem, self.order, self.repeats = problem, list(order), repeats
+        self.rank = {index: position for position, index in enumerate(self.order)}
+        self.span = len(self.order) + 1
+        self.model: Any = cp_model.CpModel()
+        self.unit = max(1, -(-budget // _UNITS))
+        self.budget = budget // self.unit
+        root, tensors = problem.view_root, problem.tensors
+        self.held = {
+            tensor
+            for tensor, producer in enumerate(problem.producer)
+            if producer >= 0 and root[tensor] == tensor and tensors[tensor].kind is Kind.ACTIVATION
+        }
+        self.repeatable = [
+            not op.backward and op.recomputable and any(tensor in self.held for tensor in op.outputs)
+            for op in problem.ops
+        ]
+        self.reads = [self._reads(index) for index in range(len(problem.ops))]
+        self.runs: dict[int, list[_Run]] = {}
+        self.ends: dict[tuple[int, int], Any] = {}
+        """By tensor and run, the time at which the copy ends."""
+        self.sizes: dict[tuple[int, int], Any] = {}
+        self.chosen: dict[tuple[int, int, int, int], Any] = {}
+        """By op, run, root and run of what makes the root, whether it reads that copy."""
+        self._build()
+
+    def _reads(self, index: int) -> dict[int, int]:
+        """The roots that an op needs, and how long before its own time the last of them may end."""
+        problem, op = self.problem, self.problem.ops[index]
+        root, tensors = problem.view_root, problem.tensors
+        needed = [root[tensor] for tensor in op.inputs if root[tensor] in self.held]
+        # A view that the op reads has to have been made from the copy it is read from; that costs no memory.
+        early: set[int] = set()
+        for tensor, sources in op.inplace.items():
+            if tensor in self.held and sources:
+                base = root[sources[0]]
+                if needed.count(base) == 1 and tensors[base].bytes == tensors[tensor].bytes:
+                    early.add(base)
+        return {base: int(base in early) for base in needed}
+
+    def _build(self) -> None:
+        model, problem, span = self.model, self.problem, self.span
+        horizon = span * span
+        intervals, demands = [], []
+        for index in self.order:
+            op, rank = problem.ops[index], self.rank[index]
+            runs = [_Run(index, 0, rank * span + rank)]
+            for number in range(1, self.repeats[index] + 1 if self.repeatable[index] else 1):
+                if rank + 1 <= span - 2:
+                    stage = model.new_int_var(rank + 1, span - 2, "")
+                    runs.append(_Run(index, number, stage * span + rank, stage, model.new_bool_var("")))
+            self.runs[index] = runs
+            for run in runs:
+                for tensor in op.outputs:
+                    if tensor in self.held:
+                        end = model.new_int_var(rank * span + rank, horizon, "")
+                        self.ends[tensor, run.number] = end
+                        model.add(end >= run.start)
+                        size = -(-problem.tensors[tensor].bytes // self.unit)
+                        length = self.sizes[tensor, run.number] = model.new_int_var(1, horizon + 1, "")
+                        if run.present is None:
+                            intervals.append(model.new_interval_var(run.start, length, end + 1, ""))
+                        else:
+                            intervals.append(
+                                model.new_optional_interval_var(run.start, length, end + 1, run.present, "")
+                            )
+                        demands.append(size)
+                if op.workspace:
+                    present = 1 if run.present is None else run.present
+                    intervals.append(model.new_optional_fixed_size_interval_var(run.start, 1, present, ""))
+                    demands.append(-(-op.workspace // self.unit))
+            for before, after in pairwise(runs):
+                model.add(after.start > before.start)
+                if before.present is not None:
+                    model.add_implication(after.present, before.present)
+                for tensor in op.outputs:
+                    if tensor in self.held:
+                        model.add(self.ends[tensor, before.number] < after.start).only_enforce_if(after.present)
+        for index in self.order:
+            for run in self.runs[index]:
+                for base, early in self.reads[index].items():
+                    self._read(run, base, early)
+        model.add_cumulative(intervals, demands, self.budget)
+        scale = _COST_UNITS / max(problem.cost, 1e-30)
+        model.minimize(
+            sum(
+                max(1, round(problem.ops[index].cost * scale)) * run.present
+                for index, runs in self.runs.items()
+                for run in runs[1:]
+            )
+        )
+
+    def _read(self, run: _Run, base: int, early: int) -> None:
+        """A run reads one of the copies of a root, which has been made and is still there."""
+        sources = self.runs[self.problem.producer[base]]
+        literals = []
+        for source in sources:
+            literal = self.model.new_bool_var("")
+            literals.append(literal)
+            self.chosen[run.index, run.number, base, source.number] = literal
+            for view in self._lasting_views(run.index, base):
+                self.model.add_implication(literal, self.chosen[view, 0, base, source.number])
+            self.model.add(source.start < run.start).only_enforce_if(literal)
+            self.model.add(self.ends[base, source.number] >= run.start - early).only_enforce_if(literal)
+            if source.present is not None:
+                self.model.add_implication(literal, source.present)
+        if run.present is None:
+            self.model.add_exactly_one(literals)
+        else:
+            self.model.add(sum(literals) == run.present)
+
+    def _lasting_views(self, index: int, base: int) -> list[int]:
+        """Ops that make a view which an op reads and that cannot be made again: it stays one of the copy it was of."""
+        problem = self.problem
+        makers = {problem.producer[t] for t in problem.ops[index].inputs if t != base and problem.view_root[t] == base}
+        return [maker for maker in sorted(makers) if problem.ops[maker].backward or not problem.ops[maker].recomputable]
+
+    def hint(self, schedule: Sequence[int]) -> None:
+        """Start from a schedule that runs the ops in the model's order for the first time.
+
+        Within one stage the model runs ops by rank and each once; where the schedule does otherwise the hint is a
+        little wrong, which the solver repairs.
+        """
+        stage, seen = -1, dict.fromkeys(self.order, 0)
+        times: dict[tuple[int, int], int] = {}
+        ends: dict[tuple[int, int], int] = {}
+        read: set[tuple[int, int, int, int]] = set()
+        for index in schedule:
+            number = seen[index]
+            if number >= len(self.runs[index]):
+                continue
+            seen[index] += 1
+            stage += number == 0
+            now = (stage + (number > 0)) * self.span + self.rank[index]
+            times[index, number] = now
+            for base, early in self.reads[index].items():
+                source = seen[self.problem.producer[base]] - 1
+                ends[base, source] = max(ends[base, source], now - early)
+                read.add((index, number, base, source))
+            for tensor in self.problem.ops[index].outputs:
+                if tensor in self.held:
+                    ends[tensor, number] = now
+        hint = self.model.add_hint
+        for index, runs in self.runs.items():
+            for run in runs:
+                now = times.get((index, run.number), (self.rank[index] + 1) * self.span + self.rank[index])
+                if run.stage is not None:
+                    hint(run.stage, now // self.span)
+                    hint(run.present, int(run.number < seen[index]))
+                for tensor in self.problem.ops[index].outputs:
+                    if tensor in self.held:
+                        end = ends.get((tensor, run.number), now)
+                        hint(self.ends[tensor, run.number], end)
+                        hint(self.sizes[tensor, run.number], end + 1 - now)
+        for key, literal in self.chosen.items():
+            hint(literal, int(key in read))
+
+    def solve(self, seconds: float, workers: int, seed: int) -> list[int] | None:
+        """The schedule of the best solution within the time, or None where none was found."""
+        from ortools.sat.python import cp_model
+
+        solver = cp_model.CpSolver()
+        solver.parameters.max_time_in_seconds = seconds
+        solver.parameters.num_workers = workers
+        solver.parameters.random_seed = seed
+        status = solver.solve(self.model)
+        if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
+            return None
+        events = sorted(
+            (solver.value(run.start) if run.number else run.start, index)
+            for index, runs in self.runs.items()
+            for run in runs
+            if run.present is None or solver.value(run.present)
+        )
+        return with_views(self.problem, [index for _, index in events])
+
+
+def with_views(problem: Problem, schedule: Sequence[int]) -> list[int]:
+    """The schedule, with views made anew where they are read after what they are views of was made anew."""
+    root, producer = problem.view_root, problem.producer
+    made = [0] * len(problem.tensors)
+    stands_for = [-1] * len(problem.tensors)
+    result: list[int] = []
+
+    def run(index: int) -> None:
+        for tensor in problem.ops[index].inputs:
+            base = root[tensor]
+            maker = producer[tensor]
+            stale = tensor != base and maker >= 0 and stands_for[tensor] != made[base]
+            if stale and problem.ops[maker].recomputable and not problem.ops[maker].backward:
+                run(maker)
+        result.append(index)
+        for tensor in problem.ops[index].outputs:
+            if root[tensor] == tensor:
+                made[tensor] += 1
+            stands_for[tensor] = made[root[tensor]]
+
+    for index in schedule:
+        run(index)
+    return result

@@ -1,0 +1,244 @@
+"""The frontier of peak against overhead: cheapest within a budget, lowest peak within a cost, the knee between."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from ckplan.planner.bounds import lower_bound
+from ckplan.planner.eviction import evict
+from ckplan.planner.order import best_order
+from ckplan.planner.peak import peak_of
+from ckplan.planner.problem import Problem
+from ckplan.planner.search import (
+    PORTFOLIO,
+    Schedule,
+    cuts_within,
+    evictions,
+    improve,
+    segmented_schedules,
+    squeeze,
+    tries,
+    within,
+)
+from ckplan.units import format_bytes
+
+_log = logging.getLogger(__name__)
+
+_RUNGS = 10
+"""How many budgets the frontier is looked for at."""
+_QUICK = 3
+"""How many weights of eviction are tried at each of them."""
+_STEP = 0.93
+"""Ratio of one budget to the next on the way down to the lowest peak."""
+
+_SQUEEZES = 8
+"""How many schedules are tried to lower the peak for one that is tried to lower the cost."""
+
+
+@dataclass
+class Effort:
+    """How much to search.
+
+    Attributes:
+        steps: schedules that are tried to improve the best one.
+        seed: of the random choices.
+        deadline: `time.monotonic` after which nothing new is tried.
+        interrupted: set when the user interrupted the search; what was found until then stands.
+    """
+
+    steps: int = 40
+    seed: int = 0
+    deadline: float = math.inf
+    interrupted: bool = field(default=False, init=False)
+
+    @classmethod
+    def lasting(cls, seconds: float, steps: int, seed: int) -> Effort:
+        """An effort that ends some seconds from now; 0 means that it does not."""
+        return cls(steps, seed, time.monotonic() + seconds if seconds else math.inf)
+
+    @property
+    def over(self) -> bool:
+        """Whether to stop."""
+        return self.interrupted or time.monotonic() > self.deadline
+
+
+def cheapest(
+    problem: Problem, budget: int, effort: Effort, start: Schedule | None = None, most_cost: float = math.inf
+) -> list[int] | None:
+    """The cheapest schedule found within a budget, or None if none was.
+
+    Args:
+        problem: the ops and tensors.
+        budget: bytes of activations.
+        effort: how much to search.
+        start: a schedule within the budget to improve as well.
+        most_cost: seconds that the schedule must not exceed.
+    """
+    order = list(best_order(problem))
+    if peak_of(problem, order) <= budget:
+        _log.info("an order without any recomputation stays within %s", format_bytes(budget))
+        return order
+    best = None if start is None else list(start)
+
+    def note(schedule: list[int]) -> None:
+        nonlocal best
+        if problem.schedule_cost(schedule) <= most_cost and (
+            best is None or problem.schedule_cost(schedule) < problem.schedule_cost(best)
+        ):
+            best = schedule
+
+    costs: dict[str, list[float]] = {name: [] for name in _METHODS}
+    try:
+        for method, schedule in _seeds(problem, budget, order, most_cost):
+            costs[method].append(problem.schedule_cost(schedule))
+            note(schedule)
+            if effort.over:
+                break
+        _tell(problem, budget, costs)
+        if best is not None and not effort.over:
+            improve(problem, best, budget, order, effort.steps, effort.seed, effort.deadline, note)
+    except KeyboardInterrupt:
+        effort.interrupted = True
+    if best is not None and (found := [cost for some in costs.values() for cost in some]):
+        _log.info(
+            "local search: %s, from %s", _extra(problem, problem.schedule_cost(best)), _extra(problem, min(found))
+        )
+    return best
+
+
+_METHODS = ("eviction", "minimum cuts", "eviction by segments")
+
+
+def _tell(problem: Problem, budget: int, costs: dict[str, list[float]]) -> None:
+    """Log what each method came to."""
+    for method, found in costs.items():
+        if found:
+            _log.info(
+                "%s: %d within %s, the cheapest %s",
+                method,
+                len(found),
+                format_bytes(budget),
+                _extra(problem, min(found)),
+            )
+        else:
+            _log.info("%s: no plan within %s", method, format_bytes(budget))
+
+
+def _extra(problem: Problem, cost: float) -> str:
+    """A cost as people read it: what comes on top of the step."""
+    return f"{100 * (cost / problem.cost - 1):+.1f} % of compute" if problem.cost else "no compute"
+
+
+def seeds(problem: Problem, budget: int, order: Schedule, most_cost: float) -> Iterator[list[int]]:
+    """Schedules within a budget from every method, the quickest method first."""
+    yield from (schedule for _, schedule in _seeds(problem, budget, order, most_cost))
+
+
+def _seeds(problem: Problem, budget: int, order: Schedule, most_cost: float) -> Iterator[tuple[str, list[int]]]:
+    """The same with the name of the method."""
+    most = min(most_cost, 3 * problem.cost)
+    methods = (
+        evictions(problem, budget, order, most),
+        cuts_within(problem, budget),
+        segmented_schedules(problem, budget, order, most),
+    )
+    for name, candidates in zip(_METHODS, methods, strict=True):
+        yield from ((name, schedule) for schedule in within(problem, candidates, budget))
+
+
+def lowest(problem: Problem, most_cost: float, effort: Effort) -> list[int]:
+    """The schedule of the lowest peak found within a cost.
+
+    Budgets are tried downwards until three in a row fail; the first schedule found is good enough for the next one.
+    The last one is searched from.
+    """
+    order = list(best_order(problem))
+    best = order
+    bound = lower_bound(problem)[0]
+    budget, failures = peak_of(problem, best), 0
+    try:
+        while failures < 3 and budget > bound and not effort.over:
+            budget = max(int(budget * _STEP), bound)
+            for schedule in seeds(problem, budget, order, most_cost):
+                if problem.schedule_cost(schedule) <= most_cost:
+                    best, failures = schedule, 0
+                    budget = min(budget, peak_of(problem, schedule))
+                    break
+            else:
+                failures += 1
+        if not effort.over:
+            steps = tries(problem, effort.steps * _SQUEEZES) if effort.steps else 0
+            best = squeeze(problem, best, most_cost, order, steps, effort.seed, effort.deadline)
+    except KeyboardInterrupt:
+        effort.interrupted = True
+    told = format_bytes(peak_of(problem, best)), _extra(problem, problem.schedule_cost(best)), format_bytes(bound)
+    _log.info("the lowest peak found is %s, at %s; no schedule has less than %s", *told)
+    return best
+
+
+def frontier(
+    problem: Problem, effort: Effort, most_cost: float, progress: Callable[[int, int], None] = lambda done, of: None
+) -> list[list[int]]:
+    """Schedules from the cheapest to the lowest peak; each costs less than the next and needs more.
+
+    Args:
+        problem: the ops and tensors.
+        effort: how much to search, at each budget.
+        most_cost: seconds that no schedule may exceed.
+        progress: called with budgets done and budgets in all.
+    """
+    order = list(best_order(problem))
+    low = lowest(problem, most_cost, effort)
+    high_peak, low_peak = peak_of(problem, order), peak_of(problem, low)
+    found = [order, low]
+    try:
+        for rung in range(1, _RUNGS):
+            progress(rung, _RUNGS)
+            if effort.over:
+                break
+            budget = int(low_peak * (high_peak / max(low_peak, 1)) ** (rung / _RUNGS))
+            found += [s for s in _quick(problem, budget, order, most_cost) if problem.schedule_cost(s) <= most_cost]
+            if effort.steps and len(found) > 2:
+                best = min((s for s in found if peak_of(problem, s) <= budget), key=problem.schedule_cost)
+                found.append(improve(problem, best, budget, order, effort.steps, effort.seed, effort.deadline))
+    except KeyboardInterrupt:
+        effort.interrupted = True
+    return undominated(problem, found)
+
+
+def _quick(problem: Problem, budget: int, order: Schedule, most_cost: float) -> Iterator[list[int]]:
+    """A few good schedules within a budget."""
+    evicted = (evict(problem, budget, order, weights, most_cost) for weights in PORTFOLIO[:_QUICK])
+    yield from within(problem, evicted, budget)
+    yield from within(problem, cuts_within(problem, budget, 1), budget)
+
+
+def undominated(problem: Problem, schedules: Sequence[Schedule]) -> list[list[int]]:
+    """Those schedules that no other beats in peak and cost at once, the cheapest first."""
+    judged = sorted((problem.schedule_cost(s), peak_of(problem, s), number) for number, s in enumerate(schedules))
+    left: list[list[int]] = []
+    lowest_peak: float = math.inf
+    for _, peak, number in judged:
+        if peak < lowest_peak:
+            left.append(list(schedules[number]))
+            lowest_peak = peak
+    return left
+
+
+def knee(problem: Problem, schedules: Sequence[Schedule]) -> list[int]:
+    """The schedule of a frontier that lies furthest below the line from its one end to the other.
+
+    Satopaa et al., "Finding a 'Kneedle' in a Haystack" (ICDCS Workshops 2011), both axes scaled to one.
+    """
+    points = [(problem.schedule_cost(schedule), peak_of(problem, schedule)) for schedule in schedules]
+    costs, peaks = zip(*points, strict=True)
+    width, height = max(costs) - min(costs) or 1, max(peaks) - min(peaks) or 1
+    position = min(
+        range(len(points)),
+        key=lambda i: ((costs[i] - min(costs)) / width + (peaks[i] - min(peaks)) / height, costs[i]),
+    )
+    return list(schedules[position])

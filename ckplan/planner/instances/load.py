@@ -1,0 +1,34 @@
+"""Read a planning problem from a file, whatever its format."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from ckplan.errors import ModelError
+from ckplan.planner.instances.kusumoto import parse_kusumoto
+from ckplan.planner.instances.node_link import parse_node_link
+from ckplan.planner.instances.problem_json import problem_from_json
+from ckplan.planner.problem import Problem
+
+
+def load_problem(path: Path) -> Problem:
+    """Read a problem: our own JSON, a node-link JSON graph, or Kusumoto et al.'s text.
+
+    Raises:
+        ModelError: the file cannot be read or is none of these; the message names the file.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ModelError(f"cannot read {path}: {error}") from error
+    try:
+        if not text.lstrip().startswith("{"):
+            return parse_kusumoto(text)
+        try:
+            data = json.loads(text)
+        except json.JSONDecodeError as error:
+            raise ModelError(f"not JSON: {error}") from error
+        return problem_from_json(data) if "format" in data else parse_node_link(data)
+    except ModelError as error:
+        raise ModelError(f"{path}: {error.message}", error.hint) from error

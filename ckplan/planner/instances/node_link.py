@@ -1,0 +1,102 @@
+"""DAGs as node-link JSON (networkx's ``node_link_data``), with a size and a cost for each node.
+
+Checkmate's (Jain et al., MLSys 2020) and Moccasin's (Bartan et al., ICML 2023) published graphs have this form:
+``nodes`` with ``id``, ``cost_ram`` (bytes of what the node makes), ``cost_cpu``, ``backward`` and a ``name``; ``links``
+from the node that makes a value to one that reads it. Each node becomes an op with one output.
+
+- Nodes that are marked ``backward`` make the graph a training graph, which is taken as it is.
+- A graph without such marks is a training graph made elsewhere, or no training graph: it is taken as it is (every op
+  may be recomputed, none belongs to a backward pass), or gets a backward pass when asked for one.
+- The backward pass that is made follows Checkmate's extracted graphs: for each node one that makes the gradient of its
+  output, of the same size. It reads, for each reader of that output, what the reader read, what it made, and its
+  gradient; the gradient of a node that nobody reads needs that node's output only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ckplan.errors import ModelError
+from ckplan.planner.instances.topological import depth_first_order
+from ckplan.planner.problem import Op, Problem, Tensor
+
+_SIZES = ("bytes", "size", "cost_ram", "memory", "mem", "weight")
+_COSTS = ("cost", "cost_cpu", "time", "duration", "runtime")
+
+
+def parse_node_link(
+    data: Mapping[str, Any], *, add_backward: bool = False, backward_cost: float = 1.0, size: str = "", cost: str = ""
+) -> Problem:
+    """Make a problem of a node-link graph.
+
+    Args:
+        data: the JSON object, with ``nodes`` and ``links`` (or ``edges``).
+        add_backward: make a backward pass for a graph that has none.
+        backward_cost: cost of the op that makes a gradient, in units of the cost of the op whose output it is of.
+        size: node attribute that holds the bytes; by default the first of the usual names that a node has.
+        cost: node attribute that holds the cost, likewise; 1 for nodes without one.
+
+    Raises:
+        ModelError: not such a graph, a node without a size, a link to an unknown node, a cycle, or ``add_backward``
+            for a graph that has a backward pass.
+    """
+    try:
+        nodes, links = list(data["nodes"]), list(data.get("links", data.get("edges")) or ())
+        position = {node["id"]: index for index, node in enumerate(nodes)}
+        before: list[list[int]] = [[] for _ in nodes]
+        for link in links:
+            source, target = position[link["source"]], position[link["target"]]
+            if source not in before[target]:
+                before[target].append(source)
+        sizes = [_attribute(node, (size,) if size else _SIZES) for node in nodes]
+        costs = [_attribute(node, (cost,) if cost else _COSTS, 1.0) for node in nodes]
+    except (KeyError, TypeError, ValueError) as error:
+        raise ModelError(f"not a node-link graph: {error}") from error
+    if len(position) < len(nodes):
+        raise ModelError("not a node-link graph: two nodes have the same id")
+    labels = [str(node.get("name", node["id"])) for node in nodes]
+    if len(set(labels)) < len(labels):
+        labels = [f"{label}#{index}" for index, label in enumerate(labels)]
+    backward = [bool(node.get("backward", False)) for node in nodes]
+    if add_backward and any(backward):
+        raise ModelError("the graph has a backward pass already", "take it as it is")
+    order = depth_first_order(before, range(len(nodes)))
+    if any(backward):
+        # Forward first: a node marked as forward may not read a gradient, so this order is topological as well.
+        order = [node for node in order if not backward[node]] + [node for node in order if backward[node]]
+    tensors = [Tensor(labels[node], int(sizes[node])) for node in range(len(nodes))]
+    ops = [Op(labels[node], tuple(before[node]), (node,), costs[node], backward=backward[node]) for node in order]
+    if add_backward:
+        readers: list[list[int]] = [[] for _ in nodes]
+        for node in order:
+            for source in before[node]:
+                readers[source].append(node)
+        gradient = {node: len(nodes) + index for index, node in enumerate(reversed(order))}
+        for node in reversed(order):
+            reads = dict.fromkeys([node])
+            for reader in readers[node]:
+                reads.update(dict.fromkeys([*before[reader], reader, gradient[reader]]))
+            tensors.append(Tensor(f"{labels[node]}/grad", int(sizes[node])))
+            ops.append(
+                Op(
+                    f"{labels[node]}/grad",
+                    tuple(reads),
+                    (gradient[node],),
+                    costs[node] * backward_cost,
+                    backward=True,
+                )
+            )
+    try:
+        return Problem(tuple(ops), tuple(tensors))
+    except ValueError as error:
+        raise ModelError(f"not a training graph: {error}") from error
+
+
+def _attribute(node: Mapping[str, Any], names: tuple[str, ...], default: float | None = None) -> float:
+    for name in names:
+        if node.get(name) is not None:
+            return float(node[name])
+    if default is None:
+        raise ValueError(f"node {node['id']!r} has none of the attributes {', '.join(names)}")
+    return default

@@ -1,0 +1,108 @@
+"""A plan: a schedule, what it is predicted to cost, and how good it can be at all."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from ckplan.errors import ModelError
+from ckplan.planner.bounds import lower_bound
+from ckplan.planner.problem import Problem
+from ckplan.planner.simulate import simulate
+from ckplan.planner.timeline import Timeline
+
+SCHEMA = 1
+"""Version of the JSON form; raised when a reader of the old form would misunderstand the new one."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a strategy answers.
+
+    Attributes:
+        strategy: the strategy with its options, as written on the command line.
+        schedule: op ids in execution order; an op that stands again is recomputed.
+        ops: names of the problem's ops, by id: a plan file stays readable and checkable without the problem.
+        predicted: the simulated timeline of the schedule.
+        lower_bound: bytes of activations below which no schedule can go.
+        cost: seconds of the schedule.
+        base_cost: seconds of one step without recomputation.
+        overhead_bound: overhead that no schedule of this peak can avoid, as far as was proven (0: nothing was).
+        interrupted: whether the search was ended before its time; the plan is the best until then.
+    """
+
+    strategy: str
+    schedule: tuple[int, ...]
+    ops: tuple[str, ...]
+    predicted: Timeline
+    lower_bound: int
+    cost: float
+    base_cost: float
+    overhead_bound: float = 0.0
+    interrupted: bool = False
+
+    @property
+    def overhead(self) -> float:
+        """Extra compute as a ratio of the step without recomputation (0.25: a quarter more)."""
+        return self.cost / self.base_cost - 1 if self.base_cost else 0.0
+
+    @cached_property
+    def recomputed(self) -> int:
+        """Number of schedule entries that repeat an op."""
+        return len(self.schedule) - len(set(self.schedule))
+
+    def to_json(self) -> dict[str, Any]:
+        """A JSON-ready form; the schedule is a list of node names."""
+        return {
+            "schema": SCHEMA,
+            "strategy": self.strategy,
+            "schedule": [self.ops[index] for index in self.schedule],
+            "predicted_peak_activations": self.predicted.peak_activations,
+            "predicted_peak_total": self.predicted.peak_total,
+            "lower_bound": self.lower_bound,
+            "overhead": self.overhead,
+            "overhead_bound": self.overhead_bound,
+        }
+
+
+def make_plan(problem: Problem, strategy: str, schedule: Sequence[int]) -> Plan:
+    """Judge a schedule with the simulator and wrap it as a `Plan`.
+
+    Raises:
+        ValueError: the schedule is not valid for the problem.
+    """
+    return Plan(
+        strategy=strategy,
+        schedule=tuple(schedule),
+        ops=tuple(op.name for op in problem.ops),
+        predicted=simulate(problem, schedule),
+        lower_bound=lower_bound(problem)[0],
+        cost=problem.schedule_cost(schedule),
+        base_cost=problem.cost,
+    )
+
+
+def plan_from_json(problem: Problem, data: Mapping[str, Any]) -> Plan:
+    """Read a plan for a problem; figures are simulated anew, not believed.
+
+    Raises:
+        ModelError: the plan is of another schema, or names a node that the problem does not have.
+    """
+    if data.get("schema") != SCHEMA:
+        raise ModelError(f"plan has schema {data.get('schema')!r}, this version reads {SCHEMA}", "plan the model again")
+    ids = {op.name: index for index, op in enumerate(problem.ops)}
+    unknown = [str(name) for name in data["schedule"] if name not in ids]
+    if unknown:
+        near = difflib.get_close_matches(unknown[0], ids, n=2)
+        raise ModelError(
+            f"plan names node '{unknown[0]}', which the model does not have"
+            + (f" ({len(unknown)} such names)" if len(unknown) > 1 else ""),
+            f"near it are {', '.join(f'`{name}`' for name in near)}" if near else "plan this model again",
+        )
+    try:
+        return make_plan(problem, str(data.get("strategy", "file")), [ids[name] for name in data["schedule"]])
+    except ValueError as error:
+        raise ModelError(f"plan cannot be run: {error}", "plan this model again") from error

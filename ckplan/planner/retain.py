@@ -1,0 +1,110 @@
+"""Retaining: repeats of a schedule that there is room to do without.
+
+A repeat is not needed where the copy before it can stay until the repeat's first reader, if the memory in between has
+room for it. Taking out the repeats that save most for their bytes, and then the repeats that only those needed, makes
+any schedule cheaper within the same limit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ckplan.planner.peak import live_bytes
+from ckplan.planner.phases import without_dead_repeats
+from ckplan.planner.problem import Kind, Problem
+
+
+def retain(problem: Problem, schedule: Sequence[int], limit: int, rounds: int = 8) -> list[int]:
+    """The schedule without repeats that the limit has room to do without.
+
+    O(rounds x (n + repeats x steps between)), the inner loop in numpy.
+
+    Args:
+        problem: the ops and tensors.
+        schedule: op ids in execution order; valid, with a peak within the limit.
+        limit: bytes of activations that the peak must not exceed.
+        rounds: how often the timeline is simulated anew at most; room appears as repeats go.
+    """
+    best = without_dead_repeats(problem, schedule)
+    live = live_bytes(problem, best)
+    for _ in range(rounds):
+        chosen = _affordable(live, _gaps(problem, best), limit)
+        while chosen:
+            dropped = {step for gap in chosen for step in gap.steps}
+            shorter = without_dead_repeats(problem, [i for s, i in enumerate(best) if s not in dropped])
+            alive = live_bytes(problem, shorter)
+            if max(alive) <= limit:
+                break
+            chosen = chosen[: len(chosen) // 2]  # what kernels overwrite in place is only estimated above
+        if not chosen:
+            break
+        best, live = shorter, alive
+    return best
+
+
+@dataclass(frozen=True, slots=True)
+class _Gap:
+    """A repeat that could be left out.
+
+    Attributes:
+        worth: seconds saved per byte.
+        steps: the repeat's step, then those of the views that were made of it anew.
+        start: first step at which retaining the copy before takes memory.
+        bytes: how much.
+    """
+
+    worth: float
+    steps: tuple[int, ...]
+    start: int
+    bytes: int
+
+
+def _gaps(problem: Problem, schedule: Sequence[int]) -> list[_Gap]:
+    """All repeats but those of views, the most worthwhile first."""
+    ops, root, tensors = problem.ops, problem.view_root, problem.tensors
+    last_read = [-1] * len(tensors)
+    last_run = [-1] * len(ops)
+    run_before = [-1] * len(ops)
+    found: dict[int, tuple[int, int, int]] = {}  # by op, its last repeat: step, start, bytes
+    views: dict[int, list[int]] = {}  # by step of a repeat
+    gaps: list[_Gap] = []
+
+    def close(index: int) -> None:
+        step, start, size = found.pop(index)
+        gaps.append(_Gap(ops[index].cost / max(size, 1), (step, *views.pop(step, ())), start, size))
+
+    for step, index in enumerate(schedule):
+        op = ops[index]
+        if index in found:
+            close(index)
+        if last_run[index] >= 0:
+            counted = [t for t in op.outputs if root[t] == t and tensors[t].kind is Kind.ACTIVATION]
+            if counted:
+                found[index] = step, min(last_read[t] for t in counted), sum(tensors[t].bytes for t in counted)
+            for tensor in op.outputs:
+                maker = problem.producer[root[tensor]]
+                # The view made before is one of the copy before.
+                if root[tensor] != tensor and maker in found and last_run[index] > run_before[maker]:
+                    views.setdefault(found[maker][0], []).append(step)
+        run_before[index], last_run[index] = last_run[index], step
+        for tensor in (*op.inputs, *op.outputs):
+            last_read[root[tensor]] = step
+    for index in list(found):
+        close(index)
+    gaps.sort(key=lambda gap: (-gap.worth, gap.steps))
+    return gaps
+
+
+def _affordable(alive: Sequence[int], gaps: Sequence[_Gap], limit: int) -> list[_Gap]:
+    """The repeats to leave out, chosen greedily while the memory between has room."""
+    live = np.array(alive, dtype=np.int64)
+    chosen = []
+    for gap in gaps:
+        between = live[gap.start : gap.steps[0]]
+        if between.size == 0 or int(between.max()) + gap.bytes <= limit:
+            between += gap.bytes
+            chosen.append(gap)
+    return chosen

@@ -1,0 +1,56 @@
+"""All strategies, by name.
+
+A strategy is a frozen dataclass: its fields are its options, its ``solve`` makes a plan.
+"""
+
+from __future__ import annotations
+
+from ckplan.choices import parse_choice
+from ckplan.planner.strategies.auto import Auto
+from ckplan.planner.strategies.base import Strategy
+from ckplan.planner.strategies.chen import Chen
+from ckplan.planner.strategies.evict import Evict
+from ckplan.planner.strategies.exact import Exact
+from ckplan.planner.strategies.keep_all import KeepAll
+from ckplan.planner.strategies.keep_listed import KeepListed
+from ckplan.planner.strategies.lower_sets import LowerSets
+from ckplan.planner.strategies.memory import Memory
+from ckplan.planner.strategies.mincut import MinCut
+from ckplan.planner.strategies.mirror import Mirror
+from ckplan.planner.strategies.revolve import Revolve
+from ckplan.planner.strategies.search import Search
+from ckplan.planner.strategies.segments import Segments
+from ckplan.planner.strategies.speed import Speed
+from ckplan.planner.strategies.sqrt import Sqrt
+
+STRATEGIES: tuple[type[Strategy], ...] = (
+    KeepAll,
+    Speed,
+    Sqrt,
+    Memory,
+    KeepListed,
+    Mirror,
+    Segments,
+    Chen,
+    LowerSets,
+    Revolve,
+    MinCut,
+    Evict,
+    Search,
+    Exact,
+    Auto,
+)
+"""Every strategy; the tests hold each of them to the same properties."""
+
+__all__ = ["STRATEGIES", "Strategy", "parse_strategy"]
+
+
+def parse_strategy(text: str) -> Strategy:
+    """Make a strategy from ``name`` or ``name:field=value,field=value``.
+
+    A value that holds commas (a list of names) is written with ``;`` between its items.
+
+    Raises:
+        UsageError: no such strategy or field, or the value does not fit the field.
+    """
+    return parse_choice(text, STRATEGIES, "strategy")

@@ -1,0 +1,111 @@
+"""What all strategies have in common."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from ckplan.choices import spell
+from ckplan.errors import InfeasibleError
+from ckplan.planner.bounds import lower_bound
+from ckplan.planner.minimum_cut import least_overhead
+from ckplan.planner.peak import peak_of
+from ckplan.planner.plan import Plan, make_plan
+from ckplan.planner.problem import Kind, Problem
+from ckplan.units import format_bytes
+
+
+@dataclass(frozen=True)
+class Strategy(ABC):
+    """A way to choose a schedule. Subclasses are frozen dataclasses whose fields are their options."""
+
+    name: ClassVar[str]
+    """The name on the command line."""
+
+    @abstractmethod
+    def schedules(self, problem: Problem) -> Iterable[Sequence[int]]:
+        """Candidate schedules; the one of the lowest `merit` is taken."""
+
+    def merit(self, peak: int, cost: float, budget: int | None) -> tuple[float, float, float]:
+        """What makes one candidate better than another, the lower the better.
+
+        The lowest cost among the candidates that keep the budget; where none does, or there is no budget, the lowest
+        peak.
+
+        Args:
+            peak: simulated peak of activations, in bytes.
+            cost: seconds of the schedule.
+            budget: bytes of activations that the plan must not exceed, if any.
+        """
+        return (0, cost, peak) if budget is not None and peak <= budget else (1, peak, cost)
+
+    def solve(self, problem: Problem, budget: int | None = None) -> Plan:
+        """Plan a problem.
+
+        Args:
+            problem: the ops and tensors.
+            budget: bytes of activations that the plan must not exceed at its peak.
+
+        Raises:
+            InfeasibleError: the best schedule of this strategy exceeds the budget.
+        """
+        return self.choose(problem, self.schedules(problem), budget)
+
+    def choose(
+        self,
+        problem: Problem,
+        candidates: Iterable[Sequence[int]],
+        budget: int | None,
+        *,
+        interrupted: bool = False,
+        prove: bool = False,
+    ) -> Plan:
+        """The plan of the best of some schedules.
+
+        Args:
+            problem: the ops and tensors.
+            candidates: valid schedules, at least one.
+            budget: bytes of activations that the plan must not exceed, if any.
+            interrupted: whether the search ended before its time.
+            prove: whether to look for a bound on the overhead (seconds of work).
+
+        Raises:
+            InfeasibleError: it exceeds the budget.
+        """
+
+        def merit(schedule: Sequence[int]) -> tuple[float, float, float]:
+            return self.merit(peak_of(problem, schedule), problem.schedule_cost(schedule), budget)
+
+        plan = make_plan(problem, str(self), min(candidates, key=merit))
+        peak = plan.predicted.peak_activations
+        if budget is not None and peak > budget:
+            raise InfeasibleError(
+                f"strategy `{self}` needs {format_bytes(peak)} of activations, the budget is {format_bytes(budget)}, "
+                f"and {_reason(problem)}",
+                f"the smallest budget that a plan was found for is {format_bytes(peak)}; raise it"
+                + ("" if self.name == "auto" else " or try another strategy"),
+            )
+        bound = float(least_overhead(problem, peak)) / problem.cost if prove and plan.recomputed else 0.0
+        return replace(plan, interrupted=interrupted, overhead_bound=min(bound, plan.overhead))
+
+    def __str__(self) -> str:
+        """The strategy as one writes it on the command line, options that differ from their default included."""
+        return spell(self)
+
+
+def one_more_forward(problem: Problem) -> float:
+    """Seconds of a step in which each forward op runs twice: what a plan without a budget may cost."""
+    return problem.cost + sum(problem.ops[index].cost for index in problem.forward)
+
+
+def _reason(problem: Problem) -> str:
+    """Why no schedule can need less than the bound: the op, and the largest tensors that it reads and makes."""
+    bound, index = lower_bound(problem)
+    op = problem.ops[index]
+    involved = {problem.view_root[tensor] for tensor in (*op.inputs, *op.outputs)}
+    held = [tensor for tensor in involved if problem.tensors[tensor].kind is Kind.ACTIVATION]
+    held.sort(key=lambda tensor: (-problem.tensors[tensor].bytes, tensor))
+    named = ", ".join(f"'{problem.tensors[t].name}' {format_bytes(problem.tensors[t].bytes)}" for t in held[:3])
+    return f"no schedule needs less than {format_bytes(bound)}, which '{op.name}' holds while it runs ({named})"

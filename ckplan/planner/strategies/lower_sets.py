@@ -1,0 +1,272 @@
+"""`lower_sets`: dynamic programming over lower sets of the forward graph."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from ckplan.errors import UsageError
+from ckplan.planner.order import best_order
+from ckplan.planner.peak import peak_of
+from ckplan.planner.phases import backward_phases, phase_order
+from ckplan.planner.plan import Plan
+from ckplan.planner.problem import Problem
+from ckplan.planner.recompute import recompute_schedule
+from ckplan.planner.refine import keep_what_fits
+from ckplan.planner.strategies.base import Strategy
+from ckplan.planner.strategies.lower_set_graph import ForwardGraph, all_lower_sets, contract, principal_lower_sets
+
+Array = npt.NDArray[np.float64]
+
+_STEPS = 14
+"""How many limits of the memory model are tried from all activations and gradients at once downwards."""
+_REFINEMENTS = 4
+"""Bisections towards the smallest limit that the memory model allows."""
+_AROUND = (2.5, 2.0, 1.7, 1.45, 1.25, 1.1, 1.0, 0.9)
+"""Limits that are tried for a budget, in units of it: the model knows no liveness and is up to twice too high."""
+_LABELS = 24
+_BUDGET_LABELS = 256
+"""How many trade-offs of memory against kept cost are carried on from each lower set, without and with a budget."""
+_PICKED_NODES = 3_000
+"""How many trade-offs of each limit become schedules, in forward ops of all of them; 6 at least, 48 at most."""
+_POLISHED_OPS = 16_000
+"""How many of the best plans for a budget are improved by keeping more, in ops of all of them; 60 at most."""
+
+Choice = tuple[set[int], list[int]]
+"""What to keep, and an order of all ops."""
+_Judged = tuple[tuple[float, float, float], Choice]
+"""A choice with its merit."""
+
+
+@dataclass(frozen=True)
+class LowerSets(Strategy):
+    """Choose a growing sequence of lower sets of the forward graph, keep their boundaries, recompute between them.
+
+    Kusumoto et al., "A Graph Theoretic Framework of Recomputation Algorithms for Memory-Efficient Backpropagation"
+    (NeurIPS 2019, arXiv:1905.11722). A lower set holds with each op all that the op needs; its boundary is what ops
+    outside read of it. The memory of a sequence is modelled as there, by the sizes of the steps between sets.
+    From each limit on this model the paper takes two plans, the one that keeps most cost (time-centric) and the
+    one that keeps least (memory-centric); here points between them are judged as well, each by simulation:
+    the model has no liveness within a step and is up to twice too high. The last step is not recomputed.
+
+    ``approx`` uses the O(ops) lower sets that are an op with all that it needs, ``exact`` all of them, ``auto`` all
+    where they are few. O(sets^2 x labels) for each limit; graphs of more than some 600 ops are coarsened.
+    The wrong choice for graphs with many parallel branches, where the approximate family is poor and the exact one too
+    large, and when an op may have to be recomputed more than once to meet the budget.
+
+    Attributes:
+        family: ``auto``, ``approx`` or ``exact``.
+        max_sets: the most lower sets with which the exact family is taken; 0 means six an op, or 8000 for ``exact``.
+    """
+
+    name: ClassVar[str] = "lower_sets"
+    family: str = "auto"
+    max_sets: int = 0
+
+    def schedules(self, problem: Problem) -> Iterable[Sequence[int]]:
+        """No recomputation, then schedules of sequences of lower sets under ever smaller limits."""
+        order = best_order(problem)
+        yield order
+        for kept, backward_order in self._choices(problem, order, None):
+            yield recompute_schedule(problem, kept, backward_order)
+
+    def solve(self, problem: Problem, budget: int | None = None) -> Plan:
+        """The plan of the lowest peak, or the cheapest found within a budget; improved by keeping more where it fits.
+
+        Raises:
+            InfeasibleError: the lowest peak that was found exceeds the budget.
+        """
+        order = best_order(problem)
+        peak = peak_of(problem, order)
+        if budget is not None and peak <= budget:
+            return self.choose(problem, [order], budget)
+        found = self._judged(problem, self._choices(problem, order, budget), budget)
+        if budget is not None and not (found and found[0][0][0] == 0):
+            found = self._judged(problem, self._choices(problem, order, None), budget)
+        if budget is not None:
+            found = [entry for entry in found if entry[0][0] == 0] or found[:1]
+        candidates: list[Sequence[int]] = [order]
+        polished = 1 if budget is None else 1 + min(60, _POLISHED_OPS // max(len(problem.ops), 1))
+        for _, (kept, backward_order) in _spread(found, polished):
+            schedule = recompute_schedule(problem, kept, backward_order)
+            reached = max(peak_of(problem, schedule), budget or 0)
+            more = keep_what_fits(problem, kept, reached, backward_order)
+            candidates += [schedule, recompute_schedule(problem, more, backward_order)]
+        return self.choose(problem, candidates, budget)
+
+    def _judged(self, problem: Problem, choices: Iterable[Choice], budget: int | None) -> list[_Judged]:
+        """The choices with their merit, best first."""
+        judged = []
+        for choice in choices:
+            schedule = recompute_schedule(problem, *choice)
+            peak = peak_of(problem, schedule)
+            judged.append((self.merit(peak, problem.schedule_cost(schedule), budget), choice))
+        return sorted(judged, key=lambda entry: entry[0])
+
+    def _choices(self, problem: Problem, order: Sequence[int], budget: int | None) -> Iterator[Choice]:
+        graph = contract(problem)
+        if not graph.ops:
+            return
+        table = _Table(graph, self._lower_sets(graph))
+        tried: set[bytes] = set()
+        sweep = table.sweep() if budget is None else table.around(budget)
+        for sequence in sweep:
+            if (key := sequence.tobytes()) not in tried:
+                tried.add(key)
+                yield from _canonical(problem, graph, sequence, order)
+
+    def _lower_sets(self, graph: ForwardGraph) -> npt.NDArray[np.bool_]:
+        if self.family not in ("auto", "approx", "exact"):
+            raise UsageError(f"strategy `{self.name}` has no family `{self.family}`", "choose auto, approx or exact")
+        if self.family != "approx":
+            limit = self.max_sets or (8000 if self.family == "exact" else 6 * len(graph.ops))
+            found = all_lower_sets(graph, limit)
+            if found is not None:
+                return found
+            if self.family == "exact":
+                raise UsageError(f"the forward graph has more than {limit} lower sets", "use `family=approx`")
+        return principal_lower_sets(graph)
+
+
+def _spread(found: list[_Judged], number: int) -> list[_Judged]:
+    """The best ones and, as many, some of all others: what keeps least leaves most room for keeping more."""
+    rest = found[(number + 1) // 2 :]
+    step = max(1, -(-len(rest) // max(number // 2, 1)))
+    return found[: (number + 1) // 2] + (rest[::step] if number > 1 else [])
+
+
+class _Table:
+    """The dynamic program over one family of lower sets."""
+
+    def __init__(self, graph: ForwardGraph, sets: npt.NDArray[np.bool_]) -> None:
+        self.sets = sets[np.argsort(sets.sum(1), kind="stable")]
+        inside = self.sets.astype(np.float64)
+        edges = graph.edges.astype(np.float64)
+        boundary = ((1 - inside) @ edges.T > 0) & self.sets
+        after = (inside @ edges > 0) & ~self.sets
+        beside = (after.astype(np.float64) @ edges.T > 0) & ~self.sets
+        size = inside @ graph.bytes
+        # [i, j]: the step from set i to set j.
+        self.step_cost = _newly(boundary * graph.cost, inside)
+        self.step_held = _newly(boundary * graph.held, inside)
+        self.step_peak = 2 * (size[None, :] - size[:, None]) + (after @ graph.bytes + beside @ graph.bytes)[None, :]
+        self.allowed = inside @ inside.T >= inside.sum(1)[:, None] - 0.5
+        np.fill_diagonal(self.allowed, False)
+        self.picked = max(6, min(48, _PICKED_NODES // len(graph.ops)))
+        self.naive = 2 * float(graph.bytes.sum())
+
+    def sweep(self) -> Iterator[npt.NDArray[np.bool_]]:
+        """Sequences for limits from the highest useful one to the lowest possible one."""
+        limit = high = self.naive
+        infeasible = 0.0
+        for _ in range(_STEPS):
+            found = self.solve(limit, _LABELS)
+            if not found:
+                infeasible = limit
+                break
+            yield from found
+            high = limit
+            limit *= 0.8
+        for _ in range(_REFINEMENTS if infeasible else 0):
+            limit = (high + infeasible) / 2
+            found = self.solve(limit, _LABELS)
+            yield from found
+            if found:
+                high = limit
+            else:
+                infeasible = limit
+
+    def around(self, budget: int) -> Iterator[npt.NDArray[np.bool_]]:
+        """Sequences for limits that suit a budget."""
+        for factor in _AROUND:
+            if factor * budget <= self.naive:
+                yield from self.solve(factor * budget, _BUDGET_LABELS)
+
+    def solve(self, limit: float, labels: int) -> list[npt.NDArray[np.bool_]]:
+        """Sequences within the limit from most to least kept cost, a number of them; none if there is none."""
+        count = len(self.sets)
+        kept = np.full((count, labels), -np.inf)
+        held = np.full((count, labels), np.inf)
+        came = np.full((count, labels, 2), -1, np.int64)
+        kept[0, 0] = held[0, 0] = 0.0
+        for target in range(1, count):
+            # A first label is the one with least memory.
+            sources = np.flatnonzero(
+                self.allowed[:target, target] & (held[:target, 0] + self.step_peak[:target, target] <= limit)
+            )
+            if not len(sources):
+                continue
+            fits = held[sources] + self.step_peak[sources, target][:, None] <= limit
+            rows, columns = np.nonzero(fits)
+            rows = sources[rows]
+            new_held = held[rows, columns] + self.step_held[rows, target]
+            new_kept = kept[rows, columns] + self.step_cost[rows, target]
+            best = _trade_offs(new_held, new_kept, limit, labels)
+            kept[target, : len(best)] = new_kept[best]
+            held[target, : len(best)] = new_held[best]
+            came[target, : len(best), 0] = rows[best]
+            came[target, : len(best), 1] = columns[best]
+        ends = np.flatnonzero(np.isfinite(held[-1]))
+        if not len(ends):
+            return []
+        picked = np.unique(np.linspace(0, len(ends) - 1, self.picked).round().astype(int))[::-1]
+        return [self._sequence(came, int(ends[pick])) for pick in picked]
+
+    def _sequence(self, came: npt.NDArray[np.int64], label: int) -> npt.NDArray[np.bool_]:
+        at = len(self.sets) - 1
+        chosen = []
+        while at > 0:
+            chosen.append(at)
+            at, label = int(came[at, label, 0]), int(came[at, label, 1])
+        return self.sets[chosen[::-1]]
+
+
+def _newly(weight: Array, inside: Array) -> Array:
+    """[i, j]: the weight of the boundary of set j outside of set i."""
+    result: Array = weight.sum(1)[None, :] - inside @ weight.T
+    return result
+
+
+def _trade_offs(held: Array, kept: Array, limit: float, labels: int) -> npt.NDArray[np.int64]:
+    """Entries with less held or more kept than all others, from least to most held; about evenly thinned to a number.
+
+    Of entries that hold about the same the one that keeps most is taken, so that only few have to be sorted.
+    """
+    bucket = (held * (2 * labels / limit)).astype(np.int64) if limit > 0 else np.zeros(len(held), np.int64)
+    most = np.full(int(bucket.max()) + 1, -np.inf)
+    np.maximum.at(most, bucket, kept)
+    wins = kept == most[bucket]
+    wins[np.argmin(held)] = True
+    best = np.flatnonzero(wins)
+    best = best[np.lexsort((-kept[best], held[best]))]
+    rises = np.ones(len(best), bool)
+    rises[1:] = kept[best][1:] > np.maximum.accumulate(kept[best])[:-1]
+    best = best[rises]
+    if len(best) > labels:
+        best = best[np.unique(np.linspace(0, len(best) - 1, labels).round().astype(int))]
+    return best
+
+
+def _canonical(
+    problem: Problem, graph: ForwardGraph, sequence: npt.NDArray[np.bool_], order: Sequence[int]
+) -> Iterator[Choice]:
+    """The boundaries of a sequence and its last step, with the backward ops by phases, and in the given order."""
+    first = np.argmax(sequence, axis=0)
+    group = [0] * len(problem.ops)
+    for node, ops in enumerate(graph.ops):
+        for index in ops:
+            group[index] = int(first[node])
+    last = len(sequence) - 1
+    root, readers = problem.view_root, problem.consumers
+    kept = set()
+    for index in problem.forward:
+        for tensor in problem.ops[index].outputs:
+            forward_readers = [reader for reader in readers[tensor] if not problem.ops[reader].backward]
+            if group[index] == last or any(group[reader] > group[index] for reader in forward_readers):
+                kept.add(root[tensor])
+    yield kept, phase_order(problem, backward_phases(problem, group, kept))
+    yield kept, list(order)

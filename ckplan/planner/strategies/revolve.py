@@ -1,0 +1,150 @@
+"""`revolve`: optimal checkpointing of a chain, with any number of recomputations."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from ckplan.errors import UsageError
+from ckplan.planner.cuts import Cut, forward_cuts
+from ckplan.planner.order import best_order
+from ckplan.planner.peak import peak_of
+from ckplan.planner.plan import Plan
+from ckplan.planner.problem import Problem
+from ckplan.planner.strategies.base import Strategy
+from ckplan.planner.strategies.chain import expand, make_chain
+from ckplan.planner.strategies.chain_table import ChainTable
+
+_TRIED = 24
+"""How many amounts of memory become schedules, of those at which the modelled cost changes."""
+
+
+@dataclass(frozen=True)
+class Revolve(Strategy):
+    """Divide the graph into a chain of stages and checkpoint the chain optimally; a stage may run many times.
+
+    Griewank & Walther, "Algorithm 799: Revolve" (ACM TOMS 2000), for stages that differ in cost and size as in
+    Beaumont et al., "Optimal Checkpointing for Heterogeneous Chains" (rotor, arXiv:1911.13214): from a cut on one
+    either runs to a later cut, holds that, and returns to the first part afterwards, or runs one stage and holds
+    all that its backward ops read. Dynamic programming over (first stage, last stage, memory) finds the cheapest;
+    on a chain of equal steps that is Revolve's binomial schedule. Stages end where few bytes cross. Memory is
+    divided into ``slots``, sizes rounded, and modelled by stages, so schedules for several amounts are judged by
+    simulation. O(stages^3 x slots): seconds for 200 stages.
+
+    The wrong choice where the graph is no chain (long skips cross every cut between their ends), and where it
+    pays to keep one activation of a stage and recompute the next one: stages are kept or recomputed as a whole.
+
+    Attributes:
+        max_extra: without a budget, how many forward passes of extra cost the lowest peak may take; 0 means any
+            number: a chain of n equal stages can be reversed in a few states with n / 2 extra passes.
+        stages: the most stages.
+        slots: into how many units memory is divided.
+    """
+
+    name: ClassVar[str] = "revolve"
+    max_extra: float = 0.0
+    stages: int = 120
+    slots: int = 300
+
+    def schedules(self, problem: Problem) -> Iterable[Sequence[int]]:
+        """No recomputation, then the chain's schedules for the amounts of memory below that, within ``max_extra``."""
+        order = best_order(problem)
+        yield order
+        yield from self._chain_schedules(problem, peak_of(problem, order), None)
+
+    def solve(self, problem: Problem, budget: int | None = None) -> Plan:
+        """The plan of the lowest peak, or the cheapest found within a budget.
+
+        Raises:
+            InfeasibleError: the lowest peak that was found exceeds the budget.
+        """
+        order: Sequence[int] = best_order(problem)
+        peak = peak_of(problem, order)
+        if budget is None:
+            # The first search is coarse; the second one has all its slots below what the first one found.
+            coarse = self.choose(problem, self.schedules(problem), None)
+            limit = coarse.predicted.peak_activations
+            return self.choose(problem, [coarse.schedule, *self._chain_schedules(problem, limit, None)], None)
+        if peak <= budget:
+            return self.choose(problem, [order], budget)
+        candidates = [order, *self._chain_schedules(problem, budget, budget)]
+        if all(peak_of(problem, schedule) > budget for schedule in candidates):
+            candidates.append(replace(self, max_extra=0.0).solve(problem).schedule)
+        return self.choose(problem, candidates, budget)
+
+    def _chain_schedules(self, problem: Problem, most: int, budget: int | None) -> Iterator[Sequence[int]]:
+        if self.stages < 1 or self.slots < 1 or self.max_extra < 0:
+            raise UsageError(f"strategy `{self}` needs at least one stage and one slot, and no negative `max_extra`")
+        cuts = stage_cuts(problem, self.stages)
+        if not problem.forward or most <= 0:
+            return
+        chain = make_chain(problem, cuts)
+        # The model may be off either way: look a little above the budget too.
+        table = ChainTable(chain, most if budget is None else most * 5 // 4, self.slots)
+        changes = table.changes()
+        if budget is None:
+            # The lowest peak is near the least memory of the model, or elsewhere if the model is poor.
+            limit = self.max_extra * sum(problem.ops[index].cost for index in problem.forward) or math.inf
+            changes = [slot for slot in changes if table.extra_cost(slot) <= 1.1 * limit]
+            rest = changes[_TRIED:]
+            for slot in (*changes[:_TRIED], *rest[:: -(-len(rest) // _TRIED) or 1]):
+                schedule = expand(problem, chain, table.actions(slot))
+                if problem.schedule_cost(schedule) - problem.cost <= limit * (1 + 1e-9):
+                    yield schedule
+            return
+        low, high = 0, len(changes)
+        while low < high:
+            middle = (low + high) // 2
+            schedule = expand(problem, chain, table.actions(changes[middle]))
+            yield schedule
+            if peak_of(problem, schedule) <= budget:
+                low = middle + 1
+            else:
+                high = middle
+        for slot in changes[max(low - _TRIED // 2, 0) : low + _TRIED // 2]:
+            yield expand(problem, chain, table.actions(slot))
+
+
+def stage_cuts(problem: Problem, most_stages: int) -> list[Cut]:
+    """Where stages end: the cuts with no fewer bytes right before and after, if need be the smallest of neighbours."""
+    cuts = forward_cuts(problem)
+    minima = [
+        cut
+        for index, cut in enumerate(cuts)
+        if (index == 0 or cuts[index - 1].bytes >= cut.bytes)
+        and (index + 1 == len(cuts) or cuts[index + 1].bytes >= cut.bytes)
+    ]
+    if len(minima) < most_stages:
+        return minima
+    cost = [0.0]
+    for index in problem.forward:
+        cost.append(cost[-1] + problem.ops[index].cost)
+    best: dict[int, Cut] = {}
+    for cut in minima:
+        bucket = int(cost[cut.position] / (cost[-1] or 1.0) * (most_stages - 1))
+        if bucket not in best or (cut.bytes, -cut.position) < (best[bucket].bytes, -best[bucket].position):
+            best[bucket] = cut
+    return list(best.values())[: most_stages - 1]
+
+
+def revolve_extra_steps(steps: int, checkpoints: int) -> int:
+    """Forward steps that reversing a chain of equal steps takes at least, besides the one that each reversal records.
+
+    Griewank & Walther's closed form ``r n - beta(s + 1, r - 1)`` with ``beta(s, r) = (s + r)! / (s! r!)`` and the
+    least ``r`` with ``beta(s, r) >= n``.
+
+    Args:
+        steps: n, the length of the chain.
+        checkpoints: s, how many states fit into memory, the initial one included.
+
+    Raises:
+        ValueError: there is no step or no checkpoint.
+    """
+    if steps < 1 or checkpoints < 1:
+        raise ValueError("a chain has at least one step and one checkpoint")
+    repeats = 0
+    while math.comb(checkpoints + repeats, repeats) < steps:
+        repeats += 1
+    return repeats * steps - (math.comb(checkpoints + repeats, repeats - 1) if repeats else 0)

@@ -1,0 +1,253 @@
+"""Asks onnxruntime itself what it makes of a file: the graph it executes, after all optimisations, in its order.
+
+The model of the execution order (`execution_order`) sees the file; onnxruntime executes what its optimisers leave of
+it. Loading a file without its weights costs little and settles what is left to doubt.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import onnx_ir as ir
+
+from ckplan.errors import ModelError
+from ckplan.model.bodies import bodies_of
+from ckplan.model.half import missing_kernel_advice
+from ckplan.model.infer import NodeInference
+from ckplan.planner.simulate import simulate
+from ckplan.planner.timeline import Timeline
+from ckplan.runtime.execution_order import default_order, predecessors, priority_order
+from ckplan.runtime.inner import EXECUTED
+from ckplan.runtime.kernels import view_source
+from ckplan.runtime.problem_of import problem_of
+from ckplan.runtime.sizes import DIMENSIONS, dimensions_of, shape_classes
+
+_SINGLE = "InsertedPrecisionFreeCast_"
+"""How onnxruntime calls the float32 value that it computes in place of a half-precision one
+(``core/optimizer/insert_cast_transformer.cc``)."""
+
+_TARGET = 64
+"""Elements of constants that shape inference reads: target shapes, axes, pads."""
+
+_SAME_SIZE = ("Transpose", "ReorderInput", "ReorderOutput")
+"""Operators that optimisers put in, and whose output has the values of their input."""
+
+
+def executed_model(model: ir.Model, without: Sequence[str] = ()) -> ir.Model:
+    """The model that onnxruntime executes under default session options on the CPU, nodes in execution order.
+
+    Parameters that a caller may feed are stripped of their values, which onnxruntime does not look at.
+
+    Args:
+        model: the file.
+        without: optimisers of onnxruntime to leave out, such as those that go by the processor.
+
+    Raises:
+        ModelError: onnxruntime does not load the model.
+    """
+    import onnxruntime
+
+    stripped = model.clone()
+    fed = set(stripped.graph.inputs)
+    for name, value in list(stripped.graph.initializers.items()):
+        if value in fed:
+            del stripped.graph.initializers[name]
+            value.const_value = None
+    with tempfile.TemporaryDirectory() as folder:
+        source, target = Path(folder) / "file.onnx", Path(folder) / "executed.onnx"
+        ir.save(stripped, source)
+        options = onnxruntime.SessionOptions()
+        options.log_severity_level = 4
+        options.optimized_model_filepath = str(target)
+        try:
+            onnxruntime.InferenceSession(
+                str(source), options, providers=["CPUExecutionProvider"], disabled_optimizers=list(without) or None
+            )
+        except Exception as error:  # its exceptions have no base class of their own
+            lines = str(error).splitlines() or [type(error).__name__]
+            hint = missing_kernel_advice(lines[0], model)
+            raise ModelError(f"onnxruntime does not load the training graph: {lines[0]}", hint) from error
+        executed = ir.load(target)
+    mark_executed(executed, model)
+    return executed
+
+
+def mark_executed(executed: ir.Model, model: ir.Model) -> None:
+    """Prepare a model that onnxruntime wrote after its optimisations for being turned into numbers.
+
+    Args:
+        executed: what onnxruntime wrote; is changed.
+        model: the file that it was made from, which knows shapes that onnxruntime does not keep.
+    """
+    for body in executed.graph.subgraphs():
+        body.meta[EXECUTED] = True
+    untouched = _is_untouched(executed, model)
+    if untouched:
+        nodes = list(executed.graph)
+        executed.graph.remove(nodes)
+        executed.graph.extend(nodes[position] for position in default_order(predecessors(nodes)))
+    _infer_shapes(executed, untouched)
+    _learn_dimensions(executed, model)
+
+
+def _is_untouched(executed: ir.Model, model: ir.Model) -> bool:
+    """Whether no optimiser changed a graph: it is then written as it was read, not as it is executed.
+
+    See ``Graph::ToGraphProto`` in ``core/graph/graph.cc``.
+    """
+    written, read = ([(node.name, node.op_type) for node in graph] for graph in (executed.graph, model.graph))
+    return written == read
+
+
+def _infer_shapes(executed: ir.Model, everywhere: bool) -> None:
+    """Infer shapes as onnxruntime does for itself, where it writes only those of the file.
+
+    By them it hands dead buffers on, so what it does not know, such as what an alias hides, must stay unknown here too.
+
+    Args:
+        executed: what onnxruntime wrote.
+        everywhere: whether it wrote none of the shapes that it inferred; else only what optimisers made lacks them.
+    """
+    inference = NodeInference(executed.graph, executed.ir_version)
+    for node in executed.graph.all_nodes():
+        if everywhere or any(value.name and value.shape is None for value in node.outputs):
+            inference.run(node, _small_constant)
+
+
+def _small_constant(value: ir.Value) -> np.ndarray | None:
+    tensor = None if value.is_graph_input() else ir.convenience.get_const_tensor(value)
+    return tensor.numpy() if tensor is not None and tensor.size <= _TARGET else None
+
+
+def _learn_dimensions(executed: ir.Model, model: ir.Model) -> None:
+    """Note the dimensions of values that onnxruntime keeps no shape of.
+
+    They are those of the same value in the file; a value that an optimiser made is known by what its node reads, by
+    the view that is taken of it, or by what it is the transpose, the Cast, or the blocked layout of. Only the size in
+    bytes is sure to be right; a blocked layout pads channels to its block, which is left out.
+    """
+    inference = NodeInference(executed.graph, executed.ir_version)
+    known = {value.name: value for value in _made(model.graph)}
+    nodes = list(executed.graph.all_nodes())
+    for value in _made(executed.graph):
+        name = str(value.name)
+        original = known.get(name.removeprefix(_SINGLE))
+        if original is not None and dimensions_of(value) is None:
+            value.meta[DIMENSIONS] = dimensions_of(original)
+            if value.type is None:
+                value.type = ir.TensorType(ir.DataType.FLOAT) if name.startswith(_SINGLE) else original.type
+    for node in (*nodes, *reversed(nodes)):
+        _learn_from_inputs(node, inference)
+        cast = node.op_type == "Cast"
+        if (view_source(node) is None and node.op_type not in _SAME_SIZE and not cast) or node.inputs[0] is None:
+            continue
+        ends = node.inputs[0], node.outputs[0]
+        for one, other in (ends, ends[::-1]):
+            if dimensions_of(one) is None and dimensions_of(other) is not None:
+                one.meta[DIMENSIONS] = dimensions_of(other)
+                if one.type is None and not cast:
+                    one.type = other.type
+        if cast and ends[1].type is None:
+            ends[1].type = ir.TensorType(ir.DataType(node.attributes["to"].as_int()))
+        if cast and ends[0].type is None:
+            # What onnxruntime computes in place of a half-precision value that it has no kernel for.
+            ends[0].type = ir.TensorType(ir.DataType.FLOAT)
+    for node in nodes:
+        # Inside of a function that onnxruntime has no kernel for: Softmax over its last axis, Gelu and the like.
+        made = node.outputs[0] if node.outputs else None
+        if made is None or not str(made.name).startswith(_SINGLE) or dimensions_of(made) is not None:
+            continue
+        sizes = [dims for read in node.inputs if read is not None and (dims := dimensions_of(read)) is not None]
+        if sizes:
+            reduces = node.op_type.startswith("Reduce")
+            made.meta[DIMENSIONS] = (*sizes[0][:-1], 1) if reduces else np.broadcast_shapes(*sizes)
+            made.type = ir.TensorType(ir.DataType.FLOAT)
+
+
+def _learn_from_inputs(node: ir.Node, inference: NodeInference) -> None:
+    """Note the dimensions of a node's outputs, inferred with all names of dimensions put back into numbers."""
+    unknown = [value.name and dimensions_of(value) is None for value in node.outputs]
+    sizes = [None if value is None else dimensions_of(value) for value in node.inputs]
+    given = list(zip(node.inputs, sizes, strict=True))
+    if not any(unknown) or any(value is not None and size is None for value, size in given) or bodies_of(node):
+        return
+    inputs = [
+        None
+        if value is None
+        else ir.Value(
+            name=value.name,
+            type=value.type,
+            shape=ir.Shape(size or ()),
+            const_value=ir.convenience.get_const_tensor(value),
+        )
+        for value, size in given
+    ]
+    twin = ir.Node(node.domain, node.op_type, inputs, node.attributes.values(), num_outputs=len(node.outputs))
+    for value, original in zip(twin.outputs, node.outputs, strict=True):
+        value.name = original.name
+    inference.run(twin, _small_constant)
+    for value, original in zip(twin.outputs, node.outputs, strict=True):
+        found = dimensions_of(value)
+        if found is not None and dimensions_of(original) is None:
+            original.meta[DIMENSIONS] = found
+            original.type = original.type or value.type
+
+
+def _made(graph: ir.Graph) -> list[ir.Value]:
+    """The values that nodes make and that enter bodies, those inside bodies included."""
+    made = [value for node in graph.all_nodes() for value in node.outputs if value.name]
+    return [*made, *(value for body in graph.subgraphs() for value in body.inputs)]
+
+
+def executed_timeline(executed: ir.Model) -> Timeline:
+    """The simulated memory timeline of what onnxruntime executes, dead buffers held as its planner holds them."""
+    problem = problem_of(executed)
+    return simulate(problem, range(len(problem.ops)), shape_classes(executed.graph, problem))
+
+
+def executed_orders(nodes: Sequence[ir.Node], executed: ir.Model) -> list[list[int]]:
+    """The orders in which the nodes of a file run, as positions in the file: DEFAULT and PRIORITY_BASED.
+
+    Nodes are recognised by what they make. A node that was fused into another counts as run right before it.
+    """
+    default = list(executed.graph)
+    return [_positions(nodes, default), _positions(nodes, _by_priority(nodes, default))]
+
+
+def _by_priority(nodes: Sequence[ir.Node], executed: Sequence[ir.Node]) -> list[ir.Node]:
+    """What runs, in the order of PRIORITY_BASED: nodes that an optimiser made stand behind all nodes of the file."""
+    place = {(node.name, node.op_type): position for position, node in enumerate(nodes)}
+    filed = sorted(
+        enumerate(executed), key=lambda entry: (place.get((entry[1].name, entry[1].op_type), len(nodes)), entry[0])
+    )
+    standing = [node for _, node in filed]
+    return [standing[position] for position in priority_order(standing, predecessors(standing))]
+
+
+def _positions(nodes: Sequence[ir.Node], executed: Sequence[ir.Node]) -> list[int]:
+    maker = {value.name: position for position, node in enumerate(nodes) for value in node.outputs if value.name}
+    order: list[int] = []
+    done: set[int] = set()
+
+    def run(position: int) -> None:
+        stack = [(position, False)]
+        while stack:
+            current, ready = stack.pop()
+            if ready:
+                order.append(current)
+            elif current not in done:
+                done.add(current)
+                stack.append((current, True))
+                before = [maker[v.name] for v in nodes[current].inputs if v is not None and v.name in maker]
+                stack.extend((earlier, False) for earlier in sorted(set(before)))
+
+    for node in executed:
+        for value in node.outputs:
+            if value.name in maker:
+                run(maker[value.name])
+    for position in range(len(nodes)):
+        run(position)
+    return order

@@ -1,0 +1,74 @@
+"""A model of onnxruntime's two execution orders.
+
+DEFAULT walks back from the leaves, the nodes whose outputs no node reads: the leaf that stands last in the file is
+finished first, and among the nodes that a node reads from, the one that stands last is finished first
+(``core/graph/graph_viewer.cc``, ``Graph::ReverseDFSFrom``). PRIORITY_BASED takes, of the nodes that are ready, Shape
+and Size first, then the one that stands first in the file (``Graph::KahnsTopologicalSort``).
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+
+import onnx_ir as ir
+
+from ckplan.runtime.reads import reads
+
+
+def predecessors(nodes: Sequence[ir.Node]) -> list[list[int]]:
+    """For each node, the positions of the nodes it reads from, ascending, each once.
+
+    The nodes may stand in any order.
+    """
+    place = {node: position for position, node in enumerate(nodes)}
+    found = []
+    for node in nodes:
+        makers = {producer for value in reads(node) if (producer := value.producer()) is not None}
+        found.append(sorted(place[maker] for maker in makers if maker in place))
+    return found
+
+
+def default_order(before: Sequence[Sequence[int]]) -> list[int]:
+    """Positions in the order of ``ExecutionOrder.DEFAULT``.
+
+    Args:
+        before: for each node the positions it reads from, ascending (see `predecessors`).
+    """
+    is_leaf = [True] * len(before)
+    for positions in before:
+        for position in positions:
+            is_leaf[position] = False
+    visited = [False] * len(before)
+    order: list[int] = []
+    stack = [(position, False) for position, leaf in enumerate(is_leaf) if leaf]
+    while stack:
+        position, finished = stack.pop()
+        if finished:
+            order.append(position)
+        elif not visited[position]:
+            visited[position] = True
+            stack.append((position, True))
+            stack.extend((maker, False) for maker in before[position] if not visited[maker])
+    return order
+
+
+def priority_order(nodes: Sequence[ir.Node], before: Sequence[Sequence[int]]) -> list[int]:
+    """Positions in the order of ``ExecutionOrder.PRIORITY_BASED``."""
+    after: list[list[int]] = [[] for _ in before]
+    waiting = [len(positions) for positions in before]
+    for position, makers in enumerate(before):
+        for maker in makers:
+            after[maker].append(position)
+    early = [node.op_type not in ("Shape", "Size") for node in nodes]
+    ready = [(early[position], position) for position, count in enumerate(waiting) if count == 0]
+    heapq.heapify(ready)
+    order = []
+    while ready:
+        _, position = heapq.heappop(ready)
+        order.append(position)
+        for reader in after[position]:
+            waiting[reader] -= 1
+            if waiting[reader] == 0:
+                heapq.heappush(ready, (early[reader], reader))
+    return order

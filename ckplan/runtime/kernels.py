@@ -1,0 +1,49 @@
+"""What onnxruntime's kernels do with memory, as far as a planner must know it.
+
+Views and in-place kernels were found by running each kernel alone and reading its allocation from the profile
+(onnxruntime 1.31, CPU); ``tests/runtime/test_kernels.py`` does so again. The binary elementwise kernels (Add, Mul, …)
+do not overwrite their inputs.
+"""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+VIEWS = frozenset({"Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity"})
+"""Operators whose first output is the memory of their first input."""
+
+IN_PLACE = frozenset(
+    {
+        "Cast",
+        "Celu",
+        "Clip",
+        "Elu",
+        "HardSigmoid",
+        "LeakyRelu",
+        "LogSoftmax",
+        "Relu",
+        "ScatterElements",
+        "Selu",
+        "Shrink",
+        "Sigmoid",
+        "Softmax",
+        "Softplus",
+        "Softsign",
+        "Tanh",
+        "ThresholdedRelu",
+        "Trilu",
+    }
+)
+"""Operators whose kernel overwrites its first input when nothing else reads it and the shapes agree."""
+
+
+def view_source(node: ir.Node) -> ir.Value | None:
+    """The input whose memory the node's first output is, if the node is a view."""
+    return node.inputs[0] if node.op_type in VIEWS and node.inputs else None
+
+
+def overwritable(node: ir.Node) -> ir.Value | None:
+    """The input that the node's kernel may overwrite with its first output."""
+    if node.domain.startswith("com.microsoft") and node.op_type in ("Conv", "FusedConv") and len(node.inputs) > 3:
+        return node.inputs[3]  # an addition that an optimiser made part of the convolution
+    return node.inputs[0] if node.op_type in IN_PLACE and node.inputs else None

@@ -1,0 +1,95 @@
+"""From a graph to numbers: the planning problem of a training graph, or of any other ONNX graph."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+
+import onnx_ir as ir
+
+from ckplan.errors import ModelError
+from ckplan.keys import CHECKPOINTS, PHASE
+from ckplan.model.costs import node_cost, seconds
+from ckplan.model.traits import HEAVY, why_only_once
+from ckplan.planner.problem import Kind, Op, Problem, Tensor
+from ckplan.runtime.inner import inner_workspace
+from ckplan.runtime.kernels import overwritable, view_source
+from ckplan.runtime.reads import reads
+from ckplan.runtime.sizes import bytes_of
+from ckplan.runtime.workspace import workspace_of
+
+FIGURES = "ckplan.figures"
+"""Key in ``Node.meta`` for a node's seconds and workspace: a sequence is turned into numbers again and again."""
+
+
+def problem_of_nodes(
+    nodes: Iterable[ir.Node],
+    inputs: Iterable[ir.Value],
+    outputs: Iterable[ir.Value],
+    collection: tuple[str, ...] = (),
+) -> Problem:
+    """The problem of a node sequence: ops in that order, one tensor for each value.
+
+    Args:
+        nodes: in a topological order.
+        inputs: what the caller feeds; a value that has an initializer counts as a parameter, and so does what other
+            nodes make.
+        outputs: what the caller gets.
+        collection: names of tensors to keep by default.
+
+    Raises:
+        ModelError: a value is read before it is made.
+    """
+    nodes = list(nodes)
+    members = set(nodes)
+    ids: dict[ir.Value, int] = {}
+    tensors: list[Tensor] = []
+    fed, returned = set(inputs), set(outputs)
+
+    def tensor(value: ir.Value) -> int:
+        if value not in ids:
+            ids[value] = len(tensors)
+            if value.producer() in members:
+                kind = Kind.OUTPUT if value in returned else Kind.ACTIVATION
+            else:
+                kind = Kind.INPUT if value in fed and not value.is_initializer() else Kind.PARAMETER
+            tensors.append(Tensor(value.name or "", bytes_of(value), kind))
+        return ids[value]
+
+    ops = []
+    for node in nodes:
+        read = tuple(tensor(value) for value in reads(node))
+        made = tuple(tensor(value) for value in node.outputs if value.name)
+        source, target = view_source(node), overwritable(node)
+        if FIGURES not in node.meta:
+            node.meta[FIGURES] = seconds(node_cost(node)), workspace_of(node) + inner_workspace(node, problem_of_nodes)
+        cost, workspace = node.meta[FIGURES]
+        ops.append(
+            Op(
+                name=node.name or "",
+                inputs=read,
+                outputs=made,
+                cost=cost,
+                workspace=workspace,
+                backward=node.metadata_props.get(PHASE) == "backward",
+                recomputable=not why_only_once(node),
+                heavy=node.op_type in HEAVY,
+                views={made[0]: ids[source]} if source is not None and made else {},
+                inplace={made[0]: (ids[target],)} if target is not None and made else {},
+            )
+        )
+    try:
+        return Problem(tuple(ops), tuple(tensors), collection)
+    except ValueError as error:
+        raise ModelError(f"the graph is not in topological order: {error}") from error
+
+
+def problem_of(model: ir.Model) -> Problem:
+    """The planning problem of a model's main graph; op ids are node positions.
+
+    A training graph made by ckplan carries the phase of each node. Where there is none (an inference graph, a
+    training graph made elsewhere), all ops count as forward.
+    """
+    checkpoints = model.metadata_props.get(CHECKPOINTS)
+    collection = tuple(json.loads(checkpoints)) if checkpoints else ()
+    return problem_of_nodes(model.graph, model.graph.inputs, model.graph.outputs, collection)

@@ -1,0 +1,65 @@
+"""Sizes of values, also of those whose leading dimension is named after a buffer."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Hashable, Iterable
+
+import onnx_ir as ir
+
+from ckplan.planner.problem import Problem
+
+SMALL = 4096
+"""Tensors below this many bytes do not matter for the peak: they may be copied, and keep a static shape."""
+
+DIMENSIONS = "ckplan.dimensions"
+"""Key in ``Value.meta`` for a shape learnt elsewhere, which the value itself does not show."""
+
+_NAMED = re.compile(r"(\d+)@.+")
+
+
+def named_dimension(size: int, buffer: str) -> str:
+    """The name of a dimension of known size, made unique by the buffer it belongs to (see `buffer_names`)."""
+    return f"{size}@{buffer}"
+
+
+def dimensions_of(value: ir.Value) -> tuple[int, ...] | None:
+    """The static shape of a value, None where it is not known."""
+    if (learnt := value.meta.get(DIMENSIONS)) is not None:
+        return tuple(learnt)
+    if value.shape is None:
+        return None
+    dims = []
+    for dim in value.shape:
+        if isinstance(dim, int):
+            dims.append(dim)
+        elif match := _NAMED.fullmatch(str(dim.value)):
+            dims.append(int(match[1]))
+        else:
+            return None
+    return tuple(dims)
+
+
+def bytes_of(value: ir.Value) -> int:
+    """Size of a value in bytes; 0 where it is no tensor of known size (a sequence, an optional)."""
+    dims = dimensions_of(value)
+    return 0 if dims is None or value.dtype is None else math.ceil(math.prod(dims) * value.dtype.itemsize)
+
+
+def shape_class(value: ir.Value) -> Hashable | None:
+    """What two values must have in common for onnxruntime to give the second the dead buffer of the first.
+
+    None for a value that takes no part in that: of rank 0, or with a dimension that is neither a number nor a name
+    (``core/framework/allocation_planner.cc``, ``FindReusableTensor`` and ``SameSize``).
+    """
+    if value.shape is None or len(value.shape) == 0 or value.dtype is None or value.dtype is ir.DataType.STRING:
+        return None
+    dims = tuple(dim if isinstance(dim, int) else dim.value for dim in value.shape)
+    return None if None in dims else (value.dtype.itemsize, dims)
+
+
+def shape_classes(nodes: Iterable[ir.Node], problem: Problem) -> list[Hashable | None]:
+    """What onnxruntime goes by when it hands dead buffers on, for each tensor of the problem of some nodes."""
+    values = {value.name: value for node in nodes for value in node.outputs if value.name}
+    return [shape_class(values[tensor.name]) if tensor.name in values else None for tensor in problem.tensors]

@@ -1,0 +1,154 @@
+"""Bytes that onnxruntime's CPU kernels take while they run, beyond their outputs.
+
+Only kernels whose workspace can matter beside activations are listed. The multiples of the output were read off the
+arena's high-water, each kernel alone (onnxruntime 1.31, CPU); ``tests/runtime/test_workspace.py`` does so again. Where
+sizes are not known, there is none.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import onnx_ir as ir
+
+from ckplan.runtime.sizes import bytes_of, dimensions_of
+
+_GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
+"""Recurrent operators with their numbers of gates."""
+
+THREADS = 2
+"""Threads that kernels with a buffer for each are taken to run on. onnxruntime's default is the number of physical
+cores, by which a figure that is to be the same on every machine cannot go; two are what usual CI machines have."""
+
+_PIECE = 2**16
+"""Bytes of the buffer that a thread of a convolution works in."""
+
+
+def workspace_of(node: ir.Node) -> int:
+    """Workspace of a node in bytes, 0 where the kernel needs none worth counting."""
+    copies = _copies(node)
+    if copies:
+        return copies * bytes_of(node.outputs[0])
+    if node.op_type == "Where":
+        return _branches(node)
+    if node.op_type == "LRN":
+        return _squares(node)
+    if node.op_type in ("Conv", "FusedConv"):
+        return _convolution(node)
+    if node.op_type == "ConvTranspose":
+        return _transposed_convolution(node)
+    if node.op_type in _GATES:
+        return _recurrent(node)
+    return 0
+
+
+def _copies(node: ir.Node) -> int:
+    """How many tensors of the size of its output a kernel works in."""
+    if node.op_type in ("Softmax", "LogSoftmax"):
+        rank = len(node.outputs[0].shape or ())
+        axis = node.attributes["axis"].as_int() if "axis" in node.attributes else -1
+        return 0 if axis in (-1, rank - 1) else 2  # transposed, in and out
+    if node.op_type == "Sum":
+        return 1 if len(node.inputs) > 2 else 0
+    if node.op_type in ("BiasGelu", "FastGelu"):
+        return 1 if len(node.inputs) > 1 else 0
+    return 1 if node.op_type == "Einsum" else 0
+
+
+def _branches(node: ir.Node) -> int:
+    """Each branch of a Where, as large as it is with the condition, with zeros where the other one is chosen."""
+    whole = bytes_of(node.outputs[0])
+    made = dimensions_of(node.outputs[0])
+    shapes = [None if value is None else dimensions_of(value) for value in node.inputs]
+    if not whole or not made or len(shapes) != 3 or any(shape is None for shape in shapes):
+        return 2 * whole
+    condition, *branches = (shape for shape in shapes if shape is not None)
+    elements = sum(math.prod(np.broadcast_shapes(condition, branch)) for branch in branches)
+    return elements * whole // math.prod(made)
+
+
+def _squares(node: ir.Node) -> int:
+    """The scales of an LRN, and the squares of one sample with channels added on both sides."""
+    whole = bytes_of(node.outputs[0])
+    dims = dimensions_of(node.outputs[0])
+    if not whole or dims is None or len(dims) < 2:
+        return whole
+    channels, added = dims[1], node.attributes["size"].as_int() - 1
+    return whole + whole // (dims[0] * channels) * (channels + added)
+
+
+def _convolution(node: ir.Node) -> int:
+    """The columns of one sample and group, or of as much of them as fits into a small buffer for each thread.
+
+    They are made at once where there are more filters than places in the output, else piece by piece. A kernel of one
+    place that moves by one needs none, and the same goes for one that is as wide as what it reads
+    (``core/mlas/lib/convolve.cpp``, ``MlasConvPrepare``).
+    """
+    found = _shapes(node)
+    if found is None or node.domain == "com.microsoft.nchwc":  # blocked: no columns (``core/mlas/lib/snchwc.cpp``)
+        return 0
+    data, weight, result, itemsize = found
+    group = node.attributes["group"].as_int() if "group" in node.attributes else 1
+    places, taps, filters = math.prod(result[2:]), math.prod(weight[2:]), weight[0] // group
+    if _moves_by_one(node) and (taps == 1 or (weight[1] == 1 and _spans(data[2:], weight[2:]))):
+        return 0
+    if filters > places:
+        return math.ceil(weight[1] * taps * places * itemsize)
+    if data[0] * group > 1:
+        return min(THREADS, data[0] * group) * _PIECE
+    # One sample is cut along its places, the pieces being multiples of 16 of them.
+    threads = min(THREADS, filters * places * weight[1] * taps // 2**16 + 1)
+    piece = math.ceil(math.ceil(places / threads) / 16) * 16
+    return max(1, min(threads, math.ceil(places / piece))) * _PIECE
+
+
+def _moves_by_one(node: ir.Node) -> bool:
+    """Whether a convolution has strides of one and no padding."""
+    strides = node.attributes.get_ints("strides", ()) or ()
+    pads = node.attributes.get_ints("pads", ()) or ()
+    padded = node.attributes.get_string("auto_pad", "NOTSET") not in ("NOTSET", "VALID") or any(pads)
+    return all(stride == 1 for stride in strides) and not padded
+
+
+def _spans(places: tuple[int, ...], taps: tuple[int, ...]) -> bool:
+    """Whether a two-dimensional kernel is as wide as what it reads, or a single column as high."""
+    return len(places) == 2 and (taps[1] == places[1] or (taps[0] == places[0] and taps[1] == 1))
+
+
+def _transposed_convolution(node: ir.Node) -> int:
+    """The columns of one sample and group (``core/providers/cpu/nn/conv_transpose.cc``)."""
+    found = _shapes(node)
+    if found is None:
+        return 0
+    data, weight, _, itemsize = found
+    return math.ceil(math.prod(weight[1:]) * math.prod(data[2:]) * itemsize)
+
+
+def _recurrent(node: ir.Node) -> int:
+    """What the input gives to the gates of all steps, and a copy of the sequences for the direction back in time.
+
+    An RNN does one direction after the other and turns nothing round (``core/providers/cpu/rnn``).
+    """
+    x, w, r = (None if value is None else dimensions_of(value) for value in node.inputs[:3])
+    dtype = node.outputs[0].dtype or (node.inputs[0].dtype if node.inputs[0] is not None else None)
+    if x is None or w is None or r is None or dtype is None:
+        return 0
+    rows, hidden, directions = x[0] * x[1], r[2], w[0]
+    gates = rows * _GATES[node.op_type] * hidden
+    if node.op_type == "RNN":
+        made = bool(node.outputs[0].name)
+        return math.ceil((gates + (0 if made else directions * rows * hidden)) * dtype.itemsize)
+    direction = node.attributes.get_string("direction", "forward")
+    turned = rows * (x[2] + hidden) if direction != "forward" else 0
+    return math.ceil((directions * (gates + 3 * x[1] * hidden) + turned) * dtype.itemsize)
+
+
+def _shapes(node: ir.Node) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], float] | None:
+    data, weight, result = node.inputs[0], node.inputs[1], node.outputs[0]
+    if data is None or weight is None or result.dtype is None:
+        return None
+    shapes = dimensions_of(data), dimensions_of(weight), dimensions_of(result)
+    if shapes[0] is None or shapes[1] is None or shapes[2] is None:
+        return None
+    return shapes[0], shapes[1], shapes[2], result.dtype.itemsize

@@ -1,0 +1,102 @@
+"""Plan -> ONNX: any schedule becomes a file that stock onnxruntime executes as planned."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import onnx_ir as ir
+
+from ckplan.model.traits import HEAVY
+from ckplan.planner.peak import peak_of
+from ckplan.planner.plan import Plan
+from ckplan.planner.problem import Problem
+from ckplan.planner.timeline import Timeline
+from ckplan.runtime.executed import executed_model, executed_orders, executed_timeline
+from ckplan.runtime.problem_of import problem_of_nodes
+from ckplan.writer.buffer_names import hide_channels, hide_inputs, hide_sources, hide_targets, name_buffers
+from ckplan.writer.control_edges import ControlEdges
+from ckplan.writer.describe import describe
+from ckplan.writer.ordering import (
+    TOLERANCE,
+    keep_repeats_apart,
+    keep_unfolded,
+    place_control_nodes,
+    release_unused,
+    repair,
+    settle_order,
+)
+from ckplan.writer.repeats import with_repeats
+
+
+def emit(model: ir.Model, plan: Plan) -> ir.Model:
+    """Write a plan into a copy of a training graph.
+
+    Args:
+        model: the training graph that the plan was made for; not changed.
+        plan: the schedule; op ids are node positions in ``model.graph``.
+
+    Returns:
+        A model with the same inputs and outputs (frozen weights of heavy operators become inputs with a default as
+        well), its nodes in planned order, repeats as clones named ``<node>/recompute<k>``, and control edges where
+        onnxruntime would otherwise merge repeats or choose an order that costs memory. Metadata says what was planned.
+
+    Raises:
+        ModelError: a value that needs a control edge has no static shape.
+    """
+    copy = model.clone()
+    feed_weights(copy.graph)
+    inputs, outputs = copy.graph.inputs, copy.graph.outputs
+    nodes = with_repeats(list(copy.graph), plan.schedule)
+    edges = ControlEdges()
+    keep_repeats_apart(nodes, edges)
+    keep_unfolded(nodes, inputs, edges)
+    release_unused(nodes, edges)
+    settle_order(nodes, inputs, outputs, edges)
+    hide_targets(nodes, edges)
+    hide_channels(nodes, edges)
+    hide_inputs(nodes, inputs, edges)
+    # Aliases that hide sources cost a little themselves: where they do not help, the file stays as it was before.
+    best: tuple[ir.Model, Problem, int, Timeline] | None = None
+    while True:
+        nodes = place_control_nodes(nodes)
+        problem = problem_of_nodes(nodes, inputs, outputs)
+        name_buffers(nodes, problem)
+        _assemble(copy, nodes, edges)
+        executed = executed_model(copy)
+        if sum(repair(nodes, problem, order, edges) for order in executed_orders(nodes, executed)):
+            continue
+        timeline = executed_timeline(executed)
+        held = timeline.peak_activations > peak_of(problem, range(len(nodes))) * (1 + TOLERANCE)
+        if held and (best is None or timeline.peak_activations < best[3].peak_activations):
+            best = (copy.clone(), problem, edges.count, timeline)
+        if not (held and hide_sources(nodes, executed, edges)):
+            break
+    if best is None or timeline.peak_activations <= best[3].peak_activations:
+        best = (copy, problem, edges.count, timeline)
+    copy, problem, count, timeline = best
+    describe(copy, problem, plan, count, timeline)
+    return copy
+
+
+def feed_weights(graph: ir.Graph) -> None:
+    """Make initializers overridable that are weights of heavy operators, frozen or not.
+
+    Of a constant weight onnxruntime keeps a second, packed copy, and it may move a convolution to a blocked layout.
+    """
+    fed = set(graph.inputs)
+    for node in graph.all_nodes():
+        if node.op_type in HEAVY:
+            for value in node.inputs:
+                if value is not None and value.is_initializer() and value not in fed and len(value.shape or ()) > 1:
+                    fed.add(value)
+                    graph.inputs.append(value)
+
+
+def _assemble(model: ir.Model, nodes: Sequence[ir.Node], edges: ControlEdges) -> None:
+    """Make a node sequence, with the shapes its control edges need, the content of a model's graph."""
+    graph = model.graph
+    graph.remove(list(graph))
+    for name, value in edges.initializers.items():
+        if name not in graph.initializers:
+            graph.register_initializer(value)
+    graph.extend(nodes)

@@ -1,0 +1,194 @@
+"""Makes onnxruntime run a file in the order in which it is written, where another order would cost memory.
+
+PRIORITY_BASED runs the file as it stands. DEFAULT does not (see `execution_order`); wherever the order that the model
+of it predicts costs memory, pairs of neighbours that it would run the wrong way round get a control edge, and only
+those whose swap spans a step at which more memory is in use than planned at the peak. Every edge settles its pair for
+good, so this ends; usually after a few rounds and with edges on a fraction of the pairs.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Collection, Sequence
+
+import onnx_ir as ir
+
+from ckplan.keys import RECOMPUTE_OF
+from ckplan.model.traits import is_random
+from ckplan.planner.problem import Problem
+from ckplan.planner.simulate import simulate
+from ckplan.runtime.execution_order import default_order, predecessors
+from ckplan.runtime.kernels import view_source
+from ckplan.runtime.problem_of import problem_of_nodes
+from ckplan.runtime.reads import reads
+from ckplan.runtime.sizes import SMALL, bytes_of, dimensions_of
+from ckplan.writer.control_edges import ControlEdges, is_control, read_instead
+
+TOLERANCE = 0.002
+"""Share of the peak that an order may cost before control edges are added against it."""
+
+
+def place_control_nodes(nodes: Sequence[ir.Node]) -> list[ir.Node]:
+    """A sequence with each node of a control edge right before the first node that needs it.
+
+    Args:
+        nodes: the nodes in planned order; those of control edges may be missing or stand anywhere.
+    """
+    placed: list[ir.Node] = []
+    done: set[ir.Node] = set()
+
+    def place(node: ir.Node) -> None:
+        done.add(node)
+        for value in reads(node):
+            maker = value.producer()
+            if maker is not None and maker not in done and is_control(maker):
+                place(maker)
+        placed.append(node)
+
+    for node in nodes:
+        if not is_control(node):
+            place(node)
+    return placed
+
+
+def gate(node: ir.Node, after: ir.Value, edges: ControlEdges) -> bool:
+    """Let ``node`` wait for ``after``: one of its inputs is read through an alias.
+
+    Args:
+        node: the node that is to wait.
+        after: a tensor made earlier in the sequence, or a graph input.
+        edges: maker of the control edges.
+
+    Returns:
+        Whether an edge was made: not if ``node`` reads no tensor of static shape, nor if it is a view, whose Reshape
+        onnxruntime would fuse with that of the edge, nor if it waits for ``after`` already.
+    """
+    if view_source(node) is not None or (node, after) in edges.waits:
+        return False
+    candidates = {
+        value: index
+        for index, value in reversed(list(enumerate(node.inputs)))
+        if value is not None and value.dtype is not None and dimensions_of(value) is not None
+    }
+    if not candidates:
+        return False
+
+    def rank(value: ir.Value) -> tuple[bool, bool, int]:
+        # Axes, shapes and the like are better left to be seen as the constants they are.
+        floating = value.dtype is not None and value.dtype.is_floating_point()
+        return not floating, value.producer() is None, candidates[value]
+
+    tensor = min(candidates, key=rank)
+    read_instead(node, tensor, edges.alias(tensor, after))
+    edges.waits.add((node, after))
+    return True
+
+
+def allocates(node: ir.Node) -> bool:
+    """Whether a node makes a tensor of its own: a view does so only as an output of the file, which is a copy."""
+    if view_source(node) is not None:
+        return any(value.is_graph_output() for value in node.outputs)
+    return signal_of(node) is not None
+
+
+def signal_of(node: ir.Node) -> ir.Value | None:
+    """An output of a node by which to wait for it: the first that is a tensor."""
+    return next((value for value in node.outputs if value.name and isinstance(value.type, ir.TensorType)), None)
+
+
+def keep_repeats_apart(nodes: Sequence[ir.Node], edges: ControlEdges) -> None:
+    """Gate every repeat that reads just what its original, or another repeat, reads: else they would be merged.
+
+    Views are looked through: repeats of them may be merged, they cost nothing.
+    """
+    same: dict[ir.Value, ir.Value] = {}
+    seen: dict[tuple[object, ...], ir.Node] = {}
+    before: ir.Value | None = None
+    for node in nodes:
+        identity = node.metadata_props.get(RECOMPUTE_OF, node.name or "")
+        key = (identity, *(None if value is None else same.get(value, value) for value in node.inputs))
+        twin = seen.setdefault(key, node)
+        if twin is not node:
+            if view_source(node) is not None:
+                same.update(zip(node.outputs, (same.get(value, value) for value in twin.outputs), strict=True))
+            elif before is not None:
+                gate(node, before, edges)
+        before = signal_of(node) or before
+
+
+def keep_unfolded(nodes: Sequence[ir.Node], inputs: Collection[ir.Value], edges: ControlEdges) -> None:
+    """Gate nodes that onnxruntime could compute at load time, if what they make is large.
+
+    It would be held as an initializer from then on: a tensor of ones that seeds a gradient, zeros to scatter into.
+    """
+    fed = set(inputs)
+    constant: set[ir.Value] = set()
+    before: ir.Value | None = next(iter(inputs), None)
+    for node in nodes:
+        foldable = all(
+            value is None or value in constant or (value.is_initializer() and value not in fed) for value in node.inputs
+        )
+        if foldable and not is_random(node):
+            large = any(bytes_of(value) >= SMALL for value in node.outputs)
+            if not (large and before is not None and gate(node, before, edges)):
+                constant.update(node.outputs)
+        before = signal_of(node) or before
+
+
+def release_unused(nodes: Sequence[ir.Node], edges: ControlEdges) -> None:
+    """Let the next node wait for outputs that nothing reads: onnxruntime frees a tensor after its last reader only."""
+    unused: list[ir.Value] = []
+    for node in nodes:
+        while unused and gate(node, unused[-1], edges):
+            unused.pop()
+        unused += [
+            value
+            for value in node.outputs
+            if value.name and not value.uses() and not value.is_graph_output() and bytes_of(value) >= SMALL
+        ]
+
+
+def settle_order(
+    nodes: Sequence[ir.Node], inputs: Collection[ir.Value], outputs: Collection[ir.Value], edges: ControlEdges
+) -> None:
+    """Add control edges until DEFAULT costs no more memory than the order of the sequence.
+
+    Args:
+        nodes: the sequence in planned order.
+        inputs: graph inputs.
+        outputs: graph outputs.
+        edges: maker of the control edges.
+    """
+    while True:
+        nodes = place_control_nodes(nodes)
+        problem = problem_of_nodes(nodes, inputs, outputs)
+        if not repair(nodes, problem, default_order(predecessors(nodes)), edges):
+            return
+
+
+def repair(nodes: Sequence[ir.Node], problem: Problem, order: Sequence[int], edges: ControlEdges) -> int:
+    """Add control edges against one execution order if that order costs memory.
+
+    Args:
+        nodes: the sequence in planned order.
+        problem: the problem of the sequence.
+        order: the execution order, as positions in the sequence.
+        edges: maker of the control edges.
+
+    Returns:
+        How many edges were added; 0 if the order is good enough.
+    """
+    limit = simulate(problem, range(len(nodes))).peak_activations * (1 + TOLERANCE)
+    actual = simulate(problem, order)
+    if actual.peak_activations <= limit:
+        return 0
+    place = [0] * len(nodes)
+    excess = [0]  # number of steps over the limit before each step
+    for step, position in enumerate(order):
+        place[position] = step
+        excess.append(excess[-1] + (actual.steps[step].activations > limit))
+    real = [position for position, node in enumerate(nodes) if not is_control(node) and allocates(node)]
+    swapped = [(first, second) for first, second in itertools.pairwise(real) if place[second] < place[first]]
+    spanning = [(first, second) for first, second in swapped if excess[place[first] + 1] > excess[place[second]]]
+    pairs = [(signal_of(nodes[first]), nodes[second]) for first, second in spanning or swapped]
+    return sum(gate(second, first, edges) for first, second in pairs if first is not None)

@@ -1,0 +1,74 @@
+"""From a schedule to a node sequence: each repeat becomes a clone that reads the latest copies."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import onnx_ir as ir
+
+from ckplan.keys import RECOMPUTE_OF, ROLE
+from ckplan.model.copies import copy_attribute
+from ckplan.runtime.reads import captured
+
+
+def with_repeats(nodes: Sequence[ir.Node], schedule: Sequence[int]) -> list[ir.Node]:
+    """The nodes of a graph in the order of a schedule, later occurrences as clones.
+
+    The first occurrence is the node itself; its inputs are redirected to the latest copies. Clones are named
+    ``<node>/recompute<k>`` and so are their outputs.
+
+    Args:
+        nodes: the graph's nodes; schedule entries are positions in this list.
+        schedule: op ids in execution order.
+    """
+    latest: dict[ir.Value, ir.Value] = {}
+    times = [0] * len(nodes)
+    sequence: list[ir.Node] = []
+    for position in schedule:
+        original = nodes[position]
+        inputs = [None if value is None else latest.get(value, value) for value in original.inputs]
+        if times[position] == 0:
+            for index, value in enumerate(inputs):
+                original.replace_input_with(index, value)
+            _redirect_captured(original, latest)
+            sequence.append(original)
+        else:
+            clone = _clone(original, inputs, f"/recompute{times[position]}", latest)
+            latest.update(zip(original.outputs, clone.outputs, strict=True))
+            sequence.append(clone)
+        times[position] += 1
+    return sequence
+
+
+def _clone(node: ir.Node, inputs: Sequence[ir.Value | None], suffix: str, latest: dict[ir.Value, ir.Value]) -> ir.Node:
+    outputs = [
+        ir.Value(name=f"{value.name}{suffix}" if value.name else "", shape=value.shape, type=value.type)
+        for value in node.outputs
+    ]
+    attributes = node.attributes.values()
+    return ir.Node(
+        node.domain,
+        node.op_type,
+        inputs,
+        [copy_attribute(attribute, dict(latest), lambda name: f"{name}{suffix}", {}) for attribute in attributes],
+        overload=node.overload,
+        outputs=outputs,
+        version=node.version,
+        name=f"{node.name}{suffix}",
+        metadata_props={**node.metadata_props, ROLE: "recompute", RECOMPUTE_OF: node.name or ""},
+    )
+
+
+def _redirect_captured(node: ir.Node, latest: dict[ir.Value, ir.Value]) -> None:
+    stale = {value for value in captured(node) if value in latest}
+    if not stale:
+        return
+    graphs = [
+        attribute.as_graph() for attribute in node.attributes.values() if attribute.type == ir.AttributeType.GRAPH
+    ]
+    for graph in graphs:
+        for member in graph:
+            for index, value in enumerate(member.inputs):
+                if value in stale:
+                    member.replace_input_with(index, latest[value])
+            _redirect_captured(member, latest)

@@ -1,0 +1,163 @@
+"""Made-up inputs suit the graph; real ones are held against it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from ckplan.errors import ModelError, UsageError
+from ckplan.meter import make_inputs
+from ckplan.meter.facts import read_model
+from tests.meter.models import floats, integers, save
+
+
+def table(name: str, *shape: int) -> onnx.TensorProto:
+    return numpy_helper.from_array(np.zeros(shape, np.float32), name)
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> ir.Model:
+    """Ids behind a cast and an unsqueeze, token types, a mask, class labels, and a parameter that is also an input."""
+    nodes = [
+        helper.make_node("Cast", ["ids"], ["cast"], to=TensorProto.INT32),
+        helper.make_node("Unsqueeze", ["cast", "axes"], ["wide"]),
+        helper.make_node("Gather", ["words", "wide"], ["found"], name="look up"),
+        helper.make_node("Gather", ["types", "token_type_ids"], ["kinds"]),
+        helper.make_node("Cast", ["attention_mask"], ["mask"], to=TensorProto.FLOAT),
+        helper.make_node("Gemm", ["x", "W"], ["scores"]),
+        helper.make_node("SoftmaxCrossEntropyLoss", ["scores", "labels"], ["loss"], name="loss"),
+    ]
+    inputs = [
+        integers("ids", "batch", 7),
+        integers("token_type_ids", "batch", 7),
+        integers("attention_mask", "batch", 7),
+        floats("x", 900, 4),
+        integers("labels", 900),
+        floats("W", 4, 5),
+        integers("unknown", 300),
+    ]
+    outputs = [floats("found", None), floats("kinds", None), floats("mask", None), floats("loss")]
+    axes = numpy_helper.from_array(np.array([1], np.int64), "axes")
+    tables = [table("words", 11, 3), table("types", 2, 3), table("W", 4, 5), axes]
+    return read_model(save(tmp_path / "m.onnx", nodes, inputs, outputs, tables))
+
+
+def test_integers_stay_in_the_range_that_their_use_allows(model: ir.Model) -> None:
+    made = make_inputs(model, dims={"batch": 200})
+    arrays = made.arrays
+    assert arrays["ids"].shape == (200, 7)
+    assert set(np.unique(arrays["ids"])) == set(range(11))
+    assert set(np.unique(arrays["token_type_ids"])) == {0, 1}
+    assert set(np.unique(arrays["labels"])) == set(range(5))  # the scores have no shape in the file
+    assert np.all(arrays["attention_mask"] == 1)
+    assert set(np.unique(arrays["unknown"])) == {0, 1}
+    assert "W" not in arrays
+    assert arrays["x"].std() == pytest.approx(1, abs=0.1)
+    assert arrays["x"].dtype == np.float32
+    assert "input 'ids': integers from 0 to 10 (Gather 'look up')" in made.notes
+    assert made.nbytes == sum(array.nbytes for array in arrays.values())
+
+
+def test_unbound_dimensions_get_a_default_that_is_named(model: ir.Model) -> None:
+    made = make_inputs(model)
+    assert made.arrays["ids"].shape[0] > 0
+    assert any("'batch'" in note and "default" in note for note in made.notes)
+    # The file's own dimensions stay open: the bound ones belong to these inputs only.
+    assert not isinstance(model.graph.inputs[0].shape[0], int)  # type: ignore[index]
+
+
+def test_inputs_depend_on_seed_and_name_only(model: ir.Model) -> None:
+    first, again, other = make_inputs(model), make_inputs(model), make_inputs(model, seed=1)
+    assert all(np.array_equal(first.arrays[name], again.arrays[name]) for name in first.arrays)
+    assert not np.array_equal(first.arrays["x"], other.arrays["x"])
+
+
+def test_classes_can_be_declared(tmp_path: Path) -> None:
+    nodes = [helper.make_node("Cast", ["target"], ["y"], to=TensorProto.FLOAT)]
+    path = save(
+        tmp_path / "m.onnx",
+        nodes,
+        [integers("target", 500)],
+        [floats("y", 500)],
+        metadata={"pkg.ckplan.labels": '{"target": 4}'},
+    )
+    assert set(np.unique(make_inputs(read_model(path)).arrays["target"])) == {0, 1, 2, 3}
+
+
+@pytest.mark.parametrize(("operator", "inputs"), [("OneHot", ["i", "depth", "pair"]), ("GatherND", ["data", "i"])])
+def test_other_indexing_operators_bound_too(tmp_path: Path, operator: str, inputs: list[str]) -> None:
+    nodes = [helper.make_node(operator, inputs, ["y"], name="use")]
+    constants = [
+        numpy_helper.from_array(np.array([6], np.int64), "depth"),
+        numpy_helper.from_array(np.array([0, 1], np.float32), "pair"),
+        table("data", 9, 6),
+    ]
+    path = save(tmp_path / "m.onnx", nodes, [integers("i", 300, 2)], [floats("y", None)], constants)
+    assert make_inputs(read_model(path)).arrays["i"].max() == 5
+
+
+def test_bfloat16_inputs_are_bfloat16(tmp_path: Path) -> None:
+    value = helper.make_tensor_value_info("x", TensorProto.BFLOAT16, [8])
+    path = save(tmp_path / "m.onnx", [helper.make_node("Cast", ["x"], ["y"], to=1)], [value], [floats("y", 8)])
+    assert make_inputs(read_model(path)).arrays["x"].dtype == ml_dtypes.bfloat16
+
+
+def test_strings_cannot_be_made_up(tmp_path: Path) -> None:
+    value = helper.make_tensor_value_info("words", TensorProto.STRING, [8])
+    out = helper.make_tensor_value_info("y", TensorProto.STRING, [8])
+    path = save(tmp_path / "m.onnx", [helper.make_node("Identity", ["words"], ["y"])], [value], [out])
+    with pytest.raises(ModelError, match="`words` holds strings"):
+        make_inputs(read_model(path))
+
+
+def real(model: ir.Model) -> dict[str, np.ndarray]:
+    return dict(make_inputs(model, dims={"batch": 2}).arrays)
+
+
+def test_real_inputs_are_taken_as_they_are(model: ir.Model, tmp_path: Path) -> None:
+    arrays = real(model) | {"W": np.full((4, 5), 2, np.float32)}
+    np.savez(tmp_path / "in.npz", **arrays)
+    found = make_inputs(model, file=tmp_path / "in.npz")
+    assert found.notes == ()
+    assert found.arrays.keys() == arrays.keys()
+    assert all(np.array_equal(found.arrays[name], arrays[name]) for name in arrays)
+
+
+def test_every_misfit_of_real_inputs_is_named_at_once(model: ir.Model, tmp_path: Path) -> None:
+    arrays = real(model)
+    del arrays["labels"]
+    arrays["x"] = arrays["x"].astype(np.float64)
+    arrays["ids"] = arrays["ids"][:, :3]
+    np.savez(tmp_path / "in.npz", **arrays, stray=np.zeros(1))
+    with pytest.raises(UsageError) as error:
+        make_inputs(model, file=tmp_path / "in.npz")
+    for text in (
+        "no array for input `labels`",
+        "`stray`, which is not an input",
+        "`x` as float64, the model wants float32",
+        "`ids` of shape (2, 3), the model wants (batch, 7)",
+        "`token_type_ids` INT64 (batch, 7)",
+    ):
+        assert text in str(error.value)
+
+
+def test_real_bfloat16_inputs_get_their_type_back(tmp_path: Path) -> None:
+    value = helper.make_tensor_value_info("x", TensorProto.BFLOAT16, [2])
+    path = save(tmp_path / "m.onnx", [helper.make_node("Cast", ["x"], ["y"], to=1)], [value], [floats("y", 2)])
+    np.savez(tmp_path / "in.npz", x=np.array([1.5, 2], ml_dtypes.bfloat16))
+    assert make_inputs(read_model(path), file=tmp_path / "in.npz").arrays["x"].tolist() == [1.5, 2]
+
+
+def test_a_file_that_is_no_archive_is_a_usage_error(model: ir.Model, tmp_path: Path) -> None:
+    (tmp_path / "in.npz").write_text("no")
+    with pytest.raises(UsageError, match=r"not a readable \.npz"):
+        make_inputs(model, file=tmp_path / "in.npz")
+    np.save(tmp_path / "one.npy", np.zeros(2))
+    with pytest.raises(UsageError, match=r"not a readable \.npz"):
+        make_inputs(model, file=tmp_path / "one.npy")

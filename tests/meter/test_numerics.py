@@ -1,0 +1,101 @@
+"""Comparison of outputs, against numbers worked out by hand."""
+
+from __future__ import annotations
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from ckplan.meter import numerics
+from ckplan.meter.numerics import compare_outputs, count_nonfinite, difference, ulp_distance
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64, ml_dtypes.bfloat16])
+def test_neighbours_are_one_ulp_apart_everywhere(dtype: type) -> None:
+    width = np.dtype(dtype).itemsize
+    start = np.array([1.0, 2.0, -3.5, 1e-3, -1e-3, 100.0], dtype=dtype)
+    bits = start.view(f"u{width}")
+    steps = np.array([1, 2, 3, 4, 5, 6], dtype=bits.dtype)
+    assert ulp_distance(start, (bits + steps).view(dtype)).tolist() == steps.tolist()
+
+
+def test_ulps_count_across_zero() -> None:
+    tiny = np.nextafter(np.float32(0), np.float32(1))
+    left = np.array([-0.0, -tiny, -tiny], np.float32)
+    right = np.array([0.0, 0.0, tiny], np.float32)
+    assert ulp_distance(left, right).tolist() == [1, 2, 3]
+
+
+def test_integers_differ_by_their_difference() -> None:
+    far = ulp_distance(np.array([-(2**63)]), np.array([2**63 - 1]))
+    assert far.tolist() == [2**64 - 1]
+
+
+def test_equal_outputs_have_no_difference_even_if_nan() -> None:
+    array = np.array([1, np.nan, np.inf], np.float32)
+    found = compare_outputs({"y": array}, {"y": array.copy()})
+    assert found.bitwise_equal
+    assert found.compared == ("y",)
+    assert found.base_nonfinite == found.new_nonfinite == count_nonfinite({"y": array})
+    assert (found.base_nonfinite[0].nan, found.base_nonfinite[0].inf) == (1, 1)
+
+
+def test_the_first_differing_output_and_element_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(numerics, "_CHUNK", 4)  # so that the difference lies in the second part
+    base = np.arange(1, 13, dtype=np.float32).reshape(3, 4)
+    new = base.copy()
+    new[1, 2] = np.nextafter(np.nextafter(new[1, 2], np.float32(99)), np.float32(99))
+    new[2, 3] = 15
+    found = compare_outputs({"a": base, "b": base}, {"a": base, "b": new})
+    assert not found.bitwise_equal
+    (only,) = found.differences
+    assert (only.output, only.elements, only.first) == ("b", 2, (1, 2))
+    assert only.base == "7.0"
+    assert only.new.startswith("7.00000")
+    assert only.max_absolute == 3
+    assert only.max_relative == pytest.approx(3 / 15)
+    assert only.relative_to_scale == pytest.approx(3 / 12)
+    assert only.max_ulp == 3 * 2**20  # between 8 and 16 a unit is 2 ** -20
+    assert only.nonfinite == 0
+
+
+def test_an_infinity_in_one_file_only_is_counted_apart() -> None:
+    base = np.array([1, 2, np.inf, np.nan], np.float32)
+    new = np.array([np.nan, 2.5, -np.inf, np.nan], np.float32)
+    found = difference("y", base, new)
+    assert found is not None
+    assert found.elements == 3
+    assert found.nonfinite == 2
+    assert found.max_absolute == 0.5
+
+
+def test_other_shapes_and_types_are_a_problem_of_their_own() -> None:
+    found = difference("y", np.zeros(3, np.float32), np.zeros((3, 1), np.float32))
+    assert found is not None
+    assert "(3,)" in found.problem
+    found = difference("y", np.zeros(3, np.float32), np.zeros(3))
+    assert found is not None
+    assert "float32" in found.problem
+
+
+def test_outputs_of_one_file_only_are_listed() -> None:
+    one = np.zeros((), np.float32)
+    found = compare_outputs({"a": one, "b": one}, {"b": one, "c": one})
+    assert (found.only_base, found.only_new, found.compared) == (("a",), ("c",), ("b",))
+    assert not compare_outputs({"a": one}, {"c": one}).bitwise_equal
+
+
+@pytest.mark.parametrize(
+    ("base", "new", "first"),
+    [
+        (np.array([True, False]), np.array([True, True]), (1,)),
+        (np.array(["x", "y"]), np.array(["x", "z"]), (1,)),
+        (np.array([1, 2]), np.array([3, 2]), (0,)),
+        (np.array(1.5), np.array(2.5), ()),
+    ],
+)
+def test_other_types_are_compared_too(base: np.ndarray, new: np.ndarray, first: tuple[int, ...]) -> None:
+    found = difference("y", base, new)
+    assert found is not None
+    assert (found.elements, found.first) == (1, first)
+    assert difference("y", base, base) is None

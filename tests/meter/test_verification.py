@@ -1,0 +1,190 @@
+"""Two files run side by side."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper, numpy_helper
+
+from ckplan.errors import ModelError, UsageError
+from ckplan.meter import Verification, verify
+from ckplan.meter.types import Prediction
+from tests.meter.models import ACTIVATION, BATCH, WIDTH, chain, floats, save
+
+LAYERS = 6
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> Verification:
+    folder = tmp_path_factory.mktemp("chains")
+    base = chain(folder / "base.onnx", LAYERS)
+    return verify(base, chain(folder / "new.onnx", LAYERS, segment=3), device="cpu", runs=3, threads=1)
+
+
+def test_recomputation_saves_memory_and_changes_no_bit(found: Verification) -> None:
+    assert found.numerics.bitwise_equal
+    assert len(found.numerics.compared) == LAYERS + 1
+    assert found.base.peak_activations == (LAYERS + 1) * ACTIVATION
+    assert found.new.peak_activations == 5 * ACTIVATION
+    assert found.activation_ratio == pytest.approx(5 / 7)
+    assert found.total_ratio is not None
+    assert 5 / 7 < found.total_ratio <= 1
+    assert found.problems == ()
+
+
+def test_times_are_taken_in_pairs(found: Verification) -> None:
+    assert found.timing is not None
+    assert len(found.timing.base_seconds) == len(found.timing.new_seconds) == 3
+    assert found.base.step_seconds == found.timing.base_seconds
+    pairs = sorted(new / base for base, new in zip(found.timing.base_seconds, found.timing.new_seconds, strict=True))
+    assert found.time_ratio == pairs[1]
+    assert found.overhead == pytest.approx(pairs[1] - 1)
+
+
+def test_a_verification_is_json(found: Verification) -> None:
+    data = json.loads(json.dumps(found.to_json()))
+    assert data["numerics"]["bitwise_equal"] is True
+    assert data["activation_ratio"] == pytest.approx(5 / 7)
+    assert data["timing"]["ratio"] == data["time_ratio"]
+    assert data["new"]["recomputation"] == {"in_file": 4, "executed": 4, "undone": False}
+    assert data["problems"] == []
+
+
+def test_both_files_get_the_same_inputs(found: Verification) -> None:
+    assert found.base.input_bytes == found.new.input_bytes == BATCH * WIDTH * 4
+
+
+def test_a_plan_that_an_optimiser_undid_is_a_problem(tmp_path: Path) -> None:
+    base = chain(tmp_path / "base.onnx", 4)
+    merged = verify(base, chain(tmp_path / "new.onnx", 4, segment=2, gated=False), runs=1, threads=1, heap=False)
+    assert merged.new.recomputation.in_file > 0
+    assert merged.new.recomputation.executed == 0
+    assert merged.activation_ratio == 1
+    (problem,) = merged.problems
+    assert "undone" in problem
+    assert "optimiser" in problem
+
+
+def scaled(path: Path, factor: float, outputs: Sequence[str] = ("y",), name: str = "x") -> Path:
+    constant = numpy_helper.from_array(np.array([factor], np.float32), "factor")
+    nodes = [helper.make_node("Mul", [name, "factor"], [output], name=f"mul {output}") for output in outputs]
+    return save(path, nodes, [floats(name, 2, 3)], [floats(output, 2, 3) for output in outputs], [constant])
+
+
+def test_a_difference_is_a_problem_that_names_output_and_element(tmp_path: Path) -> None:
+    base, new = scaled(tmp_path / "base.onnx", 2), scaled(tmp_path / "new.onnx", 2.5)
+    found = verify(base, new, device="cpu", runs=1, threads=1, heap=False)
+    assert not found.numerics.bitwise_equal
+    assert found.numerics.differences[0].max_relative == pytest.approx(0.2)
+    (problem,) = found.problems
+    assert problem.startswith("output `y` differs in 6 elements, first at [0, 0]")
+
+
+def test_a_missing_output_is_a_problem(tmp_path: Path) -> None:
+    base, new = scaled(tmp_path / "base.onnx", 2, ["y", "z"]), scaled(tmp_path / "new.onnx", 2, ["y"])
+    found = verify(base, new, device="cpu", runs=1, threads=1, heap=False)
+    assert found.numerics.only_base == ("z",)
+    assert found.problems == ("outputs missing from the new file: z",)
+
+
+def test_files_with_other_inputs_cannot_be_compared(tmp_path: Path) -> None:
+    base, new = scaled(tmp_path / "base.onnx", 2), scaled(tmp_path / "new.onnx", 2, name="w")
+    with pytest.raises(ModelError, match="only one has w, x"):
+        verify(base, new, device="cpu")
+
+
+def test_real_inputs_reach_both_files(tmp_path: Path) -> None:
+    base = scaled(tmp_path / "base.onnx", 2)
+    values = np.array([[1, 2, 3], [4, np.nan, 6]], np.float32)
+    np.savez(tmp_path / "in.npz", x=values)
+    found = verify(base, base, device="cpu", inputs=tmp_path / "in.npz", runs=1, threads=1, heap=False)
+    assert found.numerics.bitwise_equal
+    origin = found.numerics.new_origin
+    assert origin is not None
+    assert (origin.op_type, origin.value, origin.element) == ("input", "x", (1, 1))
+    np.savez(tmp_path / "bad.npz", x=values[:1])
+    with pytest.raises(UsageError, match=r"shape \(1, 3\)"):
+        verify(base, base, device="cpu", inputs=tmp_path / "bad.npz")
+
+
+def test_random_operators_draw_the_same_in_both_files(tmp_path: Path) -> None:
+    ratio = numpy_helper.from_array(np.array(0.5, np.float32), "ratio")
+    training = numpy_helper.from_array(np.array(True), "training")
+    drop = helper.make_node("Dropout", ["x", "ratio", "training"], ["y"], name="drop")
+    path = save(tmp_path / "m.onnx", [drop], [floats("x", 50, 50)], [floats("y", 50, 50)], [ratio, training])
+    found = verify(path, path, device="cpu", runs=1, threads=1, heap=False)
+    assert found.numerics.bitwise_equal
+    assert not found.base.repeatable
+
+
+def test_a_broken_promise_is_a_problem(found: Verification, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ckplan.meter.problems.SLACK", 0)
+    half = Prediction(found.new.peak_activations // 2, None)
+    (problem,) = replace(found, new=replace(found.new, prediction=half)).problems
+    assert "takes 100% more activations than it promises" in problem
+
+
+def test_problems_tell_of_values_that_change_from_run_to_run(found: Verification) -> None:
+    one, other = np.zeros(2, np.float32), np.ones(2, np.float32)
+    from ckplan.meter.numerics import compare_outputs
+
+    shaky = replace(
+        found,
+        base=replace(found.base, repeatable=False),
+        numerics=compare_outputs({"y": one}, {"y": other}),
+    )
+    assert f"values change from run to run in `{found.base.path}`" in shaky.problems[0]
+    assert replace(found, numerics=compare_outputs({"y": one}, {"z": one})).problems[0].endswith("nothing was compared")
+
+
+def nan_model(path: Path, **options: object) -> Path:
+    """0 / 0 in the middle, and a Relu behind it."""
+    product = numpy_helper.from_array(np.eye(8, dtype=np.float32), "W")
+    nodes = [
+        helper.make_node("MatMul", ["x", "W"], ["a"], name="product"),
+        helper.make_node("Sub", ["a", "a"], ["nothing"], name="difference"),
+        helper.make_node("Div", ["nothing", "nothing"], ["q"], name="quotient"),
+        helper.make_node("Relu", ["q"], ["r"], name="relu"),
+        helper.make_node("ReduceSum", ["r"], ["y"], name="sum", keepdims=0),
+    ]
+    return save(path, nodes, [floats("x", 8, 8)], [floats("y")], [product], **options)
+
+
+@pytest.mark.parametrize("external", [False, True])
+def test_the_node_that_made_the_first_nan_is_found(tmp_path: Path, external: bool) -> None:
+    options = {"save_as_external_data": True, "location": "weights.bin", "size_threshold": 0} if external else {}
+    path = nan_model(tmp_path / "m.onnx", **options)
+    found = verify(path, path, device="cpu", runs=1, threads=1, heap=False)
+    origin = found.numerics.new_origin
+    assert origin is not None
+    assert (origin.kind, origin.node, origin.op_type, origin.value) == ("nan", "quotient", "Div", "q")
+    assert (origin.count, origin.element) == (64, (0, 0))
+    assert len(found.problems) == 2
+    assert "the first NaN comes from Div 'quotient'" in found.problems[1]
+
+
+def test_an_infinity_is_traced_if_there_is_no_nan(tmp_path: Path) -> None:
+    big = numpy_helper.from_array(np.array([1e30], np.float32), "big")
+    nodes = [
+        helper.make_node("Abs", ["x"], ["p"], name="positive"),
+        helper.make_node("Add", ["p", "big"], ["s"], name="shift"),
+        helper.make_node("Mul", ["s", "s"], ["y"], name="square"),
+    ]
+    path = save(tmp_path / "m.onnx", nodes, [floats("x", 3)], [floats("y", 3)], [big])
+    origin = verify(path, path, device="cpu", runs=1, threads=1, heap=False).numerics.base_origin
+    assert origin is not None
+    assert (origin.kind, origin.node, origin.count) == ("inf", "square", 3)
+
+
+def test_unreadable_base_is_told_before_anything_runs(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="no model file"):
+        verify(tmp_path / "none.onnx", scaled(tmp_path / "new.onnx", 2))
+    onnx.save(onnx.ModelProto(), str(tmp_path / "empty.onnx"))
+    with pytest.raises(ModelError, match="not an ONNX model"):
+        verify(tmp_path / "empty.onnx", scaled(tmp_path / "other.onnx", 2))

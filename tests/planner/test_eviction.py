@@ -1,0 +1,183 @@
+"""Eviction, retaining, minimum cuts, the search and the frontier that are made of them."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+
+import pytest
+from hypothesis import given, settings
+
+from ckplan.planner import Problem, simulate
+from ckplan.planner.eviction import evict
+from ckplan.planner.frontier import Effort, cheapest, frontier, knee, lowest, undominated
+from ckplan.planner.minimum_cut import between_passes, least_overhead
+from ckplan.planner.order import best_order
+from ckplan.planner.peak import live_bytes, peak_of
+from ckplan.planner.recompute import recompute_schedule
+from ckplan.planner.retain import retain
+from ckplan.planner.search import squeeze
+from ckplan.planner.strategies import parse_strategy
+from tests.planner.problems import chain, problems
+
+
+@given(problem=problems())
+def test_evicted_schedules_are_valid_at_any_budget(problem: Problem) -> None:
+    order = best_order(problem)
+    peak = peak_of(problem, order)
+    for share in (0.9, 0.6, 0.3):
+        schedule = evict(problem, int(peak * share), order)
+        assert schedule is not None
+        assert [step.activations for step in simulate(problem, schedule).steps] == live_bytes(problem, schedule)
+        assert [index for index in schedule if problem.ops[index].backward] == [
+            index for index in order if problem.ops[index].backward
+        ]
+
+
+@given(problem=problems())
+def test_only_what_may_be_recomputed_is_evicted(problem: Problem) -> None:
+    order = best_order(problem)
+    peak = peak_of(problem, order)
+    for share in (0.9, 0.7, 0.5, 0.3):
+        schedule = evict(problem, int(peak * share), order)
+        assert schedule is not None
+        again = {index for index, times in Counter(schedule).items() if times > 1}
+        assert all(problem.ops[index].recomputable and not problem.ops[index].backward for index in again)
+
+
+def test_eviction_keeps_to_the_budget_of_a_chain() -> None:
+    problem = chain(64)
+    order = best_order(problem)
+    peak = peak_of(problem, order)
+    for share in (0.8, 0.5, 0.3):
+        schedule = evict(problem, int(peak * share), order)
+        assert schedule is not None
+        assert peak_of(problem, schedule) <= peak * share
+    assert evict(problem, int(peak * 0.3), order, most_cost=problem.cost * 1.01) is None
+
+
+@given(problem=problems())
+def test_retaining_saves_compute_within_the_limit(problem: Problem) -> None:
+    schedule = recompute_schedule(problem, ())
+    peak = peak_of(problem, schedule)
+    for limit in (peak, peak * 2):
+        shorter = retain(problem, schedule, limit)
+        assert peak_of(problem, shorter) <= limit
+        assert problem.schedule_cost(shorter) <= problem.schedule_cost(schedule)
+
+
+def test_retaining_undoes_everything_where_there_is_room() -> None:
+    problem = chain(12)
+    schedule = recompute_schedule(problem, ())
+    assert problem.schedule_cost(schedule) > problem.cost
+    room = peak_of(problem, range(len(problem.ops))) * 2
+    assert sorted(retain(problem, schedule, room)) == list(range(len(problem.ops)))
+
+
+def brute_force_cut(problem: Problem, price: float) -> float:
+    """The cheapest choice of forward ops to run again, by trying all."""
+    root = problem.view_root
+    best = float("inf")
+    for size in range(len(problem.forward) + 1):
+        for again in map(set, itertools.combinations(problem.forward, size)):
+            if any(not problem.ops[index].recomputable for index in again):
+                continue
+            read = {root[t] for index in again for t in problem.ops[index].inputs} | set(problem.stashed)
+            held = [
+                t
+                for t in read
+                if problem.producer[t] >= 0
+                and problem.producer[t] not in again
+                and problem.tensors[t].kind.value == "activation"
+            ]
+            cost = sum(problem.ops[index].cost for index in again)
+            best = min(best, cost + price * sum(problem.tensors[t].bytes for t in held))
+    return best
+
+
+@settings(max_examples=60)
+@given(problem=problems(max_forward=7))
+def test_the_minimum_cut_is_the_cheapest_choice(problem: Problem) -> None:
+    for price in (0.001, 0.05, 1.0):
+        cost = between_passes(problem).solve(price)[1]
+        assert cost == pytest.approx(brute_force_cut(problem, price), rel=1e-6, abs=1e-6 * problem.cost)
+
+
+@settings(max_examples=60, deadline=None)
+@given(problem=problems())
+def test_the_bound_on_overhead_holds_for_every_strategy(problem: Problem) -> None:
+    for name in ("memory", "evict", "chen", "mincut"):
+        plan = parse_strategy(name).solve(problem)
+        bound = least_overhead(problem, plan.predicted.peak_activations)
+        assert bound <= plan.cost - plan.base_cost + 1e-6 * plan.base_cost
+
+
+def test_the_bound_on_overhead_says_something() -> None:
+    problem = chain(40)
+    plan = parse_strategy("search").solve(problem, budget=1500)
+    assert 0 < plan.overhead_bound <= plan.overhead
+    assert plan.overhead - plan.overhead_bound < 0.05
+
+
+def test_searches_repeat_themselves() -> None:
+    problem = chain(30)
+    plans = [parse_strategy("search:steps=10,seed=3").solve(problem, budget=1300).schedule for _ in range(2)]
+    assert plans[0] == plans[1]
+
+
+@settings(max_examples=40, deadline=None)
+@given(problem=problems())
+def test_a_frontier_has_no_point_that_another_beats(problem: Problem) -> None:
+    points = frontier(problem, Effort(steps=2), most_cost=problem.cost * 1.4)
+    costs = [problem.schedule_cost(schedule) for schedule in points]
+    peaks = [peak_of(problem, schedule) for schedule in points]
+    assert costs == sorted(costs)
+    assert peaks == sorted(peaks, reverse=True)
+    assert len(set(peaks)) == len(peaks)
+    assert max(costs) <= problem.cost * 1.4 + 1e-9
+    assert knee(problem, points) in points
+    assert undominated(problem, points) == points
+
+
+def test_an_overhead_is_kept() -> None:
+    problem = chain(40)
+    tight, loose = (parse_strategy(f"auto:overhead={share}").solve(problem) for share in (0.05, 0.2))
+    assert tight.overhead <= 0.05 + 1e-9
+    assert loose.overhead <= 0.2 + 1e-9
+    assert loose.predicted.peak_activations < tight.predicted.peak_activations
+
+
+def test_an_interrupted_search_keeps_the_best_so_far(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = chain(40)
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("ckplan.planner.frontier.improve", interrupt)
+    plan = parse_strategy("search").solve(problem, budget=1500)
+    assert plan.interrupted
+    assert plan.predicted.peak_activations <= 1500
+
+
+def test_the_lowest_peak_stays_within_its_cost() -> None:
+    problem = chain(40)
+    low = lowest(problem, problem.cost * 1.1, Effort())
+    assert problem.schedule_cost(low) <= problem.cost * 1.1
+    assert peak_of(problem, low) < peak_of(problem, best_order(problem))
+    assert cheapest(problem, peak_of(problem, low), Effort(steps=0)) is not None
+
+
+@given(problem=problems())
+def test_squeezing_lowers_the_peak_within_the_cost(problem: Problem) -> None:
+    order = best_order(problem)
+    for most in (problem.cost * 1.1, problem.cost * 1.5):
+        squeezed = squeeze(problem, order, most, order, steps=6)
+        assert peak_of(problem, squeezed) <= peak_of(problem, order)
+        assert problem.schedule_cost(squeezed) <= most
+        assert simulate(problem, squeezed).peak_activations == peak_of(problem, squeezed)
+
+
+def test_squeezing_finds_less_than_the_seeds_of_a_chain() -> None:
+    problem = chain(64)
+    most = problem.cost * 1.1
+    assert peak_of(problem, lowest(problem, most, Effort(16))) < peak_of(problem, lowest(problem, most, Effort(0)))

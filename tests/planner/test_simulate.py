@@ -1,0 +1,139 @@
+"""The simulator against hand-made cases and against a slow, independent liveness count."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ckplan.planner import Kind, Problem, live_at, lower_bound, recompute_schedule, simulate, working_set
+from tests.planner.problems import ProblemBuilder, chain, problems
+
+
+def count_liveness(problem: Problem, schedule: Sequence[int]) -> list[int]:
+    """Live activation bytes by step, by asking at each step which copies are read later. No sharing of buffers."""
+    copies: list[tuple[int, int, int]] = []  # tensor, born, last read
+    latest: dict[int, int] = {}
+    returned: set[int] = set()
+    for step, index in enumerate(schedule):
+        for tensor in problem.ops[index].inputs:
+            if tensor in latest:
+                name, born, _ = copies[latest[tensor]]
+                copies[latest[tensor]] = (name, born, step)
+        for tensor in problem.ops[index].outputs:
+            first_output = problem.tensors[tensor].kind is Kind.OUTPUT and tensor not in returned
+            latest[tensor] = len(copies)
+            copies.append((tensor if not first_output else -1, step, step))
+            returned.add(tensor)
+    return [
+        sum(problem.tensors[t].bytes for t, born, died in copies if t >= 0 and born <= step <= died)
+        + problem.ops[index].workspace
+        for step, index in enumerate(schedule)
+    ]
+
+
+def without_sharing(problem: Problem) -> Problem:
+    ops = tuple(
+        type(op)(op.name, op.inputs, op.outputs, op.cost, op.workspace, op.backward, op.recomputable, op.heavy)
+        for op in problem.ops
+    )
+    return Problem(ops, problem.tensors)
+
+
+@given(problems(), st.data())
+def test_matches_an_independent_count(problem: Problem, data: st.DataObject) -> None:
+    plain = without_sharing(problem)
+    kept = data.draw(st.sets(st.sampled_from(range(len(plain.tensors)))))
+    schedule = recompute_schedule(plain, kept)
+    timeline = simulate(plain, schedule)
+    assert [step.activations for step in timeline.steps] == count_liveness(plain, schedule)
+
+
+@given(problems())
+def test_sharing_only_saves_and_the_bound_holds(problem: Problem) -> None:
+    order = range(len(problem.ops))
+    shared = simulate(problem, order).peak_activations
+    assert lower_bound(problem)[0] <= shared <= simulate(without_sharing(problem), order).peak_activations
+    bound, index = lower_bound(problem)
+    assert working_set(problem, index) == bound
+
+
+@given(problems())
+def test_the_peak_is_the_sum_of_what_is_alive_there(problem: Problem) -> None:
+    order = range(len(problem.ops))
+    timeline = simulate(problem, order)
+    at = timeline.peak_step
+    alive = sum(size for _, size in live_at(problem, order, at))
+    assert timeline.steps[at].activations == alive + problem.ops[at].workspace
+
+
+def test_an_overwritten_input_costs_nothing() -> None:
+    build = ProblemBuilder()
+    x, a, b = build.tensor(8, Kind.INPUT), build.tensor(8), build.tensor(8)
+    build.op([x], [a])
+    build.op([a], [b], inplace={b: (a,)})
+    build.op([b], [build.tensor(1, Kind.OUTPUT)])
+    assert [step.activations for step in simulate(build.build(), range(3)).steps] == [8, 8, 8]
+
+
+def test_an_input_that_is_read_again_or_twice_is_not_overwritten() -> None:
+    for reads in ([0, 0], [0]):
+        build = ProblemBuilder()
+        x, a, b = build.tensor(8, Kind.INPUT), build.tensor(8), build.tensor(8)
+        build.op([x], [a])
+        build.op([a for _ in reads], [b], inplace={b: (a,)})
+        build.op([b, *([a] if len(reads) == 1 else [])], [build.tensor(1, Kind.OUTPUT)])
+        assert simulate(build.build(), range(3)).peak_activations == 16
+
+
+def test_a_view_holds_the_memory_of_its_source() -> None:
+    build = ProblemBuilder()
+    x, a, view = build.tensor(8, Kind.INPUT), build.tensor(8), build.tensor(8)
+    build.op([x], [a])
+    build.op([a], [view], views={view: a})
+    build.op([x], [build.tensor(4)])
+    build.op([view], [build.tensor(1, Kind.OUTPUT)])
+    assert [step.activations for step in simulate(build.build(), range(4)).steps] == [8, 8, 12, 8]
+
+
+def test_a_dead_buffer_is_held_for_the_next_tensor_of_its_shape() -> None:
+    build = ProblemBuilder()
+    x, a, b, c = build.tensor(8, Kind.INPUT), build.tensor(8), build.tensor(100), build.tensor(8)
+    build.op([x], [a])
+    build.op([a], [b])
+    build.op([b], [build.tensor(1)])
+    build.op([x], [c])
+    build.op([c], [build.tensor(1, Kind.OUTPUT)])
+    problem = build.build()
+    assert [step.activations for step in simulate(problem, range(5)).steps] == [8, 108, 101, 8, 8]
+    shapes = ["small" if tensor.bytes == 8 else None for tensor in problem.tensors]
+    # The byte that nobody reads is held to the end as well.
+    assert [step.activations for step in simulate(problem, range(5), shapes).steps] == [8, 108, 109, 9, 9]
+
+
+@pytest.mark.parametrize(("shapes", "peak"), [(("a", "a"), 8), (("a", "b"), 16), ((None, None), 16)])
+def test_an_input_is_overwritten_if_its_shape_is_known_to_be_the_same(
+    shapes: tuple[str | None, ...], peak: int
+) -> None:
+    build = ProblemBuilder()
+    x, a, b = build.tensor(8, Kind.INPUT), build.tensor(8), build.tensor(8)
+    build.op([x], [a])
+    build.op([a], [b], inplace={b: (a,)})
+    build.op([b], [build.tensor(1, Kind.OUTPUT)])
+    assert simulate(build.build(), range(3)).peak_activations == 8
+    assert simulate(build.build(), range(3), [None, *shapes, None]).peak_activations == peak
+
+
+def test_outputs_count_as_total_only() -> None:
+    timeline = simulate(chain(4), range(len(chain(4).ops)))
+    assert timeline.steps[-1].live - timeline.steps[-1].activations == 100 + 4 * 10 + 1
+
+
+def test_schedules_that_cannot_run_are_refused() -> None:
+    problem = chain(2)
+    with pytest.raises(ValueError, match="never run"):
+        simulate(problem, range(len(problem.ops) - 1))
+    with pytest.raises(ValueError, match="before it is made"):
+        simulate(problem, list(reversed(range(len(problem.ops)))))

@@ -1,0 +1,82 @@
+"""What `workspace` says of onnxruntime's kernels, asked of each kernel: how high does the arena rise while it runs?"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from ckplan.runtime.workspace import THREADS, workspace_of
+from tests.writer.runtime import profile
+
+SHAPE = (8, 32, 32, 32)
+SIZE = 8 * 32 * 32 * 32 * 4
+
+
+def probe(op_type: str, extra: list[np.ndarray], attributes: dict[str, Any]) -> onnx.ModelProto:
+    """A model that makes a tensor and runs one kernel on it; the tensor is an output, so nothing is overwritten."""
+    initializers = [numpy_helper.from_array(array, f"extra{index}") for index, array in enumerate(extra)]
+    given = ["before", *(tensor.name for tensor in initializers)]
+    nodes = [
+        helper.make_node("Neg", ["x"], ["before"], name="before"),
+        helper.make_node("Greater", ["x", "zero"], ["condition"], name="condition"),
+        helper.make_node(
+            op_type,
+            ["condition", "before", "zero"] if op_type == "Where" else given,
+            ["y"],
+            name="probed",
+            **attributes,
+        ),
+    ]
+    if op_type != "Where":
+        del nodes[1]
+    else:
+        initializers.append(numpy_helper.from_array(np.zeros((1, 1, 1, 1), np.float32), "zero"))
+    graph = helper.make_graph(
+        nodes,
+        "probe",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, SHAPE)],
+        [helper.make_tensor_value_info("before", TensorProto.FLOAT, SHAPE), onnx.ValueInfoProto(name="y")],
+        initializers,
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+    return onnx.shape_inference.infer_shapes(model)
+
+
+WEIGHT = np.ones((512, 32, 3, 3), np.float32)
+CASES: dict[str, tuple[str, list[np.ndarray], dict[str, Any]]] = {
+    "where": ("Where", [], {}),
+    "softmax over channels": ("Softmax", [], {"axis": 1}),
+    "softmax over the last axis": ("Softmax", [], {"axis": -1}),
+    "sum of three": ("Sum", [np.ones(SHAPE, np.float32)] * 2, {}),
+    "sum of two": ("Sum", [np.ones(SHAPE, np.float32)], {}),
+    "local response normalisation": ("LRN", [], {"size": 5}),
+    "einsum": ("Einsum", [], {"equation": "nchw->nwhc"}),
+    "convolution with few filters": ("Conv", [WEIGHT[:64]], {"pads": [1, 1, 1, 1]}),
+    "convolution with many filters": ("Conv", [WEIGHT], {"pads": [1, 1, 1, 1]}),
+    "convolution with strides, of one place": ("Conv", [np.ones((64, 32, 1, 1), np.float32)], {"strides": [2, 2]}),
+    "convolution of one place": ("Conv", [np.ones((64, 32, 1, 1), np.float32)], {}),
+    "convolution by groups": ("Conv", [np.ones((32, 1, 3, 3), np.float32)], {"group": 32, "pads": [1, 1, 1, 1]}),
+    "transposed convolution": ("ConvTranspose", [np.ones((32, 16, 3, 3), np.float32)], {}),
+    "mean": ("ReduceMean", [np.array([0, 2, 3])], {}),
+    "transpose": ("Transpose", [], {"perm": [0, 2, 3, 1]}),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_is_what_the_arena_shows(case: str) -> None:
+    op_type, extra, attributes = CASES[case]
+    model = probe(op_type, extra, attributes)
+    event = next(
+        event
+        for event in profile(model, {"x": np.ones(SHAPE, np.float32)}, priority=True, optimise=False, threads=THREADS)
+        if event["name"] == "probed"
+    )
+    seen = int(event["mem_in_use_peak"]) - int(event["mem_bytes_in_use"])
+    node = next(node for node in ir.serde.deserialize_model(model).graph if node.name == "probed")
+    # The arena may hand out a free chunk of up to twice the size that was asked for.
+    assert 0.9 * workspace_of(node) <= seen <= 2 * workspace_of(node) + SIZE / 4
