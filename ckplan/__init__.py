@@ -11,11 +11,15 @@ stock onnxruntime. The command line is a thin layer over the names of this packa
     ckplan.save(ckplan.emit(training.model, plan), "training.onnx")
 
 The names are imported when they are first used, so that ``import ckplan`` costs nothing.
+
+Importing it turns onnxruntime's telemetry off for this process and those it starts, unless onnxruntime is loaded
+already or ``ORT_DISABLE_TELEMETRY`` is set to something else: names of models are nobody else's business.
 """
 
 from __future__ import annotations
 
 import importlib
+import os
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -33,6 +37,9 @@ if TYPE_CHECKING:
     from ckplan.writer.emit import emit
 
 __version__ = "0.1.0"
+
+# onnxruntime reads it once, when its library is loaded (docs/Privacy.md of its repository).
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 _HOME = {
     "Analysis": "ckplan.answers.analysis",

@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+import ckplan  # noqa: F401 -- turns onnxruntime's telemetry off, whichever test loads onnxruntime first
+
 # Machines that run tests are shared and slow at times; how long an example takes says nothing about it.
 settings.register_profile("ckplan", deadline=None)
 settings.load_profile("ckplan")

@@ -75,17 +75,23 @@ def exit_code_of(run: Callable[[], Any], settings: Settings) -> int:
         return INTERRUPTED
     except CkplanError as error:
         if settings.debug:
-            traceback.print_exc()
+            tell_traceback()
         return fail(str(error), error.exit_code)
     except Exception as error:
         if settings.debug:
-            traceback.print_exc()
+            tell_traceback()
         if isinstance(error, MemoryError):
             return fail("out of memory", EnvironmentUnavailableError.exit_code)
         if isinstance(error, OSError):
             return fail(str(error), EnvironmentUnavailableError.exit_code)
         advice = "" if settings.debug else "; this is a bug; re-run with --debug and report what it shows"
         return fail(f"{type(error).__name__}: {error}{advice}", BUG)
+
+
+def tell_traceback() -> None:
+    """Show where the exception that is handled came from."""
+    for line in traceback.format_exc().splitlines():
+        say(line)
 
 
 def fail(message: str, code: int) -> int:

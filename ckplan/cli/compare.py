@@ -26,7 +26,7 @@ from ckplan.cli.options import (
 )
 from ckplan.cli.output import check_output
 from ckplan.cli.page import check_page, comparison_title, write_page
-from ckplan.cli.terminal import notes, say, show, show_json, stage
+from ckplan.cli.terminal import annotate, notes, show, show_json, stage
 from ckplan.errors import CkplanError, EnvironmentUnavailableError, UsageError
 
 if TYPE_CHECKING:
@@ -116,9 +116,7 @@ def command(
                 found = _configured(configuration, measured, how)
             else:
                 found = _compared(base, head, options, given, measured, how)
-    from ckplan.report.untrusted import printable
-
-    notes(map(printable, found.notes))
+    notes(found.notes)
     _write(found, outputs, base, force)
     if summary is not None:
         _append(found, summary)
@@ -140,7 +138,7 @@ def _annotated() -> Iterator[None]:
         if _on_github():
             from ckplan.report import github
 
-            say(github.failure(str(error)))
+            annotate(github.failure(str(error)))
         raise
 
 
@@ -259,7 +257,7 @@ def _tell(found: Comparison, as_json: bool) -> None:
     if _on_github():
         # On stderr, which the runner reads as well: stdout is data.
         for line in github.comparison(found):
-            say(line)
+            annotate(line)
     if as_json:
         from ckplan.report import comparison_json
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +61,8 @@ def command(
     from ckplan.cli.planning import costs_of, goal_of, tell
     from ckplan.model.saving import write_text
     from ckplan.planner.strategies import parse_strategy
+    from ckplan.report.blocks import blocks, blocks_json
+    from ckplan.report.untrusted import json_text
 
     wanted, goal = parse_strategy(strategy), goal_of(budget, overhead, seconds)
     planned = subject(model, **options)
@@ -69,9 +70,7 @@ def command(
     with stage("planning"):
         _, plan, before = plan_graph(planned.model, wanted, goal, costs)
     tell(plan, planned.model)
-    write_text(json.dumps(plan.to_json(), indent=1) + "\n", output, force=force)
-    from ckplan.report.blocks import blocks, blocks_json
-
+    write_text(json_text(plan.to_json(), indent=1) + "\n", output, force=force)
     kept = chosen(planned.model, plan, goal.bytes(before), costs)
     if as_json:
         show_json({**plan.to_json(), "blocks": blocks_json(kept)})

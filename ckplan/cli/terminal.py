@@ -1,4 +1,4 @@
-"""What goes where: data to stdout, notes and progress to stderr."""
+"""What goes where: data to stdout, notes and progress to stderr; what comes from a model is made printable here."""
 
 from __future__ import annotations
 
@@ -32,7 +32,14 @@ def settings() -> Settings:
 
 def say(line: str) -> None:
     """Write one line to stderr."""
-    click.echo(line, err=True)
+    from ckplan.report.untrusted import printable
+
+    click.echo(printable(line), err=True)
+
+
+def annotate(command: str) -> None:
+    """Write a workflow command of `ckplan.report.github`, which has made it safe, to stderr."""
+    click.echo(command, err=True)
 
 
 def notes(lines: Iterable[str]) -> None:
@@ -53,19 +60,21 @@ def show(report: RenderableType) -> None:
     """Print a report to stdout; colours follow the terminal, ``--no-color``, NO_COLOR and FORCE_COLOR."""
     from rich.console import Console, Group
 
+    from ckplan.report.untrusted import printable_report
+
     console = Console(highlight=False, no_color=settings().no_color or None)
     with console.capture() as captured:
         # In a group, since a text that is printed by itself is wrapped even where it says not to.
-        console.print(Group(report), crop=False)
+        console.print(Group(printable_report(report)), crop=False)
     lines = captured.get().splitlines()
     click.echo("\n".join(line.rstrip() for line in lines), color=True)
 
 
 def show_json(data: Any) -> None:
     """Print JSON to stdout."""
-    import json
+    from ckplan.report.untrusted import json_text
 
-    click.echo(json.dumps(data, indent=2))
+    click.echo(json_text(data, indent=2))
 
 
 @contextmanager
@@ -80,7 +89,9 @@ def stage(doing: str) -> Iterator[Callable[[str], None]]:
             yield lambda next_doing: details([f"{next_doing} …"])
         return
     from rich.console import Console
-    from rich.markup import escape
+    from rich.text import Text
+
+    from ckplan.report.untrusted import printable
 
     console = Console(stderr=True, no_color=settings().no_color or None)
     if settings().quiet or not console.is_terminal:
@@ -90,7 +101,8 @@ def stage(doing: str) -> Iterator[Callable[[str], None]]:
 
     def update(text: str) -> None:
         # One line, or the terminal scrolls with each change.
-        status.update(escape(text if len(text) < console.width - 4 else f"{text[: console.width - 5]}…"))
+        text = printable(text)
+        status.update(Text(text if len(text) < console.width - 4 else f"{text[: console.width - 5]}…"))
 
     def go_on(next_doing: str) -> None:
         nonlocal now

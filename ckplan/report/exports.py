@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from ckplan.errors import EnvironmentUnavailableError
+from ckplan.report.untrusted import json_text, printable
 
 if TYPE_CHECKING:
     from ckplan.meter import Counters, Measurement
@@ -63,9 +63,8 @@ def trace(found: Measurement) -> str:
         "promised_peak_total": found.prediction.peak_total,
         "times": "median of the kernel's time over the runs after the first, laid end to end",
     }
-    return (
-        json.dumps({"traceEvents": events, "displayTimeUnit": "ms", "otherData": about}, separators=(",", ":")) + "\n"
-    )
+    whole = {"traceEvents": events, "displayTimeUnit": "ms", "otherData": about}
+    return json_text(whole, separators=(",", ":")) + "\n"
 
 
 def table(found: Measurement) -> str:
@@ -83,8 +82,8 @@ def table(found: Measurement) -> str:
         writer.writerow(
             (
                 index,
-                step.op,
-                counters.op_types[index],
+                printable(step.op),
+                printable(counters.op_types[index]),
                 _phase(step),
                 int(step.recomputed),
                 step.live,

@@ -20,13 +20,13 @@ def strategies(kinds: Sequence[type[Strategy]]) -> RenderableType:
     """Each strategy with its documentation and its options."""
     parts: list[RenderableType] = []
     for kind in kinds:
-        body = "\n\n".join(docs.paragraphs(kind))
+        body = [line for paragraph in docs.paragraphs(kind) for line in ("", *paragraph.splitlines())][1:]
         listed = [
             Text(f"{kind.name}:{option.name}={default(option.default)}  {option.text}", overflow="fold")
             for option in docs.options(kind)
         ]
         gap = [""] if listed else []
-        parts.append(section(kind.name, Text(body), *gap, *listed))
+        parts.append(section(kind.name, *map(Text, body), *gap, *listed))
     return page(*parts)
 
 

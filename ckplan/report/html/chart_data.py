@@ -10,6 +10,7 @@ from typing import Any
 
 from ckplan.planner import Timeline
 from ckplan.report.chart import backward_pass
+from ckplan.report.untrusted import printable
 from ckplan.runtime.occupancy import Buffer, Occupancy, Role
 from ckplan.units import format_bytes
 
@@ -91,7 +92,7 @@ def _chart(curve: Curve, strings: Strings) -> dict[str, Any]:
     steps = curve.timeline.steps
     data: dict[str, Any] = {
         "title": curve.title,
-        "ops": [strings(step.op) for step in steps],
+        "ops": [strings(printable(step.op)) for step in steps],
         "bytes": [step.activations for step in steps],
         "again": "".join("1" if step.recomputed else "0" for step in steps),
         "turn": backward_pass(steps) if any(step.backward for step in steps) else len(steps),
@@ -110,7 +111,7 @@ def _chart(curve: Curve, strings: Strings) -> dict[str, Any]:
         }
     if curve.occupancy is not None:
         shown = band_numbers(curve.occupancy)
-        data["types"] = [strings(op_type) for op_type in curve.occupancy.op_types]
+        data["types"] = [strings(printable(op_type)) for op_type in curve.occupancy.op_types]
         data["work"] = _sparse(curve.occupancy.workspace)
         data["rest"] = _sparse(_rest(curve.occupancy, shown))
         data["bands"] = [_band(curve.occupancy.buffers[index], strings) for index in shown]
@@ -122,8 +123,8 @@ def _band(buffer: Buffer, strings: Strings) -> list[Any]:
     spans: list[int] = []
     for span in buffer.spans:
         shape = "?" if span.shape is None else "×".join(map(str, span.shape)) or "scalar"
-        about = strings(f"{span.op_type}\n{shape}\n{span.dtype}")
-        spans += [span.step, ROLES.index(span.role.value), strings(span.tensor), about]
+        about = strings("\n".join(map(printable, (span.op_type, shape, span.dtype))))
+        spans += [span.step, ROLES.index(span.role.value), strings(printable(span.tensor)), about]
     return [buffer.bytes, buffer.born, buffer.dies, *spans]
 
 

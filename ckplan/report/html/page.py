@@ -13,6 +13,7 @@ from ckplan.report.html import comparison, sections
 from ckplan.report.html.chart_data import Curve, chart_data
 from ckplan.report.html.values import Chart
 from ckplan.report.svg import drawing
+from ckplan.report.untrusted import printable
 from ckplan.units import format_bytes
 
 if TYPE_CHECKING:
@@ -192,9 +193,16 @@ def _asset(file: str) -> str:
     return files("ckplan.report.html").joinpath(file).read_text(encoding="utf-8")
 
 
+def _printable(value: object) -> object:
+    """What the template puts into the page: a string without control characters, unless it was made here."""
+    return printable(value) if isinstance(value, str) and not hasattr(value, "__html__") else value
+
+
 @cache
 def _template() -> Template:
     from jinja2 import Environment, StrictUndefined
 
-    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    environment = Environment(
+        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, finalize=_printable
+    )
     return environment.from_string(_asset("page.html"))
