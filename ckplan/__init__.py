@@ -31,8 +31,9 @@ if TYPE_CHECKING:
     from ckplan.meter import Measurement, Verification, verify
     from ckplan.meter.checkup import checkup
     from ckplan.model import ForwardModel, load, save
+    from ckplan.operators.gradients import rule
     from ckplan.planner import Plan, Problem, Timeline, bottlenecks, simulate
-    from ckplan.planner.strategies import STRATEGIES, parse_strategy
+    from ckplan.planner.strategies import STRATEGIES, parse_strategy, register_strategy
     from ckplan.runtime.problem_of import problem_of
     from ckplan.writer.emit import emit
 
@@ -62,6 +63,7 @@ _HOME = {
     "ForwardModel": "ckplan.model",
     "load": "ckplan.model",
     "save": "ckplan.model",
+    "rule": "ckplan.operators.gradients",
     "Plan": "ckplan.planner",
     "Problem": "ckplan.planner",
     "Timeline": "ckplan.planner",
@@ -69,6 +71,7 @@ _HOME = {
     "simulate": "ckplan.planner",
     "STRATEGIES": "ckplan.planner.strategies",
     "parse_strategy": "ckplan.planner.strategies",
+    "register_strategy": "ckplan.planner.strategies",
     "emit": "ckplan.writer",
     "problem_of": "ckplan.runtime",
 }
@@ -100,6 +103,8 @@ __all__ = [
     "parse_optimizer",
     "parse_strategy",
     "problem_of",
+    "register_strategy",
+    "rule",
     "save",
     "simulate",
     "verify",

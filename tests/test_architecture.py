@@ -28,12 +28,14 @@ LAYERS = (
     "autodiff",
     "model",
     "planner",
+    "operators",
+    "extensions",
     "choices",
     "units",
     "errors",
     "keys",
 )
-FORBIDDEN = {"model": {"planner"}, "autodiff": {"planner"}}
+FORBIDDEN = {"model": {"planner"}, "autodiff": {"planner"}, "planner": {"operators"}}
 # The two files that only hand names on, lazily.
 NAMES_ONLY = {"ckplan"}
 

@@ -146,7 +146,8 @@ class Builder:
     many results. An input is a value, None for one that is left out, a Python number, or a numpy array. A number takes
     the element type of the first value among the inputs that is not boolean. Numbers and arrays become initializers,
     one for equal content. An attribute that is None is left out. Where ONNX cannot tell a result's shape, ``_shape``
-    says it; the result then has the element type that numbers would take.
+    says it; the result then has the element type that numbers would take. An operator of a domain that ONNX does not
+    define is emitted with ``op.emit("FancyGrad", x, dy, _domain="my.ops", _shape=shape_of(x))``.
 
     Args:
         graph: the graph that gets the nodes and initializers.
@@ -275,6 +276,7 @@ class Builder:
         *inputs: Operand,
         _outputs: int | None = None,
         _shape: Sequence[int] | None = None,
+        _domain: str = "",
         **attributes: Any,
     ) -> Any:
         """Emit one node; see the class.
@@ -288,14 +290,14 @@ class Builder:
         operands = [self._operand(value, like) for value in inputs]
         while operands and operands[-1] is None:
             operands.pop()
-        schema = onnx.defs.get_schema(op_type, self.opset_imports[""])
+        schema = None if _domain else onnx.defs.get_schema(op_type, self.opset_imports[""])
         given = {
-            key: convert_attribute(key, value, _ATTRIBUTE_TYPES[schema.attributes[key].type])
+            key: convert_attribute(key, value, _ATTRIBUTE_TYPES[schema.attributes[key].type] if schema else None)
             for key, value in attributes.items()
             if value is not None
         }
         kind = narrow_type(operands)
-        if kind is not None and in_single(schema, operands, attributes):
+        if schema is not None and kind is not None and in_single(schema, operands, attributes):
             return self._emit_in_single(kind, op_type, operands, _outputs, attributes)
         count = _outputs or 1
         endings = ["_out"] if count == 1 else [f"_out{i}" for i in range(count)]
@@ -303,7 +305,10 @@ class Builder:
         while any(name + ending in self._names for ending in endings):  # left by a node that was folded
             name = self._unique(f"{self._scope}/{op_type}", always=True)
         results = [ir.Value(name=name + ending) for ending in endings]
-        node = ir.node(op_type, operands, given, outputs=results, name=name, metadata_props={PHASE: self._phase})
+        node = ir.node(
+            op_type, operands, given, domain=_domain, outputs=results, name=name, metadata_props={PHASE: self._phase}
+        )
+        self.opset_imports.setdefault(_domain, 1)
         if _shape is None:
             self.infer(node)
         else:

@@ -37,7 +37,7 @@ def reachable(op: Builder, parameters: Sequence[ir.Value], composites: Composite
         entry = entry_of(node, op.opset_imports)
         if reached.isdisjoint(differentiable_inputs(node, entry, composites)):
             continue
-        if entry is None and node not in composites and node.op_type not in NON_DIFFERENTIABLE:
+        if entry is None and node not in composites and (node.domain or node.op_type not in NON_DIFFERENTIABLE):
             body = inline_function(op, node)
             if body:
                 pending.extend(reversed(body))

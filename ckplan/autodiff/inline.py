@@ -1,8 +1,9 @@
-"""Replaces an operator by the body of the ONNX function that defines it."""
+"""Replaces an operator by the body of the function that defines it: ONNX's own, or one that stands in the file."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, cast
 
 import numpy as np
@@ -20,8 +21,50 @@ from ckplan.model.fold import infer_with_bodies
 _FOLDED = 4096
 
 
+def inline_functions(model: ir.Model, wanted: Collection[ir.Value] = ()) -> None:
+    """Put the bodies of a model's local functions in the place of the nodes that call them, in place.
+
+    Values keep their names. Functions that nodes inside of bodies call stay, for onnxruntime to inline.
+
+    Args:
+        model: a forward model or a training graph.
+        wanted: initializers that are trained: they are no constants.
+
+    Raises:
+        ModelError: a body is written for another operator set, in which its operators mean something else.
+    """
+    if not model.functions:
+        return
+    op = Builder(model.graph, model.graph.opset_imports, wanted)
+    functions = {key: ir.to_proto(function) for key, function in model.functions.items()}
+    for node in list(model.graph):
+        body = functions.get(node.op_identifier())
+        if body is None:
+            continue
+        if not all(_fits(op, function) for function in functions.values()):
+            raise ModelError(
+                f"the function {node.domain}::{node.op_type} is written for operator set {_version(body)}, and cannot "
+                f"be part of a model of operator set {op.opset_imports['']}",
+                f"export the model with operator set {op.opset_imports['']}",
+            )
+        names = [output.name for output in node.outputs]
+        shown = [output.is_graph_output() for output in node.outputs]
+        results = list(node.outputs)
+        new = _put_in_place(op, node, body, results, functions)
+        for name, result, is_output in zip(names, results, shown, strict=True):
+            if result.producer() in new and result.name not in names:
+                result.name = name
+            elif is_output:
+                new.append(_copy(op, result, name))
+        for inner in new:
+            inner.metadata_props[PHASE] = node.metadata_props.get(PHASE, "forward")
+    called = {node.op_identifier() for node in model.graph.all_nodes()}
+    if called.isdisjoint(model.functions):
+        model.functions.clear()
+
+
 def inline_function(op: Builder, node: ir.Node) -> list[ir.Node]:
-    """Put the body of a node's defining function in its place.
+    """Put the body of the function by which ONNX defines a node in its place.
 
     What the body computes from shapes alone becomes constants, as shape inference needs it.
 
@@ -33,8 +76,37 @@ def inline_function(op: Builder, node: ir.Node) -> list[ir.Node]:
         The new nodes in order; none if the operator has no function body that fits the model's opset.
     """
     body = _function_body(op, node)
-    if body is None:
-        return []
+    return [] if body is None else _put_in_place(op, node, body, list(node.outputs))
+
+
+def _copy(op: Builder, value: ir.Value, name: str | None) -> ir.Node:
+    """Make a graph output of its own of a value that has another name already."""
+    with op.scope(str(name)):
+        copy = op.Identity(value)
+    copy.name = name
+    outputs = op.graph.outputs
+    outputs[max(index for index, output in enumerate(outputs) if output is value)] = copy
+    node = copy.producer()
+    assert node is not None
+    return node
+
+
+def _put_in_place(
+    op: Builder,
+    node: ir.Node,
+    body: onnx.FunctionProto,
+    results: list[ir.Value],
+    functions: Mapping[ir.OperatorIdentifier, onnx.FunctionProto] = MappingProxyType({}),
+) -> list[ir.Node]:
+    """Replace a node by the nodes of a function body, and return these.
+
+    Args:
+        op: builder of the graph that holds the node.
+        node: the node.
+        body: what it is replaced by.
+        results: the node's outputs; gets what stands for them.
+        functions: the local functions that the body may call in turn.
+    """
     values: dict[str, ir.Value | None] = dict.fromkeys(body.input)
     values.update(zip(body.input, node.inputs, strict=False))
     new: list[ir.Node] = []
@@ -45,9 +117,17 @@ def inline_function(op: Builder, node: ir.Node) -> list[ir.Node]:
         operands = [values.get(name) if name else None for name in proto.input]
         branch = _branch(op, inner, operands)
         if branch is not None:
-            results = zip(branch.output, proto.output, strict=True)
-            copies = [onnx.helper.make_node("Identity", [result.name], [name]) for result, name in results]
+            ends = zip(branch.output, proto.output, strict=True)
+            copies = [onnx.helper.make_node("Identity", [result.name], [name]) for result, name in ends]
             pending.extend(reversed([*branch.node, *copies]))
+            continue
+        called = functions.get((inner.domain, inner.op_type, inner.overload))
+        if called is not None:
+            call = _node(op, inner, operands, values)
+            op.graph.insert_before(node, call)
+            made = list(call.outputs)
+            new.extend(_put_in_place(op, call, called, made, functions))
+            values.update(zip(proto.output, made, strict=True))
             continue
         known = _known(op, inner, operands)
         if known is not None:
@@ -58,11 +138,12 @@ def inline_function(op: Builder, node: ir.Node) -> list[ir.Node]:
         _infer(op, fresh)
         values.update(zip(proto.output, fresh.outputs, strict=True))
         new.append(fresh)
-    for name, output in zip(body.output, node.outputs, strict=False):
+    for index, (name, output) in enumerate(zip(body.output, node.outputs, strict=False)):
         if not output.name:  # left out, so the body need not make it
             continue
         result = values[name]
         assert result is not None
+        results[index] = result
         output.replace_all_uses_with(result, replace_graph_outputs=True)
     op.graph.remove(node, safe=True)
     return new
@@ -96,19 +177,33 @@ def _function_body(op: Builder, node: ir.Node) -> onnx.FunctionProto | None:
     if not text:
         return None
     body: onnx.FunctionProto = onnx.FunctionProto.FromString(text)
+    return body if _fits(op, body) else None
+
+
+def _version(body: onnx.FunctionProto) -> int:
+    """The version of ONNX's operator set that a function body is written for."""
+    return next((entry.version for entry in body.opset_import if entry.domain in ("", "ai.onnx")), 1)
+
+
+def _fits(op: Builder, body: onnx.FunctionProto) -> bool:
+    """Whether the operators of a function body take the same inputs in the model's operator set."""
+    version = _version(body)
     imports = {entry.domain: entry.version for entry in body.opset_import}
     for inner in body.node:
+        if not onnx.defs.has(inner.op_type, inner.domain):
+            continue  # of a domain of its own
         theirs = onnx.defs.get_schema(inner.op_type, imports.get(inner.domain, version), inner.domain)
         ours = onnx.defs.get_schema(inner.op_type, op.opset_imports[""], inner.domain)
         if [i.name for i in theirs.inputs] != [i.name for i in ours.inputs]:
-            return None
-    return body
+            return False
+    return True
 
 
 def _instantiate(proto: onnx.NodeProto, node: ir.Node, body: onnx.FunctionProto, name: str) -> onnx.NodeProto:
     """Copy a node of a function body with its references to the function's attributes resolved."""
     defaults = {attribute.name: attribute for attribute in body.attribute_proto}
-    schema = onnx.defs.get_schema(node.op_type, onnx.defs.onnx_opset_version(), node.domain)
+    known = onnx.defs.has(node.op_type, node.domain)
+    schema = onnx.defs.get_schema(node.op_type, onnx.defs.onnx_opset_version(), node.domain) if known else None
     copy = onnx.NodeProto()
     copy.CopyFrom(proto)
     copy.name = name
@@ -118,7 +213,7 @@ def _instantiate(proto: onnx.NodeProto, node: ir.Node, body: onnx.FunctionProto,
         if attribute.ref_attr_name:
             given = node.attributes.get(attribute.ref_attr_name)
             found = ir.to_proto(given) if given is not None else defaults.get(attribute.ref_attr_name)
-            if found is None and attribute.ref_attr_name in schema.attributes:
+            if found is None and schema is not None and attribute.ref_attr_name in schema.attributes:
                 default = schema.attributes[attribute.ref_attr_name].default_value
                 found = default if default.type else None
         if found is not None:

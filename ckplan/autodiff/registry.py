@@ -1,8 +1,8 @@
-"""Which rule differentiates which operator.
+"""Which rule differentiates which operator, and which operators have no derivative.
 
-A rule is found by operator, domain and opset version: the one with the highest ``since`` that is not above the
-model's opset. Modules in :mod:`ckplan.autodiff.rules` register theirs on import; :func:`collect` imports them all,
-so that importing this module costs nothing and no rule depends on the order of imports.
+Modules in :mod:`ckplan.autodiff.rules` register theirs on import (see :mod:`ckplan.operators.gradients`);
+:func:`collect` imports them all, so that importing this module costs nothing and no rule depends on the order of
+imports.
 """
 
 from __future__ import annotations
@@ -10,63 +10,21 @@ from __future__ import annotations
 import functools
 import importlib
 import pkgutil
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
 
-if TYPE_CHECKING:
-    import onnx_ir as ir
+from ckplan.operators import gradients
+from ckplan.operators.gradients import Entry, Factor, NoGradientError, rule
 
-    from ckplan.autodiff.builder import Builder
-
-    Rule = Callable[[Builder, ir.Node, Sequence[ir.Value | None]], Sequence[ir.Value | None]]
-
-
-Factor = Literal["apply", "pass", "absorb"]
-
-
-class NoGradientError(Exception):
-    """Raised by a rule for a form of its operator that it cannot differentiate.
-
-    The engine catches it, so that all such nodes of a model are reported together.
-
-    Args:
-        reason: why, as it will stand in brackets after the node's name, e.g. ``"'axes' is computed at run time"``.
-    """
-
-    def __init__(self, reason: str) -> None:
-        super().__init__(reason)
-        self.reason = reason
-
-
-@dataclass(frozen=True)
-class Entry:
-    """A registered rule.
-
-    Attributes:
-        function: the rule itself.
-        op_type: the operator's name.
-        domain: the operator's domain, empty for ai.onnx.
-        since: first opset version of that domain the rule is written for.
-        factor: what the rule does with a constant factor of the gradients it is given. Rules are linear, so a factor
-            may wait: ``pass`` leaves it to the results, for rules that cost next to nothing; ``absorb`` promises to
-            multiply by ``op.factor`` on the way; with ``apply`` the gradients are multiplied before the rule runs.
-        fixed: indices of inputs that never get a gradient although they may be floating point: hyperparameters and
-            statistics, such as the ratio of Dropout. What only such an input reads is not a parameter.
-        settings: indices of inputs that get a gradient only where they are computed, such as the statistics of
-            BatchNormalization: those in the file are settings of the model and not parameters.
-    """
-
-    function: Rule
-    op_type: str
-    domain: str
-    since: int
-    fixed: frozenset[int]
-    factor: Factor
-    settings: frozenset[int] = frozenset()
-
-
-_RULES: dict[tuple[str, str], list[Entry]] = {}
+__all__ = [
+    "NON_DIFFERENTIABLE",
+    "ZERO_DERIVATIVE",
+    "Entry",
+    "Factor",
+    "NoGradientError",
+    "collect",
+    "entries",
+    "lookup",
+    "rule",
+]
 
 _SAMPLE = "a random sample has no derivative"
 _QUANTISED = "quantised arithmetic has no useful derivative"
@@ -126,57 +84,16 @@ ZERO_DERIVATIVE: frozenset[str] = frozenset(
 )
 
 
-def rule(
-    op_type: str,
-    since: int = 1,
-    domain: str = "",
-    fixed: Iterable[int] = (),
-    factor: Factor = "apply",
-    settings: Iterable[int] = (),
-) -> Callable[[Rule], Rule]:
-    """Register the decorated function as the gradient rule of an operator; decorators may be stacked.
-
-    The function gets the op builder, the forward node and the gradients of the node's outputs (None where an output
-    got none) and returns one gradient, or None, for each of the node's inputs. It may read the node's inputs and
-    outputs: what it reads has to be kept (or recomputed) until the backward pass, so it should read what is small or
-    kept anyway.
-
-    Args:
-        op_type: the operator's name.
-        since: first opset version the rule is written for.
-        domain: the operator's domain, empty for ai.onnx.
-        fixed: see :class:`Entry`.
-        factor: see :class:`Entry`.
-        settings: see :class:`Entry`.
-
-    Raises:
-        ValueError: the same operator and version was registered before.
-    """
-
-    def register(function: Rule) -> Rule:
-        entries = _RULES.setdefault((domain, op_type), [])
-        if any(entry.since == since for entry in entries):
-            raise ValueError(f"two gradient rules for {op_type} since {since} in domain '{domain}'")
-        entries.append(Entry(function, op_type, domain, since, frozenset(fixed), factor, frozenset(settings)))
-        entries.sort(key=lambda entry: entry.since, reverse=True)
-        return function
-
-    return register
-
-
 def lookup(op_type: str, version: int, domain: str = "") -> Entry | None:
     """Return the rule for an operator at an opset version, or None."""
     collect()
-    for entry in _RULES.get((domain, op_type), ()):
-        if entry.since <= version:
-            return entry
-    return None
+    return gradients.find(op_type, version, domain)
 
 
 def entries() -> list[Entry]:
     """Return all rules, by domain, operator and version."""
     collect()
-    return sorted((entry for group in _RULES.values() for entry in group), key=lambda e: (e.domain, e.op_type, e.since))
+    return gradients.entries()
 
 
 @functools.cache

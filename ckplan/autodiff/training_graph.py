@@ -17,6 +17,7 @@ from ckplan.autodiff.breaks import breaks, listed
 from ckplan.autodiff.builder import Builder
 from ckplan.autodiff.control_flow.chunks import Chunks, prepare_recurrences
 from ckplan.autodiff.engine import backpropagate
+from ckplan.autodiff.inline import inline_functions
 from ckplan.autodiff.loss_scale import add_loss_scale
 from ckplan.autodiff.names import floating_tensors
 from ckplan.autodiff.objective import add_objective
@@ -182,6 +183,7 @@ def build_training_graph(
     ordered = [gradients[str(value.name)] for value in parameters] + [gradients[name] for name in retained]
     prune(graph, [*results, *ordered, *running.values()])
     anchors.remove()
+    inline_functions(model, wanted)
     settle_sums(op, accumulation)
     merge_twins(model)
     for parameter in parameters:

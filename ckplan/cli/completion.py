@@ -15,9 +15,9 @@ _BREAKS = ":="
 
 def strategies(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Strategies, and behind ``name:`` their options."""
-    from ckplan.planner.strategies import STRATEGIES
+    from ckplan.planner.strategies import strategies
 
-    return choices(STRATEGIES, incomplete)
+    return choices(strategies(), incomplete)
 
 
 def optimizers(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:

@@ -13,13 +13,13 @@ from ckplan.cli.terminal import show, show_json
 @talk_options
 def command(as_json: bool) -> None:
     """List the planning strategies and their options."""
-    from ckplan.planner.strategies import STRATEGIES
+    from ckplan.planner.strategies import strategies
 
     if as_json:
         from ckplan.report import json
 
-        show_json(json.strategies(STRATEGIES))
+        show_json(json.strategies(strategies()))
     else:
         from ckplan.report import listings
 
-        show(listings.strategies(STRATEGIES))
+        show(listings.strategies(strategies()))

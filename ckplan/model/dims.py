@@ -18,7 +18,7 @@ import difflib
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import onnx_ir as ir
 
@@ -41,12 +41,14 @@ class Binding:
         reference: input name -> its shape with the file's own numbers where the user overrode them; empty when
             nothing static was overridden. Needed to find numbers of the old size baked into the graph.
         old_batch, new_batch: the leading dimension that was overridden, equal when none was.
+        sizes: dimension name -> its size.
     """
 
     notes: tuple[str, ...]
     reference: Mapping[str, tuple[int, ...]]
     old_batch: int = 1
     new_batch: int = 1
+    sizes: Mapping[str, int] = field(default_factory=dict)
 
 
 def bind(graph: ir.Graph, dims: Mapping[str, int], shapes: Mapping[str, Sequence[int]]) -> Binding:
@@ -105,7 +107,7 @@ def bind(graph: ir.Graph, dims: Mapping[str, int], shapes: Mapping[str, Sequence
     if old != new:
         _follow(inputs, shapes, declared, old, new, notes)
     changed = any(reference.get(_name(v)) not in (None, tuple(v.shape or ())) for v in inputs)
-    return Binding(tuple(notes), reference if changed else {}, old, new)
+    return Binding(tuple(notes), reference if changed else {}, old, new, sizes)
 
 
 def _declared(value: ir.Value) -> tuple[int | str, ...] | None:

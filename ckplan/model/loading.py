@@ -13,6 +13,7 @@ from ckplan.errors import ModelError
 from ckplan.model.cleanup import drop_no_ops, tidy
 from ckplan.model.constants import hoist
 from ckplan.model.contrib import adopt, expand_nested
+from ckplan.model.declared import declare, declared_shapes
 from ckplan.model.dims import Binding, bind
 from ckplan.model.fold import Sweep, sweep
 from ckplan.model.infer import static_shape
@@ -29,7 +30,8 @@ class ForwardModel:
     """A forward model in normal form.
 
     Attributes:
-        model: opset >= 21, IR version >= 10, no local functions, no initializer among the inputs, constants folded;
+        model: opset >= 21, IR version >= 10, no initializer among the inputs, constants folded, no local functions but
+            those that have a gradient rule of their own;
             every node of the main graph has a unique name, every tensor a type and a static shape.
         path: where it was read from.
         notes: defaults that were chosen, sizes that were rebound, where shapes came from; one line each.
@@ -79,6 +81,7 @@ def normalise(
     own_notes = forget_training(model)
     hoist(model)
     adopt(model)
+    declared = declared_shapes(model)
     binding = bind(model.graph, dict(dims or {}), dict(shapes or {}))
     _forget_shapes(model)
     old_opset = model.graph.opset_imports.get("", MINIMUM_OPSET)
@@ -89,6 +92,8 @@ def normalise(
     tidy(model)
 
     reference, shapes_before = _at_own_size(model, binding)
+    if reference is None:  # else they are those of the file's own sizes
+        declare(model, declared, binding.sizes)
     repair = Rebatch(binding.old_batch, binding.new_batch, shapes_before)
     state = sweep(model, repair)
     expanded = state.expanded
@@ -147,10 +152,10 @@ def _at_own_size(model: ir.Model, binding: Binding) -> tuple[ir.Model | None, di
 
 
 def _infer_whole(model: ir.Model) -> None:
-    """Whole-graph inference sees into nested graphs, which inference by node does not."""
+    """Whole-graph inference sees into nested graphs and local functions, which inference by node does not."""
     from onnx_ir.passes.common import ShapeInferencePass
 
-    if any(True for _ in model.graph.subgraphs()):
+    if model.functions or any(True for _ in model.graph.subgraphs()):
         ShapeInferencePass(check_type=False, strict_mode=False, data_prop=True)(model)
 
 

@@ -8,6 +8,7 @@ import onnx_ir as ir
 
 from ckplan.errors import ModelError
 from ckplan.model.converted import put_right
+from ckplan.operators.gradients import find
 
 if TYPE_CHECKING:
     import onnx
@@ -24,6 +25,9 @@ _KEEP_BYTES = 1024
 
 def lift(model: ir.Model) -> tuple[ir.Model, tuple[str, ...]]:
     """Inline local functions and raise the default opset to at least 21, the IR version to at least 10.
+
+    A function that has a gradient rule stays one node, and stays among the model's functions with those that it calls,
+    so that the rule finds it; `ckplan.autodiff.inline.inline_functions` puts its body in its place.
 
     The weights do not pass through the converter: they go as typed graph inputs and are put back by name, so that
     models above protobuf's 2 GB are converted too and external data stays where it is.
@@ -46,18 +50,36 @@ def lift(model: ir.Model) -> tuple[ir.Model, tuple[str, ...]]:
                 graph.opset_imports[""] = NEWEST_OPSET
             return model, (f"labelled opset {NEWEST_OPSET}, since nothing in it needs {version}",)
         return model, ()
+    own = _with_rules(model)
+    inlined = len(model.functions) - len(own)
+    for identifier in own:
+        del model.functions[identifier]
     lifted = _through_proto(model, version)
+    lifted.functions.update(own)
     put_right(lifted, version)
     lifted.ir_version = max(model.ir_version or 0, MINIMUM_IR_VERSION)
     lifted.producer_name, lifted.producer_version = model.producer_name, model.producer_version
     lifted.metadata_props.update(model.metadata_props)
     lifted.graph.metadata_props.update(model.graph.metadata_props)
     notes = []
-    if model.functions:
-        notes.append(f"{len(model.functions)} local function(s) inlined")
+    if inlined:
+        notes.append(f"{inlined} local function(s) inlined")
     if version < MINIMUM_OPSET:
         notes.append(f"converted from opset {version} to {MINIMUM_OPSET}")
     return lifted, tuple(notes)
+
+
+def _with_rules(model: ir.Model) -> dict[ir.OperatorIdentifier, ir.Function]:
+    """The functions of a model that a gradient rule is registered for, and those that they call."""
+    imports = model.graph.opset_imports
+    pending = [key for key in model.functions if find(key[1], imports.get(key[0], 1), key[0]) is not None]
+    found: dict[ir.OperatorIdentifier, ir.Function] = {}
+    while pending:
+        key = pending.pop()
+        if key in model.functions and key not in found:
+            found[key] = model.functions[key]
+            pending.extend(node.op_identifier() for node in found[key].all_nodes())
+    return found
 
 
 def _fits(model: ir.Model, version: int) -> bool:

@@ -8,11 +8,9 @@ import onnx_ir as ir
 
 from ckplan.errors import EnvironmentUnavailableError, ModelError
 from ckplan.keys import NOT_EXPANDED
-from ckplan.model.contrib import MICROSOFT
+from ckplan.model.declared import is_own
 from ckplan.model.execute import execute, random_inputs
 from ckplan.model.infer import is_known
-
-_KNOWN_DOMAINS = ("", "ai.onnx", "ai.onnx.ml", "ai.onnx.preview.training", MICROSOFT)
 
 
 def unknown_values(graph: ir.Graph) -> list[ir.Value]:
@@ -44,6 +42,7 @@ def learn(model: ir.Model) -> tuple[str, ...]:
     if not unknown:
         return ()
     reason = ""
+    own = next((node for node in model.graph.all_nodes() if is_own(node)), None)
     try:
         _learn(model, unknown)
     except EnvironmentUnavailableError:
@@ -59,7 +58,9 @@ def learn(model: ir.Model) -> tuple[str, ...]:
         raise ModelError(
             f"the shape of {len(left)} value(s) is unknown, first the output of {name}, and onnxruntime cannot run the "
             f"model ({reason or 'no shape came back'})",
-            "give input shapes that the model accepts with --shape",
+            "give input shapes that the model accepts with --shape"
+            if own is None
+            else f"give the library of the kernels of {own.domain} with --custom-ops",
         )
     return (f"the shapes of {len(unknown)} value(s) come from a run in onnxruntime, first '{unknown[0].name}'",)
 
@@ -70,10 +71,12 @@ def _blame_operator(node: ir.Node) -> None:
     reason = node.metadata_props.get(NOT_EXPANDED)
     if reason is not None:
         raise ModelError(f"{what} of {node.domain} is not supported: {reason}")
-    if node.domain not in _KNOWN_DOMAINS:
+    if is_own(node):
         raise ModelError(
-            f"{what} is unknown: neither ONNX nor onnxruntime defines operators of domain '{node.domain}'",
-            "export its definition with the model, as a function of standard operators",
+            f"the output of {what} has no shape: the file declares none for the sizes asked for, and neither ONNX nor "
+            f"onnxruntime defines operators of domain '{node.domain}'",
+            "export the model with the shapes of its values, or give the library of the operator's kernels with "
+            "--custom-ops",
         )
 
 

@@ -5,7 +5,10 @@ A strategy is a frozen dataclass: its fields are its options, its ``solve`` make
 
 from __future__ import annotations
 
+from typing import TypeVar
+
 from ckplan.choices import parse_choice
+from ckplan.extensions import load_group
 from ckplan.planner.strategies.auto import Auto
 from ckplan.planner.strategies.base import Strategy
 from ckplan.planner.strategies.chen import Chen
@@ -40,9 +43,34 @@ STRATEGIES: tuple[type[Strategy], ...] = (
     Exact,
     Auto,
 )
-"""Every strategy; the tests hold each of them to the same properties."""
+"""Every strategy of ckplan; the tests hold each of them to the same properties."""
 
-__all__ = ["STRATEGIES", "Strategy", "parse_strategy"]
+GROUP = "ckplan.strategies"
+"""Entry points of installed packages: strategies of theirs."""
+
+__all__ = ["STRATEGIES", "Strategy", "parse_strategy", "register_strategy", "strategies"]
+
+S = TypeVar("S", bound=type[Strategy])
+_OTHERS: list[type[Strategy]] = []
+
+
+def register_strategy(kind: S) -> S:
+    """Make a strategy known by its name; a class decorator.
+
+    Raises:
+        ValueError: another strategy has that name.
+    """
+    if any(known.name == kind.name for known in (*STRATEGIES, *_OTHERS)):
+        raise ValueError(f"two strategies are called `{kind.name}`")
+    _OTHERS.append(kind)
+    return kind
+
+
+def strategies() -> tuple[type[Strategy], ...]:
+    """Every strategy: those of ckplan, those of installed packages, those that were registered."""
+    installed = [kind for _, kind in load_group(GROUP)]
+    others = {kind.name: kind for kind in (*installed, *_OTHERS)}
+    return (*STRATEGIES, *others.values())
 
 
 def parse_strategy(text: str) -> Strategy:
@@ -53,4 +81,4 @@ def parse_strategy(text: str) -> Strategy:
     Raises:
         UsageError: no such strategy or field, or the value does not fit the field.
     """
-    return parse_choice(text, STRATEGIES, "strategy")
+    return parse_choice(text, strategies(), "strategy")

@@ -1,0 +1,98 @@
+"""What installed packages add through entry points, and what is said when they cannot be loaded."""
+
+from __future__ import annotations
+
+import sys
+from importlib.metadata import EntryPoint
+
+import pytest
+
+from ckplan import extensions
+from ckplan.autodiff.registry import collect, lookup
+from ckplan.errors import EnvironmentUnavailableError
+from ckplan.operators import gradients
+from ckplan.planner import strategies
+from ckplan.planner.strategies import parse_strategy
+from ckplan.planner.strategies.keep_all import KeepAll
+
+RULES = """
+from ckplan import rule
+
+@rule("Fancy", domain="my.ops")
+def fancy(op, node, dy):
+    return [op.Mul(dy[0], 2.0)]
+"""
+STRATEGY = """
+from dataclasses import dataclass
+from typing import ClassVar
+from ckplan.planner.strategies import Strategy
+
+@dataclass(frozen=True)
+class Twice(Strategy):
+    name: ClassVar[str] = "twice"
+    times: int = 2
+
+    def schedules(self, problem):
+        yield range(len(problem.ops))
+"""
+
+
+@pytest.fixture
+def package(tmp_path, monkeypatch):
+    """A package `added` with a distribution beside it, as pip leaves one, on the path for the time of a test."""
+
+    def install(source, group, entry):
+        (tmp_path / "added.py").write_text(source, encoding="utf-8")
+        info = tmp_path / "added-1.0.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text("Metadata-Version: 2.1\nName: added\nVersion: 1.0\n", encoding="utf-8")
+        (info / "entry_points.txt").write_text(f"[{group}]\n{entry}\n", encoding="utf-8")
+        monkeypatch.syspath_prepend(tmp_path)
+        extensions.load_group.cache_clear()
+
+    collect()
+    monkeypatch.setattr(gradients, "_RULES", {key: list(found) for key, found in gradients._RULES.items()})
+    yield install
+    extensions.load_group.cache_clear()
+    sys.modules.pop("added", None)
+
+
+def test_rules_of_an_installed_package(package):
+    assert lookup("Fancy", 1, "my.ops") is None
+    package(RULES, gradients.GROUP, "fancy = added")
+    assert lookup("Fancy", 1, "my.ops") is not None
+    assert "Fancy" in {entry.op_type for entry in gradients.entries()}
+
+
+def test_strategies_of_an_installed_package(package):
+    package(STRATEGY, strategies.GROUP, "twice = added:Twice")
+    assert str(parse_strategy("twice:times=3")) == "twice:times=3"
+    assert [kind.name for kind in strategies.strategies()][-1] == "twice"
+
+
+def test_a_registered_strategy(monkeypatch):
+    monkeypatch.setattr(strategies, "_OTHERS", [])
+
+    @strategies.register_strategy
+    class AsItIs(KeepAll):
+        """Nothing is recomputed."""
+
+        name = "as-it-is"
+
+    assert isinstance(parse_strategy("as-it-is"), AsItIs)
+    with pytest.raises(ValueError, match="two strategies are called `as-it-is`"):
+        strategies.register_strategy(AsItIs)
+
+
+def test_what_cannot_be_loaded_is_named(package):
+    package("import nothing_of_this_name\n", gradients.GROUP, "broken = added")
+    with pytest.raises(
+        EnvironmentUnavailableError, match=r"`added`, which added registers as `broken`.*uninstall added"
+    ):
+        lookup("Fancy", 1, "my.ops")
+
+
+def test_an_entry_point_without_a_distribution_is_named_too():
+    point = EntryPoint(name="gone", value="gone_module", group="ckplan.rules")
+    with pytest.raises(EnvironmentUnavailableError, match="an installed package registers as `gone`"):
+        extensions._loaded(point)
