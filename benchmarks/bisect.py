@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.workloads import Workload
-from ckplan.answers.planning import Goal, rewrite
 from ckplan.meter import Bisection, smallest_arena
 from ckplan.model import save
+from ckplan.pipeline import Goal, rewrite, step_of
 from ckplan.planner.strategies import parse_strategy
 from sample_models.catalogue import BUILDERS, SMALL
 from sample_models.light_models import light_model
@@ -69,7 +69,7 @@ def bisections(workload: Workload) -> Iterator[tuple[str, Bisection]]:
         for strategy in STRATEGIES:
             goal = Goal(share=SHARE) if strategy.startswith("auto") else Goal()
             path = folder / f"{strategy.partition(':')[0]}.onnx"
-            save(rewrite(training.model, parse_strategy(strategy), goal).model, path)
+            save(rewrite(step_of(training), parse_strategy(strategy), goal).model, path)
             yield strategy.partition(":")[0], smallest_arena(path, device="cpu")
 
 

@@ -20,14 +20,14 @@ from typing import Any
 import numpy as np
 
 import ckplan
-from ckplan.answers.analysis import expected_timeline
-from ckplan.answers.planning import Goal, rewrite
 from ckplan.errors import InfeasibleError
 from ckplan.meter import measure
 from ckplan.model import save
+from ckplan.pipeline import Goal, rewrite, step_of
 from ckplan.planner.frontier import Effort, lowest
 from ckplan.planner.peak import peak_of
 from ckplan.planner.strategies import parse_strategy
+from ckplan.runtime.executed import expected_timeline
 
 TOLERANCE = 0.02
 COUNT = 10
@@ -45,7 +45,7 @@ def cases(path: Path, batch: int, strategy: str) -> Iterator[dict[str, Any]]:
     for budget in np.linspace(base, low, COUNT).astype(int).tolist():
         case: dict[str, Any] = {"model": path.stem, "budget": budget}
         try:
-            planned = rewrite(model, parse_strategy(strategy), Goal(budget=budget))
+            planned = rewrite(step_of(model), parse_strategy(strategy), Goal(budget=budget))
         except InfeasibleError as error:
             yield {**case, "outcome": "refused", "reason": str(error)}
             continue

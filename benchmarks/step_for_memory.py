@@ -15,10 +15,10 @@ import tempfile
 from pathlib import Path
 
 from benchmarks.workloads import WORKLOADS, Workload
-from ckplan.answers.planning import Goal, rewrite
 from ckplan.meter import Verification, verify
 from ckplan.meter.costs import measured_costs
 from ckplan.model import save
+from ckplan.pipeline import Goal, rewrite, step_of
 from ckplan.planner.strategies import parse_strategy
 
 MODELS = ("light_resnet50", "unet", "gpt")
@@ -43,11 +43,11 @@ def measured(workload: Workload, overheads: list[float], cost: str, runs: int) -
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         model = workload.training_graph(folder).model
-        costs = measured_costs(model) if cost == "measured" else None
+        costs = measured_costs(model) if cost == "measured" else {}
         base = folder / "base.onnx"
-        save(rewrite(model, parse_strategy("none"), costs=costs).model, base)
+        save(rewrite(step_of(model, costs=costs), parse_strategy("none")).model, base)
         for number, overhead in enumerate(overheads):
-            made = rewrite(model, parse_strategy("auto"), Goal(overhead=overhead), costs)
+            made = rewrite(step_of(model, costs=costs), parse_strategy("auto"), Goal(overhead=overhead))
             new = folder / f"{number}.onnx"
             save(made.model, new)
             found = verify(base, new, runs=runs)

@@ -48,6 +48,20 @@ def parse_share(text: str) -> float:
     return float(match[1]) / 100
 
 
+def parse_budget(text: str) -> int | float:
+    """Read a budget: bytes (``512MiB``), or a percentage as a ratio (``40%`` is 0.4).
+
+    Raises:
+        UsageError: the text is neither.
+    """
+    return parse_share(text) if text.rstrip().endswith("%") else parse_bytes(text)
+
+
+def spell_budget(budget: int | float) -> str:
+    """The inverse of `parse_budget`: exact bytes, or a percentage."""
+    return f"{100 * budget:.10g}%" if isinstance(budget, float) else str(budget)
+
+
 def format_bytes(count: float) -> str:
     """Write a byte count for people, in binary units: ``format_bytes(1536) == "1.5 KiB"``."""
     size, sign = abs(count), "-" if count < 0 else ""

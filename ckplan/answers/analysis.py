@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING
 
-import onnx_ir as ir
-
 from ckplan.errors import CkplanError
-from ckplan.planner import Kind, Plan, Problem, Timeline, bottlenecks, live_at, lower_bound, simulate
+from ckplan.pipeline import Goal, Step
+from ckplan.planner import Kind, Plan, Problem, Timeline, bottlenecks, lower_bound
 from ckplan.planner.strategies import STRATEGIES, Strategy
 from ckplan.planner.strategies.auto import Auto
 from ckplan.planner.strategies.exact import Exact
 from ckplan.planner.strategies.revolve import Revolve
 from ckplan.planner.strategies.search import Search
-from ckplan.runtime import problem_of
-from ckplan.runtime.executed import executed_model, executed_orders, executed_timeline
-from ckplan.runtime.sizes import shape_classes
+from ckplan.runtime.occupancy import Occupancy
+from ckplan.runtime.sizes import dimensions_of
 
 if TYPE_CHECKING:
-    from ckplan.autodiff import TrainingGraph
+    import onnx_ir as ir
 
 _QUICK: dict[str, Strategy] = {Revolve.name: Revolve(stages=60, slots=100), Auto.name: Auto(steps=0)}
 """Settings at which a strategy gives a good idea of itself in a second or a few."""
@@ -91,58 +89,40 @@ class Analysis:
 
 
 def analyze(
-    graph: TrainingGraph | ir.Model,
+    step: Step,
     strategies: Sequence[Strategy] | None = None,
     budget: int | float | None = None,
     progress: Callable[[str], None] = lambda doing: None,
 ) -> Analysis:
-    """Find out where the memory of a training step, or of any other graph, goes and what each strategy would save.
+    """Find out where the memory of a step goes and what each strategy would save.
 
     Args:
-        graph: the training graph; or a model in normal form, which is planned as it is.
+        step: what to look at.
         strategies: what to try; by default all but those that only search longer, slow ones at a coarser setting.
         budget: what the plans must not exceed: bytes of activations, or (a float) a ratio of what the step takes.
         progress: is told what is being done.
     """
-    model, trained, loss = (graph, {}, "") if isinstance(graph, ir.Model) else _parts(graph)
-    problem = problem_of(model)
-    order = executed_orders(list(model.graph), executed_model(model))[0]
-    values = _values(model)
-    # As onnxruntime runs it, dead buffers included that its planner holds for later tensors of the same shape.
-    shapes = shape_classes(model.graph, problem)
-    base = simulate(problem, order, shapes)
+    problem, base = step.problem, step.baseline
     tried = quick_strategies() if strategies is None else strategies
-    limit = int(budget * base.peak_activations) if isinstance(budget, float) else budget
+    limit = Goal.of(budget).bytes(base)
     offers = []
     for number, strategy in enumerate(tried, start=1):
         progress(f"planning with `{strategy}`, {number} of {len(tried)}")
         offers.append(offer(problem, strategy, limit))
-    gradients = [values[name] for name in trained.values()]
+    values = {str(value.name): value for node in step.model.graph for value in node.outputs}
+    gradients = [] if step.training is None else [values[name] for name in step.training.gradients.values()]
     return Analysis(
         nodes=(len(problem.forward), len(problem.backward)),
-        opset=model.opset_imports[""],
-        parameters=(len(gradients), sum(prod(_shape(value)) for value in gradients)),
-        loss=loss,
+        opset=step.model.opset_imports[""],
+        parameters=(len(gradients), sum(prod(dimensions_of(value) or ()) for value in gradients)),
+        loss="" if step.training is None else step.training.description,
         bytes={kind: sum(tensor.bytes for tensor in problem.tensors if tensor.kind is kind) for kind in Kind},
         base=base,
-        at_peak=tuple(_facts(problem, values, tensor) for tensor, _ in live_at(problem, order, base.peak_step)),
+        at_peak=_at_peak(step.occupancy),
         bottlenecks=tuple(_facts(problem, values, tensor) for tensor in bottlenecks(problem)),
         lower_bound=lower_bound(problem)[0],
         offers=tuple(offers),
     )
-
-
-def _parts(training: TrainingGraph) -> tuple[ir.Model, dict[str, str], str]:
-    return training.model, training.gradients, training.description
-
-
-def expected_timeline(model: ir.Model) -> Timeline:
-    """The simulated timeline of what onnxruntime makes of a file under default session options.
-
-    Raises:
-        ModelError: onnxruntime does not load the model.
-    """
-    return executed_timeline(executed_model(model))
 
 
 def quick_strategies() -> list[Strategy]:
@@ -158,22 +138,23 @@ def offer(problem: Problem, strategy: Strategy, budget: int | None) -> Offer:
         return Offer(str(strategy), None, error.message)
 
 
-def _values(model: ir.Model) -> dict[str, ir.Value]:
-    """All values that nodes of the main graph make, by name."""
-    return {str(value.name): value for node in model.graph for value in node.outputs}
+def _at_peak(occupancy: Occupancy) -> tuple[TensorFacts, ...]:
+    """The tensors in the buffers that are alive at the peak, largest first."""
+    steps, peak = occupancy.timeline.steps, occupancy.timeline.peak_step
+    found = []
+    for _, buffer in occupancy.alive(peak) if steps else []:
+        span = buffer.at(peak)
+        maker = steps[span.step]
+        found.append(TensorFacts(span.tensor, span.shape or (), buffer.bytes, maker.op, span.op_type, maker.backward))
+    return tuple(found)
 
 
-def _shape(value: ir.Value) -> tuple[int, ...]:
-    """The sizes of a value; a training graph has static shapes."""
-    return tuple(size for size in value.shape or () if isinstance(size, int))
-
-
-def _facts(problem: Problem, values: dict[str, ir.Value], tensor: int) -> TensorFacts:
+def _facts(problem: Problem, values: Mapping[str, ir.Value], tensor: int) -> TensorFacts:
     value = values[problem.tensors[tensor].name]
     node = value.producer()
     return TensorFacts(
         name=problem.tensors[tensor].name,
-        shape=_shape(value),
+        shape=dimensions_of(value) or (),
         bytes=problem.tensors[tensor].bytes,
         producer=str(node.name) if node else "",
         op_type=node.op_type if node else "",

@@ -13,7 +13,8 @@ from ckplan.answers.patterns import patterns
 from ckplan.errors import UsageError
 from ckplan.model.costs import node_cost
 from ckplan.model.traits import why_only_once
-from ckplan.planner import Kind, Plan, Problem, Step
+from ckplan.pipeline import Step
+from ckplan.planner import Kind, Moment, Plan, Problem
 from ckplan.planner.alternatives import Copy, copies_of, keeping_instead, recomputed_with, recomputing_instead
 from ckplan.planner.plan import make_plan
 from ckplan.runtime.sizes import dimensions_of
@@ -142,31 +143,21 @@ class Explanation:
     notes: tuple[str, ...] = ()
 
 
-def explain(
-    model: ir.Model,
-    problem: Problem,
-    plan: Plan,
-    name: str,
-    *,
-    training: TrainingGraph | None = None,
-    forward: Callable[[], ir.Model] | None = None,
-) -> Explanation:
+def explain(step: Step, plan: Plan, name: str) -> Explanation:
     """Explain what a plan does with a tensor.
 
     Args:
-        model: the graph that was planned.
-        problem: its numbers, node positions as op ids.
+        step: what was planned.
         plan: the plan.
-        name: a tensor of the graph, or a node, which stands for its first output; also a tensor of ``forward`` that
-            has another name in the graph.
-        training: what is known of the graph if it is a training graph.
-        forward: gives the model as it is in the file, whose names a user knows.
+        name: a tensor of the graph, or a node, which stands for its first output; also a tensor of the model as it
+            came that has another name in the graph.
 
     Raises:
         UsageError: there is no such tensor.
     """
+    problem, model, training = step.problem, step.model, step.training
     ids = {tensor.name: index for index, tensor in enumerate(problem.tensors)}
-    found, notes = _named(name, ids, model, forward)
+    found, notes = _named(name, ids, model, step.original)
     tensor = ids[found]
     nodes = list(model.graph)
     producer = problem.producer[tensor]
@@ -213,7 +204,7 @@ def only_once(model: ir.Model) -> dict[str, list[str]]:
 
 
 def _named(
-    name: str, ids: Mapping[str, int], model: ir.Model, forward: Callable[[], ir.Model] | None
+    name: str, ids: Mapping[str, int], model: ir.Model, original: Callable[[], ir.Model]
 ) -> tuple[str, list[str]]:
     """The tensor that a name means, and what was found out on the way.
 
@@ -226,19 +217,17 @@ def _named(
         if node.name == name and node.outputs and node.outputs[0].name in ids:
             made = str(node.outputs[0].name)
             return made, [f"'{name}' is a node; this is about '{made}', which it makes"]
-    known: dict[str, ir.Value] = {}
-    if forward is not None:
-        graph = forward().graph
-        known = {str(value.name): value for node in graph for value in node.outputs if value.name}
-        known |= {str(key): value for key, value in graph.initializers.items()}
-        value: ir.Value | None = known.get(name)
-        passed: list[str] = []
-        while value is not None and (maker := value.producer()) is not None and maker.op_type in _PASSING:
-            passed.append(maker.op_type)
-            value = maker.inputs[0]
-            if value is not None and value.name in ids:
-                through = " and ".join(dict.fromkeys(passed))
-                return str(value.name), [f"'{name}' is '{value.name}' in this graph, as {through} gave way"]
+    graph = original().graph
+    known = {str(value.name): value for node in graph for value in node.outputs if value.name}
+    known |= {str(key): value for key, value in graph.initializers.items()}
+    value: ir.Value | None = known.get(name)
+    passed: list[str] = []
+    while value is not None and (maker := value.producer()) is not None and maker.op_type in _PASSING:
+        passed.append(maker.op_type)
+        value = maker.inputs[0]
+        if value is not None and value.name in ids:
+            through = " and ".join(dict.fromkeys(passed))
+            return str(value.name), [f"'{name}' is '{value.name}' in this graph, as {through} gave way"]
     if name in known:
         raise UsageError(
             f"tensor '{name}' of the model is not in the graph that is planned: it is constant, or was replaced when "
@@ -291,7 +280,7 @@ def _lives(
     def use(step: int | None) -> Use | None:
         if step is None:
             return None
-        moment: Step = plan.predicted.steps[step]
+        moment: Moment = plan.predicted.steps[step]
         return Use(step, moment.op, nodes[schedule[step]].op_type, moment.backward, moment.recomputed)
 
     if problem.producer[problem.view_root[tensor]] < 0:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from math import prod
@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 from ckplan.answers.analysis import Analysis
 from ckplan.answers.patterns import patterns
+from ckplan.pipeline import Step
 from ckplan.planner import Kind, Plan, Problem
-from ckplan.runtime import problem_of
 from ckplan.runtime.occupancy import Occupancy, Role, executed_occupancy, occupancy
 from ckplan.runtime.sizes import dimensions_of
 
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     import onnx_ir as ir
 
     from ckplan.answers.pareto import Pareto
-    from ckplan.autodiff import TrainingGraph
     from ckplan.comparison import Comparison
     from ckplan.meter import Verification
 
@@ -162,18 +161,13 @@ class Findings:
     comparison: Comparison | None = None
 
 
-def contents_of(model: ir.Model, training: TrainingGraph | None = None) -> Contents:
-    """What a graph holds besides activations.
-
-    Args:
-        model: the graph.
-        training: what is known of it if it is a training graph.
-    """
-    problem = problem_of(model)
+def contents_of(step: Step) -> Contents:
+    """What a graph holds besides activations."""
+    problem, training = step.problem, step.training
     sizes = {kind: sum(tensor.bytes for tensor in problem.tensors if tensor.kind is kind) for kind in Kind}
     trained = (0, 0)
     if training is not None:
-        values = {value.name: value for node in model.graph for value in node.outputs}
+        values = {value.name: value for node in step.model.graph for value in node.outputs}
         gradients = [dimensions_of(values[name]) or () for name in training.gradients.values()]
         trained = len(gradients), sum(map(prod, gradients))
     return Contents(
@@ -187,16 +181,15 @@ def contents_of(model: ir.Model, training: TrainingGraph | None = None) -> Conte
     )
 
 
-def chosen(model: ir.Model, plan: Plan, budget: int | None = None, costs: Mapping[str, float] | None = None) -> Chosen:
+def chosen(step: Step, plan: Plan, budget: int | None = None) -> Chosen:
     """What a plan does, block by block.
 
     Args:
-        model: the graph that the plan was made for.
+        step: what the plan was made for.
         plan: its schedule.
         budget: bytes of activations not to exceed.
-        costs: seconds of nodes by name, where others than the analytic ones count.
     """
-    problem = problem_of(model).with_costs(costs or {})
+    problem, model = step.problem, step.model
     decisions = _decisions(problem, plan.schedule, model)
     blocks, layers = [], []
     for pattern in patterns(model):  # the layers come first

@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from ckplan.answers.analysis import Offer, expected_timeline, offer, quick_strategies
+from ckplan.answers.analysis import Offer, offer, quick_strategies
+from ckplan.pipeline import Step
 from ckplan.planner import Plan, Timeline, lower_bound
 from ckplan.planner.frontier import Effort, frontier, knee, undominated
 from ckplan.planner.plan import make_plan
 from ckplan.planner.strategies import Strategy
 from ckplan.planner.strategies.base import one_more_forward
-from ckplan.runtime import problem_of
-
-if TYPE_CHECKING:
-    import onnx_ir as ir
 
 _STEPS = 8
 """Schedules that are tried to improve each point of the frontier."""
@@ -48,24 +44,21 @@ class Pareto:
 
 
 def pareto(
-    model: ir.Model,
+    step: Step,
     strategies: Sequence[Strategy] | None = None,
     *,
-    costs: Mapping[str, float] | None = None,
     seconds: float | None = None,
     progress: Callable[[str], None] = lambda doing: None,
 ) -> Pareto:
     """Find the frontier of peak against overhead.
 
     Args:
-        model: a training graph, or any other graph.
+        step: what to plan.
         strategies: whose own plans to add; by default every strategy, slow ones at a coarser setting.
-        costs: seconds of nodes by name, where others than the analytic ones are to count.
         seconds: how long to search; what was found until then is returned.
         progress: called with what is being done, in words.
     """
-    base = expected_timeline(model)
-    problem = problem_of(model).with_costs(costs or {})
+    problem = step.problem
     effort = Effort(_STEPS, deadline=math.inf if seconds is None else time.monotonic() + seconds)
     progress("finding the lowest peak")
     schedules = frontier(
@@ -87,7 +80,7 @@ def pareto(
     best = undominated(problem, [*named, *schedules])
     points = [named.get(tuple(schedule)) or make_plan(problem, NAME, schedule) for schedule in best]
     return Pareto(
-        base=base,
+        base=step.baseline,
         points=tuple(points),
         knee=best.index(knee(problem, best)),
         offers=tuple(offers),

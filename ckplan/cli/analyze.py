@@ -3,33 +3,33 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import click
 
 from ckplan.cli.options import (
     budget_option,
     html_options,
-    inference_option,
     json_option,
     model_argument,
-    shape_options,
+    step_options,
     strategies_option,
     talk_options,
-    training_options,
     verbose_option,
 )
 from ckplan.cli.page import analysis_page, check_page
 from ckplan.cli.planning import shown_plan
+from ckplan.cli.sections import SectionedCommand
+from ckplan.cli.step import opened
 from ckplan.cli.terminal import details, show, show_json, stage
-from ckplan.cli.training import subject
+
+if TYPE_CHECKING:
+    from ckplan.pipeline import StepOptions
 
 
-@click.command("analyze", short_help="Show where the memory of a training step goes.")
+@click.command("analyze", cls=SectionedCommand, short_help="Show where the memory of a training step goes.")
 @model_argument
-@inference_option
-@shape_options
-@training_options
+@step_options
 @strategies_option
 @budget_option
 @html_options
@@ -43,7 +43,7 @@ def command(
     page: Path | None,
     force: bool,
     as_json: bool,
-    **options: Any,
+    asked: StepOptions,
 ) -> None:
     """Show where the memory of a training step of MODEL goes, and what each strategy would save.
 
@@ -57,18 +57,18 @@ def command(
     from ckplan.planner.strategies import parse_strategy
 
     tried = [parse_strategy(text) for text in strategies] or None
-    planned = subject(model, **options)
+    step = opened(model, asked)
     with stage("simulating the step") as doing:
-        analysis = analyze(planned.training or planned.model, tried, budget, doing)
+        analysis = analyze(step, tried, budget, doing)
     details(f"`{one.strategy}` makes no plan: {one.reason}" for one in analysis.offers if one.plan is None)
     shown = shown_plan(analysis.offers)
-    kept = None if shown is None else chosen(planned.model, shown)
+    kept = None if shown is None else chosen(step, shown)
     if page is not None:
-        analysis_page(page, force, model.name, planned, analysis)
+        analysis_page(page, force, step, analysis)
     if as_json:
         from ckplan.report import json
 
-        show_json(json.analysis(model, analysis, planned.notes, kept))
+        show_json(json.analysis(model, analysis, step.notes, kept))
     else:
         from ckplan.report import text
         from ckplan.report.blocks import blocks

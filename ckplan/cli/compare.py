@@ -26,6 +26,7 @@ from ckplan.cli.options import (
 )
 from ckplan.cli.output import check_output
 from ckplan.cli.page import check_page, comparison_title, write_page
+from ckplan.cli.sections import SectionedCommand
 from ckplan.cli.terminal import annotate, notes, show, show_json, stage
 from ckplan.errors import CkplanError, EnvironmentUnavailableError, UsageError
 
@@ -36,7 +37,7 @@ _PATH = click.Path(path_type=Path)
 _OUTPUTS = ("save_baseline", "markdown", "junit", "page")
 
 
-@click.command("compare", short_help="Fail if a model takes more memory than before.")
+@click.command("compare", cls=SectionedCommand, short_help="Fail if a model takes more memory than before.")
 @click.argument("base", type=_PATH, required=False)
 @click.argument("head", type=_PATH, required=False)
 @click.option(

@@ -5,11 +5,12 @@ from __future__ import annotations
 import click
 
 from ckplan.cli.options import json_option, talk_options
+from ckplan.cli.sections import SectionedCommand
 from ckplan.cli.terminal import show, show_json, stage
 from ckplan.errors import EnvironmentUnavailableError
 
 
-@click.command("doctor", short_help="Say which devices, meters and extras work here.")
+@click.command("doctor", cls=SectionedCommand, short_help="Say which devices, meters and extras work here.")
 @json_option
 @talk_options
 def command(as_json: bool) -> None:

@@ -3,37 +3,37 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import click
 
 from ckplan.cli.options import (
     cost_option,
     device_option,
-    inference_option,
     json_option,
     model_argument,
     plan_file_option,
     planning_options,
-    shape_options,
+    step_options,
     talk_options,
-    training_options,
     verbose_option,
 )
-from ckplan.cli.terminal import notes, show, show_json, stage
-from ckplan.cli.training import subject
+from ckplan.cli.sections import SectionedCommand
+from ckplan.cli.step import opened
+from ckplan.cli.terminal import notes, show, show_json
+
+if TYPE_CHECKING:
+    from ckplan.pipeline import StepOptions
 
 
-@click.command("explain", short_help="Say why a tensor is kept or recomputed.")
+@click.command("explain", cls=SectionedCommand, short_help="Say why a tensor is kept or recomputed.")
 @model_argument
 @click.argument("tensor")
 @planning_options
 @plan_file_option
 @cost_option
 @device_option
-@inference_option
-@shape_options
-@training_options
+@step_options
 @json_option
 @verbose_option
 @talk_options
@@ -48,7 +48,7 @@ def command(
     cost: str,
     device: str,
     as_json: bool,
-    **options: Any,
+    asked: StepOptions,
 ) -> None:
     """Say why a plan of MODEL keeps TENSOR or makes it again, what that costs, and what the opposite would lead to.
 
@@ -56,23 +56,16 @@ def command(
     in its training graph, or of a node, which stands for what it makes.
     """
     from ckplan.answers.explanation import explain
-    from ckplan.answers.planning import plan_graph
-    from ckplan.cli.planning import costs_of, goal_of, read_plan, tell
-    from ckplan.model.read import read
+    from ckplan.cli.planning import planned, tell
+    from ckplan.pipeline import Goal
     from ckplan.planner.strategies import parse_strategy
-    from ckplan.runtime import problem_of
 
-    wanted, goal = parse_strategy(strategy), goal_of(budget, overhead, seconds)
-    planned = subject(model, **options)
-    costs = None if plan_file else costs_of(planned.model, cost, device)
-    with stage("planning"):
-        if plan_file is None:
-            problem, plan, _ = plan_graph(planned.model, wanted, goal, costs)
-        else:
-            problem, plan = problem_of(planned.model), read_plan(plan_file, planned.model)
-        found = explain(planned.model, problem, plan, tensor, training=planned.training, forward=lambda: read(model))
+    wanted, goal = parse_strategy(strategy), Goal.of(budget, overhead, seconds)
+    step = opened(model, asked, cost="flops" if plan_file else cost, device=device)
+    plan = planned(step, wanted, goal, plan_file).plan
+    found = explain(step, plan, tensor)
     notes(found.notes)
-    said = [*planned.notes, *tell(plan, planned.model), *found.notes]
+    said = [*step.notes, *tell(plan, step), *found.notes]
     if as_json:
         from ckplan.report.explanation import explanation_json
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -11,23 +11,25 @@ from ckplan.cli.options import (
     json_option,
     model_argument,
     output_options,
-    shape_options,
     talk_options,
-    training_options,
+    training_step_options,
 )
 from ckplan.cli.output import check_output
+from ckplan.cli.sections import SectionedCommand
+from ckplan.cli.step import opened
 from ckplan.cli.terminal import show, show_json, stage
-from ckplan.cli.training import training_graph
+
+if TYPE_CHECKING:
+    from ckplan.pipeline import StepOptions
 
 
-@click.command("grad", short_help="Write a training graph: forward, loss and gradients.")
+@click.command("grad", cls=SectionedCommand, short_help="Write a training graph: forward, loss and gradients.")
 @model_argument
 @output_options
-@shape_options
-@training_options
+@training_step_options
 @json_option
 @talk_options
-def command(model: Path, output: Path, force: bool, as_json: bool, **options: Any) -> None:
+def command(model: Path, output: Path, force: bool, as_json: bool, asked: StepOptions) -> None:
     """Write the training graph of MODEL: forward, loss and gradients.
 
     The file computes the loss and one gradient per parameter out of standard ONNX operators. Parameters are
@@ -36,13 +38,15 @@ def command(model: Path, output: Path, force: bool, as_json: bool, **options: An
     check_output(output, force, model)
     from ckplan.model import save
 
-    training, notes = training_graph(model, **options)
+    step = opened(model, asked)
+    training = step.training
+    assert training is not None  # there is no --inference here
     with stage(f"writing {output.name}"):
-        save(training.model, output, force=force)
+        save(step.model, output, force=force)
     if as_json:
         from ckplan.report import json
 
-        show_json(json.gradients(training, output, notes))
+        show_json(json.gradients(training, output, step.notes))
     else:
         from ckplan.report import text
 

@@ -9,13 +9,14 @@ import click
 
 from ckplan.cli.options import force_option, json_option, model_argument, run_options, shape_options, talk_options
 from ckplan.cli.output import check_output
+from ckplan.cli.sections import SectionedCommand
 from ckplan.cli.terminal import notes, show, show_json, stage
 from ckplan.errors import CkplanError, UsageError
 
 _PATH = click.Path(path_type=Path)
 
 
-@click.command("measure", short_help="Run any ONNX file; show its memory and time by node.")
+@click.command("measure", cls=SectionedCommand, short_help="Run any ONNX file; show its memory and time by node.")
 @model_argument
 @run_options
 @shape_options

@@ -5,10 +5,11 @@ from __future__ import annotations
 import click
 
 from ckplan.cli.options import json_option, talk_options
+from ckplan.cli.sections import SectionedCommand
 from ckplan.cli.terminal import show, show_json
 
 
-@click.command("ops", short_help="List the operators that can be differentiated.")
+@click.command("ops", cls=SectionedCommand, short_help="List the operators that can be differentiated.")
 @json_option
 @talk_options
 def command(as_json: bool) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import partial, wraps
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -12,7 +12,7 @@ import click
 from ckplan.cli import completion
 from ckplan.cli.terminal import Settings
 from ckplan.errors import UsageError
-from ckplan.units import parse_bytes, parse_share
+from ckplan.units import parse_budget, parse_share
 
 F = TypeVar("F", bound=Callable[..., Any])
 Decorator = Callable[[F], F]
@@ -24,6 +24,19 @@ def _stack(*decorators: Callable[[Any], Any]) -> Decorator[Any]:
     def apply(function: Any) -> Any:
         for decorator in reversed(decorators):
             function = decorator(function)
+        return function
+
+    return apply
+
+
+def _section(title: str, *decorators: Callable[[Any], Any]) -> Decorator[Any]:
+    """Options that stand under a heading of their own in the help; see `ckplan.cli.sections`."""
+
+    def apply(function: Any) -> Any:
+        before = len(getattr(function, "__click_params__", ()))
+        function = _stack(*decorators)(function)
+        for option in function.__click_params__[before:]:
+            option.section = title
         return function
 
     return apply
@@ -64,12 +77,25 @@ def read_shapes(ctx: click.Context, param: click.Parameter, values: Sequence[str
     }
 
 
+def _gathered(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A command that gets its options about the step as one value, ``asked``."""
+
+    @wraps(function)
+    def command(*arguments: Any, **options: Any) -> Any:
+        from ckplan.pipeline import StepOptions
+
+        own = {name: options.pop(name) for name in _STEP if name in options}
+        return function(*arguments, asked=StepOptions.of(**own), **options)
+
+    return command
+
+
 def read_budget(ctx: click.Context, param: click.Parameter, value: str | None) -> int | float | None:
     """``"512MiB"`` to bytes, ``"40%"`` to the ratio 0.4."""
     try:
         if value is None:
             return None
-        return parse_share(value) if value.rstrip().endswith("%") else parse_bytes(value)
+        return parse_budget(value)
     except UsageError as error:
         raise click.BadParameter(str(error), ctx, param) from error
 
@@ -110,7 +136,8 @@ html_options = _stack(html_option, force_option)
 
 picture_options = _stack(click.option("-o", "--output", type=_PATH, metavar="OUT", help="File to write."), force_option)
 
-talk_options = _stack(
+talk_options = _section(
+    "Messages",
     click.option(
         "-q", "--quiet", is_flag=True, expose_value=False, callback=partial(_set, name="quiet"),
         help="No notes and no progress on stderr.",
@@ -132,7 +159,8 @@ verbose_option = click.option(
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON with exact bytes.")
 
-shape_options = _stack(
+shape_options = _section(
+    "Sizes",
     click.option(
         "--dim", "dims", multiple=True, metavar="NAME=N", callback=read_dims,
         help="Size of a named dimension, such as batch=8. Repeatable.",
@@ -143,7 +171,8 @@ shape_options = _stack(
     ),
 )  # fmt: skip
 
-training_options = _stack(
+_objective_options = _section(
+    "What is differentiated",
     click.option(
         "--loss", multiple=True, metavar="LOSS",
         help="What to minimise: an output, or cross-entropy, mse, sum, mean or sum-of-squares of the first output, or "
@@ -181,6 +210,10 @@ training_options = _stack(
         help="Multiply gradients by S in the backward pass and divide them by it at its end, in float32; 'input' makes "
         "S an input, loss_scale.",
     ),
+)  # fmt: skip
+
+_training_step_options = _section(
+    "Training",
     click.option(
         "--training", is_flag=True,
         help="Use the training forms of BatchNormalization (statistics of the batch; new running statistics are "
@@ -211,10 +244,28 @@ training_options = _stack(
     ),
 )  # fmt: skip
 
+training_options = _stack(_objective_options, _training_step_options)
+
 inference_option = click.option(
     "--inference", is_flag=True,
     help="Plan MODEL as it is, without loss and gradients: a model that is only run, or any other graph.",
 )  # fmt: skip
+
+
+def _names(*decorators: Callable[[Any], Any]) -> frozenset[str]:
+    """The names of the options that decorators add."""
+
+    def bare() -> None: ...
+
+    return frozenset(option.name for option in _stack(*decorators)(bare).__click_params__)
+
+
+_STEP = _names(inference_option, shape_options, training_options)
+"""The options about the step, which a command gets as one value."""
+
+step_options = _stack(_gathered, inference_option, shape_options, training_options)
+
+training_step_options = _stack(_gathered, shape_options, training_options)
 
 budget_option = click.option(
     "--budget", metavar="SIZE|PERCENT", callback=read_budget,
@@ -236,7 +287,8 @@ time_limit_option = click.option(
     help="How long to search for a plan. Ctrl-C ends the search as well, with the best plan so far.",
 )  # fmt: skip
 
-planning_options = _stack(
+planning_options = _section(
+    "Plan",
     strategy_option,
     budget_option,
     click.option(
@@ -261,7 +313,8 @@ cost_option = click.option(
     help="What a node costs: from its shapes, or from a profiled run on the device, kept in the user's cache.",
 )  # fmt: skip
 
-run_options = _stack(
+run_options = _section(
+    "Runs",
     device_option,
     click.option(
         "--inputs", type=_PATH, metavar="NPZ", help="Arrays to feed, by input name. Default: random, from the seed."

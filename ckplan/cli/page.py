@@ -14,10 +14,9 @@ if TYPE_CHECKING:
     from ckplan.answers.analysis import Analysis
     from ckplan.answers.findings import Chosen
     from ckplan.answers.pareto import Pareto
-    from ckplan.answers.planning import Planned
-    from ckplan.cli.training import Subject
     from ckplan.comparison import Comparison
     from ckplan.meter import Verification
+    from ckplan.pipeline import Planned, Step
 
 
 def check_page(page: Path | None, force: bool, *others: Path) -> None:
@@ -65,22 +64,17 @@ def write_page(page: Path, force: bool, title: str, **found: Any) -> None:
         write_text(render(Findings(title=title, command=command, environment=ran, **found)), page, force=force)
 
 
-def analysis_page(page: Path, force: bool, title: str, subject: Subject, analysis: Analysis) -> None:
+def analysis_page(page: Path, force: bool, step: Step, analysis: Analysis) -> None:
     """Write the page of an analysis."""
     from ckplan.answers.findings import contents_of
-    from ckplan.runtime.occupancy import ordered_occupancy
 
-    with stage("laying out memory"):
-        contents = contents_of(subject.model, subject.training)
-        before = ordered_occupancy(subject.model)
-    write_page(page, force, title, notes=tuple(subject.notes), contents=contents, before=before, analysis=analysis)
+    contents = contents_of(step)
+    write_page(page, force, step.name, notes=step.notes, contents=contents, before=step.occupancy, analysis=analysis)
 
 
 def plan_page(
     page: Path,
     force: bool,
-    title: str,
-    subject: Subject,
     made: Planned,
     *,
     plan: Chosen,
@@ -94,9 +88,7 @@ def plan_page(
     Args:
         page: the file.
         force: whether it may be overwritten.
-        title: what the page is about.
-        subject: what was planned.
-        made: the plan and the file (`ckplan.planning.Planned`).
+        made: the plan and the file.
         plan: what the plan does.
         notes: what was said on the way.
         analysis: bottlenecks and the like, if they were looked for.
@@ -104,19 +96,15 @@ def plan_page(
         verification: what both files did when they ran, if they did.
     """
     from ckplan.answers.findings import contents_of
-    from ckplan.runtime.occupancy import executed_occupancy
 
-    with stage("laying out memory"):
-        contents = contents_of(subject.model, subject.training)
-        before, after = executed_occupancy(subject.model), executed_occupancy(made.model)
     write_page(
         page,
         force,
-        title,
+        made.step.name,
         notes=tuple(notes),
-        contents=contents,
-        before=before,
-        after=after,
+        contents=contents_of(made.step),
+        before=made.step.occupancy,
+        after=made.occupancy,
         plan=plan,
         analysis=analysis,
         pareto=pareto,

@@ -3,40 +3,40 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import click
 
 from ckplan.cli.options import (
     cost_option,
     device_option,
-    inference_option,
     json_option,
     model_argument,
     picture_options,
-    shape_options,
+    step_options,
     strategies_option,
     talk_options,
     time_limit_option,
-    training_options,
     verbose_option,
 )
 from ckplan.cli.output import check_output
+from ckplan.cli.sections import SectionedCommand
+from ckplan.cli.step import opened
 from ckplan.cli.terminal import details, notes, show, show_json, stage
-from ckplan.cli.training import subject
 from ckplan.errors import UsageError
 
+if TYPE_CHECKING:
+    from ckplan.pipeline import StepOptions
 
-@click.command("pareto", short_help="Show what each saved byte costs in compute.")
+
+@click.command("pareto", cls=SectionedCommand, short_help="Show what each saved byte costs in compute.")
 @model_argument
 @picture_options
 @strategies_option
 @time_limit_option
 @cost_option
 @device_option
-@inference_option
-@shape_options
-@training_options
+@step_options
 @json_option
 @verbose_option
 @talk_options
@@ -49,7 +49,7 @@ def command(
     cost: str,
     device: str,
     as_json: bool,
-    **options: Any,
+    asked: StepOptions,
 ) -> None:
     """Show the frontier of peak memory against extra compute, and where every strategy stands to it.
 
@@ -64,19 +64,18 @@ def command(
             )
         check_output(output, force, model)
     from ckplan.answers.pareto import pareto
-    from ckplan.cli.planning import costs_of
     from ckplan.model.saving import write_text
     from ckplan.planner.strategies import parse_strategy
 
     tried = [parse_strategy(text) for text in strategies] or None
-    planned = subject(model, **options)
-    costs = costs_of(planned.model, cost, device)
+    step = opened(model, asked, cost=cost, device=device)
     with stage("planning") as tell:
-        found = pareto(planned.model, tried, costs=costs, seconds=seconds, progress=tell)
+        found = pareto(step, tried, seconds=seconds, progress=tell)
     details(f"`{one.strategy}` makes no plan: {one.reason}" for one in found.offers if one.plan is None)
+    said = list(step.notes)
     if found.interrupted:
-        planned.notes.append("the search was interrupted; this is what was found until then")
-        notes(planned.notes[-1:])
+        said.append("the search was interrupted; this is what was found until then")
+        notes(said[-1:])
     if output is not None:
         from ckplan.report import svg
 
@@ -84,7 +83,7 @@ def command(
     if as_json:
         from ckplan.report import json
 
-        show_json(json.pareto(model, output, found, planned.notes))
+        show_json(json.pareto(model, output, found, said))
     else:
         from ckplan.report.pareto import pareto as reported
 

@@ -3,37 +3,37 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import click
 
 from ckplan.cli.options import (
     cost_option,
     device_option,
-    inference_option,
     json_option,
     model_argument,
     output_options,
     planning_options,
-    shape_options,
+    step_options,
     talk_options,
-    training_options,
     verbose_option,
 )
 from ckplan.cli.output import check_output
-from ckplan.cli.terminal import show, show_json, stage
-from ckplan.cli.training import subject
+from ckplan.cli.sections import SectionedCommand
+from ckplan.cli.step import opened
+from ckplan.cli.terminal import show, show_json
+
+if TYPE_CHECKING:
+    from ckplan.pipeline import StepOptions
 
 
-@click.command("plan", short_help="Write a memory plan for a training step as JSON.")
+@click.command("plan", cls=SectionedCommand, short_help="Write a memory plan for a training step as JSON.")
 @model_argument
 @output_options
 @planning_options
 @cost_option
 @device_option
-@inference_option
-@shape_options
-@training_options
+@step_options
 @json_option
 @verbose_option
 @talk_options
@@ -48,7 +48,7 @@ def command(
     cost: str,
     device: str,
     as_json: bool,
-    **options: Any,
+    asked: StepOptions,
 ) -> None:
     """Plan the training step of MODEL and write the plan as JSON.
 
@@ -57,24 +57,23 @@ def command(
     """
     check_output(output, force, model)
     from ckplan.answers.findings import chosen
-    from ckplan.answers.planning import plan_graph
-    from ckplan.cli.planning import costs_of, goal_of, tell
+    from ckplan.cli.planning import planned, tell
     from ckplan.model.saving import write_text
+    from ckplan.pipeline import Goal
     from ckplan.planner.strategies import parse_strategy
     from ckplan.report.blocks import blocks, blocks_json
     from ckplan.report.untrusted import json_text
 
-    wanted, goal = parse_strategy(strategy), goal_of(budget, overhead, seconds)
-    planned = subject(model, **options)
-    costs = costs_of(planned.model, cost, device)
-    with stage("planning"):
-        _, plan, before = plan_graph(planned.model, wanted, goal, costs)
-    tell(plan, planned.model)
+    wanted, goal = parse_strategy(strategy), Goal.of(budget, overhead, seconds)
+    step = opened(model, asked, cost=cost, device=device)
+    made = planned(step, wanted, goal)
+    plan = made.plan
+    tell(plan, step)
     write_text(json_text(plan.to_json(), indent=1) + "\n", output, force=force)
-    kept = chosen(planned.model, plan, goal.bytes(before), costs)
+    kept = chosen(step, plan, made.budget)
     if as_json:
         show_json({**plan.to_json(), "blocks": blocks_json(kept)})
     else:
         from ckplan.report import text
 
-        show(text.page(text.rewritten(output, plan, before, plan.predicted), blocks(kept)))
+        show(text.page(text.rewritten(output, plan, made.before, made.after), blocks(kept)))

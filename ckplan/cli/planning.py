@@ -1,4 +1,4 @@
-"""From the options of a command to a goal, and from a plan to what is said about it."""
+"""From the options of a command to a planned step, and from a plan to what is said about it."""
 
 from __future__ import annotations
 
@@ -11,43 +11,30 @@ from ckplan.cli.terminal import details, notes, settings, stage
 from ckplan.errors import ModelError
 
 if TYPE_CHECKING:
-    import onnx_ir as ir
-
     from ckplan.answers.analysis import Offer
-    from ckplan.answers.planning import Goal
+    from ckplan.pipeline import Goal, Planned, Step
     from ckplan.planner import Plan
+    from ckplan.planner.strategies import Strategy
 
 
-def goal_of(budget: int | float | None, overhead: float | None, seconds: float | None) -> Goal:
-    """The goal that the options ask for; a budget that is a float is a ratio."""
-    from ckplan.answers.planning import Goal
+def planned(step: Step, strategy: Strategy, goal: Goal, plan_file: Path | None = None) -> Planned:
+    """Plan a step as the options ask for it, or take the plan of a file."""
+    from ckplan.pipeline import rewrite, rewrite_as
 
-    if isinstance(budget, float):
-        return Goal(share=budget, overhead=overhead, seconds=seconds)
-    return Goal(budget=budget, overhead=overhead, seconds=seconds)
-
-
-def costs_of(model: ir.Model, cost: str, device: str) -> dict[str, float] | None:
-    """Seconds of each node as ``--cost`` asks for them, None for the analytic ones."""
-    if cost == "flops":
-        return None
-    from ckplan.meter.costs import measured_costs
-
-    with stage("measuring what nodes cost"):
-        return measured_costs(model, device)
+    with stage("planning"):
+        return rewrite(step, strategy, goal) if plan_file is None else rewrite_as(step, read_plan(plan_file, step))
 
 
-def tell(plan: Plan, model: ir.Model) -> list[str]:
-    """Say on stderr what the user should know about the plan of a graph; returns what was said.
+def tell(plan: Plan, step: Step) -> list[str]:
+    """Say on stderr what the user should know about the plan of a step; returns what was said.
 
     With ``--verbose`` reasons are given first.
     """
     if settings().verbose:
         from ckplan.answers.explanation import only_once
         from ckplan.report.explanation import reasons
-        from ckplan.runtime import problem_of
 
-        details(reasons(only_once(model), problem_of(model), plan))
+        details(reasons(only_once(step.model), step.problem, plan))
     said = []
     if plan.interrupted:
         said.append("the search was interrupted; this is the best plan until then")
@@ -67,14 +54,13 @@ def shown_plan(offers: Sequence[Offer]) -> Plan | None:
     return next(iter(named), None) or min(plans, key=lambda plan: plan.predicted.peak_activations, default=None)
 
 
-def read_plan(path: Path, model: ir.Model) -> Plan:
-    """Read a plan file for a graph.
+def read_plan(path: Path, step: Step) -> Plan:
+    """Read a plan file for a step.
 
     Raises:
         ModelError: the file is no plan, or one for another graph.
     """
     from ckplan.planner import plan_from_json
-    from ckplan.runtime import problem_of
 
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
@@ -84,4 +70,4 @@ def read_plan(path: Path, model: ir.Model) -> Plan:
         raise ModelError(f"'{path}' is not JSON: {error}", "make a plan with `ckplan plan`") from error
     if not isinstance(data, dict) or not isinstance(data.get("schedule"), list):
         raise ModelError(f"'{path}' is not a plan: it has no schedule", "make one with `ckplan plan`")
-    return plan_from_json(problem_of(model), data)
+    return plan_from_json(step.problem, data)

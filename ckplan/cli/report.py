@@ -4,37 +4,37 @@ from __future__ import annotations
 
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import click
 
 from ckplan.cli.options import (
     cost_option,
-    inference_option,
     json_option,
     model_argument,
     output_options,
     planning_options,
     run_options,
-    shape_options,
+    step_options,
     talk_options,
-    training_options,
     verbose_option,
 )
 from ckplan.cli.page import check_page, plan_page
 from ckplan.cli.proof import check, run_both
+from ckplan.cli.sections import SectionedCommand
+from ckplan.cli.step import opened
 from ckplan.cli.terminal import show, show_json, stage
-from ckplan.cli.training import subject
+
+if TYPE_CHECKING:
+    from ckplan.pipeline import StepOptions
 
 
-@click.command("report", short_help="Write a page that shows a plan, for a browser.")
+@click.command("report", cls=SectionedCommand, short_help="Write a page that shows a plan, for a browser.")
 @model_argument
 @output_options
 @planning_options
 @cost_option
-@inference_option
-@shape_options
-@training_options
+@step_options
 @click.option("--pareto", "with_frontier", is_flag=True, help="Find the frontier of memory against compute, too.")
 @click.option("--verify", "with_proof", is_flag=True, help="Run the planned file and the one without a plan; compare.")
 @run_options
@@ -56,7 +56,7 @@ def command(
     seed: int,
     cost: str,
     as_json: bool,
-    **options: Any,
+    asked: StepOptions,
 ) -> None:
     """Plan the training step of MODEL as `ckplan rewrite` does, and write what comes out as a page for a browser.
 
@@ -67,33 +67,30 @@ def command(
     from ckplan.answers.analysis import analyze
     from ckplan.answers.findings import chosen
     from ckplan.answers.pareto import pareto
-    from ckplan.answers.planning import rewrite
-    from ckplan.cli.planning import costs_of, goal_of, tell
+    from ckplan.cli.planning import planned, tell
     from ckplan.model import save
+    from ckplan.pipeline import Goal
     from ckplan.planner.strategies import parse_strategy
 
-    wanted, goal = parse_strategy(strategy), goal_of(budget, overhead, seconds)
-    planned = subject(model, **options)
-    costs = costs_of(planned.model, cost, device)
+    wanted, goal = parse_strategy(strategy), Goal.of(budget, overhead, seconds)
+    step = opened(model, asked, cost=cost, device=device)
+    made = planned(step, wanted, goal)
     with stage("planning") as doing:
-        made = rewrite(planned.model, wanted, goal, costs)
-        frontier = pareto(planned.model, costs=costs, seconds=seconds, progress=doing) if with_frontier else None
-        analysis = analyze(planned.training or planned.model, [])
-    notes = [*planned.notes, *tell(made.plan, planned.model)]
+        frontier = pareto(step, seconds=seconds, progress=doing) if with_frontier else None
+        analysis = analyze(step, [])
+    notes = [*step.notes, *tell(made.plan, step)]
     found = None
     if with_proof:
         with tempfile.TemporaryDirectory() as folder:
             base, new = (Path(folder) / f"{model.stem} {which} a plan.onnx" for which in ("without", "with"))
-            save(planned.model, base)
+            save(step.model, base)
             save(made.model, new)
             found = run_both(base, new, device=device, inputs=inputs, seed=seed)
     plan_page(
         output,
         force,
-        model.name,
-        planned,
         made,
-        plan=chosen(planned.model, made.plan, goal.bytes(made.before), costs),
+        plan=chosen(step, made.plan, made.budget),
         notes=notes,
         analysis=analysis,
         pareto=frontier,
@@ -102,7 +99,7 @@ def command(
     if as_json:
         from ckplan.report import json
 
-        show_json(json.reported(output, made.plan, made.before, made.after, notes, found))
+        show_json(json.reported(made, output, notes, found))
     else:
         from ckplan.report import text
         from ckplan.report.verification import summary

@@ -4,41 +4,41 @@ from __future__ import annotations
 
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import click
 
 from ckplan.cli.options import (
     cost_option,
     html_option,
-    inference_option,
     json_option,
     model_argument,
     output_options,
     plan_file_option,
     planning_options,
     run_options,
-    shape_options,
+    step_options,
     talk_options,
-    training_options,
     verbose_option,
 )
 from ckplan.cli.output import check_output
 from ckplan.cli.page import check_page, plan_page
 from ckplan.cli.proof import check, run_both
+from ckplan.cli.sections import SectionedCommand
+from ckplan.cli.step import opened
 from ckplan.cli.terminal import show, show_json, stage
-from ckplan.cli.training import subject
+
+if TYPE_CHECKING:
+    from ckplan.pipeline import StepOptions
 
 
-@click.command("rewrite", short_help="Write a training graph with a memory plan built in.")
+@click.command("rewrite", cls=SectionedCommand, short_help="Write a training graph with a memory plan built in.")
 @model_argument
 @output_options
 @planning_options
 @plan_file_option
 @cost_option
-@inference_option
-@shape_options
-@training_options
+@step_options
 @click.option("--verify", "with_proof", is_flag=True, help="Run the planned file and the one without a plan; compare.")
 @run_options
 @html_option
@@ -61,7 +61,7 @@ def command(
     cost: str,
     page: Path | None,
     as_json: bool,
-    **options: Any,
+    asked: StepOptions,
 ) -> None:
     """Write the training graph of MODEL with a memory plan built in; with --inference, MODEL itself.
 
@@ -71,42 +71,36 @@ def command(
     check_output(output, force, model)
     check_page(page, force, model, output)
     from ckplan.answers.findings import chosen
-    from ckplan.answers.planning import rewrite, rewrite_as
-    from ckplan.cli.planning import costs_of, goal_of, read_plan, tell
+    from ckplan.cli.planning import planned, tell
     from ckplan.model import save
+    from ckplan.pipeline import Goal
     from ckplan.planner.strategies import parse_strategy
 
-    wanted, goal = parse_strategy(strategy), goal_of(budget, overhead, seconds)
-    planned = subject(model, **options)
-    costs = None if plan_file else costs_of(planned.model, cost, device)
-    with stage("planning"):
-        if plan_file is None:
-            made = rewrite(planned.model, wanted, goal, costs)
-        else:
-            made = rewrite_as(planned.model, read_plan(plan_file, planned.model))
-    plan, before, after = made.plan, made.before, made.after
-    notes = [*planned.notes, *tell(plan, planned.model)]
+    wanted, goal = parse_strategy(strategy), Goal.of(budget, overhead, seconds)
+    step = opened(model, asked, cost="flops" if plan_file else cost, device=device)
+    made = planned(step, wanted, goal, plan_file)
+    notes = [*step.notes, *tell(made.plan, step)]
     with stage(f"writing {output.name}"):
         save(made.model, output, force=force)
-    kept = chosen(planned.model, plan, goal.bytes(before), costs)
+    kept = chosen(step, made.plan, made.budget)
     found = None
     if with_proof:
         with tempfile.TemporaryDirectory() as folder:
             base = Path(folder) / f"{model.stem} without a plan.onnx"
-            save(planned.model, base)
+            save(step.model, base)
             found = run_both(base, output, device=device, inputs=inputs, seed=seed)
     if page is not None:
-        plan_page(page, force, model.name, planned, made, plan=kept, notes=notes, verification=found)
+        plan_page(page, force, made, plan=kept, notes=notes, verification=found)
     if as_json:
         from ckplan.report import json
 
-        show_json(json.rewritten(planned.training, output, plan, before, after, notes, found, kept))
+        show_json(json.rewritten(made, output, notes, found, kept))
     else:
         from ckplan.report import text
         from ckplan.report.blocks import blocks
         from ckplan.report.verification import verification
 
-        parts = [text.rewritten(output, plan, before, after), blocks(kept)]
+        parts = [text.rewritten(output, made.plan, made.before, made.after), blocks(kept)]
         show(text.page(*parts, *([] if found is None else [verification(found)])))
     if found is not None:
         check(found)

@@ -9,12 +9,13 @@ import click
 from ckplan.cli.options import html_options, json_option, run_options, talk_options
 from ckplan.cli.page import check_page, files_page
 from ckplan.cli.proof import check, run_both
+from ckplan.cli.sections import SectionedCommand
 from ckplan.cli.terminal import show, show_json
 
 _PATH = click.Path(path_type=Path)
 
 
-@click.command("verify", short_help="Run two training files; compare memory, time, numbers.")
+@click.command("verify", cls=SectionedCommand, short_help="Run two training files; compare memory, time, numbers.")
 @click.argument("base", type=_PATH)
 @click.argument("new", type=_PATH)
 @run_options

@@ -1,45 +1,38 @@
-"""From a file and its settings to the graph that onnxruntime would be given."""
+"""From a file and its settings to the step that a snapshot is taken of."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import onnx_ir as ir
 
-from ckplan.autodiff import add_optimizer, build_training_graph, parse_optimizer
-from ckplan.comparison.settings import TRAINING, Settings
+from ckplan.comparison.settings import Settings
 from ckplan.comparison.snapshot import Fingerprint
 from ckplan.errors import UsageError
 from ckplan.keys import GRADIENTS, PLAN
-from ckplan.model import load
 from ckplan.model.read import read
-
-Progress = Callable[[str], None]
+from ckplan.pipeline import Step, open_step
+from ckplan.pipeline.step import Progress
 
 
 @dataclass(frozen=True)
-class Graph:
-    """A graph to take a snapshot of.
+class Subject:
+    """What a snapshot is taken of.
 
     Attributes:
-        model: the graph.
+        step: the step.
         fingerprint: which model it is of.
-        planned: whether a plan is to be made for it; otherwise it is taken as it is.
-        ready_made: whether ckplan wrote the file, so that no settings apply.
-        notes: what was chosen on the way.
+        ready_made: whether ckplan wrote the file, so that it is taken as it is and no settings apply.
     """
 
-    model: ir.Model
+    step: Step
     fingerprint: Fingerprint
-    planned: bool
     ready_made: bool
-    notes: tuple[str, ...]
 
 
-def graph_of(path: Path, settings: Settings, progress: Progress = lambda doing: None) -> Graph:
+def subject_of(path: Path, settings: Settings, progress: Progress = lambda doing: None) -> Subject:
     """Read a model and differentiate it, unless it is a training graph or a planned file already or is not trained.
 
     Args:
@@ -56,20 +49,9 @@ def graph_of(path: Path, settings: Settings, progress: Progress = lambda doing: 
     fingerprint = fingerprint_of(model)
     if made_by_ckplan(model):
         _refuse_settings(path, settings)
-        return Graph(model, fingerprint, False, True, (f"{path.name} was made by ckplan and is taken as it is",))
-    forward = load(path, dims=settings.dims, shapes=settings.shapes, training=settings.option("training"))
-    if settings.inference:
-        return Graph(forward.model, fingerprint, False, False, forward.notes)
-    progress(f"differentiating {path.name}")
-    objective = {name: settings.option(name) for name in TRAINING if name not in ("optimizer", "clip_norm")}
-    training = build_training_graph(forward.model, **objective)
-    optimizer, clip_norm = settings.option("optimizer"), settings.option("clip_norm")
-    if optimizer is not None:
-        training = add_optimizer(training, parse_optimizer(optimizer), clip_norm)
-    elif clip_norm is not None:
-        raise UsageError("`clip-norm` clips what an optimizer gets, and there is none", "name an optimizer")
-    notes = (*forward.notes, f"the loss is {training.description}", *training.notes)
-    return Graph(training.model, fingerprint, True, False, notes)
+        note = f"{path.name} was made by ckplan and is taken as it is"
+        return Subject(Step(path.name, model, notes=(note,)), fingerprint, True)
+    return Subject(open_step(path, settings.step, progress), fingerprint, False)
 
 
 def made_by_ckplan(model: ir.Model) -> bool:

@@ -9,14 +9,16 @@ from pathlib import Path
 from typing import Any
 
 from ckplan.comparison.files import Sides, is_json, read_snapshots
-from ckplan.comparison.graphs import Progress, fingerprint_of
+from ckplan.comparison.graphs import fingerprint_of
 from ckplan.comparison.judging import Check, Comparison, Limits, judge
-from ckplan.comparison.settings import Settings, spell_options, unknown
+from ckplan.comparison.settings import Settings, unknown
 from ckplan.comparison.snapshot import Fingerprint, Snapshot
 from ckplan.comparison.taking import take
 from ckplan.comparison.versions import ckplan_version, onnxruntime_version
 from ckplan.errors import CkplanError, ModelError, UsageError
 from ckplan.model.read import read
+from ckplan.pipeline.options import spell_options
+from ckplan.pipeline.step import Progress
 
 
 @dataclass(frozen=True)

@@ -3,102 +3,16 @@
 from __future__ import annotations
 
 import difflib
-import shlex
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from ckplan.errors import UsageError
+from ckplan.pipeline.goal import Goal
+from ckplan.pipeline.options import READERS, Reader, StepOptions, read_text, spell_options
+from ckplan.units import parse_budget, spell_budget
 
-Reader = Callable[[Any], Any]
-
-
-def _text(value: Any) -> str:
-    if not isinstance(value, str):
-        raise ValueError("a string")
-    return value
-
-
-def _flag(value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise ValueError("true or false")
-    return value
-
-
-def _number(value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ValueError("a number")
-    return float(value)
-
-
-def _size(value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise ValueError("a whole number, zero or more")
-    return value
-
-
-def _texts(value: Any) -> tuple[str, ...]:
-    if isinstance(value, str):
-        return (value,)
-    if not isinstance(value, list | tuple) or not all(isinstance(item, str) for item in value):
-        raise ValueError("a string or a list of strings")
-    return tuple(value)
-
-
-def _chunks(value: Any) -> int | str:
-    if value == "sqrt":
-        return "sqrt"
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ValueError("a number of chunks or 'sqrt'")
-    return value
-
-
-def _one_of(*words: str) -> Reader:
-    def read(value: Any) -> str:
-        if value not in words:
-            raise ValueError(" or ".join(f"'{word}'" for word in words))
-        return str(value)
-
-    return read
-
-
-def _dims(value: Any) -> dict[str, int]:
-    if not isinstance(value, Mapping):
-        raise ValueError("a table of sizes by name of the dimension")
-    return {str(name): _size(size) for name, size in value.items()}
-
-
-def _shapes(value: Any) -> dict[str, tuple[int, ...]]:
-    if not isinstance(value, Mapping) or not all(isinstance(sizes, list | tuple) for sizes in value.values()):
-        raise ValueError("a table of lists of sizes by name of the input")
-    return {str(name): tuple(_size(size) for size in sizes) for name, sizes in value.items()}
-
-
-TRAINING: Mapping[str, tuple[Reader, Any]] = {
-    "loss": (_texts, ()),
-    "wrt": (_texts, ()),
-    "no_grad": (_texts, ()),
-    "retain_grad": (_texts, ()),
-    "grad_ys": (_texts, ()),
-    "unused": (_one_of("absent", "zero"), "absent"),
-    "accumulation": (_one_of("auto", "eager", "lazy"), "auto"),
-    "loss_scale": (_text, None),
-    "training": (_flag, False),
-    "optimizer": (_text, None),
-    "clip_norm": (_number, None),
-    "straight_through": (_flag, False),
-    "time_checkpoints": (_chunks, None),
-    "store": (_texts, ()),
-}
-"""The options of the training graph: how each is read, and its default."""
-
-_READERS: Mapping[str, Reader] = {
-    "dims": _dims,
-    "shapes": _shapes,
-    "strategy": _text,
-    "inference": _flag,
-    **{name: reader for name, (reader, _) in TRAINING.items()},
-}
+_READERS: Mapping[str, Reader] = {"strategy": read_text, **READERS}
 
 KEYS = tuple(name.replace("_", "-") for name in _READERS)
 """The settings as they are written in configuration files."""
@@ -109,70 +23,54 @@ class Settings:
     """How a model is loaded, differentiated and planned.
 
     Attributes:
-        dims: sizes of named dimensions.
-        shapes: shapes of inputs.
+        step: how it is loaded and differentiated.
         strategy: how to plan, as one writes it on the command line.
-        inference: whether the model is taken as it is, without training and without a plan.
-        training: options of the training graph that differ from their default, by the names in `TRAINING`.
+        budget: what the plan must not exceed: bytes of activations, or (a float) a ratio of what the step takes without
+            a plan.
     """
 
-    dims: Mapping[str, int] = field(default_factory=dict)
-    shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    step: StepOptions = field(default_factory=StepOptions)
     strategy: str = "auto"
-    inference: bool = False
-    training: Mapping[str, Any] = field(default_factory=dict)
+    budget: int | float | None = None
 
     @classmethod
-    def of(cls, **options: Any) -> Settings:
+    def of(cls, *, strategy: str = "auto", budget: int | float | None = None, **options: Any) -> Settings:
         """The settings that a command's options ask for; defaults may be left out.
 
         Raises:
             UsageError: options do not go together.
         """
-        given = {
-            name: options[name] for name, (_, default) in TRAINING.items() if options.get(name, default) != default
-        }
-        made = cls(
-            dims=dict(options.get("dims", {})),
-            shapes=dict(options.get("shapes", {})),
-            strategy=options.get("strategy", "auto"),
-            inference=options.get("inference", False),
-            training=given,
-        )
-        if made.inference and (given or made.strategy != "auto"):
-            odd = [*(["strategy"] if made.strategy != "auto" else []), *given]
+        made = cls(StepOptions.of(**options), strategy, budget)
+        if made.step.inference and strategy != "auto":
             raise UsageError(
-                f"`inference` takes a model as it is, without training and without a plan, and does not go with "
-                f"{', '.join('`' + name.replace('_', '-') + '`' for name in odd)}",
+                "`inference` takes a model as it is, without training or a plan, and does not go with `strategy`",
                 "leave out one or the other",
             )
         return made
 
-    def option(self, name: str) -> Any:
-        """The value of an option of the training graph."""
-        return self.training.get(name, TRAINING[name][1])
+    @property
+    def goal(self) -> Goal:
+        """What a plan is to keep to."""
+        return Goal.of(budget=self.budget)
 
     def options(self) -> dict[str, Any]:
         """The inverse of `of`, without what is at its default."""
-        head = {"dims": self.dims, "shapes": self.shapes, "strategy": self.strategy, "inference": self.inference}
+        head = {"strategy": self.strategy, "budget": self.budget}
         default = Settings()
         given = {name: value for name, value in head.items() if value != getattr(default, name)}
-        return {**given, **self.training}
+        return {**self.step.options(), **given}
 
     def __str__(self) -> str:
         """As it would stand on the command line."""
         options = self.options()
-        return spell_options(options if self.inference else {"strategy": self.strategy, **options})
+        return spell_options(options if self.step.inference else {"strategy": self.strategy, **options})
 
     def to_json(self) -> dict[str, Any]:
         """A JSON-ready form; what is at its default is left out, but for the strategy of a model that is planned."""
-        shapes = {name: list(sizes) for name, sizes in self.shapes.items()}
-        head = {"dims": dict(self.dims), "shapes": shapes, "inference": self.inference}
-        data = {name: value for name, value in head.items() if value}
-        if not self.inference:
+        data = self.step.to_json()
+        if not self.step.inference:
             data["strategy"] = self.strategy
-        lists = {name: list(value) if isinstance(value, tuple) else value for name, value in self.training.items()}
-        return data | lists
+        return data if self.budget is None else data | {"budget": spell_budget(self.budget)}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Settings:
@@ -182,20 +80,6 @@ class Settings:
             ValueError: a value is of the wrong kind, or a key is not known.
         """
         return cls.of(**{name: read_setting(name, value) for name, value in data.items()})
-
-
-def spell_options(options: Mapping[str, Any]) -> str:
-    """Settings as they stand on the command line, from a mapping as `Settings.of` takes it."""
-    words: list[str] = []
-    for name, value in options.items():
-        if name in ("dims", "shapes"):
-            sizes = {key: size if name == "dims" else ",".join(map(str, size)) for key, size in value.items()}
-            words += [word for key, text in sizes.items() for word in (f"--{name[:-1]}", f"{key}={text}")]
-        else:
-            option = f"--{name.replace('_', '-')}"
-            for item in value if isinstance(value, tuple) else (value,):
-                words += [option] if item is True else [option, str(item)]
-    return shlex.join(words)
 
 
 def read_setting(name: str, value: Any) -> Any:
@@ -208,6 +92,8 @@ def read_setting(name: str, value: Any) -> Any:
     Raises:
         ValueError: the value is not what the message says.
     """
+    if name == "budget":
+        return parse_budget(read_text(value))
     if name not in _READERS:
         raise ValueError(f"a known setting ({name} is none)")
     return _READERS[name](value)

@@ -9,23 +9,19 @@ from pathlib import Path
 
 import onnx_ir as ir
 
-from ckplan.comparison.graphs import Progress, graph_of
+from ckplan.comparison.graphs import subject_of
 from ckplan.comparison.settings import Settings
 from ckplan.comparison.snapshot import WORKSPACE, Alive, Measured, Snapshot
 from ckplan.comparison.versions import ckplan_version, onnxruntime_version
-from ckplan.errors import EnvironmentUnavailableError
+from ckplan.errors import EnvironmentUnavailableError, InfeasibleError
 from ckplan.keys import PLAN, RECOMPUTE_OF
 from ckplan.meter import measure
 from ckplan.model import save
-from ckplan.planner.strategies import parse_strategy
-from ckplan.runtime.executed import executed_model, executed_timeline
-from ckplan.runtime.occupancy import Occupancy, executed_occupancy
-from ckplan.runtime.problem_of import problem_of
+from ckplan.pipeline import Goal, Planned, Step, rewrite
+from ckplan.pipeline.step import Progress
+from ckplan.planner.strategies import Strategy, parse_strategy
+from ckplan.runtime.occupancy import Occupancy
 from ckplan.runtime.sizes import bytes_of
-from ckplan.writer.emit import emit
-
-_LAYOUTS = ("NchwcTransformer", "NhwcTransformer")
-"""Optimisers of onnxruntime that go by the processor it runs on: they are left out, so that a snapshot does not."""
 
 
 def take(
@@ -52,53 +48,67 @@ def take(
         EnvironmentUnavailableError: it cannot be run on this machine.
     """
     strategy = parse_strategy(settings.strategy)
-    graph = graph_of(path, settings, progress)
-    model, unplanned, overhead = graph.model, None, None
-    if graph.planned:
+    subject = subject_of(path, settings, progress)
+    step, planned = subject.step, None
+    occupancy, model, overhead = step.occupancy, step.model, _overhead(step.model)
+    if not subject.ready_made and not settings.step.inference:
         progress(f"planning {path.name}")
-        unplanned = executed_timeline(executed_model(model, _LAYOUTS)).peak_activations
-        plan = strategy.solve(problem_of(model))
-        model, overhead = emit(model, plan), plan.overhead
-    elif PLAN in model.metadata_props:
-        overhead = json.loads(model.metadata_props[PLAN]).get("overhead")
-    lying = executed_occupancy(model, _LAYOUTS)
-    timeline, at = lying.timeline, lying.timeline.peak_step
+        planned = _planned(step, strategy, settings.goal)
+        occupancy, model, overhead = planned.occupancy, planned.model, planned.plan.overhead
+    timeline, at = occupancy.timeline, occupancy.timeline.peak_step
     measured = None
     if device is not None:
         progress(f"running {path.name}")
-        measured = _measured(path, model, graph.planned, settings, device)
+        measured = _measured(path, model, not subject.ready_made, device)
     snapshot = Snapshot(
         source=path.name,
-        fingerprint=graph.fingerprint,
-        settings=None if graph.ready_made else settings,
+        fingerprint=subject.fingerprint,
+        settings=None if subject.ready_made else settings,
         ckplan=ckplan_version(),
         onnxruntime=onnxruntime_version(),
         peak_activations=timeline.peak_activations,
         peak_total=timeline.peak_total,
         peak_node=timeline.steps[at].op if timeline.steps else "",
-        peak_op=lying.op_types[at] if timeline.steps else "",
-        at_peak=_at_peak(lying),
+        peak_op=occupancy.op_types[at] if timeline.steps else "",
+        at_peak=_at_peak(occupancy),
         recomputed=_recomputed(model),
-        unplanned=unplanned,
+        unplanned=None if planned is None else step.baseline.peak_activations,
         overhead=overhead,
         measured=measured,
         timeline=timeline,
-        occupancy=lying,
+        occupancy=occupancy,
     )
-    return snapshot, graph.notes
+    return snapshot, step.notes
 
 
-def _at_peak(lying: Occupancy) -> tuple[Alive, ...]:
+def _planned(step: Step, strategy: Strategy, goal: Goal) -> Planned:
+    """The step, planned as `ckplan rewrite` plans it.
+
+    Where no plan keeps to the budget, the best without one is taken: by how much it fails is what is to be told.
+    """
+    try:
+        return rewrite(step, strategy, goal)
+    except InfeasibleError:
+        return rewrite(step, strategy)
+
+
+def _overhead(model: ir.Model) -> float | None:
+    """Extra compute of the plan that a file was written by, as a ratio."""
+    overhead = json.loads(model.metadata_props.get(PLAN, "{}")).get("overhead")
+    return None if overhead is None else float(overhead)
+
+
+def _at_peak(occupancy: Occupancy) -> tuple[Alive, ...]:
     """The buffers alive at the peak with what lies in them, the workspace of the node there included."""
-    step, steps = lying.timeline.peak_step, lying.timeline.steps
+    step, steps = occupancy.timeline.peak_step, occupancy.timeline.steps
     found = []
-    for _, buffer in lying.alive(step) if steps else []:
+    for _, buffer in occupancy.alive(step) if steps else []:
         span = buffer.at(step)
         shape = "x".join(map(str, span.shape or ()))
         found.append(Alive(span.tensor, buffer.bytes, steps[span.step].op, span.op_type, shape, span.role.value))
-    if steps and lying.workspace[step]:
+    if steps and occupancy.workspace[step]:
         op = steps[step].op
-        found.append(Alive(op, lying.workspace[step], op, lying.op_types[step], WORKSPACE, WORKSPACE))
+        found.append(Alive(op, occupancy.workspace[step], op, occupancy.op_types[step], WORKSPACE, WORKSPACE))
     return tuple(sorted((alive for alive in found if alive.bytes), key=lambda alive: (-alive.bytes, alive.tensor)))
 
 
@@ -114,14 +124,14 @@ def _recomputed(model: ir.Model) -> dict[str, int]:
     return dict(sorted(again.items()))
 
 
-def _measured(path: Path, model: ir.Model, planned: bool, settings: Settings, device: str) -> Measured:
+def _measured(path: Path, model: ir.Model, made: bool, device: str) -> Measured:
     """Run what was simulated; on one thread, since more of them take more memory."""
     with tempfile.TemporaryDirectory(prefix="ckplan-") as folder:
-        file, sizes = path, {"dims": settings.dims, "shapes": settings.shapes}
-        if planned:
-            file, sizes = Path(folder) / f"{path.stem}.planned.onnx", {}
+        file = path
+        if made:
+            file = Path(folder) / path.name
             save(model, file)
-        found = measure(file, device=device, runs=1, threads=1, heap=False, **sizes)  # type: ignore[arg-type]
+        found = measure(file, device=device, runs=1, threads=1, heap=False)
     if found.peak_activations is None or found.peak_total is None:
         raise EnvironmentUnavailableError(
             f"onnxruntime {found.onnxruntime} reports no memory counters", "compare without --measured"

@@ -31,7 +31,7 @@ from ckplan.meter.child import Channel
 from ckplan.meter.device import CPU, CUDA
 from ckplan.meter.session import as_array, open_session, step_of
 from ckplan.meter.types import Counters, Steady, Workspace
-from ckplan.planner.timeline import Step, Timeline
+from ckplan.planner.timeline import Moment, Timeline
 
 if TYPE_CHECKING:
     from ckplan.meter.facts import FileFacts
@@ -208,7 +208,7 @@ def interpret(raw: Mapping[str, Any], facts: FileFacts, fed: int) -> Counters | 
         fresh = requested[index] - before + extra.get(index, 0)
         name = first["name"][index]
         steps.append(
-            Step(
+            Moment(
                 op=name,
                 live=parameters + fed + fresh,
                 activations=max(fresh - made[index], 0),

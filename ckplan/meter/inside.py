@@ -20,7 +20,7 @@ from ckplan.meter.types import Counters
 from ckplan.planner.allocations import allocations, expected_arena
 from ckplan.planner.problem import Problem
 from ckplan.planner.simulate import Lifetimes, lifetimes, simulate
-from ckplan.planner.timeline import Step, Timeline
+from ckplan.planner.timeline import Moment, Timeline
 from ckplan.runtime.problem_of import problem_of
 from ckplan.runtime.sizes import DIMENSIONS, SMALL, shape_classes
 
@@ -67,7 +67,7 @@ def look_inside(
     steps = []
     for index, measured in enumerate(counters.timeline.steps):
         step = simulated[at[index]]
-        steps.append(Step(measured.op, step.live, step.activations, measured.backward, measured.recomputed))
+        steps.append(Moment(measured.op, step.live, step.activations, measured.backward, measured.recomputed))
     peak = at[counters.timeline.peak_step]
     lives = lifetimes(problem, order, shapes)
     alive = [

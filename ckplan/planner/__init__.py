@@ -8,14 +8,14 @@ from ckplan.planner.plan import Plan, make_plan, plan_from_json
 from ckplan.planner.problem import Kind, Op, Problem, Tensor
 from ckplan.planner.recompute import recompute_schedule
 from ckplan.planner.simulate import lifetimes, live_at, simulate
-from ckplan.planner.timeline import Step, Timeline
+from ckplan.planner.timeline import Moment, Timeline
 
 __all__ = [
     "Kind",
+    "Moment",
     "Op",
     "Plan",
     "Problem",
-    "Step",
     "Tensor",
     "Timeline",
     "bottlenecks",

@@ -14,7 +14,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
 from ckplan.planner.problem import Kind, Problem
-from ckplan.planner.timeline import Step, Timeline
+from ckplan.planner.timeline import Moment, Timeline
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +182,7 @@ def simulate(problem: Problem, schedule: Sequence[int], shapes: Sequence[Hashabl
         live += change[step]
         outputs += returned[step]
         activations = live + op.workspace
-        steps.append(Step(op.name, problem.resident + outputs + activations, activations, op.backward, index in seen))
+        steps.append(Moment(op.name, problem.resident + outputs + activations, activations, op.backward, index in seen))
         seen.add(index)
     return Timeline(tuple(steps))
 

@@ -8,7 +8,7 @@ from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class Moment:
     """One executed op and the memory in use while it runs.
 
     Attributes:
@@ -30,7 +30,7 @@ class Step:
 class Timeline:
     """Memory over the steps of one training step, in execution order."""
 
-    steps: tuple[Step, ...]
+    steps: tuple[Moment, ...]
 
     @property
     def peak_activations(self) -> int:
@@ -61,4 +61,4 @@ class Timeline:
     def from_json(cls, data: Mapping[str, Any]) -> Timeline:
         """The inverse of `to_json`."""
         columns = zip(data["op"], data["live"], data["activations"], data["backward"], data["recomputed"], strict=True)
-        return cls(tuple(Step(*row) for row in columns))
+        return cls(tuple(Moment(*row) for row in columns))

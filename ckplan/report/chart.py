@@ -10,7 +10,7 @@ from rich.console import Console, ConsoleOptions
 from rich.segment import Segment
 from rich.style import Style
 
-from ckplan.planner import Step, Timeline
+from ckplan.planner import Moment, Timeline
 from ckplan.units import format_bytes
 
 _EIGHTHS = " ▁▂▃▄▅▆▇█"
@@ -98,7 +98,7 @@ def columns(values: Sequence[int], width: int) -> list[int]:
     return [max(values[column * count // width : (column + 1) * count // width]) for column in range(width)]
 
 
-def backward_pass(steps: Sequence[Step]) -> int:
+def backward_pass(steps: Sequence[Moment]) -> int:
     """Where the backward pass begins: at the start of the longest stretch without new forward ops.
 
     onnxruntime may run single backward ops early and single forward ops late.

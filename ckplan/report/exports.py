@@ -12,7 +12,7 @@ from ckplan.report.untrusted import json_text, printable
 
 if TYPE_CHECKING:
     from ckplan.meter import Counters, Measurement
-    from ckplan.planner import Step
+    from ckplan.planner import Moment
 
 _COLUMNS = (
     "step",
@@ -104,7 +104,7 @@ def _counters(found: Measurement) -> Counters:
     return found.counters
 
 
-def _phase(step: Step) -> str:
+def _phase(step: Moment) -> str:
     return "backward" if step.backward else "forward"
 
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from ckplan.autodiff import TrainingGraph
     from ckplan.autodiff.coverage import Coverage
     from ckplan.meter import Bisection, Measurement, Verification
+    from ckplan.pipeline import Planned
     from ckplan.planner import Plan, Timeline
     from ckplan.planner.strategies import Strategy
 
@@ -49,11 +50,8 @@ def _training(training: TrainingGraph, notes: Sequence[str]) -> Json:
 
 
 def rewritten(
-    training: TrainingGraph | None,
+    made: Planned,
     output: Path,
-    plan: Plan,
-    base: Timeline,
-    planned: Timeline,
     notes: Sequence[str],
     verification: Verification | None,
     kept: Chosen | None = None,
@@ -62,20 +60,18 @@ def rewritten(
     return _report(
         "rewrite",
         output=str(output),
-        **({"notes": list(notes)} if training is None else _training(training, notes)),
-        base=_peaks(base),
-        planned=_peaks(planned),
-        plan=plan.to_json(),
+        **({"notes": list(notes)} if made.step.training is None else _training(made.step.training, notes)),
+        base=_peaks(made.before),
+        planned=_peaks(made.after),
+        plan=made.plan.to_json(),
         blocks=None if kept is None else blocks_json(kept),
         verification=None if verification is None else verification.to_json(),
     )
 
 
 def reported(
+    made: Planned,
     output: Path,
-    plan: Plan,
-    base: Timeline,
-    planned: Timeline,
     notes: Sequence[str],
     verification: Verification | None,
 ) -> Json:
@@ -84,9 +80,9 @@ def reported(
         "report",
         output=str(output),
         notes=list(notes),
-        base=_peaks(base),
-        planned=_peaks(planned),
-        plan=plan.to_json(),
+        base=_peaks(made.before),
+        planned=_peaks(made.after),
+        plan=made.plan.to_json(),
         verification=None if verification is None else verification.to_json(),
     )
 

@@ -208,6 +208,15 @@ def executed_timeline(executed: ir.Model) -> Timeline:
     return simulate(problem, range(len(problem.ops)), shape_classes(executed.graph, problem))
 
 
+def expected_timeline(model: ir.Model) -> Timeline:
+    """The simulated timeline of what onnxruntime makes of a file under default session options.
+
+    Raises:
+        ModelError: onnxruntime does not load the model.
+    """
+    return executed_timeline(executed_model(model))
+
+
 def executed_orders(nodes: Sequence[ir.Node], executed: ir.Model) -> list[list[int]]:
     """The orders in which the nodes of a file run, as positions in the file: DEFAULT and PRIORITY_BASED.
 

@@ -12,7 +12,7 @@ from ckplan.keys import PHASE, RECOMPUTE_OF, ROLE
 from ckplan.planner import Problem, Timeline, simulate
 from ckplan.planner.simulate import lifetimes
 from ckplan.runtime import problem_of
-from ckplan.runtime.executed import executed_model, executed_orders
+from ckplan.runtime.executed import executed_model
 from ckplan.runtime.sizes import dimensions_of, shape_classes
 
 
@@ -113,25 +113,20 @@ def executed_occupancy(model: ir.Model, without: Sequence[str] = ()) -> Occupanc
     Raises:
         ModelError: onnxruntime does not load the model.
     """
-    executed = executed_model(model, without)
+    return occupancy_of_executed(executed_model(model, without), model)
+
+
+def occupancy_of_executed(executed: ir.Model, model: ir.Model) -> Occupancy:
+    """What lies in memory when onnxruntime runs a graph that it has optimised.
+
+    Args:
+        executed: what onnxruntime made of the file, nodes in execution order.
+        model: the file, which knows the phase of each node.
+    """
     problem = problem_of(executed)
     shapes = shape_classes(executed.graph, problem)
     phases = _phases(list(executed.graph), model)
     return occupancy(problem, range(len(problem.ops)), executed, shapes, phases)
-
-
-def ordered_occupancy(model: ir.Model) -> Occupancy:
-    """What lies in memory when the nodes of a file run as they stand in it, but in onnxruntime's order.
-
-    This is what `ckplan.answers.analysis.analyze` calls the step without a plan: nothing is fused.
-
-    Raises:
-        ModelError: onnxruntime does not load the model.
-    """
-    problem = problem_of(model)
-    order = executed_orders(list(model.graph), executed_model(model))[0]
-    shapes = shape_classes(model.graph, problem)
-    return occupancy(problem, order, model, shapes, _phases(list(model.graph), model))
 
 
 def occupancy(

@@ -9,6 +9,7 @@ from xml.etree import ElementTree
 import pytest
 
 from ckplan.answers.pareto import pareto
+from ckplan.pipeline import open_step
 from ckplan.planner import Problem
 from ckplan.planner.strategies.keep_all import KeepAll
 from tests.cli.test_commands import failure, run
@@ -81,10 +82,8 @@ def test_the_time_limit_is_kept(model: Path) -> None:
 
 
 def test_progress_names_what_is_done(model: Path) -> None:
-    import ckplan
-
     said: list[str] = []
-    found = pareto(ckplan.build_training_graph(ckplan.load(model).model).model, [KeepAll()], progress=said.append)
+    found = pareto(open_step(model), [KeepAll()], progress=said.append)
     assert said[0] == "finding the lowest peak"
     assert said[-1] == "planning with `none`, 1 of 1"
     assert not found.interrupted

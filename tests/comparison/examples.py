@@ -17,7 +17,7 @@ def snapshot(*alive: tuple[str, int], **other: Any) -> Snapshot:
     fields: dict[str, Any] = {
         "source": "net.onnx",
         "fingerprint": MARK,
-        "settings": Settings(dims={"batch": 8}),
+        "settings": Settings.of(dims={"batch": 8}),
         "ckplan": "0.1.0",
         "onnxruntime": "1.31.1",
         "peak_activations": peak,

@@ -103,7 +103,7 @@ MODEL = "[models.one]\npath = 'one.onnx'\n"
         (MODEL + "loss = [3]", "`loss` must be a string or a list of strings"),
         (MODEL + "unused = 'no'", "`unused` must be 'absent' or 'zero'"),
         (MODEL + "inference = true\nstrategy = 'memory'", "does not go with `strategy`"),
-        (MODEL + "inference = true\nloss = 'mse'", "does not go with `loss`"),
+        (MODEL + "inference = true\nloss = 'mse'", "does not go with `--loss`"),
         ("baseline = 3\n" + MODEL, "`baseline` must be a string, the name of a file"),
     ],
 )

@@ -9,7 +9,6 @@ import onnx
 import pytest
 
 import ckplan
-from ckplan.answers.planning import rewrite
 from ckplan.autodiff import build_training_graph
 from ckplan.errors import ModelError
 from ckplan.meter import measure, smallest_arena
@@ -22,6 +21,7 @@ from ckplan.meter.limited import is_exhausted
 from ckplan.meter.measurement import request_for
 from ckplan.meter.process import run_job
 from ckplan.model import save
+from ckplan.pipeline import rewrite, step_of
 from ckplan.planner.strategies import parse_strategy
 from sample_models.chains import tanh_chain
 from tests.meter import models
@@ -79,7 +79,7 @@ def test_failures_for_want_of_memory_are_told_from_others(message: str, exhauste
 def training_file(path: Path, forward: Path, strategy: str, batch: int) -> Path:
     """A training file by a strategy."""
     training = build_training_graph(ckplan.load(forward, dims={"batch": batch}).model)
-    save(rewrite(training.model, parse_strategy(strategy)).model, path)
+    save(rewrite(step_of(training), parse_strategy(strategy)).model, path)
     return path
 
 

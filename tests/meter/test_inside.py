@@ -14,7 +14,7 @@ from ckplan.meter import Gap, Inside, Measurement, RunFailedError, measure
 from ckplan.meter import measurement as module
 from ckplan.meter.gap import widest_gap
 from ckplan.meter.inside import aligned
-from ckplan.planner.timeline import Step, Timeline
+from ckplan.planner.timeline import Moment, Timeline
 from tests.meter.models import ACTIVATION, BATCH, WIDTH, chain, floats, save
 
 LAYERS = 6
@@ -131,7 +131,7 @@ def test_events_are_matched_by_place_else_by_name() -> None:
 
 
 def timeline(*activations: int) -> Timeline:
-    return Timeline(tuple(Step(f"op{i}", 10 + size, size) for i, size in enumerate(activations)))
+    return Timeline(tuple(Moment(f"op{i}", 10 + size, size) for i, size in enumerate(activations)))
 
 
 @pytest.mark.parametrize(

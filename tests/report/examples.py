@@ -21,7 +21,7 @@ from ckplan.meter import (
     Timing,
     Verification,
 )
-from ckplan.planner import Kind, Op, Problem, Step, Tensor, Timeline, make_plan
+from ckplan.planner import Kind, Moment, Op, Problem, Tensor, Timeline, make_plan
 
 KIB = 1024
 
@@ -40,7 +40,7 @@ def timeline(*kib: int) -> Timeline:
     """A step per figure, in KiB of activations above 10 KiB of everything else; the second half is backward."""
     return Timeline(
         tuple(
-            Step(f"op{index}", (10 + size) * KIB, size * KIB, backward=2 * index >= len(kib))
+            Moment(f"op{index}", (10 + size) * KIB, size * KIB, backward=2 * index >= len(kib))
             for index, size in enumerate(kib)
         )
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ckplan.answers.findings import Block, Chosen, Contents, Decision, Findings
-from ckplan.planner import Step, Timeline
+from ckplan.planner import Moment, Timeline
 from ckplan.runtime.occupancy import Buffer, Occupancy, Role, Span
 
 KIB = 1024
@@ -58,7 +58,7 @@ def occupancy(layers: int, every: int = 1, odd: str = "", size: int = 4 * KIB) -
     live, steps = 0, []
     for (name, _, backward, recomputed), difference, extra in zip(ops, change, workspace, strict=False):
         live += difference
-        steps.append(Step(name, live + extra + 10 * KIB, live + extra, backward, recomputed))
+        steps.append(Moment(name, live + extra + 10 * KIB, live + extra, backward, recomputed))
     buffers.sort(key=lambda buffer: buffer.born)
     return Occupancy(Timeline(tuple(steps)), tuple(kind for _, kind, _, _ in ops), workspace, tuple(buffers))
 

@@ -8,14 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from ckplan.planner import Step, Timeline
+from ckplan.planner import Moment, Timeline
 from ckplan.report.chart import Chart, columns, eighths
 
 
 def timeline(*activations: int) -> Timeline:
     """A step per figure; the second half is the backward pass."""
     half = len(activations) / 2
-    return Timeline(tuple(Step(f"op{i}", bytes_, bytes_, backward=i >= half) for i, bytes_ in enumerate(activations)))
+    return Timeline(tuple(Moment(f"op{i}", bytes_, bytes_, backward=i >= half) for i, bytes_ in enumerate(activations)))
 
 
 def drawn(chart: Chart, width: int = 80, encoding: str = "utf-8") -> list[str]:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 from xml.etree import ElementTree
 
-from ckplan.planner import Step, Timeline
+from ckplan.planner import Moment, Timeline
 from ckplan.report.curves import Curve, curves
 
 MIB = 2**20
 SVG = "{http://www.w3.org/2000/svg}"
-BASE = Timeline(tuple(Step(f"op{index}", 9 * MIB, index * MIB, index > 4) for index in range(9)))
-NEW = Timeline(tuple(Step(f"op{index}", 3 * MIB, 2 * MIB, recomputed=index in (5, 7)) for index in range(9)))
+BASE = Timeline(tuple(Moment(f"op{index}", 9 * MIB, index * MIB, index > 4) for index in range(9)))
+NEW = Timeline(tuple(Moment(f"op{index}", 3 * MIB, 2 * MIB, recomputed=index in (5, 7)) for index in range(9)))
 
 
 def drawn(*runs: Curve) -> ElementTree.Element:
@@ -43,7 +43,7 @@ def test_recomputed_ops_of_the_last_run_are_marked() -> None:
 
 
 def test_a_peak_of_one_step_in_ten_thousand_is_seen() -> None:
-    steps = tuple(Step("op", 0, 100 * MIB if index == 4321 else MIB) for index in range(10_000))
+    steps = tuple(Moment("op", 0, 100 * MIB if index == 4321 else MIB) for index in range(10_000))
     text = curves([Curve("run", Timeline(steps))], "a step")
     (line,) = ElementTree.fromstring(text).iter(f"{SVG}polyline")
     assert sum(height < 200 for height in heights(line)) == 1

@@ -11,15 +11,15 @@ import pytest
 
 from ckplan.errors import EnvironmentUnavailableError
 from ckplan.meter import Counters, Inside, Measurement, Prediction
-from ckplan.planner import Step, Timeline
+from ckplan.planner import Moment, Timeline
 from ckplan.report import exports
 from tests.report import examples
 from tests.report.examples import KIB, timeline
 
 STEPS = (
-    Step('a "quoted", name', 12 * KIB, 2 * KIB),
-    Step("<script>", 14 * KIB, 4 * KIB, recomputed=True),
-    Step("grad", 13 * KIB, 3 * KIB, backward=True),
+    Moment('a "quoted", name', 12 * KIB, 2 * KIB),
+    Moment("<script>", 14 * KIB, 4 * KIB, recomputed=True),
+    Moment("grad", 13 * KIB, 3 * KIB, backward=True),
 )
 
 

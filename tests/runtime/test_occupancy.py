@@ -8,13 +8,13 @@ import onnx_ir as ir
 import pytest
 
 from ckplan.answers.findings import chosen, contents_of, environment, file_occupancy
-from ckplan.answers.planning import Planned, rewrite
 from ckplan.autodiff import build_training_graph
 from ckplan.model import load, save
+from ckplan.pipeline import Planned, rewrite, step_of
 from ckplan.planner import Timeline, simulate
 from ckplan.planner.strategies import parse_strategy
 from ckplan.runtime import problem_of
-from ckplan.runtime.occupancy import Occupancy, Role, executed_occupancy, occupancy, ordered_occupancy
+from ckplan.runtime.occupancy import Occupancy, Role, executed_occupancy, occupancy
 from tests.cli.conftest import write_model
 
 
@@ -26,7 +26,7 @@ def training(tmp_path_factory: pytest.TempPathFactory) -> ir.Model:
 
 @pytest.fixture(scope="module")
 def planned(training: ir.Model) -> Planned:
-    return rewrite(training, parse_strategy("memory"))
+    return rewrite(step_of(training), parse_strategy("memory"))
 
 
 def figures(timeline: Timeline) -> list[tuple[str, int, int]]:
@@ -83,10 +83,6 @@ def test_with_a_plan_it_adds_up(planned: Planned) -> None:
     assert {span.shape for span in spans if span.tensor in ("y0", "y1")} == {(256, 16)}
 
 
-def test_in_the_order_of_an_analysis_it_adds_up(training: ir.Model) -> None:
-    assert_adds_up(ordered_occupancy(training))
-
-
 def test_a_buffer_that_is_handed_on_is_held_in_between(training: ir.Model) -> None:
     problem = problem_of(training)
     order = range(len(problem.ops))
@@ -110,7 +106,7 @@ def test_a_repeat_in_the_schedule_is_a_recomputation(training: ir.Model) -> None
 
 
 def test_decisions_are_those_of_the_plan(training: ir.Model, planned: Planned) -> None:
-    found = chosen(training, planned.plan, 4096)
+    found = chosen(planned.step, planned.plan, 4096)
     decisions = [decision for block in found.blocks for decision in block.decisions]
     assert found.budget == 4096
     assert found.recomputed == planned.plan.recomputed
@@ -127,7 +123,7 @@ def test_decisions_are_those_of_the_plan(training: ir.Model, planned: Planned) -
 
 
 def test_contents_are_those_of_the_file(training: ir.Model) -> None:
-    found = contents_of(training)
+    found = contents_of(step_of(training))
     assert found.forward + found.backward == len(training.graph)
     assert found.inputs >= 256 * 16 * 4
     assert found.outputs >= 6 * 16 * 16 * 4

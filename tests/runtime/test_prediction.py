@@ -11,8 +11,6 @@ import onnx
 import pytest
 
 import ckplan
-from ckplan.answers.analysis import expected_timeline
-from ckplan.answers.planning import rewrite
 from ckplan.meter.arrays import save_arrays
 from ckplan.meter.counters import interpret
 from ckplan.meter.facts import file_facts, read_model
@@ -20,7 +18,9 @@ from ckplan.meter.inputs import make_inputs
 from ckplan.meter.measurement import request_for
 from ckplan.meter.process import run_job
 from ckplan.model import save
+from ckplan.pipeline import rewrite, step_of
 from ckplan.planner.strategies import parse_strategy
+from ckplan.runtime.executed import expected_timeline
 from sample_models.catalogue import BUILDERS
 
 MODELS = Path(__file__).resolve().parents[2] / "sample_models"
@@ -70,7 +70,7 @@ def test_is_what_the_counters_show(name: str, batch: int, strategy: str, tmp_pat
     if strategy == "plain":
         model, expected = training, expected_timeline(training).peak_activations
     else:
-        planned = rewrite(training, parse_strategy(strategy))
+        planned = rewrite(step_of(training), parse_strategy(strategy))
         model, expected = planned.model, planned.after.peak_activations
     save(model, tmp_path / "training.onnx")
     measured = measured_peak(tmp_path / "training.onnx", tmp_path)

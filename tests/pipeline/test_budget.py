@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 import ckplan
-from ckplan.answers.analysis import expected_timeline
-from ckplan.answers.planning import Goal, rewrite
 from ckplan.errors import InfeasibleError
+from ckplan.pipeline import Goal, rewrite, step_of
 from ckplan.planner.strategies import parse_strategy
+from ckplan.runtime.executed import expected_timeline
 from ckplan.units import format_bytes
 
 MLP = Path(__file__).resolve().parents[2] / "sample_models" / "mlp.onnx"
@@ -23,8 +23,8 @@ def test_a_file_keeps_the_budget_or_is_refused(share: float) -> None:
     if share < 0.7:
         # The user's budget is named, not the lower one that the plan was asked for.
         with pytest.raises(InfeasibleError, match=format_bytes(budget)):
-            rewrite(model, parse_strategy("evict"), Goal(budget=budget))
+            rewrite(step_of(model), parse_strategy("evict"), Goal(budget=budget))
     else:
-        planned = rewrite(model, parse_strategy("evict"), Goal(budget=budget))
+        planned = rewrite(step_of(model), parse_strategy("evict"), Goal(budget=budget))
         assert planned.after.peak_activations <= budget
         assert planned.after.peak_activations == expected_timeline(planned.model).peak_activations

@@ -1,0 +1,10 @@
+"""From a model to a planned file: one value, the `Step`, that every command and every answer is a view of."""
+
+from __future__ import annotations
+
+from ckplan.pipeline.goal import Goal
+from ckplan.pipeline.options import StepOptions
+from ckplan.pipeline.planning import Planned, rewrite, rewrite_as
+from ckplan.pipeline.step import Step, open_step, step_of
+
+__all__ = ["Goal", "Planned", "Step", "StepOptions", "open_step", "rewrite", "rewrite_as", "step_of"]

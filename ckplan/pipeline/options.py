@@ -1,0 +1,189 @@
+"""How a model becomes a step: sizes, what is differentiated, and by what: one value, whatever is asked of the step."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ckplan.errors import UsageError
+from ckplan.units import spell_budget
+
+Reader = Callable[[Any], Any]
+
+
+def read_text(value: Any) -> str:
+    """A string as it stands in a file.
+
+    Raises:
+        ValueError: it is no string.
+    """
+    if not isinstance(value, str):
+        raise ValueError("a string")
+    return value
+
+
+def _flag(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise ValueError("true or false")
+    return value
+
+
+def _number(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ValueError("a number")
+    return float(value)
+
+
+def _size(value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise ValueError("a whole number, zero or more")
+    return value
+
+
+def _texts(value: Any) -> tuple[str, ...]:
+    if isinstance(value, str):
+        return (value,)
+    if not isinstance(value, list | tuple) or not all(isinstance(item, str) for item in value):
+        raise ValueError("a string or a list of strings")
+    return tuple(value)
+
+
+def _chunks(value: Any) -> int | str:
+    if value == "sqrt":
+        return "sqrt"
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ValueError("a number of chunks or 'sqrt'")
+    return value
+
+
+def _one_of(*words: str) -> Reader:
+    def read(value: Any) -> str:
+        if value not in words:
+            raise ValueError(" or ".join(f"'{word}'" for word in words))
+        return str(value)
+
+    return read
+
+
+def _dims(value: Any) -> dict[str, int]:
+    if not isinstance(value, Mapping):
+        raise ValueError("a table of sizes by name of the dimension")
+    return {str(name): _size(size) for name, size in value.items()}
+
+
+def _shapes(value: Any) -> dict[str, tuple[int, ...]]:
+    if not isinstance(value, Mapping) or not all(isinstance(sizes, list | tuple) for sizes in value.values()):
+        raise ValueError("a table of lists of sizes by name of the input")
+    return {str(name): tuple(_size(size) for size in sizes) for name, sizes in value.items()}
+
+
+TRAINING: Mapping[str, tuple[Reader, Any]] = {
+    "loss": (_texts, ()),
+    "wrt": (_texts, ()),
+    "no_grad": (_texts, ()),
+    "retain_grad": (_texts, ()),
+    "grad_ys": (_texts, ()),
+    "unused": (_one_of("absent", "zero"), "absent"),
+    "accumulation": (_one_of("auto", "eager", "lazy"), "auto"),
+    "loss_scale": (read_text, None),
+    "training": (_flag, False),
+    "optimizer": (read_text, None),
+    "clip_norm": (_number, None),
+    "straight_through": (_flag, False),
+    "time_checkpoints": (_chunks, None),
+    "store": (_texts, ()),
+}
+"""The options of the training graph: how each is read, and its default."""
+
+
+READERS: Mapping[str, Reader] = {
+    "dims": _dims,
+    "shapes": _shapes,
+    "inference": _flag,
+    **{name: reader for name, (reader, _) in TRAINING.items()},
+}
+"""How each option is read where it stands in a file."""
+
+
+@dataclass(frozen=True)
+class StepOptions:
+    """How a model is loaded and differentiated.
+
+    Attributes:
+        dims: sizes of named dimensions.
+        shapes: shapes of inputs.
+        inference: whether the model is taken as it is, without loss and gradients.
+        training: options of the training graph that differ from their default, by the names in `TRAINING`.
+    """
+
+    dims: Mapping[str, int] = field(default_factory=dict)
+    shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    inference: bool = False
+    training: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, **options: Any) -> StepOptions:
+        """The options of a command, or of a file; defaults may be left out.
+
+        Raises:
+            UsageError: there is no such option, or options do not go together.
+        """
+        for name in options:
+            if name not in READERS:
+                raise UsageError(f"there is no option `{name}`", f"choose among {', '.join(READERS)}")
+        listed = {name: _texts(options[name]) for name in options if TRAINING.get(name, (None,))[0] is _texts}
+        given = {
+            name: value
+            for name, (_, default) in TRAINING.items()
+            if (value := listed.get(name, options.get(name, default))) != default
+        }
+        inference = options.get("inference", False)
+        if inference and given:
+            raise UsageError(
+                f"`--inference` plans the model as it is, without training, and does not go with "
+                f"{', '.join(f'`{option_name(name)}`' for name in given)}",
+                "leave out one or the other",
+            )
+        if given.get("clip_norm") is not None and given.get("optimizer") is None:
+            raise UsageError(
+                "`--clip-norm` clips what an optimizer gets, and there is none", "name one with --optimizer"
+            )
+        return cls(dict(options.get("dims") or {}), dict(options.get("shapes") or {}), inference, given)
+
+    def option(self, name: str) -> Any:
+        """The value of an option of the training graph."""
+        return self.training.get(name, TRAINING[name][1])
+
+    def options(self) -> dict[str, Any]:
+        """The inverse of `of`, without what is at its default."""
+        head = {"dims": self.dims, "shapes": self.shapes, "inference": self.inference}
+        return {**{name: value for name, value in head.items() if value}, **self.training}
+
+    def to_json(self) -> dict[str, Any]:
+        """A JSON-ready form of `options`."""
+        shapes = {name: list(sizes) for name, sizes in self.shapes.items()}
+        head = {"dims": dict(self.dims), "shapes": shapes, "inference": self.inference}
+        lists = {name: list(value) if isinstance(value, tuple) else value for name, value in self.training.items()}
+        return {**{name: value for name, value in head.items() if value}, **lists}
+
+
+def option_name(name: str) -> str:
+    """An option as it stands on the command line: ``--no-grad`` for ``no_grad``."""
+    return f"--{name.replace('_', '-')}"
+
+
+def spell_options(options: Mapping[str, Any]) -> str:
+    """Options as they stand on the command line, from a mapping by name."""
+    words: list[str] = []
+    for name, value in options.items():
+        if name in ("dims", "shapes"):
+            sizes = {key: size if name == "dims" else ",".join(map(str, size)) for key, size in value.items()}
+            words += [word for key, text in sizes.items() for word in (f"--{name[:-1]}", f"{key}={text}")]
+        else:
+            option = option_name(name)
+            value = spell_budget(value) if name == "budget" else value
+            for item in value if isinstance(value, tuple) else (value,):
+                words += [option] if item is True else [option, str(item)]
+    return shlex.join(words)

@@ -1,0 +1,166 @@
+"""One step of a model, made once: the graph that is planned, what onnxruntime executes, the problem, the baseline."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import onnx_ir as ir
+
+from ckplan.autodiff import TrainingGraph, add_optimizer, build_training_graph, parse_optimizer
+from ckplan.model import load
+from ckplan.model.half import half_precision_notes
+from ckplan.model.loading import ForwardModel, normalise
+from ckplan.model.read import read
+from ckplan.pipeline.options import TRAINING, StepOptions
+from ckplan.planner import Problem, Timeline
+from ckplan.runtime import problem_of
+from ckplan.runtime.executed import executed_model
+from ckplan.runtime.occupancy import Occupancy, occupancy_of_executed
+from ckplan.writer.emit import feed_weights
+
+if TYPE_CHECKING:
+    import onnx
+
+Source: TypeAlias = "str | os.PathLike[str] | ir.Model | onnx.ModelProto"
+"""A model, or where it is: a path, a protobuf, or the IR's form of it."""
+
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step of a model: what every command and every answer is about.
+
+    What it takes work to find out is found out when it is first asked for, and kept: the graph that onnxruntime
+    executes, the timeline without a plan, the problem that strategies solve.
+
+    Attributes:
+        name: what the model is called: its file's name.
+        model: the graph that is planned. Weights of heavy operators are inputs with a default, as they are in planned
+            files: both run the same kernels.
+        training: what is known of it if it is a training graph.
+        notes: what was chosen on the way, a sentence each.
+        costs: seconds of nodes by name, where others than the analytic ones count.
+        source: the model as it came, whose names a user knows.
+    """
+
+    name: str
+    model: ir.Model
+    training: TrainingGraph | None = None
+    notes: tuple[str, ...] = ()
+    costs: Mapping[str, float] = field(default_factory=dict)
+    source: Source | None = None
+
+    @cached_property
+    def executed(self) -> ir.Model:
+        """The graph that onnxruntime executes if there is no plan, nodes in execution order.
+
+        Raises:
+            ModelError: onnxruntime does not load the model.
+        """
+        return executed_model(self.model)
+
+    @cached_property
+    def occupancy(self) -> Occupancy:
+        """What lies in memory over the step without a plan."""
+        return occupancy_of_executed(self.executed, self.model)
+
+    @property
+    def baseline(self) -> Timeline:
+        """The step without a plan: what every saving is counted from."""
+        return self.occupancy.timeline
+
+    @cached_property
+    def problem(self) -> Problem:
+        """The numbers that strategies plan by; op ids are the positions of the nodes of ``model``."""
+        return problem_of(self.model).with_costs(self.costs)
+
+    def original(self) -> ir.Model:
+        """The model as it came: as it is in the file, before it was brought into normal form."""
+        return self.model if self.source is None else model_of(self.source)
+
+    def __repr__(self) -> str:
+        kind = "inference" if self.training is None else "training"
+        return f"<Step of {self.name}: {kind}, {len(self.model.graph)} nodes>"
+
+
+def open_step(
+    source: Source, options: StepOptions | None = None, progress: Progress = lambda doing: None, name: str = ""
+) -> Step:
+    """Load a model and differentiate it.
+
+    Args:
+        source: the model.
+        options: how to load and differentiate it.
+        progress: called with what is being done, in words.
+        name: what to call it; by default its file's name.
+
+    Raises:
+        ModelError: it cannot be read, shaped or differentiated.
+        UsageError: an option does not fit the model or another option.
+    """
+    options = options or StepOptions()
+    chosen = options.option("optimizer")
+    optimizer = None if chosen is None else parse_optimizer(chosen)
+    name = name or name_of(source)
+    progress(f"reading {name}")
+    forward = _forward(source, options)
+    if options.inference:
+        return step_of(forward.model, name, notes=forward.notes, source=source)
+    progress("differentiating")
+    objective = {key: options.option(key) for key in TRAINING if key not in ("optimizer", "clip_norm")}
+    made = build_training_graph(forward.model, **objective)
+    if optimizer is not None:
+        made = add_optimizer(made, optimizer, options.option("clip_norm"))
+    notes = (*forward.notes, f"the loss is {made.description}", *made.notes, *half_precision_notes(made.model))
+    return step_of(made, name, notes=notes, source=source)
+
+
+def step_of(graph: TrainingGraph | ir.Model, name: str = "model", **known: Any) -> Step:
+    """The step of a graph that is there already: a training graph, or a model in normal form.
+
+    The graph is consumed: weights of heavy operators become inputs with a default. Of a constant weight onnxruntime
+    holds a second, packed copy, and it moves convolutions of such weights to a layout of its own, whose tensors are
+    padded: that is quicker, and takes memory that no plan has a say in.
+
+    Args:
+        graph: the graph.
+        name: what to call it.
+        known: what else is known; see the fields of `Step`.
+    """
+    training = None if isinstance(graph, ir.Model) else graph
+    model = graph if isinstance(graph, ir.Model) else graph.model
+    feed_weights(model.graph)
+    return Step(name, model, training, **known)
+
+
+def model_of(source: Source) -> ir.Model:
+    """A model as it came, read if it is a file.
+
+    Raises:
+        ModelError: the file cannot be read.
+    """
+    if isinstance(source, ir.Model):
+        return source.clone()
+    if isinstance(source, str | os.PathLike):
+        return read(source)
+    return ir.from_proto(source)
+
+
+def name_of(source: Source) -> str:
+    """What to call a model: by its file, else by its graph."""
+    if isinstance(source, str | os.PathLike):
+        return Path(source).name
+    return source.graph.name or "model"
+
+
+def _forward(source: Source, options: StepOptions) -> ForwardModel:
+    sizes = {"dims": options.dims, "shapes": options.shapes, "training": options.option("training")}
+    if isinstance(source, str | os.PathLike):
+        return load(source, **sizes)
+    return normalise(model_of(source), Path(f"{name_of(source)}.onnx"), **sizes)
