@@ -60,7 +60,7 @@ def add_loss(
         scalars = [value for value in outputs if shape_of(value) == ()]
         if len(scalars) == 1:
             return Loss(scalars[0], f"the model's output '{scalars[0].name}'")
-        spec = "cross-entropy" if _logits(outputs[0])[1] else "mse"
+        spec = "cross-entropy" if _logits(outputs[0])[1] is not None else "mse"
     by_name = {str(value.name): value for value in op.graph.outputs}
     if spec in by_name:
         return Loss(_scalar(by_name[spec]), f"the model's output '{spec}'")

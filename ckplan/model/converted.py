@@ -11,6 +11,8 @@ from collections.abc import Iterator
 import numpy as np
 import onnx_ir as ir
 
+from ckplan.model.constants import mark_constant
+
 #: Upsample, and Resize up to this version, know one way to place their results.
 _ASYMMETRIC = 10
 #: GroupNormalization has a scale and a bias per group before this version, and per channel from it on.
@@ -28,9 +30,12 @@ def put_right(model: ir.Model, version: int) -> None:
     for node in list(_nodes(model)):
         if node.op_type == "STFT" and "onesided" not in node.attributes:
             node.attributes["onesided"] = ir.AttrInt64("onesided", 1)  # the default, which shape inference takes for 0
+        if node.op_type == "Pad":
+            node.attributes.pop("value", None)  # which the converter leaves where the mode does not use it
         if node.op_type == "Resize" and version <= _ASYMMETRIC:
-            for name, value in (("coordinate_transformation_mode", "asymmetric"), ("nearest_mode", "floor")):
-                node.attributes[name] = ir.AttrString(name, value)
+            _place_as_once(model, node)
+        elif node.op_type == "Resize":
+            _without_tensorflow(node)
         elif node.op_type == "GroupNormalization" and version < _PER_CHANNEL:
             for index in (1, 2):
                 _repeat_for_channels(model, node, index)
@@ -38,6 +43,79 @@ def put_right(model: ir.Model, version: int) -> None:
 
 def _nodes(model: ir.Model) -> Iterator[ir.Node]:
     return (node for node in model.graph.all_nodes() if node.domain in ("", "ai.onnx") and node.outputs)
+
+
+def _place_as_once(model: ir.Model, node: ir.Node) -> None:
+    """Take the nearest element as Resize-10 did: the one before where an axis grows, the one behind where it shrinks.
+
+    An axis that grows and one that shrinks need a node each; so do scales that are not known yet.
+    """
+    _set_text(node, "coordinate_transformation_mode", "asymmetric")
+    scales = node.inputs[2] if len(node.inputs) > 2 else None
+    if scales is None or node.attributes.get_string("mode", "nearest") != "nearest":
+        _set_text(node, "nearest_mode", "floor")
+        return
+    tensor = ir.convenience.get_const_tensor(scales)
+    known = None if tensor is None else tensor.numpy()
+    if known is not None and (known >= 1).all():
+        _set_text(node, "nearest_mode", "floor")
+        return
+    _set_text(node, "nearest_mode", "ceil")
+    if known is not None and (known <= 1).all():
+        return
+    graph, source, name = node.graph, node.inputs[0], node.outputs[0].name
+    assert graph is not None
+    assert source is not None
+    fresh: list[ir.Node] = []
+    if known is not None:
+        up, down = (
+            _initializer(model, f"{name}/{way}", each.astype(np.float32))
+            for way, each in (("up", np.maximum(known, 1)), ("down", np.minimum(known, 1)))
+        )
+    else:
+        one = _initializer(model, f"{name}/one", np.ones(1, dtype=np.float32))
+        mark_constant(one, "bound of scales")
+        fresh = [ir.node(op_type, [scales, one]) for op_type in ("Max", "Min")]
+        up, down = (decided.outputs[0] for decided in fresh)
+    larger = ir.node("Resize", [source, None, up], {"mode": "nearest"})
+    _set_text(larger, "coordinate_transformation_mode", "asymmetric")
+    _set_text(larger, "nearest_mode", "floor")
+    for made in (*fresh, larger):
+        made.outputs[0].name = f"{name}/{made.op_type}"
+        graph.insert_before(node, made)
+    node.replace_input_with(0, larger.outputs[0])
+    node.replace_input_with(2, down)
+
+
+#: Ways to choose the nearest element of ``tf_half_pixel_for_nn``, and those that choose it half an element before.
+_HALF_BEFORE = {"floor": "round_prefer_ceil", "round_prefer_floor": "ceil"}
+
+
+def _without_tensorflow(node: ir.Node) -> None:
+    """Write what opset 13 has no name for any more, positions half an element further on, by what it has."""
+    nearest = node.attributes.get_string("nearest_mode", "round_prefer_floor")
+    placed = node.attributes.get_string("coordinate_transformation_mode", "half_pixel")
+    if (
+        placed == "tf_half_pixel_for_nn"
+        and node.attributes.get_string("mode", "nearest") == "nearest"
+        and nearest in _HALF_BEFORE
+    ):
+        _set_text(node, "coordinate_transformation_mode", "half_pixel")
+        _set_text(node, "nearest_mode", _HALF_BEFORE[nearest])
+
+
+def _set_text(node: ir.Node, name: str, value: str) -> None:
+    node.attributes[name] = ir.AttrString(name, value)
+
+
+def _initializer(model: ir.Model, name: str, content: np.ndarray) -> ir.Value:
+    """Return the main graph's initializer of this name, made where there is none."""
+    if name not in model.graph.initializers:
+        tensor = ir.Tensor(content, name=name)
+        shape = ir.Shape(list(content.shape))
+        value = ir.Value(name=name, type=ir.TensorType(tensor.dtype), shape=shape, const_value=tensor)
+        model.graph.register_initializer(value)
+    return model.graph.initializers[name]
 
 
 def _repeat_for_channels(model: ir.Model, node: ir.Node, index: int) -> None:
@@ -48,13 +126,7 @@ def _repeat_for_channels(model: ir.Model, node: ir.Node, index: int) -> None:
 
     def constant(*numbers: int) -> ir.Value:
         name = f"{node.outputs[0].name}/channels_{index}_{'_'.join(map(str, numbers))}"
-        if name not in model.graph.initializers:
-            tensor = ir.Tensor(np.asarray(numbers, dtype=np.int64), name=name)
-            value = ir.Value(
-                name=name, type=ir.TensorType(tensor.dtype), shape=ir.Shape([len(numbers)]), const_value=tensor
-            )
-            model.graph.register_initializer(value)
-        return model.graph.initializers[name]
+        return _initializer(model, name, np.asarray(numbers, dtype=np.int64))
 
     def emit(op_type: str, *inputs: ir.Value | None, **attributes: int) -> ir.Value:
         fresh = ir.node(op_type, inputs, attributes)

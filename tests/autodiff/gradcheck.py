@@ -314,3 +314,34 @@ def parse(text: str, **initializers: Array) -> ir.Model:
     model = onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["": {OPSET}]> {text}')
     model.graph.initializer.extend(onnx.numpy_helper.from_array(array, name) for name, array in initializers.items())
     return infer(model)
+
+
+def check_second_derivatives(model: onnx.ModelProto, step: float = 1e-4, rtol: float = 1e-6) -> None:
+    """Compare the gradient's gradient along a random direction with differences of gradients in that direction.
+
+    Args:
+        model: of float64; initializers p0, p1, ... are the parameters and ``loss`` is the output.
+        step: how far the parameters are moved, to either side.
+        rtol: tolerance relative to the largest element.
+    """
+    training = build_training_graph(infer(model), loss="loss", wrt=["p*"])
+    second = build_training_graph(training.model, grad_ys=list(training.gradients.values()), unused="zero")
+    rng = np.random.default_rng(3)
+    start = {
+        name: onnx.numpy_helper.to_array(tensor)
+        for tensor in model.graph.initializer
+        if (name := tensor.name) in training.gradients
+    }
+    along = {name: rng.uniform(0.5, 1.0, array.shape) * rng.choice([-1.0, 1.0], array.shape)
+             for name, array in start.items()}  # fmt: skip
+    found = reference(second.model, {f"{training.gradients[name]}_given_grad": array for name, array in along.items()})
+    proto = ir.to_proto(training.model)
+
+    def gradients(distance: float) -> dict[str, Array]:
+        return reference(proto, {name: start[name] + distance * along[name] for name in start})
+
+    ends = gradients(step), gradients(-step)
+    for name, gradient in training.gradients.items():
+        expected = (ends[0][gradient] - ends[1][gradient]) / (2 * step)
+        size = float(np.abs(expected).max(initial=0)) + float(np.abs(ends[0][gradient]).max(initial=0))
+        np.testing.assert_allclose(found[second.gradients[name]], expected, rtol=0, atol=rtol * size, err_msg=name)

@@ -304,3 +304,12 @@ def test_the_factors_of_ignored_samples_are_left_to_smaller_matrices(logits, ini
     ]
     whole_bias = initializers.get("b", np.zeros(1)).shape == (6, 9)  # whose gradient is that of the logits
     assert len(multiplied) == whole_bias
+
+
+def test_default_loss_behind_a_softmax_of_one_sample():
+    """Its axis is 0, which is an axis nevertheless."""
+    model = "g (double[3] x) => (double[5] y) { z = MatMul(x, w) y = Softmax(z) }"
+    training = build_training_graph(parse(model, w=W))
+    assert training.description == "cross-entropy of the logits 'z' of output 'y' against input 'labels'"
+    found = check_training_graph(training, {"x": X[0], "labels": np.asarray(3)})
+    assert found == pytest.approx(-log_softmax(X[0] @ W, 0)[3])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.autodiff.gradcheck import check_gradient, node_model, values
+from tests.autodiff.gradcheck import check_gradient, check_second_derivatives, node_model, values
 
 
 def number(value: int) -> np.ndarray:
@@ -44,6 +44,7 @@ def test_cumprod(exclusive, reverse, axis, zeros):
     x[0, zeros] = 0
     model = node_model("CumProd", x, number(axis), opset=26, exclusive=exclusive, reverse=reverse)
     check_gradient(model, runtime=not axis)
+    check_second_derivatives(model)
 
 
 @pytest.mark.parametrize(("start", "delta"), [(1.0, 0.5), (4.25, -1.5)])

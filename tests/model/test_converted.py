@@ -10,6 +10,7 @@ import pytest
 
 from ckplan.autodiff import build_training_graph
 from ckplan.model import normalise
+from ckplan.model.converted import put_right
 from tests.autodiff.gradcheck import values
 
 RNG = np.random.default_rng(0)
@@ -27,6 +28,7 @@ REGIONS = np.asarray([[0.2, 0.3, 3.1, 3.2]], np.float32)
 TWICE = np.asarray([1, 1, 2, 2], np.float32)
 HALF = np.asarray([1, 1, 0.5, 0.5], np.float32)
 NOTHING = np.zeros(0, np.float32)
+_TENSORFLOW = {"coordinate_transformation_mode": "tf_half_pixel_for_nn"}
 
 #: Operator, its operator set, what it reads beside a tensor of this shape, attributes.
 CASES = [
@@ -35,7 +37,15 @@ CASES = [
     ("Upsample", 9, (1, 2, 3, 3), [TWICE], {"mode": "linear"}),
     ("Resize", 10, (1, 2, 3, 3), [TWICE], {"mode": "linear"}),
     ("Resize", 10, (1, 2, 4, 4), [HALF], {}),
+    ("Resize", 10, (1, 1, 2, 4), [np.asarray([1, 1, 0.6, 0.6], np.float32)], {}),
+    ("Resize", 10, (1, 1, 5, 4), [np.asarray([1, 1, 1.7, 0.6], np.float32)], {}),
     ("Resize", 11, (1, 2, 3, 3), [NOTHING, TWICE], {"mode": "cubic"}),
+    *(
+        ("Resize", 11, (1, 1, 5, 4), [NOTHING, scales], _TENSORFLOW | {"nearest_mode": mode})
+        for mode in ("floor", "ceil", "round_prefer_floor", "round_prefer_ceil")
+        for scales in (TWICE, np.asarray([1, 1, 0.6, 0.7], np.float32))
+    ),
+    ("Pad", 7, (3, 3), [], {"pads": [1, 0, 0, 1], "mode": "edge", "value": 2.5}),
     ("Scatter", 9, (3, 3), [ints(1, 0, 2).reshape(1, 3), floats(1, 3)], {}),
     ("Clip", 7, (3, 3), [], {"min": 0.5, "max": 1.2}),
     ("Pad", 7, (3, 3), [], {"pads": [1, 0, 0, 1], "mode": "reflect"}),
@@ -107,3 +117,31 @@ def test_meaning_is_kept(op_type, opset, shape, rest, attributes):
     slope = (loss(0.005) - loss(-0.005)) / 0.01
     along = gradient * direction
     assert float(along.sum()) == pytest.approx(slope, rel=0.02, abs=0.02 * float(np.abs(along).sum()) + 1e-3)
+
+
+def test_scales_of_an_old_resize_may_be_fed():
+    """Which way each axis is resampled is decided when it runs, if it is not known before."""
+    text = """<ir_version: 4, opset_import: ["" : 10]>
+    g (float[1,1,5,4] x, float[4] scales) => (float y) { a = Resize(x, scales) y = ReduceSum<keepdims=0>(a) }"""
+    model = onnx.parser.parse_model(text)
+    x = values(1, 1, 5, 4).astype(np.float32)
+    lifted = ir.from_proto(onnx.version_converter.convert_version(model, 21))
+    put_right(lifted, 10)
+    for scales in ([1, 1, 1.7, 0.6], [1, 1, 0.6, 0.6], [1, 1, 2, 2.5]):
+        feeds = {"x": x, "scales": np.asarray(scales, np.float32)}
+        assert run(ir.to_proto(lifted), feeds)["y"] == pytest.approx(run(model, feeds)["y"], rel=1e-6)
+
+
+def test_the_case_of_onnx_for_an_old_nearest_resize():
+    """resize_downsample_nearest of opset 10 takes the element behind."""
+    text = """<ir_version: 4, opset_import: ["" : 10]>
+    g (float[1,1,2,4] zero) => (float[1,1,1,2] y) { x = Add(w, zero) y = Resize(x, scales) }"""
+    model = onnx.parser.parse_model(text)
+    w = np.arange(1, 9, dtype=np.float32).reshape(1, 1, 2, 4)
+    scales = np.asarray([1, 1, 0.6, 0.6], np.float32)
+    arrays = {"w": w, "scales": scales}
+    model.graph.initializer.extend(onnx.numpy_helper.from_array(array, name) for name, array in arrays.items())
+    training = build_training_graph(normalise(ir.from_proto(model)).model, loss="sum", wrt=["w"])
+    found = run(ir.to_proto(training.model), {"zero": np.zeros_like(w)})
+    assert found[training.loss] == 4
+    np.testing.assert_array_equal(found[training.gradients["w"]].reshape(2, 4), [[1, 0, 1, 0], [0, 0, 0, 0]])

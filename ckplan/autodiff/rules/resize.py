@@ -90,6 +90,8 @@ def _positions(axis: Sampling, dtype: np.dtype[Any]) -> np.ndarray:
             return np.asarray(index / scale)
         case "align_corners":
             return np.asarray(index * (last / (axis.result - 1) if axis.result > 1 else 0.0))
+        case "tf_half_pixel_for_nn":  # of opset 11 and 12
+            return np.asarray((index + 0.5) / scale)
         case "tf_crop_and_resize":
             start, end = axis.roi
             if axis.result == 1:
@@ -182,6 +184,8 @@ def _samplings(op: Builder, node: ir.Node) -> dict[int, Sampling]:
     ratios = {axis: after[axis] / before[axis] for axis in axes}
     if scales is not None and scales.size:
         ratios = dict(zip(axes, map(float, scales), strict=True))
+    elif scales is None and input_of(node, 2) is not None:
+        raise NoGradientError("its input 'scales' is computed at run time")
     elif attr_str(node, "keep_aspect_ratio_policy", "stretch") != "stretch":
         wanted = op.constant_of(input_of(node, 3))
         if wanted is None:

@@ -14,7 +14,6 @@ from ckplan.autodiff.builder import (
     attr_ints,
     attr_str,
     dtype_of,
-    input_of,
     required_input,
     shape_of,
 )
@@ -152,72 +151,6 @@ def tile(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
         apart += [size // dim, dim]
     summed = op.reduce_sum(op.reshape(dy[0], apart), range(0, 2 * len(shape), 2), keepdims=False) if apart else dy[0]
     return [op.reshape(summed, shape)]
-
-
-@rule("Pad", since=11, fixed=[1, 3])
-def pad_rule(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
-    """The gradient without the border, which is that of the constant; other modes add it where it came from."""
-    g = dy[0]
-    assert g is not None
-    shape = shape_of(required_input(node, 0))
-    pads = op.constant_ints(node, 1, "pads")
-    axes = op.constant_ints(node, 3, "axes")
-    assert pads is not None
-    axes = tuple(range(len(shape))) if axes is None else tuple(axis % len(shape) for axis in axes)
-    before, after = [0] * len(shape), [0] * len(shape)
-    for index, axis in enumerate(axes):
-        before[axis], after[axis] = pads[index], pads[index + len(axes)]
-    mode = attr_str(node, "mode", "constant")
-    value, dvalue = input_of(node, 2), None
-    if value is not None and op.wants(value) and mode == "constant":
-        dvalue = op.reshape(_border_sum(op, g, before, after), shape_of(value))
-    if 0 in shape_of(g) or 0 in shape:
-        return [None, None, dvalue]
-    for axis in axes:
-        if mode != "constant" and (before[axis] > 0 or after[axis] > 0):
-            g = _fold_border(op, g, axis, _origins(shape[axis], before[axis], after[axis], mode), shape[axis])
-        else:
-            g = cut(op, g, axis, max(before[axis], 0), shape_of(g)[axis] - max(after[axis], 0))
-            lost_before, lost_after = [0] * len(shape), [0] * len(shape)
-            lost_before[axis], lost_after[axis] = max(-before[axis], 0), max(-after[axis], 0)
-            g = pad(op, g, lost_before, lost_after)
-    return [g, None, dvalue]
-
-
-def _border_sum(op: Builder, g: ir.Value, before: Sequence[int], after: Sequence[int]) -> ir.Value:
-    """Sum what stands in a border, slab by slab."""
-    parts = []
-    for axis in range(len(before)):
-        first, last = max(before[axis], 0), shape_of(g)[axis] - max(after[axis], 0)
-        for start, end in ((0, first), (last, shape_of(g)[axis])):
-            if end > start:
-                slab = cut(op, g, axis, start, end)
-                parts.append(op.reduce_sum(slab, range(len(before)), keepdims=False))
-        g = cut(op, g, axis, first, last)
-    return op.Sum(*parts) if parts else op.zeros([], g)
-
-
-def _origins(size: int, before: int, after: int, mode: str) -> np.ndarray:
-    """Return the input index that each index of a padded axis came from."""
-    indices = np.arange(-before, size + after)
-    if mode == "edge":
-        return indices.clip(0, size - 1)
-    if mode == "wrap":
-        return indices % size
-    period = max(2 * (size - 1), 1)
-    return (size - 1) - np.abs((indices % period) - (size - 1)) if size > 1 else indices * 0
-
-
-def _fold_border(op: Builder, g: ir.Value, axis: int, origins: np.ndarray, size: int) -> ir.Value:
-    """Sum the gradients of an axis by origin: a product with a small matrix, which is deterministic."""
-    shape = shape_of(g)
-    matrix = np.zeros((size, len(origins)), dtype=dtype_of(g))
-    matrix[origins, np.arange(len(origins))] = 1
-    rest = [*shape[:axis], size, *shape[axis + 1 :]]
-    if axis == len(shape) - 1:
-        return op.MatMul(g, np.ascontiguousarray(matrix.T))
-    flat = op.reshape(g, [int(np.prod(shape[:axis])), shape[axis], int(np.prod(shape[axis + 1 :]))])
-    return op.reshape(op.MatMul(matrix, flat), rest)
 
 
 @rule("DepthToSpace")
