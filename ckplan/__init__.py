@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from ckplan.meter.checkup import checkup
     from ckplan.model import ForwardModel, load, save
     from ckplan.operators.gradients import rule
+    from ckplan.operators.sessions import use_custom_ops
     from ckplan.planner import Plan, Problem, Timeline, bottlenecks, simulate
     from ckplan.planner.strategies import STRATEGIES, parse_strategy, register_strategy
     from ckplan.runtime.problem_of import problem_of
@@ -63,6 +64,7 @@ _HOME = {
     "ForwardModel": "ckplan.model",
     "load": "ckplan.model",
     "save": "ckplan.model",
+    "use_custom_ops": "ckplan.operators.sessions",
     "rule": "ckplan.operators.gradients",
     "Plan": "ckplan.planner",
     "Problem": "ckplan.planner",
@@ -107,6 +109,7 @@ __all__ = [
     "rule",
     "save",
     "simulate",
+    "use_custom_ops",
     "verify",
 ]
 

@@ -118,6 +118,14 @@ def _set(ctx: click.Context, param: click.Parameter, value: bool, *, name: str) 
         setattr(ctx.ensure_object(Settings), name, True)
 
 
+def _use_custom_ops(ctx: click.Context, param: click.Parameter, libraries: Sequence[Path]) -> None:
+    if libraries:
+        from ckplan.operators.sessions import use_custom_ops
+
+        for library in libraries:
+            use_custom_ops(library)
+
+
 _PATH = click.Path(path_type=Path)
 
 model_argument = click.argument("model", type=_PATH)
@@ -159,7 +167,15 @@ verbose_option = click.option(
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON with exact bytes.")
 
-shape_options = _section(
+custom_ops_option = _section(
+    "Kernels",
+    click.option(
+        "--custom-ops", multiple=True, type=_PATH, metavar="LIBRARY", expose_value=False, callback=_use_custom_ops,
+        help="Shared library with onnxruntime kernels of operators that it does not know itself. Repeatable.",
+    ),
+)  # fmt: skip
+
+shape_options = _stack(_section(
     "Sizes",
     click.option(
         "--dim", "dims", multiple=True, metavar="NAME=N", callback=read_dims,
@@ -169,7 +185,7 @@ shape_options = _section(
         "--shape", "shapes", multiple=True, metavar="INPUT=N,N,...", callback=read_shapes,
         help="Shape of an input, such as x=8,3,224,224. Repeatable.",
     ),
-)  # fmt: skip
+), custom_ops_option)  # fmt: skip
 
 _objective_options = _section(
     "What is differentiated",
