@@ -160,12 +160,12 @@ talk_options = _section(
     ),
 )  # fmt: skip
 
-verbose_option = click.option(
+verbose_option = _section("Messages", click.option(
     "-v", "--verbose", is_flag=True, expose_value=False, callback=partial(_set, name="verbose"),
-    help="Give reasons on stderr: what was tried, what was refused and why, what cannot be made again.",
-)  # fmt: skip
+    help="Give reasons on stderr: what was tried, what was refused and why, what cannot be recomputed.",
+))  # fmt: skip
 
-json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON with exact bytes.")
+json_option = _section("Messages", click.option("--json", "as_json", is_flag=True, help="Print JSON with exact bytes."))
 
 custom_ops_option = _section(
     "Kernels",
@@ -196,17 +196,17 @@ _objective_options = _section(
     ),
     click.option(
         "--wrt", multiple=True, metavar="PATTERN",
-        help="Differentiate only by parameters that match, such as 'layer4.*'; what matches no parameter names inputs, "
-        "or else activations. Repeatable.",
+        help="Differentiate only by parameters that match, such as 'layer4.*'. A pattern that matches no parameter "
+        "selects inputs, or else activations. Repeatable.",
     ),
     click.option(
         "--no-grad", multiple=True, metavar="PATTERN",
-        help="Leave out parameters that match; what matches none names inputs or activations at which gradients stop. "
-        "Repeatable.",
+        help="Leave out parameters that match. A pattern that matches none selects inputs or activations, and "
+        "gradients stop there. Repeatable.",
     ),
     click.option(
         "--retain-grad", multiple=True, metavar="PATTERN",
-        help="Put out the gradients of inputs or activations that match, too. Repeatable.",
+        help="Also output the gradients of inputs or activations that match. Repeatable.",
     ),
     click.option(
         "--grad-ys", multiple=True, metavar="TENSOR",
@@ -237,12 +237,12 @@ _training_step_options = _section(
     ),
     click.option(
         "--optimizer", metavar="NAME[:FIELD=VALUE,...]", shell_complete=completion.optimizers,
-        help="Put out new parameters in place of gradients: sgd, momentum, adam or adamw, with options such as "
+        help="Output new parameters in place of gradients: sgd, momentum, adam or adamw, with options such as "
         "adamw:weight_decay=0.01,beta2=0.95. The learning rate is the input learning_rate.",
     ),
     click.option(
         "--clip-norm", type=float, metavar="NORM",
-        help="Scale the gradients down to this norm, that of all of them together, if theirs is larger.",
+        help="Scale all gradients down by one factor if their joint norm is larger than this.",
     ),
     click.option(
         "--straight-through", is_flag=True,
@@ -250,22 +250,22 @@ _training_step_options = _section(
     ),
     click.option(
         "--time-checkpoints", metavar="N|sqrt", callback=read_chunks,
-        help="Cut each loop or recurrent layer into N chunks of steps, keep the states between them, and run a chunk "
-        "again in the backward pass; 'sqrt': about the root of the number of steps.",
+        help="Cut each loop or recurrent layer into N chunks of steps, keep the states between them, and recompute a "
+        "chunk in the backward pass; 'sqrt': about the root of the number of steps.",
     ),
     click.option(
         "--store", multiple=True, metavar="PATTERN",
-        help="Keep these values of each step of a loop instead of computing them again; 'none': only carried states. "
+        help="Keep these values of each step of a loop instead of recomputing them; 'none': only carried states. "
         "Default: also what is expensive. Repeatable.",
     ),
 )  # fmt: skip
 
 training_options = _stack(_objective_options, _training_step_options)
 
-inference_option = click.option(
+inference_option = _section("What is differentiated", click.option(
     "--inference", is_flag=True,
     help="Plan MODEL as it is, without loss and gradients: a model that is only run, or any other graph.",
-)  # fmt: skip
+))  # fmt: skip
 
 
 def _names(*decorators: Callable[[Any], Any]) -> frozenset[str]:
@@ -319,15 +319,15 @@ plan_file_option = click.option(
     help="Plan to take, as made by `ckplan plan`, in place of a strategy.",
 )  # fmt: skip
 
-device_option = click.option(
+device_option = _section("Runs", click.option(
     "--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True,
     help="Where to run the files.",
-)  # fmt: skip
+))  # fmt: skip
 
-cost_option = click.option(
+cost_option = _section("Plan", click.option(
     "--cost", type=click.Choice(["flops", "measured"]), default="flops", show_default=True,
     help="What a node costs: from its shapes, or from a profiled run on the device, kept in the user's cache.",
-)  # fmt: skip
+))  # fmt: skip
 
 run_options = _section(
     "Runs",
