@@ -74,10 +74,11 @@ def read_model(path: Path) -> ir.Model:
 def file_facts(model: ir.Model) -> FileFacts:
     """Read the facts off a model."""
     producers = {}
+    names = _event_names(model.graph)
     for value in model.graph.outputs:
         node = value.producer()
         if value.name and node is not None:
-            producers[value.name] = node.name or ""
+            producers[value.name] = names.get(node, "")
     forward, backward, recomputed = set(), set(), set()
     for node in _all_nodes(model.graph):
         if not node.name:
@@ -109,6 +110,15 @@ def file_facts(model: ir.Model) -> FileFacts:
 def fed_inputs(model: ir.Model) -> list[ir.Value]:
     """Graph inputs that a caller has to feed: those without an initializer."""
     return [value for value in model.graph.inputs if value.name not in model.graph.initializers]
+
+
+def _event_names(graph: ir.Graph) -> dict[ir.Node, str]:
+    """How onnxruntime's profile calls the nodes: one without a name by its operator and its place in the file.
+
+    Constant nodes, which it turns into initializers, have no place (``core/graph/graph.cc``).
+    """
+    named = [node for node in graph if node.op_type != "Constant"]
+    return {node: node.name or f"{node.op_type}_{place}" for place, node in enumerate(named)}
 
 
 def _number(text: str | None) -> int | None:

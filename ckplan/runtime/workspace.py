@@ -12,6 +12,7 @@ import math
 import numpy as np
 import onnx_ir as ir
 
+from ckplan.runtime.einsum import einsum_workspace
 from ckplan.runtime.sizes import bytes_of, dimensions_of
 
 _GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
@@ -30,6 +31,8 @@ def workspace_of(node: ir.Node) -> int:
     copies = _copies(node)
     if copies:
         return copies * bytes_of(node.outputs[0])
+    if node.op_type == "Einsum":
+        return _contraction(node)
     if node.op_type == "Where":
         return _branches(node)
     if node.op_type == "LRN":
@@ -53,7 +56,17 @@ def _copies(node: ir.Node) -> int:
         return 1 if len(node.inputs) > 2 else 0
     if node.op_type in ("BiasGelu", "FastGelu"):
         return 1 if len(node.inputs) > 1 else 0
-    return 1 if node.op_type == "Einsum" else 0
+    return 0
+
+
+def _contraction(node: ir.Node) -> int:
+    """What an Einsum works in; one tensor of the size of its output where the sizes of its operands are not known."""
+    shapes = [None if value is None else dimensions_of(value) for value in node.inputs]
+    dtype = node.outputs[0].dtype
+    known = [shape for shape in shapes if shape is not None]
+    if dtype is None or len(known) < len(shapes):
+        return bytes_of(node.outputs[0])
+    return math.ceil(einsum_workspace(node.attributes["equation"].as_string(), known) * dtype.itemsize)
 
 
 def _branches(node: ir.Node) -> int:

@@ -57,10 +57,14 @@ class Growing:
 
     Args:
         source: where the decisions come from.
+        shapes: shapes that parameters have.
+        most: elements of the largest tensor.
     """
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: Source, shapes: Sequence[Shape] = SHAPES, most: int = MOST) -> None:
         self.source = source
+        self.shapes = shapes
+        self.most = most
         self.nodes: list[onnx.NodeProto] = []
         self.initializers: list[onnx.TensorProto] = []
         self.known: list[tuple[str, Shape]] = []
@@ -89,7 +93,7 @@ class Growing:
         return self.source.pick(found) if found else self.made(fits)
 
     def made(self, fits: Callable[[Shape], bool]) -> tuple[str, Shape]:
-        shape = next(shape for shape in SHAPES if fits(shape))
+        shape = next(shape for shape in self.shapes if fits(shape))
         return self.parameter(shape), shape
 
     def weight(self, shape: Shape) -> str:

@@ -13,7 +13,7 @@ import numpy as np
 import onnx
 from onnx import helper
 
-from tests.autodiff.growing import MOST, OPSET, SHAPES, Growing, Shape, Source
+from tests.autodiff.growing import OPSET, Growing, Shape, Source
 
 SMOOTH = ["Tanh", "Sigmoid", "Sin", "Cos", "Softplus", "Identity", "Neg", "Erf", "Atan", "Gelu", "Elu", "Mish"]
 KINKED = ["Softsign", "Relu", "LeakyRelu", "Abs", "HardSwish", "HardSigmoid", "Selu", "ThresholdedRelu", "Shrink"]
@@ -49,7 +49,7 @@ def binary(g: Growing) -> None:
     except ValueError:
         other, second, shape = one, first, first  # read twice by one node
     op_type = g.source.pick(BINARY)
-    if math.prod(shape) > MOST or (op_type == "PRelu" and shape != first):
+    if math.prod(shape) > g.most or (op_type == "PRelu" and shape != first):
         op_type, other, shape = "Mul", one, first
     inputs = [one, other]
     if op_type in ("Sum", "Mean", "Max", "Min") and g.source.integer(0, 1):
@@ -65,7 +65,7 @@ def division(g: Growing) -> None:
         shape = np.broadcast_shapes(first, second)
     except ValueError:
         other, shape = one, first
-    if math.prod(shape) > MOST:
+    if math.prod(shape) > g.most:
         other, shape = one, first
     below = g.emit("Add", [g.emit("Softplus", [other], None), g.constant(np.asarray(1.0))], None)
     if g.source.integer(0, 1):
@@ -81,7 +81,7 @@ def where(g: Growing) -> None:
         shape = np.broadcast_shapes(first, second)
     except ValueError:
         other, shape = one, first
-    if math.prod(shape) > MOST:
+    if math.prod(shape) > g.most:
         other, shape = one, first
     g.emit("Where", [g.constant(np.asarray(np.arange(math.prod(shape)).reshape(shape) % 3 == 0)), one, other], shape)
 
@@ -119,11 +119,11 @@ def transpose(g: Growing) -> None:
 
 
 def stretch(g: Growing) -> None:
-    name, shape = g.any(lambda shape: math.prod(shape) <= MOST // 3)
+    name, shape = g.any(lambda shape: math.prod(shape) <= g.most // 3)
     if g.source.integer(0, 1) or not shape:
         wide = tuple(3 if d == 1 and g.source.integer(0, 1) else d for d in shape)
-        wide = (2, *wide) if g.source.integer(0, 1) and math.prod(wide) <= MOST // 2 else wide
-        wide = wide if math.prod(wide) <= MOST else shape
+        wide = (2, *wide) if g.source.integer(0, 1) and math.prod(wide) <= g.most // 2 else wide
+        wide = wide if math.prod(wide) <= g.most else shape
         g.emit("Expand", [name, g.constant(list(wide))], wide)
     else:
         repeats = [1] * len(shape)
@@ -132,7 +132,7 @@ def stretch(g: Growing) -> None:
 
 
 def concat(g: Growing) -> None:
-    name, shape = g.any(lambda shape: len(shape) >= 1 and math.prod(shape) <= MOST // 3)
+    name, shape = g.any(lambda shape: len(shape) >= 1 and math.prod(shape) <= g.most // 3)
     axis = g.axis_of(shape)
     others = [other for other, known in g.known if known == shape]
     inputs = [name, g.source.pick(others), name][: g.source.integer(2, 3)]
@@ -168,7 +168,7 @@ def cut(g: Growing) -> None:
 
 
 def pad(g: Growing) -> None:
-    name, shape = g.any(lambda shape: len(shape) >= 1 and min(shape) > 1 and math.prod(shape) <= MOST // 3)
+    name, shape = g.any(lambda shape: len(shape) >= 1 and min(shape) > 1 and math.prod(shape) <= g.most // 3)
     mode = g.source.pick(["constant", "reflect", "edge", "wrap"])
     begin, end = [0] * len(shape), [0] * len(shape)
     axis = g.source.integer(0, len(shape) - 1)
@@ -195,7 +195,7 @@ def triangle(g: Growing) -> None:
 
 
 def gather(g: Growing) -> None:
-    name, shape = g.any(lambda shape: len(shape) >= 1 and math.prod(shape) <= MOST // 3)
+    name, shape = g.any(lambda shape: len(shape) >= 1 and math.prod(shape) <= g.most // 3)
     axis = g.axis_of(shape)
     size = shape[axis]
     picks = np.asarray([g.source.integer(-size, size - 1) for _ in range(g.source.integer(1, 3))])
@@ -316,9 +316,9 @@ def convolution(g: Growing) -> None:
 
 
 def deconvolution(g: Growing) -> None:
-    name, shape = g.any(lambda shape: 3 <= len(shape) <= 4 and math.prod(shape) <= MOST // 2)
+    name, shape = g.any(lambda shape: 3 <= len(shape) <= 4 and math.prod(shape) <= g.most // 2)
     out, kernel = g.source.integer(1, 2), [2] * (len(shape) - 2)
-    stride = g.source.integer(1, 2) if math.prod(shape) * 2 ** len(kernel) <= 2 * MOST else 1
+    stride = g.source.integer(1, 2) if math.prod(shape) * 2 ** len(kernel) <= 2 * g.most else 1
     sizes = [(d - 1) * stride + 2 for d in shape[2:]]
     weight = g.weight((shape[1], out, *kernel))
     made = g.emit("ConvTranspose", [name, weight], None, kernel_shape=kernel, strides=[stride] * len(kernel))
@@ -373,7 +373,7 @@ def normalise(g: Growing) -> None:
 
 
 def attention(g: Growing) -> None:
-    name, shape = g.any(lambda shape: len(shape) == 3 and math.prod(shape) <= MOST // 2)
+    name, shape = g.any(lambda shape: len(shape) == 3 and math.prod(shape) <= g.most // 2)
     heads = g.source.pick([n for n in (1, 2) if shape[-1] % n == 0])
     other = g.source.pick([known for known, s in g.known if s == shape])
     causal = g.source.integer(0, 1)
@@ -382,7 +382,7 @@ def attention(g: Growing) -> None:
 
 def depth(g: Growing) -> None:
     """Between channels and places, where sizes allow."""
-    found = [(n, s) for n, s in g.known if len(s) == 4 and s[1] % 4 == 0 and math.prod(s) <= MOST]
+    found = [(n, s) for n, s in g.known if len(s) == 4 and s[1] % 4 == 0 and math.prod(s) <= g.most]
     if not found:
         return unary(g)
     name, (batch, channels, high, wide) = g.source.pick(found)
@@ -392,7 +392,7 @@ def depth(g: Growing) -> None:
 
 
 def resize(g: Growing) -> None:
-    name, shape = g.any(lambda shape: len(shape) == 4 and math.prod(shape) <= MOST // 2)
+    name, shape = g.any(lambda shape: len(shape) == 4 and math.prod(shape) <= g.most // 2)
     sizes = (*shape[:2], *(g.source.integer(1, 2 * d if d < 4 else d) for d in shape[2:]))
     mode = g.source.pick(["nearest", "linear"])
     where_to = g.source.pick(["half_pixel", "asymmetric", "align_corners"])
@@ -441,7 +441,7 @@ def grow(source: Source, most: int = 40) -> onnx.ModelProto:
     """
     g = Growing(source)
     for _ in range(source.integer(1, 4)):
-        g.parameter(source.pick(SHAPES))
+        g.parameter(source.pick(g.shapes))
     wanted = source.integer(5, most - 6)
     while len(g.nodes) < wanted:
         source.pick(STEPS)(g)

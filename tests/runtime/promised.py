@@ -1,0 +1,129 @@
+"""Predicted against measured activation peaks of random planned models, each in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import onnx_ir as ir
+
+from ckplan.autodiff import build_training_graph
+from ckplan.errors import InfeasibleError
+from ckplan.meter.counters import interpret, split_runs
+from ckplan.meter.facts import file_facts
+from ckplan.meter.inputs import make_inputs
+from ckplan.meter.session import as_array, open_session
+from ckplan.meter.session import step_of as runner_of
+from ckplan.model.loading import normalise
+from ckplan.pipeline import Goal, rewrite, step_of
+from ckplan.planner.strategies import parse_strategy
+from tests.runtime.forked import ForkError, forked
+from tests.runtime.memory_graphs import grow
+
+STRATEGIES = ("none", "sqrt", "memory", "auto:steps=0", "auto:steps=0", "memory")
+THREADS = 2
+
+
+@dataclass(frozen=True)
+class Promise:
+    """What became of a model.
+
+    Attributes:
+        seed: of the model.
+        strategy: of the plan.
+        predicted: peak of the activations in bytes, as planned.
+        measured: the same by onnxruntime's counters.
+        budget: what was asked for; None where nothing was.
+        at: operator of the step with the measured peak.
+        skipped: why there is no figure; empty where there is one.
+    """
+
+    seed: int
+    strategy: str = ""
+    predicted: int = 0
+    measured: int = 0
+    budget: int | None = None
+    at: str = ""
+    skipped: str = ""
+
+    @property
+    def excess(self) -> int:
+        """Bytes that were promised beyond what was measured; negative where the promise is broken."""
+        return self.predicted - self.measured
+
+
+def kept(seed: int, folder: Path | None = None) -> Promise:
+    """Plan the model of a seed, run the file, and compare; the file is left in a folder if one is named."""
+    model = grow(seed)
+    if not _reads_parameters(model):
+        return Promise(seed, skipped="the loss depends on no parameter")
+    training = build_training_graph(normalise(ir.from_proto(model)).model, loss="loss", wrt=["p[0-9]*"]).model
+    step = step_of(training)
+    strategy = STRATEGIES[seed % len(STRATEGIES)]
+    share = (seed * 7919 % 60 + 35) / 100
+    goal = Goal(share=share) if strategy != "none" else Goal()
+    try:
+        planned = rewrite(step, parse_strategy(strategy), goal)
+    except InfeasibleError:
+        goal = Goal()
+        planned = rewrite(step, parse_strategy(strategy), goal)
+    content = ir.to_proto(planned.model).SerializeToString()
+    if folder is not None:
+        (folder / f"{seed}.onnx").write_bytes(content)
+    measured, at = measured_peak(content)
+    return Promise(seed, strategy, planned.after.peak_activations, measured, goal.bytes(step.baseline), at)
+
+
+def measured_peak(content: bytes) -> tuple[int, str]:
+    """Peak of the activations of a file's first run by onnxruntime's counters, and the operator at which it stands.
+
+    Only the first call in a process tells the truth: the counters are those of the allocator that all sessions share.
+    """
+    model = ir.from_proto(_parsed(content))
+    inputs, facts = make_inputs(model), file_facts(model)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        session, _ = open_session(
+            content, "cpu", threads=THREADS, profile=folder / "profile", cut=True, optimized=folder / "optimized.onnx"
+        )
+        results = runner_of(session, inputs.arrays)()
+        outputs = [value.name for value in session.get_outputs()]
+        arrays = [as_array(result) for result in results]
+        sizes = {name: array.nbytes for name, array in zip(outputs, arrays, strict=True) if array is not None}
+        events = json.loads(Path(session.end_profiling()).read_text(encoding="utf-8"))
+        executed = ir.load(folder / "optimized.onnx").graph
+        producers = {
+            str(value.name): node.name for node in executed for value in node.outputs if value.name in facts.producers
+        }
+    counters = interpret(
+        {"order": "default", "runs": split_runs(events), "producers": producers, "outputs": sizes},
+        facts,
+        inputs.nbytes,
+    )
+    assert counters is not None
+    return counters.peak_activations, counters.op_types[counters.timeline.peak_step]
+
+
+def in_a_fork(seed: int, folder: Path | None = None) -> Promise:
+    """`kept` in a process of its own; a failure is told as a model that was skipped."""
+    try:
+        return Promise(**forked(lambda: asdict(kept(seed, folder))))
+    except ForkError as error:
+        return Promise(seed, skipped=f"FAILED {error}")
+
+
+def _parsed(content: bytes) -> Any:
+    import onnx
+
+    return onnx.ModelProto.FromString(content)
+
+
+def _reads_parameters(model: Any) -> bool:
+    needed = {"loss"}
+    for node in reversed(model.graph.node):
+        if needed.intersection(node.output):
+            needed.update(node.input)
+    return any(name[0] == "p" and name[1:].isdigit() for name in needed if name)
