@@ -4,11 +4,7 @@ ckplan reads a forward ONNX graph, builds the training graph (forward, loss and 
 operators, plans which activations to keep and which to recompute, and writes a file that keeps to the plan in
 stock onnxruntime. The command line is a thin layer over the names of this package::
 
-    forward = ckplan.load("model.onnx", dims={"batch": 8})
-    training = ckplan.build_training_graph(forward.model)
-    problem = ckplan.problem_of(training.model)
-    plan = ckplan.parse_strategy("memory").solve(problem)
-    ckplan.save(ckplan.emit(training.model, plan), "training.onnx")
+    ckplan.rewrite("model.onnx", budget="40%", dims={"batch": 8}, output="training.onnx")
 
 The names are imported when they are first used, so that ``import ckplan`` costs nothing.
 
@@ -23,98 +19,92 @@ import os
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ckplan.answers.analysis import Analysis, analyze
-    from ckplan.answers.explanation import Explanation, explain
-    from ckplan.autodiff import OPTIMIZERS, TrainingGraph, add_optimizer, build_training_graph, parse_optimizer
-    from ckplan.comparison import Comparison, Limits, compare_files
-    from ckplan.errors import CkplanError
-    from ckplan.meter import Measurement, Verification, verify
-    from ckplan.meter.checkup import checkup
-    from ckplan.model import ForwardModel, load, save
-    from ckplan.operators.gradients import rule
-    from ckplan.planner import Plan, Problem, Timeline, bottlenecks, simulate
-    from ckplan.planner.strategies import STRATEGIES, parse_strategy, register_strategy
-    from ckplan.runtime.problem_of import problem_of
-    from ckplan.writer.emit import emit
+    from ckplan.answers.analysis import Analysis as Analysis
+    from ckplan.answers.explanation import Explanation as Explanation
+    from ckplan.answers.frontier import Pareto as Pareto
+    from ckplan.api import analyze as analyze
+    from ckplan.api import build_training_graph as build_training_graph
+    from ckplan.api import explain as explain
+    from ckplan.api import measure as measure
+    from ckplan.api import open_model as open_model
+    from ckplan.api import pareto as pareto
+    from ckplan.api import plan as plan
+    from ckplan.api import rewrite as rewrite
+    from ckplan.api import verify as verify
+    from ckplan.autodiff import OPTIMIZERS as OPTIMIZERS
+    from ckplan.autodiff import TrainingGraph as TrainingGraph
+    from ckplan.autodiff import add_optimizer as add_optimizer
+    from ckplan.autodiff import parse_optimizer as parse_optimizer
+    from ckplan.comparison import Comparison as Comparison
+    from ckplan.comparison import Limits as Limits
+    from ckplan.comparison import compare_files as compare_files
+    from ckplan.errors import CkplanError as CkplanError
+    from ckplan.meter import Measurement as Measurement
+    from ckplan.meter import Verification as Verification
+    from ckplan.meter.checkup import checkup as checkup
+    from ckplan.model import ForwardModel as ForwardModel
+    from ckplan.model import load as load
+    from ckplan.model import save as save
+    from ckplan.operators.gradients import rule as rule
+    from ckplan.operators.sessions import use_custom_ops as use_custom_ops
+    from ckplan.pipeline import Goal as Goal
+    from ckplan.pipeline import Planned as Planned
+    from ckplan.pipeline import Step as Step
+    from ckplan.planner import Plan as Plan
+    from ckplan.planner import Problem as Problem
+    from ckplan.planner import Timeline as Timeline
+    from ckplan.planner import bottlenecks as bottlenecks
+    from ckplan.planner import simulate as simulate
+    from ckplan.planner.strategies import STRATEGIES as STRATEGIES
+    from ckplan.planner.strategies import parse_strategy as parse_strategy
+    from ckplan.planner.strategies import register_strategy as register_strategy
+    from ckplan.runtime import problem_of as problem_of
+    from ckplan.writer import emit as emit
 
 __version__ = "0.1.0"
 
 # onnxruntime reads it once, when its library is loaded (docs/Privacy.md of its repository).
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
-_HOME = {
-    "Analysis": "ckplan.answers.analysis",
-    "analyze": "ckplan.answers.analysis",
-    "OPTIMIZERS": "ckplan.autodiff",
-    "TrainingGraph": "ckplan.autodiff",
-    "add_optimizer": "ckplan.autodiff",
-    "build_training_graph": "ckplan.autodiff",
-    "parse_optimizer": "ckplan.autodiff",
-    "Comparison": "ckplan.comparison",
-    "Limits": "ckplan.comparison",
-    "compare_files": "ckplan.comparison",
-    "CkplanError": "ckplan.errors",
-    "Explanation": "ckplan.answers.explanation",
-    "explain": "ckplan.answers.explanation",
-    "Measurement": "ckplan.meter",
-    "Verification": "ckplan.meter",
-    "verify": "ckplan.meter",
-    "checkup": "ckplan.meter.checkup",
-    "ForwardModel": "ckplan.model",
-    "load": "ckplan.model",
-    "save": "ckplan.model",
-    "rule": "ckplan.operators.gradients",
-    "Plan": "ckplan.planner",
-    "Problem": "ckplan.planner",
-    "Timeline": "ckplan.planner",
-    "bottlenecks": "ckplan.planner",
-    "simulate": "ckplan.planner",
-    "STRATEGIES": "ckplan.planner.strategies",
-    "parse_strategy": "ckplan.planner.strategies",
-    "register_strategy": "ckplan.planner.strategies",
-    "emit": "ckplan.writer",
-    "problem_of": "ckplan.runtime",
+_HOMES = {
+    "answers.analysis": ("Analysis",),
+    "answers.explanation": ("Explanation",),
+    "answers.frontier": ("Pareto",),
+    "api": (
+        "analyze",
+        "build_training_graph",
+        "explain",
+        "measure",
+        "open_model",
+        "pareto",
+        "plan",
+        "rewrite",
+        "verify",
+    ),
+    "autodiff": ("OPTIMIZERS", "TrainingGraph", "add_optimizer", "parse_optimizer"),
+    "comparison": ("Comparison", "Limits", "compare_files"),
+    "errors": ("CkplanError",),
+    "meter": ("Measurement", "Verification"),
+    "meter.checkup": ("checkup",),
+    "model": ("ForwardModel", "load", "save"),
+    "operators.gradients": ("rule",),
+    "operators.sessions": ("use_custom_ops",),
+    "pipeline": ("Goal", "Planned", "Step"),
+    "planner": ("Plan", "Problem", "Timeline", "bottlenecks", "simulate"),
+    "planner.strategies": ("STRATEGIES", "parse_strategy", "register_strategy"),
+    "runtime": ("problem_of",),
+    "writer": ("emit",),
 }
+"""The public names, by the module that they come from; the imports above tell type checkers the same."""
 
-__all__ = [
-    "OPTIMIZERS",
-    "STRATEGIES",
-    "Analysis",
-    "CkplanError",
-    "Comparison",
-    "Explanation",
-    "ForwardModel",
-    "Limits",
-    "Measurement",
-    "Plan",
-    "Problem",
-    "Timeline",
-    "TrainingGraph",
-    "Verification",
-    "add_optimizer",
-    "analyze",
-    "bottlenecks",
-    "build_training_graph",
-    "checkup",
-    "compare_files",
-    "emit",
-    "explain",
-    "load",
-    "parse_optimizer",
-    "parse_strategy",
-    "problem_of",
-    "register_strategy",
-    "rule",
-    "save",
-    "simulate",
-    "verify",
-]
+__all__ = sorted(name for names in _HOMES.values() for name in names)
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOME:
-        raise AttributeError(f"module 'ckplan' has no attribute {name!r}")
-    return getattr(importlib.import_module(_HOME[name]), name)
+    for home, names in _HOMES.items():
+        if name in names:
+            return getattr(importlib.import_module(f"ckplan.{home}"), name)
+    raise AttributeError(f"module 'ckplan' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 
 from ckplan.cli import cli
+from ckplan.cli.sections import GENERAL, section_of
 from ckplan.planner.strategies import STRATEGIES
 from ckplan.report import docs, operators
 from ckplan.report.listings import default as written
@@ -18,17 +19,22 @@ _WIDTH = 118
 
 
 def commands() -> str:
-    """The page of commands, a section each."""
+    """The page of commands, a section each; options that several commands share stand once, at its end."""
     lines = ["# Commands", "", *_by("`ckplan COMMAND --help` prints the same"), "", *_prose(str(cli.help)), ""]
     lines += ["| command | what it does |", "|---|---|"]
     for name, command in cli.commands.items():
         lines.append(f"| [`ckplan {name}`](#ckplan-{name}) | {_cell(command.get_short_help_str(limit=200))} |")
+    shared: dict[str, dict[str, str]] = {}
     for name, command in cli.commands.items():
-        lines += ["", *_command(name, command)]
+        lines += ["", *_command(name, command, shared)]
+    lines += ["", "# Shared options"]
+    for title, records in shared.items():
+        lines += ["", f"## {title}", "", *_table(records)]
     return "\n".join(lines) + "\n"
 
 
-def _command(name: str, command: click.Command) -> Iterator[str]:
+def _command(name: str, command: click.Command, shared: dict[str, dict[str, str]]) -> Iterator[str]:
+    """The section of a command; options under a heading of their own go to ``shared``, by heading."""
     # A command keeps the help option of the first context that asks for one.
     context = click.Context(command, info_name=f"ckplan {name}", help_option_names=["-h", "--help"])
     yield f"## ckplan {name}"
@@ -41,17 +47,29 @@ def _command(name: str, command: click.Command) -> Iterator[str]:
     if isinstance(command, click.Group):
         for part, inner in command.commands.items():
             yield ""
-            yield from _command(f"{name} {part}", inner)
+            yield from _command(f"{name} {part}", inner, shared)
         return
-    options = [parameter for parameter in command.params if isinstance(parameter, click.Option)]
-    yield ""
-    yield "| option | what it does |"
-    yield "|---|---|"
-    for option in options:
-        record = option.get_help_record(context)
-        if record is not None:
-            flags, text = record
-            yield f"| `{_cell(flags)}` | {_cell(' '.join(text.split()))} |"
+    own: dict[str, str] = {}
+    elsewhere: dict[str, None] = {}
+    for option in command.params:
+        record = option.get_help_record(context) if isinstance(option, click.Option) else None
+        if record is None:
+            continue
+        flags, text = record
+        title = section_of(option)
+        if title != GENERAL:
+            elsewhere[title] = None
+        (own if title == GENERAL else shared.setdefault(title, {}))[flags] = " ".join(text.split())
+    if own:
+        yield from ("", *_table(own))
+    if elsewhere:
+        links = ", ".join(f"[{title.lower()}](#{title.lower().replace(' ', '-')})" for title in elsewhere)
+        yield from ("", *_wrapped(f"Shared options: {links}."))
+
+
+def _table(records: Mapping[str, str]) -> list[str]:
+    rows = [f"| `{_cell(flags)}` | {_cell(text)} |" for flags, text in records.items()]
+    return ["| option | what it does |", "|---|---|", *rows]
 
 
 def strategies() -> str:

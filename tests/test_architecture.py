@@ -124,6 +124,12 @@ def test_metadata_keys_are_spelled_in_one_place(path: Path) -> None:
     assert not KEY.findall(path.read_text(encoding="utf-8"))
 
 
+def test_sessions_are_opened_in_one_place() -> None:
+    """A library of custom operators is in every session, since there is one function that opens them."""
+    opening = {module_of(path) for path in FILES if ".InferenceSession(" in path.read_text(encoding="utf-8")}
+    assert opening == {"ckplan.operators.sessions"}
+
+
 def test_every_directory_is_a_package() -> None:
     missing = {path.parent for path in FILES if not (path.parent / "__init__.py").exists()}
     assert not missing

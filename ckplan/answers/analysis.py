@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING
 
+from ckplan.display import table_html
 from ckplan.errors import CkplanError
 from ckplan.pipeline import Goal, Step
 from ckplan.planner import Kind, Plan, Problem, Timeline, bottlenecks, lower_bound
@@ -17,6 +18,7 @@ from ckplan.planner.strategies.revolve import Revolve
 from ckplan.planner.strategies.search import Search
 from ckplan.runtime.occupancy import Occupancy
 from ckplan.runtime.sizes import dimensions_of
+from ckplan.units import format_bytes
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -87,11 +89,24 @@ class Analysis:
     lower_bound: int
     offers: tuple[Offer, ...]
 
+    def __repr__(self) -> str:
+        return f"<Analysis: {format_bytes(self.base.peak_activations)} of activations, {len(self.offers)} strategies>"
+
+    def _repr_html_(self) -> str:
+        rows = [("without a plan", format_bytes(self.base.peak_activations))]
+        rows += [
+            (f"with {one.strategy}", f"{format_bytes(one.plan.predicted.peak_activations)}, {one.plan.overhead:+.1%}")
+            for one in self.offers
+            if one.plan is not None
+        ]
+        rows += [(tensor.name, format_bytes(tensor.bytes)) for tensor in self.at_peak[:5]]
+        return table_html("Peak of activations: by strategy, and the largest tensors", rows)
+
 
 def analyze(
     step: Step,
     strategies: Sequence[Strategy] | None = None,
-    budget: int | float | None = None,
+    budget: int | float | str | None = None,
     progress: Callable[[str], None] = lambda doing: None,
 ) -> Analysis:
     """Find out where the memory of a step goes and what each strategy would save.
@@ -99,7 +114,7 @@ def analyze(
     Args:
         step: what to look at.
         strategies: what to try; by default all but those that only search longer, slow ones at a coarser setting.
-        budget: what the plans must not exceed: bytes of activations, or (a float) a ratio of what the step takes.
+        budget: what the plans must not exceed: see `Goal.of`.
         progress: is told what is being done.
     """
     problem, base = step.problem, step.baseline

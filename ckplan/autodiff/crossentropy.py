@@ -20,6 +20,7 @@ import onnx_ir as ir
 from ckplan.autodiff.builder import Builder, attr_int, attr_str, dtype_of, input_of, required_input, shape_of, size_of
 from ckplan.autodiff.paths import Composite
 from ckplan.autodiff.row_factors import with_row_factors
+from ckplan.autodiff.sums import total
 from ckplan.model.constants import mark_constant
 
 #: Operators that compute a cross-entropy and are replaced by the nodes emitted here.
@@ -86,11 +87,11 @@ def _reduce(op: Builder, losses: ir.Value, labels: Labels, name_shape: Sequence[
     if labels.reduction == "none":
         return op.Reshape(losses, np.asarray(name_shape, dtype=np.int64))
     if labels.reduction == "mean" and labels.weights is None:
-        return op.ReduceMean(losses, keepdims=0)
-    total = op.ReduceSum(losses, keepdims=0)
+        return total(op, losses, "ReduceMean")
+    added = total(op, losses)
     if labels.reduction == "sum" or labels.weights is None:
-        return total
-    return op.Div(total, op.ReduceSum(labels.weights, keepdims=0))
+        return added
+    return op.Div(added, total(op, labels.weights))
 
 
 def _slopes(op: Builder, dy: ir.Value, labels: Labels) -> ir.Value:
@@ -105,7 +106,7 @@ def _slopes(op: Builder, dy: ir.Value, labels: Labels) -> ir.Value:
     if labels.weights is None:
         return dy
     if labels.reduction == "mean":
-        dy = op.Div(dy, op.ReduceSum(labels.weights, keepdims=0))
+        dy = op.Div(dy, total(op, labels.weights))
     return op.Mul(labels.weights, dy)
 
 
@@ -158,7 +159,7 @@ def _by_weights(
     dy = op.reshape(dy, ())
     if labels.reduction == "sum":
         return op.Mul(losses, dy)
-    return op.Mul(op.Sub(losses, op.reshape(loss, ())), op.Div(dy, op.ReduceSum(weights, keepdims=0)))
+    return op.Mul(op.Sub(losses, op.reshape(loss, ())), op.Div(dy, total(op, weights)))
 
 
 def is_one(op: Builder, value: ir.Value) -> bool:
@@ -183,12 +184,15 @@ def emit_cross_entropy(op: Builder, logits: ir.Value, labels: Labels) -> tuple[i
         def chances(op: Builder) -> ir.Value:
             return op.Softmax(logarithms, axis=-1)
     else:
-        # Over another axis than the last one onnxruntime transposes to a copy and back.
-        normaliser = op.ReduceLogSumExp(logits, np.asarray([labels.axis], dtype=np.int64), keepdims=1)
-        losses = op.Sub(normaliser, op.GatherElements(logits, labels.indices, axis=labels.axis))
+        # Over another axis than the last one onnxruntime transposes to a copy and back. The largest logit is taken off
+        # first, in their buffer: a large normaliser is too coarse a number to subtract.
+        classes = np.asarray([labels.axis], dtype=np.int64)
+        shifted = op.Sub(logits, op.ReduceMax(logits, classes, keepdims=1))
+        normaliser = op.ReduceLogSumExp(shifted, classes, keepdims=1)
+        losses = op.Sub(normaliser, op.GatherElements(shifted, labels.indices, axis=labels.axis))
 
         def chances(op: Builder) -> ir.Value:
-            return op.Exp(op.Sub(logits, normaliser))
+            return op.Exp(op.Sub(shifted, normaliser))
 
     loss = _reduce(op, losses, labels, samples)
 

@@ -11,6 +11,7 @@ import onnx_ir as ir
 from ckplan.autodiff.builder import Builder, attr_int, is_floating, shape_of, size_of
 from ckplan.autodiff.crossentropy import emit_cross_entropy, group, is_one, prepare_labels
 from ckplan.autodiff.paths import Composite
+from ckplan.autodiff.sums import total
 from ckplan.errors import ModelError, UsageError
 
 #: Losses that can be put behind an output, as ``--loss`` names them.
@@ -86,8 +87,8 @@ def add_loss(
         elif kind == "mse":
             found = _mean_squared_error(op, output, composites)
         else:
-            reduction = {"sum": op.ReduceSum, "mean": op.ReduceMean, "sum-of-squares": op.ReduceSumSquare}[kind]
-            found = Loss(reduction(output, keepdims=0), f"{kind} of '{output.name}'")
+            reduction = {"sum": "ReduceSum", "mean": "ReduceMean", "sum-of-squares": "ReduceSumSquare"}[kind]
+            found = Loss(total(op, output, reduction), f"{kind} of '{output.name}'")
     found.value.name = op.unique_name(name or f"loss_{output.name}")
     return found
 
@@ -142,7 +143,7 @@ def _mean_squared_error(op: Builder, output: ir.Value, composites: dict[ir.Node,
 
     def emit() -> tuple[ir.Value, Composite]:
         difference = op.Sub(output, target)
-        loss = op.Mul(op.ReduceSumSquare(difference, keepdims=0), 1 / count)
+        loss = op.Mul(total(op, difference, "ReduceSumSquare"), 1 / count)
 
         def gradient(op: Builder, dy: Sequence[ir.Value | None]) -> list[ir.Value | None]:
             # The difference itself, but for a factor: from a seed of one, nothing has to be made.

@@ -28,6 +28,7 @@ from ckplan.autodiff.rules.conv_batch_norm import conv_batch_norms
 from ckplan.autodiff.training_mode import TrainingForms, enter_training
 from ckplan.errors import ModelError, UsageError
 from ckplan.keys import PHASE
+from ckplan.model.opset import relabel
 from ckplan.model.own_files import forget_training
 
 Unused = Literal["absent", "zero"]
@@ -186,6 +187,7 @@ def build_training_graph(
     inline_functions(model, wanted)
     settle_sums(op, accumulation)
     merge_twins(model)
+    notes += relabel(model)  # what needed a newer one may have been inlined
     for parameter in parameters:
         if str(parameter.name) not in graph.initializers:  # nothing reads it
             graph.register_initializer(parameter)

@@ -17,7 +17,8 @@ from ckplan.cli.options import (
 from ckplan.cli.output import check_output
 from ckplan.cli.sections import SectionedCommand
 from ckplan.cli.step import opened
-from ckplan.cli.terminal import show, show_json, stage
+from ckplan.cli.terminal import notes, show, show_json, stage
+from ckplan.errors import ModelError
 
 if TYPE_CHECKING:
     from ckplan.pipeline import StepOptions
@@ -37,10 +38,16 @@ def command(model: Path, output: Path, force: bool, as_json: bool, asked: StepOp
     """
     check_output(output, force, model)
     from ckplan.model import save
+    from ckplan.writer.describe import promise
 
     step = opened(model, asked)
     training = step.training
     assert training is not None  # there is no --inference here
+    with stage("simulating the step"):
+        try:
+            promise(step.model, step.baseline)
+        except ModelError as error:  # a type that this onnxruntime has no kernels for on this machine
+            notes([f"what the file takes is not predicted: {error}"])
     with stage(f"writing {output.name}"):
         save(step.model, output, force=force)
     if as_json:

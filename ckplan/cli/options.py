@@ -118,6 +118,14 @@ def _set(ctx: click.Context, param: click.Parameter, value: bool, *, name: str) 
         setattr(ctx.ensure_object(Settings), name, True)
 
 
+def _use_custom_ops(ctx: click.Context, param: click.Parameter, libraries: Sequence[Path]) -> None:
+    if libraries:
+        from ckplan.operators.sessions import use_custom_ops
+
+        for library in libraries:
+            use_custom_ops(library)
+
+
 _PATH = click.Path(path_type=Path)
 
 model_argument = click.argument("model", type=_PATH)
@@ -152,14 +160,22 @@ talk_options = _section(
     ),
 )  # fmt: skip
 
-verbose_option = click.option(
+verbose_option = _section("Messages", click.option(
     "-v", "--verbose", is_flag=True, expose_value=False, callback=partial(_set, name="verbose"),
-    help="Give reasons on stderr: what was tried, what was refused and why, what cannot be made again.",
+    help="Give reasons on stderr: what was tried, what was refused and why, what cannot be recomputed.",
+))  # fmt: skip
+
+json_option = _section("Messages", click.option("--json", "as_json", is_flag=True, help="Print JSON with exact bytes."))
+
+custom_ops_option = _section(
+    "Kernels",
+    click.option(
+        "--custom-ops", multiple=True, type=_PATH, metavar="LIBRARY", expose_value=False, callback=_use_custom_ops,
+        help="Shared library with onnxruntime kernels of operators that it does not know itself. Repeatable.",
+    ),
 )  # fmt: skip
 
-json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON with exact bytes.")
-
-shape_options = _section(
+shape_options = _stack(_section(
     "Sizes",
     click.option(
         "--dim", "dims", multiple=True, metavar="NAME=N", callback=read_dims,
@@ -169,7 +185,7 @@ shape_options = _section(
         "--shape", "shapes", multiple=True, metavar="INPUT=N,N,...", callback=read_shapes,
         help="Shape of an input, such as x=8,3,224,224. Repeatable.",
     ),
-)  # fmt: skip
+), custom_ops_option)  # fmt: skip
 
 _objective_options = _section(
     "What is differentiated",
@@ -180,17 +196,17 @@ _objective_options = _section(
     ),
     click.option(
         "--wrt", multiple=True, metavar="PATTERN",
-        help="Differentiate only by parameters that match, such as 'layer4.*'; what matches no parameter names inputs, "
-        "or else activations. Repeatable.",
+        help="Differentiate only by parameters that match, such as 'layer4.*'. A pattern that matches no parameter "
+        "selects inputs, or else activations. Repeatable.",
     ),
     click.option(
         "--no-grad", multiple=True, metavar="PATTERN",
-        help="Leave out parameters that match; what matches none names inputs or activations at which gradients stop. "
-        "Repeatable.",
+        help="Leave out parameters that match. A pattern that matches none selects inputs or activations, and "
+        "gradients stop there. Repeatable.",
     ),
     click.option(
         "--retain-grad", multiple=True, metavar="PATTERN",
-        help="Put out the gradients of inputs or activations that match, too. Repeatable.",
+        help="Also output the gradients of inputs or activations that match. Repeatable.",
     ),
     click.option(
         "--grad-ys", multiple=True, metavar="TENSOR",
@@ -221,12 +237,12 @@ _training_step_options = _section(
     ),
     click.option(
         "--optimizer", metavar="NAME[:FIELD=VALUE,...]", shell_complete=completion.optimizers,
-        help="Put out new parameters in place of gradients: sgd, momentum, adam or adamw, with options such as "
+        help="Output new parameters in place of gradients: sgd, momentum, adam or adamw, with options such as "
         "adamw:weight_decay=0.01,beta2=0.95. The learning rate is the input learning_rate.",
     ),
     click.option(
         "--clip-norm", type=float, metavar="NORM",
-        help="Scale the gradients down to this norm, that of all of them together, if theirs is larger.",
+        help="Scale all gradients down by one factor if their joint norm is larger than this.",
     ),
     click.option(
         "--straight-through", is_flag=True,
@@ -234,22 +250,22 @@ _training_step_options = _section(
     ),
     click.option(
         "--time-checkpoints", metavar="N|sqrt", callback=read_chunks,
-        help="Cut each loop or recurrent layer into N chunks of steps, keep the states between them, and run a chunk "
-        "again in the backward pass; 'sqrt': about the root of the number of steps.",
+        help="Cut each loop or recurrent layer into N chunks of steps, keep the states between them, and recompute a "
+        "chunk in the backward pass; 'sqrt': about the root of the number of steps.",
     ),
     click.option(
         "--store", multiple=True, metavar="PATTERN",
-        help="Keep these values of each step of a loop instead of computing them again; 'none': only carried states. "
+        help="Keep these values of each step of a loop instead of recomputing them; 'none': only carried states. "
         "Default: also what is expensive. Repeatable.",
     ),
 )  # fmt: skip
 
 training_options = _stack(_objective_options, _training_step_options)
 
-inference_option = click.option(
+inference_option = _section("What is differentiated", click.option(
     "--inference", is_flag=True,
     help="Plan MODEL as it is, without loss and gradients: a model that is only run, or any other graph.",
-)  # fmt: skip
+))  # fmt: skip
 
 
 def _names(*decorators: Callable[[Any], Any]) -> frozenset[str]:
@@ -303,15 +319,15 @@ plan_file_option = click.option(
     help="Plan to take, as made by `ckplan plan`, in place of a strategy.",
 )  # fmt: skip
 
-device_option = click.option(
+device_option = _section("Runs", click.option(
     "--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True,
     help="Where to run the files.",
-)  # fmt: skip
+))  # fmt: skip
 
-cost_option = click.option(
+cost_option = _section("Plan", click.option(
     "--cost", type=click.Choice(["flops", "measured"]), default="flops", show_default=True,
     help="What a node costs: from its shapes, or from a profiled run on the device, kept in the user's cache.",
-)  # fmt: skip
+))  # fmt: skip
 
 run_options = _section(
     "Runs",

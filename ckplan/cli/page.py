@@ -13,7 +13,7 @@ from ckplan.errors import UsageError
 if TYPE_CHECKING:
     from ckplan.answers.analysis import Analysis
     from ckplan.answers.findings import Chosen
-    from ckplan.answers.pareto import Pareto
+    from ckplan.answers.frontier import Pareto
     from ckplan.comparison import Comparison
     from ckplan.meter import Verification
     from ckplan.pipeline import Planned, Step

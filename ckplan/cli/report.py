@@ -66,7 +66,7 @@ def command(
     check_page(output, force, model)
     from ckplan.answers.analysis import analyze
     from ckplan.answers.findings import chosen
-    from ckplan.answers.pareto import pareto
+    from ckplan.answers.frontier import pareto
     from ckplan.cli.planning import planned, tell
     from ckplan.model import save
     from ckplan.pipeline import Goal

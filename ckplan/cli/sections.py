@@ -20,7 +20,7 @@ class SectionedCommand(click.Command):
         """Write the options, a definition list for each section."""
         sections: dict[str, list[tuple[str, str]]] = {GENERAL: []}
         for parameter in self.get_params(ctx):
-            record = parameter.get_help_record(ctx)
+            record = parameter.get_help_record(ctx) if isinstance(parameter, click.Option) else None
             if record is not None:
                 sections.setdefault(section_of(parameter), []).append(record)
         for title, records in sections.items():

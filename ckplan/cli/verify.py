@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from ckplan.cli.options import html_options, json_option, run_options, talk_options
+from ckplan.cli.options import custom_ops_option, html_options, json_option, run_options, talk_options
 from ckplan.cli.page import check_page, files_page
 from ckplan.cli.proof import check, run_both
 from ckplan.cli.sections import SectionedCommand
@@ -19,6 +19,7 @@ _PATH = click.Path(path_type=Path)
 @click.argument("base", type=_PATH)
 @click.argument("new", type=_PATH)
 @run_options
+@custom_ops_option
 @html_options
 @json_option
 @talk_options

@@ -87,7 +87,7 @@ def _is_plain(attribute: ir.Attr) -> bool:
 
 def _refuse_settings(path: Path, settings: Settings) -> None:
     """Raises UsageError for settings that would change a file that is taken as it is."""
-    given = settings.options()
+    given = [name for name in settings.options() if name != "budget"]
     if given:
         listed = ", ".join("`" + name.replace("_", "-") + "`" for name in given)
         raise UsageError(

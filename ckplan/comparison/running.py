@@ -76,7 +76,8 @@ def compare_files(
         ModelError: a file cannot be read, or is of another model or version than the other.
         UsageError: an option does not fit.
     """
-    options, limits, how = options or {}, limits or Limits(), how or How()
+    limits, how = limits or Limits(), how or How()
+    options = _options(options or {}, limits)
     if base is not None and is_json(base):
         bases = _base_sides(base, how)
         if is_json(head):
@@ -135,7 +136,7 @@ def compare_targets(targets: Sequence[Target], baseline: Path | None, accept: st
 def _checked(target: Target, base: Snapshot | None, baseline: Path | None, how: How) -> tuple[Check, tuple[str, ...]]:
     if baseline is not None and base is None and not how.accepting:
         raise ModelError(f"baseline '{baseline}' has no model '{target.name}'", "save it again")
-    settings = Settings.of(**target.options)
+    settings = Settings.of(**_options(target.options, target.limits))
     if base is not None and base.fingerprint is not None:
         # Before the work: what does not fit need not be planned, and the settings of another model fail oddly.
         mark = fingerprint_of(read(target.path))
@@ -167,9 +168,9 @@ def _against_baseline(path: Path, bases: Sides, target: Target, how: How) -> Com
 def _compare_sides(
     base: Path, bases: Sides, head: Path, heads: Sides, options: Mapping[str, Any], limits: Limits
 ) -> Comparison:
-    if options:
+    if asked := [name for name in options if name != "budget"]:
         raise UsageError(
-            f"both files are results, which are compared as they are, without {', '.join(options)}", "leave it out"
+            f"both files are results, which are compared as they are, without {', '.join(asked)}", "leave it out"
         )
     if len(bases) == len(heads) == 1:
         pairs = [(next(iter(heads)), next(iter(bases.values())), next(iter(heads.values())))]
@@ -206,6 +207,11 @@ def _entry(path: Path, sides: Sides, name: str) -> str:
     if len(sides) == 1:
         return next(iter(sides))
     raise ModelError(f"'{path}' has no model '{name}'", unknown(name, sides))
+
+
+def _options(options: Mapping[str, Any], limits: Limits) -> Mapping[str, Any]:
+    """The settings of a model: the budget that it is held against is what its plan is to keep to."""
+    return options if limits.budget is None else {**options, "budget": limits.budget}
 
 
 def _settings(stored: Settings | None, options: Mapping[str, Any]) -> Settings:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from ckplan.errors import CkplanError
+from ckplan.operators.sessions import use_custom_ops
 
 
 class Channel:
@@ -74,6 +75,8 @@ def main(folder: Path) -> int:
     os.dup2(2, 1)
     channel = Channel(folder, replies)
     try:
+        for library in channel.request["custom_ops"]:
+            use_custom_ops(library)
         result = _job(channel.request["job"])(channel)
     except Exception as error:  # the parent turns every failure into a typed error
         (folder / "error.json").write_text(json.dumps(_describe(error)), encoding="utf-8")

@@ -15,6 +15,7 @@ from ckplan.errors import EnvironmentUnavailableError
 from ckplan.meter.arrays import load_arrays
 from ckplan.meter.child import Channel
 from ckplan.meter.session import as_ort_values, open_session
+from ckplan.operators import sessions
 
 
 def job(channel: Channel) -> dict[str, Any]:
@@ -74,4 +75,4 @@ def _make_first_session(ort: Any) -> None:
     result = helper.make_tensor_value_info("y", TensorProto.FLOAT, [1])
     graph = helper.make_graph([helper.make_node("Neg", ["x"], ["y"])], "first", [value], [result])
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
-    ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    sessions.open_session(model.SerializeToString(), ort.SessionOptions())

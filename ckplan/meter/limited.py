@@ -14,6 +14,7 @@ from ckplan.meter.arrays import load_arrays
 from ckplan.meter.child import Channel
 from ckplan.meter.device import CUDA, device_that_ran, wanted_providers
 from ckplan.meter.session import step_of
+from ckplan.operators.sessions import open_session
 from ckplan.planner.arena import UNIT, ArenaSettings
 
 RUNS = 3
@@ -84,6 +85,6 @@ def _opened(request: dict[str, Any]) -> Any:
         place = ort.OrtMemoryInfo("Cpu", ort.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, ort.OrtMemType.DEFAULT)
         ort.create_and_register_allocator(place, ort.OrtArenaCfg(arena_options(request["limit"])))
         options.add_session_config_entry("session.use_env_allocators", "1")
-    session = ort.InferenceSession(request["path"], options, providers=providers)
+    session = open_session(request["path"], options, providers)
     device_that_ran(session.get_providers(), request["device"])
     return session

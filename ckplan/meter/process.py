@@ -18,6 +18,7 @@ from ckplan import errors
 from ckplan.errors import CkplanError, ModelError
 from ckplan.meter.errors import RunFailedError
 from ckplan.model.half import missing_kernel_advice
+from ckplan.operators.sessions import custom_ops
 from ckplan.units import format_bytes
 
 TAIL = 8
@@ -163,7 +164,9 @@ def started(job: str, request: Mapping[str, Any]) -> Iterator[Process]:
     """Start a job in a fresh process, and end it with the block, whatever happens."""
     with tempfile.TemporaryDirectory(prefix="ckplan-") as name:
         folder = Path(name)
-        (folder / "request.json").write_text(json.dumps({"job": job, **request}), encoding="utf-8")
+        (folder / "request.json").write_text(
+            json.dumps({"job": job, "custom_ops": custom_ops(), **request}), encoding="utf-8"
+        )
         package_root = str(Path(errors.__file__).resolve().parent.parent)
         path = os.pathsep.join([package_root, *filter(None, [os.environ.get("PYTHONPATH")])])
         # Safe path: the caller's working folder may hold a file named like a library.

@@ -11,6 +11,7 @@ import numpy as np
 
 from ckplan.meter.arrays import Array, is_exotic
 from ckplan.meter.device import device_that_ran, wanted_providers
+from ckplan.operators import sessions
 
 Order = Literal["default", "priority"]
 
@@ -77,7 +78,7 @@ def open_session(
         options.optimized_model_filepath = str(optimized)
         options.add_session_config_entry("session.optimized_model_external_initializers_file_name", "weights.bin")
         options.add_session_config_entry("session.optimized_model_external_initializers_min_size_in_bytes", "1024")
-    session = ort.InferenceSession(source, options, providers=wanted_providers(ort, device))
+    session = sessions.open_session(source, options, wanted_providers(ort, device))
     return session, device_that_ran(session.get_providers(), device)
 
 

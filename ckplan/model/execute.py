@@ -10,6 +10,7 @@ import onnx_ir as ir
 
 from ckplan.errors import EnvironmentUnavailableError
 from ckplan.model.infer import static_shape
+from ckplan.operators.sessions import open_session
 
 SEED = 0
 # Larger initializers are fed as inputs, so that the probe has no protobuf limit and reads external data in place.
@@ -84,7 +85,7 @@ def _run(
     options.log_severity_level = 4
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.enable_cpu_mem_arena = False
-    session = ort.InferenceSession(proto, options, providers=["CPUExecutionProvider"])
+    session = open_session(proto, options)
     wanted = {value.name for value in session.get_inputs()}
     feeds = {name: _ort_value(ort, array) for name, array in {**weights, **inputs}.items() if name in wanted}
     types = {output.name: _TYPES[output.type] for output in session.get_outputs() if output.type in _TYPES}

@@ -1,4 +1,4 @@
-"""What onnxruntime's CPU provider makes of models in half precision, for which it has few kernels."""
+"""Kernels that onnxruntime has not: what its CPU provider makes of models in half precision, and what can be done."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import re
 
 import onnx_ir as ir
 
+_UNKNOWN = re.compile(r"(\S+?):(\w+)\(-?\d+\) is not a registered function/op")
 _MISSING = re.compile(r"Could not find an implementation|Failed to find kernel|NOT_IMPLEMENTED", re.IGNORECASE)
 
 
@@ -16,6 +17,9 @@ def missing_kernel_advice(reason: str, model: ir.Model) -> str:
         reason: what onnxruntime said.
         model: what it was to load.
     """
+    unknown = _UNKNOWN.search(reason)
+    if unknown:
+        return f"give the library of the kernels of {unknown[1]}::{unknown[2]} with --custom-ops"
     if not _MISSING.search(reason):
         return ""
     if ir.DataType.BFLOAT16 in _types(model.graph):

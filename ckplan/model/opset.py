@@ -45,11 +45,7 @@ def lift(model: ir.Model) -> tuple[ir.Model, tuple[str, ...]]:
     if version >= MINIMUM_OPSET and not model.functions:
         put_right(model, version)
         model.ir_version = max(model.ir_version or 0, MINIMUM_IR_VERSION)
-        if version > NEWEST_OPSET and _fits(model, NEWEST_OPSET):
-            for graph in (model.graph, *model.graph.subgraphs()):
-                graph.opset_imports[""] = NEWEST_OPSET
-            return model, (f"labelled opset {NEWEST_OPSET}, since nothing in it needs {version}",)
-        return model, ()
+        return model, relabel(model)
     own = _with_rules(model)
     inlined = len(model.functions) - len(own)
     for identifier in own:
@@ -80,6 +76,20 @@ def _with_rules(model: ir.Model) -> dict[ir.OperatorIdentifier, ir.Function]:
             found[key] = model.functions[key]
             pending.extend(node.op_identifier() for node in found[key].all_nodes())
     return found
+
+
+def relabel(model: ir.Model) -> tuple[str, ...]:
+    """Label a model with the newest operator set that onnxruntime loads if it needs no newer one, in place.
+
+    Returns:
+        Notes; empty when the label stays.
+    """
+    version = model.graph.opset_imports.get("", MINIMUM_OPSET)
+    if version <= NEWEST_OPSET or not _fits(model, NEWEST_OPSET):
+        return ()
+    for graph in (model.graph, *model.graph.subgraphs()):
+        graph.opset_imports[""] = NEWEST_OPSET
+    return (f"labelled opset {NEWEST_OPSET}, since nothing in it needs {version}",)
 
 
 def _fits(model: ir.Model, version: int) -> bool:

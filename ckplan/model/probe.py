@@ -35,12 +35,14 @@ def learn(model: ir.Model) -> tuple[str, ...]:
         Notes; empty when nothing was unknown.
 
     Raises:
-        ModelError: onnxruntime cannot run the model, so that shapes remain unknown.
+        ModelError: onnxruntime cannot run the model, so that shapes remain unknown; or they are numbers that are fed.
         EnvironmentUnavailableError: onnxruntime is not installed.
     """
     unknown = unknown_values(model.graph)
     if not unknown:
         return ()
+    for value in unknown:
+        _refuse_fed_range(value.producer())
     reason = ""
     own = next((node for node in model.graph.all_nodes() if is_own(node)), None)
     try:
@@ -63,6 +65,35 @@ def learn(model: ir.Model) -> tuple[str, ...]:
             else f"give the library of the kernels of {own.domain} with --custom-ops",
         )
     return (f"the shapes of {len(unknown)} value(s) come from a run in onnxruntime, first '{unknown[0].name}'",)
+
+
+def _refuse_fed_range(node: ir.Node | None) -> None:
+    """Raise for a Range whose numbers are fed: a run would size it by random numbers, and fail with others."""
+    if node is None or node.op_type != "Range" or node.domain not in ("", "ai.onnx"):
+        return
+    fed = sorted({name for value in node.inputs for name in _fed(value)})
+    if fed:
+        listed = " and ".join(f"'{name}'" for name in fed)
+        raise ModelError(
+            f"Range '{node.name}' has as many results as {listed} say when it runs, and a plan needs fixed sizes",
+            "make constants of these inputs in the file",
+        )
+
+
+def _fed(value: ir.Value | None) -> set[str]:
+    """Name the graph inputs whose values, not only their shapes, a value is computed from."""
+    found, seen, left = set(), set(), [value]
+    while left:
+        at = left.pop()
+        if at is None or at in seen:
+            continue
+        seen.add(at)
+        if at.is_graph_input():
+            found.add(str(at.name))
+        maker = at.producer()
+        if maker is not None and maker.op_type not in ("Shape", "Size"):
+            left.extend(maker.inputs)
+    return found
 
 
 def _blame_operator(node: ir.Node) -> None:

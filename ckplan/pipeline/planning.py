@@ -6,6 +6,7 @@ import logging
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from ckplan.display import table_html
 from ckplan.errors import InfeasibleError
 from ckplan.keys import BUDGET
 from ckplan.pipeline.goal import ANY, Goal
@@ -59,6 +60,18 @@ class Planned:
     def __repr__(self) -> str:
         before, after = (format_bytes(timeline.peak_activations) for timeline in (self.before, self.after))
         return f"<{self.step.name} planned by {self.plan.strategy}: {before} -> {after}, {self.plan.overhead:+.1%}>"
+
+    def _repr_html_(self) -> str:
+        bound = self.plan.overhead_bound
+        rows = [
+            ("activations without a plan", format_bytes(self.before.peak_activations)),
+            ("activations", format_bytes(self.after.peak_activations)),
+            ("budget", "none" if self.budget is None else format_bytes(self.budget)),
+            ("nodes that run again", f"{self.plan.recomputed:,}"),
+            ("extra compute", f"{self.plan.overhead:+.1%}" + (f" (at least {bound:+.1%})" if bound > 0 else "")),
+            ("no schedule takes less than", format_bytes(self.plan.lower_bound)),
+        ]
+        return table_html(f"{self.step.name}, planned by {self.plan.strategy}", rows)
 
 
 def rewrite(step: Step, strategy: Strategy, goal: Goal = ANY) -> Planned:

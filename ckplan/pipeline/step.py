@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import onnx_ir as ir
 
 from ckplan.autodiff import TrainingGraph, add_optimizer, build_training_graph, parse_optimizer
+from ckplan.autodiff.inline import inline_functions
 from ckplan.model import load
 from ckplan.model.half import half_precision_notes
 from ckplan.model.loading import ForwardModel, normalise
@@ -136,6 +137,7 @@ def step_of(graph: TrainingGraph | ir.Model, name: str = "model", **known: Any) 
     training = None if isinstance(graph, ir.Model) else graph
     model = graph if isinstance(graph, ir.Model) else graph.model
     feed_weights(model.graph)
+    inline_functions(model)
     return Step(name, model, training, **known)
 
 

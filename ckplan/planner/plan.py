@@ -13,6 +13,7 @@ from ckplan.planner.bounds import lower_bound
 from ckplan.planner.problem import Problem
 from ckplan.planner.simulate import simulate
 from ckplan.planner.timeline import Timeline
+from ckplan.units import format_bytes
 
 SCHEMA = 1
 """Version of the JSON form; raised when a reader of the old form would misunderstand the new one."""
@@ -43,6 +44,10 @@ class Plan:
     base_cost: float
     overhead_bound: float = 0.0
     interrupted: bool = False
+
+    def __repr__(self) -> str:
+        peak = format_bytes(self.predicted.peak_activations)
+        return f"<Plan by {self.strategy}: {peak}, {self.overhead:+.1%}, {self.recomputed} nodes repeated>"
 
     @property
     def overhead(self) -> float:

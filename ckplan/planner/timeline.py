@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ckplan.units import format_bytes
+
 
 @dataclass(frozen=True, slots=True)
 class Moment:
@@ -31,6 +33,9 @@ class Timeline:
     """Memory over the steps of one training step, in execution order."""
 
     steps: tuple[Moment, ...]
+
+    def __repr__(self) -> str:
+        return f"<Timeline: {len(self.steps)} steps, peak {format_bytes(self.peak_activations)} of activations>"
 
     @property
     def peak_activations(self) -> int:

@@ -14,7 +14,7 @@ from ckplan.report.blocks import blocks_json
 if TYPE_CHECKING:
     from ckplan.answers.analysis import Analysis, Offer, TensorFacts
     from ckplan.answers.findings import Chosen
-    from ckplan.answers.pareto import Pareto
+    from ckplan.answers.frontier import Pareto
     from ckplan.autodiff import TrainingGraph
     from ckplan.autodiff.coverage import Coverage
     from ckplan.meter import Bisection, Measurement, Verification

@@ -15,7 +15,7 @@ from ckplan.report.text import page, percent, section, table
 from ckplan.units import format_bytes
 
 if TYPE_CHECKING:
-    from ckplan.answers.pareto import Pareto
+    from ckplan.answers.frontier import Pareto
 
 
 def pareto(path: Path, found: Pareto) -> RenderableType:

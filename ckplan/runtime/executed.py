@@ -13,10 +13,11 @@ from pathlib import Path
 import numpy as np
 import onnx_ir as ir
 
-from ckplan.errors import ModelError
+from ckplan.errors import CkplanError, ModelError
 from ckplan.model.bodies import bodies_of
 from ckplan.model.half import missing_kernel_advice
 from ckplan.model.infer import NodeInference
+from ckplan.operators.sessions import open_session
 from ckplan.planner.simulate import simulate
 from ckplan.planner.timeline import Timeline
 from ckplan.runtime.execution_order import default_order, predecessors, priority_order
@@ -63,9 +64,9 @@ def executed_model(model: ir.Model, without: Sequence[str] = ()) -> ir.Model:
         options.log_severity_level = 4
         options.optimized_model_filepath = str(target)
         try:
-            onnxruntime.InferenceSession(
-                str(source), options, providers=["CPUExecutionProvider"], disabled_optimizers=list(without) or None
-            )
+            open_session(str(source), options, without=without)
+        except CkplanError:
+            raise
         except Exception as error:  # its exceptions have no base class of their own
             lines = str(error).splitlines() or [type(error).__name__]
             hint = missing_kernel_advice(lines[0], model)

@@ -90,6 +90,9 @@ class Occupancy:
     workspace: tuple[int, ...]
     buffers: tuple[Buffer, ...]
 
+    def __repr__(self) -> str:
+        return f"<Occupancy: {len(self.buffers)} buffers over {len(self.timeline.steps)} steps>"
+
     def alive(self, step: int) -> list[tuple[int, Buffer]]:
         """The buffers alive at a step with their positions, largest first."""
         found = [(index, buffer) for index, buffer in enumerate(self.buffers) if buffer.born <= step <= buffer.dies]

@@ -40,15 +40,13 @@ def describe(model: ir.Model, problem: Problem, plan: Plan, control_edges: int, 
         control_edges: their number.
         timeline: what onnxruntime makes of it.
     """
+    promise(model, timeline)
     model.metadata_props.update(
         {
-            VERSION: version("ckplan"),
             STRATEGY: plan.strategy,
             PLAN: json.dumps(plan.to_json(), separators=(",", ":")),
             RECOMPUTED: str(plan.recomputed),
             CONTROL_EDGES: str(control_edges),
-            PREDICTED_ACTIVATIONS: str(timeline.peak_activations),
-            PREDICTED_TOTAL: str(timeline.peak_total),
         }
     )
     nodes = list(model.graph)
@@ -61,6 +59,18 @@ def describe(model: ir.Model, problem: Problem, plan: Plan, control_edges: int, 
         keeps.setdefault(problem.producer[tensor], []).append(f"{name}: {size} bytes")
     for position, texts in keeps.items():
         nodes[position].metadata_props[KEEPS] = ", ".join(texts)
+
+
+def promise(model: ir.Model, timeline: Timeline) -> None:
+    """Write into a model's metadata what it is to take when it runs.
+
+    Args:
+        model: any graph; its metadata are changed, nothing else.
+        timeline: what onnxruntime makes of it, simulated.
+    """
+    model.metadata_props[VERSION] = version("ckplan")
+    model.metadata_props[PREDICTED_ACTIVATIONS] = str(timeline.peak_activations)
+    model.metadata_props[PREDICTED_TOTAL] = str(timeline.peak_total)
 
 
 def kept_tensors(problem: Problem, nodes: Sequence[ir.Node]) -> list[int]:

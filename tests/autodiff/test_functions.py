@@ -10,12 +10,15 @@ import pytest
 
 from ckplan.autodiff import build_training_graph
 from ckplan.autodiff.registry import lookup
+from ckplan.model.loading import normalise
 from tests.autodiff.control_flow.models import Scan
 from tests.autodiff.gradcheck import (
     check_finite_differences,
     check_gradient,
     infer,
     node_model,
+    onnxruntime_run,
+    parse,
     reference,
     slope,
     to_overridable,
@@ -65,16 +68,30 @@ def test_center_crop_pad(size):
     check_gradient(node_model("CenterCropPad", values(5, 4), np.asarray(size)), torch=False)
 
 
-@pytest.mark.parametrize("size", [[2, 3, 4, 5], [2, 3, 2, 3, 4]])
+@pytest.mark.parametrize("size", [[2, 3, 4, 5], [2, 3, 2, 3, 4], [1, 3, 4, 5], [1, 1, 4, 3, 2]])
 @pytest.mark.parametrize("align", [0, 1])
 def test_affine_grid(size, align):
-    """Its body asks, by If, how many axes there are."""
+    """Also for a single image, which ONNX's body takes for none."""
     axes = len(size) - 2
-    theta = values(2, axes, axes + 1).astype(np.float32)
+    theta = values(size[0], axes, axes + 1).astype(np.float32)
     model = node_model("AffineGrid", theta, np.asarray(size), align_corners=align)
     training = build_training_graph(infer(model), wrt=["p*"])
+    found = onnxruntime_run(training.model)
+    assert float((found["p0_grad"] * theta).sum()) == pytest.approx(float(found["loss"]), rel=1e-5)
     # The operator gives float32, but the grid is linear in theta: long steps are exact.
     check_finite_differences(to_overridable(model), training, step=1.0, rtol=1e-5)
+
+
+@pytest.mark.parametrize("align", [0, 1])
+def test_affine_grid_of_one_row(align):
+    """Aligned with both ends at once, onnxruntime aligns it with the last one, and onnx's evaluator divides by zero."""
+    attributes = f"AffineGrid<align_corners={align}>"
+    text = f"g () => (float loss) {{ y = {attributes}(theta, size) z = Mul(y, w) loss = ReduceSum<keepdims=0>(z) }}"
+    theta, weight = values(1, 2, 3).astype(np.float32), values(1, 1, 4, 2).astype(np.float32)
+    model = parse(text, theta=theta, size=np.asarray([1, 3, 1, 4]), w=weight)
+    found = onnxruntime_run(build_training_graph(model, wrt=["theta"]).model)
+    assert float((found["theta_grad"] * theta).sum()) == pytest.approx(float(found["loss"]), rel=1e-5)
+    assert bool(found["theta_grad"][0, 0, 1]) == bool(align)
 
 
 def in_double(graph: onnx.GraphProto) -> None:
@@ -187,3 +204,36 @@ def test_functions_off_the_path_stay():
     scores = query @ query.swapaxes(-1, -2) / 2
     share = np.exp(scores) / np.exp(scores).sum(-1, keepdims=True)
     np.testing.assert_allclose(reference(training.model)["p1_grad"], weight * (share @ query), rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("op_type", "inputs", "attributes"),
+    [
+        ("LinearAttention", [(1, 3, 8)] * 3, {"q_num_heads": 2, "kv_num_heads": 2, "update_rule": "linear"}),
+        ("CausalConvWithState", [(1, 2, 5), (2, 1, 3)], {}),
+    ],
+)
+def test_what_is_left_of_a_new_operator_is_labelled_with_a_version_that_runs(op_type, inputs, attributes):
+    """Opset 27 knows these, onnxruntime does not know opset 27, and their bodies need nothing of it."""
+    names = [f"p{index}" for index in range(len(inputs))]
+    node = onnx.helper.make_node(op_type, names, ["y", "state"], **attributes)
+    total = onnx.helper.make_node("ReduceSumSquare", ["y"], ["loss"], keepdims=0)
+    weights = [
+        onnx.numpy_helper.from_array(values(*s).astype(np.float32), n) for n, s in zip(names, inputs, strict=True)
+    ]
+    loss = onnx.helper.make_tensor_value_info("loss", onnx.TensorProto.FLOAT, [])
+    graph = onnx.helper.make_graph([node, total], "g", [], [loss], weights)
+    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 27)], ir_version=10)
+    training = build_training_graph(normalise(ir.from_proto(model)).model, wrt=["p*"])
+    assert training.model.graph.opset_imports[""] == 26
+    assert any("labelled opset 26" in note for note in training.notes)
+    found = onnxruntime_run(training.model)
+
+    def along(step: float) -> float:
+        moved = {n: onnx.numpy_helper.to_array(t) * np.float32(1 + step) for n, t in zip(names, weights, strict=True)}
+        return float(onnxruntime_run(training.model, moved)["loss"])
+
+    whole = sum(
+        float((found[f"{n}_grad"] * onnx.numpy_helper.to_array(t)).sum()) for n, t in zip(names, weights, strict=True)
+    )
+    assert whole == pytest.approx((along(1e-2) - along(-1e-2)) / 2e-2, rel=1e-2)

@@ -313,3 +313,41 @@ def test_default_loss_behind_a_softmax_of_one_sample():
     assert training.description == "cross-entropy of the logits 'z' of output 'y' against input 'labels'"
     found = check_training_graph(training, {"x": X[0], "labels": np.asarray(3)})
     assert found == pytest.approx(-log_softmax(X[0] @ W, 0)[3])
+
+
+@pytest.mark.parametrize("spec", ["cross-entropy", "mse", "mean", "sum", "sum-of-squares"])
+@pytest.mark.parametrize("samples", [2**17, 50_021])
+def test_a_long_loss_is_as_exact_as_its_type(spec, samples):
+    """Numbers are nearly equal at the beginning of a training: added up one after the other they are 1e-4 off."""
+    text = f"g (float[{samples},1] x) => (float[{samples},3] y) {{ y = MatMul(x, w) }}"
+    w = np.asarray([[3.3, 3.31, 3.299]], np.float32)
+    training = build_training_graph(parse(text, w=w), loss=spec)
+    x = np.ones((samples, 1), np.float32)
+    labels = np.zeros(samples, np.int64)
+    feeds = {"x": x, "labels": labels, "target": np.zeros((samples, 3), np.float32)}
+    found = onnxruntime_run(
+        training.model, {value.name: feeds[value.name] for value in training.model.graph.inputs if value.name in feeds}
+    )
+    y = (w * np.ones((samples, 1))).astype(np.float64)
+    expected = {
+        "cross-entropy": lambda: cross_entropy(y, labels, 1),
+        "mse": lambda: (y**2).mean(),
+        "mean": lambda: y.mean(),
+        "sum": lambda: y.sum(),
+        "sum-of-squares": lambda: (y**2).sum(),
+    }[spec]()
+    assert float(found[training.loss]) == pytest.approx(expected, rel=1e-6)
+
+
+def test_cross_entropy_of_large_logits_over_another_axis():
+    """1e4 in all of them changes nothing: neither loss nor gradient goes through a difference of such numbers."""
+    logits = (values(2, 40, 9, low=-6, high=6) + 1e4).astype(np.float32)
+    text = "g (float[2,40,9] zero, int64[2,9] t) => (float l) { z = Add(zero, w) l = SoftmaxCrossEntropyLoss(z, t) }"
+    training = build_training_graph(parse(text, w=logits), loss="l")
+    labels = np.random.default_rng(0).integers(0, 40, (2, 9))
+    found = onnxruntime_run(training.model, {"zero": np.zeros_like(logits), "t": labels})
+    exact = logits.astype(np.float64) - 1e4
+    assert float(found["l"]) == pytest.approx(cross_entropy(exact, labels, 1), rel=3e-7)
+    chances = np.exp(log_softmax(exact, 1))
+    np.put_along_axis(chances, labels[:, None], np.take_along_axis(chances, labels[:, None], 1) - 1, 1)
+    np.testing.assert_allclose(found["w_grad"], chances / 18, rtol=3e-6, atol=1e-9)

@@ -12,6 +12,7 @@ from ckplan import build_training_graph, load
 from ckplan.autodiff.registry import collect
 from ckplan.errors import ModelError, UnsupportedOperatorsError
 from ckplan.operators import gradients
+from ckplan.pipeline import step_of
 
 GRAPH = """<ir_version: 10, opset_import: ["" : {version}, "my.ops" : 1]>
 model (float[batch, 4] x) => (float[batch, 3] y)
@@ -96,6 +97,15 @@ def test_the_body_of_a_function_with_a_rule_is_in_the_training_graph(tmp_path, r
     forward = [node for node in made.model.graph if node.metadata_props.get("pkg.ckplan.phase") == "forward"]
     assert "Tanh" in {node.op_type for node in forward}
     assert any(output.name == "f" for node in forward for output in node.outputs)
+
+
+def test_a_model_that_is_only_run_has_the_body_too(tmp_path, rules):
+    register()
+    forward = load(write(tmp_path), dims={"batch": 2}).model
+    assert forward.functions
+    step = step_of(forward)
+    assert not step.model.functions
+    assert [value.name for value in step.model.graph.outputs] == ["y"]
 
 
 def test_a_model_output_keeps_its_name_when_a_function_made_it(tmp_path, rules):

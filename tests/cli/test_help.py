@@ -112,9 +112,9 @@ def test_python_m_ckplan_is_the_command_line() -> None:
 
 
 def test_the_package_hands_on_what_it_names() -> None:
-    for name in ckplan.__all__:
-        handed = getattr(ckplan, name)
-        assert handed is getattr(importlib.import_module(ckplan._HOME[name]), name)
+    for home, names in ckplan._HOMES.items():
+        for name in names:
+            assert getattr(ckplan, name) is getattr(importlib.import_module(f"ckplan.{home}"), name)
     assert set(ckplan.__all__) <= set(dir(ckplan))
     with pytest.raises(AttributeError, match="has no attribute 'nonsense'"):
         _ = ckplan.nonsense

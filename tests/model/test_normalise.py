@@ -377,3 +377,21 @@ def test_a_normalisation_has_the_shape_of_its_input_without_a_run(tmp_path: Path
     forward = loaded(tmp_path, f"{header} g (double[2,4,3] x, double[4] s) => (double[2,4,3] y) {{ {body} }}")
     assert not forward.notes
     assert [tuple(node.outputs[0].shape or ()) for node in forward.model.graph] == [(2, 4, 3), (2, 4, 3)]
+
+
+def test_a_range_of_numbers_that_are_fed_is_refused(tmp_path: Path) -> None:
+    """A run with random numbers would size it, and the file would fail with others. What shapes say is known."""
+    text = """<ir_version: 10, opset_import: ["" : 21]>
+    g (float a, float d) => (float[n] y) { s = Abs(d) y = Range(a, b, s) }"""
+    with pytest.raises(ModelError, match="has as many results as 'a' and 'd' say"):
+        loaded(tmp_path, text, {"b": np.float32(3)})
+    text = """<ir_version: 10, opset_import: ["" : 21]> g (float[4, 2] x) => (float[4, 2] y) {
+        s = Shape<start=0, end=1>(x)
+        n = Squeeze(s)
+        r = Range(zero, n, one)
+        f = Cast<to=1>(r)
+        c = Unsqueeze(f, axis)
+        y = Mul(x, c)
+    }"""
+    scalars = {"zero": np.int64(0), "one": np.int64(1), "axis": np.asarray([1])}
+    assert operators(loaded(tmp_path, text, scalars).model) == ["Mul"]

@@ -13,7 +13,7 @@ import pytest
 from rich.console import Console
 
 from ckplan.answers.analysis import Offer
-from ckplan.answers.pareto import Pareto
+from ckplan.answers.frontier import Pareto
 from ckplan.planner import Kind, Op, Plan, Problem, Tensor, make_plan
 from ckplan.report import svg
 from ckplan.report.pareto import pareto as reported

@@ -14,7 +14,7 @@ from ckplan.units import format_bytes, format_seconds
 if TYPE_CHECKING:
     from ckplan.answers.analysis import Offer, TensorFacts
     from ckplan.answers.findings import Block, Decision, Findings
-    from ckplan.answers.pareto import Pareto
+    from ckplan.answers.frontier import Pareto
     from ckplan.meter import Verification
     from ckplan.runtime.occupancy import Occupancy
 

@@ -8,12 +8,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ckplan.answers.analysis import Offer, offer, quick_strategies
+from ckplan.display import table_html
 from ckplan.pipeline import Step
 from ckplan.planner import Plan, Timeline, lower_bound
 from ckplan.planner.frontier import Effort, frontier, knee, undominated
 from ckplan.planner.plan import make_plan
 from ckplan.planner.strategies import Strategy
 from ckplan.planner.strategies.base import one_more_forward
+from ckplan.units import format_bytes
 
 _STEPS = 8
 """Schedules that are tried to improve each point of the frontier."""
@@ -41,6 +43,14 @@ class Pareto:
     offers: tuple[Offer, ...]
     lower_bound: int
     interrupted: bool
+
+    def __repr__(self) -> str:
+        peaks = [format_bytes(plan.predicted.peak_activations) for plan in (self.points[0], self.points[-1])]
+        return f"<Pareto: {len(self.points)} plans from {peaks[0]} to {peaks[1]}>"
+
+    def _repr_html_(self) -> str:
+        rows = [(format_bytes(one.predicted.peak_activations), f"{one.overhead:+.1%}") for one in self.points]
+        return table_html("Peak of activations and extra compute", rows)
 
 
 def pareto(

@@ -1,0 +1,200 @@
+"""The commands as functions: each takes a model in any form, and answers as the command line does.
+
+A model is a path, an `onnx.ModelProto`, an `onnx_ir.Model`, or a `Step` that was opened before: a step keeps what was
+found out about it, so that several questions about one model cost little more than one.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import onnx_ir as ir
+
+from ckplan.answers import analysis, explanation, frontier
+from ckplan.answers.analysis import Analysis
+from ckplan.answers.explanation import Explanation
+from ckplan.answers.frontier import Pareto
+from ckplan.autodiff import TrainingGraph
+from ckplan.autodiff import build_training_graph as differentiate
+from ckplan.errors import UsageError
+from ckplan.meter import Measurement, Verification
+from ckplan.meter import measure as measure_file
+from ckplan.meter import verify as verify_files
+from ckplan.meter.costs import measured_costs
+from ckplan.model import save
+from ckplan.pipeline import Goal, Planned, Step, StepOptions, open_step, planning, step_of
+from ckplan.pipeline.step import Source, model_of, name_of
+from ckplan.planner import Plan
+from ckplan.planner.strategies import parse_strategy
+
+if TYPE_CHECKING:
+    import onnx
+
+Model: TypeAlias = "Source | Step | TrainingGraph"
+"""A model in any form that a function of this module takes."""
+
+Runnable: TypeAlias = "str | os.PathLike[str] | ir.Model | onnx.ModelProto | Planned | TrainingGraph"
+"""What can be run: a file, a model in memory, or what another function returned."""
+
+
+def open_model(model: Model, *, cost: str = "flops", device: str = "auto", **options: Any) -> Step:
+    """The step of a model, to ask several things about it.
+
+    Args:
+        model: the model; a step is returned as it is, a `TrainingGraph` is taken as it is.
+        cost: what a node costs: ``flops`` (from its shapes) or ``measured`` (from a profiled run).
+        device: where nodes are measured.
+        options: the options of the command line that say how a model is loaded and differentiated, by name: ``dims``,
+            ``shapes``, ``inference``, ``loss``, ``wrt``, ``no_grad``, ``training``, ``optimizer``, ...
+
+    Raises:
+        ModelError: the model cannot be read, shaped or differentiated.
+        UsageError: an option does not exist or does not fit.
+    """
+    if cost not in ("flops", "measured"):
+        raise UsageError(f"cost cannot be `{cost}`", "choose flops or measured")
+    if isinstance(model, Step | TrainingGraph):
+        if options:
+            raise UsageError(f"{', '.join(options)} cannot be set any more: the step is there", "give the model itself")
+        step = model if isinstance(model, Step) else step_of(replace(model, model=model.model.clone()))
+    else:
+        step = open_step(model, StepOptions.of(**options))
+    return step if cost == "flops" else replace(step, costs=measured_costs(step.model, device))
+
+
+def analyze(
+    model: Model,
+    *,
+    strategies: Sequence[str] | None = None,
+    budget: int | float | str | None = None,
+    **options: Any,
+) -> Analysis:
+    """Where the memory of a step goes, and what each strategy would save: `ckplan analyze`.
+
+    Args:
+        model: the model.
+        strategies: what to try, as on the command line; None tries what answers in seconds.
+        budget: bytes, a ratio of what the step takes without a plan, or text: ``"512MiB"``, ``"40%"``.
+        options: see `open_model`.
+    """
+    tried = None if strategies is None else [parse_strategy(text) for text in strategies]
+    return analysis.analyze(open_model(model, **options), tried, budget)
+
+
+def rewrite(
+    model: Model,
+    *,
+    strategy: str = "auto",
+    budget: int | float | str | None = None,
+    overhead: float | str | None = None,
+    seconds: float | None = None,
+    output: str | os.PathLike[str] | None = None,
+    force: bool = False,
+    **options: Any,
+) -> Planned:
+    """The step with a plan built in that keeps to the budget as a file: `ckplan rewrite`.
+
+    Args:
+        model: the model.
+        strategy: how to plan, as on the command line.
+        budget: bytes, a ratio of what the step takes without a plan, or text: ``"512MiB"``, ``"40%"``.
+        overhead: extra compute that the plan may cost: a ratio, or text: ``"10%"``.
+        seconds: how long to search.
+        output: the file to write, if one is wanted.
+        force: whether that may be overwritten.
+        options: see `open_model`.
+
+    Raises:
+        InfeasibleError: no file keeps to the budget.
+        ModelError, UsageError: the model or an option does not fit.
+    """
+    step = open_model(model, **options)
+    planned = planning.rewrite(step, parse_strategy(strategy), Goal.of(budget, overhead, seconds))
+    if output is not None:
+        save(planned.model, output, force=force)
+    return planned
+
+
+def plan(model: Model, **asked: Any) -> Plan:
+    """The plan of the file that `rewrite` makes with the same arguments: `ckplan plan`."""
+    return rewrite(model, **asked).plan
+
+
+def pareto(
+    model: Model, *, strategies: Sequence[str] | None = None, seconds: float | None = None, **options: Any
+) -> Pareto:
+    """The frontier of peak memory against extra compute: `ckplan pareto`.
+
+    Args:
+        model: the model.
+        strategies: whose plans to hold against it; None takes what answers in seconds.
+        seconds: how long to search.
+        options: see `open_model`.
+    """
+    tried = None if strategies is None else [parse_strategy(text) for text in strategies]
+    return frontier.pareto(open_model(model, **options), tried, seconds=seconds)
+
+
+def explain(model: Model, tensor: str, **asked: Any) -> Explanation:
+    """Why the plan that `rewrite` makes with the same arguments keeps a tensor or recomputes it: `ckplan explain`.
+
+    Raises:
+        UsageError: there is no such tensor.
+    """
+    planned = rewrite(model, **asked)
+    return explanation.explain(planned.step, planned.plan, tensor)
+
+
+def build_training_graph(model: Source, **objective: Any) -> TrainingGraph:
+    """The training graph of a model, without a plan: `ckplan grad`.
+
+    Args:
+        model: a model in normal form (`ForwardModel.model`); any other is brought into it first, with default sizes.
+        objective: see `ckplan.autodiff.build_training_graph`.
+    """
+    if not isinstance(model, ir.Model):
+        forward = open_step(model, StepOptions(inference=True))
+        model = forward.model
+    return differentiate(model, **objective)
+
+
+def measure(model: Runnable, **how: Any) -> Measurement:
+    """Run a model in onnxruntime with default options, and tell what it takes: `ckplan measure`.
+
+    Args:
+        model: what to run; a model in memory is written to a temporary file.
+        how: see `ckplan.meter.measure`.
+    """
+    with _file_of(model) as path:
+        return measure_file(path, **how)
+
+
+def verify(base: Runnable, new: Runnable, **how: Any) -> Verification:
+    """Run two models on the same inputs; compare memory, time and every output: `ckplan verify`.
+
+    Args:
+        base: what to compare with.
+        new: the one in question.
+        how: see `ckplan.meter.verify`.
+    """
+    with _file_of(base) as one, _file_of(new) as other:
+        return verify_files(one, other, **how)
+
+
+@contextmanager
+def _file_of(model: Runnable) -> Iterator[Path]:
+    if isinstance(model, str | os.PathLike):
+        yield Path(model)
+        return
+    graph = model.model if isinstance(model, Planned | TrainingGraph) else model_of(model)
+    name = model.step.name if isinstance(model, Planned) else name_of(graph)
+    with tempfile.TemporaryDirectory(prefix="ckplan-") as folder:
+        path = Path(folder) / f"{Path(name).stem or 'model'}.onnx"
+        save(graph, path)
+        yield path

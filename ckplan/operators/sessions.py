@@ -1,0 +1,73 @@
+"""The one place where onnxruntime's sessions are opened: with the kernels of operators that it does not know itself."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from ckplan.errors import EnvironmentUnavailableError, UsageError
+
+_LIBRARIES: list[str] = []
+
+CPU_ONLY = ("CPUExecutionProvider",)
+
+
+def use_custom_ops(library: str | os.PathLike[str]) -> None:
+    """Give onnxruntime a shared library of custom operators in every session that is opened from now on.
+
+    Processes that ckplan starts to measure in get it, too.
+
+    Args:
+        library: a file that exports ``RegisterCustomOps`` (see onnxruntime's documentation of custom operators).
+
+    Raises:
+        UsageError: there is no such file.
+    """
+    file = Path(library)
+    if not file.is_file():
+        raise UsageError(f"there is no library {library} of custom operators", "name the .so, .dylib or .dll")
+    path = str(file.resolve())
+    if path not in _LIBRARIES:
+        _LIBRARIES.append(path)
+
+
+def custom_ops() -> tuple[str, ...]:
+    """The libraries of custom operators in use, in the order in which they were named."""
+    return tuple(_LIBRARIES)
+
+
+def open_session(
+    source: str | bytes,
+    options: Any,
+    providers: Sequence[Any] = CPU_ONLY,
+    *,
+    without: Iterable[str] = (),
+) -> Any:
+    """Open an ``onnxruntime.InferenceSession``.
+
+    Args:
+        source: path of a model, or a serialised one.
+        options: an ``onnxruntime.SessionOptions``; gets the libraries of custom operators.
+        providers: execution providers, as onnxruntime takes them.
+        without: optimisers of onnxruntime to leave out.
+
+    Raises:
+        EnvironmentUnavailableError: onnxruntime cannot use a library of custom operators.
+        Exception: whatever onnxruntime raises when it cannot load the model.
+    """
+    import onnxruntime
+
+    for library in _LIBRARIES:
+        try:
+            options.register_custom_ops_library(library)
+        except Exception as error:  # its exceptions have no base class of their own
+            reason = " ".join(str(error).split())[:300]
+            raise EnvironmentUnavailableError(
+                f"onnxruntime cannot use {library} as a library of custom operators ({reason})",
+                "build it for this system and this onnxruntime; it has to export RegisterCustomOps",
+            ) from error
+    return onnxruntime.InferenceSession(
+        source, options, providers=list(providers), disabled_optimizers=list(without) or None
+    )

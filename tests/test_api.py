@@ -1,0 +1,116 @@
+"""The commands as functions: any form of a model, and the figures of the command line."""
+
+from __future__ import annotations
+
+import ast
+import json
+from pathlib import Path
+
+import onnx
+import onnx_ir as ir
+import pytest
+from click.testing import CliRunner, Result
+
+import ckplan
+from ckplan.cli import cli
+from ckplan.errors import InfeasibleError, UsageError
+from tests.cli.conftest import write_model
+
+
+def command(*words: object) -> Result:
+    """Run a command, which has to succeed."""
+    result = CliRunner().invoke(cli, [str(word) for word in words])
+    assert result.exit_code == 0, result.stderr
+    return result
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(tmp_path_factory.mktemp("api") / "model.onnx", activation="Sigmoid", layers=8)
+
+
+def test_every_form_of_a_model_is_the_same_model(path: Path) -> None:
+    forms = (path, str(path), onnx.load(path), ir.load(path), ckplan.open_model(path, dims={"batch": 64}))
+    peaks = set()
+    for form in forms:
+        sizes = {} if isinstance(form, ckplan.Step) else {"dims": {"batch": 64}}
+        peaks.add(ckplan.analyze(form, strategies=[], **sizes).base.peak_activations)
+    assert len(peaks) == 1
+
+
+def test_one_number_whoever_is_asked(path: Path, tmp_path: Path) -> None:
+    options = ("--dim", "batch=64")
+    figures = {
+        "analyze": json.loads(command("analyze", path, *options, "--strategy", "none", "--json").stdout)["base"],
+        "rewrite": json.loads(command("rewrite", path, "-o", tmp_path / "a.onnx", *options, "--json").stdout)["base"],
+        "report": json.loads(command("report", path, "-o", tmp_path / "a.html", *options, "--json").stdout)["base"],
+        "pareto": json.loads(command("pareto", path, *options, "--strategy", "none", "--json").stdout)["base"],
+    }
+    peaks = {name: found["peak_activations"] for name, found in figures.items()}
+    command("grad", path, "-o", tmp_path / "grad.onnx", *options)
+    peaks["grad"] = int(onnx_metadata(tmp_path / "grad.onnx")["pkg.ckplan.predicted_peak_activations"])
+    command("compare", path, *options, "--save-baseline", tmp_path / "base.json")
+    stored = json.loads((tmp_path / "base.json").read_text(encoding="utf-8"))
+    peaks["compare"] = next(iter(stored["models"].values()))["unplanned"]
+    peaks["measure"] = ckplan.measure(tmp_path / "grad.onnx", runs=1, heap=False).counters.peak_activations
+    assert set(peaks.values()) == {peaks["analyze"]}, peaks
+
+
+def onnx_metadata(path: Path) -> dict[str, str]:
+    return {entry.key: entry.value for entry in onnx.load(path).metadata_props}
+
+
+def test_budgets_are_kept_as_the_command_keeps_them(path: Path, tmp_path: Path) -> None:
+    planned = ckplan.rewrite(path, dims={"batch": 64}, budget="60%", output=tmp_path / "planned.onnx")
+    assert planned.after.peak_activations <= 0.6 * planned.before.peak_activations
+    found = ckplan.measure(planned, runs=1, heap=False)
+    assert found.counters.peak_activations == planned.after.peak_activations
+    data = json.loads(
+        command("plan", path, "-o", tmp_path / "p.json", "--dim", "batch=64", "--budget", "60%", "--json").stdout
+    )
+    assert data["schedule"] == planned.plan.to_json()["schedule"]
+    assert ckplan.plan(path, dims={"batch": 64}, budget="60%").schedule == planned.plan.schedule
+    with pytest.raises(InfeasibleError):
+        ckplan.rewrite(path, dims={"batch": 64}, budget=1)
+
+
+def test_compare_plans_as_rewrite_does(path: Path) -> None:
+    found = ckplan.compare_files(None, path, {"dims": {"batch": 64}}, ckplan.Limits(budget=0.6))
+    planned = ckplan.rewrite(path, dims={"batch": 64}, budget=0.6)
+    assert found.checks[0].head is not None
+    assert found.checks[0].head.peak_activations == planned.after.peak_activations
+    assert found.failure is None
+
+
+def test_a_protobuf_is_differentiated(path: Path) -> None:
+    made = ckplan.build_training_graph(onnx.load(path))
+    assert made.gradients
+
+
+@pytest.mark.parametrize("options", [{"nonsense": 1}, {"dims": {"batch": 4}, "cost": "guessed"}])
+def test_an_option_that_there_is_not_is_named(path: Path, options: dict[str, object]) -> None:
+    with pytest.raises(UsageError):
+        ckplan.open_model(path, **options)
+
+
+def test_an_open_step_takes_no_options(path: Path) -> None:
+    with pytest.raises(UsageError, match="dims"):
+        ckplan.analyze(ckplan.open_model(path), dims={"batch": 2})
+
+
+def test_results_are_short_in_a_shell_and_tables_in_a_notebook(path: Path) -> None:
+    step = ckplan.open_model(path)
+    planned = ckplan.rewrite(step, strategy="memory")
+    found = ckplan.analyze(step, strategies=["none"])
+    for result in (step, planned, planned.plan, planned.before, found, ckplan.pareto(step, strategies=[])):
+        assert len(repr(result)) < 200
+    for result in (planned, found):
+        assert result._repr_html_().startswith("<b>")
+
+
+def test_public_names_stand_in_both_lists() -> None:
+    tree = ast.parse(Path(ckplan.__file__).read_text(encoding="utf-8"))
+    typed = next(node for node in tree.body if isinstance(node, ast.If))
+    imported = {alias.name for node in typed.body for alias in node.names if isinstance(node, ast.ImportFrom)}
+    assert imported == set(ckplan.__all__)
+    assert all(getattr(ckplan, name) is not None for name in ckplan.__all__)
