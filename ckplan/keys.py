@@ -31,6 +31,8 @@ KEPT = PREFIX + "kept"
 """Of an activation that a planned file keeps for the backward pass, or for nodes that run again: its bytes."""
 CONSTANT = PREFIX + "constant"
 """Of an initializer that is a literal of the program: where it came from."""
+STANDS_FOR = PREFIX + "stands_for"
+"""Of an initializer that torch's exporter computed: the parameter that it holds, empty if it holds none."""
 
 # -- of forward models -------------------------------------------------------------------------------------------------
 

@@ -9,11 +9,11 @@ import onnx_ir as ir
 
 from ckplan.autodiff.breaks import listed
 from ckplan.autodiff.builder import Builder, shape_of
+from ckplan.autodiff.evidence import judge
 from ckplan.autodiff.names import Tensors, matching_any
 from ckplan.autodiff.paths import Composites, differentiable_inputs, entry_of
 from ckplan.errors import ModelError, UsageError
-from ckplan.keys import CONSTANT
-from ckplan.model import is_literal
+from ckplan.keys import CONSTANT, STANDS_FOR
 from ckplan.model.contrib import EXPANSION
 from ckplan.model.own_files import ORIGIN
 
@@ -28,6 +28,8 @@ class Request:
         others: graph inputs and activations to differentiate by.
         frozen: initializers to leave out.
         detached: graph inputs and activations at which gradients stop.
+        listed: parameters that a list names, which may name what has no gradient as well.
+        notes: what was decided on the way and may surprise.
     """
 
     all_parameters: bool
@@ -35,6 +37,8 @@ class Request:
     others: tuple[ir.Value, ...]
     frozen: frozenset[ir.Value]
     detached: tuple[ir.Value, ...]
+    listed: frozenset[ir.Value] = frozenset()
+    notes: tuple[str, ...] = ()
 
     def sought(self, tensors: Tensors) -> list[ir.Value]:
         """Return the initializers that are asked for, whether or not they can be trained."""
@@ -57,7 +61,13 @@ class Selection:
     notes: tuple[str, ...]
 
 
-def request_of(tensors: Tensors, wrt: Sequence[str], no_grad: Sequence[str], retain_grad: Sequence[str]) -> Request:
+def request_of(
+    tensors: Tensors,
+    wrt: Sequence[str],
+    no_grad: Sequence[str],
+    retain_grad: Sequence[str],
+    params: Sequence[str] = (),
+) -> Request:
     """Find out what the patterns name.
 
     Args:
@@ -65,10 +75,13 @@ def request_of(tensors: Tensors, wrt: Sequence[str], no_grad: Sequence[str], ret
         wrt: patterns of what to differentiate by; none means all parameters.
         no_grad: patterns of parameters to leave out, and of inputs and activations to stop at.
         retain_grad: patterns of inputs and activations to differentiate by besides.
+        params: names of the parameters to differentiate by, if they are not found out.
 
     Raises:
-        UsageError: a pattern matches nothing.
+        UsageError: a pattern matches nothing, no parameter is named, or both say what to differentiate by.
     """
+    if params and wrt:
+        raise UsageError("`--params` and `--wrt` both say what to differentiate by", "leave out one of them")
     initializers = set(tensors.parameters)
     stopped = matching_any("--no-grad", no_grad, tensors)
     detached = [value for value in stopped if value not in initializers]
@@ -77,13 +90,41 @@ def request_of(tensors: Tensors, wrt: Sequence[str], no_grad: Sequence[str], ret
     inner = Tensors((), tensors.inputs, tensors.activations)
     others = [value for value in asked if value not in initializers]
     others += matching_any("--retain-grad", retain_grad, inner)
+    listed, notes = _listed(tensors, params) if params else ((), ())
     return Request(
-        all_parameters=not wrt,
-        parameters=tuple(value for value in asked if value in initializers),
+        all_parameters=not wrt and not params,
+        parameters=(*(value for value in asked if value in initializers), *listed),
         others=tuple(value for value in dict.fromkeys(others) if value not in detached),
         frozen=frozenset(value for value in stopped if value in initializers),
         detached=tuple(detached),
+        listed=frozenset(listed),
+        notes=notes,
     )
+
+
+def _listed(tensors: Tensors, names: Sequence[str]) -> tuple[tuple[ir.Value, ...], tuple[str, ...]]:
+    """Return the initializers that a list names, and a note on those it names that are not there.
+
+    An initializer may stand for a parameter of another name, or be of a module that was wrapped for the export: then
+    its name has one attribute more at its beginning.
+    """
+    wanted = set(names)
+    found: dict[str, list[ir.Value]] = {}
+    for value in tensors.parameters:
+        name = str(value.name)
+        for known in (name, value.metadata_props.get(STANDS_FOR, ""), name.partition(".")[2]):
+            if known in wanted:
+                found.setdefault(known, []).append(value)
+                break
+    if not found:
+        near = ", ".join(f"`{value.name}`" for value in tensors.parameters[:3])
+        raise UsageError(
+            f"`--params` names none of the model's {len(tensors.parameters)} floating-point initializers",
+            f"there are, for example, {near}",
+        )
+    lacking = [repr(name) for name in dict.fromkeys(names) if name not in found]
+    notes = (f"{len(lacking)} name(s) of --params are not in the model: {shortened(lacking)}",) if lacking else ()
+    return tuple(value for values in found.values() for value in values), notes
 
 
 def select_parameters(
@@ -95,15 +136,15 @@ def select_parameters(
 ) -> Selection:
     """Choose the floating-point initializers that a node can pass a gradient to.
 
-    Literals of the formula (an epsilon, a scale, a mask; see :func:`ckplan.model.is_literal`) are left out, unless they
-    are asked for.
+    Constants of the program (an epsilon, a mask, a table of sines; see :mod:`ckplan.autodiff.evidence`) are left out,
+    unless they are asked for.
 
     Args:
         op: builder of the forward graph.
         candidates: the model's own floating-point initializers.
         request: what the caller asked for.
         composites: groups of nodes that are differentiated as one.
-        before: names of the parameters of the training graph that is differentiated again; they are no literals.
+        before: names of the parameters of the training graph that is differentiated again; they are no constants.
 
     Raises:
         ModelError: the model has no floating-point initializer that a gradient could reach.
@@ -121,32 +162,36 @@ def select_parameters(
     chosen: list[ir.Value] = []
     idle: list[ir.Value] = []
     notes: list[str] = []
-    literals: list[str] = []
-    scalars: list[str] = []
+    constants: list[tuple[int, str]] = []
+    doubtful: list[str] = []
     for value in candidates:
         name = str(value.name)
         if value in request.frozen or not (request.all_parameters or value in asked):
             continue
         if value not in readers:
-            if not value.uses() or value in asked:
+            if not value.uses() or value in asked - request.listed:
                 idle.append(value)
             continue
-        if request.all_parameters and is_literal(value) and name not in before:
-            if value.metadata_props.get(CONSTANT) not in (ORIGIN, EXPANSION):  # those need no mention
-                literals.append(name)
-            continue
-        if request.all_parameters and not shape_of(value) and name not in before:
-            scalars.append(name)
+        if request.all_parameters and name not in before:
+            verdict = judge(value)
+            said = f"'{name}': {verdict.why}" if verdict.why else f"'{name}'"
+            if not verdict.trained:
+                if value.metadata_props.get(CONSTANT) not in (ORIGIN, EXPANSION):  # those need no mention
+                    constants.append((len(shape_of(value)), said))
+                continue
+            if not verdict.certain:
+                doubtful.append(said)
         chosen.append(value)
-    if scalars:
+    if doubtful:
         notes.append(
-            f"{len(scalars)} scalar(s) are trained, being named like weights ({shortened(scalars)}); "
-            "leave them out with --no-grad if they are constants"
+            f"{len(doubtful)} tensor(s) are trained that may be constants ({shortened(doubtful)}); "
+            "leave them out with --no-grad if they are, or name all parameters with --params"
         )
-    if literals:
+    if constants:
+        # Scalars are seldom meant to be trained: what else is left out comes first.
+        named = [said for rank, said in sorted(constants, key=lambda constant: constant[0] == 0)]
         notes.append(
-            f"{len(literals)} constant(s) are not trained ({shortened(literals)}); "
-            "name them with --wrt if they should be"
+            f"{len(constants)} constant(s) are not trained ({shortened(named)}); name them with --wrt if they should be"
         )
     if not chosen and not request.others:
         if not request.all_parameters or request.frozen:
@@ -161,5 +206,5 @@ def select_parameters(
 
 
 def shortened(names: Sequence[str], most: int = 5) -> str:
-    """List names for people, the first few of them."""
-    return ", ".join(f"'{name}'" for name in names[:most]) + (", ..." if len(names) > most else "")
+    """List things for people, the first few of them."""
+    return ", ".join(names[:most]) + (", ..." if len(names) > most else "")

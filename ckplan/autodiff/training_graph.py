@@ -70,6 +70,7 @@ def build_training_graph(
     loss: str | Sequence[str] | None = None,
     wrt: Sequence[str] = (),
     no_grad: Sequence[str] = (),
+    params: Sequence[str] = (),
     retain_grad: Sequence[str] = (),
     grad_ys: Sequence[str] = (),
     unused: Unused = "absent",
@@ -93,6 +94,8 @@ def build_training_graph(
         wrt: patterns of what to differentiate by: parameters, graph inputs, activations; none means all parameters.
         no_grad: patterns of parameters to leave out, and of inputs and activations that count as constants: gradients
             stop there.
+        params: names of the parameters to differentiate by, as a state dict has them; what the model lacks is passed
+            over. Not with ``wrt``.
         retain_grad: patterns of inputs and activations whose gradients become outputs besides.
         grad_ys: names of tensors of any shape that are differentiated from given gradients, which are inputs
             ``<name>_given_grad``, instead of from ones.
@@ -128,7 +131,7 @@ def build_training_graph(
     forms = _enter_training(op, model) if training else TrainingForms()
     time_notes = prepare_recurrences(op, time_checkpoints, store)
     tensors = floating_tensors(graph)
-    request = request_of(tensors, wrt, no_grad, retain_grad)
+    request = request_of(tensors, wrt, no_grad, retain_grad, params)
     losses = [loss] if isinstance(loss, str) else loss or ()
     objective = add_objective(op, losses, grad_ys, model.metadata_props.get(keys.LOSS))
     scale = None if loss_scale is None else add_loss_scale(op, loss_scale, objective.targets)
@@ -167,14 +170,14 @@ def build_training_graph(
             + (f": no gradient passes {listed(stops)}" if stops else ""),
             "choose another output with --loss, or other parameters with --wrt",
         )
-    notes = [*forms.notes, *time_notes, *selection.notes]
+    notes = [*forms.notes, *time_notes, *request.notes, *selection.notes]
     if idle:
         what = "a gradient of zero" if unused == "zero" else "no gradient"
         cause = f"no gradient passes {listed(stops)}" if stops else "the loss does not depend on them"
         if request.detached and not stops:
             cause = "they reach the loss only through what --no-grad detaches, if at all"
         kind = "parameter" if others.keys().isdisjoint(idle) else "tensor"
-        notes.append(f"{len(idle)} {kind}(s) get {what} because {cause}: {shortened(list(idle))}")
+        notes.append(f"{len(idle)} {kind}(s) get {what} because {cause}: {shortened([repr(name) for name in idle])}")
     if unused == "zero":
         gradients |= {name: zeros(op, value, results[0], scale is not None) for name, value in idle.items()}
 

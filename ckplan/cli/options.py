@@ -205,6 +205,11 @@ _objective_options = _section(
         "gradients stop there. Repeatable.",
     ),
     click.option(
+        "--params", metavar="FILE",
+        help="Differentiate by the parameters that FILE names: a list, one name a line, or a safetensors, npz or "
+        "state-dict file with their values.",
+    ),
+    click.option(
         "--retain-grad", multiple=True, metavar="PATTERN",
         help="Also output the gradients of inputs or activations that match. Repeatable.",
     ),

@@ -29,6 +29,20 @@ _LITERAL = re.compile(
     r"(^|[._])(const|constant|literal|scalar|eps|epsilon|zero|one|two|half|inf|min|max|value)s?(_?\d*)$", re.IGNORECASE
 )
 
+# What exporters call what they computed or found without a name: numbers, node names with a number, torch's operators.
+_NUMBERED = re.compile(
+    r"(val|onnx::\w+?|_v|Const_|const_fold_opt_|const_tensor|_?lifted_\w*?|_tensor_constant|_param_constant|"
+    r"(const|constant|zeros|ones|full|eye|arange|mask|literal)(_like)?|"
+    r"cos|sin|exp|mul|add|sub|div|pow|neg|cat|stack|alias|clone|detach|expand|view|reshape|permute|transpose|"
+    r"unsqueeze|squeeze|select|slice|index|where|masked_fill|triu|tril|tensor|_to_copy|new_\w+?|linspace|outer|einsum"
+    r")?(_?\d+)*|.*/Constant(_\d+)?_output_\d+|.*_folded",
+)
+
+
+def is_numbered(name: str) -> bool:
+    """Whether a name of an initializer was made up by an exporter, as ``val_3`` or ``onnx::MatMul_120``."""
+    return _NUMBERED.fullmatch(name) is not None
+
 
 def is_literal(value: ir.Value) -> bool:
     """Whether a floating initializer is a number of the formula rather than something to train.

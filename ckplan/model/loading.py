@@ -23,6 +23,8 @@ from ckplan.model.probe import learn, unknown_values
 from ckplan.model.read import read
 from ckplan.model.rebatch import Rebatch
 from ckplan.model.rebatch_check import check_rebatched
+from ckplan.model.ties import join_transposed
+from ckplan.model.torch_export import read_signature
 
 
 @dataclass(frozen=True)
@@ -80,6 +82,7 @@ def normalise(
     """Like `load`, for a model in memory, which is consumed; `path` is for messages only."""
     own_notes = forget_training(model)
     hoist(model)
+    names_notes = (*read_signature(model), *join_transposed(model))
     adopt(model)
     declared = declared_shapes(model)
     binding = bind(model.graph, dict(dims or {}), dict(shapes or {}))
@@ -98,7 +101,7 @@ def normalise(
     state = sweep(model, repair)
     expanded = state.expanded
     removed = drop_no_ops(model, state, reshapes=old_opset < MINIMUM_OPSET, dropouts=not training)
-    notes = [*own_notes, *binding.notes, *lift_notes, *removed]
+    notes = [*own_notes, *names_notes, *binding.notes, *lift_notes, *removed]
     if unknown_values(model.graph):
         _infer_whole(model)
         nested = expand_nested(model)

@@ -83,6 +83,7 @@ TRAINING: Mapping[str, tuple[Reader, Any]] = {
     "loss": (_texts, ()),
     "wrt": (_texts, ()),
     "no_grad": (_texts, ()),
+    "params": (read_text, None),
     "retain_grad": (_texts, ()),
     "grad_ys": (_texts, ()),
     "unused": (_one_of("absent", "zero"), "absent"),

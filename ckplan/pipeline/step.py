@@ -16,6 +16,7 @@ from ckplan.autodiff.inline import inline_functions
 from ckplan.model import load
 from ckplan.model.half import half_precision_notes
 from ckplan.model.loading import ForwardModel, normalise
+from ckplan.model.parameter_list import read_names
 from ckplan.model.read import read
 from ckplan.pipeline.options import TRAINING, StepOptions
 from ckplan.planner import Problem, Timeline
@@ -115,6 +116,7 @@ def open_step(
         return step_of(forward.model, name, notes=forward.notes, source=source)
     progress("differentiating")
     objective = {key: options.option(key) for key in TRAINING if key not in ("optimizer", "clip_norm")}
+    objective["params"] = () if objective["params"] is None else read_names(Path(objective["params"]))
     made = build_training_graph(forward.model, **objective)
     if optimizer is not None:
         made = add_optimizer(made, optimizer, options.option("clip_norm"))

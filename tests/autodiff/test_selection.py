@@ -221,3 +221,43 @@ def test_callbacks_are_told_the_nodes_of_each_forward_node():
     backward = [n for n in training.model.graph if n.metadata_props["pkg.ckplan.phase"] == "backward"]
     assert sum(len(appended) for _, appended in told) == len(backward)
     assert all(node.metadata_props["owner"] for node in backward)
+
+
+def test_a_list_names_the_parameters():
+    model = parse(MLP, **WEIGHTS)
+    training = build_training_graph(model, params=["w1", "b1", "running_mean"])
+    assert list(training.gradients) == ["w1", "b1"]
+    assert training.notes == ("1 name(s) of --params are not in the model: 'running_mean'",)
+
+
+def test_a_list_names_what_exporters_renamed():
+    model = parse(MLP, **WEIGHTS)
+    model.graph.initializers["w2"].name = "network.w2"
+    model.graph.initializers["w1"].metadata_props["pkg.ckplan.stands_for"] = "layer.weight"
+    training = build_training_graph(model, params=["w2", "layer.weight"])
+    assert list(training.gradients) == ["w1", "network.w2"]
+    assert training.notes == ()
+
+
+def test_a_list_may_name_constants_and_what_has_no_gradient():
+    text = """g (double[2,3,4,4] x) => (double loss) {
+        n = BatchNormalization(x, scale, shift, mean, var)
+        m = Mul(n, zeros)
+        loss = ReduceSum <keepdims = 0> (m)
+    }"""
+    vectors = dict.fromkeys(("scale", "shift", "mean", "var"), np.ones(3))
+    training = build_training_graph(parse(text, **vectors, zeros=np.zeros((4, 4))), params=[*vectors, "zeros"])
+    assert list(training.gradients) == ["scale", "shift", "zeros"]
+    assert training.notes == ()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"params": ["other"]}, "names none of the model's 3 floating-point initializers; there are, for example"),
+        ({"params": ["w1"], "wrt": ["w1"]}, "`--params` and `--wrt` both say"),
+    ],
+)
+def test_lists_that_cannot_be_meant(options, message):
+    with pytest.raises(UsageError, match=message):
+        build_training_graph(parse(MLP, **WEIGHTS), **options)

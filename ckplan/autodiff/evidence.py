@@ -1,0 +1,141 @@
+"""What shows whether a floating-point initializer is a parameter or a constant of the program.
+
+Files do not say it: exporters write weights, masks and tables alike as initializers. In this order it is decided by
+
+1. what torch's exporter noted: parameter, buffer, constant (see :mod:`ckplan.model.torch_export`);
+2. a name that weights have (``layers.0.attn.weight``, ``gamma``, ``w1``);
+3. the values: those of a mask, of a table of sines or of an identity follow a formula, and weights do not;
+4. the use: what a Where chooses, what a Scatter writes into and what a Max compares with is seldom trained; operands
+   of products, tables of embeddings, and scale and shift of a normalisation are, even where all are zero or one.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from enum import Enum
+
+import onnx_ir as ir
+
+from ckplan.keys import STANDS_FOR
+from ckplan.model import is_literal
+from ckplan.model.literals import is_numbered
+from ckplan.model.structure import structure_of
+from ckplan.model.torch_export import KIND
+
+_WEIGHT = re.compile(
+    r"(.*[._/])?(weights?|bias(es)?|kernel|filters?|gamma|beta|embeddings?|lora_[ab])(_?\d+)?"
+    r"|[WwBbVvUuRr](_?[qkvoghizrx]{1,2})?_?\d*"
+    r"|.*/(ReadVariableOp|read)(_\d+)?(:\d+)?",
+    re.IGNORECASE,
+)
+_VIEWS = frozenset(
+    {"Cast", "Expand", "Flatten", "Identity", "Reshape", "Slice", "Split", "Squeeze", "Transpose", "Unsqueeze"}
+)
+_NORMALISATIONS = frozenset(
+    {"BatchNormalization", "GroupNormalization", "InstanceNormalization", "LayerNormalization", "RMSNormalization"}
+)
+_PRODUCTS = frozenset({"Conv", "ConvTranspose", "Einsum", "Gemm", "GRU", "LSTM", "MatMul", "RNN"})
+# Not of InstanceNormalization: exporters write a group normalisation as one by ones and zeros.
+_AFFINE = frozenset(
+    {(kind, index) for kind in _NORMALISATIONS - {"InstanceNormalization"} for index in (1, 2)}
+    | {("Conv", 2), ("ConvTranspose", 2), ("Gemm", 2)}
+)
+_AFFINE_AFTER = {"Add": _NORMALISATIONS | _PRODUCTS, "Mul": _NORMALISATIONS}
+_PLACED = frozenset(
+    {("Clip", 1), ("Clip", 2), ("Pow", 1), ("ScatterElements", 0), ("ScatterND", 0), ("Where", 1), ("Where", 2)}
+    | {(kind, index) for kind in ("Max", "Min") for index in (0, 1)}
+)
+
+
+class Use(Enum):
+    """How a node reads an initializer, or a view of it."""
+
+    PRODUCT = "an operand of a product"
+    TABLE = "a table that is looked up"
+    AFFINE = "scale or shift behind a normalisation or product"
+    PLACED = "values that are put in the place of others"
+    ELEMENTWISE = "element by element"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What an initializer is taken for.
+
+    Attributes:
+        trained: whether it is a parameter.
+        certain: whether the evidence leaves no doubt.
+        why: what shows it, in a few words; empty if there is nothing to say.
+    """
+
+    trained: bool
+    certain: bool = True
+    why: str = ""
+
+
+def judge(value: ir.Value) -> Verdict:
+    """Say whether a floating-point initializer is a parameter or a constant of the program.
+
+    Args:
+        value: an initializer of the main graph, of known shape.
+    """
+    name, kind = str(value.name), value.metadata_props.get(KIND)
+    if kind == "PARAMETER":
+        formula = None if _WEIGHT.fullmatch(name) else _formula(value)
+        odd = formula is not None and not formula.startswith("all ")
+        return Verdict(True, not odd, formula or "")
+    if kind is not None:
+        return Verdict(False, why="a buffer of the module" if kind == "BUFFER" else "")
+    if (stands_for := value.metadata_props.get(STANDS_FOR)) is not None:
+        return Verdict(bool(stands_for), why="" if stands_for else "no parameter of the module")
+    if is_literal(value):
+        return Verdict(False)
+    if value.shape is not None and len(value.shape) == 0:
+        return Verdict(True, certain=False, why="a scalar")
+    if _WEIGHT.fullmatch(name):
+        return Verdict(True)
+    uses, formula = _uses(value), _formula(value)
+    if formula is None:
+        odd = is_numbered(name) and uses.isdisjoint({Use.PRODUCT, Use.TABLE, Use.AFFINE})
+        return Verdict(True, not odd, f"read {Use.ELEMENTWISE.value}" if odd else "")
+    if formula.startswith("all "):
+        return Verdict(Use.AFFINE in uses or (not is_numbered(name) and uses != {Use.PLACED}), why=formula)
+    return Verdict(False, why=formula)
+
+
+def _formula(value: ir.Value) -> str | None:
+    return None if value.const_value is None else structure_of(value.const_value)
+
+
+def _uses(value: ir.Value) -> set[Use]:
+    """Return the ways in which nodes read a value and what only shows it in another form."""
+    found = set()
+    for use in value.uses():
+        node, place = use.node, (use.node.op_type, use.idx)
+        if node.op_type in _VIEWS and use.idx == 0:
+            found |= {way for output in node.outputs for way in _uses(output)}
+        elif place in _AFFINE:
+            found.add(Use.AFFINE)
+        elif node.op_type in _PRODUCTS:
+            found.add(Use.PRODUCT)
+        elif place == ("Gather", 0):
+            found.add(Use.TABLE)
+        elif place in _PLACED:
+            found.add(Use.PLACED)
+        elif node.op_type in _AFFINE_AFTER and _follows(node.inputs[1 - use.idx], _AFFINE_AFTER[node.op_type]):
+            found.add(Use.AFFINE)
+        else:
+            found.add(Use.ELEMENTWISE)
+    return found
+
+
+def _follows(value: ir.Value | None, kinds: frozenset[str], hops: int = 4) -> bool:
+    """Whether a value comes out of an operator of these kinds, perhaps reshaped or scaled since."""
+    node = value.producer() if value is not None else None
+    if node is None or not hops:
+        return False
+    if node.op_type in kinds:
+        return True
+    if node.op_type in _VIEWS:
+        return _follows(node.inputs[0], kinds, hops - 1)
+    return node.op_type == "Mul" and any(_follows(operand, kinds, hops - 1) for operand in node.inputs)

@@ -1,0 +1,126 @@
+"""Whether the values of a tensor follow a formula: masks, tables of sines, identities, steps.
+
+Trained weights are as good as random: hardly two of their values are equal, and no value follows from those before it.
+What a program computes is told apart by that. Only a sample is looked at, so that a tensor in another file is not read:
+some thousand values anywhere, and a few lines along each axis.
+
+That one rule holds for sines, cosines, straight lines and powers alike: along an axis each value is a fixed linear
+combination of the few before it, ``x[t] = c1 x[t-1] + ... + cr x[t-r]``. (One sine needs two terms, a Hann window
+three.) Then a matrix of shifted copies of the line, a Hankel matrix, does not have full rank.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+#: A value at or below this is minus infinity for a softmax.
+_MASKED = -1e4
+#: How many values are looked at, at the most.
+_SAMPLE = 4096
+#: How many of them lie side by side.
+_RUN = 128
+#: Lines that are tried along an axis, and how long they are.
+_LINES, _LENGTH = 6, 64
+#: The shortest line that a formula can be seen in, and the most terms of one that is looked for.
+_SHORTEST, _TERMS = 8, 6
+#: The share of the sample that one value must have for a tensor to be filled with it but for a few places.
+_MOSTLY = 0.9
+
+
+def structure_of(tensor: ir.TensorProtocol) -> str | None:
+    """Say in a few words what formula the values of a floating-point tensor follow.
+
+    Args:
+        tensor: of any shape and size; one in another file is mapped, and only what is sampled is read.
+
+    Returns:
+        ``all 0``, ``a mask``, ``of 2 values``, ``mostly 0``, ``a table of a formula``; None if there is none to be
+        seen, or if there are too few values to tell.
+    """
+    array = np.asarray(tensor.numpy())
+    if array.size == 0:
+        return None
+    sample = _sampled(array)
+    common, counts = np.unique(sample, return_counts=True)
+    if len(common) == 1:
+        return f"all {float(common[0]):.6g}"
+    if common[0] <= _MASKED and (common[1:] > _MASKED).all() and len(common) <= 3:
+        return "a mask"
+    if array.size < _SHORTEST:
+        return None
+    if len(common) <= max(2, sample.size // 24):
+        return f"of {len(common)} values"
+    most = int(counts.argmax())
+    if counts[most] >= _MOSTLY * sample.size:
+        return f"mostly {float(common[most]):.6g}"
+    narrow = array.dtype.itemsize < 4
+    if any(_follows_formula(array, axis, 1e-2 if narrow else 1e-4) for axis in range(array.ndim)):
+        return "a table of a formula"
+    return None
+
+
+def _sampled(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """All values of a small tensor; of a large one a few thousand, in float64."""
+    if array.size <= _SAMPLE:
+        return np.asarray(array, dtype=np.float64).reshape(-1)
+    return np.asarray(array[_places(array.shape)], dtype=np.float64)
+
+
+def _places(shape: tuple[int, ...]) -> tuple[np.ndarray[Any, Any], ...]:
+    """Where a large tensor is looked at: runs of neighbours, as each page of a file costs time."""
+    size = math.prod(shape)
+    starts = np.random.default_rng(0).integers(0, size - _RUN, _SAMPLE // _RUN)
+    return np.unravel_index(np.add.outer(starts, np.arange(_RUN)).reshape(-1), shape)
+
+
+def _follows_formula(array: np.ndarray[Any, Any], axis: int, tolerance: float) -> bool:
+    """Whether every line that is tried along an axis obeys a linear recurrence, and one of them is not constant."""
+    length = array.shape[axis]
+    if length < _SHORTEST:
+        return False
+    # The middle: tables often begin or end with rows of zeros.
+    taken = min(length, _LENGTH)
+    part = slice((length - taken) // 2, (length - taken) // 2 + taken)
+    generator = np.random.default_rng(0)
+    changing = 0
+    for _ in range(_LINES):
+        place: list[int | slice] = [int(generator.integers(size)) for size in array.shape]
+        place[axis] = part
+        line = np.asarray(array[tuple(place)], dtype=np.float64)
+        if not np.isfinite(line).all():
+            return False
+        if np.ptp(line) > tolerance * np.abs(line).max():
+            changing += 1
+            if not _recurs(line, tolerance):
+                return False
+    return changing > 0
+
+
+def _recurs(line: np.ndarray[Any, Any], tolerance: float) -> bool:
+    terms = min(_TERMS, (len(line) - 4) // 2)
+    matrix = np.lib.stride_tricks.sliding_window_view(line, terms + 1)
+    sizes = np.linalg.svd(matrix, compute_uv=False)
+    return bool(sizes[-1] <= tolerance * sizes[0])
+
+
+def are_equal(one: ir.TensorProtocol, other: ir.TensorProtocol, order: tuple[int, ...] | None = None) -> bool:
+    """Whether two tensors hold the same unstructured values, judged by a sample where they are large.
+
+    Args:
+        one: a tensor.
+        other: one of the same shape once its axes are permuted.
+        order: the permutation; None leaves the axes as they are.
+    """
+    first, second = np.asarray(one.numpy()), np.asarray(other.numpy())
+    if order is not None:
+        second = second.transpose(order)
+    if first.shape != second.shape or first.dtype != second.dtype:
+        return False
+    if first.size > _SAMPLE:
+        places = _places(first.shape)
+        first, second = first[places], second[places]
+    return bool(np.array_equal(first, second))

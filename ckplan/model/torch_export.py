@@ -1,0 +1,177 @@
+"""What torch's exporter says of the tensors in a file, and what its optimiser did to them.
+
+The exporter (``torch.onnx.export``, ``dynamo=True``) writes the signature of the program into the graph's metadata:
+which inputs were parameters of the module, which buffers and which constants. Then its optimiser goes over the graph,
+and
+
+- computes what depends on parameters alone: a transposed weight becomes ``val_110``, a name as constants have it;
+- merges initializers of up to a thousand equal values: the biases of an untrained module, all zero, become one, so
+  that layers share what they did not share;
+- drops biases of zeros.
+
+Each node still says which line of the program it was made of, and that line names its operands. So merged tensors are
+taken apart again, and computed ones are matched with the parameters that they stand for.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from dataclasses import dataclass
+
+import onnx_ir as ir
+
+from ckplan import keys
+from ckplan.model.constants import unused_name
+
+SIGNATURE = "pkg.torch.export.ExportedProgram.graph_signature"
+KIND = "pkg.torch.export.graph_signature.InputSpec.kind"
+"""Metadata of an initializer: PARAMETER, BUFFER or CONSTANT_TENSOR."""
+_OPERAND = "pkg.torch.onnx.original_node_name"
+_LINE = "pkg.torch.onnx.fx_node"
+
+_INPUT = re.compile(r"^(\w+): (PARAMETER|BUFFER|CONSTANT_TENSOR) target='([^']*)'", re.MULTILINE)
+_NAME = re.compile(r"%(\w+)")
+
+
+@dataclass(frozen=True)
+class _Operand:
+    """A tensor of the program: its name in the module, and what it was."""
+
+    target: str
+    kind: str
+
+
+@dataclass(frozen=True)
+class _Place:
+    """An initializer at an input of a node."""
+
+    node: ir.Node
+    index: int
+    value: ir.Value
+
+    @property
+    def shifts(self) -> bool:
+        return self.node.op_type == "Add" or self.index == 2
+
+
+def read_signature(model: ir.Model) -> tuple[str, ...]:
+    """Take apart what torch's optimiser merged, and mark what it computed of parameters, in place.
+
+    An initializer that stands for a parameter gets `keys.STANDS_FOR`; one that stands for none, as all parameters are
+    in the file, gets it as an empty text. Other exporters' files are left alone.
+
+    Returns:
+        Notes.
+    """
+    graph = model.graph
+    operands = {
+        name: _Operand(target, kind) for name, kind, target in _INPUT.findall(graph.metadata_props.get(SIGNATURE, ""))
+    }
+    if not operands:
+        return ()
+    present = {_operand_of(value): value for value in graph.initializers.values()}
+    separated: dict[str, ir.Value] = {}
+    for name, place in _matches(graph, operands):
+        value, operand = place.value, operands[name]
+        if not _operand_of(value):
+            if operand.kind == "PARAMETER" and name not in present:
+                value.metadata_props[keys.STANDS_FOR] = operand.target
+            continue
+        if name not in present:
+            present[name] = separated[name] = _copy(graph, value, name, operand)
+        place.node.replace_input_with(place.index, present[name])
+    stood_for = {value.metadata_props.get(keys.STANDS_FOR) for value in graph.initializers.values()}
+    lost = [
+        operand.target
+        for name, operand in operands.items()
+        if operand.kind == "PARAMETER" and name not in present and operand.target not in stood_for
+    ]
+    if not lost:
+        for value in graph.initializers.values():
+            if not _operand_of(value):
+                value.metadata_props.setdefault(keys.STANDS_FOR, "")
+    return _notes(graph, [operands[name].target for name in separated], lost)
+
+
+def _notes(graph: ir.Graph, separated: list[str], lost: list[str]) -> tuple[str, ...]:
+    notes = []
+    if separated:
+        notes.append(
+            f"{len(separated)} tensor(s) that torch's exporter merged with others of equal values are apart again"
+        )
+    renamed = [
+        f"'{value.name}' of '{target}'"
+        for value in graph.initializers.values()
+        if (target := value.metadata_props.get(keys.STANDS_FOR))
+    ]
+    if renamed:
+        notes.append(f"{len(renamed)} weight(s) are what torch's exporter computed: {_first(renamed)}")
+    if lost:
+        notes.append(
+            f"{len(lost)} parameter(s) of the torch module are not in the file as such, being tied to others, all zero "
+            f"or computed with ({_first([repr(name) for name in lost])}); ckplan.export keeps them"
+        )
+    return tuple(notes)
+
+
+def _first(items: list[str], most: int = 3) -> str:
+    return ", ".join(items[:most]) + (", ..." if len(items) > most else "")
+
+
+def _operand_of(value: ir.Value) -> str:
+    return value.metadata_props.get(_OPERAND, "")
+
+
+def _matches(graph: ir.Graph, operands: dict[str, _Operand]) -> list[tuple[str, _Place]]:
+    """Which operands of the program are read in the place of others: each with where."""
+    lines: dict[str, list[ir.Node]] = defaultdict(list)
+    for node in graph:
+        if line := node.metadata_props.get(_LINE):
+            lines[line].append(node)
+    found: list[tuple[str, _Place]] = []
+    for line, nodes in lines.items():
+        named = [name for name in _NAME.findall(line.partition(" = ")[2]) if name in operands]
+        strange: list[_Place] = []
+        for place in _places(nodes):
+            name = _operand_of(place.value)
+            if name in named:
+                named.remove(name)
+            elif not (place.node.op_type == "InstanceNormalization" and "group_norm" in line):
+                # A group norm is written as a normalisation by ones and zeros, and its scale and shift behind that.
+                strange.append(place)
+        for shifts in (False, True):
+            names = [name for name in named if ("bias" in operands[name].target.rpartition(".")[2]) == shifts]
+            places = [place for place in strange if place.shifts == shifts]
+            if len(names) == len(places):
+                found.extend(zip(names, places, strict=True))
+            elif len(named) == len(strange):
+                found.extend(zip(named, strange, strict=True))
+                break
+    return found
+
+
+def _places(nodes: list[ir.Node]) -> list[_Place]:
+    return [
+        _Place(node, index, value)
+        for node in nodes
+        for index, value in enumerate(node.inputs)
+        if value is not None
+        and value.is_initializer()
+        and value.dtype is not None
+        and value.dtype.is_floating_point()
+        and (_operand_of(value) or len(value.shape or ()) > 0)
+    ]
+
+
+def _copy(graph: ir.Graph, value: ir.Value, name: str, operand: _Operand) -> ir.Value:
+    target = unused_name(graph, operand.target)
+    tensor = value.const_value
+    assert tensor is not None  # of an initializer that is no graph input
+    copy = ir.Value(
+        name=target, shape=value.shape, type=value.type, metadata_props={KIND: operand.kind, _OPERAND: name},
+        # What is merged is small; a tensor that two values shared would bear the name of one of them.
+        const_value=ir.Tensor(tensor.numpy(), dtype=tensor.dtype, name=target),
+    )  # fmt: skip
+    graph.register_initializer(copy)
+    return copy

@@ -1,0 +1,93 @@
+"""Which initializers are trained when nobody says it: names, values and uses that decide."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from ckplan.autodiff import build_training_graph
+from ckplan.keys import STANDS_FOR
+from ckplan.model.torch_export import KIND
+from tests.autodiff.gradcheck import parse, values
+
+POSITIONS = np.cos(np.outer(np.arange(16), 0.3 + np.arange(16)))
+MASK = np.triu(np.full((16, 16), -1e30), 1)
+
+READ = {
+    "added": "y = Add(h, tensor)",
+    "multiplied": "y = Mul(h, tensor)",
+    "product": "y = MatMul(h, tensor)",
+    "table": "y = Gather(tensor, ids)",
+    "chosen": "y = Where(where, h, tensor)",
+    "written into": 'y = ScatterElements <axis = 0, reduction = "add"> (tensor, ids2, h)',
+    "scale": "y = LayerNormalization(h, tensor)",
+    "scale behind a reshape": "n = LayerNormalization(h, norm) r = Unsqueeze(tensor, axis) y = Mul(n, r)",
+}
+
+
+def trained(name: str, array: np.ndarray, how: str, **metadata: str) -> tuple[list[str], str]:
+    """The parameters of a model that reads one initializer in some way, and its notes."""
+    text = f"""g (double[16,16] x, int64[16] ids, int64[16,16] ids2, bool[16,16] where) => (double loss) {{
+        h = MatMul(x, first)
+        {READ[how]}
+        s = Mul(y, h)
+        loss = ReduceSum <keepdims = 0> (s)
+    }}"""
+    own = {"first": values(16, 16), "norm": values(16, seed=2), "axis": np.array([0])}
+    model = parse(text.replace("tensor", f'"{name}"'), **own, **{name: array})
+    model.graph.initializers[name].metadata_props.update(metadata)
+    training = build_training_graph(model)
+    return [found for found in training.gradients if found not in own], " ".join(training.notes)
+
+
+@pytest.mark.parametrize(
+    ("name", "array", "how", "is_trained"),
+    [
+        ("blocks.0.bias", np.zeros(16), "added", True),
+        ("b", np.zeros(16), "added", True),
+        ("w1", np.eye(16), "product", True),
+        ("val_3", values(16, 16, seed=1), "product", True),
+        ("onnx::MatMul_120", values(16, 16, seed=1), "product", True),
+        ("val_3", np.zeros(16), "scale", True),
+        ("val_3", np.ones(16), "scale behind a reshape", True),
+        ("rows", values(16, 16, seed=1), "table", True),
+        ("val_3", MASK, "added", False),
+        ("attention.mask", MASK, "added", False),
+        ("rotary.cos_cached", POSITIONS, "multiplied", False),
+        ("val_3", POSITIONS, "product", False),
+        ("val_3", 3 * np.eye(16), "added", False),
+        ("zeros", np.zeros((16, 16)), "written into", False),
+        ("buffer", np.zeros((16, 16)), "written into", False),
+        ("buffer", np.zeros((16, 16)), "chosen", False),
+        ("val_3", np.full((1, 16), 2.0), "multiplied", False),
+    ],
+)
+def test_names_values_and_uses(name: str, array: np.ndarray, how: str, is_trained: bool) -> None:
+    found, notes = trained(name, array, how)
+    assert found == [name] * is_trained
+    assert (f"constant(s) are not trained ('{name}': " in notes) is not is_trained
+    assert "may be constants" not in notes
+
+
+def test_doubt_is_said_with_what_to_do_about_it() -> None:
+    found, notes = trained("val_3", values(16, seed=1), "multiplied")
+    assert found == ["val_3"]
+    assert "1 tensor(s) are trained that may be constants ('val_3': read element by element)" in notes
+    assert "--no-grad" in notes
+
+
+def test_what_torch_said_decides() -> None:
+    assert trained("table", POSITIONS, "multiplied", **{KIND: "BUFFER"})[0] == []
+    assert trained("table", values(16, 16), "product", **{KIND: "CONSTANT_TENSOR"})[0] == []
+    assert trained("val_3", values(16, 16), "product", **{STANDS_FOR: ""})[0] == []
+    assert trained("zeros", np.zeros(16), "added", **{STANDS_FOR: "layer.bias"})[0] == ["zeros"]
+    assert trained("scale", np.ones(16), "multiplied", **{KIND: "PARAMETER"})[0] == ["scale"]
+    found, notes = trained("positions", POSITIONS, "added", **{KIND: "PARAMETER"})
+    assert found == ["positions"]
+    assert "may be constants ('positions': a table of a formula)" in notes
+
+
+def test_patterns_overrule_it() -> None:
+    text = "g (double[16,16] x) => (double loss) { h = Mul(x, zeros) loss = ReduceSum <keepdims = 0> (h) }"
+    model = parse(text, zeros=np.zeros((16, 16)))
+    assert list(build_training_graph(model, wrt=["zeros"]).gradients) == ["zeros"]

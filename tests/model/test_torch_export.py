@@ -1,0 +1,185 @@
+"""Files of torch's default exporter: parameters that it merged, computed or transposed."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+from onnx import numpy_helper
+
+from ckplan.keys import STANDS_FOR
+from ckplan.model.loading import normalise
+from tests.model.models import normal, parse, run
+
+LINE = "pkg.torch.onnx.fx_node"
+PREFIX = "pkg.torch.export"
+
+
+def exported(
+    nodes: str, arrays: dict[str, np.ndarray], operands: dict[str, tuple[str, str]], lines: list[str]
+) -> onnx.ModelProto:
+    """A file as torch writes it.
+
+    Args:
+        nodes: the graph in ONNX's text form, from x to y.
+        arrays: initializers.
+        operands: name in the program -> kind and target in the module; an initializer of that target is this operand.
+        lines: of each node, the line of the program that it was made of.
+    """
+    nodes = re.sub(r"\w+\.\w+", r'"\g<0>"', nodes)  # as the text form has names with dots
+    model = parse(f'<ir_version: 10, opset_import: ["": 21]> g (float[2,4] x) => (float[2,4] y) {{ {nodes} }}', arrays)
+    model.producer_name = "pytorch"
+    listed = "".join(f"{name}: {kind} target='{target}'\n" for name, (kind, target) in operands.items())
+    model.graph.metadata_props.add(
+        key=f"{PREFIX}.ExportedProgram.graph_signature", value=f"\n# inputs\n{listed}x: USER_INPUT"
+    )
+    for node, line in zip(model.graph.node, lines, strict=True):
+        node.metadata_props.add(key=LINE, value=f"%made : [num_users=1] = call_function[target={line}")
+    for name, (kind, target) in operands.items():
+        if target in arrays:
+            info = onnx.helper.make_tensor_value_info(target, onnx.TensorProto.FLOAT, arrays[target].shape)
+            info.metadata_props.add(key=f"{PREFIX}.graph_signature.InputSpec.kind", value=kind)
+            info.metadata_props.add(key="pkg.torch.onnx.original_node_name", value=name)
+            model.graph.value_info.append(info)
+    return model
+
+
+def loaded(model: onnx.ModelProto) -> tuple[ir.Model, str]:
+    forward = normalise(ir.from_proto(model))
+    return forward.model, " ".join(forward.notes)
+
+
+NORMS = exported(
+    "h = LayerNormalization(x, a.weight, a.bias) y = LayerNormalization(h, a.weight, a.bias)",
+    {"a.weight": np.ones(4, np.float32), "a.bias": np.zeros(4, np.float32)},
+    {f"p_{n}_{k}": ("PARAMETER", f"{n}.{k}") for n in "ab" for k in ("weight", "bias")},
+    [f"aten.layer_norm.default](args = (%x, [4], %p_{n}_weight, %p_{n}_bias), kwargs = {{}})" for n in "ab"],
+)  # fmt: skip
+
+
+def test_merged_parameters_are_apart_again() -> None:
+    model, notes = loaded(NORMS)
+    assert [[value.name for value in node.inputs[1:]] for node in model.graph] == [
+        ["a.weight", "a.bias"],
+        ["b.weight", "b.bias"],
+    ]
+    assert "2 tensor(s) that torch's exporter merged" in notes
+    x = normal(0, 2, 4)
+    np.testing.assert_array_equal(run(model, {"x": x})[0], run(NORMS, {"x": x})[0])
+
+
+def test_a_parameter_that_is_read_twice_stays_one() -> None:
+    again = "aten.layer_norm.default](args = (%x, [4], %p_b_weight, %p_b_bias), kwargs = {})"
+    model = onnx.ModelProto()
+    model.CopyFrom(NORMS)
+    node = model.graph.node.add()
+    node.CopyFrom(model.graph.node[1])
+    model.graph.node[1].output[0] = node.input[0] = "z"
+    model.graph.node[1].metadata_props[0].value = f"%made : = call_function[target={again}"
+    found, _ = loaded(model)
+    assert sorted(found.graph.initializers) == ["a.bias", "a.weight", "b.bias", "b.weight"]
+
+
+def test_statistics_merged_with_parameters_are_apart_again() -> None:
+    ones, zeros = np.ones(4, np.float32), np.zeros(4, np.float32)
+    kinds = {"weight": "PARAMETER", "bias": "PARAMETER", "running_mean": "BUFFER", "running_var": "BUFFER"}
+    model = exported(
+        "y = BatchNormalization(x, n.weight, n.bias, n.bias, n.weight)",
+        {"n.weight": ones, "n.bias": zeros},
+        {f"{'pb'[kind == 'BUFFER']}_n_{leaf}": (kind, f"n.{leaf}") for leaf, kind in kinds.items()},
+        ["aten.batch_norm](args = (%x, %p_n_weight, %p_n_bias, %b_n_running_mean, %b_n_running_var), kwargs = {})"],
+    )
+    found, _ = loaded(model)
+    (node,) = found.graph
+    assert [value.name for value in node.inputs[1:]] == [f"n.{leaf}" for leaf in kinds]
+
+
+def test_a_computed_weight_is_matched_with_its_parameter() -> None:
+    model = exported(
+        "h = MatMul(x, val_7) y = Add(h, val_9)",
+        {"val_7": normal(0, 4, 4), "val_9": np.zeros((1, 4), np.float32)},
+        {"p_l_weight": ("PARAMETER", "l.weight"), "p_l_bias": ("PARAMETER", "l.bias")},
+        ["aten.linear.default](args = (%x, %p_l_weight, %p_l_bias), kwargs = {})"] * 2,
+    )
+    found, notes = loaded(model)
+    stands = {name: value.metadata_props[STANDS_FOR] for name, value in found.graph.initializers.items()}
+    assert stands == {"val_7": "l.weight", "val_9": "l.bias"}
+    assert "'val_7' of 'l.weight', 'val_9' of 'l.bias'" in notes
+
+
+@pytest.mark.parametrize("bias_is_there", [True, False])
+def test_what_stands_for_no_parameter_is_known_where_all_are_there(bias_is_there: bool) -> None:
+    operands = {"p_l_weight": ("PARAMETER", "l.weight")}
+    if not bias_is_there:
+        operands["p_l_bias"] = ("PARAMETER", "l.bias")
+    model = exported(
+        "h = MatMul(x, l.weight) y = Mul(h, table)",
+        {"l.weight": normal(0, 4, 4), "table": normal(1, 2, 4)},
+        operands,
+        ["aten.matmul](args = (%x, %p_l_weight), kwargs = {})", "aten.mul](args = (%matmul, %cos), kwargs = {})"],
+    )
+    found, notes = loaded(model)
+    known = found.graph.initializers["table"].metadata_props.get(STANDS_FOR)
+    assert known == ("" if bias_is_there else None)
+    assert ("1 parameter(s) of the torch module are not in the file" in notes) is not bias_is_there
+
+
+def test_a_group_norm_is_not_taken_for_its_scale() -> None:
+    line = "aten.group_norm.default](args = (%x, 2, %p_n_weight, %p_n_bias), kwargs = {})"
+    ones, zeros = np.ones(2, np.float32), np.zeros(2, np.float32)
+    model = exported(
+        """s = Reshape(x, split) i = InstanceNormalization(s, val_1, val_2) h = Reshape(i, back)
+        m = Mul(h, val_3) y = Add(m, val_4)""",
+        {
+            "split": np.array([2, 2, 2]),
+            "back": np.array([2, 4]),
+            "val_1": ones,
+            "val_2": zeros,
+            "val_3": np.ones((1, 4), np.float32),
+            "val_4": np.zeros((1, 4), np.float32),
+        },
+        {f"p_n_{leaf}": ("PARAMETER", f"n.{leaf}") for leaf in ("weight", "bias")},
+        [line] * 5,
+    )
+    found, _ = loaded(model)
+    stands = {name: value.metadata_props.get(STANDS_FOR) for name, value in found.graph.initializers.items()}
+    assert (stands["val_3"], stands["val_4"]) == ("n.weight", "n.bias")
+    assert not stands["val_1"]
+    assert not stands["val_2"]
+
+
+TIED = """<ir_version: 10, opset_import: ["": 21]> g (int64[2] ids) => (float[2,9] y) {
+    h = Gather("wte.weight", ids)
+    y = MatMul(h, folded)
+}"""
+
+
+def tied(table: np.ndarray, name: str = "onnx::MatMul_9") -> onnx.ModelProto:
+    model = parse(TIED, {"wte.weight": table})
+    model.graph.node[1].input[1] = name
+    model.graph.initializer.append(numpy_helper.from_array(np.ascontiguousarray(table.T), name))
+    return model
+
+
+def test_a_tied_weight_that_was_transposed_is_one_again() -> None:
+    model = tied(normal(0, 9, 5))
+    found, notes = loaded(model)
+    assert list(found.graph.initializers) == ["wte.weight"]
+    assert [node.op_type for node in found.graph] == ["Transpose", "Gather", "MatMul"]
+    assert "'onnx::MatMul_9' is 'wte.weight'" in notes
+    ids = np.array([3, 1])
+    np.testing.assert_array_equal(run(found, {"ids": ids})[0], run(model, {"ids": ids})[0])
+
+
+@pytest.mark.parametrize("table", [np.zeros((9, 5), np.float32), np.tile(np.eye(9, 5, dtype=np.float32), 1)])
+def test_equal_values_that_any_two_tensors_may_have_tie_nothing(table: np.ndarray) -> None:
+    found, _ = loaded(tied(table))
+    assert len(found.graph.initializers) == 2
+
+
+def test_weights_of_two_names_stay_two() -> None:
+    found, _ = loaded(tied(normal(0, 9, 5), "head.weight"))
+    assert len(found.graph.initializers) == 2
