@@ -7,7 +7,6 @@ found out about it, so that several questions about one model cost little more t
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -28,6 +27,7 @@ from ckplan.meter import measure as measure_file
 from ckplan.meter import verify as verify_files
 from ckplan.meter.costs import measured_costs
 from ckplan.model import save
+from ckplan.model.weights import scratch_folder
 from ckplan.pipeline import Goal, Planned, Step, StepOptions, open_step, planning, step_of
 from ckplan.pipeline.step import Source, model_of, name_of
 from ckplan.planner import Plan
@@ -194,7 +194,7 @@ def _file_of(model: Runnable) -> Iterator[Path]:
         return
     graph = model.model if isinstance(model, Planned | TrainingGraph) else model_of(model)
     name = model.step.name if isinstance(model, Planned) else name_of(graph)
-    with tempfile.TemporaryDirectory(prefix="ckplan-") as folder:
-        path = Path(folder) / f"{Path(name).stem or 'model'}.onnx"
+    with scratch_folder(graph) as folder:
+        path = folder / f"{Path(name).stem or 'model'}.onnx"
         save(graph, path)
         yield path

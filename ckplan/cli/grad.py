@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING
 import click
 
 from ckplan.cli.options import (
+    copy_option,
     json_option,
     model_argument,
     output_options,
     talk_options,
     training_step_options,
 )
-from ckplan.cli.output import check_output
+from ckplan.cli.output import check_output, written
 from ckplan.cli.sections import SectionedCommand
 from ckplan.cli.step import opened
 from ckplan.cli.terminal import notes, show, show_json, stage
@@ -27,17 +28,17 @@ if TYPE_CHECKING:
 @click.command("grad", cls=SectionedCommand, short_help="Write a training graph: forward, loss and gradients.")
 @model_argument
 @output_options
+@copy_option
 @training_step_options
 @json_option
 @talk_options
-def command(model: Path, output: Path, force: bool, as_json: bool, asked: StepOptions) -> None:
+def command(model: Path, output: Path, force: bool, copy_weights: bool, as_json: bool, asked: StepOptions) -> None:
     """Write the training graph of MODEL: forward, loss and gradients.
 
     The file computes the loss and one gradient per parameter out of standard ONNX operators. Parameters are
     initializers that a training loop may override by feeding inputs of their names.
     """
     check_output(output, force, model)
-    from ckplan.model import save
     from ckplan.writer.describe import promise
 
     step = opened(model, asked)
@@ -48,12 +49,11 @@ def command(model: Path, output: Path, force: bool, as_json: bool, asked: StepOp
             promise(step.model, step.baseline)
         except ModelError as error:  # a type that this onnxruntime has no kernels for on this machine
             notes([f"what the file takes is not predicted: {error}"])
-    with stage(f"writing {output.name}"):
-        save(step.model, output, force=force)
+    said = [*step.notes, *written(step.model, output, force=force, copy_weights=copy_weights)]
     if as_json:
         from ckplan.report import json
 
-        show_json(json.gradients(training, output, step.notes))
+        show_json(json.gradients(training, output, said))
     else:
         from ckplan.report import text
 

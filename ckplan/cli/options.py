@@ -136,6 +136,11 @@ output_options = _stack(
     click.option("-o", "--output", required=True, type=_PATH, metavar="OUT", help="File to write."), force_option
 )
 
+copy_option = click.option(
+    "--copy-weights", is_flag=True,
+    help="Copy weights that lie beside MODEL. Default: OUT reads the same data file, or shares its bytes.",
+)  # fmt: skip
+
 html_option = click.option(
     "--html", "page", type=_PATH, metavar="OUT.html", help="Write a report for a browser, too: one file, offline."
 )

@@ -1,11 +1,16 @@
-"""The file to write: checked before the work, not after it."""
+"""The file to write: checked before the work, not after it, and written with its weights where they belong."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from ckplan.cli.terminal import notes, stage
 from ckplan.errors import EnvironmentUnavailableError, UsageError
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
 
 
 def check_output(output: Path, force: bool, *sources: Path) -> None:
@@ -32,3 +37,19 @@ def check_output(output: Path, force: bool, *sources: Path) -> None:
             raise UsageError(f"{output} exists", "pass --force to overwrite it")
     if not os.access(folder, os.W_OK) or (output.exists() and not os.access(output, os.W_OK)):
         raise EnvironmentUnavailableError(f"no permission to write {output}", "write to another directory")
+
+
+def written(model: ir.Model, output: Path, *, force: bool, copy_weights: bool) -> list[str]:
+    """Write a model; returns what was said on stderr about where its weights are. See `ckplan.model.save`."""
+    from ckplan.model import save
+    from ckplan.units import format_bytes
+
+    with stage(f"writing {output.name}") as tell:
+
+        def progress(done: int, of: int) -> None:
+            bar = "━" * (20 * done // of)
+            tell(f"copying weights {bar:─<20} {format_bytes(done)} of {format_bytes(of)}")
+
+        said = list(save(model, output, force=force, copy_weights=copy_weights, progress=progress))
+    notes(said)
+    return said

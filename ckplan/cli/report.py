@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -69,6 +68,7 @@ def command(
     from ckplan.answers.frontier import pareto
     from ckplan.cli.planning import planned, tell
     from ckplan.model import save
+    from ckplan.model.weights import scratch_folder
     from ckplan.pipeline import Goal
     from ckplan.planner.strategies import parse_strategy
 
@@ -81,8 +81,8 @@ def command(
     notes = [*step.notes, *tell(made.plan, step)]
     found = None
     if with_proof:
-        with tempfile.TemporaryDirectory() as folder:
-            base, new = (Path(folder) / f"{model.stem} {which} a plan.onnx" for which in ("without", "with"))
+        with scratch_folder(step.model) as folder:
+            base, new = (folder / f"{model.stem} {which} a plan.onnx" for which in ("without", "with"))
             save(step.model, base)
             save(made.model, new)
             found = run_both(base, new, device=device, inputs=inputs, seed=seed)

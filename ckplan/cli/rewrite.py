@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from ckplan.cli.options import (
+    copy_option,
     cost_option,
     html_option,
     json_option,
@@ -21,12 +21,12 @@ from ckplan.cli.options import (
     talk_options,
     verbose_option,
 )
-from ckplan.cli.output import check_output
+from ckplan.cli.output import check_output, written
 from ckplan.cli.page import check_page, plan_page
 from ckplan.cli.proof import check, run_both
 from ckplan.cli.sections import SectionedCommand
 from ckplan.cli.step import opened
-from ckplan.cli.terminal import show, show_json, stage
+from ckplan.cli.terminal import show, show_json
 
 if TYPE_CHECKING:
     from ckplan.pipeline import StepOptions
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 @click.command("rewrite", cls=SectionedCommand, short_help="Write a training graph with a memory plan built in.")
 @model_argument
 @output_options
+@copy_option
 @planning_options
 @plan_file_option
 @cost_option
@@ -49,6 +50,7 @@ def command(
     model: Path,
     output: Path,
     force: bool,
+    copy_weights: bool,
     strategy: str,
     budget: int | float | None,
     overhead: float | None,
@@ -73,6 +75,7 @@ def command(
     from ckplan.answers.findings import chosen
     from ckplan.cli.planning import planned, tell
     from ckplan.model import save
+    from ckplan.model.weights import scratch_folder
     from ckplan.pipeline import Goal
     from ckplan.planner.strategies import parse_strategy
 
@@ -80,13 +83,12 @@ def command(
     step = opened(model, asked, cost="flops" if plan_file else cost, device=device)
     made = planned(step, wanted, goal, plan_file)
     notes = [*step.notes, *tell(made.plan, step)]
-    with stage(f"writing {output.name}"):
-        save(made.model, output, force=force)
+    notes += written(made.model, output, force=force, copy_weights=copy_weights)
     kept = chosen(step, made.plan, made.budget)
     found = None
     if with_proof:
-        with tempfile.TemporaryDirectory() as folder:
-            base = Path(folder) / f"{model.stem} without a plan.onnx"
+        with scratch_folder(step.model) as folder:
+            base = folder / f"{model.stem} without a plan.onnx"
             save(step.model, base)
             found = run_both(base, output, device=device, inputs=inputs, seed=seed)
     if page is not None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from ckplan.errors import EnvironmentUnavailableError, InfeasibleError
 from ckplan.keys import PLAN, RECOMPUTE_OF
 from ckplan.meter import measure
 from ckplan.model import save
+from ckplan.model.weights import scratch_folder
 from ckplan.pipeline import Goal, Planned, Step, rewrite
 from ckplan.pipeline.step import Progress
 from ckplan.planner.strategies import Strategy, parse_strategy
@@ -126,10 +126,10 @@ def _recomputed(model: ir.Model) -> dict[str, int]:
 
 def _measured(path: Path, model: ir.Model, made: bool, device: str) -> Measured:
     """Run what was simulated; on one thread, since more of them take more memory."""
-    with tempfile.TemporaryDirectory(prefix="ckplan-") as folder:
+    with scratch_folder(model) as folder:
         file = path
         if made:
-            file = Path(folder) / path.name
+            file = folder / path.name
             save(model, file)
         found = measure(file, device=device, runs=1, threads=1, heap=False)
     if found.peak_activations is None or found.peak_total is None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import median
@@ -18,6 +17,8 @@ from ckplan.meter.inputs import make_inputs
 from ckplan.meter.process import run_job
 from ckplan.model import save
 from ckplan.model.costs import node_cost, seconds
+from ckplan.model.external import external_tensors
+from ckplan.model.weights import scratch_folder
 
 _SCHEMA = 1
 """Part of the cache's keys; raised when what is kept there changes its meaning."""
@@ -42,11 +43,10 @@ def measured_costs(model: ir.Model, device: str = "auto", threads: int | None = 
         EnvironmentUnavailableError: the device is not there.
         RunFailedError: the process that ran the model died.
     """
-    with tempfile.TemporaryDirectory(prefix="ckplan-") as name:
-        folder = Path(name)
+    with scratch_folder(model) as folder:
         path = folder / "model.onnx"
         save(model, path)
-        kept = cache_folder() / f"costs-{_key(folder, device, threads)}.json"
+        kept = cache_folder() / f"costs-{_key(model, path, device, threads)}.json"
         found = _read(kept)
         if found is None:
             found = _profiled(model, path, device, threads)
@@ -98,14 +98,15 @@ def _profiled(model: ir.Model, path: Path, device: str, threads: int | None) -> 
     return {key: median(durations) for key, durations in taken.items()}
 
 
-def _key(folder: Path, device: str, threads: int | None) -> str:
+def _key(model: ir.Model, path: Path, device: str, threads: int | None) -> str:
+    """A digest of a saved model and of all that its times depend on; data files count by name, size and time."""
     digest = hashlib.sha256()
-    for file in sorted(folder.iterdir()):
-        digest.update(file.name.encode())
-        with file.open("rb") as stream:
-            while block := stream.read(1 << 20):
-                digest.update(block)
-    digest.update(json.dumps([_SCHEMA, _onnxruntime(), device, threads, os.cpu_count()]).encode())
+    with path.open("rb") as stream:
+        while block := stream.read(1 << 20):
+            digest.update(block)
+    data = {tensor.path: Path(tensor.path).stat() for tensor in external_tensors(model)}
+    known = sorted((file, stat.st_size, stat.st_mtime_ns) for file, stat in data.items())
+    digest.update(json.dumps([_SCHEMA, _onnxruntime(), device, threads, os.cpu_count(), known]).encode())
     return digest.hexdigest()[:32]
 
 

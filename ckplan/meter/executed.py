@@ -40,9 +40,18 @@ def executed_graph(file: Path, model: ir.Model) -> ir.Model:
         raise ModelError("onnxruntime could not write its optimised graph") from None
     except Exception as error:  # protobuf and onnx_ir raise anything
         raise ModelError(f"onnxruntime's optimised graph cannot be read ({type(error).__name__}: {error})") from error
+    _settle(executed, model)
     _infer(executed, model)
     mark_executed(executed, model)
     return executed
+
+
+def _settle(executed: ir.Model, model: ir.Model) -> None:
+    """Let the external tensors of what onnxruntime wrote be those of the file: it names data files as the file does."""
+    for name, value in executed.graph.initializers.items():
+        known = model.graph.initializers.get(name)
+        if known is not None and isinstance(value.const_value, ir.ExternalTensor):
+            value.const_value = known.const_value
 
 
 def _infer(executed: ir.Model, model: ir.Model) -> None:

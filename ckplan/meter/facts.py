@@ -56,9 +56,11 @@ def read_model(path: Path) -> ir.Model:
     """Read a model; external data stay on disk.
 
     Raises:
-        ModelError: the file is missing or is not an ONNX model.
+        ModelError: the file is missing or is not an ONNX model, or its external data are not where they must be.
     """
     import onnx_ir as ir
+
+    from ckplan.model.external import settle
 
     if not path.is_file():
         raise ModelError(f"there is no model file `{path}`", "check the path")
@@ -68,6 +70,7 @@ def read_model(path: Path) -> ir.Model:
         raise ModelError(f"`{path}` is not a readable ONNX model ({type(error).__name__})") from error
     if not model.graph.outputs:
         raise ModelError(f"`{path}` is not an ONNX model with outputs")
+    settle(model, path)
     return model
 
 

@@ -16,10 +16,12 @@ import numpy as np
 from ckplan.keys import PHASE
 from ckplan.meter.arrays import Array, load_arrays
 from ckplan.meter.child import Channel
+from ckplan.meter.facts import read_model
 from ckplan.meter.numerics import is_floating
 from ckplan.meter.process import run_job
 from ckplan.meter.session import as_array, open_session, step_of
 from ckplan.meter.types import NonFinite, Origin
+from ckplan.model.external import in_one_folder
 
 if TYPE_CHECKING:
     import onnx
@@ -56,7 +58,7 @@ def _origin(found: Mapping[str, Any]) -> Origin:
 
 def job(channel: Channel) -> dict[str, Any] | None:
     """In the child: look at inputs and initializers, then at the values of the graph, piece by piece."""
-    import onnx
+    import onnx_ir as ir
 
     request = channel.request
     kind: str = request["kind"]
@@ -65,19 +67,20 @@ def job(channel: Channel) -> dict[str, Any] | None:
     for name, array in feed.items():
         if (bad := _bad(array, kind)) is not None:
             return {"kind": kind, "node": "", "op_type": "input", "value": name, **bad}
-    model = onnx.load(str(path), load_external_data=False)
-    for tensor in model.graph.initializer:
-        if tensor.name in feed:
+    read = read_model(path)
+    for name, value in read.graph.initializers.items():
+        if name in feed or kind != "nan" or value.const_value is None:
             continue
-        array = onnx.numpy_helper.to_array(tensor, base_dir=str(path.parent))
-        if kind == "nan" and (bad := _bad(array, kind)) is not None:
-            return {"kind": kind, "node": "", "op_type": "initializer", "value": tensor.name, **bad}
+        if (bad := _bad(value.const_value.numpy(), kind)) is not None:
+            return {"kind": kind, "node": "", "op_type": "initializer", "value": name, **bad}
+    folder = in_one_folder(read)
+    model = ir.to_proto(read)
     nodes = _in_execution_order(model.graph, request["order"])
     infinite: dict[str, dict[str, Any]] = {}
     for number, piece in enumerate(_pieces(nodes, _sizes(model.graph), request["limit"])):
         channel.progress(f"the search for the first {kind} (piece {number + 1})")
         names = [name for node in piece for name in node.output if name]
-        results = _run_piece(model, names, feed, request)
+        results = _run_piece(model, names, feed, request, folder)
         for node in piece:
             for name in node.output:
                 found = results.get(name)
@@ -156,7 +159,7 @@ def _pieces(nodes: Sequence[onnx.NodeProto], sizes: Mapping[str, int], limit: in
 
 
 def _run_piece(
-    model: onnx.ModelProto, names: Sequence[str], feed: Mapping[str, Array], request: Mapping[str, Any]
+    model: onnx.ModelProto, names: Sequence[str], feed: Mapping[str, Array], request: Mapping[str, Any], folder: str
 ) -> dict[str, Array]:
     """Values of some names, from a copy of the model that computes nothing else."""
     import onnx
@@ -180,7 +183,7 @@ def _run_piece(
         piece.SerializeToString(),
         request["device"],
         threads=request["threads"],
-        weights=Path(request["path"]).resolve().parent,
+        weights=folder or None,
     )
     step = step_of(session, {name: array for name, array in feed.items() if name in needed})
     arrays = ((value.name, as_array(result)) for value, result in zip(session.get_outputs(), step(), strict=True))

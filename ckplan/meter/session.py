@@ -15,6 +15,9 @@ from ckplan.operators import sessions
 
 Order = Literal["default", "priority"]
 
+_LARGE = 1 << 30
+"""Bytes of a file from which its optimised graph is written without weights."""
+
 SEED = 20
 """Seed of random operators: the first runs of two processes then draw the same numbers in the same order."""
 
@@ -28,7 +31,7 @@ def open_session(
     profile: Path | None = None,
     arena: bool = True,
     pattern: bool = True,
-    weights: Path | None = None,
+    weights: str | None = None,
     optimized: Path | None = None,
     cut: bool = False,
 ) -> tuple[Any, str]:
@@ -73,11 +76,13 @@ def open_session(
         ort.create_and_register_allocator(place, ort.OrtArenaCfg({"max_dead_bytes_per_chunk": 256}))
         options.add_session_config_entry("session.use_env_allocators", "1")
     if weights is not None:
-        options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(weights))
+        options.add_session_config_entry("session.model_external_initializers_file_folder_path", weights)
     if optimized is not None:
         options.optimized_model_filepath = str(optimized)
-        options.add_session_config_entry("session.optimized_model_external_initializers_file_name", "weights.bin")
-        options.add_session_config_entry("session.optimized_model_external_initializers_min_size_in_bytes", "1024")
+        if isinstance(source, str) and Path(source).stat().st_size > _LARGE:
+            # With what was folded, it might cross protobuf's limit. Data files are named as they are, not copied.
+            options.add_session_config_entry("session.optimized_model_external_initializers_file_name", "weights.bin")
+            options.add_session_config_entry("session.optimized_model_external_initializers_min_size_in_bytes", "1024")
     session = sessions.open_session(source, options, wanted_providers(ort, device))
     return session, device_that_ran(session.get_providers(), device)
 

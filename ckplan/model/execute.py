@@ -9,6 +9,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ckplan.errors import EnvironmentUnavailableError
+from ckplan.model.external import in_one_folder
 from ckplan.model.infer import static_shape
 from ckplan.operators.sessions import open_session
 
@@ -73,21 +74,25 @@ def execute(
             "pip install onnxruntime",
         ) from None
     try:
-        return _run(onnxruntime, *_without_weights(model.clone()), inputs, outputs)
+        proto, weights = _without_weights(model.clone())
+        return _run(onnxruntime, proto, {**weights, **inputs}, outputs)
     except Exception:
-        return _run(onnxruntime, _with_weights(model), {}, inputs, outputs)
+        proto, folder = _with_weights(model)
+        return _run(onnxruntime, proto, inputs, outputs, folder)
 
 
 def _run(
-    ort: Any, proto: bytes, weights: Mapping[str, np.ndarray], inputs: Mapping[str, np.ndarray], outputs: Sequence[str]
+    ort: Any, proto: bytes, inputs: Mapping[str, np.ndarray], outputs: Sequence[str], folder: str = ""
 ) -> tuple[list[np.ndarray], dict[str, ir.DataType]]:
     options = ort.SessionOptions()
     options.log_severity_level = 4
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.enable_cpu_mem_arena = False
+    if folder:
+        options.add_session_config_entry("session.model_external_initializers_file_folder_path", folder)
     session = open_session(proto, options)
     wanted = {value.name for value in session.get_inputs()}
-    feeds = {name: _ort_value(ort, array) for name, array in {**weights, **inputs}.items() if name in wanted}
+    feeds = {name: _ort_value(ort, array) for name, array in inputs.items() if name in wanted}
     types = {output.name: _TYPES[output.type] for output in session.get_outputs() if output.type in _TYPES}
     return [value.numpy() for value in session.run_with_ort_values(list(outputs), feeds)], types
 
@@ -109,8 +114,6 @@ def _without_weights(model: ir.Model) -> tuple[bytes, dict[str, np.ndarray]]:
     return ir.to_proto(model).SerializeToString(), weights
 
 
-def _with_weights(model: ir.Model) -> bytes:
-    for name, value in model.graph.initializers.items():
-        if isinstance(value.const_value, ir.ExternalTensor):
-            value.const_value = ir.Tensor(np.asarray(value.const_value.numpy()), name=name)
-    return bytes(ir.to_proto(model).SerializeToString())
+def _with_weights(model: ir.Model) -> tuple[bytes, str]:
+    folder = in_one_folder(model)
+    return bytes(ir.to_proto(model).SerializeToString()), folder

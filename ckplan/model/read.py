@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import onnx_ir as ir
 
 from ckplan.errors import ModelError
+from ckplan.model.external import settle
 
 _FOREIGN = (
     (b"version https://git-lfs", "is a Git LFS pointer, not the model itself", "fetch it with `git lfs pull`"),
@@ -27,7 +27,8 @@ def read(path: str | os.PathLike[str]) -> ir.Model:
 
     Raises:
         ModelError: the file is missing, damaged, not ONNX, has no nodes, reads a value that nothing produces, or
-            its external data is missing or too short. The message names the file and the remedy.
+            its external data are not where they must be (see `ckplan.model.external`). The message names the file
+            and the remedy.
     """
     file = Path(path)
     _check_plausible(file)
@@ -39,12 +40,12 @@ def read(path: str | os.PathLike[str]) -> ir.Model:
         ) from None
     except Exception as error:  # protobuf, text parser and onnx-ir each raise their own kinds
         cause: BaseException = error
-        while cause.__cause__ is not None:
-            cause = cause.__cause__
+        while earlier := cause.__cause__ or cause.__context__:
+            cause = earlier
         reason = " ".join(str(cause).split())[:200]
         raise ModelError(f"{file} is damaged or not an ONNX model ({reason})", "export or download it again") from error
     _check_graph(model, file)
-    _check_external_data(model, file)
+    settle(model, file)
     return model
 
 
@@ -89,34 +90,3 @@ def _check_graph(model: ir.Model, file: Path) -> None:
             raise ModelError(
                 f"{file} is not valid: nothing produces its output '{output.name}'", "export or download it again"
             )
-
-
-def _check_external_data(model: ir.Model, file: Path) -> None:
-    sizes: dict[str, int] = {}
-    for tensor in external_tensors(model):
-        location = tensor.path
-        if location not in sizes:
-            try:
-                sizes[location] = Path(location).stat().st_size
-            except OSError:
-                raise ModelError(
-                    f"{file} keeps its weights in {location}, which cannot be read", "put the data file beside it"
-                ) from None
-        needed = (tensor.offset or 0) + (tensor.length if tensor.length is not None else tensor.nbytes)
-        if sizes[location] < needed:
-            raise ModelError(
-                f"{location} is too short: weight '{tensor.name}' of {file} ends at byte {needed} of {sizes[location]}",
-                "download or export it again",
-            )
-
-
-def external_tensors(model: ir.Model) -> Iterator[ir.ExternalTensor]:
-    """Yield every tensor of the model whose data lies in another file."""
-    for graph in model.graphs():
-        for value in graph.initializers.values():
-            if isinstance(value.const_value, ir.ExternalTensor):
-                yield value.const_value
-    for node in ir.traversal.RecursiveGraphIterator(model.graph):
-        for attribute in node.attributes.values():
-            if attribute.type == ir.AttributeType.TENSOR and isinstance(attribute.value, ir.ExternalTensor):
-                yield attribute.value

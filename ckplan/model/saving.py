@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import mmap
 import os
 import shutil
 import tempfile
@@ -12,24 +13,42 @@ from pathlib import Path
 import onnx_ir as ir
 
 from ckplan.errors import EnvironmentUnavailableError, ModelError, UsageError
-from ckplan.model.read import external_tensors
-
-# protobuf's limit is 2 GiB; what is not a weight needs room too.
-MAX_INLINE_BYTES = 1_900_000_000
+from ckplan.model.external import external_tensors
+from ckplan.model.weights import Progress, place
 
 
-def save(model: ir.Model, path: str | os.PathLike[str], *, force: bool = False) -> None:
-    """Write `model` to `path`, with its weights in `<path>.data` when they are large or came from such a file.
+def _silent(done: int, of: int) -> None:
+    pass
+
+
+def save(
+    model: ir.Model,
+    path: str | os.PathLike[str],
+    *,
+    force: bool = False,
+    copy_weights: bool = False,
+    progress: Progress = _silent,
+) -> tuple[str, ...]:
+    """Write `model` to `path`; weights that lie in data files are read or copied only where there is no other way.
+
+    A data file in the folder of `path` is referred to; of another, `<path>.data` shares the bytes if the file system
+    can, else it is a copy of what is used (see `ckplan.model.weights`).
 
     Everything is written beside the target under a temporary name and then renamed, so that an interrupted or failed
     write leaves what was there untouched. A data file that exists is never written to or replaced, since tensors in
     memory may be mapped from it: the new one gets the next free name (`<path>.1.data`), and the data file of the
-    model that was overwritten is removed only if this function named it and `model` does not read from it.
+    model that was overwritten is removed only if this function named it and neither `model` nor another model in
+    that folder reads from it.
 
     Args:
-        model: left unchanged.
+        model: left unchanged; as `ckplan.model.read` gives it, or made from such a one.
         path: a file name; its directory must exist.
         force: overwrite an existing file.
+        copy_weights: copy the weights in any case, so that the new file depends on no other's.
+        progress: called with bytes of weights copied and bytes to copy.
+
+    Returns:
+        Notes: where the weights lie, if not in the file.
 
     Raises:
         UsageError: the file exists and `force` is not given, or the path cannot be a file.
@@ -47,38 +66,43 @@ def save(model: ir.Model, path: str | os.PathLike[str], *, force: bool = False) 
     if not target.parent.is_dir():
         raise UsageError(f"there is no directory {target.parent}", "create it first")
 
-    external = _wants_external(model)
     stale = _own_data_files(target) if target.exists() else set()
-    data_name = _free_data_name(target) if external else None
     try:
         workspace = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".tmp", dir=target.parent))
     except OSError as error:
         raise _environment(error, target) from error
-    moved: Path | None = None
+    moved: list[Path] = []
     try:
-        ir.save(model, workspace / target.name, format="protobuf", external_data=data_name)
-        for file in workspace.iterdir():
+        placed = model.clone()
+        notes = place(placed, target, workspace, copy_weights, progress)
+        ir.save(placed, workspace / target.name, format="protobuf")
+        files = sorted(workspace.iterdir())
+        for file in files:
             _sync(file)
-        if data_name is not None and (workspace / data_name).exists():
-            (workspace / data_name).rename(target.parent / data_name)
-            moved = target.parent / data_name
+        for file in files:
+            if file.name != target.name:
+                file.rename(target.parent / file.name)
+                moved.append(target.parent / file.name)
         (workspace / target.name).replace(target)
-        moved = None
+        moved.clear()
     except OSError as error:
         raise _environment(error, target) from error
+    except EnvironmentUnavailableError:
+        raise
     except Exception as error:  # protobuf: ValueError or EncodeError
         raise ModelError(
             f"the model cannot be written to {target} ({error})", "see whether it passes onnx.checker"
         ) from error
     finally:
         shutil.rmtree(workspace, ignore_errors=True)
-        if moved is not None:
-            moved.unlink(missing_ok=True)
+        for file in moved:
+            file.unlink(missing_ok=True)
     in_use = {os.path.realpath(tensor.path) for tensor in external_tensors(model)}
     for file in stale:
-        if str(file) not in in_use and file.name != data_name:
+        if str(file) not in in_use and not _is_named(file):
             with contextlib.suppress(OSError):
                 file.unlink()
+    return notes
 
 
 def write_text(text: str, path: str | os.PathLike[str], *, force: bool = False) -> None:
@@ -109,22 +133,6 @@ def write_text(text: str, path: str | os.PathLike[str], *, force: bool = False) 
         temporary.unlink(missing_ok=True)
 
 
-def _wants_external(model: ir.Model) -> bool:
-    if any(True for _ in external_tensors(model)):
-        return True
-    tensors = (value.const_value for graph in model.graphs() for value in graph.initializers.values())
-    return sum(tensor.nbytes for tensor in tensors if tensor is not None) > MAX_INLINE_BYTES
-
-
-def _free_data_name(target: Path) -> str:
-    number = 0
-    while True:
-        name = f"{target.name}.{number}.data" if number else f"{target.name}.data"
-        if not os.path.lexists(target.parent / name):
-            return name
-        number += 1
-
-
 def _own_data_files(target: Path) -> set[Path]:
     """Data files that the model at `target` reads and that bear a name of the form this module gives."""
     try:
@@ -137,6 +145,19 @@ def _own_data_files(target: Path) -> set[Path]:
         for file in files
         if file.parent == target.parent and file.name.startswith(f"{target.name}.") and file.suffix == ".data"
     }
+
+
+def _is_named(data: Path) -> bool:
+    """Whether a model beside a data file names it."""
+    for model in data.parent.glob("*.onnx"):
+        with (
+            contextlib.suppress(OSError, ValueError),
+            model.open("rb") as file,
+            mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content,
+        ):
+            if content.find(data.name.encode()) >= 0:
+                return True
+    return False
 
 
 def _sync(file: Path) -> None:

@@ -17,6 +17,7 @@ from ckplan.errors import CkplanError, ModelError
 from ckplan.model.bodies import bodies_of
 from ckplan.model.half import missing_kernel_advice
 from ckplan.model.infer import NodeInference
+from ckplan.model.stand_ins import stand_in
 from ckplan.operators.sessions import open_session
 from ckplan.planner.simulate import simulate
 from ckplan.planner.timeline import Timeline
@@ -40,7 +41,8 @@ _SAME_SIZE = ("Transpose", "ReorderInput", "ReorderOutput")
 def executed_model(model: ir.Model, without: Sequence[str] = ()) -> ir.Model:
     """The model that onnxruntime executes under default session options on the CPU, nodes in execution order.
 
-    Parameters that a caller may feed are stripped of their values, which onnxruntime does not look at.
+    Parameters that a caller may feed are stripped of their values, which onnxruntime does not look at; large constants
+    are stood in for.
 
     Args:
         model: the file.
@@ -59,9 +61,12 @@ def executed_model(model: ir.Model, without: Sequence[str] = ()) -> ir.Model:
             value.const_value = None
     with tempfile.TemporaryDirectory() as folder:
         source, target = Path(folder) / "file.onnx", Path(folder) / "executed.onnx"
+        stand_in(stripped, Path(folder))
         ir.save(stripped, source)
         options = onnxruntime.SessionOptions()
         options.log_severity_level = 4
+        # Packed copies of weights are not in the graph, and take time and memory to make.
+        options.add_session_config_entry("session.disable_prepacking", "1")
         options.optimized_model_filepath = str(target)
         try:
             open_session(str(source), options, without=without)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import onnx
@@ -12,7 +14,7 @@ import onnx_ir as ir
 import pytest
 
 from ckplan.errors import EnvironmentUnavailableError, UsageError
-from ckplan.model import load, save, saving
+from ckplan.model import load, save, saving, weights
 from tests.model.models import normal, parse, run, write
 
 TEXT = '<ir_version: 10, opset_import: ["" : 21]> g (float[2, 30] x) => (float[2, 40] y) { y = MatMul(x, w) }'
@@ -38,6 +40,13 @@ def external(folder: Path, seed: int = 0) -> Path:
 
 def answer(path: Path) -> np.ndarray:
     return run(onnx.load(path), FEEDS)[0]
+
+
+def answer_in_place(path: Path) -> np.ndarray:
+    """As onnxruntime reads it: unlike onnx, it reads hard links."""
+    import onnxruntime
+
+    return np.asarray(onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"]).run(None, FEEDS)[0])
 
 
 def expected(seed: int) -> np.ndarray:
@@ -72,10 +81,83 @@ def test_external_data_is_written_anew(tmp_path: Path) -> None:
     np.testing.assert_array_equal(answer(tmp_path / "out" / "n.onnx"), expected(0))
 
 
+def test_weights_in_the_same_folder_are_referred_to(tmp_path: Path) -> None:
+    path = external(tmp_path)
+    (note,) = save(load(path).model, tmp_path / "n.onnx")
+    assert note == "the weights stay in m.onnx.data, which n.onnx reads as well"
+    assert files(tmp_path) == ["m.onnx", "m.onnx.data", "n.onnx"]
+    np.testing.assert_array_equal(answer(tmp_path / "n.onnx"), expected(0))
+    (note,) = save(load(path).model, tmp_path / "copy.onnx", copy_weights=True)
+    assert "copy.onnx.data" in note
+    (tmp_path / "m.onnx.data").unlink()
+    np.testing.assert_array_equal(answer(tmp_path / "copy.onnx"), expected(0))
+
+
+def test_large_weights_elsewhere_share_their_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(weights, "WORTH_SHARING", 100)
+    forward = load(external(tmp_path / "in"))
+    (tmp_path / "out").mkdir()
+    (note,) = save(forward.model, tmp_path / "out" / "n.onnx")
+    assert files(tmp_path / "out") == ["n.onnx", "n.onnx.data"]
+    assert "n.onnx.data shares the bytes of" in note
+    np.testing.assert_array_equal(answer_in_place(tmp_path / "out" / "n.onnx"), expected(0))
+
+
+def test_where_bytes_cannot_be_shared_used_weights_are_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EXDEV, "another file system")
+
+    monkeypatch.setattr(weights, "WORTH_SHARING", 100)
+    monkeypatch.setattr(weights, "_FICLONE", 0)
+    monkeypatch.setattr(os, "link", refuse)
+    source = external(tmp_path / "in")
+    data = source.with_name("m.onnx.data")
+    data.write_bytes(data.read_bytes() + bytes(100_000))
+    (tmp_path / "out").mkdir()
+    seen: list[tuple[int, int]] = []
+    save(load(source).model, tmp_path / "out" / "n.onnx", progress=lambda done, of: seen.append((done, of)))
+    assert (tmp_path / "out" / "n.onnx.data").stat().st_size == 30 * 40 * 4
+    assert seen[-1] == (4800, 4800)
+    np.testing.assert_array_equal(answer(tmp_path / "out" / "n.onnx"), expected(0))
+
+
+def test_a_disk_that_is_too_full_for_a_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = load(external(tmp_path / "in")).model
+    (tmp_path / "out").mkdir()
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=4799))
+    with pytest.raises(EnvironmentUnavailableError, match=r"weights take 4\.7 KiB"):
+        save(source, tmp_path / "out" / "n.onnx")
+    assert files(tmp_path / "out") == []
+
+
+def test_a_disk_that_fills_up_in_the_middle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = external(tmp_path / "out", seed=1)
+    source = load(external(tmp_path / "in")).model
+    before = {name: (tmp_path / "out" / name).read_bytes() for name in files(tmp_path / "out")}
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "as if")
+
+    monkeypatch.setattr(weights, "_write", full)
+    with pytest.raises(EnvironmentUnavailableError, match="no space left"):
+        save(source, path, force=True)
+    assert {name: (tmp_path / "out" / name).read_bytes() for name in files(tmp_path / "out")} == before
+
+
+def test_data_that_another_model_reads_is_kept(tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    first, second = tmp_path / "out" / "first.onnx", tmp_path / "out" / "second.onnx"
+    save(load(external(tmp_path / "in")).model, first)
+    save(load(first).model, second)
+    assert files(tmp_path / "out") == ["first.onnx", "first.onnx.data", "second.onnx"]
+    save(model(2), first, force=True)
+    np.testing.assert_array_equal(answer(second), expected(0))
+
+
 def test_saving_over_the_file_that_is_mapped(tmp_path: Path) -> None:
     path = external(tmp_path / "in")
     forward = load(path)
-    save(forward.model, path, force=True)
+    save(forward.model, path, force=True, copy_weights=True)
     np.testing.assert_array_equal(answer(path), expected(0))
     # The model in memory still reads the old data file, which is therefore still there.
     tensor = forward.model.graph.initializers["w"].const_value
@@ -102,7 +184,7 @@ def test_data_of_others_is_left_alone(tmp_path: Path) -> None:
 
 
 def test_large_models_go_external(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(saving, "MAX_INLINE_BYTES", 1000)
+    monkeypatch.setattr(weights, "MAX_INLINE_BYTES", 1000)
     save(model(), tmp_path / "a.onnx")
     assert files(tmp_path) == ["a.onnx", "a.onnx.data"]
     np.testing.assert_array_equal(answer(tmp_path / "a.onnx"), expected(0))
