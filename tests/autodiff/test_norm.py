@@ -170,7 +170,7 @@ def test_lp_normalization(p, axis):
 @pytest.mark.parametrize(
     "attributes", [{"size": 3}, {"size": 5, "alpha": 0.5}, {"size": 4, "alpha": 0.3, "beta": 0.6, "bias": 1.5}]
 )
-@pytest.mark.parametrize("shape", [(2, 6, 3, 4), (2, 3, 2, 2)])
+@pytest.mark.parametrize("shape", [(2, 6, 3, 4), (2, 3, 2, 2), (2, 70, 1, 2)])
 def test_lrn(shape, attributes):
     # onnxruntime has no LRN over an even number of channels.
     check_gradient(node_model("LRN", values(*shape), **attributes), runtime=attributes["size"] % 2 == 1)

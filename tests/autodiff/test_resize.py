@@ -8,8 +8,8 @@ import onnxruntime
 import pytest
 
 from ckplan.autodiff import build_training_graph
-from ckplan.autodiff.rules.resize import Sampling, sampling_matrix
-from tests.autodiff.gradcheck import check_gradient, infer, node_model, values
+from ckplan.autodiff.rules.resampling import Sampling, sampling_matrix
+from tests.autodiff.gradcheck import check_gradient, check_second_derivatives, infer, node_model, values
 
 COORDINATES = ["half_pixel", "pytorch_half_pixel", "half_pixel_symmetric", "align_corners", "asymmetric"]
 NEAREST = ["round_prefer_floor", "round_prefer_ceil", "floor", "ceil"]
@@ -73,7 +73,7 @@ def test_sampling_matrices_are_those_of_onnxruntime(coordinates, mode, antialias
             # Which of two elements at the same distance it is, is a matter of onnxruntime's rounding there.
             continue
         np.testing.assert_allclose(
-            sampling_matrix(axis), by_onnxruntime(axis, **attributes), atol=2e-6, err_msg=f"{size} to {result}"
+            sampling_matrix(axis).dense, by_onnxruntime(axis, **attributes), atol=2e-6, err_msg=f"{size} to {result}"
         )
 
 
@@ -136,3 +136,57 @@ def test_nearest_upscales_are_one_pool():
     graph = build_training_graph(infer(model), loss="loss", wrt=["p*"]).model.graph
     backward = [node.op_type for node in graph if node.name and node.name.startswith("node/grad")]
     assert backward == ["AveragePool", "Mul"]
+
+
+def long_resize(shape: tuple[int, ...], **options) -> onnx.ModelProto:
+    """A Resize whose results are squared, so that its second derivative is not zero."""
+    model = model_of(values(*shape), **options)
+    for node in model.graph.node:
+        if node.input[0] == "y0":
+            node.input[1] = "y0"
+    return model
+
+
+LONG = [((1, 1, 1, 70), (1, 1, 1, 157)), ((1, 1, 157, 1), (1, 1, 70, 1)), ((1, 1, 1, 30), (1, 1, 1, 147))]
+WAYS = [
+    (mode, options, *sizes)
+    for mode in ("nearest", "linear", "cubic")
+    for options in ({}, {"coordinate_transformation_mode": "align_corners"}, {"antialias": 1})
+    for sizes in LONG
+    # Only what shrinks is filtered.
+    if "antialias" not in options or (mode != "nearest" and sizes == LONG[1])
+]
+
+
+@pytest.mark.parametrize(("mode", "options", "shape", "sizes"), WAYS)
+def test_long_axes_are_resampled_without_a_matrix(mode, options, shape, sizes):
+    model = long_resize(shape, sizes=sizes, mode=mode, **options)
+    check_gradient(model, torch=False)
+    check_second_derivatives(model)
+    training = build_training_graph(infer(model), loss="loss", wrt=["p0"])
+    assert "MatMul" not in [node.op_type for node in training.model.graph]
+
+
+@pytest.mark.parametrize("shape", [(40,), (3, 40), (2, 2, 2, 2, 2, 9)])
+def test_repeated_elements_are_added_up_on_any_axis(shape):
+    model = long_resize(shape, scales=[2] * len(shape))
+    check_gradient(model, torch=False, idle=["p2"])
+    check_second_derivatives(model)
+
+
+def test_a_region_of_one_point_is_added_up_where_it_is():
+    """All results are made of two elements: reading as many rows for every element would be a matrix again."""
+    options = {"mode": "linear", "coordinate_transformation_mode": "tf_crop_and_resize"}
+    model = model_of(values(1, 90), sizes=[1, 80], roi=[0, 0.513, 1, 0.5131], **options)
+    check_gradient(model, torch=False, idle=["p1"])
+    graph = build_training_graph(infer(model), loss="loss", wrt=["p0"]).model.graph
+    assert "ScatterElements" in [node.op_type for node in graph]
+
+
+@pytest.mark.parametrize("mode", ["nearest", "linear", "cubic"])
+def test_constants_of_a_long_resize_grow_with_its_length(mode):
+    size, result = 44_100, 96_000
+    model = model_of(values(1, 1, size).astype(np.float32), sizes=[1, 1, result], mode=mode)
+    training = build_training_graph(infer(model), loss="loss", wrt=["p0"])
+    constants = [v.const_value for name, v in training.model.graph.initializers.items() if name[0] not in "pw"]
+    assert sum(tensor.nbytes for tensor in constants) < 12 * 8 * result

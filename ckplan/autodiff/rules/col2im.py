@@ -43,4 +43,4 @@ def _reads(window: Window, padded: tuple[int, ...]) -> np.ndarray:
         shape = [1] * 2 * rank
         shape[axis], shape[rank + axis] = element.shape
         total = total * size + element.reshape(shape)
-    return total.reshape(-1)
+    return total.reshape(-1).astype(np.int32 if math.prod(padded) < 2**31 else np.int64)

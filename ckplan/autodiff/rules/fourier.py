@@ -90,7 +90,7 @@ def stft(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
     frames = _resized(op, _back(op, g, 2, length), 3, width)
     dsignal = dwindow = None
     if window is not None and op.wants(window):
-        places = np.arange(count)[:, None] * steps[0] + np.arange(length)
+        places = (np.arange(count)[:, None] * steps[0] + np.arange(length)).astype(np.int32)
         read = op.Gather(op.reshape(signal, [batch, total, width]), places, axis=1)
         dwindow = op.reduce_sum(op.Mul(frames, read), [0, 1, 3], keepdims=False)
     if op.wants(signal):

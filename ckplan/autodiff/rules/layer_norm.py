@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -25,6 +24,9 @@ from ckplan.autodiff.rules.batch_norm import affine, inverse_deviation
 Gradients = Sequence[ir.Value | None]
 
 _EPSILON = 1e-5
+
+#: Matrices of up to this many elements are no burden in any case.
+_SMALL_BAND = 4096
 
 
 @rule("LayerNormalization", since=17)
@@ -181,26 +183,43 @@ def lp_normalization(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
 def local_response_normalization(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
     """With d = bias + alpha / size * S x^2: dx = dy d^-beta - 2 alpha beta / size * x * S' (dy x d^-beta / d).
 
-    S sums over neighbouring channels; it is a band matrix, C by C, and its products with (N, C, ...) are MatMuls.
+    S sums over neighbouring channels, and S' likewise the other way round.
     """
     x, upstream = required_input(node, 0), dy[0]
     assert upstream is not None
-    shape, dtype = shape_of(x), dtype_of(x)
+    shape = shape_of(x)
     if 0 in shape:
         return [None]
     size = attr_int(node, "size", 1)
     alpha, beta = attr_float(node, "alpha", 1e-4), attr_float(node, "beta", 0.75)
-    band = _band(shape[1], size, dtype)
+    before, after = (size - 1) // 2, size // 2
     flat = [*shape[:2], math.prod(shape[2:])]
     x, upstream = op.reshape(x, flat), op.reshape(upstream, flat)
-    base = op.MatMul(op.constant(band * dtype.type(alpha / size)), op.Mul(x, x))
+    base = _among_neighbours(op, op.Mul(x, x), before, after, alpha / size)
     base = op.Add(base, attr_float(node, "bias", 1.0))
     direct = op.Mul(upstream, op.Pow(base, -beta))
-    shared = op.MatMul(op.constant(band.T * dtype.type(2 * alpha * beta / size)), op.Div(op.Mul(direct, x), base))
+    shared = _among_neighbours(op, op.Div(op.Mul(direct, x), base), after, before, 2 * alpha * beta / size)
     return [op.reshape(op.Sub(direct, op.Mul(shared, x)), shape)]
 
 
-def _band(channels: int, size: int, dtype: np.dtype[Any]) -> np.ndarray:
-    """Return the matrix that sums each channel with its neighbours, ``size`` in all."""
-    offset = np.arange(channels)[None, :] - np.arange(channels)[:, None]
-    return ((offset >= -((size - 1) // 2)) & (offset <= size // 2)).astype(dtype)
+def _among_neighbours(op: Builder, value: ir.Value, before: int, after: int, factor: float) -> ir.Value:
+    """Sum each channel with some before it and some after it, times a factor.
+
+    By a product with a matrix, or where that would be larger than the tensor, by pooling along the channels.
+
+    Args:
+        op: the builder.
+        value: (N, C, places).
+        before: how many channels before it.
+        after: how many after it.
+        factor: multiplies the sums.
+    """
+    samples, channels, places = shape_of(value)
+    if channels**2 <= max(_SMALL_BAND, size_of(value)):
+        offset = np.arange(channels)[None, :] - np.arange(channels)[:, None]
+        band = ((offset >= -before) & (offset <= after)).astype(dtype_of(value))
+        return op.MatMul(band * band.dtype.type(factor), value)
+    size = before + after + 1
+    image = op.reshape(value, [samples, 1, channels, places])
+    mean = op.AveragePool(image, kernel_shape=[size, 1], pads=[before, 0, after, 0], count_include_pad=1)
+    return op.reshape(op.Mul(mean, factor * size), [samples, channels, places])

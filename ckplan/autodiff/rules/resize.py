@@ -7,15 +7,13 @@ known when the graph is built. The gradient is a product with the transposed mat
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 
 from ckplan.autodiff.builder import (
     Builder,
+    Gradients,
     attr_float,
     attr_int,
     attr_ints,
@@ -26,111 +24,13 @@ from ckplan.autodiff.builder import (
     shape_of,
 )
 from ckplan.autodiff.registry import NoGradientError, rule
+from ckplan.autodiff.rules.gather import scatter_add
+from ckplan.autodiff.rules.resampling import Entries, Sampling, sampling_matrix
 
-Gradients = Sequence[ir.Value | None]
-
-
-@dataclass(frozen=True)
-class Sampling:
-    """How one axis is resampled; the attributes of Resize and its numbers for that axis.
-
-    Attributes:
-        size: elements before.
-        result: elements after.
-        scale: ratio of the two, as the node gives it (it need not be exact).
-        coordinates: the node's ``coordinate_transformation_mode``.
-        mode: ``nearest``, ``linear`` or ``cubic``.
-        nearest: the node's ``nearest_mode``.
-        cubic: the node's ``cubic_coeff_a``.
-        exclude_outside: weights of elements that do not exist go to the others rather than to the border.
-        antialias: filters are stretched where the axis shrinks.
-        roi: start and end of the region, in lengths of the axis.
-    """
-
-    size: int
-    result: int
-    scale: float
-    coordinates: str = "half_pixel"
-    mode: str = "nearest"
-    nearest: str = "round_prefer_floor"
-    cubic: float = -0.75
-    exclude_outside: bool = False
-    antialias: bool = False
-    roi: tuple[float, float] = (0.0, 1.0)
-
-
-def sampling_matrix(axis: Sampling) -> np.ndarray:
-    """Return the matrix, (result, size) and float64, that resamples an axis."""
-    # Nearest in single precision, as onnxruntime: it decides which of two equally near elements is taken.
-    where = _positions(axis, np.dtype(np.float32 if axis.mode == "nearest" else np.float64))
-    if axis.mode == "nearest":
-        columns = _rounded(axis.nearest, where).astype(np.int64)[:, None]
-        weights = np.ones((axis.result, 1))
-    else:
-        columns, weights = _filter(axis, where)
-    if axis.exclude_outside:
-        weights = np.where((columns < 0) | (columns >= axis.size), 0.0, weights)
-        weights = weights / weights.sum(axis=1, keepdims=True)
-    matrix = np.zeros((axis.result, axis.size))
-    rows = np.broadcast_to(np.arange(axis.result)[:, None], columns.shape)
-    np.add.at(matrix, (rows, columns.clip(0, axis.size - 1)), weights)
-    if axis.coordinates == "tf_crop_and_resize":
-        # There stands extrapolation_value, whatever x is.
-        matrix[(where < 0) | (where > axis.size - 1)] = 0.0
-    return matrix
-
-
-def _positions(axis: Sampling, dtype: np.dtype[Any]) -> np.ndarray:
-    """Return where in the axis before each element after lies."""
-    index: np.ndarray = np.arange(axis.result, dtype=dtype)
-    last = axis.size - 1
-    scale: np.ndarray = np.asarray(axis.scale, dtype)
-    match axis.coordinates:
-        case "asymmetric":
-            return np.asarray(index / scale)
-        case "align_corners":
-            return np.asarray(index * (last / (axis.result - 1) if axis.result > 1 else 0.0))
-        case "tf_half_pixel_for_nn":  # of opset 11 and 12
-            return np.asarray((index + 0.5) / scale)
-        case "tf_crop_and_resize":
-            start, end = axis.roi
-            if axis.result == 1:
-                return np.full(1, 0.5 * (start + end) * last)
-            return np.asarray(start * last + index * ((end - start) * last / (axis.result - 1)))
-        case "pytorch_half_pixel" if axis.result == 1:
-            return np.zeros(1)
-        case "half_pixel_symmetric":
-            shift = (1 - axis.result / (scale * axis.size)) * (axis.size / 2)
-            return np.asarray(shift + (index + 0.5) / scale - 0.5)
-        case "half_pixel" | "pytorch_half_pixel":
-            return np.asarray((index + 0.5) / scale - 0.5)
-    raise NoGradientError(f"its coordinate_transformation_mode '{axis.coordinates}' is not known")
-
-
-def _rounded(mode: str, where: np.ndarray) -> np.ndarray:
-    if mode in ("floor", "round_prefer_ceil"):
-        return np.asarray(np.floor(where + (0.5 if mode == "round_prefer_ceil" else 0)))
-    return np.asarray(np.ceil(where - (0.5 if mode == "round_prefer_floor" else 0)))
-
-
-def _filter(axis: Sampling, where: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return which elements each result is made of, and with which weights."""
-    if axis.mode == "linear" and not axis.antialias:
-        where = where.clip(0, axis.size - 1)
-    reach = 1 if axis.mode == "linear" else 2
-    stretch = min(axis.scale, 1.0) if axis.antialias else 1.0
-    first = math.floor(-reach / stretch) + 1
-    base = np.floor(where)
-    columns = base[:, None].astype(np.int64) + np.arange(first, 1 - first + 1)
-    distance = np.abs(columns - where[:, None]) * stretch
-    if axis.mode == "linear":
-        weights = (1 - distance).clip(0, 1)
-    else:
-        a = axis.cubic
-        near = ((a + 2) * distance - (a + 3)) * distance**2 + 1
-        far = ((distance - 5) * distance + 8) * distance * a - 4 * a
-        weights = np.where(distance <= 1, near, np.where(distance < 2, far, 0.0))
-    return columns, weights / weights.sum(axis=1, keepdims=True) if axis.antialias else weights
+_SMALL = 4096
+"""Matrices of up to this many elements are no burden in any case."""
+_UNEVEN = 4
+"""How many times more would be read than there is, if every column were given as many rows as the fullest one has."""
 
 
 @rule("Resize", since=13, fixed=[1, 2, 3])
@@ -142,8 +42,8 @@ def resize(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
         return [None]
     samplings = _samplings(op, node)
     matrices = {axis: sampling_matrix(sampling) for axis, sampling in samplings.items()}
-    matrices = {axis: m for axis, m in matrices.items() if m.shape[0] != m.shape[1] or (m != np.eye(len(m))).any()}
-    repeats = {axis: _repeats(matrix) for axis, matrix in matrices.items()}
+    matrices = {axis: matrix for axis, matrix in matrices.items() if not matrix.is_identity}
+    repeats = {axis: matrix.repeats for axis, matrix in matrices.items()}
     rank = len(shape_of(value))
     if repeats and all(repeats.values()) and min(repeats) >= 2 and rank in (3, 4, 5):
         kernel = [repeats.get(axis, 1) for axis in range(2, rank)]
@@ -151,28 +51,58 @@ def resize(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
         return [op.Mul(mean, float(math.prod(kernel)))]
     # What shrinks most goes first, so that less is left to do.
     for axis in sorted(matrices, key=lambda axis: matrices[axis].shape[1] / matrices[axis].shape[0]):
-        value = _times_transposed(op, value, axis, matrices[axis].astype(dtype_of(value)))
+        value = _times_transposed(op, value, axis, matrices[axis])
     return [op.reshape(value, shape_of(required_input(node, 0)))]
 
 
-def _times_transposed(op: Builder, value: ir.Value, axis: int, matrix: np.ndarray) -> ir.Value:
-    """Multiply along one axis with the transpose of a (result, size) matrix."""
+def _times_transposed(op: Builder, value: ir.Value, axis: int, matrix: Entries) -> ir.Value:
+    """Multiply along one axis with the transpose of a (result, size) matrix.
+
+    A product with the whole matrix is fastest; but the matrix grows with the square of the length, and is not to be
+    larger than the tensors that it is about.
+    """
     shape = shape_of(value)
-    before, after = math.prod(shape[:axis]), math.prod(shape[axis + 1 :])
-    result = [*shape[:axis], matrix.shape[1], *shape[axis + 1 :]]
+    size, before, after = matrix.shape[1], math.prod(shape[:axis]), math.prod(shape[axis + 1 :])
+    result = [*shape[:axis], size, *shape[axis + 1 :]]
+    if matrix.repeats:
+        apart = op.reshape(value, [before, size, matrix.repeats, after])
+        return op.reshape(op.reduce_sum(apart, [2], keepdims=False), result)
+    if math.prod(matrix.shape) > max(_SMALL, before * after * max(matrix.shape)):
+        sums = _gathered(op, op.reshape(value, [before, shape[axis], after]), matrix)
+        return op.reshape(sums, result)
+    dense = matrix.dense.astype(dtype_of(value))
     if after == 1:
-        return op.reshape(op.MatMul(op.reshape(value, [before, shape[axis]]), matrix), result)
-    left = np.ascontiguousarray(matrix.T)
+        return op.reshape(op.MatMul(op.reshape(value, [before, shape[axis]]), dense), result)
+    left = np.ascontiguousarray(dense.T)
     return op.reshape(op.MatMul(left, op.reshape(value, [before, shape[axis], after])), result)
 
 
-def _repeats(matrix: np.ndarray) -> int:
-    """Return how often each element is repeated if that is all the matrix does, else 0."""
-    result, size = matrix.shape
-    times, rest = divmod(result, size)
-    if rest or times < 1:
-        return 0
-    return times if (matrix == np.repeat(np.eye(size), times, axis=0)).all() else 0
+def _gathered(op: Builder, value: ir.Value, matrix: Entries) -> ir.Value:
+    """Multiply the middle one of three axes with the transpose of a matrix by reading, for each column, its rows."""
+    before, _, after = shape_of(value)
+    size = matrix.shape[1]
+    counts = np.bincount(matrix.columns, minlength=size)
+    most = int(counts.max(initial=1))
+    if most * size > _UNEVEN * (len(matrix.rows) + size):
+        return _scattered(op, value, matrix)
+    order = np.argsort(matrix.columns, kind="stable")
+    columns = matrix.columns[order]
+    turn = np.arange(len(columns)) - (np.cumsum(counts) - counts)[columns]
+    rows, weights = np.zeros((size, most), np.int32), np.zeros((size, most))
+    rows[columns, turn], weights[columns, turn] = matrix.rows[order], matrix.weights[order]
+    read = op.reshape(op.Gather(value, rows.reshape(-1), axis=1), [before, size, most, after])
+    if (weights != 1).any():
+        read = op.Mul(read, weights.reshape(size, most, 1).astype(dtype_of(value)))
+    return op.reduce_sum(read, [2], keepdims=False)
+
+
+def _scattered(op: Builder, value: ir.Value, matrix: Entries) -> ir.Value:
+    """Do the same by adding each entry where it belongs: for matrices of which a few columns hold nearly everything."""
+    before, _, after = shape_of(value)
+    read = op.Gather(value, matrix.rows.astype(np.int32), axis=1)
+    read = op.Mul(read, matrix.weights.reshape(-1, 1).astype(dtype_of(value)))
+    into = op.zeros([before, matrix.shape[1], after], value)
+    return scatter_add(op, into, 1, op.constant(matrix.columns.astype(np.int32)), read)
 
 
 def _samplings(op: Builder, node: ir.Node) -> dict[int, Sampling]:
