@@ -1,8 +1,8 @@
 """Anchors: values of the forward graph that the reverse sweep must find again, or must not pass.
 
 While the sweep runs, an anchored value is read through an Identity. So it stays a value of its own: it is no inner
-value of nodes that are differentiated as one, and the body of a function that replaces its maker does not replace it.
-Afterwards the Identity goes.
+value of a composite, and the body of a function that replaces its maker does not replace it. Afterwards the Identity
+goes.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from collections.abc import Iterable
 import onnx_ir as ir
 
 from ckplan.autodiff.builder import Builder
-from ckplan.autodiff.paths import Composite, entry_of
+from ckplan.autodiff.composites import DETACH, outline
+from ckplan.autodiff.paths import entry_of
 
 
 class Anchors:
@@ -46,35 +47,31 @@ class Anchors:
         self._anchors[value] = anchor
         return anchor
 
-    def detach(self, values: Iterable[ir.Value], composites: dict[ir.Node, Composite | None]) -> None:
-        """Stop gradients at values: they count as constants.
-
-        Args:
-            values: the values.
-            composites: groups of nodes that are differentiated as one. A node that stands for None passes nothing on.
-        """
+    def detach(self, values: Iterable[ir.Value]) -> None:
+        """Stop gradients at values: they count as constants."""
         for value in values:
-            node = self.add(value).producer()
+            anchor = self.add(value)
+            node = anchor.producer()
             assert node is not None
-            composites[node] = None
+            outline(self._op, DETACH, [node], [value], [anchor])
 
-    def hold(self, values: Iterable[ir.Value], composites: dict[ir.Node, Composite | None]) -> None:
+    def hold(self, values: Iterable[ir.Value]) -> None:
         """Anchor those of some values whose makers may be replaced by the body of a function."""
         for value in values:
             node = value.producer()
-            if node is not None and node not in composites and entry_of(node, self._op.opset_imports) is None:
+            if node is not None and entry_of(node, self._op.opset_imports) is None:
                 self.add(value)
 
     def remove(self) -> None:
         """Take all anchors out of the graph again."""
-        for anchor in self._anchors.values():
+        for value, anchor in self._anchors.items():
             node = anchor.producer()
             assert node is not None
-            if node.graph is None:  # nothing needed it
-                continue
-            source = node.inputs[0]
-            assert source is not None
-            anchor.replace_all_uses_with(source, replace_graph_outputs=True)
-            self._op.graph.remove(node, safe=True)
+            source = value
+            if node.graph is not None:  # else nothing needed it, and what has its name may be an input of the file
+                assert node.inputs[0] is not None
+                source = node.inputs[0]
+                anchor.replace_all_uses_with(source, replace_graph_outputs=True)
+                self._op.graph.remove(node, safe=True)
             source.name, anchor.name = anchor.name, None
         self._anchors.clear()

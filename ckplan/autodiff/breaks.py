@@ -7,7 +7,8 @@ from collections.abc import Iterable, Sequence
 import onnx_ir as ir
 
 from ckplan.autodiff.builder import is_floating
-from ckplan.autodiff.paths import Composites, differentiable_inputs, entry_of, reads
+from ckplan.autodiff.composites import DETACH
+from ckplan.autodiff.paths import differentiable_inputs, entry_of, reads
 from ckplan.autodiff.registry import ZERO_DERIVATIVE
 
 
@@ -29,28 +30,25 @@ def breaks(
     opset_imports: dict[str, int],
     parameters: Iterable[ir.Value],
     targets: Iterable[ir.Value],
-    composites: Composites,
 ) -> list[ir.Node]:
     """Return the nodes behind which nothing of a parameter's gradient path is left, in the order of the graph.
 
     Such a node reads a value that depends differentiably on a parameter, something that a target needs depends on the
-    node, and none of its outputs depends on a parameter differentiably.
+    node, and none of its outputs depends on a parameter differentiably. What the user detaches is no such node.
 
     Args:
         graph: the forward graph.
         opset_imports: opset versions by domain.
         parameters: what gradients are asked for.
         targets: what is differentiated.
-        composites: groups of nodes that are differentiated as one.
     """
     needed = _needed(graph, targets)
     reached = set(parameters)
     found = []
-    inner = _inner_values(composites)
     for node in graph:
-        if reached.isdisjoint(differentiable_inputs(node, entry_of(node, opset_imports), composites)):
+        if reached.isdisjoint(differentiable_inputs(node, entry_of(node, opset_imports))):
             stops = not reached.isdisjoint(reads(node)) and not needed.isdisjoint(node.outputs)
-            if stops and inner.isdisjoint(node.outputs):
+            if stops and node.op_type != DETACH:
                 found.append(node)
         else:
             reached.update(node.outputs)
@@ -64,11 +62,6 @@ def _needed(graph: ir.Graph, targets: Iterable[ir.Value]) -> set[ir.Value]:
         if not needed.isdisjoint(node.outputs):
             needed |= reads(node)
     return needed
-
-
-def _inner_values(composites: Composites) -> set[ir.Value]:
-    """Return what only passes between the nodes of a group."""
-    return {value for node, last in composites.items() if last is None for value in node.outputs}
 
 
 def why(node: ir.Node) -> str:

@@ -6,7 +6,7 @@ Gradient rules are written against :class:`Builder`; ``op.Mul(a, b)`` emits a ``
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Container, Iterator, Sequence
+from collections.abc import Collection, Container, Iterator, MutableMapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property, partial
 from typing import Any, Protocol, cast, overload
@@ -153,6 +153,7 @@ class Builder:
         graph: the graph that gets the nodes and initializers.
         opset_imports: opset versions by domain, for shape inference.
         wanted: the values whose gradients are needed.
+        functions: local functions of the model; see :mod:`ckplan.autodiff.composites`.
 
     Attributes:
         partials: the gradients found so far, by forward value; see :meth:`take_partial`.
@@ -166,10 +167,12 @@ class Builder:
         graph: ir.Graph,
         opset_imports: dict[str, int],
         wanted: Container[ir.Value] = (),
+        functions: MutableMapping[ir.OperatorIdentifier, ir.Function] | None = None,
     ) -> None:
         self.graph = graph
         self.opset_imports = opset_imports
         self.wanted = wanted
+        self.functions = {} if functions is None else functions
         self.partials: dict[ir.Value, ir.Value] = {}
         self.pending: dict[ir.Value, float] = {}
         self.factor = 1.0
@@ -178,6 +181,7 @@ class Builder:
         self._forward: ir.Node | None = None
         self._scope = "ckplan"
         self._phase = "backward"
+        self._recorded: list[ir.Node] | None = None
         self._counters: dict[str, int] = {}
         self._constants: dict[tuple[str, tuple[int, ...], bytes], ir.Value] = {}
 
@@ -242,8 +246,20 @@ class Builder:
         finally:
             self._scope, self._phase, self._before, self._forward = saved
 
+    @contextmanager
+    def recording(self) -> Iterator[list[ir.Node]]:
+        """Collect the nodes that are emitted inside, in order."""
+        nodes: list[ir.Node] = []
+        saved, self._recorded = self._recorded, nodes
+        try:
+            yield nodes
+        finally:
+            self._recorded = saved
+
     def insert(self, node: ir.Node) -> None:
         """Put a node where the current scope says."""
+        if self._recorded is not None:
+            self._recorded.append(node)
         if self._forward is not None:
             node.meta[FORWARD] = self._forward
         if self._before is None:

@@ -12,14 +12,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 import onnx_ir as ir
 
-from ckplan.autodiff.builder import Builder, attr_int, attr_str, dtype_of, input_of, required_input, shape_of, size_of
-from ckplan.autodiff.paths import Composite
-from ckplan.autodiff.row_factors import with_row_factors
+from ckplan.autodiff.builder import Builder, attr_int, attr_str, dtype_of, input_of, required_input, shape_of
+from ckplan.autodiff.composites import outline
 from ckplan.autodiff.sums import total
 from ckplan.model.constants import mark_constant
 
@@ -94,150 +92,58 @@ def _reduce(op: Builder, losses: ir.Value, labels: Labels, name_shape: Sequence[
     return op.Div(added, total(op, labels.weights))
 
 
-def _slopes(op: Builder, dy: ir.Value, labels: Labels) -> ir.Value:
-    """Return the derivative of the reduced loss by each sample's loss: a scalar, or in the shape of the indices.
+def emit_cross_entropy(op: Builder, logits: ir.Value, labels: Labels) -> ir.Value:
+    """Emit softmax and cross-entropy of logits as one composite; return the loss."""
+    samples = [dim for axis, dim in enumerate(shape_of(logits)) if axis != labels.axis]
+    with op.recording() as nodes:
+        if labels.axis == len(shape_of(logits)) - 1:
+            # In the buffer of the logits. ReduceLogSumExp would take no buffer either, but ten times as long.
+            logarithms = op.LogSoftmax(logits, axis=-1)
+            losses = op.Neg(op.GatherElements(logarithms, labels.indices, axis=labels.axis))
+            kept = [logarithms]
+        else:
+            # Over another axis than the last one onnxruntime transposes to a copy and back. The largest logit is taken
+            # off first, in their buffer: a large normaliser is too coarse a number to subtract.
+            classes = np.asarray([labels.axis], dtype=np.int64)
+            shifted = op.Sub(logits, op.ReduceMax(logits, classes, keepdims=1))
+            normaliser = op.ReduceLogSumExp(shifted, classes, keepdims=1)
+            losses = op.Sub(normaliser, op.GatherElements(shifted, labels.indices, axis=labels.axis))
+            kept = [shifted, normaliser]
+        loss = _reduce(op, losses, labels, samples)
+    _outline(op, "CrossEntropy", nodes, logits, labels, [loss, losses, *kept])
+    return loss
 
-    For a plain mean the factor 1/N is not in it; see :func:`_factor`.
-    """
-    if labels.reduction == "none":
-        dy = op.reshape(dy, shape_of(labels.indices))
-        return dy if labels.weights is None else op.Mul(labels.weights, dy)
-    dy = op.reshape(dy, ())
-    if labels.weights is None:
-        return dy
-    if labels.reduction == "mean":
-        dy = op.Div(dy, total(op, labels.weights))
-    return op.Mul(labels.weights, dy)
+
+def emit_likelihood(op: Builder, scores: ir.Value, labels: Labels) -> ir.Value:
+    """Emit the negative log-likelihood of logarithms of probabilities as one composite; return the loss."""
+    samples = [dim for axis, dim in enumerate(shape_of(scores)) if axis != labels.axis]
+    with op.recording() as nodes:
+        losses = op.Neg(op.GatherElements(scores, labels.indices, axis=labels.axis))
+        loss = _reduce(op, losses, labels, samples)
+    _outline(op, "NegativeLogLikelihood", nodes, scores, labels, [loss, losses])
+    return loss
 
 
-def _factor(labels: Labels) -> float:
-    """Return the number that the gradient still has to be multiplied by."""
-    plain_mean = labels.reduction == "mean" and labels.weights is None
-    return 1 / max(size_of(labels.indices), 1) if plain_mean else 1.0
-
-
-def _composite(
+def _outline(
+    op: Builder,
+    op_type: str,
+    nodes: Sequence[ir.Node],
     scores: ir.Value,
     labels: Labels,
-    losses: ir.Value,
-    loss: ir.Value,
-    gradient: Callable[[Builder, ir.Value], ir.Value],
-) -> Composite:
-    """Say how a loss is differentiated by its scores and, if samples have weights, by those.
-
-    Args:
-        scores: what ``gradient`` is the gradient of.
-        labels: the integer side.
-        losses: those of the samples, before they are weighed.
-        loss: the result.
-        gradient: from the gradient of the loss to that of the scores.
-    """
-    weights = labels.weights
-    if weights is None:
-        return Composite((scores,), lambda op, dy: [gradient(op, _given(dy))], _factor(labels))
-
-    def both(op: Builder, dy: Sequence[ir.Value | None]) -> list[ir.Value | None]:
-        return [
-            gradient(op, _given(dy)) if op.wants(scores) else None,
-            _by_weights(op, _given(dy), weights, labels, losses, loss) if op.wants(weights) else None,
-        ]
-
-    return Composite((scores, weights), both)
+    outputs: Sequence[ir.Value],
+) -> None:
+    attributes = {"axis": labels.axis, "reduction": labels.reduction}
+    outline(op, op_type, nodes, [scores, labels.weights, labels.indices], outputs, attributes)
 
 
-def _given(dy: Sequence[ir.Value | None]) -> ir.Value:
-    assert dy[0] is not None
-    return dy[0]
+def labels_of(node: ir.Node) -> Labels:
+    """Return the integer side of a composite that is emitted here."""
+    indices, weights = required_input(node, 2), input_of(node, 1)
+    return Labels(indices, weights, attr_int(node, "axis", -1), attr_str(node, "reduction", "mean"))
 
 
-def _by_weights(
-    op: Builder, dy: ir.Value, weights: ir.Value, labels: Labels, losses: ir.Value, loss: ir.Value
-) -> ir.Value:
-    """Return the gradient by the samples' weights: their losses, for a mean less the mean and over the weights' sum."""
-    if labels.reduction == "none":
-        return op.Mul(losses, op.reshape(dy, shape_of(weights)))
-    dy = op.reshape(dy, ())
-    if labels.reduction == "sum":
-        return op.Mul(losses, dy)
-    return op.Mul(op.Sub(losses, op.reshape(loss, ())), op.Div(dy, total(op, weights)))
-
-
-def is_one(op: Builder, value: ir.Value) -> bool:
-    """Say whether a value is known to be the number one."""
-    known = op.constant_of(value)
-    return known is not None and known.size == 1 and float(known.reshape(())) == 1
-
-
-def emit_cross_entropy(op: Builder, logits: ir.Value, labels: Labels) -> tuple[ir.Value, Composite]:
-    """Emit softmax and cross-entropy of logits.
-
-    Returns:
-        The loss, and how it is differentiated.
-    """
-    samples = [dim for axis, dim in enumerate(shape_of(logits)) if axis != labels.axis]
-    if labels.axis == len(shape_of(logits)) - 1:
-        # Both are computed in the buffer of the logits; the softmax of logarithms of chances is the chances.
-        # ReduceLogSumExp would take no buffer either, but ten times as long.
-        logarithms = op.LogSoftmax(logits, axis=-1)
-        losses = op.Neg(op.GatherElements(logarithms, labels.indices, axis=labels.axis))
-
-        def chances(op: Builder) -> ir.Value:
-            return op.Softmax(logarithms, axis=-1)
-    else:
-        # Over another axis than the last one onnxruntime transposes to a copy and back. The largest logit is taken off
-        # first, in their buffer: a large normaliser is too coarse a number to subtract.
-        classes = np.asarray([labels.axis], dtype=np.int64)
-        shifted = op.Sub(logits, op.ReduceMax(logits, classes, keepdims=1))
-        normaliser = op.ReduceLogSumExp(shifted, classes, keepdims=1)
-        losses = op.Sub(normaliser, op.GatherElements(shifted, labels.indices, axis=labels.axis))
-
-        def chances(op: Builder) -> ir.Value:
-            return op.Exp(op.Sub(shifted, normaliser))
-
-    loss = _reduce(op, losses, labels, samples)
-
-    def gradient(op: Builder, dy: ir.Value) -> ir.Value:
-        slopes = _slopes(op, dy, labels)
-        found = chances(op)
-        if labels.axis == len(shape_of(logits)) - 1 and shape_of(slopes) == shape_of(labels.indices):
-            ones = op.expand(op.constant(np.asarray(-1, dtype_of(logits))), shape_of(labels.indices))
-            rows = op.ScatterElements(found, labels.indices, ones, axis=labels.axis, reduction="add")
-            return with_row_factors(op, rows, slopes)
-        scaled = found if is_one(op, slopes) else op.Mul(found, slopes)
-        target = op.expand(op.scale(slopes, -1), shape_of(labels.indices))
-        return op.ScatterElements(scaled, labels.indices, target, axis=labels.axis, reduction="add")
-
-    return loss, _composite(logits, labels, losses, loss, gradient)
-
-
-def emit_likelihood(op: Builder, scores: ir.Value, labels: Labels) -> tuple[ir.Value, Composite]:
-    """Emit the negative log-likelihood of logarithms of probabilities.
-
-    Returns:
-        The loss, and how it is differentiated.
-    """
-    chosen = op.GatherElements(scores, labels.indices, axis=labels.axis)
-    samples = [dim for axis, dim in enumerate(shape_of(scores)) if axis != labels.axis]
-    losses = op.Neg(chosen)
-    loss = _reduce(op, losses, labels, samples)
-
-    def gradient(op: Builder, dy: ir.Value) -> ir.Value:
-        slopes = op.scale(_slopes(op, dy, labels), -1)
-        shape = shape_of(scores)
-        classes = np.arange(shape[labels.axis], dtype=dtype_of(labels.indices))
-        at = op.Equal(labels.indices, classes.reshape([-1] + [1] * (len(shape) - 1 - labels.axis)))
-        return op.Where(at, slopes, 0.0)
-
-    return loss, _composite(scores, labels, losses, loss, gradient)
-
-
-def lower_losses(op: Builder) -> dict[ir.Node, Composite | None]:
-    """Replace the loss operators of a graph by simpler nodes, before onnxruntime does it in its own, larger way.
-
-    Returns:
-        How the replacements are differentiated, by node.
-    """
-    composites: dict[ir.Node, Composite | None] = {}
+def lower_losses(op: Builder) -> None:
+    """Replace the loss operators of a graph by composites, before onnxruntime does it in its own, larger way."""
     for node in list(op.graph):
         if node.op_type not in LOSS_OPERATORS or node.domain:
             continue
@@ -248,7 +154,8 @@ def lower_losses(op: Builder) -> dict[ir.Node, Composite | None]:
             if logarithms is not None and (logarithms.uses() or logarithms.is_graph_output()):
                 scores = op.LogSoftmax(scores, axis=1)
                 logarithms.replace_all_uses_with(scores, replace_graph_outputs=True)
-                emit: Callable[[Builder, ir.Value, Labels], tuple[ir.Value, Composite]] = emit_likelihood
+                scores.name = logarithms.name
+                emit: Callable[[Builder, ir.Value, Labels], ir.Value] = emit_likelihood
             else:
                 emit = emit_cross_entropy if node.op_type == "SoftmaxCrossEntropyLoss" else emit_likelihood
             reduction = attr_str(node, "reduction", "mean")
@@ -256,24 +163,7 @@ def lower_losses(op: Builder) -> dict[ir.Node, Composite | None]:
             if classes is not None and classes.is_initializer():
                 mark_constant(classes, "weights of classes")  # trained only if asked for by name
             labels = prepare_labels(op, target, scores, 1, reduction, classes, ignore)
-            loss = group(op, composites, partial(emit, op, scores, labels))
-        output, name = node.outputs[0], node.outputs[0].name
-        output.replace_all_uses_with(loss, replace_graph_outputs=True)
+            loss = emit(op, scores, labels)
+        node.outputs[0].replace_all_uses_with(loss, replace_graph_outputs=True)
         op.graph.remove(node, safe=True)
-        loss.name = name
-    return composites
-
-
-def group(
-    op: Builder,
-    composites: dict[ir.Node, Composite | None],
-    emit: Callable[[], tuple[ir.Value, Composite]],
-) -> ir.Value:
-    """Emit a loss and register its nodes in ``composites``; return the loss."""
-    before = set(op.graph)
-    loss, composite = emit()
-    composites.update((node, None) for node in op.graph if node not in before)
-    last = loss.producer()
-    assert last is not None
-    composites[last] = composite
-    return loss
+        loss.name = node.outputs[0].name

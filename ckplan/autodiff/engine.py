@@ -8,9 +8,10 @@ import numpy as np
 import onnx_ir as ir
 
 from ckplan.autodiff.builder import Builder, dtype_of, shape_of
+from ckplan.autodiff.composites import is_composite
 from ckplan.autodiff.inline import inline_function
-from ckplan.autodiff.paths import Composite, Composites, captured, differentiable_inputs, entry_of, reads
-from ckplan.autodiff.registry import NON_DIFFERENTIABLE, NoGradientError
+from ckplan.autodiff.paths import captured, differentiable_inputs, entry_of, reads
+from ckplan.autodiff.registry import NON_DIFFERENTIABLE, Entry, NoGradientError
 from ckplan.errors import UnsupportedOperatorsError
 from ckplan.keys import NOT_EXPANDED
 from ckplan.model.contrib import MICROSOFT, REFUSED
@@ -18,7 +19,7 @@ from ckplan.model.contrib import MICROSOFT, REFUSED
 Finish = Callable[[Builder, ir.Value, float], ir.Value]
 
 
-def reachable(op: Builder, parameters: Sequence[ir.Value], composites: Composites) -> set[ir.Value]:
+def reachable(op: Builder, parameters: Sequence[ir.Value]) -> set[ir.Value]:
     """Return the values that depend differentiably on a parameter.
 
     Nodes on the way that have no gradient rule but are defined by ONNX as a function of others are replaced by the
@@ -27,7 +28,6 @@ def reachable(op: Builder, parameters: Sequence[ir.Value], composites: Composite
     Args:
         op: builder of the forward graph.
         parameters: the values that gradients are asked for.
-        composites: groups of nodes that are differentiated as one.
     """
     # Set before anything is inlined: a parameter is not a constant to be folded.
     op.wanted = reached = set(parameters)
@@ -35,9 +35,9 @@ def reachable(op: Builder, parameters: Sequence[ir.Value], composites: Composite
     while pending:
         node = pending.pop()
         entry = entry_of(node, op.opset_imports)
-        if reached.isdisjoint(differentiable_inputs(node, entry, composites)):
+        if reached.isdisjoint(differentiable_inputs(node, entry)):
             continue
-        if entry is None and node not in composites and (node.domain or node.op_type not in NON_DIFFERENTIABLE):
+        if entry is None and (node.domain or node.op_type not in NON_DIFFERENTIABLE):
             body = inline_function(op, node)
             if body:
                 pending.extend(reversed(body))
@@ -46,16 +46,14 @@ def reachable(op: Builder, parameters: Sequence[ir.Value], composites: Composite
     return reached
 
 
-def wanted_values(
-    op: Builder, parameters: Sequence[ir.Value], targets: Iterable[ir.Value], composites: Composites
-) -> set[ir.Value]:
+def wanted_values(op: Builder, parameters: Sequence[ir.Value], targets: Iterable[ir.Value]) -> set[ir.Value]:
     """Return the values whose gradients are needed: those that depend on a parameter and that a target depends on."""
-    reached = reachable(op, parameters, composites)
+    reached = reachable(op, parameters)
     needed = set(targets)
     for node in reversed(op.graph):
         if not needed.isdisjoint(node.outputs):
             entry = entry_of(node, op.opset_imports)
-            needed.update(differentiable_inputs(node, entry, composites) & reached)
+            needed.update(differentiable_inputs(node, entry) & reached)
     return needed & reached
 
 
@@ -63,7 +61,6 @@ def backpropagate(
     op: Builder,
     parameters: Sequence[ir.Value],
     targets: Mapping[ir.Value, ir.Value | None],
-    composites: Composites,
     *,
     factor: float = 1.0,
     finish: Finish = Builder.scale,
@@ -78,7 +75,6 @@ def backpropagate(
         parameters: the values that gradients are asked for: initializers, inputs and activations of the graph, or
             outer values.
         targets: the values to start from with their gradients; None stands for ones.
-        composites: groups of nodes that are differentiated as one.
         factor: a constant that the gradients of the targets are multiplied by.
         finish: called with the builder, the gradient of a parameter, and the factor that it still has to be
             multiplied by; returns the gradient to hand out.
@@ -86,7 +82,7 @@ def backpropagate(
     Raises:
         UnsupportedOperatorsError: nodes on the way from a parameter to a target cannot be differentiated.
     """
-    wanted = wanted_values(op, parameters, targets, composites)
+    wanted = wanted_values(op, parameters, targets)
     op.wanted = wanted
     gradients: dict[ir.Value, ir.Value] = {}
     op.partials = gradients
@@ -101,24 +97,24 @@ def backpropagate(
 
     for target, seed in targets.items():
         if target in wanted:
-            gradients[target] = _seed(op, target, composites) if seed is None else seed
+            gradients[target] = _seed(op, target) if seed is None else seed
             op.pending[target] = factor
     for node in reversed(list(op.graph)):
         entry = entry_of(node, op.opset_imports)
-        inputs = differentiable_inputs(node, entry, composites)
+        inputs = differentiable_inputs(node, entry)
         for value in due.get(node, ()):
             if value in gradients:
                 hand_out(value)
         if wanted.isdisjoint(inputs) or wanted.isdisjoint(node.outputs):
             continue
-        if node not in composites and (entry is None or _reason(node)):
+        if entry is None or _reason(node):
             unsupported[node] = _reason(node) or "has no gradient rule"
             continue
         if not any(output in gradients for output in node.outputs):
             continue
         with op.scope(f"{node.name}/grad", forward=node):
             try:
-                found = _apply(op, node, composites.get(node))
+                found = _apply(op, node, entry)
             except NoGradientError as error:
                 unsupported[node] = error.reason
                 continue
@@ -126,7 +122,7 @@ def backpropagate(
                 if value in inputs and value in wanted:
                     _accumulate(op, value, gradient, left)
     if unsupported:
-        raise _unsupported(op, parameters, unsupported, composites)
+        raise _unsupported(op, parameters, unsupported)
     for value in parameters:
         if value in gradients and value not in finished:
             hand_out(value)
@@ -152,51 +148,48 @@ def _completed(graph: ir.Graph, values: Iterable[ir.Value]) -> dict[ir.Node, lis
     return due
 
 
-def _seed(op: Builder, loss: ir.Value, composites: Composites) -> ir.Value:
+def _seed(op: Builder, loss: ir.Value) -> ir.Value:
     """Return the derivative of the loss by itself, one.
 
-    For a composite it is a constant, which the composite makes use of. Else it is made once the loss is there: from a
+    For a composite it is a constant, which its rule makes use of. Else it is made once the loss is there: from a
     constant onnxruntime would compute parts of the backward pass when it loads the file, such as the gradient of a
     mean, and hold the result, a tensor of an activation's size, forever.
     """
-    if loss.producer() in composites:
+    if is_composite(loss.producer()):
         return op.constant(np.ones(shape_of(loss), dtype=dtype_of(loss)))
     with op.scope(f"{loss.name}/grad", forward=loss.producer()):
         return op.expand(op.Cast(op.OptionalHasElement(loss), to=loss.dtype), shape_of(loss))
 
 
-def _apply(op: Builder, node: ir.Node, composite: Composite | None) -> list[tuple[ir.Value, ir.Value, float]]:
+def _apply(op: Builder, node: ir.Node, entry: Entry) -> list[tuple[ir.Value, ir.Value, float]]:
     """Run a node's rule; return values, their gradients, and the factors those still need.
 
     A rule for a control-flow node returns gradients of the captured values behind those of the inputs.
     """
-    if composite is not None:
-        # A constant is the seed itself, and composites compute less from a seed of one than from another.
-        seeds = [op.partials.get(output) for output in node.outputs]
-        left = 1.0
-        if len(seeds) == 1 and op.constant_of(seeds[0]) is not None:
-            left = op.pending.pop(node.outputs[0], 1.0)
-        dy = [op.take_partial(output) for output in node.outputs]
-        pairs = list(zip(composite.inputs, composite.gradient(op, dy), strict=True))
-        return [(value, gradient, composite.factor * left) for value, gradient in pairs if gradient is not None]
-    entry = entry_of(node, op.opset_imports)
-    assert entry is not None
+    given = [op.partials[output] for output in node.outputs if output in op.partials]
     factors = {op.pending.get(output, 1.0) for output in node.outputs if output in op.partials}
+    waits = {
+        "apply": False,
+        "pass": True,
+        "absorb": _fits(node, factors),
+        # Losses compute less from a seed of one than from another.
+        "leave": all(op.constant_of(gradient) is not None for gradient in given),
+    }
     left = 1.0
-    if entry.factor == "apply" or len(factors) > 1 or (entry.factor == "absorb" and not _fits(node, factors)):
-        dy = [op.take_partial(output) for output in node.outputs]
-    else:
+    if waits[entry.factor] and len(factors) == 1:
         left = factors.pop()
         dy = [op.partials.pop(output, None) for output in node.outputs]
         for output in node.outputs:
             op.pending.pop(output, None)
+    else:
+        dy = [op.take_partial(output) for output in node.outputs]
     op.factor = left
     read = [*node.inputs, *captured(node)]  # before the rule runs, which may add to a node's body
     results = list(entry.function(op, node, dy))
     if any(gradient is not None for gradient in results[len(read) :]):
         raise RuntimeError(f"the gradient rule of {node.op_type} returns more gradients than there are inputs")
     pairs = [(v, g) for v, g in zip(read, results, strict=False) if v is not None]
-    after = left if entry.factor == "pass" else 1.0
+    after = {"pass": left, "leave": op.factor}.get(entry.factor, 1.0)
     return [(value, gradient, after) for value, gradient in pairs if gradient is not None]
 
 
@@ -233,14 +226,12 @@ def _reason(node: ir.Node) -> str | None:
     return NON_DIFFERENTIABLE.get(node.op_type)
 
 
-def _unsupported(
-    op: Builder, parameters: Sequence[ir.Value], nodes: dict[ir.Node, str], composites: Composites
-) -> UnsupportedOperatorsError:
+def _unsupported(op: Builder, parameters: Sequence[ir.Value], nodes: dict[ir.Node, str]) -> UnsupportedOperatorsError:
     """Make the error that lists the nodes and says whether freezing parameters is a way out."""
-    upstream = {value for node in nodes for value in differentiable_inputs(node, None, composites)}
+    upstream = {value for node in nodes for value in differentiable_inputs(node, None)}
     for node in reversed(op.graph):
         if not upstream.isdisjoint(node.outputs):
-            upstream |= differentiable_inputs(node, entry_of(node, op.opset_imports), composites)
+            upstream |= differentiable_inputs(node, entry_of(node, op.opset_imports))
     frozen = [str(value.name) for value in parameters if value in upstream]
     free = len(parameters) - len(frozen)
     if free:

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from ckplan.autodiff.builder import Builder, attr_int, is_floating, shape_of, size_of
-from ckplan.autodiff.crossentropy import emit_cross_entropy, group, is_one, prepare_labels
-from ckplan.autodiff.paths import Composite
+from ckplan.autodiff.composites import outline
+from ckplan.autodiff.crossentropy import emit_cross_entropy, prepare_labels
 from ckplan.autodiff.sums import total
 from ckplan.errors import ModelError, UsageError
 
@@ -28,15 +28,15 @@ class Loss:
     Attributes:
         value: the value to differentiate, a floating tensor of one element.
         description: what it is, for people.
+        behind: the output of the model that it was put behind, if it is none itself.
     """
 
     value: ir.Value
     description: str
+    behind: ir.Value | None = None
 
 
-def add_loss(
-    op: Builder, spec: str | None, composites: dict[ir.Node, Composite | None], *, name: str | None = "loss"
-) -> Loss:
+def add_loss(op: Builder, spec: str | None) -> Loss:
     """Find the loss in the graph or append one, adding graph inputs for what the outputs are compared with.
 
     Args:
@@ -44,8 +44,6 @@ def add_loss(
         spec: an output of the model by name; one of :data:`LOSSES`, behind the first floating output; or
             ``<loss>:<output>``. None takes the model's scalar output if it has one, else cross-entropy if the
             model ends in a softmax, else mse.
-        composites: groups of nodes that are differentiated as one; those of the loss are added.
-        name: what to call a loss that is appended; None calls it after the output.
 
     Raises:
         UsageError: the output does not exist or cannot be used that way.
@@ -83,13 +81,12 @@ def add_loss(
         raise UsageError(f"output `{output.name}` is not floating point", _choices([str(v.name) for v in outputs]))
     with op.scope("loss", "forward"):
         if kind == "cross-entropy":
-            found = _cross_entropy(op, output, composites)
+            found = _cross_entropy(op, output)
         elif kind == "mse":
-            found = _mean_squared_error(op, output, composites)
+            found = _mean_squared_error(op, output)
         else:
             reduction = {"sum": "ReduceSum", "mean": "ReduceMean", "sum-of-squares": "ReduceSumSquare"}[kind]
-            found = Loss(total(op, output, reduction), f"{kind} of '{output.name}'")
-    found.value.name = op.unique_name(name or f"loss_{output.name}")
+            found = Loss(total(op, output, reduction), f"{kind} of '{output.name}'", output)
     return found
 
 
@@ -117,7 +114,7 @@ def _logits(output: ir.Value) -> tuple[ir.Value, int | None]:
     return logits, attr_int(node, "axis", -1) % len(shape_of(logits))
 
 
-def _cross_entropy(op: Builder, output: ir.Value, composites: dict[ir.Node, Composite | None]) -> Loss:
+def _cross_entropy(op: Builder, output: ir.Value) -> Loss:
     logits, axis = _logits(output)
     shape = shape_of(logits)
     if not shape:
@@ -131,26 +128,16 @@ def _cross_entropy(op: Builder, output: ir.Value, composites: dict[ir.Node, Comp
     target = ir.Value(name=op.unique_name("labels"), type=ir.TensorType(ir.DataType.INT64), shape=ir.Shape(samples))
     op.graph.inputs.append(target)
     labels = prepare_labels(op, target, logits, axis)
-    value = group(op, composites, lambda: emit_cross_entropy(op, logits, labels))
+    value = emit_cross_entropy(op, logits, labels)
     behind = f"the logits '{logits.name}' of output '{output.name}'" if logits is not output else f"'{output.name}'"
-    return Loss(value, f"cross-entropy of {behind} against input '{target.name}'")
+    return Loss(value, f"cross-entropy of {behind} against input '{target.name}'", output)
 
 
-def _mean_squared_error(op: Builder, output: ir.Value, composites: dict[ir.Node, Composite | None]) -> Loss:
+def _mean_squared_error(op: Builder, output: ir.Value) -> Loss:
     target = ir.Value(name=op.unique_name("target"), type=output.type, shape=ir.Shape(shape_of(output)))
     op.graph.inputs.append(target)
-    count = max(size_of(output), 1)
-
-    def emit() -> tuple[ir.Value, Composite]:
+    with op.recording() as nodes:
         difference = op.Sub(output, target)
-        loss = op.Mul(total(op, difference, "ReduceSumSquare"), 1 / count)
-
-        def gradient(op: Builder, dy: Sequence[ir.Value | None]) -> list[ir.Value | None]:
-            # The difference itself, but for a factor: from a seed of one, nothing has to be made.
-            assert dy[0] is not None
-            return [difference if is_one(op, dy[0]) else op.Mul(difference, dy[0])]
-
-        return loss, Composite((output,), gradient, 2 / count)
-
-    value = group(op, composites, emit)
-    return Loss(value, f"mean squared error of '{output.name}' against input '{target.name}'")
+        value = op.Mul(total(op, difference, "ReduceSumSquare"), 1 / max(size_of(output), 1))
+    outline(op, "MeanSquaredError", nodes, [output], [value, difference])
+    return Loss(value, f"mean squared error of '{output.name}' against input '{target.name}'", output)

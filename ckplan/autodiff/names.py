@@ -10,6 +10,7 @@ from fnmatch import fnmatchcase
 import onnx_ir as ir
 
 from ckplan.autodiff.builder import is_floating
+from ckplan.autodiff.composites import known_outputs
 from ckplan.errors import UsageError
 
 
@@ -32,7 +33,7 @@ def floating_tensors(graph: ir.Graph) -> Tensors:
     """Collect the floating-point tensors of a graph."""
     parameters = tuple(value for value in graph.initializers.values() if is_floating(value))
     inputs = tuple(value for value in graph.inputs if is_floating(value) and not value.is_initializer())
-    made = (value for node in graph for value in node.outputs)
+    made = (value for node in graph for value in known_outputs(node))
     return Tensors(parameters, inputs, tuple(value for value in made if value.name and is_floating(value)))
 
 

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from ckplan.autodiff.builder import Builder, is_floating, shape_of
+from ckplan.autodiff.composites import known_outputs
 from ckplan.autodiff.crossentropy import lower_losses
-from ckplan.autodiff.loss import add_loss
-from ckplan.autodiff.paths import Composite
+from ckplan.autodiff.loss import Loss, add_loss
 from ckplan.errors import UsageError
 
 
@@ -24,13 +24,11 @@ class Objective:
             single losses, then the tensors whose gradients are given.
         targets: the values that the reverse sweep starts from, each with its given gradient; None stands for one.
         description: what it is, for people.
-        composites: groups of nodes that are differentiated as one.
     """
 
     outputs: tuple[ir.Value, ...]
     targets: Mapping[ir.Value, ir.Value | None]
     description: str
-    composites: dict[ir.Node, Composite | None]
 
 
 def add_objective(op: Builder, loss: Sequence[str], grad_ys: Sequence[str], default: str | None = None) -> Objective:
@@ -39,8 +37,9 @@ def add_objective(op: Builder, loss: Sequence[str], grad_ys: Sequence[str], defa
     Args:
         op: builder of the forward graph.
         loss: the losses, each as in :func:`ckplan.autodiff.loss.add_loss`. Several are summed, and each is an output
-            of its own: under the name of the model's output, or ``loss_<output>``; their sum is ``total_loss``. With
-            none, the loss is chosen, unless ``grad_ys`` says what to differentiate.
+            of its own: under the name of the model's output, or ``loss_<output>`` (``loss_<output>_0``, ... where
+            several are of one output); their sum is ``total_loss``. With none, the loss is chosen, unless ``grad_ys``
+            says what to differentiate.
         grad_ys: names of floating-point tensors of any shape whose gradients the caller gives: an input
             ``<name>_given_grad`` is added for each, of its shape and element type.
         default: the loss to take if none is given and the model has it as an output.
@@ -49,12 +48,12 @@ def add_objective(op: Builder, loss: Sequence[str], grad_ys: Sequence[str], defa
         UsageError: a name does not exist, is given twice, or is no loss.
         ModelError: no output is floating point.
     """
-    composites = lower_losses(op)
+    lower_losses(op)
     if default is not None and not loss and not grad_ys and default in [value.name for value in op.graph.outputs]:
         loss = [default]
     specs: Sequence[str | None] = loss or ([] if grad_ys else [None])
-    name = "loss" if len(specs) == 1 else None
-    losses = [add_loss(op, spec, composites, name=name) for spec in specs]
+    losses = [add_loss(op, spec) for spec in specs]
+    _name_losses(op, losses)
     targets: dict[ir.Value, ir.Value | None] = {}
     for spec, found in zip(specs, losses, strict=True):
         if found.value in targets:
@@ -74,7 +73,19 @@ def add_objective(op: Builder, loss: Sequence[str], grad_ys: Sequence[str], defa
         targets[value] = given
         outputs.append(value)
         described.append(f"'{wanted}' with its gradient from input '{given.name}'")
-    return Objective(tuple(outputs), targets, "; ".join(described), composites)
+    return Objective(tuple(outputs), targets, "; ".join(described))
+
+
+def _name_losses(op: Builder, losses: Sequence[Loss]) -> None:
+    """Name the losses that were put behind outputs: one ``loss``, of several each after its output."""
+    found: dict[ir.Value, list[ir.Value]] = {}
+    for loss in losses:
+        if loss.behind is not None:
+            found.setdefault(loss.behind, []).append(loss.value)
+    for output, values in found.items():
+        name = "loss" if len(losses) == 1 else f"loss_{output.name}"
+        for index, value in enumerate(values):
+            value.name = op.unique_name(name if len(values) == 1 else f"{name}_{index}")
 
 
 def _total(op: Builder, losses: Sequence[ir.Value]) -> ir.Value:
@@ -89,7 +100,7 @@ def _total(op: Builder, losses: Sequence[ir.Value]) -> ir.Value:
 
 def _tensor(op: Builder, name: str) -> ir.Value:
     """Return the output or inner value of that name."""
-    found = {str(value.name): value for node in op.graph for value in node.outputs if value.name}
+    found = {str(value.name): value for node in op.graph for value in known_outputs(node) if value.name}
     value = found.get(name)
     if value is None:
         near = difflib.get_close_matches(name, found, n=3) or [str(output.name) for output in op.graph.outputs]

@@ -11,7 +11,7 @@ from ckplan.autodiff.breaks import listed
 from ckplan.autodiff.builder import Builder, shape_of
 from ckplan.autodiff.evidence import judge
 from ckplan.autodiff.names import Tensors, matching_any
-from ckplan.autodiff.paths import Composites, differentiable_inputs, entry_of
+from ckplan.autodiff.paths import differentiable_inputs, entry_of
 from ckplan.errors import ModelError, UsageError
 from ckplan.keys import CONSTANT, STANDS_FOR
 from ckplan.model.contrib import EXPANSION
@@ -131,7 +131,6 @@ def select_parameters(
     op: Builder,
     candidates: Collection[ir.Value],
     request: Request,
-    composites: Composites,
     before: Collection[str] = (),
 ) -> Selection:
     """Choose the floating-point initializers that a node can pass a gradient to.
@@ -143,7 +142,6 @@ def select_parameters(
         op: builder of the forward graph.
         candidates: the model's own floating-point initializers.
         request: what the caller asked for.
-        composites: groups of nodes that are differentiated as one.
         before: names of the parameters of the training graph that is differentiated again; they are no constants.
 
     Raises:
@@ -157,7 +155,7 @@ def select_parameters(
         )
     readers: set[ir.Value] = set()
     for node in op.graph:
-        readers |= differentiable_inputs(node, entry_of(node, op.opset_imports), composites)
+        readers |= differentiable_inputs(node, entry_of(node, op.opset_imports))
     asked = set(request.parameters)
     chosen: list[ir.Value] = []
     idle: list[ir.Value] = []

@@ -2,36 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
 
 import onnx_ir as ir
 
-from ckplan.autodiff.builder import Builder, is_floating
+from ckplan.autodiff.builder import is_floating
 from ckplan.autodiff.registry import NON_DIFFERENTIABLE, ZERO_DERIVATIVE, Entry, lookup
 
-
-@dataclass(frozen=True)
-class Composite:
-    """Several forward nodes that are differentiated as one, because the whole has a leaner gradient than its parts.
-
-    Attributes:
-        inputs: the values that get gradients.
-        gradient: as a gradient rule, but without the node: takes the output gradients of the last node of the group
-            and returns one gradient per value in ``inputs``.
-        factor: a number that the gradients it returns still have to be multiplied by. Leaving it to the next matrix
-            product saves a tensor of the gradients' size.
-    """
-
-    inputs: tuple[ir.Value, ...]
-    gradient: Callable[[Builder, Sequence[ir.Value | None]], Sequence[ir.Value | None]]
-    factor: float = 1.0
-
-
 _ANY_VERSION = 1 << 30
-
-#: Composites by the last node of each group; the group's other nodes stand for None.
-Composites = Mapping[ir.Node, Composite | None]
 
 
 def bodies(node: ir.Node) -> list[ir.Graph]:
@@ -66,14 +44,11 @@ def entry_of(node: ir.Node, opset_imports: Mapping[str, int]) -> Entry | None:
     return lookup(node.op_type, opset_imports.get(node.domain, 1), node.domain)
 
 
-def differentiable_inputs(node: ir.Node, entry: Entry | None, composites: Composites) -> set[ir.Value]:
+def differentiable_inputs(node: ir.Node, entry: Entry | None) -> set[ir.Value]:
     """Return the values a node passes gradients to, given that its outputs get some.
 
     A node without a rule counts as passing gradients to all it reads, so that it is found on the way and reported.
     """
-    if node in composites:
-        composite = composites[node]
-        return set(composite.inputs) if composite else set()
     if node.op_type in ZERO_DERIVATIVE and not node.domain:
         return set()
     if not any(is_floating(output) or output.dtype is None for output in node.outputs):
@@ -84,7 +59,7 @@ def differentiable_inputs(node: ir.Node, entry: Entry | None, composites: Compos
         return _through_bodies(node)
     return {
         value
-        for i, value in enumerate(node.inputs)
+        for i, value in enumerate(node.inputs[: entry.leading])
         if value is not None
         and is_floating(value)
         and i not in entry.fixed
@@ -100,7 +75,7 @@ def _through_bodies(node: ir.Node) -> set[ir.Value]:
         for inner in reversed(graph):
             if not needed.isdisjoint(inner.outputs):
                 # Rules of different opset versions agree on which inputs can have a gradient.
-                needed |= differentiable_inputs(inner, lookup(inner.op_type, _ANY_VERSION, inner.domain), {})
+                needed |= differentiable_inputs(inner, lookup(inner.op_type, _ANY_VERSION, inner.domain))
         # Inputs of Scan and Loop stand in the order of their body's; a Loop of no iterations hands its states on.
         passed = zip(node.inputs, graph.inputs, strict=False)
         found.update(v for v, inner in passed if v is not None and (inner in needed or node.op_type == "Loop"))

@@ -8,16 +8,14 @@ torch.fake_quantize_per_tensor_affine does). Scales and zero points get no gradi
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
-import ml_dtypes
 import numpy as np
 import onnx_ir as ir
 
 from ckplan.autodiff.breaks import between, breaks
-from ckplan.autodiff.builder import Builder, Gradients, attr_int, dtype_of, input_of, required_input, shape_of
-from ckplan.autodiff.paths import Composite, Composites
+from ckplan.autodiff.builder import Builder, attr_int, input_of, required_input, shape_of
+from ckplan.autodiff.composites import is_composite, outline
 from ckplan.errors import ModelError
 from ckplan.model.contrib import MICROSOFT, QUANTISED
 
@@ -34,32 +32,32 @@ _ARITHMETIC = frozenset(
     }
 )
 
+#: Attributes of QuantizeLinear that decide what is cut off, with their defaults.
+_ATTRIBUTES = {"axis": 1, "block_size": 0, "saturate": 1}
+
 
 def is_quantised(node: ir.Node) -> bool:
     """Say whether a node quantises, or calculates with quantised numbers."""
     return node.op_type in (_ARITHMETIC if not node.domain else QUANTISED if node.domain == MICROSOFT else ())
 
 
-def refuse_quantised(
-    op: Builder, parameters: Sequence[ir.Value], targets: Sequence[ir.Value], composites: Composites
-) -> None:
+def refuse_quantised(op: Builder, parameters: Sequence[ir.Value], targets: Sequence[ir.Value]) -> None:
     """Make sure that no quantisation cuts parameters off the loss.
 
     Args:
         op: builder of the forward graph.
         parameters: what gradients are asked for.
         targets: what is differentiated.
-        composites: groups of nodes that are differentiated as one.
 
     Raises:
         ModelError: nodes that quantise stand between a parameter and the loss.
     """
     weights = [value for value in parameters if not _only_scales(value)]
-    cuts = breaks(op.graph, op.opset_imports, weights, targets, composites)
+    cuts = breaks(op.graph, op.opset_imports, weights, targets)
     if not any(is_quantised(node) for node in cuts):
         return
     # Behind the first cut there may be others, which the user would meet next.
-    found = [node for node in between(op.graph, weights, targets) if is_quantised(node) and node not in composites]
+    found = [node for node in between(op.graph, weights, targets) if is_quantised(node)]
     found = [node for node in found if node.op_type != "DequantizeLinear"]
     stored = [node for node in op.graph if is_quantised(node) and _reads_stored_weight(op, node)]
     pairs = all(not node.domain and node.op_type in ("QuantizeLinear", "DynamicQuantizeLinear") for node in found)
@@ -81,7 +79,12 @@ def refuse_quantised(
 def _only_scales(value: ir.Value) -> bool:
     """Say whether nothing reads a value but quantisation, as one of its scales."""
     uses = list(value.uses())
-    return bool(uses) and all(is_quantised(use.node) and use.idx > 0 for use in uses)
+    return bool(uses) and all(use.idx > 0 and (is_quantised(use.node) or _is_pass(use.node)) for use in uses)
+
+
+def _is_pass(node: ir.Node) -> bool:
+    """Say whether a node is a composite that passes gradients straight through."""
+    return is_composite(node) and node.op_type in ("QuantizeDequantize", "StraightThrough")
 
 
 def _reads_stored_weight(op: Builder, node: ir.Node) -> bool:
@@ -94,38 +97,52 @@ def _reads_stored_weight(op: Builder, node: ir.Node) -> bool:
     return False
 
 
-def pass_straight_through(op: Builder, composites: Composites) -> dict[ir.Node, Composite | None]:
-    """Return how gradients pass straight through the quantisation of a graph.
+def pass_straight_through(op: Builder) -> None:
+    """Put composites that pass gradients straight through in the place of the quantisation of a graph.
 
     Taken for quantisation: DequantizeLinear behind QuantizeLinear or DynamicQuantizeLinear with the same scale and zero
     point, and Round, which stands in patterns of fake quantisation (their Clip cuts gradients off out of range).
 
     Args:
         op: builder of the forward graph.
-        composites: groups of nodes that are differentiated as one already.
     """
-    found: dict[ir.Node, Composite | None] = {}
-    for node in op.graph:
-        if node.domain or node in composites:
-            continue
+    nodes = [node for graph in (op.graph, *op.graph.subgraphs()) for node in graph if not node.domain]
+    for node in nodes:
         if node.op_type == "Round":
-            found[node] = Composite((required_input(node, 0),), lambda op, dy: [dy[0]])
-        elif node.op_type == "DequantizeLinear":
-            quantise = required_input(node, 0).producer()
-            if quantise is not None and _is_pair(quantise, node):
-                found[quantise] = None
-                found[node] = Composite((required_input(quantise, 0),), _Pair(quantise))
-    return found
+            outline(op, "StraightThrough", [node], [required_input(node, 0)], [node.outputs[0]])
+        elif node.op_type in ("QuantizeLinear", "DynamicQuantizeLinear"):
+            readers = list(dict.fromkeys(use.node for output in node.outputs for use in output.uses()))
+            if readers and all(_is_pair(node, reader) for reader in readers):
+                _outline_pairs(op, node, readers)
+
+
+def _outline_pairs(op: Builder, quantise: ir.Node, readers: Sequence[ir.Node]) -> None:
+    """Put composites in the place of what dequantises; the first one quantises, and all read what was quantised."""
+    assert quantise.graph is not None
+    first, *others = (node for node in quantise.graph if node in readers)
+    x, quantised = required_input(quantise, 0), quantise.outputs[0]
+    inputs: Sequence[ir.Value | None]
+    attributes: dict[str, int]
+    if quantise.op_type == "DynamicQuantizeLinear":
+        op_type, inputs, attributes = "StraightThrough", quantise.inputs, {}
+    else:
+        op_type, inputs = "QuantizeDequantize", (x, required_input(quantise, 1), input_of(quantise, 2))
+        attributes = {name: attr_int(quantise, name, default) for name, default in _ATTRIBUTES.items()}
+        attributes["to"] = int(quantised.dtype or ir.DataType.UINT8)
+    outline(op, op_type, [quantise, first], inputs, [first.outputs[0]], attributes)
+    for node in others:
+        outline(op, op_type, [node], inputs, [node.outputs[0]], attributes)
 
 
 def _is_pair(quantise: ir.Node, dequantise: ir.Node) -> bool:
-    if quantise.domain or quantise.outputs[0] is not dequantise.inputs[0]:
+    if dequantise.op_type != "DequantizeLinear" or dequantise.domain or dequantise.graph is not quantise.graph:
+        return False
+    if quantise.outputs[0] is not dequantise.inputs[0]:
         return False
     if quantise.op_type == "DynamicQuantizeLinear":
         return all(input_of(dequantise, i) is quantise.outputs[i] for i in (1, 2))
     return (
-        quantise.op_type == "QuantizeLinear"
-        and all(_same(input_of(quantise, i), input_of(dequantise, i)) for i in (1, 2))
+        all(_same(input_of(quantise, i), input_of(dequantise, i)) for i in (1, 2))
         and required_input(quantise, 0).dtype == dequantise.outputs[0].dtype
     )
 
@@ -138,67 +155,3 @@ def _same(first: ir.Value | None, second: ir.Value | None) -> bool:
         return False
     one, other = first.const_value, second.const_value
     return one.dtype == other.dtype and one.shape == other.shape and bool(np.array_equal(one.numpy(), other.numpy()))
-
-
-class _Pair:
-    """The gradient of a pair: that of its output where the input was within range."""
-
-    def __init__(self, quantise: ir.Node) -> None:
-        self._quantise = quantise
-
-    def __call__(self, op: Builder, dy: Gradients) -> Gradients:
-        """Read the input, the scale and the zero point; of a dynamic quantisation nothing, as its range fits."""
-        upstream = dy[0]
-        if upstream is None or self._quantise.op_type == "DynamicQuantizeLinear":
-            return [upstream]
-        x = required_input(self._quantise, 0)
-        bounds = _range(self._quantise)
-        if bounds is None:
-            return [upstream]
-        lower, upper = (_limit(op, self._quantise, x, bound) for bound in bounds)
-        inside = op.And(op.Greater(x, lower), op.Less(x, upper))
-        return [op.Mul(upstream, op.Cast(inside, to=x.dtype))]
-
-
-def _range(quantise: ir.Node) -> tuple[float, float] | None:
-    """Return the numbers between which nothing is cut off, in steps of the scale; None for a type without saturation.
-
-    Numbers up to half a step behind the last one of an integer type are rounded to it.
-    """
-    kind = quantise.outputs[0].dtype
-    assert kind is not None
-    dtype = kind.numpy()
-    if kind.is_floating_point():
-        if not attr_int(quantise, "saturate", 1):
-            return None
-        limit = float(ml_dtypes.finfo(dtype).max)  # type: ignore[no-untyped-call]
-        return math.nextafter(-limit, -math.inf), math.nextafter(limit, math.inf)
-    info = ml_dtypes.iinfo(dtype)  # type: ignore[no-untyped-call]
-    return float(info.min) - 0.5, float(info.max) + 0.5
-
-
-def _limit(op: Builder, quantise: ir.Node, x: ir.Value, bound: float) -> ir.Value:
-    """Emit (bound - zero point) * scale, broadcast to the shape of x."""
-    scale, zero = required_input(quantise, 1), input_of(quantise, 2)
-    known, offset = op.constant_of(scale), op.constant_of(zero)
-    dtype = dtype_of(x)
-    if known is not None and (zero is None or offset is not None):
-        steps = bound - (0.0 if offset is None else offset.astype(np.float64))
-        return _aligned(op, quantise, x, op.constant((steps * known.astype(np.float64)).astype(dtype)))
-    scale = scale if scale.dtype == x.dtype else op.Cast(scale, to=x.dtype)
-    if zero is None:
-        return _aligned(op, quantise, x, op.Mul(scale, bound))
-    return _aligned(op, quantise, x, op.Mul(op.Sub(bound, op.Cast(zero, to=x.dtype)), scale))
-
-
-def _aligned(op: Builder, quantise: ir.Node, x: ir.Value, limit: ir.Value) -> ir.Value:
-    """Give a limit per tensor, axis or block a shape that broadcasts to x."""
-    shape, have = shape_of(x), shape_of(limit)
-    if math.prod(have) == 1 and not attr_int(quantise, "block_size", 0):
-        return op.reshape(limit, ())
-    axis = attr_int(quantise, "axis", 1) % len(shape)
-    block = attr_int(quantise, "block_size", 0)
-    if not block:
-        return op.reshape(limit, [size if i == axis else 1 for i, size in enumerate(shape)])
-    rows = np.arange(shape[axis], dtype=np.int64) // block
-    return op.Gather(limit, rows, axis=axis)

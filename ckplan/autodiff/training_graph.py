@@ -15,6 +15,7 @@ from ckplan.autodiff.anchors import Anchors
 from ckplan.autodiff.assembly import Callback, call_back, describe, merge_twins, name_gradients, name_nodes, zeros
 from ckplan.autodiff.breaks import breaks, listed
 from ckplan.autodiff.builder import Builder
+from ckplan.autodiff.composites import inline_composites
 from ckplan.autodiff.control_flow.chunks import Chunks, prepare_recurrences
 from ckplan.autodiff.engine import backpropagate
 from ckplan.autodiff.inline import inline_functions
@@ -24,7 +25,7 @@ from ckplan.autodiff.objective import add_objective
 from ckplan.autodiff.parameters import request_of, select_parameters, shortened
 from ckplan.autodiff.paths import prune
 from ckplan.autodiff.quantisation import pass_straight_through, refuse_quantised
-from ckplan.autodiff.rules.conv_batch_norm import conv_batch_norms
+from ckplan.autodiff.rules.conv_batch_norm import outline_conv_batch_norms
 from ckplan.autodiff.training_mode import TrainingForms, enter_training
 from ckplan.errors import ModelError, UsageError
 from ckplan.keys import PHASE
@@ -127,7 +128,7 @@ def build_training_graph(
     graph = model.graph
     forget_training(model)
     name_nodes(graph)
-    op = Builder(graph, graph.opset_imports)
+    op = Builder(graph, graph.opset_imports, functions=model.functions)
     forms = _enter_training(op, model) if training else TrainingForms()
     time_notes = prepare_recurrences(op, time_checkpoints, store)
     tensors = floating_tensors(graph)
@@ -137,18 +138,17 @@ def build_training_graph(
     scale = None if loss_scale is None else add_loss_scale(op, loss_scale, objective.targets)
 
     anchors = Anchors(op)
-    composites = {**objective.composites, **forms.composites}
-    anchors.detach(_current(graph, request.detached), composites)
+    anchors.detach(_current(graph, request.detached))
     others = {str(value.name): anchors.add(value) for value in _current(graph, request.others)}
-    anchors.hold(objective.targets, composites)
-    composites.update(conv_batch_norms(graph, objective.targets))
+    anchors.hold(objective.targets)
+    outline_conv_batch_norms(op, objective.targets)
     if straight_through:
-        composites.update(pass_straight_through(op, composites))
+        pass_straight_through(op)
     targets = {anchors[value]: seed for value, seed in objective.targets.items()}
     results = [anchors[value] for value in objective.outputs]
-    refuse_quantised(op, [*request.sought(tensors), *others.values()], list(targets), composites)
+    refuse_quantised(op, [*request.sought(tensors), *others.values()], list(targets))
     before = json.loads(model.metadata_props.get(keys.PARAMETERS, "[]"))
-    selection = select_parameters(op, tensors.parameters, request, composites, before)
+    selection = select_parameters(op, tensors.parameters, request, before)
     running = forms.running_of(graph, results)
     prune(graph, [*results, *running.values()])
     for node in graph:
@@ -156,27 +156,27 @@ def build_training_graph(
 
     wanted = [*selection.parameters, *others.values()]
     if scale is None:
-        found = backpropagate(op, wanted, targets, composites)
+        found = backpropagate(op, wanted, targets)
     else:
         seeds = scale.seeds(op, targets)
-        found = backpropagate(op, wanted, seeds, composites, factor=scale.constant, finish=scale.finish)
+        found = backpropagate(op, wanted, seeds, factor=scale.constant, finish=scale.finish)
     asked = {str(value.name): value for value in (*selection.parameters, *selection.idle)} | others
     gradients = {name: found[value] for name, value in asked.items() if value in found}
     idle = {name: value for name, value in asked.items() if name not in gradients}
-    stops = breaks(graph, graph.opset_imports, idle.values(), targets, composites) if idle else []
+    stops = breaks(graph, graph.opset_imports, idle.values(), targets) if idle else []
+    cause = f"no gradient passes {listed(stops)}" if stops else ""
+    if request.detached and not stops:
+        cause = "they reach the loss only through what --no-grad detaches, if at all"
     if not found:
         raise ModelError(
-            f"no parameter reaches the loss ({objective.description})"
-            + (f": no gradient passes {listed(stops)}" if stops else ""),
+            f"no parameter reaches the loss ({objective.description})" + (f": {cause}" if cause else ""),
             "choose another output with --loss, or other parameters with --wrt",
         )
     notes = [*forms.notes, *time_notes, *request.notes, *selection.notes]
     if idle:
         what = "a gradient of zero" if unused == "zero" else "no gradient"
-        cause = f"no gradient passes {listed(stops)}" if stops else "the loss does not depend on them"
-        if request.detached and not stops:
-            cause = "they reach the loss only through what --no-grad detaches, if at all"
         kind = "parameter" if others.keys().isdisjoint(idle) else "tensor"
+        cause = cause or "the loss does not depend on them"
         notes.append(f"{len(idle)} {kind}(s) get {what} because {cause}: {shortened([repr(name) for name in idle])}")
     if unused == "zero":
         gradients |= {name: zeros(op, value, results[0], scale is not None) for name, value in idle.items()}
@@ -186,6 +186,8 @@ def build_training_graph(
     retained = [name for name in others if name in gradients]
     ordered = [gradients[str(value.name)] for value in parameters] + [gradients[name] for name in retained]
     prune(graph, [*results, *ordered, *running.values()])
+    inline_composites(op)
+    prune(graph, list(graph.outputs))
     anchors.remove()
     inline_functions(model, wanted)
     settle_sums(op, accumulation)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 GROUP = "ckplan.rules"
 """Entry points of installed packages: modules that register gradient rules when they are imported."""
 
-Factor = Literal["apply", "pass", "absorb"]
+Factor = Literal["apply", "pass", "absorb", "leave"]
 
 
 class NoGradientError(Exception):
@@ -50,10 +50,14 @@ class Entry:
         factor: what the rule does with a constant factor of the gradients it is given. Rules are linear, so a factor
             may wait: ``pass`` leaves it to the results, for rules that cost next to nothing; ``absorb`` promises to
             multiply by ``op.factor`` on the way; with ``apply`` the gradients are multiplied before the rule runs.
+            ``leave`` is for losses: the rule multiplies ``op.factor`` by what its results lack, and the factor of a
+            constant, which is the seed itself, waits with that.
         fixed: indices of inputs that never get a gradient although they may be floating point: hyperparameters and
             statistics, such as the ratio of Dropout. What only such an input reads is not a parameter.
         settings: indices of inputs that get a gradient only where they are computed, such as the statistics of
             BatchNormalization: those in the file are settings of the model and not parameters.
+        leading: only so many inputs, from the first, can have a gradient; None: all. A composite reads constants of its
+            nodes behind them.
     """
 
     function: Rule
@@ -63,6 +67,7 @@ class Entry:
     fixed: frozenset[int]
     factor: Factor
     settings: frozenset[int] = frozenset()
+    leading: int | None = None
 
 
 _RULES: dict[tuple[str, str], list[Entry]] = {}
@@ -75,6 +80,7 @@ def rule(
     fixed: Iterable[int] = (),
     factor: Factor = "apply",
     settings: Iterable[int] = (),
+    leading: int | None = None,
 ) -> Callable[[Rule], Rule]:
     """Register the decorated function as the gradient rule of an operator; decorators may be stacked.
 
@@ -90,6 +96,7 @@ def rule(
         fixed: see :class:`Entry`.
         factor: see :class:`Entry`.
         settings: see :class:`Entry`.
+        leading: see :class:`Entry`.
 
     Raises:
         ValueError: the same operator and version was registered before.
@@ -99,7 +106,8 @@ def rule(
         entries = _RULES.setdefault((domain, op_type), [])
         if any(entry.since == since for entry in entries):
             raise ValueError(f"two gradient rules for {op_type} since {since} in domain '{domain}'")
-        entries.append(Entry(function, op_type, domain, since, frozenset(fixed), factor, frozenset(settings)))
+        entry = Entry(function, op_type, domain, since, frozenset(fixed), factor, frozenset(settings), leading)
+        entries.append(entry)
         entries.sort(key=lambda entry: entry.since, reverse=True)
         return function
 

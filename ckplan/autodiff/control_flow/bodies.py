@@ -28,7 +28,7 @@ class BodyBuilder(Builder):
     """
 
     def __init__(self, outer: Builder, graph: ir.Graph, wanted: Container[ir.Value] = ()) -> None:
-        super().__init__(graph, outer.opset_imports, wanted)
+        super().__init__(graph, outer.opset_imports, wanted, outer.functions)
         self._outer = outer
         self._names = outer._names
         self._counters = outer._counters

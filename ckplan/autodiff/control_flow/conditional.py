@@ -56,7 +56,7 @@ def if_gradient(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
     branches = [node.attributes[name].as_graph() for name in _BRANCHES]
     for branch in branches:
         close_body(BodyBuilder(op, branch))
-        reachable(BodyBuilder(op, branch), wanted, {})  # functions are inlined before shapes are looked at
+        reachable(BodyBuilder(op, branch), wanted)  # functions are inlined before shapes are looked at
     demand_static(node)
     for index, gradient in enumerate(dy):
         if gradient is not None and any(dims_of(b.outputs[index]) != shape_of(gradient) for b in branches):
@@ -95,7 +95,7 @@ def _sweep(
         value: gradient for value, gradient in zip(branch.outputs, dy, strict=False) if gradient is not None
     }
     try:
-        gradients = backpropagate(inside, wanted, targets, {})
+        gradients = backpropagate(inside, wanted, targets)
     except UnsupportedOperatorsError as error:
         listed = ", ".join(f"{name} ({reason})" for name, reason in error.nodes)
         return [], {}, f"no gradient for {len(error.nodes)} node(s) of a branch: {listed}"

@@ -77,7 +77,7 @@ def backward_step(op: Builder, loop: Recurrence, dy: Sequence[ir.Value | None]) 
     products = [one.node.outputs[0] for one in deferred]
     sought = [*(before[i] for i in active), *rows, *summed, *products]
     try:
-        gradients = backpropagate(inside, sought, {**targets, **totals}, {})
+        gradients = backpropagate(inside, sought, {**targets, **totals})
     except UnsupportedOperatorsError as error:
         listed = ", ".join(f"{name} ({reason})" for name, reason in error.nodes)
         raise NoGradientError(f"no gradient for {len(error.nodes)} node(s) of its body: {listed}") from error
@@ -177,7 +177,7 @@ def _active_states(op: Builder, loop: Recurrence, wanted: set[ir.Value], dy: Seq
     inside, before, after = BodyBuilder(op, loop.body), loop.before, loop.after
     roots = set(wanted) | {b for b, initial in zip(before, loop.initial, strict=True) if op.wants(initial)}
     while True:
-        reached = reachable(inside, list(roots), {})
+        reached = reachable(inside, list(roots))
         more = {b for b, a in zip(before, after, strict=True) if a in reached} - roots
         if not more:
             break
@@ -187,7 +187,7 @@ def _active_states(op: Builder, loop: Recurrence, wanted: set[ir.Value], dy: Seq
     while True:
         for node in reversed(loop.body):
             if not needed.isdisjoint(node.outputs):
-                needed |= differentiable_inputs(node, entry_of(node, inside.opset_imports), {})
+                needed |= differentiable_inputs(node, entry_of(node, inside.opset_imports))
         more = {a for b, a in zip(before, after, strict=True) if b in needed} - needed
         if not more:
             break

@@ -18,6 +18,7 @@ from ckplan.autodiff.builder import (
     shape_of,
     size_of,
 )
+from ckplan.autodiff.composites import DOMAIN
 from ckplan.autodiff.registry import rule
 
 Gradients = Sequence[ir.Value | None]
@@ -102,6 +103,52 @@ def _by_running_statistics(op: Builder, node: ir.Node, dy: Gradients) -> ir.Valu
         factor = op.reshape(op.Cast(op.Mul(by_mean, share), to=x.dtype), per_channel)
         total = op.expand(factor, shape_of(x)) if total is None else op.Add(total, factor)
     return total
+
+
+@rule("TrainingBatchNormalization", domain=DOMAIN, settings=[3, 4], leading=5)
+def training_batch_normalization(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
+    """Reads c = x - mean and, a few numbers per channel, r = 1 / deviation and a = scale r.
+
+    With m elements per channel, per channel
+
+        dbias = sum(dy),    dscale = r sum(dy c),    dx = a (dy - sum(dy) / m) - a r^2 sum(dy c) c / m.
+    """
+    x, scale, bias = (required_input(node, index) for index in range(3))
+    centred, factor, inverse = node.outputs[3:6]
+    assert x.dtype is not None
+    assert centred.dtype is not None
+    dx = dscale = dbias = None
+    if dy[0] is not None:
+        channels, rank = shape_of(x)[1], len(shape_of(x))
+        axes = [axis for axis in range(rank) if axis != 1]
+        share = 1.0 / max(math.prod(shape_of(x)[axis] for axis in axes), 1)
+        upstream = cast(op, dy[0], centred.dtype)
+        sums = op.reduce_sum(upstream, axes, keepdims=False)
+        if op.wants(x) or op.wants(scale):
+            # The second is transposed; of c that would be a value that the forward pass has too, kept till now.
+            along = channel_products(op, centred, upstream)
+            if op.wants(scale):
+                dscale = _like(op, op.Mul(along, inverse), scale)
+            if op.wants(x):
+                slope = op.Mul(op.Mul(along, factor), op.Mul(op.Mul(inverse, inverse), -share))
+                rest = affine(op, centred, slope, op.Mul(op.Mul(sums, factor), -share))
+                main = op.Mul(upstream, op.reshape(factor, [channels, *[1] * (rank - 2)]))
+                dx = cast(op, op.Add(main, rest), x.dtype)
+        dbias = _like(op, sums, bias) if op.wants(bias) else None
+    through = _by_running_statistics(op, node, dy[1:3]) if op.wants(x) else None
+    if through is not None:
+        dx = through if dx is None else op.Add(dx, through)
+    return [dx, dscale, dbias, _of_old(op, node, 1, dy), _of_old(op, node, 2, dy)]
+
+
+def cast(op: Builder, value: ir.Value, dtype: ir.DataType) -> ir.Value:
+    """Return the value in another element type; itself if it has that type."""
+    return value if value.dtype == dtype else op.Cast(value, to=dtype)
+
+
+def _like(op: Builder, value: ir.Value, like: ir.Value) -> ir.Value:
+    assert like.dtype is not None
+    return cast(op, value, like.dtype)
 
 
 def inverse_deviation(op: Builder, variance: ir.Value, epsilon: float) -> ir.Value:

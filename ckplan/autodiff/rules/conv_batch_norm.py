@@ -14,38 +14,42 @@ multiplied by s, and nothing is divided by the scale.
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Sequence
+from collections.abc import Container
 
 import onnx_ir as ir
 
-from ckplan.autodiff.builder import Builder, attr_float, attr_int, input_of, required_input, shape_of
-from ckplan.autodiff.paths import Composite
+from ckplan.autodiff.builder import Builder, Gradients, attr_float, attr_int, input_of, required_input, shape_of
+from ckplan.autodiff.composites import DOMAIN, outline
+from ckplan.autodiff.registry import rule
 from ckplan.autodiff.rules.batch_norm import EPSILON, inverse_deviation
 from ckplan.autodiff.rules.conv import bias_gradient
 from ckplan.autodiff.rules.conv_forms import data_gradient, weight_gradient
 from ckplan.autodiff.rules.windows import window_of
 
 
-def conv_batch_norms(graph: ir.Graph, targets: Container[ir.Value] = ()) -> dict[ir.Node, Composite | None]:
-    """Find the pairs of Conv and BatchNormalization that can be differentiated as one.
+def outline_conv_batch_norms(op: Builder, targets: Container[ir.Value] = ()) -> None:
+    """Put composites in the place of the pairs of Conv and BatchNormalization that can be differentiated as one.
 
     Args:
-        graph: the forward graph.
+        op: builder of the forward graph.
         targets: what is differentiated; no such value is a pair's inner value.
     """
-    found: dict[ir.Node, Composite | None] = {}
-    for node in graph:
-        if node.op_type != "BatchNormalization" or node.domain or attr_int(node, "training_mode", 0):
+    for norm in list(op.graph):
+        if norm.op_type != "BatchNormalization" or norm.domain or attr_int(norm, "training_mode", 0):
             continue
-        between = required_input(node, 0)
+        between = required_input(norm, 0)
         conv = between.producer()
         if conv is None or conv.op_type != "Conv" or conv.domain or between in targets or between.is_graph_output():
             continue
-        computed = any(required_input(node, index).producer() is not None for index in (3, 4))
-        if len(between.uses()) == 1 and not computed and not _overlap(conv, node):
-            found[conv] = None
-            found[node] = _composite(conv, node)
-    return found
+        computed = any(required_input(norm, index).producer() is not None for index in (3, 4))
+        if len(between.uses()) == 1 and not computed and not _overlap(conv, norm):
+            inputs = [*_padded(conv), *norm.inputs[1:]]
+            attributes = {**conv.attributes, **norm.attributes}
+            outline(op, "ConvBatchNormalization", [conv, norm], inputs, [norm.outputs[0]], attributes)
+
+
+def _padded(conv: ir.Node) -> list[ir.Value | None]:
+    return [required_input(conv, 0), required_input(conv, 1), input_of(conv, 2)]
 
 
 def _overlap(conv: ir.Node, norm: ir.Node) -> bool:
@@ -54,36 +58,32 @@ def _overlap(conv: ir.Node, norm: ir.Node) -> bool:
     return len(set(read)) < len(read)
 
 
-def _composite(conv: ir.Node, norm: ir.Node) -> Composite:
-    x, w, bias = required_input(conv, 0), required_input(conv, 1), input_of(conv, 2)
-    scale, offset, mean, variance = (required_input(norm, index) for index in range(1, 5))
-    inputs = tuple(value for value in (x, w, scale, offset, bias) if value is not None)
-
-    def gradient(op: Builder, dy: Sequence[ir.Value | None]) -> Sequence[ir.Value | None]:
-        upstream = dy[0]
-        assert upstream is not None
-        kernel = shape_of(w)
-        window = window_of(conv, shape_of(x)[2:], shape_of(norm.outputs[0])[2:], kernel[2:])
-        per_filter = [kernel[0], *[1] * (len(kernel) - 1)]
-        inverse = inverse_deviation(op, variance, attr_float(norm, "epsilon", EPSILON))
-        factor = op.Mul(scale, inverse)
-        dx = dw = dscale = sums = dbias = None
-        if op.wants(scale) or op.wants(offset) or op.wants(bias):
-            sums = bias_gradient(op, upstream)
-        if op.wants(w) or op.wants(scale):
-            raw = weight_gradient(op, x, upstream, kernel, window)
-            if op.wants(scale):
-                assert sums is not None
-                flat = [kernel[0], math.prod(kernel[1:])]
-                along = op.reduce_sum(op.reshape(op.Mul(w, raw), flat), [1], keepdims=False)
-                centre = op.Neg(mean) if bias is None else op.Sub(bias, mean)
-                dscale = op.Mul(op.Add(along, op.Mul(sums, centre)), inverse)
-            dw = op.Mul(raw, op.reshape(factor, per_filter)) if op.wants(w) else None
-        if op.wants(bias):
-            dbias = op.Mul(sums, factor)
-        if op.wants(x):
-            scaled = op.Mul(w, op.reshape(factor, per_filter))
-            dx = data_gradient(op, upstream, scaled, attr_int(conv, "group", 1), window)
-        return [dx, dw, dscale, sums if op.wants(offset) else None, dbias][: len(inputs)]
-
-    return Composite(inputs, gradient)
+@rule("ConvBatchNormalization", domain=DOMAIN, leading=5)
+def conv_batch_norm(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
+    """Reads what the convolution reads, and the statistics."""
+    x, w, scale, offset, mean, variance = (required_input(node, index) for index in (0, 1, 3, 4, 5, 6))
+    bias, upstream = node.inputs[2], dy[0]
+    assert upstream is not None
+    kernel = shape_of(w)
+    window = window_of(node, shape_of(x)[2:], shape_of(node.outputs[0])[2:], kernel[2:])
+    per_filter = [kernel[0], *[1] * (len(kernel) - 1)]
+    inverse = inverse_deviation(op, variance, attr_float(node, "epsilon", EPSILON))
+    factor = op.Mul(scale, inverse)
+    dx = dw = dscale = sums = dbias = None
+    if op.wants(scale) or op.wants(offset) or op.wants(bias):
+        sums = bias_gradient(op, upstream)
+    if op.wants(w) or op.wants(scale):
+        raw = weight_gradient(op, x, upstream, kernel, window)
+        if op.wants(scale):
+            assert sums is not None
+            flat = [kernel[0], math.prod(kernel[1:])]
+            along = op.reduce_sum(op.reshape(op.Mul(w, raw), flat), [1], keepdims=False)
+            centre = op.Neg(mean) if bias is None else op.Sub(bias, mean)
+            dscale = op.Mul(op.Add(along, op.Mul(sums, centre)), inverse)
+        dw = op.Mul(raw, op.reshape(factor, per_filter)) if op.wants(w) else None
+    if op.wants(bias):
+        dbias = op.Mul(sums, factor)
+    if op.wants(x):
+        scaled = op.Mul(w, op.reshape(factor, per_filter))
+        dx = data_gradient(op, upstream, scaled, attr_int(node, "group", 1), window)
+    return [dx, dw, dbias, dscale, sums if op.wants(offset) else None]

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 import onnx_ir as ir
 
-from ckplan.autodiff.builder import Builder, dtype_of, input_of, required_input
+from ckplan.autodiff.builder import Builder, dtype_of, input_of, required_input, shape_of, size_of
+from ckplan.autodiff.composites import DOMAIN
 from ckplan.autodiff.registry import rule
 
 Gradients = Sequence[ir.Value | None]
@@ -39,6 +40,17 @@ def dropout(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
     if mode is None:
         factor = op.Where(training, factor, one)
     return [op.Mul(kept, factor)]
+
+
+@rule("TrainingDropout", domain=DOMAIN, leading=1)
+def training_dropout(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
+    """Reads the mask, a bool per element, and the number that what is left is multiplied by."""
+    x, scale = required_input(node, 0), node.inputs[1] or node.outputs[2]
+    assert dy[0] is not None
+    # Flat, so that nobody takes this for what the forward pass made and keeps it till now.
+    flat = [size_of(x)] if len(shape_of(x)) != 1 else [1, size_of(x)]
+    share = op.Mul(op.Cast(op.reshape(node.outputs[1], flat), to=x.dtype), scale)
+    return [op.reshape(op.Mul(op.reshape(dy[0], flat), share), shape_of(x))]
 
 
 def _mask(op: Builder, node: ir.Node) -> ir.Value:

@@ -26,6 +26,7 @@ from ckplan.autodiff.builder import (
     required_input,
     shape_of,
 )
+from ckplan.autodiff.composites import DETACH, DOMAIN
 from ckplan.autodiff.registry import rule
 
 _SELU_ALPHA = 1.67326319217681884765625
@@ -43,6 +44,12 @@ def positive(op: Builder, x: ir.Value) -> ir.Value:
 def identity(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
     """Derivative 1."""
     return [dy[0]]
+
+
+@rule(DETACH, domain=DOMAIN, leading=0)
+def detach(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
+    """Passes nothing on."""
+    return []
 
 
 @rule("Cast")

@@ -12,18 +12,8 @@ import numpy as np
 import onnx_ir as ir
 
 from ckplan import keys
-from ckplan.autodiff.builder import (
-    Builder,
-    Gradients,
-    Operand,
-    attr_int,
-    dtype_of,
-    input_of,
-    required_input,
-    shape_of,
-    size_of,
-)
-from ckplan.autodiff.paths import Composite
+from ckplan.autodiff.builder import Builder, Operand, attr_int, dtype_of, input_of, required_input, shape_of
+from ckplan.autodiff.composites import outline
 from ckplan.errors import ModelError
 
 _SEEDS = 1 << 24
@@ -32,8 +22,8 @@ _LAST_GENERATORS = 22
 """From this opset on, onnxruntime 1.31 has no kernels of RandomUniform and its like."""
 
 
-def dropout(op: Builder, node: ir.Node) -> tuple[ir.Value, ir.Value, Composite] | None:
-    """Emit a Dropout in training form.
+def dropout(op: Builder, node: ir.Node) -> tuple[ir.Value, ir.Value] | None:
+    """Emit a Dropout in training form as one composite.
 
     The mask comes from a generator with a seed: two files made from one model draw the same masks, a new one in each
     step. The seed is the node's own, or else one that depends on its name.
@@ -43,8 +33,7 @@ def dropout(op: Builder, node: ir.Node) -> tuple[ir.Value, ir.Value, Composite] 
         node: a Dropout in either form; it stays as it is.
 
     Returns:
-        What is left of x, scaled; the mask, true where x is kept; and how the first is differentiated. None for a
-        ratio of 0.
+        What is left of x, scaled; and the mask, true where x is kept. None for a ratio of 0.
 
     Raises:
         ModelError: the ratio is a constant outside of [0, 1).
@@ -58,25 +47,24 @@ def dropout(op: Builder, node: ir.Node) -> tuple[ir.Value, ir.Value, Composite] 
         raise ModelError(f"Dropout '{node.name}' drops a share of {fixed:g}", "a ratio is at least 0 and less than 1")
     single = ir.DataType.FLOAT
     threshold = np.asarray(fixed, np.float32) if fixed is not None else op.Cast(ratio, to=single)
-    mask = _draw(op, x, threshold, _seed(node))
+    with op.recording() as nodes:
+        threshold = np.asarray(fixed, np.float32) if fixed is not None else op.Cast(ratio, to=single)
+        mask = _draw(op, x, threshold, _seed(node))
+        if fixed is not None:
+            scale = op.constant(np.asarray(1 / (1 - fixed), np.float64).astype(dtype_of(x)))
+        else:
+            scale = op.CastLike(op.Reciprocal(op.Sub(1.0, threshold)), x)
+        # A number that a matrix product could take over would be rounded there or here, as onnxruntime sees fit.
+        y = op.Mul(x, op.Mul(op.Cast(mask, to=x.dtype), scale))
     maker = mask.producer()
     assert maker is not None
     # Making it again from the numbers that were drawn would keep those, which are four times as large.
     maker.metadata_props[keys.ONCE] = "mask"
-    scale = op.Reciprocal(op.Sub(1.0, threshold)) if fixed is None else np.asarray(1 / (1 - fixed), np.float64)
-    scale = op.CastLike(scale, x) if isinstance(scale, ir.Value) else scale.astype(dtype_of(x))
-
-    def share(mask: ir.Value) -> ir.Value:
-        # A number that a matrix product could take over would be rounded there or here, as onnxruntime sees fit.
-        return op.Mul(op.Cast(mask, to=x.dtype), scale)
-
-    def gradient(op: Builder, dy: Gradients) -> Gradients:
-        assert dy[0] is not None
-        # Flat, so that nobody takes this for what the forward pass made and keeps it till now.
-        flat = [size_of(x)] if len(shape_of(x)) != 1 else [1, size_of(x)]
-        return [op.reshape(op.Mul(op.reshape(dy[0], flat), share(op.reshape(mask, flat))), shape_of(x))]
-
-    return op.Mul(x, share(mask)), mask, Composite((x,), gradient)
+    inputs, outputs = ([x, scale], [y, mask]) if fixed is not None else ([x, None], [y, mask, scale])
+    outline(op, "TrainingDropout", nodes, inputs, outputs)
+    composite = y.producer()
+    assert composite is not None
+    return y, composite.outputs[1]
 
 
 def _draw(op: Builder, x: ir.Value, ratio: Operand, seed: int) -> ir.Value:

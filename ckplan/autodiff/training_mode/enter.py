@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 
 import onnx_ir as ir
 
-from ckplan.autodiff.builder import Builder, attr_float, input_of, required_input, shape_of
-from ckplan.autodiff.paths import Composite, bodies, needed_nodes
-from ckplan.autodiff.training_mode.batch_norm import batch_normalization, running, splits
+from ckplan.autodiff.builder import Builder, input_of, required_input, shape_of
+from ckplan.autodiff.paths import bodies, needed_nodes
+from ckplan.autodiff.training_mode.batch_norm import batch_normalization, splits
 from ckplan.autodiff.training_mode.dropout import dropout
 
 _FORMS = ("BatchNormalization", "Dropout")
@@ -20,12 +20,10 @@ class TrainingForms:
     """What became of the nodes that have a training form.
 
     Attributes:
-        composites: how the training forms are differentiated, by node.
         running: the new running statistic by the initializer that holds the old one.
         notes: what was turned and what was left, for people.
     """
 
-    composites: dict[ir.Node, Composite | None] = field(default_factory=dict)
     running: dict[ir.Value, ir.Value] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     _normalised: dict[ir.Value, list[ir.Value]] = field(default_factory=dict)
@@ -55,25 +53,21 @@ def enter_training(op: Builder) -> TrainingForms:
     dropouts = [node for node in graph if _is_form(node, "Dropout") and _has_known_mode(op, node)]
     latest: dict[ir.Value, ir.Value] = {}
     for node, own in splits(normalisations).items():
-        before = set(graph)
+        held = required_input(node, 3), required_input(node, 4)
+        if own:
+            held = _copy(op, held[0], f"{node.name}/mean"), _copy(op, held[1], f"{node.name}/var")
         with op.scope(str(node.name), "forward", before=node):
-            y, mean, variance, composite = batch_normalization(op, node)
-            momentum = attr_float(node, "momentum", 0.9)
-            made = [y]
-            for index, statistic in ((3, mean), (4, variance)):
-                old = required_input(node, index)
-                if own:
-                    old = _copy(op, old, f"{node.name}/{'mean' if index == 3 else 'var'}")
-                made.append(running(op, latest.get(old, old), statistic, momentum))
-                forms.running[old] = latest[old] = made[-1]
-                forms._normalised.setdefault(old, []).append(y)
-        _replace(forms, node, made, composite, before)
+            before = latest.get(held[0], held[0]), latest.get(held[1], held[1])
+            made = batch_normalization(op, node, before)
+        for old, new in zip(held, made[1:], strict=True):
+            forms.running[old] = latest[old] = new
+            forms._normalised.setdefault(old, []).append(made[0])
+        _replace(node, made)
     for node in dropouts:
-        before = set(graph)
         with op.scope(str(node.name), "forward", before=node):
             drawn = dropout(op, node)
         if drawn is not None:
-            _replace(forms, node, drawn[:2], drawn[2], before)
+            _replace(node, drawn)
     for old, new in forms.running.items():
         new.name = op.unique_name(f"{old.name}_new")
     _take_notes(forms, graph, len(normalisations), len(dropouts))
@@ -107,16 +101,10 @@ def _copy(op: Builder, initializer: ir.Value, name: str) -> ir.Value:
     return copy
 
 
-def _replace(
-    forms: TrainingForms, node: ir.Node, made: Sequence[ir.Value], composite: Composite, before: set[ir.Node]
-) -> None:
-    """Let the readers of a node read what was made in its place, and register how that is differentiated."""
+def _replace(node: ir.Node, made: Sequence[ir.Value]) -> None:
+    """Let the readers of a node read what was made in its place."""
     graph = node.graph
     assert graph is not None
-    forms.composites.update((fresh, None) for fresh in graph if fresh not in before)
-    last = made[0].producer()
-    assert last is not None
-    forms.composites[last] = composite
     names = [output.name for output in node.outputs]
     for output, value in zip(node.outputs, made, strict=False):
         output.replace_all_uses_with(value, replace_graph_outputs=True)
@@ -142,7 +130,7 @@ def _take_notes(forms: TrainingForms, graph: ir.Graph, normalisations: int, drop
             f"{shared} running statistic(s) serve several nodes and are updated by each of them; if these nodes are "
             "different layers, export the model with initializers for each"
         )
-    left = [node for node in graph if node.op_type in _FORMS and not node.domain and node not in forms.composites]
+    left = [node for node in graph if node.op_type in _FORMS and not node.domain]
     left += [inner for node in graph for body in bodies(node) for inner in body.all_nodes() if _is_one(inner)]
     if left:
         named = ", ".join(f"{node.op_type} '{node.name}'" for node in left[:3])

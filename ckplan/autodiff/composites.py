@@ -1,0 +1,175 @@
+"""Composites: several nodes that are differentiated as one, because the whole has a leaner gradient than its parts.
+
+A composite is a node of the domain :data:`DOMAIN` with a gradient rule like that of any operator, and what it computes
+is a local function of the model, so that the graph stays a valid model. All that its nodes read from outside is an
+input of it, and all that its rule reads of what they make is an output: whoever replaces a value of the graph replaces
+it for the composite as well. When the gradients are there, the nodes take its place again.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import onnx_ir as ir
+from onnx_ir.convenience import convert_attributes
+
+from ckplan.autodiff.builder import Builder
+from ckplan.keys import PHASE
+from ckplan.model.copies import copy_nodes
+
+DOMAIN = "pkg.ckplan"
+"""The domain of composites; a finished graph has none."""
+
+DETACH = "Detach"
+"""The composite that passes no gradient on: an Identity at which the user wants gradients to stop."""
+
+
+def is_composite(node: ir.Node | None) -> bool:
+    """Say whether a node stands for several."""
+    return node is not None and node.domain == DOMAIN
+
+
+def known_outputs(node: ir.Node) -> Sequence[ir.Value]:
+    """Return those outputs of a node that users know; of a composite, the others are what its gradient reads."""
+    return node.outputs[:1] if is_composite(node) else node.outputs
+
+
+def outline(
+    op: Builder,
+    op_type: str,
+    nodes: Iterable[ir.Node],
+    inputs: Sequence[ir.Value | None],
+    outputs: Sequence[ir.Value],
+    attributes: Mapping[str, Any] | None = None,
+) -> None:
+    """Put a composite in the place of some nodes.
+
+    The node that makes the first output becomes the composite, until :func:`inline_composites`. So that output is the
+    same value all the time. The others become new values, which those outside read from then on.
+
+    Args:
+        op: builder of the main graph.
+        op_type: operator of the composite, under which its gradient rule is registered.
+        nodes: in the order of the graph, without bodies.
+        inputs: what the rule knows as inputs. Whatever else the nodes read from outside comes behind.
+        outputs: what the rule knows as outputs; the node that makes the first makes nothing else. Whatever else of the
+            nodes is read outside comes behind.
+        attributes: those of the composite.
+    """
+    nodes = list(nodes)
+    main = outputs[0].producer()
+    assert main is not None
+    around = main.graph
+    assert around is not None
+    made = {value for node in nodes for value in node.outputs}
+    read = dict.fromkeys(value for node in nodes for value in node.inputs if value is not None and value not in made)
+    operands = [*inputs, *(value for value in read if value not in inputs)]
+    formals = [_formal(value, op.unique_name(f"{main.name}/in{index}")) for index, value in enumerate(operands)]
+    inside = {v: formal for v, formal in reversed(list(zip(operands, formals, strict=True))) if v is not None}
+
+    around.remove([node for node in nodes if node is not main])
+    twin = ir.Node(main.domain, main.op_type, main.inputs, main.attributes, outputs=[_twin(outputs[0])], name=main.name)
+    inside[outputs[0]] = twin.outputs[0]
+    body = [twin if node is main else node for node in nodes]
+    for node in body:
+        _read_instead(node, inside)
+    _become(main, (DOMAIN, op_type, str(main.name)), operands, convert_attributes(attributes or {}))
+
+    members = set(body)
+    left = [v for n in body for v in n.outputs if v.is_graph_output() or any(u.node not in members for u in v.uses())]
+    inner = [*outputs[1:], *(value for value in left if value not in outputs)]
+    main.resize_outputs(1 + len(inner))
+    for value, output in zip(inner, main.outputs[1:], strict=True):
+        output.name, output.type, output.shape = value.name, value.type, value.shape
+        for use in tuple(value.uses()):
+            if use.node not in members:
+                use.node.replace_input_with(use.idx, output)
+        for index, result in enumerate(around.outputs):
+            if result is value:
+                around.outputs[index] = output
+
+    op.opset_imports[DOMAIN] = 1
+    imports = {domain: version for domain, version in op.opset_imports.items() if domain != DOMAIN}
+    graph = ir.Graph(formals, [*twin.outputs, *inner], nodes=body, opset_imports=imports, name=op_type)
+    function = ir.Function(*main.op_identifier(), graph=graph, attributes=main.attributes)
+    op.functions[function.identifier()] = function
+
+
+def inline_composites(op: Builder) -> None:
+    """Put the nodes of all composites in their place, those in bodies included.
+
+    Args:
+        op: builder of the main graph.
+    """
+    graphs = [op.graph, *op.graph.subgraphs()]
+    # A gradient that runs part of a body again copies the composites in it. The first keeps the names.
+    found = [node for graph in graphs for node in graph if is_composite(node)]
+    left = Counter(node.op_identifier() for node in found)
+    for node in reversed(found):
+        left[node.op_identifier()] -= 1
+        _inline(op, node, copied=left[node.op_identifier()] > 0)
+    for identifier in [identifier for identifier in op.functions if identifier[0] == DOMAIN]:
+        del op.functions[identifier]
+    op.opset_imports.pop(DOMAIN, None)
+
+
+def _inline(op: Builder, node: ir.Node, *, copied: bool) -> None:
+    """Put the nodes of a composite in its place, or copies of them under new names."""
+    function = op.functions[node.op_identifier()]
+    values = {formal: value for formal, value in zip(function.inputs, node.inputs, strict=True) if value is not None}
+    results = list(function.outputs)
+    if copied:
+        body = copy_nodes(function, values, op.unique_name, {})
+        results = [values[value] for value in results]
+    else:
+        body = list(function)
+        function.outputs.clear()
+        function.graph.remove(body)
+        for member in body:
+            _read_instead(member, values)
+    twin = results[0].producer()
+    assert twin is not None
+    for member in body:
+        member.metadata_props[PHASE] = node.metadata_props[PHASE]
+    for result, output in zip(results[1:], node.outputs[1:], strict=True):
+        output.replace_all_uses_with(result, replace_graph_outputs=True)
+        result.name = output.name
+    node.resize_outputs(1)
+    results[0].replace_all_uses_with(node.outputs[0])
+    _become(node, twin.op_identifier(), twin.inputs, list(twin.attributes.values()))
+    twin.resize_inputs(0)
+    graph, place = node.graph, body.index(twin)
+    assert graph is not None
+    graph.insert_before(node, body[:place])
+    graph.insert_after(node, body[place + 1 :])
+
+
+def _become(
+    node: ir.Node,
+    identifier: tuple[str, str, str],
+    inputs: Sequence[ir.Value | None],
+    attributes: Iterable[ir.Attr],
+) -> None:
+    """Make another operator of a node, with other inputs and attributes."""
+    node.domain, node.op_type, node.overload = identifier
+    node.resize_inputs(len(inputs))
+    for index, value in enumerate(inputs):
+        node.replace_input_with(index, value)
+    node.attributes.clear()
+    node.attributes.update((attribute.name, attribute) for attribute in attributes)
+
+
+def _read_instead(node: ir.Node, values: Mapping[ir.Value, ir.Value]) -> None:
+    for index, value in enumerate(node.inputs):
+        if value is not None and value in values:
+            node.replace_input_with(index, values[value])
+
+
+def _formal(value: ir.Value | None, name: str) -> ir.Value:
+    return ir.Value(name=name) if value is None else ir.Value(name=name, type=value.type, shape=value.shape)
+
+
+def _twin(value: ir.Value) -> ir.Value:
+    return ir.Value(name=value.name, type=value.type, shape=value.shape)
