@@ -15,6 +15,7 @@ import click
 from ckplan import __version__
 from ckplan.cli.terminal import Settings, say
 from ckplan.errors import CkplanError, EnvironmentUnavailableError
+from ckplan.isolation.lifetime import end_cleanly
 
 BUG = 3
 INTERRUPTED = 130
@@ -56,6 +57,7 @@ class App(click.Group):
         for stream in (sys.stdout, sys.stderr):
             if isinstance(stream, io.TextIOWrapper):
                 stream.reconfigure(errors="replace")  # a tensor's name must not crash an ASCII terminal
+        end_cleanly()
         sys.exit(exit_code_of(run, settings))
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from statistics import median
@@ -11,8 +10,9 @@ from typing import Any
 import onnx_ir as ir
 
 from ckplan.errors import CkplanError, UsageError
+from ckplan.isolation.arrays import load_arrays, save_arrays
+from ckplan.isolation.folders import temporary_folder
 from ckplan.meter.alive import Inside
-from ckplan.meter.arrays import load_arrays, save_arrays
 from ckplan.meter.counters import interpret, steady_state
 from ckplan.meter.device import check_device
 from ckplan.meter.errors import RunFailedError
@@ -82,8 +82,7 @@ def measure(
     check_options(device, runs, threads)
     model = read_model(Path(path))
     chosen = make_inputs(model, file=inputs, seed=seed, dims=dims, shapes=shapes)
-    with tempfile.TemporaryDirectory(prefix="ckplan-") as name:
-        folder = Path(name)
+    with temporary_folder() as folder:
         save_arrays(folder / "inputs", chosen.arrays)
         request = request_for(Path(path), folder / "inputs", device, threads)
         return measured(

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ckplan.meter.arrays import Array
+from ckplan.isolation.arrays import Array
 from ckplan.meter.plain import same_bits
 from ckplan.meter.types import NonFinite, Numerics, OutputDifference
 

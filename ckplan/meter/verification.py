@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from ckplan.errors import CkplanError, ModelError
-from ckplan.meter.arrays import load_arrays, save_arrays
+from ckplan.isolation.arrays import load_arrays, save_arrays
+from ckplan.isolation.folders import temporary_folder
 from ckplan.meter.facts import fed_inputs, file_facts, read_model
 from ckplan.meter.inputs import make_inputs
 from ckplan.meter.measurement import check_options, measured, request_for
@@ -60,8 +60,7 @@ def verify(
             "compare files made from the same model",
         )
     chosen = make_inputs(models[0], file=inputs, seed=seed, dims=dims, shapes=shapes)
-    with tempfile.TemporaryDirectory(prefix="ckplan-") as name:
-        folder = Path(name)
+    with temporary_folder() as folder:
         save_arrays(folder / "inputs", chosen.arrays)
         places = [folder / "base", folder / "new"]
         # Timed below, in turns: one run each will do here.
