@@ -17,8 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from ckplan import errors
-from ckplan.errors import CkplanError, EnvironmentUnavailableError
+from ckplan.errors import EnvironmentUnavailableError
 from ckplan.operators.sessions import custom_ops
 from ckplan.units import format_bytes
 
@@ -84,7 +83,7 @@ def start(module: str, *arguments: str, stderr: Any = subprocess.DEVNULL) -> sub
         arguments: further arguments.
         stderr: where its standard error goes.
     """
-    package_root = str(Path(errors.__file__).resolve().parent.parent)
+    package_root = str(Path(__file__).resolve().parents[2])
     path = os.pathsep.join([package_root, *filter(None, [os.environ.get("PYTHONPATH")])])
     # Safe path: the caller's working folder may hold a file named like a library.
     environment = {**os.environ, "PYTHONPATH": path, "PYTHONSAFEPATH": "1"}
@@ -124,9 +123,8 @@ def evaluate(job: str, *, memory: int = MEMORY, seconds: float = SECONDS, **requ
             "this model can only be understood by opening it in onnxruntime, which is not installed",
             "pip install onnxruntime",
         )
-    if "type" in answer:
-        kind: type[CkplanError] = getattr(errors, answer["type"], CkplanError)
-        raise kind(answer["message"], answer["hint"])
+    if "hint" in answer:
+        raise EnvironmentUnavailableError(answer["error"], answer["hint"])
     if "error" in answer:
         raise EvaluationError(answer["error"])
     return answer["result"]

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from ckplan.errors import CkplanError
+from ckplan.errors import EnvironmentUnavailableError
 from ckplan.isolation.arrays import Array, dtype_named, is_exotic, load_arrays, save_arrays
 from ckplan.isolation.lifetime import end_with, limit_memory
 from ckplan.operators.sessions import open_session, use_custom_ops
@@ -96,8 +96,8 @@ def main(parent: int) -> None:
             answer: dict[str, Any] = {"result": _JOBS[request["job"]](request)}
         except ImportError as error:
             answer = {"missing": str(error)}
-        except CkplanError as error:
-            answer = {"type": type(error).__name__, "message": error.message, "hint": error.hint}
+        except EnvironmentUnavailableError as error:
+            answer = {"error": error.message, "hint": error.hint}
         except MemoryError:
             answer = {"error": "out of memory"}
         except Exception as error:  # onnxruntime's exceptions have no base class of their own
