@@ -25,6 +25,7 @@ from ckplan.meter.numerics import count_nonfinite
 from ckplan.meter.nvml import Gpu
 from ckplan.meter.problems import SLACK, TOLERANCE
 from ckplan.meter.process import run_job
+from ckplan.meter.recomputed import recomputation
 from ckplan.meter.types import Counters, Heap, Measurement, Prediction, Recomputation, Resident
 from ckplan.model.half import half_precision_notes
 from ckplan.units import format_bytes, format_seconds
@@ -134,7 +135,8 @@ def measured(
     # A device that fell back once need not be tried again.
     request = {**request, "device": plain["device"]}
     progress(f"running {name}: counters of the allocator")
-    asked = {"variants": list(_VARIANTS), "producers": dict(facts.producers), "optimized": str(executed) * inside}
+    looking = inside or bool(facts.recomputed)
+    asked = {"variants": list(_VARIANTS), "producers": dict(facts.producers), "optimized": str(executed) * looking}
     try:
         variants = run_job("counters", {**request, **asked})
     except RunFailedError as error:
@@ -187,7 +189,7 @@ def measured(
         repeatable=plain["repeatable"],
         nonfinite=count_nonfinite(kept),
         prediction=facts.prediction,
-        recomputation=_recomputation(facts, variants[0]["runs"]),
+        recomputation=_recomputation(model, facts, variants[0]["runs"], executed),
         notes=tuple(notes),
         inside=looked,
         gpu=Gpu(**plain["gpu"]) if plain["gpu"] else None,
@@ -246,6 +248,11 @@ def _broken_promise(prediction: Prediction, counters: Counters) -> list[str]:
     return [f"peak activations are {excess:.0%} above what the file predicts, at node '{step}'"]
 
 
-def _recomputation(facts: FileFacts, runs: Sequence[Mapping[str, Sequence[str]]]) -> Recomputation:
-    executed = {name for name in runs[0]["name"] if facts.is_recomputed(name)} if runs else set()
-    return Recomputation(in_file=len(facts.recomputed), executed=len(executed))
+def _recomputation(
+    model: ir.Model, facts: FileFacts, runs: Sequence[Mapping[str, Sequence[str]]], executed: Path
+) -> Recomputation:
+    ran = set(runs[0]["name"]) if runs else set()
+    if facts.recomputed <= ran or not executed.exists():
+        return Recomputation(in_file=len(facts.recomputed), executed=len(facts.recomputed & ran))
+    nodes = [node for node in model.graph.all_nodes() if node.name in facts.recomputed]
+    return recomputation(nodes, ran, list(ir.load(executed).graph.all_nodes()))

@@ -69,9 +69,11 @@ def verify(
         # The device that ran is settled now, for everything that follows.
         requests = [request_for(Path(path), folder / "inputs", first.device, threads) for path in (base, new)]
         second = measured(models[1], chosen, requests[1], places[1], runs=1, heap=heap)
-        numerics = compare_outputs(load_arrays(places[0], mapped=True), load_arrays(places[1], mapped=True))
+        facts = [file_facts(model) for model in models]
+        base_outputs, new_outputs = (load_arrays(place, mapped=True) for place in places)
+        numerics = compare_outputs(base_outputs, new_outputs, facts[0].gradients | facts[1].gradients)
         notes: list[str] = []
-        orders = [file_facts(model).order for model in models]
+        orders = [known.order for known in facts]
         origins = [
             _origin(measurement, request, order, notes)
             for measurement, request, order in zip((first, second), requests, orders, strict=True)
