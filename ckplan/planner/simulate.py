@@ -115,7 +115,8 @@ def lifetimes(problem: Problem, schedule: Sequence[int], shapes: Sequence[Hashab
                         shared = target
                         break
             shape = shapes[tensor] if shapes is not None else None
-            if shared is None and not is_output and shape is not None and dead.get(shape):
+            # What nobody reads is never put into a dead buffer; its own may be handed on.
+            if shared is None and not is_output and shape is not None and reads[copy] and dead.get(shape):
                 shared = dead[shape].pop()
             if shared is None:
                 shared = len(size)

@@ -6,24 +6,26 @@ it. Loading a file without its weights costs little and settles what is left to 
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 import onnx_ir as ir
 
-from ckplan.errors import ModelError
-from ckplan.isolation.evaluate import MEMORY, SECONDS, EvaluationError, evaluate
-from ckplan.isolation.folders import temporary_folder
+from ckplan.errors import CkplanError, ModelError
 from ckplan.model.bodies import bodies_of
 from ckplan.model.half import missing_kernel_advice
 from ckplan.model.infer import NodeInference
 from ckplan.model.stand_ins import stand_in
+from ckplan.operators.sessions import open_session
 from ckplan.planner.simulate import simulate
 from ckplan.planner.timeline import Timeline
 from ckplan.runtime.execution_order import default_order, predecessors, priority_order
 from ckplan.runtime.inner import EXECUTED
 from ckplan.runtime.kernels import view_source
 from ckplan.runtime.problem_of import problem_of
+from ckplan.runtime.reads import reads
 from ckplan.runtime.sizes import DIMENSIONS, dimensions_of, shape_classes
 
 _SINGLE = "InsertedPrecisionFreeCast_"
@@ -50,29 +52,31 @@ def executed_model(model: ir.Model, without: Sequence[str] = ()) -> ir.Model:
     Raises:
         ModelError: onnxruntime does not load the model.
     """
+    import onnxruntime
+
     stripped = model.clone()
     fed = set(stripped.graph.inputs)
     for name, value in list(stripped.graph.initializers.items()):
         if value in fed:
             del stripped.graph.initializers[name]
             value.const_value = None
-    with temporary_folder() as folder:
-        source, target = folder / "file.onnx", folder / "executed.onnx"
-        stand_in(stripped, folder)
+    with tempfile.TemporaryDirectory() as folder:
+        source, target = Path(folder) / "file.onnx", Path(folder) / "executed.onnx"
+        stand_in(stripped, Path(folder))
         ir.save(stripped, source)
+        options = onnxruntime.SessionOptions()
+        options.log_severity_level = 4
+        # Packed copies of weights are not in the graph, and take time and memory to make.
+        options.add_session_config_entry("session.disable_prepacking", "1")
+        options.optimized_model_filepath = str(target)
         try:
-            evaluate(
-                "optimise",
-                memory=MEMORY + 8 * source.stat().st_size,
-                seconds=SECONDS + len(model.graph) / 50,
-                source=str(source),
-                target=str(target),
-                without=list(without),
-            )
-        except EvaluationError as error:
-            first = str(error).splitlines()[0]
-            hint = missing_kernel_advice(first, model)
-            raise ModelError(f"onnxruntime does not load the training graph: {first}", hint) from error
+            open_session(str(source), options, without=without)
+        except CkplanError:
+            raise
+        except Exception as error:  # its exceptions have no base class of their own
+            lines = str(error).splitlines() or [type(error).__name__]
+            hint = missing_kernel_advice(lines[0], model)
+            raise ModelError(f"onnxruntime does not load the training graph: {lines[0]}", hint) from error
         executed = ir.load(target)
     mark_executed(executed, model)
     return executed
@@ -85,9 +89,10 @@ def mark_executed(executed: ir.Model, model: ir.Model) -> None:
         executed: what onnxruntime wrote; is changed.
         model: the file that it was made from, which knows shapes that onnxruntime does not keep.
     """
+    read = {_written(body) for body in model.graph.subgraphs()}
     for body in executed.graph.subgraphs():
-        body.meta[EXECUTED] = True
-    untouched = _is_untouched(executed, model)
+        body.meta[EXECUTED] = _written(body) not in read
+    untouched = _written(executed.graph) == _written(model.graph)
     if untouched:
         nodes = list(executed.graph)
         executed.graph.remove(nodes)
@@ -96,13 +101,13 @@ def mark_executed(executed: ir.Model, model: ir.Model) -> None:
     _learn_dimensions(executed, model)
 
 
-def _is_untouched(executed: ir.Model, model: ir.Model) -> bool:
-    """Whether no optimiser changed a graph: it is then written as it was read, not as it is executed.
+def _written(graph: ir.Graph) -> tuple[tuple[str | None, str], ...]:
+    """By what a graph is known to be as it was read: it is then written so, not as it is executed.
 
-    See ``Graph::ToGraphProto`` in ``core/graph/graph.cc``.
+    A graph, or a body for itself, is written anew only where an optimiser changed it (``Graph::ToGraphProto`` in
+    ``core/graph/graph.cc``).
     """
-    written, read = ([(node.name, node.op_type) for node in graph] for graph in (executed.graph, model.graph))
-    return written == read
+    return tuple((node.name, node.op_type) for node in graph)
 
 
 def _infer_shapes(executed: ir.Model, everywhere: bool) -> None:
@@ -253,7 +258,7 @@ def _positions(nodes: Sequence[ir.Node], executed: Sequence[ir.Node]) -> list[in
             elif current not in done:
                 done.add(current)
                 stack.append((current, True))
-                before = [maker[v.name] for v in nodes[current].inputs if v is not None and v.name in maker]
+                before = [maker[v.name] for v in reads(nodes[current]) if v.name in maker]
                 stack.extend((earlier, False) for earlier in sorted(set(before)))
 
     for node in executed:

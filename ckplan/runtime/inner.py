@@ -45,9 +45,11 @@ def inner_workspace(node: ir.Node, numbers: Numbers) -> int:
     if node.op_type == "Scan":
         copies = 2 if steps is None else min(2, max(0, steps - 1))
         sequences = [value for value in node.inputs[states:] if value is not None]
-        turned = [bytes_of(v) for v, axis in zip(sequences, tracks_of(node, "input"), strict=False) if axis]
-        turned += [size for size, axis in zip(outputs[states:], tracks_of(node, "output"), strict=False) if axis]
-        return inside + copies * carried + sum(turned)
+        turned = sum(bytes_of(v) for v, axis in zip(sequences, tracks_of(node, "input"), strict=False) if axis)
+        late = sum(size for size, axis in zip(outputs[states:], tracks_of(node, "output"), strict=False) if axis)
+        # Rows of an output along another axis are gathered in a tensor of their own, and turned into it at the end. Its
+        # buffer may be there from the start, where it is a dead one, so it is counted beside the body.
+        return copies * carried + turned + late + inside
     if node.op_type == "Loop":
         # The outputs are made at the end, when the body's memory is free again.
         return max(inside + carried, carried + stacked)

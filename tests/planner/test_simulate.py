@@ -113,6 +113,25 @@ def test_a_dead_buffer_is_held_for_the_next_tensor_of_its_shape() -> None:
     assert [step.activations for step in simulate(problem, range(5), shapes).steps] == [8, 108, 109, 9, 9]
 
 
+def test_what_nobody_reads_takes_no_dead_buffer_but_leaves_one() -> None:
+    build = ProblemBuilder()
+    x, a, b, unread, c = (build.tensor(8, kind) for kind in (Kind.INPUT, *[Kind.ACTIVATION] * 4))
+    build.op([x], [a])
+    build.op([a], [b])
+    build.op([b], [unread])
+    build.op([x], [c])
+    build.op([c], [build.tensor(1, Kind.OUTPUT)])
+    problem = build.build()
+    # `a` is free when the unread tensor is made, which is allocated all the same; `c` then lies where it did.
+    assert [step.activations for step in simulate(problem, range(5), ["s"] * 5 + [None]).steps] == [8, 16, 16, 8, 8]
+    lone = ProblemBuilder()
+    x, unread, c = lone.tensor(8, Kind.INPUT), lone.tensor(8), lone.tensor(8)
+    lone.op([x], [unread])
+    lone.op([x], [c])
+    lone.op([c], [lone.tensor(1, Kind.OUTPUT)])
+    assert [step.activations for step in simulate(lone.build(), range(3), ["s"] * 3 + [None]).steps] == [8, 8, 8]
+
+
 @pytest.mark.parametrize(("shapes", "peak"), [(("a", "a"), 8), (("a", "b"), 16), ((None, None), 16)])
 def test_an_input_is_overwritten_if_its_shape_is_known_to_be_the_same(
     shapes: tuple[str | None, ...], peak: int

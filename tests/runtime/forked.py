@@ -17,7 +17,7 @@ def forked(function: Callable[..., Any], *arguments: Any) -> Any:
     """The result of a function, which has to be JSON-ready, from a process of its own.
 
     Raises:
-        ForkError: the function raised, with the place, or the process died.
+        ForkError: the function raised, or the process died.
     """
     reader, writer = os.pipe()
     child = os.fork()
@@ -25,8 +25,7 @@ def forked(function: Callable[..., Any], *arguments: Any) -> Any:
         try:
             told = {"result": function(*arguments)}
         except BaseException as error:  # raised again in the parent
-            place = traceback.extract_tb(error.__traceback__)[-1]
-            told = {"error": f"{type(error).__name__}: {error} ({place.name}, line {place.lineno})"}
+            told = {"error": traceback.format_exception_only(error.__cause__ or error)[-1].strip()}
         with os.fdopen(writer, "w") as stream:
             stream.write(json.dumps(told))
         os._exit(0)

@@ -1,4 +1,4 @@
-"""Random models whose tensors take some KiB to some hundred KiB: what the memory model is tested against.
+"""Random models whose tensors take up to a MiB: what the memory model is tested against.
 
 They are drawn like those of the gradient checks, larger, and hold what has its own ways with memory beside: Einsum,
 Where over branches that are stretched, states of Scan and Loop, recurrent operators, Split, casts.
@@ -17,10 +17,10 @@ from tests.autodiff.growing import OPSET, Growing, Seeded, Shape
 from tests.autodiff.random_graphs import STEPS, ranked
 
 SHAPES: list[Shape] = [
-    (64, 48), (48,), (64, 1), (1, 48), (), (16, 32, 48), (1, 64, 48), (8, 16, 16, 16), (2, 32, 24, 24), (48, 48),
-    (7, 50, 33), (12, 20, 16),
+    (256, 96), (96,), (128, 1), (1, 96), (), (24, 32, 96), (1, 128, 96), (8, 16, 32, 32), (2, 32, 40, 40), (96, 96),
+    (14, 100, 66), (24, 40, 32),
 ]  # fmt: skip
-MOST = 2**17
+MOST = 2**18
 """Elements of the largest tensor."""
 
 
@@ -195,8 +195,9 @@ def grow(seed: int) -> onnx.ModelProto:
     wanted = source.integer(8, 34)
     while len(g.nodes) < wanted:
         (source.pick(SPECIAL) if source.integer(0, 9) < 3 else source.pick(STEPS))(g)
-    made = g.known[-1 - source.integer(0, 2) :]
-    results = dict(made if all(name[0] != "p" or name.startswith("part") for name, _ in made) else g.known[-1:])
+    # The loss weighs the largest values that nodes made: what leads to them is most of the model.
+    made = [known for known in g.known if known[0] not in {tensor.name for tensor in g.initializers}]
+    results = dict(sorted(made, key=lambda known: -math.prod(known[1]))[: source.integer(2, 4)])
     terms = [g.emit("ReduceSum", [g.emit("Mul", [name, name], None)], None, keepdims=0) for name in results]
     g.nodes.append(helper.make_node("Sum", terms, ["loss"], name="loss"))
     output = helper.make_tensor_value_info("loss", TensorProto.DOUBLE, [])
