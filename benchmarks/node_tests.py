@@ -1,12 +1,14 @@
-"""Every test case of the onnx package as a gradient case: node, simple, and those converted from PyTorch.
+"""Every test case of the onnx package as a gradient case, each in older operator sets too, and a list of corner cases.
 
-    python -m benchmarks.node_tests [--oracles] [--second] [--only conv pool] [--jobs 2] [--list failed missing]
+    python -m benchmarks.node_tests [--sets package older corners] [--oracles] [--second] [--only conv pool] [--jobs 2]
+                                    [--list failed missing]
 
-A case's floats become parameters, a fixed random projection of all its floating outputs the loss. ckplan's gradients
-are compared with slopes of the case's function in float64 by onnx's reference evaluator, and, run in float32 in
-onnxruntime, with themselves. With ``--oracles`` torch's autograd and onnx-ad are asked about the same gradients.
-The function has to give the outputs that onnx expects, or nothing is concluded from it. With ``--second`` the training
-graphs are differentiated in turn, and the derivatives of the sum of all squared gradients are compared instead.
+Each is right, refused with a reason, wrong or a crash, or there is nobody to judge it by. A case's floats become
+parameters, a fixed random projection of all its floating outputs the loss. ckplan's gradients are compared with slopes
+of the case's function in float64 by onnx's reference evaluator, and, run in float32 in onnxruntime, with themselves.
+With ``--oracles`` torch's autograd and onnx-ad are asked about the same gradients. The function has to give the outputs
+that onnx expects, or nothing is concluded from it. With ``--second`` the training graphs are differentiated in turn,
+and the derivatives of the sum of all squared gradients are compared instead.
 """
 
 from __future__ import annotations
@@ -19,12 +21,29 @@ import warnings
 from collections import Counter
 from collections.abc import Iterable
 
-from tests.node_cases.cases import all_cases, case_named
-from tests.node_cases.check import FAILED, MISSING, PASSED, SKIPPED, Outcome, check
+from tests.node_cases.cases import Case, all_cases, case_named
+from tests.node_cases.check import (
+    CRASHED,
+    FAILED,
+    MISSING,
+    PASSED,
+    REFUSED,
+    RIGHT,
+    SKIPPED,
+    UNJUDGED,
+    WRONG,
+    Outcome,
+    check,
+    verdict,
+)
+from tests.node_cases.corners import corner_cases
+from tests.node_cases.older import older_cases
 from tests.node_cases.second import check_second
 
 _LIMIT = 180
 """Seconds that one case may take."""
+
+_NO_FLOATS = "no path of floats from an input to an output"
 
 
 class _TooLong(BaseException):
@@ -35,13 +54,17 @@ def _stop(*_: object) -> None:
     raise _TooLong
 
 
-def _check(job: tuple[str, bool, bool]) -> Outcome:
-    name, oracles, second = job
+_SETS = {"package": all_cases, "older": older_cases, "corners": corner_cases}
+
+
+def _check(job: tuple[str, str, bool, bool]) -> Outcome:
+    chosen, name, oracles, second = job
     warnings.simplefilter("ignore")
     signal.signal(signal.SIGALRM, _stop)
     signal.alarm(_LIMIT)
     try:
-        return check_second(case_named(name)) if second else check(case_named(name), oracles)
+        case = case_named(name, _SETS[chosen]())
+        return check_second(case) if second else check(case, oracles)
     except _TooLong:
         return Outcome(name, FAILED, f"crashed: takes more than {_LIMIT} s")
     finally:
@@ -55,6 +78,7 @@ def _groups(outcomes: Iterable[Outcome]) -> Counter[str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--sets", nargs="+", default=["package"], choices=list(_SETS))
     parser.add_argument("--oracles", action="store_true", help="ask torch and onnx-ad too")
     parser.add_argument("--second", action="store_true", help="second derivatives instead of first")
     parser.add_argument("--only", nargs="+", help="cases whose names hold one of these")
@@ -62,22 +86,29 @@ def main() -> None:
     parser.add_argument("--list", nargs="+", default=[FAILED], choices=[PASSED, SKIPPED, MISSING, FAILED])
     arguments = parser.parse_args()
     start = time.perf_counter()
-    names = [case.name for case in all_cases()]
-    if arguments.only:
-        names = [name for name in names if any(part in name for part in arguments.only)]
     outcomes: list[Outcome] = []
-    with multiprocessing.get_context("fork").Pool(arguments.jobs) as pool:
-        for outcome in pool.imap_unordered(_check, [(name, arguments.oracles, arguments.second) for name in names]):
-            outcomes.append(outcome)
-            if outcome.status in arguments.list:
-                print(f"{outcome.status} {outcome.name}: {outcome.reason}", flush=True)
+    for chosen in arguments.sets:
+        cases: tuple[Case, ...] = _SETS[chosen]()
+        names = [case.name for case in cases]
+        if arguments.only:
+            names = [name for name in names if any(part in name for part in arguments.only)]
+        jobs = [(chosen, name, arguments.oracles, arguments.second) for name in names]
+        found: list[Outcome] = []
+        with multiprocessing.get_context("fork").Pool(arguments.jobs) as pool:
+            for outcome in pool.imap_unordered(_check, jobs):
+                found.append(outcome)
+                if outcome.status in arguments.list:
+                    print(f"{outcome.status} {outcome.name}: {outcome.reason}", flush=True)
+        counts = Counter(verdict(outcome) for outcome in found if outcome.reason != _NO_FLOATS)
+        told = ", ".join(f"{counts[each]} {each}" for each in (RIGHT, REFUSED, WRONG, CRASHED, UNJUDGED))
+        print(f"\n{chosen}: {sum(counts.values())} cases with floats: {told}\n", flush=True)
+        outcomes += found
     report(outcomes, arguments.oracles)
     print(f"\n{time.perf_counter() - start:.0f} s")
 
 
 def report(outcomes: list[Outcome], oracles: bool) -> None:
-    none = "no path of floats from an input to an output"
-    held = [outcome for outcome in outcomes if outcome.reason != none]
+    held = [outcome for outcome in outcomes if outcome.reason != _NO_FLOATS]
     print(f"\n{len(outcomes)} cases, {len(held)} with floats among inputs and outputs\n")
     print("| | cases |\n|---|---|")
     for status in (PASSED, SKIPPED, MISSING, FAILED):

@@ -17,6 +17,9 @@ MINIMUM_OPSET = 21
 MINIMUM_IR_VERSION = 10
 NEWEST_OPSET = 26
 """The newest that onnxruntime 1.31 loads; a model that needs no newer one is labelled with it."""
+_POOLS_OPSET = 22
+"""Since this opset ONNX tells the size of a pool's results as onnxruntime does, if it is rounded up."""
+_POOLS = ("AveragePool", "LpPool", "MaxPool")
 _TRAINING_MODE_OPSET = 14
 """Since this opset BatchNormalization has an attribute that says whether it is in training form."""
 # Small initializers stay in the proto: the converter's adapters read some of them (axes, scales, ratios).
@@ -44,6 +47,7 @@ def lift(model: ir.Model) -> tuple[ir.Model, tuple[str, ...]]:
     version = model.graph.opset_imports.get("", model.graph.opset_imports.get("ai.onnx", 0))
     if version >= MINIMUM_OPSET and not model.functions:
         put_right(model, version)
+        _label_for_pools(model)
         model.ir_version = max(model.ir_version or 0, MINIMUM_IR_VERSION)
         return model, relabel(model)
     own = _with_rules(model)
@@ -53,6 +57,7 @@ def lift(model: ir.Model) -> tuple[ir.Model, tuple[str, ...]]:
     lifted = _through_proto(model, version)
     lifted.functions.update(own)
     put_right(lifted, version)
+    _label_for_pools(lifted)
     lifted.ir_version = max(model.ir_version or 0, MINIMUM_IR_VERSION)
     lifted.producer_name, lifted.producer_version = model.producer_name, model.producer_version
     lifted.metadata_props.update(model.metadata_props)
@@ -61,7 +66,7 @@ def lift(model: ir.Model) -> tuple[ir.Model, tuple[str, ...]]:
     if inlined:
         notes.append(f"{inlined} local function(s) inlined")
     if version < MINIMUM_OPSET:
-        notes.append(f"converted from opset {version} to {MINIMUM_OPSET}")
+        notes.append(f"converted from opset {version} to {lifted.graph.opset_imports['']}")
     return lifted, tuple(notes)
 
 
@@ -87,9 +92,21 @@ def relabel(model: ir.Model) -> tuple[str, ...]:
     version = model.graph.opset_imports.get("", MINIMUM_OPSET)
     if version <= NEWEST_OPSET or not _fits(model, NEWEST_OPSET):
         return ()
-    for graph in (model.graph, *model.graph.subgraphs()):
-        graph.opset_imports[""] = NEWEST_OPSET
+    _label(model, NEWEST_OPSET)
     return (f"labelled opset {NEWEST_OPSET}, since nothing in it needs {version}",)
+
+
+def _label_for_pools(model: ir.Model) -> None:
+    """Label a model with the opset whose inference is right for its pools; the two differ in nothing else but types."""
+    version = model.graph.opset_imports.get("", MINIMUM_OPSET)
+    nodes = (node for node in model.graph.all_nodes() if node.op_type in _POOLS and node.domain in ("", "ai.onnx"))
+    if version < _POOLS_OPSET and any(node.attributes.get_int("ceil_mode", 0) for node in nodes):
+        _label(model, _POOLS_OPSET)
+
+
+def _label(model: ir.Model, version: int) -> None:
+    for graph in (model.graph, *model.graph.subgraphs()):
+        graph.opset_imports[""] = version
 
 
 def _fits(model: ir.Model, version: int) -> bool:

@@ -267,10 +267,12 @@ class LRN(OpRun):
 
 
 class GatherElements(OpRun):
-    """With axes of any length; onnx's own ends at 64 elements."""
+    """With axes of any length, and data that is longer than the indices; onnx's own ends at 64 elements."""
 
     def _run(self, data, indices, axis=0):
-        return (np.take_along_axis(data, indices, axis),)
+        part = [slice(size) for size in indices.shape]
+        part[axis] = slice(None)
+        return (np.take_along_axis(data[tuple(part)], indices, axis),)
 
 
 class GridSample(op_grid_sample.GridSample):

@@ -66,6 +66,10 @@ CASES = [
     ("RoiAlign", 10, (1, 1, 5, 5), [REGIONS, ints(0)], {"output_height": 2, "output_width": 2}),
     ("RoiAlign", 16, (1, 1, 5, 5), [REGIONS, ints(0)], {"output_height": 2, "output_width": 2}),
     ("AveragePool", 7, (1, 1, 4, 4), [], {"kernel_shape": [2, 2], "count_include_pad": 1, "pads": [1, 1, 1, 1]}),
+    *(
+        (op_type, 19, (1, 2, 2, 5), [], {"kernel_shape": [3, 3], "pads": [1] * 4, "strides": [3, 3], "ceil_mode": 1})
+        for op_type in ("AveragePool", "MaxPool", "LpPool")
+    ),
     ("DFT", 17, (1, 4, 3, 1), [], {"axis": 1}),
     ("STFT", 17, (1, 8, 1), [np.asarray(2), floats(4)], {}),
     ("Mod", 10, (3, 3), [floats(3, 3)], {"fmod": 1}),

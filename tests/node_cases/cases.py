@@ -33,7 +33,7 @@ class Case:
 
     Attributes:
         name: as the onnx package calls it.
-        kind: ``node`` or one of :data:`STORED_KINDS`.
+        kind: ``node``, one of :data:`STORED_KINDS`, ``corner`` or ``older``.
         model: the forward model.
         inputs: arrays (or None, or a list of arrays for a sequence) in the order of the graph's inputs.
         outputs: what onnx expects, in the order of the graph's outputs.
@@ -66,9 +66,9 @@ def all_cases() -> tuple[Case, ...]:
     return tuple(sorted(found, key=lambda case: (case.kind, case.name)))
 
 
-def case_named(name: str) -> Case:
-    """Return the case of this name."""
-    return next(case for case in all_cases() if case.name == name)
+def case_named(name: str, among: Sequence[Case] | None = None) -> Case:
+    """Return the case of this name among some, or among all of the package."""
+    return next(case for case in among or all_cases() if case.name == name)
 
 
 def is_float_type(kind: onnx.TypeProto) -> bool:

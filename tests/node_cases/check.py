@@ -24,6 +24,9 @@ from tests.node_cases.retype import in_type, retyped
 
 PASSED, SKIPPED, MISSING, FAILED = "passed", "skipped", "missing", "failed"
 
+RIGHT, REFUSED, WRONG, CRASHED, UNJUDGED = "right", "refused with a reason", "wrong", "crash", "nobody to judge by"
+"""What is to be said of a case in the end; see :func:`verdict`."""
+
 _STEPS = (2e-4, 1e-3, 1e-2, 4e-2, 1.5e-1)
 _STEADY = 1e-3
 """Slopes that differ by more than this part from one step to the next are no slopes."""
@@ -57,6 +60,17 @@ class Outcome:
     slopes: int = 0
     runtime: str = ""
     oracles: dict[str, str] = field(default_factory=dict)
+
+
+def verdict(outcome: Outcome) -> str:
+    """Say in one word what became of a case: it is to be right, or refused with a reason."""
+    if outcome.status == PASSED:
+        return RIGHT
+    if outcome.status == MISSING or outcome.reason.startswith(("not differentiable", "refused")):
+        return REFUSED
+    if outcome.status == SKIPPED:
+        return UNJUDGED
+    return CRASHED if outcome.reason.startswith("crashed") else WRONG
 
 
 def check(case: Case, oracles: bool = False) -> Outcome:

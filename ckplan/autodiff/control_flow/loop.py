@@ -52,6 +52,11 @@ def loop_gradient(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
         return [None, None, *gradients[:states], *(found.get(value) for value in outside)]
     most = most_trips(node)
     if most is None:
+        counted = node.inputs[0].producer() if node.inputs[0] is not None else None
+        if counted is not None and counted.op_type == "Size":
+            raise NoGradientError(
+                "it is the gradient of a Loop that runs as often as data say, and is not differentiated again"
+            )
         raise NoGradientError("how often it runs depends on data and has no bound; give it a constant trip count")
     for output, gradient in zip(node.outputs[states:], dy[states:], strict=False):
         if gradient is not None:

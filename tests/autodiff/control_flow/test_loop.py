@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from ckplan.autodiff import build_training_graph
 from ckplan.errors import UnsupportedOperatorsError
 from tests.autodiff.control_flow.models import check, parse, run, training_graph
 from tests.autodiff.control_flow.recurrences import loop_model
@@ -82,6 +83,13 @@ def test_an_unbounded_number_of_steps_is_refused():
         UnsupportedOperatorsError, match=r"Loop 'node' \(how often it runs depends on data and has no bound"
     ):
         training_graph(model)
+
+
+def test_the_gradient_of_a_number_of_steps_that_depends_on_data_is_not_differentiated_again():
+    """There is a bound, so that is not the reason."""
+    training = training_graph(loop_model(6, LIMIT, "double limit", stacked=False))
+    with pytest.raises(UnsupportedOperatorsError, match="it is the gradient of a Loop that runs as often as data say"):
+        build_training_graph(training.model, loss=[f"sum-of-squares:{name}" for name in training.gradients.values()])
 
 
 def test_rows_whose_number_depends_on_data_are_refused():
