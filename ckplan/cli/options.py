@@ -77,6 +77,22 @@ def read_shapes(ctx: click.Context, param: click.Parameter, values: Sequence[str
     }
 
 
+def read_numbers(ctx: click.Context, param: click.Parameter, values: Sequence[str]) -> dict[str, Any]:
+    """``("sr=16000", "flags=1,0")`` to ``{"sr": 16000, "flags": (1, 0)}``; true and false are numbers, too."""
+    words = {"true": True, "false": False}
+    read: dict[str, Any] = {}
+    for name, text in _pairs(ctx, param, values).items():
+        try:
+            numbers = tuple(
+                words[item.lower()] if item.lower() in words else float(item) if set(item) & set(".enf") else int(item)
+                for item in text.split(",")
+            )
+        except ValueError as error:
+            raise click.BadParameter(f"'{text}' is not a number, or numbers with commas", ctx, param) from error
+        read[name] = numbers[0] if len(numbers) == 1 else numbers
+    return read
+
+
 def _gathered(function: Callable[..., Any]) -> Callable[..., Any]:
     """A command that gets its options about the step as one value, ``asked``."""
 
@@ -192,6 +208,15 @@ shape_options = _stack(_section(
     ),
 ), custom_ops_option)  # fmt: skip
 
+set_option = _section(
+    "Sizes",
+    click.option(
+        "--set", multiple=True, metavar="INPUT=VALUE", callback=read_numbers,
+        help="Fix an input at a number, or numbers with commas, such as sr=16000: branches that it rules out fall "
+        "away. Repeatable.",
+    ),
+)  # fmt: skip
+
 _objective_options = _section(
     "What is differentiated",
     click.option(
@@ -286,12 +311,12 @@ def _names(*decorators: Callable[[Any], Any]) -> frozenset[str]:
     return frozenset(option.name for option in _stack(*decorators)(bare).__click_params__)
 
 
-_STEP = _names(inference_option, shape_options, training_options)
+_STEP = _names(inference_option, shape_options, set_option, training_options)
 """The options about the step, which a command gets as one value."""
 
-step_options = _stack(_gathered, inference_option, shape_options, training_options)
+step_options = _stack(_gathered, inference_option, shape_options, set_option, training_options)
 
-training_step_options = _stack(_gathered, shape_options, training_options)
+training_step_options = _stack(_gathered, shape_options, set_option, training_options)
 
 budget_option = click.option(
     "--budget", metavar="SIZE|PERCENT", callback=read_budget,

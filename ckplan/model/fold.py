@@ -296,8 +296,16 @@ def _take_branch(node: ir.Node, condition: bool) -> list[ir.Node]:
         if source is not result:
             source.name = output_name
     branch.outputs.clear()
+    _let_go(node.attributes.get_graph("else_branch" if condition else "then_branch"))
     graph.remove(node, safe=True)
     return nodes
+
+
+def _let_go(branch: ir.Graph | None) -> None:
+    """Let a branch that falls away read nothing any more: what it alone reads falls away with it."""
+    for node in () if branch is None else branch.all_nodes():
+        for index in range(len(node.inputs)):
+            node.replace_input_with(index, None)
 
 
 def _materialise(state: Sweep) -> None:

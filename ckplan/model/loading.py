@@ -15,6 +15,7 @@ from ckplan.model.constants import hoist
 from ckplan.model.contrib import adopt, expand_nested
 from ckplan.model.declared import declare, declared_shapes
 from ckplan.model.dims import Binding, bind
+from ckplan.model.fixing import Fixed, deciding_input, fix, shapes_of
 from ckplan.model.fold import Sweep, sweep
 from ckplan.model.infer import static_shape
 from ckplan.model.opset import MINIMUM_OPSET, lift
@@ -50,6 +51,7 @@ def load(
     dims: Mapping[str, int] | None = None,
     shapes: Mapping[str, Sequence[int]] | None = None,
     training: bool = False,
+    fixed: Fixed | None = None,
 ) -> ForwardModel:
     """Read an ONNX file and normalise it.
 
@@ -62,13 +64,14 @@ def load(
         dims: dimension name -> size.
         shapes: input name -> shape; may override static sizes, and what the old batch was baked into follows.
         training: whether the model is to be put into training form: Dropout is kept then.
+        fixed: input name -> the number, or numbers, that it is fixed at; branches that it rules out fall away.
 
     Raises:
         ModelError: the file cannot be read, converted or shaped.
-        UsageError: `dims` or `shapes` do not fit the model.
+        UsageError: `dims`, `shapes` or `fixed` do not fit the model.
         EnvironmentUnavailableError: shapes have to be learnt by a run and onnxruntime is not installed.
     """
-    return normalise(read(path), Path(path), dims=dims, shapes=shapes, training=training)
+    return normalise(read(path), Path(path), dims=dims, shapes=shapes, training=training, fixed=fixed)
 
 
 def normalise(
@@ -78,6 +81,7 @@ def normalise(
     dims: Mapping[str, int] | None = None,
     shapes: Mapping[str, Sequence[int]] | None = None,
     training: bool = False,
+    fixed: Fixed | None = None,
 ) -> ForwardModel:
     """Like `load`, for a model in memory, which is consumed; `path` is for messages only."""
     own_notes = forget_training(model)
@@ -85,7 +89,8 @@ def normalise(
     names_notes = (*read_signature(model), *join_transposed(model))
     adopt(model)
     declared = declared_shapes(model)
-    binding = bind(model.graph, dict(dims or {}), dict(shapes or {}))
+    binding = bind(model.graph, dict(dims or {}), {**shapes_of(model.graph, fixed or {}), **(shapes or {})})
+    set_notes = fix(model.graph, fixed or {})
     _forget_shapes(model)
     old_opset = model.graph.opset_imports.get("", MINIMUM_OPSET)
     model, lift_notes = lift(model)
@@ -101,7 +106,7 @@ def normalise(
     state = sweep(model, repair)
     expanded = state.expanded
     removed = drop_no_ops(model, state, reshapes=old_opset < MINIMUM_OPSET, dropouts=not training)
-    notes = [*own_notes, *names_notes, *binding.notes, *lift_notes, *removed]
+    notes = [*own_notes, *names_notes, *binding.notes, *set_notes, *lift_notes, *removed]
     if unknown_values(model.graph):
         _infer_whole(model)
         nested = expand_nested(model)
@@ -119,7 +124,7 @@ def normalise(
     try:
         notes.extend(learn(model))
     except ModelError as error:
-        raise _blame(error, state) from error
+        raise _blame(error, state, model) from error
     if reference is not None and not repair.certain:
         check_rebatched(reference, model, repair)
         notes.append("checked by a run: the rebatched model computes what the file's own batch does")
@@ -162,10 +167,13 @@ def _infer_whole(model: ir.Model) -> None:
         ShapeInferencePass(check_type=False, strict_mode=False, data_prop=True)(model)
 
 
-def _blame(error: ModelError, state: Sweep) -> ModelError:
+def _blame(error: ModelError, state: Sweep, model: ir.Model) -> ModelError:
     """Name the node where inference first failed: the reason that onnxruntime gives often lies further down."""
     for node, problem in state.problems.items():
         if node.graph is not None:
             reason = problem.split(") ", 1)[-1][:200]
+            if node.graph is not model.graph and (decides := deciding_input(model.graph, node)):
+                hint = f"if that branch is not for this input, fix what decides: --set {decides}=VALUE"
+                return ModelError(f"{node.op_type} '{node.name}' in a branch does not fit its inputs ({reason})", hint)
             return ModelError(f"{node.op_type} '{node.name}' does not fit its inputs ({reason})", error.hint)
     return error

@@ -5,12 +5,13 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 from ckplan.errors import UsageError
 from ckplan.units import spell_budget
 
 Reader = Callable[[Any], Any]
+Fixed: TypeAlias = "float | tuple[float, ...]"
 
 
 def read_text(value: Any) -> str:
@@ -79,6 +80,19 @@ def _shapes(value: Any) -> dict[str, tuple[int, ...]]:
     return {str(name): tuple(_size(size) for size in sizes) for name, sizes in value.items()}
 
 
+def _numbers(value: Any) -> dict[str, Fixed]:
+    """Numbers by name of the input; a list of one is that one."""
+    if not isinstance(value, Mapping):
+        raise ValueError("a table of numbers, or lists of them, by name of the input")
+    read: dict[str, Fixed] = {}
+    for name, given in value.items():
+        items = tuple(given) if isinstance(given, list | tuple) else (given,)
+        if not items or not all(isinstance(item, bool | int | float) for item in items):
+            raise ValueError("a table of numbers, or lists of them, by name of the input")
+        read[str(name)] = items[0] if len(items) == 1 else items
+    return read
+
+
 TRAINING: Mapping[str, tuple[Reader, Any]] = {
     "loss": (_texts, ()),
     "wrt": (_texts, ()),
@@ -102,6 +116,7 @@ TRAINING: Mapping[str, tuple[Reader, Any]] = {
 READERS: Mapping[str, Reader] = {
     "dims": _dims,
     "shapes": _shapes,
+    "set": _numbers,
     "inference": _flag,
     **{name: reader for name, (reader, _) in TRAINING.items()},
 }
@@ -115,6 +130,7 @@ class StepOptions:
     Attributes:
         dims: sizes of named dimensions.
         shapes: shapes of inputs.
+        fixed: numbers that inputs are fixed at, by name; the option ``set``.
         inference: whether the model is taken as it is, without loss and gradients.
         training: options of the training graph that differ from their default, by the names in `TRAINING`.
     """
@@ -123,6 +139,7 @@ class StepOptions:
     shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     inference: bool = False
     training: Mapping[str, Any] = field(default_factory=dict)
+    fixed: Mapping[str, Fixed] = field(default_factory=dict)
 
     @classmethod
     def of(cls, **options: Any) -> StepOptions:
@@ -151,7 +168,8 @@ class StepOptions:
             raise UsageError(
                 "`--clip-norm` clips what an optimizer gets, and there is none", "name one with --optimizer"
             )
-        return cls(dict(options.get("dims") or {}), dict(options.get("shapes") or {}), inference, given)
+        sizes = dict(options.get("dims") or {}), dict(options.get("shapes") or {})
+        return cls(*sizes, inference, given, dict(options.get("set") or {}))
 
     def option(self, name: str) -> Any:
         """The value of an option of the training graph."""
@@ -159,13 +177,14 @@ class StepOptions:
 
     def options(self) -> dict[str, Any]:
         """The inverse of `of`, without what is at its default."""
-        head = {"dims": self.dims, "shapes": self.shapes, "inference": self.inference}
+        head = {"dims": self.dims, "shapes": self.shapes, "set": self.fixed, "inference": self.inference}
         return {**{name: value for name, value in head.items() if value}, **self.training}
 
     def to_json(self) -> dict[str, Any]:
         """A JSON-ready form of `options`."""
         shapes = {name: list(sizes) for name, sizes in self.shapes.items()}
-        head = {"dims": dict(self.dims), "shapes": shapes, "inference": self.inference}
+        fixed = {name: list(given) if isinstance(given, tuple) else given for name, given in self.fixed.items()}
+        head = {"dims": dict(self.dims), "shapes": shapes, "set": fixed, "inference": self.inference}
         lists = {name: list(value) if isinstance(value, tuple) else value for name, value in self.training.items()}
         return {**{name: value for name, value in head.items() if value}, **lists}
 
@@ -179,9 +198,9 @@ def spell_options(options: Mapping[str, Any]) -> str:
     """Options as they stand on the command line, from a mapping by name."""
     words: list[str] = []
     for name, value in options.items():
-        if name in ("dims", "shapes"):
-            sizes = {key: size if name == "dims" else ",".join(map(str, size)) for key, size in value.items()}
-            words += [word for key, text in sizes.items() for word in (f"--{name[:-1]}", f"{key}={text}")]
+        if name in ("dims", "shapes", "set"):
+            texts = {key: ",".join(map(str, n)) if isinstance(n, tuple | list) else str(n) for key, n in value.items()}
+            words += [word for key, text in texts.items() for word in (f"--{name.removesuffix('s')}", f"{key}={text}")]
         else:
             option = option_name(name)
             value = spell_budget(value) if name == "budget" else value

@@ -164,7 +164,8 @@ def name_of(source: Source) -> str:
 
 
 def _forward(source: Source, options: StepOptions) -> ForwardModel:
-    sizes = {"dims": options.dims, "shapes": options.shapes, "training": options.option("training")}
+    sizes: dict[str, Any] = {"dims": options.dims, "shapes": options.shapes, "training": options.option("training")}
+    sizes["fixed"] = options.fixed
     if isinstance(source, str | os.PathLike):
         return load(source, **sizes)
     return normalise(model_of(source), Path(f"{name_of(source)}.onnx"), **sizes)

@@ -1,0 +1,99 @@
+"""Inputs that are fixed as constants: what they decide is decided when the model is read."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import TypeAlias
+
+import numpy as np
+import onnx_ir as ir
+
+from ckplan.errors import UsageError
+from ckplan.model.constants import mark_constant
+from ckplan.model.infer import static_shape
+
+Number: TypeAlias = "int | float | bool"
+Fixed: TypeAlias = "Mapping[str, Number | Sequence[Number]]"
+
+
+def shapes_of(graph: ir.Graph, fixed: Fixed) -> dict[str, tuple[int, ...]]:
+    """The shapes that lists give to inputs of one dimension.
+
+    Raises:
+        UsageError: the graph has no such input.
+    """
+    inputs = {value.name: value for value in graph.inputs}
+    found: dict[str, tuple[int, ...]] = {}
+    for name, numbers in fixed.items():
+        if name not in inputs:
+            listed = ", ".join(f"'{known}'" for known in inputs) or "none"
+            raise UsageError(f"the model has no input '{name}' to set", f"its inputs are {listed}")
+        shape = inputs[name].shape
+        if isinstance(numbers, Sequence) and (shape is None or len(shape) == 1):
+            found[name] = (len(numbers),)
+    return found
+
+
+def fix(graph: ir.Graph, fixed: Fixed) -> tuple[str, ...]:
+    """Make constants of inputs, in place.
+
+    Args:
+        graph: its inputs have types and static shapes.
+        fixed: input name -> a number, for every element, or as many numbers as there are elements.
+
+    Returns:
+        Notes.
+
+    Raises:
+        UsageError: the numbers do not fit the input's type or shape.
+    """
+    notes = []
+    for name, numbers in fixed.items():
+        (value,) = (value for value in graph.inputs if value.name == name)
+        value.const_value = ir.Tensor(_array(value, numbers), dtype=value.dtype, name=name)
+        graph.inputs.remove(value)
+        graph.register_initializer(value)
+        mark_constant(value, "set")
+        notes.append(f"input '{name}' is set to {_spelled(numbers)}")
+    return tuple(notes)
+
+
+def deciding_input(graph: ir.Graph, node: ir.Node) -> str:
+    """The input of a main graph that alone decides whether a node inside of an If runs; empty if none does."""
+    pending: list[ir.Value | None] = []
+    for holder in graph:
+        bodies = [a.as_graph() for a in holder.attributes.values() if a.type == ir.AttributeType.GRAPH]
+        inside = any(inner is node for body in bodies for inner in body.all_nodes())
+        if holder.op_type == "If" and inside:
+            pending.append(holder.inputs[0])
+    found: dict[str, None] = {}
+    while pending:
+        value = pending.pop()
+        maker = None if value is None else value.producer()
+        if value is not None and value.is_graph_input():
+            found[str(value.name)] = None
+        pending.extend(maker.inputs if maker is not None else ())
+    return next(iter(found)) if len(found) == 1 else ""
+
+
+def _spelled(numbers: Number | Sequence[Number]) -> str:
+    return ", ".join(map(str, numbers)) if isinstance(numbers, Sequence) else str(numbers)
+
+
+def _array(value: ir.Value, numbers: Number | Sequence[Number]) -> np.ndarray:
+    shape, dtype = static_shape(value), value.dtype
+    if shape is None or dtype is None or dtype == ir.DataType.STRING:
+        raise UsageError(f"input '{value.name}' is no tensor of numbers and cannot be set", "leave it as an input")
+    given = np.asarray(numbers)
+    array = given.astype(dtype.numpy())
+    if not np.array_equal(array, given) and not dtype.is_floating_point():
+        raise UsageError(f"input '{value.name}' of type {dtype} cannot be {_spelled(numbers)}", "give whole numbers")
+    if given.ndim == 0:
+        return np.broadcast_to(array, shape)
+    if given.size != math.prod(shape):
+        raise UsageError(
+            f"input '{value.name}' has {math.prod(shape)} elements, {given.size} were given for it",
+            "give one number for all of them, or one for each",
+        )
+    return array.reshape(shape)
