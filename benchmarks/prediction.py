@@ -30,7 +30,7 @@ import ckplan.model
 from benchmarks.exports import EXPORTS, export
 from ckplan.autodiff import build_training_graph
 from ckplan.errors import CkplanError, InfeasibleError
-from ckplan.meter.arrays import save_arrays
+from ckplan.isolation.arrays import save_arrays
 from ckplan.meter.counters import interpret
 from ckplan.meter.facts import file_facts, read_model
 from ckplan.meter.inputs import make_inputs

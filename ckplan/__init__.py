@@ -59,7 +59,7 @@ if TYPE_CHECKING:
     from ckplan.planner.strategies import parse_strategy as parse_strategy
     from ckplan.planner.strategies import register_strategy as register_strategy
     from ckplan.runtime import problem_of as problem_of
-    from ckplan.writer import emit as emit
+    from ckplan.writer.emit import emit as emit
 
 __version__ = "0.1.0"
 

@@ -131,8 +131,10 @@ def _inline(op: Builder, node: ir.Node, *, copied: bool) -> None:
             _read_instead(member, values)
     twin = results[0].producer()
     assert twin is not None
-    for member in body:
-        member.metadata_props[PHASE] = node.metadata_props[PHASE]
+    phase = node.metadata_props.get(PHASE)
+    if phase is not None:  # a node in the body of another has none of its own
+        for member in body:
+            member.metadata_props[PHASE] = phase
     for result, output in zip(results[1:], node.outputs[1:], strict=True):
         output.replace_all_uses_with(result, replace_graph_outputs=True)
         result.name = output.name

@@ -13,11 +13,12 @@ from typing import Any
 import click
 
 from ckplan import __version__
+from ckplan.cli.interruption import INTERRUPTED, end_when_stuck
 from ckplan.cli.terminal import Settings, say
 from ckplan.errors import CkplanError, EnvironmentUnavailableError
+from ckplan.isolation.lifetime import end_cleanly
 
 BUG = 3
-INTERRUPTED = 130
 BROKEN_PIPE = 141
 
 
@@ -56,6 +57,8 @@ class App(click.Group):
         for stream in (sys.stdout, sys.stderr):
             if isinstance(stream, io.TextIOWrapper):
                 stream.reconfigure(errors="replace")  # a tensor's name must not crash an ASCII terminal
+        end_cleanly()
+        end_when_stuck()
         sys.exit(exit_code_of(run, settings))
 
 

@@ -79,56 +79,19 @@ def show_json(data: Any) -> None:
 
 @contextmanager
 def stage(doing: str) -> Iterator[Callable[[str], None]]:
-    """Show on a terminal's stderr what is being done, while it is; the block gets a function to say what is next.
+    """Show on stderr what is being done, while it is; the block gets a function to say what is next.
 
     What the library logs meanwhile is shown as well: behind it, or with ``--verbose`` as a line of its own.
     """
-    if settings().verbose and not settings().quiet:
-        details([f"{doing} …"])
-        with _listening(lambda message: details([message])):
-            yield lambda next_doing: details([f"{next_doing} …"])
-        return
-    from rich.console import Console
-    from rich.text import Text
+    from ckplan.cli.waiting import Waiting, listening, shown
 
-    from ckplan.report.untrusted import printable
-
-    console = Console(stderr=True, no_color=settings().no_color or None)
-    if settings().quiet or not console.is_terminal:
+    if settings().quiet:
         yield lambda next_doing: None
-        return
-    now = doing
-
-    def update(text: str) -> None:
-        # One line, or the terminal scrolls with each change.
-        text = printable(text)
-        status.update(Text(text if len(text) < console.width - 4 else f"{text[: console.width - 5]}…"))
-
-    def go_on(next_doing: str) -> None:
-        nonlocal now
-        now = next_doing
-        update(f"{now} …")
-
-    with console.status("") as status, _listening(lambda message: update(f"{now}: {message}")):
-        go_on(doing)
-        yield go_on
-
-
-@contextmanager
-def _listening(hear: Callable[[str], None]) -> Iterator[None]:
-    """Pass on what the library logs."""
-    import logging
-
-    class Listener(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
-            hear(record.getMessage())
-
-    logger, listener = logging.getLogger("ckplan"), Listener()
-    level = logger.level
-    logger.setLevel(logging.INFO)
-    logger.addHandler(listener)
-    try:
-        yield
-    finally:
-        logger.removeHandler(listener)
-        logger.setLevel(level)
+    elif settings().verbose:
+        details([f"{doing} …"])
+        with listening(lambda record: details([record.getMessage()])):
+            yield lambda next_doing: details([f"{next_doing} …"])
+    else:
+        waiting = Waiting(doing)
+        with shown(waiting, colour=not settings().no_color):
+            yield waiting.go_on

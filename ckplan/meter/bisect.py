@@ -7,7 +7,6 @@ tries are needed.
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +15,8 @@ from typing import Any
 import onnx_ir as ir
 
 from ckplan.errors import CkplanError
-from ckplan.meter.arrays import save_arrays
+from ckplan.isolation.arrays import save_arrays
+from ckplan.isolation.folders import temporary_folder
 from ckplan.meter.counters import interpret
 from ckplan.meter.device import CPU, CUDA
 from ckplan.meter.errors import RunFailedError
@@ -156,8 +156,7 @@ def smallest_arena(
     chosen = make_inputs(model, file=inputs, seed=seed, dims=dims, shapes=shapes)
     facts = file_facts(model)
     name = Path(path).name
-    with tempfile.TemporaryDirectory(prefix="ckplan-") as temporary:
-        folder = Path(temporary)
+    with temporary_folder() as folder:
         save_arrays(folder / "inputs", chosen.arrays)
         request = request_for(Path(path), folder / "inputs", device, threads)
         progress(f"running {name} without a limit")

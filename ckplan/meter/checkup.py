@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from ckplan.errors import CkplanError
+from ckplan.isolation.folders import temporary_folder
 from ckplan.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
@@ -114,8 +115,8 @@ def checkup(progress: Callable[[str], None] = lambda doing: None) -> tuple[Findi
         progress: is told what is being looked at.
     """
     found = []
-    with tempfile.TemporaryDirectory(prefix="ckplan-") as folder:
-        bench = Bench(Path(folder))
+    with temporary_folder() as folder:
+        bench = Bench(folder)
         for name, required, check in CHECKS:
             progress(f"checking {name}")
             found.append(judged(name, required, check, bench))

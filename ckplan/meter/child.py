@@ -1,4 +1,4 @@
-"""Entry point of the processes that run models: ``python -m ckplan.meter.child FOLDER``.
+"""Entry point of the processes that run models: ``python -m ckplan.meter.child PARENT FOLDER``.
 
 A model is run away from the caller's process for three reasons: a crash or an out-of-memory kill costs one
 figure and not the program; memory is counted from a clean start; and onnxruntime's log lines go to a file
@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from ckplan.errors import CkplanError
+from ckplan.isolation.lifetime import end_with
 from ckplan.operators.sessions import use_custom_ops
 
 
@@ -68,8 +69,9 @@ def _describe(error: BaseException) -> dict[str, Any]:
     return {"kind": kind, "type": type(error).__name__, "message": text, "hint": ""}
 
 
-def main(folder: Path) -> int:
+def main(parent: int, folder: Path) -> int:
     """Run the job that the folder requests; 0 if it succeeded, 1 if it told why not."""
+    end_with(parent)
     # Libraries print to stdout (onnxruntime's CUDA loader does): keep the pipe to the parent away from them.
     replies = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
@@ -90,4 +92,4 @@ def main(folder: Path) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1])))
+    sys.exit(main(int(sys.argv[1]), Path(sys.argv[2])))

@@ -12,7 +12,7 @@ from typing import Any
 
 import onnx_ir as ir
 
-from ckplan.meter.arrays import save_arrays
+from ckplan.isolation.arrays import save_arrays
 from ckplan.meter.inputs import make_inputs
 from ckplan.meter.process import run_job
 from ckplan.model import save

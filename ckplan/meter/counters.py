@@ -26,7 +26,7 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from ckplan.meter.arrays import load_arrays
+from ckplan.isolation.arrays import load_arrays
 from ckplan.meter.child import Channel
 from ckplan.meter.device import CPU, CUDA
 from ckplan.meter.session import as_array, open_session, step_of

@@ -7,7 +7,7 @@ from pathlib import Path
 import onnx_ir as ir
 
 from ckplan.errors import ModelError
-from ckplan.meter.arrays import Array
+from ckplan.isolation.arrays import Array
 from ckplan.meter.child import Channel
 from ckplan.meter.session import open_session
 from ckplan.model.infer import NodeInference

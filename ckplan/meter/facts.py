@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ckplan.errors import ModelError
-from ckplan.keys import PHASE, PREDICTED_ACTIVATIONS, PREDICTED_TOTAL, RECOMPUTE_OF
+from ckplan.keys import GRADIENTS, PHASE, PREDICTED_ACTIVATIONS, PREDICTED_TOTAL, RECOMPUTE_OF, RETAINED
 from ckplan.meter.types import Prediction
 
 if TYPE_CHECKING:
     import onnx_ir as ir
 
 _BACKWARD_MARK = "/grad/"
-_RECOMPUTE_MARK = "/recompute"
+RECOMPUTE_MARK = "/recompute"
+"""What stands in the name of a recomputed node, and of what it makes, before a number."""
 
 
 @dataclass(frozen=True)
@@ -32,6 +34,7 @@ class FileFacts:
         backward: names of the nodes that are marked as backward, or unmarked and named so.
         recomputed: names of the nodes that are marked as recomputed, or named so.
         prediction: the peaks that the file promises.
+        gradients: names of the outputs that are gradients, as far as the file tells.
     """
 
     initializer_bytes: int
@@ -42,6 +45,7 @@ class FileFacts:
     backward: frozenset[str]
     recomputed: frozenset[str]
     prediction: Prediction
+    gradients: frozenset[str] = frozenset()
 
     def is_backward(self, node: str) -> bool:
         """Whether an executed node belongs to the backward pass; nodes that optimisers made are told by their names."""
@@ -49,7 +53,7 @@ class FileFacts:
 
     def is_recomputed(self, node: str) -> bool:
         """Whether an executed node is a recomputation."""
-        return node in self.recomputed or _RECOMPUTE_MARK in node
+        return node in self.recomputed or RECOMPUTE_MARK in node
 
 
 def read_model(path: Path) -> ir.Model:
@@ -91,7 +95,7 @@ def file_facts(model: ir.Model) -> FileFacts:
             forward.add(node.name)
         elif phase == "backward" or _BACKWARD_MARK in node.name:
             backward.add(node.name)
-        if _RECOMPUTE_MARK in node.name or RECOMPUTE_OF in node.metadata_props:
+        if RECOMPUTE_MARK in node.name or RECOMPUTE_OF in node.metadata_props:
             recomputed.add(node.name)
     overridable = [model.graph.initializers.get(value.name or "") for value in model.graph.inputs]
     return FileFacts(
@@ -107,6 +111,7 @@ def file_facts(model: ir.Model) -> FileFacts:
         prediction=Prediction(
             _number(model.metadata_props.get(PREDICTED_ACTIVATIONS)), _number(model.metadata_props.get(PREDICTED_TOTAL))
         ),
+        gradients=frozenset(_listed(model, GRADIENTS) | _listed(model, RETAINED)),
     )
 
 
@@ -122,6 +127,14 @@ def _event_names(graph: ir.Graph) -> dict[ir.Node, str]:
     """
     named = [node for node in graph if node.op_type != "Constant"]
     return {node: node.name or f"{node.op_type}_{place}" for place, node in enumerate(named)}
+
+
+def _listed(model: ir.Model, key: str) -> set[str]:
+    """The names that a JSON object in a model's metadata maps to; none if it is not there or damaged."""
+    try:
+        return {str(name) for name in json.loads(model.metadata_props.get(key, "{}")).values()}
+    except (ValueError, AttributeError):
+        return set()
 
 
 def _number(text: str | None) -> int | None:

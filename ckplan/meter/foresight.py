@@ -9,7 +9,7 @@ from typing import Any
 import onnx_ir as ir
 
 from ckplan.errors import CkplanError
-from ckplan.meter.arrays import Array
+from ckplan.isolation.arrays import Array
 from ckplan.meter.errors import RunFailedError
 from ckplan.meter.executed import executed_graph, infer_shapes
 from ckplan.meter.process import run_job

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ckplan.errors import EnvironmentUnavailableError
-from ckplan.meter.arrays import load_arrays
+from ckplan.isolation.arrays import load_arrays
 from ckplan.meter.child import Channel
 from ckplan.meter.session import as_ort_values, open_session
 from ckplan.operators import sessions

@@ -13,8 +13,8 @@ import numpy as np
 import onnx_ir as ir
 
 from ckplan.errors import ModelError, UsageError
+from ckplan.isolation.arrays import Array, is_exotic
 from ckplan.keys import LOSS_SCALE
-from ckplan.meter.arrays import Array, is_exotic
 from ckplan.meter.facts import fed_inputs
 from ckplan.meter.ranges import upper_bound
 from ckplan.model.dims import bind

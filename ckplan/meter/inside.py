@@ -25,7 +25,7 @@ from ckplan.runtime.problem_of import problem_of
 from ckplan.runtime.sizes import DIMENSIONS, SMALL, shape_classes
 
 if TYPE_CHECKING:
-    from ckplan.meter.arrays import Array
+    from ckplan.isolation.arrays import Array
 
 _TYPES = {
     "bool": ir.DataType.BOOL,

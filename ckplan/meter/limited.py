@@ -10,7 +10,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from ckplan.meter.arrays import load_arrays
+from ckplan.isolation.arrays import load_arrays
 from ckplan.meter.child import Channel
 from ckplan.meter.device import CUDA, device_that_ran, wanted_providers
 from ckplan.meter.session import step_of

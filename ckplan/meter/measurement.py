@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from statistics import median
@@ -11,8 +10,9 @@ from typing import Any
 import onnx_ir as ir
 
 from ckplan.errors import CkplanError, UsageError
+from ckplan.isolation.arrays import load_arrays, save_arrays
+from ckplan.isolation.folders import temporary_folder
 from ckplan.meter.alive import Inside
-from ckplan.meter.arrays import load_arrays, save_arrays
 from ckplan.meter.counters import interpret, steady_state
 from ckplan.meter.device import check_device
 from ckplan.meter.errors import RunFailedError
@@ -25,6 +25,7 @@ from ckplan.meter.numerics import count_nonfinite
 from ckplan.meter.nvml import Gpu
 from ckplan.meter.problems import SLACK, TOLERANCE
 from ckplan.meter.process import run_job
+from ckplan.meter.recomputed import recomputation
 from ckplan.meter.types import Counters, Heap, Measurement, Prediction, Recomputation, Resident
 from ckplan.model.half import half_precision_notes
 from ckplan.units import format_bytes, format_seconds
@@ -82,8 +83,7 @@ def measure(
     check_options(device, runs, threads)
     model = read_model(Path(path))
     chosen = make_inputs(model, file=inputs, seed=seed, dims=dims, shapes=shapes)
-    with tempfile.TemporaryDirectory(prefix="ckplan-") as name:
-        folder = Path(name)
+    with temporary_folder() as folder:
         save_arrays(folder / "inputs", chosen.arrays)
         request = request_for(Path(path), folder / "inputs", device, threads)
         return measured(
@@ -135,7 +135,8 @@ def measured(
     # A device that fell back once need not be tried again.
     request = {**request, "device": plain["device"]}
     progress(f"running {name}: counters of the allocator")
-    asked = {"variants": list(_VARIANTS), "producers": dict(facts.producers), "optimized": str(executed) * inside}
+    looking = inside or bool(facts.recomputed)
+    asked = {"variants": list(_VARIANTS), "producers": dict(facts.producers), "optimized": str(executed) * looking}
     try:
         variants = run_job("counters", {**request, **asked})
     except RunFailedError as error:
@@ -188,7 +189,7 @@ def measured(
         repeatable=plain["repeatable"],
         nonfinite=count_nonfinite(kept),
         prediction=facts.prediction,
-        recomputation=_recomputation(facts, variants[0]["runs"]),
+        recomputation=_recomputation(model, facts, variants[0]["runs"], executed),
         notes=tuple(notes),
         inside=looked,
         gpu=Gpu(**plain["gpu"]) if plain["gpu"] else None,
@@ -247,6 +248,11 @@ def _broken_promise(prediction: Prediction, counters: Counters) -> list[str]:
     return [f"peak activations are {excess:.0%} above what the file predicts, at node '{step}'"]
 
 
-def _recomputation(facts: FileFacts, runs: Sequence[Mapping[str, Sequence[str]]]) -> Recomputation:
-    executed = {name for name in runs[0]["name"] if facts.is_recomputed(name)} if runs else set()
-    return Recomputation(in_file=len(facts.recomputed), executed=len(executed))
+def _recomputation(
+    model: ir.Model, facts: FileFacts, runs: Sequence[Mapping[str, Sequence[str]]], executed: Path
+) -> Recomputation:
+    ran = set(runs[0]["name"]) if runs else set()
+    if facts.recomputed <= ran or not executed.exists():
+        return Recomputation(in_file=len(facts.recomputed), executed=len(facts.recomputed & ran))
+    nodes = [node for node in model.graph.all_nodes() if node.name in facts.recomputed]
+    return recomputation(nodes, ran, list(ir.load(executed).graph.all_nodes()))

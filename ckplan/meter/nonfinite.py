@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ckplan.isolation.arrays import Array, load_arrays
 from ckplan.keys import PHASE
-from ckplan.meter.arrays import Array, load_arrays
 from ckplan.meter.child import Channel
 from ckplan.meter.facts import read_model
 from ckplan.meter.numerics import is_floating

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from ckplan.meter.arrays import Array
+from ckplan.isolation.arrays import Array
 from ckplan.meter.plain import same_bits
 from ckplan.meter.types import NonFinite, Numerics, OutputDifference
 
@@ -15,20 +16,24 @@ _CHUNK = 1 << 20
 """Elements compared at a time: outputs are mapped files and may be larger than memory is free."""
 
 
-def compare_outputs(base: Mapping[str, Array], new: Mapping[str, Array]) -> Numerics:
+def compare_outputs(base: Mapping[str, Array], new: Mapping[str, Array], gradients: Collection[str] = ()) -> Numerics:
     """Compare the outputs of two files by name.
 
     Args:
         base: outputs of the base file, in its order; mapped files do.
         new: outputs of the new one.
+        gradients: names of the outputs that are gradients: these are held against the largest of them all, too.
     """
     common = [name for name in base if name in new]
-    differences = (difference(name, base[name], new[name]) for name in common)
+    differences = [found for name in common if (found := difference(name, base[name], new[name])) is not None]
+    if not {found.output for found in differences}.isdisjoint(gradients):
+        scale = max(_scale(base[name]) for name in gradients if name in base)
+        differences = [_against(found, scale) if found.output in gradients else found for found in differences]
     return Numerics(
         compared=tuple(common),
         only_base=tuple(name for name in base if name not in new),
         only_new=tuple(name for name in new if name not in base),
-        differences=tuple(found for found in differences if found is not None),
+        differences=tuple(differences),
         base_nonfinite=count_nonfinite(base),
         new_nonfinite=count_nonfinite(new),
     )
@@ -47,6 +52,19 @@ def count_nonfinite(outputs: Mapping[str, Array]) -> tuple[NonFinite, ...]:
         if nan or inf:
             found.append(NonFinite(name, nan, inf))
     return tuple(found)
+
+
+def _against(found: OutputDifference, scale: float) -> OutputDifference:
+    """A difference of a gradient, with the largest element of all gradients to hold it against."""
+    return replace(found, relative_to_gradients=found.max_absolute / scale) if scale and not found.problem else found
+
+
+def _scale(array: Array) -> float:
+    """The largest finite element of an array without its sign."""
+    if not is_floating(array.dtype):
+        return 0.0
+    parts = (np.abs(part[np.isfinite(part)].astype(np.float64)) for part in _parts(array))
+    return max((float(_largest(part)) for part in parts), default=0.0)
 
 
 def difference(name: str, base: Array, new: Array) -> OutputDifference | None:

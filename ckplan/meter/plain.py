@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from ckplan.isolation.arrays import load_arrays, save_arrays
 from ckplan.meter import nvml
-from ckplan.meter.arrays import load_arrays, save_arrays
 from ckplan.meter.child import Channel, resident_bytes
 from ckplan.meter.session import as_array, open_session, step_of
 

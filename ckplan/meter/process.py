@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import signal
 import subprocess
-import sys
-import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -16,6 +13,8 @@ from typing import Any
 
 from ckplan import errors
 from ckplan.errors import CkplanError, ModelError
+from ckplan.isolation.evaluate import start
+from ckplan.isolation.folders import no_room, temporary_folder
 from ckplan.meter.errors import RunFailedError
 from ckplan.model.half import missing_kernel_advice
 from ckplan.operators.sessions import custom_ops
@@ -162,25 +161,14 @@ def clean(message: str) -> str:
 @contextmanager
 def started(job: str, request: Mapping[str, Any]) -> Iterator[Process]:
     """Start a job in a fresh process, and end it with the block, whatever happens."""
-    with tempfile.TemporaryDirectory(prefix="ckplan-") as name:
-        folder = Path(name)
-        (folder / "request.json").write_text(
-            json.dumps({"job": job, "custom_ops": custom_ops(), **request}), encoding="utf-8"
-        )
-        package_root = str(Path(errors.__file__).resolve().parent.parent)
-        path = os.pathsep.join([package_root, *filter(None, [os.environ.get("PYTHONPATH")])])
-        # Safe path: the caller's working folder may hold a file named like a library.
-        environment = {**os.environ, "PYTHONPATH": path, "PYTHONSAFEPATH": "1"}
-        with (folder / "stderr.txt").open("wb") as stderr:
-            popen = subprocess.Popen(
-                [sys.executable, "-m", "ckplan.meter.child", str(folder)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=stderr,
-                text=True,
-                encoding="utf-8",
-                env=environment,
-            )
+    with temporary_folder() as folder:
+        try:
+            asked = {"job": job, "custom_ops": custom_ops(), **request}
+            (folder / "request.json").write_text(json.dumps(asked), encoding="utf-8")
+            with (folder / "stderr.txt").open("wb") as stderr:
+                popen = start("ckplan.meter.child", str(folder), stderr=stderr)
+        except OSError as error:
+            raise no_room(error) from error
         try:
             yield Process(folder, popen, str(request.get("path", "")))
         finally:

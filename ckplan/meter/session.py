@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from ckplan.meter.arrays import Array, is_exotic
+from ckplan.isolation.arrays import Array, is_exotic
 from ckplan.meter.device import device_that_ran, wanted_providers
 from ckplan.operators import sessions
 

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ckplan.meter.arrays import load_arrays
+from ckplan.isolation.arrays import load_arrays
 from ckplan.meter.child import Channel
 from ckplan.meter.plain import WARM_UP
 from ckplan.meter.process import started

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from ckplan.errors import CkplanError, ModelError
-from ckplan.meter.arrays import load_arrays, save_arrays
+from ckplan.isolation.arrays import load_arrays, save_arrays
+from ckplan.isolation.folders import temporary_folder
 from ckplan.meter.facts import fed_inputs, file_facts, read_model
 from ckplan.meter.inputs import make_inputs
 from ckplan.meter.measurement import check_options, measured, request_for
@@ -60,8 +60,7 @@ def verify(
             "compare files made from the same model",
         )
     chosen = make_inputs(models[0], file=inputs, seed=seed, dims=dims, shapes=shapes)
-    with tempfile.TemporaryDirectory(prefix="ckplan-") as name:
-        folder = Path(name)
+    with temporary_folder() as folder:
         save_arrays(folder / "inputs", chosen.arrays)
         places = [folder / "base", folder / "new"]
         # Timed below, in turns: one run each will do here.
@@ -70,9 +69,11 @@ def verify(
         # The device that ran is settled now, for everything that follows.
         requests = [request_for(Path(path), folder / "inputs", first.device, threads) for path in (base, new)]
         second = measured(models[1], chosen, requests[1], places[1], runs=1, heap=heap)
-        numerics = compare_outputs(load_arrays(places[0], mapped=True), load_arrays(places[1], mapped=True))
+        facts = [file_facts(model) for model in models]
+        base_outputs, new_outputs = (load_arrays(place, mapped=True) for place in places)
+        numerics = compare_outputs(base_outputs, new_outputs, facts[0].gradients | facts[1].gradients)
         notes: list[str] = []
-        orders = [file_facts(model).order for model in models]
+        orders = [known.order for known in facts]
         origins = [
             _origin(measurement, request, order, notes)
             for measurement, request, order in zip((first, second), requests, orders, strict=True)

@@ -1,19 +1,25 @@
-"""Run a model once in onnxruntime on the CPU, with seeded inputs."""
+"""Run a model once in onnxruntime on the CPU, with seeded inputs, in a process with limits."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import prod
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 
-from ckplan.errors import EnvironmentUnavailableError
+from ckplan.errors import ModelError
+from ckplan.isolation.arrays import is_exotic, load_arrays, save_arrays
+from ckplan.isolation.evaluate import MEMORY, SECONDS, EvaluationError, evaluate
+from ckplan.isolation.folders import temporary_folder
 from ckplan.model.external import in_one_folder
 from ckplan.model.infer import static_shape
-from ckplan.operators.sessions import open_session
 
 SEED = 0
+MOST_ELEMENTS = 1 << 26
+"""Elements of all inputs together beyond which no run is tried: they would take a gigabyte to draw."""
 # Larger initializers are fed as inputs, so that the probe has no protobuf limit and reads external data in place.
 _KEEP_BYTES = 4096
 _TYPES = {
@@ -35,7 +41,17 @@ _TYPES = {
 
 
 def random_inputs(model: ir.Model) -> dict[str, np.ndarray]:
-    """Seeded inputs: standard normal for floats, 0 or 1 for integers and booleans (safe as indices and masks)."""
+    """Seeded inputs: standard normal for floats, 0 or 1 for integers and booleans (safe as indices and masks).
+
+    Raises:
+        ModelError: they are too large.
+    """
+    elements = sum(prod(static_shape(value) or ()) for value in model.graph.inputs)
+    if elements > MOST_ELEMENTS:
+        raise ModelError(
+            f"the model has to be run once to be understood, and its inputs have {elements:,} elements",
+            "give smaller sizes with --dim or --shape",
+        )
     generator = np.random.default_rng(SEED)
     return {
         value.name or "": _random_array(value, generator)
@@ -64,51 +80,69 @@ def execute(
 
     Raises:
         EnvironmentUnavailableError: onnxruntime is not installed.
-        Exception: whatever onnxruntime raises when it cannot run the model.
+        EvaluationError: onnxruntime cannot run the model, or not within the limits of memory and time.
     """
-    try:
-        import onnxruntime
-    except ImportError:
-        raise EnvironmentUnavailableError(
-            "this model can only be understood by running it, and onnxruntime is not installed",
-            "pip install onnxruntime",
-        ) from None
-    try:
-        proto, weights = _without_weights(model.clone())
-        return _run(onnxruntime, proto, {**weights, **inputs}, outputs)
-    except Exception:
-        proto, folder = _with_weights(model)
-        return _run(onnxruntime, proto, inputs, outputs, folder)
+    seconds = SECONDS + len(model.graph) / 50
+    with temporary_folder() as folder:
+        try:
+            proto, weights = _without_weights(model.clone())
+            return _run(folder / "1", proto, weights, inputs, outputs, seconds)
+        except EvaluationError:
+            proto, root = _with_weights(model)
+            return _run(folder / "2", proto, {}, inputs, outputs, seconds, root)
 
 
 def _run(
-    ort: Any, proto: bytes, inputs: Mapping[str, np.ndarray], outputs: Sequence[str], folder: str = ""
+    folder: Path,
+    proto: bytes,
+    weights: Mapping[str, ir.TensorProtocol],
+    inputs: Mapping[str, np.ndarray],
+    outputs: Sequence[str],
+    seconds: float,
+    root: str = "",
 ) -> tuple[list[np.ndarray], dict[str, ir.DataType]]:
-    options = ort.SessionOptions()
-    options.log_severity_level = 4
-    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-    options.enable_cpu_mem_arena = False
-    if folder:
-        options.add_session_config_entry("session.model_external_initializers_file_folder_path", folder)
-    session = open_session(proto, options)
-    wanted = {value.name for value in session.get_inputs()}
-    feeds = {name: _ort_value(ort, array) for name, array in inputs.items() if name in wanted}
-    types = {output.name: _TYPES[output.type] for output in session.get_outputs() if output.type in _TYPES}
-    return [value.numpy() for value in session.run_with_ort_values(list(outputs), feeds)], types
+    elsewhere = {name: entry for name, tensor in weights.items() if (entry := _elsewhere(name, tensor)) is not None}
+    arrays = {**{name: weights[name].numpy() for name in weights.keys() - elsewhere.keys()}, **inputs}
+    save_arrays(folder / "inputs", arrays)
+    (folder / "model.onnx").write_bytes(proto)
+    types = {name: int(ir.DataType.from_numpy(array.dtype)) for name, array in arrays.items() if is_exotic(array.dtype)}
+    held = len(proto) + sum(array.nbytes for array in arrays.values())
+    held += sum(weights[name].nbytes for name, entry in elsewhere.items() if "file" in entry)
+    told = evaluate(
+        "run",
+        memory=MEMORY + 2 * held,
+        seconds=seconds,
+        source=str(folder / "model.onnx"),
+        root=root,
+        inputs=str(folder / "inputs"),
+        elsewhere=list(elsewhere.values()),
+        types={**types, **{name: int(weights[name].dtype) for name in elsewhere}},
+        outputs=list(outputs),
+        results=str(folder / "results"),
+    )
+    results = load_arrays(folder / "results")
+    return [results[name] for name in outputs], {name: _TYPES[text] for name, text in told.items() if text in _TYPES}
 
 
-def _ort_value(ort: Any, array: np.ndarray) -> Any:
-    if array.dtype.kind == "V":  # bfloat16 and the like, which numpy does not know by itself
-        return ort.OrtValue.ortvalue_from_numpy_with_onnx_type(array, int(ir.DataType.from_numpy(array.dtype)))
-    return ort.OrtValue.ortvalue_from_numpy(array)
+def _elsewhere(name: str, tensor: ir.TensorProtocol) -> dict[str, Any] | None:
+    """Where the process finds a weight that need not be written for it: in a data file, or one number everywhere."""
+    dtype = tensor.dtype.numpy()
+    entry = {"name": name, "shape": tensor.shape.numpy(), "dtype": dtype.name}
+    if isinstance(tensor, ir.ExternalTensor):
+        whole = tensor.size * dtype.itemsize == tensor.nbytes  # not packed
+        return {**entry, "file": str(tensor.path), "offset": tensor.offset or 0} if whole and tensor.size else None
+    array = tensor.numpy()
+    if array.size > 1 and not any(array.strides) and array.dtype.kind in "iufb":
+        return {**entry, "fill": array.reshape(-1)[0].item()}
+    return None
 
 
-def _without_weights(model: ir.Model) -> tuple[bytes, dict[str, np.ndarray]]:
+def _without_weights(model: ir.Model) -> tuple[bytes, dict[str, ir.TensorProtocol]]:
     weights = {}
     for name, value in list(model.graph.initializers.items()):
         tensor = value.const_value
         if tensor is not None and (tensor.nbytes > _KEEP_BYTES or isinstance(tensor, ir.ExternalTensor)):
-            weights[name] = np.ascontiguousarray(tensor.numpy())
+            weights[name] = tensor
             del model.graph.initializers[name]
             model.graph.inputs.append(value)
     return ir.to_proto(model).SerializeToString(), weights

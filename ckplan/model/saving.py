@@ -6,13 +6,12 @@ import contextlib
 import errno
 import mmap
 import os
-import shutil
-import tempfile
 from pathlib import Path
 
 import onnx_ir as ir
 
 from ckplan.errors import EnvironmentUnavailableError, ModelError, UsageError
+from ckplan.isolation.folders import temporary_folder
 from ckplan.model.external import external_tensors
 from ckplan.model.weights import Progress, place
 
@@ -67,8 +66,9 @@ def save(
         raise UsageError(f"there is no directory {target.parent}", "create it first")
 
     stale = _own_data_files(target) if target.exists() else set()
+    cleaning = contextlib.ExitStack()
     try:
-        workspace = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".tmp", dir=target.parent))
+        workspace = cleaning.enter_context(temporary_folder(target.parent))
     except OSError as error:
         raise _environment(error, target) from error
     moved: list[Path] = []
@@ -94,7 +94,7 @@ def save(
             f"the model cannot be written to {target} ({error})", "see whether it passes onnx.checker"
         ) from error
     finally:
-        shutil.rmtree(workspace, ignore_errors=True)
+        cleaning.close()
         for file in moved:
             file.unlink(missing_ok=True)
     in_use = {os.path.realpath(tensor.path) for tensor in external_tensors(model)}
@@ -123,14 +123,12 @@ def write_text(text: str, path: str | os.PathLike[str], *, force: bool = False) 
     target = target.resolve()
     if target.exists() and not target.is_file():
         raise UsageError(f"{target} is not a regular file", "name a file")
-    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     try:
-        temporary.write_text(text, encoding="utf-8")
-        temporary.replace(target)
+        with temporary_folder(target.parent) as workspace:
+            (workspace / target.name).write_text(text, encoding="utf-8")
+            (workspace / target.name).replace(target)
     except OSError as error:
         raise _environment(error, target) from error
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def _own_data_files(target: Path) -> set[Path]:

@@ -20,6 +20,7 @@ from pathlib import Path
 import onnx_ir as ir
 
 from ckplan.errors import EnvironmentUnavailableError
+from ckplan.isolation.folders import temporary_folder
 from ckplan.model.external import external_tensors, replace_external, take_in_small
 from ckplan.units import format_bytes
 
@@ -86,8 +87,8 @@ def scratch_folder(model: ir.Model) -> Iterator[Path]:
         beside = Path(large.path).parent
         apart = beside.stat().st_dev != Path(tempfile.gettempdir()).stat().st_dev
         place = beside if apart and os.access(beside, os.W_OK) else None
-    with tempfile.TemporaryDirectory(prefix="ckplan-" if place is None else ".ckplan-", dir=place) as folder:
-        yield Path(folder)
+    with temporary_folder(place) as folder:
+        yield folder
 
 
 def _share(source: Path, target: Path) -> str:

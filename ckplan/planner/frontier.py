@@ -90,6 +90,7 @@ def cheapest(
             best is None or problem.schedule_cost(schedule) < problem.schedule_cost(best)
         ):
             best = schedule
+            _say_best(problem, best)
 
     costs: dict[str, list[float]] = {name: [] for name in _METHODS}
     try:
@@ -126,6 +127,13 @@ def _tell(problem: Problem, budget: int, costs: dict[str, list[float]]) -> None:
             )
         else:
             _log.info("%s: no plan within %s", method, format_bytes(budget))
+
+
+def _say_best(problem: Problem, schedule: Schedule) -> None:
+    """Tell whoever listens what an interruption would leave."""
+    if _log.isEnabledFor(logging.DEBUG):
+        told = f"{format_bytes(peak_of(problem, schedule))}, {_extra(problem, problem.schedule_cost(schedule))}"
+        _log.debug("best so far: %s", told, extra={"best": told})
 
 
 def _extra(problem: Problem, cost: float) -> str:
@@ -166,6 +174,7 @@ def lowest(problem: Problem, most_cost: float, effort: Effort) -> list[int]:
             for schedule in seeds(problem, budget, order, most_cost):
                 if problem.schedule_cost(schedule) <= most_cost:
                     best, failures = schedule, 0
+                    _say_best(problem, best)
                     budget = min(budget, peak_of(problem, schedule))
                     break
             else:

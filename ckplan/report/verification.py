@@ -11,11 +11,11 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from ckplan.report.text import counted, line, page, saving, section, table
+from ckplan.report.text import counted, ending, line, page, saving, section, table
 from ckplan.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
-    from ckplan.meter import Measurement, Verification
+    from ckplan.meter import Measurement, Recomputation, Verification
 
 _SHOWN = 10
 
@@ -30,14 +30,24 @@ def verification(found: Verification) -> RenderableType:
         section("Outputs", *_outputs(found)),
     ]
     if new.recomputation.in_file:
-        ran = f"{new.recomputation.executed:,} of {counted(new.recomputation.in_file, 'node')} ran again as planned"
-        parts.append(section("Recomputation", Text(ran)))
+        parts.append(section("Recomputation", Text(recomputation(new.recomputation))))
     if found.problems:
         parts.append(section("Problems", *(Text(f"- {problem}") for problem in found.problems)))
     said = dict.fromkeys((*base.notes, *new.notes, *found.notes))
     if said:
         parts.append(section("Notes", *(Text(f"- {note}") for note in said)))
     return page(*parts)
+
+
+def recomputation(found: Recomputation) -> str:
+    """What became of the nodes that a file repeats, in one line."""
+    told = [f"{found.executed:,} of {counted(found.in_file, 'node')} ran again as planned"]
+    if found.fused:
+        count = sum(number for _, number in found.fused)
+        told.append(f"{count:,} of them as part of {', '.join(op_type for op_type, _ in found.fused)}")
+    if found.merged:
+        told.append(f"{found.merged:,} merged with the nodes that they repeat")
+    return "; ".join(told)
 
 
 def summary(found: Verification) -> str:
@@ -116,10 +126,19 @@ def _outputs(found: Verification) -> list[RenderableType]:
     same = len(numerics.compared) - len(numerics.differences)
     lines: list[RenderableType] = [Text(f"{same:,} of {counted(len(numerics.compared), 'output')} equal to the bit")]
     if numerics.differences:
-        rows = table("output", "elements", "largest ulp", "to scale", numbers=("elements", "largest ulp", "to scale"))
+        numbers = ("elements", "largest ulp", "to scale", "to gradients")
+        rows = table("output", *numbers, numbers=numbers)
         for difference in numerics.differences[:_SHOWN]:
-            figures = (f"{difference.elements:,}", f"{difference.max_ulp:,}", f"{difference.relative_to_scale:.1e}")
-            rows.add_row(Text(difference.output), *((difference.problem, "", "") if difference.problem else figures))
+            overall = difference.relative_to_gradients
+            figures = (
+                f"{difference.elements:,}",
+                f"{difference.max_ulp:,}",
+                f"{difference.relative_to_scale:.1e}",
+                "-" if overall is None else f"{overall:.1e}",
+            )
+            rows.add_row(
+                Text(ending(difference.output)), *((difference.problem, "", "", "") if difference.problem else figures)
+            )
         lines.append(rows)
     for which, names in (("base", numerics.only_base), ("new", numerics.only_new)):
         if names:

@@ -6,19 +6,18 @@ it. Loading a file without its weights costs little and settles what is left to 
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 import onnx_ir as ir
 
-from ckplan.errors import CkplanError, ModelError
+from ckplan.errors import ModelError
+from ckplan.isolation.evaluate import MEMORY, SECONDS, EvaluationError, evaluate
+from ckplan.isolation.folders import temporary_folder
 from ckplan.model.bodies import bodies_of
 from ckplan.model.half import missing_kernel_advice
 from ckplan.model.infer import NodeInference
 from ckplan.model.stand_ins import stand_in
-from ckplan.operators.sessions import open_session
 from ckplan.planner.simulate import simulate
 from ckplan.planner.timeline import Timeline
 from ckplan.runtime.execution_order import default_order, predecessors, priority_order
@@ -52,31 +51,29 @@ def executed_model(model: ir.Model, without: Sequence[str] = ()) -> ir.Model:
     Raises:
         ModelError: onnxruntime does not load the model.
     """
-    import onnxruntime
-
     stripped = model.clone()
     fed = set(stripped.graph.inputs)
     for name, value in list(stripped.graph.initializers.items()):
         if value in fed:
             del stripped.graph.initializers[name]
             value.const_value = None
-    with tempfile.TemporaryDirectory() as folder:
-        source, target = Path(folder) / "file.onnx", Path(folder) / "executed.onnx"
-        stand_in(stripped, Path(folder))
+    with temporary_folder() as folder:
+        source, target = folder / "file.onnx", folder / "executed.onnx"
+        stand_in(stripped, folder)
         ir.save(stripped, source)
-        options = onnxruntime.SessionOptions()
-        options.log_severity_level = 4
-        # Packed copies of weights are not in the graph, and take time and memory to make.
-        options.add_session_config_entry("session.disable_prepacking", "1")
-        options.optimized_model_filepath = str(target)
         try:
-            open_session(str(source), options, without=without)
-        except CkplanError:
-            raise
-        except Exception as error:  # its exceptions have no base class of their own
-            lines = str(error).splitlines() or [type(error).__name__]
-            hint = missing_kernel_advice(lines[0], model)
-            raise ModelError(f"onnxruntime does not load the training graph: {lines[0]}", hint) from error
+            evaluate(
+                "optimise",
+                memory=MEMORY + 8 * source.stat().st_size,
+                seconds=SECONDS + len(model.graph) / 50,
+                source=str(source),
+                target=str(target),
+                without=list(without),
+            )
+        except EvaluationError as error:
+            first = str(error).splitlines()[0]
+            hint = missing_kernel_advice(first, model)
+            raise ModelError(f"onnxruntime does not load the training graph: {first}", hint) from error
         executed = ir.load(target)
     mark_executed(executed, model)
     return executed

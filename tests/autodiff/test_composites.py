@@ -230,8 +230,6 @@ def test_what_others_read_of_the_nodes_is_an_output():
     assert graph[1].inputs[0] is composite.outputs[1]
     assert list(graph.outputs) == [composite.outputs[0], composite.outputs[2]]
     assert [value.name for value in composite.inputs if value is not None] == ["x"]
-    for node in graph:
-        node.metadata_props["pkg.ckplan.phase"] = "forward"
     inline_composites(op)
     assert [node.op_type for node in graph] == ["Exp", "Neg", "Mul", "Abs"]
     x = values(3)

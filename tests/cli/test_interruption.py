@@ -55,3 +55,63 @@ def test_ctrl_c_keeps_the_best_plan_so_far(tmp_path: Path) -> None:
     assert data["planned"]["peak_activations"] <= data["base"]["peak_activations"] // 2
     assert data["plan"]["overhead"] > 0
     onnx.checker.check_model(output)
+
+
+# A call that takes minutes outside of Python, which hears of no signal meanwhile.
+STUCK = """
+import hashlib, signal
+signal.signal(signal.SIGINT, signal.default_int_handler)
+from ckplan.cli import interruption
+interruption.GRACE = 0.5
+interruption.end_when_stuck()
+print("computing", flush=True)
+hashlib.pbkdf2_hmac("sha256", b"", b"", 2_000_000_000)
+"""
+
+
+@pytest.mark.skipif(os.name == "nt", reason="needs POSIX signals")
+def test_ctrl_c_ends_a_call_that_does_not_hear_of_it() -> None:
+    process = subprocess.Popen([sys.executable, "-c", STUCK], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "computing\n", process.communicate()[1]
+    process.send_signal(signal.SIGINT)
+    _, stderr = process.communicate(timeout=120)
+    assert process.returncode == 130
+    assert stderr == "ckplan: interrupted\n"
+
+
+# Says when a plan is about to be written into the graph.
+WRITING = """
+import signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)
+from ckplan.pipeline import planning
+from ckplan.cli import main
+
+emit = planning.emit
+
+def announced(*arguments):
+    print("writing", flush=True)
+    while True:
+        emit(*arguments)
+
+planning.emit = announced
+sys.argv[0] = "ckplan"
+main()
+"""
+
+
+@pytest.mark.skipif(os.name == "nt", reason="needs POSIX signals")
+def test_ctrl_c_while_the_plan_is_written_leaves_nothing(tmp_path: Path) -> None:
+    model, output = write_model(tmp_path / "model.onnx"), tmp_path / "out.onnx"
+    process = subprocess.Popen(
+        [sys.executable, "-c", WRITING, "rewrite", str(model), "-o", str(output), "--strategy", "memory"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "writing\n", process.communicate()[1]
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=120)
+    assert process.returncode == 130
+    assert [file.name for file in tmp_path.iterdir()] == ["model.onnx"]

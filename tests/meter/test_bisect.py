@@ -11,8 +11,8 @@ import pytest
 import ckplan
 from ckplan.autodiff import build_training_graph
 from ckplan.errors import ModelError
+from ckplan.isolation.arrays import save_arrays
 from ckplan.meter import measure, smallest_arena
-from ckplan.meter.arrays import save_arrays
 from ckplan.meter.bisect import PRECISION, _smallest
 from ckplan.meter.errors import RunFailedError
 from ckplan.meter.facts import read_model

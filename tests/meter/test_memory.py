@@ -134,7 +134,7 @@ def test_a_measurement_is_json(kept: Measurement) -> None:
     assert data["peak_activations"] == data["counters"]["peak_activations"] == 7 * ACTIVATION
     assert len(data["counters"]["timeline"]["op"]) == len(data["counters"]["seconds"])
     assert len(data["step_seconds"]) == 2
-    assert data["recomputation"] == {"in_file": 0, "executed": 0, "undone": False}
+    assert data["recomputation"] == {"in_file": 0, "executed": 0, "merged": 0, "fused": [], "undone": False}
     assert data["resident"]["peak"] >= data["resident"]["loaded"] > data["resident"]["before"] > 0
 
 

@@ -9,7 +9,7 @@ import onnx
 import pytest
 from onnx import helper, numpy_helper
 
-from ckplan.meter.arrays import save_arrays
+from ckplan.isolation.arrays import save_arrays
 from ckplan.meter.measurement import request_for
 from ckplan.meter.nonfinite import _in_execution_order, _pieces, _sizes
 from ckplan.meter.process import run_job

@@ -40,6 +40,18 @@ def test_equal_outputs_have_no_difference_even_if_nan() -> None:
     assert (found.base_nonfinite[0].nan, found.base_nonfinite[0].inf) == (1, 1)
 
 
+def test_a_small_gradient_that_is_no_rounding_is_judged_by_itself() -> None:
+    """Its elements are a ten-thousandth of the largest gradient, and are wrong by a hundredth."""
+    base = {"w_grad": np.array([1.0], np.float32), "b_grad": np.array([1e-4], np.float32), "y": np.ones(1, np.float32)}
+    new = base | {"b_grad": np.array([1.01e-4], np.float32), "y": np.full(1, 2, np.float32)}
+    found = {
+        difference.output: difference for difference in compare_outputs(base, new, {"w_grad", "b_grad"}).differences
+    }
+    assert found["b_grad"].relative_to_gradients == pytest.approx(1e-6, rel=1e-3)
+    assert not found["b_grad"].is_rounding
+    assert found["y"].relative_to_gradients is None
+
+
 def test_the_first_differing_output_and_element_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(numerics, "_CHUNK", 4)  # so that the difference lies in the second part
     base = np.arange(1, 13, dtype=np.float32).reshape(3, 4)

@@ -14,8 +14,8 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from ckplan.errors import CkplanError, EnvironmentUnavailableError, ModelError
+from ckplan.isolation.arrays import save_arrays
 from ckplan.meter import RunFailedError, measure
-from ckplan.meter.arrays import save_arrays
 from ckplan.meter.device import CPU, CUDA, device_that_ran, wanted_providers
 from ckplan.meter.measurement import request_for
 from ckplan.meter.process import clean, run_job, started

@@ -10,7 +10,7 @@ import pytest
 
 import ckplan
 from ckplan.autodiff import TrainingGraph, build_training_graph
-from ckplan.meter.arrays import save_arrays
+from ckplan.isolation.arrays import save_arrays
 from ckplan.meter.facts import file_facts
 from ckplan.meter.inputs import make_inputs
 from ckplan.meter.measurement import request_for

@@ -13,7 +13,8 @@ import pytest
 from onnx import helper, numpy_helper
 
 from ckplan.errors import ModelError, UsageError
-from ckplan.meter import Verification, verify
+from ckplan.keys import GRADIENTS
+from ckplan.meter import Verification, measure, verify
 from ckplan.meter.types import Prediction
 from tests.meter.models import ACTIVATION, BATCH, WIDTH, chain, floats, save
 
@@ -52,7 +53,7 @@ def test_a_verification_is_json(found: Verification) -> None:
     assert data["numerics"]["bitwise_equal"] is True
     assert data["activation_ratio"] == pytest.approx(5 / 7)
     assert data["timing"]["ratio"] == data["time_ratio"]
-    assert data["new"]["recomputation"] == {"in_file": 4, "executed": 4, "undone": False}
+    assert data["new"]["recomputation"] == {"in_file": 4, "executed": 4, "merged": 0, "fused": [], "undone": False}
     assert data["problems"] == []
 
 
@@ -65,10 +66,54 @@ def test_a_plan_that_an_optimiser_undid_is_a_problem(tmp_path: Path) -> None:
     merged = verify(base, chain(tmp_path / "new.onnx", 4, segment=2, gated=False), runs=1, threads=1, heap=False)
     assert merged.new.recomputation.in_file > 0
     assert merged.new.recomputation.executed == 0
+    assert merged.new.recomputation.merged == merged.new.recomputation.in_file
     assert merged.activation_ratio == 1
     (problem,) = merged.problems
     assert "undone" in problem
     assert "optimiser" in problem
+
+
+def test_nodes_that_were_fused_are_told_from_nodes_that_were_merged(tmp_path: Path) -> None:
+    """A product and a division become one FusedMatMul, in the forward pass as well as where they run again."""
+    weight = numpy_helper.from_array(np.eye(32, dtype=np.float32), "w")
+    four = numpy_helper.from_array(np.array(4, np.float32), "four")
+
+    def half(read: str, suffix: str) -> list[onnx.NodeProto]:
+        product = helper.make_node("MatMul", [read, "w"], [f"p{suffix}"], name=f"product{suffix}")
+        return [product, helper.make_node("Div", [f"p{suffix}", "four"], [f"q{suffix}"], name=f"share{suffix}")]
+
+    ends = [
+        helper.make_node("Tanh", ["q"], ["t"], name="t"),
+        helper.make_node("Neg", ["q/recompute1"], ["n"], name="n"),
+    ]
+    alias = helper.make_node("Add", ["x", "t"], ["later"], name="later")
+    nodes = [*half("x", ""), ends[0], alias, *half("later", "/recompute1"), ends[1]]
+    outputs = [floats("t", 8, 32), floats("n", 8, 32)]
+    path = save(tmp_path / "m.onnx", nodes, [floats("x", 8, 32), floats("w", 32, 32)], outputs, [weight, four])
+    found = measure(path, device="cpu", runs=1, threads=1, heap=False).recomputation
+    assert (found.in_file, found.executed, found.merged) == (2, 2, 0)
+    assert found.fused == (("FusedMatMul", 2),)
+
+
+def test_a_gradient_that_is_zero_by_theory_is_judged_by_all_gradients(tmp_path: Path) -> None:
+    """The key bias of an attention: the softmax does not see it, so that its gradient is the rounding of others."""
+    keys = {GRADIENTS: json.dumps({"w": "w_grad", "b": "b_grad"})}
+    files = []
+    for name, noise in (("base", 3e-9), ("new", -2e-9), ("wrong", 0.4)):
+        values = {"w_grad": np.linspace(-1, 1, 6, dtype=np.float32), "b_grad": np.full(6, noise, np.float32)}
+        nodes = [helper.make_node("Add", ["x", f"{out}_is"], [out], name=out) for out in values]
+        constants = [numpy_helper.from_array(array, f"{out}_is") for out, array in values.items()]
+        outputs = [floats(out, 6) for out in values]
+        files.append(save(tmp_path / f"{name}.onnx", nodes, [floats("x", 6)], outputs, constants, keys))
+    np.savez(tmp_path / "x.npz", x=np.zeros(6, np.float32))
+    options = {"device": "cpu", "runs": 1, "threads": 1, "heap": False, "inputs": tmp_path / "x.npz"}
+    found = verify(files[0], files[1], **options)
+    (difference,) = found.numerics.differences
+    assert difference.relative_to_scale == pytest.approx(5 / 3)
+    assert difference.relative_to_gradients == pytest.approx(5e-9)
+    assert found.problems == ()
+    (problem,) = verify(files[0], files[2], **options).problems
+    assert problem.startswith("output `b_grad` differs")
 
 
 def scaled(path: Path, factor: float, outputs: Sequence[str] = ("y",), name: str = "x") -> Path:

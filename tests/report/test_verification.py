@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import json
 
-from ckplan.meter import OutputDifference, Recomputation
+from ckplan.meter import OutputDifference, Prediction, Recomputation
 from ckplan.report import json as as_json
-from ckplan.report.verification import summary, verification
+from ckplan.report.verification import recomputation, summary, verification
 from tests.report import examples
 from tests.report.examples import printed
 
@@ -40,16 +40,39 @@ def test_a_difference_is_shown_and_named() -> None:
     found = examples.verification(differences=(DIFFERENCE, OutputDifference("loss", problem="has another shape")))
     page = squeezed(printed(verification(found)))
     assert "0 of 2 outputs equal to the bit" in page
-    assert "w_grad 3 7 5.0e-01" in page
+    assert "w_grad 3 7 5.0e-01 -" in page
     assert "loss has another shape" in page
     assert "Problems" in page
     assert summary(found).endswith("outputs differ")
 
 
 def test_an_undone_plan_is_a_problem() -> None:
-    page = printed(verification(examples.verification(recomputation=Recomputation(12, 0))))
-    assert "0 of 12 nodes ran again as planned" in page
+    promised = Prediction(16 << 10, 20 << 10)
+    found = examples.verification(recomputation=Recomputation(12, 0, merged=12), prediction=promised)
+    page = printed(verification(found))
+    assert "0 of 12 nodes ran again as planned; 12 merged with the nodes that they repeat" in page
     assert "the plan was undone" in page
+
+
+def test_merged_nodes_are_no_problem_where_no_memory_is_lost() -> None:
+    page = printed(verification(examples.verification(recomputation=Recomputation(12, 0, merged=12))))
+    assert "0 of 12 nodes ran again as planned" in page
+    assert "Problems" not in page
+
+
+def test_memory_that_is_lost_has_a_cause() -> None:
+    promised = {"prediction": Prediction(1 << 20, 2 << 20)}
+    lost = examples.measurement("new.onnx", 4096, recomputation=Recomputation(12, 9, merged=3), **promised)
+    (problem,) = lost.problems
+    assert "300% more" in problem
+    assert "merged 3 of 12 recomputed nodes" in problem
+    lost = examples.measurement("new.onnx", 4096, recomputation=Recomputation(12, 12), **promised)
+    assert "fuses it otherwise, or runs it in another order" in lost.problems[0]
+
+
+def test_nodes_that_run_as_parts_of_others_are_told() -> None:
+    told = recomputation(Recomputation(104, 104, fused=(("FusedMatMul", 4), ("Gelu", 2))))
+    assert told == "104 of 104 nodes ran again as planned; 6 of them as part of FusedMatMul, Gelu"
 
 
 def test_meters_that_are_missing_leave_no_row() -> None:

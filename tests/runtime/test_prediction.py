@@ -11,7 +11,7 @@ import onnx
 import pytest
 
 import ckplan
-from ckplan.meter.arrays import save_arrays
+from ckplan.isolation.arrays import save_arrays
 from ckplan.meter.counters import interpret
 from ckplan.meter.facts import file_facts, read_model
 from ckplan.meter.inputs import make_inputs

@@ -8,7 +8,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from ckplan.meter.arrays import Array, load_arrays, save_arrays
+from ckplan.isolation.arrays import Array, load_arrays, save_arrays
 
 
 @pytest.mark.parametrize("mapped", [False, True])

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from ckplan.errors import EnvironmentUnavailableError
+from ckplan.isolation.folders import no_room
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -49,10 +49,7 @@ def save_arrays(folder: Path, arrays: Mapping[str, Array] | Iterable[tuple[str, 
     try:
         _write(folder, arrays.items() if isinstance(arrays, Mapping) else arrays)
     except OSError as error:
-        raise EnvironmentUnavailableError(
-            f"cannot write temporary files: {error.strerror or error}",
-            "free disk space, or set TMPDIR to another folder",
-        ) from error
+        raise no_room(error) from error
 
 
 def _write(folder: Path, arrays: Iterable[tuple[str, Array]]) -> None:

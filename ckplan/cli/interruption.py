@@ -1,0 +1,54 @@
+"""Ctrl-C ends a command within seconds, also where a library computes outside of Python and would not hear of it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import threading
+import time
+from types import FrameType
+
+import click
+
+GRACE = 4.0
+"""Seconds that Python gets to hear of an interruption."""
+INTERRUPTED = 130
+
+
+def end_when_stuck() -> None:
+    """From now on, end the process if Ctrl-C is not heard in time.
+
+    Python runs a signal's handler between two of its own instructions, so a call into a library that takes a minute
+    takes it to the end. A thread is told of the signal at once, and looks whether the handler has run. Does nothing
+    where Ctrl-C has a handler already, or outside of the main thread.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return
+    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        return
+    heard = [0.0]
+    reader, writer = socket.socketpair()
+    writer.setblocking(False)
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        heard[0] = time.monotonic()
+        signal.default_int_handler(number, frame)
+
+    def watch() -> None:
+        while received := reader.recv(1):
+            if received[0] == signal.SIGINT:
+                since = time.monotonic() - 1  # the handler may have been faster than this thread
+                time.sleep(GRACE)
+                if heard[0] < since:
+                    click.echo("ckplan: interrupted", err=True)
+                    os._exit(INTERRUPTED)
+
+    signal.signal(signal.SIGINT, handle)
+    signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
+    threading.Thread(target=watch, daemon=True).start()
+    _open.extend((reader, writer))
+
+
+_open: list[socket.socket] = []
+"""Kept from being collected: the system writes to them."""

@@ -1,0 +1,109 @@
+"""The process in which onnxruntime opens foreign graphs: ``python -m ckplan.isolation.evaluator PARENT``.
+
+A request is a line of JSON with ``job`` and ``memory``; the answer is one with ``result`` or ``error``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ckplan.errors import EnvironmentUnavailableError
+from ckplan.isolation.arrays import Array, dtype_named, is_exotic, load_arrays, save_arrays
+from ckplan.isolation.lifetime import end_with, limit_memory
+from ckplan.operators.sessions import open_session, use_custom_ops
+
+
+def optimise(request: Mapping[str, Any]) -> None:
+    """Write a model as onnxruntime executes it on the CPU under default session options."""
+    import onnxruntime as ort
+
+    options = ort.SessionOptions()
+    options.log_severity_level = 4
+    # Packed copies of weights are not in the graph, and take time and memory to make.
+    options.add_session_config_entry("session.disable_prepacking", "1")
+    options.optimized_model_filepath = request["target"]
+    open_session(request["source"], options, without=request["without"])
+
+
+def run(request: Mapping[str, Any]) -> dict[str, str]:
+    """Run a model once as it is written, without optimisations; returns the types of its outputs."""
+    import onnxruntime as ort
+
+    options = ort.SessionOptions()
+    options.log_severity_level = 4
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.enable_cpu_mem_arena = False
+    if request["root"]:
+        options.add_session_config_entry("session.model_external_initializers_file_folder_path", request["root"])
+    session = open_session(Path(request["source"]).read_bytes(), options)
+    wanted = {value.name for value in session.get_inputs()}
+    given = {**load_arrays(Path(request["inputs"]), mapped=True), **dict(map(_elsewhere, request["elsewhere"]))}
+    feeds = {name: array for name, array in given.items() if name in wanted}
+    names = request["outputs"]
+    if any(is_exotic(array.dtype) for array in feeds.values()):
+        values = {name: _ort_value(ort, array, request["types"].get(name)) for name, array in feeds.items()}
+        results = [value.numpy() for value in session.run_with_ort_values(names, values)]
+    else:
+        results = session.run(names, {name: _plain(array) for name, array in feeds.items()})
+    save_arrays(Path(request["results"]), zip(names, map(np.asarray, results), strict=True))
+    return {output.name: output.type for output in session.get_outputs()}
+
+
+def _elsewhere(entry: Mapping[str, Any]) -> tuple[str, Array]:
+    """A weight that lies in a data file, or that is one number everywhere."""
+    if "file" not in entry:
+        return entry["name"], np.full(entry["shape"], entry["fill"], dtype_named(entry["dtype"]))
+    shape, dtype = tuple(entry["shape"]), dtype_named(entry["dtype"])
+    mapped = np.memmap(entry["file"], dtype=dtype, mode="r", offset=entry["offset"], shape=shape)
+    return entry["name"], np.asarray(mapped)
+
+
+def _plain(array: Array) -> Array:
+    return array.astype(object) if array.dtype.kind == "U" else np.ascontiguousarray(array)
+
+
+def _ort_value(ort: Any, array: Array, element: int | None) -> Any:
+    if is_exotic(array.dtype):
+        raw = np.ascontiguousarray(array).view(np.dtype(f"u{array.dtype.itemsize}"))
+        return ort.OrtValue.ortvalue_from_numpy_with_onnx_type(raw, element)
+    return ort.OrtValue.ortvalue_from_numpy(_plain(array))
+
+
+_JOBS = {"optimise": optimise, "run": run}
+
+
+def main(parent: int) -> None:
+    """Answer requests until there are no more."""
+    end_with(parent)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's affair
+    # onnxruntime prints: keep the pipe to the parent away from it.
+    replies = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+    for line in sys.stdin:
+        request = json.loads(line)
+        try:
+            limit_memory(request["memory"])
+            for library in request["custom_ops"]:
+                use_custom_ops(library)
+            answer: dict[str, Any] = {"result": _JOBS[request["job"]](request)}
+        except ImportError as error:
+            answer = {"missing": str(error)}
+        except EnvironmentUnavailableError as error:
+            answer = {"error": error.message, "hint": error.hint}
+        except MemoryError:
+            answer = {"error": "out of memory"}
+        except Exception as error:  # onnxruntime's exceptions have no base class of their own
+            answer = {"error": str(error).strip() or type(error).__name__}
+        print(json.dumps(answer), file=replies, flush=True)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

@@ -1,0 +1,105 @@
+"""Temporary folders that do not outlive their process for long, whatever ends it.
+
+A folder is locked while its process lives, and the system gives up the lock when the process ends, were it by SIGKILL.
+Whoever makes the next folder in the same place removes those that are not locked. Where folders cannot be locked
+(Windows, some network file systems) they are left alone.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from ckplan.errors import EnvironmentUnavailableError
+
+_NAMES = re.compile(r"ckplan-[a-z0-9_]{8}|\.ckplan-[a-z0-9_]{8}\.tmp")
+
+
+@contextmanager
+def temporary_folder(beside: Path | None = None) -> Iterator[Path]:
+    """A new folder, removed with all that is in it when the block is left.
+
+    Args:
+        beside: the folder to make it in, as a hidden one: what is written there can be moved to its place by renaming.
+            By default the system's folder for temporary files.
+
+    Raises:
+        EnvironmentUnavailableError: there is no folder for temporary files, or it is full.
+        OSError: the folder `beside` cannot be written to.
+    """
+    place = beside or _place()
+    _remove_abandoned(place)
+    folder, lock = _made(place, hidden=beside is not None)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        if lock is not None:
+            os.close(lock)
+
+
+def _place() -> Path:
+    try:
+        return Path(tempfile.gettempdir())
+    except OSError as error:
+        raise no_room(error) from error
+
+
+def no_room(error: OSError) -> EnvironmentUnavailableError:
+    """The error for temporary files that cannot be written."""
+    return EnvironmentUnavailableError(
+        f"cannot write temporary files: {error.strerror or error}",
+        "free disk space, or set TMPDIR to another folder",
+    )
+
+
+def _made(place: Path, hidden: bool) -> tuple[Path, int | None]:
+    prefix, suffix = (".ckplan-", ".tmp") if hidden else ("ckplan-", "")
+    while True:
+        try:
+            folder = Path(tempfile.mkdtemp(prefix=prefix, suffix=suffix, dir=place))
+        except OSError as error:
+            if hidden:
+                raise
+            raise no_room(error) from error
+        lock = _lock(folder)
+        # Another process may have taken it for abandoned in the moment before it was locked.
+        if folder.exists():
+            return folder, lock
+        if lock is not None:
+            os.close(lock)
+
+
+def _lock(folder: Path) -> int | None:
+    """An open descriptor that holds the lock of a folder; None where another process has it, or nobody can."""
+    if os.name == "nt":
+        return None
+    import fcntl
+
+    try:
+        descriptor = os.open(folder, os.O_RDONLY | os.O_NOFOLLOW)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(descriptor)
+        return None
+    return descriptor
+
+
+def _remove_abandoned(place: Path) -> None:
+    """Remove the folders of ours in a place whose processes have ended."""
+    with suppress(OSError), os.scandir(place) as entries:
+        for entry in entries:
+            if not _NAMES.fullmatch(entry.name) or not entry.is_dir(follow_symlinks=False):
+                continue
+            lock = _lock(Path(entry.path))
+            if lock is not None:
+                shutil.rmtree(entry.path, ignore_errors=True)
+                os.close(lock)

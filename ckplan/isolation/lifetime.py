@@ -1,0 +1,70 @@
+"""A process that works for another ends with it, and takes no more memory than it was given."""
+
+from __future__ import annotations
+
+import os
+import platform
+import signal
+import threading
+import time
+
+_PR_SET_PDEATHSIG = 1
+_PERIOD = 0.5
+
+
+def end_with(parent: int) -> None:
+    """Let this process be killed as soon as its parent has ended, were it by SIGKILL.
+
+    Linux does that by itself; elsewhere a thread looks for the parent twice a second.
+
+    Args:
+        parent: the process id of the parent.
+    """
+    if platform.system() == "Linux":
+        import ctypes
+
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:  # it had ended before
+            os._exit(1)
+        return
+    threading.Thread(target=_watch, args=(parent,), daemon=True).start()
+
+
+def _watch(parent: int) -> None:
+    import psutil  # type: ignore[import-untyped,unused-ignore]
+
+    while psutil.pid_exists(parent):
+        time.sleep(_PERIOD)
+    os._exit(1)
+
+
+def limit_memory(nbytes: int) -> None:
+    """Let allocations of this process fail beyond a number of bytes; does nothing where the system cannot.
+
+    What is counted is what the process may write to: a weight that is mapped from a file is not.
+    """
+    try:
+        import resource
+    except ImportError:  # Windows
+        return
+    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    most = nbytes if hard == resource.RLIM_INFINITY else min(nbytes, hard)
+    resource.setrlimit(resource.RLIMIT_DATA, (most, hard))
+
+
+def end_cleanly() -> None:
+    """Let SIGTERM and SIGHUP leave blocks as Ctrl-C does, so that children and temporary folders go.
+
+    A signal that is ignored, as SIGHUP is under nohup, stays ignored.
+    """
+    for name in ("SIGTERM", "SIGHUP"):
+        number = getattr(signal, name, None)
+        if number is not None and signal.getsignal(number) == signal.SIG_DFL:
+            signal.signal(number, _leave)
+
+
+def _leave(number: int, frame: object) -> None:
+    for name in ("SIGTERM", "SIGHUP", "SIGINT"):  # what cleans up is not to be interrupted
+        if hasattr(signal, name):
+            signal.signal(getattr(signal, name), signal.SIG_IGN)
+    raise SystemExit(128 + number)

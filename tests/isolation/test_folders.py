@@ -1,0 +1,80 @@
+"""Temporary folders go with their process, at the latest when the next one is made."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from ckplan.errors import EnvironmentUnavailableError
+from ckplan.isolation.folders import temporary_folder
+
+HOLDING = """
+import sys, time
+from pathlib import Path
+from ckplan.isolation.folders import temporary_folder
+with temporary_folder(Path(sys.argv[1])) as folder:
+    (folder / "weights").write_bytes(bytes(1 << 20))
+    print(folder, flush=True)
+    time.sleep(600)
+"""
+
+
+def holding(place: Path) -> tuple[subprocess.Popen[str], Path]:
+    """A process that has a folder, and the folder."""
+    process = subprocess.Popen([sys.executable, "-c", HOLDING, str(place)], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    with process.stdout:
+        return process, Path(process.stdout.readline().strip())
+
+
+def test_a_folder_is_gone_after_its_block(tmp_path: Path) -> None:
+    def fail_inside() -> None:
+        with temporary_folder(tmp_path) as folder:
+            (folder / "inner").mkdir()
+            (folder / "inner" / "file").touch()
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail_inside()
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.skipif(os.name == "nt", reason="needs locks of folders")
+def test_what_a_killed_process_left_is_removed_and_what_a_living_one_has_is_not(tmp_path: Path) -> None:
+    others = [tmp_path / ".ckplan-mine", tmp_path / "ckplan-notes", tmp_path / ".ckplan-abcdefgh.tmp.onnx"]
+    for other in others:
+        other.mkdir()
+    dead, left = holding(tmp_path)
+    living, kept = holding(tmp_path)
+    try:
+        dead.send_signal(signal.SIGKILL)
+        dead.wait()
+        assert (left / "weights").exists()
+        with temporary_folder(tmp_path) as folder:
+            assert set(tmp_path.iterdir()) == {folder, kept, *others}
+    finally:
+        living.kill()
+        living.wait()
+
+
+def test_links_are_not_followed(tmp_path: Path) -> None:
+    precious, place = tmp_path / "precious", tmp_path / "place"
+    precious.mkdir()
+    place.mkdir()
+    (precious / "file").touch()
+    (place / ".ckplan-abcdefgh.tmp").symlink_to(precious)
+    with temporary_folder(place):
+        pass
+    assert (precious / "file").exists()
+
+
+def test_no_temporary_directory_is_an_error_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", "/nonexistent")
+    with pytest.raises(EnvironmentUnavailableError, match="set TMPDIR to another folder"), temporary_folder():
+        pass
