@@ -43,16 +43,24 @@ def breaks(
         targets: what is differentiated.
     """
     needed = _needed(graph, targets)
+    reached = reached_by(graph, opset_imports, parameters)
+    return [
+        node
+        for node in graph
+        if reached.isdisjoint(differentiable_inputs(node, entry_of(node, opset_imports)))
+        and not reached.isdisjoint(reads(node))
+        and not needed.isdisjoint(node.outputs)
+        and node.op_type != DETACH
+    ]
+
+
+def reached_by(graph: ir.Graph, opset_imports: dict[str, int], parameters: Iterable[ir.Value]) -> set[ir.Value]:
+    """Return the values that depend differentiably on a parameter, function bodies not counted; see :func:`breaks`."""
     reached = set(parameters)
-    found = []
     for node in graph:
-        if reached.isdisjoint(differentiable_inputs(node, entry_of(node, opset_imports))):
-            stops = not reached.isdisjoint(reads(node)) and not needed.isdisjoint(node.outputs)
-            if stops and node.op_type != DETACH:
-                found.append(node)
-        else:
+        if not reached.isdisjoint(differentiable_inputs(node, entry_of(node, opset_imports))):
             reached.update(node.outputs)
-    return found
+    return reached
 
 
 def _needed(graph: ir.Graph, targets: Iterable[ir.Value]) -> set[ir.Value]:

@@ -8,14 +8,15 @@ torch.fake_quantize_per_tensor_affine does). Scales and zero points get no gradi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import onnx_ir as ir
 
-from ckplan.autodiff.breaks import between, breaks
+from ckplan.autodiff.breaks import between, breaks, reached_by
 from ckplan.autodiff.builder import Builder, attr_int, input_of, required_input, shape_of
 from ckplan.autodiff.composites import is_composite, outline
+from ckplan.autodiff.paths import bodies, captured
 from ckplan.errors import ModelError
 from ckplan.model.contrib import MICROSOFT, QUANTISED
 
@@ -41,30 +42,34 @@ def is_quantised(node: ir.Node) -> bool:
     return node.op_type in (_ARITHMETIC if not node.domain else QUANTISED if node.domain == MICROSOFT else ())
 
 
-def refuse_quantised(op: Builder, parameters: Sequence[ir.Value], targets: Sequence[ir.Value]) -> None:
+def refuse_quantised(
+    op: Builder, parameters: Sequence[ir.Value], targets: Sequence[ir.Value], straight_through: bool
+) -> None:
     """Make sure that no quantisation cuts parameters off the loss.
 
     Args:
         op: builder of the forward graph.
         parameters: what gradients are asked for.
         targets: what is differentiated.
+        straight_through: whether gradients pass pairs already; what is left are no such pairs.
 
     Raises:
         ModelError: nodes that quantise stand between a parameter and the loss.
     """
     weights = [value for value in parameters if not _only_scales(value)]
-    cuts = breaks(op.graph, op.opset_imports, weights, targets)
-    if not any(is_quantised(node) for node in cuts):
+    cuts = _cuts(op, op.graph, weights, targets)
+    if not cuts:
         return
     # Behind the first cut there may be others, which the user would meet next.
     found = [node for node in between(op.graph, weights, targets) if is_quantised(node)]
+    found += [node for node in cuts if node.graph is not op.graph]
     found = [node for node in found if node.op_type != "DequantizeLinear"]
     stored = [node for node in op.graph if is_quantised(node) and _reads_stored_weight(op, node)]
     pairs = all(not node.domain and node.op_type in ("QuantizeLinear", "DynamicQuantizeLinear") for node in found)
     named = ", ".join(f"{node.op_type} '{node.name}'" for node in found[:8])
     more = f" and {len(found) - 8} more" if len(found) > 8 else ""
     ways = ["train the model as it was before quantisation"]
-    if pairs:
+    if pairs and not straight_through:
         ways.append("pass gradients straight through pairs of QuantizeLinear and DequantizeLinear (--straight-through)")
     ways.append("freeze what stands before these nodes (--no-grad)")
     hint = ", or ".join(ways)
@@ -74,6 +79,20 @@ def refuse_quantised(op: Builder, parameters: Sequence[ir.Value], targets: Seque
             "and cannot be trained in any case: that takes float weights which pass such a pair"
         )
     raise ModelError(f"the model is quantised, and {len(found)} node(s) pass no gradient on: {named}{more}", hint)
+
+
+def _cuts(op: Builder, graph: ir.Graph, sources: Iterable[ir.Value], targets: Sequence[ir.Value]) -> list[ir.Node]:
+    """Return the nodes that quantise and that nothing of a source's gradient path is left behind, in bodies too."""
+    sources = list(sources)
+    found = [node for node in breaks(graph, op.opset_imports, sources, targets) if is_quantised(node)]
+    holders = [node for node in between(graph, sources, targets) if bodies(node)]
+    if holders:
+        reached = reached_by(graph, op.opset_imports, sources)
+        for node in holders:
+            for body in bodies(node):
+                passed = [inner for outer, inner in zip(node.inputs, body.inputs, strict=False) if outer in reached]
+                found += _cuts(op, body, [*passed, *reached.intersection(captured(node))], body.outputs)
+    return found
 
 
 def _only_scales(value: ir.Value) -> bool:

@@ -146,7 +146,7 @@ def build_training_graph(
         pass_straight_through(op)
     targets = {anchors[value]: seed for value, seed in objective.targets.items()}
     results = [anchors[value] for value in objective.outputs]
-    refuse_quantised(op, [*request.sought(tensors), *others.values()], list(targets))
+    refuse_quantised(op, [*request.sought(tensors), *others.values()], list(targets), straight_through)
     before = json.loads(model.metadata_props.get(keys.PARAMETERS, "[]"))
     selection = select_parameters(op, tensors.parameters, request, before)
     running = forms.running_of(graph, results)

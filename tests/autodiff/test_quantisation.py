@@ -232,3 +232,84 @@ def test_round_in_fake_quantisation_passes_straight_through() -> None:
     np.testing.assert_allclose(_gradient(training, x=_X), inside.astype(np.float32), rtol=1e-5)
     with pytest.raises(ModelError, match=r"no gradient passes Round '.*' \(is constant between its steps\)"):
         build_training_graph(model, loss="loss", wrt=["w"])
+
+
+_BRANCH = """g (float[3,4] x) => (float l) {
+    z = Mul (x, w)
+    y = If (yes) <
+        then_branch = a () => (float[3,4] o) { q = QuantizeLinear (z, s, zx) o = DequantizeLinear (q, s, zx) },
+        else_branch = b () => (float[3,4] p) { p = Neg (z) }
+    >
+    e = Mul (y, z)
+    l = ReduceSum <keepdims = 0> (e)
+}"""
+
+
+def test_quantisation_in_a_branch_is_refused_or_passed_straight_through_as_outside() -> None:
+    settings = {"yes": np.asarray(True), "s": _SCALES["s"], "zx": _SCALES["zx"], "w": np.full(4, 1.5, np.float32)}
+    model = _model(_BRANCH, **settings)
+    with pytest.raises(ModelError, match=r"1 node\(s\) pass no gradient on: QuantizeLinear '.*'"):
+        build_training_graph(model, loss="l", wrt=["w"])
+    training = build_training_graph(model, loss="l", wrt=["w"], straight_through=True)
+    z = _X * np.float32(1.5)
+    quantised = (np.clip(np.round(z / np.float32(0.05)) + 128, 0, 255) - 128) * 0.05
+    inside = (z > -128.5 * 0.05) & (z < 127.5 * 0.05)
+    np.testing.assert_allclose(_gradient(training, x=_X), ((quantised + z * inside) * _X).sum(0), rtol=1e-5)
+
+
+def test_quantisation_in_a_scan_passes_straight_through_as_outside() -> None:
+    text = """g (float[3,4] x) => (float l) {
+        z = Mul (x, w)
+        {}
+        e = Mul (y, x)
+        l = ReduceSum <keepdims = 0> (e)
+    }"""
+    inside = """y = Scan <num_scan_inputs = 1, body = b (float[4] r) => (float[4] o) {
+        q = QuantizeLinear (r, s, zx) o = DequantizeLinear (q, s, zx)
+    }> (z)"""
+    outside = "q = QuantizeLinear (z, s, zx) y = DequantizeLinear (q, s, zx)"
+    settings = {"s": np.asarray(0.005, np.float32), "zx": _SCALES["zx"], "w": np.full(4, 1.5, np.float32)}
+    found = []
+    for nodes in (inside, outside):
+        model = _model(text.replace("{}", nodes), **settings)
+        training = build_training_graph(model, loss="l", wrt=["w"], straight_through=True)
+        found.append(_gradient(training, x=_X))
+        with pytest.raises(ModelError, match="the model is quantised"):
+            build_training_graph(model, loss="l", wrt=["w"])
+    np.testing.assert_allclose(found[0], found[1], rtol=1e-6)
+    assert not np.allclose(found[0], (_X * _X).sum(0))  # something was cut off
+
+
+def test_what_is_quantised_once_may_be_dequantised_twice() -> None:
+    text = """g (float[3,4] x) => (float l) {
+        z = Mul (x, w)
+        q = QuantizeLinear (z, s, zx)
+        first = DequantizeLinear (q, s, zx)
+        t = Sin (first)
+        second = DequantizeLinear (q, s2, zx2)
+        e = Mul (second, x)
+        both = Add (t, e)
+        l = ReduceSum <keepdims = 0> (both)
+    }"""
+    settings = {"s": _SCALES["s"], "zx": _SCALES["zx"], "s2": _SCALES["s"], "zx2": _SCALES["zx"]}
+    model = _model(text, w=np.ones(4, np.float32), **settings)
+    training = build_training_graph(model, loss="l", wrt=["w"], straight_through=True)
+    quantised = (np.clip(np.round(_X / np.float32(0.05)) + 128, 0, 255) - 128) * 0.05
+    expected = ((np.cos(quantised) + _X) * _X).sum(0)
+    np.testing.assert_allclose(_gradient(training, x=_X), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_what_is_quantised_and_read_by_something_else_is_refused() -> None:
+    text = """g (float[3,4] x) => (float l) {
+        z = Mul (x, w)
+        q = QuantizeLinear (z, s, zx)
+        d = DequantizeLinear (q, s, zx)
+        other = DequantizeLinear (q, s2, zx)
+        both = Add (d, other)
+        l = ReduceSum <keepdims = 0> (both)
+    }"""
+    settings = {"s": _SCALES["s"], "zx": _SCALES["zx"], "s2": np.asarray(0.07, np.float32)}
+    model = _model(text, w=np.ones(4, np.float32), **settings)
+    with pytest.raises(ModelError, match=r"1 node\(s\) pass no gradient on: QuantizeLinear '.*'") as caught:
+        build_training_graph(model, loss="l", wrt=["w"], straight_through=True)
+    assert "--straight-through" not in str(caught.value)
