@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ckplan.errors import ModelError
-from ckplan.keys import GRADIENTS, PHASE, PREDICTED_ACTIVATIONS, PREDICTED_TOTAL, RECOMPUTE_OF, RETAINED
+from ckplan.keys import GRADIENTS, PHASE, PLAN, PREDICTED_ACTIVATIONS, PREDICTED_TOTAL, RECOMPUTE_OF, RETAINED
 from ckplan.meter.types import Prediction
 
 if TYPE_CHECKING:
@@ -109,7 +109,9 @@ def file_facts(model: ir.Model) -> FileFacts:
         backward=frozenset(backward),
         recomputed=frozenset(recomputed),
         prediction=Prediction(
-            _number(model.metadata_props.get(PREDICTED_ACTIVATIONS)), _number(model.metadata_props.get(PREDICTED_TOTAL))
+            _number(model.metadata_props.get(PREDICTED_ACTIVATIONS)),
+            _number(model.metadata_props.get(PREDICTED_TOTAL)),
+            _order_peak(model),
         ),
         gradients=frozenset(_listed(model, GRADIENTS) | _listed(model, RETAINED)),
     )
@@ -135,6 +137,14 @@ def _listed(model: ir.Model, key: str) -> set[str]:
         return {str(name) for name in json.loads(model.metadata_props.get(key, "{}")).values()}
     except (ValueError, AttributeError):
         return set()
+
+
+def _order_peak(model: ir.Model) -> int | None:
+    """What the plan of a file says of the best order without recomputation."""
+    try:
+        return _number(json.loads(model.metadata_props.get(PLAN, "{}")).get("order_peak_activations"))
+    except (ValueError, AttributeError):
+        return None
 
 
 def _number(text: str | None) -> int | None:

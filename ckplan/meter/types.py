@@ -148,10 +148,17 @@ class Origin:
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """Peaks that the file itself promises in its metadata; None where it says nothing."""
+    """Peaks that the file itself promises in its metadata; None where it says nothing.
+
+    Attributes:
+        peak_activations: bytes of activations.
+        peak_total: bytes of everything.
+        order_peak: bytes of activations that the best order without recomputation would have had.
+    """
 
     peak_activations: int | None
     peak_total: int | None
+    order_peak: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,8 @@ from typing import Any
 
 from ckplan.errors import ModelError
 from ckplan.planner.bounds import lower_bound
+from ckplan.planner.order import best_order
+from ckplan.planner.peak import peak_of
 from ckplan.planner.problem import Problem
 from ckplan.planner.simulate import simulate
 from ckplan.planner.timeline import Timeline
@@ -31,6 +33,8 @@ class Plan:
         lower_bound: bytes of activations below which no schedule can go.
         cost: seconds of the schedule.
         base_cost: seconds of one step without recomputation.
+        order_peak: bytes of activations at the peak of the best order without recomputation: what lies between the step
+            as it is and this, order alone has saved.
         overhead_bound: overhead that no schedule of this peak can avoid, as far as was proven (0: nothing was).
         interrupted: whether the search was ended before its time; the plan is the best until then.
     """
@@ -42,6 +46,7 @@ class Plan:
     lower_bound: int
     cost: float
     base_cost: float
+    order_peak: int
     overhead_bound: float = 0.0
     interrupted: bool = False
 
@@ -67,6 +72,7 @@ class Plan:
             "schedule": [self.ops[index] for index in self.schedule],
             "predicted_peak_activations": self.predicted.peak_activations,
             "predicted_peak_total": self.predicted.peak_total,
+            "order_peak_activations": self.order_peak,
             "lower_bound": self.lower_bound,
             "overhead": self.overhead,
             "overhead_bound": self.overhead_bound,
@@ -79,11 +85,14 @@ def make_plan(problem: Problem, strategy: str, schedule: Sequence[int]) -> Plan:
     Raises:
         ValueError: the schedule is not valid for the problem.
     """
+    predicted = simulate(problem, schedule)
+    ordered = peak_of(problem, best_order(problem))
     return Plan(
         strategy=strategy,
         schedule=tuple(schedule),
         ops=tuple(op.name for op in problem.ops),
-        predicted=simulate(problem, schedule),
+        predicted=predicted,
+        order_peak=min(ordered, predicted.peak_activations) if len(schedule) == len(problem.ops) else ordered,
         lower_bound=lower_bound(problem)[0],
         cost=problem.schedule_cost(schedule),
         base_cost=problem.cost,

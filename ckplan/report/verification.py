@@ -55,7 +55,7 @@ def summary(found: Verification) -> str:
     parts = []
     before, after = found.base.peak_activations, found.new.peak_activations
     if before is not None and after is not None:
-        parts.append(f"activations {saving(before, after)}")
+        parts.append(f"activations {saving(before, after, found.new.prediction.order_peak)}")
     if found.overhead is not None:
         parts.append(f"time {round(100 * found.overhead):+d} %")
     rounding = all(difference.is_rounding for difference in found.numerics.differences)
