@@ -70,7 +70,6 @@ def command(
 
         show_json(json.analysis(model, analysis, step.notes, kept))
     else:
-        from ckplan.report import text
-        from ckplan.report.blocks import blocks
+        from ckplan.report.documents import plans
 
-        show(text.page(text.analysis(model, analysis), *([] if kept is None else [blocks(kept)])))
+        show(plans.analysis(str(model), analysis, kept))

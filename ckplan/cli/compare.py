@@ -19,6 +19,7 @@ from ckplan.cli.options import (
     inference_option,
     json_option,
     read_share,
+    report_option,
     shape_options,
     strategy_option,
     talk_options,
@@ -26,6 +27,7 @@ from ckplan.cli.options import (
 )
 from ckplan.cli.output import check_output
 from ckplan.cli.page import check_page, comparison_title, write_page
+from ckplan.cli.reports import check_reports, write_reports
 from ckplan.cli.sections import SectionedCommand
 from ckplan.cli.terminal import annotate, notes, show, show_json, stage
 from ckplan.errors import CkplanError, EnvironmentUnavailableError, UsageError
@@ -77,6 +79,7 @@ _OUTPUTS = ("save_baseline", "markdown", "junit", "page")
 @inference_option
 @shape_options
 @training_options
+@report_option
 @json_option
 @talk_options
 def command(
@@ -101,6 +104,7 @@ def command(
     what failed becomes an annotation.
     """
     outputs = {name: options.pop(name) for name in _OUTPUTS}
+    reports = options.pop("reports")
     source = click.get_current_context().get_parameter_source
     given = {name: value for name, value in options.items() if source(name) is ParameterSource.COMMANDLINE}
     with _annotated():
@@ -108,6 +112,7 @@ def command(
         sources = [path for path in (base, head) if path is not None]
         if configuration is not None:
             sources = [configuration.path, *(target.path for target in configuration.targets)]
+        check_reports(reports, force, *sources)
         summary = _check_outputs(outputs, sources, base, configuration, force)
         from ckplan.comparison import How
 
@@ -118,7 +123,7 @@ def command(
             else:
                 found = _compared(base, head, options, given, measured, how)
     notes(found.notes)
-    _write(found, outputs, base, force)
+    _write(found, outputs, reports, base, force)
     if summary is not None:
         _append(found, summary)
     _tell(found, as_json)
@@ -137,7 +142,7 @@ def _annotated() -> Iterator[None]:
         yield
     except CkplanError as error:
         if _on_github():
-            from ckplan.report import github
+            from ckplan.report.writers import github
 
             annotate(github.failure(str(error)))
         raise
@@ -225,45 +230,48 @@ def _check_outputs(
     return summary
 
 
-def _write(found: Comparison, outputs: Mapping[str, Path | None], base: Path | None, force: bool) -> None:
+def _write(
+    found: Comparison,
+    outputs: Mapping[str, Path | None],
+    reports: Mapping[str, Path],
+    base: Path | None,
+    force: bool,
+) -> None:
     """Write the files that were asked for; a baseline only if every model could be read."""
     from ckplan.comparison import Level, write_baseline
-    from ckplan.model.saving import write_text
-    from ckplan.report import junit, markdown
 
     saved = outputs["save_baseline"]
     if saved is not None and found.level is not Level.ERROR:
         heads = {check.name: check.head for check in found.checks if check.head is not None}
         replaced = base is not None and base.exists() and saved.exists() and saved.samefile(base)
         write_baseline({**(found.others if replaced else {}), **heads}, saved, force=force)
-    if outputs["markdown"] is not None:
-        write_text(markdown.comparison(found), outputs["markdown"], force=force)
-    if outputs["junit"] is not None:
-        write_text(junit.comparison(found), outputs["junit"], force=force)
+    from ckplan.report.documents.comparisons import comparison
+
+    own = {kind: path for kind in ("markdown", "junit") if (path := outputs[kind]) is not None}
+    write_reports(comparison(found), {**reports, **own}, force)
     if outputs["page"] is not None:
         write_page(outputs["page"], force, comparison_title(found), notes=found.notes, comparison=found)
 
 
 def _append(found: Comparison, summary: Path) -> None:
-    from ckplan.report import markdown
+    from ckplan.report.documents.comparisons import comparison
+    from ckplan.report.writers.markdown import markdown
 
     with summary.open("a", encoding="utf-8") as stream:
-        stream.write(markdown.comparison(found))
+        stream.write(markdown(comparison(found)))
 
 
 def _tell(found: Comparison, as_json: bool) -> None:
     """Show the result, and tell GitHub."""
-    from ckplan.report import github
+    from ckplan.report import json
+    from ckplan.report.documents.comparisons import comparison
+    from ckplan.report.writers import github
 
     if _on_github():
         # On stderr, which the runner reads as well: stdout is data.
-        for line in github.comparison(found):
+        for line in github.annotated(comparison(found)):
             annotate(line)
     if as_json:
-        from ckplan.report import comparison_json
-
-        show_json(comparison_json.comparison(found))
+        show_json(json.comparison(found))
     else:
-        from ckplan.report import comparison
-
-        show(comparison.comparison(found))
+        show(comparison(found))

@@ -24,13 +24,13 @@ def command(as_json: bool) -> None:
     with stage("checking") as doing:
         found = checkup(doing)
     if as_json:
-        from ckplan.report.checkup import checkup_json
+        from ckplan.report import json
 
-        show_json(checkup_json(found))
+        show_json(json.checkup(found))
     else:
-        from ckplan.report import checkup as report
+        from ckplan.report.documents import checkups
 
-        show(report.checkup(found))
+        show(checkups.checkup(found))
     broken = [finding for finding in found if finding.required and finding.state != "ok"]
     if broken:
         more = f" (and {len(broken) - 1} more)" if len(broken) > 1 else ""

@@ -67,10 +67,10 @@ def command(
     notes(found.notes)
     said = [*step.notes, *tell(plan, step), *found.notes]
     if as_json:
-        from ckplan.report.explanation import explanation_json
+        from ckplan.report import json
 
-        show_json(explanation_json(found, said))
+        show_json(json.explanation(found, said))
     else:
-        from ckplan.report.explanation import explanation
+        from ckplan.report.documents.explanations import explanation
 
         show(explanation(found))

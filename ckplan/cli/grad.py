@@ -55,6 +55,6 @@ def command(model: Path, output: Path, force: bool, copy_weights: bool, as_json:
 
         show_json(json.gradients(training, output, said))
     else:
-        from ckplan.report import text
+        from ckplan.report.documents import plans
 
-        show(text.gradients(training, output))
+        show(plans.gradients(training, output))

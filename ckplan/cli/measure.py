@@ -7,8 +7,17 @@ from typing import Any
 
 import click
 
-from ckplan.cli.options import force_option, json_option, model_argument, run_options, shape_options, talk_options
+from ckplan.cli.options import (
+    force_option,
+    json_option,
+    model_argument,
+    report_option,
+    run_options,
+    shape_options,
+    talk_options,
+)
 from ckplan.cli.output import check_output
+from ckplan.cli.reports import check_reports, write_reports
 from ckplan.cli.sections import SectionedCommand
 from ckplan.cli.terminal import notes, show, show_json, stage
 from ckplan.errors import CkplanError, UsageError
@@ -32,6 +41,7 @@ _PATH = click.Path(path_type=Path)
     help="Find the smallest memory limit with which MODEL still runs, by running it some ten times more.",
 )
 @force_option
+@report_option
 @json_option
 @talk_options
 def command(
@@ -41,6 +51,7 @@ def command(
     csv: Path | None,
     bisect: bool,
     force: bool,
+    reports: dict[str, Path],
     as_json: bool,
     **options: Any,
 ) -> None:
@@ -49,6 +60,7 @@ def command(
     MODEL may be any ONNX file, for training or not. Its memory is told by three meters and node by node, beside what
     ckplan predicts for it; `docs/measuring.md` says what each meter means.
     """
+    check_reports(reports, force, model)
     targets = [path for path in (trace, csv) if path is not None]
     for target in targets:
         check_output(target, force, model, *([inputs] if inputs else []))
@@ -72,13 +84,13 @@ def command(
                 write_text(export(found), path, force=force)
             except CkplanError as error:  # a full disk must not cost what was measured
                 failure = error
-    if as_json:
-        from ckplan.report import json
+    from ckplan.report import json
+    from ckplan.report.documents.measurements import measurement
 
+    write_reports(measurement(found, limits), reports, force)
+    if as_json:
         show_json(json.measurement(found, limits))
     else:
-        from ckplan.report.measurement import measurement
-
         show(measurement(found, limits))
     if failure is not None:
         raise failure

@@ -116,6 +116,11 @@ def read_budget(ctx: click.Context, param: click.Parameter, value: str | None) -
         raise click.BadParameter(str(error), ctx, param) from error
 
 
+def read_reports(ctx: click.Context, param: click.Parameter, values: Sequence[str]) -> dict[str, Path]:
+    """``("markdown=summary.md",)`` to ``{"markdown": Path("summary.md")}``."""
+    return {kind: Path(path) for kind, path in _pairs(ctx, param, values).items()}
+
+
 def read_share(ctx: click.Context, param: click.Parameter, value: str | None) -> float | None:
     """``"10%"`` to 0.1."""
     try:
@@ -193,6 +198,15 @@ custom_ops_option = _section(
     click.option(
         "--custom-ops", multiple=True, type=_PATH, metavar="LIBRARY", expose_value=False, callback=_use_custom_ops,
         help="Shared library with onnxruntime kernels of operators that it does not know itself. Repeatable.",
+    ),
+)  # fmt: skip
+
+report_option = _section(
+    "Messages",
+    click.option(
+        "--report", "reports", multiple=True, metavar="FORMAT=OUT", callback=read_reports,
+        help="Write the answer to a file, too: as text, markdown, junit, github, or in a format that a package adds. "
+        "Repeatable.",
     ),
 )  # fmt: skip
 

@@ -85,6 +85,6 @@ def command(
 
         show_json(json.pareto(model, output, found, said))
     else:
-        from ckplan.report.pareto import pareto as reported
+        from ckplan.report.documents import plans
 
-        show(reported(model, found))
+        show(plans.pareto(str(model), found))

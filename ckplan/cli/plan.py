@@ -61,7 +61,8 @@ def command(
     from ckplan.model.saving import write_text
     from ckplan.pipeline import Goal
     from ckplan.planner.strategies import parse_strategy
-    from ckplan.report.blocks import blocks, blocks_json
+    from ckplan.report import json
+    from ckplan.report.documents import plans
     from ckplan.report.untrusted import json_text
 
     wanted, goal = parse_strategy(strategy), Goal.of(budget, overhead, seconds)
@@ -72,8 +73,6 @@ def command(
     write_text(json_text(plan.to_json(), indent=1) + "\n", output, force=force)
     kept = chosen(step, plan, made.budget)
     if as_json:
-        show_json({**plan.to_json(), "blocks": blocks_json(kept)})
+        show_json({**plan.to_json(), "blocks": json.blocks(kept)})
     else:
-        from ckplan.report import text
-
-        show(text.page(text.rewritten(output, plan, made.before, made.after), blocks(kept)))
+        show(plans.rewritten(output, plan, made.before, made.after, kept))

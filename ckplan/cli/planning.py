@@ -32,7 +32,7 @@ def tell(plan: Plan, step: Step) -> list[str]:
     """
     if settings().verbose:
         from ckplan.answers.explanation import only_once
-        from ckplan.report.explanation import reasons
+        from ckplan.report.documents.explanations import reasons
 
         details(reasons(only_once(step.model), step.problem, plan))
     said = []

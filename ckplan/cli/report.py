@@ -101,10 +101,10 @@ def command(
 
         show_json(json.reported(made, output, notes, found))
     else:
-        from ckplan.report import text
-        from ckplan.report.verification import summary
+        from ckplan.report.document import Document, joined
+        from ckplan.report.documents import plans, verifications
 
-        lines = [text.rewritten(output, made.plan, made.before, made.after)]
-        show(text.page(*lines, *([] if found is None else [text.line(summary(found))])))
+        parts = [plans.rewritten(output, made.plan, made.before, made.after)]
+        show(joined(*parts, *([] if found is None else [Document(verifications.summary(found), ())])))
     if found is not None:
         check(found)

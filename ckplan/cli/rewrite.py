@@ -98,11 +98,10 @@ def command(
 
         show_json(json.rewritten(made, output, notes, found, kept))
     else:
-        from ckplan.report import text
-        from ckplan.report.blocks import blocks
-        from ckplan.report.verification import verification
+        from ckplan.report.document import joined
+        from ckplan.report.documents import plans, verifications
 
-        parts = [text.rewritten(output, made.plan, made.before, made.after), blocks(kept)]
-        show(text.page(*parts, *([] if found is None else [verification(found)])))
+        parts = [plans.rewritten(output, made.plan, made.before, made.after, kept)]
+        show(joined(*parts, *([] if found is None else [verifications.verification(found)])))
     if found is not None:
         check(found)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
+    from ckplan.report.document import Document
 
 
 @dataclass
@@ -56,16 +56,17 @@ def details(lines: Iterable[str]) -> None:
             say(f"detail: {line}")
 
 
-def show(report: RenderableType) -> None:
-    """Print a report to stdout; colours follow the terminal, ``--no-color``, NO_COLOR and FORCE_COLOR."""
+def show(document: Document) -> None:
+    """Print an answer to stdout; colours follow the terminal, ``--no-color``, NO_COLOR and FORCE_COLOR."""
     from rich.console import Console, Group
 
     from ckplan.report.untrusted import printable_report
+    from ckplan.report.writers.terminal import terminal
 
     console = Console(highlight=False, no_color=settings().no_color or None)
     with console.capture() as captured:
         # In a group, since a text that is printed by itself is wrapped even where it says not to.
-        console.print(Group(printable_report(report)), crop=False)
+        console.print(Group(printable_report(terminal(document))), crop=False)
     lines = captured.get().splitlines()
     click.echo("\n".join(line.rstrip() for line in lines), color=True)
 

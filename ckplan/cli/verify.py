@@ -6,9 +6,17 @@ from pathlib import Path
 
 import click
 
-from ckplan.cli.options import custom_ops_option, html_options, json_option, run_options, talk_options
+from ckplan.cli.options import (
+    custom_ops_option,
+    html_options,
+    json_option,
+    report_option,
+    run_options,
+    talk_options,
+)
 from ckplan.cli.page import check_page, files_page
 from ckplan.cli.proof import check, run_both
+from ckplan.cli.reports import check_reports, write_reports
 from ckplan.cli.sections import SectionedCommand
 from ckplan.cli.terminal import show, show_json
 
@@ -21,6 +29,7 @@ _PATH = click.Path(path_type=Path)
 @run_options
 @custom_ops_option
 @html_options
+@report_option
 @json_option
 @talk_options
 def command(
@@ -31,6 +40,7 @@ def command(
     seed: int,
     page: Path | None,
     force: bool,
+    reports: dict[str, Path],
     as_json: bool,
 ) -> None:
     """Run the training files BASE and NEW and compare their memory, time and numbers.
@@ -39,15 +49,16 @@ def command(
     its plan.
     """
     check_page(page, force, base, new)
+    check_reports(reports, force, base, new)
     found = run_both(base, new, device=device, inputs=inputs, seed=seed)
     if page is not None:
         files_page(page, force, base, new, found)
-    if as_json:
-        from ckplan.report import json
+    from ckplan.report import json
+    from ckplan.report.documents.verifications import verification
 
+    write_reports(verification(found), reports, force)
+    if as_json:
         show_json(json.verification(found))
     else:
-        from ckplan.report.verification import verification
-
         show(verification(found))
     check(found)

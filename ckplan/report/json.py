@@ -9,15 +9,17 @@ from typing import TYPE_CHECKING, Any
 
 from ckplan.autodiff.coverage import counts
 from ckplan.report import docs
-from ckplan.report.blocks import blocks_json
 
 if TYPE_CHECKING:
     from ckplan.answers.analysis import Analysis, Offer, TensorFacts
-    from ckplan.answers.findings import Chosen
+    from ckplan.answers.explanation import Explanation
+    from ckplan.answers.findings import Block, Chosen
     from ckplan.answers.frontier import Pareto
     from ckplan.autodiff import TrainingGraph
     from ckplan.autodiff.coverage import Coverage
+    from ckplan.comparison import Check, Comparison
     from ckplan.meter import Bisection, Measurement, Verification
+    from ckplan.meter.checkup import Finding
     from ckplan.pipeline import Planned
     from ckplan.planner import Plan, Timeline
     from ckplan.planner.strategies import Strategy
@@ -64,7 +66,7 @@ def rewritten(
         base=_peaks(made.before),
         planned=_peaks(made.after),
         plan=made.plan.to_json(),
-        blocks=None if kept is None else blocks_json(kept),
+        blocks=None if kept is None else blocks(kept),
         verification=None if verification is None else verification.to_json(),
     )
 
@@ -118,7 +120,7 @@ def analysis(path: Path, found: Analysis, notes: Sequence[str], kept: Chosen | N
         bottlenecks=[_tensor(tensor) for tensor in found.bottlenecks],
         lower_bound=found.lower_bound,
         strategies=[_offer(offer) for offer in found.offers],
-        blocks=None if kept is None else blocks_json(kept),
+        blocks=None if kept is None else blocks(kept),
     )
 
 
@@ -179,3 +181,74 @@ def operators(standard: Sequence[Coverage], microsoft: Sequence[Coverage]) -> Js
             for o in found
         ],
     )
+
+
+def blocks(found: Chosen) -> Json:
+    """What a plan does block by block, with the names of the tensors."""
+    return {
+        "strategy": found.strategy,
+        "layers": [_block(block) for block in found.layers],
+        "groups": [_block(block) for block in found.blocks],
+    }
+
+
+def _block(found: Block) -> Json:
+    return {
+        "name": found.name,
+        "count": found.count,
+        "kept": found.kept,
+        "recomputed": found.recomputed,
+        "extra_seconds": found.seconds,
+        "tensors": {
+            "kept": [decision.tensor for decision in found.decisions if not decision.times],
+            "recomputed": [decision.tensor for decision in found.decisions if decision.times],
+        },
+    }
+
+
+def explanation(found: Explanation, notes: Sequence[str]) -> Json:
+    """What a plan does with a tensor, and why."""
+    data = dataclasses.asdict(found)
+    data["block"] = None if found.block is None else {"name": found.block[0], "count": found.block[1]}
+    data["notes"] = list(notes)
+    return _report("explain", **data)
+
+
+def checkup(found: Sequence[Finding]) -> Json:
+    """What ``ckplan doctor`` looked at."""
+    return _report("doctor", checks=[dataclasses.asdict(finding) for finding in found])
+
+
+def comparison(found: Comparison) -> Json:
+    """What ``ckplan compare`` found; `ckplan compare` reads it again as a side."""
+    return _report(
+        "compare",
+        level=found.level.value,
+        notes=list(found.notes),
+        accept=found.accept,
+        checks=[_check(check) for check in found.checks],
+    )
+
+
+def _check(check: Check) -> Json:
+    sides = {"base": check.base, "head": check.head}
+    return {
+        "name": check.name,
+        "source": check.source,
+        "level": check.level.value,
+        "error": None if check.error is None else str(check.error),
+        "findings": [{**dataclasses.asdict(finding), "level": finding.level.value} for finding in check.findings],
+        "limit": check.limit,
+        "limits": dataclasses.asdict(check.limits),
+        "growth": [
+            {
+                **dataclasses.asdict(growth.alive),
+                "bytes": growth.after,
+                "before": growth.before,
+                "change": growth.change,
+            }
+            for growth in check.growth
+        ],
+        "dropped": dict(check.dropped or {}),
+        **{name: None if side is None else side.to_json() for name, side in sides.items()},
+    }

@@ -1,33 +1,28 @@
-"""Listings for people: strategies and operators."""
+"""Listings as documents: strategies and operators."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from rich.console import RenderableType
-from rich.text import Text
-
 from ckplan.autodiff.coverage import DIFFERENTIABLE, Coverage, Kind, counts
 from ckplan.report import docs
-from ckplan.report.text import page, section, table
+from ckplan.report.document import Block, Cell, Document, Line, Row, Section, Table
 
 if TYPE_CHECKING:
     from ckplan.planner.strategies import Strategy
 
 
-def strategies(kinds: Sequence[type[Strategy]]) -> RenderableType:
+def strategies(kinds: Sequence[type[Strategy]]) -> Document:
     """Each strategy with its documentation and its options."""
-    parts: list[RenderableType] = []
+    sections = []
     for kind in kinds:
         body = [line for paragraph in docs.paragraphs(kind) for line in ("", *paragraph.splitlines())][1:]
-        listed = [
-            Text(f"{kind.name}:{option.name}={default(option.default)}  {option.text}", overflow="fold")
-            for option in docs.options(kind)
+        options = [
+            f"{kind.name}:{option.name}={default(option.default)}  {option.text}" for option in docs.options(kind)
         ]
-        gap = [""] if listed else []
-        parts.append(section(kind.name, *map(Text, body), *gap, *listed))
-    return page(*parts)
+        sections.append(Section(kind.name, tuple(map(Line, [*body, *([""] if options else []), *options]))))
+    return Document("", tuple(sections))
 
 
 def default(value: object) -> str:
@@ -35,26 +30,24 @@ def default(value: object) -> str:
     return ";".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
-def operators(standard: Sequence[Coverage], microsoft: Sequence[Coverage]) -> RenderableType:
+def operators(standard: Sequence[Coverage], microsoft: Sequence[Coverage]) -> Document:
     """How many operators can be differentiated, and how each is or why it is not."""
     found = counts(standard)
-    parts: list[RenderableType] = [Text(summary(standard))]
+    sections = [Section("", (Line(summary(standard)),))]
     for kind, heading in HEADINGS.items():
-        named = [operator for operator in standard if operator.kind is kind]
-        if not named:
+        operators = [operator for operator in standard if operator.kind is kind]
+        if not operators:
             continue
+        block: Block = Line(", ".join(operator.op_type for operator in operators))
         if kind in _EXPLAINED:
-            rows = table("operator", "remark")
-            for operator in named:
-                rows.add_row(Text(operator.op_type), Text(operator.remark))
-            parts.append(section(f"{heading} ({found[kind]})", rows))
-        else:
-            parts.append(section(f"{heading} ({found[kind]})", Text(", ".join(o.op_type for o in named))))
+            rows = tuple(Row((Cell(operator.op_type), Cell(operator.remark))) for operator in operators)
+            block = Table(("operator", "remark"), rows, top=len(rows))
+        sections.append(Section(f"{heading} ({found[kind]})", (block,)))
     written = [operator.op_type for operator in microsoft if operator.kind is not Kind.NOT]
     refused = [operator.op_type for operator in microsoft if operator.kind is Kind.NOT]
-    parts.append(section(f"Of com.microsoft, in standard operators ({len(written)})", Text(", ".join(written))))
-    parts.append(section(f"Of com.microsoft, not differentiated ({len(refused)})", Text(", ".join(refused))))
-    return page(*parts)
+    for heading, names in (("in standard operators", written), ("not differentiated", refused)):
+        sections.append(Section(f"Of com.microsoft, {heading} ({len(names)})", (Line(", ".join(names)),)))
+    return Document("", tuple(sections))
 
 
 #: What the kinds of coverage are called in listings, in their order there.

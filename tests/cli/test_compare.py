@@ -74,7 +74,7 @@ def test_a_dropped_checkpoint_fails_and_is_named(model: Path, baseline: Path) ->
     result = run("compare", baseline, model, *DROPPED)
     assert result.exit_code == 1
     assert "'y8' is not kept any more" in failure(result)
-    assert "computed again now:" in result.stdout
+    assert "recomputed now:" in result.stdout
 
 
 def test_a_dropped_checkpoint_in_files_with_a_plan(model: Path, tmp_path: Path) -> None:

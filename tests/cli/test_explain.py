@@ -110,7 +110,7 @@ def test_unknown_tensors_have_near_matches(model: Path) -> None:
 def test_people_get_a_page_of_80_columns(deep: Path) -> None:
     result = run("explain", deep, "act3", "--strategy", "sqrt", "--dim", "batch=256")
     assert "note: 'act3' is a node; this is about 'y3', which it makes" in result.stderr
-    for word in ("y3 is made again (plan: sqrt)", "made by", "copy 2", "why", "if kept"):
+    for word in ("y3 is recomputed (plan: sqrt)", "made by", "copy 2", "why", "if kept"):
         assert word in result.stdout
     assert max(map(len, result.stdout.splitlines())) <= 80
 

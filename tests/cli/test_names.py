@@ -104,19 +104,16 @@ def test_failing_on_a_hostile_node_names_it_tamely(tmp_path: Path) -> None:
 
 def test_a_report_takes_no_markup_and_no_control_characters(capsys: pytest.CaptureFixture[str]) -> None:
     import click
-    from rich.console import Group
-    from rich.padding import Padding
-    from rich.table import Table
-    from rich.text import Text
 
-    rows = Table(EVIL)
-    rows.add_row(EVIL)
+    from ckplan.report.document import Cell, Document, Fact, Facts, Row, Section, Table
+
+    table = Table((EVIL,), (Row((Cell(EVIL),)),))
     with click.Context(click.Command("x"), obj=Settings()):
-        show(Group(EVIL, Padding(Text(EVIL, style="bold"), 1), rows))
+        show(Document(EVIL, (Section(EVIL, (Facts((Fact("a name", EVIL),)), table)),)))
         say(EVIL)
         annotate("::error title=x::kept")
     said = capsys.readouterr()
-    assert said.out.count("[/bold][red]") == 4
+    assert said.out.count("[/bold][red]") == 5
     assert_tame(said.out, "show")
     assert_tame(said.err.partition("::error title=x")[0], "say")
     assert said.err.endswith("\n::error title=x::kept\n")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from io import StringIO
 from typing import Any
 
-from rich.console import Console, RenderableType
+from rich.console import Console
 
 from ckplan.answers.analysis import Analysis, Offer, TensorFacts
 from ckplan.meter import (
@@ -22,15 +22,18 @@ from ckplan.meter import (
     Verification,
 )
 from ckplan.planner import Kind, Moment, Op, Problem, Tensor, Timeline, make_plan
+from ckplan.report.document import Document
+from ckplan.report.untrusted import printable_report
+from ckplan.report.writers.terminal import terminal
 
 KIB = 1024
 
 
-def printed(report: RenderableType, width: int = 80) -> str:
-    """A report as it appears without colours; no line may exceed the width."""
+def printed(document: Document, width: int = 80) -> str:
+    """A document as it appears without colours; no line may exceed the width."""
     console = Console(file=StringIO(), width=width, color_system=None, highlight=False)
     with console.capture() as captured:
-        console.print(report)
+        console.print(printable_report(terminal(document)))
     text = captured.get()
     assert max(map(len, text.splitlines()), default=0) <= width
     return text

@@ -10,7 +10,7 @@ import pytest
 from ckplan.meter import Bisection, Prediction, Smallest
 from ckplan.meter.bisect import Try
 from ckplan.report import json as as_json
-from ckplan.report.measurement import measurement
+from ckplan.report.documents.measurements import measurement
 from tests.report import examples
 from tests.report.examples import KIB, printed
 

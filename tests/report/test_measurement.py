@@ -9,7 +9,7 @@ import pytest
 
 from ckplan.meter import Alive, Gpu, Inside, Measurement, NonFinite, Prediction, Recomputation
 from ckplan.report import json as as_json
-from ckplan.report.measurement import measurement, summary
+from ckplan.report.documents.measurements import measurement, summary
 from tests.report import examples
 from tests.report.examples import KIB, printed, timeline
 
@@ -44,7 +44,7 @@ def test_the_page_holds_what_was_measured_beside_what_was_expected() -> None:
         "time of a run 1.0 ms",
         "Alive at the peak, in 'op1' (3)",
         "20.0 KiB 62.5 % Tanh forward /layer[0]/act",
-        "8.0 KiB 25.0 % Mul unused, held …bbbbbbbbbbbbbbbbbbbbbbb",
+        f"8.0 KiB 25.0 % Mul unused, held …{'b' * 30}",
         "4.0 KiB 12.5 % Tanh recomputed again",
         "32.0 KiB of tensors and 512 B of workspace; 32.0 KiB were measured",
         "Slowest nodes (2, 2.0 ms for all)",
@@ -87,7 +87,7 @@ def test_names_take_one_line_and_what_is_tiny_is_left_out() -> None:
     )
     page = squeezed(printed(measurement(example(inside=Inside(timeline(1, 32), alive, (0, 0))))))
     assert "Alive at the peak, in 'op1' (the largest 1 of 2)" in page
-    assert f"31.0 KiB 96.9 % …Normalization unused, held …{'x' * 23}" in page
+    assert f"31.0 KiB 96.9 % SkipLayerNormalization unused, held …{'x' * 15}" in page
 
 
 def test_a_gpu_has_its_own_row() -> None:

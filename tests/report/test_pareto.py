@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from io import StringIO
-from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
@@ -16,7 +15,7 @@ from ckplan.answers.analysis import Offer
 from ckplan.answers.frontier import Pareto
 from ckplan.planner import Kind, Op, Plan, Problem, Tensor, make_plan
 from ckplan.report import svg
-from ckplan.report.pareto import pareto as reported
+from ckplan.report.documents.plans import pareto as reported
 from ckplan.report.plot import Plot, byte_ticks, percent_ticks, plot_of
 from ckplan.report.scatter import Scatter
 from tests.report.examples import KIB, printed, timeline
@@ -50,7 +49,7 @@ def drawn(plot: Plot, width: int = 80, encoding: str = "utf-8") -> list[str]:
 
 
 def test_tables_name_every_point_and_every_strategy() -> None:
-    text = printed(reported(Path("model.onnx"), pareto()))
+    text = printed(reported("model.onnx", pareto()))
     assert "50.0 KiB of activations without a plan; no plan can go below 8.0 KiB" in text
     assert re.search(r"20\.0 KiB +60\.0 % +10\.0 % +0 +frontier +knee", text)
     assert re.search(r"b +memory +10\.0 KiB +80\.0 % +30\.0 % +-", text)
@@ -58,7 +57,7 @@ def test_tables_name_every_point_and_every_strategy() -> None:
 
 
 def test_a_strategy_is_held_against_the_frontier() -> None:
-    text = printed(reported(Path("model.onnx"), pareto(Offer("sqrt", plan("sqrt", 15, 0.5)))))
+    text = printed(reported("model.onnx", pareto(Offer("sqrt", plan("sqrt", 15, 0.5)))))
     assert re.search(r"a +sqrt +15\.0 KiB +70\.0 % +50\.0 % +20\.0 %", text)
 
 
@@ -96,7 +95,7 @@ def test_a_graph_without_room_for_plans_has_a_picture() -> None:
     found = pareto(Offer("none", only), points=(only,), knee=0, base=timeline(0), lower_bound=0)
     assert drawn(plot_of(found))
     assert ElementTree.fromstring(svg.pareto(found, "nothing"))
-    assert "knee" not in printed(reported(Path("m.onnx"), found))
+    assert "knee" not in printed(reported("m.onnx", found))
 
 
 def test_svg_is_xml_that_needs_nothing_from_outside() -> None:

@@ -4,7 +4,7 @@ import json
 
 from ckplan.meter import OutputDifference, Prediction, Recomputation
 from ckplan.report import json as as_json
-from ckplan.report.verification import recomputation, summary, verification
+from ckplan.report.documents.verifications import recomputation, summary, verification
 from tests.report import examples
 from tests.report.examples import printed
 
@@ -40,8 +40,8 @@ def test_a_difference_is_shown_and_named() -> None:
     found = examples.verification(differences=(DIFFERENCE, OutputDifference("loss", problem="has another shape")))
     page = squeezed(printed(verification(found)))
     assert "0 of 2 outputs equal to the bit" in page
-    assert "w_grad 3 7 5.0e-01 -" in page
-    assert "loss has another shape" in page
+    assert "w_grad 3 7 5.0e-01 - differs" in page
+    assert "loss - - - - has another shape" in page
     assert "Problems" in page
     assert summary(found).endswith("outputs differ")
 

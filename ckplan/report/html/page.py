@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import base64
 import hashlib
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
 from ckplan.report.chart import backward_pass
-from ckplan.report.html import comparison, sections
+from ckplan.report.document import Table
+from ckplan.report.documents import plans, verifications
+from ckplan.report.documents.comparisons import comparison, summary
+from ckplan.report.html import sections
 from ckplan.report.html.chart_data import Curve, chart_data
 from ckplan.report.html.values import Chart
 from ckplan.report.svg import drawing
@@ -19,12 +24,15 @@ from ckplan.units import format_bytes
 if TYPE_CHECKING:
     from jinja2 import Template
 
+    from ckplan.answers.analysis import Offer
     from ckplan.answers.findings import Findings
     from ckplan.comparison import Comparison
     from ckplan.meter import Measurement
     from ckplan.runtime.occupancy import Occupancy
 
 _SCRIPTS = ("chart.js", "page.js")
+_TENSORS = 400
+"""Tensors of a table that are listed."""
 
 
 def render(found: Findings) -> str:
@@ -107,28 +115,36 @@ def _optional(found: Findings) -> dict[str, Any]:
     missing = ("offers", "bottlenecks", "frontier", "measured", "comparison")
     content: dict[str, Any] = {**dict.fromkeys(missing), "problems": ()}
     if found.comparison is not None:
-        content["comparison"] = comparison.summary(found.comparison)
-        content["checks"] = comparison.checks(found.comparison)
+        compared = comparison(found.comparison)
+        content["comparison"] = replace(summary(found.comparison), caption=compared.title)
+        content["checks"] = compared.sections[1:]
     if found.analysis is not None:
         if found.analysis.offers:
-            content["offers"] = sections.offers_table(found.analysis.offers, whole)
+            content["offers"] = _offers(found.analysis.offers, whole)
         if found.analysis.bottlenecks:
-            title = "Bottlenecks, through which all paths to the end pass"
-            content["bottlenecks"] = sections.tensors_table(title, found.analysis.bottlenecks)
+            table = plans.tensors_table(found.analysis.bottlenecks, whole)
+            caption = "Bottlenecks, through which all paths to the end pass"
+            content["bottlenecks"] = sections.cut(replace(table, caption=caption), _TENSORS)
     if found.pareto is not None:
-        content["frontier"] = sections.frontier_table(found.pareto)
-        content["offers"] = sections.offers_table(found.pareto.offers, found.pareto.base.peak_activations)
+        content["frontier"] = replace(plans.frontier(found.pareto), caption="The frontier")
+        content["offers"] = _offers(found.pareto.offers, found.pareto.base.peak_activations)
     if (verification := found.verification) is not None:
         sentence, differences = sections.numerics_table(verification)
         content |= {
             "measured": sections.measured_table(verification, sections.predictions(found)),
-            "summary": sections.measured_headline(verification),
+            "summary": verifications.summary(verification),
             "agreement": sections.agreement(verification, sections.predictions(found)),
             "numerics": sentence,
             "differences": differences,
             "problems": verification.problems,
         }
     return content
+
+
+def _offers(found: Sequence[Offer], whole: int) -> Table:
+    """What each strategy would give, and why some give nothing."""
+    refused = "; ".join(f"{offer.strategy}: {offer.reason}" for offer in found if offer.plan is None)
+    return replace(plans.offers(found, whole), caption="What each strategy would give", more=refused)
 
 
 def _curves(found: Findings) -> list[Curve]:

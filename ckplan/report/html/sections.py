@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from ckplan.report.document import Cell, Row, Table, counted, name, number, percent, shape_cell, size
+from ckplan.report.documents.verifications import differences, figures
 from ckplan.report.html.chart_data import band_numbers
-from ckplan.report.html.values import Cell, Group, Row, Table, Tile, name, number, shape_cell, size
-from ckplan.report.text import counted, percent
-from ckplan.report.verification import figures, summary
+from ckplan.report.html.values import Group, Tile
 from ckplan.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
-    from ckplan.answers.analysis import Offer, TensorFacts
     from ckplan.answers.findings import Block, Decision, Findings
-    from ckplan.answers.frontier import Pareto
     from ckplan.meter import Verification
     from ckplan.runtime.occupancy import Occupancy
 
@@ -87,7 +86,7 @@ def alive_table(title: str, found: Occupancy, chart: int) -> Table:
     if found.workspace[step : step + 1] and found.workspace[step]:
         more.append(f"workspace of the kernel that runs: {format_bytes(found.workspace[step])}")
     columns = ("tensor", "bytes", "share", "shape", "type", "made by", "role", "from step", "to step")
-    return Table(title, columns, tuple(rows), "; ".join(more), sorted_by=1)
+    return Table(columns, tuple(rows), title, more="; ".join(more), sorted_by=1)
 
 
 def groups(blocks: Sequence[Block]) -> tuple[list[Group], str]:
@@ -128,69 +127,12 @@ def _decisions(decisions: Sequence[Decision]) -> Table:
     ]
     left = largest[_DECISIONS:]
     more = f"{counted(len(left), 'more tensor')}: {format_bytes(sum(d.bytes for d in left))}" if left else ""
-    return Table("", ("tensor", "bytes", "shape", "made by", "plan", "extra time"), tuple(rows), more, sorted_by=1)
+    return Table(("tensor", "bytes", "shape", "made by", "plan", "extra time"), tuple(rows), more=more, sorted_by=1)
 
 
 def _treatment(times: int) -> str:
     """What a plan does with a tensor, in words."""
     return {0: "kept", 1: "made twice"}.get(times) or f"made {times + 1} times"
-
-
-def offers_table(offers: Sequence[Offer], whole: int) -> Table:
-    """What each strategy would give."""
-    rows = []
-    for offer in offers:
-        if offer.plan is None:
-            continue
-        peak = offer.plan.predicted.peak_activations
-        saved = 1 - peak / whole if whole else 0.0
-        rows.append(
-            Row(
-                (
-                    Cell(offer.strategy),
-                    size(peak),
-                    number(saved, percent(saved)),
-                    number(offer.plan.overhead, percent(offer.plan.overhead)),
-                    size(offer.plan.predicted.peak_total),
-                )
-            )
-        )
-    refused = "; ".join(f"{offer.strategy}: {offer.reason}" for offer in offers if offer.plan is None)
-    columns = ("strategy", "activations", "saved", "overhead", "total")
-    return Table("What each strategy would give", columns, tuple(rows), refused)
-
-
-def tensors_table(title: str, tensors: Sequence[TensorFacts]) -> Table:
-    """Tensors of an analysis."""
-    rows = [
-        Row((name(tensor.name), size(tensor.bytes), shape_cell(tensor.shape), Cell(tensor.op_type)))
-        for tensor in tensors[:_ALIVE]
-    ]
-    left = tensors[_ALIVE:]
-    more = counted(len(left), "more tensor") if left else ""
-    return Table(title, ("tensor", "bytes", "shape", "made by"), tuple(rows), more)
-
-
-def frontier_table(found: Pareto) -> Table:
-    """The plans on the frontier."""
-    whole = found.base.peak_activations
-    rows = []
-    for position, plan in enumerate(found.points):
-        peak = plan.predicted.peak_activations
-        saved = 1 - peak / whole if whole else 0.0
-        rows.append(
-            Row(
-                (
-                    size(peak),
-                    number(saved, percent(saved)),
-                    number(plan.overhead, percent(plan.overhead)),
-                    number(plan.recomputed, f"{plan.recomputed:,}"),
-                    Cell(plan.strategy + (" (knee)" if position == found.knee and len(found.points) > 2 else "")),
-                )
-            )
-        )
-    columns = ("activations", "saved", "overhead", "nodes run again", "found by")
-    return Table("The frontier", columns, tuple(rows))
 
 
 def predictions(found: Findings) -> tuple[int | None, int | None]:
@@ -205,18 +147,18 @@ def predictions(found: Findings) -> tuple[int | None, int | None]:
 def measured_table(found: Verification, predicted: Sequence[int | None]) -> Table:
     """Predicted against measured, and both files against each other."""
     rows = []
-    for figure in figures(found):
-        if figure.title.strip() == "predicted":
+    table = figures(found)
+    for row in table.rows:
+        title = row.cells[0].text
+        if title.strip() == "predicted":
             continue
-        name_cell = Cell(figure.title.replace("  ", "– ", 1))
-        rows.append(Row((name_cell, Cell(figure.base), Cell(figure.new), Cell(figure.ratio)), mark=figure.style))
+        rows.append(replace(row, cells=(Cell(title.replace("  ", "– ", 1)), *row.cells[1:]), mark=row.style))
         if len(rows) == 1 and any(predicted):
             before, after = predicted
-            texts = ("-" if peak is None else format_bytes(peak) for peak in predicted)
             ratio = f"{after / before:.2f}" if before and after is not None else "-"
-            rows.append(Row((Cell("– predicted"), *map(Cell, texts), Cell(ratio))))
+            rows.append(Row((Cell("– predicted"), *map(size, predicted), Cell(ratio))))
     title = f"Measured in onnxruntime {found.new.onnxruntime} on {found.new.device}"
-    return Table(title, ("", "base", "new", "new / base"), tuple(rows))
+    return replace(table, rows=tuple(rows), caption=title)
 
 
 def agreement(found: Verification, predicted: Sequence[int | None]) -> list[str]:
@@ -234,28 +176,12 @@ def agreement(found: Verification, predicted: Sequence[int | None]) -> list[str]
 
 def numerics_table(found: Verification) -> tuple[str, Table | None]:
     """Whether the outputs are the same: a sentence, and a table of those that are not."""
-    compared, differences = found.numerics.compared, found.numerics.differences
-    same = f"{len(compared) - len(differences):,} of {counted(len(compared), 'output')} equal to the bit"
-    if not differences:
-        return same, None
-    rows = [
-        Row(
-            (
-                name(difference.output),
-                number(difference.elements, f"{difference.elements:,}"),
-                number(difference.max_ulp, f"{difference.max_ulp:,}"),
-                number(difference.relative_to_scale, f"{difference.relative_to_scale:.1e}"),
-                Cell(difference.problem or ("rounding" if difference.is_rounding else "differs")),
-            )
-        )
-        for difference in differences[:_OUTPUTS]
-    ]
-    left = differences[_OUTPUTS:]
-    more = counted(len(left), "more output") if left else ""
-    columns = ("output", "elements", "largest ulp", "to scale", "kind")
-    return same, Table("Outputs that differ", columns, tuple(rows), more)
+    compared, differ = found.numerics.compared, found.numerics.differences
+    same = f"{len(compared) - len(differ):,} of {counted(len(compared), 'output')} equal to the bit"
+    return same, cut(replace(differences(found), caption="Outputs that differ"), _OUTPUTS) if differ else None
 
 
-def measured_headline(found: Verification) -> str:
-    """The findings in one line."""
-    return summary(found)
+def cut(table: Table, shown: int) -> Table:
+    """A table with its first rows only, and what is said of the others."""
+    left = len(table.rows) - shown
+    return replace(table, rows=table.rows[:shown], more=counted(left, "more row")) if left > 0 else table

@@ -1,18 +1,12 @@
-"""The answer of ``ckplan explain``."""
+"""The answer of ``ckplan explain`` as a document, and what is behind a plan."""
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
-
-from rich.console import RenderableType
-from rich.table import Table
-from rich.text import Text
+from typing import TYPE_CHECKING
 
 from ckplan.planner import Kind, Plan, Problem, lower_bound
-from ckplan.report.json import SCHEMA
-from ckplan.report.text import counted, page, percent, section, shape_text
+from ckplan.report.document import Document, Fact, Facts, Section, counted, percent, shape_cell
 from ckplan.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
@@ -20,7 +14,7 @@ if TYPE_CHECKING:
 
 _FATES = {
     "kept": "is kept for the backward pass",
-    "recomputed": "is made again",
+    "recomputed": "is recomputed",
     "freed": "is freed in the forward pass",
     "held": "is in memory to the end",
     "backward": "belongs to the backward pass",
@@ -29,29 +23,26 @@ _NAMED = 4
 """Nodes that are named; JSON has all."""
 
 
-def explanation(found: Explanation) -> RenderableType:
+def explanation(found: Explanation) -> Document:
     """What a plan does with a tensor, why, and what the opposite would lead to."""
-    facts = Table.grid(padding=(0, 2))
-    facts.add_column(no_wrap=True)
-    facts.add_column(overflow="fold")
-    shape = "" if found.shape is None else f", {shape_text(found.shape)} {found.dtype.lower()}"
-    facts.add_row("bytes", Text(f"{format_bytes(found.bytes)}{shape}"))
+    shape = "" if found.shape is None else f", {shape_cell(found.shape).text} {found.dtype.lower()}"
+    facts = [Fact("bytes", f"{format_bytes(found.bytes)}{shape}")]
     if found.view_of:
-        facts.add_row("memory", Text(f"that of '{found.view_of}', of which it is a view"))
+        facts.append(Fact("memory", f"that of '{found.view_of}', of which it is a view"))
     if found.maker is not None:
         block = "" if found.block is None else f", in {found.block[0]} x {found.block[1]}"
-        facts.add_row("made by", Text(f"{found.op_type} '{found.maker}'{block}"))
-    for number, life in enumerate(found.lives):
-        which = "" if len(found.lives) == 1 else f"copy {number + 1}"
-        facts.add_row(which or "in memory", Text(_life(life, found.steps)))
-    facts.add_row("why", Text(_sentence(found.reason), style="bold"))
+        facts.append(Fact("made by", f"{found.op_type} '{found.maker}'{block}"))
+    for position, life in enumerate(found.lives):
+        which = "" if len(found.lives) == 1 else f"copy {position + 1}"
+        facts.append(Fact(which or "in memory", _life(life, found.steps)))
+    facts.append(Fact("why", _sentence(found.reason), strong=True))
     if found.again is not None:
-        facts.add_row("again" if found.fate == "recomputed" else "to make again", Text(_again(found.again)))
+        facts.append(Fact("again" if found.fate == "recomputed" else "to recompute", _again(found.again)))
     if found.opposite is not None:
-        other = "if kept" if found.fate == "recomputed" else "if made again"
-        facts.add_row(other, Text(_opposite(found, found.opposite)))
+        other = "if kept" if found.fate == "recomputed" else "if recomputed"
+        facts.append(Fact(other, _opposite(found, found.opposite)))
     title = f"{found.tensor} {_FATES[found.fate]} (plan: {found.strategy})"
-    return page(section(title, facts))
+    return Document("", (Section(title, (Facts(tuple(facts)),)),))
 
 
 def _sentence(text: str) -> str:
@@ -129,11 +120,3 @@ def _repeated(schedule: Sequence[int]) -> Iterator[int]:
 def _listed(names: Sequence[str]) -> str:
     more = len(names) - _NAMED
     return ", ".join(names[:_NAMED]) + (f" and {more} more" if more > 0 else "")
-
-
-def explanation_json(found: Explanation, notes: Sequence[str]) -> dict[str, Any]:
-    """The same for programs."""
-    data = dataclasses.asdict(found)
-    data["block"] = None if found.block is None else {"name": found.block[0], "count": found.block[1]}
-    data["notes"] = list(notes)
-    return {"schema": SCHEMA, "command": "explain", **data}

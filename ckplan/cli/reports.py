@@ -1,0 +1,42 @@
+"""Answers as files, in any format that there is a writer for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ckplan.cli.output import check_output
+from ckplan.errors import UsageError
+
+if TYPE_CHECKING:
+    from ckplan.report.document import Document
+
+
+def check_reports(reports: Mapping[str, Path], force: bool, *others: Path) -> None:
+    """Make sure that reports can be written once there is something to say.
+
+    Args:
+        reports: file by name of the format.
+        force: whether they may be overwritten.
+        others: files that the command reads or writes.
+
+    Raises:
+        UsageError: there is no such format, or a file exists or is another file of the command.
+    """
+    from ckplan.report.writers import writer
+
+    for kind, path in reports.items():
+        writer(kind)
+        check_output(path, force, *others)
+    if len({path.resolve() for path in reports.values()}) < len(reports):
+        raise UsageError("two reports have the same name", "give each a file of its own")
+
+
+def write_reports(document: Document, reports: Mapping[str, Path], force: bool) -> None:
+    """Write an answer in each of the formats that were asked for."""
+    from ckplan.model.saving import write_text
+    from ckplan.report.writers import writer
+
+    for kind, path in reports.items():
+        write_text(writer(kind)(document), path, force=force)

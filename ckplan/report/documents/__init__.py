@@ -1,0 +1,1 @@
+"""Answers as documents: a function for each kind of answer."""

@@ -1,0 +1,209 @@
+"""The answer of ``ckplan measure`` as a document: one measured file."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ckplan.report.chart import LINE
+from ckplan.report.document import (
+    TOP,
+    Block,
+    Cell,
+    Document,
+    Line,
+    MemoryChart,
+    Row,
+    Section,
+    Table,
+    counted,
+    listed,
+    name,
+    number,
+    percent,
+    share,
+    size,
+)
+from ckplan.units import format_bytes, format_seconds
+
+if TYPE_CHECKING:
+    from ckplan.meter import Alive, Bisection, Counters, Inside, Measurement
+
+_LEAST = 1e-3
+"""Share of the peak below which a buffer is of no account."""
+
+
+def measurement(found: Measurement, limits: Bisection | None = None) -> Document:
+    """What a file takes: its figures, its memory over the run, what is alive at the peak, the slowest nodes."""
+    threads = "onnxruntime's choice of threads" if found.threads is None else counted(found.threads, "thread")
+    title = f"Measured in onnxruntime {found.onnxruntime} on {found.device}, {threads}"
+    sections = [Section(title, (_figures(found),))]
+    if limits is not None:
+        sections.append(_bisection(limits))
+    counters, inside = found.counters, found.inside
+    if counters is not None:
+        expected = inside.expected if inside is not None else None
+        chart = MemoryChart(counters.timeline, expected)
+        sections.append(Section("Activations over the run", (chart, *_gap(found))))
+        if inside is not None:
+            sections.append(_at_peak(inside, counters))
+        sections.append(_slowest(counters))
+    level = "failed" if found.problems else "passed"
+    return Document(summary(found), (*sections, *listed("Problems", found.problems)), found.notes, level)
+
+
+def summary(found: Measurement) -> str:
+    """The findings in one line."""
+    parts = []
+    if found.peak_activations is not None:
+        parts.append(f"activations {format_bytes(found.peak_activations)}")
+    if found.peak_total is not None:
+        parts.append(f"total {format_bytes(found.peak_total)}")
+    parts.append(f"{format_seconds(found.seconds)} a run")
+    return f"{Path(found.path).name}: {', '.join(parts)}"
+
+
+def _figures(found: Measurement) -> Table:
+    expected = found.inside.expected if found.inside is not None else None
+    promised = found.prediction
+    promises = promised.peak_activations is not None or promised.peak_total is not None
+    columns = ("", "measured", *["expected"] * (expected is not None), *["promised by the file"] * promises)
+    rows: list[Row] = []
+
+    def add(title: str, measured: int | None, *others: int | None, style: str = "") -> None:
+        if measured is not None:
+            cells = [*others, None, None][: len(columns) - 2]
+            rows.append(Row((Cell(title), size(measured), *(Cell("") if c is None else size(c) for c in cells)), style))
+
+    told: list[tuple[int | None, int | None]] = []
+    if expected is not None:
+        told.append((expected.peak_activations, expected.peak_total))
+    if promises:
+        told.append((promised.peak_activations, promised.peak_total))
+    add("activations, peak", found.peak_activations, *(peak for peak, _ in told), style="bold")
+    add("  in priority order", found.priority.peak_activations if found.priority else None)
+    add("  heap (second meter)", found.heap.activations if found.heap and found.counters else None)
+    add("all live memory, peak", found.peak_total, *(peak for _, peak in told), style="bold")
+    add("  parameters", found.counters.parameters if found.counters else found.parameter_bytes)
+    add("  inputs", found.input_bytes)
+    add("  outputs", found.output_bytes)
+    steady = found.counters.steady if found.counters is not None else None
+    arena = found.inside.arena if found.inside is not None else None
+    for title, told_held, expected_held in (
+        ("steady state, in use", steady.in_use if steady else None, arena.steady.in_use if arena else None),
+        ("steady state, arena held", steady.held if steady else None, arena.steady.held if arena else None),
+        (
+            "  without memory pattern",
+            found.steady_without_pattern.held if found.steady_without_pattern else None,
+            arena.without_pattern.held if arena else None,
+        ),
+    ):
+        add(title, told_held, *[expected_held] * (expected is not None))
+    if found.gpu is not None:
+        add("GPU, by its driver" if found.gpu.of_process else "GPU, all processes", found.gpu.peak)
+    add("resident (misleads)", found.resident.peak, style="dim")
+    seconds = number(found.seconds, format_seconds(found.seconds))
+    rows.append(Row((Cell("time of a run"), seconds, *[Cell("")] * (len(columns) - 2)), "bold"))
+    return Table(columns, tuple(rows), top=len(rows))
+
+
+def _gap(found: Measurement) -> list[Line]:
+    """What is to be said of the two timelines laid over each other."""
+    if found.counters is None or found.inside is None:
+        return []
+    gap = found.widest_gap
+    if gap is None:
+        return [Line("as expected at every step", "dim")]
+    node = found.counters.timeline.steps[gap.step].op
+    more = "more" if gap.bytes > 0 else "less"
+    text = f"widest gap: {format_bytes(abs(gap.bytes))} {more} than expected ({LINE}), at step {gap.step + 1}, '{node}'"
+    return [Line(text, "dim")]
+
+
+def _at_peak(inside: Inside, counters: Counters) -> Section:
+    where = counters.timeline.steps[counters.timeline.peak_step].op
+    whole = counters.peak_activations
+    shown = [alive for alive in inside.alive[:TOP] if alive.bytes >= _LEAST * whole]
+    of = f"the largest {len(shown)} of {len(inside.alive)}" if len(inside.alive) > len(shown) else f"{len(shown)}"
+    rows = [
+        Row(
+            (
+                size(alive.bytes),
+                share(alive.bytes / whole) if whole else Cell(""),
+                Cell(alive.op_type),
+                Cell(_kind(alive)),
+                name(alive.name),
+            )
+        )
+        for alive in shown
+    ]
+    table = Table(("bytes", "share", "made by", "", "tensor"), tuple(rows))
+    return Section(f"Alive at the peak, in '{where}' ({of})", (table, Line(_explained(inside, counters))))
+
+
+def _kind(alive: Alive) -> str:
+    if alive.held:
+        return "unused, held"
+    return "recomputed" if alive.recomputed else "backward" if alive.backward else "forward"
+
+
+def _explained(inside: Inside, counters: Counters) -> str:
+    """How much of the measured peak the tensors and the workspace make up."""
+    tensors = sum(alive.bytes for alive in inside.alive)
+    taken = inside.workspaces[counters.timeline.peak_step]
+    workspace = f" and {format_bytes(taken)} of workspace" if taken else ""
+    return f"{format_bytes(tensors)} of tensors{workspace}; {format_bytes(counters.peak_activations)} were measured"
+
+
+def _slowest(counters: Counters) -> Section:
+    taken: dict[tuple[str, str], float] = {}
+    for step, op_type, seconds in zip(counters.timeline.steps, counters.op_types, counters.seconds, strict=True):
+        taken[op_type, step.op] = taken.get((op_type, step.op), 0.0) + seconds
+    whole = sum(taken.values())
+    slowest = sorted(taken.items(), key=lambda entry: -entry[1])[:TOP]
+    rows = [
+        Row(
+            (
+                number(seconds, format_seconds(seconds)),
+                share(seconds / whole) if whole else Cell(""),
+                Cell(op_type),
+                name(node),
+            )
+        )
+        for (op_type, node), seconds in slowest
+    ]
+    shown = f"{len(slowest)} of {len(taken):,}" if len(taken) > len(slowest) else f"{len(taken)}"
+    table = Table(("time", "share", "operator", "node"), tuple(rows))
+    return Section(f"Slowest nodes ({shown}, {format_seconds(whole)} for all)", (table,))
+
+
+def _bisection(found: Bisection) -> Section:
+    """The smallest arena in which a file runs."""
+    rows = [
+        Row(
+            (
+                Cell(title),
+                size(smallest.limit),
+                Cell("") if smallest.expected is None else size(smallest.expected),
+                size(smallest.in_use),
+                share(smallest.fragmentation),
+            )
+        )
+        for title, smallest in (("default options", found.default), ("memory patterns off", found.plain))
+    ]
+    tries = len(found.default.tries) + len(found.plain.tries)
+    said = [f"{counted(tries, 'limit')} tried; a limit smaller by {percent(found.precision)} is too small"]
+    if found.without_block and found.plain.limit < found.default.limit:
+        said.append(
+            f"within {format_bytes(found.plain.limit)} it runs with default options, too: onnxruntime does without the "
+            "block of its memory pattern where that does not fit; limits between the two may fail"
+        )
+    options = ", ".join(f"{key}={value}" for key, value in found.options.items())
+    said.append(f"set by {'OrtArenaCfg' if found.device == 'cpu' else 'provider options'}: {options}")
+    what = "Smallest arena" if found.device == "cpu" else "Smallest gpu_mem_limit"
+    blocks: Sequence[Block] = [
+        Table(("", "smallest", "expected", "in use", "fragmentation"), tuple(rows)),
+        *(Line(text, "dim") for text in said),
+    ]
+    return Section(f"{what} in which it runs", tuple(blocks))

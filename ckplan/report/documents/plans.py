@@ -1,0 +1,232 @@
+"""The answers about plans as documents: analyze, pareto, plan, rewrite, and what a plan does block by block."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ckplan.planner import Kind
+from ckplan.report.document import (
+    Cell,
+    Document,
+    Fact,
+    Facts,
+    FrontierChart,
+    Line,
+    MemoryChart,
+    Row,
+    Section,
+    Table,
+    counted,
+    name,
+    number,
+    saving,
+    shape_cell,
+    share,
+    size,
+)
+from ckplan.report.plot import Mark, plot_of
+from ckplan.report.scatter import SEVERAL
+from ckplan.units import format_bytes, format_seconds
+
+if TYPE_CHECKING:
+    from ckplan.answers.analysis import Analysis, Offer, TensorFacts
+    from ckplan.answers.findings import Block, Chosen
+    from ckplan.answers.frontier import Pareto
+    from ckplan.autodiff import TrainingGraph
+    from ckplan.planner import Plan, Timeline
+
+_BLOCKS = 8
+"""Kinds of blocks that are listed; the others are summed."""
+
+
+def gradients(training: TrainingGraph, output: Path) -> Document:
+    """One line: what `ckplan grad` wrote."""
+    gradients = len(training.gradients.keys() - training.updates.keys()) + len(training.retained)
+    made = [counted(gradients, "gradient")] if gradients else []
+    made += [counted(len(training.updates), "new value")] if training.updates else []
+    return Document(f"{output}: loss '{training.loss}' and {' and '.join(made)}", ())
+
+
+def rewritten(output: Path, plan: Plan, base: Timeline, planned: Timeline, kept: Chosen | None = None) -> Document:
+    """What a plan saves, as the simulator has it, and what it does block by block."""
+    ordered = planned.peak_activations if not plan.recomputed else plan.order_peak
+    change = saving(base.peak_activations, planned.peak_activations, ordered)
+    title = f"{output}: predicted activations {change}, compute {100 * plan.overhead:+.1f} %"
+    return Document(title, () if kept is None else blocks(kept))
+
+
+def blocks(found: Chosen) -> tuple[Section, ...]:
+    """The layers, if there are any, and the groups of nodes."""
+    return tuple(
+        Section(f"{what}: kept for the backward pass and recomputed by `{found.strategy}`", (_blocks(rows, header),))
+        for what, header, rows in (("Repeated layers", "layer", found.layers), ("Groups", "nodes", found.blocks))
+        if any(block.decisions for block in rows)
+    )
+
+
+def _blocks(found: Sequence[Block], what: str) -> Table:
+    rows = [Row((Cell(block.name), number(block.count, f"x {block.count:,}"), *_figures([block]))) for block in found]
+    shown, left = rows[:_BLOCKS], found[_BLOCKS:]
+    if left:
+        count = sum(block.count for block in left)
+        shown.append(Row((Cell("others"), number(count, f"x {count:,}"), *_figures(left))))
+    return Table((what, "", "kept", "recomputed", "extra time"), tuple(shown))
+
+
+def _figures(found: Sequence[Block]) -> tuple[Cell, Cell, Cell]:
+    kept, recomputed = sum(block.kept for block in found), sum(block.recomputed for block in found)
+    seconds = sum(block.seconds for block in found)
+    return size(kept or None), size(recomputed or None), number(seconds, format_seconds(seconds) if seconds else "-")
+
+
+def analysis(title: str, found: Analysis, kept: Chosen | None = None) -> Document:
+    """Where the memory of a step goes, and what each strategy would save."""
+    base, sizes = found.base, found.bytes
+    trained = bool(found.loss)
+    forward, backward = found.nodes
+    tensors, values = found.parameters
+    phases = f": {forward:,} forward, {backward:,} backward" if backward else ""
+    facts = [Fact("nodes", f"{forward + backward:,}{phases}"), Fact("opset", str(found.opset))]
+    if trained:
+        facts.append(Fact("trained", f"{counted(tensors, 'parameter')}, {counted(values, 'value')}"))
+        facts.append(Fact("loss", found.loss))
+    end = "loss" if trained else "outputs"
+    peak = base.steps[base.peak_step].op if base.steps else ""
+    whole = base.peak_activations
+    largest = sorted(found.bottlenecks, key=lambda tensor: -tensor.bytes)
+    refused = [Line(f"{offer.strategy}: {offer.reason}") for offer in found.offers if offer.plan is None]
+    memory = Table(
+        ("", "bytes", ""),
+        (
+            Row((Cell("parameters"), size(sizes[Kind.PARAMETER]), Cell("with constants"))),
+            Row((Cell("inputs"), size(sizes[Kind.INPUT]), Cell(""))),
+            Row((Cell("outputs"), size(sizes[Kind.OUTPUT]), Cell("gradients or new values" if trained else ""))),
+            Row((Cell("activations"), size(whole), Cell(f"at the peak, in {peak}"))),
+            Row((Cell("total"), size(base.peak_total), Cell("at most"))),
+        ),
+    )
+    sections = (
+        Section(title, (Facts(tuple(facts)),)),
+        Section(f"Memory of one {'training step' if trained else 'run'}, without a plan", (memory,)),
+        Section("Activations over the step", (MemoryChart(base),)),
+        Section(f"Alive at the peak{_of(found.at_peak)}", (tensors_table(found.at_peak, whole),)),
+        Section(
+            f"Bottlenecks, through which all paths to the {end} pass{_of(found.bottlenecks)}",
+            (tensors_table(largest, whole) if largest else Line("none"),),
+        ),
+        Section(
+            f"What a plan would give (no plan can go below {format_bytes(found.lower_bound)} of activations)",
+            (offers(found.offers, whole), *refused),
+        ),
+    )
+    return Document("", (*sections, *(() if kept is None else blocks(kept))))
+
+
+def _of(tensors: Sequence[TensorFacts]) -> str:
+    return f" ({len(tensors):,})"
+
+
+def tensors_table(tensors: Sequence[TensorFacts], whole: int) -> Table:
+    """Tensors of an analysis."""
+    rows = [
+        Row(
+            (
+                size(tensor.bytes),
+                share(tensor.bytes / whole) if whole else Cell(""),
+                shape_cell(tensor.shape),
+                Cell(tensor.op_type),
+                name(tensor.name),
+            )
+        )
+        for tensor in tensors
+    ]
+    return Table(("bytes", "share", "shape", "made by", "tensor"), tuple(rows), sorted_by=0)
+
+
+def offers(found: Sequence[Offer], whole: int) -> Table:
+    """What each strategy would give."""
+    rows = [
+        Row(
+            (
+                Cell(offer.strategy),
+                size(offer.plan.predicted.peak_activations),
+                _saved(offer.plan.predicted.peak_activations, whole),
+                share(offer.plan.overhead),
+                size(offer.plan.predicted.peak_total),
+            )
+        )
+        for offer in found
+        if offer.plan is not None
+    ]
+    return Table(("strategy", "activations", "saved", "overhead", "total"), tuple(rows), top=len(rows))
+
+
+def _saved(peak: int, whole: int) -> Cell:
+    return share(1 - peak / whole) if whole else Cell("")
+
+
+def pareto(title: str, found: Pareto) -> Document:
+    """The picture, the frontier, and every strategy's plan."""
+    plot = plot_of(found)
+    whole = found.base.peak_activations
+    text = (
+        f"{format_bytes(whole)} of activations without a plan; no plan can go below {format_bytes(found.lower_bound)}"
+    )
+    legend = Line(f"● frontier, a letter: a strategy, {SEVERAL}: several, ┄ lower bound", "dim")
+    sections = [
+        Section(title, (Line(text),)),
+        Section("Peak of activations against overhead", (FrontierChart(plot), legend)),
+        Section("Frontier", (frontier(found),)),
+    ]
+    if found.offers:
+        refused = [Line(f"{made.strategy}: {made.reason}") for made in found.offers if made.plan is None]
+        sections.append(Section("What each strategy would give", (_strategies(found, plot.marks), *refused)))
+    return Document("", tuple(sections))
+
+
+def frontier(found: Pareto) -> Table:
+    """The plans on the frontier."""
+    whole = found.base.peak_activations
+    rows = [
+        Row(
+            (
+                size(plan.predicted.peak_activations),
+                _saved(plan.predicted.peak_activations, whole),
+                share(plan.overhead),
+                number(plan.recomputed, f"{plan.recomputed:,}"),
+                Cell(plan.strategy),
+                Cell("knee" if position == found.knee and len(found.points) > 2 else ""),
+            )
+        )
+        for position, plan in enumerate(found.points)
+    ]
+    return Table(("activations", "saved", "overhead", "repeats", "found by", ""), tuple(rows), top=len(rows))
+
+
+def _strategies(found: Pareto, marks: tuple[Mark, ...]) -> Table:
+    whole = found.base.peak_activations
+    rows = [
+        Row(
+            (
+                Cell(mark.letter),
+                Cell(mark.strategy),
+                size(mark.peak),
+                _saved(mark.peak, whole),
+                share(mark.overhead),
+                _behind(mark, found),
+            )
+        )
+        for mark in marks
+    ]
+    columns = ("", "strategy", "activations", "saved", "overhead", "dearer than the frontier by")
+    return Table(columns, tuple(rows), top=len(rows))
+
+
+def _behind(mark: Mark, found: Pareto) -> Cell:
+    """How much less overhead the frontier has at a strategy's peak."""
+    cheapest = min((p.overhead for p in found.points if p.predicted.peak_activations <= mark.peak), default=None)
+    if cheapest is None or mark.overhead - cheapest < 5e-4:
+        return Cell("-")
+    return share(mark.overhead - cheapest)

@@ -1,0 +1,129 @@
+"""The answer of ``ckplan verify`` as a document: two measured files side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from statistics import median
+from typing import TYPE_CHECKING
+
+from ckplan.report.document import (
+    Cell,
+    Document,
+    Line,
+    Row,
+    Section,
+    Table,
+    counted,
+    listed,
+    name,
+    number,
+    saving,
+    size,
+)
+from ckplan.units import format_seconds
+
+if TYPE_CHECKING:
+    from ckplan.meter import Measurement, OutputDifference, Recomputation, Verification
+
+
+def verification(found: Verification) -> Document:
+    """What both files took, whether their outputs are the same, and whether the plan was carried out."""
+    base, new = found.base, found.new
+    sections = [
+        Section(f"Measured in onnxruntime {new.onnxruntime} on {new.device}", (figures(found),)),
+        Section("Outputs", outputs(found)),
+    ]
+    if new.recomputation.in_file:
+        sections.append(Section("Recomputation", (Line(recomputation(new.recomputation)),)))
+    notes = tuple(dict.fromkeys((*base.notes, *new.notes, *found.notes)))
+    level = "failed" if found.problems else "passed"
+    return Document(
+        summary(found), (*sections, *listed("Problems", found.problems), *listed("Notes", notes)), level=level
+    )
+
+
+def recomputation(found: Recomputation) -> str:
+    """What became of the nodes that a file repeats, in one line."""
+    told = [f"{found.executed:,} of {counted(found.in_file, 'node')} ran again as planned"]
+    if found.fused:
+        count = sum(number for _, number in found.fused)
+        told.append(f"{count:,} of them as part of {', '.join(op_type for op_type, _ in found.fused)}")
+    if found.merged:
+        told.append(f"{found.merged:,} merged with the nodes that they repeat")
+    return "; ".join(told)
+
+
+def summary(found: Verification) -> str:
+    """The findings in one line."""
+    parts = []
+    before, after = found.base.peak_activations, found.new.peak_activations
+    if before is not None and after is not None:
+        parts.append(f"activations {saving(before, after, found.new.prediction.order_peak)}")
+    if found.overhead is not None:
+        parts.append(f"time {round(100 * found.overhead):+d} %")
+    rounding = all(difference.is_rounding for difference in found.numerics.differences)
+    differ = "outputs equal up to rounding" if found.numerics.compared and rounding else "outputs differ"
+    parts.append("outputs equal to the bit" if found.numerics.bitwise_equal else differ)
+    return f"measured: {', '.join(parts)}"
+
+
+def figures(found: Verification) -> Table:
+    """What both files took, in the order in which it is told; parts of the figure above are indented."""
+    rows: list[Row] = []
+
+    def add(title: str, figure: Callable[[Measurement], int | None], style: str = "") -> None:
+        before, after = figure(found.base), figure(found.new)
+        if before is not None or after is not None:
+            rows.append(Row((Cell(title), size(before), size(after), _ratio(after, before)), style))
+
+    add("activations, peak", lambda m: m.peak_activations, "bold")
+    add("  predicted", lambda m: m.prediction.peak_activations)
+    add("  in priority order", lambda m: m.priority.peak_activations if m.priority else None)
+    add("  heap (second meter)", lambda m: m.heap.activations if m.heap else None)
+    add("all live memory, peak", lambda m: m.peak_total, "bold")
+    add("steady state, in use", lambda m: m.counters.steady.in_use if m.counters and m.counters.steady else None)
+    add("steady state, arena held", lambda m: m.counters.steady.held if m.counters and m.counters.steady else None)
+    add("  without memory pattern", lambda m: m.steady_without_pattern.held if m.steady_without_pattern else None)
+    add("resident (misleads)", lambda m: m.resident.peak, "dim")
+    if found.timing is not None:
+        before, after = median(found.timing.base_seconds), median(found.timing.new_seconds)
+        times = number(before, format_seconds(before)), number(after, format_seconds(after))
+        ratio = number(found.timing.ratio, f"{found.timing.ratio:.2f}")
+        rows.append(Row((Cell("step time"), *times, ratio), "bold"))
+    return Table(("", "base", "new", "new / base"), tuple(rows), top=len(rows))
+
+
+def _ratio(after: int | None, before: int | None) -> Cell:
+    return number(after / before, f"{after / before:.2f}") if after is not None and before else Cell("-")
+
+
+def outputs(found: Verification) -> tuple[Line | Table, ...]:
+    """Whether the outputs are the same, and which are not."""
+    numerics = found.numerics
+    same = len(numerics.compared) - len(numerics.differences)
+    blocks: list[Line | Table] = [Line(f"{same:,} of {counted(len(numerics.compared), 'output')} equal to the bit")]
+    if numerics.differences:
+        blocks.append(differences(found))
+    for which, names in (("base", numerics.only_base), ("new", numerics.only_new)):
+        if names:
+            blocks.append(Line(f"only in {which}: {', '.join(names[:10])}{', ...' if len(names) > 10 else ''}"))
+    return tuple(blocks)
+
+
+def differences(found: Verification) -> Table:
+    """The outputs that are not the same to the bit."""
+    rows = tuple(Row((name(difference.output), *_difference(difference))) for difference in found.numerics.differences)
+    return Table(("output", "elements", "largest ulp", "to scale", "to gradients", ""), rows)
+
+
+def _difference(found: OutputDifference) -> tuple[Cell, ...]:
+    if found.problem:
+        return *[Cell("-")] * 4, Cell(found.problem)
+    overall = found.relative_to_gradients
+    return (
+        number(found.elements, f"{found.elements:,}"),
+        number(found.max_ulp, f"{found.max_ulp:,}"),
+        number(found.relative_to_scale, f"{found.relative_to_scale:.1e}"),
+        Cell("-") if overall is None else number(overall, f"{overall:.1e}"),
+        Cell("rounding" if found.is_rounding else "differs"),
+    )

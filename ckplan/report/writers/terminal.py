@@ -1,0 +1,100 @@
+"""A document for people, on 80 columns."""
+
+from __future__ import annotations
+
+from rich import box
+from rich.console import Console, Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table as Grid
+from rich.text import Text
+
+from ckplan.report.chart import Chart
+from ckplan.report.document import Block, Cell, Document, Facts, FrontierChart, Line, MemoryChart, Section, Table
+from ckplan.report.scatter import Scatter
+from ckplan.report.untrusted import printable, printable_report
+
+_LEVELS = {"passed": "green", "warned": "yellow", "failed": "red", "error": "red", "ok": "green", "missing": "yellow"}
+_LINE = 76
+"""Letters of a line of a table; sections are set in by two, and a terminal has 80."""
+_SHORTEST, _WIDTH = 12, 34
+"""Letters of a name in a table, at least and at most."""
+
+
+def terminal(document: Document) -> RenderableType:
+    """The document for a console of rich's; names are shortened, long tables cut."""
+    parts = [Text(document.title, style="bold", no_wrap=True, overflow="ignore")] if document.title else []
+    shown = [_section(section) for section in document.sections if not section.minor]
+    return Group(*[part for content in (*parts, *shown) for part in ("", content)][1:])
+
+
+def text(document: Document) -> str:
+    """The document as plain text."""
+    console = Console(width=80, no_color=True, highlight=False, force_terminal=False)
+    with console.capture() as captured:
+        console.print(printable_report(terminal(document)), crop=False)
+    return "\n".join(line.rstrip() for line in captured.get().splitlines()) + "\n"
+
+
+def ending(name: str, width: int = _WIDTH) -> str:
+    """The end of a long name, which tells more than its beginning; JSON has all of it."""
+    return name if len(name) <= width else f"…{name[1 - width :]}"
+
+
+def _section(section: Section) -> RenderableType:
+    parts = [part for block in section.blocks for part in _block(block)]
+    if not section.title:
+        return Group(*parts)
+    return Group(Text(section.title, style="bold"), *(Padding(part, (0, 0, 0, 2)) for part in parts))
+
+
+def _block(block: Block) -> list[RenderableType]:
+    match block:
+        case Table():
+            return _table(block)
+        case Facts():
+            return [_facts(block)]
+        case Line():
+            return [Text(block.text, style=block.style)]
+        case MemoryChart():
+            return [Chart(block.timeline, expected=block.expected)]
+        case FrontierChart():
+            return [Scatter(block.plot)]
+
+
+def _facts(facts: Facts) -> Grid:
+    grid = Grid.grid(padding=(0, 2))
+    grid.add_column(no_wrap=True)
+    grid.add_column(overflow="fold")
+    for fact in facts.rows:
+        grid.add_row(Text(fact.name), Text(printable(fact.text), style="bold" if fact.strong else ""))
+    return grid
+
+
+def _table(table: Table) -> list[RenderableType]:
+    made = Grid(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    kept = [index for index in range(len(table.columns)) if index not in table.wide]
+    width = _name_width(table, kept)
+    for index in kept:
+        right = table.aligned[index]
+        made.add_column(table.columns[index], justify="right" if right else "left", no_wrap=right, overflow="fold")
+    for row in table.rows[: table.top]:
+        made.add_row(*(_cell(row.cells[index], width) for index in kept), style=row.style)
+    said = [text for text in (table.beyond(table.top), table.more) if text]
+    return [*([Text(table.caption)] if table.caption else []), made, *map(Text, said)]
+
+
+def _name_width(table: Table, columns: list[int]) -> int:
+    """Letters that names may have so that no row is broken: what the other columns leave."""
+    rows = table.rows[: table.top]
+    named = {index for index in columns if any(row.cells[index].name for row in rows)}
+    texts = {index: [table.columns[index], *(row.cells[index].text for row in rows)] for index in columns}
+    others = sum(max(map(len, texts[index])) for index in columns if index not in named)
+    left = (_LINE - others - 3 * (len(columns) - 1)) // max(1, len(named))
+    return max(_SHORTEST, min(left, _WIDTH))
+
+
+def _cell(cell: Cell, width: int) -> Text:
+    shown = printable(cell.text)
+    if cell.name:
+        return Text(ending(shown, width), no_wrap=True)
+    return Text(shown, style=_LEVELS.get(cell.level, ""))
