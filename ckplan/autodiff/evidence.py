@@ -12,6 +12,7 @@ Files do not say it: exporters write weights, masks and tables alike as initiali
 from __future__ import annotations
 
 import re
+from collections.abc import Set
 from dataclasses import dataclass
 from enum import Enum
 
@@ -73,11 +74,12 @@ class Verdict:
     why: str = ""
 
 
-def judge(value: ir.Value) -> Verdict:
+def judge(value: ir.Value, uses: Set[Use]) -> Verdict:
     """Say whether a floating-point initializer is a parameter or a constant of the program.
 
     Args:
         value: an initializer of the main graph, of known shape.
+        uses: how the model as it was read uses it; see :func:`uses_of`.
     """
     name, kind = str(value.name), value.metadata_props.get(KIND)
     if kind == "PARAMETER":
@@ -94,7 +96,7 @@ def judge(value: ir.Value) -> Verdict:
         return Verdict(True, certain=False, why="a scalar")
     if _WEIGHT.fullmatch(name):
         return Verdict(True)
-    uses, formula = _uses(value), _formula(value)
+    formula = _formula(value)
     if formula is None:
         odd = is_numbered(name) and uses.isdisjoint({Use.PRODUCT, Use.TABLE, Use.AFFINE})
         return Verdict(True, not odd, f"read {Use.ELEMENTWISE.value}" if odd else "")
@@ -107,13 +109,13 @@ def _formula(value: ir.Value) -> str | None:
     return None if value.const_value is None else structure_of(value.const_value)
 
 
-def _uses(value: ir.Value) -> set[Use]:
+def uses_of(value: ir.Value) -> set[Use]:
     """Return the ways in which nodes read a value and what only shows it in another form."""
     found = set()
     for use in value.uses():
         node, place = use.node, (use.node.op_type, use.idx)
         if node.op_type in _VIEWS and use.idx == 0:
-            found |= {way for output in node.outputs for way in _uses(output)}
+            found |= {way for output in node.outputs for way in uses_of(output)}
         elif place in _AFFINE:
             found.add(Use.AFFINE)
         elif node.op_type in _PRODUCTS:

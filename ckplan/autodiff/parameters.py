@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence, Set
 from dataclasses import dataclass
 
 import onnx_ir as ir
 
 from ckplan.autodiff.breaks import listed
 from ckplan.autodiff.builder import Builder, shape_of
-from ckplan.autodiff.evidence import judge
+from ckplan.autodiff.evidence import Use, judge
 from ckplan.autodiff.names import Tensors, matching_any
 from ckplan.autodiff.paths import differentiable_inputs, entry_of
 from ckplan.errors import ModelError, UsageError
@@ -131,6 +131,7 @@ def select_parameters(
     op: Builder,
     candidates: Collection[ir.Value],
     request: Request,
+    uses: Mapping[ir.Value, Set[Use]],
     before: Collection[str] = (),
 ) -> Selection:
     """Choose the floating-point initializers that a node can pass a gradient to.
@@ -142,6 +143,7 @@ def select_parameters(
         op: builder of the forward graph.
         candidates: the model's own floating-point initializers.
         request: what the caller asked for.
+        uses: how the model as it was read uses them.
         before: names of the parameters of the training graph that is differentiated again; they are no constants.
 
     Raises:
@@ -171,7 +173,7 @@ def select_parameters(
                 idle.append(value)
             continue
         if request.all_parameters and name not in before:
-            verdict = judge(value)
+            verdict = judge(value, uses.get(value, set()))
             said = f"'{name}': {verdict.why}" if verdict.why else f"'{name}'"
             if not verdict.trained:
                 if value.metadata_props.get(CONSTANT) not in (ORIGIN, EXPANSION):  # those need no mention

@@ -126,19 +126,19 @@ def pass_straight_through(op: Builder) -> None:
         op: builder of the forward graph.
     """
     nodes = [node for graph in (op.graph, *op.graph.subgraphs()) for node in graph if not node.domain]
+    place = {node: position for position, node in enumerate(nodes)}
     for node in nodes:
         if node.op_type == "Round":
             outline(op, "StraightThrough", [node], [required_input(node, 0)], [node.outputs[0]])
         elif node.op_type in ("QuantizeLinear", "DynamicQuantizeLinear"):
             readers = list(dict.fromkeys(use.node for output in node.outputs for use in output.uses()))
             if readers and all(_is_pair(node, reader) for reader in readers):
-                _outline_pairs(op, node, readers)
+                _outline_pairs(op, node, sorted(readers, key=lambda reader: place[reader]))
 
 
 def _outline_pairs(op: Builder, quantise: ir.Node, readers: Sequence[ir.Node]) -> None:
     """Put composites in the place of what dequantises; the first one quantises, and all read what was quantised."""
-    assert quantise.graph is not None
-    first, *others = (node for node in quantise.graph if node in readers)
+    first, *others = readers
     x, quantised = required_input(quantise, 0), quantise.outputs[0]
     inputs: Sequence[ir.Value | None]
     attributes: dict[str, int]

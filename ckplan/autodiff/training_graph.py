@@ -14,10 +14,11 @@ from ckplan.autodiff.accumulation import Accumulation, settle_sums
 from ckplan.autodiff.anchors import Anchors
 from ckplan.autodiff.assembly import Callback, call_back, describe, merge_twins, name_gradients, name_nodes, zeros
 from ckplan.autodiff.breaks import breaks, listed
-from ckplan.autodiff.builder import Builder
+from ckplan.autodiff.builder import Builder, is_floating
 from ckplan.autodiff.composites import inline_composites
 from ckplan.autodiff.control_flow.chunks import Chunks, prepare_recurrences
 from ckplan.autodiff.engine import backpropagate
+from ckplan.autodiff.evidence import uses_of
 from ckplan.autodiff.inline import inline_functions
 from ckplan.autodiff.loss_scale import add_loss_scale
 from ckplan.autodiff.names import floating_tensors
@@ -128,6 +129,7 @@ def build_training_graph(
     graph = model.graph
     forget_training(model)
     name_nodes(graph)
+    uses = {value: uses_of(value) for value in graph.initializers.values() if is_floating(value)}
     op = Builder(graph, graph.opset_imports, functions=model.functions)
     forms = _enter_training(op, model) if training else TrainingForms()
     time_notes = prepare_recurrences(op, time_checkpoints, store)
@@ -148,7 +150,7 @@ def build_training_graph(
     results = [anchors[value] for value in objective.outputs]
     refuse_quantised(op, [*request.sought(tensors), *others.values()], list(targets), straight_through)
     before = json.loads(model.metadata_props.get(keys.PARAMETERS, "[]"))
-    selection = select_parameters(op, tensors.parameters, request, before)
+    selection = select_parameters(op, tensors.parameters, request, uses, before)
     running = forms.running_of(graph, results)
     prune(graph, [*results, *running.values()])
     for node in graph:

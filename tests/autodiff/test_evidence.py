@@ -91,3 +91,16 @@ def test_patterns_overrule_it() -> None:
     text = "g (double[16,16] x) => (double loss) { h = Mul(x, zeros) loss = ReduceSum <keepdims = 0> (h) }"
     model = parse(text, zeros=np.zeros((16, 16)))
     assert list(build_training_graph(model, wrt=["zeros"]).gradients) == ["zeros"]
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_composites_do_not_hide_how_the_model_reads_a_tensor(training: bool) -> None:
+    text = """g (double[2,3,6,6] x) => (double loss) {
+        c = Conv(x, val_1)
+        n = BatchNormalization(c, val_2, val_3, mean, variance)
+        s = Mul(n, n)
+        loss = ReduceSum <keepdims = 0> (s)
+    }"""
+    statistics = {"mean": np.zeros(4), "variance": np.ones(4)}
+    model = parse(text, val_1=values(4, 3, 3, 3), val_2=np.ones(4), val_3=np.zeros(4), **statistics)
+    assert list(build_training_graph(model, training=training).gradients) == ["val_1", "val_2", "val_3"]
