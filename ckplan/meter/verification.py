@@ -86,8 +86,8 @@ def verify(
         ]
         if (coarse := _coarse(models)) and not all(difference.is_rounding for difference in numerics.differences):
             notes.append(
-                f"there is {' and '.join(coarse)} in these files, and onnxruntime's sigmoid is 0.6 % off at -12, 7 % at "
-                "-14 and 0 from -18 on: where one file computes it another way, that alone makes outputs differ"
+                f"there is {' and '.join(coarse)} in these files, and onnxruntime's sigmoid is 0.6 % off at -12, 7 % "
+                "at -14 and 0 from -18 on: where one file computes it another way, that alone makes outputs differ"
             )
         timing = _timing(requests, runs, notes)
         if timing is not None:
