@@ -9,6 +9,8 @@ a dimension called channel, or axis 1 of an image in NCHW               3
 a dimension called height or width, or axes 2, 3 of an image          224
 everything else (sequence lengths, features)                           64
 ====================================================================  =====
+
+Where the last two are not enough to go by, `ckplan.model.default_sizes` says what is tried instead.
 """
 
 from __future__ import annotations
@@ -33,6 +35,14 @@ _ANONYMOUS = frozenset({"", "?", "*", "-1", "0", "None", "none", "unk", "unknown
 
 
 @dataclass(frozen=True)
+class Defaults:
+    """Sizes for dimensions of which nothing is known: heights and widths of images, and all others."""
+
+    pixels: int = DEFAULT_PIXELS
+    length: int = DEFAULT_LENGTH
+
+
+@dataclass(frozen=True)
 class Binding:
     """What `bind` did.
 
@@ -42,6 +52,7 @@ class Binding:
             nothing static was overridden. Needed to find numbers of the old size baked into the graph.
         old_batch, new_batch: the leading dimension that was overridden, equal when none was.
         sizes: dimension name -> its size.
+        pixels, lengths: whether a height or width, or another size, is a default.
     """
 
     notes: tuple[str, ...]
@@ -49,15 +60,23 @@ class Binding:
     old_batch: int = 1
     new_batch: int = 1
     sizes: Mapping[str, int] = field(default_factory=dict)
+    pixels: bool = False
+    lengths: bool = False
 
 
-def bind(graph: ir.Graph, dims: Mapping[str, int], shapes: Mapping[str, Sequence[int]]) -> Binding:
+def bind(
+    graph: ir.Graph,
+    dims: Mapping[str, int],
+    shapes: Mapping[str, Sequence[int]],
+    defaults: Defaults = Defaults(),
+) -> Binding:
     """Make the shape of every tensor input of `graph` static, in place.
 
     Args:
         graph: the main graph; inputs that are also initializers must be gone.
         dims: dimension name -> size, for names that stand in the file.
         shapes: input name -> shape, which may also override static dimensions.
+        defaults: sizes where there is nothing to go by.
 
     Raises:
         UsageError: a name is not in the model, a rank differs, or two sizes are asked of one dimension.
@@ -79,6 +98,7 @@ def bind(graph: ir.Graph, dims: Mapping[str, int], shapes: Mapping[str, Sequence
     notes: list[str] = []
     reference: dict[str, tuple[int, ...]] = {}
     batches: set[tuple[int, int]] = set()
+    chosen: set[str] = set()
     for value in inputs:
         name = _name(value)
         shape = declared[name]
@@ -97,7 +117,7 @@ def bind(graph: ir.Graph, dims: Mapping[str, int], shapes: Mapping[str, Sequence
                         batches.add((size, number))
                 original.append(size)
             else:
-                number, note = _resolve(value, axis, size, shape, sizes, shapes.get(name))
+                number, note = _resolve(value, axis, size, shape, sizes, shapes.get(name), defaults, chosen)
                 notes.extend([note] if note else [])
                 original.append(number)
             final.append(number)
@@ -107,7 +127,7 @@ def bind(graph: ir.Graph, dims: Mapping[str, int], shapes: Mapping[str, Sequence
     if old != new:
         _follow(inputs, shapes, declared, old, new, notes)
     changed = any(reference.get(_name(v)) not in (None, tuple(v.shape or ())) for v in inputs)
-    return Binding(tuple(notes), reference if changed else {}, old, new, sizes)
+    return Binding(tuple(notes), reference if changed else {}, old, new, sizes, "pixels" in chosen, "length" in chosen)
 
 
 def _declared(value: ir.Value) -> tuple[int | str, ...] | None:
@@ -158,6 +178,8 @@ def _resolve(
     shape: tuple[int | str, ...],
     sizes: dict[str, int],
     given: Sequence[int] | None,
+    defaults: Defaults,
+    chosen: set[str],
 ) -> tuple[int, str]:
     if given is not None:
         return int(given[axis]), ""
@@ -166,23 +188,26 @@ def _resolve(
     size = None if symbol.isidentifier() else evaluate(symbol, sizes)
     why = f"from '{symbol}'"
     if size is None:
-        size, why = _default(value, axis, symbol, shape), "by default"
+        kind, why = _default(value, axis, symbol, shape), "by default"
+        size = kind if isinstance(kind, int) else getattr(defaults, kind)
+        chosen.update({kind} if isinstance(kind, str) else ())
     if symbol:
         sizes[symbol] = size
     label = f"dimension '{symbol}'" if symbol else f"input '{value.name}': dimension {axis}"
     return size, f"{label} is {size} {why}"
 
 
-def _default(value: ir.Value, axis: int, symbol: str, shape: tuple[int | str, ...]) -> int:
+def _default(value: ir.Value, axis: int, symbol: str, shape: tuple[int | str, ...]) -> int | str:
+    """The default of an open dimension, or which of the `Defaults` it is."""
     word = symbol.lower()
     if re.search(r"batch|^(n|b|bs)$", word):
         return DEFAULT_BATCH
     if re.search(r"height|width|^(h|w)$", word):
-        return DEFAULT_PIXELS
+        return "pixels"
     if "past" in word:
         return 0  # training is on prompts: no keys and values were computed before
     if re.search(r"seq|len|time|token|frame|^t$", word):
-        return DEFAULT_LENGTH
+        return "length"
     if axis == 0:
         return DEFAULT_BATCH
     if len(shape) == 4:
@@ -191,10 +216,10 @@ def _default(value: ir.Value, axis: int, symbol: str, shape: tuple[int | str, ..
             return _convolution_channels(value) or DEFAULT_CHANNELS
         if axis == 3 and channels_last:
             return DEFAULT_CHANNELS
-        return DEFAULT_PIXELS
+        return "pixels"
     if "channel" in word or word == "c":
         return _convolution_channels(value) or DEFAULT_CHANNELS
-    return DEFAULT_LENGTH
+    return "length"
 
 
 def _convolution_channels(value: ir.Value) -> int | None:

@@ -14,7 +14,8 @@ from ckplan.model.cleanup import drop_no_ops, tidy
 from ckplan.model.constants import hoist
 from ckplan.model.contrib import adopt, expand_nested
 from ckplan.model.declared import declare, declared_shapes
-from ckplan.model.dims import Binding, bind
+from ckplan.model.default_sizes import SizesError, check_sizes, tries
+from ckplan.model.dims import Binding, Defaults, bind
 from ckplan.model.fixing import Fixed, deciding_input, fix, shapes_of
 from ckplan.model.fold import Sweep, sweep
 from ckplan.model.infer import static_shape
@@ -84,13 +85,44 @@ def normalise(
     fixed: Fixed | None = None,
 ) -> ForwardModel:
     """Like `load`, for a model in memory, which is consumed; `path` is for messages only."""
+    sizes = dict(dims or {}), {**shapes_of(model.graph, fixed or {}), **(shapes or {})}
+    open_sizes = _open_sizes(model, *sizes)
+    attempts = list(tries(open_sizes.pixels, open_sizes.lengths))
+    if len(attempts) == 1:
+        return _normalised(model, path, *sizes, training, fixed or {}, attempts[0])
+    model.graph.sort()
+    failures: list[SizesError] = []
+    for defaults in attempts:
+        try:
+            return _normalised(model.clone(), path, *sizes, training, fixed or {}, defaults)
+        except SizesError as error:
+            failures.append(error)
+    raise failures[0]
+
+
+def _open_sizes(model: ir.Model, dims: Mapping[str, int], shapes: Mapping[str, Sequence[int]]) -> Binding:
+    """What binding the inputs of a model would choose, without doing it."""
+    listed = set(model.graph.initializers.values())
+    inputs = [ir.Value(name=v.name, shape=v.shape, type=v.type) for v in model.graph.inputs if v not in listed]
+    return bind(ir.Graph(inputs, (), nodes=()), dims, shapes)
+
+
+def _normalised(
+    model: ir.Model,
+    path: Path,
+    dims: Mapping[str, int],
+    shapes: Mapping[str, Sequence[int]],
+    training: bool,
+    fixed: Fixed,
+    defaults: Defaults,
+) -> ForwardModel:
     own_notes = forget_training(model)
     hoist(model)
     names_notes = (*read_signature(model), *join_transposed(model))
     adopt(model)
     declared = declared_shapes(model)
-    binding = bind(model.graph, dict(dims or {}), {**shapes_of(model.graph, fixed or {}), **(shapes or {})})
-    set_notes = fix(model.graph, fixed or {})
+    binding = bind(model.graph, dims, shapes, defaults)
+    set_notes = fix(model.graph, fixed)
     _forget_shapes(model)
     old_opset = model.graph.opset_imports.get("", MINIMUM_OPSET)
     model, lift_notes = lift(model)
@@ -125,6 +157,7 @@ def normalise(
         notes.extend(learn(model))
     except ModelError as error:
         raise _blame(error, state, model) from error
+    check_sizes(model.graph)
     if reference is not None and not repair.certain:
         check_rebatched(reference, model, repair)
         notes.append("checked by a run: the rebatched model computes what the file's own batch does")
@@ -174,6 +207,6 @@ def _blame(error: ModelError, state: Sweep, model: ir.Model) -> ModelError:
             reason = problem.split(") ", 1)[-1][:200]
             if node.graph is not model.graph and (decides := deciding_input(model.graph, node)):
                 hint = f"if that branch is not for this input, fix what decides: --set {decides}=VALUE"
-                return ModelError(f"{node.op_type} '{node.name}' in a branch does not fit its inputs ({reason})", hint)
-            return ModelError(f"{node.op_type} '{node.name}' does not fit its inputs ({reason})", error.hint)
+                return SizesError(f"{node.op_type} '{node.name}' in a branch does not fit its inputs ({reason})", hint)
+            return SizesError(f"{node.op_type} '{node.name}' does not fit its inputs ({reason})", error.hint)
     return error

@@ -1,0 +1,66 @@
+"""Sizes for dimensions that a file leaves open: the smallest of a few that the model works with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import product
+
+import onnx_ir as ir
+
+from ckplan.errors import ModelError
+from ckplan.model.dims import DEFAULT_LENGTH, Defaults
+from ckplan.model.infer import static_shape
+
+PIXELS = (64, 128, 224, 640)
+"""Heights and widths, in the order in which they are tried: detectors halve an image five times and more."""
+LENGTHS = (DEFAULT_LENGTH, 16, 512, 16000)
+"""Lengths of everything else: sound needs more than text."""
+_TRIES = 7
+
+
+class SizesError(ModelError):
+    """The model does not work with the sizes of its inputs."""
+
+
+def tries(pixels: bool, lengths: bool) -> Iterator[Defaults]:
+    """Defaults to try, one after the other.
+
+    Args:
+        pixels: whether a height or width is open.
+        lengths: whether any other size is that has a default of its own.
+    """
+    pairs = product(enumerate(PIXELS if pixels else PIXELS[:1]), enumerate(LENGTHS if lengths else LENGTHS[:1]))
+    ordered = sorted(pairs, key=lambda pair: pair[0][0] + pair[1][0])
+    yield from (Defaults(height, length) for (_, height), (_, length) in ordered[:_TRIES])
+
+
+def check_sizes(graph: ir.Graph) -> None:
+    """Look for what shape inference lets pass: windows that are larger than what they move over.
+
+    Raises:
+        SizesError: a node cannot run with the shapes of its inputs.
+    """
+    for node in graph:
+        negative = any(size < 0 for value in node.outputs for size in static_shape(value) or ())
+        if negative or (node.op_type == "Conv" and not node.domain and not _has_room(node)):
+            read = [static_shape(value) for value in node.inputs if value is not None]
+            listed = ", ".join(str(list(shape)) for shape in read if shape is not None)
+            raise SizesError(
+                f"{node.op_type} '{node.name}' does not fit its inputs of shapes {listed}",
+                "give input shapes that the model accepts with --shape",
+            )
+
+
+def _has_room(node: ir.Node) -> bool:
+    """Whether the kernel of a convolution is no larger than the padded input, which rounding can hide."""
+    image, kernel = (None if value is None else static_shape(value) for value in node.inputs[:2])
+    if image is None or kernel is None or 0 in image or node.attributes.get_string("auto_pad", "NOTSET") != "NOTSET":
+        return True
+    axes = len(image) - 2
+    pads = node.attributes.get_ints("pads") or [0] * 2 * axes
+    dilations = node.attributes.get_ints("dilations") or [1] * axes
+    spans = [(size - 1) * dilation + 1 for size, dilation in zip(kernel[2:], dilations, strict=True)]
+    return all(
+        span <= size + before + after
+        for span, size, before, after in zip(spans, image[2:], pads[:axes], pads[axes:], strict=True)
+    )

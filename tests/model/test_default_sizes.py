@@ -1,0 +1,65 @@
+"""Open sizes get the smallest default that the model works with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ckplan.errors import ModelError
+from ckplan.model import load
+from tests.model.models import normal, parse, write
+
+POOLED = """
+<ir_version: 8, opset_import: ["" : 17]>
+g (float[batch, 3, height, width] x) => (float[batch, k] y)
+{
+    a = AveragePool <kernel_shape = [STEP, STEP], strides = [STEP, STEP]> (x)
+    b = Flatten (a)
+    y = Gemm (b, w)
+}
+"""
+
+
+def pooled(folder: Path, step: int, features: int) -> Path:
+    return write(parse(POOLED.replace("STEP", str(step)), {"w": normal(0, features, 2)}), folder)
+
+
+@pytest.mark.parametrize("pixels", [64, 128, 224])
+def test_a_head_of_fixed_length_decides_the_pixels(tmp_path: Path, pixels: int) -> None:
+    forward = load(pooled(tmp_path, 32, 3 * (pixels // 32) ** 2))
+    assert [list(value.shape or ()) for value in forward.model.graph.inputs] == [[8, 3, pixels, pixels]]
+    assert f"dimension 'height' is {pixels} by default" in forward.notes
+
+
+@pytest.mark.parametrize(
+    "window", ["AveragePool <kernel_shape = [100, 100]> (x)", "Conv <strides = [100, 100]> (x, w)"]
+)
+def test_a_window_that_is_larger_than_the_image(tmp_path: Path, window: str) -> None:
+    text = f"""
+    <ir_version: 8, opset_import: ["" : 17]>
+    g (float[batch, 3, height, width] x) => (float[batch, c, h, v] y) {{ y = {window} }}
+    """
+    path = write(parse(text, {"w": normal(0, 2, 3, 100, 100)} if "w)" in window else {}), tmp_path)
+    assert "dimension 'width' is 128 by default" in load(path).notes
+    with pytest.raises(ModelError, match=r"does not fit its inputs of shapes \[8, 3, 99, 128\]"):
+        load(path, dims={"height": 99, "width": 128})
+
+
+def test_sizes_that_are_given_stay(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="between 147 and 192"):
+        load(pooled(tmp_path, 32, 147), dims={"height": 256, "width": 256})
+
+
+def test_where_nothing_fits_the_first_try_is_told(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"between 7 and 12\); give input shapes that the model accepts with --shape"):
+        load(pooled(tmp_path, 32, 7))
+
+
+def test_sound_needs_more_than_text(tmp_path: Path) -> None:
+    text = """
+    <ir_version: 8, opset_import: ["" : 17]>
+    g (float[batch, 1, samples] x) => (float[batch, c, s] y) { y = Conv <strides = [160]> (x, w) }
+    """
+    forward = load(write(parse(text, {"w": normal(0, 4, 1, 400)}), tmp_path))
+    assert [list(value.shape or ()) for value in forward.model.graph.inputs] == [[8, 1, 512]]
