@@ -1,20 +1,22 @@
 """Random planned models: predicted against measured peaks of the activations, model by model.
 
-    python -m benchmarks.random_plans [--models 1000] [--first 0] [--jobs 2] [--keep FOLDER]
+    python -m benchmarks.random_plans [--models 1000] [--first 0] [--jobs 2] [--results build/random_plans.jsonl]
 
 A model is drawn from its seed (`tests.runtime.memory_graphs`), differentiated, planned with a strategy and a budget
 that follow from the seed, written, and run once by onnxruntime under default session options, in a process of its own.
 What is predicted is what the file promises; what is measured are onnxruntime's own counters. A figure is exact where it
-agrees to what the arena rounds a buffer up to; a broken budget is a file above what was asked for.
+agrees to what the arena rounds a buffer up to; a broken budget is a file above what was asked for. Results are appended
+to a file as they come, and what stands there is not measured again.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import multiprocessing
-import time
 from collections import Counter
 from collections.abc import Iterable
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
@@ -25,6 +27,13 @@ ROUNDING = 512
 SHARE, SLACK = 0.005, 4096
 """How far a prediction may be low: a ratio, or bytes if that is more."""
 WORST = 12
+RESULTS = Path(__file__).resolve().parent.parent / "build" / "random_plans.jsonl"
+
+
+def read(path: Path) -> list[Promise]:
+    """The results in a file."""
+    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    return [Promise(**json.loads(line)) for line in lines]
 
 
 def summary(found: Iterable[Promise]) -> list[str]:
@@ -59,22 +68,26 @@ def main() -> None:
     parser.add_argument("--models", type=int, default=1000)
     parser.add_argument("--first", type=int, default=0, help="the first seed")
     parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--results", type=Path, default=RESULTS)
     parser.add_argument("--keep", type=Path, help="leave the planned files here")
     arguments = parser.parse_args()
-    if arguments.keep:
-        arguments.keep.mkdir(parents=True, exist_ok=True)
-    start = time.perf_counter()
-    seeds = range(arguments.first, arguments.first + arguments.models)
+    for folder in filter(None, (arguments.keep, arguments.results.parent)):
+        folder.mkdir(parents=True, exist_ok=True)
+    known = {promise.seed: promise for promise in read(arguments.results)}
+    wanted = range(arguments.first, arguments.first + arguments.models)
+    waiting = [seed for seed in wanted if seed not in known]
     with multiprocessing.get_context("fork").Pool(arguments.jobs) as pool:
-        found = list(pool.imap(partial(in_a_fork, folder=arguments.keep), seeds))
+        for promise in pool.imap_unordered(partial(in_a_fork, folder=arguments.keep), waiting):
+            known[promise.seed] = promise
+            with arguments.results.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(asdict(promise)) + "\n")
+    found = [known[seed] for seed in wanted]
     for promise in found:
         if promise.skipped.startswith("FAILED"):
             print(f"seed {promise.seed}: {promise.skipped}")
     wrong = Counter(promise.at for promise in found if not promise.skipped and abs(promise.excess) > ROUNDING)
     print("\n".join(summary(found)))
-    print(
-        f"operators at the peaks that are not exact: {dict(wrong.most_common())}; {time.perf_counter() - start:.0f} s"
-    )
+    print(f"operators at the peaks that are not exact: {dict(wrong.most_common())}")
 
 
 if __name__ == "__main__":
