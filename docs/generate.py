@@ -11,8 +11,9 @@ import click
 from ckplan.cli import cli
 from ckplan.cli.sections import GENERAL, section_of
 from ckplan.planner.strategies import STRATEGIES
-from ckplan.report import docs, operators
+from ckplan.report import docs
 from ckplan.report.listings import default as written
+from docs import operators_page
 
 FOLDER = Path(__file__).parent
 _WIDTH = 118
@@ -127,7 +128,7 @@ def _cell(text: str) -> str:
 PAGES: Mapping[str, Callable[[], str]] = {
     "commands.md": commands,
     "strategies.md": strategies,
-    "operators.md": operators.current,
+    "operators.md": operators_page.current,
 }
 """File names in this folder, and what they hold."""
 

@@ -7,11 +7,10 @@ from ckplan.comparison.files import is_json, read_snapshots, write_baseline
 from ckplan.comparison.judging import Check, Comparison, Finding, Growth, Level, Limits, judge
 from ckplan.comparison.running import How, Target, compare_files, compare_targets
 from ckplan.comparison.settings import Settings
-from ckplan.comparison.snapshot import Alive, Fingerprint, Measured, Snapshot
+from ckplan.comparison.snapshot import Fingerprint, Measured, PeakBuffer, Snapshot
 from ckplan.comparison.taking import take
 
 __all__ = [
-    "Alive",
     "Check",
     "Comparison",
     "Configuration",
@@ -22,6 +21,7 @@ __all__ = [
     "Level",
     "Limits",
     "Measured",
+    "PeakBuffer",
     "Settings",
     "Snapshot",
     "Target",

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from ckplan.comparison.snapshot import Alive, Snapshot
+from ckplan.comparison.snapshot import PeakBuffer, Snapshot
 from ckplan.comparison.versions import ckplan_version
 from ckplan.errors import ModelError
 from ckplan.model.saving import write_text
@@ -117,7 +117,7 @@ def _analyzed(path: Path, data: Mapping[str, Any]) -> Sides:
     """The step without a plan."""
     timeline = Timeline.from_json(data["base"]["timeline"])
     alive = [
-        Alive(
+        PeakBuffer(
             str(entry["name"]),
             int(entry["bytes"]),
             str(entry["producer"]),
@@ -144,7 +144,11 @@ def _measured(path: Path, data: Mapping[str, Any]) -> Sides:
 
 
 def _result(
-    path: Path, peaks: Mapping[str, Any], model: str, timeline: Timeline | None = None, alive: tuple[Alive, ...] = ()
+    path: Path,
+    peaks: Mapping[str, Any],
+    model: str,
+    timeline: Timeline | None = None,
+    alive: tuple[PeakBuffer, ...] = (),
 ) -> Sides:
     peak = timeline.steps[timeline.peak_step].op if timeline is not None and timeline.steps else ""
     snapshot = Snapshot(

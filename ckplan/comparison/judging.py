@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
-from ckplan.comparison.snapshot import WORKSPACE, Alive, Snapshot
+from ckplan.comparison.snapshot import WORKSPACE, PeakBuffer, Snapshot
 from ckplan.errors import CheckFailedError, CkplanError, ModelError, UsageError
 from ckplan.units import format_bytes
 
@@ -75,7 +75,7 @@ class Growth:
         after: bytes at the newer side's peak.
     """
 
-    alive: Alive
+    alive: PeakBuffer
     before: int
     after: int
 

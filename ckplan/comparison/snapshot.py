@@ -40,7 +40,7 @@ class Fingerprint:
 
 
 @dataclass(frozen=True, slots=True)
-class Alive:
+class PeakBuffer:
     """A buffer that is alive at the peak.
 
     Attributes:
@@ -112,7 +112,7 @@ class Snapshot:
     peak_total: int
     peak_node: str = ""
     peak_op: str = ""
-    at_peak: tuple[Alive, ...] = ()
+    at_peak: tuple[PeakBuffer, ...] = ()
     recomputed: Mapping[str, int] = field(default_factory=dict)
     unplanned: int | None = None
     overhead: float | None = None
@@ -157,7 +157,7 @@ class Snapshot:
             peak_total=int(data["peak_total"]),
             peak_node=str(data["peak_node"]),
             peak_op=str(data["peak_op"]),
-            at_peak=tuple(Alive(**{**alive, "bytes": int(alive["bytes"])}) for alive in data["at_peak"]),
+            at_peak=tuple(PeakBuffer(**{**alive, "bytes": int(alive["bytes"])}) for alive in data["at_peak"]),
             recomputed={str(name): int(size) for name, size in data["recomputed"].items()},
             unplanned=None if data["unplanned"] is None else int(data["unplanned"]),
             overhead=None if data["overhead"] is None else float(data["overhead"]),
@@ -169,7 +169,7 @@ def _fingerprint(data: Mapping[str, Any]) -> Fingerprint:
     return Fingerprint(str(data["name"]), tuple(data["inputs"]), tuple(data["outputs"]), str(data["digest"]))
 
 
-def _fields(record: Fingerprint | Alive | Measured) -> dict[str, Any]:
+def _fields(record: Fingerprint | PeakBuffer | Measured) -> dict[str, Any]:
     values = ((name, getattr(record, name)) for name in record.__slots__)
     return {name: list(value) if isinstance(value, tuple) else value for name, value in values}
 

@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from ckplan.comparison.graphs import subject_of
 from ckplan.comparison.settings import Settings
-from ckplan.comparison.snapshot import WORKSPACE, Alive, Measured, Snapshot
+from ckplan.comparison.snapshot import WORKSPACE, Measured, PeakBuffer, Snapshot
 from ckplan.comparison.versions import ckplan_version, onnxruntime_version
 from ckplan.errors import EnvironmentUnavailableError, InfeasibleError
 from ckplan.keys import PLAN, RECOMPUTE_OF
@@ -98,17 +98,17 @@ def _overhead(model: ir.Model) -> float | None:
     return None if overhead is None else float(overhead)
 
 
-def _at_peak(occupancy: Occupancy) -> tuple[Alive, ...]:
+def _at_peak(occupancy: Occupancy) -> tuple[PeakBuffer, ...]:
     """The buffers alive at the peak with what lies in them, the workspace of the node there included."""
     step, steps = occupancy.timeline.peak_step, occupancy.timeline.steps
     found = []
     for _, buffer in occupancy.alive(step) if steps else []:
         span = buffer.at(step)
         shape = "x".join(map(str, span.shape or ()))
-        found.append(Alive(span.tensor, buffer.bytes, steps[span.step].op, span.op_type, shape, span.role.value))
+        found.append(PeakBuffer(span.tensor, buffer.bytes, steps[span.step].op, span.op_type, shape, span.role.value))
     if steps and occupancy.workspace[step]:
         op = steps[step].op
-        found.append(Alive(op, occupancy.workspace[step], op, occupancy.op_types[step], WORKSPACE, WORKSPACE))
+        found.append(PeakBuffer(op, occupancy.workspace[step], op, occupancy.op_types[step], WORKSPACE, WORKSPACE))
     return tuple(sorted((alive for alive in found if alive.bytes), key=lambda alive: (-alive.bytes, alive.tensor)))
 
 

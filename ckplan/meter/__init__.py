@@ -10,7 +10,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ckplan.meter.alive import Alive, Gap, Inside
+    from ckplan.meter.alive import Gap, Inside, LiveTensor
     from ckplan.meter.bisect import Bisection, Smallest, smallest_arena
     from ckplan.meter.errors import RunFailedError
     from ckplan.meter.inputs import Inputs, make_inputs
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from ckplan.meter.verification import verify
 
 __all__ = [
-    "Alive",
     "Bisection",
     "Counters",
     "Gap",
@@ -43,6 +42,7 @@ __all__ = [
     "Heap",
     "Inputs",
     "Inside",
+    "LiveTensor",
     "Measurement",
     "NonFinite",
     "Numerics",
@@ -64,7 +64,7 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Alive": "alive",
+    "LiveTensor": "alive",
     "Bisection": "bisect",
     "Gap": "alive",
     "Gpu": "nvml",

@@ -9,7 +9,7 @@ from ckplan.planner.timeline import Timeline
 
 
 @dataclass(frozen=True, slots=True)
-class Alive:
+class LiveTensor:
     """A buffer that holds memory at the peak of the activations.
 
     Attributes:
@@ -44,7 +44,7 @@ class Inside:
     """
 
     expected: Timeline
-    alive: tuple[Alive, ...]
+    alive: tuple[LiveTensor, ...]
     workspaces: tuple[int, ...]
     arena: ExpectedArena | None = None
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import onnx_ir as ir
 
-from ckplan.meter.alive import Alive, Inside
+from ckplan.meter.alive import Inside, LiveTensor
 from ckplan.meter.counters import in_use_before
 from ckplan.meter.facts import FileFacts
 from ckplan.meter.types import Counters
@@ -71,7 +71,7 @@ def look_inside(
     peak = at[counters.timeline.peak_step]
     lives = lifetimes(problem, order, shapes)
     alive = [
-        Alive(
+        LiveTensor(
             name=problem.tensors[tensor].name,
             bytes=size,
             node=str(nodes[maker].name),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ckplan.comparison import Alive, Fingerprint, Measured, Settings, Snapshot
+from ckplan.comparison import Fingerprint, Measured, PeakBuffer, Settings, Snapshot
 
 KIB = 1024
 MARK = Fingerprint("net", ("x: FLOAT",), ("y",), "0123")
@@ -12,7 +12,7 @@ MARK = Fingerprint("net", ("x: FLOAT",), ("y",), "0123")
 
 def snapshot(*alive: tuple[str, int], **other: Any) -> Snapshot:
     """A model with these buffers, in KiB, alive at its peak."""
-    buffers = tuple(Alive(name, size * KIB, f"{name}/node", "Conv", "8x3", "kept") for name, size in alive)
+    buffers = tuple(PeakBuffer(name, size * KIB, f"{name}/node", "Conv", "8x3", "kept") for name, size in alive)
     peak = sum(buffer.bytes for buffer in buffers)
     fields: dict[str, Any] = {
         "source": "net.onnx",

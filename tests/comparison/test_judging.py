@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from ckplan.comparison import Check, Comparison, Level, Limits, judge
-from ckplan.comparison.snapshot import WORKSPACE, Alive
+from ckplan.comparison.snapshot import WORKSPACE, PeakBuffer
 from ckplan.errors import CheckFailedError, ModelError, UsageError
 from tests.comparison.examples import KIB, measured, snapshot
 
@@ -53,7 +53,7 @@ def test_buffers_that_grew_and_appeared_are_named_with_their_bytes() -> None:
 
 
 def test_a_workspace_is_not_a_tensor_of_the_same_name() -> None:
-    work = Alive("a", 2 * KIB, "a", "Conv", WORKSPACE, WORKSPACE)
+    work = PeakBuffer("a", 2 * KIB, "a", "Conv", WORKSPACE, WORKSPACE)
     base, head = snapshot(("a", 4)), snapshot(("a", 4))
     head = snapshot(peak_activations=6 * KIB, at_peak=(*head.at_peak, work))
     growth = judge("net", "net.onnx", base, head).growth

@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 import pytest
 from markdown_it import MarkdownIt
 
-from ckplan.comparison import Alive, Check, Comparison, Level, Limits, Snapshot, judge
+from ckplan.comparison import Check, Comparison, Level, Limits, PeakBuffer, Snapshot, judge
 from ckplan.errors import ModelError
 from ckplan.report import json as as_json
 from ckplan.report.documents.comparisons import comparison
@@ -38,7 +38,7 @@ EVIL = [
 
 def grown(name: str) -> Comparison:
     def side(size: int) -> Snapshot:
-        buffers = (Alive(name, size * KIB, name, name, "8x3", "kept"),)
+        buffers = (PeakBuffer(name, size * KIB, name, name, "8x3", "kept"),)
         peak = {"peak_activations": size * KIB, "at_peak": buffers, "peak_node": name, "peak_op": name}
         return snapshot(**peak, source=name, recomputed={} if size == 4 else {name: KIB})
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ckplan.meter import Alive, Gpu, Inside, Measurement, NonFinite, Prediction, Recomputation
+from ckplan.meter import Gpu, Inside, LiveTensor, Measurement, NonFinite, Prediction, Recomputation
 from ckplan.report import json as as_json
 from ckplan.report.documents.measurements import measurement, summary
 from tests.report import examples
@@ -16,9 +16,9 @@ from tests.report.examples import KIB, printed, timeline
 
 def example(expected: tuple[int, ...] = (1, 24), **changes: Any) -> Measurement:
     alive = (
-        Alive("/layer[0]/act", 20 * KIB, "/layer[0]/act", "Tanh", False, False, False),
-        Alive("b" * 90, 8 * KIB, "c" * 90, "Mul", True, False, True),
-        Alive("again", 4 * KIB, "act/recompute1", "Tanh", False, True, False),
+        LiveTensor("/layer[0]/act", 20 * KIB, "/layer[0]/act", "Tanh", False, False, False),
+        LiveTensor("b" * 90, 8 * KIB, "c" * 90, "Mul", True, False, True),
+        LiveTensor("again", 4 * KIB, "act/recompute1", "Tanh", False, True, False),
     )
     inside = Inside(timeline(*expected), alive, (0, 512))
     found = {"inside": inside, "prediction": Prediction(30 * KIB, 40 * KIB)} | changes
@@ -82,8 +82,8 @@ def test_without_the_executed_graph_there_is_a_timeline_and_no_list() -> None:
 def test_names_take_one_line_and_what_is_tiny_is_left_out() -> None:
     name = "x" * 90
     alive = (
-        Alive(name, 31 * KIB, name, "SkipLayerNormalization", False, False, True),
-        Alive("y", 8, "y", "Exp", *[False] * 3),
+        LiveTensor(name, 31 * KIB, name, "SkipLayerNormalization", False, False, True),
+        LiveTensor("y", 8, "y", "Exp", *[False] * 3),
     )
     page = squeezed(printed(measurement(example(inside=Inside(timeline(1, 32), alive, (0, 0))))))
     assert "Alive at the peak, in 'op1' (the largest 1 of 2)" in page

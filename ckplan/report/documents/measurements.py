@@ -28,7 +28,7 @@ from ckplan.report.document import (
 from ckplan.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
-    from ckplan.meter import Alive, Bisection, Counters, Inside, Measurement
+    from ckplan.meter import Bisection, Counters, Inside, LiveTensor, Measurement
 
 _LEAST = 1e-3
 """Share of the peak below which a buffer is of no account."""
@@ -142,7 +142,7 @@ def _at_peak(inside: Inside, counters: Counters) -> Section:
     return Section(f"Alive at the peak, in '{where}' ({of})", (table, Line(_explained(inside, counters))))
 
 
-def _kind(alive: Alive) -> str:
+def _kind(alive: LiveTensor) -> str:
     if alive.held:
         return "unused, held"
     return "recomputed" if alive.recomputed else "backward" if alive.backward else "forward"

@@ -1,10 +1,8 @@
-"""The page of the documentation that lists every operator. Refresh it: ``python -m ckplan.report.operators PAGE``."""
+"""The page of the documentation that lists every operator. Refresh it: ``python -m docs.generate``."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 import onnx
 
@@ -12,7 +10,7 @@ from ckplan.autodiff.coverage import DIFFERENTIABLE, Coverage, Kind, counts, mic
 
 _HEAD = """# Operators
 
-Written by `python -m ckplan.report.operators docs/operators.md`; `ckplan ops` prints the same. onnx {version}, opset
+Written by `python -m docs.generate`; `ckplan ops` prints the same. onnx {version}, opset
 {opset} of ai.onnx; deprecated operators are left out.
 
 | | operators |
@@ -93,7 +91,3 @@ def _cell(text: str) -> str:
 def current() -> str:
     """The page for the installed onnx."""
     return page(standard_operators(), microsoft_operators(), onnx.__version__, onnx.defs.onnx_opset_version())
-
-
-if __name__ == "__main__":
-    Path(sys.argv[1]).write_text(current(), encoding="utf-8")
