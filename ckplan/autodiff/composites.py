@@ -16,6 +16,7 @@ import onnx_ir as ir
 from onnx_ir.convenience import convert_attributes
 
 from ckplan.autodiff.builder import Builder
+from ckplan.errors import ModelError
 from ckplan.keys import PHASE
 from ckplan.model.copies import copy_nodes
 
@@ -29,6 +30,20 @@ DETACH = "Detach"
 def is_composite(node: ir.Node | None) -> bool:
     """Say whether a node stands for several."""
     return node is not None and node.domain == DOMAIN
+
+
+def refuse_own_domain(graph: ir.Graph) -> None:
+    """Make sure that a model brings no nodes of ckplan's domain.
+
+    Raises:
+        ModelError: it does.
+    """
+    for node in graph.all_nodes():
+        if is_composite(node):
+            raise ModelError(
+                f"{node.op_type} '{node.name}' is of the domain `{DOMAIN}`, which ckplan keeps for nodes that it makes",
+                "give the domain of that operator another name",
+            )
 
 
 def known_outputs(node: ir.Node) -> Sequence[ir.Value]:

@@ -15,7 +15,7 @@ from ckplan.autodiff.anchors import Anchors
 from ckplan.autodiff.assembly import Callback, call_back, describe, merge_twins, name_gradients, name_nodes, zeros
 from ckplan.autodiff.breaks import breaks, listed
 from ckplan.autodiff.builder import Builder, is_floating
-from ckplan.autodiff.composites import inline_composites
+from ckplan.autodiff.composites import inline_composites, refuse_own_domain
 from ckplan.autodiff.control_flow.chunks import Chunks, prepare_recurrences
 from ckplan.autodiff.engine import backpropagate
 from ckplan.autodiff.evidence import uses_of
@@ -128,6 +128,7 @@ def build_training_graph(
     model = forward.clone()
     graph = model.graph
     forget_training(model)
+    refuse_own_domain(graph)
     name_nodes(graph)
     uses = {value: uses_of(value) for value in graph.initializers.values() if is_floating(value)}
     op = Builder(graph, graph.opset_imports, functions=model.functions)

@@ -234,3 +234,35 @@ def test_what_others_read_of_the_nodes_is_an_output():
     assert [node.op_type for node in graph] == ["Exp", "Neg", "Mul", "Abs"]
     x = values(3)
     np.testing.assert_array_equal(reference(model, {"x": x})["y"], np.exp(x) * -np.exp(x))
+
+
+def test_a_model_that_brings_nodes_of_the_own_domain_is_refused():
+    model = parse(LINEAR, **WEIGHTS)
+    model.graph[0].domain, model.graph[0].op_type = DOMAIN, "CrossEntropy"
+    with pytest.raises(ModelError, match=r"is of the domain `pkg\.ckplan`"):
+        build_training_graph(model, loss="sum")
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_loss_of_running_statistics(shared):
+    second = "u, rm2, rv2 = BatchNormalization <training_mode = 1> (t, s, b, m, v)" if shared else "u = Identity(t)"
+    text = f"""
+    g (double[2,3,4] x) => (double loss) {{
+        z = Mul(x, w)
+        y, rm, rv = BatchNormalization <training_mode = 1> (z, s, b, m, v)
+        t = Tanh(y)
+        {second}
+        p1 = Mul(u, q)
+        p2 = Mul({"rm2" if shared else "rm"}, s)
+        p3 = Mul({"rv2" if shared else "rv"}, rv)
+        l1 = ReduceSum <keepdims = 0> (p1)
+        l2 = ReduceSum <keepdims = 0> (p2)
+        l3 = ReduceSum <keepdims = 0> (p3)
+        loss = Sum(l1, l2, l3)
+    }}
+    """
+    vectors = {name: values(3, seed=i, low=0.5, high=1.5) for i, name in enumerate("sbmv")}
+    model = parse(text, w=values(1, 3, 1, seed=8), q=values(2, 3, 4, seed=9), **vectors)
+    training = build_training_graph(model, loss="loss", wrt=["w", "s", "b"], training=True)
+    assert len(training.updates) == 2
+    check_training_graph(training, {"x": values(2, 3, 4)})
