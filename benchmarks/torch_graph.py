@@ -23,7 +23,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 from torch.utils.flop_counter import flop_registry
 
-from ckplan.model.costs import Cost, seconds
+from ckplan.model.costs import seconds
+from ckplan.operators.costs import Cost
 from ckplan.planner import Problem
 from ckplan.planner.problem import Kind, Op, Tensor
 

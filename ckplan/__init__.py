@@ -46,7 +46,9 @@ if TYPE_CHECKING:
     from ckplan.model import load as load
     from ckplan.model import save as save
     from ckplan.operators.gradients import rule as rule
+    from ckplan.operators.record import Operator as Operator
     from ckplan.operators.sessions import use_custom_ops as use_custom_ops
+    from ckplan.operators.table import register_operator as register_operator
     from ckplan.pipeline import Goal as Goal
     from ckplan.pipeline import Planned as Planned
     from ckplan.pipeline import Step as Step
@@ -88,7 +90,9 @@ _HOMES = {
     "meter.checkup": ("checkup",),
     "model": ("ForwardModel", "load", "save"),
     "operators.gradients": ("rule",),
+    "operators.record": ("Operator",),
     "operators.sessions": ("use_custom_ops",),
+    "operators.table": ("register_operator",),
     "pipeline": ("Goal", "Planned", "Step"),
     "planner": ("Plan", "Problem", "Timeline", "bottlenecks", "simulate"),
     "planner.strategies": ("STRATEGIES", "parse_strategy", "register_strategy"),

@@ -23,7 +23,8 @@ import onnx
 import onnx_ir as ir
 
 from ckplan.keys import PHASE
-from ckplan.model.traits import HEAVY
+from ckplan.model.traits import is_heavy
+from ckplan.operators.table import STANDARD
 
 Level = Literal["layer", "group"]
 
@@ -126,7 +127,7 @@ def _units(nodes: Sequence[ir.Node]) -> list[_Unit]:
         name = _NUMBERED.sub("", scope.rpartition("/")[2])
         starts = {nodes[index].op_type for index in members if (nodes[index].name or "").endswith("_0")}
         if len(members) > 1 and onnx.defs.has(name) and starts == {nodes[index].op_type for index in members}:
-            unit = _Unit(name, tuple(members), name in HEAVY)
+            unit = _Unit(name, tuple(members), name in STANDARD and STANDARD[name].heavy)
             for index in members:
                 units[index] = unit
     return units
@@ -134,7 +135,7 @@ def _units(nodes: Sequence[ir.Node]) -> list[_Unit]:
 
 def _is_heavy(node: ir.Node) -> bool:
     """Whether a node begins a group: an expensive operator, or one with a body."""
-    return node.op_type in HEAVY or any(a.type == ir.AttributeType.GRAPH for a in node.attributes.values())
+    return is_heavy(node) or any(a.type == ir.AttributeType.GRAPH for a in node.attributes.values())
 
 
 def _unit_names(block: Sequence[int], units: Sequence[_Unit]) -> list[str]:
@@ -240,7 +241,7 @@ def _layers(nodes: Sequence[ir.Node], groups: Sequence[int]) -> list[Sequence[in
     """Stretches of nodes that repeat each other, without overlap."""
     ids: dict[Hashable, int] = {}
     labels = np.array([ids.setdefault(_label(node), len(ids)) for node in nodes], dtype=np.int32)
-    heavy = np.array([node.op_type in HEAVY for node in nodes])
+    heavy = np.array([is_heavy(node) for node in nodes])
     crossing = _crossing(nodes)
     taken = np.zeros(len(nodes), dtype=bool)
     found: list[Sequence[int]] = []

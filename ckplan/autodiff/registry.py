@@ -13,6 +13,7 @@ import pkgutil
 
 from ckplan.operators import gradients
 from ckplan.operators.gradients import Entry, Factor, NoGradientError, rule
+from ckplan.operators.table import STANDARD
 
 __all__ = [
     "NON_DIFFERENTIABLE",
@@ -26,62 +27,12 @@ __all__ = [
     "rule",
 ]
 
-_SAMPLE = "a random sample has no derivative"
-_QUANTISED = "quantised arithmetic has no useful derivative"
-_SEQUENCE = "what the sequence holds, or which element is meant, is only known at run time"
+#: Operators with a floating output that cannot be differentiated, and why; see `ckplan.operators.record.Operator`.
+NON_DIFFERENTIABLE: dict[str, str] = {name: known.no_gradient for name, known in STANDARD.items() if known.no_gradient}
 
-#: Operators with a floating output that cannot be differentiated, and why. Operators whose outputs are integers,
-#: booleans or strings need no entry: nothing flows back through those.
-NON_DIFFERENTIABLE: dict[str, str] = {
-    "SequenceMap": _SEQUENCE,
-    "ConcatFromSequence": _SEQUENCE,
-    "SequenceAt": _SEQUENCE,
-    "SequenceConstruct": _SEQUENCE,
-    "SequenceEmpty": _SEQUENCE,
-    "SequenceErase": _SEQUENCE,
-    "SequenceInsert": _SEQUENCE,
-    "SplitToSequence": _SEQUENCE,
-    "Optional": _SEQUENCE,
-    "OptionalGetElement": _SEQUENCE,
-    "Bernoulli": _SAMPLE,
-    "Multinomial": _SAMPLE,
-    "BitCast": "reinterpreted bits have no derivative",
-    "ConvInteger": _QUANTISED,
-    "MatMulInteger": _QUANTISED,
-    "QLinearConv": _QUANTISED,
-    "QLinearMatMul": _QUANTISED,
-    "Hardmax": "a one-hot choice has no derivative",
-    "NonMaxSuppression": "a choice of boxes has no derivative",
-    "Unique": "the number of results depends on the data",
-    "NonZero": "the number of results depends on the data",
-    "StringNormalizer": "strings have no derivative",
-    "TfIdfVectorizer": "counts of tokens have no derivative",
-}
-
-#: Operators that are constant between their steps: their derivative is zero wherever it exists, so they pass no
-#: gradient on, which is an answer and not an error.
-ZERO_DERIVATIVE: frozenset[str] = frozenset(
-    {
-        "Ceil",
-        "ConstantOfShape",
-        # The loss of a gradient through these is an error unless it is asked for; see ckplan.autodiff.quantisation.
-        "DequantizeLinear",
-        "DynamicQuantizeLinear",
-        "EyeLike",
-        "Floor",
-        "RandomNormal",
-        "RandomNormalLike",
-        "RandomUniform",
-        "RandomUniformLike",
-        "Round",
-        "Sign",
-        "HannWindow",
-        "HammingWindow",
-        "BlackmanWindow",
-        "MelWeightMatrix",
-        "QuantizeLinear",
-    }
-)
+#: Operators that pass no gradient on, since their derivative is zero wherever it exists. The loss of a gradient through
+#: DequantizeLinear is an error unless it is asked for; see `ckplan.autodiff.quantisation`.
+ZERO_DERIVATIVE: frozenset[str] = frozenset(name for name, known in STANDARD.items() if known.zero_derivative)
 
 
 def lookup(op_type: str, version: int, domain: str = "") -> Entry | None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import onnx_ir as ir
 
 from ckplan.model.infer import is_known, static_shape
-from ckplan.model.traits import RANDOM
+from ckplan.operators.table import operator_of
 
 KEEP_BYTES = 1 << 20
 """Largest constant that stays as it is."""
@@ -69,7 +69,7 @@ def _fold(graph: ir.Graph, absent: set[ir.Value], folder: Path) -> None:
         values = [value for value in node.inputs if value is not None]
         if not any(value in absent for value in values) or not all(_is_constant(value) for value in values):
             continue
-        if node.domain not in ("", "ai.onnx") or node.op_type in RANDOM or _has_bodies(node) or not _is_small(node):
+        if node.domain not in ("", "ai.onnx") or operator_of(node).random or _has_bodies(node) or not _is_small(node):
             continue
         if any(output.is_graph_output() for output in node.outputs):
             continue

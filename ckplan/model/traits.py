@@ -5,30 +5,12 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from ckplan.keys import ONCE
+from ckplan.operators.table import operator_of
 
-RANDOM = frozenset(
-    {"Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"}
-)
-"""Operators that draw anew each time they run."""
 
-HEAVY = frozenset(
-    {
-        "Attention",
-        "Conv",
-        "ConvInteger",
-        "ConvTranspose",
-        "DeformConv",
-        "Einsum",
-        "FusedMatMul",
-        "GRU",
-        "Gemm",
-        "LSTM",
-        "MatMul",
-        "MultiHeadAttention",
-        "RNN",
-    }
-)
-"""Operators that cost far more than their bytes."""
+def is_heavy(node: ir.Node) -> bool:
+    """Whether a node costs far more than its bytes."""
+    return operator_of(node).heavy
 
 
 def is_random(node: ir.Node) -> bool:
@@ -39,7 +21,7 @@ def is_random(node: ir.Node) -> bool:
             return False
         constant = training.const_value
         return constant is None or bool(constant.numpy())
-    if node.op_type in RANDOM:
+    if operator_of(node).random:
         return True
     return any(is_random(inner) for graph in _bodies(node) for inner in graph)
 
@@ -57,7 +39,7 @@ def why_only_once(node: ir.Node) -> str:
         return _ONCE.get(mark, f"the graph says that it runs once ({mark})")
     if not is_random(node):
         return ""
-    if node.op_type in RANDOM or node.op_type == "Dropout":
+    if operator_of(node).random or node.op_type == "Dropout":
         return f"{node.op_type} draws random numbers, and a second run would draw others"
     inner = sorted({member.op_type for graph in _bodies(node) for member in graph.all_nodes() if is_random(member)})
     return f"{', '.join(inner)} in its body draws random numbers, and a second run would draw others"

@@ -135,6 +135,11 @@ def entries() -> list[Entry]:
     return sorted((entry for group in _RULES.values() for entry in group), key=lambda e: (e.domain, e.op_type, e.since))
 
 
+def load_rules() -> None:
+    """Import what installed packages register."""
+    load_group(GROUP)
+
+
 def _load_others(domain: str) -> None:
     """Other packages have rules for domains of their own: an operator of ONNX is no reason to look for them."""
     if domain:

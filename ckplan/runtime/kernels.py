@@ -9,41 +9,16 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-VIEWS = frozenset({"Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity"})
-"""Operators whose first output is the memory of their first input."""
-
-IN_PLACE = frozenset(
-    {
-        "Cast",
-        "Celu",
-        "Clip",
-        "Elu",
-        "HardSigmoid",
-        "LeakyRelu",
-        "LogSoftmax",
-        "Relu",
-        "ScatterElements",
-        "Selu",
-        "Shrink",
-        "Sigmoid",
-        "Softmax",
-        "Softplus",
-        "Softsign",
-        "Tanh",
-        "ThresholdedRelu",
-        "Trilu",
-    }
-)
-"""Operators whose kernel overwrites its first input when nothing else reads it and the shapes agree."""
+from ckplan.operators.table import operator_of
 
 
 def view_source(node: ir.Node) -> ir.Value | None:
     """The input whose memory the node's first output is, if the node is a view."""
-    return node.inputs[0] if node.op_type in VIEWS and node.inputs else None
+    return node.inputs[0] if node.inputs and operator_of(node).view else None
 
 
 def overwritable(node: ir.Node) -> ir.Value | None:
     """The input that the node's kernel may overwrite with its first output."""
     if node.domain.startswith("com.microsoft") and node.op_type in ("Conv", "FusedConv") and len(node.inputs) > 3:
         return node.inputs[3]  # an addition that an optimiser made part of the convolution
-    return node.inputs[0] if node.op_type in IN_PLACE and node.inputs else None
+    return node.inputs[0] if node.inputs and operator_of(node).in_place else None

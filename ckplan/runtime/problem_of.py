@@ -10,7 +10,7 @@ import onnx_ir as ir
 from ckplan.errors import ModelError
 from ckplan.keys import CHECKPOINTS, PHASE
 from ckplan.model.costs import node_cost, seconds
-from ckplan.model.traits import HEAVY, why_only_once
+from ckplan.model.traits import is_heavy, why_only_once
 from ckplan.planner.problem import Kind, Op, Problem, Tensor
 from ckplan.runtime.inner import inner_workspace
 from ckplan.runtime.kernels import overwritable, view_source
@@ -73,7 +73,7 @@ def problem_of_nodes(
                 workspace=workspace,
                 backward=node.metadata_props.get(PHASE) == "backward",
                 recomputable=not why_only_once(node),
-                heavy=node.op_type in HEAVY,
+                heavy=is_heavy(node),
                 views={made[0]: ids[source]} if source is not None and made else {},
                 inplace={made[0]: (ids[target],)} if target is not None and made else {},
             )

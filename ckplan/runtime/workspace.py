@@ -12,6 +12,7 @@ import math
 import numpy as np
 import onnx_ir as ir
 
+from ckplan.operators.table import operator_of
 from ckplan.runtime.einsum import einsum_workspace
 from ckplan.runtime.sizes import bytes_of, dimensions_of
 
@@ -28,6 +29,9 @@ _PIECE = 2**16
 
 def workspace_of(node: ir.Node) -> int:
     """Workspace of a node in bytes, 0 where the kernel needs none worth counting."""
+    told = operator_of(node).workspace
+    if told is not None:
+        return told(node)
     copies = _copies(node)
     if copies:
         return copies * bytes_of(node.outputs[0])

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import onnx_ir as ir
 
-from ckplan.model.traits import HEAVY
+from ckplan.model.traits import is_heavy
 from ckplan.planner.peak import peak_of
 from ckplan.planner.plan import Plan
 from ckplan.planner.problem import Problem
@@ -85,7 +85,7 @@ def feed_weights(graph: ir.Graph) -> None:
     """
     fed = set(graph.inputs)
     for node in graph.all_nodes():
-        if node.op_type in HEAVY:
+        if is_heavy(node):
             for value in node.inputs:
                 if value is not None and value.is_initializer() and value not in fed and len(value.shape or ()) > 1:
                     fed.add(value)

@@ -12,7 +12,7 @@ import onnx_ir as ir
 from ckplan.autodiff.paths import bodies
 from ckplan.errors import UsageError
 from ckplan.keys import STORE
-from ckplan.model.traits import HEAVY, is_random
+from ckplan.model.traits import is_heavy, is_random
 
 NOTHING = "none"
 """The pattern that stands for nothing but the carried states."""
@@ -63,7 +63,7 @@ def is_stored(node: ir.Node, value: ir.Value, heavy: bool = True) -> bool:
     if value.shape is None or not value.shape.is_static():
         return False  # rows of different lengths cannot be stacked
     chosen = stores(node, str(value.name))
-    return chosen if chosen is not None else heavy and producer.op_type in HEAVY
+    return chosen if chosen is not None else heavy and is_heavy(producer)
 
 
 def spread_patterns(graph: ir.Graph, patterns: Sequence[str]) -> None:

@@ -10,9 +10,7 @@ from collections.abc import Callable, Sequence
 import onnx_ir as ir
 
 from ckplan.model.contrib.emitter import Emitter
-
-#: The domain of the operators that onnxruntime adds to ONNX.
-MICROSOFT = "com.microsoft"
+from ckplan.operators.record import MICROSOFT as MICROSOFT
 
 #: Returns one value per output of the node; None for outputs that nobody reads.
 Expansion = Callable[[Emitter], Sequence[ir.Value | None]]

@@ -1,0 +1,69 @@
+"""All records of operators: those of ONNX and onnxruntime, and those that others register."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from ckplan.operators.gradients import load_rules
+from ckplan.operators.record import Operator
+from ckplan.operators.standard import (
+    convolutions,
+    elementwise,
+    images,
+    normalisation,
+    products,
+    quantised,
+    random,
+    recurrent,
+    reduction,
+    sequences,
+    shape,
+)
+
+STANDARD: dict[str, Operator] = {
+    operator.name: operator
+    for group in (
+        elementwise,
+        products,
+        convolutions,
+        normalisation,
+        reduction,
+        shape,
+        images,
+        recurrent,
+        random,
+        quantised,
+        sequences,
+    )
+    for operator in group.OPERATORS
+}
+"""Operators of which something is to be said, by name: no two have one name."""
+
+_OTHERS: dict[tuple[str, str], Operator] = {}
+_DEFINED = ("", "ai.onnx")
+_RUNTIME = ("com.microsoft", "com.ms.")
+"""What the domains of onnxruntime's own operators begin with; most are forms of ONNX's, under their names."""
+
+
+def register_operator(operator: Operator) -> None:
+    """Make a record of an operator of another domain known.
+
+    Raises:
+        ValueError: the operator has a record already, or is one of ONNX or onnxruntime.
+    """
+    key = (operator.domain, operator.name)
+    if _is_standard(operator.domain) or key in _OTHERS:
+        raise ValueError(f"there is a record of {operator.name} in domain '{operator.domain}' already")
+    _OTHERS[key] = operator
+
+
+def operator_of(node: ir.Node) -> Operator:
+    """What is known of a node's operator."""
+    if _is_standard(node.domain):
+        return STANDARD.get(node.op_type) or Operator(node.op_type, node.domain)
+    load_rules()  # who registers rules of a domain registers its records as well
+    return _OTHERS.get((node.domain, node.op_type)) or Operator(node.op_type, node.domain)
+
+
+def _is_standard(domain: str) -> bool:
+    return domain in _DEFINED or domain.startswith(_RUNTIME)
