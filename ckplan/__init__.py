@@ -60,6 +60,7 @@ if TYPE_CHECKING:
     from ckplan.planner.strategies import STRATEGIES as STRATEGIES
     from ckplan.planner.strategies import parse_strategy as parse_strategy
     from ckplan.planner.strategies import register_strategy as register_strategy
+    from ckplan.report.writers import register_reporter as register_reporter
     from ckplan.runtime import problem_of as problem_of
     from ckplan.writer.emit import emit as emit
 
@@ -96,6 +97,7 @@ _HOMES = {
     "pipeline": ("Goal", "Planned", "Step"),
     "planner": ("Plan", "Problem", "Timeline", "bottlenecks", "simulate"),
     "planner.strategies": ("STRATEGIES", "parse_strategy", "register_strategy"),
+    "report.writers": ("register_reporter",),
     "runtime": ("problem_of",),
     "writer": ("emit",),
 }

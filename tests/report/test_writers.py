@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from ckplan import extensions
 from ckplan.cli import cli
 from ckplan.errors import UsageError
 from ckplan.report import writers
@@ -70,7 +71,8 @@ def test_a_dash_does_not_keep_a_column_from_being_one_of_figures() -> None:
 
 def test_a_package_adds_a_format_by_an_entry_point(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     point = EntryPoint("titles", "tests.report.test_writers:only_titles", writers.GROUP)
-    monkeypatch.setattr(writers, "entry_points", lambda group: EntryPoints([point]).select(group=group))
+    monkeypatch.setattr(extensions, "entry_points", lambda group: EntryPoints([point]).select(group=group))
+    extensions.load_group.cache_clear()
     model = write_model(tmp_path / "model.onnx")
     out = tmp_path / "titles.txt"
     result = CliRunner().invoke(cli, ["compare", str(model), "--budget", "1GiB", "--report", f"titles={out}"])
@@ -78,6 +80,17 @@ def test_a_package_adds_a_format_by_an_entry_point(monkeypatch: pytest.MonkeyPat
     assert out.read_text(encoding="utf-8") == "MODEL: PASSED"
     with pytest.raises(UsageError, match="nonsense"):
         writers.writer("nonsense")
+    extensions.load_group.cache_clear()
+
+
+def test_a_format_is_registered_in_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writers, "_OTHERS", {})
+    register = writers.register_reporter("shout")
+    assert register(only_titles) is only_titles
+    assert writers.writer("shout")(DOCUMENT) == "ALL IS TOLD"
+    for taken in ("shout", "markdown"):
+        with pytest.raises(ValueError, match=f"two formats are called `{taken}`"):
+            writers.register_reporter(taken)
 
 
 def test_reports_are_checked_before_the_work(tmp_path: Path) -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Mapping
-from importlib.metadata import entry_points
 
 from ckplan.errors import UsageError
+from ckplan.extensions import load_group
 from ckplan.report.document import Document
 
 Writer = Callable[[Document], str]
@@ -23,21 +23,40 @@ GROUP = "ckplan.reporters"
 """The group of entry points that packages add formats with: a function from a `Document` to text."""
 
 
+_OTHERS: dict[str, Writer] = {}
+
+
+def register_reporter(kind: str) -> Callable[[Writer], Writer]:
+    """Make a format known by its name; a decorator of the function that writes it.
+
+    Raises:
+        ValueError: there is a format of that name.
+    """
+    if kind in FORMATS or kind in _OTHERS:
+        raise ValueError(f"two formats are called `{kind}`")
+
+    def register(function: Writer) -> Writer:
+        _OTHERS[kind] = function
+        return function
+
+    return register
+
+
 def writer(kind: str) -> Writer:
     """The writer of a format.
 
     Args:
-        kind: its name: one of `FORMATS`, or of an entry point of the group ``ckplan.reporters``.
+        kind: its name: one of `FORMATS`, one that was registered, or of an entry point of ``ckplan.reporters``.
 
     Raises:
         UsageError: there is no such format.
+        EnvironmentUnavailableError: what an installed package adds cannot be loaded.
     """
     if kind in FORMATS:
         module, _, function = FORMATS[kind].partition(":")
         found: Writer = getattr(importlib.import_module(module), function)
         return found
-    others = entry_points(group=GROUP)
-    if kind in others.names:
-        loaded: Writer = others[kind].load()
-        return loaded
-    raise UsageError(f"there is no format `{kind}`", f"choose one of {', '.join([*FORMATS, *sorted(others.names)])}")
+    others: dict[str, Writer] = {**dict(load_group(GROUP)), **_OTHERS}
+    if kind not in others:
+        raise UsageError(f"there is no format `{kind}`", f"choose one of {', '.join([*FORMATS, *sorted(others)])}")
+    return others[kind]
