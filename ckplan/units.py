@@ -24,6 +24,10 @@ _FACTORS = {
 }
 
 
+_MOST = 2**62
+"""Above all sizes that can be meant."""
+
+
 def parse_bytes(text: str) -> int:
     """Read a size such as ``512MiB``, ``1.5 GB`` or ``4096`` (bytes).
 
@@ -33,7 +37,10 @@ def parse_bytes(text: str) -> int:
     match = re.fullmatch(r"\s*([0-9]*\.?[0-9]+)\s*([a-zA-Z]*)\s*", text)
     if match is None or match[2].lower() not in _FACTORS:
         raise UsageError(f"`{text}` is not a size", "write it like 512MiB, 1.5GB or 4096")
-    return round(float(match[1]) * _FACTORS[match[2].lower()])
+    size = float(match[1]) * _FACTORS[match[2].lower()]
+    if size >= _MOST:
+        raise UsageError(f"a size of {len(text)} digits is more than there is", "write it like 512MiB, 1.5GB or 4096")
+    return round(size)
 
 
 def parse_share(text: str) -> float:
@@ -45,7 +52,10 @@ def parse_share(text: str) -> float:
     match = re.fullmatch(r"\s*([0-9]*\.?[0-9]+)\s*%\s*", text)
     if match is None:
         raise UsageError(f"`{text}` is not a percentage", "write it like 10%")
-    return float(match[1]) / 100
+    share = float(match[1]) / 100
+    if share >= _MOST:
+        raise UsageError(f"a percentage of {len(text)} digits is more than can be meant", "write it like 10%")
+    return share
 
 
 def parse_budget(text: str) -> int | float:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import io
+import logging
 import os
 import sys
 import traceback
 from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import click
@@ -15,10 +17,14 @@ import click
 from ckplan import __version__
 from ckplan.cli.interruption import INTERRUPTED, end_when_stuck
 from ckplan.cli.terminal import Settings, say
-from ckplan.errors import CkplanError, EnvironmentUnavailableError
+from ckplan.errors import CkplanError, EnvironmentUnavailableError, ModelError
 from ckplan.isolation.lifetime import end_cleanly
 
 BUG = 3
+SCHEMA = 1
+"""Of the object that tells of a failure with --json."""
+_LONGEST = 400
+"""Letters of another program's message that are told."""
 BROKEN_PIPE = 141
 
 
@@ -57,6 +63,8 @@ class App(click.Group):
         for stream in (sys.stdout, sys.stderr):
             if isinstance(stream, io.TextIOWrapper):
                 stream.reconfigure(errors="replace")  # a tensor's name must not crash an ASCII terminal
+        # Libraries log what they do with the names of models; without a handler Python would print that as it is.
+        logging.getLogger().addHandler(logging.NullHandler())
         end_cleanly()
         end_when_stuck()
         sys.exit(exit_code_of(run, settings))
@@ -73,22 +81,40 @@ def exit_code_of(run: Callable[[], Any], settings: Settings) -> int:
     except click.ClickException as error:
         message = error.format_message().rstrip(".")
         context = getattr(error, "ctx", None)
-        return fail(f"{message}; see `{context.command_path} --help`" if context else message, error.exit_code)
+        message = f"{message}; see `{context.command_path} --help`" if context else message
+        return fail(message, error.exit_code, settings, type(error).__name__)
     except (click.Abort, KeyboardInterrupt):
         return INTERRUPTED
     except CkplanError as error:
         if settings.debug:
             tell_traceback()
-        return fail(str(error), error.exit_code)
+        return fail(str(error), error.exit_code, settings, type(error).__name__)
     except Exception as error:
         if settings.debug:
             tell_traceback()
-        if isinstance(error, MemoryError):
-            return fail("out of memory", EnvironmentUnavailableError.exit_code)
-        if isinstance(error, OSError):
-            return fail(str(error), EnvironmentUnavailableError.exit_code)
+        if isinstance(error, MemoryError | OSError):
+            message = str(error) if isinstance(error, OSError) else "out of memory"
+            kind = EnvironmentUnavailableError
+            return fail(message, kind.exit_code, settings, kind.__name__)
+        message = _blame(settings.arguments)
+        if message:
+            return fail(message, ModelError.exit_code, settings, ModelError.__name__)
         advice = "" if settings.debug else "; this is a bug; re-run with --debug and report what it shows"
-        return fail(f"{type(error).__name__}: {error}{advice}", BUG)
+        return fail(f"{type(error).__name__}: {str(error)[:_LONGEST]}{advice}", BUG, settings, "bug")
+
+
+def _blame(arguments: Sequence[str]) -> str:
+    """What is wrong with the first file among the arguments that is no valid model; empty if there is none."""
+    for argument in arguments:
+        file = Path(argument)
+        if "\0" not in argument and file.suffix == ".onnx" and file.is_file():
+            from ckplan.model.validity import complaint
+
+            reason = complaint(file)
+            if reason:
+                told = " ".join(reason.split())[:_LONGEST]
+                return f"{file} is not valid: {told}; export it again, and see whether it passes onnx.checker"
+    return ""
 
 
 def tell_traceback() -> None:
@@ -97,9 +123,15 @@ def tell_traceback() -> None:
         say(line)
 
 
-def fail(message: str, code: int) -> int:
-    """Say one line on stderr and return the code."""
-    say(f"ckplan: error: {' '.join(message.split())}")
+def fail(message: str, code: int, settings: Settings, kind: str) -> int:
+    """Say one line on stderr, with --json an object with ``error`` on stdout as well, and return the code."""
+    line = " ".join(message.split())
+    if "--json" in settings.arguments and not settings.told:
+        from ckplan.report.untrusted import json_text
+
+        error = {"kind": kind, "message": line, "exit_code": code}
+        click.echo(json_text({"schema": SCHEMA, "error": error}, indent=2))
+    say(f"ckplan: error: {line}")
     return code
 
 

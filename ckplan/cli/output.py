@@ -25,6 +25,8 @@ def check_output(output: Path, force: bool, *sources: Path) -> None:
         UsageError: the file exists and may not be overwritten, its directory does not exist, or it is a source.
         EnvironmentUnavailableError: the directory does not allow it.
     """
+    if str(output) == "-":
+        raise UsageError("a model and its reports are not written to stdout", "name a file")
     folder = output.parent
     if output.is_dir():
         raise UsageError(f"output {output} is a directory", "name a file in it")
@@ -37,6 +39,16 @@ def check_output(output: Path, force: bool, *sources: Path) -> None:
             raise UsageError(f"{output} exists", "pass --force to overwrite it")
     if not os.access(folder, os.W_OK) or (output.exists() and not os.access(output, os.W_OK)):
         raise EnvironmentUnavailableError(f"no permission to write {output}", "write to another directory")
+    from ckplan.isolation.folders import temporary_folder
+
+    try:
+        # What the permissions say is not all: there are file systems in which nobody can make a file.
+        with temporary_folder(folder) as place:
+            (place / output.name).touch()
+    except (OSError, ValueError) as error:
+        raise EnvironmentUnavailableError(
+            f"cannot write {output}: {getattr(error, 'strerror', None) or error}", "write to another directory"
+        ) from error
 
 
 def written(model: ir.Model, output: Path, *, force: bool, copy_weights: bool) -> list[str]:

@@ -21,6 +21,8 @@ class Settings:
     quiet: bool = False
     verbose: bool = False
     no_color: bool = False
+    told: bool = False
+    """Whether the answer is on stdout already."""
     arguments: tuple[str, ...] = ()
     """The command line as it was given, for reports that say how they were made."""
 
@@ -75,6 +77,7 @@ def show_json(data: Any) -> None:
     """Print JSON to stdout."""
     from ckplan.report.untrusted import json_text
 
+    settings().told = True
     click.echo(json_text(data, indent=2))
 
 

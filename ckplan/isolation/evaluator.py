@@ -77,7 +77,25 @@ def _ort_value(ort: Any, array: Array, element: int | None) -> Any:
     return ort.OrtValue.ortvalue_from_numpy(_plain(array))
 
 
-_JOBS = {"optimise": optimise, "run": run}
+def judge(request: Mapping[str, Any]) -> str:
+    """Why onnx's checker or onnxruntime refuses a file; empty if both accept it."""
+    import onnx
+    import onnxruntime as ort
+
+    options = ort.SessionOptions()
+    options.log_severity_level = 4
+    for accept in (
+        lambda: onnx.checker.check_model(request["source"], full_check=True),
+        lambda: open_session(request["source"], options),
+    ):
+        try:
+            accept()
+        except Exception as error:  # of classes of their own, all of which say the same
+            return str(error).strip() or type(error).__name__
+    return ""
+
+
+_JOBS = {"judge": judge, "optimise": optimise, "run": run}
 
 
 def main(parent: int) -> None:

@@ -10,6 +10,7 @@ from onnx_ir.passes.common import NameFixPass, RemoveUnusedNodesPass
 from ckplan import keys
 from ckplan.model.fold import Sweep
 from ckplan.model.infer import static_shape
+from ckplan.model.validity import sort
 
 
 def drop_no_ops(model: ir.Model, state: Sweep, *, reshapes: bool = False, dropouts: bool = True) -> tuple[str, ...]:
@@ -111,7 +112,7 @@ def _bypass(graph: ir.Graph, node: ir.Node) -> None:
 def tidy(model: ir.Model) -> None:
     """Drop dead nodes and unread initializers, sort the graph, and name every node and value uniquely, in place."""
     RemoveUnusedNodesPass()(model)
-    model.graph.sort()
+    sort(model.graph)
     NameFixPass()(model)
     counts: Counter[str] = Counter()
     taken = {node.name for node in model.graph}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
 
@@ -10,6 +11,8 @@ import onnx_ir as ir
 
 from ckplan import keys
 
+_MOST_FILLED = 1 << 35
+"""Bytes of a filling that is taken for a weight, 32 GiB: it is written out when the model is saved."""
 _SETTINGS = {"Clip": (1, 2), "Dropout": (1,), "Pad": (2,), "Resize": (1, 2), "Upsample": (1,)}
 # Initializers that exporters lift from literals in the source (torch's dynamo exporter, torch.fx).
 _LITERAL_NAME = re.compile(r"val_\d+|scalar_tensor_default(_\d+)?|_lifted_scalar.*|_lifted_tensor_constant\d+")
@@ -155,7 +158,9 @@ def filled(node: ir.Node, shape: list[int]) -> ir.TensorProtocol | None:
     """The result of a ConstantOfShape node, as a view that takes no memory."""
     attribute = node.attributes.get("value")
     value = np.zeros(1, dtype=np.float32) if attribute is None else np.asarray(attribute.as_tensor().numpy())
-    if value.size != 1 or value.dtype.kind not in "fiub":
+    if value.size != 1 or value.dtype.kind not in "fiub" or min(shape, default=1) < 0:
+        return None
+    if math.prod(shape) * value.itemsize > _MOST_FILLED:
         return None
     return ir.Tensor(np.broadcast_to(value.reshape(()), shape))
 

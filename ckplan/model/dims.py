@@ -31,6 +31,8 @@ DEFAULT_LENGTH = 64
 DEFAULT_CHANNELS = 3
 DEFAULT_PIXELS = 224
 
+_LONGEST = 1000
+"""Letters of an expression; no exporter writes longer ones, and Python's parser takes them for attacks."""
 _ANONYMOUS = frozenset({"", "?", "*", "-1", "0", "None", "none", "unk", "unknown"})
 
 
@@ -235,11 +237,13 @@ def _convolution_channels(value: ir.Value) -> int | None:
 
 def evaluate(text: str, sizes: Mapping[str, int]) -> int | None:
     """Evaluate a dimension such as ``2*past + 1`` or ``floor(h/2)``; None when it is not arithmetic on known names."""
+    if len(text) > _LONGEST:
+        return None
     try:
         number = _evaluate(ast.parse(text, mode="eval").body, sizes)
-    except (SyntaxError, ValueError, KeyError, ZeroDivisionError, OverflowError):
+        return int(number) if number >= 0 and number == int(number) else None
+    except (SyntaxError, ValueError, KeyError, ZeroDivisionError, OverflowError, RecursionError, MemoryError):
         return None
-    return int(number) if number >= 0 and number == int(number) else None
 
 
 def _evaluate(tree: ast.expr, sizes: Mapping[str, int]) -> float:

@@ -27,6 +27,7 @@ from ckplan.model.rebatch import Rebatch
 from ckplan.model.rebatch_check import check_rebatched
 from ckplan.model.ties import join_transposed
 from ckplan.model.torch_export import read_signature
+from ckplan.model.validity import check_size, sort
 
 
 @dataclass(frozen=True)
@@ -122,13 +123,15 @@ def _normalised(
     adopt(model)
     declared = declared_shapes(model)
     binding = bind(model.graph, dims, shapes, defaults)
+    for value in model.graph.inputs:
+        check_size(value.name or "", static_shape(value) or ())
     set_notes = fix(model.graph, fixed)
     _forget_shapes(model)
     old_opset = model.graph.opset_imports.get("", MINIMUM_OPSET)
     model, lift_notes = lift(model)
     _forget_shapes(model)  # those that the converter inferred, too
     hoist(model)
-    model.graph.sort()
+    sort(model.graph)
     tidy(model)
 
     reference, shapes_before = _at_own_size(model, binding)

@@ -8,6 +8,7 @@ import onnx_ir as ir
 
 from ckplan.errors import ModelError
 from ckplan.model.converted import put_right
+from ckplan.model.validity import check_calls
 from ckplan.operators.gradients import find
 
 if TYPE_CHECKING:
@@ -50,6 +51,7 @@ def lift(model: ir.Model) -> tuple[ir.Model, tuple[str, ...]]:
         _label_for_pools(model)
         model.ir_version = max(model.ir_version or 0, MINIMUM_IR_VERSION)
         return model, relabel(model)
+    check_calls(model)
     own = _with_rules(model)
     inlined = len(model.functions) - len(own)
     for identifier in own:

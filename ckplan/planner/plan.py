@@ -79,6 +79,12 @@ class Plan:
         }
 
 
+_LONGEST = 1000
+"""How often a schedule may run a node on average; the simulator takes time and memory for each."""
+_TOLD = 200
+"""Letters of an unknown name that are told."""
+
+
 def make_plan(problem: Problem, strategy: str, schedule: Sequence[int]) -> Plan:
     """Judge a schedule with the simulator and wrap it as a `Plan`.
 
@@ -108,15 +114,18 @@ def plan_from_json(problem: Problem, data: Mapping[str, Any]) -> Plan:
     if data.get("schema") != SCHEMA:
         raise ModelError(f"plan has schema {data.get('schema')!r}, this version reads {SCHEMA}", "plan the model again")
     ids = {op.name: index for index, op in enumerate(problem.ops)}
-    unknown = [str(name) for name in data["schedule"] if name not in ids]
+    schedule = data.get("schedule")
+    if not isinstance(schedule, list) or len(schedule) > _LONGEST * (len(ids) + 1):
+        raise ModelError("plan has no schedule, or one of far more nodes than the model has", "plan the model again")
+    unknown = [str(name) for name in schedule if not isinstance(name, str) or name not in ids]
     if unknown:
-        near = difflib.get_close_matches(unknown[0], ids, n=2)
+        near = difflib.get_close_matches(unknown[0][:_TOLD], ids, n=2)
         raise ModelError(
-            f"plan names node '{unknown[0]}', which the model does not have"
+            f"plan names node '{unknown[0][:_TOLD]}', which the model does not have"
             + (f" ({len(unknown)} such names)" if len(unknown) > 1 else ""),
             f"near it are {', '.join(f'`{name}`' for name in near)}" if near else "plan this model again",
         )
     try:
-        return make_plan(problem, str(data.get("strategy", "file")), [ids[name] for name in data["schedule"]])
+        return make_plan(problem, str(data.get("strategy", "file")), [ids[name] for name in schedule])
     except ValueError as error:
         raise ModelError(f"plan cannot be run: {error}", "plan this model again") from error

@@ -10,6 +10,7 @@ import onnx_ir as ir
 
 from ckplan.autodiff.builder import Builder, attr_float, attr_int, attr_str, input_of, required_input, shape_of
 from ckplan.autodiff.recurrent.activations import Activation, activations_of
+from ckplan.errors import ModelError
 
 
 @dataclass(frozen=True)
@@ -145,6 +146,10 @@ def operands_of(op: Builder, node: ir.Node, cell: Cell) -> Operands:
     batch_first = attr_int(node, "layout", 0) == 1
     clip = attr_float(node, "clip", 0.0) or None
     x, w = required_input(node, 0), required_input(node, 1)
+    if any(len(shape_of(value)) != 3 for value in (x, w, required_input(node, 2))):
+        raise ModelError(
+            f"{node.op_type} '{node.name}' reads an input or weights that do not have three axes", "export it again"
+        )
     count, rows, _ = shape_of(w)
     hidden = rows // cell.gates
     functions = activations_of(node, cell.activations, count)

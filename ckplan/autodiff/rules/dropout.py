@@ -10,6 +10,7 @@ import onnx_ir as ir
 from ckplan.autodiff.builder import Builder, dtype_of, input_of, required_input, shape_of, size_of
 from ckplan.autodiff.composites import DOMAIN
 from ckplan.autodiff.registry import rule
+from ckplan.errors import ModelError
 
 Gradients = Sequence[ir.Value | None]
 
@@ -33,6 +34,10 @@ def dropout(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
     kept = op.Mul(upstream, op.CastLike(_mask(op, node), upstream))
     if (ratio is None or known is not None) and mode is not None:
         fraction = 1.0 - (0.5 if known is None else float(known.item()))
+        if not 0 < fraction <= 1:
+            raise ModelError(
+                f"Dropout '{node.name}' drops a share of {1 - fraction:g}", "a ratio is at least 0 and less than 1"
+            )
         return [op.Mul(kept, 1.0 / fraction) if fraction != 1.0 else kept]
     # The reciprocal is rounded as the kernel's is: from the ratio in its own type.
     share = op.Sub(1.0, ratio) if ratio is not None else op.constant(np.asarray(0.5, dtype_of(x)))

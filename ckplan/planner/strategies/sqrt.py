@@ -46,6 +46,7 @@ def equal_segments(problem: Problem, cuts: Sequence[Cut], stash: set[int], count
         made.append(made[-1] + sum(tensor in stash for tensor in problem.ops[index].outputs))
     total = made[-1]
     chosen: dict[int, Cut] = {}
+    count = min(count, 2 * total + 1)  # of more segments, all further ones are empty
     for part in range(1, count):
         target = total * part / count
         near = [cut for cut in cuts if abs(made[cut.position] - target) <= total / count / 2]

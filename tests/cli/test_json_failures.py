@@ -1,0 +1,116 @@
+"""With --json, a failure is an object on stdout as well; and what cannot be meant is refused before any work."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from ckplan.errors import UsageError
+from ckplan.model.fold import _quick_enough
+from ckplan.units import parse_budget
+from tests.cli.conftest import write_model
+from tests.cli.test_commands import run
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "kind", "said"),
+    [
+        (["analyze", "none.onnx", "--json"], 3, "ModelError", "no such file"),
+        (["analyze", "m.onnx", "--json", "--loss", "nothing"], 2, "UsageError", "nothing"),
+        (["analyze", "m.onnx", "--json", "--nope"], 2, "NoSuchOption", "No such option"),
+        (["rewrite", "m.onnx", "-o", "m.onnx", "--json"], 2, "UsageError", "the model that is read"),
+    ],
+)
+def test_a_failure_is_an_object(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], code: int, kind: str, said: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_model(tmp_path / "m.onnx")
+    result = run(*arguments)
+    assert result.exit_code == code
+    error = json.loads(result.stdout)["error"]
+    assert error["kind"] == kind
+    assert error["exit_code"] == code
+    assert said in error["message"]
+    assert f"ckplan: error: {error['message']}\n" in result.stderr
+
+
+def test_a_failed_check_prints_its_answer_and_no_second_object(tmp_path: Path) -> None:
+    model = write_model(tmp_path / "m.onnx")
+    result = run("compare", model, "--budget", "1", "--json")
+    assert result.exit_code == 1
+    assert "error" not in json.loads(result.stdout)
+
+
+def test_without_json_stdout_stays_empty() -> None:
+    assert run("analyze", "none.onnx").stdout == ""
+
+
+@pytest.mark.parametrize("text", ["9" * 400, f"{'9' * 400}%", "99999999TiB"])
+def test_budgets_that_cannot_be_meant(text: str) -> None:
+    with pytest.raises(UsageError, match="digits is more than"):
+        parse_budget(text)
+
+
+def test_stdout_is_no_output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_model(tmp_path / "m.onnx")
+    result = run("rewrite", "m.onnx", "-o", "-")
+    assert result.exit_code == 2
+    assert "not written to stdout; name a file" in result.stderr
+    assert not (tmp_path / "-").exists()
+
+
+def test_segments_without_end(tmp_path: Path) -> None:
+    model = write_model(tmp_path / "m.onnx")
+    result = run("rewrite", model, "-o", tmp_path / "out.onnx", "--strategy", "sqrt:segments=100000000000")
+    assert result.exit_code == 0, result.stderr
+
+
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs a file system in which nobody can make a file")
+def test_where_nothing_can_be_written_is_found_out_before_the_work(tmp_path: Path) -> None:
+    result = run("rewrite", tmp_path / "none.onnx", "-o", "/proc/out.onnx")
+    assert result.exit_code == 5  # not 3: the model has not been looked for
+    assert "/proc/out.onnx" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"schedule": [["a"]]}, "names node"),
+        ({"schedule": [None, 3]}, "names node"),
+        ({"schedule": {}}, "no schedule"),
+        ({"schedule": ["x" * 100_000]}, "names node"),
+        ({"schedule": []}, "cannot be run"),
+        ({"schema": [1]}, "schema"),
+        ({"strategy": {"a": 1}}, ""),
+    ],
+)
+def test_forged_plans(tmp_path: Path, change: dict[str, object], said: str) -> None:
+    model, plan = write_model(tmp_path / "m.onnx"), tmp_path / "plan.json"
+    assert run("plan", model, "-o", plan, "--strategy", "sqrt").exit_code == 0
+    plan.write_text(json.dumps({**json.loads(plan.read_text()), **change}))
+    result = run("rewrite", model, "-o", tmp_path / "out.onnx", "--plan", plan)
+    assert result.exit_code == (3 if said else 0), result.stderr
+    assert said in result.stderr
+    assert len(result.stderr) < 2000
+
+
+def test_work_is_told_before_it_starts() -> None:
+    import numpy as np
+    import onnx_ir as ir
+
+    def quick(op_type: str, *arrays: np.ndarray, **attributes: object) -> bool:
+        values = [ir.Value(name=f"v{index}") for index in range(len(arrays))]
+        return _quick_enough(ir.node(op_type, values, attributes), list(arrays))
+
+    small, filled = np.ones((4, 4)), np.broadcast_to(np.float64(1), (1_000_000_000,))
+    assert quick("NonZero", small)
+    assert not quick("NonZero", filled)
+    assert quick("MatMul", small, small)
+    assert not quick("MatMul", np.ones((1000, 1000)), np.ones((1000, 1000)))
+    assert quick("Einsum", np.ones(3), np.ones(5), equation="i,j->ij")
+    assert not quick("Einsum", *[np.ones(64)] * 20, equation=",".join("abcdefghijklmnopqrst") + "->")
+    assert not quick("MaxPool", small, pads=[1 << 40, 0], kernel_shape=[1])

@@ -1,0 +1,35 @@
+"""A bounded share of the fuzzer: every known damage, and some mutants. All of it: ``python -m benchmarks.fuzz``."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="forks, and limits memory as Linux does")
+
+
+def found(*options: str) -> dict[str, Any]:
+    # In a process of its own: it forks, which one that has run onnxruntime must not do.
+    command = [sys.executable, "-m", "benchmarks.fuzz", *options]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=900)
+    assert done.returncode in (0, 1), done.stderr
+    data: dict[str, Any] = json.loads(done.stdout)
+    return data
+
+
+def test_damaged_models_are_refused_with_a_reason() -> None:
+    told = found("--damaged")
+    assert told["broken"] == []
+    assert told["cases"] > 100
+    assert told["codes"]["3"] > 80
+
+
+def test_mutants_break_nothing() -> None:
+    told = found("--cases", "80", "--first", "1000000")
+    assert told["broken"] == []
+    assert told["cases"] == 80
+    assert told["codes"]["3"] > 30
