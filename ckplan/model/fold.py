@@ -18,14 +18,13 @@ from ckplan import keys
 from ckplan.model.bodies import bodies_of, changing_states, enter, forget_shapes, leave
 from ckplan.model.constants import filled, is_constant, mark_constant, unused_name
 from ckplan.model.contrib import expand
+from ckplan.model.effort import TRANSIENT_BYTES, is_quick
 from ckplan.model.infer import NodeInference, is_known, static_shape
 from ckplan.model.opset import MINIMUM_IR_VERSION
 from ckplan.model.sequences import Contents, resolve
 
 # A folded tensor that the model keeps: more would make the file larger than the node that computes it is worth.
 KEEP_BYTES = 1 << 20
-# An intermediate of folding, dropped again when only smaller results are kept.
-_TRANSIENT_BYTES = 16 << 20
 _NEVER = frozenset(
     {
         "Bernoulli",
@@ -39,128 +38,6 @@ _NEVER = frozenset(
         "RandomUniformLike",
     }
 )
-_LINEAR = frozenset(
-    [
-        "Abs",
-        "Acos",
-        "Acosh",
-        "Add",
-        "And",
-        "ArgMax",
-        "ArgMin",
-        "Asin",
-        "Asinh",
-        "Atan",
-        "Atanh",
-        "BitCast",
-        "BitShift",
-        "BitwiseAnd",
-        "BitwiseNot",
-        "BitwiseOr",
-        "BitwiseXor",
-        "Cast",
-        "CastLike",
-        "Ceil",
-        "Celu",
-        "Clip",
-        "Compress",
-        "Concat",
-        "ConstantOfShape",
-        "Cos",
-        "Cosh",
-        "CumProd",
-        "CumSum",
-        "DepthToSpace",
-        "Div",
-        "Elu",
-        "Equal",
-        "Erf",
-        "Exp",
-        "Expand",
-        "EyeLike",
-        "Flatten",
-        "Floor",
-        "Gather",
-        "GatherElements",
-        "GatherND",
-        "Gelu",
-        "Greater",
-        "GreaterOrEqual",
-        "HardSigmoid",
-        "HardSwish",
-        "Identity",
-        "IsInf",
-        "IsNaN",
-        "LeakyRelu",
-        "Less",
-        "LessOrEqual",
-        "Log",
-        "LogSoftmax",
-        "Max",
-        "Mean",
-        "Min",
-        "Mish",
-        "Mod",
-        "Mul",
-        "Neg",
-        "NonZero",
-        "Not",
-        "OneHot",
-        "Or",
-        "PRelu",
-        "Pad",
-        "Pow",
-        "Range",
-        "Reciprocal",
-        "ReduceL1",
-        "ReduceL2",
-        "ReduceLogSum",
-        "ReduceLogSumExp",
-        "ReduceMax",
-        "ReduceMean",
-        "ReduceMin",
-        "ReduceProd",
-        "ReduceSum",
-        "ReduceSumSquare",
-        "Relu",
-        "Reshape",
-        "Round",
-        "ScatterElements",
-        "ScatterND",
-        "Selu",
-        "Shape",
-        "Sigmoid",
-        "Sign",
-        "Sin",
-        "Sinh",
-        "Size",
-        "Slice",
-        "Softmax",
-        "Softplus",
-        "Softsign",
-        "SpaceToDepth",
-        "Split",
-        "Sqrt",
-        "Squeeze",
-        "Sub",
-        "Sum",
-        "Swish",
-        "Tan",
-        "Tanh",
-        "ThresholdedRelu",
-        "Tile",
-        "TopK",
-        "Transpose",
-        "Trilu",
-        "Unique",
-        "Unsqueeze",
-        "Where",
-        "Xor",
-    ]
-)
-"""Operators that take time and memory for what they read and give, and for nothing else."""
-_MOST_PRODUCTS = 1 << 28
-"""Multiplications of a product of matrices that is folded, a second's work at the most."""
 # Quantised weights are integers and still no shape arithmetic.
 _STORAGE_ONLY = frozenset({ir.DataType.INT8, ir.DataType.UINT8})
 
@@ -336,7 +213,7 @@ def _evaluate(node: ir.Node, state: Sweep) -> list[np.ndarray] | None:
         if value is not None and array is None:
             return None
         arrays.append(array)
-    if not node.outputs or not _quick_enough(node, arrays) or not _small_enough(node, arrays):
+    if not node.outputs or not is_quick(node, arrays) or not _small_enough(node, arrays):
         return None
     version = state.model.graph.opset_imports.get("", 1)
     attributes = {name: _attribute(attribute) for name, attribute in node.attributes.items()}
@@ -357,22 +234,6 @@ def _evaluate(node: ir.Node, state: Sweep) -> list[np.ndarray] | None:
     return folded if all(array.dtype.kind in "iufb" for array in folded) else None
 
 
-def _quick_enough(node: ir.Node, arrays: list[np.ndarray | None]) -> bool:
-    """Whether reading the inputs, and what is computed from them, is a matter of a moment; told before it starts."""
-    shapes = [array.shape for array in arrays if array is not None]
-    if sum(array.nbytes for array in arrays if array is not None) > _TRANSIENT_BYTES:
-        return False  # a filling takes no memory until it is read
-    if node.op_type in ("MatMul", "Gemm"):
-        return all(shapes) and bool(math.prod(shapes[0]) * shapes[1][-1] <= _MOST_PRODUCTS)
-    if node.op_type == "Einsum":
-        terms = node.attributes.get_string("equation", "").partition("->")[0].replace(" ", "").split(",")
-        if "." in "".join(terms) or [len(term) for term in terms] != [len(shape) for shape in shapes]:
-            return False
-        sizes = dict(zip("".join(terms), (size for shape in shapes for size in shape), strict=True))
-        return bool(math.prod(sizes.values()) <= _MOST_PRODUCTS)
-    return node.op_type in _LINEAR
-
-
 def _small_enough(node: ir.Node, arrays: list[np.ndarray | None]) -> bool:
     total = 0
     for output in node.outputs:
@@ -386,7 +247,7 @@ def _small_enough(node: ir.Node, arrays: list[np.ndarray | None]) -> bool:
             growing = node.op_type in ("Range", "Expand", "Tile", "ConstantOfShape", "OneHot", "Resize", "Pad")
             return not growing and sum(array.size for array in arrays if array is not None) <= 4096
         total += math.prod(shape) * max(1, math.ceil(output.dtype.itemsize))
-    return total <= _TRANSIENT_BYTES
+    return total <= TRANSIENT_BYTES
 
 
 def _attribute(attribute: ir.Attr) -> object:
@@ -397,7 +258,7 @@ def _attribute(attribute: ir.Attr) -> object:
 
 def _constant_initializer(value: ir.Value) -> np.ndarray | None:
     tensor = value.const_value
-    if tensor is None or not value.is_initializer() or value.is_graph_input() or tensor.nbytes > _TRANSIENT_BYTES:
+    if tensor is None or not value.is_initializer() or value.is_graph_input() or tensor.nbytes > TRANSIENT_BYTES:
         return None
     dtype = tensor.dtype
     if dtype == ir.DataType.STRING or (dtype.is_floating_point() and not is_constant(value)):

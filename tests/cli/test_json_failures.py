@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from ckplan.errors import UsageError
-from ckplan.model.fold import _quick_enough
 from ckplan.units import parse_budget
 from tests.cli.conftest import write_model
 from tests.cli.test_commands import run
@@ -96,21 +95,3 @@ def test_forged_plans(tmp_path: Path, change: dict[str, object], said: str) -> N
     assert result.exit_code == (3 if said else 0), result.stderr
     assert said in result.stderr
     assert len(result.stderr) < 2000
-
-
-def test_work_is_told_before_it_starts() -> None:
-    import numpy as np
-    import onnx_ir as ir
-
-    def quick(op_type: str, *arrays: np.ndarray, **attributes: object) -> bool:
-        values = [ir.Value(name=f"v{index}") for index in range(len(arrays))]
-        return _quick_enough(ir.node(op_type, values, attributes), list(arrays))
-
-    small, filled = np.ones((4, 4)), np.broadcast_to(np.float64(1), (1_000_000_000,))
-    assert quick("NonZero", small)
-    assert not quick("NonZero", filled)
-    assert quick("MatMul", small, small)
-    assert not quick("MatMul", np.ones((1000, 1000)), np.ones((1000, 1000)))
-    assert quick("Einsum", np.ones(3), np.ones(5), equation="i,j->ij")
-    assert not quick("Einsum", *[np.ones(64)] * 20, equation=",".join("abcdefghijklmnopqrst") + "->")
-    assert not quick("MaxPool", small, pads=[1 << 40, 0], kernel_shape=[1])
