@@ -20,11 +20,13 @@ from ckplan.model.infer import NodeInference
 from ckplan.model.stand_ins import stand_in
 from ckplan.planner.simulate import simulate
 from ckplan.planner.timeline import Timeline
+from ckplan.runtime.cpu import CPU
 from ckplan.runtime.execution_order import default_order, predecessors, priority_order
 from ckplan.runtime.inner import EXECUTED
 from ckplan.runtime.kernels import view_source
 from ckplan.runtime.problem_of import problem_of
 from ckplan.runtime.reads import reads
+from ckplan.runtime.runtime import Runtime
 from ckplan.runtime.sizes import DIMENSIONS, dimensions_of, shape_classes
 
 _SINGLE = "InsertedPrecisionFreeCast_"
@@ -38,8 +40,8 @@ _SAME_SIZE = ("Transpose", "ReorderInput", "ReorderOutput")
 """Operators that optimisers put in, and whose output has the values of their input."""
 
 
-def executed_model(model: ir.Model, without: Sequence[str] = ()) -> ir.Model:
-    """The model that onnxruntime executes under default session options on the CPU, nodes in execution order.
+def executed_model(model: ir.Model, without: Sequence[str] = (), runtime: Runtime = CPU) -> ir.Model:
+    """The model that onnxruntime executes under default session options, nodes in execution order.
 
     Parameters that a caller may feed are stripped of their values, which onnxruntime does not look at; large constants
     are stood in for.
@@ -47,6 +49,7 @@ def executed_model(model: ir.Model, without: Sequence[str] = ()) -> ir.Model:
     Args:
         model: the file.
         without: optimisers of onnxruntime to leave out, such as those that go by the processor.
+        runtime: where it executes.
 
     Raises:
         ModelError: onnxruntime does not load the model.
@@ -68,7 +71,8 @@ def executed_model(model: ir.Model, without: Sequence[str] = ()) -> ir.Model:
                 seconds=SECONDS + len(model.graph) / 50,
                 source=str(source),
                 target=str(target),
-                without=list(without),
+                providers=runtime.providers,
+                without=[*runtime.without, *without],
             )
         except EvaluationError as error:
             first = str(error).splitlines()[0]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
+from functools import partial
 
 import onnx_ir as ir
 
@@ -12,14 +13,15 @@ from ckplan.keys import CHECKPOINTS, PHASE
 from ckplan.model.costs import node_cost, seconds
 from ckplan.model.traits import is_heavy, why_only_once
 from ckplan.planner.problem import Kind, Op, Problem, Tensor
+from ckplan.runtime.cpu import CPU
 from ckplan.runtime.inner import inner_workspace
-from ckplan.runtime.kernels import overwritable, view_source
 from ckplan.runtime.reads import reads
+from ckplan.runtime.runtime import Runtime
 from ckplan.runtime.sizes import bytes_of
-from ckplan.runtime.workspace import workspace_of
 
 FIGURES = "ckplan.figures"
-"""Key in ``Node.meta`` for a node's seconds and workspace: a sequence is turned into numbers again and again."""
+"""Key in ``Node.meta`` for a node's seconds and workspace in each runtime: a sequence is turned into numbers again and
+again."""
 
 
 def problem_of_nodes(
@@ -27,6 +29,7 @@ def problem_of_nodes(
     inputs: Iterable[ir.Value],
     outputs: Iterable[ir.Value],
     collection: tuple[str, ...] = (),
+    runtime: Runtime = CPU,
 ) -> Problem:
     """The problem of a node sequence: ops in that order, one tensor for each value.
 
@@ -36,6 +39,7 @@ def problem_of_nodes(
             nodes make.
         outputs: what the caller gets.
         collection: names of tensors to keep by default.
+        runtime: whose kernels are to run the nodes.
 
     Raises:
         ModelError: a value is read before it is made.
@@ -60,10 +64,14 @@ def problem_of_nodes(
     for node in nodes:
         read = tuple(tensor(value) for value in reads(node))
         made = tuple(tensor(value) for value in node.outputs if value.name)
-        source, target = view_source(node), overwritable(node)
+        source, target = runtime.view(node), runtime.overwritten(node)
         if FIGURES not in node.meta:
-            node.meta[FIGURES] = seconds(node_cost(node)), workspace_of(node) + inner_workspace(node, problem_of_nodes)
-        cost, workspace = node.meta[FIGURES]
+            node.meta[FIGURES] = {}
+        figures: dict[Runtime, tuple[float, int]] = node.meta[FIGURES]
+        if runtime not in figures:
+            inside = inner_workspace(node, partial(problem_of_nodes, runtime=runtime))
+            figures[runtime] = seconds(node_cost(node)), runtime.workspace(node, runtime.threads) + inside
+        cost, workspace = figures[runtime]
         ops.append(
             Op(
                 name=node.name or "",
@@ -84,7 +92,7 @@ def problem_of_nodes(
         raise ModelError(f"the graph is not in topological order: {error}") from error
 
 
-def problem_of(model: ir.Model) -> Problem:
+def problem_of(model: ir.Model, runtime: Runtime = CPU) -> Problem:
     """The planning problem of a model's main graph; op ids are node positions.
 
     A training graph made by ckplan carries the phase of each node. Where there is none (an inference graph, a
@@ -92,4 +100,4 @@ def problem_of(model: ir.Model) -> Problem:
     """
     checkpoints = model.metadata_props.get(CHECKPOINTS)
     collection = tuple(json.loads(checkpoints)) if checkpoints else ()
-    return problem_of_nodes(model.graph, model.graph.inputs, model.graph.outputs, collection)
+    return problem_of_nodes(model.graph, model.graph.inputs, model.graph.outputs, collection, runtime)

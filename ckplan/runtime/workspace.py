@@ -19,16 +19,17 @@ from ckplan.runtime.sizes import bytes_of, dimensions_of
 _GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
 """Recurrent operators with their numbers of gates."""
 
-THREADS = 2
-"""Threads that kernels with a buffer for each are taken to run on. onnxruntime's default is the number of physical
-cores, by which a figure that is to be the same on every machine cannot go; two are what usual CI machines have."""
-
 _PIECE = 2**16
 """Bytes of the buffer that a thread of a convolution works in."""
 
 
-def workspace_of(node: ir.Node) -> int:
-    """Workspace of a node in bytes, 0 where the kernel needs none worth counting."""
+def workspace_of(node: ir.Node, threads: int) -> int:
+    """Workspace of a node in bytes, 0 where the kernel needs none worth counting.
+
+    Args:
+        node: the node.
+        threads: on which kernels with a buffer for each run.
+    """
     told = operator_of(node).workspace
     if told is not None:
         return told(node)
@@ -42,7 +43,7 @@ def workspace_of(node: ir.Node) -> int:
     if node.op_type == "LRN":
         return _squares(node)
     if node.op_type in ("Conv", "FusedConv"):
-        return _convolution(node)
+        return _convolution(node, threads)
     if node.op_type == "ConvTranspose":
         return _transposed_convolution(node)
     if node.op_type in _GATES:
@@ -95,7 +96,7 @@ def _squares(node: ir.Node) -> int:
     return whole + whole // (dims[0] * channels) * (channels + added)
 
 
-def _convolution(node: ir.Node) -> int:
+def _convolution(node: ir.Node, most: int) -> int:
     """The columns of one sample and group, or of as much of them as fits into a small buffer for each thread.
 
     They are made at once where there are more filters than places in the output, else piece by piece. A kernel of one
@@ -113,9 +114,9 @@ def _convolution(node: ir.Node) -> int:
     if filters > places:
         return math.ceil(weight[1] * taps * places * itemsize)
     if data[0] * group > 1:
-        return min(THREADS, data[0] * group) * _PIECE
+        return min(most, data[0] * group) * _PIECE
     # One sample is cut along its places, the pieces being multiples of 16 of them.
-    threads = min(THREADS, filters * places * weight[1] * taps // 2**16 + 1)
+    threads = min(most, filters * places * weight[1] * taps // 2**16 + 1)
     piece = math.ceil(math.ceil(places / threads) / 16) * 16
     return max(1, min(threads, math.ceil(places / piece))) * _PIECE
 

@@ -12,7 +12,7 @@ import onnx_ir as ir
 
 from ckplan.autodiff import build_training_graph
 from ckplan.errors import InfeasibleError
-from ckplan.meter.counters import interpret, split_runs
+from ckplan.meter.counters import in_use_before, interpret, split_runs
 from ckplan.meter.facts import file_facts
 from ckplan.meter.inputs import make_inputs
 from ckplan.meter.session import as_array, open_session
@@ -20,11 +20,12 @@ from ckplan.meter.session import step_of as runner_of
 from ckplan.model.loading import normalise
 from ckplan.pipeline import Goal, rewrite, step_of
 from ckplan.planner.strategies import parse_strategy
+from ckplan.runtime.cpu import CPU
 from tests.runtime.forked import ForkError, forked
 from tests.runtime.memory_graphs import grow
 
 STRATEGIES = ("none", "sqrt", "memory", "auto:steps=0", "auto:steps=0", "memory")
-THREADS = 2
+THREADS = CPU.threads
 
 
 @dataclass(frozen=True)
@@ -73,15 +74,18 @@ def kept(seed: int, folder: Path | None = None) -> Promise:
     content = ir.to_proto(planned.model).SerializeToString()
     if folder is not None:
         (folder / f"{seed}.onnx").write_bytes(content)
-    measured, at = measured_peak(content)
+    measured, at, hidden = measured_peak(content)
     after, budget = planned.after, goal.bytes(step.baseline)
-    if after.peak_activations > measured and after.peak_step == 0:
-        return Promise(seed, skipped="the counters do not show what the first kernel of a run works in")
+    if measured < after.peak_activations <= hidden:
+        return Promise(seed, skipped="the making of the session took more, so the counters do not show the peak")
     return Promise(seed, strategy, after.peak_activations, measured, budget, at)
 
 
-def measured_peak(content: bytes) -> tuple[int, str]:
+def measured_peak(content: bytes) -> tuple[int, str, int]:
     """Peak of the activations of a file's first run by onnxruntime's counters, and the operator at which it stands.
+
+    The last number is how far the making of the session and the first kernel had already filled the allocator: what a
+    kernel works in does not show below that.
 
     Only the first call in a process tells the truth: the counters are those of the allocator that all sessions share.
     """
@@ -101,13 +105,15 @@ def measured_peak(content: bytes) -> tuple[int, str]:
         producers = {
             str(value.name): node.name for node in executed for value in node.outputs if value.name in facts.producers
         }
+    runs = split_runs(events)
+    hidden = runs[0]["peak"][0] - in_use_before(runs[0])
     counters = interpret(
-        {"order": "default", "runs": split_runs(events), "producers": producers, "outputs": sizes},
+        {"order": "default", "runs": runs, "producers": producers, "outputs": sizes},
         facts,
         inputs.nbytes,
     )
     assert counters is not None
-    return counters.peak_activations, counters.op_types[counters.timeline.peak_step]
+    return counters.peak_activations, counters.op_types[counters.timeline.peak_step], hidden
 
 
 def in_a_fork(seed: int, folder: Path | None = None) -> Promise:

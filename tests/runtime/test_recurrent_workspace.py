@@ -8,7 +8,7 @@ import onnx_ir as ir
 import pytest
 from onnx import TensorProto, helper
 
-from ckplan.runtime.workspace import workspace_of
+from ckplan.runtime.cpu import CPU
 from tests.writer.runtime import profile
 
 STEPS, BATCH, FEATURES, HIDDEN = 64, 32, 128, 256
@@ -37,6 +37,6 @@ def test_is_what_the_arena_shows(op_type: str, direction: str, sequence: bool) -
     events = profile(model, feeds, priority=True, optimise=False)
     event = next(event for event in events if event["name"] == "probed")
     seen = int(event["mem_in_use_peak"]) - int(event["mem_bytes_in_use"])
-    expected = workspace_of(ir.serde.deserialize_model(model).graph[0])
+    expected = CPU.workspace(ir.serde.deserialize_model(model).graph[0], CPU.threads)
     # The arena may hand out a free chunk of up to twice the size that was asked for.
     assert 0.9 * expected <= seen <= 2 * expected + 2**18

@@ -10,7 +10,7 @@ import onnx_ir as ir
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from ckplan.runtime.workspace import THREADS, workspace_of
+from ckplan.runtime.cpu import CPU
 from tests.writer.runtime import profile
 
 SHAPE = (8, 32, 32, 32)
@@ -73,10 +73,12 @@ def test_is_what_the_arena_shows(case: str) -> None:
     model = probe(op_type, extra, attributes)
     event = next(
         event
-        for event in profile(model, {"x": np.ones(SHAPE, np.float32)}, priority=True, optimise=False, threads=THREADS)
+        for event in profile(
+            model, {"x": np.ones(SHAPE, np.float32)}, priority=True, optimise=False, threads=CPU.threads
+        )
         if event["name"] == "probed"
     )
     seen = int(event["mem_in_use_peak"]) - int(event["mem_bytes_in_use"])
     node = next(node for node in ir.serde.deserialize_model(model).graph if node.name == "probed")
     # The arena may hand out a free chunk of up to twice the size that was asked for.
-    assert 0.9 * workspace_of(node) <= seen <= 2 * workspace_of(node) + SIZE / 4
+    assert 0.9 * CPU.workspace(node, CPU.threads) <= seen <= 2 * CPU.workspace(node, CPU.threads) + SIZE / 4
