@@ -12,6 +12,7 @@ from ckplan.operators import table
 from ckplan.operators.costs import Cost
 from ckplan.operators.record import MICROSOFT, Operator
 from ckplan.operators.table import STANDARD, operator_of, register_operator
+from ckplan.runtime.cpu import CPU
 from ckplan.runtime.kernels import overwritable, view_source
 from ckplan.runtime.workspace import workspace_of
 
@@ -69,7 +70,7 @@ def test_a_record_of_ones_own_is_heeded_everywhere(others: None) -> None:
     assert node_cost(fancy) == Cost(7, 11)
     assert is_heavy(fancy)
     assert overwritable(fancy) is fancy.inputs[0]
-    assert workspace_of(fancy) == 4096
+    assert workspace_of(fancy, CPU.threads) == 4096
     assert "Fancy draws random numbers" in why_only_once(fancy)
 
 
