@@ -58,8 +58,8 @@ def outline(
     inputs: Sequence[ir.Value | None],
     outputs: Sequence[ir.Value],
     attributes: Mapping[str, Any] | None = None,
-) -> None:
-    """Put a composite in the place of some nodes.
+) -> Sequence[ir.Value]:
+    """Put a composite in the place of some nodes; return its outputs.
 
     The node that makes the first output becomes the composite, until :func:`inline_composites`. So that output is the
     same value all the time. The others become new values, which those outside read from then on.
@@ -110,6 +110,7 @@ def outline(
     graph = ir.Graph(formals, [*twin.outputs, *inner], nodes=body, opset_imports=imports, name=op_type)
     function = ir.Function(*main.op_identifier(), graph=graph, attributes=main.attributes)
     op.functions[function.identifier()] = function
+    return main.outputs
 
 
 def inline_composites(op: Builder) -> None:

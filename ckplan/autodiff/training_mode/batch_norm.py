@@ -52,10 +52,9 @@ def batch_normalization(
             for before, batch in zip(old, (op.reshape(mean, [shape[1]]), variance), strict=True)
         ]
     outputs = [y, *new, centred, factor, inverse]
-    outline(op, "TrainingBatchNormalization", nodes, [x, scale, bias, *old], outputs, {"momentum": momentum})
-    composite = y.producer()
-    assert composite is not None
-    return y, composite.outputs[1], composite.outputs[2]
+    inputs, attributes = [x, scale, bias, *old], {"momentum": momentum}
+    y, mean, variance, *_ = outline(op, "TrainingBatchNormalization", nodes, inputs, outputs, attributes)
+    return y, mean, variance
 
 
 def _running(op: Builder, old: ir.Value, batch: ir.Value, momentum: float) -> ir.Value:

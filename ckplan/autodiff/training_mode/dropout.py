@@ -61,10 +61,8 @@ def dropout(op: Builder, node: ir.Node) -> tuple[ir.Value, ir.Value] | None:
     # Making it again from the numbers that were drawn would keep those, which are four times as large.
     maker.metadata_props[keys.ONCE] = "mask"
     inputs, outputs = ([x, scale], [y, mask]) if fixed is not None else ([x, None], [y, mask, scale])
-    outline(op, "TrainingDropout", nodes, inputs, outputs)
-    composite = y.producer()
-    assert composite is not None
-    return y, composite.outputs[1]
+    y, mask, *_ = outline(op, "TrainingDropout", nodes, inputs, outputs)
+    return y, mask
 
 
 def _draw(op: Builder, x: ir.Value, ratio: Operand, seed: int) -> ir.Value:
