@@ -1,0 +1,159 @@
+"""Bags of embeddings, which PyTorch's exporter writes as a Loop over slices of indices, are written without one.
+
+Each step of the Loop reads the rows of as many indices as a bag has, which is for the data to say, and reduces them.
+All rows are read at once instead, and each goes to its bag: how many bags have begun at an index is a cumulative sum.
+What this takes grows with the rows and the bags, and it has gradients.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+
+from ckplan.model.bodies import bodies_of
+from ckplan.model.contrib.emitter import Emitter
+from ckplan.model.infer import static_shape
+
+Constant = Callable[[ir.Value | None], np.ndarray | None]
+
+_REDUCTIONS = {"ReduceMax": "max", "ReduceMean": "add", "ReduceSum": "add"}
+
+
+@dataclass(frozen=True)
+class _Bags:
+    """What the steps of a Loop read.
+
+    Attributes:
+        reduction: operator that makes one row of the rows of a bag.
+        table: (entries, ...).
+        indices: (n,), those of all bags, one bag behind the other.
+        bounds: (bags + 1,) or more: where each bag begins, and where the last one ends.
+        count: number of bags.
+    """
+
+    reduction: str
+    table: ir.Value
+    indices: ir.Value
+    bounds: ir.Value
+    count: int
+
+
+def write_bags(node: ir.Node, visit: Callable[[ir.Node], None], constant: Constant) -> bool:
+    """Write a Loop over bags without a Loop, in place.
+
+    Where bags begin has to ascend, as PyTorch demands. What lies before the first one, or behind the end, is in none.
+
+    Args:
+        node: any node whose bodies were visited.
+        visit: infers the outputs of a new node, and folds what is constant.
+        constant: the content of a value that is known in advance, else None.
+
+    Returns:
+        Whether it was such a Loop.
+    """
+    if node.op_type != "Loop" or node.domain or len(node.outputs) != 1:
+        return False
+    found = _read(node, constant)
+    if found is None:
+        return False
+    result, output, graph = _emit(Emitter(node, visit, constant), found), node.outputs[0], node.graph
+    assert graph is not None
+    name = output.name
+    ir.convenience.replace_all_uses_with(output, result, replace_graph_outputs=True)
+    output.name, result.name = None, name
+    graph.remove(node, safe=True)
+    return True
+
+
+def _read(node: ir.Node, constant: Constant) -> _Bags | None:
+    """Tell what a Loop reads; None if it is another one than those over bags."""
+    (body,) = bodies_of(node)
+    trips, goes = constant(node.inputs[0]), constant(body.outputs[0])
+    starts = constant(node.inputs[1]) if len(node.inputs) > 1 and node.inputs[1] is not None else np.asarray(True)
+    if trips is None or goes is None or starts is None or not goes.all() or not starts.all() or len(body.inputs) != 2:
+        return None
+    clock, inside = body.inputs[0], {output for inner in body for output in inner.outputs} | set(body.inputs)
+    reduce = body.outputs[1].producer()
+    if reduce is None or reduce.op_type not in _REDUCTIONS or reduce.attributes.get_int("keepdims", 1) != 0:
+        return None
+    axes = constant(reduce.inputs[1]) if len(reduce.inputs) > 1 else None
+    gather = _maker(reduce.inputs[0], "Gather")
+    cut = _maker(gather.inputs[1], "Slice") if gather is not None else None
+    if (
+        axes is None
+        or axes.tolist() != [0]
+        or gather is None
+        or cut is None
+        or gather.attributes.get_int("axis", 0) != 0
+    ):
+        return None
+    table, indices = gather.inputs[0], cut.inputs[0]
+    ways = [constant(value) for value in cut.inputs[3:]]
+    if any(way is None or way.tolist() != wanted for way, wanted in zip(ways, ([0], [1]), strict=False)):
+        return None
+    begin, end = (_row_of(value, clock, constant) for value in cut.inputs[1:3])
+    if table is None or indices is None or begin is None or end is None or {table, indices, begin, end} & inside:
+        return None
+    sizes = [static_shape(value) for value in (table, indices, begin)]
+    count = int(trips.reshape(()))
+    if any(size is None for size in sizes) or len(sizes[1] or ()) != 1 or len(sizes[2] or ()) != 1:
+        return None
+    if not sizes[2] or sizes[2][0] < count + 1 or not _is_next(begin, end, constant) or count < 1:
+        return None
+    return _Bags(reduce.op_type, table, indices, begin, count)
+
+
+def _maker(value: ir.Value | None, op_type: str) -> ir.Node | None:
+    """The node that makes a value, if it is of this type."""
+    node = value.producer() if value is not None else None
+    return node if node is not None and node.op_type == op_type and not node.domain else None
+
+
+def _row_of(value: ir.Value | None, clock: ir.Value, constant: Constant) -> ir.Value | None:
+    """The vector whose number of the step a value of one element is; None if it is something else."""
+    unsqueeze = _maker(value, "Unsqueeze")
+    gather = _maker(unsqueeze.inputs[0], "Gather") if unsqueeze is not None else None
+    if gather is None or gather.inputs[1] is not clock or gather.attributes.get_int("axis", 0) != 0:
+        return None
+    return gather.inputs[0]
+
+
+def _is_next(begin: ir.Value, end: ir.Value, constant: Constant) -> bool:
+    """Say whether a vector is another one from its second element on, so that each bag ends where the next begins."""
+    cut = _maker(end, "Slice")
+    if cut is None or cut.inputs[0] is not begin:
+        return False
+    first, last, *rest = (constant(value) for value in cut.inputs[1:])
+    size = static_shape(begin)
+    if first is None or last is None or size is None or first.tolist() != [1] or int(last.reshape(())) < size[0]:
+        return False
+    return all(way is not None and way.tolist() == wanted for way, wanted in zip(rest, ([0], [1]), strict=False))
+
+
+def _emit(e: Emitter, bags: _Bags) -> ir.Value:
+    """Emit the bags, (count, ...)."""
+    (n,), rest = e.shape(bags.indices), e.shape(bags.table)[1:]
+    width, count = math.prod(rest), bags.count
+    bounds = e.cast(bags.bounds, ir.DataType.INT64)
+    if e.shape(bounds) != (count + 1,):
+        bounds = e.Slice(bounds, *(np.asarray([number]) for number in (0, count + 1, 0)))
+    ones, none = np.ones(count + 1, np.int64), np.zeros(n + 1, np.int64)
+    marked = e.ScatterElements(e.literal(none), bounds, ones, axis=0, reduction="add")
+    # How many bags have begun: 0 before the first one, count + 1 behind the last.
+    begun = e.Slice(e.CumSum(marked, np.asarray(0)), *(np.asarray([number]) for number in (0, n, 0)))
+    places = e.Expand(e.reshape(begun, [n, 1]), np.asarray([n, width]))
+    rows = e.reshape(e.Gather(bags.table, bags.indices, axis=0), [n, width])
+    assert rows.dtype is not None
+    largest = bags.reduction == "ReduceMax"
+    start = np.full((count + 2, width), -np.inf if largest else 0, rows.dtype.numpy())
+    way = _REDUCTIONS[bags.reduction]
+    added = e.ScatterElements(e.literal(start), places, rows, axis=0, reduction=way)
+    kept = e.Slice(added, *(np.asarray([number]) for number in (1, count + 1, 0)))
+    if bags.reduction == "ReduceMean":
+        ends = (e.Slice(bounds, *(np.asarray([i]) for i in (first, first + count, 0))) for first in (1, 0))
+        kept = e.Div(kept, e.cast(e.reshape(e.Sub(*ends), [count, 1]), rows.dtype))
+    return e.reshape(kept, [count, *rest])

@@ -1,0 +1,91 @@
+"""Bags of embeddings, as PyTorch's exporter writes them: a Loop whose steps read as many rows as data say."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import onnxruntime
+import pytest
+
+from ckplan.autodiff import build_training_graph
+from ckplan.model import normalise
+
+TABLE = np.random.default_rng(0).standard_normal((20, 4)).astype(np.float32)
+WEIGHT = np.random.default_rng(1).standard_normal((3, 4)).astype(np.float32)
+INDICES = np.asarray([1, 2, 4, 5, 4, 3, 2, 9])
+
+TEXT = """<ir_version: 8, opset_import: ["" : 18]>
+g (int64[8] indices, int64[3] offsets) => (float loss) {
+    bounds = Concat<axis = 0>(offsets, n)
+    ends = Slice(bounds, one, far, zero, one)
+    bags = Loop(count, true, SPARE) <body = b (int64 i, bool c) => (bool goes, float[D] row) {
+        goes = Identity(true)
+        first = Gather<axis = 0>(bounds, i)
+        last = Gather<axis = 0>(ends, i)
+        begin = Unsqueeze(first, zero)
+        end = Unsqueeze(last, zero)
+        picked = Slice(indices, begin, end, zero)
+        rows = Gather<axis = 0>(table, picked)
+        row = REDUCE<keepdims = 0>(rows, zero)
+    }>
+    weighed = Mul(bags, weight)
+    loss = ReduceSum<keepdims = 0>(weighed)
+}"""
+
+
+def bags(reduction: str, ends: str = "ends") -> onnx.ModelProto:
+    text = TEXT.replace("REDUCE", reduction).replace(", SPARE", "").replace("(ends, i)", f"({ends}, i)")
+    model = onnx.parser.parse_model(text)
+    whole = {"n": [8], "one": [1], "far": [2**63 - 1], "zero": [0], "count": 3}
+    arrays = {name: np.asarray(value, np.int64) for name, value in whole.items()}
+    arrays |= {"true": np.asarray(True), "table": TABLE, "weight": WEIGHT}
+    model.graph.initializer.extend(onnx.numpy_helper.from_array(array, name) for name, array in arrays.items())
+    return model
+
+
+def run(model: onnx.ModelProto, offsets: list[int]) -> dict[str, np.ndarray]:
+    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    names = [output.name for output in session.get_outputs()]
+    return dict(zip(names, session.run(names, {"indices": INDICES, "offsets": np.asarray(offsets)}), strict=True))
+
+
+def expected(reduction: str, offsets: list[int]) -> np.ndarray:
+    """The gradient of the table, bag by bag."""
+    gradient = np.zeros_like(TABLE, dtype=np.float64)
+    for bag, (begin, end) in enumerate(zip(offsets, [*offsets[1:], 8], strict=True)):
+        picked = INDICES[begin:end]
+        for place, index in enumerate(picked):
+            share = np.full(4, 1 / len(picked) if reduction == "ReduceMean" else 1.0)
+            if reduction == "ReduceMax":
+                share = (TABLE[picked].argmax(0) == place).astype(float)
+            gradient[index] += share * WEIGHT[bag]
+    return gradient
+
+
+@pytest.mark.parametrize(
+    ("reduction", "offsets"),
+    [
+        ("ReduceMean", [0, 3, 4]),
+        ("ReduceSum", [0, 3, 4]),
+        ("ReduceMax", [0, 3, 4]),
+        ("ReduceSum", [0, 0, 8]),
+        ("ReduceSum", [2, 2, 5]),
+        ("ReduceMean", [1, 6, 7]),
+    ],
+)
+def test_bags_are_written_without_a_loop(reduction: str, offsets: list[int]) -> None:
+    """Also where one is empty, and where indices lie before the first one."""
+    model = bags(reduction)
+    loaded = normalise(ir.from_proto(model)).model
+    assert "Loop" not in {node.op_type for node in loaded.graph}
+    training = build_training_graph(loaded, loss="loss", wrt=["table"])
+    found = run(ir.to_proto(training.model), offsets)
+    assert float(found["loss"]) == pytest.approx(float(run(model, offsets)["loss"]), rel=1e-5)
+    np.testing.assert_allclose(found["table_grad"], expected(reduction, offsets), rtol=1e-5, atol=1e-6)
+
+
+def test_a_loop_over_other_slices_stays() -> None:
+    """A bag that ends where it begins, not where the next one does, is none of these."""
+    loaded = normalise(ir.from_proto(bags("ReduceSum", ends="bounds"))).model
+    assert "Loop" in {node.op_type for node in loaded.graph}
