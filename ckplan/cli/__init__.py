@@ -8,6 +8,7 @@ from __future__ import annotations
 from ckplan.cli import (
     analyze,
     compare,
+    demo,
     doctor,
     explain,
     grad,
@@ -25,6 +26,7 @@ from ckplan.cli.app import cli
 __all__ = ["cli", "main"]
 
 for _module in (
+    demo,
     analyze,
     pareto,
     grad,

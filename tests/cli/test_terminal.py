@@ -43,6 +43,7 @@ def long_names(path: Path) -> Path:
 
 #: What is run on the model of long names, in this order; files that one writes are read by later ones.
 COMMANDS: dict[str, Sequence[str]] = {
+    "demo": [],
     "analyze": ["m.onnx"],
     "pareto": ["m.onnx", "--strategy", "none", "--strategy", "memory"],
     "grad": ["m.onnx", "-o", "grad.onnx"],
@@ -76,6 +77,11 @@ def test_everything_fits_80_columns(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         # The result in one line stays one line, for grep; a terminal folds it without harm, which a table is not.
         wide[name] = [line for line in [first] * (": " not in first) + lines if len(line) > 80]
     assert {name: lines for name, lines in wide.items() if lines} == {}
+    made = {file.name: file for file in (tmp_path / "ckplan-demo").iterdir()}
+    assert made.keys() == {"gpt.onnx", "step.onnx", "without a plan.onnx", "saving.svg"}
+    picture = made["saving.svg"].read_text(encoding="utf-8")
+    assert "without a plan: 45." in picture
+    assert "planned by ckplan: 8." in picture
 
 
 @pytest.mark.parametrize("command", ["analyze", "pareto", "plan", "rewrite", "explain", "report"])
@@ -123,7 +129,7 @@ def test_what_runs_only_once_is_told_with_the_reason(tmp_path: Path) -> None:
 COLOUR = re.compile(r"\x1b\[(?:[0-9]+;)*(?:3[0-7]|9[0-7]|38;[0-9;]*)m")
 
 
-@pytest.mark.parametrize("command", sorted(COMMANDS.keys() - {"measure", "verify", "compare", "report"}))
+@pytest.mark.parametrize("command", sorted(COMMANDS.keys() - {"demo", "measure", "verify", "compare", "report"}))
 def test_no_color_is_heeded(command: str, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """NO_COLOR is about colour: bold and dim may stay, see no-color.org."""
     monkeypatch.chdir(tmp_path)

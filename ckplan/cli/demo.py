@@ -1,0 +1,97 @@
+"""``ckplan demo``: the README's picture on this machine, from a model that comes with the package."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from ckplan.cli.options import force_option, talk_options
+from ckplan.cli.proof import check, run_both
+from ckplan.cli.sections import SectionedCommand
+from ckplan.cli.terminal import notes, say, settings, show, stage
+from ckplan.errors import EnvironmentUnavailableError, UsageError
+
+if TYPE_CHECKING:
+    from ckplan.meter import Verification
+
+_MODEL, _STEP, _BASE, _PICTURE = "gpt.onnx", "step.onnx", "without a plan.onnx", "saving.svg"
+_BATCH, _BUDGET = 16, "20%"
+_TITLE = f"Activations over one training step of a small GPT, batch {_BATCH}, measured in onnxruntime"
+
+
+@click.command("demo", cls=SectionedCommand, short_help="Plan and run a small GPT that comes with ckplan.")
+@click.option(
+    "-o", "--output", type=click.Path(path_type=Path), default=Path("ckplan-demo"), show_default=True, metavar="FOLDER",
+    help="Folder to write; it is made.",
+)  # fmt: skip
+@force_option
+@talk_options
+def command(output: Path, force: bool) -> None:
+    """Plan the training step of a small GPT for a fifth of its memory, run it with and without the plan, and compare.
+
+    FOLDER gets the model, both steps, and a picture of what was measured.
+    """
+    if output.exists() and not output.is_dir():
+        raise UsageError(f"{output} is not a folder", "name another with -o")
+    if output.is_dir() and any(output.iterdir()) and not force:
+        raise UsageError(f"folder {output} is not empty", "name another with -o, or pass --force to write into it")
+    source = model_file()
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise EnvironmentUnavailableError(
+            f"cannot make folder {output}: {error.strerror}", "name another with -o"
+        ) from None
+    from ckplan import api
+    from ckplan.model import save
+    from ckplan.model.read import read
+
+    model, step, base = output / _MODEL, output / _STEP, output / _BASE
+    save(read(source), model, force=force)
+    if not settings().quiet:
+        say(f"running: ckplan rewrite {model} -o {step} --dim batch={_BATCH} --budget {_BUDGET} --verify")
+    with stage("planning"):
+        opened = api.open_model(model, dims={"batch": _BATCH})
+        planned = api.rewrite(opened, budget=_BUDGET, output=step, force=force)
+        save(opened.model, base, force=force)
+    notes(opened.notes)
+    found = run_both(base, step, device="cpu", inputs=None, seed=0)
+    written = draw(found, output / _PICTURE, force)
+    from ckplan.report.document import joined
+    from ckplan.report.documents import plans, verifications
+
+    show(
+        joined(
+            plans.rewritten(step, planned.plan, planned.before, planned.after, None), verifications.verification(found)
+        )
+    )
+    if written and not settings().quiet:
+        say(f"{output / _PICTURE} shows it; next: ckplan analyze YOUR_MODEL.onnx")
+    check(found)
+
+
+def model_file() -> Path:
+    """The model of the package, or in a clone the sample model that it is made of.
+
+    Raises:
+        EnvironmentUnavailableError: it is missing.
+    """
+    package = Path(__file__).parent.parent
+    for place in (package / "demo.onnx", package.parent / "sample_models" / "gpt_tiny.onnx"):
+        if place.is_file():
+            return place
+    raise EnvironmentUnavailableError("this copy of ckplan has no demo model", "install it with pip")
+
+
+def draw(found: Verification, picture: Path, force: bool) -> bool:
+    """Draw what was measured; False where onnxruntime has no counters."""
+    if found.base.counters is None or found.new.counters is None:
+        return False
+    from ckplan.model.saving import write_text
+    from ckplan.report.curves import Curve, curves
+
+    sides = (("without a plan", found.base.counters), ("planned by ckplan", found.new.counters))
+    write_text(curves([Curve(name, side.timeline) for name, side in sides], _TITLE), picture, force=force)
+    return True
