@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ckplan.planner import Timeline
-from docs.curves import Curve, curves
+from ckplan.report.curves import Curve, curves
 from docs.examples import ROOT, bash, blocks, commands, prepare
 
 PICTURE = ROOT / "docs" / "saving.svg"

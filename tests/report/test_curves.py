@@ -6,7 +6,7 @@ import re
 from xml.etree import ElementTree
 
 from ckplan.planner import Moment, Timeline
-from docs.curves import Curve, curves
+from ckplan.report.curves import Curve, curves
 
 MIB = 2**20
 SVG = "{http://www.w3.org/2000/svg}"
