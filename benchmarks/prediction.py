@@ -112,7 +112,7 @@ def measured(name: str, batch: int) -> Iterator[dict[str, Any]]:
         folder = Path(temporary)
         try:
             path = network.path(batch, folder)
-            shapes = {_image_input(path): (batch, 3, 224, 224)} if network.images else {}
+            shapes = {image_input(path): (batch, 3, 224, 224)} if network.images else {}
             dims = {"batch": batch} if network.symbolic else {}
             model = build_training_graph(ckplan.model.load(path, dims=dims, shapes=shapes).model).model
         except CkplanError as error:
@@ -165,7 +165,8 @@ def _measured(model: ir.Model, problem: Problem, strategy: str, budget: int, fol
     }
 
 
-def _image_input(path: Path) -> str:
+def image_input(path: Path) -> str:
+    """The name of a file's first input that has no initializer."""
     graph = onnx.load(path, load_external_data=False).graph
     initializers = {tensor.name for tensor in graph.initializer}
     return str(next(value.name for value in graph.input if value.name not in initializers))
