@@ -109,7 +109,7 @@ def _convolution(node: ir.Node, most: int) -> int:
     data, weight, result, itemsize = found
     group = node.attributes["group"].as_int() if "group" in node.attributes else 1
     places, taps, filters = math.prod(result[2:]), math.prod(weight[2:]), weight[0] // group
-    if _moves_by_one(node) and (taps == 1 or (weight[1] == 1 and _spans(data[2:], weight[2:]))):
+    if _moves_by_one(node, taps) and (taps == 1 or (weight[1] == 1 and _spans(data[2:], weight[2:]))):
         return 0
     if filters > places:
         return math.ceil(weight[1] * taps * places * itemsize)
@@ -121,12 +121,12 @@ def _convolution(node: ir.Node, most: int) -> int:
     return max(1, min(threads, math.ceil(places / piece))) * _PIECE
 
 
-def _moves_by_one(node: ir.Node) -> bool:
-    """Whether a convolution has strides of one and no padding."""
+def _moves_by_one(node: ir.Node, taps: int) -> bool:
+    """Whether a convolution has strides of one and no padding; a kernel of one place pads nothing by itself."""
     strides = node.attributes.get_ints("strides", ()) or ()
     pads = node.attributes.get_ints("pads", ()) or ()
-    padded = node.attributes.get_string("auto_pad", "NOTSET") not in ("NOTSET", "VALID") or any(pads)
-    return all(stride == 1 for stride in strides) and not padded
+    padded = node.attributes.get_string("auto_pad", "NOTSET") not in ("NOTSET", "VALID") and taps > 1
+    return all(stride == 1 for stride in strides) and not (padded or any(pads))
 
 
 def _spans(places: tuple[int, ...], taps: tuple[int, ...]) -> bool:

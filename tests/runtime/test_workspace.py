@@ -60,6 +60,11 @@ CASES: dict[str, tuple[str, list[np.ndarray], dict[str, Any]]] = {
     "convolution with many filters": ("Conv", [WEIGHT], {"pads": [1, 1, 1, 1]}),
     "convolution with strides, of one place": ("Conv", [np.ones((64, 32, 1, 1), np.float32)], {"strides": [2, 2]}),
     "convolution of one place": ("Conv", [np.ones((64, 32, 1, 1), np.float32)], {}),
+    "convolution of one place, as large as before": (
+        "Conv",
+        [np.ones((64, 32, 1, 1), np.float32)],
+        {"auto_pad": "SAME_UPPER"},
+    ),
     "convolution by groups": ("Conv", [np.ones((32, 1, 3, 3), np.float32)], {"group": 32, "pads": [1, 1, 1, 1]}),
     "transposed convolution": ("ConvTranspose", [np.ones((32, 16, 3, 3), np.float32)], {}),
     "mean": ("ReduceMean", [np.array([0, 2, 3])], {}),
