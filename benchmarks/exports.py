@@ -49,6 +49,19 @@ _TEXT = {"vocab_size": VOCABULARY, "num_hidden_layers": 2, "num_attention_heads"
 _DECODER = {**_TEXT, "hidden_size": 128, "intermediate_size": 256, "use_cache": False}
 
 EXPORTS: Mapping[str, Export] = {
+    "gpt2": Export(
+        "GPT2Config",
+        "GPT2LMHeadModel",
+        {
+            "vocab_size": 16_000,
+            "n_layer": 6,
+            "n_embd": 512,
+            "n_head": 8,
+            "n_positions": 256,
+            "use_cache": False,
+        },
+        (256,),
+    ),
     "bert": Export(
         "BertConfig",
         "BertForSequenceClassification",

@@ -124,7 +124,7 @@ def analyze(
     for number, strategy in enumerate(tried, start=1):
         progress(f"planning with `{strategy}`, {number} of {len(tried)}")
         offers.append(offer(problem, strategy, limit))
-    values = {str(value.name): value for node in step.model.graph for value in node.outputs}
+    values = {str(value.name): value for node in step.fused.graph for value in node.outputs}
     gradients = [] if step.training is None else [values[name] for name in step.training.gradients.values()]
     return Analysis(
         nodes=(len(problem.forward), len(problem.backward)),

@@ -155,7 +155,7 @@ def explain(step: Step, plan: Plan, name: str) -> Explanation:
     Raises:
         UsageError: there is no such tensor.
     """
-    problem, model, training = step.problem, step.model, step.training
+    problem, model, training = step.problem, step.fused, step.training
     ids = {tensor.name: index for index, tensor in enumerate(problem.tensors)}
     found, notes = _named(name, ids, model, step.original)
     tensor = ids[found]

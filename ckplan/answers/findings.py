@@ -189,7 +189,7 @@ def chosen(step: Step, plan: Plan, budget: int | None = None) -> Chosen:
         plan: its schedule.
         budget: bytes of activations not to exceed.
     """
-    problem, model = step.problem, step.model
+    problem, model = step.problem, step.fused
     decisions = _decisions(problem, plan.schedule, model)
     blocks, layers = [], []
     for pattern in patterns(model):  # the layers come first

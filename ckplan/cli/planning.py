@@ -34,7 +34,7 @@ def tell(plan: Plan, step: Step) -> list[str]:
         from ckplan.answers.explanation import only_once
         from ckplan.report.documents.explanations import reasons
 
-        details(reasons(only_once(step.model), step.problem, plan))
+        details(reasons(only_once(step.fused), step.problem, plan))
     said = []
     if plan.interrupted:
         said.append("the search was interrupted; this is the best plan until then")

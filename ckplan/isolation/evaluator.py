@@ -22,7 +22,7 @@ from ckplan.operators.sessions import open_session, use_custom_ops
 
 
 def optimise(request: Mapping[str, Any]) -> None:
-    """Write a model as onnxruntime executes it with given providers under default session options."""
+    """Write a model as onnxruntime's optimisers leave it for given providers, at one of their levels."""
     import onnxruntime as ort
 
     options = ort.SessionOptions()
@@ -30,6 +30,7 @@ def optimise(request: Mapping[str, Any]) -> None:
     # Packed copies of weights are not in the graph, and take time and memory to make.
     options.add_session_config_entry("session.disable_prepacking", "1")
     options.optimized_model_filepath = request["target"]
+    options.graph_optimization_level = getattr(ort.GraphOptimizationLevel, request["level"])
     open_session(request["source"], options, request["providers"], without=request["without"])
 
 

@@ -24,7 +24,7 @@ _FOLDED = 1 << 30
 _FILE = "stand_ins.bin"
 
 
-def stand_in(model: ir.Model, folder: Path) -> None:
+def stand_in(model: ir.Model, folder: Path, *, fold: bool = True) -> None:
     """Put stand-ins in the place of the large initializers of a model, in place, and read the small ones.
 
     What onnxruntime would compute of stand-ins before the first run is replaced by stand-ins of its own, so that it
@@ -33,6 +33,7 @@ def stand_in(model: ir.Model, folder: Path) -> None:
     Args:
         model: a copy that is for onnxruntime to optimise, not to run.
         folder: where the model will be saved; gets the sparse file.
+        fold: whether onnxruntime is going to fold constants.
     """
     kept, largest = 0, 0
     absent: set[ir.Value] = set()
@@ -49,7 +50,8 @@ def stand_in(model: ir.Model, folder: Path) -> None:
             else:
                 absent.add(value)
                 value.const_value = _hole(tensor.dtype, ir.Shape(tensor.shape.numpy()), folder, value.name)
-    _fold(model.graph, absent, folder)
+    if fold:
+        _fold(model.graph, absent, folder)
     for value in absent:
         if value.const_value is not None:
             largest = max(largest, value.const_value.nbytes)

@@ -13,9 +13,9 @@ from ckplan.pipeline.goal import ANY, Goal
 from ckplan.pipeline.step import Step
 from ckplan.planner import Plan, Timeline
 from ckplan.planner.strategies import Strategy
-from ckplan.runtime.occupancy import Occupancy, executed_occupancy
+from ckplan.runtime.occupancy import Occupancy, occupancy_of_executed
 from ckplan.units import format_bytes
-from ckplan.writer import emit
+from ckplan.writer.emit import write
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -94,10 +94,10 @@ def rewrite(step: Step, strategy: Strategy, goal: Goal = ANY) -> Planned:
     smallest = target = plan.predicted.peak_activations if budget is None else budget
     for number in range(_TRIES):
         _log.info("writing the plan into the graph, and asking onnxruntime what it makes of it")
-        planned = emit(step.model, plan)
+        written = write(step.fused, plan)
+        planned, after = written.model, occupancy_of_executed(written.executed, written.model)
         if budget is not None:
             planned.metadata_props[BUDGET] = str(budget)
-        after = executed_occupancy(planned)
         peak = after.timeline.peak_activations
         if budget is None or peak <= budget:
             return Planned(step, plan, planned, after, budget)
@@ -122,5 +122,5 @@ def rewrite(step: Step, strategy: Strategy, goal: Goal = ANY) -> Planned:
 
 def rewrite_as(step: Step, plan: Plan) -> Planned:
     """Write a plan that exists into a copy of the graph that it was made for."""
-    planned = emit(step.model, plan)
-    return Planned(step, plan, planned, executed_occupancy(planned))
+    written = write(step.fused, plan)
+    return Planned(step, plan, written.model, occupancy_of_executed(written.executed, written.model))

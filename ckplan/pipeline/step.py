@@ -22,6 +22,7 @@ from ckplan.pipeline.options import TRAINING, StepOptions
 from ckplan.planner import Problem, Timeline
 from ckplan.runtime import problem_of
 from ckplan.runtime.executed import executed_model
+from ckplan.runtime.fused import fused_graph
 from ckplan.runtime.occupancy import Occupancy, occupancy_of_executed
 from ckplan.writer.emit import feed_weights
 
@@ -78,9 +79,18 @@ class Step:
         return self.occupancy.timeline
 
     @cached_property
+    def fused(self) -> ir.Model:
+        """The graph that is planned: ``model`` as onnxruntime's optimisers leave it; see `ckplan.runtime.fused`.
+
+        Raises:
+            ModelError: onnxruntime does not load the model.
+        """
+        return fused_graph(self.model)
+
+    @cached_property
     def problem(self) -> Problem:
-        """The numbers that strategies plan by; op ids are the positions of the nodes of ``model``."""
-        return problem_of(self.model).with_costs(self.costs)
+        """The numbers that strategies plan by; op ids are the positions of the nodes of ``fused``."""
+        return problem_of(self.fused).with_costs(self.costs)
 
     def original(self) -> ir.Model:
         """The model as it came: as it is in the file, before it was brought into normal form."""

@@ -7,6 +7,7 @@ it. Loading a file without its weights costs little and settles what is left to 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from enum import Enum
 
 import numpy as np
 import onnx_ir as ir
@@ -28,8 +29,9 @@ from ckplan.runtime.problem_of import problem_of
 from ckplan.runtime.reads import reads
 from ckplan.runtime.runtime import Runtime
 from ckplan.runtime.sizes import DIMENSIONS, dimensions_of, shape_classes
+from ckplan.runtime.unfused import unfuse
 
-_SINGLE = "InsertedPrecisionFreeCast_"
+SINGLE = "InsertedPrecisionFreeCast_"
 """How onnxruntime calls the float32 value that it computes in place of a half-precision one
 (``core/optimizer/insert_cast_transformer.cc``)."""
 
@@ -40,6 +42,17 @@ _SAME_SIZE = ("Transpose", "ReorderInput", "ReorderOutput")
 """Operators that optimisers put in, and whose output has the values of their input."""
 
 
+class Level(Enum):
+    """How far onnxruntime optimises a graph; the values are the names of its own levels."""
+
+    BASIC = "ORT_ENABLE_BASIC"
+    """Within the standard operators."""
+    EXTENDED = "ORT_ENABLE_EXTENDED"
+    """With operators of its own."""
+    ALL = "ORT_ENABLE_ALL"
+    """With layouts that go by the processor: what users get by default."""
+
+
 def executed_model(model: ir.Model, without: Sequence[str] = (), runtime: Runtime = CPU) -> ir.Model:
     """The model that onnxruntime executes under default session options, nodes in execution order.
 
@@ -47,40 +60,82 @@ def executed_model(model: ir.Model, without: Sequence[str] = (), runtime: Runtim
     are stood in for.
 
     Args:
-        model: the file.
+        model: the file; fused nodes in it are written as the nodes that they stand for.
         without: optimisers of onnxruntime to leave out, such as those that go by the processor.
         runtime: where it executes.
 
     Raises:
         ModelError: onnxruntime does not load the model.
     """
-    stripped = model.clone()
-    fed = set(stripped.graph.inputs)
-    for name, value in list(stripped.graph.initializers.items()):
+    file = _as_file(model)
+    executed = _optimised(file, Level.ALL, without, runtime)
+    mark_executed(executed, file)
+    return executed
+
+
+def optimised(model: ir.Model, level: Level, without: Sequence[str] = (), runtime: Runtime = CPU) -> ir.Model:
+    """What onnxruntime's optimisers leave of a model, every value with its dimensions.
+
+    Parameters are graph inputs without a value in it.
+
+    Args:
+        model: the file.
+        level: how far to optimise.
+        without: optimisers to leave out.
+        runtime: for which to optimise.
+
+    Raises:
+        ModelError: onnxruntime does not load the model.
+    """
+    made = _optimised(_as_file(model), level, without, runtime)
+    _infer_shapes(made, everywhere=False)
+    _learn_dimensions(made, model)
+    for value in _made(made.graph):
+        dims = dimensions_of(value)
+        if dims is not None:
+            value.shape = ir.Shape(dims)
+            value.meta.pop(DIMENSIONS, None)
+    return made
+
+
+def _as_file(model: ir.Model) -> ir.Model:
+    """A model as its file has it, without the values of parameters, at which onnxruntime does not look."""
+    file = model.clone()
+    unfuse(file)
+    fed = set(file.graph.inputs)
+    for name, value in list(file.graph.initializers.items()):
         if value in fed:
-            del stripped.graph.initializers[name]
+            del file.graph.initializers[name]
             value.const_value = None
+    return file
+
+
+def _optimised(file: ir.Model, level: Level, without: Sequence[str], runtime: Runtime) -> ir.Model:
+    """What onnxruntime writes of a file after its optimisations.
+
+    Raises:
+        ModelError: onnxruntime does not load the file.
+    """
     with temporary_folder() as folder:
-        source, target = folder / "file.onnx", folder / "executed.onnx"
-        stand_in(stripped, folder)
-        ir.save(stripped, source)
+        source, target = folder / "file.onnx", folder / "optimised.onnx"
+        stand_in(file, folder, fold="ConstantFolding" not in without)
+        ir.save(file, source)
         try:
             evaluate(
                 "optimise",
                 memory=MEMORY + 8 * source.stat().st_size,
-                seconds=SECONDS + len(model.graph) / 50,
+                seconds=SECONDS + len(file.graph) / 50,
                 source=str(source),
                 target=str(target),
+                level=level.value,
                 providers=runtime.providers,
                 without=[*runtime.without, *without],
             )
         except EvaluationError as error:
             first = str(error).splitlines()[0]
-            hint = missing_kernel_advice(first, model)
+            hint = missing_kernel_advice(first, file)
             raise ModelError(f"onnxruntime does not load the training graph: {first}", hint) from error
-        executed = ir.load(target)
-    mark_executed(executed, model)
-    return executed
+        return ir.load(target)
 
 
 def mark_executed(executed: ir.Model, model: ir.Model) -> None:
@@ -143,11 +198,11 @@ def _learn_dimensions(executed: ir.Model, model: ir.Model) -> None:
     nodes = list(executed.graph.all_nodes())
     for value in _made(executed.graph):
         name = str(value.name)
-        original = known.get(name.removeprefix(_SINGLE))
+        original = known.get(name.removeprefix(SINGLE))
         if original is not None and dimensions_of(value) is None:
             value.meta[DIMENSIONS] = dimensions_of(original)
             if value.type is None:
-                value.type = ir.TensorType(ir.DataType.FLOAT) if name.startswith(_SINGLE) else original.type
+                value.type = ir.TensorType(ir.DataType.FLOAT) if name.startswith(SINGLE) else original.type
     for node in (*nodes, *reversed(nodes)):
         _learn_from_inputs(node, inference)
         cast = node.op_type == "Cast"
@@ -167,7 +222,7 @@ def _learn_dimensions(executed: ir.Model, model: ir.Model) -> None:
     for node in nodes:
         # Inside of a function that onnxruntime has no kernel for: Softmax over its last axis, Gelu and the like.
         made = node.outputs[0] if node.outputs else None
-        if made is None or not str(made.name).startswith(_SINGLE) or dimensions_of(made) is not None:
+        if made is None or not str(made.name).startswith(SINGLE) or dimensions_of(made) is not None:
             continue
         sizes = [dims for read in node.inputs if read is not None and (dims := dimensions_of(read)) is not None]
         if sizes:

@@ -82,11 +82,12 @@ def hide_targets(nodes: Sequence[ir.Node], edges: ControlEdges) -> None:
             node.replace_input_with(position, edges.shape_after(entries, data))
 
 
-def hide_sources(nodes: Sequence[ir.Node], executed: ir.Model, edges: ControlEdges) -> int:
+def hide_sources(nodes: Sequence[ir.Node], inputs: Sequence[ir.Value], executed: ir.Model, edges: ControlEdges) -> int:
     """Hide what gives the whole shape of an activation away, in what onnxruntime executes.
 
     Args:
         nodes: the sequence.
+        inputs: graph inputs; what is constant is hidden by waiting for the first of them.
         executed: the model that onnxruntime makes of it.
         edges: maker of the aliases.
 
@@ -107,13 +108,19 @@ def hide_sources(nodes: Sequence[ir.Node], executed: ir.Model, edges: ControlEdg
     before = edges.count
     for node in exposed:
         for value in dict.fromkeys(node.inputs):
-            if value is None or not dimensions_of(value) or value.dtype is None or not value.dtype.is_floating_point():
+            if value is None or not dimensions_of(value) or not _tells_shape(value):
                 continue
             # What another exposed node makes is hidden there.
             maker = view_root(value).producer()
             if maker not in makers and not (maker is not None and is_control(maker)):
-                read_instead(node, value, edges.alias(value, value))
+                constant = value.is_initializer() and not value.is_graph_input()
+                read_instead(node, value, edges.alias(value, inputs[0] if constant and inputs else value, hidden=True))
     return edges.count - before
+
+
+def _tells_shape(value: ir.Value) -> bool:
+    """Whether a value is one whose shape those of others follow from: no shape or axis itself. Masks are among them."""
+    return value.dtype is not None and (value.dtype.is_floating_point() or value.dtype is ir.DataType.BOOL)
 
 
 def view_root(value: ir.Value) -> ir.Value:

@@ -57,8 +57,8 @@ class ControlEdges:
         self.waits: set[tuple[ir.Node, ir.Value]] = set()
         self._made: dict[tuple[str | ir.Value, ...], ir.Value] = {}
 
-    def alias(self, tensor: ir.Value, after: ir.Value) -> ir.Value:
-        """An alias of ``tensor`` that waits for ``after``.
+    def alias(self, tensor: ir.Value, after: ir.Value, *, hidden: bool = False) -> ir.Value:
+        """An alias of ``tensor`` that waits for ``after``; if it is to be hidden, of a shape that no optimiser knows.
 
         Raises:
             ModelError: the shape of ``tensor`` is not static.
@@ -68,7 +68,7 @@ class ControlEdges:
             raise ModelError(f"value '{tensor.name}' has no static shape", "bind its dimensions with --dim")
         ready = self._ready(after)
         before = len(self._made)
-        if bytes_of(tensor) < SMALL and tensor.dtype in _SELECTABLE:
+        if not hidden and bytes_of(tensor) < SMALL and tensor.dtype in _SELECTABLE:
             alias = self._emit("copy", "Where", [ready, tensor, tensor], tensor.dtype, dims)
         else:
             alias = self._emit("alias", "Reshape", [tensor, self._waiting_shape(ready, dims)], tensor.dtype, dims)

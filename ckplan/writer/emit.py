@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import onnx_ir as ir
 
@@ -13,9 +14,11 @@ from ckplan.planner.problem import Problem
 from ckplan.planner.timeline import Timeline
 from ckplan.runtime.executed import executed_model, executed_orders, executed_timeline
 from ckplan.runtime.problem_of import problem_of_nodes
+from ckplan.runtime.unfused import FUSED, unfuse
 from ckplan.writer.buffer_names import hide_channels, hide_inputs, hide_sources, hide_targets, name_buffers
 from ckplan.writer.control_edges import ControlEdges
 from ckplan.writer.describe import describe
+from ckplan.writer.fences import fence
 from ckplan.writer.ordering import (
     TOLERANCE,
     keep_repeats_apart,
@@ -28,21 +31,40 @@ from ckplan.writer.ordering import (
 from ckplan.writer.repeats import with_repeats
 
 
+@dataclass(frozen=True)
+class Written:
+    """A plan in a file.
+
+    Attributes:
+        model: the graph with the plan built in.
+        executed: what onnxruntime executes of it, nodes in execution order.
+    """
+
+    model: ir.Model
+    executed: ir.Model
+
+
 def emit(model: ir.Model, plan: Plan) -> ir.Model:
     """Write a plan into a copy of a training graph.
 
     Args:
-        model: the training graph that the plan was made for; not changed.
+        model: the graph that the plan was made for; not changed.
         plan: the schedule; op ids are node positions in ``model.graph``.
 
     Returns:
         A model with the same inputs and outputs (frozen weights of heavy operators become inputs with a default as
         well), its nodes in planned order, repeats as clones named ``<node>/recompute<k>``, and control edges where
-        onnxruntime would otherwise merge repeats or choose an order that costs memory. Metadata says what was planned.
+        onnxruntime would otherwise merge repeats or choose an order that costs memory. Fused nodes (see
+        `ckplan.runtime.fused`) stand as the standard nodes they are made of. Metadata says what was planned.
 
     Raises:
         ModelError: a value that needs a control edge has no static shape.
     """
+    return write(model, plan).model
+
+
+def write(model: ir.Model, plan: Plan) -> Written:
+    """Like `emit`, with what onnxruntime makes of the file."""
     copy = model.clone()
     feed_weights(copy.graph)
     inputs, outputs = copy.graph.inputs, copy.graph.outputs
@@ -56,26 +78,29 @@ def emit(model: ir.Model, plan: Plan) -> ir.Model:
     hide_channels(nodes, edges)
     hide_inputs(nodes, inputs, edges)
     # Aliases that hide sources cost a little themselves: where they do not help, the file stays as it was before.
-    best: tuple[ir.Model, Problem, int, Timeline] | None = None
+    best: tuple[ir.Model, Problem, int, Timeline, ir.Model] | None = None
     while True:
         nodes = place_control_nodes(nodes)
         problem = problem_of_nodes(nodes, inputs, outputs)
         name_buffers(nodes, problem)
         _assemble(copy, nodes, edges)
         executed = executed_model(copy)
+        if model.meta.get(FUSED) and fence(nodes, executed, edges):
+            continue
         if sum(repair(nodes, problem, order, edges) for order in executed_orders(nodes, executed)):
             continue
         timeline = executed_timeline(executed)
         held = timeline.peak_activations > peak_of(problem, range(len(nodes))) * (1 + TOLERANCE)
         if held and (best is None or timeline.peak_activations < best[3].peak_activations):
-            best = (copy.clone(), problem, edges.count, timeline)
-        if not (held and hide_sources(nodes, executed, edges)):
+            best = (copy.clone(), problem, edges.count, timeline, executed)
+        if not (held and hide_sources(nodes, inputs, executed, edges)):
             break
     if best is None or timeline.peak_activations <= best[3].peak_activations:
-        best = (copy, problem, edges.count, timeline)
-    copy, problem, count, timeline = best
+        best = (copy, problem, edges.count, timeline, executed)
+    copy, problem, count, timeline, executed = best
     describe(copy, problem, plan, count, timeline)
-    return copy
+    unfuse(copy)
+    return Written(copy, executed)
 
 
 def feed_weights(graph: ir.Graph) -> None:

@@ -8,7 +8,9 @@ import onnx_ir as ir
 
 from ckplan.keys import RECOMPUTE_OF, ROLE
 from ckplan.model.copies import copy_attribute
+from ckplan.runtime.problem_of import FIGURES
 from ckplan.runtime.reads import captured
+from ckplan.runtime.unfused import PARTS
 
 
 def with_repeats(nodes: Sequence[ir.Node], schedule: Sequence[int]) -> list[ir.Node]:
@@ -46,7 +48,7 @@ def _clone(node: ir.Node, inputs: Sequence[ir.Value | None], suffix: str, latest
         for value in node.outputs
     ]
     attributes = node.attributes.values()
-    return ir.Node(
+    clone = ir.Node(
         node.domain,
         node.op_type,
         inputs,
@@ -57,6 +59,9 @@ def _clone(node: ir.Node, inputs: Sequence[ir.Value | None], suffix: str, latest
         name=f"{node.name}{suffix}",
         metadata_props={**node.metadata_props, ROLE: "recompute", RECOMPUTE_OF: node.name or ""},
     )
+    if PARTS in node.meta:
+        clone.meta.update({key: node.meta[key] for key in (PARTS, FIGURES)})
+    return clone
 
 
 def _redirect_captured(node: ir.Node, latest: dict[ir.Value, ir.Value]) -> None:

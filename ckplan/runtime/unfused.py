@@ -1,0 +1,76 @@
+"""Fused nodes, written as the standard nodes that onnxruntime makes them of."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import onnx_ir as ir
+
+PARTS = "ckplan.parts"
+"""Key in ``Node.meta`` of a fused node: what it is written as, a tuple of `Part` in execution order."""
+
+FUSED = "ckplan.fused"
+"""Key in ``Model.meta`` of a graph whose nodes are those that onnxruntime executes."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """A standard node that a fused one stands for.
+
+    Attributes:
+        op_type: its operator.
+        attributes: its attributes.
+        inputs: what it reads: position among the inputs of the fused node, or the name of a constant of the graph or of
+            what an earlier part makes.
+        outputs: what it makes: position among the outputs of the fused node, or a name.
+        types: element type and dimensions of each output, where they are known.
+    """
+
+    op_type: str
+    attributes: tuple[ir.Attr, ...]
+    inputs: tuple[int | str | None, ...]
+    outputs: tuple[int | str, ...]
+    types: tuple[tuple[ir.DataType | None, tuple[int, ...] | None], ...]
+
+
+def unfuse(model: ir.Model) -> None:
+    """Replace the fused nodes of a model by the nodes that they stand for, in place."""
+    graph = model.graph
+    for node in list(graph):
+        parts: tuple[Part, ...] | None = node.meta.get(PARTS)
+        if parts is None:
+            continue
+        inner: dict[str, ir.Value] = {}
+        written = []
+        for number, part in enumerate(parts, start=1):
+            inputs = [_read(node, name, inner, graph) for name in part.inputs]
+            last = number == len(parts)
+            name = node.name if last else f"{node.name}/part{number}"
+            fresh = ir.Node("", part.op_type, inputs, part.attributes, num_outputs=len(part.outputs), name=name)
+            fresh.metadata_props.update(node.metadata_props)
+            written.append(fresh)
+            for value, made, (dtype, _) in zip(fresh.outputs, part.outputs, part.types, strict=True):
+                if isinstance(made, int):
+                    value.type, value.shape = node.outputs[made].type, node.outputs[made].shape
+                    continue
+                inner[made] = value
+                value.name = f"{node.name}/{made}" if made else ""
+                value.type = None if dtype is None else ir.TensorType(dtype)
+        graph.insert_before(node, written)
+        for fresh, part in zip(written, parts, strict=True):
+            for value, made in zip(fresh.outputs, part.outputs, strict=True):
+                if isinstance(made, int):
+                    old = node.outputs[made]
+                    name, old.name = old.name, None
+                    value.metadata_props.update(old.metadata_props)
+                    ir.convenience.replace_all_uses_with(old, value, replace_graph_outputs=True)
+                    value.name = name
+        graph.remove(node, safe=True)
+
+
+def _read(node: ir.Node, name: int | str | None, inner: dict[str, ir.Value], graph: ir.Graph) -> ir.Value | None:
+    if name is None:
+        return None
+    if isinstance(name, int):
+        return node.inputs[name]
+    return inner[name] if name in inner else graph.initializers[name]

@@ -1,0 +1,115 @@
+"""The graph that is planned is the one that onnxruntime executes, and a plan changes no bit of what it computes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx.parser
+import onnx_ir as ir
+import pytest
+
+import ckplan
+from ckplan.meter.inputs import make_inputs
+from ckplan.operators.sessions import open_session
+from ckplan.pipeline import rewrite, step_of
+from ckplan.pipeline.step import Step
+from ckplan.runtime.executed import executed_model
+from ckplan.runtime.fused import fused_graph
+from ckplan.runtime.unfused import PARTS
+
+SAMPLES = Path(__file__).parents[2] / "sample_models"
+
+GELU = """
+    <ir_version: 10, opset_import: ["" : 21]>
+    gelu (float[64,32] x) => (float loss)
+    <float[32,64] first = {}, float[64,32] second = {}, float[64,32] third = {},
+     float three = {3.0}, float small = {0.044715}, float root = {0.7978846}, float one = {1.0}, float half = {0.5}>
+    {
+        wide = MatMul (x, first)
+        cube = Pow (wide, three)
+        part = Mul (cube, small)
+        sum = Add (wide, part)
+        scaled = Mul (sum, root)
+        bent = Tanh (scaled)
+        raised = Add (bent, one)
+        halved = Mul (wide, half)
+        gelu = Mul (halved, raised)
+        narrow = MatMul (gelu, second)
+        turned = Transpose <perm = [1, 0]> (narrow)
+        again = MatMul (turned, third)
+        loss = ReduceSumSquare <keepdims = 0> (again)
+    }
+"""
+"""The tanh form of Gelu as exporters write it, and a transpose in front of a product."""
+
+
+def executed_operators(model: ir.Model) -> Counter[str]:
+    """What onnxruntime executes; views are left out, equal ones are merged."""
+    return Counter(node.op_type for node in executed_model(model).graph if node.op_type not in ("Reshape", "Unsqueeze"))
+
+
+def sample(name: str) -> Step:
+    dims = {"batch": 2}
+    return step_of(ckplan.build_training_graph(ckplan.load(SAMPLES / f"{name}.onnx", dims=dims).model), name)
+
+
+def gelu(folder: Path) -> Step:
+    proto = onnx.parser.parse_model(GELU)
+    random = np.random.default_rng(0)
+    shapes = {"first": (32, 64), "second": (64, 32), "third": (64, 32)}
+    kept = [tensor for tensor in proto.graph.initializer if tensor.name not in shapes]
+    del proto.graph.initializer[:]
+    proto.graph.initializer.extend(kept)
+    for name, shape in shapes.items():
+        array = random.standard_normal(shape).astype(np.float32)
+        proto.graph.initializer.append(onnx.numpy_helper.from_array(array, name))
+    onnx.save(proto, folder / "gelu.onnx")
+    return step_of(ckplan.build_training_graph(ckplan.load(folder / "gelu.onnx").model), "gelu")
+
+
+def outputs(model: ir.Model, arrays: dict[str, np.ndarray], folder: Path, threads: int) -> dict[str, np.ndarray]:
+    import onnxruntime
+
+    path = folder / "run.onnx"
+    ckplan.save(model, path, force=True)
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads, options.log_severity_level = threads, 3
+    session = open_session(str(path), options)
+    fed = {value.name: arrays[value.name] for value in session.get_inputs() if value.name in arrays}
+    return dict(zip([value.name for value in session.get_outputs()], session.run(None, fed), strict=True))
+
+
+@pytest.mark.parametrize("name", ["mlp", "gpt_tiny", "resnet_tiny"])
+def test_it_executes_as_the_graph_that_it_was_made_from(name: str) -> None:
+    step = sample(name)
+    assert executed_operators(fused_graph(step.model)) == executed_operators(step.model)
+
+
+def test_fused_nodes_stand_for_several(tmp_path: Path) -> None:
+    step = gelu(tmp_path)
+    fused = [node for node in step.fused.graph if node.domain]
+    assert fused
+    assert all(len(node.meta[PARTS]) > 1 for node in fused)
+    written = rewrite(step, ckplan.parse_strategy("memory")).model
+    assert not any(node.domain for node in written.graph)  # the file stays in standard operators
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("strategy", ["none", "sqrt", "memory"])
+def test_a_plan_changes_no_bit(tmp_path: Path, strategy: str, threads: int) -> None:
+    step = gelu(tmp_path)
+    planned = rewrite(step, ckplan.parse_strategy(strategy))
+    arrays = make_inputs(step.model).arrays
+    before, after = (outputs(model, arrays, tmp_path, threads) for model in (step.model, planned.model))
+    assert {name: array.tobytes() for name, array in before.items()} == {k: v.tobytes() for k, v in after.items()}
+
+
+def test_what_is_not_fused_without_a_plan_is_not_fused_with_one(tmp_path: Path) -> None:
+    step = gelu(tmp_path)
+    assert "FastGelu" not in executed_operators(step.model)
+    planned = rewrite(step, ckplan.parse_strategy("sqrt"))
+    assert planned.plan.recomputed
+    assert "FastGelu" not in executed_operators(planned.model)
