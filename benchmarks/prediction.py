@@ -150,7 +150,7 @@ def _measured(model: ir.Model, problem: Problem, strategy: str, budget: int, fol
     counters = interpret(raw, facts, inputs.nbytes)
     if counters is None:
         raise CkplanError("this onnxruntime reports no memory counters", "install 1.31 or later")
-    heap = run_job("heap", request)
+    heap = run_job("ckplan.meter.heap", request)
     predicted = facts.prediction.peak_activations
     assert predicted is not None
     peak = counters.timeline.steps[counters.timeline.peak_step]

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from ckplan.meter import Measurement as Measurement
     from ckplan.meter import Verification as Verification
     from ckplan.meter.checkup import checkup as checkup
+    from ckplan.meter.meters import register_meter as register_meter
     from ckplan.model import ForwardModel as ForwardModel
     from ckplan.model import load as load
     from ckplan.model import save as save
@@ -89,6 +90,7 @@ _HOMES = {
     "errors": ("CkplanError",),
     "meter": ("Measurement", "Verification"),
     "meter.checkup": ("checkup",),
+    "meter.meters": ("register_meter",),
     "model": ("ForwardModel", "load", "save"),
     "operators.gradients": ("rule",),
     "operators.record": ("Operator",),

@@ -29,15 +29,70 @@ from typing import TYPE_CHECKING, Any
 from ckplan.isolation.arrays import load_arrays
 from ckplan.meter.child import Channel
 from ckplan.meter.device import CPU, CUDA
+from ckplan.meter.meter import Figure, Meter
 from ckplan.meter.session import as_array, open_session, step_of
 from ckplan.meter.types import Counters, Steady, Workspace
 from ckplan.planner.timeline import Moment, Timeline
 
 if TYPE_CHECKING:
     from ckplan.meter.facts import FileFacts
+    from ckplan.meter.types import Measurement
+    from ckplan.planner.allocations import ExpectedArena
 
 RUNS = 3
 """The first run, the run that lays out the pattern's block, and one in the steady state."""
+
+
+def _steady(found: Measurement) -> Steady | None:
+    return found.counters.steady if found.counters else None
+
+
+def _arena(found: Measurement) -> ExpectedArena | None:
+    return found.inside.arena if found.inside else None
+
+
+METER = Meter(
+    "counters",
+    (
+        Figure(
+            "activations, peak",
+            lambda found: found.peak_activations,
+            expected=lambda found: found.inside.expected.peak_activations if found.inside else None,
+            promised=lambda found: found.prediction.peak_activations,
+            style="bold",
+        ),
+        Figure("  in priority order", lambda found: found.priority.peak_activations if found.priority else None),
+        Figure(
+            "all live memory, peak",
+            lambda found: found.peak_total,
+            expected=lambda found: found.inside.expected.peak_total if found.inside else None,
+            promised=lambda found: found.prediction.peak_total,
+            style="bold",
+        ),
+        Figure(
+            "  parameters",
+            lambda found: found.counters.parameters if found.counters else found.parameter_bytes,
+            alone=True,
+        ),
+        Figure("  inputs", lambda found: found.input_bytes, alone=True),
+        Figure("  outputs", lambda found: found.output_bytes, alone=True),
+        Figure(
+            "steady state, in use",
+            lambda found: steady.in_use if (steady := _steady(found)) else None,
+            expected=lambda found: arena.steady.in_use if (arena := _arena(found)) else None,
+        ),
+        Figure(
+            "steady state, arena held",
+            lambda found: steady.held if (steady := _steady(found)) else None,
+            expected=lambda found: arena.steady.held if (arena := _arena(found)) else None,
+        ),
+        Figure(
+            "  without memory pattern",
+            lambda found: found.steady_without_pattern.held if found.steady_without_pattern else None,
+            expected=lambda found: arena.without_pattern.held if (arena := _arena(found)) else None,
+        ),
+    ),
+)
 
 _SUFFIX = "_kernel_time"
 _INSERTED_CAST = "InsertedPrecisionFreeCast_"

@@ -14,8 +14,25 @@ from typing import Any
 from ckplan.errors import EnvironmentUnavailableError
 from ckplan.isolation.arrays import load_arrays
 from ckplan.meter.child import Channel
+from ckplan.meter.meter import Figure, Meter
 from ckplan.meter.session import as_ort_values, open_session
+from ckplan.meter.types import Heap
 from ckplan.operators import sessions
+
+METER = Meter(
+    "heap",
+    (
+        Figure(
+            "  heap (second meter)",
+            lambda found: found.heap.activations if found.heap and found.counters else None,
+            under="activations, peak",
+        ),
+    ),
+    job="ckplan.meter.heap",
+    read=lambda told: Heap(**told),
+    doing="high-water of the heap",
+    devices=("cpu",),
+)
 
 
 def job(channel: Channel) -> dict[str, Any]:

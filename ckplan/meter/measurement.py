@@ -21,12 +21,14 @@ from ckplan.meter.facts import FileFacts, file_facts, read_model
 from ckplan.meter.foresight import with_foresight
 from ckplan.meter.inputs import Inputs, make_inputs
 from ckplan.meter.inside import look_inside
+from ckplan.meter.meter import Meter
+from ckplan.meter.meters import meters
 from ckplan.meter.numerics import count_nonfinite
 from ckplan.meter.nvml import Gpu
 from ckplan.meter.problems import SLACK, TOLERANCE
 from ckplan.meter.process import run_job
 from ckplan.meter.recomputed import recomputation
-from ckplan.meter.types import Counters, Heap, Measurement, Prediction, Recomputation, Resident
+from ckplan.meter.types import Counters, Measurement, Prediction, Recomputation, Resident
 from ckplan.model.half import half_precision_notes
 from ckplan.units import format_bytes, format_seconds
 
@@ -70,7 +72,7 @@ def measure(
         threads: intra-op threads; None leaves onnxruntime's default.
         dims: sizes of named dimensions, for random inputs.
         shapes: shapes of whole inputs, for random inputs.
-        heap: whether to run the second meter (memray), which costs a further process.
+        heap: whether to run the meters that cost a further process: memray, and what others registered.
         inside: whether to look at the executed graph as well, for what is alive at the peak and for what was to be
             expected; costs a further process, which loads the model and does not run it.
         progress: is told what is being done.
@@ -152,11 +154,12 @@ def measured(
             f"onnxruntime {plain['version']} reports no memory counters (1.31 and later do): "
             "figures are from the heap meter"
         )
-    heap_found = None
-    if heap:
-        progress(f"running {name}: high-water of the heap")
-        heap_found, note = _heap(request, plain["device"])
-        notes.extend([note] if note else [])
+    readings: dict[str, Any] = {}
+    for meter in meters() if heap else ():
+        if meter.job and plain["device"] in meter.devices:
+            progress(f"running {name}: {meter.doing or meter.name}")
+            note = _read(meter, request, readings)
+            notes.extend([note] if note else [])
     if by_order[0] is not None:
         notes.extend(_broken_promise(facts.prediction, by_order[0]))
     looked = None
@@ -183,7 +186,6 @@ def measured(
         counters=by_order[0],
         priority=by_order[1],
         steady_without_pattern=steady_state(variants[2]),
-        heap=heap_found,
         resident=Resident(**plain["resident"]),
         step_seconds=tuple(plain["seconds"]),
         repeatable=plain["repeatable"],
@@ -193,6 +195,7 @@ def measured(
         notes=tuple(notes),
         inside=looked,
         gpu=Gpu(**plain["gpu"]) if plain["gpu"] else None,
+        readings=readings,
     )
 
 
@@ -209,14 +212,13 @@ def _after_all(error: RunFailedError, plain: Mapping[str, Any]) -> RunFailedErro
     )
 
 
-def _heap(request: Mapping[str, Any], device: str) -> tuple[Heap | None, str]:
-    """The second meter, or why there is none: it is a check on the first, so its failure is not the end."""
-    if device != "cpu":
-        return None, ""
+def _read(meter: Meter, request: Mapping[str, Any], readings: dict[str, Any]) -> str:
+    """Add a meter's reading, or say why there is none: it is a check on the first, so its failure is not the end."""
     try:
-        return Heap(**run_job("heap", request)), ""
+        readings[meter.name] = meter.read(run_job(meter.job, request))
     except CkplanError as error:
-        return None, f"no figure from the heap meter: {error}"
+        return f"no figure from the {meter.name} meter: {error}"
+    return ""
 
 
 def _inside(

@@ -10,6 +10,17 @@ import os
 from dataclasses import dataclass, replace
 from typing import Any
 
+from ckplan.meter.meter import Figure, Meter
+
+METER = Meter(
+    "gpu",
+    (
+        Figure("GPU, by its driver", lambda found: found.gpu.peak if found.gpu and found.gpu.of_process else None),
+        Figure("GPU, all processes", lambda found: found.gpu.peak if found.gpu and not found.gpu.of_process else None),
+    ),
+    devices=("cuda",),
+)
+
 
 @dataclass(frozen=True, slots=True)
 class Gpu:

@@ -13,7 +13,10 @@ import numpy as np
 from ckplan.isolation.arrays import load_arrays, save_arrays
 from ckplan.meter import nvml
 from ckplan.meter.child import Channel, resident_bytes
+from ckplan.meter.meter import Figure, Meter
 from ckplan.meter.session import as_array, open_session, step_of
+
+METER = Meter("resident", (Figure("resident (misleads)", lambda found: found.resident.peak, style="dim"),))
 
 WARM_UP = 2
 """Untimed runs: the first allocates, the second lays out the memory pattern's block."""

@@ -28,7 +28,7 @@ def run_job(job: str, request: Mapping[str, Any]) -> Any:
     """Run one job in a fresh process and return its result.
 
     Args:
-        job: a name that `ckplan.meter.child` knows.
+        job: a name that `ckplan.meter.child` knows, or a module by its full name.
         request: JSON-ready arguments of the job; ``path`` is the model file.
 
     Raises:

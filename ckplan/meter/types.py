@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, is_dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, is_dataclass
 from statistics import median
 from typing import Any
 
@@ -16,7 +17,7 @@ def jsonable(value: Any) -> Any:
     if isinstance(value, Timeline):
         return value.to_json()
     if is_dataclass(value) and not isinstance(value, type):
-        return {field.name: jsonable(getattr(value, field.name)) for field in fields(value)}
+        return {entry.name: jsonable(getattr(value, entry.name)) for entry in fields(value)}
     if isinstance(value, tuple | list):
         return [jsonable(item) for item in value]
     if isinstance(value, dict):
@@ -199,7 +200,6 @@ class Measurement:
         counters: meter 1 in default order; None if this onnxruntime has no counters.
         priority: meter 1 under ``ExecutionOrder.PRIORITY_BASED``.
         steady_without_pattern: the arena in the steady state with memory patterns off.
-        heap: meter 2; None if memray is not there or the device is not the CPU.
         resident: meter 3.
         step_seconds: time of each timed step, profiler off, after warm-up.
         repeatable: whether a later step gave bitwise the outputs of the first.
@@ -209,6 +209,7 @@ class Measurement:
         notes: what was chosen for the user, and what could not be measured, a sentence each.
         inside: the executed graph, simulated; None if it was not asked for or cannot be had (see ``notes``).
         gpu: memory of the GPU as its driver tells it; None on the CPU, or without NVML (see ``notes``).
+        readings: what meters with a process of their own told, by their names; see `ckplan.meter.meter`.
     """
 
     path: str
@@ -222,7 +223,6 @@ class Measurement:
     counters: Counters | None
     priority: Counters | None
     steady_without_pattern: Steady | None
-    heap: Heap | None
     resident: Resident
     step_seconds: tuple[float, ...]
     repeatable: bool
@@ -232,6 +232,12 @@ class Measurement:
     notes: tuple[str, ...]
     inside: Inside | None = None
     gpu: Gpu | None = None
+    readings: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def heap(self) -> Heap | None:
+        """Meter 2; None if memray is not there or the device is not the CPU."""
+        return self.readings.get("heap")
 
     @property
     def peak_activations(self) -> int | None:
@@ -269,6 +275,7 @@ class Measurement:
     def to_json(self) -> dict[str, Any]:
         """A JSON-ready form; peaks and the median time stand beside the fields they come from."""
         data: dict[str, Any] = jsonable(self)
+        data |= {"heap": None, **data.pop("readings")}
         for key, counters in (("counters", self.counters), ("priority", self.priority)):
             if counters is not None:
                 data[key] |= {

@@ -92,7 +92,7 @@ def measurement(path: str, kib: int, **changes: Any) -> Measurement:
         "counters": counters("default"),
         "priority": counters("priority"),
         "steady_without_pattern": Steady(kib * KIB, kib * KIB),
-        "heap": Heap(1, kib * KIB, kib * KIB + 100),
+        "readings": {"heap": Heap(1, kib * KIB, kib * KIB + 100)},
         "resident": Resident(0, 0, 0, 300 * KIB),
         "step_seconds": (1e-3,),
         "repeatable": True,

@@ -64,7 +64,7 @@ def test_equal_timelines_are_said_to_be_equal() -> None:
 @pytest.mark.parametrize("width", [80, 200])
 def test_the_page_fits_with_nothing_but_the_least(width: int) -> None:
     nothing = example(
-        inside=None, counters=None, priority=None, heap=None, steady_without_pattern=None,
+        inside=None, counters=None, priority=None, readings={}, steady_without_pattern=None,
         prediction=Prediction(None, None),
     )  # fmt: skip
     page = printed(measurement(nothing), width)

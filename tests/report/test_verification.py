@@ -82,7 +82,7 @@ def test_nodes_that_run_as_parts_of_others_are_told() -> None:
 
 
 def test_meters_that_are_missing_leave_no_row() -> None:
-    page = squeezed(printed(verification(examples.verification(heap=None, counters=None, priority=None))))
+    page = squeezed(printed(verification(examples.verification(readings={}, counters=None, priority=None))))
     assert "activations, peak 64.0 KiB - -" in page
     assert not any(line.startswith("without memory pattern - -") for line in page)
 

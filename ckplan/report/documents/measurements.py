@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ckplan.meter.meters import figures
 from ckplan.report.chart import LINE
 from ckplan.report.document import (
     TOP,
@@ -71,38 +72,13 @@ def _figures(found: Measurement) -> Table:
     columns = ("", "measured", *["expected"] * (expected is not None), *["promised by the file"] * promises)
     rows: list[Row] = []
 
-    def add(title: str, measured: int | None, *others: int | None, style: str = "") -> None:
+    for figure in figures():
+        measured = figure.of(found)
         if measured is not None:
-            cells = [*others, None, None][: len(columns) - 2]
-            rows.append(Row((Cell(title), size(measured), *(Cell("") if c is None else size(c) for c in cells)), style))
-
-    told: list[tuple[int | None, int | None]] = []
-    if expected is not None:
-        told.append((expected.peak_activations, expected.peak_total))
-    if promises:
-        told.append((promised.peak_activations, promised.peak_total))
-    add("activations, peak", found.peak_activations, *(peak for peak, _ in told), style="bold")
-    add("  in priority order", found.priority.peak_activations if found.priority else None)
-    add("  heap (second meter)", found.heap.activations if found.heap and found.counters else None)
-    add("all live memory, peak", found.peak_total, *(peak for _, peak in told), style="bold")
-    add("  parameters", found.counters.parameters if found.counters else found.parameter_bytes)
-    add("  inputs", found.input_bytes)
-    add("  outputs", found.output_bytes)
-    steady = found.counters.steady if found.counters is not None else None
-    arena = found.inside.arena if found.inside is not None else None
-    for title, told_held, expected_held in (
-        ("steady state, in use", steady.in_use if steady else None, arena.steady.in_use if arena else None),
-        ("steady state, arena held", steady.held if steady else None, arena.steady.held if arena else None),
-        (
-            "  without memory pattern",
-            found.steady_without_pattern.held if found.steady_without_pattern else None,
-            arena.without_pattern.held if arena else None,
-        ),
-    ):
-        add(title, told_held, *[expected_held] * (expected is not None))
-    if found.gpu is not None:
-        add("GPU, by its driver" if found.gpu.of_process else "GPU, all processes", found.gpu.peak)
-    add("resident (misleads)", found.resident.peak, style="dim")
+            told = [figure.expected] * (expected is not None) + [figure.promised] * promises
+            others = [None if of is None else of(found) for of in told]
+            cells = (Cell("") if other is None else size(other) for other in others)
+            rows.append(Row((Cell(figure.title), size(measured), *cells), figure.style))
     seconds = number(found.seconds, format_seconds(found.seconds))
     rows.append(Row((Cell("time of a run"), seconds, *[Cell("")] * (len(columns) - 2)), "bold"))
     return Table(columns, tuple(rows), top=len(rows))

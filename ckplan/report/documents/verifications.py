@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from statistics import median
 from typing import TYPE_CHECKING
 
+from ckplan.meter import meters
+from ckplan.meter.meter import Figure
 from ckplan.report.document import (
     Cell,
     Document,
@@ -23,7 +24,7 @@ from ckplan.report.document import (
 from ckplan.units import format_seconds
 
 if TYPE_CHECKING:
-    from ckplan.meter import Measurement, OutputDifference, Recomputation, Verification
+    from ckplan.meter import OutputDifference, Recomputation, Verification
 
 
 def verification(found: Verification) -> Document:
@@ -40,6 +41,9 @@ def verification(found: Verification) -> Document:
     return Document(
         summary(found), (*sections, *listed("Problems", found.problems), *listed("Notes", notes)), level=level
     )
+
+
+_PREDICTED = Figure("  predicted", lambda found: found.prediction.peak_activations)
 
 
 def recomputation(found: Recomputation) -> str:
@@ -71,23 +75,15 @@ def figures(found: Verification) -> Table:
     """What both files took, in the order in which it is told; parts of the figure above are indented."""
     rows: list[Row] = []
 
-    def add(title: str, figure: Callable[[Measurement], int | None], style: str = "") -> None:
-        before, after = figure(found.base), figure(found.new)
-        if before is not None or after is not None:
-            rows.append(Row((Cell(title), size(before), size(after), _ratio(after, before)), style))
-
-    add("activations, peak", lambda m: m.peak_activations, "bold")
-    add("  predicted", lambda m: m.prediction.peak_activations)
-    add("  in priority order", lambda m: m.priority.peak_activations if m.priority else None)
-    add("  heap (second meter)", lambda m: m.heap.activations if m.heap else None)
-    add("all live memory, peak", lambda m: m.peak_total, "bold")
-    add("steady state, in use", lambda m: m.counters.steady.in_use if m.counters and m.counters.steady else None)
-    add("steady state, arena held", lambda m: m.counters.steady.held if m.counters and m.counters.steady else None)
-    add("  without memory pattern", lambda m: m.steady_without_pattern.held if m.steady_without_pattern else None)
-    add("resident (misleads)", lambda m: m.resident.peak, "dim")
+    shown = meters.figures()
+    shown.insert(1, _PREDICTED)  # beside the measured peak, which stands first
+    for figure in shown:
+        before, after = figure.of(found.base), figure.of(found.new)
+        if not figure.alone and (before is not None or after is not None):
+            rows.append(Row((Cell(figure.title), size(before), size(after), _ratio(after, before)), figure.style))
     if found.timing is not None:
-        before, after = median(found.timing.base_seconds), median(found.timing.new_seconds)
-        times = number(before, format_seconds(before)), number(after, format_seconds(after))
+        base, new = median(found.timing.base_seconds), median(found.timing.new_seconds)
+        times = number(base, format_seconds(base)), number(new, format_seconds(new))
         ratio = number(found.timing.ratio, f"{found.timing.ratio:.2f}")
         rows.append(Row((Cell("step time"), *times, ratio), "bold"))
     return Table(("", "base", "new", "new / base"), tuple(rows), top=len(rows))
