@@ -15,6 +15,8 @@ from ckplan.model.constants import mark_constant
 
 #: Upsample, and Resize up to this version, know one way to place their results.
 _ASYMMETRIC = 10
+#: Operands broadcast from the last axis on since this version; the slopes of PRelu stood along the second axis before.
+_BROADCASTING = 7
 #: GroupNormalization has a scale and a bias per group before this version, and per channel from it on.
 _PER_CHANNEL = 21
 
@@ -36,6 +38,8 @@ def put_right(model: ir.Model, version: int) -> None:
             _place_as_once(model, node)
         elif node.op_type == "Resize":
             _without_tensorflow(node)
+        elif node.op_type == "PRelu" and version < _BROADCASTING:
+            _slope_per_channel(model, node)
         elif node.op_type == "GroupNormalization" and version < _PER_CHANNEL:
             for index in (1, 2):
                 _repeat_for_channels(model, node, index)
@@ -118,23 +122,36 @@ def _initializer(model: ir.Model, name: str, content: np.ndarray) -> ir.Value:
     return model.graph.initializers[name]
 
 
+def _slope_per_channel(model: ir.Model, node: ir.Node) -> None:
+    """Put the slopes of a PRelu along the second axis; since opset 7 they broadcast, from the last one on."""
+    slope, data = node.inputs[1], node.inputs[0]
+    rest = _emit(node, "Sub", _emit(node, "Size", _emit(node, "Shape", data)), _numbers(model, node, 2))
+    ones = _emit(node, "Expand", _numbers(model, node, 1), rest)
+    shape = _emit(node, "Concat", _numbers(model, node, -1), ones, axis=0)
+    node.replace_input_with(1, _emit(node, "Reshape", slope, shape))
+
+
 def _repeat_for_channels(model: ir.Model, node: ir.Node, index: int) -> None:
     """Give each channel the scale or bias of its group; with static shapes all of this but the Expand is folded."""
-    groups, source, graph = node.attributes.get_int("num_groups", 1), node.inputs[index], node.graph
-    assert graph is not None
+    groups, source = node.attributes.get_int("num_groups", 1), node.inputs[index]
     assert source is not None
+    column = _emit(node, "Reshape", source, _numbers(model, node, groups, 1))
+    channels = _emit(node, "Shape", node.inputs[0], start=1, end=2)
+    each = _emit(node, "Div", channels, _numbers(model, node, groups))
+    wide = _emit(node, "Expand", column, _emit(node, "Concat", _numbers(model, node, groups), each, axis=0))
+    node.replace_input_with(index, _emit(node, "Reshape", wide, _numbers(model, node, -1)))
 
-    def constant(*numbers: int) -> ir.Value:
-        name = f"{node.outputs[0].name}/channels_{index}_{'_'.join(map(str, numbers))}"
-        return _initializer(model, name, np.asarray(numbers, dtype=np.int64))
 
-    def emit(op_type: str, *inputs: ir.Value | None, **attributes: int) -> ir.Value:
-        fresh = ir.node(op_type, inputs, attributes)
-        fresh.outputs[0].name = f"{node.outputs[0].name}/{op_type}_{index}_{len(graph)}"
-        graph.insert_before(node, fresh)
-        return fresh.outputs[0]
+def _numbers(model: ir.Model, node: ir.Node, *numbers: int) -> ir.Value:
+    name = f"{node.outputs[0].name}/numbers_{'_'.join(map(str, numbers))}"
+    return _initializer(model, name, np.asarray(numbers, dtype=np.int64))
 
-    column = emit("Reshape", source, constant(groups, 1))
-    each = emit("Div", emit("Shape", node.inputs[0], start=1, end=2), constant(groups))
-    wide = emit("Expand", column, emit("Concat", constant(groups), each, axis=0))
-    node.replace_input_with(index, emit("Reshape", wide, constant(-1)))
+
+def _emit(node: ir.Node, op_type: str, *inputs: ir.Value | None, **attributes: int) -> ir.Value:
+    """Put a node before another one; return its result."""
+    graph = node.graph
+    assert graph is not None
+    fresh = ir.node(op_type, inputs, attributes)
+    fresh.outputs[0].name = f"{node.outputs[0].name}/{op_type}_{len(graph)}"
+    graph.insert_before(node, fresh)
+    return fresh.outputs[0]

@@ -12,11 +12,7 @@ from onnx import TensorProto, helper
 from tests.node_cases.cases import Case, all_cases, holds_float_path
 from tests.node_cases.check import FAILED, MISSING, PASSED, SKIPPED, check
 
-_SLOPES = "the converter leaves the slopes of a PRelu of opset 6 as they are, and they do not broadcast since opset 7"
 REFUSED = {
-    "test_PReLU_1d_multiparam": _SLOPES,
-    "test_PReLU_2d_multiparam": _SLOPES,
-    "test_PReLU_3d_multiparam": _SLOPES,
     "test_attention_local_window_gqa_rank4_mask": "onnx cannot tell its shapes, and onnxruntime knows no opset 28",
 }
 """Cases that ckplan refuses in so many words, and why."""
