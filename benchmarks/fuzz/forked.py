@@ -55,8 +55,8 @@ class _Fork:
                 os.dup2(answered[1], 1)
                 target = os.open(os.devnull, os.O_WRONLY) if isinstance(stderr, int) else stderr.fileno()
                 os.dup2(target, 2)
-                for descriptor in (*asked, *answered):
-                    os.close(descriptor)
+                # Pipes to other children would keep those from seeing the end of their input.
+                os.closerange(3, 1024)
                 sys.stdin = os.fdopen(0, encoding="utf-8", closefd=False)
                 sys.stdout = os.fdopen(1, "w", encoding="utf-8", closefd=False)
                 sys.stderr = os.fdopen(2, "w", encoding="utf-8", closefd=False)

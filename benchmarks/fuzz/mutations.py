@@ -68,7 +68,7 @@ def _json(content: bytes, rng: random.Random) -> bytes:
     """One value, anywhere in the tree, replaced, removed or doubled."""
     try:
         data = json.loads(content)
-    except ValueError:
+    except (ValueError, RecursionError):
         return _letters(content, rng)
     places: list[tuple[Any, Any]] = []
 

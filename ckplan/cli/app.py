@@ -40,6 +40,8 @@ class App(click.Group):
         try:
             result = super().invoke(ctx)
             sys.stdout.flush()
+        except EOFError as error:  # which click would take for the end of what somebody types
+            raise ValueError(f"a file ends before it should ({error})") from error
         except BrokenPipeError:
             # What is still buffered must not raise again when the interpreter shuts down.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -97,7 +97,7 @@ def read_snapshots(path: Path) -> Sides:
         found = reader(path, data)
     except KeyError as error:
         raise ModelError(f"'{path}' is damaged: it has no {error}", "save it again") from None
-    except (TypeError, ValueError, AttributeError, IndexError) as error:
+    except (TypeError, ValueError, OverflowError, AttributeError, IndexError) as error:
         raise ModelError(f"'{path}' is damaged: {error}", "save it again") from None
     if not found:
         raise ModelError(f"'{path}' holds no model", "save it again")

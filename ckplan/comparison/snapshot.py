@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import MISSING, dataclass, field, fields
+from typing import Any, TypeVar, get_type_hints
 
 from ckplan.comparison.settings import Settings
 from ckplan.planner import Timeline
@@ -12,6 +12,9 @@ from ckplan.runtime.occupancy import Occupancy
 
 WORKSPACE = "workspace"
 """What stands for a shape in the entry of a kernel's workspace, which is no tensor."""
+
+
+R = TypeVar("R")
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,16 +160,28 @@ class Snapshot:
             peak_total=int(data["peak_total"]),
             peak_node=str(data["peak_node"]),
             peak_op=str(data["peak_op"]),
-            at_peak=tuple(PeakBuffer(**{**alive, "bytes": int(alive["bytes"])}) for alive in data["at_peak"]),
+            at_peak=tuple(_record(PeakBuffer, alive) for alive in data["at_peak"]),
             recomputed={str(name): int(size) for name, size in data["recomputed"].items()},
             unplanned=None if data["unplanned"] is None else int(data["unplanned"]),
             overhead=None if data["overhead"] is None else float(data["overhead"]),
-            measured=None if measured is None else Measured(**measured),
+            measured=None if measured is None else _record(Measured, measured),
         )
 
 
 def _fingerprint(data: Mapping[str, Any]) -> Fingerprint:
-    return Fingerprint(str(data["name"]), tuple(data["inputs"]), tuple(data["outputs"]), str(data["digest"]))
+    inputs, outputs = (tuple(map(str, data[name])) for name in ("inputs", "outputs"))
+    return Fingerprint(str(data["name"]), inputs, outputs, str(data["digest"]))
+
+
+def _record(kind: type[R], data: Mapping[str, Any]) -> R:
+    """A record of texts and numbers out of a file; raises KeyError and TypeError where it does not fit."""
+    for name, expected in get_type_hints(kind).items():
+        if name in data and type(data[name]) is not expected:
+            raise TypeError(f"`{name}` is {str(data[name])[:50]!r}, which is no {expected.__name__}")
+    for each in fields(kind):  # type: ignore[arg-type]
+        if each.default is MISSING and each.name not in data:
+            raise KeyError(each.name)
+    return kind(**data)
 
 
 def _fields(record: Fingerprint | PeakBuffer | Measured) -> dict[str, Any]:

@@ -137,7 +137,7 @@ def _read(file: Path, model: ir.Model) -> dict[str, Array]:
     try:
         with np.load(file) as archive:
             arrays: dict[str, Array] = {name: archive[name] for name in archive.files}
-    except (OSError, ValueError, TypeError, zipfile.BadZipFile) as error:  # TypeError: it is an .npy
+    except (OSError, ValueError, TypeError, EOFError, zipfile.BadZipFile) as error:  # TypeError: it is an .npy
         raise UsageError(f"`{file}` is not a readable .npz file", "write it with numpy.savez") from error
     known = {value.name or "": value for value in model.graph.inputs}
     missing = [value.name for value in fed_inputs(model) if value.name not in arrays]

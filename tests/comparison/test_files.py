@@ -89,3 +89,17 @@ def test_a_missing_baseline_says_how_to_make_one(tmp_path: Path) -> None:
         read_snapshots(tmp_path / "memory.json")
     with pytest.raises(ModelError, match="cannot read"):
         read_snapshots(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("tensor", ["a"]), ("bytes", "8"), ("bytes", 1e999), ("node", None), ("role", {}), ("shape", 3)],
+)
+def test_a_forged_buffer_is_named(tmp_path: Path, key: str, value: object) -> None:
+    path = tmp_path / "baseline.json"
+    write_baseline({"m": FULL}, path)
+    data = json.loads(path.read_text())
+    data["models"]["m"]["at_peak"][0][key] = value
+    path.write_text(json.dumps(data))
+    with pytest.raises(ModelError, match=rf"is damaged: `{key}` is"):
+        read_snapshots(path)

@@ -33,3 +33,11 @@ def test_mutants_break_nothing() -> None:
     assert told["broken"] == []
     assert told["cases"] == 80
     assert told["codes"]["3"] > 30
+
+
+def test_a_killed_writer_leaves_the_old_model_or_the_new_one() -> None:
+    command = [sys.executable, "-m", "benchmarks.fuzz.kills", "--kills", "20"]
+    told = json.loads(subprocess.run(command, capture_output=True, text=True, timeout=600, check=True).stdout)
+    assert told["torn"] == []
+    assert told["found"]["old"] + told["found"]["new"] == 20
+    assert [name for name in told["files"] if not name.startswith("model.onnx")] == []

@@ -245,3 +245,17 @@ def test_errors_name_the_file(tmp_path: Path) -> None:
     (tmp_path / "bad.txt").write_text("1 1\n")
     with pytest.raises(ModelError, match=r"bad\.txt: line 1"):
         load_problem(tmp_path / "bad.txt")
+
+
+@pytest.mark.parametrize("place", [["tensors", 0, 1], ["tensors", 0, 2], ["tensors", 0], ["ops", 0, "cost"]])
+@pytest.mark.parametrize("value", [1e999, [], {}, None, "\n::error"])
+def test_a_forged_instance_is_named(tmp_path: Path, place: list[Any], value: object) -> None:
+    data = problem_to_json(chain(3))
+    holder: Any = data
+    for key in place[:-1]:
+        holder = holder[key]
+    holder[place[-1]] = value
+    path = tmp_path / "instance.json"
+    path.write_text(json.dumps(data))
+    with pytest.raises(ModelError, match=r"instance\.json"):
+        load_problem(path)

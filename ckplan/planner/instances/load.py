@@ -32,3 +32,5 @@ def load_problem(path: Path) -> Problem:
         return problem_from_json(data) if "format" in data else parse_node_link(data)
     except ModelError as error:
         raise ModelError(f"{path}: {error.message}", error.hint) from error
+    except (ValueError, TypeError, LookupError, ArithmeticError, AttributeError, RecursionError) as error:
+        raise ModelError(f"{path} is damaged: {type(error).__name__}: {str(error)[:200]}", "write it again") from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -60,7 +61,7 @@ def problem_from_json(data: Mapping[str, Any]) -> Problem:
         tensors = tuple(Tensor(str(name), int(size), Kind(kind)) for name, size, kind in data["tensors"])
         ops = tuple(_op_from_json(op, len(tensors)) for op in data["ops"])
         return Problem(ops, tensors, tuple(str(name) for name in data.get("collection", ())))
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as error:
         raise ModelError(f"planning problem is damaged: {error}") from error
 
 
@@ -77,6 +78,8 @@ def _op_from_json(data: Mapping[str, Any], tensors: int) -> Op:
         views={int(made): int(base) for made, base in data.get("views", ())},
         inplace={int(made): tuple(int(base) for base in bases) for made, bases in data.get("inplace", ())},
     )
+    if not 0 <= op.cost < math.inf or op.workspace < 0:
+        raise ValueError(f"op {op.name!r} has a cost of {op.cost} and a workspace of {op.workspace}")
     named = {*op.inputs, *op.outputs, *op.views, *op.views.values(), *op.inplace}
     named.update(base for bases in op.inplace.values() for base in bases)
     outside = [tensor for tensor in named if not 0 <= tensor < tensors]
