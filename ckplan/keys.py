@@ -33,6 +33,8 @@ CONSTANT = PREFIX + "constant"
 """Of an initializer that is a literal of the program: where it came from."""
 STANDS_FOR = PREFIX + "stands_for"
 """Of an initializer that torch's exporter computed: the parameter that it holds, empty if it holds none."""
+FROZEN = PREFIX + "frozen"
+"""Of an initializer that is a parameter and not trained by default: why."""
 
 # -- of forward models -------------------------------------------------------------------------------------------------
 

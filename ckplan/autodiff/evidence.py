@@ -18,7 +18,7 @@ from enum import Enum
 
 import onnx_ir as ir
 
-from ckplan.keys import STANDS_FOR
+from ckplan.keys import FROZEN, STANDS_FOR
 from ckplan.model import is_literal
 from ckplan.model.literals import is_numbered
 from ckplan.model.structure import structure_of
@@ -82,6 +82,8 @@ def judge(value: ir.Value, uses: Set[Use]) -> Verdict:
         uses: how the model as it was read uses it; see :func:`uses_of`.
     """
     name, kind = str(value.name), value.metadata_props.get(KIND)
+    if (frozen := value.metadata_props.get(FROZEN)) is not None:
+        return Verdict(False, why=frozen)
     if kind == "PARAMETER":
         formula = None if _WEIGHT.fullmatch(name) else _formula(value)
         odd = formula is not None and not formula.startswith("all ")

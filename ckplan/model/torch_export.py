@@ -9,6 +9,8 @@ and
   that layers share what they did not share;
 - drops biases of zeros.
 
+And of a module in training mode it writes BatchNormalization in its inference form.
+
 Each node still says which line of the program it was made of, and that line names its operands. So merged tensors are
 taken apart again, and computed ones are matched with the parameters that they stand for.
 """
@@ -31,6 +33,7 @@ _OPERAND = "pkg.torch.onnx.original_node_name"
 _LINE = "pkg.torch.onnx.fx_node"
 
 _INPUT = re.compile(r"^(\w+): (PARAMETER|BUFFER|CONSTANT_TENSOR) target='([^']*)'", re.MULTILINE)
+_BATCH_NORM_IN_TRAINING = re.compile(r"_native_batch_norm_legit\w*\.default\]\(args = \(.*, True, ")
 _NAME = re.compile(r"%(\w+)")
 
 
@@ -91,15 +94,13 @@ def read_signature(model: ir.Model) -> tuple[str, ...]:
         for value in graph.initializers.values():
             if not _operand_of(value):
                 value.metadata_props.setdefault(keys.STANDS_FOR, "")
-    return _notes(graph, [operands[name].target for name in separated], lost)
+    return _notes(graph, len(separated), lost)
 
 
-def _notes(graph: ir.Graph, separated: list[str], lost: list[str]) -> tuple[str, ...]:
+def _notes(graph: ir.Graph, separated: int, lost: list[str]) -> tuple[str, ...]:
     notes = []
     if separated:
-        notes.append(
-            f"{len(separated)} tensor(s) that torch's exporter merged with others of equal values are apart again"
-        )
+        notes.append(f"{separated} tensor(s) that torch's exporter merged with others of equal values are apart again")
     renamed = [
         f"'{value.name}' of '{target}'"
         for value in graph.initializers.values()
@@ -111,6 +112,12 @@ def _notes(graph: ir.Graph, separated: list[str], lost: list[str]) -> tuple[str,
         notes.append(
             f"{len(lost)} parameter(s) of the torch module are not in the file as such, being tied to others, all zero "
             f"or computed with ({_first([repr(name) for name in lost])}); ckplan.export keeps them"
+        )
+    in_training = sum(_BATCH_NORM_IN_TRAINING.search(node.metadata_props.get(_LINE, "")) is not None for node in graph)
+    if in_training:
+        notes.append(
+            f"{in_training} BatchNormalization node(s) were in training mode in torch, whose exporter writes the "
+            "inference form; --training takes the statistics of the batch"
         )
     return tuple(notes)
 

@@ -151,6 +151,29 @@ def test_a_group_norm_is_not_taken_for_its_scale() -> None:
     assert not stands["val_2"]
 
 
+SCRIPTED = """<ir_version: 10, opset_import: ["": 21], producer_name: "pytorch"> g (float[2,4] x) => (float[2,4] y) {
+    "b.weight" = Identity("a.weight")
+    "b.bias" = Identity("a.bias")
+    h = LayerNormalization(x, "a.weight", "a.bias")
+    i = LayerNormalization(h, "b.weight", "b.bias")
+    y = LayerNormalization(i, "b.weight", "b.bias")
+}"""
+
+
+def test_what_the_old_exporter_merged_is_apart_again() -> None:
+    arrays = {"a.weight": np.ones(4, np.float32), "a.bias": np.zeros(4, np.float32)}
+    found, notes = loaded(parse(SCRIPTED, arrays))
+    names = [[value.name for value in node.inputs[1:]] for node in found.graph]
+    assert names == [["a.weight", "a.bias"], ["b.weight", "b.bias"], ["b.weight", "b.bias"]]
+    assert "2 tensor(s) that torch's exporter merged" in notes
+
+
+def test_what_was_tied_on_purpose_stays_one() -> None:
+    found, notes = loaded(parse(SCRIPTED, {"a.weight": normal(0, 4), "a.bias": normal(1, 4)}))
+    assert sorted(found.graph.initializers) == ["a.bias", "a.weight"]
+    assert "merged" not in notes
+
+
 TIED = """<ir_version: 10, opset_import: ["": 21]> g (int64[2] ids) => (float[2,9] y) {
     h = Gather("wte.weight", ids)
     y = MatMul(h, folded)

@@ -1,0 +1,138 @@
+"""From a module of torch to a file whose parameters bear torch's names.
+
+torch's exporter optimises for inference unless it is told otherwise: it merges equal tensors, drops biases of zeros and
+computes with weights. Here nothing is folded, the mode of the module (training or evaluation) stays, and parameters
+that require no gradient are marked. torch and onnxscript are imported when they are needed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import onnx_ir as ir
+
+from ckplan.errors import EnvironmentUnavailableError, ModelError, UsageError
+from ckplan.keys import FROZEN, STANDS_FOR
+from ckplan.model.literals import is_numbered
+from ckplan.model.saving import save
+from ckplan.model.structure import are_equal, structure_of
+
+if TYPE_CHECKING:
+    import torch
+
+_TRACES = "pkg.torch.onnx.stack_trace"
+
+
+def export(
+    module: torch.nn.Module,
+    args: Sequence[Any],
+    path: str | os.PathLike[str],
+    *,
+    kwargs: Mapping[str, Any] | None = None,
+    dynamic_shapes: Any = None,
+    input_names: Sequence[str] | None = None,
+    output_names: Sequence[str] | None = None,
+    force: bool = False,
+) -> Path:
+    """Write a torch module as an ONNX file to be trained, with torch's exporter.
+
+    The parameters have the names that ``module.named_parameters()`` gives them, tied ones the first of theirs. Those
+    that require no gradient are not trained by default. A module in training mode keeps its Dropout; its
+    BatchNormalization takes part in training with ``training=True`` or ``--training``, as for any file.
+
+    Args:
+        module: what to export. It is left as it is.
+        args: example arguments of its forward.
+        path: the file to write.
+        kwargs: example keyword arguments.
+        dynamic_shapes: which sizes stay free, as ``torch.export.export`` has it.
+        input_names: what to call the inputs.
+        output_names: what to call the outputs.
+        force: whether the file may be overwritten.
+
+    Returns:
+        The path, so that the call can stand where a model is expected:
+        ``ckplan.rewrite(ckplan.export(module, (x,), "net.onnx"), output="step.onnx")``.
+
+    Raises:
+        EnvironmentUnavailableError: torch or onnxscript is not installed.
+        ModelError: torch cannot export the module.
+        UsageError: the file exists and `force` is not given.
+    """
+    target = Path(path)
+    if target.exists() and not force:
+        raise UsageError(f"{target} exists", "give another name, or force=True to overwrite it")
+    try:
+        import onnxscript
+        import torch
+    except ModuleNotFoundError as error:
+        raise EnvironmentUnavailableError(
+            f"exporting needs {error.name}, which is not installed", "pip install torch onnxscript"
+        ) from None
+    del onnxscript
+    with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):
+        warnings.simplefilter("ignore")
+        try:
+            program = torch.onnx.export(
+                module, tuple(args), kwargs=None if kwargs is None else dict(kwargs), dynamo=True, optimize=False,
+                verbose=False, dynamic_shapes=dynamic_shapes, input_names=input_names, output_names=output_names,
+            )  # fmt: skip
+        except Exception as error:  # torch raises its own kinds for each stage
+            raise ModelError(
+                f"torch cannot export {type(module).__name__}: {_cause(error)}", "torch.onnx.export(...) tells more"
+            ) from error
+    if program is None:
+        raise ModelError(f"torch exported nothing of {type(module).__name__}")
+    model: ir.Model = program.model
+    for node in model.graph.all_nodes():
+        node.metadata_props.pop(_TRACES, None)  # paths of this machine
+    _name_parameters(model.graph, module)
+    save(model, target, force=force)
+    return target
+
+
+def _cause(error: BaseException) -> str:
+    """The first line of what was raised first."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0][:200]}" if lines else type(error).__name__
+
+
+def _name_parameters(graph: ir.Graph, module: torch.nn.Module) -> None:
+    """Give initializers the names of the parameters that they are, and mark those that require no gradient."""
+    first: dict[int, str] = {}
+    for name, parameter in module.named_parameters(remove_duplicate=False):
+        canonical = first.setdefault(id(parameter), name)
+        value = graph.initializers.get(name)
+        if value is not None and name != canonical and canonical not in graph.initializers:
+            value.name = canonical
+    for name, parameter in module.named_parameters():
+        value = graph.initializers.get(name)
+        if value is None:
+            value = _holding(graph, parameter.detach())
+            if value is None:
+                continue  # nothing reads it
+            value.metadata_props[STANDS_FOR] = name
+        if not parameter.requires_grad:
+            value.metadata_props[FROZEN] = "requires_grad is False in torch"
+
+
+def _holding(graph: ir.Graph, parameter: torch.Tensor) -> ir.Value | None:
+    """The initializer without a name of its own that holds a parameter's values, as they are or transposed."""
+    wanted = ir.Tensor(parameter.cpu().numpy()) if parameter.dtype.is_floating_point and parameter.ndim else None
+    if wanted is None or structure_of(wanted) is not None:
+        return None
+    for value in graph.initializers.values():
+        tensor = value.const_value
+        if tensor is None or not is_numbered(value.name or "") or tensor.dtype != wanted.dtype:
+            continue
+        if are_equal(tensor, wanted) or (len(tensor.shape) == 2 and are_equal(tensor, wanted, (1, 0))):
+            return value
+    return None

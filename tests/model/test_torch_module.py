@@ -1,0 +1,190 @@
+"""``ckplan.export``: a torch module becomes a file whose parameters bear torch's names."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import warnings
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+import pytest
+
+import ckplan
+from ckplan.errors import EnvironmentUnavailableError, ModelError, UsageError
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("onnxscript")
+nn = torch.nn
+functional = torch.nn.functional
+
+
+@pytest.fixture(autouse=True)
+def _quiet_torch():
+    """Torch traces all it does for whoever captures logs, which takes longer than the exports."""
+    trace = logging.getLogger("torch.__trace")
+    before = trace.propagate
+    trace.propagate = False
+    yield
+    trace.propagate = before
+
+
+class Awkward(nn.Module):
+    """What torch's exporter does not leave alone: equal biases, tied, normed and split weights, tables."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(11, 8)
+        self.first, self.second = nn.LayerNorm(8), nn.LayerNorm(8)
+        self.normed = nn.utils.parametrizations.weight_norm(nn.Linear(8, 8))
+        self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
+        self.groups = nn.GroupNorm(2, 8)
+        self.scale = nn.Parameter(torch.tensor(1.0))
+        self.frozen = nn.Parameter(torch.randn(8), requires_grad=False)
+        self.head = nn.Linear(8, 11)
+        self.head.weight = self.table.weight
+        nn.init.zeros_(self.head.bias)
+        positions = torch.arange(6.0)[:, None] * 10.0 ** (-torch.arange(8) / 8)
+        self.register_buffer("angles", torch.cos(positions))
+
+    def forward(self, ids):
+        length = ids.shape[1]
+        value = self.first(self.table(ids)) * self.angles[:length] + self.frozen
+        mask = torch.triu(torch.full((length, length), -3.4e38, dtype=value.dtype), 1)
+        value = value + self.attention(value, value, value, attn_mask=mask)[0]
+        value = self.second(self.normed(value)) @ torch.eye(8, dtype=value.dtype)
+        return self.head(self.groups(value.transpose(1, 2)).transpose(1, 2) * self.scale)
+
+
+IDS = torch.tensor([[1, 5, 2, 9, 0, 3], [4, 4, 10, 7, 8, 6]])
+
+
+def gradients_of(module, *args) -> dict[str, np.ndarray]:
+    """By torch, of the mean of squares of the output, in float64."""
+    module = module.double()
+    loss = (module(*args) ** 2).sum()
+    loss.backward()
+    found = {name: p.grad.numpy() for name, p in module.named_parameters() if p.grad is not None}
+    module.float().zero_grad()
+    return found
+
+
+def gradients_by(training, feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    import onnx_ir as ir
+
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    session = onnxruntime.InferenceSession(ir.to_proto(training.model).SerializeToString(), options)
+    names = list(training.gradients)
+    found = session.run([training.gradients[name] for name in names], feeds)
+    return dict(zip(names, found, strict=True))
+
+
+def assert_like_torch(found: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> None:
+    assert sorted(found) == sorted(expected)
+    for name, gradient in expected.items():
+        np.testing.assert_allclose(found[name], gradient, atol=1e-5 * max(1, np.abs(gradient).max()), err_msg=name)
+
+
+def test_gradients_have_torchs_names_and_values(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    module = Awkward().eval()
+    path = ckplan.export(module, (IDS,), tmp_path / "net.onnx", input_names=["ids"])
+    assert path == tmp_path / "net.onnx"
+    training = ckplan.build_training_graph(ckplan.load(path).model, loss="sum-of-squares")
+    assert_like_torch(gradients_by(training, {"ids": IDS.numpy()}), gradients_of(module, IDS))
+    (note,) = [note for note in training.notes if "are not trained" in note]
+    assert "'frozen': requires_grad is False in torch" in note
+    assert "'angles': a buffer of the module" in note
+    assert not [note for note in training.notes if "may be constants" in note]
+
+
+@pytest.mark.parametrize("old", [False, True])
+def test_files_of_torch_itself_train_what_they_hold(tmp_path: Path, old: bool) -> None:
+    """Merged biases and tied tables are those of the module; what the file lacks is named."""
+    torch.manual_seed(0)
+    module = Awkward().eval()
+    for bias in (module.first.bias, module.second.bias, module.attention.in_proj_bias):
+        assert not bias.any()  # equal, so that the exporter merges them
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch's, of itself
+        torch.onnx.export(
+            module,
+            (IDS,),
+            tmp_path / "net.onnx",
+            dynamo=not old,
+            external_data=False,
+            input_names=["ids"],
+            verbose=False,
+        )
+    forward = ckplan.load(tmp_path / "net.onnx")
+    training = ckplan.build_training_graph(forward.model, loss="sum-of-squares")
+    found, expected = gradients_by(training, {"ids": IDS.numpy()}), gradients_of(module, IDS)
+    assert "angles" not in found or old
+    norms = [f"{norm}.{leaf}" for norm in ("first", "second") for leaf in ("weight", "bias")]
+    for name in norms:
+        np.testing.assert_allclose(found[name], expected[name], atol=1e-4, err_msg=name)
+    tables = [gradient for gradient in found.values() if gradient.shape in ((11, 8), (8, 11))]
+    assert len(tables) == 1
+    np.testing.assert_allclose(tables[0], expected["table.weight"], atol=1e-4)
+    if not old:
+        assert "parameter(s) of the torch module are not in the file as such" in " ".join(forward.notes)
+
+
+class Trained(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.norm, self.drop = nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Dropout(0.5)
+
+    def forward(self, x):
+        return self.drop(self.norm(self.layer(x)))
+
+
+def test_the_mode_of_the_module_is_kept(tmp_path: Path) -> None:
+    module = Trained()
+    batch = torch.export.Dim("batch")
+    path = ckplan.export(module, (torch.randn(3, 4),), tmp_path / "net.onnx", dynamic_shapes=({0: batch},))
+    assert module.training
+    step = ckplan.open_model(path, dims={"batch": 5}, training=True)
+    assert step.training is not None
+    assert sorted(step.training.gradients) == ["layer.bias", "layer.weight", "norm.bias", "norm.weight"]
+    assert sorted(step.training.updates) == ["norm.running_mean", "norm.running_var"]
+    notes = " ".join(step.notes)
+    assert "1 Dropout node(s) drop" in notes
+    assert "1 BatchNormalization node(s) were in training mode in torch" in notes
+
+
+def test_one_line_from_a_module_to_a_training_file(tmp_path: Path) -> None:
+    network = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 3))
+    ckplan.rewrite(
+        ckplan.export(network, (torch.zeros(32, 8),), tmp_path / "net.onnx"),
+        loss="cross-entropy",
+        output=tmp_path / "step.onnx",
+    )
+    assert (tmp_path / "step.onnx").exists()
+
+
+class Refused(nn.Module):
+    def forward(self, x):
+        return x if x.sum() > 0 else -x
+
+
+def test_what_torch_cannot_export_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"^torch cannot export Refused: .*") as caught:
+        ckplan.export(Refused(), (torch.zeros(3),), tmp_path / "net.onnx")
+    assert "\n" not in str(caught.value)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_file_is_not_overwritten(tmp_path: Path) -> None:
+    (tmp_path / "net.onnx").write_text("mine")
+    with pytest.raises(UsageError, match="exists"):
+        ckplan.export(nn.Linear(2, 2), (torch.zeros(1, 2),), tmp_path / "net.onnx")
+    ckplan.export(nn.Linear(2, 2), (torch.zeros(1, 2),), tmp_path / "net.onnx", force=True)
+
+
+def test_what_is_not_installed_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "onnxscript", None)
+    with pytest.raises(EnvironmentUnavailableError, match="onnxscript"):
+        ckplan.export(nn.Linear(2, 2), (torch.zeros(1, 2),), tmp_path / "net.onnx")
