@@ -8,7 +8,8 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 import onnx_ir as ir
 
-from ckplan.keys import CLASSES, LABELS
+from ckplan.keys import CLASSES, LABELS, ROLE
+from ckplan.runtime.sizes import dimensions_of
 
 _MOVES = ("Cast", "Concat", "Expand", "Flatten", "Identity", "Reshape")
 _SAME_VALUES = frozenset({*_MOVES, "Slice", "Split", "Squeeze", "Tile", "Transpose", "Unsqueeze"})
@@ -84,13 +85,24 @@ def _bound_at(node: ir.Node, index: int, value: ir.Value) -> int | None:
 
 def _dim(value: ir.Value | None, axis: int) -> int | None:
     """Size of an axis of a value, where it is known."""
+    value = _behind_aliases(value)
     if value is None:
         return None
-    shape = value.const_value.shape if value.const_value is not None else value.shape
-    if shape is None or not -len(shape) <= axis < len(shape):
+    shape = dimensions_of(value) if value.const_value is None else tuple(value.const_value.shape.numpy())
+    if shape is None and value.shape is not None:
+        shape = tuple(size if isinstance(size, int) else -1 for size in value.shape)
+    if shape is None or not -len(shape) <= axis < len(shape) or shape[axis] < 0:
         return None
-    size = shape[axis]
-    return size if isinstance(size, int) else None
+    return shape[axis]
+
+
+def _behind_aliases(value: ir.Value | None) -> ir.Value | None:
+    """What control edges of a planned file pass on: they hide shapes from onnxruntime, and so from inference."""
+    while value is not None and (maker := value.producer()) is not None and maker.metadata_props.get(ROLE) == "control":
+        if maker.op_type not in ("Reshape", "Where"):
+            break
+        value = maker.inputs[0 if maker.op_type == "Reshape" else 1]
+    return value
 
 
 def _scalar(value: ir.Value | None) -> int | None:

@@ -19,7 +19,7 @@ from ckplan.model.dims import Binding, Defaults, bind
 from ckplan.model.fixing import Fixed, deciding_input, fix, shapes_of
 from ckplan.model.fold import Sweep, sweep
 from ckplan.model.infer import static_shape
-from ckplan.model.opset import MINIMUM_OPSET, lift
+from ckplan.model.opset import EXPORT_AGAIN, MINIMUM_OPSET, lift
 from ckplan.model.own_files import forget_training
 from ckplan.model.probe import learn, unknown_values
 from ckplan.model.read import read
@@ -29,6 +29,16 @@ from ckplan.model.ties import join_transposed
 from ckplan.model.torch_export import read_signature
 from ckplan.model.torchscript import separate_merged
 from ckplan.model.validity import check_size, sort
+
+_INVALID = (
+    "has inconsistent type",
+    "has unsupported type",
+    "Unrecognized attribute",
+    "has input size",
+    "has output size",
+    "TypeInferenceError",
+)
+"""What inference says of nodes that no shapes would make valid."""
 
 
 @dataclass(frozen=True)
@@ -209,6 +219,8 @@ def _blame(error: ModelError, state: Sweep, model: ir.Model) -> ModelError:
     for node, problem in state.problems.items():
         if node.graph is not None:
             reason = problem.split(") ", 1)[-1][:200]
+            if any(words in problem for words in _INVALID):
+                return ModelError(f"the file is not valid: {node.op_type} '{node.name}', {reason}", EXPORT_AGAIN)
             if node.graph is not model.graph and (decides := deciding_input(model.graph, node)):
                 hint = f"if that branch is not for this input, fix what decides: --set {decides}=VALUE"
                 return SizesError(f"{node.op_type} '{node.name}' in a branch does not fit its inputs ({reason})", hint)

@@ -21,6 +21,8 @@ NEWEST_OPSET = 26
 _POOLS_OPSET = 22
 """Since this opset ONNX tells the size of a pool's results as onnxruntime does, if it is rounded up."""
 _POOLS = ("AveragePool", "LpPool", "MaxPool")
+EXPORT_AGAIN = "the exporter wrote it so: export it again with another version of it, or to another opset"
+"""What to do about a file that no size of its inputs makes valid."""
 _TRAINING_MODE_OPSET = 14
 """Since this opset BatchNormalization has an attribute that says whether it is in training form."""
 # Small initializers stay in the proto: the converter's adapters read some of them (axes, scales, ratios).
@@ -148,6 +150,8 @@ def _through_proto(model: ir.Model, version: int) -> ir.Model:
         if version < MINIMUM_OPSET:
             proto = onnx.version_converter.convert_version(proto, MINIMUM_OPSET)
     except Exception as error:  # the converter raises RuntimeError, ConvertError or a C++ assertion as such
+        if unknown := _unknown_operator(model, version):
+            raise ModelError(f"the file is not valid: {unknown}", EXPORT_AGAIN) from error
         reason = " ".join(str(error).split())[:300]
         raise ModelError(
             f"the model cannot be converted from opset {version} to {MINIMUM_OPSET} ({reason})",
@@ -168,6 +172,17 @@ def _through_proto(model: ir.Model, version: int) -> ir.Model:
         if name in graph.initializers:
             value.metadata_props.update(graph.initializers[name].metadata_props)
     return lifted
+
+
+def _unknown_operator(model: ir.Model, version: int) -> str:
+    """The first node of an operator that ONNX does not have in an opset, in words; empty if there is none."""
+    import onnx
+
+    for node in model.graph.all_nodes():
+        local = any(name[:2] == (node.domain, node.op_type) for name in model.functions)
+        if node.domain in ("", "ai.onnx") and not local and not onnx.defs.has(node.op_type, version, ""):
+            return f"there is no operator {node.op_type} ('{node.name}') in opset {version}"
+    return ""
 
 
 def _trim_training_form(proto: onnx.ModelProto) -> set[str]:

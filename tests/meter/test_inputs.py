@@ -11,9 +11,11 @@ import onnx_ir as ir
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+import ckplan
 from ckplan.errors import ModelError, UsageError
 from ckplan.meter import make_inputs
 from ckplan.meter.facts import read_model
+from ckplan.model import save as save_model
 from tests.meter.models import floats, integers, save
 
 
@@ -161,3 +163,15 @@ def test_a_file_that_is_no_archive_is_a_usage_error(model: ir.Model, tmp_path: P
     np.save(tmp_path / "one.npy", np.zeros(2))
     with pytest.raises(UsageError, match=r"not a readable \.npz"):
         make_inputs(model, file=tmp_path / "one.npy")
+
+
+def test_a_planned_file_is_fed_as_the_file_without_a_plan(tmp_path: Path) -> None:
+    source = Path(__file__).parents[2] / "sample_models" / "bert_tiny.onnx"
+    step = ckplan.open_model(source)
+    save_model(step.model, tmp_path / "base.onnx")
+    ckplan.rewrite(step, strategy="memory", output=tmp_path / "new.onnx")
+    base, new = (make_inputs(read_model(tmp_path / name)) for name in ("base.onnx", "new.onnx"))
+    assert base.notes == new.notes
+    assert base.arrays["input_ids"].max() > 1
+    for name, array in base.arrays.items():
+        np.testing.assert_array_equal(new.arrays[name], array)

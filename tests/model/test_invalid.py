@@ -1,0 +1,33 @@
+"""Files that an exporter wrote wrongly are named as such: no shape of an input makes them valid."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ckplan.errors import ModelError
+from ckplan.model import load
+from tests.model.models import parse, write
+
+GRAPHS = {
+    "two types": "g (float[2, 3] x, int64[2, 3] i) => (float[2, 3] y) { y = Add (x, i) }",
+    "wrong type": "g (float[2, 3] x, float[2] s) => (float[a, b] y) { y = Reshape (x, s) }",
+    "attribute": "g (float[2, 3] x) => (float[2, 3] y) { y = Softmax <axes = 1> (x) }",
+    "too few inputs": "g (float[2, 3] x) => (float[2, 3] y) { y = MatMul (x) }",
+    "no such operator": "g (float[2, 3] x) => (float[2, 3] y) { y = Frobnicate (x) }",
+}
+
+
+@pytest.mark.parametrize("text", GRAPHS.values(), ids=GRAPHS)
+def test_the_exporter_is_named(tmp_path: Path, text: str) -> None:
+    path = write(parse(f'<ir_version: 8, opset_import: ["" : 17]> {text}'), tmp_path)
+    with pytest.raises(ModelError, match=r"the file is not valid: .*; the exporter wrote it so: export it again"):
+        load(path)
+
+
+def test_sizes_that_do_not_fit_are_told_apart(tmp_path: Path) -> None:
+    text = "g (float[2, 3] x, float[n, 4] w) => (float[2, 4] y) { y = MatMul (x, w) }"
+    path = write(parse(f'<ir_version: 8, opset_import: ["" : 17]> {text}'), tmp_path)
+    with pytest.raises(ModelError, match=r"MatMul '.*' does not fit its inputs.*--shape"):
+        load(path, dims={"n": 5})
