@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ckplan.errors import ModelError
-from ckplan.keys import GRADIENTS, PHASE, PLAN, PREDICTED_ACTIVATIONS, PREDICTED_TOTAL, RECOMPUTE_OF, RETAINED
+from ckplan.keys import GRADIENTS, PHASE, PLAN, PREDICTED_ACTIVATIONS, PREDICTED_TOTAL, RECOMPUTE_OF, RETAINED, UPDATES
 from ckplan.meter.types import Prediction
 
 if TYPE_CHECKING:
@@ -34,7 +34,8 @@ class FileFacts:
         backward: names of the nodes that are marked as backward, or unmarked and named so.
         recomputed: names of the nodes that are marked as recomputed, or named so.
         prediction: the peaks that the file promises.
-        gradients: names of the outputs that are gradients, as far as the file tells.
+        groups: names of outputs that belong together, as far as the file tells: all gradients, or each kind of moments
+            that an optimizer makes of them.
     """
 
     initializer_bytes: int
@@ -45,7 +46,7 @@ class FileFacts:
     backward: frozenset[str]
     recomputed: frozenset[str]
     prediction: Prediction
-    gradients: frozenset[str] = frozenset()
+    groups: tuple[frozenset[str], ...] = ()
 
     def is_backward(self, node: str) -> bool:
         """Whether an executed node belongs to the backward pass; nodes that optimisers made are told by their names."""
@@ -113,7 +114,7 @@ def file_facts(model: ir.Model) -> FileFacts:
             _number(model.metadata_props.get(PREDICTED_TOTAL)),
             _order_peak(model),
         ),
-        gradients=frozenset(_listed(model, GRADIENTS) | _listed(model, RETAINED)),
+        groups=_groups(model),
     )
 
 
@@ -131,12 +132,24 @@ def _event_names(graph: ir.Graph) -> dict[ir.Node, str]:
     return {node: node.name or f"{node.op_type}_{place}" for place, node in enumerate(named)}
 
 
-def _listed(model: ir.Model, key: str) -> set[str]:
-    """The names that a JSON object in a model's metadata maps to; none if it is not there or damaged."""
+def _groups(model: ir.Model) -> tuple[frozenset[str], ...]:
+    """Outputs that belong together: the gradients, and what an optimizer keeps of them, by the ends of their names."""
+    updates = _listed(model, UPDATES)
+    gradients = {*_listed(model, GRADIENTS).values(), *_listed(model, RETAINED).values()} - set(updates.values())
+    moments: dict[str, set[str]] = {}
+    for name, output in updates.items():
+        parameter, mark, kind = name.rpartition("_")
+        if mark and parameter in updates:
+            moments.setdefault(kind, set()).add(output)
+    return tuple(frozenset(group) for group in (gradients, *moments.values()) if group)
+
+
+def _listed(model: ir.Model, key: str) -> dict[str, str]:
+    """A JSON object of names in a model's metadata; empty if it is not there or damaged."""
     try:
-        return {str(name) for name in json.loads(model.metadata_props.get(key, "{}")).values()}
+        return {str(name): str(other) for name, other in json.loads(model.metadata_props.get(key, "{}")).items()}
     except (ValueError, AttributeError):
-        return set()
+        return {}
 
 
 def _order_peak(model: ir.Model) -> int | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -16,19 +16,23 @@ _CHUNK = 1 << 20
 """Elements compared at a time: outputs are mapped files and may be larger than memory is free."""
 
 
-def compare_outputs(base: Mapping[str, Array], new: Mapping[str, Array], gradients: Collection[str] = ()) -> Numerics:
+def compare_outputs(
+    base: Mapping[str, Array], new: Mapping[str, Array], groups: Iterable[Collection[str]] = ()
+) -> Numerics:
     """Compare the outputs of two files by name.
 
     Args:
         base: outputs of the base file, in its order; mapped files do.
         new: outputs of the new one.
-        gradients: names of the outputs that are gradients: these are held against the largest of them all, too.
+        groups: names of outputs that belong together, such as all gradients: each of these is held against the largest
+            element of its group, too.
     """
     common = [name for name in base if name in new]
     differences = [found for name in common if (found := difference(name, base[name], new[name])) is not None]
-    if not {found.output for found in differences}.isdisjoint(gradients):
-        scale = max(_scale(base[name]) for name in gradients if name in base)
-        differences = [_against(found, scale) if found.output in gradients else found for found in differences]
+    for group in groups:
+        if not {found.output for found in differences}.isdisjoint(group):
+            scale = max(_scale(base[name]) for name in group if name in base)
+            differences = [_against(found, scale) if found.output in group else found for found in differences]
     return Numerics(
         compared=tuple(common),
         only_base=tuple(name for name in base if name not in new),

@@ -312,7 +312,7 @@ class OutputDifference:
         max_relative: largest difference relative to the larger of the two elements.
         relative_to_scale: largest difference relative to the largest element of the base's output.
         relative_to_gradients: of a gradient: largest difference relative to the largest element of all the base's
-            gradients.
+            gradients; of a moment that an optimizer keeps: of all such moments.
         nonfinite: elements that are finite in one file only, or are NaN or infinities of another kind.
     """
 

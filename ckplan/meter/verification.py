@@ -77,7 +77,7 @@ def verify(
         second = measured(models[1], chosen, requests[1], places[1], runs=1, heap=heap)
         facts = [file_facts(model) for model in models]
         base_outputs, new_outputs = (load_arrays(place, mapped=True) for place in places)
-        numerics = compare_outputs(base_outputs, new_outputs, facts[0].gradients | facts[1].gradients)
+        numerics = compare_outputs(base_outputs, new_outputs, facts[1].groups or facts[0].groups)
         notes: list[str] = []
         orders = [known.order for known in facts]
         origins = [

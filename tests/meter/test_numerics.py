@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import json
+
 import ml_dtypes
 import numpy as np
+import onnx_ir as ir
 import pytest
 
+from ckplan.keys import UPDATES
 from ckplan.meter import numerics
+from ckplan.meter.facts import file_facts
 from ckplan.meter.numerics import compare_outputs, count_nonfinite, difference, ulp_distance
 
 
@@ -45,7 +50,7 @@ def test_a_small_gradient_that_is_no_rounding_is_judged_by_itself() -> None:
     base = {"w_grad": np.array([1.0], np.float32), "b_grad": np.array([1e-4], np.float32), "y": np.ones(1, np.float32)}
     new = base | {"b_grad": np.array([1.01e-4], np.float32), "y": np.full(1, 2, np.float32)}
     found = {
-        difference.output: difference for difference in compare_outputs(base, new, {"w_grad", "b_grad"}).differences
+        difference.output: difference for difference in compare_outputs(base, new, [{"w_grad", "b_grad"}]).differences
     }
     assert found["b_grad"].relative_to_gradients == pytest.approx(1e-6, rel=1e-3)
     assert not found["b_grad"].is_rounding
@@ -111,3 +116,15 @@ def test_other_types_are_compared_too(base: np.ndarray, new: np.ndarray, first: 
     assert found is not None
     assert (found.elements, found.first) == (1, first)
     assert difference("y", base, base) is None
+
+
+def test_moments_of_an_optimizer_are_judged_by_their_kind() -> None:
+    model = ir.Model(ir.Graph([], [], nodes=[]), ir_version=10)
+    updates = ["step", "w", "w_moment1", "w_moment2", "b", "b_moment1", "b_moment2", "running_mean"]
+    model.metadata_props[UPDATES] = json.dumps({name: f"{name}_new" for name in updates})
+    assert file_facts(model).groups == (
+        frozenset({"w_moment1_new", "b_moment1_new"}),
+        frozenset({"w_moment2_new", "b_moment2_new"}),
+    )
+    model.metadata_props[UPDATES] = "damaged"
+    assert file_facts(model).groups == ()
