@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,11 @@ from ckplan.pipeline.goal import ANY, Goal
 from ckplan.pipeline.step import Step
 from ckplan.planner import Plan, Timeline
 from ckplan.planner.strategies import Strategy
+from ckplan.planner.strategies.auto import Auto
+from ckplan.planner.strategies.evict import Evict
+from ckplan.planner.strategies.memory import Memory
+from ckplan.planner.strategies.mincut import MinCut
+from ckplan.planner.strategies.sqrt import Sqrt
 from ckplan.runtime.occupancy import Occupancy, occupancy_of_executed
 from ckplan.units import format_bytes
 from ckplan.writer.emit import write
@@ -23,7 +29,13 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 _TRIES = 3
-"""How often the budget of the plan is lowered when the file would exceed the user's."""
+"""How often a strategy is asked for a plan, the budget of the later ones lowered by what files took beyond theirs."""
+
+_LIMITLESS = 2.0
+"""Overhead beyond which no plan is looked for where the least memory is asked for, as a ratio of the step."""
+
+_NEAR = 1.03
+"""How much more than the lowest of all plans one may have for its file to be written in search of the smallest."""
 
 _AT_ONCE = 1e-9
 """Seconds to search after the user has interrupted the search once: what is found first is taken."""
@@ -77,8 +89,10 @@ class Planned:
 def rewrite(step: Step, strategy: Strategy, goal: Goal = ANY) -> Planned:
     """Plan a step and write the plan into a copy of its graph.
 
-    What onnxruntime fuses and holds can cost a little more than the plan has; where that exceeds the budget, the graph
-    is planned again for that much less.
+    A file can take a little more than its plan: control edges, dead buffers that onnxruntime hands on. Where that
+    exceeds the budget, the graph is planned again for as many bytes less. Where no such plan is found, those of the
+    lowest peak are written, for `auto` those of other strategies, too: what is refused is what none of the files keeps
+    to, and the smallest of them is the budget that the refusal names.
 
     Args:
         step: what to plan.
@@ -90,37 +104,97 @@ def rewrite(step: Step, strategy: Strategy, goal: Goal = ANY) -> Planned:
         InfeasibleError: no plan keeps to the budget.
     """
     budget = goal.bytes(step.baseline)
-    plan = goal.applied(strategy).solve(step.problem, budget)
-    smallest = target = plan.predicted.peak_activations if budget is None else budget
-    for number in range(_TRIES):
-        _log.info("writing the plan into the graph, and asking onnxruntime what it makes of it")
-        written = write(step.fused, plan)
-        planned, after = written.model, occupancy_of_executed(written.executed, written.model)
-        if budget is not None:
-            planned.metadata_props[BUDGET] = str(budget)
-        peak = after.timeline.peak_activations
-        if budget is None or peak <= budget:
-            return Planned(step, plan, planned, after, budget)
-        smallest = min(smallest, peak) if number else peak
-        target = int(min(target, plan.predicted.peak_activations) * budget / peak)
-        _log.info("onnxruntime would take %s; planning again for %s", format_bytes(peak), format_bytes(target))
-        interrupted = plan.interrupted  # only strategies that take a time limit can be
+    if budget is None:
+        return _written(step, goal.applied(strategy).solve(step.problem), None)
+    tried: list[Planned] = []
+    refusal: InfeasibleError | None = None
+    for plan in _plans(step, strategy, goal, budget, tried):
+        if isinstance(plan, InfeasibleError):
+            refusal = plan
+            continue
+        if any(made.plan.schedule == plan.schedule for made in tried):
+            continue
+        made = _written(step, plan, budget)
+        if made.after.peak_activations <= budget:
+            return made
+        tried.append(made)
+        told = (format_bytes(made.after.peak_activations), format_bytes(plan.predicted.peak_activations))
+        _log.info("the file would take %s, its plan %s", *told)
+    if not tried:
+        assert refusal is not None
+        raise refusal
+    smallest = min(tried, key=lambda made: made.after.peak_activations)
+    named = smallest.plan.strategy
+    by = "" if named == str(strategy) else f", by `{named}`"
+    raise InfeasibleError(
+        f"strategy `{strategy}` has no plan whose file stays within the budget of {format_bytes(budget)}: the least "
+        f"that a file takes is {format_bytes(smallest.after.peak_activations)}{by}; no schedule has less than "
+        f"{format_bytes(smallest.plan.lower_bound)}",
+        f"the smallest budget that a file was made for is {smallest.after.peak_activations} bytes; raise it",
+    )
+
+
+def _plans(
+    step: Step, strategy: Strategy, goal: Goal, budget: int, tried: Sequence[Planned]
+) -> Iterator[Plan | InfeasibleError]:
+    """Plans to write, one after the other until a file keeps to the budget.
+
+    Args:
+        step: what to plan.
+        strategy: how to plan.
+        goal: what to keep to.
+        budget: bytes of activations.
+        tried: what was written already and exceeds the budget; grows meanwhile.
+    """
+    target, interrupted = budget, False
+    for _ in range(_TRIES):
         wanted = replace(goal, seconds=_AT_ONCE) if interrupted else goal
         try:
             plan = wanted.applied(strategy).solve(step.problem, target)
-            plan = replace(plan, interrupted=plan.interrupted or interrupted)
-        except InfeasibleError:
+        except InfeasibleError as error:
+            yield error
             break
-    assert budget is not None
-    raise InfeasibleError(
-        f"strategy `{strategy}` has no plan whose file stays within the budget of {format_bytes(budget)}: with what "
-        f"onnxruntime fuses and holds, it needs {format_bytes(smallest)}; no schedule has less than "
-        f"{format_bytes(plan.lower_bound)}",
-        f"the smallest budget that a file was made for is {smallest} bytes; raise it",
+        interrupted = interrupted or plan.interrupted  # only strategies that take a time limit can be
+        yield replace(plan, interrupted=interrupted)
+        if not tried:
+            break
+        last = tried[-1]
+        target = min(target - 1, budget - (last.after.peak_activations - last.plan.predicted.peak_activations))
+        if target < plan.lower_bound:
+            break
+        _log.info("planning again for %s", format_bytes(target))
+    if interrupted:
+        return
+    last_resorts: list[Plan] = []
+    others: tuple[Strategy, ...] = (Memory(), Evict(), MinCut(), Sqrt()) if isinstance(strategy, Auto) else ()
+    lowest = (
+        replace(strategy, overhead=_LIMITLESS) if isinstance(strategy, Auto) and strategy.overhead < 0 else strategy
     )
+    limit = goal.overhead if goal.overhead is not None else _LIMITLESS
+    for kind, wish in ((lowest, None), *((other, wish) for other in others for wish in (budget, None))):
+        chosen = replace(goal, overhead=None).applied(kind) if kind is not strategy else goal.applied(kind)
+        try:
+            plan = chosen.solve(step.problem, wish)
+        except InfeasibleError:
+            continue
+        if plan.overhead <= limit or kind is strategy:
+            last_resorts.append(replace(plan, strategy=str(strategy) if kind is lowest else plan.strategy))
+    fitting = [plan for plan in last_resorts if plan.predicted.peak_activations <= budget]
+    yield from sorted(fitting, key=lambda plan: plan.cost)
+    least = min((plan.predicted.peak_activations for plan in last_resorts), default=0)
+    low = [plan for plan in last_resorts if plan.predicted.peak_activations <= least * _NEAR and plan not in fitting]
+    yield from sorted(low, key=lambda plan: plan.predicted.peak_activations)
+
+
+def _written(step: Step, plan: Plan, budget: int | None) -> Planned:
+    _log.info("writing the plan into the graph, and asking onnxruntime what it makes of it")
+    written = write(step.fused, plan)
+    if budget is not None:
+        written.model.metadata_props[BUDGET] = str(budget)
+    occupancy = occupancy_of_executed(written.executed, written.model)
+    return Planned(step, plan, written.model, occupancy, budget)
 
 
 def rewrite_as(step: Step, plan: Plan) -> Planned:
     """Write a plan that exists into a copy of the graph that it was made for."""
-    written = write(step.fused, plan)
-    return Planned(step, plan, written.model, occupancy_of_executed(written.executed, written.model))
+    return _written(step, plan, None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -28,3 +29,14 @@ def test_a_file_keeps_the_budget_or_is_refused(share: float) -> None:
         planned = rewrite(step_of(model), parse_strategy("evict"), Goal(budget=budget))
         assert planned.after.peak_activations <= budget
         assert planned.after.peak_activations == expected_timeline(planned.model).peak_activations
+
+
+@pytest.mark.parametrize("strategy", ["auto:steps=0", "evict", "memory"])
+def test_the_smallest_budget_of_a_refusal_works_when_typed_back(strategy: str) -> None:
+    step = step_of(ckplan.build_training_graph(ckplan.load(MLP, dims={"batch": 8}).model))
+    with pytest.raises(InfeasibleError) as refused:
+        rewrite(step, parse_strategy(strategy), Goal(budget=64))
+    found = re.search(r"is (\d+) bytes", refused.value.hint)
+    assert found is not None
+    smallest = int(found[1])
+    assert rewrite(step, parse_strategy(strategy), Goal(budget=smallest)).after.peak_activations <= smallest

@@ -84,7 +84,7 @@ class Strategy(ABC):
             raise InfeasibleError(
                 f"strategy `{self}` needs {format_bytes(peak)} of activations, the budget is {format_bytes(budget)}, "
                 f"and {_reason(problem)}",
-                f"the smallest budget that a plan was found for is {format_bytes(peak)}; raise it"
+                f"the smallest budget that a plan was found for is {peak} bytes; raise it"
                 + ("" if self.name == "auto" else " or try another strategy"),
             )
         bound = float(least_overhead(problem, peak)) / problem.cost if prove and plan.recomputed else 0.0
