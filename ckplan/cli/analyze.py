@@ -62,7 +62,8 @@ def command(
         analysis = analyze(step, tried, budget, doing)
     details(f"`{one.strategy}` makes no plan: {one.reason}" for one in analysis.offers if one.plan is None)
     shown = shown_plan(analysis.offers)
-    kept = None if shown is None else chosen(step, shown)
+    with stage("summing up the plan"):
+        kept = None if shown is None else chosen(step, shown)
     if page is not None:
         analysis_page(page, force, step, analysis)
     if as_json:

@@ -26,7 +26,7 @@ from ckplan.cli.page import check_page, plan_page
 from ckplan.cli.proof import check, run_both
 from ckplan.cli.sections import SectionedCommand
 from ckplan.cli.step import opened
-from ckplan.cli.terminal import show, show_json
+from ckplan.cli.terminal import show, show_json, stage
 
 if TYPE_CHECKING:
     from ckplan.pipeline import StepOptions
@@ -84,7 +84,8 @@ def command(
     made = planned(step, wanted, goal, plan_file)
     notes = [*step.notes, *tell(made.plan, step)]
     notes += written(made.model, output, force=force, copy_weights=copy_weights)
-    kept = chosen(step, made.plan, made.budget)
+    with stage("summing up the plan"):
+        kept = chosen(step, made.plan, made.budget)
     found = None
     if with_proof:
         with scratch_folder(step.model) as folder:
