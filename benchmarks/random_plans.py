@@ -6,7 +6,7 @@ A model is drawn from its seed (`tests.runtime.memory_graphs`), differentiated, 
 that follow from the seed, written, and run once by onnxruntime under default session options, in a process of its own.
 What is predicted is what the file promises; what is measured are onnxruntime's own counters. A figure is exact where it
 agrees to what the arena rounds a buffer up to; a broken budget is a file above what was asked for. Results are appended
-to a file as they come, and what stands there is not measured again.
+to a file as they come, and what stands there is not measured again. Of some files the heap meter is asked as well.
 """
 
 from __future__ import annotations
@@ -53,6 +53,12 @@ def summary(found: Iterable[Promise]) -> list[str]:
         f"| {low} | {budgets} | {broken} | {len(found) - len(told)} |",
         "",
     ]
+    apart = [(promise.heap - promise.measured) / promise.measured for promise in told if promise.heap]
+    if apart:
+        lines += [
+            f"the heap meter, asked of {len(apart)}, is {min(apart):+.2%} to {max(apart):+.2%} of the counters",
+            "",
+        ]
     for promise in sorted(told, key=lambda promise: -abs(promise.excess) / max(1, promise.measured))[:WORST]:
         if abs(promise.excess) > ROUNDING:
             lines.append(
@@ -68,6 +74,7 @@ def main() -> None:
     parser.add_argument("--models", type=int, default=1000)
     parser.add_argument("--first", type=int, default=0, help="the first seed")
     parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--heap", type=int, default=25, help="ask the heap meter of each so many seeds one; 0: never")
     parser.add_argument("--results", type=Path, default=RESULTS)
     parser.add_argument("--keep", type=Path, help="leave the planned files here")
     arguments = parser.parse_args()
@@ -77,7 +84,7 @@ def main() -> None:
     wanted = range(arguments.first, arguments.first + arguments.models)
     waiting = [seed for seed in wanted if seed not in known]
     with multiprocessing.get_context("fork").Pool(arguments.jobs) as pool:
-        for promise in pool.imap_unordered(partial(in_a_fork, folder=arguments.keep), waiting):
+        for promise in pool.imap_unordered(partial(in_a_fork, folder=arguments.keep, every=arguments.heap), waiting):
             known[promise.seed] = promise
             with arguments.results.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(asdict(promise)) + "\n")

@@ -12,9 +12,13 @@ import onnx_ir as ir
 
 from ckplan.autodiff import build_training_graph
 from ckplan.errors import InfeasibleError
+from ckplan.isolation.arrays import save_arrays
+from ckplan.isolation.folders import temporary_folder
 from ckplan.meter.counters import in_use_before, interpret, split_runs
 from ckplan.meter.facts import file_facts
 from ckplan.meter.inputs import make_inputs
+from ckplan.meter.measurement import request_for
+from ckplan.meter.process import run_job
 from ckplan.meter.session import as_array, open_session
 from ckplan.meter.session import step_of as runner_of
 from ckplan.model.loading import normalise
@@ -38,6 +42,7 @@ class Promise:
         predicted: peak of the activations in bytes, as planned.
         measured: the same by onnxruntime's counters.
         budget: what was asked for; None where nothing was.
+        heap: the same by the heap meter, which counts every allocation of the process; None where it was not asked.
         at: operator of the step with the measured peak.
         skipped: why there is no figure; empty where there is one.
     """
@@ -47,6 +52,7 @@ class Promise:
     predicted: int = 0
     measured: int = 0
     budget: int | None = None
+    heap: int | None = None
     at: str = ""
     skipped: str = ""
 
@@ -56,8 +62,14 @@ class Promise:
         return self.predicted - self.measured
 
 
-def kept(seed: int, folder: Path | None = None) -> Promise:
-    """Plan the model of a seed, run the file, and compare; the file is left in a folder if one is named."""
+def kept(seed: int, folder: Path | None = None, every: int = 0) -> Promise:
+    """Plan the model of a seed, run the file, and compare.
+
+    Args:
+        seed: of the model.
+        folder: where to leave the file.
+        every: how often the heap meter is asked: of each so many seeds one; 0 for never.
+    """
     model = grow(seed)
     if not _reads_parameters(model):
         return Promise(seed, skipped="the loss depends on no parameter")
@@ -76,9 +88,10 @@ def kept(seed: int, folder: Path | None = None) -> Promise:
         (folder / f"{seed}.onnx").write_bytes(content)
     measured, at, hidden = measured_peak(content)
     after, budget = planned.after, goal.bytes(step.baseline)
+    heap = heap_peak(content) if every and seed % every == 0 else None
     if measured < after.peak_activations <= hidden:
         return Promise(seed, skipped="the making of the session took more, so the counters do not show the peak")
-    return Promise(seed, strategy, after.peak_activations, measured, budget, at)
+    return Promise(seed, strategy, after.peak_activations, measured, budget, heap, at)
 
 
 def measured_peak(content: bytes) -> tuple[int, str, int]:
@@ -116,10 +129,20 @@ def measured_peak(content: bytes) -> tuple[int, str, int]:
     return counters.peak_activations, counters.op_types[counters.timeline.peak_step], hidden
 
 
-def in_a_fork(seed: int, folder: Path | None = None) -> Promise:
+def heap_peak(content: bytes) -> int | None:
+    """Peak of the activations of a file by the heap meter; None where its outputs are no tensors."""
+    with temporary_folder() as folder:
+        (folder / "planned.onnx").write_bytes(content)
+        save_arrays(folder / "inputs", make_inputs(ir.load(folder / "planned.onnx")).arrays)
+        found = run_job("heap", request_for(folder / "planned.onnx", folder / "inputs", "cpu", THREADS))
+    peak: int | None = found["activations"]
+    return peak
+
+
+def in_a_fork(seed: int, folder: Path | None = None, every: int = 0) -> Promise:
     """`kept` in a process of its own; a failure is told as a model that was skipped."""
     try:
-        return Promise(**forked(lambda: asdict(kept(seed, folder))))
+        return Promise(**forked(lambda: asdict(kept(seed, folder, every))))
     except ForkError as error:
         return Promise(seed, skipped=f"FAILED {error}")
 
