@@ -57,6 +57,9 @@ class Op:
         views: output tensor -> the input tensor whose memory it is (Reshape and its like).
         inplace: output tensor -> the input tensors, in order of preference, whose memory the kernel
             may overwrite when nothing else reads them any more.
+        late: outputs that the kernel makes at its end only.
+        early: bytes that it takes before those are made, beyond its other outputs. They count where a late output lies
+            in a buffer that is there already; ``workspace`` takes all late outputs for new.
     """
 
     name: str
@@ -69,6 +72,8 @@ class Op:
     heavy: bool = False
     views: Mapping[int, int] = field(default_factory=dict)
     inplace: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+    late: tuple[int, ...] = ()
+    early: int = 0
 
 
 @dataclass(frozen=True, eq=False)

@@ -166,6 +166,7 @@ def simulate(problem: Problem, schedule: Sequence[int], shapes: Sequence[Hashabl
         ValueError: the schedule is not valid, see `lifetimes`.
     """
     lives = lifetimes(problem, schedule, shapes)
+    workspaces = workspace_by_step(problem, schedule, lives)
     count = len(schedule)
     change = [0] * (count + 1)
     returned = [0] * (count + 1)
@@ -182,10 +183,24 @@ def simulate(problem: Problem, schedule: Sequence[int], shapes: Sequence[Hashabl
         op = problem.ops[index]
         live += change[step]
         outputs += returned[step]
-        activations = live + op.workspace
+        activations = live + workspaces[step]
         steps.append(Moment(op.name, problem.resident + outputs + activations, activations, op.backward, index in seen))
         seen.add(index)
     return Timeline(tuple(steps))
+
+
+def workspace_by_step(problem: Problem, schedule: Sequence[int], lives: Lifetimes) -> list[int]:
+    """Bytes that each step's kernel takes beyond its outputs, those of them included that it makes late."""
+    found = []
+    for step, index in enumerate(schedule):
+        op = problem.ops[index]
+        most = op.workspace
+        if op.late:
+            rows = zip(op.outputs, lives.buffer[step], strict=True)
+            late = [buffer for tensor, buffer in rows if tensor in op.late and buffer >= 0]
+            most = max(most, op.early - sum(lives.size[buffer] for buffer in late if lives.born[buffer] == step))
+        found.append(most)
+    return found
 
 
 def live_at(problem: Problem, schedule: Sequence[int], step: int) -> list[tuple[int, int]]:

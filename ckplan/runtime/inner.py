@@ -10,6 +10,7 @@ its second step on a body has one block for all that it makes (memory patterns, 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import onnx_ir as ir
 
@@ -26,8 +27,23 @@ EXECUTED = "ckplan.executed"
 Numbers = Callable[[Sequence[ir.Node], Sequence[ir.Value], Sequence[ir.Value]], Problem]
 
 
-def inner_workspace(node: ir.Node, numbers: Numbers) -> int:
-    """Workspace of a control-flow node in bytes, 0 for other nodes.
+@dataclass(frozen=True, slots=True)
+class Inner:
+    """What a control-flow node takes; see `ckplan.planner.problem.Op`.
+
+    Attributes:
+        workspace: bytes beyond its outputs, all late outputs being new.
+        late: places of the outputs that are made at its end.
+        early: bytes beyond its other outputs before those are made.
+    """
+
+    workspace: int = 0
+    late: tuple[int, ...] = ()
+    early: int = 0
+
+
+def inner_workspace(node: ir.Node, numbers: Numbers) -> Inner:
+    """What a control-flow node takes while it runs; nothing for other nodes.
 
     Args:
         node: the node.
@@ -35,25 +51,28 @@ def inner_workspace(node: ir.Node, numbers: Numbers) -> int:
     """
     bodies = bodies_of(node)
     if not bodies:
-        return 0
+        return Inner()
     steps = _steps(node) if node.op_type == "Scan" else None
     repeated = node.op_type == "Loop" or (node.op_type == "Scan" and steps != 1)
     inside = max(_body_peak(body, numbers, repeated) for body in bodies)
-    outputs = [bytes_of(value) for value in node.outputs]
     states = state_count(node)
-    carried, stacked = sum(outputs[:states]), sum(outputs[states:])
+    carried = sum(bytes_of(value) for value in node.outputs[:states])
     if node.op_type == "Scan":
         copies = 2 if steps is None else min(2, max(0, steps - 1))
         sequences = [value for value in node.inputs[states:] if value is not None]
         turned = sum(bytes_of(v) for v, axis in zip(sequences, tracks_of(node, "input"), strict=False) if axis)
-        late = sum(size for size, axis in zip(outputs[states:], tracks_of(node, "output"), strict=False) if axis)
-        # Rows of an output along another axis are gathered in a tensor of their own, and turned into it at the end. Its
-        # buffer may be there from the start, where it is a dead one, so it is counted beside the body.
-        return copies * carried + turned + late + inside
+        # Rows of an output along another axis are gathered in a tensor of their own, and turned into it at the end.
+        late = tuple(place for place, axis in enumerate(tracks_of(node, "output"), states) if axis)
+        rows = sum(bytes_of(node.outputs[place]) for place in late)
+        taken = copies * carried + turned + rows
+        return Inner(taken + max(0, inside - rows), late, taken + inside)
     if node.op_type == "Loop":
-        # The outputs are made at the end, when the body's memory is free again.
-        return max(inside + carried, carried + stacked)
-    return inside
+        # All outputs are made at the end, when the body's memory is free again.
+        stacked = sum(bytes_of(value) for value in node.outputs[states:])
+        return Inner(
+            max(inside + carried, carried + stacked), tuple(range(len(node.outputs))), inside + 2 * carried + stacked
+        )
+    return Inner(inside)
 
 
 def _steps(node: ir.Node) -> int | None:

@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from ckplan.keys import PHASE, RECOMPUTE_OF, ROLE
 from ckplan.planner import Problem, Timeline, simulate
-from ckplan.planner.simulate import lifetimes
+from ckplan.planner.simulate import lifetimes, workspace_by_step
 from ckplan.runtime import problem_of
 from ckplan.runtime.executed import executed_model
 from ckplan.runtime.sizes import dimensions_of, shape_classes
@@ -159,10 +159,8 @@ def occupancy(
     spans: list[list[Span]] = [[] for _ in lives.size]
     read_last = [-1] * len(lives.size)
     current = [-1] * len(problem.tensors)
-    workspace = []
     for step, index in enumerate(schedule):
         op, moment = problem.ops[index], steps.steps[step]
-        workspace.append(op.workspace)
         role = Role.RECOMPUTED if moment.recomputed else Role.BACKWARD if moment.backward else Role.FORWARD
         late = role is not Role.FORWARD
         for tensor in op.inputs:
@@ -200,7 +198,7 @@ def occupancy(
     return Occupancy(
         timeline=steps,
         op_types=tuple(nodes[index].op_type for index in schedule),
-        workspace=tuple(workspace),
+        workspace=tuple(workspace_by_step(problem, schedule, lives)),
         buffers=tuple(sorted(buffers, key=lambda buffer: buffer.born)),
     )
 

@@ -14,7 +14,7 @@ from ckplan.model.costs import node_cost, seconds
 from ckplan.model.traits import is_heavy, why_only_once
 from ckplan.planner.problem import Kind, Op, Problem, Tensor
 from ckplan.runtime.cpu import CPU
-from ckplan.runtime.inner import inner_workspace
+from ckplan.runtime.inner import Inner, inner_workspace
 from ckplan.runtime.reads import reads
 from ckplan.runtime.runtime import Runtime
 from ckplan.runtime.sizes import bytes_of
@@ -67,18 +67,20 @@ def problem_of_nodes(
         source, target = runtime.view(node), runtime.overwritten(node)
         if FIGURES not in node.meta:
             node.meta[FIGURES] = {}
-        figures: dict[Runtime, tuple[float, int]] = node.meta[FIGURES]
+        figures: dict[Runtime, tuple[float, int, Inner]] = node.meta[FIGURES]
         if runtime not in figures:
-            inside = inner_workspace(node, partial(problem_of_nodes, runtime=runtime))
-            figures[runtime] = seconds(node_cost(node)), runtime.workspace(node, runtime.threads) + inside
-        cost, workspace = figures[runtime]
+            inner = inner_workspace(node, partial(problem_of_nodes, runtime=runtime))
+            figures[runtime] = seconds(node_cost(node)), runtime.workspace(node, runtime.threads), inner
+        cost, workspace, inner = figures[runtime]
         ops.append(
             Op(
                 name=node.name or "",
                 inputs=read,
                 outputs=made,
                 cost=cost,
-                workspace=workspace,
+                workspace=workspace + inner.workspace,
+                late=tuple(ids[node.outputs[place]] for place in inner.late if node.outputs[place].name),
+                early=inner.early,
                 backward=node.metadata_props.get(PHASE) == "backward",
                 recomputable=not why_only_once(node),
                 heavy=is_heavy(node),

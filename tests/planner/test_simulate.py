@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -130,6 +131,21 @@ def test_what_nobody_reads_takes_no_dead_buffer_but_leaves_one() -> None:
     lone.op([x], [c])
     lone.op([c], [lone.tensor(1, Kind.OUTPUT)])
     assert [step.activations for step in simulate(lone.build(), range(3), ["s"] * 3 + [None]).steps] == [8, 8, 8]
+
+
+def test_a_late_output_in_a_buffer_that_is_there_saves_nothing() -> None:
+    build = ProblemBuilder()
+    x, a, b, late = build.tensor(8, Kind.INPUT), build.tensor(8), build.tensor(1), build.tensor(8)
+    build.op([x], [a])
+    build.op([a], [b])
+    build.op([b], [late])
+    build.op([late], [build.tensor(1, Kind.OUTPUT)])
+    problem = build.build()
+    ops = [replace(op, workspace=2, late=(late,), early=10) if late in op.outputs else op for op in problem.ops]
+    problem = replace(problem, ops=tuple(ops))
+    # Alone, the 10 early bytes are gone when the 8 of the output come; in the dead buffer of `a`, they stand beside it.
+    assert simulate(problem, range(4)).steps[2].activations == 1 + 8 + 2
+    assert simulate(problem, range(4), ["s", "s", None, "s", None]).steps[2].activations == 1 + 8 + 10
 
 
 @pytest.mark.parametrize(("shapes", "peak"), [(("a", "a"), 8), (("a", "b"), 16), ((None, None), 16)])
