@@ -91,6 +91,7 @@ DECODERS = {
 ARCHITECTURES: dict[str, Architecture] = {
     **ENCODERS,
     **DECODERS,
+    "squeezebert": _text("SqueezeBert", embedding_size=32),
     "gptneo": _text("GPTNeo", _CAUSAL, attention_types=[[["global", "local"], 1]]),
     "codegen": _text("CodeGen", _CAUSAL, rotary_dim=8, n_head=4, n_embd=64, n_ctx=64),
     "gpt2": Architecture("transformers", "GPT2LMHeadModel", (LENGTH,), "GPT2Config"),
@@ -189,7 +190,8 @@ def build(architecture: Architecture) -> nn.Module:
         network = getattr(network, architecture.part)
     with torch.no_grad():
         for parameter in network.parameters():
-            parameter.add_(0.05 * torch.randn_like(parameter))
+            if parameter.requires_grad:
+                parameter.add_(0.05 * torch.randn_like(parameter))
     wrapped = _One(network, architecture.package == "diffusers" and architecture.model.startswith("UNet"))
     return wrapped.train(architecture.training)
 

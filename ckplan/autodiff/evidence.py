@@ -30,6 +30,8 @@ _WEIGHT = re.compile(
     r"|.*/(ReadVariableOp|read)(_\d+)?(:\d+)?",
     re.IGNORECASE,
 )
+_FEW = 8
+"""So many numbers are too few for a formula to be seen in them."""
 _VIEWS = frozenset(
     {"Cast", "Expand", "Flatten", "Identity", "Reshape", "Slice", "Split", "Squeeze", "Transpose", "Unsqueeze"}
 )
@@ -100,7 +102,10 @@ def judge(value: ir.Value, uses: Set[Use]) -> Verdict:
         return Verdict(True)
     formula = _formula(value)
     if formula is None:
+        few = value.const_value is not None and value.const_value.size < _FEW
         odd = is_numbered(name) and uses.isdisjoint({Use.PRODUCT, Use.TABLE, Use.AFFINE})
+        if odd and few:
+            return Verdict(False, why="a few numbers without a name")
         return Verdict(True, not odd, f"read {Use.ELEMENTWISE.value}" if odd else "")
     if formula.startswith("all "):
         return Verdict(Use.AFFINE in uses or (not is_numbered(name) and uses != {Use.PLACED}), why=formula)

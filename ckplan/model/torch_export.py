@@ -25,6 +25,7 @@ import onnx_ir as ir
 
 from ckplan import keys
 from ckplan.model.constants import unused_name
+from ckplan.model.structure import are_equal
 
 SIGNATURE = "pkg.torch.export.ExportedProgram.graph_signature"
 KIND = "pkg.torch.export.graph_signature.InputSpec.kind"
@@ -84,6 +85,7 @@ def read_signature(model: ir.Model) -> tuple[str, ...]:
         if name not in present:
             present[name] = separated[name] = _copy(graph, value, name, operand)
         place.node.replace_input_with(place.index, present[name])
+    _join_copies(graph)
     stood_for = {value.metadata_props.get(keys.STANDS_FOR) for value in graph.initializers.values()}
     lost = [
         operand.target
@@ -124,6 +126,22 @@ def _notes(graph: ir.Graph, separated: int, lost: list[str]) -> tuple[str, ...]:
 
 def _first(items: list[str], most: int = 3) -> str:
     return ", ".join(items[:most]) + (", ..." if len(items) > most else "")
+
+
+def _join_copies(graph: ir.Graph) -> None:
+    """Let one initializer stand for a parameter: a layer that is used several times is computed with as often."""
+    first: dict[str, list[ir.Value]] = defaultdict(list)
+    for name, value in list(graph.initializers.items()):
+        target, tensor = value.metadata_props.get(keys.STANDS_FOR), value.const_value
+        if not target or tensor is None or value.is_graph_output():
+            continue
+        for other in first[target]:
+            if other.const_value is not None and are_equal(other.const_value, tensor):
+                value.replace_all_uses_with(other)
+                del graph.initializers[name]
+                break
+        else:
+            first[target].append(value)
 
 
 def _operand_of(value: ir.Value) -> str:

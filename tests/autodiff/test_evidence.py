@@ -60,6 +60,7 @@ def trained(name: str, array: np.ndarray, how: str, **metadata: str) -> tuple[li
         ("buffer", np.zeros((16, 16)), "written into", False),
         ("buffer", np.zeros((16, 16)), "chosen", False),
         ("val_3", np.full((1, 16), 2.0), "multiplied", False),
+        ("val_3", values(1, 1, seed=1), "multiplied", False),
     ],
 )
 def test_names_values_and_uses(name: str, array: np.ndarray, how: str, is_trained: bool) -> None:

@@ -110,6 +110,20 @@ def test_a_computed_weight_is_matched_with_its_parameter() -> None:
     assert "'val_7' of 'l.weight', 'val_9' of 'l.bias'" in notes
 
 
+def test_a_layer_that_is_used_twice_is_computed_with_once() -> None:
+    line = "aten.linear.default](args = (%{x}, %p_l_weight), kwargs = {{}})"
+    weight = normal(0, 4, 4)
+    model = exported(
+        "h = MatMul(x, val_7) y = MatMul(h, val_9)",
+        {"val_7": weight, "val_9": weight.copy()},
+        {"p_l_weight": ("PARAMETER", "l.weight")},
+        [line.format(x="x"), line.format(x="h")],
+    )
+    found, _ = loaded(model)
+    assert list(found.graph.initializers) == ["val_7"]
+    assert [node.inputs[1].name for node in found.graph] == ["val_7", "val_7"]
+
+
 @pytest.mark.parametrize("bias_is_there", [True, False])
 def test_what_stands_for_no_parameter_is_known_where_all_are_there(bias_is_there: bool) -> None:
     operands = {"p_l_weight": ("PARAMETER", "l.weight")}
