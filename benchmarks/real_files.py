@@ -350,7 +350,7 @@ def line(row: Mapping[str, Any]) -> str:
         remarks.append(f"trains constants: {', '.join(row['constants'])}")
     if row.get("lacking"):
         said = any("not in the file as such" in note for note in row["notes"])
-        remarks.append(f"{len(row['lacking'])} not in the file{'' if said else ', unsaid'}")
+        remarks.append(f"{len(row['lacking'])} not in the file as such{'' if said else ', unsaid'}")
     if row.get("computed"):
         error = row.get("computed_error")
         remarks.append(
