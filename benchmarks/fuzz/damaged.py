@@ -780,6 +780,13 @@ def a_training_graph_with_damaged_metadata() -> onnx.ModelProto:
     return made
 
 
+@case
+def names_that_are_no_text() -> bytes:
+    proto = model([node("MatMul", ["x", "w"], ["h"]), node("Tanh", ["h"])], [WEIGHT])
+    proto.graph.node[0].name = "name"
+    return proto.SerializeToString().replace(b"name", b"n\xff\xfee")
+
+
 def written(made: Made) -> bytes:
     """The bytes of a case's file."""
     proto = made()

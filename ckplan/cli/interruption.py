@@ -43,12 +43,19 @@ def end_when_stuck() -> None:
                 if heard[0] < since:
                     click.echo("ckplan: interrupted", err=True)
                     os._exit(INTERRUPTED)
+            elif received[0] in _ENDING:
+                # Whoever is asked to end has not, by now: what it leaves goes with the next command.
+                time.sleep(GRACE)
+                os._exit(128 + received[0])
 
     signal.signal(signal.SIGINT, handle)
     signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
     threading.Thread(target=watch, daemon=True).start()
     _open.extend((reader, writer))
 
+
+_ENDING = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name))
+"""Signals that leave blocks in order where they are heard; see `ckplan.isolation.lifetime.end_cleanly`."""
 
 _open: list[socket.socket] = []
 """Kept from being collected: the system writes to them."""

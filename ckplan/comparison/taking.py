@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -93,9 +94,12 @@ def _planned(step: Step, strategy: Strategy, goal: Goal) -> Planned:
 
 
 def _overhead(model: ir.Model) -> float | None:
-    """Extra compute of the plan that a file was written by, as a ratio."""
-    overhead = json.loads(model.metadata_props.get(PLAN, "{}")).get("overhead")
-    return None if overhead is None else float(overhead)
+    """The overhead that a planned file tells of itself; None where it tells none, or no number."""
+    try:
+        found = json.loads(model.metadata_props.get(PLAN, "{}")).get("overhead")
+    except (ValueError, AttributeError, RecursionError):
+        return None
+    return float(found) if isinstance(found, int | float) and math.isfinite(found) else None
 
 
 def _at_peak(occupancy: Occupancy) -> tuple[PeakBuffer, ...]:

@@ -66,6 +66,7 @@ def read_model(path: Path) -> ir.Model:
     import onnx_ir as ir
 
     from ckplan.model.external import settle
+    from ckplan.model.validity import check_names, check_tensors
 
     if not path.is_file():
         raise ModelError(f"there is no model file `{path}`", "check the path")
@@ -75,6 +76,8 @@ def read_model(path: Path) -> ir.Model:
         raise ModelError(f"`{path}` is not a readable ONNX model ({type(error).__name__})") from error
     if not model.graph.outputs:
         raise ModelError(f"`{path}` is not an ONNX model with outputs")
+    check_names(model, path)
+    check_tensors(model, path)
     settle(model, path)
     return model
 

@@ -45,7 +45,7 @@ def forget_training(model: ir.Model) -> tuple[str, ...]:
         return ()
     try:
         parameters = set(json.loads(listed))
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, RecursionError) as error:
         raise ModelError(f"the metadata entry `{keys.PARAMETERS}` is damaged", "write the file again") from error
     for name, value in list(model.graph.initializers.items()):
         floating = value.dtype is not None and value.dtype.is_floating_point()

@@ -9,7 +9,7 @@ import onnx_ir as ir
 
 from ckplan.errors import ModelError
 from ckplan.model.external import settle
-from ckplan.model.validity import check_tensors
+from ckplan.model.validity import check_names, check_tensors
 
 _FOREIGN = (
     (b"version https://git-lfs", "is a Git LFS pointer, not the model itself", "fetch it with `git lfs pull`"),
@@ -46,6 +46,7 @@ def read(path: str | os.PathLike[str]) -> ir.Model:
         reason = " ".join(str(cause).split())[:200]
         raise ModelError(f"{file} is damaged or not an ONNX model ({reason})", "export or download it again") from error
     _check_graph(model, file)
+    check_names(model, file)
     check_tensors(model, file)
     settle(model, file)
     return model

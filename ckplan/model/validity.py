@@ -24,6 +24,32 @@ _DATA = ("float_data", "int32_data", "int64_data", "double_data", "uint64_data")
 _AGAIN = "export or download it again"
 
 
+def check_names(model: ir.Model, file: Path) -> None:
+    """See that names are text: protobuf hands on bytes that are no UTF-8 as they are.
+
+    Raises:
+        ModelError: one is not.
+    """
+    called = (node for function in model.functions.values() for node in function.all_nodes())
+    for node in (*model.graph.all_nodes(), *called):
+        values = [value for value in (*node.inputs, *node.outputs) if value is not None]
+        told = (node.name, node.op_type, node.domain, node.overload, node.doc_string, *node.attributes)
+        if not _is_text(*told, *(value.name for value in values), *_properties(node), *_properties(*values)):
+            raise ModelError(f"{file} is damaged: a node or value has a name or remark that is no UTF-8", _AGAIN)
+    if not _is_text(model.producer_name, model.domain, model.doc_string, *_properties(model, *model.graphs())):
+        raise ModelError(f"{file} is damaged: its metadata are no UTF-8", _AGAIN)
+
+
+def _properties(*parts: ir.Model | ir.Graph | ir.Node | ir.Value) -> Iterator[str]:
+    for part in parts:
+        for pair in part.metadata_props.items():
+            yield from pair
+
+
+def _is_text(*texts: object) -> bool:
+    return all(isinstance(text, str | None) for text in texts)
+
+
 def check_tensors(model: ir.Model, file: Path) -> None:
     """See that the tensors in a file hold what their dims say.
 
