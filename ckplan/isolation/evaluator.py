@@ -18,7 +18,7 @@ import numpy as np
 from ckplan.errors import EnvironmentUnavailableError
 from ckplan.isolation.arrays import Array, dtype_named, is_exotic, load_arrays, save_arrays
 from ckplan.isolation.lifetime import end_with, limit_memory
-from ckplan.operators.sessions import open_session, use_custom_ops
+from ckplan.operators.sessions import open_session, use_only
 
 
 def optimise(request: Mapping[str, Any]) -> None:
@@ -110,8 +110,7 @@ def main(parent: int) -> None:
         request = json.loads(line)
         try:
             limit_memory(request["memory"])
-            for library in request["custom_ops"]:
-                use_custom_ops(library)
+            use_only(request["custom_ops"])
             answer: dict[str, Any] = {"result": _JOBS[request["job"]](request)}
         except ImportError as error:
             answer = {"missing": str(error)}

@@ -33,6 +33,11 @@ def use_custom_ops(library: str | os.PathLike[str]) -> None:
         _LIBRARIES.append(path)
 
 
+def use_only(libraries: Iterable[str]) -> None:
+    """Use these libraries from now on, and no others: what a process that serves several requests is told by each."""
+    _LIBRARIES[:] = libraries
+
+
 def custom_ops() -> tuple[str, ...]:
     """The libraries of custom operators in use, in the order in which they were named."""
     return tuple(_LIBRARIES)

@@ -240,7 +240,7 @@ def counted(count: int, noun: str) -> str:
 
 
 def saving(before: int, after: int, ordered: int | None = None) -> str:
-    """``4.0 MiB -> 1.0 MiB (-75.0 %: order -25.0 %, recomputation -50.0 %)``.
+    """``4.0 MiB -> 1.0 MiB (-75.0 %: order -25 %, recompute -50 %)``.
 
     Args:
         before: bytes without a plan.
@@ -251,8 +251,8 @@ def saving(before: int, after: int, ordered: int | None = None) -> str:
     shares = ""
     if before and ordered is not None:
         between = min(before, max(after, ordered))
-        parts = (("order", between - before), ("recomputation", after - between))
-        shares = ": " + ", ".join(f"{what} {100 * change / before:+.1f} %" for what, change in parts)
+        parts = (("order", between - before), ("recompute", after - between))
+        shares = ": " + ", ".join(f"{what} {100 * change / before:+.0f} %" for what, change in parts)
     change = f" ({100 * (after / before - 1):+.1f} %{shares})" if before else ""
     return f"{format_bytes(before)} -> {format_bytes(after)}{change}"
 

@@ -85,7 +85,7 @@ def test_a_rewrite_is_one_line_however_narrow_the_terminal() -> None:
     plan = analysis().offers[0].plan
     assert plan is not None
     report = plans.rewritten(Path("out.onnx"), plan, timeline(64), timeline(16))
-    saved = "64.0 KiB -> 16.0 KiB (-75.0 %: order -75.0 %, recomputation +0.0 %)"
+    saved = "64.0 KiB -> 16.0 KiB (-75.0 %: order -75 %, recompute +0 %)"
     assert report.title == f"out.onnx: predicted activations {saved}, compute +0.0 %"
 
 

@@ -57,7 +57,7 @@ def test_an_undone_plan_is_a_problem() -> None:
 def test_the_headline_tells_order_from_recomputation() -> None:
     predicted = Prediction(32 << 10, 42 << 10, order_peak=48 << 10)
     told = summary(examples.verification(prediction=predicted))
-    assert "64.0 KiB -> 32.0 KiB (-50.0 %: order -25.0 %, recomputation -25.0 %)" in told
+    assert "64.0 KiB -> 32.0 KiB (-50.0 %: order -25 %, recompute -25 %)" in told
 
 
 def test_merged_nodes_are_no_problem_where_no_memory_is_lost() -> None:
