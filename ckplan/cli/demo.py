@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ckplan.cli.options import force_option, talk_options
+from ckplan.cli.options import force_option, json_option, talk_options
 from ckplan.cli.proof import check, run_both
 from ckplan.cli.sections import SectionedCommand
-from ckplan.cli.terminal import notes, say, settings, show, stage
+from ckplan.cli.terminal import notes, say, settings, show, show_json, stage
 from ckplan.errors import EnvironmentUnavailableError, UsageError
 
 if TYPE_CHECKING:
@@ -22,33 +22,29 @@ _TITLE = f"Activations over one training step of a small GPT, batch {_BATCH}, me
 
 
 @click.command("demo", cls=SectionedCommand, short_help="Plan and run a small GPT that comes with ckplan.")
-@click.option(
-    "-o", "--output", type=click.Path(path_type=Path), default=Path("ckplan-demo"), show_default=True, metavar="FOLDER",
-    help="Folder to write; it is made.",
-)  # fmt: skip
+@click.argument("folder", type=click.Path(path_type=Path), default=Path("ckplan-demo"))
 @force_option
+@json_option
 @talk_options
-def command(output: Path, force: bool) -> None:
+def command(folder: Path, force: bool, as_json: bool) -> None:
     """Plan the training step of a small GPT for a fifth of its memory, run it with and without the plan, and compare.
 
-    FOLDER gets the model, both steps, and a picture of what was measured.
+    FOLDER (ckplan-demo by default) is made, and gets the model, both steps, and a picture of what was measured.
     """
-    if output.exists() and not output.is_dir():
-        raise UsageError(f"{output} is not a folder", "name another with -o")
-    if output.is_dir() and any(output.iterdir()) and not force:
-        raise UsageError(f"folder {output} is not empty", "name another with -o, or pass --force to write into it")
+    if folder.exists() and not folder.is_dir():
+        raise UsageError(f"{folder} is not a folder", "name another")
+    if folder.is_dir() and any(folder.iterdir()) and not force:
+        raise UsageError(f"folder {folder} is not empty", "name another, or pass --force to write into it")
     source = model_file()
     try:
-        output.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise EnvironmentUnavailableError(
-            f"cannot make folder {output}: {error.strerror}", "name another with -o"
-        ) from None
+        raise EnvironmentUnavailableError(f"cannot make folder {folder}: {error.strerror}", "name another") from None
     from ckplan import api
     from ckplan.model import save
     from ckplan.model.read import read
 
-    model, step, base = output / _MODEL, output / _STEP, output / _BASE
+    model, step, base = folder / _MODEL, folder / _STEP, folder / _BASE
     save(read(source), model, force=force)
     if not settings().quiet:
         say(f"running: ckplan rewrite {model} -o {step} --dim batch={_BATCH} --budget {_BUDGET} --verify")
@@ -58,17 +54,19 @@ def command(output: Path, force: bool) -> None:
         save(opened.model, base, force=force)
     notes(opened.notes)
     found = run_both(base, step, device="cpu", inputs=None, seed=0)
-    written = draw(found, output / _PICTURE, force)
-    from ckplan.report.document import joined
-    from ckplan.report.documents import plans, verifications
+    written = draw(found, folder / _PICTURE, force)
+    if as_json:
+        from ckplan.report import json
 
-    show(
-        joined(
-            plans.rewritten(step, planned.plan, planned.before, planned.after, None), verifications.verification(found)
-        )
-    )
+        show_json(json.rewritten(planned, step, opened.notes, found))
+    else:
+        from ckplan.report.document import joined
+        from ckplan.report.documents import plans, verifications
+
+        told = plans.rewritten(step, planned.plan, planned.before, planned.after)
+        show(joined(told, verifications.verification(found)))
     if written and not settings().quiet:
-        say(f"{output / _PICTURE} shows it; next: ckplan analyze YOUR_MODEL.onnx")
+        say(f"{folder / _PICTURE} shows it; next: ckplan analyze YOUR_MODEL.onnx")
     check(found)
 
 

@@ -21,6 +21,6 @@ def test_the_package_is_built_with_the_model() -> None:
 
 def test_a_folder_with_files_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "mine.txt").write_text("mine")
-    assert "is not empty; name another with -o" in failure(run("demo", "-o", tmp_path))
-    assert "is not a folder" in failure(run("demo", "-o", tmp_path / "mine.txt"))
+    assert "is not empty; name another" in failure(run("demo", tmp_path))
+    assert "is not a folder" in failure(run("demo", tmp_path / "mine.txt"))
     assert [file.name for file in tmp_path.iterdir()] == ["mine.txt"]

@@ -22,6 +22,7 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 def test_the_commands_are_these() -> None:
     assert list(cli.list_commands(click.Context(cli))) == [
+        "demo",
         "analyze",
         "pareto",
         "grad",
