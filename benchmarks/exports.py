@@ -46,6 +46,14 @@ class Export:
 
 
 _TEXT = {"vocab_size": VOCABULARY, "num_hidden_layers": 2, "num_attention_heads": 4}
+_ENCODER = {**_TEXT, "hidden_size": 128, "intermediate_size": 512}
+_PATCHES = {
+    "hidden_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 512,
+    "image_size": 224,
+}
 _DECODER = {**_TEXT, "hidden_size": 128, "intermediate_size": 256, "use_cache": False}
 
 EXPORTS: Mapping[str, Export] = {
@@ -145,7 +153,12 @@ EXPORTS: Mapping[str, Export] = {
     "segformer": Export(
         "SegformerConfig",
         "SegformerForSemanticSegmentation",
-        {"hidden_sizes": [16, 32, 64, 128], "depths": [1, 1, 1, 1], "decoder_hidden_size": 64},
+        {
+            "hidden_sizes": [16, 32, 64, 128],
+            "depths": [1, 1, 1, 1],
+            "num_attention_heads": [1, 2, 4, 8],
+            "decoder_hidden_size": 64,
+        },
         (3, 160, 160),
     ),
     "mobilevit": Export(
@@ -158,6 +171,52 @@ EXPORTS: Mapping[str, Export] = {
         "ResNetConfig",
         "ResNetForImageClassification",
         {"embedding_size": 32, "hidden_sizes": [64, 128, 256, 512], "depths": [1, 1, 1, 1]},
+        (3, 160, 160),
+    ),
+    "electra": Export("ElectraConfig", "ElectraForMaskedLM", {**_ENCODER, "embedding_size": 64}, (128,)),
+    "roberta": Export("RobertaConfig", "RobertaForMaskedLM", _ENCODER, (128,)),
+    "albert": Export("AlbertConfig", "AlbertForMaskedLM", {**_ENCODER, "embedding_size": 64}, (128,)),
+    "mpnet": Export("MPNetConfig", "MPNetForMaskedLM", _ENCODER, (128,)),
+    "gpt_neo": Export(
+        "GPTNeoConfig",
+        "GPTNeoForCausalLM",
+        {
+            "vocab_size": VOCABULARY,
+            "hidden_size": 128,
+            "num_layers": 2,
+            "num_heads": 4,
+            "attention_types": [[["global", "local"], 1]],
+            "window_size": 32,
+            "use_cache": False,
+        },
+        (128,),
+    ),
+    "gpt_neox": Export("GPTNeoXConfig", "GPTNeoXForCausalLM", _DECODER, (128,)),
+    "bloom": Export(
+        "BloomConfig",
+        "BloomForCausalLM",
+        {"vocab_size": VOCABULARY, "hidden_size": 128, "n_layer": 2, "n_head": 4, "use_cache": False},
+        (128,),
+    ),
+    "qwen2": Export("Qwen2Config", "Qwen2ForCausalLM", {**_DECODER, "num_key_value_heads": 2}, (128,)),
+    "gemma": Export("GemmaConfig", "GemmaForCausalLM", {**_DECODER, "num_key_value_heads": 1, "head_dim": 32}, (128,)),
+    "phi": Export("PhiConfig", "PhiForCausalLM", _DECODER, (128,)),
+    "stablelm": Export("StableLmConfig", "StableLmForCausalLM", {**_DECODER, "num_key_value_heads": 2}, (128,)),
+    "deit": Export("DeiTConfig", "DeiTForImageClassification", _PATCHES, (3, 224, 224)),
+    "dinov2": Export("Dinov2Config", "Dinov2ForImageClassification", {**_PATCHES, "patch_size": 16}, (3, 224, 224)),
+    "regnet": Export(
+        "RegNetConfig",
+        "RegNetForImageClassification",
+        {"embedding_size": 16, "hidden_sizes": [32, 64, 128, 256], "depths": [1, 1, 2, 1], "groups_width": 16},
+        (3, 160, 160),
+    ),
+    "mobilenet_v2": Export(
+        "MobileNetV2Config", "MobileNetV2ForImageClassification", {"image_size": 160}, (3, 160, 160)
+    ),
+    "poolformer": Export(
+        "PoolFormerConfig",
+        "PoolFormerForImageClassification",
+        {"hidden_sizes": [16, 32, 64, 128], "depths": [1, 1, 2, 1]},
         (3, 160, 160),
     ),
 }
