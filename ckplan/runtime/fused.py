@@ -24,6 +24,7 @@ from ckplan.model.costs import node_cost, seconds
 from ckplan.model.traits import is_heavy
 from ckplan.runtime.cpu import CPU
 from ckplan.runtime.executed import SINGLE, Level, optimised
+from ckplan.runtime.inner import Inner
 from ckplan.runtime.problem_of import FIGURES
 from ckplan.runtime.reads import reads
 from ckplan.runtime.runtime import Runtime
@@ -182,7 +183,7 @@ def _replace(
         values[name] = value
     costs = [node_cost(member) for member in found.nodes if is_heavy(member)]
     costs = costs or [node_cost(member) for member in found.nodes]
-    node.meta[FIGURES] = {runtime: (max(map(seconds, costs)), runtime.workspace(node, runtime.threads))}
+    node.meta[FIGURES] = {runtime: (max(map(seconds, costs)), runtime.workspace(node, runtime.threads), Inner())}
 
 
 def _remove_unread(graph: ir.Graph) -> None:

@@ -20,8 +20,8 @@ from ckplan.runtime.runtime import Runtime
 from ckplan.runtime.sizes import bytes_of
 
 FIGURES = "ckplan.figures"
-"""Key in ``Node.meta`` for a node's seconds and workspace in each runtime: a sequence is turned into numbers again and
-again."""
+"""Key in ``Node.meta`` for a node's seconds, workspace and `Inner` in each runtime: a sequence is turned into numbers
+again and again."""
 
 
 def problem_of_nodes(
