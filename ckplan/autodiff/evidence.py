@@ -87,7 +87,7 @@ def judge(value: ir.Value, uses: Set[Use]) -> Verdict:
     if (frozen := value.metadata_props.get(FROZEN)) is not None:
         return Verdict(False, why=frozen)
     if kind == "PARAMETER":
-        formula = None if _WEIGHT.fullmatch(name) else _formula(value)
+        formula = _formula(value)  # a parameter that requires no gradient is noted like any other
         odd = formula is not None and not formula.startswith("all ")
         return Verdict(True, not odd, formula or "")
     if kind is not None:

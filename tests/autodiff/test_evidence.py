@@ -83,9 +83,9 @@ def test_what_torch_said_decides() -> None:
     assert trained("val_3", values(16, 16), "product", **{STANDS_FOR: ""})[0] == []
     assert trained("zeros", np.zeros(16), "added", **{STANDS_FOR: "layer.bias"})[0] == ["zeros"]
     assert trained("scale", np.ones(16), "multiplied", **{KIND: "PARAMETER"})[0] == ["scale"]
-    found, notes = trained("positions", POSITIONS, "added", **{KIND: "PARAMETER"})
-    assert found == ["positions"]
-    assert "may be constants ('positions': a table of a formula)" in notes
+    found, notes = trained("positions.weight", POSITIONS, "added", **{KIND: "PARAMETER"})
+    assert found == ["positions.weight"]
+    assert "may be constants ('positions.weight': a table of a formula)" in notes
 
 
 def test_patterns_overrule_it() -> None:
