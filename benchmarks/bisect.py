@@ -29,7 +29,7 @@ from sample_models.light_models import light_model
 
 STRATEGIES = ("none", "sqrt", "memory", "auto:steps=0")
 SHARE = 0.6
-"""The budget of `auto`, as a ratio of the base line's peak."""
+"""The budget of `auto`, as a ratio of the baseline's peak."""
 
 _GPT = partial(BUILDERS["gpt"], layers=4, width=128, heads=4, vocabulary=512, sequence=64)
 

@@ -5,7 +5,7 @@
 For each export and each share of the peak without a plan: a file within the budget, by prediction and by the
 counters of onnxruntime, or a refusal whose smallest budget writes a file when it is asked for. Outputs of each file are
 set beside those of the file without a plan, bit by bit, on one thread and on two. Every export runs in a process of its
-own; results are appended to a file of JSON lines, and what stands there is not made again.
+own; results are appended to a file of JSON lines, and what stands there is not recomputed.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ TIME_LIMIT = 1800
 
 
 def outputs(path: Path, arrays: Mapping[str, Any], threads: int) -> dict[str, bytes]:
-    """What a file puts out under default session options on a number of threads."""
+    """What a file outputs under default session options on a number of threads."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()

@@ -28,7 +28,7 @@ class Export:
         model: name of its model class.
         options: arguments of the configuration.
         shape: of the input behind the batch: one number for token ids, several for pixels or spectra.
-        result: attribute of the model's output that the file puts out.
+        result: attribute of the model's output that the file returns.
         encoder: whether only the encoder of a model that has both is taken.
     """
 

@@ -1,8 +1,8 @@
-"""Measured memory and step time of rewritten training files against their base line, side by side in one run.
+"""Measured memory and step time of rewritten training files against their baseline, side by side in one run.
 
     python -m benchmarks.memory [--only gpt unet] [--runs 5] [--json results.json]
 
-The base line is ckplan's own training graph by strategy `none`. Both files run in stock onnxruntime under default
+The baseline is ckplan's own training graph by strategy `none`. Both files run in stock onnxruntime under default
 session options, in processes of their own; step times alternate. Sizes in MiB.
 """
 

@@ -2,7 +2,7 @@
 
     python -m benchmarks.prediction [--only gpt_tiny light_resnet50 bert] [--batch 2] [--results build/prediction.jsonl]
 
-Of each network at each batch size four training files are made: the base line (strategy `none`) and three plans. What
+Of each network at each batch size four training files are made: the baseline (strategy `none`) and three plans. What
 is predicted is what the file's metadata say; the counter is onnxruntime's own, under default session options; the heap
 is the second meter (memray, arena off). Every network runs in a process of its own. Results are appended to a file of
 JSON lines as they come, and what stands there is not measured again, so that a run can be interrupted and goes on;
@@ -49,7 +49,7 @@ ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "build" / "prediction.jsonl"
 STRATEGIES = ("none", "sqrt", "memory", "auto:steps=0")
 SHARE = 0.6
-"""The budget of `auto`, as a ratio of the base line's peak; where there is no such plan, it gives the knee."""
+"""The budget of `auto`, as a ratio of the baseline's peak; where there is no such plan, it gives the knee."""
 TIME_LIMIT = 1800
 """Seconds for all files of one network at one batch size."""
 

@@ -5,7 +5,7 @@
 
 Each file is analysed, differentiated, rewritten to half its activations and verified, each in a process of its own. All
 gradients are compared with torch's in float64: of the module itself, or for the files that came without one of its
-operators run one by one. What was found is kept in build/real_files, a JSON file a row; delete one to make it again.
+operators run one by one. What was found is kept in build/real_files, a JSON file a row; delete one to recompute it.
 
 Needs torch, transformers and onnxscript; timm and diffusers where they can be imported. A folder of their own on
 PYTHONPATH leaves the environment as it is: ``pip install --no-deps --target DIR onnxscript timm diffusers==0.35.2

@@ -1,8 +1,8 @@
-"""What activation memory costs in measured step time: plans of several overheads against the base line, in one run.
+"""What activation memory costs in measured step time: plans of several overheads against the baseline, in one run.
 
     python -m benchmarks.step_for_memory [--only gpt unet] [--overheads 0.05 0.1 0.2] [--cost measured] [--runs 7]
 
-The base line is ckplan's own training graph by strategy `none`. Each plan is that of `auto` for an overhead that it may
+The baseline is ckplan's own training graph by strategy `none`. Each plan is that of `auto` for an overhead that it may
 cost in the planner's own reckoning; what it costs is measured, steps alternating. The last line of a model is the
 lowest peak whose measured step takes no more than a tenth longer.
 """
@@ -88,7 +88,7 @@ def main() -> None:
         for cells, _ in rows:
             print(f"| {name} | " + " | ".join(cells) + " |")
         fast = [found.activation_ratio or 1.0 for _, found in rows if (found.time_ratio or 9.0) <= ALLOWED]
-        print(f"\n{name}: {min(fast, default=1.0):.3f} of the base line's peak within {ALLOWED - 1:.0%} of its step\n")
+        print(f"\n{name}: {min(fast, default=1.0):.3f} of the baseline's peak within {ALLOWED - 1:.0%} of its step\n")
         sys.stdout.flush()
 
 

@@ -101,7 +101,7 @@ def _problem(graph: fx.Graph, again: bool) -> tuple[dict[str, int], Problem]:
     ``again``: the graph has repeats, so that its order stays as it is.
 
     What the loss depends on is the forward pass. Views of it that only the backward pass reads belong to it too, right
-    after what they are views of, or else nothing that they are views of could be made again.
+    after what they are views of, or else nothing that they are views of could be recomputed.
     """
     *nodes, last = graph.nodes
     returned = [node for node in pytree.tree_leaves(last.args) if isinstance(node, fx.Node)]

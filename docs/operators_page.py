@@ -27,7 +27,7 @@ Written by `python -m docs.generate`; `ckplan ops` prints the same. onnx {versio
 *resolved*: a sequence or an optional gives way, when the model is loaded, to the elements that it holds. *zero
 derivative*: an answer, not an error; if no parameter reaches the loss because of such a node, the error names it.
 QuantizeLinear and its kin are refused instead, or taken for the identity with `--straight-through`. *not
-differentiable*: a node on the way from a parameter to the loss is reported with the reason, unless it puts out no
+differentiable*: a node on the way from a parameter to the loss is reported with the reason, unless it outputs no
 floating-point numbers, where no gradient flows anyway.
 
 ## ai.onnx

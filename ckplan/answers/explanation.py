@@ -1,4 +1,4 @@
-"""Why a plan keeps a tensor or makes it again, what that costs, and what the opposite would."""
+"""Why a plan keeps a tensor or recomputes it, what that costs, and what the opposite would."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ckplan.autodiff import TrainingGraph
 
 Fate = Literal["kept", "recomputed", "freed", "held", "backward"]
-"""Kept for the backward pass; made again; freed after its last reader; in memory all the time; of the backward pass."""
+"""Kept for the backward pass; recomputed; freed after its last reader; in memory all the time; of the backward pass."""
 
 _FREE = 1e-4
 """Overhead that is not worth talking about."""
@@ -68,7 +68,7 @@ class Life:
 
 @dataclass(frozen=True, slots=True)
 class Again:
-    """What it takes to make a tensor again.
+    """What it takes to recompute a tensor.
 
     Attributes:
         seconds: of compute, as estimated or measured, ancestors included.
@@ -110,10 +110,10 @@ class Explanation:
         op_type: operator of that node.
         block: the repeated block of the network that the node stands in, and how often that occurs.
         fate: what the plan does with it.
-        never: why no plan makes it again; empty if one might.
+        never: why no plan recomputes it; empty if one might.
         reason: why the plan does what it does, a sentence.
         lives: its copies.
-        again: what making it again takes (of a kept tensor: would take).
+        again: what recomputing it takes (of a kept tensor: would take).
         opposite: what the opposite decision would lead to; None if there is none.
         strategy: the plan's.
         peak: bytes of activations of the plan.
@@ -303,7 +303,7 @@ def _lives(
 
 
 def _never(problem: Problem, nodes: Sequence[ir.Node], base: int, training: TrainingGraph | None) -> str:
-    """Why no plan makes a tensor again; empty if one might."""
+    """Why no plan recomputes a tensor; empty if one might."""
     tensor, producer = problem.tensors[base], problem.producer[base]
     if tensor.kind is Kind.PARAMETER:
         return "it is a parameter or a constant, which is in memory all the time"
@@ -312,7 +312,7 @@ def _never(problem: Problem, nodes: Sequence[ir.Node], base: int, training: Trai
     if tensor.kind is Kind.OUTPUT:
         return f"it is {_role(tensor.name, training)}, which the caller gets: it stays in memory to the end"
     if problem.ops[producer].backward:
-        return "the backward pass makes it, and only what the forward pass made is made again"
+        return "the backward pass makes it, and only what the forward pass made is recomputed"
     if reason := why_only_once(nodes[producer]):
         return reason
     return "" if problem.ops[producer].recomputable else "its node must not run twice"
@@ -348,7 +348,7 @@ def _fate(problem: Problem, plan: Plan, base: int, copies: Sequence[Copy]) -> Fa
 def _alternative(
     problem: Problem, plan: Plan, nodes: Sequence[ir.Node], maker: int, fate: Fate
 ) -> tuple[Again | None, Opposite | None]:
-    """What making a tensor again takes, and what the opposite of the plan's decision leads to."""
+    """What recomputing a tensor takes, and what the opposite of the plan's decision leads to."""
     if fate == "recomputed":
         ran = recomputed_with(problem, plan.schedule, maker)
         schedule = keeping_instead(problem, plan.schedule, maker)
@@ -372,10 +372,10 @@ def _alternative(
 def _reason(fate: Fate, never: str, lives: Sequence[Life], plan: Plan, opposite: Opposite | None) -> str:
     """Why the plan does what it does, in a sentence."""
     if never:
-        return f"it cannot be made again: {never}"
+        return f"it cannot be recomputed: {never}"
     if opposite is None:
         return (
-            "only the forward pass reads it: it is freed after its last reader, and making it again would serve nothing"
+            "only the forward pass reads it: it is freed after its last reader, and recomputing it would serve nothing"
         )
     peak, extra = opposite.peak - plan.predicted.peak_activations, opposite.overhead - plan.overhead
     at_peak = any(life.at_peak for life in lives)
@@ -383,17 +383,17 @@ def _reason(fate: Fate, never: str, lives: Sequence[Life], plan: Plan, opposite:
         if peak > 0:
             return f"keeping it would raise the peak by {format_bytes(peak)}"
         if -extra < _FREE:
-            return "making it again costs next to nothing"
-        return "the strategy makes it again although the peak has room for it: what it weighs is not this tensor alone"
+            return "recomputing it costs next to nothing"
+        return "the strategy recomputes it although the peak has room for it: what it weighs is not this tensor alone"
     if peak > 0:
         return (
-            f"making it again would raise the peak by {format_bytes(peak)}: what it is made from would be held or made"
+            f"recomputing it would raise the peak by {format_bytes(peak)}: what it is made from would be held or made"
         )
     if peak == 0 and not at_peak:
-        return "it is not in memory at the peak: making it again would cost time and save nothing there"
+        return "it is not in memory at the peak: recomputing it would cost time and save nothing there"
     if peak == 0:
-        return "making it again would cost time and not lower the peak, which then is reached at another step"
+        return "recomputing it would cost time and not lower the peak, which then is reached at another step"
     return (
-        f"making it again would save {format_bytes(-peak)} at the peak and cost {100 * extra:.2f} % more compute, "
+        f"recomputing it would save {format_bytes(-peak)} at the peak and cost {100 * extra:.2f} % more compute, "
         "which the goal did not ask for"
     )

@@ -73,7 +73,7 @@ class Block:
 
     @property
     def recomputed(self) -> int:
-        """Bytes of the tensors that are made again."""
+        """Bytes of the tensors that are recomputed."""
         return sum(decision.bytes for decision in self.decisions if decision.times)
 
     @property

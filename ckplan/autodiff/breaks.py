@@ -78,9 +78,9 @@ def why(node: ir.Node) -> str:
         return "is constant between its steps"
     kinds = {output.dtype for output in node.outputs if output.dtype is not None}
     if kinds == {ir.DataType.BOOL}:
-        return "puts out true or false"
+        return "outputs true or false"
     if not any(is_floating(output) for output in node.outputs):
-        return "puts out integers" if kinds else "puts out no tensor of numbers"
+        return "outputs integers" if kinds else "outputs no tensor of numbers"
     return "has no derivative by that input"
 
 

@@ -85,7 +85,7 @@ def _coverage(schema: Any, version: int) -> Coverage:
     if not schema.inputs:
         return Coverage(name, since, Kind.NOT, "reads nothing")
     if not _puts_out_floats(schema):
-        return Coverage(name, since, Kind.NOT, "puts out no floating-point numbers")
+        return Coverage(name, since, Kind.NOT, "outputs no floating-point numbers")
     if lookup(name, version) is not None:
         return Coverage(name, since, Kind.RULE)
     if schema.has_function or schema.has_context_dependent_function:

@@ -116,7 +116,7 @@ def build_training_graph(
         time_checkpoints: into how many chunks along time each recurrence is cut, of which only the states between them
             are kept; ``sqrt``: about the root of the number of steps.
         store: patterns of the values in the bodies of loops that are kept for each step; ``none``: nothing but the
-            carried states. Without any, these and the results of heavy operators are; the rest is computed again.
+            carried states. Without any, these and the results of heavy operators are; the rest is recomputed.
 
     Raises:
         UsageError: an option names something that does not exist or cannot be used.

@@ -50,7 +50,7 @@ def command(
     as_json: bool,
     asked: StepOptions,
 ) -> None:
-    """Say why a plan of MODEL keeps TENSOR or makes it again, what that costs, and what the opposite would lead to.
+    """Say why a plan of MODEL keeps TENSOR or recomputes it, what that costs, and what the opposite would lead to.
 
     The plan is the one that `ckplan rewrite` makes with the same options. TENSOR is the name of a value in the model or
     in its training graph, or of a node, which stands for what it makes.

@@ -97,7 +97,7 @@ class Check:
         limits: what it had to keep to.
         findings: the limits that it does not keep.
         growth: buffers whose part in the peak changed, the one that grew most first.
-        dropped: bytes of each forward tensor that was kept and is computed again now.
+        dropped: bytes of each forward tensor that was kept and is recomputed now.
         limit: bytes that its peak may have, the lowest of its limits; None if it has none.
         error: why the check could not be made.
     """
@@ -253,7 +253,7 @@ def grown_buffers(base: Snapshot, head: Snapshot) -> tuple[Growth, ...]:
         return ()
     found: dict[tuple[str, bool], Growth] = {}
     for side, before in ((base, True), (head, False)):
-        for alive in side.at_peak:  # a name may stand twice: dead, in a buffer that is held, and made again
+        for alive in side.at_peak:  # a name may stand twice: dead, in a buffer that is held, and recomputed
             known = found.get(alive.key)
             sizes = (known.before, known.after) if known else (0, 0)
             size = alive.bytes

@@ -98,7 +98,7 @@ class Snapshot:
         peak_node: name of the node at the peak.
         peak_op: its operator.
         at_peak: the buffers alive then, largest first; they add up to ``peak_activations``.
-        recomputed: bytes of each forward tensor that is computed again.
+        recomputed: bytes of each forward tensor that is recomputed.
         unplanned: peak of activations without a plan.
         overhead: extra compute of the plan, as a ratio.
         measured: what it took when it ran.

@@ -117,7 +117,7 @@ def _at_peak(occupancy: Occupancy) -> tuple[PeakBuffer, ...]:
 
 
 def _recomputed(model: ir.Model) -> dict[str, int]:
-    """Bytes of each tensor that nodes make again, by its first name."""
+    """Bytes of each tensor that nodes recompute, by its first name."""
     originals = {node.name: node for node in model.graph}
     again: dict[str, int] = {}
     for node in model.graph:

@@ -58,6 +58,6 @@ def _part_of(node: ir.Node, makers: Mapping[str, ir.Node]) -> ir.Node | None:
 
 
 def _originals(node: ir.Node) -> set[str]:
-    """Names of the results that a recomputed node makes again; none for other nodes."""
+    """Names of the results that a recomputed node recomputes; none for other nodes."""
     _, mark, number = (node.name or "").rpartition(RECOMPUTE_MARK)
     return {(value.name or "").removesuffix(mark + number) for value in node.outputs if value.name} if mark else set()

@@ -131,7 +131,7 @@ _LINEAR = frozenset(
 )
 """Operators that take time and memory for what they read and give, and for nothing else."""
 _MOST_PRODUCTS = 1 << 28
-"""Multiplications of a product of matrices that is folded, a second's work at the most."""
+"""Multiplications of a product of matrices that is folded, a second's work at most."""
 
 
 def is_quick(node: ir.Node, arrays: Sequence[np.ndarray | None]) -> bool:

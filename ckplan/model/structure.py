@@ -19,7 +19,7 @@ import onnx_ir as ir
 
 #: A value at or below this is minus infinity for a softmax.
 _MASKED = -1e4
-#: How many values are looked at, at the most.
+#: How many values are looked at, at most.
 _SAMPLE = 4096
 #: How many of them lie side by side.
 _RUN = 128

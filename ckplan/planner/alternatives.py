@@ -96,7 +96,7 @@ def keeping_instead(problem: Problem, schedule: Sequence[int], index: int) -> li
 def recomputing_instead(problem: Problem, schedule: Sequence[int], index: int) -> tuple[list[int], list[int]] | None:
     """The schedule in which an op runs again before what it makes is first read in the backward pass.
 
-    What is gone by then of what it needs is made again, too, as far as it may be; what may not is held for it.
+    What is gone by then of what it needs is recomputed, too, as far as it may be; what may not is held for it.
 
     Args:
         problem: the ops and tensors.

@@ -1,8 +1,8 @@
 """Eviction with the future known: a schedule that stays within a budget, made in one pass over the graph.
 
 The ops run in a given order. Before an op allocates, tensors are evicted until it fits; before it runs, what it reads
-and is gone is made again, with what that needs. Which tensor goes is decided as in Dynamic Tensor Rematerialization
-(Kirisame et al., ICLR 2021, arXiv:2006.09616): the one that costs least to make again, ancestors that are gone
+and is gone is recomputed, with what that needs. Which tensor goes is decided as in Dynamic Tensor Rematerialization
+(Kirisame et al., ICLR 2021, arXiv:2006.09616): the one that costs least to recompute, ancestors that are gone
 included, for its bytes and for how long it is not needed. DTR works online and takes the time since the last use for
 how long; here the order is known, so that it is the time to the next use, as in Belady's optimal page replacement.
 """
@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from ckplan.planner.problem import Kind, Problem
 
 _ANCESTORS = 48
-"""How many ancestors that are gone count towards the cost of making a tensor again."""
+"""How many ancestors that are gone count towards the cost of recomputing a tensor."""
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Weights:
     """What an eviction is judged by: ``bias * cost ** cost_power / (bytes ** size_power * time ** time_power)``.
 
     Attributes:
-        cost_power: weight of the seconds it takes to make the tensor again.
+        cost_power: weight of the seconds it takes to recompute the tensor.
         size_power: weight of its bytes.
         time_power: weight of the seconds until it is read next.
         bias: a factor for each tensor, by id; empty for none.
@@ -178,7 +178,7 @@ class _Eviction:
                 ):
                     overwritten.add(held)
                     if not self.evictable[held]:
-                        self._hold(tensor)  # nothing can make again what this is made from
+                        self._hold(tensor)  # nothing can recompute what this is made from
                     break
             else:
                 need += self.size[tensor]
@@ -188,7 +188,7 @@ class _Eviction:
             self._free(held)
         for tensor in fresh:
             if self.evictable[tensor] or not self.live[tensor]:
-                self.version[tensor] += 1  # else a view that cannot be made again holds the old one
+                self.version[tensor] += 1  # else a view that cannot be recomputed holds the old one
             if not self.live[tensor]:
                 self.live[tensor] = True
                 self.total += self.size[tensor]
@@ -196,7 +196,7 @@ class _Eviction:
             base = self.root[tensor]
             self.made_from[tensor] = self.version[base]
             if base != tensor and self.producer[base] >= 0 and (op.backward or not op.recomputable):
-                # This view cannot be made again, so what it is a view of stays.
+                # This view cannot be recomputed, so what it is a view of stays.
                 self._hold(base)
         self.schedule.append(index)
         self.cost += op.cost
@@ -220,7 +220,7 @@ class _Eviction:
                 heapq.heappush(self.heap, (self._score(base), base, self.stamp[base]))
 
     def _keeps_others(self, base: int) -> bool:
-        """Say whether something that was evicted needs a root that cannot be made again and is read no more.
+        """Say whether something that was evicted needs a root that cannot be recomputed and is read no more.
 
         If nothing does, what is alive and was made from the root must not be evicted from now on.
         """
@@ -291,7 +291,7 @@ class _Eviction:
         return score * weights.bias[base] if weights.bias else score
 
     def _cost_again(self, base: int) -> float:
-        """Seconds to make a root again, with those of its ancestors that are gone."""
+        """Seconds to recompute a root, with those of its ancestors that are gone."""
         cost = 0.0
         stack, seen = [base], {base}
         while stack and len(seen) <= _ANCESTORS:

@@ -1,8 +1,8 @@
 """What to keep for the backward pass at a price per byte, as a minimum cut; and a bound on overhead from the same cuts.
 
-For each op whose result may be made again there is the choice of running it again, at its cost; for each activation
-the choice of holding it, at its bytes times a price; what is needed later has to be held or made again, and what is
-made again needs its inputs. That is a project-selection problem, which a minimum cut solves exactly (Picard, "Maximal
+For each op whose result may be recomputed there is the choice of running it again, at its cost; for each activation
+the choice of holding it, at its bytes times a price; what is needed later has to be held or recomputed, and what is
+recomputed needs its inputs. That is a project-selection problem, which a minimum cut solves exactly (Picard, "Maximal
 closure of a graph and applications to combinatorial problems", Management Science 22, 1976). torch's min-cut
 partitioner (torch/_functorch/partitioners.py) poses it without the cost of running ops again and without a price.
 """
@@ -46,7 +46,7 @@ class MinimumCut:
             for tensor in problem.ops[index].outputs
             if root[tensor] == tensor and tensors[tensor].kind is Kind.ACTIVATION
         ]
-        """The activations that may be held or made again."""
+        """The activations that may be held or recomputed."""
         nodes = {tensor: number for number, tensor in enumerate(self.held, start=2 + len(ops))}
         # On the source's side is what runs again or is needed: an op pays its cost; a tensor whose op does not run, its
         # price.

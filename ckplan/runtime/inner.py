@@ -2,7 +2,7 @@
 
 What the kernels add (onnxruntime 1.31, ``core/providers/cpu/controlflow``): Scan keeps the states between two steps in
 two buffers each, and works on transposed copies of sequences that do not run along their first axis
-(``scan_utils.cc``, ``LoopStateVariable``). Loop keeps the rows of what it puts out until the last step and then joins
+(``scan_utils.cc``, ``LoopStateVariable``). Loop keeps the rows of what it outputs until the last step and then joins
 them, so that they are there twice (``loop.cc``, ``ConcatenateLoopOutput``); states are copied into the outputs. From
 its second step on a body has one block for all that it makes (memory patterns, see `ckplan.planner.allocations`).
 """

@@ -21,7 +21,7 @@ def test_the_node_that_cuts_all_parameters_off_is_named() -> None:
         }""",
         w=_W,
     )
-    with pytest.raises(ModelError, match=r"no parameter reaches the loss .*ArgMax '.*' \(puts out integers\)"):
+    with pytest.raises(ModelError, match=r"no parameter reaches the loss .*ArgMax '.*' \(outputs integers\)"):
         build_training_graph(model, loss="mean:y")
 
 

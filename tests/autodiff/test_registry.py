@@ -53,7 +53,7 @@ def puts_out_floats(schema: onnx.defs.OpSchema) -> bool:
 
 
 def test_every_operator_of_every_version_is_in_one_class():
-    """Whatever puts out floats has a rule, a function body, a zero derivative or a reason; nothing has two of them."""
+    """Whatever outputs floats has a rule, a function body, a zero derivative or a reason; nothing has two of them."""
     latest = onnx.defs.onnx_opset_version()
     ruled = {entry.op_type for entry in STANDARD}
     classes = [ruled, set(NON_DIFFERENTIABLE), ZERO_DERIVATIVE, LOSS_OPERATORS]

@@ -27,7 +27,7 @@ def test_layers_and_groups_of_a_rewritten_file(gpt: Path, tmp_path: Path) -> Non
     assert layer["extra_seconds"] > 0
     softmax = next(group for group in blocks["groups"] if group["name"] == "MatMul+Mul+Where+Softmax")
     assert softmax["count"] == 6
-    # 8 x 4 heads x 64 x 64 floats in each of six layers, kept or made again, and nothing else of the block.
+    # 8 x 4 heads x 64 x 64 floats in each of six layers, kept or recomputed, and nothing else of the block.
     assert softmax["kept"] + softmax["recomputed"] >= 6 * 8 * 4 * 64 * 64 * 4
     assert any("Softmax" in name for name in softmax["tensors"]["recomputed"] + softmax["tensors"]["kept"])
 

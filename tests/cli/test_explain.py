@@ -48,7 +48,7 @@ def test_a_kept_tensor(deep: Path) -> None:
     assert data["again"]["nodes"] == ["matmul3", "act3"]  # the product is overwritten by then
     assert data["again"]["seconds"] > 0
     assert data["opposite"]["overhead"] > 0
-    assert "making it again would" in data["reason"]
+    assert "recomputing it would" in data["reason"]
 
 
 def test_a_plan_file_is_explained_as_it_is(deep: Path, tmp_path: Path) -> None:

@@ -54,7 +54,7 @@ def test_an_inference_graph_is_reordered(tmp_path: Path) -> None:
 
 
 def test_an_inference_graph_keeps_to_a_budget_by_recomputing(tmp_path: Path) -> None:
-    """A swollen tensor that is read at both ends is made again in place of being kept."""
+    """A swollen tensor that is read at both ends is recomputed in place of being kept."""
     nodes = [helper.make_node("Tile", ["x", "repeats"], ["first"], "first")]
     nodes.append(helper.make_node("ReduceMax", ["first", "axes"], ["m"], "early"))
     narrow = "m"

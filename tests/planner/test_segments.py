@@ -44,7 +44,7 @@ def recomputed(problem: Problem, text: str) -> list[str]:
 
 def test_segments_run_again_one_by_one_from_the_last() -> None:
     problem = chain(6)
-    # What stands after the last checkpoint is kept; checkpoints themselves are not made again.
+    # What stands after the last checkpoint is kept; checkpoints themselves are not recomputed.
     assert recomputed(problem, "segments:checkpoints=a1;a3") == ["matmul2", "tanh2", "matmul0", "tanh0"]
 
 

@@ -18,7 +18,7 @@ def occupancy(layers: int, every: int = 1, odd: str = "", size: int = 4 * KIB) -
 
     Args:
         layers: ops in each direction.
-        every: one in so many tensors is kept, the others are made again.
+        every: one in so many tensors is kept, the others are recomputed.
         odd: what the name of the first node has in it.
         size: bytes of a tensor.
     """

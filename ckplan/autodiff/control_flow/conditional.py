@@ -1,6 +1,6 @@
 """Gradient of If: an If whose branches take the gradients of the results to those of what the branches captured.
 
-What a branch's gradient reads of the branch is computed again from the captured values, in the branch of the backward
+What a branch's gradient reads of the branch is recomputed from the captured values, in the branch of the backward
 If; what is random, or what the user says, comes out of the forward If instead. The other branch has an empty tensor in
 its place, so that storing costs nothing there.
 """

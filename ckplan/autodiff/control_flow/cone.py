@@ -1,4 +1,4 @@
-"""What of a forward body a backward body computes again, and what it takes from storage."""
+"""What of a forward body a backward body recomputes, and what it takes from storage."""
 
 from __future__ import annotations
 

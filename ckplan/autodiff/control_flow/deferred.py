@@ -1,7 +1,7 @@
 """Gradients of captured weights that are computed outside the loop, from all steps at once.
 
 The gradient of a weight in a matrix product, or of a table that rows are picked from, is a sum over the steps. Instead
-of carrying the sum, a step can put out the gradient of the product, and one product over all steps outside gives the
+of carrying the sum, a step can output the gradient of the product, and one product over all steps outside gives the
 gradient of the weight. That is faster, and for a table, of which a step touches a few rows, much so; but it takes as
 many rows as there are steps. It is done where these take less than what carrying the sum does: the first sum, and two
 buffers of a Scan.

@@ -46,7 +46,7 @@ def stores(node: ir.Node, name: str) -> bool | None:
 
 
 def is_stored(node: ir.Node, value: ir.Value, heavy: bool = True) -> bool:
-    """Say whether a value of a node's body is kept rather than computed again.
+    """Say whether a value of a node's body is kept rather than recomputed.
 
     What is drawn at random is always kept: another draw would be another value. Without patterns results of heavy
     operators are kept too, since only the rest is cheap.

@@ -2,7 +2,7 @@
 
 The gradients of the states are carried from the last step to the first, and so are the sums of the gradients of
 captured values, to which each step adds its own. The sweep runs in the forward body itself; what it made is then moved
-out, together with what has to be computed again (see `supply`).
+out, together with what has to be recomputed (see `supply`).
 """
 
 from __future__ import annotations

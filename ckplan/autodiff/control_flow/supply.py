@@ -2,7 +2,7 @@
 
 Rows of what the forward node read or made are free to read. Of a state one sequence is kept, which serves for both ends
 of a step: where a result of the node is that sequence anyway, nothing is kept at all. What the policy chooses is kept
-as one more result of the forward node. The rest is computed again.
+as one more result of the forward node. The rest is recomputed.
 """
 
 from __future__ import annotations

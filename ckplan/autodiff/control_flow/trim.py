@@ -1,6 +1,6 @@
 """Take back the outputs that a gradient asked a nested control-flow node for and that nobody reads after all.
 
-Where the body around it is computed again in the backward pass, only the repeated copy needs them.
+Where the body around it is recomputed in the backward pass, only the repeated copy needs them.
 """
 
 from __future__ import annotations

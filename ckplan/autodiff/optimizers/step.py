@@ -40,7 +40,7 @@ def add_optimizer(training: TrainingGraph, optimizer: Optimizer, clip_norm: floa
         clip_norm: if all gradients together have a larger norm, they are scaled down to this one.
 
     Returns:
-        A graph that puts out, in place of the gradients, ``<parameter>_new`` and ``<parameter>_<state>_new`` and, if
+        A graph that outputs, in place of the gradients, ``<parameter>_new`` and ``<parameter>_<state>_new`` and, if
         the optimizer counts steps, ``step_new``. Its ``updates`` say which input takes which output.
 
     Raises:

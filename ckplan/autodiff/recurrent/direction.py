@@ -112,7 +112,7 @@ class Cell:
         flag: the attribute that stands in :attr:`Direction.flag`, empty if there is none.
         forward: emits the forward loop; its last argument names what to keep: some of ``y``, ``states`` (those before
             each step) and ``gates``.
-        backward: emits the loop back through time. It needs the states; gates that were not kept are computed again.
+        backward: emits the loop back through time. It needs the states; gates that were not kept are recomputed.
     """
 
     gates: int

@@ -34,7 +34,7 @@ def activate(op: Builder, function: Activation, x: ir.Value) -> tuple[ir.Value, 
 
 
 def slope(op: Builder, function: Activation, at: Mapping[str, ir.Value], name: str) -> ir.Value:
-    """Return the slope of what was kept, or made again, under this name."""
+    """Return the slope of what was kept, or recomputed, under this name."""
     found = at.get(f"{name}_slope")
     return function.slope(op, at[name]) if found is None else found
 

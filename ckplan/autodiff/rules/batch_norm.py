@@ -32,13 +32,13 @@ DOT_PLACES = 784
 
 @rule("BatchNormalization", since=14, settings=[3, 4])
 def batch_normalization(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
-    """In inference mode a multiplication per channel; in training mode the statistics are made again from x.
+    """In inference mode a multiplication per channel; in training mode the statistics are recomputed from x.
 
     In inference mode mean and variance are constants of the step. x is kept only if the scale is trained: dscale from
     y would be (y - B) / scale, and scales of zero and nearly zero are common. Behind a Conv that nothing else reads,
     :mod:`ckplan.autodiff.rules.conv_batch_norm` does without x.
 
-    The running statistics that training mode puts out depend on x too, which costs something only if the loss does.
+    The running statistics that training mode outputs depend on x too, which costs something only if the loss does.
     Gradients of the statistics that go in are found where a model computes them.
     """
     x, scale, bias = (required_input(node, index) for index in range(3))
@@ -162,7 +162,7 @@ def _channel_sum(op: Builder, value: ir.Value) -> ir.Value:
 
 @rule("InstanceNormalization")
 def instance_normalization(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
-    """Reads x; mean and variance, one per sample and channel, are made again from it."""
+    """Reads x; mean and variance, one per sample and channel, are recomputed from it."""
     x, scale, bias = (required_input(node, index) for index in range(3))
     assert dy[0] is not None
     samples, channels, *sizes = shape_of(x)
@@ -172,7 +172,7 @@ def instance_normalization(op: Builder, node: ir.Node, dy: Gradients) -> Gradien
 
 @rule("GroupNormalization", since=21)
 def group_normalization(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
-    """Reads x; mean and variance, one per sample and group, are made again from it."""
+    """Reads x; mean and variance, one per sample and group, are recomputed from it."""
     x, scale, bias = (required_input(node, index) for index in range(3))
     assert dy[0] is not None
     samples, channels, *sizes = shape_of(x)

@@ -15,7 +15,7 @@ from ckplan.autodiff.rules.windows import Window, window_of
 
 @rule("DeformConv", since=19)
 def deform_conv(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
-    """A product of the weight with sampled columns, one per tap; both are differentiated, the columns made again.
+    """A product of the weight with sampled columns, one per tap; both are differentiated, the columns recomputed.
 
     Four tensors of the size of the columns live at a time: their gradient, an index, what was read, and a product.
     """

@@ -17,7 +17,7 @@ Gradients = Sequence[ir.Value | None]
 
 @rule("Dropout", since=13, fixed=[1, 2])
 def dropout(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
-    """Reads the mask, a bool per element, which the node is made to put out: it cannot be drawn a second time.
+    """Reads the mask, a bool per element, which the node is made to output: it cannot be drawn a second time.
 
     In inference mode, which is the default, the gradient passes as it is.
     """

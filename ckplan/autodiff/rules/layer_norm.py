@@ -51,7 +51,7 @@ def layer_normalization(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
 
 @rule("RMSNormalization", since=23)
 def rms_normalization(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
-    """Reads x; the inverse root mean square of each row is made again from it."""
+    """Reads x; the inverse root mean square of each row is recomputed from it."""
     x = required_input(node, 0)
     axes = _axes(node, x)
     x, dy = _wide(op, x), [None if g is None else _wide(op, g) for g in dy]

@@ -1,7 +1,7 @@
 """Dropout that drops, in two parts: a mask that is drawn once, and its use, which a plan may repeat.
 
-The mask, a bool per element, is kept for the backward pass. What was dropped out of is not: it is made again from its
-input and the mask. (The operator itself puts out both at once and would draw anew.)
+The mask, a bool per element, is kept for the backward pass. What was dropped out of is not: it is recomputed from its
+input and the mask. (The operator itself outputs both at once and would draw anew.)
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def dropout(op: Builder, node: ir.Node) -> tuple[ir.Value, ir.Value] | None:
         y = op.Mul(x, op.Mul(op.Cast(mask, to=x.dtype), scale))
     maker = mask.producer()
     assert maker is not None
-    # Making it again from the numbers that were drawn would keep those, which are four times as large.
+    # Recomputing it from the numbers that were drawn would keep those, which are four times as large.
     maker.metadata_props[keys.ONCE] = "mask"
     inputs, outputs = ([x, scale], [y, mask]) if fixed is not None else ([x, None], [y, mask, scale])
     y, mask, *_ = outline(op, "TrainingDropout", nodes, inputs, outputs)

@@ -158,7 +158,7 @@ class IntervalModel:
             self.model.add(sum(literals) == run.present)
 
     def _lasting_views(self, index: int, base: int) -> list[int]:
-        """Ops that make a view which an op reads and that cannot be made again: it stays one of the copy it was of."""
+        """Ops that make a view which an op reads and that cannot be recomputed: it stays one of the copy it was of."""
         problem = self.problem
         makers = {problem.producer[t] for t in problem.ops[index].inputs if t != base and problem.view_root[t] == base}
         return [maker for maker in sorted(makers) if problem.ops[maker].backward or not problem.ops[maker].recomputable]

@@ -1,4 +1,4 @@
-"""`evict`: drop what is cheapest to make again when memory runs out, with the future known."""
+"""`evict`: drop what is cheapest to recompute when memory runs out, with the future known."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ckplan.planner.strategies.base import Strategy, one_more_forward
 
 @dataclass(frozen=True)
 class Evict(Strategy):
-    """Run the graph within the budget, evicting what costs least to make again for its bytes and its time unused.
+    """Run the graph within the budget, evicting what costs least to recompute for its bytes and its time unused.
 
     Dynamic Tensor Rematerialization (Kirisame et al., ICLR 2021, arXiv:2006.09616) made offline: the order of ops is
     known, so the time to the next use stands for the time since the last one, and a pass afterwards retains what there

@@ -15,7 +15,7 @@ from ckplan.planner.strategies.base import Strategy
 class KeepAll(Strategy):
     """Keep every activation until its last reader; only the order of the backward ops is chosen.
 
-    The base line of all comparisons. Two orders are tried, the natural one and one that runs ops which free
+    The baseline of all comparisons. Two orders are tried, the natural one and one that runs ops which free
     memory as soon as they can run. O(ops x ready ops). The wrong choice when memory is short.
     """
 

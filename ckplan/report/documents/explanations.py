@@ -85,7 +85,7 @@ def _opposite(found: Explanation, other: Opposite) -> str:
 
 
 def reasons(once: Mapping[str, Sequence[str]], problem: Problem, plan: Plan) -> list[str]:
-    """What is behind a plan, a sentence each: what cannot be made again, where the peak is, what bounds it.
+    """What is behind a plan, a sentence each: what cannot be recomputed, where the peak is, what bounds it.
 
     Args:
         once: nodes that no plan runs again, by reason.
@@ -96,7 +96,7 @@ def reasons(once: Mapping[str, Sequence[str]], problem: Problem, plan: Plan) -> 
     forward = [problem.ops[index] for index in problem.forward]
     returned = sum(problem.tensors[t].kind is Kind.OUTPUT for op in forward for t in op.outputs)
     if returned:
-        lines.append(f"{counted(returned, 'tensor')} of the forward pass cannot be made again, as the caller gets them")
+        lines.append(f"{counted(returned, 'tensor')} of the forward pass cannot be recomputed, as the caller gets them")
     again = len(set(_repeated(plan.schedule)))
     lines.append(f"of {counted(len(forward), 'forward node')}, {again:,} run again, {plan.recomputed:,} times in all")
     steps, peak = plan.predicted.steps, plan.predicted.peak_step

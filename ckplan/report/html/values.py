@@ -39,7 +39,7 @@ class Group:
         name: its operators.
         count: how often it stands in the model.
         kept: bytes that are kept, as text.
-        recomputed: bytes that are made again, as text.
+        recomputed: bytes that are recomputed, as text.
         seconds: extra compute, as text.
         bars: widths of both parts of its bar, out of 100.
         table: its tensors.

@@ -59,7 +59,7 @@ def loops(training):
 
 
 def kept(training):
-    """Names of the sequences that the forward Scan puts out for the backward pass."""
+    """Names of the sequences that the forward Scan outputs for the backward pass."""
     return {str(value.name) for value in loops(training)[0].outputs if str(value.name).endswith("/steps")}
 
 
