@@ -18,7 +18,7 @@ from ckplan.isolation.folders import temporary_folder
 from ckplan.model.bodies import bodies_of
 from ckplan.model.half import missing_kernel_advice
 from ckplan.model.infer import NodeInference
-from ckplan.model.stand_ins import stand_in
+from ckplan.model.stand_ins import KEEP_BYTES, stand_in
 from ckplan.planner.simulate import simulate
 from ckplan.planner.timeline import Timeline
 from ckplan.runtime.cpu import CPU
@@ -76,7 +76,8 @@ def executed_model(model: ir.Model, without: Sequence[str] = (), runtime: Runtim
 def optimised(model: ir.Model, level: Level, without: Sequence[str] = (), runtime: Runtime = CPU) -> ir.Model:
     """What onnxruntime's optimisers leave of a model, every value with its dimensions.
 
-    Parameters are graph inputs without a value in it.
+    Parameters are graph inputs without a value in it, and so are large constants: where optimisers move a transpose,
+    they turn constants in place, and of a large one there is only a stand-in to be turned.
 
     Args:
         model: the file.
@@ -87,7 +88,13 @@ def optimised(model: ir.Model, level: Level, without: Sequence[str] = (), runtim
     Raises:
         ModelError: onnxruntime does not load the model.
     """
-    made = _optimised(_as_file(model), level, without, runtime)
+    file = _as_file(model)
+    for name, value in list(file.graph.initializers.items()):
+        if value.const_value is not None and value.const_value.nbytes > KEEP_BYTES:
+            del file.graph.initializers[name]
+            value.const_value = None
+            file.graph.inputs.append(value)
+    made = _optimised(file, level, without, runtime)
     _infer_shapes(made, everywhere=False)
     _learn_dimensions(made, model)
     for value in _made(made.graph):

@@ -31,6 +31,14 @@ from ckplan.runtime.runtime import Runtime
 from ckplan.runtime.sizes import dimensions_of
 from ckplan.runtime.unfused import FUSED, PARTS, Part
 
+_INLINED = "_inlfunc_"
+"""How onnxruntime calls the values of a function body that it inlines (``core/graph/function_utils.cc``). Of them it
+writes no shapes, and what can be told of those is their size in bytes only."""
+
+_NOT_ADOPTED = (SINGLE, _INLINED)
+"""Values that speak against adopting a graph: computed in float32 for want of a kernel here and not elsewhere, or of
+shapes that are not known."""
+
 LEFT_OUT = ("ConstantFolding", "NchwcTransformer", "NhwcTransformer")
 """Optimisers of onnxruntime whose work is not adopted."""
 
@@ -52,8 +60,8 @@ def fused_graph(model: ir.Model, runtime: Runtime = CPU) -> ir.Model:
     basic = optimised(model, Level.BASIC, LEFT_OUT, runtime)
     extended = optimised(model, Level.EXTENDED, LEFT_OUT, runtime)
     graph = basic.graph
-    if any(str(value.name).startswith(SINGLE) for node in graph for value in node.outputs):
-        return model.clone()  # computed in float32 for want of a kernel here, and not elsewhere
+    if any(str(value.name).startswith(_NOT_ADOPTED) for node in graph for value in node.outputs):
+        return model.clone()
     _adopt(graph, extended.graph, runtime)
     _remove_unread(graph)
     _restore(basic, model)
@@ -196,14 +204,15 @@ def _remove_unread(graph: ir.Graph) -> None:
 def _restore(model: ir.Model, original: ir.Model) -> None:
     """Put back what onnxruntime does not keep: values of parameters, metadata, sets of operators, names of nodes."""
     graph, source = model.graph, original.graph
+    given = {value.name: value for value in graph.inputs}
+    fed = {value.name for value in source.inputs}
     for name, value in source.initializers.items():
-        if name in graph.initializers:
-            graph.initializers[name].const_value = value.const_value
-            continue
-        fed = next((given for given in graph.inputs if given.name == name), None)
-        if fed is not None:
-            fed.const_value = value.const_value
-            graph.register_initializer(fed)
+        # What is an initializer still is what optimisers made of it: a constant may have been turned in place.
+        if name in given:
+            given[name].const_value = value.const_value
+            graph.register_initializer(given[name])
+            if name not in fed:
+                graph.inputs.remove(given[name])
     graph.opset_imports.clear()
     graph.opset_imports.update(source.opset_imports)
     model.metadata_props.update(original.metadata_props)

@@ -9,6 +9,7 @@ import numpy as np
 import onnx
 import onnx.parser
 import onnx_ir as ir
+import onnxruntime
 import pytest
 
 import ckplan
@@ -113,3 +114,30 @@ def test_what_is_not_fused_without_a_plan_is_not_fused_with_one(tmp_path: Path) 
     planned = rewrite(step, ckplan.parse_strategy("sqrt"))
     assert planned.plan.recomputed
     assert "FastGelu" not in executed_operators(planned.model)
+
+
+ROTARY = """
+    <ir_version: 10, opset_import: ["" : 21]>
+    rotary (float[2,5,3,7] x) => (float[2,5,3,7] y) <float[5,7] table = {}>
+    {
+        turned = Transpose <perm = [0, 2, 1, 3]> (x)
+        product = Mul (turned, table)
+        bent = Tanh (product)
+        y = Transpose <perm = [0, 2, 1, 3]> (bent)
+    }
+"""
+
+
+@pytest.mark.parametrize("copies", [1, 20_000], ids=["small", "large"])
+def test_a_constant_that_optimisers_turn_is_taken_as_they_left_it(copies: int) -> None:
+    """A transpose that moves behind a product turns the constant factor; of a large one there is only a stand-in."""
+    rng = np.random.default_rng(0)
+    table = rng.normal(size=(5, 7 * copies)).astype(np.float32)
+    model = onnx.parser.parse_model(ROTARY.replace("7", str(7 * copies)).replace("2,5,3", "1,5,1"))
+    model.graph.initializer[0].CopyFrom(onnx.numpy_helper.from_array(table, "table"))
+    step = ckplan.open_model(model, inference=True)
+    x = rng.normal(size=(1, 5, 1, 7 * copies)).astype(np.float32)
+    expected = np.tanh(x.transpose(0, 2, 1, 3) * table).transpose(0, 2, 1, 3)
+    for file in (step.model, ckplan.rewrite(step, strategy="memory").model):
+        session = open_session(ir.to_proto(file).SerializeToString(), onnxruntime.SessionOptions())
+        np.testing.assert_allclose(session.run(None, {"x": x})[0], expected, rtol=1e-5)
