@@ -220,12 +220,12 @@ def test_literals_are_not_trained():
 
 
 def test_what_the_loader_took_for_a_constant_is_not_trained():
-    text = "g (double[3] x) => (double loss) { a = Mul(x, w) b = Mul(a, mask) loss = ReduceSum <keepdims = 0> (b) }"
-    model = parse(text, w=values(3), mask=values(3, seed=1))
-    assert list(build_training_graph(model).gradients) == ["w", "mask"]
-    mark_constant(model.graph.initializers["mask"], "test")
+    text = "g (double[3] x) => (double loss) { a = Mul(x, w) b = Mul(a, v) loss = ReduceSum <keepdims = 0> (b) }"
+    model = parse(text, w=values(3), v=values(3, seed=1))
+    assert list(build_training_graph(model).gradients) == ["w", "v"]
+    mark_constant(model.graph.initializers["v"], "test")
     assert list(build_training_graph(model).gradients) == ["w"]
-    assert list(build_training_graph(model, wrt=["mask"]).gradients) == ["mask"]
+    assert list(build_training_graph(model, wrt=["v"]).gradients) == ["v"]
 
 
 def test_models_without_parameters():
