@@ -22,10 +22,10 @@ def test_layers_and_groups_of_a_rewritten_file(gpt: Path, tmp_path: Path) -> Non
     blocks = json.loads(result.stdout)["blocks"]
     assert blocks["strategy"] == "memory"
     (layer,) = blocks["layers"]
-    assert (layer["name"], layer["count"]) == ("LayerNormalization+MatMul+Add+Mul+…", 6)
+    assert (layer["name"], layer["count"]) == ("LayerNormalization+Gemm+FusedMatMul+Where+…", 6)
     assert layer["recomputed"] > 0
     assert layer["extra_seconds"] > 0
-    softmax = next(group for group in blocks["groups"] if group["name"] == "MatMul+Mul+Where+Softmax")
+    softmax = next(group for group in blocks["groups"] if group["name"] == "FusedMatMul+Where+Softmax")
     assert softmax["count"] == 6
     # 8 x 4 heads x 64 x 64 floats in each of six layers, kept or recomputed, and nothing else of the block.
     assert softmax["kept"] + softmax["recomputed"] >= 6 * 8 * 4 * 64 * 64 * 4
@@ -48,7 +48,7 @@ def test_people_get_tables(command: str, gpt: Path, tmp_path: Path, monkeypatch:
     assert result.exit_code == 0, result.stderr
     heading, *_ = [line for line in result.stdout.splitlines() if line.startswith("Repeated layers")]
     assert heading == "Repeated layers: kept for the backward pass and recomputed by `memory`"
-    assert "MatMul+Mul+Where+Softmax" in result.stdout
+    assert "FusedMatMul+Where+Softmax" in result.stdout
     assert max(map(len, result.stdout.splitlines())) <= 80
 
 

@@ -123,7 +123,7 @@ def test_listings() -> None:
         (["--loss", "nope"], 2, "neither a loss nor an output"),
         (["--wrt", "nope*"], 2, "nope*"),
         (["--dim", "nope=3"], 2, "nope"),
-        (["--budget", "16"], 4, "the budget is 16 B"),
+        (["--budget", "16"], 4, "within the budget of 16 B"),
         (["--budget", "lots"], 2, "is not a size"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
