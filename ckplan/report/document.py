@@ -128,7 +128,7 @@ class Line:
 
     Attributes:
         text: what it says.
-        style: ``bold``, ``dim`` or nothing.
+        style: ``bold``, ``dim`` or nothing; a ``headline`` is one line, however long.
     """
 
     text: str
@@ -199,7 +199,7 @@ def joined(*documents: Document) -> Document:
     first, *others = documents
     sections = list(first.sections)
     for other in others:
-        sections += [Section("", (Line(other.title, "bold"),)), *other.sections]
+        sections += [Section("", (Line(other.title, "headline"),)), *other.sections]
     notes = tuple(note for document in documents for note in document.notes)
     return Document(first.title, tuple(sections), notes, others[-1].level if others else first.level)
 

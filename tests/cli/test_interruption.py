@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import onnx
@@ -74,6 +75,7 @@ def test_ctrl_c_ends_a_call_that_does_not_hear_of_it() -> None:
     process = subprocess.Popen([sys.executable, "-c", STUCK], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert process.stdout is not None
     assert process.stdout.readline() == "computing\n", process.communicate()[1]
+    time.sleep(1)  # from the line to the call
     process.send_signal(signal.SIGINT)
     _, stderr = process.communicate(timeout=120)
     assert process.returncode == 130
@@ -87,14 +89,14 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 from ckplan.pipeline import planning
 from ckplan.cli import main
 
-emit = planning.emit
+write = planning.write
 
 def announced(*arguments):
     print("writing", flush=True)
     while True:
-        emit(*arguments)
+        write(*arguments)
 
-planning.emit = announced
+planning.write = announced
 sys.argv[0] = "ckplan"
 main()
 """

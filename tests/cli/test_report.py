@@ -148,7 +148,7 @@ def test_compare_writes_a_page(model: Path, tmp_path: Path) -> None:
     result = run("compare", smaller, larger, "--html", page)
     assert result.exit_code == 1
     told = shown(page)
-    assert "What changed at the peak" in told
+    assert "grew or appeared at the peak" in told
     assert "✗ failed" in told
     assert "+100 % memory" in told
     text = page.read_text(encoding="utf-8")

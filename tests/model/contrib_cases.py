@@ -214,7 +214,6 @@ MOVING = [
     case("QuantizeLinear", numbers(3, 4), np.asarray(0.02), np.asarray(3, np.int8)),
     case("DequantizeLinear", integers(3, 4, below=9).astype(np.uint16), np.asarray([0.1, 0.2, 0.3]),
          np.asarray([1, 2, 3], np.uint16), axis=0),
-    case("Range", np.asarray(1.0), np.asarray(7.0), np.asarray(2.0), formula=lambda *_: np.asarray([1.0, 3.0, 5.0])),
 ]  # fmt: skip
 
 ATTENTION = [

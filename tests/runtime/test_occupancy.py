@@ -112,7 +112,7 @@ def test_decisions_are_those_of_the_plan(training: ir.Model, planned: Planned) -
     assert found.recomputed == planned.plan.recomputed
     assert sum(decision.times for decision in decisions) == planned.plan.recomputed
     assert {d.tensor for d in decisions if not d.times} == roles(
-        occupancy(problem_of(training), planned.plan.schedule, training)
+        occupancy(planned.step.problem, planned.plan.schedule, planned.step.fused)
     )[Role.KEPT]
     extra = sum(block.seconds for block in found.blocks)
     assert extra == pytest.approx(planned.plan.cost - planned.plan.base_cost)
@@ -123,8 +123,9 @@ def test_decisions_are_those_of_the_plan(training: ir.Model, planned: Planned) -
 
 
 def test_contents_are_those_of_the_file(training: ir.Model) -> None:
-    found = contents_of(step_of(training))
-    assert found.forward + found.backward == len(training.graph)
+    step = step_of(training)
+    found = contents_of(step)
+    assert found.forward + found.backward == len(step.fused.graph)
     assert found.inputs >= 256 * 16 * 4
     assert found.outputs >= 6 * 16 * 16 * 4
     assert found.loss == ""

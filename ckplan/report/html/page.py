@@ -65,6 +65,7 @@ def render(found: Findings) -> str:
         **_headline(found),
         **_optional(found),
         # What is no text of a stranger's: all of it is made here, and escaped where it has to be.
+        "marks": {"passed": "✓ ", "warned": "! ", "failed": "✗ ", "error": "✗ "},
         "style": Markup(style),
         "script": Markup(script),
         "data": Markup(chart_data(curves)),

@@ -22,7 +22,7 @@ _SHORTEST, _WIDTH = 12, 34
 
 def terminal(document: Document) -> RenderableType:
     """The document for a console of rich's; names are shortened, long tables cut."""
-    parts = [Text(document.title, style="bold", no_wrap=True, overflow="ignore")] if document.title else []
+    parts: list[RenderableType] = [_headline(document.title)] if document.title else []
     shown = [_section(section) for section in document.sections if not section.minor]
     return Group(*[part for content in (*parts, *shown) for part in ("", content)][1:])
 
@@ -40,6 +40,11 @@ def ending(name: str, width: int = _WIDTH) -> str:
     return name if len(name) <= width else f"…{name[1 - width :]}"
 
 
+def _headline(text: str) -> Text:
+    """A line that is never folded, so that it can be searched."""
+    return Text(text, style="bold", no_wrap=True, overflow="ignore")
+
+
 def _section(section: Section) -> RenderableType:
     parts = [part for block in section.blocks for part in _block(block)]
     if not section.title:
@@ -54,7 +59,7 @@ def _block(block: Block) -> list[RenderableType]:
         case Facts():
             return [_facts(block)]
         case Line():
-            return [Text(block.text, style=block.style)]
+            return [_headline(block.text) if block.style == "headline" else Text(block.text, style=block.style)]
         case MemoryChart():
             return [Chart(block.timeline, expected=block.expected)]
         case FrontierChart():
