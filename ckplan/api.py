@@ -29,7 +29,7 @@ from ckplan.meter.costs import measured_costs
 from ckplan.model import save
 from ckplan.model.weights import scratch_folder
 from ckplan.pipeline import Goal, Planned, Step, StepOptions, open_step, planning, step_of
-from ckplan.pipeline.step import Source, model_of, name_of
+from ckplan.pipeline.step import Source, forward_of, model_of, name_of
 from ckplan.planner import Plan
 from ckplan.planner.strategies import parse_strategy
 
@@ -159,8 +159,7 @@ def build_training_graph(model: Source, **objective: Any) -> TrainingGraph:
         objective: see `ckplan.autodiff.build_training_graph`.
     """
     if not isinstance(model, ir.Model):
-        forward = open_step(model, StepOptions(inference=True))
-        model = forward.model
+        model = forward_of(model, StepOptions()).model
     return differentiate(model, **objective)
 
 

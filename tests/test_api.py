@@ -85,6 +85,8 @@ def test_compare_plans_as_rewrite_does(path: Path) -> None:
 def test_a_protobuf_is_differentiated(path: Path) -> None:
     made = ckplan.build_training_graph(onnx.load(path))
     assert made.gradients
+    names = [value.name for value in made.model.graph.inputs]
+    assert len(names) == len(set(names))
 
 
 @pytest.mark.parametrize("options", [{"nonsense": 1}, {"dims": {"batch": 4}, "cost": "guessed"}])

@@ -121,7 +121,7 @@ def open_step(
     optimizer = None if chosen is None else parse_optimizer(chosen)
     name = name or name_of(source)
     progress(f"reading {name}")
-    forward = _forward(source, options)
+    forward = forward_of(source, options)
     if options.inference:
         return step_of(forward.model, name, notes=forward.notes, source=source)
     progress("differentiating")
@@ -173,7 +173,13 @@ def name_of(source: Source) -> str:
     return source.graph.name or "model"
 
 
-def _forward(source: Source, options: StepOptions) -> ForwardModel:
+def forward_of(source: Source, options: StepOptions) -> ForwardModel:
+    """A model in normal form, read if it is a file.
+
+    Raises:
+        ModelError: it cannot be read or shaped.
+        UsageError: sizes do not fit the model.
+    """
     sizes: dict[str, Any] = {"dims": options.dims, "shapes": options.shapes, "training": options.option("training")}
     sizes["fixed"] = options.fixed
     if isinstance(source, str | os.PathLike):
