@@ -34,6 +34,7 @@ from ckplan.errors import CkplanError, EnvironmentUnavailableError, UsageError
 
 if TYPE_CHECKING:
     from ckplan.comparison import Comparison, Configuration, How
+    from ckplan.report.document import Document
 
 _PATH = click.Path(path_type=Path)
 _OUTPUTS = ("save_baseline", "markdown", "junit", "page")
@@ -122,11 +123,14 @@ def command(
                 found = _configured(configuration, measured, how)
             else:
                 found = _compared(base, head, options, given, measured, how)
+    from ckplan.report.documents.comparisons import comparison
+
+    document = comparison(found)
     notes(found.notes)
-    _write(found, outputs, reports, base, force)
+    _write(found, document, outputs, reports, base, force)
     if summary is not None:
-        _append(found, summary)
-    _tell(found, as_json)
+        _append(document, summary)
+    _tell(found, document, as_json)
     if found.failure is not None:
         raise found.failure
 
@@ -232,6 +236,7 @@ def _check_outputs(
 
 def _write(
     found: Comparison,
+    document: Document,
     outputs: Mapping[str, Path | None],
     reports: Mapping[str, Path],
     base: Path | None,
@@ -245,33 +250,29 @@ def _write(
         heads = {check.name: check.head for check in found.checks if check.head is not None}
         replaced = base is not None and base.exists() and saved.exists() and saved.samefile(base)
         write_baseline({**(found.others if replaced else {}), **heads}, saved, force=force)
-    from ckplan.report.documents.comparisons import comparison
-
     own = {kind: path for kind in ("markdown", "junit") if (path := outputs[kind]) is not None}
-    write_reports(comparison(found), {**reports, **own}, force)
+    write_reports(document, {**reports, **own}, force)
     if outputs["page"] is not None:
         write_page(outputs["page"], force, comparison_title(found), notes=found.notes, comparison=found)
 
 
-def _append(found: Comparison, summary: Path) -> None:
-    from ckplan.report.documents.comparisons import comparison
+def _append(document: Document, summary: Path) -> None:
     from ckplan.report.writers.markdown import markdown
 
     with summary.open("a", encoding="utf-8") as stream:
-        stream.write(markdown(comparison(found)))
+        stream.write(markdown(document))
 
 
-def _tell(found: Comparison, as_json: bool) -> None:
+def _tell(found: Comparison, document: Document, as_json: bool) -> None:
     """Show the result, and tell GitHub."""
     from ckplan.report import json
-    from ckplan.report.documents.comparisons import comparison
     from ckplan.report.writers import github
 
     if _on_github():
         # On stderr, which the runner reads as well: stdout is data.
-        for line in github.annotated(comparison(found)):
+        for line in github.annotated(document):
             annotate(line)
     if as_json:
         show_json(json.comparison(found))
     else:
-        show(comparison(found))
+        show(document)
