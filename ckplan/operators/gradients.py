@@ -123,12 +123,6 @@ def find(op_type: str, version: int, domain: str = "") -> Entry | None:
     return None
 
 
-def has_rule(op_type: str, domain: str) -> bool:
-    """Whether a rule is registered for any version of an operator."""
-    _load_others(domain)
-    return (domain, op_type) in _RULES
-
-
 def entries() -> list[Entry]:
     """Return all rules that are registered, by domain, operator and version."""
     load_group(GROUP)
