@@ -74,7 +74,9 @@ def test_everything_fits_80_columns(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         result = run(name, *arguments)
         assert result.exit_code == 0, result.stderr
         first, *lines = result.stdout.splitlines()
-        # The result in one line stays one line, for grep; a terminal folds it without harm, which a table is not.
+        # A result in one line stays one line, for grep; a terminal folds it without harm, which a table is not.
+        # What was planned comes first, and what was measured, if anything was, after it.
+        lines = [line for line in lines if not line.startswith("measured: ")]
         wide[name] = [line for line in [first] * (": " not in first) + lines if len(line) > 80]
     assert {name: lines for name, lines in wide.items() if lines} == {}
     made = {file.name: file for file in (tmp_path / "ckplan-demo").iterdir()}
