@@ -12,7 +12,9 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from benchmarks.fuzz.cases import broken, run_case
 from benchmarks.fuzz.damaged import CASES, written
@@ -30,6 +32,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=float("inf"), help="stop after so many seconds")
     parser.add_argument("--damaged", action="store_true")
     parser.add_argument("--keep", action="store_true")
+    parser.add_argument("--log", type=Path, help="a line for each case; those that are in it are not run again")
     options = parser.parse_args()
     import_all()
     fork_children()
@@ -66,27 +69,50 @@ def _damaged(place: Path) -> dict[str, object]:
 def _fuzz(options: argparse.Namespace, place: Path) -> dict[str, object]:
     seeds, folder = place / "seeds", place / "case"
     write_seeds(seeds)
-    codes: Counter[int] = Counter()
-    failures = []
-    started, slowest, largest = time.monotonic(), 0.0, 0
-    for number in range(options.first, options.first + options.cases):
-        if time.monotonic() - started > options.seconds:
-            break
-        shutil.rmtree(folder, ignore_errors=True)
-        command, outcome, reasons = run_case(number, seeds, folder)
-        codes[outcome.code] += 1
-        slowest, largest = max(slowest, outcome.seconds), max(largest, outcome.memory)
-        if reasons:
-            failure = {"case": number, "command": command, "broken": reasons, "said": outcome.stderr[-300:]}
-            failures.append(failure)
-            print(json.dumps(failure), file=sys.stderr, flush=True)
+    log = options.log or place / "log"
+    known = {entry["case"] for entry in _entries(log)}
+    started = time.monotonic()
+    with log.open("a", encoding="utf-8") as stream:
+        for number in range(options.first, options.first + options.cases):
+            if number in known:
+                continue
+            if time.monotonic() - started > options.seconds:
+                break
+            shutil.rmtree(folder, ignore_errors=True)
+            told = run_case(number, seeds, folder)
+            outcome = told.outcome
+            entry = {
+                "case": number,
+                "file": told.file,
+                "command": told.command,
+                "afresh": told.afresh,
+                "code": outcome.code,
+                "seconds": round(outcome.seconds, 2),
+                "bytes": outcome.memory,
+                "broken": told.broken,
+            }
+            if told.broken:
+                entry["said"] = outcome.stderr[-300:]
+                print(json.dumps(entry), file=sys.stderr, flush=True)
+            stream.write(json.dumps(entry) + "\n")
+            stream.flush()
+    return _summary(_entries(log)) | {"seconds": round(time.monotonic() - started)}
+
+
+def _entries(log: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()] if log.exists() else []
+
+
+def _summary(entries: Sequence[Mapping[str, Any]]) -> dict[str, object]:
     return {
-        "cases": sum(codes.values()),
-        "codes": codes,
-        "slowest_seconds": round(slowest, 1),
-        "largest_bytes": largest,
-        "seconds": round(time.monotonic() - started),
-        "broken": failures,
+        "cases": len(entries),
+        "codes": Counter(entry["code"] for entry in entries),
+        "files": Counter(Path(entry["file"]).suffix for entry in entries),
+        "commands": Counter(entry["command"][0] for entry in entries),
+        "afresh": sum(entry["afresh"] for entry in entries),
+        "slowest_seconds": max((entry["seconds"] for entry in entries), default=0.0),
+        "largest_bytes": max((entry["bytes"] for entry in entries), default=0),
+        "broken": [entry for entry in entries if entry["broken"]],
     }
 
 

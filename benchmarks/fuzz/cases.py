@@ -7,12 +7,14 @@ import random
 import re
 import shutil
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import onnx
 
-from benchmarks.fuzz.forked import GIB, Outcome, run_forked
+from benchmarks.fuzz.forked import GIB, Outcome, run_afresh, run_forked
 from benchmarks.fuzz.mutations import EVIL, mutant
+from benchmarks.fuzz.seeds import KEPT_AS, KEPT_COSTS
 
 SECONDS = 60
 MEMORY = 2 * GIB
@@ -30,44 +32,83 @@ _MODEL_COMMANDS = (
     ("explain", "M", "h", "--strategy", "sqrt"),
     ("report", "M", "-o", "out.html", "--strategy", "sqrt"),
     ("measure", "M", "--device", "cpu", "--runs", "1", "--csv", "out.csv"),
+    ("measure", "M", "--device", "cpu", "--runs", "1", "--trace", "out.trace.json", "--json"),
+    ("measure", "M", "--device", "cpu", "--bisect"),
     ("verify", "chain.onnx", "M", "--device", "cpu"),
+    ("verify", "M", "M", "--device", "cpu", "--json"),
     ("compare", "M", "M", "--markdown", "out.md", "--junit", "out.xml"),
+    ("compare", "chain.onnx", "M", "--report", "github=out.txt", "--html", "out.html"),
+    ("rewrite", "M", "-o", "out.onnx", "--strategy", "sqrt", "--verify", "--device", "cpu", "--verbose"),
+    ("plan", "M", "-o", "out.json", "--budget", "50%", "--time-limit", "2", "--json"),
+    ("grad", "M", "-o", "out.onnx", "--loss", "l2", "--unused", "zero", "--retain-grad", "*"),
 )
+_SNAPSHOT_COMMANDS = (("compare", "M", "chain.onnx"), ("compare", "chain.onnx", "M", "--json"), ("compare", "M", "M"))
+_CONFIGURED_COMMANDS = (("compare", "--config", "M"), ("compare", "--config", "M", "--json"))
 _COMMANDS: dict[str, Sequence[Sequence[str]]] = {
-    "plan.json": (("rewrite", "chain.onnx", "-o", "out.onnx", "--plan", "M"), ("explain", "chain.onnx", "t1")),
-    "baseline.json": (("compare", "M", "chain.onnx"), ("compare", "chain.onnx", "M", "--json"), ("compare", "M", "M")),
-    "ckplan.toml": (("compare", "--config", "M"), ("compare", "--config", "M", "--json")),
-    "instance.json": (("instance", "M"),),
+    "plan.json": (
+        ("rewrite", "chain.onnx", "-o", "out.onnx", "--plan", "M"),
+        ("explain", "chain.onnx", "t1", "--plan", "M"),
+    ),
+    **dict.fromkeys(("baseline.json", "analyzed.json", "rewritten.json", "measured.json"), _SNAPSHOT_COMMANDS),
+    **dict.fromkeys(("ckplan.toml", "pyproject.toml"), _CONFIGURED_COMMANDS),
+    **dict.fromkeys(("instance.json", "instance.txt", "graph.json"), (("instance", "M"),)),
+    **dict.fromkeys(
+        ("names.txt", "names.json", "names.safetensors"), (("grad", "chain.onnx", "-o", "out.onnx", "--params", "M"),)
+    ),
+    "costs.json": (("plan", "chain.onnx", "-o", "out.json", "--strategy", "memory", "--cost", "measured"),),
     "inputs.npz": (("measure", "planned.onnx", "--inputs", "M", "--device", "cpu", "--runs", "1"),),
     "external.data": (
         ("rewrite", "external.onnx", "-o", "out.onnx", "--strategy", "sqrt"),
         ("grad", "external.onnx", "-o", "out.onnx"),
     ),
 }
+AFRESH = 100
+"""Every so manieth case is run by ``python -m ckplan``, the others in forks."""
 _RAW = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202e]|##\[|^\s*::error file=x", re.MULTILINE)
 
 
-def run_case(number: int, seeds: Path, folder: Path) -> tuple[Sequence[str], Outcome, list[str]]:
+@dataclass(frozen=True)
+class Told:
+    """What became of a case.
+
+    Attributes:
+        file: which file was damaged.
+        command: what was run.
+        afresh: whether with processes of its own.
+        outcome: how it ended.
+        broken: which invariants it broke.
+    """
+
+    file: str
+    command: Sequence[str]
+    afresh: bool
+    outcome: Outcome
+    broken: Sequence[str]
+
+
+def run_case(number: int, seeds: Path, folder: Path) -> Told:
     """Run a case.
 
     Args:
         number: which; the same number is the same case.
         seeds: the files of `write_seeds`.
         folder: an empty folder to work in.
-
-    Returns:
-        The command, how it ended, and which invariants it broke.
     """
     rng = random.Random(number)
     shutil.copytree(seeds, folder, dirs_exist_ok=True)
-    files = sorted(file.name for file in seeds.iterdir())
+    files = sorted(file.name for file in seeds.iterdir() if file.name != KEPT_AS)
     name = rng.choice([*files, *(file for file in files if file.endswith(".onnx"))])
     (folder / name).write_bytes(mutant(name, (folder / name).read_bytes(), rng))
+    if name == KEPT_COSTS:
+        cache = folder / "cache" / "ckplan"
+        cache.mkdir(parents=True)
+        shutil.copy(folder / name, cache / (seeds / KEPT_AS).read_text())
     template = rng.choice(_COMMANDS.get(name, _MODEL_COMMANDS))
     command = [name if word == "M" else word for word in template]
-    before = {file.name: file.read_bytes() for file in folder.iterdir()}
-    outcome = run_forked(command, folder, seconds=SECONDS + 5)
-    return command, outcome, broken(command, outcome, folder, before)
+    before = {file.name: file.read_bytes() for file in folder.iterdir() if file.is_file()}
+    afresh = number % AFRESH == AFRESH - 1 and command[0] != "instance"
+    outcome = (run_afresh if afresh else run_forked)(command, folder, seconds=SECONDS + 5)
+    return Told(name, command, afresh, outcome, broken(command, outcome, folder, before))
 
 
 def broken(command: Sequence[str], outcome: Outcome, folder: Path, before: dict[str, bytes]) -> list[str]:

@@ -1,4 +1,7 @@
-"""Runs commands in forks of one process that has imported everything: a case costs what it does, not Python's start."""
+"""Runs commands in forks of one process that has imported everything: a case costs what it does, not Python's start.
+
+The same command can be run as a user runs it, too, with processes of its own.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ import os
 import resource
 import select
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -140,7 +144,6 @@ def run_forked(arguments: Sequence[str], folder: Path, *, seconds: float = 60, m
         seconds: when it is killed.
         memory: what the process may allocate; its children have limits of their own.
     """
-    files = [folder / "stdout.txt", folder / "stderr.txt"]
     started = time.monotonic()
     sys.stdout.flush()
     sys.stderr.flush()
@@ -149,15 +152,57 @@ def run_forked(arguments: Sequence[str], folder: Path, *, seconds: float = 60, m
         code = 99
         try:
             os.setsid()
-            resource.setrlimit(resource.RLIMIT_DATA, (memory, memory))
-            resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-            code = _command(arguments, folder, files)
+            _limit(memory)
+            code = _command(arguments, folder, _said_in(folder))
         finally:
             os._exit(code)
+    return _ended(pid, started, folder, seconds)
+
+
+def run_afresh(arguments: Sequence[str], folder: Path, *, seconds: float = 60, memory: int = 4 * GIB) -> Outcome:
+    """Run a command as a user does, by ``python -m ckplan``; see `run_forked`."""
+    place = folder / "temporary"
+    place.mkdir(exist_ok=True)
+    package_root = str(Path(__file__).resolve().parents[2])
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([package_root, *filter(None, [os.environ.get("PYTHONPATH")])]),
+        "TMPDIR": str(place),
+        "XDG_CACHE_HOME": str(folder / "cache"),
+    }
+    started = time.monotonic()
+    stdout, stderr = (file.open("wb") for file in _said_in(folder))
+    with stdout, stderr:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "ckplan", *arguments],
+            cwd=folder,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=stdout,
+            stderr=stderr,
+            start_new_session=True,
+            preexec_fn=lambda: _limit(memory),
+        )
+    outcome = _ended(process.pid, started, folder, seconds)
+    process.returncode = outcome.code  # it has been waited for
+    return outcome
+
+
+def _said_in(folder: Path) -> list[Path]:
+    return [folder / "stdout.txt", folder / "stderr.txt"]
+
+
+def _limit(memory: int) -> None:
+    resource.setrlimit(resource.RLIMIT_DATA, (memory, memory))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
+def _ended(pid: int, started: float, folder: Path, seconds: float) -> Outcome:
+    """Wait for a command that leads a session, and end whatever is left of the session."""
     status, usage = _waited(pid, seconds)
     with contextlib.suppress(ProcessLookupError):
         os.killpg(pid, signal.SIGKILL)
-    said = [file.read_text(encoding="utf-8", errors="surrogateescape") for file in files]
+    said = [file.read_text(encoding="utf-8", errors="surrogateescape") for file in _said_in(folder)]
     return Outcome(
         os.waitstatus_to_exitcode(status), said[0], said[1], time.monotonic() - started, usage.ru_maxrss * 1024
     )

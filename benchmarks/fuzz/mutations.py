@@ -8,8 +8,11 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import onnx
 from google.protobuf.message import DecodeError
+
+from ckplan import keys
 
 EVIL = "\n::error file=x::pwned\r\n##[error]\x1b]0;pwned\x07\x1b[31m\u009b\u202e[/bold]<script>"
 """A name that tries the terminal, the CI's log and the page."""
@@ -27,7 +30,7 @@ def mutant(name: str, content: bytes, rng: random.Random) -> bytes:
         content: its bytes.
         rng: where the damage comes from.
     """
-    if rng.random() < 0.3:
+    if rng.random() < 0.2:
         return _letters(content, rng)
     for _ in range(rng.choice((1, 1, 1, 2, 4))):
         if name.endswith(".onnx"):
@@ -274,8 +277,36 @@ def _metadata(proto: onnx.ModelProto, graph: onnx.GraphProto, rng: random.Random
         entry = rng.choice(properties)
         entry.value = rng.choice((*TEXTS, _json(entry.value.encode(), rng).decode("utf-8", "replace")))
     else:
-        key = rng.choice(("parameters", "gradients", "plan", "role", "recompute_of", "phase", "strategy", "loss"))
-        properties.add(key=f"pkg.ckplan.{key}", value=rng.choice((*TEXTS, "{}", "[]", "[1]", "control", "recompute")))
+        nodes = [node.name for node in graph.node]
+        told = (*TEXTS, "{}", "[]", "[1]", "5", "[" * 5000, "control", "recompute", *nodes)
+        properties.add(key=rng.choice(_KEYS), value=rng.choice(told))
+
+
+def _alike(proto: onnx.ModelProto, graph: onnx.GraphProto, rng: random.Random) -> None:
+    """Another operator of as many inputs, so that most of what is made stays valid and gets far."""
+    node = rng.choice([node for node in graph.node if node.op_type in _UNARY or node.op_type in _BINARY])
+    node.op_type = rng.choice(_UNARY if node.op_type in _UNARY else _BINARY)
+
+
+def _extremes(proto: onnx.ModelProto, graph: onnx.GraphProto, rng: random.Random) -> None:
+    """Numbers at the ends of what a float can be, in a weight that stays as long as it is."""
+    tensor = rng.choice([tensor for tensor in graph.initializer if tensor.data_type == onnx.TensorProto.FLOAT])
+    array = np.frombuffer(tensor.raw_data, np.float32).copy()
+    array[rng.randrange(len(array)) :: rng.choice((1, 3, len(array)))] = rng.choice(_FLOATS)
+    tensor.raw_data = array.tobytes()
+
+
+def _same_names(proto: onnx.ModelProto, graph: onnx.GraphProto, rng: random.Random) -> None:
+    """Nodes may bear one name, or none."""
+    name = rng.choice(("", "same", rng.choice(graph.node).name, EVIL))
+    for node in rng.sample(list(graph.node), rng.randrange(1, len(graph.node) + 1)):
+        node.name = name
+
+
+def _outputs(proto: onnx.ModelProto, graph: onnx.GraphProto, rng: random.Random) -> None:
+    """Any value can be an output of the model."""
+    value = rng.choice(rng.choice(graph.node).output)
+    graph.output.append(onnx.helper.make_tensor_value_info(value, rng.choice((1, 7)), None))
 
 
 def _external(proto: onnx.ModelProto, graph: onnx.GraphProto, rng: random.Random) -> None:
@@ -287,6 +318,12 @@ def _external(proto: onnx.ModelProto, graph: onnx.GraphProto, rng: random.Random
         tensor.data_location = onnx.TensorProto.EXTERNAL
         tensor.external_data.add(key=rng.choice(("location", "offset", "length")), value=str(rng.choice(NUMBERS)))
 
+
+_KEYS = [key for name, key in vars(keys).items() if name.isupper() and isinstance(key, str) and key != keys.PREFIX]
+_UNARY = ("Tanh", "Relu", "Sigmoid", "Identity", "Abs", "Exp", "Log", "Sqrt", "Reciprocal", "Neg", "Softplus", "Floor")
+_UNARY += ("Softmax", "Not", "Shape", "NonZero", "Dropout", "Erf", "Gelu", "Sign", "Round", "IsNaN", "Flatten")
+_BINARY = ("MatMul", "Add", "Mul", "Sub", "Div", "Pow", "Max", "PRelu", "Mod", "Less", "Gemm", "Expand", "Reshape")
+_FLOATS = (0.0, -0.0, 1e-45, 3.4e38, -3.4e38, float("inf"), float("-inf"), float("nan"), 1e30)
 
 _CHANGES: tuple[Callable[[onnx.ModelProto, onnx.GraphProto, random.Random], None], ...] = (
     _attribute,
@@ -306,4 +343,10 @@ _CHANGES: tuple[Callable[[onnx.ModelProto, onnx.GraphProto, random.Random], None
     _versions,
     _metadata,
     _external,
+    _alike,
+    _alike,
+    _alike,
+    _extremes,
+    _same_names,
+    _outputs,
 )

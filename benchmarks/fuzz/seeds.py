@@ -25,6 +25,12 @@ from benchmarks.fuzz.damaged import (
 from benchmarks.fuzz.forked import run_forked
 from ckplan.planner.instances import problem_to_json
 from ckplan.runtime.problem_of import problem_of
+from tests.planner.networks import small_unet
+
+KEPT_COSTS = "costs.json"
+"""What the cache of measured costs holds of the chain."""
+KEPT_AS = "costs.name"
+"""How the cache calls it."""
 
 
 def models() -> dict[str, onnx.ModelProto]:
@@ -126,13 +132,25 @@ def write_seeds(folder: Path) -> None:
         _chain(), folder / "external.onnx", save_as_external_data=True, location="external.data", size_threshold=0
     )
     (folder / "ckplan.toml").write_text(_CONFIGURATION)
+    (folder / "pyproject.toml").write_text(_SHARED_CONFIGURATION)
     problem = problem_of(from_proto(onnx.load(folder / "recurrence.onnx")))
     (folder / "instance.json").write_text(json.dumps(problem_to_json(problem)))
+    (folder / "instance.txt").write_text(small_unet().text())
+    (folder / "graph.json").write_text(json.dumps(_GRAPH))
     np.savez(folder / "inputs.npz", x=np.ones((8, 8), np.float32))
+    (folder / "names.txt").write_text("w0\nw1  # a remark\n")
+    (folder / "names.json").write_text('["w0", "w2"]')
+    header = json.dumps({"w1": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}).encode()
+    (folder / "names.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(4))
     for arguments in _MADE:
         outcome = run_forked(arguments, folder)
         if outcome.code:
             raise RuntimeError(f"ckplan {' '.join(arguments)} fails: {outcome.stderr}")
+        if "--json" in arguments:
+            (folder / _SAID[arguments[0]]).write_text(outcome.stdout)
+    (kept,) = (folder / "cache" / "ckplan").iterdir()
+    shutil.copy(kept, folder / KEPT_COSTS)
+    (folder / KEPT_AS).write_text(kept.name)
     for name in ("stdout.txt", "stderr.txt"):
         (folder / name).unlink()
     for place in ("temporary", "cache"):
@@ -149,9 +167,27 @@ strategy = ["none", "sqrt"]
 budget = "150%"
 """
 
+_SHARED_CONFIGURATION = """[tool.ckplan]
+baseline = "baseline.json"
+[tool.ckplan.models.chain]
+path = "chain.onnx"
+dims = { batch = 8 }
+"""
+
 _MADE: Sequence[Sequence[str]] = (
     ("plan", "chain.onnx", "-o", "plan.json", "--strategy", "sqrt"),
     ("grad", "chain.onnx", "-o", "grad.onnx"),
     ("rewrite", "chain.onnx", "-o", "planned.onnx", "--strategy", "sqrt"),
     ("compare", "chain.onnx", "chain.onnx", "--save-baseline", "baseline.json"),
+    ("analyze", "chain.onnx", "--json"),
+    ("rewrite", "chain.onnx", "-o", "again.onnx", "--strategy", "memory", "--cost", "measured", "--json"),
+    ("measure", "planned.onnx", "--device", "cpu", "--runs", "1", "--json"),
 )
+_SAID = {"analyze": "analyzed.json", "rewrite": "rewritten.json", "measure": "measured.json"}
+_GRAPH = {
+    "nodes": [{"id": n, "name": f"n{n}", "cost_ram": 64, "cost_cpu": 1.0, "backward": n > 3} for n in range(8)],
+    "links": [
+        *({"source": n, "target": n + 1} for n in range(7)),
+        *({"source": 3 - n, "target": 4 + n} for n in range(4)),
+    ],
+}

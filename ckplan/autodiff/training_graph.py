@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal, get_args
@@ -30,6 +29,7 @@ from ckplan.autodiff.rules.conv_batch_norm import outline_conv_batch_norms
 from ckplan.autodiff.training_mode import TrainingForms, enter_training
 from ckplan.errors import ModelError, UsageError
 from ckplan.keys import PHASE
+from ckplan.model.metadata import listed_names
 from ckplan.model.opset import relabel
 from ckplan.model.own_files import forget_training
 
@@ -150,7 +150,7 @@ def build_training_graph(
     targets = {anchors[value]: seed for value, seed in objective.targets.items()}
     results = [anchors[value] for value in objective.outputs]
     refuse_quantised(op, [*request.sought(tensors), *others.values()], list(targets), straight_through)
-    before = json.loads(model.metadata_props.get(keys.PARAMETERS, "[]"))
+    before = listed_names(model.metadata_props, keys.PARAMETERS)
     selection = select_parameters(op, tensors.parameters, request, uses, before)
     running = forms.running_of(graph, results)
     prune(graph, [*results, *running.values()])

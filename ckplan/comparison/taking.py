@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -17,6 +15,7 @@ from ckplan.errors import EnvironmentUnavailableError, InfeasibleError
 from ckplan.keys import PLAN, RECOMPUTE_OF
 from ckplan.meter import measure
 from ckplan.model import save
+from ckplan.model.metadata import finite, told
 from ckplan.model.weights import scratch_folder
 from ckplan.pipeline import Goal, Planned, Step, rewrite
 from ckplan.pipeline.step import Progress
@@ -95,11 +94,7 @@ def _planned(step: Step, strategy: Strategy, goal: Goal) -> Planned:
 
 def _overhead(model: ir.Model) -> float | None:
     """The overhead that a planned file tells of itself; None where it tells none, or no number."""
-    try:
-        found = json.loads(model.metadata_props.get(PLAN, "{}")).get("overhead")
-    except (ValueError, AttributeError, RecursionError):
-        return None
-    return float(found) if isinstance(found, int | float) and math.isfinite(found) else None
+    return finite(told(model.metadata_props, PLAN).get("overhead"))
 
 
 def _at_peak(occupancy: Occupancy) -> tuple[PeakBuffer, ...]:

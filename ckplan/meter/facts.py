@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING
 from ckplan.errors import ModelError
 from ckplan.keys import GRADIENTS, PHASE, PLAN, PREDICTED_ACTIVATIONS, PREDICTED_TOTAL, RECOMPUTE_OF, RETAINED, UPDATES
 from ckplan.meter.types import Prediction
+from ckplan.model.metadata import finite, told
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -113,9 +113,9 @@ def file_facts(model: ir.Model) -> FileFacts:
         backward=frozenset(backward),
         recomputed=frozenset(recomputed),
         prediction=Prediction(
-            _number(model.metadata_props.get(PREDICTED_ACTIVATIONS)),
-            _number(model.metadata_props.get(PREDICTED_TOTAL)),
-            _order_peak(model),
+            _bytes(model.metadata_props.get(PREDICTED_ACTIVATIONS)),
+            _bytes(model.metadata_props.get(PREDICTED_TOTAL)),
+            _bytes(told(model.metadata_props, PLAN).get("order_peak_activations")),
         ),
         groups=_groups(model),
     )
@@ -137,8 +137,8 @@ def _event_names(graph: ir.Graph) -> dict[ir.Node, str]:
 
 def _groups(model: ir.Model) -> tuple[frozenset[str], ...]:
     """Outputs that belong together: the gradients, and what an optimizer keeps of them, by the ends of their names."""
-    updates = _listed(model, UPDATES)
-    gradients = {*_listed(model, GRADIENTS).values(), *_listed(model, RETAINED).values()} - set(updates.values())
+    updates, *found = (_names(model, key) for key in (UPDATES, GRADIENTS, RETAINED))
+    gradients = {name for names in found for name in names.values()} - set(updates.values())
     moments: dict[str, set[str]] = {}
     for name, output in updates.items():
         parameter, mark, kind = name.rpartition("_")
@@ -147,27 +147,14 @@ def _groups(model: ir.Model) -> tuple[frozenset[str], ...]:
     return tuple(frozenset(group) for group in (gradients, *moments.values()) if group)
 
 
-def _listed(model: ir.Model, key: str) -> dict[str, str]:
-    """A JSON object of names in a model's metadata; empty if it is not there or damaged."""
-    try:
-        return {str(name): str(other) for name, other in json.loads(model.metadata_props.get(key, "{}")).items()}
-    except (ValueError, AttributeError):
-        return {}
+def _names(model: ir.Model, key: str) -> dict[str, str]:
+    """Names by names, as far as a model's metadata tell."""
+    return {name: str(other) for name, other in told(model.metadata_props, key).items()}
 
 
-def _order_peak(model: ir.Model) -> int | None:
-    """What the plan of a file says of the best order without recomputation."""
-    try:
-        return _number(json.loads(model.metadata_props.get(PLAN, "{}")).get("order_peak_activations"))
-    except (ValueError, AttributeError):
-        return None
-
-
-def _number(text: str | None) -> int | None:
-    try:
-        return None if text is None else round(float(text))
-    except ValueError:
-        return None
+def _bytes(found: object) -> int | None:
+    number = finite(found)
+    return None if number is None else round(number)
 
 
 def _all_nodes(graph: ir.Graph) -> Iterator[ir.Node]:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 import numpy as np
 import onnx_ir as ir
 
 from ckplan.keys import CLASSES, LABELS, ROLE
+from ckplan.model.metadata import finite, told
 from ckplan.runtime.sizes import dimensions_of
 
 _MOVES = ("Cast", "Concat", "Expand", "Flatten", "Identity", "Reshape")
@@ -38,15 +38,10 @@ def upper_bound(model: ir.Model, value: ir.Value) -> tuple[int, str] | None:
 
 
 def _declared(model: ir.Model, value: ir.Value) -> Iterator[tuple[int, str]]:
-    text = value.metadata_props.get(CLASSES)
-    if text is not None and text.isdigit():
-        yield int(text), "declared classes"
-    try:
-        labels = json.loads(model.metadata_props.get(LABELS, "{}"))
-    except ValueError:
-        return
-    if isinstance(labels, Mapping) and isinstance(classes := labels.get(value.name), int):
-        yield classes, "declared classes"
+    for found in (value.metadata_props.get(CLASSES), told(model.metadata_props, LABELS).get(str(value.name))):
+        classes = finite(found)
+        if classes is not None and classes >= 1:
+            yield int(classes), "declared classes"
 
 
 def _readers(value: ir.Value) -> Iterator[tuple[ir.Value, ir.Node, int]]:

@@ -6,13 +6,12 @@ A planned file repeats nodes and holds control edges besides, all of which the n
 
 from __future__ import annotations
 
-import json
-
 import onnx_ir as ir
 
 from ckplan import keys
-from ckplan.errors import ModelError
 from ckplan.model.constants import mark_constant, unused_name
+from ckplan.model.metadata import listed_names
+from ckplan.model.twins import is_twin
 
 ORIGIN = "training graph"
 """How the numbers of gradient rules, and weights that were frozen, are marked as constants."""
@@ -40,13 +39,9 @@ def forget_training(model: ir.Model) -> tuple[str, ...]:
     Raises:
         ModelError: the metadata is damaged.
     """
-    listed = model.metadata_props.get(keys.PARAMETERS)
-    if listed is None:
+    if keys.PARAMETERS not in model.metadata_props:
         return ()
-    try:
-        parameters = set(json.loads(listed))
-    except (ValueError, TypeError, RecursionError) as error:
-        raise ModelError(f"the metadata entry `{keys.PARAMETERS}` is damaged", "write the file again") from error
+    parameters = set(listed_names(model.metadata_props, keys.PARAMETERS))
     for name, value in list(model.graph.initializers.items()):
         floating = value.dtype is not None and value.dtype.is_floating_point()
         # With gradients of inputs alone, what is no number of the gradient rules was not frozen but not asked for.
@@ -68,19 +63,36 @@ def forget_training(model: ir.Model) -> tuple[str, ...]:
 
 
 def _forget_plan(graph: ir.Graph) -> None:
-    """Let all nodes read the originals: not the aliases of control edges, not the results of repeats."""
+    """Let all nodes read the originals: not the aliases of control edges, not the results of repeats.
+
+    What is marked as one of these and is none, as anybody can edit metadata, stays what it is.
+    """
     originals: dict[str, ir.Node] = {}
     for node in list(graph):
         role = node.metadata_props.get(keys.ROLE)
-        if role == "control" and node.op_type in ("Reshape", "Where"):
-            # An alias is a Reshape of its first input; a copy of a few bytes is a choice between twice the same.
-            source = node.inputs[0 if node.op_type == "Reshape" else 1]
+        if role == "control":
+            source = _aliased(node)
             if source is not None:
                 node.outputs[0].replace_all_uses_with(source, replace_graph_outputs=True)
         elif role == "recompute":
             original = originals.get(node.metadata_props.get(keys.RECOMPUTE_OF, ""))
-            if original is not None:
+            if original is not None and is_twin(node, original):
                 for output, first in zip(node.outputs, original.outputs, strict=True):
                     output.replace_all_uses_with(first, replace_graph_outputs=True)
         elif node.name:
             originals[node.name] = node
+
+
+def _aliased(node: ir.Node) -> ir.Value | None:
+    """The value that a node hands on: a Reshape to the value's own shape, or a choice between twice the same."""
+    if node.op_type == "Where" and len(node.inputs) == 3 and node.inputs[1] is node.inputs[2]:
+        return node.inputs[1]
+    if node.op_type != "Reshape" or len(node.inputs) != 2:
+        return None
+    source, target = node.inputs
+    waiting = None if target is None else target.producer()
+    if waiting is not None:
+        target = _aliased(waiting)
+    if source is None or source.shape is None or target is None or target.const_value is None:
+        return None
+    return source if list(source.shape) == target.const_value.numpy().tolist() else None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from functools import partial
 
@@ -11,6 +10,7 @@ import onnx_ir as ir
 from ckplan.errors import ModelError
 from ckplan.keys import CHECKPOINTS, PHASE
 from ckplan.model.costs import node_cost, seconds
+from ckplan.model.metadata import listed_names
 from ckplan.model.traits import is_heavy, why_only_once
 from ckplan.planner.problem import Kind, Op, Problem, Tensor
 from ckplan.runtime.cpu import CPU
@@ -99,7 +99,9 @@ def problem_of(model: ir.Model, runtime: Runtime = CPU) -> Problem:
 
     A training graph made by ckplan carries the phase of each node. Where there is none (an inference graph, a
     training graph made elsewhere), all ops count as forward.
+
+    Raises:
+        ModelError: the nodes are in no order in which they can run, or the metadata are damaged.
     """
-    checkpoints = model.metadata_props.get(CHECKPOINTS)
-    collection = tuple(json.loads(checkpoints)) if checkpoints else ()
+    collection = listed_names(model.metadata_props, CHECKPOINTS)
     return problem_of_nodes(model.graph, model.graph.inputs, model.graph.outputs, collection, runtime)

@@ -12,6 +12,7 @@ import onnx_ir as ir
 from ckplan.autodiff.paths import bodies
 from ckplan.errors import UsageError
 from ckplan.keys import STORE
+from ckplan.model.metadata import listed_names
 from ckplan.model.traits import is_heavy, is_random
 
 NOTHING = "none"
@@ -22,9 +23,12 @@ STORABLE: dict[str, tuple[str, ...]] = {"LSTM": ("gates",), "GRU": ("gates",), "
 
 
 def stored_patterns(node: ir.Node) -> tuple[str, ...] | None:
-    """Return the patterns of what a node keeps of each step, None where nobody said."""
-    text = node.metadata_props.get(STORE)
-    return None if text is None else tuple(json.loads(text))
+    """Return the patterns of what a node keeps of each step, None where nobody said.
+
+    Raises:
+        ModelError: the node's metadata are damaged.
+    """
+    return listed_names(node.metadata_props, STORE) if STORE in node.metadata_props else None
 
 
 def keep_patterns(node: ir.Node, patterns: Sequence[str]) -> None:
