@@ -16,6 +16,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from ckplan.errors import EnvironmentUnavailableError
+from ckplan.isolation.claims import remove_claimed
 
 _NAMES = re.compile(r"ckplan-[a-z0-9_]{8}|\.ckplan-[a-z0-9_]{8}\.tmp")
 
@@ -94,12 +95,13 @@ def _lock(folder: Path) -> int | None:
 
 
 def _remove_abandoned(place: Path) -> None:
-    """Remove the folders of ours in a place whose processes have ended."""
+    """Remove the folders of ours in a place whose processes have ended, and what these would have removed there."""
     with suppress(OSError), os.scandir(place) as entries:
         for entry in entries:
             if not _NAMES.fullmatch(entry.name) or not entry.is_dir(follow_symlinks=False):
                 continue
             lock = _lock(Path(entry.path))
             if lock is not None:
+                remove_claimed(Path(entry.path))
                 shutil.rmtree(entry.path, ignore_errors=True)
                 os.close(lock)

@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import onnx_ir as ir
 
+from ckplan.errors import CkplanError
 from ckplan.isolation.arrays import save_arrays
 from ckplan.meter.inputs import make_inputs
 from ckplan.meter.process import run_job
 from ckplan.model import save
 from ckplan.model.costs import node_cost, seconds
 from ckplan.model.external import external_tensors
+from ckplan.model.saving import write_text
 from ckplan.model.weights import scratch_folder
 
 _SCHEMA = 1
@@ -126,17 +130,17 @@ def _read(kept: Path) -> dict[str, float] | None:
     """What the cache holds, None where it holds nothing that can be read."""
     try:
         found = json.loads(kept.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
-    return found if isinstance(found, dict) and all(isinstance(v, float) for v in found.values()) else None
+    return found if isinstance(found, dict) and all(map(_is_duration, found.values())) else None
+
+
+def _is_duration(found: object) -> bool:
+    return isinstance(found, float) and 0 <= found < math.inf
 
 
 def _write(kept: Path, found: Mapping[str, float]) -> None:
     """Keep it whole or not at all; a cache that cannot be written is no failure."""
-    temporary = kept.with_name(f".{kept.name}.{os.getpid()}.tmp")
-    try:
+    with suppress(OSError, CkplanError):
         kept.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_text(json.dumps(found), encoding="utf-8")
-        temporary.replace(kept)
-    except OSError:
-        return
+        write_text(json.dumps(found), kept, force=True)

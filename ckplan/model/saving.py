@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import mmap
 import os
+from collections.abc import Iterable
 from pathlib import Path
 
 import onnx_ir as ir
 
 from ckplan.errors import EnvironmentUnavailableError, ModelError, UsageError
+from ckplan.isolation.claims import claim, is_named
 from ckplan.isolation.folders import temporary_folder
 from ckplan.model.external import external_tensors
 from ckplan.model.weights import Progress, place
@@ -37,7 +38,7 @@ def save(
     write leaves what was there untouched. A data file that exists is never written to or replaced, since tensors in
     memory may be mapped from it: the new one gets the next free name (`<path>.1.data`), and the data file of the
     model that was overwritten is removed only if this function named it and neither `model` nor another model in
-    that folder reads from it.
+    that folder reads from it. If the process is killed, the next one that writes in that folder removes what it left.
 
     Args:
         model: left unchanged; as `ckplan.model.read` gives it, or made from such a one.
@@ -79,12 +80,15 @@ def save(
         files = sorted(workspace.iterdir())
         for file in files:
             _sync(file)
-        for file in files:
-            if file.name != target.name:
-                file.rename(target.parent / file.name)
-                moved.append(target.parent / file.name)
+        data = [file for file in files if file.name != target.name]
+        if data or stale:
+            claim(workspace, target.name, [*data, *stale])
+        for file in data:
+            file.rename(target.parent / file.name)
+            moved.append(target.parent / file.name)
         (workspace / target.name).replace(target)
         moved.clear()
+        _remove_unread(stale, model)
     except OSError as error:
         raise _environment(error, target) from error
     except EnvironmentUnavailableError:
@@ -94,15 +98,19 @@ def save(
             f"the model cannot be written to {target} ({error})", "see whether it passes onnx.checker"
         ) from error
     finally:
-        cleaning.close()
         for file in moved:
             file.unlink(missing_ok=True)
+        cleaning.close()
+    return notes
+
+
+def _remove_unread(files: Iterable[Path], model: ir.Model) -> None:
+    """Remove data files that neither a model in memory reads nor one beside them names."""
     in_use = {os.path.realpath(tensor.path) for tensor in external_tensors(model)}
-    for file in stale:
-        if str(file) not in in_use and not _is_named(file):
+    for file in files:
+        if str(file) not in in_use and not is_named(file):
             with contextlib.suppress(OSError):
                 file.unlink()
-    return notes
 
 
 def write_text(text: str, path: str | os.PathLike[str], *, force: bool = False) -> None:
@@ -143,19 +151,6 @@ def _own_data_files(target: Path) -> set[Path]:
         for file in files
         if file.parent == target.parent and file.name.startswith(f"{target.name}.") and file.suffix == ".data"
     }
-
-
-def _is_named(data: Path) -> bool:
-    """Whether a model beside a data file names it."""
-    for model in data.parent.glob("*.onnx"):
-        with (
-            contextlib.suppress(OSError, ValueError),
-            model.open("rb") as file,
-            mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content,
-        ):
-            if content.find(data.name.encode()) >= 0:
-                return True
-    return False
 
 
 def _sync(file: Path) -> None:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import onnx_ir as ir
@@ -66,7 +70,16 @@ def test_a_run_is_measured_once(graph: ir.Model, tmp_path: Path, monkeypatch: py
         measured_costs(graph, "cpu", threads=1)
 
 
-@pytest.mark.parametrize("content", ["", "[]", '{"Tanh act0": "long"}', '{"a"'])
+DAMAGED = (
+    "",
+    "[]",
+    '{"a"',
+    "[" * 100_000,
+    *(f'{{"Tanh act0": {told}}}' for told in ('"long"', "NaN", "1e999", "-1.0")),
+)
+
+
+@pytest.mark.parametrize("content", DAMAGED, ids=range(len(DAMAGED)))
 def test_a_damaged_cache_is_measured_anew(
     content: str, graph: ir.Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -78,6 +91,24 @@ def test_a_damaged_cache_is_measured_anew(
     assert measured_costs(graph) == first
     assert first["act0"] == 0.25
     assert kept.read_text() == '{"Tanh act0": 0.25}'
+    assert list(kept.parent.iterdir()) == [kept]
+
+
+def test_processes_share_a_cache(tmp_path: Path) -> None:
+    write_model(tmp_path / "m.onnx", layers=2)
+    environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    options = ["--cost", "measured", "--device", "cpu", "--quiet"]
+    running = [
+        subprocess.Popen(
+            [sys.executable, "-m", "ckplan", "plan", "m.onnx", "-o", f"{number}.json", *options],
+            cwd=tmp_path,
+            env=environment,
+        )
+        for number in range(3)
+    ]
+    assert [process.wait() for process in running] == [0, 0, 0]
+    (kept,) = (tmp_path / "cache" / "ckplan").iterdir()
+    assert all(seconds >= 0 for seconds in json.loads(kept.read_text()).values())
 
 
 def test_a_cache_that_cannot_be_written_is_done_without(
