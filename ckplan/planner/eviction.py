@@ -12,8 +12,9 @@ from __future__ import annotations
 import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 
-from ckplan.planner.problem import Kind, Problem
+from ckplan.planner.problem import Kind, Op, Problem
 
 _ANCESTORS = 48
 """How many ancestors that are gone count towards the cost of recomputing a tensor."""
@@ -27,12 +28,15 @@ class Weights:
         cost_power: weight of the seconds it takes to recompute the tensor.
         size_power: weight of its bytes.
         time_power: weight of the seconds until it is read next.
+        ahead: whether the seconds to recompute are those at the time when it is read next, when more of its ancestors
+            have died, instead of those now.
         bias: a factor for each tensor, by id; empty for none.
     """
 
     cost_power: float = 1.0
     size_power: float = 1.0
     time_power: float = 0.5
+    ahead: bool = False
     bias: Sequence[float] = field(default=())
 
 
@@ -58,47 +62,88 @@ def evict(
     Returns:
         Op ids in execution order, or None if it was given up.
     """
-    return _Eviction(problem, budget, order, weights, most_cost).run()
+    return _Eviction(_along(problem, tuple(order)), budget, weights, most_cost).run()
+
+
+class _Graph:
+    """What every pass over a problem along one order reads; a buffer is known by the tensor its views lead to."""
+
+    def __init__(self, problem: Problem, order: tuple[int, ...]) -> None:
+        self.problem, self.order = problem, order
+        self.root, self.producer = problem.view_root, problem.producer
+        root, producer, tensors = self.root, self.producer, problem.tensors
+        self.size = [tensor.bytes for tensor in tensors]
+        self.counted = [t.kind is Kind.ACTIVATION and producer[i] >= 0 for i, t in enumerate(tensors)]
+        """Whether a root takes memory that can be given back."""
+        self.evictable = [
+            held and not problem.ops[producer[tensor]].backward and problem.ops[producer[tensor]].recomputable
+            for tensor, held in enumerate(self.counted)
+        ]
+        self.cost = [op.cost for op in problem.ops]
+        self.workspace = [op.workspace for op in problem.ops]
+        self.reads: list[tuple[tuple[int, int], ...]] = []
+        """For each op the tensors that ops make and it reads, each once and with its root."""
+        self.bases: list[tuple[int, ...]] = []
+        """The roots of these, each once."""
+        self.touched: list[tuple[int, ...]] = []
+        """The roots of what an op reads and makes, each once."""
+        self.outputs: list[tuple[tuple[int, int], ...]] = []
+        self.fresh: list[tuple[tuple[int, int, tuple[int, ...]], ...]] = []
+        """What an op allocates: tensor, bytes, and the roots whose memory it may take."""
+        self.held: list[tuple[int, ...]] = []
+        """What an op makes a view of that cannot be made anew, so that it stays."""
+        self.readers: list[list[int]] = [[] for _ in tensors]
+        """Ops that read a root or a view of it."""
+        for index, op in enumerate(problem.ops):
+            reads = tuple((t, root[t]) for t in dict.fromkeys(op.inputs) if producer[t] >= 0)
+            self.reads.append(reads)
+            self.bases.append(tuple({base for _, base in reads}))
+            self.touched.append(tuple({base for _, base in reads} | {root[t] for t in op.outputs}))
+            self.outputs.append(tuple((t, root[t]) for t in op.outputs))
+            self.fresh.append(tuple(self._allocation(op, t) for t in op.outputs if root[t] == t and self.counted[t]))
+            lasting = op.backward or not op.recomputable
+            viewed = (base for t, base in self.outputs[-1] if base != t and producer[base] >= 0)
+            self.held.append(tuple(viewed) if lasting else ())
+            for base in self.bases[-1]:
+                self.readers[base].append(index)
+        self.clock = [0.0]
+        """Seconds before each position of the order."""
+        for index in order:
+            self.clock.append(self.clock[-1] + self.cost[index])
+        self.uses: list[list[int]] = [[] for _ in tensors]
+        """Positions in the order where a root is read, the first one last."""
+        for position in range(len(order) - 1, -1, -1):
+            for base in self.bases[order[position]]:
+                self.uses[base].append(position)
+
+    def _allocation(self, op: Op, tensor: int) -> tuple[int, int, tuple[int, ...]]:
+        sources = [self.root[source] for source in op.inplace.get(tensor, ())]
+        fitting = (held for held in sources if self.counted[held] and self.size[held] == self.size[tensor])
+        return tensor, self.size[tensor], tuple(fitting)
+
+
+@lru_cache(maxsize=4)
+def _along(problem: Problem, order: tuple[int, ...]) -> _Graph:
+    return _Graph(problem, order)
 
 
 class _Eviction:
-    """The state of one pass. A buffer is known by the tensor that its views lead to, its root."""
+    """The state of one pass."""
 
-    def __init__(self, problem: Problem, budget: int, order: Sequence[int], weights: Weights, most_cost: float) -> None:
-        self.problem = problem
-        self.ops = problem.ops
-        self.root = problem.view_root
-        self.producer = problem.producer
-        self.size = [tensor.bytes for tensor in problem.tensors]
-        self.budget = budget
-        self.order = order
-        self.weights = weights
-        self.most_cost = most_cost
-        tensors = problem.tensors
-        count = len(tensors)
-        self.counted = [t.kind is Kind.ACTIVATION and self.producer[i] >= 0 for i, t in enumerate(tensors)]
-        """Whether a root takes memory that can be given back."""
-        self.evictable = [
-            held and not self.ops[self.producer[tensor]].backward and self.ops[self.producer[tensor]].recomputable
-            for tensor, held in enumerate(self.counted)
-        ]
-        self.reads = [tuple(dict.fromkeys(t for t in op.inputs if self.producer[t] >= 0)) for op in self.ops]
-        self.readers: list[list[int]] = [[] for _ in range(count)]
-        """Ops that read a root or a view of it."""
-        for index in range(len(self.ops)):
-            for base in {self.root[tensor] for tensor in self.reads[index]}:
-                self.readers[base].append(index)
-        self.live = [not held for held in self.counted]
+    def __init__(self, graph: _Graph, budget: int, weights: Weights, most_cost: float) -> None:
+        self.graph, self.budget, self.weights, self.most_cost = graph, budget, weights, most_cost
+        count = len(graph.size)
+        self.evictable = graph.evictable.copy()
+        self.live = [not held for held in graph.counted]
         self.version = [0] * count
         """How often a root was made."""
         self.made_from = [-1] * count
         """The version of its root that a tensor stands for."""
         self.pins = [0] * count
-        """How many ops that are under way read a root."""
-        self.uses: list[list[int]] = [[] for _ in range(count)]
-        """Positions in the order where a root is read, the next one last."""
+        """How many reads of ops that are under way are of a root."""
+        self.uses = [positions.copy() for positions in graph.uses]
+        """Positions in the order where a root is still to be read, the next one last."""
         self.now = 0
-        self.clock = [0.0]
         self.total = 0
         self.cost = 0.0
         self.schedule: list[int] = []
@@ -106,131 +151,125 @@ class _Eviction:
         """Whether memory ever ran out; what may be evicted is not judged before."""
         self.heap: list[tuple[float, int, int]] = []
         self.stamp = [0] * count
-        for index in order:
-            self.clock.append(self.clock[-1] + self.ops[index].cost)
-        for position in range(len(order) - 1, -1, -1):
-            for base in {self.root[tensor] for tensor in self.reads[order[position]]}:
-                self.uses[base].append(position)
 
     def run(self) -> list[int] | None:
-        for position, index in enumerate(self.order):
+        graph, pins, uses = self.graph, self.pins, self.uses
+        for position, index in enumerate(graph.order):
             self.now = position
-            if not self._make(index):
+            reads = graph.reads[index]
+            for _, base in reads:
+                pins[base] += 1
+            while (missing := self._missing(reads)) >= 0:
+                if not self._make(missing):
+                    return None
+            self._execute(index)
+            if self.cost > self.most_cost:
                 return None
+            for _, base in reads:
+                pins[base] -= 1
+            for base in graph.bases[index]:
+                uses[base].pop()
+            self._settle(graph.touched[index])
         return self.schedule
 
     def _make(self, index: int) -> bool:
-        """Run an op of the order, and before it what makes its missing inputs."""
-        stack = [(index, False)]
-        base = index
+        """Run an op again, and before it what makes its missing inputs; whether that is within the cost."""
+        graph, pins = self.graph, self.pins
+        stack = [index]
+        for _, base in graph.reads[index]:
+            pins[base] += 1
         while stack:
-            index, entered = stack[-1]
-            reads = self.reads[index]
-            if not entered:
-                stack[-1] = (index, True)
-                for tensor in reads:
-                    self.pins[self.root[tensor]] += 1
-            missing = next((tensor for tensor in reads if not self._available(tensor)), None)
-            if missing is not None:
-                stack.append((self._maker(missing), False))
+            index = stack[-1]
+            reads = graph.reads[index]
+            missing = self._missing(reads)
+            if missing >= 0:
+                stack.append(missing)
+                for _, base in graph.reads[missing]:
+                    pins[base] += 1
                 continue
             stack.pop()
             self._execute(index)
             if self.cost > self.most_cost:
                 return False
-            for tensor in reads:
-                self.pins[self.root[tensor]] -= 1
-            if not stack:
-                for bases in {self.root[tensor] for tensor in reads}:
-                    self.uses[bases].pop()
-            for held in {self.root[tensor] for tensor in (*reads, *self.ops[index].outputs)}:
-                self._settle(held)
-        assert self.schedule[-1] == base
+            for _, base in reads:
+                pins[base] -= 1
+            self._settle(graph.touched[index])
         return True
 
-    def _available(self, tensor: int) -> bool:
-        base = self.root[tensor]
-        return self.live[base] and self.made_from[tensor] == self.version[base]
-
-    def _maker(self, tensor: int) -> int:
-        """The op to run for a tensor that is not there; of a view whose memory is gone, first what makes that."""
-        base = self.root[tensor]
-        return self.producer[tensor if self.live[base] else base]
+    def _missing(self, reads: Sequence[tuple[int, int]]) -> int:
+        """The op to run for the first tensor that is not there; of a view whose memory is gone, what makes that."""
+        live, version, made_from = self.live, self.version, self.made_from
+        for tensor, base in reads:
+            if not live[base]:
+                return self.graph.producer[base]
+            if made_from[tensor] != version[base]:
+                return self.graph.producer[tensor]
+        return -1
 
     def _execute(self, index: int) -> None:
-        op = self.ops[index]
-        need = op.workspace
-        fresh = []
-        overwritten: set[int] = set()
-        for tensor in op.outputs:
-            if self.root[tensor] != tensor or not self.counted[tensor]:
-                continue
-            fresh.append(tensor)
-            for source in op.inplace.get(tensor, ()):
-                held = self.root[source]
-                if (
-                    held not in overwritten
-                    and self.counted[held]
-                    and self.size[held] == self.size[tensor]
-                    and self.pins[held] == self.reads[index].count(source)
-                    and self._next_use(held, index) is None
-                    and (self.evictable[held] or not self._keeps_others(held))
-                ):
-                    overwritten.add(held)
+        graph, live, version = self.graph, self.live, self.version
+        need = graph.workspace[index]
+        overwritten: tuple[int, ...] = ()
+        fresh = graph.fresh[index]
+        for tensor, size, sources in fresh:
+            for held in sources:
+                if held not in overwritten and self.pins[held] == 1 and self._is_last_use(held, index):
+                    overwritten = (*overwritten, held)
                     if not self.evictable[held]:
                         self._hold(tensor)  # nothing can recompute what this is made from
                     break
             else:
-                need += self.size[tensor]
+                need += size
         if self.total + need > self.budget:
             self._evict(need)
         for held in overwritten:
             self._free(held)
-        for tensor in fresh:
-            if self.evictable[tensor] or not self.live[tensor]:
-                self.version[tensor] += 1  # else a view that cannot be recomputed holds the old one
-            if not self.live[tensor]:
-                self.live[tensor] = True
-                self.total += self.size[tensor]
-        for tensor in op.outputs:
-            base = self.root[tensor]
-            self.made_from[tensor] = self.version[base]
-            if base != tensor and self.producer[base] >= 0 and (op.backward or not op.recomputable):
-                # This view cannot be recomputed, so what it is a view of stays.
-                self._hold(base)
+        for tensor, size, _ in fresh:
+            if self.evictable[tensor] or not live[tensor]:
+                version[tensor] += 1  # else a view that cannot be recomputed holds the old one
+            if not live[tensor]:
+                live[tensor] = True
+                self.total += size
+        for tensor, base in graph.outputs[index]:
+            self.made_from[tensor] = version[base]
+        for base in graph.held[index]:
+            self._hold(base)
         self.schedule.append(index)
-        self.cost += op.cost
+        self.cost += graph.cost[index]
 
-    def _next_use(self, base: int, index: int) -> int | None:
-        """Where in the order a root is read next, after the op that runs now."""
+    def _is_last_use(self, base: int, index: int) -> bool:
+        """Whether nothing reads a root after the op that runs now, nor needs it for being recomputed."""
         uses = self.uses[base]
-        after = len(uses) - 1
-        if after >= 0 and uses[after] == self.now and self.order[self.now] == index:
-            after -= 1
-        return uses[after] if after >= 0 else None
+        if uses and not (len(uses) == 1 and uses[0] == self.now and self.graph.order[self.now] == index):
+            return False
+        return self.evictable[base] or not self._keeps_others(base)
 
-    def _settle(self, base: int) -> None:
-        """Free a root that nothing reads any more; else let it be evicted."""
-        if self.counted[base] and self.live[base] and not self.pins[base]:
-            if not self.uses[base]:
-                if self.evictable[base] or not self._keeps_others(base):
-                    self._free(base)
-            elif self.evictable[base] and self.short:
-                self.stamp[base] += 1
-                heapq.heappush(self.heap, (self._score(base), base, self.stamp[base]))
+    def _settle(self, bases: Sequence[int]) -> None:
+        """Free what nothing reads any more; let the rest be evicted."""
+        counted = self.graph.counted
+        for base in bases:
+            if counted[base] and self.live[base] and not self.pins[base]:
+                if not self.uses[base]:
+                    if self.evictable[base] or not self._keeps_others(base):
+                        self._free(base)
+                elif self.short and self.evictable[base]:
+                    self.stamp[base] += 1
+                    heapq.heappush(self.heap, (self._score(base), base, self.stamp[base]))
 
     def _keeps_others(self, base: int) -> bool:
         """Say whether something that was evicted needs a root that cannot be recomputed and is read no more.
 
         If nothing does, what is alive and was made from the root must not be evicted from now on.
         """
+        graph = self.graph
         stay: list[int] = []
         stack, seen = [base], {base}
         while stack:
-            for reader in self.readers[stack.pop()]:
-                for tensor in self.ops[reader].outputs:
-                    made = self.root[tensor]
-                    if made in seen or self.ops[reader].backward or not self.counted[made]:
+            for reader in graph.readers[stack.pop()]:
+                if graph.problem.ops[reader].backward:
+                    continue
+                for _, made in graph.outputs[reader]:
+                    if made in seen or not graph.counted[made]:
                         continue
                     seen.add(made)
                     if self.live[made]:
@@ -245,14 +284,14 @@ class _Eviction:
 
     def _hold(self, base: int) -> None:
         """Never evict a root again, nor what is made together with it."""
-        for sibling in self.ops[self.producer[base]].outputs:
+        for sibling, _ in self.graph.outputs[self.graph.producer[base]]:
             self.evictable[sibling] = False
             self.stamp[sibling] += 1
 
     def _free(self, base: int) -> None:
         if self.live[base]:
             self.live[base] = False
-            self.total -= self.size[base]
+            self.total -= self.graph.size[base]
             self.stamp[base] += 1
 
     def _evict(self, need: int) -> None:
@@ -284,22 +323,37 @@ class _Eviction:
             heapq.heappush(heap, (self._score(base), base, self.stamp[base]))
 
     def _score(self, base: int) -> float:
-        weights = self.weights
-        time = self.clock[self.uses[base][-1]] - self.clock[self.now] if self.uses[base] else 0.0
+        weights, clock = self.weights, self.graph.clock
+        time = clock[self.uses[base][-1]] - clock[self.now] if self.uses[base] else 0.0
         score: float = self._cost_again(base) ** weights.cost_power
-        score /= max(self.size[base], 1) ** weights.size_power * max(time, 1e-12) ** weights.time_power
+        score /= max(self.graph.size[base], 1) ** weights.size_power * max(time, 1e-12) ** weights.time_power
         return score * weights.bias[base] if weights.bias else score
 
     def _cost_again(self, base: int) -> float:
-        """Seconds to recompute a root, with those of its ancestors that are gone."""
-        cost = 0.0
-        stack, seen = [base], {base}
+        """Seconds to recompute a root, with those of its ancestors that are gone, or will be when it is read next."""
+        graph, live, uses = self.graph, self.live, self.uses
+        until = uses[base][-1] if self.weights.ahead and uses[base] else -1
+        maker = graph.producer[base]
+        cost = graph.cost[maker]
+        gone = (
+            [read for read in graph.bases[maker] if self._is_gone(read, until)]
+            if until >= 0
+            else [read for read in graph.bases[maker] if not live[read]]
+        )
+        if not gone:
+            return cost
+        seen = {base, *gone}
+        stack = gone
         while stack and len(seen) <= _ANCESTORS:
-            maker = self.producer[stack.pop()]
-            cost += self.ops[maker].cost
-            for tensor in self.reads[maker]:
-                ancestor = self.root[tensor]
-                if not self.live[ancestor] and ancestor not in seen:
+            maker = graph.producer[stack.pop()]
+            cost += graph.cost[maker]
+            for ancestor in graph.bases[maker]:
+                if ancestor not in seen and (not live[ancestor] if until < 0 else self._is_gone(ancestor, until)):
                     seen.add(ancestor)
                     stack.append(ancestor)
         return cost
+
+    def _is_gone(self, base: int, until: int) -> bool:
+        """Whether a root is not there any more at a position of the order, as far as one knows."""
+        uses = self.uses[base]
+        return not self.live[base] or (self.evictable[base] and (not uses or uses[0] < until))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
+from ckplan.planner.copies import Copies
 from ckplan.planner.problem import Kind, Problem
 
 
@@ -56,18 +57,6 @@ def phase_order(problem: Problem, phases: Sequence[int]) -> list[int]:
 
 def without_dead_repeats(problem: Problem, schedule: Sequence[int]) -> list[int]:
     """The schedule without those repeats that nothing reads before the op runs again, and without what they needed."""
-    seen: set[int] = set()
-    first = []
-    for index in schedule:
-        first.append(index not in seen)
-        seen.add(index)
-    wanted: set[int] = set()
-    left: list[int] = []
-    for index, must_run in zip(reversed(schedule), reversed(first), strict=True):
-        op = problem.ops[index]
-        if must_run or not wanted.isdisjoint(op.outputs):
-            left.append(index)
-            wanted.difference_update(op.outputs)
-            wanted.update(op.inputs)
-    left.reverse()
+    copies = Copies(problem, schedule)
+    left: list[int] = copies.ops[copies.needed()].tolist()
     return left

@@ -28,7 +28,9 @@ def test_evicted_schedules_are_valid_at_any_budget(problem: Problem) -> None:
     for share in (0.9, 0.6, 0.3):
         schedule = evict(problem, int(peak * share), order)
         assert schedule is not None
-        assert [step.activations for step in simulate(problem, schedule).steps] == live_bytes(problem, schedule)
+        assert [step.activations for step in simulate(problem, schedule).steps] == live_bytes(
+            problem, schedule
+        ).tolist()
         assert [index for index in schedule if problem.ops[index].backward] == [
             index for index in order if problem.ops[index].backward
         ]

@@ -5,10 +5,10 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckplan.planner import Problem, recompute_schedule, simulate
+from ckplan.planner import Kind, Problem, recompute_schedule, simulate
 from ckplan.planner.order import eager_order
-from ckplan.planner.peak import peak_of
-from tests.planner.problems import problems
+from ckplan.planner.peak import live_bytes, peak_of
+from tests.planner.problems import ProblemBuilder, problems
 
 
 @given(problems(), st.data())
@@ -23,3 +23,35 @@ def test_eager_order_is_a_valid_order(problem: Problem) -> None:
     order = eager_order(problem)
     assert sorted(order) == list(range(len(problem.ops)))
     simulate(problem, order)
+
+
+@st.composite
+def graphs_with_repeats(draw: st.DrawFn) -> tuple[Problem, list[int]]:
+    """Ops of several outputs that view, overwrite and return what they like, and schedules that repeat any of them."""
+    build = ProblemBuilder()
+    build.tensor(1, Kind.INPUT)
+    schedule: list[int] = []
+    for index in range(draw(st.integers(1, 10))):
+        inputs = draw(st.lists(st.sampled_from(range(len(build.tensors))), min_size=1, max_size=3))
+        views: dict[int, int] = {}
+        inplace: dict[int, tuple[int, ...]] = {}
+        outputs = []
+        for _ in range(draw(st.integers(1, 3))):
+            how = draw(st.sampled_from(["new", "inplace"] if views or inplace else ["new", "inplace", "view"]))
+            size = build.tensors[inputs[0]].bytes if how == "view" else draw(st.integers(0, 2))
+            made = build.tensor(size, draw(st.sampled_from([Kind.ACTIVATION] * 4 + [Kind.OUTPUT])))
+            outputs.append(made)
+            if how == "view":
+                views[made] = inputs[0]
+            elif how == "inplace" and not views:
+                inplace[made] = tuple(draw(st.permutations(inputs)))
+        build.op(inputs, outputs, workspace=draw(st.integers(0, 1)), views=views, inplace=inplace)
+        schedule += [index, *draw(st.lists(st.sampled_from(range(index + 1)), max_size=2))]
+    return build.build(), schedule
+
+
+@given(graphs_with_repeats())
+def test_follows_views_and_what_is_overwritten_through_repeats(drawn: tuple[Problem, list[int]]) -> None:
+    problem, schedule = drawn
+    expected = [step.activations for step in simulate(problem, schedule).steps]
+    assert live_bytes(problem, schedule).tolist() == expected

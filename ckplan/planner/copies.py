@@ -1,0 +1,190 @@
+"""What a schedule makes of tensors, as arrays: each copy, the step that makes it, and the steps that read it.
+
+Searching strategies ask for the peak of thousands of schedules, and for the repeats that serve nothing. Both follow
+from who reads which copy, which a sort and a search find out without going through the schedule step by step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+
+import numpy as np
+import numpy.typing as npt
+
+from ckplan.planner.problem import Kind, Problem
+
+Integers = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """Lists of numbers, one for each op, behind each other.
+
+    Attributes:
+        start: where the list of each op begins.
+        count: how long it is.
+        values: the lists.
+    """
+
+    start: Integers
+    count: Integers
+    values: Integers
+
+    @classmethod
+    def of(cls, lists: Sequence[Sequence[int]]) -> _Rows:
+        count = np.array([len(entries) for entries in lists], np.int64)
+        values = np.array([entry for entries in lists for entry in entries], np.int64)
+        return cls(np.cumsum(count) - count, count, values)
+
+    def along(self, schedule: Integers) -> tuple[Integers, Integers, Integers]:
+        """The lists of the ops of a schedule: for each entry its step and its value; and where each step's begin."""
+        count = self.count[schedule]
+        first = np.cumsum(count) - count
+        step = np.repeat(np.arange(len(schedule)), count)
+        place = np.arange(len(step)) + (self.start[schedule] - first)[step]
+        return step, self.values[place], first
+
+
+class _Numbers:
+    """A problem as arrays."""
+
+    def __init__(self, problem: Problem) -> None:
+        ops, tensors, producer = problem.ops, problem.tensors, problem.producer
+        read = [[tensor for tensor in op.inputs if producer[tensor] >= 0] for op in ops]
+        self.reads = _Rows.of(read)
+        self.makes = _Rows.of([op.outputs for op in ops])
+        viewed: list[list[int]] = []
+        overwritten: list[list[int]] = []
+        overwriting: list[list[int]] = []
+        for op, row in zip(ops, read, strict=True):
+            place = {tensor: row.index(tensor) for tensor in row}
+            viewed.append([place.get(op.views[t], -1) if t in op.views else -2 for t in op.outputs])
+            pairs = [
+                (number, place[source])
+                for number, tensor in enumerate(op.outputs)
+                if tensor not in op.views
+                for source in op.inplace.get(tensor, ())
+                if source in place and tensors[source].bytes == tensors[tensor].bytes
+            ]
+            overwriting.append([number for number, _ in pairs])
+            overwritten.append([source for _, source in pairs])
+        self.viewed = _Rows.of(viewed)
+        """For each output the place among what is read of what it is a view of: -1 resident memory, -2 no view."""
+        self.overwriting = _Rows.of(overwriting)
+        """The places among the outputs of those that may take the memory of what is read, in order of preference."""
+        self.overwritten = _Rows.of(overwritten)
+        """And the place among what is read of each of these."""
+        self.bytes = np.array([tensor.bytes for tensor in tensors], np.int64)
+        self.returned = np.array([tensor.kind is Kind.OUTPUT for tensor in tensors], bool)
+        self.workspace = np.array([op.workspace for op in ops], np.int64)
+        self.views = bool(np.any(self.viewed.values > -2))
+
+
+@lru_cache(maxsize=8)
+def _numbers(problem: Problem) -> _Numbers:
+    return _Numbers(problem)
+
+
+class Copies:
+    """The copies of tensors that a valid schedule makes; each has a number, in the order in which they are made.
+
+    Args:
+        problem: the ops and tensors.
+        schedule: op ids in execution order; every op reads only what was made before.
+    """
+
+    def __init__(self, problem: Problem, schedule: Sequence[int]) -> None:
+        numbers = self._numbers = _numbers(problem)
+        self.ops: Integers = np.fromiter(schedule, np.int64, len(schedule))
+        """The op of each step."""
+        self.made, self.tensor, self._first_copy = numbers.makes.along(self.ops)
+        self.reader, tensors, self._first_read = numbers.reads.along(self.ops)
+        span = len(self.ops) + 1
+        keys = self.tensor * span + self.made
+        order = np.argsort(keys)
+        keys = keys[order]
+        self.read: Integers = order[np.searchsorted(keys, tensors * span + self.reader) - 1]
+        """The copy that each read is of; `reader` has the steps, in order."""
+        initial = np.ones(len(order), bool)
+        initial[1:] = keys[1:] // span != keys[:-1] // span
+        self._initial = np.zeros(len(order), bool)
+        self._initial[order[initial]] = True
+
+    @cached_property
+    def again(self) -> npt.NDArray[np.bool_]:
+        """For each step whether its op ran before."""
+        _, first = np.unique(self.ops, return_index=True)
+        again = np.ones(len(self.ops), bool)
+        again[first] = False
+        return again
+
+    def needed(self) -> npt.NDArray[np.bool_]:
+        """For each step whether it is a first run or makes something that a needed step reads."""
+        needed = ~self.again
+        maker = self.made[self.read]
+        repeated = self.again[maker]
+        pairs = zip(self.reader[repeated].tolist(), maker[repeated].tolist(), strict=True)
+        found = needed.tolist()
+        for reader, made in reversed(list(pairs)):
+            if found[reader]:
+                found[made] = True
+        return np.array(found, bool)
+
+    def live(self) -> Integers:
+        """Bytes of activations that are alive while each step runs, workspace included."""
+        numbers, steps = self._numbers, len(self.ops)
+        buffer = self._buffers()
+        size = np.where(buffer[:-1] == np.arange(len(self.made)), numbers.bytes[self.tensor], 0)
+        of = buffer[self.read]
+        held = of >= 0
+        last = self.made.copy()
+        last[of[held]] = self.reader[held]  # of several reads the last one counts
+        freed = last + 1
+        self._overwrite(buffer, of, last, size, freed)
+        changes = np.bincount(self.made, size, steps + 2) - np.bincount(freed, size, steps + 2)
+        live: Integers = np.cumsum(changes[:steps]).astype(np.int64) + numbers.workspace[self.ops]
+        return live
+
+    def _buffers(self) -> Integers:
+        """For each copy the one for which its memory was taken, -1 for what is resident or returned; -1 at the end."""
+        numbers = self._numbers
+        count = len(self.made)
+        buffer = np.append(np.arange(count), -1)
+        if numbers.views:
+            _, place, _ = numbers.viewed.along(self.ops)
+            view = np.flatnonzero(place >= 0)
+            buffer[view] = self.read[self._first_read[self.made[view]] + place[view]]
+            buffer[:-1][place == -1] = -1
+        buffer[:-1][self._initial & numbers.returned[self.tensor]] = -1
+        while numbers.views:
+            further = buffer[buffer]
+            if np.array_equal(further, buffer):
+                break
+            buffer = further
+        return buffer
+
+    def _overwrite(self, buffer: Integers, of: Integers, last: Integers, size: Integers, freed: Integers) -> None:
+        """Let kernels overwrite what nothing else reads any more: it is freed before they allocate."""
+        numbers = self._numbers
+        step, output, first = numbers.overwriting.along(self.ops)
+        if not len(step):
+            return
+        _, source, _ = numbers.overwritten.along(self.ops)
+        copy, target = self._first_copy[step] + output, of[self._first_read[step] + source]
+        at_last = np.flatnonzero((of >= 0) & (self.reader == last[of]))
+        reads_at_last = np.bincount(of[at_last], minlength=len(last))
+        possible = (buffer[copy] == copy) & (target >= 0) & (last[target] == step) & (reads_at_last[target] == 1)
+        rank = np.arange(len(step)) - first[step]
+        is_read = np.bincount(self.read, minlength=len(last)) > 0
+        placed, taken = np.zeros(len(last), bool), np.zeros(len(last), bool)
+        sharing = np.full(len(last), -1)
+        for turn in range(int(rank.max()) + 1):
+            now = possible & (rank == turn)
+            now[now] = ~placed[copy[now]] & ~taken[target[now]]
+            made, over = copy[now], target[now]
+            # What nothing reads leaves the place to the next output of the same kernel.
+            size[sharing[over][sharing[over] >= 0]] = 0
+            sharing[over], placed[made], taken[over] = made, True, is_read[made]
+            freed[over] = step[now]
