@@ -10,8 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
+from ckplan.planner.copies import Integers
 from ckplan.planner.peak import live_bytes
 from ckplan.planner.phases import without_dead_repeats
 from ckplan.planner.problem import Kind, Problem
@@ -36,7 +35,7 @@ def retain(problem: Problem, schedule: Sequence[int], limit: int, rounds: int = 
             dropped = {step for gap in chosen for step in gap.steps}
             shorter = without_dead_repeats(problem, [i for s, i in enumerate(best) if s not in dropped])
             alive = live_bytes(problem, shorter)
-            if max(alive) <= limit:
+            if alive.max(initial=0) <= limit:
                 break
             chosen = chosen[: len(chosen) // 2]  # what kernels overwrite in place is only estimated above
         if not chosen:
@@ -98,9 +97,9 @@ def _gaps(problem: Problem, schedule: Sequence[int]) -> list[_Gap]:
     return gaps
 
 
-def _affordable(alive: Sequence[int], gaps: Sequence[_Gap], limit: int) -> list[_Gap]:
+def _affordable(alive: Integers, gaps: Sequence[_Gap], limit: int) -> list[_Gap]:
     """The repeats to leave out, chosen greedily while the memory between has room."""
-    live = np.array(alive, dtype=np.int64)
+    live = alive.copy()
     chosen = []
     for gap in gaps:
         between = live[gap.start : gap.steps[0]]
