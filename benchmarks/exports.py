@@ -173,6 +173,7 @@ EXPORTS: Mapping[str, Export] = {
         {"embedding_size": 32, "hidden_sizes": [64, 128, 256, 512], "depths": [1, 1, 1, 1]},
         (3, 160, 160),
     ),
+    "convbert": Export("ConvBertConfig", "ConvBertForMaskedLM", {**_ENCODER, "embedding_size": 64}, (128,)),
     "electra": Export("ElectraConfig", "ElectraForMaskedLM", {**_ENCODER, "embedding_size": 64}, (128,)),
     "roberta": Export("RobertaConfig", "RobertaForMaskedLM", _ENCODER, (128,)),
     "albert": Export("AlbertConfig", "AlbertForMaskedLM", {**_ENCODER, "embedding_size": 64}, (128,)),

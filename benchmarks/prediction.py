@@ -24,31 +24,21 @@ from pathlib import Path
 from typing import Any
 
 import onnx
-import onnx_ir as ir
 
-import ckplan.model
 from benchmarks.exports import EXPORTS, export
-from ckplan.autodiff import build_training_graph
+from benchmarks.files import Reference, peaks
 from ckplan.errors import CkplanError, InfeasibleError
-from ckplan.isolation.arrays import save_arrays
-from ckplan.meter.counters import interpret
-from ckplan.meter.facts import file_facts, read_model
-from ckplan.meter.inputs import make_inputs
-from ckplan.meter.measurement import request_for
-from ckplan.meter.process import run_job
 from ckplan.model import save
-from ckplan.planner import Problem
+from ckplan.pipeline import Goal, Step, StepOptions, open_step, rewrite
 from ckplan.planner.strategies import parse_strategy
-from ckplan.runtime import problem_of
-from ckplan.writer import emit
 from sample_models.catalogue import BUILDERS
-from sample_models.light_models import FOLDER as LIGHT
 from sample_models.light_models import NAMES as LIGHT_NAMES
+from sample_models.light_models import light_model
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "build" / "prediction.jsonl"
 STRATEGIES = ("none", "sqrt", "memory", "auto:steps=0")
-SHARE = 0.6
+SHARE = 0.4
 """The budget of `auto`, as a ratio of the baseline's peak; where there is no such plan, it gives the knee."""
 TIME_LIMIT = 1800
 """Seconds for all files of one network at one batch size."""
@@ -88,7 +78,11 @@ def _built(name: str, batch: int, **options: int) -> Network:
 
 
 def _light(name: str) -> Network:
-    return Network("light", lambda batch, folder: LIGHT / f"{name}.onnx", (1, 2), images=True)
+    def path(batch: int, folder: Path) -> Path:
+        onnx.save(light_model(name), folder / "forward.onnx")
+        return folder / "forward.onnx"
+
+    return Network("light", path, (1, 2), images=True)
 
 
 NETWORKS: Mapping[str, Network] = {
@@ -114,55 +108,30 @@ def measured(name: str, batch: int) -> Iterator[dict[str, Any]]:
             path = network.path(batch, folder)
             shapes = {image_input(path): (batch, 3, 224, 224)} if network.images else {}
             dims = {"batch": batch} if network.symbolic else {}
-            model = build_training_graph(ckplan.model.load(path, dims=dims, shapes=shapes).model).model
+            step = open_step(path, StepOptions.of(dims=dims, shapes=shapes))
+            reference = Reference(step.model)
         except CkplanError as error:
             for strategy in STRATEGIES:
                 yield {"strategy": strategy, "failure": str(error)}
             return
-        problem, base = problem_of(model), 0
         for strategy in STRATEGIES:
             try:
-                result = _measured(model, problem, strategy, int(SHARE * base), folder)
-                base = base or result["predicted"]
-                yield {"strategy": strategy, **result}
+                yield {"strategy": strategy, **_measured(step, strategy, reference, folder / "planned.onnx")}
             except CkplanError as error:
                 yield {"strategy": strategy, "failure": str(error)}
 
 
-def _measured(model: ir.Model, problem: Problem, strategy: str, budget: int, folder: Path) -> dict[str, Any]:
+def _measured(step: Step, strategy: str, reference: Reference, path: Path) -> dict[str, Any]:
     solver, note = parse_strategy(strategy), ""
     try:
-        plan = solver.solve(problem, budget if strategy.startswith("auto") else None)
+        planned = rewrite(step, solver, Goal(share=SHARE) if strategy.startswith("auto") else Goal())
     except InfeasibleError:
-        plan, note = solver.solve(problem), "knee"
-    folder = Path(tempfile.mkdtemp(dir=folder))
-    path = folder / "planned.onnx"
-    save(emit(model, plan), path)
-    written = read_model(path)
-    inputs = make_inputs(written)
-    save_arrays(folder / "inputs", inputs.arrays)
-    request = request_for(path, folder / "inputs", "cpu", None)
-    facts = file_facts(written)
-    variant = {"order": "default", "pattern": True}
-    (raw,) = run_job(
-        "counters", {**request, "runs": 1, "cut": True, "variants": [variant], "producers": dict(facts.producers)}
-    )
-    counters = interpret(raw, facts, inputs.nbytes)
-    if counters is None:
-        raise CkplanError("this onnxruntime reports no memory counters", "install 1.31 or later")
-    heap = run_job("ckplan.meter.heap", request)
-    predicted = facts.prediction.peak_activations
-    assert predicted is not None
-    peak = counters.timeline.steps[counters.timeline.peak_step]
-    return {
-        "predicted": predicted,
-        "counter": counters.peak_activations,
-        "heap": heap["activations"],
-        "error": predicted / counters.peak_activations - 1,
-        "at": peak.op,
-        "seconds": sum(counters.seconds),
-        "note": note,
-    }
+        planned, note = rewrite(step, solver), "knee"
+    save(planned.model, path, force=True)
+    found = peaks(path, cut=True)
+    error = found["predicted"] / found["counter"] - 1
+    planned_peak = planned.plan.predicted.peak_activations
+    return {**found, "planned": planned_peak, "error": error, "differ": reference.differing(path), "note": note}
 
 
 def image_input(path: Path) -> str:
@@ -175,15 +144,16 @@ def image_input(path: Path) -> str:
 def table(results: Iterable[Mapping[str, Any]]) -> list[str]:
     """The results as lines of Markdown, with a summary: sizes in MiB, errors of the prediction in percent."""
     results = list(results)
-    lines = ["| network | batch | strategy | predicted | counter | heap | error % |", "|---" * 7 + "|"]
+    lines = ["| network | batch | strategy | planned | predicted | counter | heap | error % | bits |", "|---" * 9 + "|"]
     for result in results:
         head = f"| {result['network']} | {result['batch']} | {label(result)} "
         if "failure" in result:
-            lines.append(f"{head}| {result['failure']} ||||")
+            lines.append(f"{head}| {result['failure']} ||||||")
             continue
-        sizes = (result["predicted"], result["counter"], result["heap"])
+        sizes = (result["planned"], result["predicted"], result["counter"], result["heap"])
         figures = " | ".join("-" if size is None else f"{size / 2**20:.2f}" for size in sizes)
-        lines.append(f"{head}| {figures} | {100 * result['error'] + 0.0:.2f} |")
+        bits = f"{len(result['differ'])} differ" if result["differ"] else "equal"
+        lines.append(f"{head}| {figures} | {100 * result['error'] + 0.0:.2f} | {bits} |")
     errors = [abs(result["error"]) for result in results if "error" in result]
     if errors:
         failed = len(results) - len(errors)

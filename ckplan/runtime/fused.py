@@ -1,11 +1,11 @@
 """The graph that is planned: a training graph as onnxruntime's optimisers leave it, nodes that it fuses being one.
 
 onnxruntime does not run the graph that it is given. At its basic level it rewrites it within the standard operators (a
-product and a sum become a Gemm, transposes move); at its extended level it fuses neighbours into operators of its own
-(a transpose, a product and a scaling become a FusedMatMul). Both are adopted before anything is planned, so that a plan
-speaks of what runs. In the file that is written each fused node stands as the standard nodes that it was made of,
-right behind each other and with nothing between them: onnxruntime fuses them again, in the file without a plan and in
-every planned one alike.
+product and a sum become a Gemm, transposes move); above it fuses neighbours into operators of its own (a transpose, a
+product and a scaling become a FusedMatMul, a convolution and the addition behind it a FusedConv). Both are adopted
+before anything is planned, so that a plan speaks of what runs. In the file that is written each fused node stands as
+the standard nodes that it was made of, right behind each other and with nothing between them: onnxruntime fuses them
+again, in the file without a plan and in every planned one alike.
 
 What it computes at load time stays a node here: whether its result is worth its memory is the plan's to say. Layouts
 that go by the processor are left out as well; files are written so that they are not chosen.
@@ -58,11 +58,11 @@ def fused_graph(model: ir.Model, runtime: Runtime = CPU) -> ir.Model:
         ModelError: onnxruntime does not load the model.
     """
     basic = optimised(model, Level.BASIC, LEFT_OUT, runtime)
-    extended = optimised(model, Level.EXTENDED, LEFT_OUT, runtime)
+    fused = optimised(model, Level.ALL, LEFT_OUT, runtime)
     graph = basic.graph
     if any(str(value.name).startswith(_NOT_ADOPTED) for node in graph for value in node.outputs):
         return model.clone()
-    _adopt(graph, extended.graph, runtime)
+    _adopt(graph, fused.graph, runtime)
     _remove_unread(graph)
     _restore(basic, model)
     _in_order(graph, model.graph)
@@ -77,10 +77,10 @@ class _Slice:
     nodes: tuple[ir.Node, ...]
 
 
-def _adopt(graph: ir.Graph, extended: ir.Graph, runtime: Runtime) -> None:
-    """Replace nodes of a graph by the fused node that stands for them."""
+def _adopt(graph: ir.Graph, optimised: ir.Graph, runtime: Runtime) -> None:
+    """Replace nodes of a graph by the fused node that stands for them in another."""
     values = _values(graph)
-    for fused in extended:
+    for fused in optimised:
         made = [str(value.name) for value in fused.outputs if value.name]
         read = [None if value is None else str(value.name) for value in fused.inputs]
         if not made or any(name not in values for name in (*made, *(name for name in read if name is not None))):

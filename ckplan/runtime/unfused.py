@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
+from ckplan.runtime.sizes import DIMENSIONS, dimensions_of
+
 PARTS = "ckplan.parts"
 """Key in ``Node.meta`` of a fused node: what it is written as, a tuple of `Part` in execution order."""
 
@@ -49,13 +51,16 @@ def unfuse(model: ir.Model) -> None:
             fresh = ir.Node("", part.op_type, inputs, part.attributes, num_outputs=len(part.outputs), name=name)
             fresh.metadata_props.update(node.metadata_props)
             written.append(fresh)
-            for value, made, (dtype, _) in zip(fresh.outputs, part.outputs, part.types, strict=True):
+            for value, made, (dtype, dims) in zip(fresh.outputs, part.outputs, part.types, strict=True):
                 if isinstance(made, int):
                     value.type, value.shape = node.outputs[made].type, node.outputs[made].shape
                     continue
                 inner[made] = value
                 value.name = f"{node.name}/{made}" if made else ""
                 value.type = None if dtype is None else ir.TensorType(dtype)
+                value.meta[DIMENSIONS] = dims
+            if part.op_type == "Add":
+                _declare_summand(fresh, inner)
         graph.insert_before(node, written)
         for fresh, part in zip(written, parts, strict=True):
             for value, made in zip(fresh.outputs, part.outputs, strict=True):
@@ -74,3 +79,16 @@ def _read(node: ir.Node, name: int | str | None, inner: dict[str, ir.Value], gra
     if isinstance(name, int):
         return node.inputs[name]
     return inner[name] if name in inner else graph.initializers[name]
+
+
+def _declare_summand(node: ir.Node, inner: dict[str, ir.Value]) -> None:
+    """Declare the shape of a value inside of a fusion that is added to another as that one's.
+
+    An addition is made part of a convolution only where onnxruntime sees that both shapes are the same
+    (``core/optimizer/conv_add_act_fusion.cc``), and dimensions may be named after buffers.
+    """
+    for value, other in (node.inputs, node.inputs[::-1]):
+        if value is None or other is None or value not in inner.values() or value.shape is not None:
+            continue
+        if dimensions_of(value) == dimensions_of(other):
+            value.shape = other.shape

@@ -145,6 +145,7 @@ def name_buffers(nodes: Sequence[ir.Node], problem: Problem) -> None:
         problem: its numbers, op by op.
     """
     lives = lifetimes(problem, range(len(problem.ops)))
+    added = {node.inputs[3] for node in nodes if node.op_type == "FusedConv" and len(node.inputs) > 3}
     for step, node in enumerate(nodes):
         made = [value for value in node.outputs if value.name]
         for value, buffer in zip(made, lives.buffer[step], strict=True):
@@ -157,3 +158,6 @@ def name_buffers(nodes: Sequence[ir.Node], problem: Problem) -> None:
             # A view of an input or a parameter has no buffer of the plan; it only must not look like any other.
             name = f"buffer{buffer}" if buffer >= 0 else f"view{step}"
             value.shape = ir.Shape([named_dimension(dim, name) for dim in dims])
+            if value in added:
+                # Of the convolution that it is added to, the weight tells the number of channels.
+                value.shape = ir.Shape([dim if place == 1 else value.shape[place] for place, dim in enumerate(dims)])

@@ -20,7 +20,7 @@ _MOVING = frozenset(
 
 
 def fence(nodes: Sequence[ir.Node], executed: ir.Model, edges: ControlEdges) -> int:
-    """Hide a value inside of each fusion that was not planned.
+    """Hide a value inside of each fusion that was not planned, or not planned so.
 
     Args:
         nodes: the nodes of the file.
@@ -34,7 +34,14 @@ def fence(nodes: Sequence[ir.Node], executed: ir.Model, edges: ControlEdges) -> 
     before = edges.count
     for node in nodes:
         made = makers.get(str(node.outputs[0].name)) if node.outputs else None
-        if made is None or is_control(node) or (made.domain, made.op_type) == (node.domain, node.op_type):
+        if made is None or is_control(node):
+            continue
+        if (made.domain, made.op_type) == (node.domain, node.op_type):
+            if node.op_type == "FusedConv" and len(node.inputs) > 3 and _name(node, 1) != _name(made, 1):
+                # The summand is a convolution as well, and the addition became part of that one.
+                summand = node.inputs[3]
+                assert summand is not None
+                node.replace_input_with(3, edges.alias(summand, summand))
             continue
         if {made.op_type, node.op_type} <= _MOVING or made.op_type == "Cast":
             continue
@@ -42,3 +49,8 @@ def fence(nodes: Sequence[ir.Node], executed: ir.Model, edges: ControlEdges) -> 
         if inner:
             read_instead(node, inner[0], edges.alias(inner[0], inner[0]))
     return edges.count - before
+
+
+def _name(node: ir.Node, place: int) -> str | None:
+    value = node.inputs[place]
+    return None if value is None else value.name
