@@ -16,6 +16,7 @@ import onnx_ir as ir
 from onnx_ir.convenience import convert_attributes
 
 from ckplan.autodiff.builder import Builder
+from ckplan.autodiff.paths import bodies, captured
 from ckplan.errors import ModelError
 from ckplan.keys import PHASE
 from ckplan.model.copies import copy_nodes
@@ -67,7 +68,7 @@ def outline(
     Args:
         op: builder of the main graph.
         op_type: operator of the composite, under which its gradient rule is registered.
-        nodes: in the order of the graph, without bodies.
+        nodes: in the order of the graph.
         inputs: what the rule knows as inputs. Whatever else the nodes read from outside comes behind.
         outputs: what the rule knows as outputs; the node that makes the first makes nothing else. Whatever else of the
             nodes is read outside comes behind.
@@ -79,7 +80,8 @@ def outline(
     around = main.graph
     assert around is not None
     made = {value for node in nodes for value in node.outputs}
-    read = dict.fromkeys(value for node in nodes for value in node.inputs if value is not None and value not in made)
+    sought = (value for node in nodes for value in (*node.inputs, *captured(node)))
+    read = dict.fromkeys(value for value in sought if value is not None and value not in made)
     operands = [*inputs, *(value for value in read if value not in inputs)]
     formals = [_formal(value, op.unique_name(f"{main.name}/in{index}")) for index, value in enumerate(operands)]
     inside = {v: formal for v, formal in reversed(list(zip(operands, formals, strict=True))) if v is not None}
@@ -88,11 +90,11 @@ def outline(
     twin = ir.Node(main.domain, main.op_type, main.inputs, main.attributes, outputs=[_twin(outputs[0])], name=main.name)
     inside[outputs[0]] = twin.outputs[0]
     body = [twin if node is main else node for node in nodes]
-    for node in body:
+    for node in _with_inner(body):
         _read_instead(node, inside)
     _become(main, (DOMAIN, op_type, str(main.name)), operands, convert_attributes(attributes or {}))
 
-    members = set(body)
+    members = set(_with_inner(body))
     left = [v for n in body for v in n.outputs if v.is_graph_output() or any(u.node not in members for u in v.uses())]
     inner = [*outputs[1:], *(value for value in left if value not in outputs)]
     main.resize_outputs(1 + len(inner))
@@ -143,7 +145,7 @@ def _inline(op: Builder, node: ir.Node, *, copied: bool) -> None:
         body = list(function)
         function.outputs.clear()
         function.graph.remove(body)
-        for member in body:
+        for member in _with_inner(body):
             _read_instead(member, values)
     twin = results[0].producer()
     assert twin is not None
@@ -177,6 +179,11 @@ def _become(
         node.replace_input_with(index, value)
     node.attributes.clear()
     node.attributes.update((attribute.name, attribute) for attribute in attributes)
+
+
+def _with_inner(nodes: Iterable[ir.Node]) -> list[ir.Node]:
+    """Nodes, and those in their bodies."""
+    return [inner for node in nodes for inner in (node, *_with_inner(n for graph in bodies(node) for n in graph))]
 
 
 def _read_instead(node: ir.Node, values: Mapping[ir.Value, ir.Value]) -> None:

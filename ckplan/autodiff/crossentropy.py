@@ -78,7 +78,7 @@ def prepare_labels(
     return Labels(indices, weights, axis, reduction)
 
 
-def _reduce(op: Builder, losses: ir.Value, labels: Labels, name_shape: Sequence[int]) -> ir.Value:
+def reduce_losses(op: Builder, losses: ir.Value, labels: Labels, name_shape: Sequence[int]) -> ir.Value:
     """Weigh the losses of the samples and reduce them."""
     if labels.weights is not None:
         losses = op.Mul(losses, labels.weights)
@@ -109,7 +109,7 @@ def emit_cross_entropy(op: Builder, logits: ir.Value, labels: Labels) -> ir.Valu
             normaliser = op.ReduceLogSumExp(shifted, classes, keepdims=1)
             losses = op.Sub(normaliser, op.GatherElements(shifted, labels.indices, axis=labels.axis))
             kept = [shifted, normaliser]
-        loss = _reduce(op, losses, labels, samples)
+        loss = reduce_losses(op, losses, labels, samples)
     _outline(op, "CrossEntropy", nodes, logits, labels, [loss, losses, *kept])
     return loss
 
@@ -119,7 +119,7 @@ def emit_likelihood(op: Builder, scores: ir.Value, labels: Labels) -> ir.Value:
     samples = [dim for axis, dim in enumerate(shape_of(scores)) if axis != labels.axis]
     with op.recording() as nodes:
         losses = op.Neg(op.GatherElements(scores, labels.indices, axis=labels.axis))
-        loss = _reduce(op, losses, labels, samples)
+        loss = reduce_losses(op, losses, labels, samples)
     _outline(op, "NegativeLogLikelihood", nodes, scores, labels, [loss, losses])
     return loss
 

@@ -19,6 +19,7 @@ from ckplan.autodiff.control_flow.chunks import Chunks, prepare_recurrences
 from ckplan.autodiff.engine import backpropagate
 from ckplan.autodiff.evidence import uses_of
 from ckplan.autodiff.inline import inline_functions
+from ckplan.autodiff.linear_cross_entropy import LossChunks, chunk_loss_heads
 from ckplan.autodiff.loss_scale import add_loss_scale
 from ckplan.autodiff.names import floating_tensors
 from ckplan.autodiff.objective import add_objective
@@ -83,6 +84,7 @@ def build_training_graph(
     training: bool = False,
     time_checkpoints: Chunks | None = None,
     store: Sequence[str] = (),
+    loss_chunks: LossChunks = "off",
 ) -> TrainingGraph:
     """Append a loss and gradients to a copy of a model.
 
@@ -117,6 +119,8 @@ def build_training_graph(
             are kept; ``sqrt``: about the root of the number of steps.
         store: patterns of the values in the bodies of loops that are kept for each step; ``none``: nothing but the
             carried states. Without any, these and the results of heavy operators are; the rest is recomputed.
+        loss_chunks: into how many chunks of samples a cross-entropy and the linear layer before it go, so that the
+            logits never exist whole; see :func:`ckplan.autodiff.linear_cross_entropy.chunk_loss_heads`.
 
     Raises:
         UsageError: an option names something that does not exist or cannot be used.
@@ -154,6 +158,10 @@ def build_training_graph(
     selection = select_parameters(op, tensors.parameters, request, uses, before)
     running = forms.running_of(graph, results)
     prune(graph, [*results, *running.values()])
+    heads, head_notes = chunk_loss_heads(op, loss_chunks)
+    targets = {heads.get(value, value): seed for value, seed in targets.items()}
+    results = [heads.get(value, value) for value in results]
+    prune(graph, [*results, *running.values()])
     for node in graph:
         node.metadata_props[PHASE] = "forward"
 
@@ -175,7 +183,7 @@ def build_training_graph(
             f"no parameter reaches the loss ({objective.description})" + (f": {cause}" if cause else ""),
             "choose another output with --loss, or other parameters with --wrt",
         )
-    notes = [*forms.notes, *time_notes, *request.notes, *selection.notes]
+    notes = [*forms.notes, *time_notes, *head_notes, *request.notes, *selection.notes]
     if idle:
         what = "a gradient of zero" if unused == "zero" else "no gradient"
         kind = "parameter" if others.keys().isdisjoint(idle) else "tensor"

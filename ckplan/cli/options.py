@@ -134,6 +134,11 @@ def read_chunks(ctx: click.Context, param: click.Parameter, value: str | None) -
     return value if value is None or value == "sqrt" else _size(ctx, param, value, 1)
 
 
+def read_loss_chunks(ctx: click.Context, param: click.Parameter, value: str) -> int | str:
+    """``"auto"``, ``"off"`` or a number of chunks."""
+    return value if value in ("auto", "off") else _size(ctx, param, value, 1)
+
+
 def _set(ctx: click.Context, param: click.Parameter, value: bool, *, name: str) -> None:
     if value:
         setattr(ctx.ensure_object(Settings), name, True)
@@ -306,6 +311,11 @@ _training_step_options = _section(
         "--store", multiple=True, metavar="PATTERN",
         help="Keep these values of each step of a loop instead of recomputing them; 'none': only carried states. "
         "Default: also what is expensive. Repeatable.",
+    ),
+    click.option(
+        "--loss-chunks", metavar="N|auto", default="off", callback=read_loss_chunks,
+        help="Cut a cross-entropy and the linear layer before it into N chunks of samples: the logits never exist "
+        "whole, and are made twice. 'auto': as many as it takes until they are small beside the layer.",
     ),
 )  # fmt: skip
 

@@ -59,6 +59,14 @@ def _chunks(value: Any) -> int | str:
     return value
 
 
+def _loss_chunks(value: Any) -> int | str:
+    if value in ("auto", "off"):
+        return str(value)
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ValueError("a number of chunks, 'auto' or 'off'")
+    return value
+
+
 def _one_of(*words: str) -> Reader:
     def read(value: Any) -> str:
         if value not in words:
@@ -109,6 +117,7 @@ TRAINING: Mapping[str, tuple[Reader, Any]] = {
     "straight_through": (_flag, False),
     "time_checkpoints": (_chunks, None),
     "store": (_texts, ()),
+    "loss_chunks": (_loss_chunks, "off"),
 }
 """The options of the training graph: how each is read, and its default."""
 

@@ -21,12 +21,12 @@ def cross_entropy(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
     """Reads the logarithms of the chances; over another axis than the last, shifted logits and what normalises them."""
     labels = labels_of(node)
     by_logits = _by_logits(op, node, dy, labels) if op.wants(node.inputs[0]) else None
-    return [by_logits, _by_weights(op, node, dy, labels)]
+    return [by_logits, by_sample_weights(op, node, dy, labels)]
 
 
 def _by_logits(op: Builder, node: ir.Node, dy: Gradients, labels: Labels) -> ir.Value:
     logits, kept = required_input(node, 0), node.outputs[2:]
-    slopes = _slopes(op, dy, labels)
+    slopes = sample_slopes(op, dy, labels)
     last = labels.axis == len(shape_of(logits)) - 1
     # The softmax of logarithms of chances is the chances.
     chances = op.Softmax(kept[0], axis=-1) if last else op.Exp(op.Sub(kept[0], kept[1]))
@@ -44,11 +44,11 @@ def negative_log_likelihood(op: Builder, node: ir.Node, dy: Gradients) -> Gradie
     """Reads the labels only, and the losses of the samples where those have weights that are trained."""
     labels = labels_of(node)
     by_scores = _by_scores(op, node, dy, labels) if op.wants(node.inputs[0]) else None
-    return [by_scores, _by_weights(op, node, dy, labels)]
+    return [by_scores, by_sample_weights(op, node, dy, labels)]
 
 
 def _by_scores(op: Builder, node: ir.Node, dy: Gradients, labels: Labels) -> ir.Value:
-    slopes = op.scale(_slopes(op, dy, labels), -1)
+    slopes = op.scale(sample_slopes(op, dy, labels), -1)
     shape = shape_of(required_input(node, 0))
     classes = np.arange(shape[labels.axis], dtype=dtype_of(labels.indices))
     at = op.Equal(labels.indices, classes.reshape([-1] + [1] * (len(shape) - 1 - labels.axis)))
@@ -64,7 +64,7 @@ def mean_squared_error(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
     return [difference if _is_one(op, dy[0]) else op.Mul(difference, dy[0])]
 
 
-def _slopes(op: Builder, dy: Gradients, labels: Labels) -> ir.Value:
+def sample_slopes(op: Builder, dy: Gradients, labels: Labels) -> ir.Value:
     """Return the derivative of the reduced loss by each sample's loss: a scalar, or in the shape of the indices.
 
     The factor 1/N of a plain mean is left.
@@ -84,7 +84,7 @@ def _slopes(op: Builder, dy: Gradients, labels: Labels) -> ir.Value:
     return op.Mul(labels.weights, upstream)
 
 
-def _by_weights(op: Builder, node: ir.Node, dy: Gradients, labels: Labels) -> ir.Value | None:
+def by_sample_weights(op: Builder, node: ir.Node, dy: Gradients, labels: Labels) -> ir.Value | None:
     """Return the gradient by the samples' weights: their losses, for a mean less the mean and over the weights' sum."""
     upstream, weights = dy[0], labels.weights
     if weights is None or not op.wants(weights):

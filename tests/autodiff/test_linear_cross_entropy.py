@@ -1,0 +1,122 @@
+"""Loss heads in chunks: the gradients, the bits, and what is left as it is."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+
+from ckplan.autodiff import build_training_graph
+from ckplan.autodiff.linear_cross_entropy import largest_divisor
+from ckplan.errors import UsageError
+from tests.autodiff.gradcheck import check_training_graph, onnxruntime_run, parse, values
+
+SAMPLES, FEATURES, CLASSES = 6, 3, 20
+LABELS = np.asarray([0, 4, 19, 4, 13, 3])
+X = values(SAMPLES, FEATURES, seed=8)
+
+LAYERS = {
+    "by_columns": ("logits = MatMul(h, w)", (FEATURES, CLASSES)),
+    "tied": ("t = Transpose<perm=[1,0]>(w) logits = MatMul(h, t)", (CLASSES, FEATURES)),
+    "gemm": ("logits = Gemm<transB=1>(h, w, b)", (CLASSES, FEATURES)),
+    "with_bias": ("product = MatMul(h, w) logits = Add(b, product)", (FEATURES, CLASSES)),
+}
+"""Linear layers as exporters write them, and the shapes of their weights."""
+
+LOSSES = {
+    "mean": "loss = SoftmaxCrossEntropyLoss(logits, labels)",
+    "sum": 'loss = SoftmaxCrossEntropyLoss<reduction="sum">(logits, labels)',
+    "ignoring": "loss = SoftmaxCrossEntropyLoss<ignore_index=4>(logits, labels)",
+    "weighted": "loss = SoftmaxCrossEntropyLoss<ignore_index=4>(logits, labels, classes)",
+    "single": 'losses = SoftmaxCrossEntropyLoss<reduction="none">(logits, labels) '
+    "loss = ReduceSumSquare<keepdims=0>(losses)",
+}
+
+
+def head(layer: str, loss: str, dtype: str = "double") -> ir.Model:
+    line, shape = LAYERS[layer]
+    numbers = {"v": values(FEATURES, FEATURES, seed=1), "w": values(*shape, seed=2), "b": values(CLASSES, seed=3)}
+    if "weighted" in loss or "classes" in LOSSES[loss]:
+        numbers["classes"] = np.abs(values(CLASSES, seed=4)) + 0.5
+    numbers = {name: array for name, array in numbers.items() if name != "b" or "b" in line.replace("trans", "")}
+    kind = np.float64 if dtype == "double" else np.float32
+    return parse(
+        f"g ({dtype}[{SAMPLES},{FEATURES}] x, int64[{SAMPLES}] labels) => ({dtype}[] loss) "
+        f"{{ h = MatMul(x, v) {line} {LOSSES[loss]} }}",
+        **{name: array.astype(kind) for name, array in numbers.items()},
+    )
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+@pytest.mark.parametrize("loss", LOSSES)
+def test_gradients_agree_with_finite_differences(layer: str, loss: str) -> None:
+    training = build_training_graph(head(layer, loss), loss_chunks=3)
+    assert sum(node.op_type == "Scan" for node in training.model.graph) == 2
+    assert any("exist in 3 chunks only" in note for note in training.notes)
+    check_training_graph(training, {"x": X, "labels": LABELS})
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+def test_what_belongs_to_a_sample_is_equal_to_the_bit(layer: str) -> None:
+    feeds = {"x": X.astype(np.float32), "labels": LABELS}
+    found = []
+    for chunks in ("off", 3):
+        training = build_training_graph(head(layer, "mean", "float"), loss_chunks=chunks, retain_grad=["h"])
+        found.append(onnxruntime_run(training.model, feeds))
+    whole, cut = found
+    assert whole.keys() == cut.keys()
+    for name in ("loss", "h_grad", "v_grad"):
+        assert np.array_equal(whole[name], cut[name])
+    for name in whole:
+        np.testing.assert_allclose(whole[name], cut[name], rtol=2e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("wrt", ["x", "w", "b"])
+def test_single_gradients(wrt: str) -> None:
+    training = build_training_graph(head("gemm", "mean"), loss_chunks=2, wrt=[wrt])
+    check_training_graph(training, {"x": X, "labels": LABELS})
+
+
+def test_logits_never_exist_whole() -> None:
+    training = build_training_graph(head("tied", "mean"), loss_chunks=3)
+    sizes = [
+        math.prod(value.shape.numpy())
+        for node in ir.traversal.RecursiveGraphIterator(training.model.graph)
+        for value in node.outputs
+        if value.shape is not None and value.shape.is_static()
+    ]
+    assert max(sizes) < SAMPLES * CLASSES
+
+
+def test_logits_that_something_else_reads_stay_whole() -> None:
+    model = parse(
+        f"g (double[6,3] x, int64[6] labels) => (double[] loss, double[6,{CLASSES}] logits) "
+        "{ logits = MatMul(x, w) loss = SoftmaxCrossEntropyLoss(logits, labels) }",
+        w=values(FEATURES, CLASSES, seed=2),
+    )
+    assert build_training_graph(model, loss="loss", loss_chunks=3).notes  # as a mere output they go
+    for options in ({"retain_grad": ["logits"]}, {"loss": ["loss", "sum:logits"]}, {"no_grad": ["logits"]}):
+        with pytest.raises(UsageError, match="nothing to cut"):
+            build_training_graph(model, **{"loss": "loss", **options}, loss_chunks=3)
+
+
+def test_automatic_number() -> None:
+    small = build_training_graph(head("tied", "mean"), loss_chunks="auto")
+    assert not any(node.op_type == "Scan" and len(node.inputs) > 9 for node in small.model.graph)
+    model = parse(
+        "g (float[64,4] x, int64[64] labels) => (float[] loss) "
+        "{ logits = MatMul(x, w) loss = SoftmaxCrossEntropyLoss(logits, labels) }",
+        w=np.zeros((4, 64), np.float32),
+    )
+    assert any("exist in 16 chunks" in note for note in build_training_graph(model, loss_chunks="auto").notes)
+
+
+@pytest.mark.parametrize(("number", "limit"), list(itertools.product([1, 7, 12, 1024], [1, 5, 100])))
+def test_largest_divisor(number: int, limit: int) -> None:
+    found = largest_divisor(number, limit)
+    assert number % found == 0
+    assert found <= max(limit, 1)
+    assert not any(number % other == 0 for other in range(found + 1, min(limit, number) + 1))
