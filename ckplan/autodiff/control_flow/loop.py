@@ -8,6 +8,8 @@ their largest.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import onnx_ir as ir
 
@@ -15,12 +17,21 @@ from ckplan.autodiff.builder import Builder, Gradients, attr_int, shape_of
 from ckplan.autodiff.control_flow.backward import BackwardStep
 from ckplan.autodiff.control_flow.bodies import BodyBuilder, close, close_body, dims_of, emit_control, new_value
 from ckplan.autodiff.control_flow.recurrence import Recurrence, row_shape
+from ckplan.autodiff.control_flow.rows import (
+    emitted,
+    hand_over,
+    is_of_rows,
+    most_steps,
+    picked_rows,
+    refuse_whole_sequences,
+    value_like,
+)
 from ckplan.autodiff.control_flow.scan import backward_metadata, scan_gradient
 from ckplan.autodiff.control_flow.step import backward_step
 from ckplan.autodiff.paths import captured, discard, needed_nodes
 from ckplan.autodiff.registry import NoGradientError
 from ckplan.keys import PHASE
-from ckplan.model.bodies import changing_states, fixed_trips, most_trips
+from ckplan.model.bodies import changing_states, fixed_trips
 from ckplan.model.infer import static_shape
 
 
@@ -50,21 +61,18 @@ def loop_gradient(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
             if value is not None and gradient is not None:
                 found[value] = op.Add(found[value], gradient) if value in found else gradient
         return [None, None, *gradients[:states], *(found.get(value) for value in outside)]
-    most = most_trips(node)
+    most = most_steps(node)
     if most is None:
-        counted = node.inputs[0].producer() if node.inputs[0] is not None else None
-        if counted is not None and counted.op_type == "Size":
-            raise NoGradientError(
-                "it is the gradient of a Loop that runs as often as data say, and is not differentiated again"
-            )
         raise NoGradientError("how often it runs depends on data and has no bound; give it a constant trip count")
     for output, gradient in zip(node.outputs[states:], dy[states:], strict=False):
-        if gradient is not None:
+        if gradient is not None and not is_of_rows(gradient, output):
             raise NoGradientError(f"its output '{output.name}' has as many rows as it runs, which depends on data")
-    loop = Recurrence(node, node.attributes["body"].as_graph(), 2, 1, most, exact=False)
+    picked = picked_rows(node)
+    refuse_whole_sequences(op, node, picked)
+    loop = Recurrence(node, node.attributes["body"].as_graph(), 2, 1, most, exact=False, picked=picked)
     step = backward_step(op, loop, dy)
-    count = len(node.inputs) + len(outside)
-    return [None] * count if step is None else _emit(op, loop, step, count)
+    read = [*node.inputs, *outside]
+    return [None] * len(read) if step is None else _emit(op, loop, step, read)
 
 
 def loop_as_scan(op: Builder, node: ir.Node) -> bool:
@@ -151,28 +159,24 @@ def _rows_read(body: ir.Graph, clock: ir.Value, trips: int) -> tuple[list[ir.Val
     return sequences, axes
 
 
-def _emit(op: Builder, loop: Recurrence, step: BackwardStep, count: int) -> list[ir.Value | None]:
-    """Emit the Loop around a backward step; return the gradients by slot."""
+def _emit(op: Builder, loop: Recurrence, step: BackwardStep, read: Sequence[ir.Value | None]) -> list[ir.Value | None]:
+    """Emit the Loop around a backward step of a Loop that reads some values; return the gradients by slot."""
     name = f"{loop.node.name}/grad/Loop"
     graph = step.graph
     inside = BodyBuilder(op, graph)
     clock = new_value(op, f"{name}_step", ir.DataType.INT64, ())
     condition = new_value(op, f"{name}_condition", ir.DataType.BOOL, ())
     graph.inputs.extend([clock, condition, *(c.before for c in step.carried)])
-    numbers, _ = loop.stack(op, loop.body.inputs[0])
-    # Inference does not know how many rows there are.
-    trips = new_value(op, f"{loop.node.name}/trips", ir.DataType.INT64, ())
-    op.insert(
-        ir.Node("", "Size", [numbers], outputs=[trips], name=f"{trips.name}/Size", metadata_props={PHASE: "backward"})
-    )
+    trips = _trips(op, loop)
     with op.scope(f"{loop.node.name}/grad"):
         last = op.Sub(trips, 1)
     first = next(iter(graph), None)
     # Steps are numbered backwards: the rows of the last one are read first.
     place = step.clock if step.clock is not None else new_value(op, f"{name}_row", ir.DataType.INT64, ())
     picks = [ir.Node("", "Sub", [last, clock], outputs=[place], name=op.unique_name(f"{name}/Sub"))]
-    for read in step.read:
-        pick = ir.Node("", "Gather", [read.outer, place], outputs=[read.inside], name=op.unique_name(f"{name}/Gather"))
+    for one in step.read:
+        row = clock if one.track.reverse else place
+        pick = ir.Node("", "Gather", [one.outer, row], outputs=[one.inside], name=op.unique_name(f"{name}/Gather"))
         picks.append(pick)
     if first is None:
         graph.extend(picks)
@@ -180,12 +184,41 @@ def _emit(op: Builder, loop: Recurrence, step: BackwardStep, count: int) -> list
         graph.insert_before(first, picks)
     for node in picks:
         node.metadata_props[PHASE] = "backward"
-    graph.outputs.extend(close(inside, [condition, *(c.after for c in step.carried)]))
+    made = [*(c.after for c in step.carried), *(m.inside for m in step.made)]
+    graph.outputs.extend(close(inside, [condition, *made]))
     outputs = [new_value(op, f"{name}_out", c.after.dtype, shape_of(c.after)) for c in step.carried]
+    for part in step.made:
+        sequence = read[part.slot]
+        assert sequence is not None
+        outputs.append(value_like(op, sequence, f"{name}_out"))
     inputs = [trips, None, *(c.initial for c in step.carried)]
     emit_control(op, "Loop", name, inputs, [ir.AttrGraph("body", graph)], outputs, backward_metadata(loop.node))
-    gradients: list[ir.Value | None] = [None] * count
-    for carried, output in zip(step.carried, outputs, strict=True):
+    gradients: list[ir.Value | None] = [None] * len(read)
+    for carried, output in zip(step.carried, outputs, strict=False):
         if carried.slot is not None:
             gradients[carried.slot] = output
+    for part, output in zip(step.made, outputs[len(step.carried) :], strict=True):
+        sequence = read[part.slot]
+        assert sequence is not None
+        # The steps run backwards: the last row is the first to come.
+        hand_over(op, sequence, output if part.track.reverse else _turned(op, output))
     return gradients
+
+
+def _trips(op: Builder, loop: Recurrence) -> ir.Value:
+    """Return how many steps a Loop made."""
+    (given, *_) = loop.node.inputs
+    if loop.picked and given is not None:
+        return given
+    numbers, _ = loop.stack(op, loop.body.inputs[0])
+    # Inference does not know how many rows there are.
+    trips = new_value(op, f"{loop.node.name}/trips", ir.DataType.INT64, ())
+    op.insert(
+        ir.Node("", "Size", [numbers], outputs=[trips], name=f"{trips.name}/Size", metadata_props={PHASE: "backward"})
+    )
+    return trips
+
+
+def _turned(op: Builder, rows: ir.Value) -> ir.Value:
+    """Return a sequence with its last row first, whose length no inference knows."""
+    return emitted(op, "Slice", [rows, *(op.constant([number]) for number in (-1, -(1 << 62), 0, -1))], rows)

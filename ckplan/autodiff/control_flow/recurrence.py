@@ -35,6 +35,8 @@ class Recurrence:
         skipped: number of body outputs before the states.
         steps: number of steps; for a Loop the largest there can be.
         exact: whether there are always that many.
+        picked: rows that the body of a Loop picks one by one from sequences of as many rows as there are steps: the
+            row, the sequence, and how it runs.
     """
 
     node: ir.Node
@@ -43,6 +45,7 @@ class Recurrence:
     skipped: int
     steps: int
     exact: bool
+    picked: tuple[tuple[ir.Value, ir.Value, Track], ...] = ()
 
     @cached_property
     def states(self) -> int:
@@ -73,9 +76,9 @@ class Recurrence:
 
     @property
     def sequences(self) -> list[tuple[ir.Value, ir.Value, Track]]:
-        """What is read row by row: the input of the body, the input of the node, and how it runs."""
+        """What is read row by row: the row in the body, the sequence outside, and how it runs."""
         if self.node.op_type == "Loop":
-            return []
+            return list(self.picked)
         outer = [value for value in self.node.inputs[self.states :] if value is not None]
         tracks = _tracks(self.node, "input", [len(shape_of(value)) for value in outer])
         return list(zip(self.body.inputs[self.states :], outer, tracks, strict=True))

@@ -53,8 +53,8 @@ def backward_step(op: Builder, loop: Recurrence, dy: Sequence[ir.Value | None]) 
     _check_shapes(loop)
     name_states(op, loop)
     outside = captured(loop.node)
-    wanted = [value for value in outside if op.wants(value)]
     sequences = loop.sequences
+    wanted = [value for value in outside if op.wants(value) and value not in {outer for _, outer, _ in loop.picked}]
     rows = [inner for inner, outer, _ in sequences if op.wants(outer)]
     active = _active_states(op, loop, {*wanted, *rows}, dy)
     demand_static(loop.node)
@@ -114,13 +114,15 @@ def backward_step(op: Builder, loop: Recurrence, dy: Sequence[ir.Value | None]) 
     backward = [node for node in body if node not in old]
     ends = [*(end for _, _, end, _ in carried), *(gradients[inner] for _, inner, _ in made)]
     ends += [gradients[one.node.outputs[0]] for one in late]
-    values = supply(op, loop, step, forward, backward, ends)
+    picks = {inner.producer() for inner, *_ in loop.picked}
+    values = supply(op, loop, step, [node for node in forward if node not in picks], backward, ends)
     step.graph.extend(copy_nodes(op, backward, values, "backward"))
     closed = close(BodyBuilder(op, step.graph), [values.get(value, value) for value in ends])
     own = [Carried(i, b, end, slot) for (i, b, _, slot), end in zip(carried, closed, strict=False)]
     step.carried[:0] = own
     for (index, _, track), end in zip(made, closed[len(carried) :], strict=False):
-        step.made.append(Made(end, track, loop.states + index))
+        captured_at = len(loop.node.inputs) + outside.index(sequences[index][1]) if loop.picked else 0
+        step.made.append(Made(end, track, captured_at or loop.states + index))
     whole = {inner: (outer, track) for inner, outer, track in sequences}
     for one, end in zip(late, closed[len(carried) + len(made) :], strict=True):
         operands, track = whole.get(one.operand) or loop.stack(op, one.operand)

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import numpy as np
+import onnx
+import onnx_ir as ir
 import pytest
 
+import ckplan
 from ckplan.autodiff import build_training_graph
 from ckplan.errors import UnsupportedOperatorsError
-from tests.autodiff.control_flow.models import check, parse, run, training_graph
+from tests.autodiff.control_flow.models import check, parse, run, single, training_graph
 from tests.autodiff.control_flow.recurrences import loop_model
+from tests.autodiff.gradcheck import onnxruntime_run
 
 
 def kinds(training):
@@ -85,11 +89,113 @@ def test_an_unbounded_number_of_steps_is_refused():
         training_graph(model)
 
 
-def test_the_gradient_of_a_number_of_steps_that_depends_on_data_is_not_differentiated_again():
-    """There is a bound, so that is not the reason."""
-    training = training_graph(loop_model(6, LIMIT, "double limit", stacked=False))
-    with pytest.raises(UnsupportedOperatorsError, match="it is the gradient of a Loop that runs as often as data say"):
-        build_training_graph(training.model, loss=[f"sum-of-squares:{name}" for name in training.gradients.values()])
+def again(model, training):
+    """Differentiate the sum of the squares of all gradients of a training graph, in a model that holds them."""
+    return build_training_graph(model, loss=[f"sum-of-squares:{name}" for name in training.gradients.values()])
+
+
+def squares(training):
+    return again(training.model, training)
+
+
+def assert_slopes(training, feeds):
+    """Compare the gradients of what `squares` made of a training graph with slopes, and with onnxruntime's."""
+    found = squares(training)
+    got, before = run(found.model, feeds), ir.to_proto(training.model)
+    for name, gradient in found.gradients.items():
+        start = training.model.graph.initializers[name].const_value.numpy()
+        direction = np.random.default_rng(3).uniform(0.5, 1, start.shape)
+
+        def along(t, name=name, start=start, direction=direction):
+            made = run(before, {**feeds, name: start + t * direction})
+            return sum((made[other] ** 2).sum() for other in training.gradients.values())
+
+        slope, size = (along(1e-6) - along(-1e-6)) / 2e-6, np.abs(got[gradient] * direction).sum()
+        np.testing.assert_allclose((got[gradient] * direction).sum(), slope, atol=1e-7 * (size + 1), rtol=1e-7)
+    return found, got
+
+
+@pytest.mark.parametrize("options", [{}, {"store": ["*"]}, {"store": ["none"]}], ids=str)
+@pytest.mark.parametrize("limit", [-1.0, 0.9, 2.5])
+def test_a_number_of_steps_that_depends_on_data_is_differentiated_again(limit, options):
+    model, feeds = loop_model(6, LIMIT, "double limit", stacked=False), {"limit": np.array(limit)}
+    second, expected = assert_slopes(training_graph(model, **options), feeds)
+    assert kinds(second) == ["Loop"] * len(kinds(second))
+    onnx.checker.check_model(ir.to_proto(second.model))
+    narrow = squares(training_graph(single(model), **options))
+    found = onnxruntime_run(narrow.model, {"limit": np.array(limit, np.float32)})
+    for name, gradient in second.gradients.items():
+        wanted = expected[gradient]
+        np.testing.assert_allclose(found[narrow.gradients[name]], wanted, rtol=0, atol=1e-4 * np.abs(wanted).max())
+
+
+def reader_of_rows(reads):
+    """A Loop that makes rows until their sum is large enough, and one that reads them in as many steps."""
+    text = f"""g (double limit) => (double loss) {{
+        end, rows, numbers = Loop <
+            body = b (int64 i, bool c, double[3] h) => (bool goes, double[3] n, double[3] r, int64 number) {{
+                n = Mul(h, W)
+                r = Identity(n)
+                number = Identity(i)
+                t = ReduceSum<keepdims = 0>(n)
+                goes = Less(t, limit)
+            }}
+        > (M, , H)
+        count = Size(numbers)
+        last = Loop <body = d (int64 j, bool e, double[3] k) => (bool f, double[3] l) {{
+            f = Identity(e)
+            {reads}
+            l = Mul(k, row)
+        }}> (count, , H)
+        loss = ReduceSum<keepdims = 0>(last)
+    }}"""
+    return parse(text, H=np.array([1.0, 2.0, 3.0]), W=np.array([2.0, 1.5, 0.5]), M=np.array(4), zero=np.array(0))
+
+
+@pytest.mark.parametrize("limit", [1.0, 9.0, 100.0])
+def test_rows_whose_number_depends_on_data_are_read_one_by_one(limit):
+    check(reader_of_rows("row = Gather(rows, j)"), {"limit": np.array(limit)})
+
+
+@pytest.mark.parametrize(
+    "reads",
+    ["row = Gather(rows, zero)", "one = Gather(rows, j) all = ReduceSum<keepdims = 0>(rows) row = Add(one, all)"],
+)
+def test_but_not_as_a_whole(reads):
+    with pytest.raises(UnsupportedOperatorsError, match=r"it reads 'rows' as a whole, which has as many rows as data"):
+        training_graph(reader_of_rows(reads))
+
+
+def test_and_a_third_time():
+    training = squares(training_graph(loop_model(6, LIMIT, "double limit", stacked=False)))
+    assert_slopes(training, {"limit": np.array(0.9)})
+
+
+def test_no_step_at_all_is_differentiated_again():
+    text = """g (bool start) => (double loss) {
+        last = Loop <body = b (int64 i, bool c, double[3] h) => (bool goes, double[3] n) {
+            goes = Identity(c)
+            n = Mul(h, W)
+        }> (M, start, H)
+        q = Mul(last, last)
+        loss = ReduceSum<keepdims = 0>(q)
+    }"""
+    model = parse(text, H=np.array([1.0, 2.0, 3.0]), W=np.array([2.0, 3.0, 0.5]), M=np.array(2))
+    for start in (True, False):
+        found, got = assert_slopes(training_graph(model), {"start": np.array(start)})
+        assert got[found.gradients["W"]].any() == start
+
+
+def test_steps_of_a_file_are_counted_anew(tmp_path):
+    """The sizes that a run tells when a file is loaded are those of one number of steps."""
+    direct = training_graph(single(loop_model(6, LIMIT, "double limit", stacked=False)))
+    ckplan.save(direct.model, tmp_path / "training.onnx")
+    loaded, expected = again(ckplan.load(tmp_path / "training.onnx").model, direct), squares(direct)
+    for limit in (-1.0, 0.9, 2.5):
+        feeds = {"limit": np.array(limit, np.float32)}
+        found, wanted = onnxruntime_run(loaded.model, feeds), onnxruntime_run(expected.model, feeds)
+        for name, gradient in expected.gradients.items():
+            np.testing.assert_allclose(found[loaded.gradients[name]], wanted[gradient], rtol=1e-5, atol=1e-5)
 
 
 def test_rows_whose_number_depends_on_data_are_refused():
