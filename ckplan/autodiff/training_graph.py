@@ -16,6 +16,7 @@ from ckplan.autodiff.breaks import breaks, listed
 from ckplan.autodiff.builder import Builder, is_floating
 from ckplan.autodiff.composites import inline_composites, refuse_own_domain
 from ckplan.autodiff.control_flow.chunks import Chunks, prepare_recurrences
+from ckplan.autodiff.differences import subtract_in_products
 from ckplan.autodiff.engine import backpropagate
 from ckplan.autodiff.evidence import uses_of
 from ckplan.autodiff.inline import inline_functions
@@ -202,6 +203,8 @@ def build_training_graph(
     anchors.remove()
     inline_functions(model, wanted)
     settle_sums(op, accumulation)
+    subtract_in_products(op)
+    prune(graph, list(graph.outputs))
     merge_twins(model)
     notes += relabel(model)  # what needed a newer one may have been inlined
     for parameter in parameters:

@@ -17,22 +17,7 @@ import onnx_ir as ir
 from ckplan.autodiff.builder import Builder, Gradients, attr_int, dtype_of, input_of, required_input, shape_of
 from ckplan.autodiff.registry import NoGradientError, rule
 from ckplan.autodiff.rules.shape import pad
-
-
-def scatter_add(
-    op: Builder, into: ir.Value, axis: int, rows: ir.Value, updates: ir.Value, reduction: str = "add"
-) -> ir.Value:
-    """Add slices of ``updates`` along an axis of ``into`` at the positions ``rows`` (rank 1); or reduce otherwise."""
-    shape = shape_of(updates)
-    column = [1] * len(shape)
-    column[axis] = shape[axis]
-    short = rows if rows.dtype == ir.DataType.INT32 else op.Cast(rows, to=ir.DataType.INT32)
-    # Nothing else ties the indices to the backward pass: expanded to the size of the updates when the step begins, they
-    # would lie there until its end.
-    there = op.OptionalHasElement(updates)
-    short = op.Where(there, short, short)
-    indices = op.expand(op.reshape(short, column), shape)
-    return op.ScatterElements(into, indices, updates, axis=axis, reduction=reduction)
+from ckplan.autodiff.tables import Lookups, add_lookups, scatter_add
 
 
 @rule("Gather", fixed=[1])
@@ -58,8 +43,11 @@ def gather(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
             before, after = [0] * len(shape), [0] * len(shape)
             before[axis], after[axis] = int(run[0]), shape[axis] - int(run[-1]) - 1
             return [pad(op, rows, before, after)]
-    into = op.take_partial(data) or op.zeros(shape, g)
-    return [scatter_add(op, into, axis, op.reshape(indices, [picked[axis]]), rows)]
+    which, others = op.reshape(indices, [picked[axis]]), op.take_partial(data)
+    if axis == 0:
+        flat = op.reshape(rows, (picked[0], math.prod(shape[1:])))
+        return [add_lookups(op, shape, Lookups(which, flat, others))]
+    return [scatter_add(op, others or op.zeros(shape, g), axis, which, rows)]
 
 
 @rule("GatherElements", fixed=[1])

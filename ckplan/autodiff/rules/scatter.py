@@ -25,8 +25,9 @@ from ckplan.autodiff.builder import (
     shape_of,
 )
 from ckplan.autodiff.registry import rule
-from ckplan.autodiff.rules.gather import flat_indices, scatter_add
+from ckplan.autodiff.rules.gather import flat_indices
 from ckplan.autodiff.rules.shape import cut
+from ckplan.autodiff.tables import scatter_add
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ import onnx_ir as ir
 from ckplan.autodiff.builder import (
     Builder,
     Gradients,
+    attr_float,
     attr_int,
     attr_ints,
     attr_str,
@@ -32,11 +33,22 @@ def reshape(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
 
 @rule("Transpose", factor="pass")
 def transpose(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
-    """The gradient transposed back."""
+    """The gradient transposed back; a product that nothing else reads is made in the other layout at once."""
     assert dy[0] is not None
     rank = len(shape_of(dy[0]))
     perm = attr_ints(node, "perm") or tuple(reversed(range(rank)))
-    return [op.transpose(dy[0], [perm.index(axis) for axis in range(rank)])]
+    turned = _turned_product(op, dy[0]) if perm == (1, 0) else None
+    return [turned or op.transpose(dy[0], [perm.index(axis) for axis in range(rank)])]
+
+
+def _turned_product(op: Builder, value: ir.Value) -> ir.Value | None:
+    """The transpose of a value as the product ``B^T A^T``, if it is a product ``A B`` made for its sake alone."""
+    node = value.producer()
+    if node is None or node.op_type != "Gemm" or len(node.inputs) > 2 or value.uses():
+        return None
+    flip_a, flip_b = attr_int(node, "transA", 0), attr_int(node, "transB", 0)
+    alpha = attr_float(node, "alpha", 1.0)
+    return op.Gemm(node.inputs[1], node.inputs[0], alpha=alpha, transA=1 - flip_b, transB=1 - flip_a)
 
 
 @rule("Concat")

@@ -1,0 +1,119 @@
+"""Gradients of tables whose rows are looked up, made in the memory in which they are returned.
+
+onnxruntime gives an output of the file memory of its own, in which no kernel works in place
+(``core/framework/allocation_planner.cc``). So rows that are scattered into a table of zeros, or into what a product
+made of it, stand beside that table, which with a large vocabulary is the largest tensor of the step. There are two
+kernels that write the whole table from little:
+
+- Gather, of a table of the rows that were looked up, and one of zeros for all others;
+- the product of the output layer, where the table is tied to that: ``A^T B + S^T G`` is ``[S; A]^T [G; B]``, S holding
+  a one for each lookup. That is one more product of the kind, and is done only where it takes less memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+
+from ckplan.autodiff.builder import Builder, attr_float, attr_int, dtype_of, required_input, shape_of
+
+_KEY = "ckplan.lookups"
+"""Key in ``Value.meta``: the lookups and the other contributions that a gradient is the sum of."""
+
+_WIDE = (ir.DataType.FLOAT, ir.DataType.DOUBLE)
+"""Element types of which products are stacked; others are not added up in one go."""
+
+
+@dataclass(frozen=True)
+class Lookups:
+    """What lookups contribute to the gradient of a table.
+
+    Attributes:
+        rows: which rows were looked up [n], maybe counted from the end.
+        gradients: their gradients [n, width].
+        before: what others contribute, in the shape of the table.
+    """
+
+    rows: ir.Value
+    gradients: ir.Value
+    before: ir.Value | None
+
+
+def scatter_add(
+    op: Builder, into: ir.Value, axis: int, rows: ir.Value, updates: ir.Value, reduction: str = "add"
+) -> ir.Value:
+    """Add slices of ``updates`` along an axis of ``into`` at the positions ``rows`` (rank 1); or reduce otherwise."""
+    shape = shape_of(updates)
+    column = [1] * len(shape)
+    column[axis] = shape[axis]
+    short = rows if rows.dtype == ir.DataType.INT32 else op.Cast(rows, to=ir.DataType.INT32)
+    # Nothing else ties the indices to the backward pass: expanded to the size of the updates when the step begins, they
+    # would lie there until its end.
+    there = op.OptionalHasElement(updates)
+    short = op.Where(there, short, short)
+    indices = op.expand(op.reshape(short, column), shape)
+    return op.ScatterElements(into, indices, updates, axis=axis, reduction=reduction)
+
+
+def add_lookups(op: Builder, shape: Sequence[int], found: Lookups) -> ir.Value:
+    """Emit the gradient of a table: the gradients of the rows that were looked up, added to what others contribute.
+
+    Args:
+        op: the builder.
+        shape: that of the table, of rank 1 at least.
+        found: the contributions.
+    """
+    earlier = None if found.before is None else found.before.meta.get(_KEY)
+    if earlier is not None:  # an encoder and a decoder that read one table: what was made of the first is not needed
+        rows = op.Concat(*(op.Cast(v.rows, to=ir.DataType.INT64) for v in (earlier, found)), axis=0)
+        gradients = op.Concat(earlier.gradients, found.gradients, axis=0)
+        found = Lookups(rows, gradients, earlier.before)
+    count, width = shape_of(found.gradients)
+    factors = None if found.before is None else _factors(found.before)
+    if found.before is None:
+        if count + 1 < shape[0]:
+            result = _spread(op, found.rows, found.gradients, shape[0])
+        else:
+            result = scatter_add(op, op.zeros((shape[0], width), found.gradients), 0, found.rows, found.gradients)
+    elif factors is not None and 2 * shape_of(factors[0])[0] + count < width:
+        result = _stacked(op, found, *factors)
+    else:
+        result = scatter_add(op, op.reshape(found.before, (shape[0], width)), 0, found.rows, found.gradients)
+    result = op.reshape(result, shape)
+    result.meta[_KEY] = found
+    return result
+
+
+def _spread(op: Builder, rows: ir.Value, gradients: ir.Value, size: int) -> ir.Value:
+    """Gather a table of ``size`` rows from those that were looked up; equal ones are added up in their order."""
+    count, width = shape_of(gradients)
+    there = op.OptionalHasElement(gradients)
+    nothing = op.expand(op.Cast(op.Not(there), to=ir.DataType.INT32), (size,))
+    # Of equal rows the last one gives its place to all of them.
+    numbers = np.arange(1, count + 1, dtype=np.int32)
+    places = op.ScatterElements(nothing, rows, numbers, axis=0, reduction="max")
+    small = scatter_add(op, op.zeros((count + 1, width), gradients), 0, op.Gather(places, rows, axis=0), gradients)
+    return op.Gather(small, places, axis=0)
+
+
+def _factors(value: ir.Value) -> tuple[ir.Value, ir.Value, float] | None:
+    """A [m, rows], B [m, width] and a factor, if a value is the product ``A^T B`` with it."""
+    node = value.producer()
+    if node is None or value.dtype not in _WIDE or node.op_type != "Gemm" or len(node.inputs) > 2:
+        return None
+    if not attr_int(node, "transA", 0) or attr_int(node, "transB", 0):
+        return None
+    return required_input(node, 0), required_input(node, 1), attr_float(node, "alpha", 1.0)
+
+
+def _stacked(op: Builder, found: Lookups, a: ir.Value, b: ir.Value, factor: float) -> ir.Value:
+    """Emit ``[S; A]^T [G; B]``; S is put above A when the gradients of the lookups are there, not before."""
+    count = shape_of(found.gradients)[0]
+    zero = op.Cast(op.Not(op.OptionalHasElement(found.gradients)), to=a.dtype)
+    above = op.Pad(a, np.asarray([count, 0, 0, 0], dtype=np.int64), zero)
+    ones = np.ones((count, 1), dtype=dtype_of(a))
+    chosen = op.ScatterElements(above, op.reshape(found.rows, (count, 1)), ones, axis=1)
+    return op.Gemm(chosen, op.Concat(found.gradients, op.scale(b, factor), axis=0), transA=1)

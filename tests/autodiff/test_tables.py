@@ -1,0 +1,114 @@
+"""Gradients of tables of which rows are looked up: no second tensor of the table's size."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+
+from ckplan.autodiff import TrainingGraph
+from ckplan.autodiff.builder import shape_of
+from ckplan.keys import PHASE
+from ckplan.runtime.executed import expected_timeline
+from tests.autodiff.gradcheck import (
+    build_training_graph,
+    check_gradient,
+    check_second_derivatives,
+    infer,
+    node_model,
+    to_dtype,
+    values,
+    weighed,
+)
+
+WORDS, WIDTH = 60, 40
+TOKENS = np.asarray([[3, 59, 3], [0, -1, 17]], dtype=np.int64)
+
+
+def tied(tokens: np.ndarray = TOKENS, head: str = "MatMul") -> onnx.ModelProto:
+    """A table that is read by tokens and multiplied by."""
+    nodes = [
+        onnx.helper.make_node("Gather", ["p0", "tokens"], ["read"]),
+        onnx.helper.make_node("Tanh", ["read"], ["h"]),
+    ]
+    if head == "MatMul":
+        nodes.append(onnx.helper.make_node("Transpose", ["p0"], ["turned"], perm=[1, 0]))
+        nodes.append(onnx.helper.make_node("MatMul", ["h", "turned"], ["y0"]))
+    else:
+        nodes.append(onnx.helper.make_node("Flatten", ["h"], ["flat"], axis=2))
+        nodes.append(onnx.helper.make_node("Gemm", ["flat", "p0"], ["y0"], transB=1, alpha=0.5))
+    constants = {"p0": values(WORDS, WIDTH), "tokens": tokens}
+    return weighed(nodes, [onnx.numpy_helper.from_array(array, name) for name, array in constants.items()], ["y0"])
+
+
+def in_single(model: onnx.ModelProto) -> TrainingGraph:
+    return build_training_graph(infer(to_dtype(model, np.float32)), wrt=["p0"])
+
+
+def as_large(graph: ir.Graph, value: ir.Value) -> list[str]:
+    """What else the backward pass makes that is as large as a value, views of it left out."""
+    nodes = [n for n in graph if n.metadata_props[PHASE] == "backward" and n.op_type != "Reshape"]
+    made = [v for node in nodes for v in node.outputs if v is not value]
+    return [f"{v.producer().op_type} {v.name}" for v in made if math.prod(shape_of(v)) >= math.prod(shape_of(value))]
+
+
+def test_rows_that_are_looked_up_are_gathered_into_the_gradient() -> None:
+    model = node_model("Gather", values(WORDS, WIDTH), TOKENS)
+    check_gradient(model)
+    training = in_single(model)
+    gradient = training.model.graph.outputs[1]
+    assert gradient.producer().op_type == "Gather"
+    assert as_large(training.model.graph, gradient) == []
+    assert expected_timeline(training.model).peak_activations < 4 * WORDS * WIDTH
+
+
+@pytest.mark.parametrize("shape", [(60,), (60, 3, 5), (60, 1)])
+def test_tables_of_any_rank(shape: tuple[int, ...]) -> None:
+    check_gradient(node_model("Gather", values(*shape), TOKENS))
+    check_gradient(node_model("Gather", values(*shape), np.asarray(5)))
+
+
+def test_second_derivatives_of_lookups() -> None:
+    model = node_model("Gather", values(20, 3), TOKENS % 20)
+    model.graph.node.insert(1, onnx.helper.make_node("Mul", ["y0", "y0"], ["squares"]))
+    for node in model.graph.node[2:]:
+        node.input[:] = ["squares" if name == "y0" else name for name in node.input]
+    check_second_derivatives(model)
+
+
+def test_two_lookups_of_one_table_are_gathered_at_once() -> None:
+    nodes = [
+        onnx.helper.make_node("Gather", ["p0", "one"], ["y0"]),
+        onnx.helper.make_node("Gather", ["p0", "other"], ["y1"]),
+    ]
+    constants = {"p0": values(WORDS, WIDTH), "one": TOKENS, "other": np.asarray([59, 4, 17], dtype=np.int32)}
+    tensors = [onnx.numpy_helper.from_array(array, name) for name, array in constants.items()]
+    model = weighed(nodes, tensors, ["y0", "y1"])
+    check_gradient(model)
+    training = in_single(model)
+    assert as_large(training.model.graph, training.model.graph.outputs[1]) == []
+
+
+@pytest.mark.parametrize("head", ["MatMul", "Gemm"])
+def test_a_wide_tied_table_is_made_by_one_product(head: str) -> None:
+    model = tied(head=head)
+    check_gradient(model)
+    check_second_derivatives(model)
+    training = in_single(model)
+    gradient = training.model.graph.outputs[1]
+    assert gradient.producer().op_type == "Gemm"
+    assert as_large(training.model.graph, gradient) == []
+    assert expected_timeline(training.model).peak_activations < 4 * WORDS * WIDTH
+
+
+def test_of_many_tokens_the_product_is_made_first() -> None:
+    tokens = np.random.default_rng(0).integers(0, WORDS, (5, 6))
+    check_gradient(tied(tokens))
+    training = in_single(tied(tokens))
+    gradient = training.model.graph.outputs[1]
+    assert gradient.producer().op_type == "ScatterElements"
+    (product,) = (name for name in as_large(training.model.graph, gradient) if not name.startswith("Transpose"))
+    assert product.startswith("Gemm")  # in the layout of the table
