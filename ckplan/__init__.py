@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from ckplan.answers.explanation import Explanation as Explanation
     from ckplan.answers.frontier import Pareto as Pareto
     from ckplan.api import analyze as analyze
+    from ckplan.api import artifacts as artifacts
     from ckplan.api import build_training_graph as build_training_graph
     from ckplan.api import explain as explain
     from ckplan.api import measure as measure
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
     from ckplan.autodiff import TrainingGraph as TrainingGraph
     from ckplan.autodiff import add_optimizer as add_optimizer
     from ckplan.autodiff import parse_optimizer as parse_optimizer
+    from ckplan.bundle.manifest import Artifacts as Artifacts
+    from ckplan.bundle.manifest import open_artifacts as open_artifacts
     from ckplan.comparison import Comparison as Comparison
     from ckplan.comparison import Limits as Limits
     from ckplan.comparison import compare_files as compare_files
@@ -77,6 +80,7 @@ _HOMES = {
     "answers.frontier": ("Pareto",),
     "api": (
         "analyze",
+        "artifacts",
         "build_training_graph",
         "explain",
         "measure",
@@ -87,6 +91,7 @@ _HOMES = {
         "verify",
     ),
     "autodiff": ("OPTIMIZERS", "TrainingGraph", "add_optimizer", "parse_optimizer"),
+    "bundle.manifest": ("Artifacts", "open_artifacts"),
     "comparison": ("Comparison", "Limits", "compare_files"),
     "errors": ("CkplanError",),
     "meter": ("Measurement", "Verification"),

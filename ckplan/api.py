@@ -21,6 +21,8 @@ from ckplan.answers.explanation import Explanation
 from ckplan.answers.frontier import Pareto
 from ckplan.autodiff import TrainingGraph
 from ckplan.autodiff import build_training_graph as differentiate
+from ckplan.bundle.making import check_folder, make_graphs, write_artifacts
+from ckplan.bundle.manifest import Artifacts
 from ckplan.errors import UsageError
 from ckplan.meter import Measurement, Verification
 from ckplan.meter import measure as measure_file
@@ -119,6 +121,43 @@ def rewrite(
     if output is not None:
         save(planned.model, output, force=force)
     return planned
+
+
+def artifacts(
+    model: Source,
+    folder: str | os.PathLike[str],
+    *,
+    strategy: str | None = None,
+    budget: int | float | str | None = None,
+    overhead: float | str | None = None,
+    seconds: float | None = None,
+    force: bool = False,
+    **options: Any,
+) -> Artifacts:
+    """Write what a training loop in any language needs: `ckplan artifacts`.
+
+    Args:
+        model: the forward model.
+        folder: where to write; made if it is not there.
+        strategy: how to plan the training step, as on the command line; without it and without a goal there is no plan.
+        budget: bytes, a ratio of what the step takes without a plan, or text: ``"512MiB"``, ``"40%"``.
+        overhead: extra compute that the plan may cost: a ratio, or text: ``"10%"``.
+        seconds: how long to search.
+        force: whether the files of an earlier run may be replaced.
+        options: see `open_model`; ``optimizer`` (AdamW by default) and ``clip_norm`` say what the update does.
+
+    Raises:
+        InfeasibleError: no plan keeps to the budget.
+        ModelError, UsageError: the model or an option does not fit.
+        EnvironmentUnavailableError: the folder cannot be written.
+    """
+    check_folder(Path(folder).absolute(), force)
+    goal = Goal.of(budget, overhead, seconds)
+    is_planned = strategy is not None or goal != Goal()
+    graphs = make_graphs(
+        model, StepOptions.of(**options), parse_strategy(strategy or "auto") if is_planned else None, goal
+    )
+    return write_artifacts(graphs, folder, model, force=force)
 
 
 def plan(model: Model, **asked: Any) -> Plan:

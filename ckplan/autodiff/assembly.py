@@ -12,6 +12,7 @@ from onnx_ir.passes.common import CommonSubexpressionEliminationPass
 from ckplan import keys
 from ckplan.autodiff.builder import FORWARD, Builder, shape_of
 from ckplan.autodiff.loss_scale import finished_type
+from ckplan.autodiff.presence import there
 from ckplan.keys import PHASE
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ def name_gradients(op: Builder, gradients: dict[str, ir.Value]) -> None:
 def zeros(op: Builder, value: ir.Value, after: ir.Value, scaled: bool) -> ir.Value:
     """Return a gradient of zeros, in the element type of the other gradients."""
     with op.scope(f"{value.name}/grad"):
-        zero = op.Cast(op.Not(op.OptionalHasElement(after)), to=finished_type(value) if scaled else value.dtype)
+        zero = op.Cast(op.Not(there(op, after)), to=finished_type(value) if scaled else value.dtype)
         return op.expand(zero, shape_of(value))
 
 

@@ -344,7 +344,7 @@ class Builder:
         attributes: dict[str, Any],
     ) -> Any:
         """Emit a node of half-precision operands in float32, its results in their type again."""
-        if op_type == "OptionalHasElement" and operands[0] is not None and size_of(operands[0]) > 1:
+        if op_type == "Size" and operands[0] is not None and size_of(operands[0]) > 1:
             # One element is there when all are.
             ends = (np.asarray([end], dtype=np.int64) for end in (0, 1))
             operands = [self.Slice(self.reshape(operands[0], [size_of(operands[0])]), *ends)]
@@ -463,7 +463,7 @@ class Builder:
 
         A constant would be simpler, but onnxruntime would compute it when the file is loaded and hold it forever.
         """
-        zero = self.Cast(self.Not(self.OptionalHasElement(like)), to=cast("ir.DataType", like.dtype))
+        zero = self.Cast(self.Less(self.Size(like), np.int64(0)), to=cast("ir.DataType", like.dtype))
         return self.expand(zero, shape)
 
     def expand(self, value: ir.Value, shape: Collection[int]) -> ir.Value:

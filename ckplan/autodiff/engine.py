@@ -11,6 +11,7 @@ from ckplan.autodiff.builder import Builder, dtype_of, shape_of
 from ckplan.autodiff.composites import is_composite
 from ckplan.autodiff.inline import inline_function
 from ckplan.autodiff.paths import captured, differentiable_inputs, entry_of, reads
+from ckplan.autodiff.presence import there
 from ckplan.autodiff.registry import NON_DIFFERENTIABLE, Entry, NoGradientError
 from ckplan.errors import UnsupportedOperatorsError
 from ckplan.keys import NOT_EXPANDED
@@ -158,7 +159,7 @@ def _seed(op: Builder, loss: ir.Value) -> ir.Value:
     if is_composite(loss.producer()):
         return op.constant(np.ones(shape_of(loss), dtype=dtype_of(loss)))
     with op.scope(f"{loss.name}/grad", forward=loss.producer()):
-        return op.expand(op.Cast(op.OptionalHasElement(loss), to=loss.dtype), shape_of(loss))
+        return op.expand(op.Cast(there(op, loss), to=loss.dtype), shape_of(loss))
 
 
 def _apply(op: Builder, node: ir.Node, entry: Entry) -> list[tuple[ir.Value, ir.Value, float]]:

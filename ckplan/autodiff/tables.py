@@ -19,6 +19,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ckplan.autodiff.builder import Builder, attr_float, attr_int, dtype_of, required_input, shape_of
+from ckplan.autodiff.presence import there
 
 _KEY = "ckplan.lookups"
 """Key in ``Value.meta``: the lookups and the other contributions that a gradient is the sum of."""
@@ -52,8 +53,7 @@ def scatter_add(
     short = rows if rows.dtype == ir.DataType.INT32 else op.Cast(rows, to=ir.DataType.INT32)
     # Nothing else ties the indices to the backward pass: expanded to the size of the updates when the step begins, they
     # would lie there until its end.
-    there = op.OptionalHasElement(updates)
-    short = op.Where(there, short, short)
+    short = op.Where(there(op, updates), short, short)
     indices = op.expand(op.reshape(short, column), shape)
     return op.ScatterElements(into, indices, updates, axis=axis, reduction=reduction)
 
@@ -90,8 +90,7 @@ def add_lookups(op: Builder, shape: Sequence[int], found: Lookups) -> ir.Value:
 def _spread(op: Builder, rows: ir.Value, gradients: ir.Value, size: int) -> ir.Value:
     """Gather a table of ``size`` rows from those that were looked up; equal ones are added up in their order."""
     count, width = shape_of(gradients)
-    there = op.OptionalHasElement(gradients)
-    nothing = op.expand(op.Cast(op.Not(there), to=ir.DataType.INT32), (size,))
+    nothing = op.expand(op.Cast(op.Not(there(op, gradients)), to=ir.DataType.INT32), (size,))
     # Of equal rows the last one gives its place to all of them.
     numbers = np.arange(1, count + 1, dtype=np.int32)
     places = op.ScatterElements(nothing, rows, numbers, axis=0, reduction="max")
@@ -112,7 +111,7 @@ def _factors(value: ir.Value) -> tuple[ir.Value, ir.Value, float] | None:
 def _stacked(op: Builder, found: Lookups, a: ir.Value, b: ir.Value, factor: float) -> ir.Value:
     """Emit ``[S; A]^T [G; B]``; S is put above A when the gradients of the lookups are there, not before."""
     count = shape_of(found.gradients)[0]
-    zero = op.Cast(op.Not(op.OptionalHasElement(found.gradients)), to=a.dtype)
+    zero = op.Cast(op.Not(there(op, found.gradients)), to=a.dtype)
     above = op.Pad(a, np.asarray([count, 0, 0, 0], dtype=np.int64), zero)
     ones = np.ones((count, 1), dtype=dtype_of(a))
     chosen = op.ScatterElements(above, op.reshape(found.rows, (count, 1)), ones, axis=1)

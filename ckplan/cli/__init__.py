@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from ckplan.cli import (
     analyze,
+    artifacts,
     compare,
     demo,
     doctor,
@@ -32,6 +33,7 @@ for _module in (
     grad,
     plan,
     rewrite,
+    artifacts,
     explain,
     report,
     measure,

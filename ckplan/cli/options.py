@@ -159,7 +159,7 @@ model_argument = click.argument("model", type=_PATH)
 force_option = click.option("-f", "--force", is_flag=True, help="Overwrite OUT if it exists.")
 
 output_options = _stack(
-    click.option("-o", "--output", required=True, type=_PATH, metavar="OUT", help="File to write."), force_option
+    click.option("-o", "--output", required=True, type=_PATH, metavar="OUT", help="Where to write."), force_option
 )
 
 copy_option = click.option(
@@ -173,7 +173,9 @@ html_option = click.option(
 
 html_options = _stack(html_option, force_option)
 
-picture_options = _stack(click.option("-o", "--output", type=_PATH, metavar="OUT", help="File to write."), force_option)
+picture_options = _stack(
+    click.option("-o", "--output", type=_PATH, metavar="OUT", help="Where to write."), force_option
+)
 
 talk_options = _section(
     "Messages",

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from ckplan.answers.frontier import Pareto
     from ckplan.autodiff import TrainingGraph
     from ckplan.autodiff.coverage import Coverage
+    from ckplan.bundle.manifest import Artifacts
     from ckplan.comparison import Check, Comparison
     from ckplan.meter import Bisection, Measurement, Verification
     from ckplan.meter.checkup import Finding
@@ -212,6 +213,11 @@ def explanation(found: Explanation, notes: Sequence[str]) -> Json:
     data["block"] = None if found.block is None else {"name": found.block[0], "count": found.block[1]}
     data["notes"] = list(notes)
     return _report("explain", **data)
+
+
+def artifacts(made: Artifacts, notes: Sequence[str]) -> Json:
+    """The manifest of what ``ckplan artifacts`` wrote or checked, and where it lies."""
+    return _report("artifacts", folder=str(made.folder), manifest=dict(made.manifest), notes=list(notes))
 
 
 def checkup(found: Sequence[Finding]) -> Json:

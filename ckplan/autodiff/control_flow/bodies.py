@@ -10,6 +10,7 @@ import onnx_ir as ir
 
 from ckplan.autodiff.builder import Builder, shape_of
 from ckplan.autodiff.paths import bodies, discard
+from ckplan.autodiff.presence import there
 from ckplan.autodiff.registry import NoGradientError
 from ckplan.keys import PHASE
 from ckplan.model import copies
@@ -118,7 +119,7 @@ def origin(value: ir.Value) -> ir.Value:
 
 def zeros(op: Builder, like: ir.Value, after: ir.Value) -> ir.Value:
     """Return zeros of the shape and type of one value, made once another is there; see :meth:`Builder.zeros`."""
-    zero = op.Cast(op.Not(op.OptionalHasElement(after)), to=like.dtype)
+    zero = op.Cast(op.Not(there(op, after)), to=like.dtype)
     return op.expand(zero, shape_of(like))
 
 

@@ -56,7 +56,8 @@ def add_optimizer(training: TrainingGraph, optimizer: Optimizer, clip_norm: floa
     model = training.model.clone()
     graph = model.graph
     op = Builder(graph, graph.opset_imports)
-    made = {str(value.name): value for node in graph for value in node.outputs if value.name}
+    made = {str(value.name): value for value in graph.inputs}  # an update that stands alone gets its gradients fed
+    made |= {str(value.name): value for node in graph for value in node.outputs if value.name}
     gradients = {graph.initializers[name]: made[gradient] for name, gradient in training.gradients.items()}
     behind = _behind(graph, gradients.values())
     spread = {value: index for index, value in enumerate(behind)}
@@ -94,9 +95,13 @@ def add_optimizer(training: TrainingGraph, optimizer: Optimizer, clip_norm: floa
 
 
 def _behind(graph: ir.Graph, values: Iterable[ir.Value]) -> dict[ir.Value, ir.Node | None]:
-    """Return for each value the node behind the one that makes it, None at the end; in the order of the graph."""
+    """Return for each value the node behind the one that makes it, None at the end; in the order of the graph.
+
+    Inputs come first, and stand before the first node.
+    """
     wanted = set(values)
-    found: dict[ir.Value, ir.Node | None] = {}
+    start = next(iter(graph), None)
+    found: dict[ir.Value, ir.Node | None] = {value: start for value in graph.inputs if value in wanted}
     waiting: list[ir.Value] = []
     for node in graph:
         found.update((value, node) for value in waiting)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from ckplan.autodiff.builder import Builder
+from ckplan.autodiff.presence import there
 from ckplan.autodiff.registry import NoGradientError
 
 _ALPHA: dict[str, float | None] = {
@@ -145,7 +146,7 @@ class Activation:
 
 
 def _one(op: Builder, like: ir.Value) -> ir.Value:
-    return op.Cast(op.OptionalHasElement(like), to=like.dtype)
+    return op.Cast(there(op, like), to=like.dtype)
 
 
 def activations_of(node: ir.Node, default: Sequence[str], count: int) -> list[list[Activation]]:

@@ -16,6 +16,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ckplan.autodiff.builder import Builder, dtype_of, shape_of
+from ckplan.autodiff.presence import there
 
 _CUBIC = -0.75
 
@@ -62,7 +63,7 @@ def gated(op: Builder, value: ir.Value, after: ir.Value) -> ir.Value:
 
     What is computed from it would else be computed when the step begins, and lie there.
     """
-    return op.Where(op.OptionalHasElement(after), value, value)
+    return op.Where(there(op, after), value, value)
 
 
 def product(op: Builder, *factors: ir.Value | None) -> ir.Value | None:

@@ -6,6 +6,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ckplan.autodiff.builder import Builder, Gradients, attr_ints, dtype_of, required_input, shape_of, size_of
+from ckplan.autodiff.presence import there
 from ckplan.autodiff.registry import NoGradientError, rule
 
 #: Whole numbers up to this are exact in float32.
@@ -52,7 +53,7 @@ def _apart(indices: ir.Value) -> bool:
 
 def _numbers(op: Builder, count: int, after: ir.Value) -> ir.Value:
     """Return 1, 2, ... up to ``count``, made when ``after`` is there."""
-    one = op.Cast(op.OptionalHasElement(after), to=ir.DataType.INT32)
+    one = op.Cast(there(op, after), to=ir.DataType.INT32)
     return op.CumSum(op.expand(op.reshape(one, [1]), [count]), np.asarray(0))
 
 

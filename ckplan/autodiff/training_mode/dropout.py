@@ -14,6 +14,7 @@ import onnx_ir as ir
 from ckplan import keys
 from ckplan.autodiff.builder import Builder, Operand, attr_int, dtype_of, input_of, required_input, shape_of
 from ckplan.autodiff.composites import outline
+from ckplan.autodiff.presence import there
 from ckplan.errors import ModelError
 
 _SEEDS = 1 << 24
@@ -74,7 +75,7 @@ def _draw(op: Builder, x: ir.Value, ratio: Operand, seed: int) -> ir.Value:
     single = ir.DataType.FLOAT
     if op.opset_imports[""] < _LAST_GENERATORS:
         return op.GreaterOrEqual(op.RandomUniformLike(x, dtype=single, seed=float(seed)), ratio)
-    ones = op.expand(op.Cast(op.OptionalHasElement(x), to=single), shape_of(x))
+    ones = op.expand(op.Cast(there(op, x), to=single), shape_of(x))
     left, mask = op.Dropout(ones, ratio, np.asarray(True), seed=seed, _outputs=2)
     # What nobody reads is held to the end of the step. (Without its mask, onnxruntime would remove the Dropout.)
     return op.And(op.Cast(left, to=ir.DataType.BOOL), mask)

@@ -1,0 +1,22 @@
+"""When a value is there: numbers that onnxruntime can only compute once it is."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+
+from ckplan.autodiff.builder import Builder
+
+
+def there(op: Builder, value: ir.Value) -> ir.Value:
+    """Return true, a scalar that is known once a value is there, from none of its elements.
+
+    Of a value of known shape onnxruntime folds Shape away when it loads a file, and keeps Size
+    (``core/optimizer/constant_folding.cc``). OptionalHasElement says the same in one node, but other runtimes refuse
+    files with it.
+
+    Args:
+        op: the builder.
+        value: a tensor of any shape and type.
+    """
+    return op.GreaterOrEqual(op.Size(value), np.int64(0))

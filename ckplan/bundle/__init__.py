@@ -1,0 +1,1 @@
+"""What a training loop in any language needs, as files that are made together: ``ckplan artifacts``."""

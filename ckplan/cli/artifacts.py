@@ -1,0 +1,96 @@
+"""``ckplan artifacts``: the files of a training loop in any language."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+from click.core import ParameterSource
+
+from ckplan.cli.options import (
+    force_option,
+    json_option,
+    model_argument,
+    planning_options,
+    talk_options,
+    training_step_options,
+)
+from ckplan.cli.sections import SectionedCommand
+from ckplan.cli.terminal import notes, show, show_json, stage
+from ckplan.errors import UsageError
+
+if TYPE_CHECKING:
+    from ckplan.pipeline import StepOptions
+
+
+@click.command("artifacts", cls=SectionedCommand, short_help="Write what a training loop in any language needs.")
+@model_argument
+@click.option("-o", "--output", type=click.Path(path_type=Path), metavar="DIR", help="Where to write.")
+@force_option
+@click.option(
+    "--check",
+    "checked",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="Write nothing: see that DIR holds whole files that belong together and were made from MODEL.",
+)
+@planning_options
+@training_step_options
+@json_option
+@talk_options
+@click.pass_context
+def command(
+    context: click.Context,
+    model: Path,
+    output: Path | None,
+    force: bool,
+    checked: Path | None,
+    strategy: str,
+    budget: int | float | None,
+    overhead: float | None,
+    seconds: float | None,
+    as_json: bool,
+    asked: StepOptions,
+) -> None:
+    """Write what a training loop in any language needs: three graphs for stock onnxruntime, and where to begin.
+
+    DIR gets training.onnx (loss and gradients; with a plan built in if --budget, --overhead or --strategy is given),
+    evaluation.onnx (loss and outputs, without gradients), update.onnx (gradients, parameters and state to new ones;
+    --optimizer chooses which, AdamW by default), checkpoint.safetensors (initial parameters) and manifest.json (names,
+    shapes and hashes).
+    """
+    if (output is None) == (checked is None):
+        raise UsageError("give either -o DIR, to write there, or --check DIR", "see `ckplan artifacts --help`")
+    from ckplan.report import json
+    from ckplan.report.documents import artifacts
+
+    if checked is not None:
+        from ckplan.bundle.manifest import open_artifacts
+
+        found = open_artifacts(checked, model)
+        if as_json:
+            show_json(json.artifacts(found, []))
+        else:
+            show(artifacts.checked(found))
+        return
+    assert output is not None
+    from ckplan.bundle.making import check_folder, make_graphs, write_artifacts
+
+    check_folder(output.absolute(), force)
+    from ckplan.pipeline import Goal
+    from ckplan.planner.strategies import parse_strategy
+
+    named = context.get_parameter_source("strategy") is not ParameterSource.DEFAULT
+    is_planned = named or budget is not None or overhead is not None or seconds is not None
+    with stage(f"making the graphs of {model.name}"):
+        graphs = make_graphs(
+            model, asked, parse_strategy(strategy) if is_planned else None, Goal.of(budget, overhead, seconds)
+        )
+    notes(graphs.step.notes)
+    with stage(f"writing {output}"):
+        made = write_artifacts(graphs, output, model, force=force)
+    if as_json:
+        show_json(json.artifacts(made, graphs.step.notes))
+    else:
+        show(artifacts.written(made))
