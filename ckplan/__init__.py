@@ -67,6 +67,9 @@ if TYPE_CHECKING:
     from ckplan.planner.strategies import register_strategy as register_strategy
     from ckplan.report.writers import register_reporter as register_reporter
     from ckplan.runtime import problem_of as problem_of
+    from ckplan.training.checkpoint import read_checkpoint as read_checkpoint
+    from ckplan.training.trainer import Trainer as Trainer
+    from ckplan.training.weights import export_weights as export_weights
     from ckplan.writer.emit import emit as emit
 
 __version__ = "0.1.0"
@@ -108,6 +111,9 @@ _HOMES = {
     "planner.strategies": ("STRATEGIES", "parse_strategy", "register_strategy"),
     "report.writers": ("register_reporter",),
     "runtime": ("problem_of",),
+    "training.checkpoint": ("read_checkpoint",),
+    "training.trainer": ("Trainer",),
+    "training.weights": ("export_weights",),
     "writer": ("emit",),
 }
 """The public names, by the module that they come from; the imports above tell type checkers the same."""

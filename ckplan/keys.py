@@ -51,6 +51,8 @@ GRADIENTS = PREFIX + "gradients"
 """JSON object: name of the gradient by name of the parameter."""
 RETAINED = PREFIX + "retained_gradients"
 """JSON object: name of the gradient by name of the graph input or activation."""
+OBJECTIVE = PREFIX + "objective"
+"""JSON list of the losses as they were asked for, empty where the loss was chosen."""
 LOSS_SCALE = PREFIX + "loss_scale"
 """The factor of the loss in the backward pass, or the name of the input that holds it."""
 

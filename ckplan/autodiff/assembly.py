@@ -21,7 +21,15 @@ if TYPE_CHECKING:
 #: Called with a forward node and the gradient nodes that were appended for it.
 Callback = Callable[[ir.Node, Sequence[ir.Node]], None]
 
-_TRAINING_KEYS = (keys.LOSS, keys.PARAMETERS, keys.GRADIENTS, keys.RETAINED, keys.LOSS_SCALE, keys.UPDATES)
+_TRAINING_KEYS = (
+    keys.LOSS,
+    keys.OBJECTIVE,
+    keys.PARAMETERS,
+    keys.GRADIENTS,
+    keys.RETAINED,
+    keys.LOSS_SCALE,
+    keys.UPDATES,
+)
 
 _DRAWING = frozenset({"Bernoulli", "Dropout"})
 """Random operators that the pass for common subexpressions takes for pure functions."""
@@ -73,12 +81,13 @@ def merge_twins(model: ir.Model) -> None:
             node.metadata_props[PHASE] = "backward"
 
 
-def describe(training: TrainingGraph) -> None:
-    """Write into the model's metadata what its outputs are."""
+def describe(training: TrainingGraph, losses: Sequence[str]) -> None:
+    """Write into the model's metadata what its outputs are, and which losses were asked for."""
     properties = training.model.metadata_props
     for key in _TRAINING_KEYS:
         properties.pop(key, None)
     properties[keys.LOSS] = training.loss
+    properties[keys.OBJECTIVE] = json.dumps(list(losses))
     properties[keys.PARAMETERS] = json.dumps(list(training.gradients))
     properties[keys.GRADIENTS] = json.dumps(training.gradients)
     if training.retained:

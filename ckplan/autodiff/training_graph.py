@@ -223,7 +223,7 @@ def build_training_graph(
         updates={str(old.name): next(outputs) for old in running},
         loss_scale="" if scale is None else scale.text,
     )
-    describe(made)
+    describe(made, losses)
     call_back(graph, callbacks)
     return made
 

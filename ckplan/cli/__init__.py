@@ -12,6 +12,7 @@ from ckplan.cli import (
     demo,
     doctor,
     explain,
+    export_weights,
     grad,
     measure,
     ops,
@@ -20,6 +21,7 @@ from ckplan.cli import (
     report,
     rewrite,
     strategies,
+    train,
     verify,
 )
 from ckplan.cli.app import cli
@@ -34,6 +36,8 @@ for _module in (
     plan,
     rewrite,
     artifacts,
+    train,
+    export_weights,
     explain,
     report,
     measure,

@@ -284,6 +284,18 @@ _objective_options = _section(
     ),
 )  # fmt: skip
 
+optimizer_options = _stack(
+    click.option(
+        "--optimizer", metavar="NAME[:FIELD=VALUE,...]", shell_complete=completion.optimizers,
+        help="Make new parameters of the gradients: sgd, momentum, adam or adamw, with options such as "
+        "adamw:weight_decay=0.01,beta2=0.95. In a file, the learning rate is the input learning_rate.",
+    ),
+    click.option(
+        "--clip-norm", type=float, metavar="NORM",
+        help="Scale all gradients down by one factor if their joint norm is larger than this.",
+    ),
+)  # fmt: skip
+
 _training_step_options = _section(
     "Training",
     click.option(
@@ -291,15 +303,7 @@ _training_step_options = _section(
         help="Use the training forms of BatchNormalization (statistics of the batch; new running statistics are "
         "outputs) and Dropout (a mask is drawn).",
     ),
-    click.option(
-        "--optimizer", metavar="NAME[:FIELD=VALUE,...]", shell_complete=completion.optimizers,
-        help="Output new parameters in place of gradients: sgd, momentum, adam or adamw, with options such as "
-        "adamw:weight_decay=0.01,beta2=0.95. The learning rate is the input learning_rate.",
-    ),
-    click.option(
-        "--clip-norm", type=float, metavar="NORM",
-        help="Scale all gradients down by one factor if their joint norm is larger than this.",
-    ),
+    optimizer_options,
     click.option(
         "--straight-through", is_flag=True,
         help="Pass gradients through QuantizeLinear/DequantizeLinear pairs and Round as if they were not there.",
@@ -385,6 +389,56 @@ device_option = _section("Runs", click.option(
     help="Where to run the files.",
 ))  # fmt: skip
 
+seed_option = click.option(
+    "--seed", type=int, default=0, show_default=True, help="Seed of what is drawn at random: inputs, or orders."
+)
+
+training_loop_options = _stack(
+    _section(
+        "Updates",
+        click.option(
+            "--epochs", type=click.IntRange(min=1), default=1, show_default=True, help="Passes over the data."
+        ),
+        click.option(
+            "--batch", type=click.IntRange(min=1), metavar="N",
+            help="Samples of an update, a multiple of the file's batch: gradients are summed up. For a file without an "
+            "optimizer. Default: the file's batch.",
+        ),
+        click.option(
+            "--learning-rate", type=float, metavar="RATE",
+            help="Learning rate that the schedule starts from. Default: the file's own.",
+        ),
+        click.option(
+            "--schedule", default="constant", show_default=True, metavar="NAME[:FIELD=VALUE,...]",
+            help="How the learning rate changes: constant, linear or cosine, with warmup=STEPS and, but for constant, "
+            "final=SHARE, such as cosine:warmup=100,final=0.1.",
+        ),
+        optimizer_options,
+        seed_option,
+    ),
+    _section(
+        "Checkpoints",
+        click.option(
+            "--checkpoints", type=_PATH, required=True, metavar="FOLDER",
+            help="Folder for checkpoints, one after each epoch; the last two are kept.",
+        ),
+        click.option(
+            "--every", type=click.IntRange(min=1), metavar="N", help="Write a checkpoint after every N updates, too."
+        ),
+        click.option("--resume", is_flag=True, help="Go on from the last checkpoint, with the same numbers."),
+    ),
+    _section(
+        "Evaluation",
+        click.option("--eval-data", type=_PATH, metavar="FILE", help="Data to score the model on after each epoch."),
+        click.option("--model", type=_PATH, metavar="MODEL", help="The model that STEP was made from; to be scored."),
+        click.option(
+            "--patience", type=click.IntRange(min=1), metavar="N",
+            help="End after N epochs without a lower loss on the evaluation data. The best checkpoint is "
+            "best.safetensors.",
+        ),
+    ),
+)  # fmt: skip
+
 cost_option = _section("Plan", click.option(
     "--cost", type=click.Choice(["flops", "measured"]), default="flops", show_default=True,
     help="What a node costs: from its shapes, or from a profiled run on the device, kept in the user's cache.",
@@ -396,5 +450,5 @@ run_options = _section(
     click.option(
         "--inputs", type=_PATH, metavar="NPZ", help="Arrays to feed, by input name. Default: random, from the seed."
     ),
-    click.option("--seed", type=int, default=0, show_default=True, help="Seed of random inputs."),
+    seed_option,
 )  # fmt: skip

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from ckplan.pipeline import Planned
     from ckplan.planner import Plan, Timeline
     from ckplan.planner.strategies import Strategy
+    from ckplan.training.checkpoint import Checkpoint
+    from ckplan.training.trainer import Epoch
 
 SCHEMA = 1
 """Raised when a reader of the old form would misunderstand the new one."""
@@ -69,6 +71,27 @@ def rewritten(
         plan=made.plan.to_json(),
         blocks=None if kept is None else blocks(kept),
         verification=None if verification is None else verification.to_json(),
+    )
+
+
+def trained(epochs: Sequence[Epoch], checkpoint: Path | None) -> Json:
+    """What ``ckplan train`` came to."""
+    return _report(
+        "train",
+        epochs=[dataclasses.asdict(epoch) for epoch in epochs],
+        checkpoint=None if checkpoint is None else str(checkpoint),
+    )
+
+
+def exported(checkpoint: Checkpoint, output: Path, notes: Sequence[str]) -> Json:
+    """What ``ckplan export-weights`` wrote."""
+    return _report(
+        "export-weights",
+        output=str(output),
+        checkpoint=str(checkpoint.path),
+        updates=checkpoint.state.step,
+        weights=list(checkpoint.weights),
+        notes=list(notes),
     )
 
 

@@ -29,6 +29,8 @@ def test_the_commands_are_these() -> None:
         "plan",
         "rewrite",
         "artifacts",
+        "train",
+        "export-weights",
         "explain",
         "report",
         "measure",

@@ -1,0 +1,71 @@
+"""Values that each step replaces, in memory that onnxruntime reads and writes itself: nothing is copied."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+from ckplan.isolation.arrays import is_exotic
+from ckplan.training.stepfile import Array
+
+
+def ort_value(array: Array) -> Any:
+    """An OrtValue over the memory of an array, which must live as long."""
+    import onnxruntime
+
+    if not is_exotic(array.dtype):
+        return onnxruntime.OrtValue.ortvalue_from_numpy(array)
+    import onnx
+
+    element = onnx.helper.np_dtype_to_tensor_dtype(array.dtype)
+    raw = array.view(np.dtype(f"u{array.dtype.itemsize}"))
+    return onnxruntime.OrtValue.ortvalue_from_numpy_with_onnx_type(raw, element)
+
+
+class Buffers:
+    """Two sets of arrays that change places: a step reads one and writes the other.
+
+    Args:
+        initial: the first values; they are taken over, not copied.
+    """
+
+    def __init__(self, initial: Mapping[str, Array]) -> None:
+        self._arrays = (dict(initial), {name: np.empty_like(array) for name, array in initial.items()})
+        self.sets = tuple({name: ort_value(array) for name, array in arrays.items()} for arrays in self._arrays)
+        self.current = 0
+
+    @property
+    def values(self) -> dict[str, Array]:
+        """The arrays that the next step reads."""
+        return self._arrays[self.current]
+
+    @property
+    def new(self) -> dict[str, Array]:
+        """The arrays that the last step wrote, until `swap`."""
+        return self._arrays[1 - self.current]
+
+    def swap(self) -> None:
+        """Let the next step read what the last one wrote."""
+        self.current = 1 - self.current
+
+    def set(self, values: Mapping[str, Array]) -> None:
+        """Copy values in."""
+        for name, array in self.values.items():
+            array[...] = values[name]
+
+
+def bind(session: Any, inputs: Mapping[str, Any], outputs: Mapping[str, Any]) -> Any:
+    """Bind OrtValues to the inputs and outputs of a session that have their names; returns the binding."""
+    binding = session.io_binding()
+    for name, value in inputs.items():
+        binding.bind_ortvalue_input(name, value)
+    for name, value in outputs.items():
+        binding.bind_ortvalue_output(name, value)
+    return binding
+
+
+def all_finite(arrays: Iterable[Array]) -> bool:
+    """Whether no array holds an infinity or NaN."""
+    return all(bool(np.isfinite(array).all()) for array in arrays if array.dtype.kind not in "iub")

@@ -1,0 +1,208 @@
+"""Checkpoints: all that a training needs to go on as if it had never stopped, in one safetensors file each.
+
+A file is written under another name and then renamed, so that under its own name there is a whole one or none. The
+last few are kept.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ckplan.errors import EnvironmentUnavailableError, UsageError
+from ckplan.isolation.folders import temporary_folder
+from ckplan.training.stepfile import Array
+
+WEIGHTS = "ckplan.weights"
+"""The entry that lists which of the values are weights of the model, as JSON."""
+STATE = "ckplan.training"
+"""The entry of the file's metadata that holds the state, as JSON."""
+BEST = "best.safetensors"
+"""The checkpoint with the lowest loss on the evaluation data."""
+_NAME = re.compile(r"step-(\d+)\.safetensors")
+_KEPT = 2
+_SCHEMA = 1
+
+
+@dataclass
+class State:
+    """Where a training is.
+
+    Attributes:
+        step: updates so far, those that were skipped for an overflow included.
+        epoch: epochs that are finished.
+        position: updates so far in this epoch.
+        order: state of the generator of random numbers before it drew the order of this epoch's samples.
+        losses: the losses of this epoch so far.
+        scale: the loss scale.
+        good: steps since the loss scale was last changed.
+        best: lowest loss on the evaluation data.
+        stale: evaluations since then.
+        samples: number of samples of the training data.
+        batch: samples of an update.
+    """
+
+    step: int = 0
+    epoch: int = 0
+    position: int = 0
+    order: dict[str, Any] = field(default_factory=dict)
+    losses: list[float] = field(default_factory=list)
+    scale: float = 1.0
+    good: int = 0
+    best: float | None = None
+    stale: int = 0
+    samples: int = 0
+    batch: int = 0
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint, read.
+
+    Attributes:
+        path: the file.
+        values: parameters, states and running statistics by name.
+        state: where the training was.
+        weights: names of the values that are weights of the model.
+    """
+
+    path: Path
+    values: dict[str, Array]
+    state: State
+    weights: tuple[str, ...]
+
+
+def write(
+    folder: Path, values: Mapping[str, Array], state: State, weights: Sequence[str], name: str | None = None
+) -> Path:
+    """Write a checkpoint whole or not at all, and remove those before the last but one.
+
+    Args:
+        folder: made if it is not there.
+        values: by name.
+        state: where the training is.
+        weights: names of the values that are weights of the model.
+        name: of the file; by default from the number of the step.
+
+    Raises:
+        EnvironmentUnavailableError: no space left, or no permission. Earlier checkpoints are untouched.
+    """
+    target = folder / (name or f"step-{state.step:08}.safetensors")
+    about = {STATE: json.dumps({"schema": _SCHEMA, **asdict(state)}), WEIGHTS: json.dumps(list(weights))}
+    write_tensors(target, values, about)
+    if name is None:
+        for _, old in _found(folder)[:-_KEPT]:
+            old.unlink(missing_ok=True)
+    return target
+
+
+def write_tensors(target: Path, values: Mapping[str, Array], about: Mapping[str, str]) -> None:
+    """Write a safetensors file whole or not at all.
+
+    Args:
+        target: the file; its folder is made if it is not there.
+        values: by name.
+        about: metadata.
+
+    Raises:
+        EnvironmentUnavailableError: no space left, or no permission.
+    """
+    import numpy as np
+    from safetensors import SafetensorError
+    from safetensors.numpy import save_file
+
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with temporary_folder(target.parent) as place:
+            made = place / target.name
+            save_file({name: np.asarray(array, order="C") for name, array in values.items()}, made, dict(about))
+            with made.open("rb") as stream:
+                os.fsync(stream.fileno())
+            made.replace(target)
+        _sync(target.parent)
+    except OSError as error:
+        reason = "no space left" if error.errno in (errno.ENOSPC, errno.EDQUOT) else error.strerror or str(error)
+        raise _unwritten(target, reason) from error
+    except SafetensorError as error:  # how it tells of a full disk
+        raise _unwritten(target, " ".join(str(error).split())[:200]) from error
+
+
+def _unwritten(target: Path, reason: str) -> EnvironmentUnavailableError:
+    return EnvironmentUnavailableError(
+        f"cannot write {target}: {reason}", "free some space; what was written before is whole"
+    )
+
+
+def _sync(folder: Path) -> None:
+    """Make renames last, where a folder can be opened."""
+    if os.name != "nt":
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def _found(folder: Path) -> list[tuple[int, Path]]:
+    """The checkpoints of a folder by number of the step, the last one last."""
+    if not folder.is_dir():
+        return []
+    found = [(match, path) for path in folder.iterdir() if (match := _NAME.fullmatch(path.name))]
+    return sorted((int(match[1]), path) for match, path in found)
+
+
+def latest(place: Path) -> Path | None:
+    """The last checkpoint of a folder, None if there is none; a file is itself."""
+    if place.is_file():
+        return place
+    found = _found(place)
+    return found[-1][1] if found else None
+
+
+def read_checkpoint(place: Path) -> Checkpoint:
+    """Read a checkpoint.
+
+    Args:
+        place: a file, or a folder of them, of which the last one is read.
+
+    Raises:
+        UsageError: there is none, or it is damaged or of something else.
+    """
+    path = latest(place)
+    if path is None:
+        raise UsageError(f"there is no checkpoint in {place}", "check the path, or start without --resume")
+    values, about = read_tensors(path)
+    try:
+        state = json.loads(about[STATE])
+        if state.pop("schema") != _SCHEMA:
+            raise ValueError("of another version of ckplan")
+        weights = tuple(name for name in json.loads(about[WEIGHTS]) if name in values)
+        return Checkpoint(path, values, State(**state), weights)
+    except (KeyError, ValueError, TypeError, RecursionError) as error:
+        raise UsageError(f"{path} is no checkpoint of a training ({error})", "name one that ckplan wrote") from None
+
+
+def read_tensors(path: Path) -> tuple[dict[str, Array], dict[str, str]]:
+    """Read a safetensors file: arrays by name, and metadata.
+
+    Raises:
+        UsageError: it is missing or damaged.
+    """
+    from safetensors import SafetensorError, safe_open
+    from safetensors.numpy import load_file
+
+    try:
+        with safe_open(path, "np") as stream:
+            about = stream.metadata() or {}
+        return load_file(path), dict(about)
+    except FileNotFoundError:
+        raise UsageError(f"there is no file {path}", "check the path") from None
+    except (OSError, SafetensorError, ValueError, TypeError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise UsageError(f"{path} is damaged or no safetensors file ({reason})", "take an earlier one") from None

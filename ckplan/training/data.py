@@ -1,0 +1,137 @@
+"""Training data: arrays of as many samples each, by the name of the input that takes them."""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ckplan.errors import EnvironmentUnavailableError, UsageError
+from ckplan.training.stepfile import Array, Spec
+
+Data = Mapping[str, Array]
+
+
+def read_data(path: Path) -> dict[str, Array]:
+    """Read a file of arrays.
+
+    Args:
+        path: ``.npz``: an array for each input, its first axis the samples; ``.parquet``: a column for each input, of
+            numbers or of lists of numbers.
+
+    Raises:
+        UsageError: the file is missing, damaged, or of another format.
+        EnvironmentUnavailableError: it is a parquet file, and pyarrow is not installed.
+    """
+    readers = {".npz": _arrays, ".parquet": _columns}
+    reader = readers.get(path.suffix.lower())
+    if reader is None:
+        raise UsageError(f"{path} is neither .npz nor .parquet", "save arrays with numpy.savez(FILE, input=array, ...)")
+    if not path.is_file():
+        raise UsageError(f"there is no file {path}", "check the path")
+    try:
+        return reader(path)
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror or error}", "check the path") from None
+    except (ValueError, zipfile.BadZipFile, EOFError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise UsageError(f"{path} is damaged or of another format ({reason})", "write it again") from None
+
+
+def _arrays(path: Path) -> dict[str, Array]:
+    with path.open("rb") as stream, np.load(stream, allow_pickle=False) as archive:
+        if not hasattr(archive, "files"):
+            raise ValueError("one array without a name")
+        return {name: archive[name] for name in archive.files}
+
+
+def _columns(path: Path) -> dict[str, Array]:
+    try:
+        import pyarrow.parquet
+    except ModuleNotFoundError:
+        raise EnvironmentUnavailableError(
+            f"reading {path} needs pyarrow, which is not installed", "pip install pyarrow, or save the data as .npz"
+        ) from None
+    table = pyarrow.parquet.read_table(path)
+    return {name: _column(table.column(name).combine_chunks()) for name in table.column_names}
+
+
+def _column(column: Any) -> Array:
+    """A column as an array; of lists of equal length as one axis more."""
+    import pyarrow
+    import pyarrow.compute
+
+    axes: list[int] = []
+    samples = len(column)
+    while pyarrow.types.is_list(column.type) or pyarrow.types.is_fixed_size_list(column.type):
+        lengths = pyarrow.compute.min_max(pyarrow.compute.list_value_length(column)).as_py()
+        if lengths["min"] != lengths["max"] or column.null_count:
+            raise ValueError("lists of different lengths in one column")
+        axes.append(lengths["max"] or 0)
+        column = column.flatten()
+    if column.null_count:
+        raise ValueError("a column with empty cells")
+    numbers: Array = column.to_numpy(zero_copy_only=False)
+    return numbers.reshape(samples, *axes)
+
+
+def fitted(data: Data, inputs: Mapping[str, Spec], where: str) -> dict[str, Array]:
+    """Hold data against what a step takes.
+
+    Args:
+        data: arrays by name; those that no input has the name of are passed over.
+        inputs: of the step; the first size of each is the samples of a batch.
+        where: what the data are called in errors.
+
+    Returns:
+        An array for each input, in its type. A table's lists of numbers get the input's shape.
+
+    Raises:
+        UsageError: an array is missing, or has another shape, type or number of samples than the others, or holds NaN.
+    """
+    if lacking := [name for name in inputs if name not in data]:
+        there = ", ".join(f"`{name}`" for name in data) or "nothing"
+        raise UsageError(f"{where} has no array `{lacking[0]}`, which the step takes", f"it has {there}")
+    samples = {name: len(data[name]) if data[name].ndim else 0 for name in inputs}
+    if len(set(samples.values())) > 1:
+        listed = ", ".join(f"{count} in `{name}`" for name, count in samples.items())
+        raise UsageError(f"{where} has different numbers of samples: {listed}", "give as many of each")
+    return {name: _fit(name, data[name], spec, where) for name, spec in inputs.items()}
+
+
+def _fit(name: str, array: Array, spec: Spec, where: str) -> Array:
+    wanted = spec.shape[1:]
+    if array.shape[1:] != wanted:
+        flat = array.ndim == 2 and array.shape[1] == int(np.prod(wanted))
+        if not flat and not (array.ndim == 1 and int(np.prod(wanted)) == 1):
+            raise UsageError(
+                f"samples of `{name}` in {where} have shape {list(array.shape[1:])}, and the step takes {list(wanted)}",
+                "reshape the data, or write a step for this shape with --shape",
+            )
+        array = array.reshape(len(array), *wanted)
+    if array.dtype != spec.dtype:
+        if not (
+            np.can_cast(array.dtype, spec.dtype, "same_kind") or (array.dtype.kind in "iu" and spec.dtype.kind in "iu")
+        ):
+            raise UsageError(f"`{name}` in {where} is {array.dtype}, and the step takes {spec.dtype}", "convert it")
+        array = array.astype(spec.dtype)
+    if array.dtype.kind not in "iub" and not (finite := np.isfinite(array)).all():
+        first = int(np.argmin(finite.reshape(len(array), -1).all(axis=1)))
+        raise UsageError(f"`{name}` in {where} holds NaN or infinity, first in sample {first}", "clean the data")
+    return array
+
+
+def batches(data: Data, chosen: Array, size: int) -> Iterator[dict[str, Array]]:
+    """Cut samples into batches.
+
+    Args:
+        data: arrays by name.
+        chosen: numbers of samples, a multiple of ``size``.
+        size: of a batch.
+    """
+    for start in range(0, len(chosen), size):
+        part = chosen[start : start + size]
+        yield {name: array[part] for name, array in data.items()}

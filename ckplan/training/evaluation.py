@@ -1,0 +1,124 @@
+"""The loss, and for classifiers the accuracy, of a forward model with the weights of a training.
+
+A step file computes its loss in training form, with masks and statistics of the batch, and updates while it does: the
+model that it was made from is what is evaluated.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from ckplan import keys
+from ckplan.autodiff.loss_graph import LossGraph, loss_graph
+from ckplan.errors import ModelError, UsageError
+from ckplan.model.external import in_one_folder
+from ckplan.model.loading import load
+from ckplan.model.read import read
+from ckplan.training.buffers import bind, ort_value
+from ckplan.training.data import Data, batches, fitted
+from ckplan.training.stepfile import Array, StepFile, session_of
+from ckplan.training.weights import separate_statistics
+
+
+@dataclass(frozen=True)
+class Score:
+    """How good a model is on some data.
+
+    Attributes:
+        loss: mean over the samples.
+        accuracy: share of samples whose label has the largest score; None where the loss is no cross-entropy.
+    """
+
+    loss: float
+    accuracy: float | None
+
+
+class Evaluation:
+    """Scores a model on data that it is not trained on.
+
+    Args:
+        step: the step file.
+        model: the model that it was made from.
+        data: arrays by the names of the step's inputs; any number of samples.
+        where: what the data are called in errors.
+
+    Raises:
+        ModelError: the model cannot be read, or is another one.
+        UsageError: the data do not fit.
+    """
+
+    def __init__(self, step: StepFile, model: Path, data: Data, where: str = "the evaluation data") -> None:
+        self._step, self._path = step, model
+        self._data = fitted(data, step.inputs, where)
+        samples = len(next(iter(self._data.values())))
+        if not samples:
+            raise UsageError(f"{where} have no samples", "give at least one")
+        self._parts: list[tuple[int, int, _Session]] = []
+        whole = samples - samples % step.batch
+        for start, end, size in ((0, whole, step.batch), (whole, samples, samples - whole)):
+            if end > start:
+                self._parts.append((start, end, self._session(size)))
+
+    def score(self, values: Mapping[str, Array]) -> Score:
+        """Score the model with these weights."""
+        losses: list[float] = []
+        rights: list[float] = []
+        counts: list[int] = []
+        for start, end, session in self._parts:
+            for batch in batches(self._data, np.arange(start, end), session.size):
+                loss, right = session.run(batch, values)
+                losses.append(loss)
+                rights.append(right)
+                counts.append(session.size)
+        accuracy = None if np.isnan(rights).any() else float(np.average(rights, weights=counts))
+        return Score(float(np.average(losses, weights=counts)), accuracy)
+
+    def _session(self, size: int) -> _Session:
+        own = {str(value.name) for value in read(self._path).graph.inputs}
+        shapes = {
+            name: (size, *spec.shape[1:]) for name, spec in self._step.inputs.items() if name in own and spec.shape
+        }
+        forward = load(self._path, shapes=shapes).model
+        objective = json.loads(self._step.model.metadata_props.get(keys.OBJECTIVE, "[]"))
+        separate_statistics(forward.graph, self._step.updates)
+        graph = loss_graph(forward, objective)
+        weights = [name for name in self._step.weights if name in graph.model.graph.initializers]
+        if len(weights) < len(self._step.weights):
+            lacking = next(name for name in self._step.weights if name not in weights)
+            raise ModelError(
+                f"{self._path} is not the model that {self._step.path} was made from: it has no weight '{lacking}'",
+                "give that one",
+            )
+        return _Session(graph, weights, size)
+
+
+class _Session:
+    """A loss graph for a size of batch, whose weights are inputs."""
+
+    def __init__(self, found: LossGraph, weights: list[str], size: int) -> None:
+        self.size, self._weights = size, weights
+        graph = found.model.graph
+        for name in weights:
+            graph.inputs.append(graph.initializers.pop(name))
+        folder = in_one_folder(found.model)
+        self._outputs = [found.loss, *([found.accuracy] if found.accuracy else [])]
+        self._inputs = {str(value.name) for value in graph.inputs}
+        self._session: Any = session_of(ir.to_proto(found.model).SerializeToString(), folder)
+
+    def run(self, batch: Data, values: Mapping[str, Array]) -> tuple[float, float]:
+        """Loss and accuracy of a batch; the accuracy is NaN where there is none."""
+        fed = {name: np.asarray(array, order="C") for name, array in batch.items() if name in self._inputs}
+        held = {**fed, **{name: values[name] for name in self._weights}}
+        binding = bind(self._session, {name: ort_value(array) for name, array in held.items()}, {})
+        for name in self._outputs:
+            binding.bind_output(name)
+        self._session.run_with_iobinding(binding)
+        loss, *accuracy = (float(value.numpy()) for value in binding.get_outputs())
+        return loss, accuracy[0] if accuracy else float("nan")

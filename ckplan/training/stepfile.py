@@ -1,0 +1,179 @@
+"""What a training loop has to know of a file that `ckplan rewrite` or `ckplan grad` wrote; the file says it itself."""
+
+from __future__ import annotations
+
+import json
+import os
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from ckplan import keys
+from ckplan.autodiff import parse_optimizer
+from ckplan.errors import ModelError
+from ckplan.model.external import in_one_folder
+from ckplan.model.infer import static_shape
+from ckplan.model.read import read
+from ckplan.operators.sessions import open_session
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+_SEEDS = 1 << 24
+"""Some seeds are float32 attributes: whole numbers below this are exact."""
+_WRITE_ONE = "write one with `ckplan rewrite MODEL -o STEP --optimizer adam`"
+
+
+@dataclass(frozen=True)
+class Spec:
+    """The shape and type of an input."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+
+    def __str__(self) -> str:
+        return f"{self.dtype}{list(self.shape)}"
+
+
+@dataclass(frozen=True)
+class StepFile:
+    """A step file, read.
+
+    Attributes:
+        path: where it lies.
+        model: what is in it; tensors in data files are not read.
+        inputs: what a batch consists of: inputs that are neither parameters nor state, the number of samples first.
+        loss: name of the loss.
+        updates: name of the output with the new value by name of the input that takes it in the next step.
+        parameters: names of the trained parameters.
+        gradients: name of the gradient by name of the parameter; empty where the file makes the update itself.
+        learning_rate: name of the input; empty where the file makes no update.
+        loss_scale: name of the input; empty if the scale is fixed or there is none.
+    """
+
+    path: Path
+    model: ir.Model
+    inputs: Mapping[str, Spec]
+    loss: str
+    updates: Mapping[str, str]
+    parameters: tuple[str, ...]
+    gradients: Mapping[str, str]
+    learning_rate: str
+    loss_scale: str
+
+    @property
+    def batch(self) -> int:
+        """Samples in a batch."""
+        return next((spec.shape[0] for spec in self.inputs.values() if spec.shape), 1)
+
+    @property
+    def is_random(self) -> bool:
+        """Whether the file draws numbers, for Dropout."""
+        return any("seed" in node.attributes for node in self.model.graph.all_nodes())
+
+    @property
+    def weights(self) -> tuple[str, ...]:
+        """What a step changes of the model itself: its parameters and running statistics, and no optimizer's state."""
+        text = self.model.metadata_props.get(keys.OPTIMIZER)
+        states: set[str] = set()
+        if text is not None:
+            optimizer = parse_optimizer(text)
+            states = {f"{name}_{state}" for name in self.parameters for state in optimizer.states}
+            states |= {"step"} if optimizer.counts else set()
+        trained = dict.fromkeys(self.parameters)
+        return (*trained, *(name for name in self.updates if name not in trained and name not in states))
+
+    def initial(self, name: str) -> Array:
+        """The value in the file of a parameter, a state or the learning rate, as an array of its own.
+
+        Raises:
+            ModelError: the file holds none.
+        """
+        value = self.model.graph.initializers.get(name)
+        if value is None or value.const_value is None:
+            raise ModelError(f"{self.path} holds no value of '{name}'", "write the file again")
+        return np.array(value.const_value.numpy())
+
+    def open(self, drawn: int = 0) -> Any:
+        """Open an onnxruntime session.
+
+        Args:
+            drawn: steps that were made before. A new session begins to draw as the last one did: for masks that do not
+                come again, the seeds of the nodes are changed with this number.
+
+        Raises:
+            ModelError: onnxruntime does not load the file.
+        """
+        if not (drawn and self.is_random):
+            return session_of(str(self.path))
+        model = self.model.clone()
+        for node in model.graph.all_nodes():
+            seed = node.attributes.get("seed")
+            if seed is not None:
+                mixed = zlib.crc32(f"{seed.value}/{drawn}".encode()) % _SEEDS
+                kind = ir.AttrInt64 if seed.type == ir.AttributeType.INT else ir.AttrFloat32
+                node.attributes["seed"] = kind("seed", mixed)
+        folder = in_one_folder(model)
+        return session_of(ir.to_proto(model).SerializeToString(), folder)
+
+
+def session_of(source: str | bytes, weights: str = "") -> Any:
+    """A session of a file or of a serialised model, whose data files lie in the folder ``weights``.
+
+    Raises:
+        ModelError: onnxruntime does not load it.
+    """
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3  # that parameters are no constants is the point
+    if weights:
+        options.add_session_config_entry("session.model_external_initializers_file_folder_path", weights)
+    try:
+        return open_session(source, options)
+    except Exception as error:  # onnxruntime's exceptions have no base class of their own
+        reason = " ".join(str(error).split())[:300]
+        what = source if isinstance(source, str) else "the model"
+        raise ModelError(f"onnxruntime does not load {what} ({reason})", "write the file again") from error
+
+
+def read_step(path: str | os.PathLike[str]) -> StepFile:
+    """Read what a step file says of itself.
+
+    Raises:
+        ModelError: the file is missing or damaged, or no step file.
+    """
+    file = Path(path)
+    model = read(file)
+    about = model.metadata_props
+    loss = about.get(keys.LOSS)
+    if loss is None:
+        raise ModelError(f"{file} has no gradients", _WRITE_ONE)
+    updates, gradients = (_names(about, key, file) for key in (keys.UPDATES, keys.GRADIENTS))
+    parameters = tuple(json.loads(about.get(keys.PARAMETERS, "[]")))
+    rate, scale = about.get(keys.LEARNING_RATE, ""), about.get(keys.LOSS_SCALE, "")
+    fed = {str(value.name): value for value in model.graph.inputs}
+    if scale not in fed:
+        scale = ""
+    held = model.graph.initializers.keys() | updates.keys() | {rate, scale}
+    batch = {name: _spec(value, file) for name, value in fed.items() if name not in held}
+    return StepFile(file, model, batch, loss, updates, parameters, gradients, rate, scale)
+
+
+def _names(about: Mapping[str, str], key: str, file: Path) -> dict[str, str]:
+    try:
+        found = json.loads(about.get(key, "{}"))
+        return {str(name): str(other) for name, other in found.items()}
+    except (ValueError, AttributeError, RecursionError):
+        raise ModelError(f"the metadata entry `{key}` of {file} is damaged", "write the file again") from None
+
+
+def _spec(value: ir.Value, file: Path) -> Spec:
+    shape = static_shape(value)
+    if shape is None or value.dtype is None:
+        raise ModelError(f"input '{value.name}' of {file} has no fixed shape", _WRITE_ONE)
+    return Spec(shape, np.dtype(value.dtype.numpy()))

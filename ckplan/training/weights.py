@@ -1,0 +1,177 @@
+"""Trained weights back into the model that they came from, each in the form that it has there.
+
+A file may hold a weight more than once: exporters write a transposed copy beside a tied one, and a copy for each use of
+a layer. And it may hold one tensor for several weights, where equal values were merged: those come apart.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path
+
+import numpy as np
+import onnx_ir as ir
+
+from ckplan.errors import UsageError
+from ckplan.model.literals import is_numbered
+from ckplan.model.read import read
+from ckplan.model.saving import save
+from ckplan.model.structure import are_equal, structure_of
+from ckplan.model.torch_export import read_signature
+from ckplan.model.torchscript import separate_merged
+from ckplan.model.weights import scratch_folder
+from ckplan.training.stepfile import Array
+
+_CONSTANTS = ("Constant", "ConstantOfShape")
+_STATISTICS = {3: "mean", 4: "var"}
+"""Inputs of a BatchNormalization, and what training calls those that it took from others."""
+
+
+def export_weights(
+    source: str | os.PathLike[str],
+    weights: Mapping[str, Array],
+    output: str | os.PathLike[str],
+    *,
+    force: bool = False,
+) -> tuple[str, ...]:
+    """Write a model with trained weights.
+
+    Args:
+        source: the model that the step was made from.
+        weights: by their names in the step.
+        output: the file to write. Weights that lie in a data file of ``source`` lie in one again.
+        force: whether it may be overwritten.
+
+    Returns:
+        Notes: where the weights lie, if not in the file.
+
+    Raises:
+        ModelError: the model cannot be read.
+        UsageError: the weights are of another model, or the file exists.
+        EnvironmentUnavailableError: no permission, or no space left.
+    """
+    model = with_weights(Path(source), weights)
+    with scratch_folder(model) as folder:
+        _move_out(model, folder / "weights.data")
+        return save(model, output, force=force)
+
+
+def with_weights(source: Path, weights: Mapping[str, Array]) -> ir.Model:
+    """A model as it is in its file, with other weights; see `export_weights`."""
+    model = read(source)
+    names = {name for name, _, _ in _holders(model)}
+    if not weights.keys() <= names:
+        read_signature(model)
+        separate_merged(model)
+        separate_statistics(model.graph, weights)
+        names = {name for name, _, _ in _holders(model)}
+    if lacking := [name for name in weights if name not in names]:
+        raise UsageError(
+            f"the weights are of another model: {len(lacking)} of {len(weights)} are not in {source}, such as "
+            f"'{lacking[0]}'",
+            "give the model that the step was made from",
+        )
+    copies = dict(_copies(model, weights))
+    for name, holder, tensor in list(_holders(model)):
+        array = weights.get(name)
+        if array is None and name in copies:
+            origin, flipped = copies[name]
+            array = weights[origin].T if flipped else weights[origin]
+        if array is None:
+            continue
+        if tensor is not None and tuple(tensor.shape.numpy()) != array.shape:
+            raise UsageError(
+                f"the weights are of another model: '{name}' has shape {list(array.shape)}, and "
+                f"{list(tensor.shape.numpy())} in {source}",
+                "give the model that the step was made from",
+            )
+        _set(holder, array, tensor)
+    return model
+
+
+def _holders(model: ir.Model) -> Iterator[tuple[str, ir.Value | ir.Node, ir.TensorProtocol | None]]:
+    """What holds a tensor that can be trained: name, initializer or node, and the tensor, if it is written out."""
+    for graph in model.graphs():
+        for name, value in graph.initializers.items():
+            if value.const_value is not None:
+                yield name, value, value.const_value
+        for node in list(graph):
+            if node.op_type in _CONSTANTS and not node.domain:
+                attribute = node.attributes.get("value")
+                held = node.op_type == "Constant" and attribute is not None
+                yield str(node.outputs[0].name), node, attribute.as_tensor() if held and attribute else None
+
+
+def _copies(model: ir.Model, weights: Mapping[str, Array]) -> Iterator[tuple[str, tuple[str, bool]]]:
+    """Tensors that an exporter made up a name for and that hold what a weight holds: that, and whether transposed."""
+    trained: dict[tuple[int, ...], list[tuple[str, ir.TensorProtocol]]] = {}
+    for name, _, tensor in _holders(model):
+        if name in weights and tensor is not None and structure_of(tensor) is None:
+            trained.setdefault(tuple(tensor.shape.numpy()), []).append((name, tensor))
+    for name, _, tensor in _holders(model):
+        if name in weights or tensor is None or not is_numbered(name) or not tensor.dtype.is_floating_point():
+            continue
+        shape = tuple(tensor.shape.numpy())
+        for flipped in (False, True) if len(shape) == 2 else (False,):
+            order = (1, 0) if flipped else tuple(range(len(shape)))
+            for origin, other in trained.get(shape[::-1] if flipped else shape, ()):
+                if shape and tensor.dtype == other.dtype and are_equal(tensor, other, order):
+                    yield name, (origin, flipped)
+
+
+def _set(holder: ir.Value | ir.Node, array: Array, tensor: ir.TensorProtocol | None) -> None:
+    """Put an array in the place of what is held, in the type and the kind of place of that."""
+    dtype = ir.DataType.from_numpy(array.dtype) if tensor is None else tensor.dtype
+    name = str(holder.name if isinstance(holder, ir.Value) else holder.outputs[0].name)
+    made = ir.Tensor(np.array(array.astype(dtype.numpy(), copy=False), order="C"), dtype=dtype, name=name)
+    if isinstance(holder, ir.Value):
+        holder.meta[_OUTSIDE] = isinstance(tensor, ir.ExternalTensor)
+        holder.const_value = made
+        return
+    node = ir.node("Constant", [], {"value": made}, name=holder.name)
+    graph, old, new = holder.graph, holder.outputs[0], node.outputs[0]
+    assert isinstance(graph, ir.Graph)
+    new.type, new.shape = ir.TensorType(dtype), ir.Shape(array.shape)
+    graph.insert_before(holder, node)
+    old.replace_all_uses_with(new, replace_graph_outputs=True)
+    graph.remove(holder, safe=True)
+    new.name = name
+
+
+_OUTSIDE = "ckplan.outside"
+"""Whether an initializer lay in a data file, among what is noted of its value."""
+
+
+def _move_out(model: ir.Model, path: Path) -> None:
+    """Write the new weights of those that lay in a data file into one, and let the model refer to it, in place."""
+    outside = [value for graph in model.graphs() for value in graph.initializers.values() if value.meta.get(_OUTSIDE)]
+    if not outside:
+        return
+    with path.open("wb") as stream:
+        for value in outside:
+            tensor = value.const_value
+            assert tensor is not None
+            start = stream.tell()
+            stream.write(tensor.tobytes())
+            value.const_value = ir.ExternalTensor(
+                path,
+                start,
+                stream.tell() - start,
+                tensor.dtype,
+                shape=ir.Shape(tensor.shape.numpy()),
+                name=str(value.name),
+            )
+
+
+def separate_statistics(graph: ir.Graph, weights: Collection[str]) -> None:
+    """Give BatchNormalizations running statistics of their own, where training did."""
+    for node in graph:
+        if node.op_type != "BatchNormalization":
+            continue
+        for index, kind in _STATISTICS.items():
+            shared, name = node.inputs[index], f"{node.name}/{kind}"
+            if name in weights and shared is not None and name not in graph.initializers:
+                own = ir.Value(name=name, type=shared.type, shape=shared.shape, const_value=shared.const_value)
+                graph.register_initializer(own)
+                node.replace_input_with(index, own)

@@ -1,0 +1,125 @@
+"""Whatever ends a training, the last checkpoint is whole, and the training goes on from it with the same numbers."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import ckplan
+from ckplan.errors import UsageError
+from ckplan.training import checkpoint
+from tests.training.network import data, files
+
+RUN = """
+import sys
+import ckplan
+from tests.training.network import data
+step, folder, resume = sys.argv[1], sys.argv[2], len(sys.argv) > 3
+trainer = ckplan.Trainer(step, data(), checkpoints=folder, every=3, schedule="cosine:warmup=5", progress=False)
+trainer.train(12, resume=resume)
+"""
+
+
+def test_killed_at_any_moment_it_ends_with_the_same_numbers(tmp_path: Path) -> None:
+    _, step = files(tmp_path, optimizer="adam")
+    whole = ckplan.Trainer(step, data(), checkpoints=tmp_path / "whole", every=3, schedule="cosine:warmup=5")
+    whole.train(12)
+    folder = tmp_path / "killed"
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    kills = 0
+    for attempt in range(2):
+        known = checkpoint.latest(folder)
+        command = [sys.executable, "-c", RUN, str(step), str(folder), *(["resume"] if known else [])]
+        process = subprocess.Popen(command, env=environment)
+        # Some way into the training, wherever it is then: while it computes or while it writes.
+        while process.poll() is None and checkpoint.latest(folder) == known:
+            time.sleep(0.01)
+        time.sleep(0.02 * attempt)
+        process.send_signal(signal.SIGKILL)
+        kills += process.wait() == -signal.SIGKILL
+        assert checkpoint.read_checkpoint(folder).state.step > 0
+    assert kills > 0
+    rest = ckplan.Trainer(step, data(), checkpoints=folder, every=3, schedule="cosine:warmup=5")
+    rest.train(12, resume=True)
+    assert rest.state == whole.state
+    for name, array in whole._stepper.values.items():
+        np.testing.assert_array_equal(rest._stepper.values[name], array)
+    assert len(list(folder.glob("*.safetensors"))) == 2
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no limit of file sizes")
+def test_a_full_disk_leaves_the_last_checkpoint_whole(tmp_path: Path) -> None:
+    _, step = files(tmp_path, optimizer="adam")
+    code = """
+    import resource, signal, sys
+    import ckplan
+    from ckplan.errors import EnvironmentUnavailableError
+    from tests.training.network import data
+    trainer = ckplan.Trainer(sys.argv[1], data(), checkpoints=sys.argv[2])
+    trainer.train(2)
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
+    try:
+        trainer.train(3)
+    except EnvironmentUnavailableError as error:
+        sys.stderr.write(f"{error.exit_code} {error}")
+    """
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code), str(step), str(tmp_path / "run")],
+        capture_output=True, text=True, env=environment, check=True,
+    )  # fmt: skip
+    assert done.stderr.startswith("5 cannot write ")
+    assert "\n" not in done.stderr
+    assert ckplan.read_checkpoint(tmp_path / "run").state.epoch == 2
+    assert [path.name for path in (tmp_path / "run").iterdir() if path.name.startswith(".")] == []
+
+
+def test_a_checkpoint_that_does_not_fit_is_refused(tmp_path: Path) -> None:
+    _, step = files(tmp_path, optimizer="adam")
+    folder = tmp_path / "run"
+    with pytest.raises(UsageError, match="there is no checkpoint in"):
+        ckplan.Trainer(step, data(), checkpoints=folder).train(1, resume=True)
+    with pytest.raises(UsageError, match="name the folder"):
+        ckplan.Trainer(step, data()).train(1, resume=True)
+    ckplan.Trainer(step, data(), checkpoints=folder).train(1)
+    with pytest.raises(UsageError, match="holds checkpoints already"):
+        ckplan.Trainer(step, data(), checkpoints=folder).train(1)
+    with pytest.raises(UsageError, match="on 64 samples in updates of 8, and this one is on 40"):
+        ckplan.Trainer(step, data(40), checkpoints=folder).train(2, resume=True)
+    _, other = files(tmp_path, optimizer="momentum")
+    with pytest.raises(UsageError, match="of another step file"):
+        ckplan.Trainer(other, data(), checkpoints=folder).train(2, resume=True)
+    last = checkpoint.latest(folder)
+    assert last is not None
+    last.write_bytes(last.read_bytes()[:-9])
+    with pytest.raises(UsageError, match=r"is damaged or no safetensors file"):
+        ckplan.read_checkpoint(folder)
+    checkpoint.write_tensors(last, {"a": np.zeros(3)}, {})
+    with pytest.raises(UsageError, match="no checkpoint of a training"):
+        ckplan.read_checkpoint(last)
+
+
+def test_tensors_of_all_kinds_come_back(tmp_path: Path) -> None:
+    import ml_dtypes
+
+    values = {
+        "scalar": np.asarray(3, np.int64),
+        "empty": np.zeros((0, 2), np.float16),
+        "brain": np.arange(4).astype(ml_dtypes.bfloat16),
+        "transposed": np.arange(6.0).reshape(2, 3).T,
+    }
+    checkpoint.write_tensors(tmp_path / "a" / "b.safetensors", values, {"about": "ü"})
+    found, about = checkpoint.read_tensors(tmp_path / "a" / "b.safetensors")
+    assert about == {"about": "ü"}
+    for name, array in values.items():
+        assert found[name].dtype == array.dtype
+        np.testing.assert_array_equal(found[name], array)

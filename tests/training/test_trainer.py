@@ -1,0 +1,162 @@
+"""The loop: evaluation, early end, accumulation, loss scale, and what it refuses."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import ckplan
+from ckplan.errors import CheckFailedError, CkplanError, ModelError, UsageError
+from tests.training.network import BATCH, NAMES, data, files, with_dropout
+
+
+def test_a_planned_file_trains_like_a_plain_one(tmp_path: Path) -> None:
+    model, step = files(tmp_path, optimizer="adam")
+    planned = tmp_path / "planned.onnx"
+    ckplan.rewrite(model, dims={"batch": BATCH}, loss="cross-entropy", optimizer="adam", output=planned)
+    ended = []
+    for file in (step, planned):
+        trainer = ckplan.Trainer(file, data())
+        trainer.train(3)
+        ended.append(trainer.weights)
+    for name in NAMES:
+        np.testing.assert_array_equal(*(weights[name] for weights in ended))
+
+
+def test_each_epoch_is_told_and_scored_on_other_data(tmp_path: Path) -> None:
+    model, step = files(tmp_path, optimizer="adam")
+    told: list[Any] = []
+    trainer = ckplan.Trainer(step, data(), learning_rate=0.02, model=model, eval_data=data(21))
+    made = trainer.train(5, each_epoch=told.append)
+    assert told == made
+    assert [epoch.number for epoch in made] == [1, 2, 3, 4, 5]
+    assert made[-1].loss < made[0].loss
+    assert str(made[0]).startswith(f"epoch  1: loss {made[0].loss:.3f}, on evaluation data")
+    score = made[-1].score
+    assert score is not None
+    scores = scores_of(tmp_path, trainer, model, data(21)["x"])
+    labels = data(21)["labels"]
+    assert score.accuracy == pytest.approx(np.mean(scores.argmax(axis=1) == labels))
+    logs = scores - np.log(np.exp(scores).sum(axis=1, keepdims=True))
+    assert score.loss == pytest.approx(-logs[np.arange(21), labels].mean(), rel=1e-5)
+
+
+def scores_of(folder: Path, trainer: ckplan.Trainer, model: Path, x: np.ndarray) -> np.ndarray:
+    """What the saved model computes in plain onnxruntime."""
+    import onnxruntime
+
+    trainer.save(folder / "trained.onnx", model, force=True)
+    session = onnxruntime.InferenceSession(folder / "trained.onnx", providers=["CPUExecutionProvider"])
+    found: np.ndarray = session.run(["scores"], {"x": x})[0]
+    return found
+
+
+def test_it_ends_when_the_loss_on_other_data_no_longer_falls(tmp_path: Path) -> None:
+    model, step = files(tmp_path, optimizer="adam")
+    trainer = ckplan.Trainer(
+        step, data(16), learning_rate=0.05, model=model, eval_data=data(8), patience=2, checkpoints=tmp_path / "run"
+    )
+    made = trainer.train(200)
+    assert len(made) < 200
+    losses = [epoch.score.loss for epoch in made if epoch.score]
+    assert min(losses) == losses[-3] == trainer.state.best
+    best = ckplan.read_checkpoint(tmp_path / "run" / "best.safetensors")
+    assert best.state.epoch == len(made) - 2
+
+
+def test_a_loss_that_is_no_number_ends_it_with_the_values_before(tmp_path: Path) -> None:
+    _, step = files(tmp_path, optimizer="sgd")
+    trainer = ckplan.Trainer(step, data(), learning_rate=3e38, checkpoints=tmp_path / "run")
+    with pytest.raises(CheckFailedError, match="lower the learning rate") as error:
+        trainer.train(5)
+    assert "\n" not in str(error.value)
+    assert error.value.exit_code == 1
+    assert not list((tmp_path / "run").glob("*.safetensors")) or all(
+        np.isfinite(array).all() for array in ckplan.read_checkpoint(tmp_path / "run").values.values()
+    )
+
+
+def test_an_overflow_of_float16_gradients_skips_updates_until_the_scale_fits(tmp_path: Path) -> None:
+    _, step = files(tmp_path, np.float16, optimizer="adam", loss_scale="input")
+    given = data(dtype=np.float16)
+    given["x"] = given["x"] * np.float16(8)
+    trainer = ckplan.Trainer(step, given)
+    trainer._scale = type(trainer._scale)(2.0**24)
+    made = trainer.train(4)
+    assert made[-1].skipped > 0
+    assert trainer.state.scale < 2**24
+    assert trainer._stepper.values["step"] == trainer.state.step - made[-1].skipped
+    assert made[-1].loss < made[0].loss
+    assert all(np.isfinite(array).all() for array in trainer.weights.values())
+
+
+def test_running_statistics_are_trained_with_summed_gradients(tmp_path: Path) -> None:
+    import onnx
+
+    model = onnx.load(Path(__file__).parents[2] / "examples" / "digits" / "digits.onnx")
+    onnx.save(model, tmp_path / "digits.onnx")
+    step = tmp_path / "grads.onnx"
+    opened = ckplan.open_model(tmp_path / "digits.onnx", dims={"batch": 4}, loss="cross-entropy", training=True)
+    ckplan.save(opened.model, step)
+    rng = np.random.default_rng(0)
+    given = {"image": rng.normal(size=(16, 1, 8, 8)).astype(np.float32), "labels": np.arange(16) % 10}
+    trainer = ckplan.Trainer(step, given, batch=8, optimizer="adam", model=tmp_path / "digits.onnx", eval_data=given)
+    before = {name: array.copy() for name, array in trainer.weights.items()}
+    made = trainer.train(2)
+    assert made[-1].score is not None
+    assert not [name for name, array in trainer.weights.items() if np.array_equal(array, before[name])]
+    assert any("running_mean" in name for name in before)
+
+
+WRONG = {
+    "shape": ({"x": np.zeros((9, 5), np.float32), "labels": np.zeros(9, np.int64)}, "the step takes"),
+    "lacking": ({"x": np.zeros((9, 6), np.float32)}, "no array `labels`"),
+    "lengths": ({"x": np.zeros((9, 6), np.float32), "labels": np.zeros(8, np.int64)}, "different numbers"),
+    "type": ({"x": np.zeros((9, 6), np.float32), "labels": np.zeros(9)}, "labels` in the data is float64"),
+    "nan": ({"x": np.full((9, 6), np.nan, np.float32), "labels": np.zeros(9, np.int64)}, "first in sample 0"),
+    "few": ({"x": np.zeros((7, 6), np.float32), "labels": np.zeros(7, np.int64)}, "7 sample"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_data_that_do_not_fit_are_refused_in_one_line(name: str, tmp_path: Path) -> None:
+    given, said = WRONG[name]
+    _, step = files(tmp_path, optimizer="sgd")
+    refused(UsageError, said, step, given)
+
+
+def refused(kind: type[CkplanError], said: str, step: Path, given: Any, **options: Any) -> None:
+    with pytest.raises(kind) as error:
+        ckplan.Trainer(step, given, **options)
+    assert said in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_options_that_do_not_go_together_are_refused(tmp_path: Path) -> None:
+    model, step = files(tmp_path, optimizer="sgd")
+    refused(UsageError, "optimizer of its own", step, data(), optimizer="adam")
+    refused(UsageError, "after every batch", step, data(), batch=2 * BATCH)
+    refused(UsageError, "no whole number", step, data(), batch=BATCH + 1)
+    refused(UsageError, "--model", step, data(), eval_data=data())
+    refused(UsageError, "--eval-data", step, data(), patience=2)
+    refused(UsageError, "learning rate", step, data(), learning_rate=float("nan"))
+    refused(ModelError, "no gradients", model, data())
+    refused(ModelError, "no such file", tmp_path / "none.onnx", data())
+    _, gradients = files(tmp_path)
+    refused(UsageError, "name an optimizer", gradients, data())
+    with pytest.raises(UsageError, match="did you mean `cosine`"):
+        ckplan.Trainer(gradients, data(), optimizer="sgd", schedule="cosin")
+
+
+def test_masks_differ_from_step_to_step_and_come_again_after_a_resume(tmp_path: Path) -> None:
+    step = with_dropout(tmp_path)
+    whole = ckplan.Trainer(step, data(), checkpoints=tmp_path / "whole")
+    whole.train(4)
+    ckplan.Trainer(step, data(), checkpoints=tmp_path / "parts").train(2)
+    rest = ckplan.Trainer(step, data(), checkpoints=tmp_path / "parts")
+    rest.train(4, resume=True)
+    for name in NAMES:
+        np.testing.assert_array_equal(rest.weights[name], whole.weights[name])
