@@ -20,7 +20,7 @@ import onnxruntime
 import ckplan
 
 _TEXT = """<ir_version: 10, opset_import: ["" : 21]>
-head (float[{samples},{features}] x, int64[{samples}] labels) => (float loss) <float[{features},{features}] v> {{
+head (float[{samples},{features}] x, int64[{samples}] labels) => (float loss) {{
     hidden = MatMul(x, v)
     turned = Transpose<perm = [1, 0]>(words)
     logits = MatMul(hidden, turned)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import onnx_ir as ir
@@ -55,10 +55,16 @@ def _readers(value: ir.Value) -> Iterator[tuple[ir.Value, ir.Node, int]]:
             moved = node.op_type in _SAME_VALUES and (index == 0 or node.op_type == "Concat")
             chosen = node.op_type == "Where" and index > 0
             picked = node.op_type in ("Gather", "GatherElements", "GatherND") and index == 0
-            if node.domain == "" and (moved or chosen or picked):
-                fresh = [output for output in node.outputs if output not in seen]
-                seen.update(fresh)
-                pending.extend(fresh)
+            passed = node.outputs if node.domain == "" and (moved or chosen or picked) else _rows_of(node, index)
+            fresh = [reached for reached in passed if reached not in seen]
+            seen.update(fresh)
+            pending.extend(fresh)
+
+
+def _rows_of(node: ir.Node, index: int) -> Sequence[ir.Value]:
+    """What a Scan's body gets of an input: its rows."""
+    body = node.attributes.get("body") if node.op_type == "Scan" and node.domain == "" else None
+    return [] if body is None else body.as_graph().inputs[index : index + 1]
 
 
 def _bound_at(node: ir.Node, index: int, value: ir.Value) -> int | None:

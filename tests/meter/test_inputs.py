@@ -175,3 +175,15 @@ def test_a_planned_file_is_fed_as_the_file_without_a_plan(tmp_path: Path) -> Non
     assert base.arrays["input_ids"].max() > 1
     for name, array in base.arrays.items():
         np.testing.assert_array_equal(new.arrays[name], array)
+
+
+def test_labels_of_a_loss_head_in_chunks_stay_among_the_classes(tmp_path: Path) -> None:
+    text = """<ir_version: 10, opset_import: ["" : 21]>
+    g (float[60,4] x, int64[60] labels) => (float loss) {
+        logits = MatMul(x, w)
+        loss = SoftmaxCrossEntropyLoss(logits, labels)
+    }"""
+    model = onnx.parser.parse_model(text)
+    model.graph.initializer.append(table("w", 4, 20))
+    ckplan.rewrite(model, loss_chunks=4, output=tmp_path / "step.onnx")
+    assert set(np.unique(make_inputs(read_model(tmp_path / "step.onnx")).arrays["labels"])) > {0, 1}
