@@ -58,6 +58,11 @@ LOSS_SCALE = PREFIX + "loss_scale"
 
 UPDATES = PREFIX + "updates"
 """JSON object: name of the output with the new value by name of the input that takes it in the next step."""
+STATES = PREFIX + "states"
+"""JSON list of the inputs that hold an optimizer's states: all zero before the first step."""
+IN_PLACE = PREFIX + "in_place"
+"""``true`` if each output of `UPDATES` may be written into the memory of the input that it is for: whatever reads the
+old value has run by then, in any order that onnxruntime may choose."""
 LEARNING_RATE = PREFIX + "learning_rate"
 """Name of the input that holds the learning rate."""
 OPTIMIZER = PREFIX + "optimizer"

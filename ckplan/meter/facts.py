@@ -8,7 +8,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ckplan.errors import ModelError
-from ckplan.keys import GRADIENTS, PHASE, PLAN, PREDICTED_ACTIVATIONS, PREDICTED_TOTAL, RECOMPUTE_OF, RETAINED, UPDATES
+from ckplan.keys import (
+    GRADIENTS,
+    PHASE,
+    PLAN,
+    PREDICTED_ACTIVATIONS,
+    PREDICTED_TOTAL,
+    RECOMPUTE_OF,
+    RETAINED,
+    STATES,
+    UPDATES,
+)
 from ckplan.meter.types import Prediction
 from ckplan.model.metadata import finite, told
 
@@ -124,6 +134,14 @@ def file_facts(model: ir.Model) -> FileFacts:
 def fed_inputs(model: ir.Model) -> list[ir.Value]:
     """Graph inputs that a caller has to feed: those without an initializer."""
     return [value for value in model.graph.inputs if value.name not in model.graph.initializers]
+
+
+def initial_states(model: ir.Model) -> frozenset[str]:
+    """Graph inputs that hold an optimizer's states, which are zero before the first step."""
+    try:
+        return frozenset(map(str, json.loads(model.metadata_props.get(STATES, "[]"))))
+    except (ValueError, TypeError):
+        return frozenset()
 
 
 def _event_names(graph: ir.Graph) -> dict[ir.Node, str]:

@@ -15,7 +15,7 @@ import onnx_ir as ir
 from ckplan.errors import ModelError, UsageError
 from ckplan.isolation.arrays import Array, is_exotic
 from ckplan.keys import LOSS_SCALE
-from ckplan.meter.facts import fed_inputs
+from ckplan.meter.facts import fed_inputs, initial_states
 from ckplan.meter.ranges import upper_bound
 from ckplan.model.dims import bind
 from ckplan.model.infer import NodeInference
@@ -71,6 +71,7 @@ def make_inputs(
     shell = ir.Graph(fed_shells(fed), (), nodes=())
     notes = bind(shell, dims or {}, shapes or {}).notes
     arrays, more = {}, []
+    states = initial_states(model)
     if any(_unbounded(model, value) for value in fed):
         # The bound may be a dimension of a value whose shape the file does not tell (class scores, mostly).
         _infer_shapes(model)
@@ -79,6 +80,9 @@ def make_inputs(
         if not isinstance(value.type, ir.TensorType) or shaped.shape is None:
             raise ModelError(f"input `{name}` is not a tensor", "ckplan measures models with tensor inputs only")
         shape = tuple(int(size) for size in shaped.shape if isinstance(size, int))
+        if name in states and value.dtype is not None:
+            arrays[name] = np.zeros(shape, value.dtype.numpy())
+            continue
         arrays[name], note = _draw(model, value, shape, seed)
         more.extend([note] if note else [])
     return Inputs(arrays, (*notes, *more))

@@ -8,7 +8,7 @@ from ckplan.meter.types import Measurement, NonFinite, Numerics, Origin, Verific
 def problems_of(verification: Verification) -> tuple[str, ...]:
     """What is wrong with the new file, a sentence each, the gravest first; empty if all is well."""
     numerics = verification.numerics
-    return (*_plan(verification.new), *_values(verification), *_finiteness(numerics))
+    return (*_plan(verification.new), *_values(verification), *_in_place(verification), *_finiteness(numerics))
 
 
 def measured_problems(found: Measurement) -> tuple[str, ...]:
@@ -67,6 +67,16 @@ def _values(verification: Verification) -> tuple[str, ...]:
         cause = f" (values change from run to run in {' and '.join(wobbles)})" if wobbles else ""
         found.append(f"output `{first.output}` {what}{others}{cause}")
     return tuple(found)
+
+
+def _in_place(verification: Verification) -> tuple[str, ...]:
+    found = verification.in_place
+    if found is None or not found.differing:
+        return ()
+    return (
+        f"`{verification.new.path}` does not compute the same in place: after {found.steps} steps "
+        f"{len(found.differing)} of its {found.values} values differ, the first is `{found.differing[0]}`",
+    )
 
 
 def _finiteness(numerics: Numerics) -> tuple[str, ...]:

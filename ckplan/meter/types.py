@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from statistics import median
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ckplan.meter.alive import Gap, Inside
 from ckplan.meter.nvml import Gpu
 from ckplan.planner.timeline import Timeline
+
+if TYPE_CHECKING:
+    from ckplan.meter.in_place import InPlace
 
 
 def jsonable(value: Any) -> Any:
@@ -419,6 +422,7 @@ class Verification:
         numerics: their outputs compared.
         timing: their step times, taken in turns; None if that could not be done (see ``notes``).
         notes: what could not be done, and why.
+        in_place: what became of the new file's values when they were updated in place; None if it does not promise it.
     """
 
     base: Measurement
@@ -426,6 +430,7 @@ class Verification:
     numerics: Numerics
     timing: Timing | None
     notes: tuple[str, ...]
+    in_place: InPlace | None = None
 
     @property
     def activation_ratio(self) -> float | None:
@@ -462,6 +467,7 @@ class Verification:
             "numerics": {**jsonable(self.numerics), "bitwise_equal": self.numerics.bitwise_equal},
             "timing": self.timing.to_json() if self.timing is not None else None,
             "notes": list(self.notes),
+            "in_place": jsonable(self.in_place),
             "activation_ratio": self.activation_ratio,
             "total_ratio": self.total_ratio,
             "time_ratio": self.time_ratio,

@@ -11,6 +11,7 @@ from ckplan.errors import CkplanError, ModelError
 from ckplan.isolation.arrays import load_arrays, save_arrays
 from ckplan.isolation.folders import temporary_folder
 from ckplan.meter.facts import fed_inputs, file_facts, read_model
+from ckplan.meter.in_place import compared_in_place
 from ckplan.meter.inputs import make_inputs
 from ckplan.meter.measurement import check_options, measured, request_for
 from ckplan.meter.nonfinite import find_origin
@@ -89,13 +90,13 @@ def verify(
                 f"there is {' and '.join(coarse)} in these files, and onnxruntime's sigmoid is 0.6 % off at -12, 7 % "
                 "at -14 and 0 from -18 on: where one file computes it another way, that alone makes outputs differ"
             )
+        in_place = compared_in_place(models[1], requests[1])
         timing = _timing(requests, runs, notes)
         if timing is not None:
             first = replace(first, step_seconds=timing.base_seconds)
             second = replace(second, step_seconds=timing.new_seconds)
-    return Verification(
-        first, second, replace(numerics, base_origin=origins[0], new_origin=origins[1]), timing, tuple(notes)
-    )
+    numerics = replace(numerics, base_origin=origins[0], new_origin=origins[1])
+    return Verification(first, second, numerics, timing, tuple(notes), in_place)
 
 
 def _coarse(models: Sequence[ir.Model]) -> list[str]:

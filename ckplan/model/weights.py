@@ -19,6 +19,7 @@ from pathlib import Path
 
 import onnx_ir as ir
 
+from ckplan import keys
 from ckplan.errors import EnvironmentUnavailableError
 from ckplan.isolation.folders import temporary_folder
 from ckplan.model.external import external_tensors, replace_external, take_in_small
@@ -31,6 +32,9 @@ MAX_INLINE_BYTES = 1_900_000_000
 WORTH_SHARING = 64 << 20
 """Data files below this are copied: it takes no time, and onnx itself refuses to read files with several hard links."""
 _SMALL = 1024
+_WORTH_MAPPING = 1 << 20
+"""Bytes of parameters that a loop feeds from which they lie outside: what lies in the file is held beside them, what
+lies in a data file is mapped, and never read."""
 _CHUNK = 16 << 20
 _FICLONE = 0x40049409
 """Linux' ioctl that makes a file share the blocks of another, where the file system can (``linux/fs.h``)."""
@@ -159,12 +163,18 @@ def _key(tensor: ir.TensorProtocol) -> tuple[object, ...]:
 
 
 def _too_large(model: ir.Model) -> list[ir.TensorProtocol]:
-    """The tensors in memory that a file cannot hold together with the others, all but small ones."""
-    held = [value.const_value for graph in model.graphs() for value in graph.initializers.values()]
-    inside = [tensor for tensor in held if tensor is not None and not isinstance(tensor, ir.ExternalTensor)]
-    if sum(tensor.nbytes for tensor in inside) <= MAX_INLINE_BYTES:
-        return []
-    return [tensor for tensor in inside if tensor.nbytes > _SMALL and tensor.dtype != ir.DataType.STRING]
+    """The tensors in memory that a file should not hold, all but small ones: too many, or such as a loop feeds."""
+    inside = [
+        (value, value.const_value)
+        for graph in model.graphs()
+        for value in graph.initializers.values()
+        if value.const_value is not None and not isinstance(value.const_value, ir.ExternalTensor)
+    ]
+    large = [(v, tensor) for v, tensor in inside if tensor.nbytes > _SMALL and tensor.dtype != ir.DataType.STRING]
+    if sum(tensor.nbytes for _, tensor in inside) > MAX_INLINE_BYTES:
+        return [tensor for _, tensor in large]
+    fed = [tensor for value, tensor in large if keys.OPTIMIZER in model.metadata_props and value.is_graph_input()]
+    return fed if sum(tensor.nbytes for tensor in fed) >= _WORTH_MAPPING else []
 
 
 def _blocks(tensor: ir.TensorProtocol) -> Iterator[memoryview]:

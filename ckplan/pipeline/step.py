@@ -25,6 +25,7 @@ from ckplan.runtime.executed import executed_model
 from ckplan.runtime.fused import fused_graph
 from ckplan.runtime.occupancy import Occupancy, occupancy_of_executed
 from ckplan.writer.emit import feed_weights
+from ckplan.writer.updates import with_ordered_updates
 
 if TYPE_CHECKING:
     import onnx
@@ -79,13 +80,24 @@ class Step:
         return self.occupancy.timeline
 
     @cached_property
-    def fused(self) -> ir.Model:
-        """The graph that is planned: ``model`` as onnxruntime's optimisers leave it; see `ckplan.runtime.fused`.
+    def ordered(self) -> ir.Model:
+        """``model``, with an optimizer in it fit for updates in place; see `ckplan.writer.updates`.
+
+        The baseline is that of ``model``: the control edges are what updates in place cost, and no plan saves them.
 
         Raises:
             ModelError: onnxruntime does not load the model.
         """
-        return fused_graph(self.model)
+        return with_ordered_updates(self.model)
+
+    @cached_property
+    def fused(self) -> ir.Model:
+        """The graph that is planned: ``ordered`` as onnxruntime's optimisers leave it; see `ckplan.runtime.fused`.
+
+        Raises:
+            ModelError: onnxruntime does not load the model.
+        """
+        return fused_graph(self.ordered)
 
     @cached_property
     def problem(self) -> Problem:

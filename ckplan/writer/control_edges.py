@@ -11,6 +11,7 @@ OptionalHasElement reads plain tensors since opset 18 (https://onnx.ai/onnx/oper
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 import onnx_ir as ir
@@ -18,6 +19,9 @@ import onnx_ir as ir
 from ckplan.errors import ModelError
 from ckplan.keys import ROLE
 from ckplan.runtime.sizes import SMALL, bytes_of, dimensions_of
+
+_SHAPE = "ckplan/shape_dims"
+"""What the names of initializers begin with that hold shapes."""
 
 _SELECTABLE = (ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.INT64, ir.DataType.INT32)
 """Element types for which onnxruntime's Where has kernels."""
@@ -30,7 +34,7 @@ def is_control(node: ir.Node) -> bool:
 
 def shape_constant(dims: tuple[int, ...], initializers: dict[str, ir.Value]) -> ir.Value:
     """The initializer that holds a shape; made once for equal shapes."""
-    name = "ckplan/shape_dims" + "".join(f"_{dim}" for dim in dims)  # no name that an edge may get, too
+    name = _SHAPE + "".join(f"_{dim}" for dim in dims)  # no name that an edge may get, too
     if name not in initializers:
         array = np.array(dims, np.int64)
         initializers[name] = ir.Value(
@@ -45,14 +49,20 @@ def shape_constant(dims: tuple[int, ...], initializers: dict[str, ir.Value]) -> 
 class ControlEdges:
     """Makes control edges and shares their parts.
 
+    Args:
+        graph: the graph that they are for; shapes of edges that it has already are used again.
+        prefix: what the names of their nodes and values begin with.
+
     Attributes:
         initializers: the shapes that the edges need, to be added to the graph.
         count: number of aliases made.
         waits: which node waits for which tensor.
     """
 
-    def __init__(self) -> None:
-        self.initializers: dict[str, ir.Value] = {}
+    def __init__(self, graph: ir.Graph | None = None, prefix: str = "ckplan") -> None:
+        own = {} if graph is None else graph.initializers
+        self._prefix = prefix
+        self.initializers = {name: value for name, value in own.items() if name.startswith(_SHAPE)}
         self.count = 0
         self.waits: set[tuple[ir.Node, ir.Value]] = set()
         self._made: dict[tuple[str | ir.Value, ...], ir.Value] = {}
@@ -108,7 +118,7 @@ class ControlEdges:
         key: tuple[str | ir.Value, ...] = (op_type, *inputs)
         if key not in self._made:
             # A number, not the inputs' names: edges wait for edges, and the names would grow without bound.
-            name = f"ckplan/{part}_{len(self._made)}"
+            name = f"{self._prefix}/{part}_{len(self._made)}"
             node = ir.node(op_type, inputs, name=name, metadata_props={ROLE: "control"})
             value = node.outputs[0]
             value.name, value.shape, value.type = name, ir.Shape(dims), ir.TensorType(dtype)
@@ -121,3 +131,13 @@ def read_instead(node: ir.Node, value: ir.Value, alias: ir.Value) -> None:
     for index, read in enumerate(node.inputs):
         if read is value:
             node.replace_input_with(index, alias)
+
+
+def assemble(model: ir.Model, nodes: Sequence[ir.Node], edges: ControlEdges) -> None:
+    """Make a node sequence, with the shapes that its control edges need, the content of a model's graph."""
+    graph = model.graph
+    graph.remove(list(graph))
+    for name, value in edges.initializers.items():
+        if name not in graph.initializers:
+            graph.register_initializer(value)
+    graph.extend(nodes)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import onnx_ir as ir
@@ -16,7 +15,7 @@ from ckplan.runtime.executed import executed_model, executed_orders, executed_ti
 from ckplan.runtime.problem_of import problem_of_nodes
 from ckplan.runtime.unfused import FUSED, unfuse
 from ckplan.writer.buffer_names import hide_channels, hide_inputs, hide_sources, hide_targets, name_buffers
-from ckplan.writer.control_edges import ControlEdges
+from ckplan.writer.control_edges import ControlEdges, assemble
 from ckplan.writer.describe import describe
 from ckplan.writer.fences import fence
 from ckplan.writer.ordering import (
@@ -29,6 +28,7 @@ from ckplan.writer.ordering import (
     settle_order,
 )
 from ckplan.writer.repeats import with_repeats
+from ckplan.writer.updates import tell_in_place, updates_of, wait_for_readers, write_last
 
 
 @dataclass(frozen=True)
@@ -68,24 +68,27 @@ def write(model: ir.Model, plan: Plan) -> Written:
     copy = model.clone()
     feed_weights(copy.graph)
     inputs, outputs = copy.graph.inputs, copy.graph.outputs
-    nodes = with_repeats(list(copy.graph), plan.schedule)
-    edges = ControlEdges()
+    updates = updates_of(copy)
+    nodes = write_last(with_repeats(list(copy.graph), plan.schedule), updates)
+    edges = ControlEdges(copy.graph)
     keep_repeats_apart(nodes, edges)
     keep_unfolded(nodes, inputs, edges)
     release_unused(nodes, edges)
     settle_order(nodes, inputs, outputs, edges)
     hide_targets(nodes, edges)
     hide_channels(nodes, edges)
-    hide_inputs(nodes, inputs, edges)
+    hide_inputs(nodes, [value for value in inputs if value.name not in updates], edges)
     # Aliases that hide sources cost a little themselves: where they do not help, the file stays as it was before.
     best: tuple[ir.Model, Problem, int, Timeline, ir.Model] | None = None
     while True:
         nodes = place_control_nodes(nodes)
         problem = problem_of_nodes(nodes, inputs, outputs)
         name_buffers(nodes, problem)
-        _assemble(copy, nodes, edges)
+        assemble(copy, nodes, edges)
         executed = executed_model(copy)
         if model.meta.get(FUSED) and fence(nodes, executed, edges):
+            continue
+        if updates and wait_for_readers(nodes, executed, updates, edges):
             continue
         if sum(repair(nodes, problem, order, edges) for order in executed_orders(nodes, executed)):
             continue
@@ -99,6 +102,7 @@ def write(model: ir.Model, plan: Plan) -> Written:
         best = (copy, problem, edges.count, timeline, executed)
     copy, problem, count, timeline, executed = best
     describe(copy, problem, plan, count, timeline)
+    tell_in_place(copy, executed)
     unfuse(copy)
     return Written(copy, executed)
 
@@ -115,13 +119,3 @@ def feed_weights(graph: ir.Graph) -> None:
                 if value is not None and value.is_initializer() and value not in fed and len(value.shape or ()) > 1:
                     fed.add(value)
                     graph.inputs.append(value)
-
-
-def _assemble(model: ir.Model, nodes: Sequence[ir.Node], edges: ControlEdges) -> None:
-    """Make a node sequence, with the shapes its control edges need, the content of a model's graph."""
-    graph = model.graph
-    graph.remove(list(graph))
-    for name, value in edges.initializers.items():
-        if name not in graph.initializers:
-            graph.register_initializer(value)
-    graph.extend(nodes)

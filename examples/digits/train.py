@@ -33,29 +33,26 @@ def train(step: Path, data: Iterable[Batch], learning_rate: float) -> tuple[list
     updates = json.loads(about["pkg.ckplan.updates"])  # output with the new value, by input that takes it
     loss, rate = about["pkg.ckplan.loss"], about["pkg.ckplan.learning_rate"]
 
-    def buffers() -> dict[str, onnxruntime.OrtValue]:
-        made = {output.name: output for output in session.get_outputs()}
-        allocate = onnxruntime.OrtValue.ortvalue_from_shape_and_type
-        return {old: allocate(made[new].shape, NUMPY[made[new].type]) for old, new in updates.items()}
-
-    # Two sets of buffers that change places: what one step writes is what the next one reads. Nothing is copied.
-    current: dict[str, onnxruntime.OrtValue] = {}  # the first step starts from the values in the file
-    spare, later = buffers(), buffers()
+    # Parameters and statistics begin with their values in the file, the optimizer's states with zero. A new value is
+    # written over the old one: the file says that it may be (`pkg.ckplan.in_place`).
+    kept = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in onnx.load(step).graph.initializer}
+    shapes = {value.name: (value.shape, NUMPY[value.type]) for value in session.get_inputs()}
+    values = {name: np.array(kept[name]) if name in kept else np.zeros(*shapes[name]) for name in updates}
+    shared = {name: onnxruntime.OrtValue.ortvalue_from_numpy(array) for name, array in values.items()}  # no copies
     speed = onnxruntime.OrtValue.ortvalue_from_numpy(np.array(learning_rate, np.float32))
     losses = []
     for images, labels in data:
         binding = session.io_binding()
         binding.bind_cpu_input("image", images)
         binding.bind_cpu_input("labels", labels)
-        for name, value in {rate: speed, **current}.items():
+        binding.bind_ortvalue_input(rate, speed)
+        for name, value in shared.items():
             binding.bind_ortvalue_input(name, value)
-        for name, value in spare.items():
             binding.bind_ortvalue_output(updates[name], value)
         binding.bind_output(loss)
         session.run_with_iobinding(binding)
         losses.append(float(binding.get_outputs()[-1].numpy()))
-        current, spare = spare, current or later
-    return losses, {name: value.numpy() for name, value in current.items()}
+    return losses, values
 
 
 def accuracy(values: dict[str, np.ndarray]) -> float:

@@ -74,13 +74,20 @@ def train(step: ckplan.TrainingGraph, batches: Sequence[dict[str, np.ndarray]], 
     options.intra_op_num_threads = 1
     session = onnxruntime.InferenceSession(proto.SerializeToString(), options, providers=["CPUExecutionProvider"])
     names = [output.name for output in session.get_outputs()]
-    fed: dict[str, np.ndarray] = {}
+    fed = zeros(step)
     history = []
     for batch in batches:
         made = dict(zip(names, session.run(names, {**fed, **batch, "learning_rate": rate}), strict=True))
         fed = {old: made[new] for old, new in step.updates.items()}
         history.append({**fed, "loss": made[step.loss]})
     return history
+
+
+def zeros(step: ckplan.TrainingGraph) -> dict[str, np.ndarray]:
+    """The states before the first step."""
+    states = json.loads(step.model.metadata_props[keys.STATES])
+    inputs = {str(value.name): value for value in step.model.graph.inputs}
+    return {name: np.zeros(inputs[name].shape.numpy(), inputs[name].dtype.numpy()) for name in states}
 
 
 def batches(dtype: Any, steps: int = STEPS) -> list[dict[str, np.ndarray]]:
@@ -162,7 +169,9 @@ def test_names_and_metadata() -> None:
     defaults = {name: value.const_value.numpy() for name, value in inputs.items() if value.is_initializer()}
     assert defaults["learning_rate"] == np.float32(0.001)
     assert defaults["step"] == 0
-    assert not defaults["w_moment1"].any()
+    states = [f"{parameter}_moment{moment}" for parameter in "uwb" for moment in (1, 2)]
+    assert sorted(json.loads(properties[keys.STATES])) == sorted(states)
+    assert not defaults.keys() & set(states)
     shapes = {value.name: value.shape for value in step.model.graph.outputs}
     assert all(shapes[new] == inputs[old].shape for old, new in step.updates.items())
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -15,6 +15,7 @@ from ckplan import keys
 from ckplan.autodiff.builder import Builder, dtype_of, shape_of
 from ckplan.autodiff.optimizers.base import Optimizer
 from ckplan.autodiff.optimizers.clipping import clip_factor
+from ckplan.autodiff.paths import reads
 from ckplan.errors import UsageError
 
 if TYPE_CHECKING:
@@ -30,9 +31,11 @@ def add_optimizer(training: TrainingGraph, optimizer: Optimizer, clip_norm: floa
     """Complete a training graph to a whole step.
 
     Each parameter is updated as soon as its gradient is there, so that the gradient dies at once; with ``clip_norm``
-    all gradients are held until the last one is known. Parameters, states, the number of steps and the learning rate
-    are initializers and graph inputs at once: a loop feeds what has changed. Parameters of half precision are updated
-    in float32, and their states are float32.
+    all gradients are held until the last one is known. Nodes that read a parameter stand before its update, so that the
+    new value may be written over the old one (see :mod:`ckplan.writer.updates`). Parameters, the number of steps and
+    the learning rate are initializers and graph inputs at once: a loop feeds what has changed. States are inputs alone,
+    zero at first: a default of theirs would be held beside them. Parameters of half precision are updated in float32,
+    and their states are float32.
 
     Args:
         training: a training graph whose gradients are outputs; not changed.
@@ -59,20 +62,21 @@ def add_optimizer(training: TrainingGraph, optimizer: Optimizer, clip_norm: floa
     made = {str(value.name): value for value in graph.inputs}  # an update that stands alone gets its gradients fed
     made |= {str(value.name): value for node in graph for value in node.outputs if value.name}
     gradients = {graph.initializers[name]: made[gradient] for name, gradient in training.gradients.items()}
-    behind = _behind(graph, gradients.values())
-    spread = {value: index for index, value in enumerate(behind)}
-    order = sorted(gradients, key=lambda parameter: spread[gradients[parameter]])
-    last = behind[gradients[order[-1]]]
-    first = behind[gradients[order[0]]] if clip_norm is None else last
+    ready = _ready(graph, gradients)
+    order = sorted(gradients, key=lambda parameter: ready[parameter])
+    following = [*graph, None]
+    behind = {parameter: following[ready[parameter] + 1] for parameter in order}
+    last = behind[order[-1]]
     updates: dict[ir.Value, ir.Value] = {}
-    with op.scope("optimizer", before=first):
+    states: list[ir.Value] = []
+    with op.scope("optimizer", before=behind[order[0]] if clip_norm is None else last):
         scalars, rate = _scalars(op, optimizer, {_work(parameter) for parameter in gradients}, updates)
         if clip_norm is not None:
             _clip(op, scalars, list(gradients.values()), clip_norm)
     for parameter in order:
-        gradient = gradients[parameter]
-        with op.scope(f"{parameter.name}/update", before=behind[gradient] if clip_norm is None else last):
-            _update(op, optimizer, parameter, gradient, scalars[_work(parameter)], updates)
+        with op.scope(f"{parameter.name}/update", before=behind[parameter] if clip_norm is None else last):
+            made_of = scalars[_work(parameter)]
+            states += _update(op, optimizer, parameter, gradients[parameter], made_of, updates)
     dropped = set(gradients.values())
     outputs = [value for value in graph.outputs if value not in dropped]
     graph.outputs.clear()
@@ -86,6 +90,7 @@ def add_optimizer(training: TrainingGraph, optimizer: Optimizer, clip_norm: floa
     named = {**training.updates, **{str(old.name): str(new.name) for old, new in updates.items()}}
     model.metadata_props.pop(keys.GRADIENTS, None)
     model.metadata_props[keys.UPDATES] = json.dumps(named)
+    model.metadata_props[keys.STATES] = json.dumps([str(state.name) for state in states])
     model.metadata_props[keys.LEARNING_RATE] = str(rate.name)
     model.metadata_props[keys.OPTIMIZER] = str(optimizer)
     clipped = "" if clip_norm is None else f" from gradients clipped to a norm of {clip_norm:g}"
@@ -94,19 +99,23 @@ def add_optimizer(training: TrainingGraph, optimizer: Optimizer, clip_norm: floa
     return replace(training, model=model, updates=named, notes=notes)
 
 
-def _behind(graph: ir.Graph, values: Iterable[ir.Value]) -> dict[ir.Value, ir.Node | None]:
-    """Return for each value the node behind the one that makes it, None at the end; in the order of the graph.
+def _ready(graph: ir.Graph, gradients: Mapping[ir.Value, ir.Value]) -> dict[ir.Value, int]:
+    """Return for each parameter the place of the node behind which it may be updated; -1 if there need not be any.
 
-    Inputs come first, and stand before the first node.
+    Its gradient is made then, and whatever reads it has run: nodes that read what is made of parameters and constants
+    alone are among them, for onnxruntime may let them read the parameter itself, as a product does that a Transpose is
+    fused into.
     """
-    wanted = set(values)
-    start = next(iter(graph), None)
-    found: dict[ir.Value, ir.Node | None] = {value: start for value in graph.inputs if value in wanted}
-    waiting: list[ir.Value] = []
-    for node in graph:
-        found.update((value, node) for value in waiting)
-        waiting = [value for value in node.outputs if value in wanted]
-    found.update((value, None) for value in waiting)
+    maker = {gradient: parameter for parameter, gradient in gradients.items()}
+    found = dict.fromkeys(gradients, -1)
+    roots: dict[ir.Value, frozenset[ir.Value]] = {parameter: frozenset([parameter]) for parameter in gradients}
+    for place, node in enumerate(graph):
+        read = reads(node)
+        told = frozenset[ir.Value]().union(*(roots[value] for value in read if value in roots))
+        found.update(dict.fromkeys(told, place))
+        found.update({maker[value]: place for value in node.outputs if value in maker})
+        if told and all(value in roots or value.is_initializer() for value in read):
+            roots.update(dict.fromkeys(node.outputs, told))
     return found
 
 
@@ -151,19 +160,25 @@ def _update(
     gradient: ir.Value,
     scalars: Scalars,
     updates: dict[ir.Value, ir.Value],
-) -> None:
-    """Emit the update of one parameter; the pairs of old and new values go to ``updates``."""
+) -> list[ir.Value]:
+    """Emit the update of one parameter; the pairs of old and new values go to ``updates``, its states are returned."""
     assert parameter.dtype is not None
     dtype = _work(parameter)
-    zero = np.zeros((), dtype.numpy())
-    zeros = np.broadcast_to(zero, shape_of(parameter))
-    states = [_input(op, f"{parameter.name}_{state}", zeros) for state in optimizer.states]
+    states = [
+        ir.Value(
+            name=op.unique_name(f"{parameter.name}_{state}"),
+            type=ir.TensorType(dtype),
+            shape=ir.Shape(shape_of(parameter)),
+        )
+        for state in optimizer.states
+    ]
     wide, slope = _cast(op, parameter, dtype), _cast(op, gradient, dtype)
     if _FACTOR in scalars:
         slope = op.Mul(slope, scalars[_FACTOR])
     new, new_states = optimizer.update(op, wide, slope, states, scalars)
     updates[parameter] = _cast(op, new, parameter.dtype)
     updates.update(zip(states, new_states, strict=True))
+    return states
 
 
 def _input(op: Builder, name: str, default: np.ndarray) -> ir.Value:

@@ -25,6 +25,7 @@ from ckplan.units import format_seconds
 
 if TYPE_CHECKING:
     from ckplan.meter import OutputDifference, Recomputation, Verification
+    from ckplan.meter.in_place import InPlace
 
 
 def verification(found: Verification) -> Document:
@@ -36,6 +37,8 @@ def verification(found: Verification) -> Document:
     ]
     if new.recomputation.in_file:
         sections.append(Section("Recomputation", (Line(recomputation(new.recomputation)),)))
+    if found.in_place is not None:
+        sections.append(Section("Updates in place", (Line(in_place(found.in_place)),)))
     notes = tuple(dict.fromkeys((*base.notes, *new.notes, *found.notes)))
     level = "failed" if found.problems else "passed"
     return Document(
@@ -55,6 +58,12 @@ def recomputation(found: Recomputation) -> str:
     if found.merged:
         told.append(f"{found.merged:,} merged with the nodes that they repeat")
     return "; ".join(told)
+
+
+def in_place(found: InPlace) -> str:
+    """Whether a file computes the same with new values written over the old ones, in one line."""
+    same = found.values - len(found.differing)
+    return f"{same:,} of {counted(found.values, 'value')} equal to the bit after {counted(found.steps, 'step')}"
 
 
 def summary(found: Verification) -> str:
