@@ -20,7 +20,7 @@ from ckplan.keys import (
     UPDATES,
 )
 from ckplan.meter.types import Prediction
-from ckplan.model.metadata import finite, told
+from ckplan.model.metadata import finite, listed_names, told
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -137,11 +137,12 @@ def fed_inputs(model: ir.Model) -> list[ir.Value]:
 
 
 def initial_states(model: ir.Model) -> frozenset[str]:
-    """Graph inputs that hold an optimizer's states, which are zero before the first step."""
-    try:
-        return frozenset(map(str, json.loads(model.metadata_props.get(STATES, "[]"))))
-    except (ValueError, TypeError):
-        return frozenset()
+    """Graph inputs that hold an optimizer's states, which are zero before the first step.
+
+    Raises:
+        ModelError: the metadata entry is damaged.
+    """
+    return frozenset(listed_names(model.metadata_props, STATES))
 
 
 def _event_names(graph: ir.Graph) -> dict[ir.Node, str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +15,7 @@ from ckplan.meter.child import Channel
 from ckplan.meter.plain import same_bits
 from ckplan.meter.process import run_job
 from ckplan.meter.session import as_array, as_ort_values, open_session
+from ckplan.model.metadata import told
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -52,10 +52,12 @@ def compared_in_place(model: ir.Model, request: Mapping[str, Any]) -> InPlace | 
     """
     if model.metadata_props.get(keys.IN_PLACE) != "true" or request["device"] != "cpu":
         return None
-    updates = json.loads(model.metadata_props[keys.UPDATES])
+    inputs, outputs = ({str(value.name) for value in values} for values in (model.graph.inputs, model.graph.outputs))
+    named = told(model.metadata_props, keys.UPDATES)
+    updates = {old: str(new) for old, new in named.items() if old in inputs and str(new) in outputs}
     asked = {"updates": updates, "loss": model.metadata_props.get(keys.LOSS, "")}
-    told = run_job("ckplan.meter.in_place", {**request, **asked})
-    return InPlace(STEPS, len(updates), tuple(told["differing"]))
+    found = run_job("ckplan.meter.in_place", {**request, **asked})
+    return InPlace(STEPS, len(updates), tuple(found["differing"]))
 
 
 def job(channel: Channel) -> dict[str, Any]:

@@ -16,6 +16,7 @@ import onnx_ir as ir
 from ckplan import keys
 from ckplan.autodiff import parse_optimizer
 from ckplan.errors import ModelError
+from ckplan.meter.facts import initial_states
 from ckplan.model.external import in_one_folder
 from ckplan.model.infer import static_shape
 from ckplan.model.read import read
@@ -88,12 +89,15 @@ class StepFile:
         return (*trained, *(name for name in self.updates if name not in trained and name not in states))
 
     def initial(self, name: str) -> Array:
-        """The value in the file of a parameter, a state or the learning rate, as an array of its own.
+        """The first value of a parameter, a state or the learning rate, as an array of its own: states begin with zero.
 
         Raises:
             ModelError: the file holds none.
         """
         value = self.model.graph.initializers.get(name)
+        if value is None and name in initial_states(self.model):
+            spec = _spec(next(value for value in self.model.graph.inputs if value.name == name), self.path)
+            return np.zeros(spec.shape, spec.dtype)
         if value is None or value.const_value is None:
             raise ModelError(f"{self.path} holds no value of '{name}'", "write the file again")
         return np.array(value.const_value.numpy())

@@ -10,7 +10,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ckplan.autodiff import TrainingGraph, add_optimizer, parse_optimizer
-from ckplan.autodiff.builder import Builder
+from ckplan.autodiff.builder import Builder, dtype_of, shape_of
 from ckplan.errors import ModelError, UsageError
 from ckplan.training.buffers import Buffers, bind, ort_value
 from ckplan.training.stepfile import Array, StepFile, session_of
@@ -246,10 +246,12 @@ def _update_graph(step: StepFile, optimizer: str, clip_norm: float | None) -> tu
     )
     rate = made.model.metadata_props[keys.LEARNING_RATE]
     inner, initial = made.model.graph, {}
+    fed = {str(value.name): value for value in inner.inputs}
     for name in (*made.updates, rate):
-        value = inner.initializers.pop(name)
-        if name not in gradients:
-            assert value.const_value is not None  # add_optimizer has just made it
+        value = inner.initializers.pop(name, fed[name])
+        if value.const_value is None:  # a state, which begins with zero
+            initial[name] = np.zeros(shape_of(value), dtype_of(value))
+        elif name not in gradients:
             initial[name] = np.array(value.const_value.numpy())
     made.model.metadata_props.clear()
     made.model.metadata_props[_RATE] = rate

@@ -11,7 +11,6 @@ the old value itself: an addition, a subtraction, a cast.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -19,6 +18,7 @@ import onnx_ir as ir
 
 from ckplan import keys
 from ckplan.keys import PHASE
+from ckplan.model.metadata import told
 from ckplan.runtime.executed import executed_model
 from ckplan.runtime.kernels import view_source
 from ckplan.runtime.reads import reads
@@ -52,7 +52,7 @@ def updates_of(model: ir.Model) -> dict[str, str]:
     """Name of the output with the new value by name of the input, of a graph with an optimizer; else nothing."""
     if keys.OPTIMIZER not in model.metadata_props:
         return {}
-    return {str(old): str(new) for old, new in json.loads(model.metadata_props.get(keys.UPDATES, "{}")).items()}
+    return {old: str(new) for old, new in told(model.metadata_props, keys.UPDATES).items()}
 
 
 def late_reads(executed: ir.Model, updates: Mapping[str, str]) -> list[LateRead]:
@@ -71,10 +71,10 @@ def late_reads(executed: ir.Model, updates: Mapping[str, str]) -> list[LateRead]
     bit: dict[ir.Node, int] = {}
     before: dict[ir.Node, int] = {}
     for node in executed.graph:
-        told = 0
+        earlier = 0
         for value in reads(node):
             producer = value.producer()
-            told |= known.get(producer, 0) if producer is not None else 0
+            earlier |= known.get(producer, 0) if producer is not None else 0
             if value in held:
                 if view_source(node) is value and not any(output.is_graph_output() for output in node.outputs):
                     held[node.outputs[0]] = held[value]
@@ -82,8 +82,8 @@ def late_reads(executed: ir.Model, updates: Mapping[str, str]) -> list[LateRead]
                 bit.setdefault(node, 1 << len(bit))
                 readers[held[value]].append(node)
         if node in writers:
-            before[node] = told
-        known[node] = told | bit.get(node, 0)
+            before[node] = earlier
+        known[node] = earlier | bit.get(node, 0)
     found = []
     for writer, old in writers.items():
         for reader in dict.fromkeys(readers.get(old, ())):
