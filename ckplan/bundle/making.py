@@ -34,6 +34,8 @@ from ckplan.writer.describe import promise
 DEFAULT_OPTIMIZER = "adamw"
 _UPDATE = ("optimizer", "clip_norm")
 """The options that concern the update alone."""
+_OWN = "ckplan/"
+"""What the names of numbers of the gradient rules begin with. Some depend on the batch, and a checkpoint does not."""
 
 
 @dataclass(frozen=True)
@@ -175,7 +177,7 @@ def _values(*models: ir.Model) -> dict[str, ir.TensorProtocol]:
     for model in models:
         for value in model.graph.inputs:
             default, name = value.const_value, str(value.name)
-            if default is not None and default.dtype in TYPES:
+            if default is not None and default.dtype in TYPES and not name.startswith(_OWN):
                 found.setdefault(name, default)
     return found
 
@@ -189,6 +191,8 @@ def _feed(model: ir.Model, values: Mapping[str, ir.TensorProtocol]) -> None:
             value.const_value = None
             if value not in graph.inputs:
                 graph.inputs.append(value)
+        elif name.startswith(_OWN) and value in graph.inputs:
+            graph.inputs.remove(value)
         elif not value.uses() and not value.is_graph_output() and not value.is_graph_input():
             del graph.initializers[name]
 

@@ -132,6 +132,12 @@ def test_given_gradients_have_no_loss_to_follow(tmp_path: Path) -> None:
         ckplan.artifacts(write_model(tmp_path / "model.onnx"), tmp_path / "made", grad_ys=["y5"])
 
 
+def test_a_checkpoint_serves_every_batch_size(tmp_path: Path) -> None:
+    options = {"loss": "cross-entropy", "training": True}
+    one, other = (ckplan.artifacts(DIGITS, tmp_path / str(n), dims={"batch": n}, **options) for n in (4, 60))
+    assert one.path("checkpoint").read_bytes() == other.path("checkpoint").read_bytes()
+
+
 def test_the_manifest_tells_what_a_loop_has_to_know(tmp_path: Path) -> None:
     made = ckplan.artifacts(DIGITS, tmp_path / "made", dims={"batch": 60}, loss="cross-entropy", training=True)
     told = json.loads((tmp_path / "made" / "manifest.json").read_text())
