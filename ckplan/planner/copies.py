@@ -134,20 +134,32 @@ class Copies:
 
     def live(self) -> Integers:
         """Bytes of activations that are alive while each step runs, workspace included."""
-        numbers, steps = self._numbers, len(self.ops)
-        buffer = self._buffers()
+        numbers, steps, buffer = self._numbers, len(self.ops), self.buffers
         size = np.where(buffer[:-1] == np.arange(len(self.made)), numbers.bytes[self.tensor], 0)
         of = buffer[self.read]
-        held = of >= 0
-        last = self.made.copy()
-        last[of[held]] = self.reader[held]  # of several reads the last one counts
+        last = self.last
         freed = last + 1
         self._overwrite(buffer, of, last, size, freed)
         changes = np.bincount(self.made, size, steps + 2) - np.bincount(freed, size, steps + 2)
         live: Integers = np.cumsum(changes[:steps]).astype(np.int64) + numbers.workspace[self.ops]
         return live
 
-    def _buffers(self) -> Integers:
+    @cached_property
+    def last(self) -> Integers:
+        """For each buffer the last step that reads it, else the one that makes it."""
+        of = self.buffers[self.read]
+        held = of >= 0
+        last = self.made.copy()
+        last[of[held]] = self.reader[held]  # of several reads the last one counts
+        return last
+
+    @property
+    def bytes(self) -> Integers:
+        """Bytes of each tensor."""
+        return self._numbers.bytes
+
+    @cached_property
+    def buffers(self) -> Integers:
         """For each copy the one for which its memory was taken, -1 for what is resident or returned; -1 at the end."""
         numbers = self._numbers
         count = len(self.made)

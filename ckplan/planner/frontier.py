@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from ckplan.planner.bounds import lower_bound
 from ckplan.planner.eviction import evict
-from ckplan.planner.order import best_order
+from ckplan.planner.order import best_order, orders
 from ckplan.planner.peak import peak_of
 from ckplan.planner.problem import Problem
 from ckplan.planner.search import (
@@ -19,11 +19,13 @@ from ckplan.planner.search import (
     cuts_within,
     evictions,
     improve,
+    other_orders,
     segmented_schedules,
     squeeze,
     tries,
     within,
 )
+from ckplan.planner.shave import shave
 from ckplan.units import format_bytes
 
 _log = logging.getLogger(__name__)
@@ -79,10 +81,11 @@ def cheapest(
         most_cost: seconds that the schedule must not exceed.
     """
     order = list(best_order(problem))
-    if peak_of(problem, order) <= budget:
+    lean = order if peak_of(problem, order) <= budget else list(orders(problem)[0])
+    if peak_of(problem, lean) <= budget:
         _log.info("an order without any recomputation stays within %s", format_bytes(budget))
-        return order
-    best = None if start is None else list(start)
+        return lean
+    best = None if start is None or problem.schedule_cost(start) > most_cost else list(start)
 
     def note(schedule: list[int]) -> None:
         nonlocal best
@@ -101,7 +104,8 @@ def cheapest(
                 break
         _tell(problem, budget, costs)
         if best is not None and not effort.over:
-            improve(problem, best, budget, order, effort.steps, effort.seed, effort.deadline, note)
+            along = order if _runs_along(best, order) else list(dict.fromkeys(best))
+            improve(problem, best, budget, along, effort.steps, effort.seed, effort.deadline, note)
     except KeyboardInterrupt:
         effort.interrupted = True
     if best is not None and (found := [cost for some in costs.values() for cost in some]):
@@ -111,7 +115,12 @@ def cheapest(
     return best
 
 
-_METHODS = ("eviction", "minimum cuts", "eviction by segments")
+def _runs_along(schedule: Schedule, order: Schedule) -> bool:
+    """Whether the first runs of a schedule are in an order."""
+    return list(dict.fromkeys(schedule)) == list(order)
+
+
+_METHODS = ("eviction", "minimum cuts", "eviction by segments", "shaving of peaks", "eviction in other orders")
 
 
 def _tell(problem: Problem, budget: int, costs: dict[str, list[float]]) -> None:
@@ -153,6 +162,12 @@ def _seeds(problem: Problem, budget: int, order: Schedule, most_cost: float) -> 
         evictions(problem, budget, order, most),
         cuts_within(problem, budget),
         segmented_schedules(problem, budget, order, most),
+        (shave(problem, other, budget, most) for other in (order, *other_orders(problem))),
+        (
+            evict(problem, budget, other, weights, most)
+            for other in other_orders(problem)
+            for weights in PORTFOLIO[: tries(problem, _QUICK)]
+        ),
     )
     for name, candidates in zip(_METHODS, methods, strict=True):
         yield from ((name, schedule) for schedule in within(problem, candidates, budget))

@@ -11,7 +11,13 @@ from functools import lru_cache
 
 from ckplan.planner.beam_order import forward_orders
 from ckplan.planner.peak import peak_of
+from ckplan.planner.phases import backward_phases, phase_order
 from ckplan.planner.problem import Kind, Problem
+
+_GROUPS = (2, 4, 8, 16, 32)
+"""Numbers of groups of the forward pass by which the backward pass is ordered."""
+_MOST_OPS = 20_000
+"""Ops of the largest graph for which orders by groups are made."""
 
 
 def eager_order(problem: Problem) -> list[int]:
@@ -83,5 +89,27 @@ def best_order(problem: Problem) -> Sequence[int]:
     Of the natural and the eager one; in a graph without a backward pass, of the natural one and those of
     `ckplan.planner.beam_order.forward_orders`.
     """
+    return min(_usual_orders(problem), key=lambda order: peak_of(problem, order))
+
+
+@lru_cache(maxsize=8)
+def orders(problem: Problem) -> tuple[tuple[int, ...], ...]:
+    """Orders without repeats, the one of the lowest peak first: those of `best_order`, and orders by phases.
+
+    In these the backward ops that read what a group of forward ops makes run one after the other, as they have to where
+    groups are recomputed.
+    """
+    found = [tuple(order) for order in _usual_orders(problem)]
+    if problem.backward and len(problem.ops) <= _MOST_OPS:
+        for count in _GROUPS:
+            group = [0] * len(problem.ops)
+            for place, index in enumerate(problem.forward):
+                group[index] = place * count // len(problem.forward)
+            found.append(tuple(phase_order(problem, backward_phases(problem, group))))
+    return tuple(sorted(dict.fromkeys(found), key=lambda order: peak_of(problem, order)))
+
+
+@lru_cache(maxsize=2)
+def _usual_orders(problem: Problem) -> tuple[Sequence[int], ...]:
     others = [eager_order(problem)] if problem.backward else forward_orders(problem)
-    return min((range(len(problem.ops)), *others), key=lambda order: peak_of(problem, order))
+    return (range(len(problem.ops)), *others)

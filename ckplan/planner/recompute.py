@@ -56,3 +56,30 @@ def recompute_schedule(problem: Problem, kept: Collection[int], order: Sequence[
             available.update(op.outputs)
         schedule.append(index)
     return schedule
+
+
+def with_views(problem: Problem, schedule: Sequence[int]) -> list[int]:
+    """The schedule, with views made anew where they are read after what they are views of was made anew."""
+    root, producer = problem.view_root, problem.producer
+    if not any(op.views for op in problem.ops):
+        return list(schedule)
+    made = [0] * len(problem.tensors)
+    stands_for = [-1] * len(problem.tensors)
+    result: list[int] = []
+
+    def run(index: int) -> None:
+        for tensor in problem.ops[index].inputs:
+            base = root[tensor]
+            maker = producer[tensor]
+            stale = tensor != base and maker >= 0 and stands_for[tensor] != made[base]
+            if stale and problem.ops[maker].recomputable and not problem.ops[maker].backward:
+                run(maker)
+        result.append(index)
+        for tensor in problem.ops[index].outputs:
+            if root[tensor] == tensor:
+                made[tensor] += 1
+            stands_for[tensor] = made[root[tensor]]
+
+    for index in schedule:
+        run(index)
+    return result

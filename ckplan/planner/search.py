@@ -17,15 +17,19 @@ from functools import lru_cache
 from ckplan.planner.cuts import Cut, forward_cuts, kept_by_cuts, segment_cuts, segment_limits
 from ckplan.planner.eviction import Weights, evict
 from ckplan.planner.minimum_cut import between_passes
-from ckplan.planner.order import best_order
+from ckplan.planner.order import best_order, orders
 from ckplan.planner.peak import peak_of
 from ckplan.planner.problem import Kind, Problem
 from ckplan.planner.recompute import recompute_schedule
 from ckplan.planner.retain import retain
 
-PORTFOLIO = tuple(
-    Weights(size_power=size_power, time_power=time_power)
-    for time_power, size_power in ((0.1, 1.0), (0.5, 1.0), (0.5, 0.5), (0.25, 1.0), (0.25, 0.7), (0.0, 1.0), (1.0, 1.0))
+_POWERS = ((0.1, 1.0), (0.5, 1.0), (0.5, 0.5), (0.25, 1.0), (0.25, 0.7), (0.0, 1.0), (1.0, 1.0))
+"""Weights of time and of size."""
+
+PORTFOLIO = (
+    *(Weights(size_power=size_power, time_power=time_power) for time_power, size_power in _POWERS),
+    Weights(time_power=0.1, ahead=True),
+    Weights(time_power=0.5, ahead=True),
 )
 """Weights that each win on some graph, the most often best first."""
 
@@ -41,12 +45,21 @@ _LEEWAY = 1.15
 _SEGMENT_SIZES = 8
 """How many sizes of segments are tried where boundaries are made dear to evict."""
 
+_OTHER_ORDERS = 3
+"""Along how many orders schedules are made."""
+
 Schedule = Sequence[int]
 
 
 def tries(problem: Problem, most: int) -> int:
     """How many schedules to try: as many as asked for graphs of up to 2000 ops, fewer for larger ones, at least two."""
     return max(2, min(most, most * 2000 // max(len(problem.ops), 1)))
+
+
+def other_orders(problem: Problem) -> Sequence[Schedule]:
+    """The orders of the lowest peaks, without the best of those that schedules are made along anyway; none if large."""
+    best = tuple(best_order(problem))
+    return [order for order in orders(problem) if order != best][: tries(problem, _OTHER_ORDERS) - 1]
 
 
 def within(problem: Problem, candidates: Iterable[Schedule | None], budget: int) -> Iterator[list[int]]:

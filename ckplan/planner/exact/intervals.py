@@ -10,12 +10,14 @@ frees it one moment earlier.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Final
 
 from ckplan.planner.problem import Kind, Problem
+from ckplan.planner.recompute import with_views
 
 _UNITS: Final = 1_000_000
 """The budget in the integers of the solver."""
@@ -203,12 +205,20 @@ class IntervalModel:
         for key, literal in self.chosen.items():
             hint(literal, int(key in read))
 
-    def solve(self, seconds: float, workers: int, seed: int) -> list[int] | None:
-        """The schedule of the best solution within the time, or None where none was found."""
+    def solve(self, seconds: float, workers: int, seed: int, work: float = math.inf) -> list[int] | None:
+        """The schedule of the best solution within the time, or None where none was found.
+
+        Args:
+            seconds: time limit.
+            workers: how many threads search; with one the result depends on ``work`` alone.
+            seed: of the solver's random choices.
+            work: what the solver may do, in its own deterministic units of about a second.
+        """
         from ortools.sat.python import cp_model
 
         solver = cp_model.CpSolver()
         solver.parameters.max_time_in_seconds = seconds
+        solver.parameters.max_deterministic_time = work
         solver.parameters.num_workers = workers
         solver.parameters.random_seed = seed
         status = solver.solve(self.model)
@@ -221,28 +231,3 @@ class IntervalModel:
             if run.present is None or solver.value(run.present)
         )
         return with_views(self.problem, [index for _, index in events])
-
-
-def with_views(problem: Problem, schedule: Sequence[int]) -> list[int]:
-    """The schedule, with views made anew where they are read after what they are views of was made anew."""
-    root, producer = problem.view_root, problem.producer
-    made = [0] * len(problem.tensors)
-    stands_for = [-1] * len(problem.tensors)
-    result: list[int] = []
-
-    def run(index: int) -> None:
-        for tensor in problem.ops[index].inputs:
-            base = root[tensor]
-            maker = producer[tensor]
-            stale = tensor != base and maker >= 0 and stands_for[tensor] != made[base]
-            if stale and problem.ops[maker].recomputable and not problem.ops[maker].backward:
-                run(maker)
-        result.append(index)
-        for tensor in problem.ops[index].outputs:
-            if root[tensor] == tensor:
-                made[tensor] += 1
-            stands_for[tensor] = made[root[tensor]]
-
-    for index in schedule:
-        run(index)
-    return result

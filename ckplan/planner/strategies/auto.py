@@ -3,19 +3,46 @@
 from __future__ import annotations
 
 import logging
+import math
+import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
+from ckplan.errors import CkplanError
 from ckplan.planner.exact import TooLargeError, optimum_of_lowest_peak
+from ckplan.planner.exact.finish import finished, repeatable
 from ckplan.planner.frontier import Effort, cheapest, frontier, knee, lowest
+from ckplan.planner.minimum_cut import least_overhead
+from ckplan.planner.order import best_order, orders
 from ckplan.planner.peak import peak_of
 from ckplan.planner.plan import Plan
 from ckplan.planner.problem import Problem
+from ckplan.planner.retain import retain
 from ckplan.planner.strategies.base import Strategy, one_more_forward
+from ckplan.planner.strategies.chen import Chen
+from ckplan.planner.strategies.lower_sets import LowerSets
+from ckplan.planner.strategies.memory import Memory
+from ckplan.planner.strategies.mincut import MinCut
+from ckplan.planner.strategies.mirror import Mirror
+from ckplan.planner.strategies.revolve import Revolve
+from ckplan.planner.strategies.segments import Segments
+from ckplan.planner.strategies.speed import Speed
+from ckplan.planner.strategies.sqrt import Sqrt
 from ckplan.units import format_bytes
 
 _log = logging.getLogger(__name__)
+
+_QUICK: tuple[Strategy, ...] = (Speed(), Sqrt(), Mirror(), Segments(), Chen())
+"""Other strategies that take next to no time."""
+_THOROUGH: tuple[tuple[Strategy, int], ...] = ((Memory(), 400), (Revolve(), 400), (MinCut(), 400), (LowerSets(), 200))
+"""Those that take some tenths of a second for graphs of so many ops; of larger ones they are not asked."""
+_MOST_REPEATABLE = 160
+"""Most ops that may run again of a graph whose plan is finished by constraint programming."""
+_WORK = 0.003
+"""What the solver may do for each of them, in its own deterministic units of about a second."""
+_CLOSED = 1e-4
+"""The gap between cost and bound, in the cost of a step, that is not worth closing."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +87,8 @@ class Auto(Strategy):
                 if optimum is not None and (self.overhead < 0 or problem.schedule_cost(optimum) <= most_cost):
                     plan = self.choose(problem, [optimum], budget)
                     return replace(plan, overhead_bound=plan.overhead)
-            found = cheapest(problem, budget, effort, most_cost=most_cost if self.overhead >= 0 else float("inf"))
+            most = most_cost if self.overhead >= 0 else math.inf
+            found = self._cheapest(problem, budget, effort, most)
             if found is None:
                 found = lowest(problem, most_cost if self.overhead >= 0 else 3 * problem.cost, effort)
         elif self.overhead >= 0:
@@ -73,6 +101,47 @@ class Auto(Strategy):
             if not effort.over:
                 found = cheapest(problem, peak_of(problem, found), effort, found) or found
         return self.choose(problem, [found], budget, interrupted=effort.interrupted, prove=True)
+
+    def _cheapest(self, problem: Problem, budget: int, effort: Effort, most_cost: float) -> list[int] | None:
+        """The cheapest schedule within a budget: of the other strategies', improved, and where it is small finished."""
+        found = cheapest(problem, budget, effort, self._best_of_others(problem, budget, effort), most_cost)
+        if effort.over or repeatable(problem) > _MOST_REPEATABLE:
+            return found
+        least = least_overhead(problem, budget)
+        if found is not None and problem.schedule_cost(found) - problem.cost <= least + _CLOSED * problem.cost:
+            return found
+        order = list(best_order(problem)) if found is None else list(dict.fromkeys(found))
+        left = max(effort.deadline - time.monotonic(), 0.0)
+        work = _WORK * repeatable(problem)
+        try:
+            better = finished(problem, budget, found, order, seconds=left, work=work, seed=self.seed)
+        except KeyboardInterrupt:
+            effort.interrupted = True
+            return found
+        if better is None or problem.schedule_cost(better) > most_cost:
+            return found
+        _log.info(
+            "constraint programming: %.1f %% of compute more", 100 * (problem.schedule_cost(better) / problem.cost - 1)
+        )
+        return better if found is None else min(found, better, key=problem.schedule_cost)
+
+    def _best_of_others(self, problem: Problem, budget: int, effort: Effort) -> list[int] | None:
+        """The cheapest schedule within a budget that other strategies have."""
+        best: list[int] | None = None
+        if peak_of(problem, orders(problem)[0]) <= budget:
+            return None
+        thorough = (strategy for strategy, most_ops in _THOROUGH if len(problem.ops) <= most_ops)
+        for strategy in (*_QUICK, *thorough):
+            if effort.over or (best is not None and problem.schedule_cost(best) <= problem.cost):
+                break
+            try:
+                found = strategy.solve(problem, budget).schedule
+            except CkplanError:
+                continue
+            retained = retain(problem, found, budget)
+            if best is None or problem.schedule_cost(retained) < problem.schedule_cost(best):
+                best = retained
+        return best
 
     def _most_cost(self, problem: Problem) -> float:
         return problem.cost * (1 + self.overhead) if self.overhead >= 0 else one_more_forward(problem)

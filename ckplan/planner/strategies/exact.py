@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
-from ckplan.planner.exact.intervals import IntervalModel
+from ckplan.planner.exact.finish import finished, repeatable
 from ckplan.planner.exact.stages import staged_overhead
 from ckplan.planner.exact.states import TooLargeError, optimum_of_lowest_peak
 from ckplan.planner.frontier import Effort, cheapest, lowest
 from ckplan.planner.order import best_order
-from ckplan.planner.peak import peak_of
-from ckplan.planner.phases import without_dead_repeats
 from ckplan.planner.plan import Plan
 from ckplan.planner.problem import Problem
-from ckplan.planner.retain import retain
 from ckplan.planner.strategies.base import Strategy, one_more_forward
 
-_MOST_OPS = 600
-"""Most ops of a problem for which a model is built."""
+_MOST_REPEATABLE = 400
+"""Most ops that may run again of a problem for which a model is built."""
 _MOST_SECONDS = 60.0
 _PROVING = 0.3
 """What of the time is for the bound."""
@@ -78,29 +74,18 @@ class Exact(Strategy):
         effort = Effort(40, self.seed, time.monotonic() + seconds)
         bound = 0.0
         start = cheapest(problem, budget, effort)
-        if start is None:
-            return self.choose(problem, self.schedules(problem), budget)
-        candidates = [start]
+        candidates = [] if start is None else [start]
         try:
-            if not effort.over and len(problem.ops) <= _MOST_OPS:
+            if not effort.over and repeatable(problem) <= _MOST_REPEATABLE:
                 bound = staged_overhead(problem, budget, seconds * _PROVING)
-                if problem.schedule_cost(start) - problem.cost > bound + _CLOSED * problem.cost:
-                    candidates += self._improved(problem, start, budget, seconds * (1 - _PROVING))
+                if start is None or problem.schedule_cost(start) - problem.cost > bound + _CLOSED * problem.cost:
+                    order = list(best_order(problem)) if start is None else list(dict.fromkeys(start))
+                    limits: dict[str, Any] = {"repeats": self.repeats, "seconds": seconds * (1 - _PROVING)}
+                    found = finished(problem, budget, start, order, **limits, workers=_WORKERS, seed=self.seed)
+                    candidates += [] if found is None else [found]
         except KeyboardInterrupt:
             effort.interrupted = True
+        if not candidates:
+            return self.choose(problem, self.schedules(problem), budget)
         plan = self.choose(problem, candidates, budget, interrupted=effort.interrupted)
         return replace(plan, overhead_bound=min(bound / problem.cost, plan.overhead))
-
-    def _improved(self, problem: Problem, start: Sequence[int], budget: int, seconds: float) -> list[list[int]]:
-        """What constraint programming makes of a schedule, if that is within the budget."""
-        if problem.schedule_cost(start) <= problem.cost:
-            return []
-        runs = Counter(start)
-        repeats = [max(self.repeats, runs[index] - 1) for index in range(len(problem.ops))]
-        model = IntervalModel(problem, budget, list(dict.fromkeys(start)), repeats)
-        model.hint(start)
-        found = model.solve(seconds, _WORKERS, self.seed)
-        if found is None:
-            return []
-        found = without_dead_repeats(problem, found)
-        return [retain(problem, found, budget)] if peak_of(problem, found) <= budget else []

@@ -1,0 +1,179 @@
+"""Shaving peaks: tensors that are not read for a while give way where too much is alive, and are made again for a read.
+
+Eviction goes through a graph once and decides by what is alive at that moment. Here a whole schedule is there, so that
+it is known what will have died when a tensor is read next: what has to run again is counted with that, and whether the
+memory then has room for it is simulated. The excess over the budget falls with every change, so that chains of
+recomputations cannot evict each other. That suits wide graphs, with or without a backward pass, that need a little less
+memory than they take.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ckplan.planner.copies import Copies, Integers
+from ckplan.planner.problem import Kind, Problem
+from ckplan.planner.recompute import with_views
+
+_ROUNDS = 400
+"""How often the schedule is looked at anew at most."""
+_CHAIN = 24
+"""How many ops may run again for one read."""
+_SINGLE = 48
+"""How many changes are tried by themselves where several at once do not help."""
+
+
+def shave(problem: Problem, schedule: Sequence[int], budget: int, most_cost: float = float("inf")) -> list[int] | None:
+    """A schedule within a budget, made of one that exceeds it.
+
+    Args:
+        problem: the ops and tensors.
+        schedule: op ids in execution order; valid.
+        budget: bytes of activations.
+        most_cost: seconds that the schedule must not exceed.
+
+    Returns:
+        Op ids in execution order, or None where nothing lowers the excess any further.
+    """
+    best = list(schedule)
+    copies = Copies(problem, best)
+    live = copies.live()
+    for _ in range(_ROUNDS):
+        excess = _excess(live, budget)
+        if excess == 0:
+            return best
+        pauses = _pauses(problem, copies, live, budget)
+        for chosen in _attempts(pauses):
+            changed = _with_repeats(problem, best, chosen)
+            after = Copies(problem, changed)
+            alive = after.live()
+            if _excess(alive, budget) < excess and problem.schedule_cost(changed) <= most_cost:
+                break
+        else:
+            return None
+        best, copies, live = changed, after, alive
+    return best if _excess(live, budget) == 0 else None
+
+
+def _excess(live: Integers, budget: int) -> int:
+    """Bytes over the budget, of all steps together."""
+    return int(np.maximum(live - budget, 0).sum())
+
+
+@dataclass(frozen=True, slots=True)
+class _Pause:
+    """A stretch of the schedule over which a tensor need not be alive.
+
+    Attributes:
+        price: seconds of running again for each byte of excess that goes.
+        start: the step that reads or makes it before.
+        stop: the step that reads it after.
+        again: the ops to run before that step, in order.
+    """
+
+    price: float
+    start: int
+    stop: int
+    again: tuple[int, ...]
+
+
+def _pauses(problem: Problem, copies: Copies, live: Integers, budget: int) -> list[_Pause]:
+    """Every pause that spans a step above the budget, the cheapest first."""
+    ops, root = problem.ops, problem.view_root
+    over = np.maximum(live - budget, 0)
+    steps = np.concatenate([[0], np.cumsum(over > 0)])
+    total = np.concatenate([[0], np.cumsum(over)])
+    buffer, last = copies.buffers, copies.last
+    # All events of each buffer, in order: the step that makes it, then those that read it.
+    owner = np.concatenate([np.arange(len(copies.made)), buffer[copies.read]])
+    event = np.concatenate([copies.made, copies.reader])
+    kept = owner >= 0
+    kept[: len(copies.made)] &= buffer[:-1] == np.arange(len(copies.made))
+    owner, event = owner[kept], event[kept]
+    order = np.lexsort((event, owner))
+    owner, event = owner[order], event[order]
+    gap = np.flatnonzero((owner[1:] == owner[:-1]) & (steps[event[1:]] > steps[event[:-1] + 1]))
+    present = _present(copies, buffer, last)
+    found = []
+    for place in gap.tolist():
+        tensor = int(copies.tensor[owner[place]])
+        index = problem.producer[tensor]
+        op = ops[index]
+        start, stop = int(event[place]), int(event[place + 1])
+        if op.backward or not op.recomputable or root[tensor] != tensor or problem.tensors[tensor].kind is Kind.OUTPUT:
+            continue
+        again = _to_run(problem, index, stop, present)
+        if again is not None:
+            size = problem.tensors[tensor].bytes
+            gain = min(int(total[stop] - total[start + 1]), size * int(steps[stop] - steps[start + 1]))
+            if gain:
+                found.append(_Pause(sum(ops[i].cost for i in again) / gain, start, stop, again))
+    return sorted(found, key=lambda pause: (pause.price, pause.start, pause.stop))
+
+
+def _present(copies: Copies, buffer: Integers, last: Integers) -> list[list[tuple[int, int]]]:
+    """For each tensor from which step to which its copies are there, in order."""
+    ends = np.where(buffer[:-1] >= 0, last[buffer[:-1]], len(copies.ops))
+    found: list[list[tuple[int, int]]] = [[] for _ in copies.bytes]
+    for tensor, made, end in zip(copies.tensor.tolist(), copies.made.tolist(), ends.tolist(), strict=True):
+        found[tensor].append((made, end))
+    return found
+
+
+def _to_run(
+    problem: Problem, index: int, step: int, present: Sequence[Sequence[tuple[int, int]]]
+) -> tuple[int, ...] | None:
+    """The ops to run so that an op can run before a step, itself included; None if that is impossible or too much."""
+    needed, stack = {index}, [index]
+    while stack:
+        for tensor in problem.ops[stack.pop()].inputs:
+            maker = problem.producer[tensor]
+            if maker < 0 or maker in needed:
+                continue
+            copies = present[tensor]
+            place = bisect_left(copies, (step, -1)) - 1
+            if place >= 0 and copies[place][1] >= step:
+                continue
+            if problem.ops[maker].backward or not problem.ops[maker].recomputable or len(needed) >= _CHAIN:
+                return None
+            needed.add(maker)
+            stack.append(maker)
+    return tuple(sorted(needed))
+
+
+def _attempts(pauses: Sequence[_Pause]) -> Iterator[Sequence[_Pause]]:
+    """Pauses to make use of at once: as many as do not overlap, then ever fewer of these, then single ones."""
+    chosen = _disjoint(pauses)
+    while len(chosen) > 1:
+        yield chosen
+        chosen = chosen[: len(chosen) // 2]
+    for pause in pauses[:_SINGLE]:
+        yield [pause]
+
+
+def _disjoint(pauses: Sequence[_Pause]) -> list[_Pause]:
+    """Pauses that do not overlap, chosen greedily."""
+    chosen: list[_Pause] = []
+    starts: list[tuple[int, int]] = []
+    for pause in pauses:
+        place = bisect_left(starts, (pause.start, pause.stop))
+        before_ends = place == 0 or starts[place - 1][1] <= pause.start
+        after_begins = place == len(starts) or starts[place][0] >= pause.stop
+        if before_ends and after_begins:
+            starts.insert(place, (pause.start, pause.stop))
+            chosen.append(pause)
+    return chosen
+
+
+def _with_repeats(problem: Problem, schedule: Sequence[int], pauses: Sequence[_Pause]) -> list[int]:
+    """The schedule with what the end of each pause needs run before it."""
+    before = {pause.stop: pause.again for pause in pauses}
+    changed: list[int] = []
+    for step, index in enumerate(schedule):
+        changed += before.get(step, ())
+        changed.append(index)
+    return with_views(problem, changed)
