@@ -5,8 +5,9 @@
 A model is drawn from its seed (`tests.runtime.memory_graphs`), differentiated, planned with a strategy and a budget
 that follow from the seed, written, and run once by onnxruntime under default session options, in a process of its own.
 What is predicted is what the file promises; what is measured are onnxruntime's own counters. A figure is exact where it
-agrees to what the arena rounds a buffer up to; a broken budget is a file above what was asked for. Results are appended
-to a file as they come, and what stands there is not measured again. Of some files the heap meter is asked as well.
+agrees to what the arena rounds a buffer up to; a broken budget is a file above what was asked for. Outputs are compared
+bit by bit with those of the file without a plan. Results are appended to a file as they come, and what stands there is
+not measured again. Of some files the heap meter is asked as well.
 """
 
 from __future__ import annotations
@@ -47,10 +48,11 @@ def summary(found: Iterable[Promise]) -> list[str]:
     broken = sum(promise.budget is not None and promise.measured > promise.budget + ROUNDING for promise in told)
     budgets = sum(promise.budget is not None for promise in told)
     lines = [
-        f"| models | to the byte | exact (within {ROUNDING} B) | over | under | too low | budgets | broken | skipped |",
-        "|---" * 9 + "|",
+        f"| models | to the byte | exact (within {ROUNDING} B) | over | under | too low | budgets | broken | bits differ "
+        "| skipped |",
+        "|---" * 10 + "|",
         f"| {len(told)} | {same} | {exact} ({exact / max(1, len(told)):.1%}) | {over} | {len(told) - exact - over} "
-        f"| {low} | {budgets} | {broken} | {len(found) - len(told)} |",
+        f"| {low} | {budgets} | {broken} | {sum(bool(promise.differ) for promise in told)} | {len(found) - len(told)} |",
         "",
     ]
     apart = [(promise.heap - promise.measured) / promise.measured for promise in told if promise.heap]
@@ -92,6 +94,8 @@ def main() -> None:
     for promise in found:
         if promise.skipped.startswith("FAILED"):
             print(f"seed {promise.seed}: {promise.skipped}")
+        elif promise.differ:
+            print(f"seed {promise.seed} ({promise.strategy}): not equal to the bit: {', '.join(promise.differ)}")
     wrong = Counter(promise.at for promise in found if not promise.skipped and abs(promise.excess) > ROUNDING)
     print("\n".join(summary(found)))
     print(f"operators at the peaks that are not exact: {dict(wrong.most_common())}")

@@ -47,20 +47,46 @@ def inline_functions(model: ir.Model, wanted: Collection[ir.Value] = ()) -> None
                 f"be part of a model of operator set {op.opset_imports['']}",
                 f"export the model with operator set {op.opset_imports['']}",
             )
-        names = [output.name for output in node.outputs]
-        shown = [output.is_graph_output() for output in node.outputs]
-        results = list(node.outputs)
-        new = _put_in_place(op, node, body, results, functions)
-        for name, result, is_output in zip(names, results, shown, strict=True):
-            if result.producer() in new and result.name not in names:
-                result.name = name
-            elif is_output:
-                new.append(_copy(op, result, name))
-        for inner in new:
-            inner.metadata_props[PHASE] = node.metadata_props.get(PHASE, "forward")
+        _inline(op, node, body, functions)
     called = {node.op_identifier() for node in model.graph.all_nodes()}
     if called.isdisjoint(model.functions):
         model.functions.clear()
+
+
+def inline_operators(model: ir.Model, op_types: Collection[str]) -> None:
+    """Put the bodies of ONNX's own functions in the place of the nodes of some operators, in place.
+
+    Values keep their names. Operators without a function body that fits the model's operator set stay.
+
+    Args:
+        model: a forward model or a training graph.
+        op_types: the operators.
+    """
+    op = Builder(model.graph, model.graph.opset_imports, ())
+    for node in list(model.graph):
+        body = _function_body(op, node) if not node.domain and node.op_type in op_types else None
+        if body is not None:
+            _inline(op, node, body)
+
+
+def _inline(
+    op: Builder,
+    node: ir.Node,
+    body: onnx.FunctionProto,
+    functions: Mapping[ir.OperatorIdentifier, onnx.FunctionProto] = MappingProxyType({}),
+) -> None:
+    """Replace a node by a function body; what it makes keeps its names, and the new nodes belong to its pass."""
+    names = [output.name for output in node.outputs]
+    shown = [output.is_graph_output() for output in node.outputs]
+    results = list(node.outputs)
+    new = _put_in_place(op, node, body, results, functions)
+    for name, result, is_output in zip(names, results, shown, strict=True):
+        if result.producer() in new and result.name not in names:
+            result.name = name
+        elif is_output:
+            new.append(_copy(op, result, name))
+    for inner in new:
+        inner.metadata_props[PHASE] = node.metadata_props.get(PHASE, "forward")
 
 
 def inline_function(op: Builder, node: ir.Node) -> list[ir.Node]:

@@ -18,7 +18,8 @@ KEEP_BYTES = 1 << 20
 """Largest constant that stays as it is."""
 _KEEP_MASK = 16 << 20
 """The same for integers and booleans: onnxruntime tells attention by the values of a causal mask."""
-_KEEP_IN_ALL = 256 << 20
+KEEP_IN_ALL = 256 << 20
+"""Bytes of all constants that stay as they are."""
 _FOLDED = 1 << 30
 """onnxruntime folds no node whose result is larger (``core/optimizer/constant_folding.cc``)."""
 _FILE = "stand_ins.bin"
@@ -43,7 +44,7 @@ def stand_in(model: ir.Model, folder: Path, *, fold: bool = True) -> None:
             if tensor is None or tensor.dtype == ir.DataType.STRING:
                 continue
             limit = KEEP_BYTES if tensor.dtype.is_floating_point() else _KEEP_MASK
-            if tensor.nbytes <= limit and kept + tensor.nbytes <= _KEEP_IN_ALL:
+            if tensor.nbytes <= limit and kept + tensor.nbytes <= KEEP_IN_ALL:
                 kept += tensor.nbytes
                 if isinstance(tensor, ir.ExternalTensor):
                     value.const_value = ir.Tensor(tensor.numpy(), dtype=tensor.dtype, name=tensor.name)

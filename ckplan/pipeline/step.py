@@ -25,6 +25,7 @@ from ckplan.runtime.executed import executed_model
 from ckplan.runtime.fused import fused_graph
 from ckplan.runtime.occupancy import Occupancy, occupancy_of_executed
 from ckplan.writer.emit import feed_weights
+from ckplan.writer.pooling import average_alike
 from ckplan.writer.updates import with_ordered_updates
 
 if TYPE_CHECKING:
@@ -151,7 +152,8 @@ def step_of(graph: TrainingGraph | ir.Model, name: str = "model", **known: Any) 
 
     The graph is consumed: weights of heavy operators become inputs with a default. Of a constant weight onnxruntime
     holds a second, packed copy, and it moves convolutions of such weights to a layout of its own, whose tensors are
-    padded: that is quicker, and takes memory that no plan has a say in.
+    padded: that is quicker, and takes memory that no plan has a say in. Pooling takes a form that it rounds alike with
+    and without a plan.
 
     Args:
         graph: the graph.
@@ -162,6 +164,7 @@ def step_of(graph: TrainingGraph | ir.Model, name: str = "model", **known: Any) 
     model = graph if isinstance(graph, ir.Model) else graph.model
     feed_weights(model.graph)
     inline_functions(model)
+    average_alike(model.graph)
     return Step(name, model, training, **known)
 
 

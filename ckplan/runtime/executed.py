@@ -18,7 +18,7 @@ from ckplan.isolation.folders import temporary_folder
 from ckplan.model.bodies import bodies_of
 from ckplan.model.half import missing_kernel_advice
 from ckplan.model.infer import NodeInference
-from ckplan.model.stand_ins import KEEP_BYTES, stand_in
+from ckplan.model.stand_ins import KEEP_BYTES, KEEP_IN_ALL, stand_in
 from ckplan.planner.simulate import simulate
 from ckplan.planner.timeline import Timeline
 from ckplan.runtime.cpu import CPU
@@ -28,7 +28,7 @@ from ckplan.runtime.kernels import view_source
 from ckplan.runtime.problem_of import problem_of
 from ckplan.runtime.reads import reads
 from ckplan.runtime.runtime import Runtime
-from ckplan.runtime.sizes import DIMENSIONS, dimensions_of, shape_classes
+from ckplan.runtime.sizes import DIMENSIONS, SMALL, dimensions_of, shape_classes
 from ckplan.runtime.unfused import unfuse
 
 SINGLE = "InsertedPrecisionFreeCast_"
@@ -76,7 +76,7 @@ def executed_model(model: ir.Model, without: Sequence[str] = (), runtime: Runtim
 def optimised(model: ir.Model, level: Level, without: Sequence[str] = (), runtime: Runtime = CPU) -> ir.Model:
     """What onnxruntime's optimisers leave of a model, every value with its dimensions.
 
-    Parameters are graph inputs without a value in it, and so are large constants: where optimisers move a transpose,
+    Small tensors that it would compute at load time are constants in it; larger ones stay nodes. Parameters are graph inputs without a value in it, and so are large constants: where optimisers move a transpose,
     they turn constants in place, and of a large one there is only a stand-in to be turned.
 
     Args:
@@ -89,12 +89,16 @@ def optimised(model: ir.Model, level: Level, without: Sequence[str] = (), runtim
         ModelError: onnxruntime does not load the model.
     """
     file = _as_file(model)
+    kept = 0
     for name, value in list(file.graph.initializers.items()):
-        if value.const_value is not None and value.const_value.nbytes > KEEP_BYTES:
-            del file.graph.initializers[name]
-            value.const_value = None
-            file.graph.inputs.append(value)
-    made = _optimised(file, level, without, runtime)
+        size = 0 if value.const_value is None else value.const_value.nbytes
+        if size <= KEEP_BYTES and kept + size <= KEEP_IN_ALL:
+            kept += size
+            continue
+        del file.graph.initializers[name]
+        value.const_value = None
+        file.graph.inputs.append(value)
+    made = _optimised(file, level, without, runtime, folded=SMALL - 1)
     _infer_shapes(made, everywhere=False)
     _learn_dimensions(made, model)
     for value in _made(made.graph):
@@ -117,8 +121,17 @@ def _as_file(model: ir.Model) -> ir.Model:
     return file
 
 
-def _optimised(file: ir.Model, level: Level, without: Sequence[str], runtime: Runtime) -> ir.Model:
+def _optimised(
+    file: ir.Model, level: Level, without: Sequence[str], runtime: Runtime, *, folded: int | None = None
+) -> ir.Model:
     """What onnxruntime writes of a file after its optimisations.
+
+    Args:
+        file: the file; is changed.
+        level: how far to optimise.
+        without: optimisers to leave out.
+        runtime: for which to optimise.
+        folded: bytes of the largest tensor that is computed at load time, by default onnxruntime's own limit.
 
     Raises:
         ModelError: onnxruntime does not load the file.
@@ -137,6 +150,7 @@ def _optimised(file: ir.Model, level: Level, without: Sequence[str], runtime: Ru
                 level=level.value,
                 providers=runtime.providers,
                 without=[*runtime.without, *without],
+                folded=folded,
             )
         except EvaluationError as error:
             first = str(error).splitlines()[0]

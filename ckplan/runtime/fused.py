@@ -7,8 +7,9 @@ before anything is planned, so that a plan speaks of what runs. In the file that
 the standard nodes that it was made of, right behind each other and with nothing between them: onnxruntime fuses them
 again, in the file without a plan and in every planned one alike.
 
-What it computes at load time stays a node here: whether its result is worth its memory is the plan's to say. Layouts
-that go by the processor are left out as well; files are written so that they are not chosen.
+A small tensor that it computes at load time is a constant here: a scaling by it may become part of a product. A larger
+one stays a node: whether it is worth its memory is the plan's to say. Layouts that go by the processor are left out;
+files are written so that they are not chosen.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
+from ckplan.autodiff.inline import inline_operators
 from ckplan.keys import PHASE
 from ckplan.model.costs import node_cost, seconds
 from ckplan.model.traits import is_heavy
@@ -32,14 +34,18 @@ from ckplan.runtime.sizes import dimensions_of
 from ckplan.runtime.unfused import FUSED, PARTS, Part
 
 _INLINED = "_inlfunc_"
-"""How onnxruntime calls the values of a function body that it inlines (``core/graph/function_utils.cc``). Of them it
-writes no shapes, and what can be told of those is their size in bytes only."""
+"""How onnxruntime calls the values of a function body that it inlines, with the function's name behind
+(``core/graph/function_utils.cc``). Of them it writes no shapes, and what can be told of those is their size in bytes
+only."""
 
 _NOT_ADOPTED = (SINGLE, _INLINED)
 """Values that speak against adopting a graph: computed in float32 for want of a kernel here and not elsewhere, or of
 shapes that are not known."""
 
-LEFT_OUT = ("ConstantFolding", "NchwcTransformer", "NhwcTransformer")
+_DEEPEST = 4
+"""How deep functions may stand in each other."""
+
+LEFT_OUT = ("NchwcTransformer", "NhwcTransformer")
 """Optimisers of onnxruntime whose work is not adopted."""
 
 
@@ -58,16 +64,29 @@ def fused_graph(model: ir.Model, runtime: Runtime = CPU) -> ir.Model:
         ModelError: onnxruntime does not load the model.
     """
     basic = optimised(model, Level.BASIC, LEFT_OUT, runtime)
-    fused = optimised(model, Level.ALL, LEFT_OUT, runtime)
+    for _ in range(_DEEPEST):
+        functions = _inlined(basic.graph)
+        if not functions:
+            break
+        model = model.clone()
+        inline_operators(model, functions)
+        basic = optimised(model, Level.BASIC, LEFT_OUT, runtime)
     graph = basic.graph
     if any(str(value.name).startswith(_NOT_ADOPTED) for node in graph for value in node.outputs):
         return model.clone()
+    fused = optimised(model, Level.ALL, LEFT_OUT, runtime)
     _adopt(graph, fused.graph, runtime)
     _remove_unread(graph)
     _restore(basic, model)
     _in_order(graph, model.graph)
     basic.meta[FUSED] = True
     return basic
+
+
+def _inlined(graph: ir.Graph) -> set[str]:
+    """The operators without a kernel, in whose place onnxruntime put the functions that define them."""
+    names = (str(value.name) for node in graph for value in node.outputs)
+    return {name.removeprefix(_INLINED).split("_")[0] for name in names if name.startswith(_INLINED)}
 
 
 @dataclass(frozen=True)

@@ -44,6 +44,7 @@ class Promise:
         budget: what was asked for; None where nothing was.
         heap: the same by the heap meter, which counts every allocation of the process; None where it was not asked.
         at: operator of the step with the measured peak.
+        differ: outputs that are not equal to the bit to those of the file without a plan.
         skipped: why there is no figure; empty where there is one.
     """
 
@@ -54,6 +55,7 @@ class Promise:
     budget: int | None = None
     heap: int | None = None
     at: str = ""
+    differ: tuple[str, ...] = ()
     skipped: str = ""
 
     @property
@@ -91,7 +93,20 @@ def kept(seed: int, folder: Path | None = None, every: int = 0) -> Promise:
     heap = heap_peak(content) if every and seed % every == 0 else None
     if measured < after.peak_activations <= hidden:
         return Promise(seed, skipped="the making of the session took more, so the counters do not show the peak")
-    return Promise(seed, strategy, after.peak_activations, measured, budget, heap, at)
+    differ = differing(ir.to_proto(step.model).SerializeToString(), content)
+    return Promise(seed, strategy, after.peak_activations, measured, budget, heap, at, differ)
+
+
+def differing(plain: bytes, planned: bytes) -> tuple[str, ...]:
+    """The outputs of two files that are not equal to the bit, under default session options on `THREADS`."""
+    arrays = make_inputs(ir.from_proto(_parsed(plain))).arrays
+    made = []
+    for content in (plain, planned):
+        session, _ = open_session(content, "cpu", threads=THREADS)
+        results = [as_array(result) for result in runner_of(session, arrays)()]
+        names = [value.name for value in session.get_outputs()]
+        made.append({n: None if a is None else a.tobytes() for n, a in zip(names, results, strict=True)})
+    return tuple(sorted(name for name, content in made[0].items() if made[1][name] != content))
 
 
 def measured_peak(content: bytes) -> tuple[int, str, int]:

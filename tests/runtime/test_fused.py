@@ -77,6 +77,32 @@ RESIDUAL = """
 """Convolutions that onnxruntime makes an addition part of; either of the first sum would do."""
 
 
+FUNCTIONS = """
+    <ir_version: 10, opset_import: ["" : 21]>
+    functions (float[2,8,16,16] x) => (float loss)
+    <float[32,8,3,3] first = {}, float[32] b = {}, float[32] scale = {}, float[32] bias = {},
+     float[16,32] second = {}, float[16,16] third = {}>
+    {
+        wide = Conv <pads = [1, 1, 1, 1]> (x, first, b)
+        even = GroupNormalization <num_groups = 4> (wide, scale, bias)
+        bent = HardSwish (even)
+        pooled = GlobalAveragePool (bent)
+        flat = Flatten (pooled)
+        narrow = Gemm <transB = 1> (flat, second)
+        part = Mish (narrow)
+        turned = Transpose <perm = [1, 0]> (part)
+        product = MatMul (third, turned)
+        shape = Shape (third)
+        size = Cast <to = 1> (shape)
+        root = Sqrt (size)
+        scale0 = ReduceMax <keepdims = 0> (root)
+        scaled = Div (product, scale0)
+        loss = ReduceSumSquare <keepdims = 0> (scaled)
+    }
+"""
+"""Operators that onnxruntime has no kernel for, pooling that it would run in blocks, a scaling that is computed."""
+
+
 def written_down(text: str) -> Step:
     """The step of a model in ONNX's text form, whose initializers without a value are drawn at random."""
     proto = onnx.parser.parse_model(text)
@@ -117,7 +143,7 @@ def test_fused_nodes_stand_for_several() -> None:
 
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("strategy", ["none", "sqrt", "memory"])
-@pytest.mark.parametrize("text", [GELU, RESIDUAL], ids=["gelu", "residual"])
+@pytest.mark.parametrize("text", [GELU, RESIDUAL, FUNCTIONS], ids=["gelu", "residual", "functions"])
 def test_a_plan_changes_no_bit(tmp_path: Path, text: str, strategy: str, threads: int) -> None:
     step = written_down(text)
     planned = rewrite(step, ckplan.parse_strategy(strategy))
@@ -132,6 +158,14 @@ def test_additions_are_made_part_of_the_same_convolutions() -> None:
     for model in (step.model, planned.model):
         fused = [node for node in executed_model(model).graph if node.op_type == "FusedConv"]
         assert sorted(str(node.inputs[1].name) for node in fused if node.inputs[1] is not None) == ["second", "third"]
+
+
+def test_functions_without_a_kernel_are_planned_as_their_bodies() -> None:
+    step = written_down(FUNCTIONS)
+    kinds = {node.op_type for node in step.fused.graph}
+    assert kinds.isdisjoint({"GroupNormalization", "HardSwish", "Mish"})
+    assert {"even", "bent", "part"} <= {str(value.name) for node in step.fused.graph for value in node.outputs}
+    assert step.problem.ops
 
 
 def test_what_is_not_fused_without_a_plan_is_not_fused_with_one() -> None:

@@ -33,6 +33,7 @@ def promise(seed: int) -> Promise:
 def test_a_promise_is_kept(seed: int) -> None:
     found = promise(seed)
     assert not found.skipped
+    assert not found.differ
     assert found.excess >= -max(SLACK, SHARE * found.measured)
     if found.budget is not None:
         assert found.measured <= found.budget + ROUNDING
