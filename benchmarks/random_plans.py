@@ -47,12 +47,13 @@ def summary(found: Iterable[Promise]) -> list[str]:
     low = sum(promise.excess < -max(SLACK, SHARE * promise.measured) for promise in told)
     broken = sum(promise.budget is not None and promise.measured > promise.budget + ROUNDING for promise in told)
     budgets = sum(promise.budget is not None for promise in told)
+    differ = sum(bool(promise.differ) for promise in told)
     lines = [
-        f"| models | to the byte | exact (within {ROUNDING} B) | over | under | too low | budgets | broken | bits differ "
-        "| skipped |",
+        f"| models | to the byte | exact (within {ROUNDING} B) | over | under | too low | budgets | broken "
+        "| bits differ | skipped |",
         "|---" * 10 + "|",
         f"| {len(told)} | {same} | {exact} ({exact / max(1, len(told)):.1%}) | {over} | {len(told) - exact - over} "
-        f"| {low} | {budgets} | {broken} | {sum(bool(promise.differ) for promise in told)} | {len(found) - len(told)} |",
+        f"| {low} | {budgets} | {broken} | {differ} | {len(found) - len(told)} |",
         "",
     ]
     apart = [(promise.heap - promise.measured) / promise.measured for promise in told if promise.heap]

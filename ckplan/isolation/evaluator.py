@@ -33,7 +33,9 @@ def optimise(request: Mapping[str, Any]) -> None:
     # file, where no two shapes are equal, that takes three quarters of the time.
     options.enable_mem_reuse = False
     if request.get("folded") is not None:
-        options.add_session_config_entry("optimization.constant_folding_max_output_size_in_bytes", str(request["folded"]))
+        options.add_session_config_entry(
+            "optimization.constant_folding_max_output_size_in_bytes", str(request["folded"])
+        )
     options.optimized_model_filepath = request["target"]
     options.graph_optimization_level = getattr(ort.GraphOptimizationLevel, request["level"])
     open_session(request["source"], options, request["providers"], without=request["without"])

@@ -76,8 +76,9 @@ def executed_model(model: ir.Model, without: Sequence[str] = (), runtime: Runtim
 def optimised(model: ir.Model, level: Level, without: Sequence[str] = (), runtime: Runtime = CPU) -> ir.Model:
     """What onnxruntime's optimisers leave of a model, every value with its dimensions.
 
-    Small tensors that it would compute at load time are constants in it; larger ones stay nodes. Parameters are graph inputs without a value in it, and so are large constants: where optimisers move a transpose,
-    they turn constants in place, and of a large one there is only a stand-in to be turned.
+    Small tensors that it would compute at load time are constants in it; larger ones stay nodes. Parameters are graph
+    inputs without a value in it, and so are large constants: where optimisers move a transpose, they turn constants in
+    place, and of a large one there is only a stand-in to be turned.
 
     Args:
         model: the file.
