@@ -12,7 +12,7 @@ import onnx
 from onnx import helper
 from onnx_ir import from_proto
 
-from benchmarks.fuzz.damaged import (
+from benchmarks.fuzz.damaged.parts import (
     WEIGHT,
     constant,
     loop,

@@ -59,7 +59,9 @@ class _Evaluator:
         if late.is_set():
             raise EvaluationError(f"it takes more than {seconds:.0f} s")
         if not answer:
-            raise EvaluationError(f"it ends onnxruntime's process, which may take {format_bytes(request['memory'])}")
+            raise EvaluationError(
+                f"it ends the process that opens it, which may take {format_bytes(request['memory'])}"
+            )
         return json.loads(answer)
 
     def end(self) -> None:

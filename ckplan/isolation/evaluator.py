@@ -1,4 +1,6 @@
-"""The process in which onnxruntime opens foreign graphs: ``python -m ckplan.isolation.evaluator PARENT``.
+"""The process in which onnxruntime and onnx's converter open foreign graphs.
+
+``python -m ckplan.isolation.evaluator PARENT`` starts it.
 
 A request is a line of JSON with ``job`` and ``memory``; the answer is one with ``result`` or ``error``.
 """
@@ -103,7 +105,20 @@ def judge(request: Mapping[str, Any]) -> str:
     return ""
 
 
-_JOBS = {"judge": judge, "optimise": optimise, "run": run}
+def convert(request: Mapping[str, Any]) -> None:
+    """Write a model with its functions inlined, or in the form of another operator set, or both."""
+    import onnx.inliner
+    import onnx.version_converter
+
+    proto = onnx.load(request["source"], load_external_data=False)
+    if request["inline"]:
+        proto = onnx.inliner.inline_local_functions(proto, convert_version=True)
+    if request["version"] is not None:
+        proto = onnx.version_converter.convert_version(proto, request["version"])
+    onnx.save(proto, request["target"])
+
+
+_JOBS = {"convert": convert, "judge": judge, "optimise": optimise, "run": run}
 
 
 def main(parent: int) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import struct
 import zipfile
 import zlib
 from collections.abc import Mapping, Sequence
@@ -12,13 +14,14 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from ckplan.errors import ModelError, UsageError
+from ckplan.errors import EnvironmentUnavailableError, ModelError, UsageError
 from ckplan.isolation.arrays import Array, is_exotic
 from ckplan.keys import LOSS_SCALE
 from ckplan.meter.facts import fed_inputs, initial_states
 from ckplan.meter.ranges import upper_bound
 from ckplan.model.dims import bind
 from ckplan.model.infer import NodeInference
+from ckplan.units import format_bytes
 
 _SMALL = 2048
 """Elements of constants that shape inference may read: those that hold shapes and axes are small."""
@@ -64,6 +67,7 @@ def make_inputs(
     Raises:
         UsageError: the file, a dimension or a shape does not fit the model.
         ModelError: an input is of a kind that cannot be made up (strings, sequences).
+        EnvironmentUnavailableError: an input is larger than the memory there is.
     """
     if file is not None:
         return Inputs(_read(file, model))
@@ -80,6 +84,7 @@ def make_inputs(
         if not isinstance(value.type, ir.TensorType) or shaped.shape is None:
             raise ModelError(f"input `{name}` is not a tensor", "ckplan measures models with tensor inputs only")
         shape = tuple(int(size) for size in shaped.shape if isinstance(size, int))
+        _check_memory(f"input `{name}`", math.prod(shape) * _DRAWN, "give smaller sizes with --dim or --shape")
         if name in states and value.dtype is not None:
             arrays[name] = np.zeros(shape, value.dtype.numpy())
             continue
@@ -140,8 +145,10 @@ def _read(file: Path, model: ir.Model) -> dict[str, Array]:
     """Arrays of an ``.npz``, held against the model's inputs; every misfit is named at once."""
     try:
         with np.load(file) as archive:
+            _check_room(file, archive.zip)
             arrays: dict[str, Array] = {name: archive[name] for name in archive.files}
-    except (OSError, ValueError, TypeError, EOFError, zipfile.BadZipFile) as error:  # TypeError: it is an .npy
+    # An .npy is a TypeError or has no `zip`; zipfile tells of what it does not know or cannot inflate in its own ways.
+    except (OSError, ValueError, TypeError, AttributeError, EOFError, *_DAMAGED) as error:
         raise UsageError(f"`{file}` is not a readable .npz file", "write it with numpy.savez") from error
     known = {value.name or "": value for value in model.graph.inputs}
     missing = [value.name for value in fed_inputs(model) if value.name not in arrays]
@@ -157,6 +164,26 @@ def _read(file: Path, model: ir.Model) -> dict[str, Array]:
     if misfits:
         raise UsageError(f"`{file}` {'; '.join(misfits)}", f"the model's inputs are {_listed(fed_inputs(model))}")
     return {name: arrays[name] for name in known if name in arrays}
+
+
+_DRAWN = 8
+"""Bytes of a number as it is drawn, before it gets its type."""
+_DAMAGED = (zipfile.BadZipFile, zlib.error, struct.error, NotImplementedError, RuntimeError)
+
+
+def _check_room(file: Path, archive: zipfile.ZipFile) -> None:
+    """See that what a file unfolds to fits into memory: a few bytes can be gigabytes of zeros."""
+    _check_memory(f"`{file}`", sum(entry.file_size for entry in archive.infolist()), "give smaller arrays")
+
+
+def _check_memory(what: str, needed: int, hint: str) -> None:
+    import psutil  # type: ignore[import-untyped,unused-ignore]
+
+    there = psutil.virtual_memory().available
+    if needed > there:
+        raise EnvironmentUnavailableError(
+            f"{what} takes {format_bytes(needed)} of memory, and there are {format_bytes(there)}", hint
+        )
 
 
 def _as_declared(array: Array, value: ir.Value) -> Array:

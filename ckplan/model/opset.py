@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 import onnx_ir as ir
 
 from ckplan.errors import ModelError
+from ckplan.isolation.evaluate import MEMORY, SECONDS, EvaluationError, evaluate
+from ckplan.isolation.folders import no_room, temporary_folder
 from ckplan.model.converted import put_right
 from ckplan.model.validity import check_calls
 from ckplan.operators.gradients import find
@@ -23,6 +25,7 @@ _POOLS_OPSET = 22
 _POOLS = ("AveragePool", "LpPool", "MaxPool")
 EXPORT_AGAIN = "the exporter wrote it so: export it again with another version of it, or to another opset"
 """What to do about a file that no size of its inputs makes valid."""
+_SCAN_OPSET = 9
 _TRAINING_MODE_OPSET = 14
 """Since this opset BatchNormalization has an attribute that says whether it is in training form."""
 # Small initializers stay in the proto: the converter's adapters read some of them (axes, scales, ratios).
@@ -54,6 +57,7 @@ def lift(model: ir.Model) -> tuple[ir.Model, tuple[str, ...]]:
         model.ir_version = max(model.ir_version or 0, MINIMUM_IR_VERSION)
         return model, relabel(model)
     check_calls(model)
+    _refuse_batched_scans(model, version)
     own = _with_rules(model)
     inlined = len(model.functions) - len(own)
     for identifier in own:
@@ -72,6 +76,16 @@ def lift(model: ir.Model) -> tuple[ir.Model, tuple[str, ...]]:
     if version < MINIMUM_OPSET:
         notes.append(f"converted from opset {version} to {lifted.graph.opset_imports['']}")
     return lifted, tuple(notes)
+
+
+def _refuse_batched_scans(model: ir.Model, version: int) -> None:
+    called = (node for function in model.functions.values() for node in function.all_nodes())
+    for node in (*model.graph.all_nodes(), *called) if version < _SCAN_OPSET else ():
+        if node.op_type == "Scan" and node.domain in ("", "ai.onnx"):
+            raise ModelError(
+                f"Scan '{node.name}' of opset {version} has an axis for the batch, which that of opset 9 has no more",
+                "export the model with opset 9 or newer",
+            )
 
 
 def _with_rules(model: ir.Model) -> dict[ir.OperatorIdentifier, ir.Function]:
@@ -129,8 +143,7 @@ def _fits(model: ir.Model, version: int) -> bool:
 
 
 def _through_proto(model: ir.Model, version: int) -> ir.Model:
-    import onnx.inliner
-    import onnx.version_converter
+    import onnx
 
     graph = model.graph
     real_inputs = len(graph.inputs)
@@ -145,11 +158,8 @@ def _through_proto(model: ir.Model, version: int) -> ir.Model:
         version = MINIMUM_OPSET
     training = _trim_training_form(proto) if version < _TRAINING_MODE_OPSET else set()
     try:
-        if model.functions:
-            proto = onnx.inliner.inline_local_functions(proto, convert_version=True)
-        if version < MINIMUM_OPSET:
-            proto = onnx.version_converter.convert_version(proto, MINIMUM_OPSET)
-    except Exception as error:  # the converter raises RuntimeError, ConvertError or a C++ assertion as such
+        proto = _converted(proto, bool(model.functions), version)
+    except EvaluationError as error:
         if unknown := _unknown_operator(model, version):
             raise ModelError(f"the file is not valid: {unknown}", EXPORT_AGAIN) from error
         reason = " ".join(str(error).split())[:300]
@@ -172,6 +182,29 @@ def _through_proto(model: ir.Model, version: int) -> ir.Model:
         if name in graph.initializers:
             value.metadata_props.update(graph.initializers[name].metadata_props)
     return lifted
+
+
+def _converted(proto: onnx.ModelProto, inline: bool, version: int) -> onnx.ModelProto:
+    """Inline and convert in another process: onnx's converter takes attributes for what they should be, and crashes."""
+    content = proto.SerializeToString()
+    with temporary_folder() as folder:
+        source, target = folder / "old.onnx", folder / "new.onnx"
+        try:
+            source.write_bytes(content)
+        except OSError as error:
+            raise no_room(error) from error
+        evaluate(
+            "convert",
+            memory=MEMORY + 20 * len(content),
+            seconds=SECONDS + len(proto.graph.node) / 50,
+            source=str(source),
+            target=str(target),
+            inline=inline,
+            version=MINIMUM_OPSET if version < MINIMUM_OPSET else None,
+        )
+        made = type(proto)()
+        made.ParseFromString(target.read_bytes())
+        return made
 
 
 def _unknown_operator(model: ir.Model, version: int) -> str:

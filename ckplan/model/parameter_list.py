@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import struct
 import zipfile
 from pathlib import Path
 
@@ -35,7 +36,7 @@ def read_names(path: Path) -> tuple[str, ...]:
         raise UsageError(f"`--params {path}`: no such file", "check the path") from None
     except OSError as error:
         raise UsageError(f"`--params {path}` cannot be read: {error.strerror or error}", "check the path") from None
-    except (ValueError, zipfile.BadZipFile, TypeError) as error:
+    except (ValueError, TypeError, zipfile.BadZipFile, RuntimeError, struct.error) as error:
         reason = " ".join(str(error).split())[:200]
         raise UsageError(
             f"`--params {path}` is damaged or of another format ({reason})", "give a list of names"
@@ -62,7 +63,10 @@ def _safetensors(path: Path) -> list[str]:
         length = int.from_bytes(stream.read(8), "little")
         if not 0 < length <= _SAFETENSORS_HEADER:
             raise ValueError(f"its header would have {length} bytes")
-        return [name for name in json.loads(stream.read(length)) if name != "__metadata__"]
+        header = json.loads(stream.read(length))
+    if not isinstance(header, dict):
+        raise TypeError("its header is no object")
+    return [name for name in header if name != "__metadata__"]
 
 
 def _arrays(path: Path) -> list[str]:

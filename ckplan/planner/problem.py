@@ -76,6 +76,10 @@ class Op:
     early: int = 0
 
 
+MOST_BYTES = 1 << 62
+"""Of all tensors and all workspace of a problem: planners add them up in 64 bits."""
+
+
 @dataclass(frozen=True, eq=False)
 class Problem:
     """What a planner sees.
@@ -85,7 +89,7 @@ class Problem:
     ``collection`` names the tensors that the model itself marks for keeping (the `list` strategy's default).
 
     Raises:
-        ValueError: a tensor is read before it is made, or made twice.
+        ValueError: a tensor is read before it is made, or made twice; or all are larger than a number can tell.
     """
 
     ops: tuple[Op, ...]
@@ -103,6 +107,9 @@ class Problem:
                 if tensor in made:
                     raise ValueError(f"{self.tensors[tensor].name!r} is made twice")
                 made.add(tensor)
+        if sum(tensor.bytes for tensor in self.tensors) + sum(op.workspace for op in self.ops) > MOST_BYTES:
+            largest = max(self.tensors, key=lambda tensor: tensor.bytes)
+            raise ValueError(f"{largest.name!r} and the other tensors are larger than any memory")
 
     @cached_property
     def producer(self) -> tuple[int, ...]:

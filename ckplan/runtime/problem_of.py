@@ -42,7 +42,7 @@ def problem_of_nodes(
         runtime: whose kernels are to run the nodes.
 
     Raises:
-        ModelError: a value is read before it is made.
+        ModelError: a value is read before it is made, or the values are larger than any memory.
     """
     nodes = list(nodes)
     members = set(nodes)
@@ -91,7 +91,7 @@ def problem_of_nodes(
     try:
         return Problem(tuple(ops), tuple(tensors), collection)
     except ValueError as error:
-        raise ModelError(f"the graph is not in topological order: {error}") from error
+        raise ModelError(f"the graph cannot be planned: {error}") from error
 
 
 def problem_of(model: ir.Model, runtime: Runtime = CPU) -> Problem:

@@ -12,7 +12,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import ckplan
-from ckplan.errors import ModelError, UsageError
+from ckplan.errors import EnvironmentUnavailableError, ModelError, UsageError
 from ckplan.meter import make_inputs
 from ckplan.meter.facts import read_model
 from ckplan.model import save as save_model
@@ -156,7 +156,21 @@ def test_real_bfloat16_inputs_get_their_type_back(tmp_path: Path) -> None:
     assert make_inputs(read_model(path), file=tmp_path / "in.npz").arrays["x"].tolist() == [1.5, 2]
 
 
+def test_inputs_beyond_all_memory_are_refused(model: ir.Model) -> None:
+    with pytest.raises(EnvironmentUnavailableError, match=r"input `.*` takes .* of memory, and there are .*--dim"):
+        make_inputs(model, dims={"batch": 1 << 45})
+
+
 def test_a_file_that_is_no_archive_is_a_usage_error(model: ir.Model, tmp_path: Path) -> None:
+    np.savez_compressed(tmp_path / "in.npz", x=np.zeros((2, 2), np.float32))
+    whole = (tmp_path / "in.npz").read_bytes()
+    for place, number in ((6, 32), (6, 1), (8, 99)):  # patched data, encrypted, compressed in an unknown way
+        damaged = bytearray(whole)
+        for header in (0, whole.rindex(b"PK\x01\x02") + 2):
+            damaged[header + place] = number
+        (tmp_path / "in.npz").write_bytes(damaged)
+        with pytest.raises(UsageError, match=r"not a readable \.npz"):
+            make_inputs(model, file=tmp_path / "in.npz")
     (tmp_path / "in.npz").write_text("no")
     with pytest.raises(UsageError, match=r"not a readable \.npz"):
         make_inputs(model, file=tmp_path / "in.npz")

@@ -56,6 +56,8 @@ def test_names_are_read(tmp_path: Path, name: str, make: Callable[[Path], None])
         ("empty.txt", b"# nothing\n", "names nothing"),
         ("list.json", b"[1, 2]", "damaged or of another format"),
         ("list.json", b"[", "damaged or of another format"),
+        ("list.json", b"[" * 100_000, "damaged or of another format"),
+        ("model.safetensors", (2).to_bytes(8, "little") + b"[]", "damaged or of another format"),
         ("model.safetensors", b"", "damaged or of another format"),
         ("model.safetensors", b"\xff" * 20, "damaged or of another format"),
         ("model.npz", b"no archive", "damaged or of another format"),

@@ -52,6 +52,8 @@ def test_damaged_problems_are_refused() -> None:
         problem_from_json({**data, "ops": [{**data["ops"][0], "inputs": [999]}]})
     with pytest.raises(ModelError, match="before it is made"):
         problem_from_json({**data, "ops": data["ops"][::-1]})
+    with pytest.raises(ModelError, match="larger than any memory"):
+        problem_from_json({**data, "tensors": [[name, 1 << 60, kind] for name, _, kind in data["tensors"]]})
     with pytest.raises(ModelError, match="'sparse'"):
         problem_from_json({**data, "tensors": [["x", 1, "sparse"]]})
 
