@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 import onnx_ir as ir
 
+from ckplan.runtime.unfused import PARTS
 from ckplan.writer.control_edges import ControlEdges, is_control, read_instead
 
 _MOVING = frozenset(
@@ -36,12 +37,14 @@ def fence(nodes: Sequence[ir.Node], executed: ir.Model, edges: ControlEdges) -> 
         made = makers.get(str(node.outputs[0].name)) if node.outputs else None
         if made is None or is_control(node):
             continue
+        if PARTS in node.meta and _runs_otherwise(node, made):
+            # What it reads was merged with a neighbour, or its addition became part of a convolution that it reads.
+            for value in dict.fromkeys(node.inputs):
+                maker = None if value is None else value.producer()
+                if value is not None and maker is not None and not is_control(maker):
+                    read_instead(node, value, edges.alias(value, value))
+            continue
         if (made.domain, made.op_type) == (node.domain, node.op_type):
-            if node.op_type == "FusedConv" and len(node.inputs) > 3 and _name(node, 1) != _name(made, 1):
-                # The summand is a convolution as well, and the addition became part of that one.
-                summand = node.inputs[3]
-                assert summand is not None
-                node.replace_input_with(3, edges.alias(summand, summand))
             continue
         if {made.op_type, node.op_type} <= _MOVING or made.op_type == "Cast":
             continue
@@ -49,6 +52,15 @@ def fence(nodes: Sequence[ir.Node], executed: ir.Model, edges: ControlEdges) -> 
         if inner:
             read_instead(node, inner[0], edges.alias(inner[0], inner[0]))
     return edges.count - before
+
+
+def _runs_otherwise(node: ir.Node, made: ir.Node) -> bool:
+    """Whether a fused node is not what makes its output, by its operator, its attributes or its weight."""
+    if (made.domain, made.op_type) != (node.domain, node.op_type):
+        return True
+    if node.op_type == "FusedConv" and _name(node, 1) != _name(made, 1):
+        return True
+    return any(key in made.attributes and made.attributes[key].value != a.value for key, a in node.attributes.items())
 
 
 def _name(node: ir.Node, place: int) -> str | None:

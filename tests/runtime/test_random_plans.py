@@ -15,6 +15,8 @@ SHARE, SLACK = 0.005, 4096
 
 SEEDS = (
     *range(8),
+    20,  # an operator without a kernel: its function is planned
+    100,  # a repeated Transpose that has one reader left, through which optimisers would move another
     104,  # the body of a Scan that no optimiser touched, and so is not written in the order in which it runs
     117,  # final states that nobody reads
     1046,  # a Scan whose rows run along their second axis, and lie in a dead buffer
