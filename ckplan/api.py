@@ -96,6 +96,7 @@ def rewrite(
     budget: int | float | str | None = None,
     overhead: float | str | None = None,
     seconds: float | None = None,
+    of: str = "activations",
     output: str | os.PathLike[str] | None = None,
     force: bool = False,
     **options: Any,
@@ -108,6 +109,7 @@ def rewrite(
         budget: bytes, a ratio of what the step takes without a plan, or text: ``"512MiB"``, ``"40%"``.
         overhead: extra compute that the plan may cost: a ratio, or text: ``"10%"``.
         seconds: how long to search.
+        of: what the budget is of: ``activations``, or the ``total`` that a process holds.
         output: the file to write, if one is wanted.
         force: whether that may be overwritten.
         options: see `open_model`.
@@ -117,7 +119,7 @@ def rewrite(
         ModelError, UsageError: the model or an option does not fit.
     """
     step = open_model(model, **options)
-    planned = planning.rewrite(step, parse_strategy(strategy), Goal.of(budget, overhead, seconds))
+    planned = planning.rewrite(step, parse_strategy(strategy), Goal.of(budget, overhead, seconds, of))
     if output is not None:
         save(planned.model, output, force=force)
     return planned

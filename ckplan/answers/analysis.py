@@ -16,6 +16,7 @@ from ckplan.planner.strategies.auto import Auto
 from ckplan.planner.strategies.exact import Exact
 from ckplan.planner.strategies.revolve import Revolve
 from ckplan.planner.strategies.search import Search
+from ckplan.runtime.footprint import Footprint
 from ckplan.runtime.occupancy import Occupancy
 from ckplan.runtime.sizes import dimensions_of
 from ckplan.units import format_bytes
@@ -76,6 +77,7 @@ class Analysis:
         bottlenecks: the activations through which all paths to the loss pass, in forward order.
         lower_bound: bytes of activations below which no schedule can go.
         offers: what each strategy would give.
+        footprint: what a process holds that runs the step without a plan.
     """
 
     nodes: tuple[int, int]
@@ -88,6 +90,7 @@ class Analysis:
     bottlenecks: tuple[TensorFacts, ...]
     lower_bound: int
     offers: tuple[Offer, ...]
+    footprint: Footprint
 
     def __repr__(self) -> str:
         return f"<Analysis: {format_bytes(self.base.peak_activations)} of activations, {len(self.offers)} strategies>"
@@ -137,6 +140,7 @@ def analyze(
         bottlenecks=tuple(_facts(problem, values, tensor) for tensor in bottlenecks(problem)),
         lower_bound=lower_bound(problem)[0],
         offers=tuple(offers),
+        footprint=step.footprint,
     )
 
 

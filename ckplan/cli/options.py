@@ -353,6 +353,12 @@ budget_option = click.option(
     help="Peak of activations not to exceed, such as 512MiB, or 40% of what the step takes without a plan.",
 )  # fmt: skip
 
+of_option = _section("Plan", click.option(
+    "--of", type=click.Choice(["activations", "total"]), default="activations", show_default=True,
+    help="What the budget is of: activations, or all that a process with the file holds: parameters, state, gradients "
+    "and onnxruntime's arena.",
+))  # fmt: skip
+
 strategy_option = click.option(
     "--strategy", default="auto", show_default=True, metavar="NAME[:FIELD=VALUE,...]",
     shell_complete=completion.strategies, help="How to plan; `ckplan strategies` lists them.",

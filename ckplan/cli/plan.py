@@ -12,6 +12,7 @@ from ckplan.cli.options import (
     device_option,
     json_option,
     model_argument,
+    of_option,
     output_options,
     planning_options,
     step_options,
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 @model_argument
 @output_options
 @planning_options
+@of_option
 @cost_option
 @device_option
 @step_options
@@ -45,6 +47,7 @@ def command(
     budget: int | float | None,
     overhead: float | None,
     seconds: float | None,
+    of: str,
     cost: str,
     device: str,
     as_json: bool,
@@ -65,7 +68,7 @@ def command(
     from ckplan.report.documents import plans
     from ckplan.report.untrusted import json_text
 
-    wanted, goal = parse_strategy(strategy), Goal.of(budget, overhead, seconds)
+    wanted, goal = parse_strategy(strategy), Goal.of(budget, overhead, seconds, of)
     step = opened(model, asked, cost=cost, device=device)
     made = planned(step, wanted, goal)
     plan = made.plan

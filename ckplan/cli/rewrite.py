@@ -13,6 +13,7 @@ from ckplan.cli.options import (
     html_option,
     json_option,
     model_argument,
+    of_option,
     output_options,
     plan_file_option,
     planning_options,
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 @output_options
 @copy_option
 @planning_options
+@of_option
 @plan_file_option
 @cost_option
 @step_options
@@ -55,6 +57,7 @@ def command(
     budget: int | float | None,
     overhead: float | None,
     seconds: float | None,
+    of: str,
     plan_file: Path | None,
     with_proof: bool,
     device: str,
@@ -79,7 +82,7 @@ def command(
     from ckplan.pipeline import Goal
     from ckplan.planner.strategies import parse_strategy
 
-    wanted, goal = parse_strategy(strategy), Goal.of(budget, overhead, seconds)
+    wanted, goal = parse_strategy(strategy), Goal.of(budget, overhead, seconds, of)
     step = opened(model, asked, cost="flops" if plan_file else cost, device=device)
     made = planned(step, wanted, goal, plan_file)
     notes = [*step.notes, *tell(made.plan, step)]

@@ -177,6 +177,17 @@ def _too_large(model: ir.Model) -> list[ir.TensorProtocol]:
     return fed if sum(tensor.nbytes for tensor in fed) >= _WORTH_MAPPING else []
 
 
+def lies_outside(model: ir.Model) -> Callable[[ir.Value], bool]:
+    """Tells of initializers of a model whether they lie in a data file, or will when it is saved."""
+    moved = set(map(id, _too_large(model)))
+
+    def outside(value: ir.Value) -> bool:
+        tensor = value.const_value
+        return isinstance(tensor, ir.ExternalTensor) or id(tensor) in moved
+
+    return outside
+
+
 def _blocks(tensor: ir.TensorProtocol) -> Iterator[memoryview]:
     """A tensor's bytes in pieces, so that an interruption does not wait for gigabytes."""
     if not isinstance(tensor, ir.ExternalTensor):

@@ -9,22 +9,28 @@ from ckplan.planner import Timeline
 from ckplan.planner.strategies import Strategy
 from ckplan.units import parse_budget, parse_share
 
+ACTIVATIONS, TOTAL = SCOPES = ("activations", "total")
+"""What a budget may be of."""
+
 
 @dataclass(frozen=True)
 class Goal:
     """What a plan is asked for.
 
     Attributes:
-        budget: bytes of activations not to exceed.
-        share: the same as a ratio of the peak that the graph has without a plan.
+        budget: bytes not to exceed.
+        share: the same as a ratio of what the graph takes without a plan.
         overhead: extra compute that the plan may cost, as a ratio of the step.
         seconds: how long the strategy may search.
+        scope: what the budget is of: the peak of ``activations``, or the ``total`` that a process holds (see
+            `ckplan.runtime.footprint`).
     """
 
     budget: int | None = None
     share: float | None = None
     overhead: float | None = None
     seconds: float | None = None
+    scope: str = ACTIVATIONS
 
     @classmethod
     def of(
@@ -32,6 +38,7 @@ class Goal:
         budget: int | float | str | None = None,
         overhead: float | str | None = None,
         seconds: float | None = None,
+        of: str = ACTIVATIONS,
     ) -> Goal:
         """A goal as one writes it.
 
@@ -39,19 +46,28 @@ class Goal:
             budget: bytes; a float is a ratio of the peak without a plan; or text: ``512MiB``, ``40%``.
             overhead: a ratio of the step, or text: ``10%``.
             seconds: how long to search.
+            of: what the budget is of; see `scope`.
 
         Raises:
-            UsageError: a text is neither a size nor a percentage.
+            UsageError: a text is neither a size nor a percentage, or there is no such scope.
         """
+        if of not in SCOPES:
+            raise UsageError(f"a budget cannot be of `{of}`", f"choose {' or '.join(SCOPES)}")
+        if of != ACTIVATIONS and budget is None:
+            raise UsageError(f"`--of {of}` says what a budget is of, and there is none", "add --budget 4GiB")
         limit = parse_budget(budget) if isinstance(budget, str) else budget
         extra = parse_share(overhead) if isinstance(overhead, str) else overhead
         if isinstance(limit, float):
-            return cls(share=limit, overhead=extra, seconds=seconds)
-        return cls(budget=limit, overhead=extra, seconds=seconds)
+            return cls(share=limit, overhead=extra, seconds=seconds, scope=of)
+        return cls(budget=limit, overhead=extra, seconds=seconds, scope=of)
 
     def bytes(self, base: Timeline) -> int | None:
         """The budget in bytes, given the timeline without a plan."""
-        return self.budget if self.share is None else int(self.share * base.peak_activations)
+        return self.limit(base.peak_activations)
+
+    def limit(self, base: int) -> int | None:
+        """The budget in bytes, given what the step takes without a plan."""
+        return self.budget if self.share is None else int(self.share * base)
 
     def applied(self, strategy: Strategy) -> Strategy:
         """The strategy with its options set to the goal.

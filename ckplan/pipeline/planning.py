@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from ckplan.display import table_html
 from ckplan.errors import InfeasibleError
-from ckplan.keys import BUDGET
-from ckplan.pipeline.goal import ANY, Goal
+from ckplan.keys import BUDGET, BUDGET_OF
+from ckplan.pipeline.goal import ACTIVATIONS, ANY, TOTAL, Goal
 from ckplan.pipeline.step import Step
 from ckplan.planner import Plan, Timeline
 from ckplan.planner.strategies import Strategy
@@ -19,6 +19,7 @@ from ckplan.planner.strategies.evict import Evict
 from ckplan.planner.strategies.memory import Memory
 from ckplan.planner.strategies.mincut import MinCut
 from ckplan.planner.strategies.sqrt import Sqrt
+from ckplan.runtime.footprint import Footprint, footprint_of
 from ckplan.runtime.occupancy import Occupancy, occupancy_of_executed
 from ckplan.units import format_bytes
 from ckplan.writer.emit import write
@@ -30,6 +31,9 @@ _log = logging.getLogger(__name__)
 
 _TRIES = 3
 """How often a strategy is asked for a plan, the budget of the later ones lowered by what files took beyond theirs."""
+
+_TOTAL_TRIES = 5
+"""How often a file is written until what a process with it holds keeps to a budget of everything."""
 
 _LIMITLESS = 2.0
 """Overhead beyond which no plan is looked for where the least memory is asked for, as a ratio of the step."""
@@ -50,14 +54,18 @@ class Planned:
         plan: the schedule.
         model: the graph with the plan built in.
         occupancy: what lies in memory when onnxruntime runs the file, simulated.
-        budget: bytes of activations that were not to be exceeded, if there was a budget.
+        budget: bytes that were not to be exceeded, if there was a budget.
+        footprint: what a process with the file holds.
+        scope: what the budget is of; see `Goal`.
     """
 
     step: Step
     plan: Plan
     model: ir.Model
     occupancy: Occupancy
+    footprint: Footprint
     budget: int | None = None
+    scope: str = ACTIVATIONS
 
     @property
     def before(self) -> Timeline:
@@ -103,6 +111,8 @@ def rewrite(step: Step, strategy: Strategy, goal: Goal = ANY) -> Planned:
         UsageError: the goal does not fit the strategy.
         InfeasibleError: no plan keeps to the budget.
     """
+    if goal.scope == TOTAL:
+        return _within_total(step, strategy, goal)
     budget = goal.bytes(step.baseline)
     if budget is None:
         return _written(step, goal.applied(strategy).solve(step.problem), None)
@@ -186,13 +196,69 @@ def _plans(
     yield from sorted(low, key=lambda plan: plan.predicted.peak_activations)
 
 
+def _within_total(step: Step, strategy: Strategy, goal: Goal) -> Planned:
+    """Plan for activations that leave room for everything else, less of them where the arena still holds too much.
+
+    What the arena holds does not follow from the peak: it grows by regions, and lays a run's tensors out in one block.
+
+    Raises:
+        UsageError: the goal does not fit the strategy.
+        InfeasibleError: no file keeps to the budget.
+    """
+    limit = goal.limit(step.footprint.total)
+    assert limit is not None  # see `Goal.of`
+    fixed = step.footprint.resident
+    least: int | None = None
+    target = limit - fixed - step.footprint.returned
+    tried: set[tuple[int, ...]] = set()
+    try:
+        for _ in range(_TOTAL_TRIES):
+            if target <= 0:
+                break
+            inner = replace(goal, budget=target, share=None, scope=ACTIVATIONS)
+            made = rewrite(step, strategy, inner)
+            found = made.footprint
+            if found.total <= limit:
+                made.model.metadata_props[BUDGET] = str(limit)
+                made.model.metadata_props[BUDGET_OF] = TOTAL
+                return replace(made, budget=limit, scope=TOTAL)
+            least = found.total if least is None else min(least, found.total)
+            _log.info("a process with the file would hold %s", format_bytes(found.total))
+            peak = made.after.peak_activations
+            room = (limit - found.resident) / max(found.held, 1)
+            # Halfway to where the arena would be in proportion: it grows in leaps, and seldom as the peak does.
+            target = min(int(peak * max(room, 0) ** 0.5), peak - 1, target - 1)
+            if made.plan.schedule in tried:
+                target = min(target, int(peak * 0.9))
+            tried.add(made.plan.schedule)
+    except InfeasibleError as error:
+        if least is None:
+            raise InfeasibleError(
+                f"no plan leaves room within {format_bytes(limit)} of everything, of which {format_bytes(fixed)} are "
+                f"parameters, state and inputs: {error.message}",
+                error.hint if fixed < limit else "raise the budget",
+            ) from error
+    if least is None:
+        raise InfeasibleError(
+            f"parameters, state, inputs and outputs alone take {format_bytes(limit - target)}, the budget of "
+            f"everything is {format_bytes(limit)}",
+            "raise it, or choose an optimizer with less state",
+        )
+    raise InfeasibleError(
+        f"strategy `{strategy}` has no plan with which a process holds no more than {format_bytes(limit)} of "
+        f"everything: the least that was found is {format_bytes(least)}, of which {format_bytes(fixed)} are "
+        "parameters, state and inputs",
+        f"raise the budget to {least} bytes, or choose a smaller batch (--dim)",
+    )
+
+
 def _written(step: Step, plan: Plan, budget: int | None) -> Planned:
     _log.info("writing the plan into the graph, and asking onnxruntime what it makes of it")
     written = write(step.fused, plan)
     if budget is not None:
         written.model.metadata_props[BUDGET] = str(budget)
     occupancy = occupancy_of_executed(written.executed, written.model)
-    return Planned(step, plan, written.model, occupancy, budget)
+    return Planned(step, plan, written.model, occupancy, footprint_of(written.executed, written.model), budget)
 
 
 def rewrite_as(step: Step, plan: Plan) -> Planned:

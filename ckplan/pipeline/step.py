@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import onnx_ir as ir
 
+from ckplan import keys
 from ckplan.autodiff import TrainingGraph, add_optimizer, build_training_graph, parse_optimizer
 from ckplan.autodiff.inline import inline_functions
 from ckplan.model import load
@@ -22,6 +23,7 @@ from ckplan.pipeline.options import TRAINING, StepOptions
 from ckplan.planner import Problem, Timeline
 from ckplan.runtime import problem_of
 from ckplan.runtime.executed import executed_model
+from ckplan.runtime.footprint import Footprint, footprint_of
 from ckplan.runtime.fused import fused_graph
 from ckplan.runtime.occupancy import Occupancy, occupancy_of_executed
 from ckplan.writer.emit import feed_weights
@@ -79,6 +81,11 @@ class Step:
     def baseline(self) -> Timeline:
         """The step without a plan: what every saving is counted from."""
         return self.occupancy.timeline
+
+    @cached_property
+    def footprint(self) -> Footprint:
+        """What a process holds that runs the step without a plan, in place if it has an optimizer."""
+        return footprint_of(self.executed, self.model, in_place=keys.OPTIMIZER in self.model.metadata_props)
 
     @cached_property
     def ordered(self) -> ir.Model:

@@ -25,6 +25,7 @@ from ckplan.planner import Kind, Moment, Op, Problem, Tensor, Timeline, make_pla
 from ckplan.report.document import Document
 from ckplan.report.untrusted import printable_report
 from ckplan.report.writers.terminal import terminal
+from ckplan.runtime.footprint import Footprint
 
 KIB = 1024
 
@@ -70,6 +71,7 @@ def analysis(**changes: Any) -> Analysis:
             Offer("memory:min_bytes=1", make_plan(problem, "memory:min_bytes=1", [0])),
             Offer("list", None, "no tensors were named"),
         ),
+        "footprint": Footprint(16 * KIB, 8 * KIB, 0, 4, 2 * KIB, 16 * KIB, 1 * KIB),
     }
     return Analysis(**(found | changes))
 

@@ -10,6 +10,7 @@ from ckplan.report import json as as_json
 from ckplan.report.document import saving
 from ckplan.report.documents import plans
 from ckplan.report.writers.terminal import ending
+from ckplan.runtime.footprint import Footprint
 from tests.report.examples import KIB, analysis, printed, timeline
 
 MODEL = Path("model.onnx")
@@ -28,7 +29,9 @@ def test_the_page_says_it_all() -> None:
         "loss cross-entropy of 'fc' against input 'labels'",
         "parameters 16.0 KiB with constants",
         "activations 16.0 KiB at the peak, in op2",
-        "total 26.0 KiB at most",
+        "copies 8.0 KiB of what is fed, in the file",
+        "arena 1.0 KiB what onnxruntime keeps beyond, after a few runs",
+        "total 43.0 KiB",
         "▲ peak at step 3 of 4",
         "Alive at the peak (2)",
         "8.0 KiB 50.0 % 8x256 Tanh /layer[0]/act",
@@ -53,7 +56,7 @@ def test_only_the_largest_tensors_are_shown() -> None:
 
 
 def test_a_graph_without_activations_is_no_special_case() -> None:
-    found = analysis(base=Timeline(()), at_peak=(), bottlenecks=())
+    found = analysis(base=Timeline(()), at_peak=(), bottlenecks=(), footprint=Footprint(*[0] * 7))
     page = lines(printed(plans.analysis(str(MODEL), found)))
     assert any(line.startswith("activations 0 B") for line in page)
     assert "none" in page

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ckplan.planner import Kind
 from ckplan.report.document import (
     Cell,
     Document,
@@ -36,6 +35,7 @@ if TYPE_CHECKING:
     from ckplan.answers.frontier import Pareto
     from ckplan.autodiff import TrainingGraph
     from ckplan.planner import Plan, Timeline
+    from ckplan.runtime.footprint import Footprint
 
 _BLOCKS = 8
 """Kinds of blocks that are listed; the others are summed."""
@@ -83,7 +83,7 @@ def _figures(found: Sequence[Block]) -> tuple[Cell, Cell, Cell]:
 
 def analysis(title: str, found: Analysis, kept: Chosen | None = None) -> Document:
     """Where the memory of a step goes, and what each strategy would save."""
-    base, sizes = found.base, found.bytes
+    base = found.base
     trained = bool(found.loss)
     forward, backward = found.nodes
     tensors, values = found.parameters
@@ -97,19 +97,12 @@ def analysis(title: str, found: Analysis, kept: Chosen | None = None) -> Documen
     whole = base.peak_activations
     largest = sorted(found.bottlenecks, key=lambda tensor: -tensor.bytes)
     refused = [Line(f"{offer.strategy}: {offer.reason}") for offer in found.offers if offer.plan is None]
-    memory = Table(
-        ("", "bytes", ""),
-        (
-            Row((Cell("parameters"), size(sizes[Kind.PARAMETER]), Cell("with constants"))),
-            Row((Cell("inputs"), size(sizes[Kind.INPUT]), Cell(""))),
-            Row((Cell("outputs"), size(sizes[Kind.OUTPUT]), Cell("gradients or new values" if trained else ""))),
-            Row((Cell("activations"), size(whole), Cell(f"at the peak, in {peak}"))),
-            Row((Cell("total"), size(base.peak_total), Cell("at most"))),
-        ),
-    )
     sections = (
         Section(title, (Facts(tuple(facts)),)),
-        Section(f"Memory of one {'training step' if trained else 'run'}, without a plan", (memory,)),
+        Section(
+            f"What a process holds that runs the {'training step' if trained else 'model'}, without a plan",
+            (footprint(found.footprint, f"at the peak, in {peak}", trained),),
+        ),
         Section("Activations over the step", (MemoryChart(base),)),
         Section(f"Alive at the peak{_of(found.at_peak)}", (tensors_table(found.at_peak, whole),)),
         Section(
@@ -122,6 +115,22 @@ def analysis(title: str, found: Analysis, kept: Chosen | None = None) -> Documen
         ),
     )
     return Document("", (*sections, *(() if kept is None else blocks(kept))))
+
+
+def footprint(found: Footprint, activations: str, trained: bool) -> Table:
+    """What a process holds, in parts; ``activations`` says what is to be said of those."""
+    parts = [
+        ("parameters", found.parameters, "with constants"),
+        ("copies", found.copies, "of what is fed, in the file"),
+        ("state", found.state, "of the optimizer"),
+        ("inputs", found.inputs, ""),
+        ("outputs", found.returned, "gradients or new values that are returned" if trained else ""),
+        ("activations", found.activations, activations),
+        ("arena", found.arena, "what onnxruntime keeps beyond, after a few runs"),
+    ]
+    told = [part for part in parts if part[1] or part[0] not in ("copies", "state")]
+    rows = [Row((Cell(name), size(count), Cell(remark))) for name, count, remark in told]
+    return Table(("", "bytes", ""), (*rows, Row((Cell("total"), size(found.total), Cell("")), "bold")), top=8)
 
 
 def _of(tensors: Sequence[TensorFacts]) -> str:

@@ -1,0 +1,125 @@
+"""What training steps take when new values are written over the old ones: bytes of a process, by two meters.
+
+    python -m benchmarks.in_place STEP [--steps 5] [--plain]
+
+STEP is a file that `ckplan rewrite` or `ckplan grad` wrote with an optimizer. It runs in a process of its own, which
+holds its parameters and states once. *Resident* is the growth of the resident set over the process before parameters,
+state and session were made, with default session options; *heap* is memray's high-water of the same, with arena and
+memory pattern off. With ``--plain`` old and new values have memory of their own each. The last line has a checksum of
+all values after the last step: the same to the bit, or not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+
+from ckplan.meter.inputs import make_inputs
+from ckplan.training.buffers import ort_value
+from ckplan.training.stepfile import StepFile, read_step
+
+
+def measure(step: Path, steps: int, plain: bool, meter: str) -> dict[str, Any]:
+    """One meter's figures of a file, from a process of its own."""
+    command = [sys.executable, "-m", "benchmarks.in_place", str(step), "--steps", str(steps), "--meter", meter]
+    done = subprocess.run([*command, *(["--plain"] * plain)], capture_output=True, text=True, check=True)
+    return dict(json.loads(done.stdout.splitlines()[-1]))
+
+
+def train(file: StepFile, steps: int, plain: bool, arena: bool) -> dict[str, np.ndarray]:
+    """The values after some steps on one batch."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    options.enable_cpu_mem_arena = options.enable_mem_pattern = arena
+    session = onnxruntime.InferenceSession(str(file.path), options, providers=["CPUExecutionProvider"])
+    values = {name: file.initial(name) for name in file.updates}
+    others = {name: np.empty_like(array) for name, array in values.items()} if plain else values
+    fed = {name: ort_value(array) for name, array in make_inputs(file.model).arrays.items() if name not in values}
+    for _ in range(steps):
+        binding = session.io_binding()
+        for name, value in fed.items():
+            binding.bind_ortvalue_input(name, value)
+        for name, array in values.items():
+            binding.bind_ortvalue_input(name, ort_value(array))
+        for name, array in others.items():
+            binding.bind_ortvalue_output(file.updates[name], ort_value(array))
+        binding.bind_output(file.loss)
+        session.run_with_iobinding(binding)
+        values, others = others, values
+    return values
+
+
+def resident(file: StepFile, steps: int, plain: bool) -> dict[str, Any]:
+    """In the child: growth of the resident set, and a checksum."""
+    process, peak, done = psutil.Process(), 0, threading.Event()
+
+    def watch() -> None:
+        nonlocal peak
+        while not done.wait(0.005):
+            peak = max(peak, process.memory_info().rss)
+
+    before = process.memory_info().rss
+    threading.Thread(target=watch, daemon=True).start()
+    values = train(file, steps, plain, arena=True)
+    peak = max(peak, process.memory_info().rss)
+    done.set()
+    digest = hashlib.sha256()
+    for name in sorted(values):
+        digest.update(name.encode() + np.ascontiguousarray(values[name]).tobytes())
+    parameters = sum(values[name].size for name in file.parameters)
+    return {"resident": peak - before, "checksum": digest.hexdigest()[:16], "parameters": parameters}
+
+
+def heap(file: StepFile, steps: int, plain: bool) -> dict[str, Any]:
+    """In the child: high-water of the heap."""
+    import memray
+
+    with tempfile.TemporaryDirectory() as folder:
+        capture = Path(folder) / "capture.bin"
+        destination = memray.FileDestination(capture, overwrite=True)
+        with memray.Tracker(destination=destination, file_format=memray.FileFormat.AGGREGATED_ALLOCATIONS):
+            train(file, steps, plain, arena=False)
+        return {"heap": memray.FileReader(capture).metadata.peak_memory}
+
+
+def main() -> None:
+    """Measure a file, or be the process that does."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("step", type=Path)
+    parser.add_argument("--steps", type=int, default=5)
+    parser.add_argument("--plain", action="store_true")
+    parser.add_argument("--meter", choices=["resident", "heap"])
+    asked = parser.parse_args()
+    if asked.meter is not None:
+        import onnxruntime
+
+        file = read_step(asked.step)
+        warm_up = onnxruntime.SessionOptions()
+        del warm_up
+        gc.collect()
+        print(json.dumps((resident if asked.meter == "resident" else heap)(file, asked.steps, asked.plain)))
+        sys.stdout.flush()
+        os._exit(0)
+    found = {**measure(asked.step, asked.steps, asked.plain, "resident"), **measure(asked.step, 3, asked.plain, "heap")}
+    each = found["parameters"]
+    for meter in ("resident", "heap"):
+        print(f"{meter}: {found[meter] / 2**20:,.1f} MiB, {found[meter] / each:.2f} bytes a parameter")
+    print(f"{each:,} parameters; values after {asked.steps} steps: {found['checksum']}")
+
+
+if __name__ == "__main__":
+    main()

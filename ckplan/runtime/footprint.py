@@ -1,0 +1,129 @@
+"""What a process with a file holds from its first steps on: parameters, state, and onnxruntime's arena.
+
+What a loop feeds is counted once, as long as it is fed: parameters, optimizer states, the batch. A file whose updates
+may be made in place (`keys.IN_PLACE`) gets its new values in the same memory; any other returns them in memory of its
+own, as it returns gradients. Values that lie in the file itself are held by the session too, also where they are fed;
+those in a data file are mapped, and only read where they are not fed. onnxruntime packs no weight a second time that is
+an input, and those of heavy operators are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import onnx_ir as ir
+
+from ckplan import keys
+from ckplan.model.metadata import listed_names, told
+from ckplan.model.weights import lies_outside
+from ckplan.planner.allocations import Allocations, allocations, expected_arena
+from ckplan.planner.problem import Problem
+from ckplan.runtime.problem_of import problem_of
+from ckplan.runtime.sizes import bytes_of, shape_classes
+
+
+@dataclass(frozen=True, slots=True)
+class Footprint:
+    """What a process with a file holds, in bytes; what it takes without any model is not in it.
+
+    Attributes:
+        parameters: all weights and constants, as fed or as the session holds them.
+        copies: values in the file of what is fed besides.
+        state: an optimizer's states.
+        inputs: the batch, and whatever else is fed.
+        returned: what the caller gets in memory of its own: the loss, gradients, new values that are not made in place.
+        activations: their peak, workspaces and gradients that die in their updates included.
+        arena: what onnxruntime's arena holds beyond those two, once it has run a few times with default options.
+    """
+
+    parameters: int
+    copies: int
+    state: int
+    inputs: int
+    returned: int
+    activations: int
+    arena: int
+
+    @property
+    def resident(self) -> int:
+        """What is there whatever the plan is."""
+        return self.parameters + self.copies + self.state + self.inputs
+
+    @property
+    def held(self) -> int:
+        """What the arena holds, outputs included."""
+        return self.returned + self.activations + self.arena
+
+    @property
+    def total(self) -> int:
+        """Everything."""
+        return self.resident + self.held
+
+    def to_json(self) -> dict[str, int]:
+        """The fields and the total."""
+        names = ("parameters", "copies", "state", "inputs", "returned", "activations", "arena")
+        return {**{name: getattr(self, name) for name in names}, "total": self.total}
+
+
+def footprint_of(executed: ir.Model, model: ir.Model, *, in_place: bool | None = None) -> Footprint:
+    """What a process with a file holds, as simulated.
+
+    Args:
+        executed: what onnxruntime executes of the file, nodes in execution order.
+        model: the file, which has the values of its parameters.
+        in_place: whether new values are written over the old ones; by default as the file says.
+    """
+    problem = problem_of(executed)
+    shapes = shape_classes(executed.graph, problem)
+    given = model.metadata_props.get(keys.IN_PLACE) == "true" if in_place is None else in_place
+    bound = frozenset(map(str, told(model.metadata_props, keys.UPDATES).values())) if given else frozenset[str]()
+    asked = allocations(problem, range(len(problem.ops)), shapes)
+    peak, returned, held = arena_of(problem, asked, range(len(problem.ops)), bound)
+    initializers = model.graph.initializers.values()
+    states = set(listed_names(model.metadata_props, keys.STATES))
+    fed = set(listed_names(model.metadata_props, keys.PARAMETERS)) | told(model.metadata_props, keys.UPDATES).keys()
+    inputs = [value for value in model.graph.inputs if not value.is_initializer()]
+    outside = lies_outside(model)
+    return Footprint(
+        parameters=sum(bytes_of(value) for value in initializers),
+        copies=sum(bytes_of(value) for value in initializers if value.name in fed and not outside(value)),
+        state=sum(bytes_of(value) for value in inputs if value.name in states),
+        inputs=sum(bytes_of(value) for value in inputs if value.name not in states),
+        returned=returned,
+        activations=peak,
+        arena=max(0, held - peak - returned),
+    )
+
+
+def arena_of(
+    problem: Problem, asked: Allocations, schedule: Sequence[int], bound: frozenset[str] = frozenset()
+) -> tuple[int, int, int]:
+    """Peak of activations, bytes of outputs, and what the arena holds of both in the end.
+
+    Args:
+        problem: the ops and tensors.
+        asked: what the schedule asks of the allocator.
+        schedule: op ids in execution order.
+        bound: names of outputs that the caller gives memory for, which the arena has no part in.
+    """
+    outside = set()
+    steps = []
+    for step, index in zip(asked.steps, schedule, strict=True):
+        names = {problem.tensors[tensor].name: problem.tensors[tensor].bytes for tensor in problem.ops[index].outputs}
+        sizes = [size for name, size in names.items() if name in bound]
+        kept = list(step.outputs)
+        for size in sizes:
+            buffer = next((buffer for buffer in kept if asked.size[buffer] == size), None)
+            if buffer is not None:
+                kept.remove(buffer)
+                outside.add(buffer)
+        steps.append(replace(step, outputs=tuple(kept)))
+    live = highest = 0
+    for step in steps:
+        live += sum(asked.size[buffer] for buffer in step.tensors)
+        highest = max(highest, live + step.workspace)
+        live -= sum(asked.size[buffer] for buffer in step.freed)
+    returned = sum(asked.size[buffer] for step in steps for buffer in step.outputs)
+    arena = expected_arena(replace(asked, steps=tuple(steps)))
+    return highest, returned, arena.steady.held

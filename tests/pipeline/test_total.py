@@ -1,0 +1,72 @@
+"""Budgets of everything that a process holds."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import ckplan
+from ckplan import keys
+from ckplan.errors import InfeasibleError, UsageError
+from ckplan.meter import measure
+from ckplan.runtime.executed import executed_model
+from ckplan.runtime.footprint import footprint_of
+
+SAMPLES = Path(__file__).parents[2] / "sample_models"
+
+
+def test_everything_is_counted_once() -> None:
+    size = 104_488  # bytes of the model's initializers
+    parts = {}
+    for optimizer in (None, "sgd", "momentum", "adamw"):
+        step = ckplan.open_model(SAMPLES / "mlp.onnx", optimizer=optimizer)
+        parts[optimizer] = found = step.footprint
+        assert size <= found.parameters <= size + 1000
+        assert found.total == found.resident + found.returned + found.activations + found.arena
+        assert found.activations == step.baseline.peak_activations
+    assert parts[None].returned > 90_000
+    assert parts["sgd"].state == 0
+    assert parts["adamw"].state == 2 * parts["momentum"].state > 0
+    # New values in place: nothing is returned but the loss and the count of steps.
+    assert parts["adamw"].returned <= 16
+    # So small a file holds the first values itself.
+    assert parts["sgd"].copies == parts["momentum"].state
+
+
+def test_the_arena_holds_what_is_expected(tmp_path: Path) -> None:
+    step = ckplan.open_model(SAMPLES / "resnet_tiny.onnx", dims={"batch": 4})
+    ckplan.save(step.model, tmp_path / "step.onnx")
+    measured = measure(tmp_path / "step.onnx", runs=1, heap=False)
+    found = footprint_of(executed_model(step.model), step.model)
+    assert measured.counters is not None
+    assert measured.counters.steady is not None
+    assert measured.counters.steady.held == pytest.approx(found.held, rel=0.02)
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+def test_a_file_keeps_to_a_budget_of_everything(optimizer: str) -> None:
+    step = ckplan.open_model(SAMPLES / "mlp.onnx", optimizer=optimizer, dims={"batch": 16384})
+    made = ckplan.rewrite(step, strategy="evict", budget="80%", of="total")
+    limit = int(0.8 * step.footprint.total)
+    assert made.footprint.total <= limit == made.budget
+    assert made.model.metadata_props[keys.BUDGET] == str(limit)
+    assert made.model.metadata_props[keys.BUDGET_OF] == "total"
+    assert made.footprint == footprint_of(executed_model(made.model), made.model)
+    json.dumps(made.footprint.to_json())
+
+
+def test_what_no_plan_can_keep_to_is_refused() -> None:
+    step = ckplan.open_model(SAMPLES / "mlp.onnx", optimizer="adamw")
+    with pytest.raises(InfeasibleError, match="parameters, state, inputs and outputs alone take"):
+        ckplan.rewrite(step, budget=step.footprint.resident, of="total")
+    with pytest.raises(InfeasibleError, match="no plan"):
+        ckplan.rewrite(step, budget=step.footprint.resident + 200_000, of="total", strategy="evict")
+
+
+def test_bad_scopes() -> None:
+    with pytest.raises(UsageError, match="a budget cannot be of `arenas`; choose activations or total"):
+        ckplan.rewrite(SAMPLES / "mlp.onnx", budget="50%", of="arenas")
+    with pytest.raises(UsageError, match="there is none"):
+        ckplan.rewrite(SAMPLES / "mlp.onnx", of="total")
