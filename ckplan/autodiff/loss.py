@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import onnx_ir as ir
 
-from ckplan.autodiff.builder import Builder, attr_int, is_floating, shape_of, size_of
+from ckplan.autodiff.builder import Builder, is_floating, shape_of, size_of
 from ckplan.autodiff.composites import outline
 from ckplan.autodiff.crossentropy import emit_cross_entropy, prepare_labels
+from ckplan.autodiff.head import Head, behind_softmax, classes_axis, head_of, main_output
 from ckplan.autodiff.sums import total
 from ckplan.errors import ModelError, UsageError
 
 #: Losses that can be put behind an output, as ``--loss`` names them.
 LOSSES = ("cross-entropy", "mse", "sum", "mean", "sum-of-squares")
-
-_SOFTMAX = ("Softmax", "LogSoftmax")
-_SHAPE_ONLY = ("Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity")
 
 
 @dataclass(frozen=True)
@@ -42,8 +40,8 @@ def add_loss(op: Builder, spec: str | None) -> Loss:
     Args:
         op: builder of the forward graph.
         spec: an output of the model by name; one of :data:`LOSSES`, behind the first floating output; or
-            ``<loss>:<output>``. None takes the model's scalar output if it has one, else cross-entropy if the
-            model ends in a softmax, else mse.
+            ``<loss>:<output>``. None takes the model's scalar output if it has one, or the one that is called loss,
+            else cross-entropy if the model's head makes scores of classes, else mse; the description says why.
 
     Raises:
         UsageError: the output does not exist or cannot be used that way.
@@ -57,9 +55,11 @@ def add_loss(op: Builder, spec: str | None) -> Loss:
         )
     if spec is None:
         scalars = [value for value in outputs if shape_of(value) == ()]
-        if len(scalars) == 1:
-            return Loss(scalars[0], f"the model's output '{scalars[0].name}'")
-        spec = "cross-entropy" if _logits(outputs[0])[1] is not None else "mse"
+        called = [value for value in outputs if size_of(value) == 1 and str(value.name).lower() == "loss"]
+        for single in (scalars, called):
+            if len(single) == 1:
+                return Loss(single[0], f"the model's output '{single[0].name}'")
+        return _default(op, main_output(outputs))
     by_name = {str(value.name): value for value in op.graph.outputs}
     if spec in by_name:
         return Loss(_scalar(by_name[spec]), f"the model's output '{spec}'")
@@ -103,24 +103,20 @@ def _scalar(value: ir.Value) -> ir.Value:
     return value
 
 
-def _logits(output: ir.Value) -> tuple[ir.Value, int | None]:
-    """Return what a trailing softmax is applied to, and the axis of the classes; (output, None) without one."""
-    value = output
-    while (node := value.producer()) is not None and node.op_type in _SHAPE_ONLY and node.inputs[0] is not None:
-        value = node.inputs[0]
-    if node is None or node.op_type not in _SOFTMAX or node.domain or node.inputs[0] is None:
-        return output, None
-    logits = node.inputs[0]
-    return logits, attr_int(node, "axis", -1) % len(shape_of(logits))
+def _default(op: Builder, output: ir.Value) -> Loss:
+    """Put the loss behind an output that its head suggests."""
+    head = head_of(op.graph, output)
+    with op.scope("loss", "forward"):
+        loss = _mean_squared_error(op, output) if head.axis is None else _cross_entropy(op, output, head)
+    return replace(loss, description=f"{loss.description}, since {head.reason}")
 
 
-def _cross_entropy(op: Builder, output: ir.Value) -> Loss:
-    logits, axis = _logits(output)
+def _cross_entropy(op: Builder, output: ir.Value, head: Head | None = None) -> Loss:
+    logits, axis = behind_softmax(output) if head is None else (head.scores, head.axis)
     shape = shape_of(logits)
-    if not shape:
-        raise UsageError(f"cross-entropy needs classes, and output `{output.name}` is one number", "use --loss mse")
+    axis = classes_axis(shape) if axis is None else axis
     if axis is None:
-        axis = len(shape) - 1 if len(shape) in (1, 3) else 1
+        raise UsageError(f"cross-entropy needs classes, and output `{output.name}` is one number", "use --loss mse")
     samples = [dim for i, dim in enumerate(shape) if i != axis]
     # Classifiers that end in a pooling have scores of shape [N, C, 1, 1]; their labels are [N].
     while len(samples) > 1 and samples[-1] == 1 and axis == 1:
