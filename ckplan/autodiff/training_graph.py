@@ -28,6 +28,7 @@ from ckplan.autodiff.parameters import request_of, select_parameters, shortened
 from ckplan.autodiff.paths import prune
 from ckplan.autodiff.quantisation import pass_straight_through, refuse_quantised
 from ckplan.autodiff.rules.conv_batch_norm import outline_conv_batch_norms
+from ckplan.autodiff.rules.silu import outline_silus
 from ckplan.autodiff.training_mode import TrainingForms, enter_training
 from ckplan.errors import ModelError, UsageError
 from ckplan.keys import PHASE
@@ -150,6 +151,7 @@ def build_training_graph(
     others = {str(value.name): anchors.add(value) for value in _current(graph, request.others)}
     anchors.hold(objective.targets)
     outline_conv_batch_norms(op, objective.targets)
+    outline_silus(op, objective.targets)
     if straight_through:
         pass_straight_through(op)
     targets = {anchors[value]: seed for value, seed in objective.targets.items()}

@@ -46,9 +46,10 @@ def batch_normalization(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
     channels = shape_of(scale)[0]
     epsilon = attr_float(node, "epsilon", EPSILON)
     if attr_int(node, "training_mode", 0):
-        flat = [shape_of(x)[0], channels, 1, math.prod(shape_of(x)[2:])]
-        none: Gradients = [None, None, None]
-        found = none if upstream is None else _with_statistics(op, (x, scale, bias), upstream, flat, [0, 3], epsilon)
+        found: Gradients = [None, None, None]
+        if upstream is not None:
+            _, centred, spread = centre(op, x)
+            found = _of_batch(op, node, upstream, centred, spread)
         through = _by_running_statistics(op, node, dy[1:]) if op.wants(x) else None
         if through is not None:
             found = [through if found[0] is None else op.Add(found[0], through), *found[1:]]
@@ -107,38 +108,78 @@ def _by_running_statistics(op: Builder, node: ir.Node, dy: Gradients) -> ir.Valu
 
 @rule("TrainingBatchNormalization", domain=DOMAIN, settings=[3, 4], leading=5)
 def training_batch_normalization(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
-    """Reads c = x - mean and, a few numbers per channel, r = 1 / deviation and a = scale r.
+    """Reads c = x - mean and the variance of the batch.
 
-    With m elements per channel, per channel
+    With m elements per channel, r = 1 / sqrt(variance + epsilon) and a = scale r, per channel
 
-        dbias = sum(dy),    dscale = r sum(dy c),    dx = a (dy - sum(dy) / m) - a r^2 sum(dy c) c / m.
+        dbias = sum(dy),    dscale = r sum(dy c),    dx = a (dy - sum(dy) / m - r dscale c / m),
+
+    of which the last two terms are c normalised by the variance, with scale -a dscale / m and bias -a sum(dy) / m.
     """
-    x, scale, bias = (required_input(node, index) for index in range(3))
-    centred, factor, inverse = node.outputs[3:6]
-    assert x.dtype is not None
-    assert centred.dtype is not None
-    dx = dscale = dbias = None
-    if dy[0] is not None:
-        channels, rank = shape_of(x)[1], len(shape_of(x))
-        axes = [axis for axis in range(rank) if axis != 1]
-        share = 1.0 / max(math.prod(shape_of(x)[axis] for axis in axes), 1)
-        upstream = cast(op, dy[0], centred.dtype)
-        sums = op.reduce_sum(upstream, axes, keepdims=False)
-        if op.wants(x) or op.wants(scale):
-            # The second is transposed; of c that would be a value that the forward pass has too, kept till now.
-            along = channel_products(op, centred, upstream)
-            if op.wants(scale):
-                dscale = _like(op, op.Mul(along, inverse), scale)
-            if op.wants(x):
-                slope = op.Mul(op.Mul(along, factor), op.Mul(op.Mul(inverse, inverse), -share))
-                rest = affine(op, centred, slope, op.Mul(op.Mul(sums, factor), -share))
-                main = op.Mul(upstream, op.reshape(factor, [channels, *[1] * (rank - 2)]))
-                dx = cast(op, op.Add(main, rest), x.dtype)
-        dbias = _like(op, sums, bias) if op.wants(bias) else None
+    x, upstream = required_input(node, 0), dy[0]
+    found: list[ir.Value | None] = [None, None, None]
+    if upstream is not None:
+        found = _of_batch(op, node, upstream, *node.outputs[3:5])
     through = _by_running_statistics(op, node, dy[1:3]) if op.wants(x) else None
     if through is not None:
-        dx = through if dx is None else op.Add(dx, through)
-    return [dx, dscale, dbias, _of_old(op, node, 1, dy), _of_old(op, node, 2, dy)]
+        found[0] = through if found[0] is None else op.Add(found[0], through)
+    return [*found, _of_old(op, node, 1, dy), _of_old(op, node, 2, dy)]
+
+
+def _of_batch(op: Builder, node: ir.Node, dy: ir.Value, centred: ir.Value, variance: ir.Value) -> list[ir.Value | None]:
+    """Return the gradients of x, scale and bias of a normalisation by the statistics of the batch.
+
+    Args:
+        op: the builder.
+        node: the normalisation.
+        dy: gradient of what is normalised.
+        centred: x without its mean, in at least single precision.
+        variance: that of the batch, one number per channel.
+    """
+    x, scale, bias = (required_input(node, index) for index in range(3))
+    assert x.dtype is not None
+    assert centred.dtype is not None
+    dx = dscale = None
+    channels, rank = shape_of(x)[1], len(shape_of(x))
+    axes = [axis for axis in range(rank) if axis != 1]
+    share = 1.0 / max(math.prod(shape_of(x)[axis] for axis in axes), 1)
+    epsilon = attr_float(node, "epsilon", EPSILON)
+    upstream = cast(op, dy, centred.dtype)
+    sums = op.reduce_sum(upstream, axes, keepdims=False)
+    if op.wants(x) or op.wants(scale):
+        deviation = op.Sqrt(op.Add(variance, epsilon))
+        # The second is transposed; of c that would be a value that the forward pass has too, kept till now.
+        wide = op.Div(channel_products(op, centred, upstream), deviation)
+        dscale = _like(op, wide, scale) if op.wants(scale) else None
+        if op.wants(x):
+            factor = op.Div(cast(op, scale, centred.dtype), deviation)
+            part = op.Mul(factor, -share)
+            zeros = np.zeros(channels, dtype_of(centred))
+            slope, offset = op.Mul(wide, part), op.Mul(sums, part)
+            rest = op.BatchNormalization(centred, slope, offset, zeros, variance, epsilon=epsilon)
+            main = op.Mul(upstream, op.reshape(factor, [channels, *[1] * (rank - 2)]))
+            dx = cast(op, op.Add(main, rest), x.dtype)
+    return [dx, dscale, _like(op, sums, bias) if op.wants(bias) else None]
+
+
+def centre(op: Builder, x: ir.Value) -> tuple[ir.Value, ir.Value, ir.Value]:
+    """Emit the statistics of a batch, in at least single precision: sums do not fit into half precision.
+
+    Args:
+        op: the builder.
+        x: (N, C, ...).
+
+    Returns:
+        The mean, (1, C, 1, ...); x without it; and the variance, (C,).
+    """
+    axes = [axis for axis in range(len(shape_of(x))) if axis != 1]
+    share = 1.0 / max(math.prod(shape_of(x)[axis] for axis in axes), 1)
+    assert x.dtype is not None
+    wide = cast(op, x, ir.DataType.FLOAT if dtype_of(x).itemsize < 4 else x.dtype)
+    mean = op.ReduceMean(wide, np.asarray(axes), keepdims=1)
+    centred = op.Sub(wide, mean)
+    # From c: the mean of the squares less the square of the mean loses all digits where the mean is large.
+    return mean, centred, op.Mul(channel_products(op, centred, centred), share)
 
 
 def cast(op: Builder, value: ir.Value, dtype: ir.DataType) -> ir.Value:

@@ -31,7 +31,7 @@ import onnx_ir as ir
 
 from ckplan.autodiff.builder import Builder, attr_int, shape_of, size_of
 from ckplan.autodiff.rules import depthwise_forms
-from ckplan.autodiff.rules.windows import Window, pad_axes, permuted, slice_axes, tap_of
+from ckplan.autodiff.rules.windows import Window, pad_axes, permuted, places_of, slice_axes, tap_of
 
 Form = Literal["image", "batch", "column", "conv", "dot", "row"]
 
@@ -88,7 +88,7 @@ def weight_gradient(op: Builder, x: ir.Value, dy: ir.Value, kernel: Sequence[int
         return op.Concat(*[weight_gradient(op, part, dy, shape, window) for part, shape in slices], axis=1)
     form = weight_gradient_form(samples, channels, kernel[0], groups, window)
     emit = FORMS[form]
-    parts = _parts(op, x, samples) if form in ("image", "column", "dot", "row") and not window.is_pointwise else 1
+    parts = _parts(op, x, samples) if form in ("image", "column", "dot", "row") and window.size > 1 else 1
     sums = []
     for index in range(parts):
         first, last = samples * index // parts, samples * (index + 1) // parts
@@ -129,8 +129,8 @@ def _image(op: Builder, x: ir.Value, dy: ir.Value, kernel: Sequence[int], groups
         split = [*lead, wide, *window.inputs]
         perm = [*range(len(lead)), *range(len(lead) + 1, len(split)), len(lead)]
         last = op.Transpose(op.reshape(x, split), perm=perm)
-        taps = _taps(op, last, len(lead), [*lead, window.places, wide], window)
-        products = op.Concat(*[op.MatMul(dy, tap) for tap in taps], axis=-1)
+        taps = _taps(op, last, len(lead), [*lead, window.places, wide], window, 1)
+        products = _side_by_side(op, [op.MatMul(dy, tap) for tap in taps])
     return _kernel_layout(op, op.reduce_sum(products, [0], keepdims=False), kernel)
 
 
@@ -151,8 +151,8 @@ def _batch(op: Builder, x: ir.Value, dy: ir.Value, kernel: Sequence[int], groups
         products = op.MatMul(dy, permuted(op, op.reshape(x, split), perm, [*lead, depth, wide]))
     else:
         last = op.Transpose(op.reshape(x, split), perm=perm)
-        taps = _taps(op, last, len(lead) + 1, [*lead, depth, wide], window)
-        products = op.Concat(*[op.MatMul(dy, tap) for tap in taps], axis=-1)
+        taps = _taps(op, last, len(lead) + 1, [*lead, depth, wide], window, _together(op, x, window))
+        products = _side_by_side(op, [op.MatMul(dy, tap) for tap in taps])
     return _kernel_layout(op, products, kernel)
 
 
@@ -205,7 +205,7 @@ def _dot(op: Builder, x: ir.Value, dy: ir.Value, kernel: Sequence[int], groups: 
 
 
 def _row(op: Builder, x: ir.Value, dy: ir.Value, kernel: Sequence[int], groups: int, window: Window) -> ir.Value:
-    return depthwise_forms.row(op, x, dy, kernel, window)
+    return depthwise_forms.row(op, x, dy, kernel, window, _largest(op))
 
 
 _Emit = Callable[[Builder, ir.Value, ir.Value, Sequence[int], int, Window], ir.Value]
@@ -220,12 +220,45 @@ FORMS: dict[Form, _Emit] = {
 }
 
 
-def _taps(op: Builder, last: ir.Value, first_axis: int, shape: Sequence[int], window: Window) -> Iterator[ir.Value]:
-    """Pad a tensor whose channels come last and yield each tap; a tap is emitted when it is asked for."""
+def _taps(
+    op: Builder, last: ir.Value, first_axis: int, shape: Sequence[int], window: Window, together: int
+) -> Iterator[ir.Value]:
+    """Pad a tensor whose channels come last and yield its taps; each is emitted when it is asked for.
+
+    A tap is gathered, place by place, from the padded tensor: one node, and as fast as a slice of all axes.
+
+    Args:
+        op: the builder.
+        last: what the window slides over, channels last.
+        first_axis: the first of its spatial axes.
+        shape: of one tap, channels last.
+        window: geometry.
+        together: how many taps lie side by side in what is yielded, as so many times the channels.
+    """
     axes = range(first_axis, first_axis + len(window.inputs))
     padded = pad_axes(op, last, axes, window.begin, [max(size, 0) for size in window.end])
-    for tap in window.taps:
-        yield op.reshape(tap_of(op, padded, window, tap, axes), shape)
+    lead, sizes = shape_of(padded)[:first_axis], shape_of(padded)[first_axis:-1]
+    rows = op.reshape(padded, [*lead, math.prod(sizes), shape[-1]])
+    taps = window.taps
+    for first in range(0, len(taps), together):
+        read = np.stack([places_of(window, tap, sizes) for tap in taps[first : first + together]], axis=-1)
+        found = op.Gather(rows, read.reshape(-1), axis=first_axis)
+        yield op.reshape(found, [*shape[:-1], read.shape[1] * shape[-1]])
+
+
+def _together(op: Builder, x: ir.Value, window: Window) -> int:
+    """Into how many copies of x a product may read its taps: all of them, a row of them, or one.
+
+    The fewer products, the fewer nodes and the faster. Copies that together are no larger than the largest tensor of
+    the model are of no account: there are such only where the layers are deep and the activations small.
+    """
+    copy = size_of(x) // math.prod(window.inputs) * window.places
+    room = _largest(op)
+    return next((taps for taps in (window.size, window.kernel[-1]) if taps * copy <= room), 1)
+
+
+def _side_by_side(op: Builder, products: Sequence[ir.Value]) -> ir.Value:
+    return op.Concat(*products, axis=-1) if len(products) > 1 else products[0]
 
 
 def _only_tap(op: Builder, x: ir.Value, window: Window) -> ir.Value:
@@ -254,11 +287,16 @@ def _parts(op: Builder, x: ir.Value, samples: int) -> int:
     A gradient holds about two copies of ``x`` (transposed and padded, and one tap). That is of no account for a small
     layer, but where ``x`` is among the largest tensors of the model, the peak may well lie here.
     """
+    return min(samples, MAX_PARTS) if 2 * size_of(x) >= _largest(op) else 1
+
+
+def _largest(op: Builder) -> int:
+    """Elements of the largest tensor that the graph had when this was first asked."""
     largest = _LARGEST.get(op.graph)
     if largest is None:
         outputs = (value for node in op.graph for value in node.outputs if value.shape is not None)
         largest = _LARGEST[op.graph] = max(map(size_of, outputs), default=0)
-    return min(samples, MAX_PARTS) if 2 * size_of(x) >= largest else 1
+    return largest
 
 
 _LARGEST: WeakKeyDictionary[ir.Graph, int] = WeakKeyDictionary()

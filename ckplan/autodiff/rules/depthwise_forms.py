@@ -20,7 +20,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ckplan.autodiff.builder import Builder, dtype_of, shape_of
-from ckplan.autodiff.rules.windows import Window, slice_axes
+from ckplan.autodiff.rules.windows import Window, pad_axes, places_of, slice_axes
 
 #: Places of a channel from which on a dot product is fast enough.
 DOT_PLACES = 400
@@ -86,29 +86,50 @@ def dot(op: Builder, x: ir.Value, dy: ir.Value, kernel: Sequence[int], window: W
     return op.reshape(sums, kernel)
 
 
-def row(op: Builder, x: ir.Value, dy: ir.Value, kernel: Sequence[int], window: Window) -> ir.Value:
-    """Emit the gradient by products of rows; arguments as for :func:`dot`."""
-    samples, channels = shape_of(x)[:2]
-    swap = [1, 0, *range(2, len(shape_of(x)))]
+def row(op: Builder, x: ir.Value, dy: ir.Value, kernel: Sequence[int], window: Window, room: int) -> ir.Value:
+    """Emit the gradient by products of rows.
+
+    Args:
+        op: the builder.
+        x: input of the convolution, (N, C, ...).
+        dy: gradient of its output, (N, C, ...).
+        kernel: shape of the weight, (C, 1, ...).
+        window: geometry.
+        room: up to this many elements, copies of x for all rows of taps are made at once.
+    """
+    samples, channels, *sizes = shape_of(x)
+    rank = len(sizes)
     width, columns = window.inputs[-1], window.outputs[-1]
-    rows = samples * math.prod(window.outputs[:-1])
-    x = op.Transpose(x, perm=swap)
-    dy = op.Transpose(op.reshape(op.Transpose(dy, perm=swap), [channels, rows, columns]), perm=[0, 2, 1])
+    # The samples of a channel lie next to the last axis: (C, ..., N, W), a row of which is read for each tap.
+    x = op.transpose(x, [1, *range(2, rank + 1), 0, rank + 1])
+    dy = op.transpose(dy, [1, rank + 1, *range(2, rank + 1), 0])
+    axes = range(1, rank)
+    x = pad_axes(op, x, axes, window.begin[:-1], [max(size, 0) for size in window.end[:-1]])
+    outer = shape_of(x)[1:rank]
+    x = op.reshape(x, [channels, math.prod(outer), samples, width])
+    rows = math.prod(window.outputs[:-1])
+    dy = op.reshape(dy, [channels, 1, columns, rows * samples])
+    taps = list(itertools.product(*map(range, window.kernel[:-1])))
+    together = len(taps) if len(taps) * channels * rows * samples * width <= room else 1
+    sums = []
+    for first in range(0, len(taps), together):
+        read = [places_of(window, tap, outer) for tap in taps[first : first + together]]
+        part = x if len(read) == math.prod(outer) == 1 else op.Gather(x, np.concatenate(read), axis=1)
+        products = op.MatMul(dy, op.reshape(part, [channels, len(read), rows * samples, width]))
+        flat = op.reshape(products, [channels * len(read), columns * width])
+        sums.append(op.reshape(op.MatMul(flat, op.constant(_diagonals(op, x, window))), [channels, -1]))
+    return op.reshape(op.Concat(*sums, axis=-1) if len(sums) > 1 else sums[0], kernel)
+
+
+def _diagonals(op: Builder, x: ir.Value, window: Window) -> np.ndarray:
+    """Ones where a column of dy meets the column of x that a tap reads, (columns of dy and x, taps)."""
+    width, columns = window.inputs[-1], window.outputs[-1]
     diagonals = np.zeros([columns, width, window.kernel[-1]], dtype_of(x))
     for column, index in itertools.product(range(columns), range(window.kernel[-1])):
         place = column * window.strides[-1] + index * window.dilations[-1] - window.begin[-1]
         if 0 <= place < width:
             diagonals[column, place, index] = 1
-    mask = op.constant(diagonals.reshape(columns * width, -1))
-    axes = range(2, len(kernel) - 1)
-    sums = []
-    for tap in itertools.product(*map(range, window.kernel[:-1])):
-        splits = [_split(window, axis, index) for axis, index in enumerate(tap)]
-        part = slice_axes(op, x, axes, [residue for residue, _ in splits], window.inputs[:-1], window.strides[:-1])
-        moved = _rows(op, part, window, [shift for _, shift in splits])
-        products = op.MatMul(dy, op.reshape(moved, [channels, rows, width]))
-        sums.append(op.MatMul(op.reshape(products, [channels, columns * width]), mask))
-    return op.reshape(op.Concat(*sums, axis=-1) if len(sums) > 1 else sums[0], kernel)
+    return diagonals.reshape(columns * width, -1)
 
 
 def _split(window: Window, axis: int, tap: int) -> tuple[int, int]:

@@ -155,3 +155,17 @@ def permuted(op: Builder, value: ir.Value, perm: Sequence[int], shape: Sequence[
     if moving != sorted(moving):
         value = op.Transpose(value, perm=list(perm))
     return op.reshape(value, shape)
+
+
+def places_of(window: Window, tap: Sequence[int], sizes: Sequence[int]) -> np.ndarray:
+    """Which places of a plane a tap reads, counted row by row, int32.
+
+    Args:
+        window: geometry.
+        tap: the tap, along the first axes of the window or all.
+        sizes: of the plane along these axes, padded.
+    """
+    spans = zip(tap, window.dilations, window.strides, window.outputs, strict=False)
+    along = [index * dilation + stride * np.arange(count) for index, dilation, stride, count in spans]
+    grid = np.meshgrid(*along, indexing="ij")
+    return np.ravel_multi_index(grid, tuple(sizes)).reshape(-1).astype(np.int32) if along else np.zeros(1, np.int32)

@@ -2,19 +2,19 @@
 
 ``training_mode=1`` is not used: onnxruntime's CUDA kernel refuses it, and its gradient would have to make the
 statistics again. Here the centred input c = x - mean is kept in place of x, which nothing else reads behind a
-convolution; the statistics, a few numbers per channel, stay at hand.
+convolution, and the form of inference normalises it by the variance of the batch, a number per channel.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
+import numpy as np
 import onnx_ir as ir
 
 from ckplan.autodiff.builder import Builder, attr_float, dtype_of, required_input, shape_of
 from ckplan.autodiff.composites import outline
-from ckplan.autodiff.rules.batch_norm import EPSILON, affine, cast, channel_products, inverse_deviation
+from ckplan.autodiff.rules.batch_norm import EPSILON, cast, centre
 
 
 def batch_normalization(
@@ -31,28 +31,22 @@ def batch_normalization(
         The normalised x, and the running mean and variance after the step.
     """
     x, scale, bias = (required_input(node, index) for index in range(3))
-    shape, narrow = shape_of(x), x.dtype
+    channels, narrow = shape_of(x)[1], x.dtype
     assert narrow is not None
-    # Sums over an activation do not fit into half precision.
-    dtype = ir.DataType.FLOAT if dtype_of(x).itemsize < 4 else narrow
-    axes = [axis for axis in range(len(shape)) if axis != 1]
-    share = 1.0 / max(math.prod(shape[axis] for axis in axes), 1)
     momentum = attr_float(node, "momentum", 0.9)
+    epsilon = attr_float(node, "epsilon", EPSILON)
     with op.recording() as nodes:
-        wide = cast(op, x, dtype)
-        mean = op.Mul(op.reduce_sum(wide, axes), share)
-        centred = op.Sub(wide, mean)
-        # From c: the mean of the squares less the square of the mean loses all digits where the mean is large.
-        variance = op.Mul(channel_products(op, centred, centred), share)
-        inverse = inverse_deviation(op, variance, attr_float(node, "epsilon", EPSILON))
-        factor = op.Mul(cast(op, scale, dtype), inverse)
-        y = cast(op, affine(op, centred, factor, cast(op, bias, dtype)), narrow)
+        mean, centred, variance = centre(op, x)
+        assert centred.dtype is not None
+        parts = [cast(op, part, centred.dtype) for part in (scale, bias)]
+        zeros = np.zeros(channels, dtype_of(centred))
+        y = cast(op, op.BatchNormalization(centred, *parts, zeros, variance, epsilon=epsilon), narrow)
         new = [
             _running(op, before, batch, momentum)
-            for before, batch in zip(old, (op.reshape(mean, [shape[1]]), variance), strict=True)
+            for before, batch in zip(old, (op.reshape(mean, [channels]), variance), strict=True)
         ]
-    outputs = [y, *new, centred, factor, inverse]
-    inputs, attributes = [x, scale, bias, *old], {"momentum": momentum}
+    outputs = [y, *new, centred, variance]
+    inputs, attributes = [x, scale, bias, *old], {"momentum": momentum, "epsilon": epsilon}
     y, mean, variance, *_ = outline(op, "TrainingBatchNormalization", nodes, inputs, outputs, attributes)
     return y, mean, variance
 

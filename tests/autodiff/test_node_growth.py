@@ -1,0 +1,90 @@
+"""How many nodes the gradient of a convolutional network takes: each costs time when a file is opened."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+
+from ckplan.autodiff import TrainingGraph, build_training_graph
+from tests.autodiff.gradcheck import infer, onnxruntime_run, reference, values
+
+#: Channels in and out, size of the kernel, stride and groups of each layer.
+PLAIN = [
+    (3, 16, 3, 1, 1),
+    (16, 32, 3, 2, 1),
+    (32, 32, 3, 2, 1),
+    (32, 32, 3, 1, 1),
+    (32, 32, 3, 1, 1),
+    (32, 64, 1, 1, 1),
+]
+DEPTHWISE = [(3, 16, 3, 2, 1), (16, 64, 1, 1, 1), (64, 64, 5, 2, 64), (64, 32, 1, 1, 1), (32, 32, 3, 1, 32)]
+
+
+def network(layers: list[tuple[int, ...]], activation: str, dtype: type, norm: bool) -> ir.Model:
+    """Layers of a convolution, a normalisation and an activation, for images of 32 x 32."""
+    lines, arrays, value = [], {}, "x"
+    for i, (before, after, kernel, stride, groups) in enumerate(layers):
+        arrays[f"w{i}"] = values(after, before // groups, kernel, kernel, seed=i) / np.sqrt(
+            before // groups * kernel**2
+        )
+        pads = [kernel // 2] * 4
+        lines.append(f"c{i} = Conv <pads = {pads}, strides = [{stride}, {stride}], group = {groups}> ({value}, w{i})")
+        value = f"c{i}"
+        if norm:
+            arrays |= {f"s{i}": 1 + values(after, seed=i) / 4, f"b{i}": values(after, seed=i + 1) / 4}
+            arrays |= {f"m{i}": np.zeros(after), f"v{i}": np.ones(after)}
+            lines.append(f"n{i} = BatchNormalization ({value}, s{i}, b{i}, m{i}, v{i})")
+            value = f"n{i}"
+        if activation == "silu":
+            lines.append(f"g{i} = Sigmoid ({value}) a{i} = Mul ({value}, g{i})")
+        else:
+            lines.append(f"a{i} = {activation} ({value})")
+        value = f"a{i}"
+    kind = "float" if dtype is np.float32 else "double"
+    body = " ".join(lines)
+    body += f" q = Mul({value}, {value}) loss = ReduceMean<keepdims=0>(q)"
+    text = f"g ({kind}[4,3,32,32] x) => ({kind} loss) {{ {body} }}"
+    proto = onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["": 21]> {text}')
+    made = (onnx.numpy_helper.from_array(array.astype(dtype), name) for name, array in arrays.items())
+    proto.graph.initializer.extend(made)
+    return infer(proto)
+
+
+def step(*arguments, training: bool = False) -> TrainingGraph:
+    return build_training_graph(network(*arguments), training=training)
+
+
+@pytest.mark.parametrize(
+    ("layers", "activation", "norm", "most"),
+    [
+        (PLAIN, "Relu", False, 14),
+        (DEPTHWISE, "silu", False, 8),
+        (PLAIN, "Relu", True, 20),
+        (DEPTHWISE, "silu", True, 13),
+    ],
+)
+def test_a_convolutional_network_grows_by_a_bounded_factor(layers, activation, norm, most):
+    forward = len(network(layers, activation, np.float32, norm).graph)
+    assert len(step(layers, activation, np.float32, norm, training=norm).model.graph) <= most * forward
+
+
+@pytest.mark.parametrize("norm", [False, True])
+@pytest.mark.parametrize(("layers", "activation"), [(PLAIN, "Relu"), (DEPTHWISE, "silu"), (DEPTHWISE, "HardSwish")])
+def test_its_gradients_are_those_in_double_precision(layers, activation, norm):
+    """Single precision takes other forms than double precision does, which the other tests are about."""
+    single, double = (step(layers, activation, dtype, norm, training=norm) for dtype in (np.float32, np.float64))
+    x = values(4, 3, 32, 32, seed=5)
+    found = onnxruntime_run(single.model, {"x": x.astype(np.float32)})
+    expected = reference(double.model, {"x": x})
+    for name in single.gradients.values():
+        distance = np.linalg.norm(found[name] - expected[name]) / np.linalg.norm(expected[name])
+        assert distance < 1e-4, name
+
+
+def test_the_step_of_a_relu_has_no_gradient_of_its_own():
+    first = step(PLAIN[:1], "Relu", np.float32, False)
+    second = build_training_graph(first.model, grad_ys=list(first.gradients.values()))
+    before = sum(node.op_type == "HardSigmoid" for node in first.model.graph)
+    assert before == sum(node.op_type == "HardSigmoid" for node in second.model.graph) == 1

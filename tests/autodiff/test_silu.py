@@ -1,0 +1,51 @@
+"""A value times its own sigmoid, differentiated as one."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+
+from ckplan.autodiff import build_training_graph
+from tests.autodiff.gradcheck import check_second_derivatives, check_training_graph, parse, values
+
+WEIGHTS = {"w": values(3, 4), "v": values(4, 2, seed=2)}
+TAIL = "z = MatMul(y, v) q = Mul(z, z) loss = ReduceSum <keepdims = 0> (q)"
+
+
+def model(nodes: str, outputs: str = "double loss"):
+    return parse(f"g (double[6,3] x) => ({outputs}) {{ h = MatMul(x, w) {nodes} {TAIL} }}", **WEIGHTS)
+
+
+def kept(nodes: str, outputs: str = "double loss") -> list[str]:
+    """The operators of the forward pass whose results the backward pass reads."""
+    training = build_training_graph(model(nodes, outputs), loss="loss")
+    check_training_graph(training, {"x": values(6, 3, seed=8)})
+    phases = {node: node.metadata_props["pkg.ckplan.phase"] for node in training.model.graph}
+    read = {v for node, phase in phases.items() if phase == "backward" for v in node.inputs if v is not None}
+    return [node.op_type for node, phase in phases.items() if phase == "forward" and not read.isdisjoint(node.outputs)]
+
+
+@pytest.mark.parametrize("product", ["Mul(h, s)", "Mul(s, h)"])
+def test_the_input_is_kept_for_nothing(product):
+    assert kept(f"s = Sigmoid(h) y = {product}")[:2] == ["Sigmoid", "Mul"]
+
+
+@pytest.mark.parametrize(
+    ("nodes", "outputs"),
+    [
+        ("s = Sigmoid(h) t = Mul(s, h) y = Add(t, s)", "double loss"),
+        ("s = Sigmoid(h) y = Mul(s, h)", "double[6,4] s, double loss"),
+        ("t = Tanh(h) s = Sigmoid(h) y = Mul(s, t)", "double loss"),
+    ],
+)
+def test_a_sigmoid_that_something_else_reads_is_left_alone(nodes, outputs):
+    assert "MatMul" in kept(nodes, outputs) or "Tanh" in kept(nodes, outputs)
+
+
+def test_second_derivatives():
+    text = "g () => (double loss) { h = MatMul(p0, p1) s = Sigmoid(h) y = Mul(h, s) loss = ReduceSum<keepdims=0>(y) }"
+    proto = onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["": 21]> {text}')
+    for name, array in (("p0", values(2, 3)), ("p1", values(3, 4, seed=1))):
+        proto.graph.initializer.append(onnx.numpy_helper.from_array(np.asarray(array), name))
+    check_second_derivatives(proto)
