@@ -59,7 +59,7 @@ def step(*arguments, training: bool = False) -> TrainingGraph:
 @pytest.mark.parametrize(
     ("layers", "activation", "norm", "most"),
     [
-        (PLAIN, "Relu", False, 14),
+        (PLAIN, "Relu", False, 17),
         (DEPTHWISE, "silu", False, 8),
         (PLAIN, "Relu", True, 20),
         (DEPTHWISE, "silu", True, 13),
