@@ -31,11 +31,8 @@ _SMALL = 1024
 #: Up to this many rows are added up by a matrix product: 4 to 7 times as fast as ReduceSum over the first axis.
 _FEW_ROWS = 64
 
-#: Up to this many elements it does not matter how they are summed (ReduceSum takes 40 us over 8 rows of 4096).
-_FEW_ELEMENTS = 2**16
-
-#: Up to this many elements one ReduceSum over leading and trailing axes is as fast as two, one after the other.
-_ONE_PASS = 2**21
+#: Up to this many elements any form is fast, and one pass over leading and trailing axes as fast as two.
+_FEW_ELEMENTS, _ONE_PASS = 2**16, 2**21
 
 #: Element types of which onnxruntime has a product that adds up in the same precision as ReduceSum.
 _PRODUCT_TYPES = (ir.DataType.FLOAT, ir.DataType.DOUBLE)
