@@ -52,7 +52,6 @@ _ATTRIBUTE_TYPES = {
 
 Operand = ir.Value | np.ndarray | np.generic | float | int | bool | None
 
-
 #: Gradients of a node's outputs or inputs; None where there is none.
 Gradients = Sequence[ir.Value | None]
 
@@ -419,8 +418,7 @@ class Builder:
     def reduce_sum(self, value: ir.Value, axes: Collection[int], keepdims: bool = True) -> ir.Value:
         """Sum over some axes; over none, the value itself; over axes of one element, a free Reshape.
 
-        The form is the fastest that onnxruntime has on a CPU. Of a large tensor leading and trailing axes are summed
-        one after the other, the trailing ones first. Few long rows are added up by a product with ones.
+        In onnxruntime's fastest form: trailing axes of a large tensor first, few long rows by a product with ones.
         """
         shape = shape_of(value)
         summed = sorted({axis % len(shape) for axis in axes})
@@ -434,9 +432,8 @@ class Builder:
             value = self.ReduceSum(value, np.asarray(trailing, dtype=np.int64), keepdims=1)
             return self.reshape(self.reduce_sum(value, [a for a in summed if a not in trailing]), kept)
         rows, columns = (math.prod(shape[axis] for axis in group) for group in (summed, rest))
-        leading = bool(rest) and summed[-1] < rest[0]
         few = 0 < rows <= min(_FEW_ROWS, columns) and rows * columns > _FEW_ELEMENTS
-        if leading and few and value.dtype in _PRODUCT_TYPES:
+        if few and rest and summed[-1] < rest[0] and value.dtype in _PRODUCT_TYPES:
             ones = np.ones([1, rows], dtype=dtype_of(value))
             return self.reshape(self.MatMul(ones, self.reshape(value, [rows, columns])), kept)
         return self.reshape(self.ReduceSum(value, np.asarray(summed, dtype=np.int64), keepdims=int(keepdims)), kept)
