@@ -27,7 +27,6 @@ from ckplan.errors import UsageError
 from ckplan.meter import Measurement, Verification
 from ckplan.meter import measure as measure_file
 from ckplan.meter import verify as verify_files
-from ckplan.meter.costs import measured_costs
 from ckplan.model import save
 from ckplan.model.weights import scratch_folder
 from ckplan.pipeline import Goal, Planned, Step, StepOptions, open_step, planning, step_of
@@ -59,15 +58,13 @@ def open_model(model: Model, *, cost: str = "flops", device: str = "auto", **opt
         ModelError: the model cannot be read, shaped or differentiated.
         UsageError: an option does not exist or does not fit.
     """
-    if cost not in ("flops", "measured"):
-        raise UsageError(f"cost cannot be `{cost}`", "choose flops or measured")
     if isinstance(model, Step | TrainingGraph):
         if options:
             raise UsageError(f"{', '.join(options)} cannot be set any more: the step is there", "give the model itself")
         step = model if isinstance(model, Step) else step_of(replace(model, model=model.model.clone()))
     else:
         step = open_step(model, StepOptions.of(**options))
-    return step if cost == "flops" else replace(step, costs=measured_costs(step.model, device))
+    return step.priced(cost, device)
 
 
 def analyze(

@@ -22,8 +22,6 @@ from ckplan.errors import CkplanError, EnvironmentUnavailableError, ModelError
 from ckplan.isolation.lifetime import end_cleanly
 
 BUG = 3
-SCHEMA = 1
-"""Of the object that tells of a failure with --json."""
 _LONGEST = 400
 """Letters of another program's message that are told."""
 BROKEN_PIPE = 141
@@ -135,6 +133,7 @@ def fail(message: str, code: int, settings: Settings, kind: str) -> int:
     """Say one line on stderr, with --json an object with ``error`` on stdout as well, and return the code."""
     line = " ".join(message.split())
     if "--json" in settings.arguments and not settings.told:
+        from ckplan.report import SCHEMA
         from ckplan.report.untrusted import json_text
 
         error = {"kind": kind, "message": line, "exit_code": code}

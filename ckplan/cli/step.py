@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -32,7 +31,5 @@ def opened(model: Path, asked: StepOptions, *, cost: str = "flops", device: str 
     notes(step.notes)
     if cost == "flops":
         return step
-    from ckplan.meter.costs import measured_costs
-
     with stage("measuring what nodes cost"):
-        return replace(step, costs=measured_costs(step.model, device))
+        return step.priced(cost, device)

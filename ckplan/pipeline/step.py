@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -14,6 +14,8 @@ import onnx_ir as ir
 from ckplan import keys
 from ckplan.autodiff import TrainingGraph, add_optimizer, build_training_graph, parse_optimizer
 from ckplan.autodiff.inline import inline_functions
+from ckplan.errors import UsageError
+from ckplan.meter.costs import measured_costs
 from ckplan.model import load
 from ckplan.model.half import half_precision_notes
 from ckplan.model.loading import ForwardModel, normalise
@@ -111,6 +113,16 @@ class Step:
     def problem(self) -> Problem:
         """The numbers that strategies plan by; op ids are the positions of the nodes of ``fused``."""
         return problem_of(self.fused).with_costs(self.costs)
+
+    def priced(self, cost: str, device: str = "cpu") -> Step:
+        """The step with nodes that cost what ``flops`` say, or what was ``measured`` on a device.
+
+        Raises:
+            UsageError: there is no such cost.
+        """
+        if cost not in ("flops", "measured"):
+            raise UsageError(f"cost cannot be `{cost}`", "choose flops or measured")
+        return self if cost == "flops" else replace(self, costs=measured_costs(self.model, device))
 
     def original(self) -> ir.Model:
         """The model as it came: as it is in the file, before it was brought into normal form."""

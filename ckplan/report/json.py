@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ckplan.autodiff.coverage import counts
-from ckplan.report import docs
+from ckplan.report import SCHEMA, docs
 
 if TYPE_CHECKING:
     from ckplan.answers.analysis import Analysis, Offer, TensorFacts
@@ -26,9 +26,6 @@ if TYPE_CHECKING:
     from ckplan.planner.strategies import Strategy
     from ckplan.training.checkpoint import Checkpoint
     from ckplan.training.trainer import Epoch
-
-SCHEMA = 1
-"""Raised when a reader of the old form would misunderstand the new one."""
 
 Json = dict[str, Any]
 

@@ -24,7 +24,6 @@ from ckplan.planner.timeline import Timeline
 from ckplan.runtime.cpu import CPU
 from ckplan.runtime.execution_order import default_order, predecessors, priority_order
 from ckplan.runtime.inner import EXECUTED
-from ckplan.runtime.kernels import view_source
 from ckplan.runtime.problem_of import problem_of
 from ckplan.runtime.reads import reads
 from ckplan.runtime.runtime import Runtime
@@ -69,7 +68,7 @@ def executed_model(model: ir.Model, without: Sequence[str] = (), runtime: Runtim
     """
     file = _as_file(model)
     executed = _optimised(file, Level.ALL, without, runtime)
-    mark_executed(executed, file)
+    mark_executed(executed, file, runtime)
     return executed
 
 
@@ -101,7 +100,7 @@ def optimised(model: ir.Model, level: Level, without: Sequence[str] = (), runtim
         file.graph.inputs.append(value)
     made = _optimised(file, level, without, runtime, folded=SMALL - 1)
     _infer_shapes(made, everywhere=False)
-    _learn_dimensions(made, model)
+    _learn_dimensions(made, model, runtime)
     for value in _made(made.graph):
         dims = dimensions_of(value)
         if dims is not None:
@@ -160,12 +159,13 @@ def _optimised(
         return ir.load(target)
 
 
-def mark_executed(executed: ir.Model, model: ir.Model) -> None:
+def mark_executed(executed: ir.Model, model: ir.Model, runtime: Runtime = CPU) -> None:
     """Prepare a model that onnxruntime wrote after its optimisations for being turned into numbers.
 
     Args:
         executed: what onnxruntime wrote; is changed.
         model: the file that it was made from, which knows shapes that onnxruntime does not keep.
+        runtime: where it executes.
     """
     read = {_written(body) for body in model.graph.subgraphs()}
     for body in executed.graph.subgraphs():
@@ -176,7 +176,7 @@ def mark_executed(executed: ir.Model, model: ir.Model) -> None:
         executed.graph.remove(nodes)
         executed.graph.extend(nodes[position] for position in default_order(predecessors(nodes)))
     _infer_shapes(executed, untouched)
-    _learn_dimensions(executed, model)
+    _learn_dimensions(executed, model, runtime)
 
 
 def _written(graph: ir.Graph) -> tuple[tuple[str | None, str], ...]:
@@ -208,7 +208,7 @@ def _small_constant(value: ir.Value) -> np.ndarray | None:
     return tensor.numpy() if tensor is not None and tensor.size <= _TARGET else None
 
 
-def _learn_dimensions(executed: ir.Model, model: ir.Model) -> None:
+def _learn_dimensions(executed: ir.Model, model: ir.Model, runtime: Runtime) -> None:
     """Note the dimensions of values that onnxruntime keeps no shape of.
 
     They are those of the same value in the file; a value that an optimiser made is known by what its node reads, by
@@ -228,7 +228,7 @@ def _learn_dimensions(executed: ir.Model, model: ir.Model) -> None:
     for node in (*nodes, *reversed(nodes)):
         _learn_from_inputs(node, inference)
         cast = node.op_type == "Cast"
-        if (view_source(node) is None and node.op_type not in _SAME_SIZE and not cast) or node.inputs[0] is None:
+        if (runtime.view(node) is None and node.op_type not in _SAME_SIZE and not cast) or node.inputs[0] is None:
             continue
         ends = node.inputs[0], node.outputs[0]
         for one, other in (ends, ends[::-1]):
@@ -288,9 +288,9 @@ def _made(graph: ir.Graph) -> list[ir.Value]:
     return [*made, *(value for body in graph.subgraphs() for value in body.inputs)]
 
 
-def executed_timeline(executed: ir.Model) -> Timeline:
+def executed_timeline(executed: ir.Model, runtime: Runtime = CPU) -> Timeline:
     """The simulated memory timeline of what onnxruntime executes, dead buffers held as its planner holds them."""
-    problem = problem_of(executed)
+    problem = problem_of(executed, runtime)
     return simulate(problem, range(len(problem.ops)), shape_classes(executed.graph, problem))
 
 

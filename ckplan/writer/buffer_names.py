@@ -20,7 +20,7 @@ import onnx_ir as ir
 
 from ckplan.planner.problem import Problem
 from ckplan.planner.simulate import lifetimes
-from ckplan.runtime.kernels import view_source
+from ckplan.runtime.runtime import Runtime
 from ckplan.runtime.sizes import SMALL, bytes_of, dimensions_of, named_dimension
 from ckplan.writer.control_edges import ControlEdges, is_control, read_instead, shape_constant
 
@@ -102,7 +102,9 @@ def hide_sources(nodes: Sequence[ir.Node], inputs: Sequence[ir.Value], executed:
     exposed = [
         node
         for node in nodes
-        if not is_control(node) and view_source(node) is None and any(is_exposed(value) for value in node.outputs)
+        if not is_control(node)
+        and edges.runtime.view(node) is None
+        and any(is_exposed(value) for value in node.outputs)
     ]
     makers = set(exposed)
     before = edges.count
@@ -111,7 +113,7 @@ def hide_sources(nodes: Sequence[ir.Node], inputs: Sequence[ir.Value], executed:
             if value is None or not dimensions_of(value) or not _tells_shape(value):
                 continue
             # What another exposed node makes is hidden there.
-            maker = view_root(value).producer()
+            maker = view_root(value, edges.runtime).producer()
             if maker not in makers and not (maker is not None and is_control(maker)):
                 constant = value.is_initializer() and not value.is_graph_input()
                 read_instead(node, value, edges.alias(value, inputs[0] if constant and inputs else value, hidden=True))
@@ -123,11 +125,9 @@ def _tells_shape(value: ir.Value) -> bool:
     return value.dtype is not None and (value.dtype.is_floating_point() or value.dtype is ir.DataType.BOOL)
 
 
-def view_root(value: ir.Value) -> ir.Value:
+def view_root(value: ir.Value, runtime: Runtime) -> ir.Value:
     """The value whose memory a value is a view of, control edges not looked through."""
-    while (node := value.producer()) is not None and not is_control(node) and view_source(node) is not None:
-        source = view_source(node)
-        assert source is not None
+    while (node := value.producer()) is not None and not is_control(node) and (source := runtime.view(node)):
         value = source
     return value
 

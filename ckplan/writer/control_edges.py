@@ -18,6 +18,8 @@ import onnx_ir as ir
 
 from ckplan.errors import ModelError
 from ckplan.keys import ROLE
+from ckplan.runtime.cpu import CPU
+from ckplan.runtime.runtime import Runtime
 from ckplan.runtime.sizes import SMALL, bytes_of, dimensions_of
 
 _SHAPE = "ckplan/shape_dims"
@@ -52,6 +54,7 @@ class ControlEdges:
     Args:
         graph: the graph that they are for; shapes of edges that it has already are used again.
         prefix: what the names of their nodes and values begin with.
+        runtime: where the graph is to run.
 
     Attributes:
         initializers: the shapes that the edges need, to be added to the graph.
@@ -59,7 +62,8 @@ class ControlEdges:
         waits: which node waits for which tensor.
     """
 
-    def __init__(self, graph: ir.Graph | None = None, prefix: str = "ckplan") -> None:
+    def __init__(self, graph: ir.Graph | None = None, prefix: str = "ckplan", runtime: Runtime = CPU) -> None:
+        self.runtime = runtime
         own = {} if graph is None else graph.initializers
         self._prefix = prefix
         self.initializers = {name: value for name, value in own.items() if name.startswith(_SHAPE)}

@@ -11,8 +11,10 @@ from ckplan.planner.peak import peak_of
 from ckplan.planner.plan import Plan
 from ckplan.planner.problem import Problem
 from ckplan.planner.timeline import Timeline
+from ckplan.runtime.cpu import CPU
 from ckplan.runtime.executed import executed_model, executed_orders, executed_timeline
 from ckplan.runtime.problem_of import problem_of_nodes
+from ckplan.runtime.runtime import Runtime
 from ckplan.runtime.unfused import FUSED, unfuse
 from ckplan.writer.buffer_names import hide_channels, hide_inputs, hide_sources, hide_targets, name_buffers
 from ckplan.writer.control_edges import ControlEdges, assemble
@@ -63,14 +65,14 @@ def emit(model: ir.Model, plan: Plan) -> ir.Model:
     return write(model, plan).model
 
 
-def write(model: ir.Model, plan: Plan) -> Written:
-    """Like `emit`, with what onnxruntime makes of the file."""
+def write(model: ir.Model, plan: Plan, runtime: Runtime = CPU) -> Written:
+    """Like `emit`, for a runtime, with what that makes of the file."""
     copy = model.clone()
     feed_weights(copy.graph)
     inputs, outputs = copy.graph.inputs, copy.graph.outputs
     updates = updates_of(copy)
-    nodes = write_last(with_repeats(list(copy.graph), plan.schedule), updates)
-    edges = ControlEdges(copy.graph)
+    nodes = write_last(with_repeats(list(copy.graph), plan.schedule), updates, runtime)
+    edges = ControlEdges(copy.graph, runtime=runtime)
     keep_repeats_apart(nodes, edges)
     keep_unfolded(nodes, inputs, edges)
     release_unused(nodes, edges)
@@ -82,17 +84,17 @@ def write(model: ir.Model, plan: Plan) -> Written:
     best: tuple[ir.Model, Problem, int, Timeline, ir.Model] | None = None
     while True:
         nodes = place_control_nodes(nodes)
-        problem = problem_of_nodes(nodes, inputs, outputs)
+        problem = problem_of_nodes(nodes, inputs, outputs, runtime=runtime)
         name_buffers(nodes, problem)
         assemble(copy, nodes, edges)
-        executed = executed_model(copy)
+        executed = executed_model(copy, runtime=runtime)
         if model.meta.get(FUSED) and fence(nodes, executed, edges):
             continue
         if updates and wait_for_readers(nodes, executed, updates, edges):
             continue
         if sum(repair(nodes, problem, order, edges) for order in executed_orders(nodes, executed)):
             continue
-        timeline = executed_timeline(executed)
+        timeline = executed_timeline(executed, runtime)
         held = timeline.peak_activations > peak_of(problem, range(len(nodes))) * (1 + TOLERANCE)
         if held and (best is None or timeline.peak_activations < best[3].peak_activations):
             best = (copy.clone(), problem, edges.count, timeline, executed)

@@ -18,9 +18,9 @@ from ckplan.model.traits import is_random
 from ckplan.planner.problem import Problem
 from ckplan.planner.simulate import simulate
 from ckplan.runtime.execution_order import default_order, predecessors
-from ckplan.runtime.kernels import view_source
 from ckplan.runtime.problem_of import problem_of_nodes
 from ckplan.runtime.reads import reads
+from ckplan.runtime.runtime import Runtime
 from ckplan.runtime.sizes import SMALL, bytes_of, dimensions_of
 from ckplan.writer.control_edges import ControlEdges, is_control, read_instead
 
@@ -63,7 +63,7 @@ def gate(node: ir.Node, after: ir.Value, edges: ControlEdges) -> bool:
         Whether an edge was made: not if ``node`` reads no tensor of static shape, nor if it is a view, whose Reshape
         onnxruntime would fuse with that of the edge, nor if it waits for ``after`` already.
     """
-    if view_source(node) is not None or (node, after) in edges.waits:
+    if edges.runtime.view(node) is not None or (node, after) in edges.waits:
         return False
     candidates = {
         value: index
@@ -84,9 +84,9 @@ def gate(node: ir.Node, after: ir.Value, edges: ControlEdges) -> bool:
     return True
 
 
-def allocates(node: ir.Node) -> bool:
+def allocates(node: ir.Node, runtime: Runtime) -> bool:
     """Whether a node makes a tensor of its own: a view does so only as an output of the file, which is a copy."""
-    if view_source(node) is not None:
+    if runtime.view(node) is not None:
         return any(value.is_graph_output() for value in node.outputs)
     return signal_of(node) is not None
 
@@ -109,7 +109,7 @@ def keep_repeats_apart(nodes: Sequence[ir.Node], edges: ControlEdges) -> None:
         key = (identity, *(None if value is None else same.get(value, value) for value in node.inputs))
         twin = seen.setdefault(key, node)
         if twin is not node:
-            if view_source(node) is not None:
+            if edges.runtime.view(node) is not None:
                 same.update(zip(node.outputs, (same.get(value, value) for value in twin.outputs), strict=True))
             elif before is not None:
                 gate(node, before, edges)
@@ -161,7 +161,7 @@ def settle_order(
     """
     while True:
         nodes = place_control_nodes(nodes)
-        problem = problem_of_nodes(nodes, inputs, outputs)
+        problem = problem_of_nodes(nodes, inputs, outputs, runtime=edges.runtime)
         if not repair(nodes, problem, default_order(predecessors(nodes)), edges):
             return
 
@@ -187,7 +187,7 @@ def repair(nodes: Sequence[ir.Node], problem: Problem, order: Sequence[int], edg
     for step, position in enumerate(order):
         place[position] = step
         excess.append(excess[-1] + (actual.steps[step].activations > limit))
-    real = [position for position, node in enumerate(nodes) if not is_control(node) and allocates(node)]
+    real = [position for position, node in enumerate(nodes) if not is_control(node) and allocates(node, edges.runtime)]
     swapped = [(first, second) for first, second in itertools.pairwise(real) if place[second] < place[first]]
     spanning = [(first, second) for first, second in swapped if excess[place[first] + 1] > excess[place[second]]]
     pairs = [(signal_of(nodes[first]), nodes[second]) for first, second in spanning or swapped]

@@ -19,9 +19,10 @@ import onnx_ir as ir
 from ckplan import keys
 from ckplan.keys import PHASE
 from ckplan.model.metadata import told
+from ckplan.runtime.cpu import CPU
 from ckplan.runtime.executed import executed_model
-from ckplan.runtime.kernels import view_source
 from ckplan.runtime.reads import reads
+from ckplan.runtime.runtime import Runtime
 from ckplan.writer.control_edges import ControlEdges, assemble, is_control
 from ckplan.writer.ordering import gate, place_control_nodes, signal_of
 
@@ -55,12 +56,13 @@ def updates_of(model: ir.Model) -> dict[str, str]:
     return {old: str(new) for old, new in told(model.metadata_props, keys.UPDATES).items()}
 
 
-def late_reads(executed: ir.Model, updates: Mapping[str, str]) -> list[LateRead]:
+def late_reads(executed: ir.Model, updates: Mapping[str, str], runtime: Runtime = CPU) -> list[LateRead]:
     """What may read an old value after its new value is written, in any order of the nodes that their data allow.
 
     Args:
         executed: the graph that onnxruntime executes, its nodes in topological order.
         updates: name of the output with the new value by name of the input.
+        runtime: where the file is to run.
     """
     outputs = {str(value.name): value.producer() for value in executed.graph.outputs}
     fed = {str(value.name): value for value in executed.graph.inputs}
@@ -76,7 +78,7 @@ def late_reads(executed: ir.Model, updates: Mapping[str, str]) -> list[LateRead]
             producer = value.producer()
             earlier |= known.get(producer, 0) if producer is not None else 0
             if value in held:
-                if view_source(node) is value and not any(output.is_graph_output() for output in node.outputs):
+                if runtime.view(node) is value and not any(output.is_graph_output() for output in node.outputs):
                     held[node.outputs[0]] = held[value]
                     continue
                 bit.setdefault(node, 1 << len(bit))
@@ -93,12 +95,13 @@ def late_reads(executed: ir.Model, updates: Mapping[str, str]) -> list[LateRead]
     return found
 
 
-def write_last(nodes: Sequence[ir.Node], updates: Mapping[str, str]) -> list[ir.Node]:
+def write_last(nodes: Sequence[ir.Node], updates: Mapping[str, str], runtime: Runtime = CPU) -> list[ir.Node]:
     """A sequence with each node that writes a new value behind all nodes that read the old one.
 
     Args:
         nodes: in topological order, with repeats.
         updates: name of the output with the new value by name of the input.
+        runtime: where the file is to run.
     """
     olds = {new: old for old, new in updates.items()}
     writers = {node: olds[str(v.name)] for node in nodes for v in node.outputs if v.name in olds}
@@ -109,7 +112,7 @@ def write_last(nodes: Sequence[ir.Node], updates: Mapping[str, str]) -> list[ir.
             old = str(value.name) if value.producer() is None else held.get(value, "")
             if old in updates:
                 last[old] = place
-                if view_source(node) is value:
+                if runtime.view(node) is value:
                     held[node.outputs[0]] = old
     moved: dict[int, list[ir.Node]] = {}
     left: set[ir.Node] = set()
@@ -140,7 +143,7 @@ def wait_for_readers(
     Returns:
         How many edges were made; 0 if none is needed, or none can be made.
     """
-    late = late_reads(executed, updates)
+    late = late_reads(executed, updates, edges.runtime)
     if not late:
         return 0
     makers = {str(value.name): node for node in nodes for value in node.outputs if value.name}
