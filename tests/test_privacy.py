@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import click
+import numpy as np
 import pytest
 
 from ckplan.cli import cli
@@ -103,6 +104,9 @@ EVERY = (
     "grad model.onnx -o out/grad.onnx",
     "plan model.onnx -o out/plan.json --strategy sqrt",
     "rewrite model.onnx -o out/planned.onnx --plan out/plan.json --html out/planned.html",
+    "artifacts model.onnx -o out/parts --strategy sqrt",
+    "train out/grad.onnx --data data.npz --checkpoints out/trained --optimizer sgd",
+    "export-weights out/trained model.onnx -o out/trained.onnx",
     "pareto model.onnx --strategy sqrt -o out/pareto.svg",
     "explain model.onnx y1 --strategy sqrt",
     "report model.onnx -o out/report.html --strategy sqrt --verify --device cpu",
@@ -129,6 +133,7 @@ for line in sys.argv[1:]:
 @needs_strace
 def test_no_command_looks_anything_up_or_writes_elsewhere(tmp_path: Path) -> None:
     write_model(tmp_path / "model.onnx", layers=2)
+    np.savez(tmp_path / "data.npz", x=np.ones((16, 16), np.float32), target=np.ones((16, 16), np.float32))
     (tmp_path / "out").mkdir()
     # The demo saves, plans and runs as the others do, and takes as long as all of them.
     assert {line.split()[0] for line in EVERY} == set(cli.list_commands(click.Context(cli))) - {"demo"}

@@ -49,6 +49,9 @@ COMMANDS: dict[str, Sequence[str]] = {
     "grad": ["m.onnx", "-o", "grad.onnx"],
     "plan": ["m.onnx", "-o", "plan.json", "--strategy", "sqrt"],
     "rewrite": ["m.onnx", "-o", "out.onnx", "--strategy", "sqrt"],
+    "artifacts": ["m.onnx", "-o", "parts", "--strategy", "sqrt"],
+    "train": ["grad.onnx", "--data", "data.npz", "--checkpoints", "trained", "--optimizer", "sgd"],
+    "export-weights": ["trained", "m.onnx", "-o", "trained.onnx"],
     "explain": ["m.onnx", f"{LONG}1/y", "--strategy", "sqrt"],
     "report": ["m.onnx", "-o", "page.html", "--strategy", "sqrt"],
     "measure": ["grad.onnx", "--device", "cpu"],
@@ -69,6 +72,9 @@ def test_everything_fits_80_columns(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "80")
     long_names(tmp_path / "m.onnx")
+    np.savez(
+        tmp_path / "data.npz", **{f"{LONG}x": np.ones((16, 8), np.float32), "target": np.ones((16, 8), np.float32)}
+    )
     wide = {}
     for name, arguments in COMMANDS.items():
         result = run(name, *arguments)
