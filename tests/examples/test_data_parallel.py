@@ -15,6 +15,7 @@ from examples.digits.train import FORWARD
 from examples.loops.batches import write_batches
 from examples.loops.safetensors import tensors
 
+pytestmark = pytest.mark.slow
 pytest.importorskip("torch", reason="torch is not installed, and the example's all-reduce is torch's")
 
 ROOT = Path(__file__).parents[2]

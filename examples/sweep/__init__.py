@@ -1,0 +1,1 @@
+"""Plans for many models and budgets, made by many processes."""
