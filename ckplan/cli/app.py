@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import io
 import logging
@@ -100,6 +101,8 @@ def exit_code_of(run: Callable[[], Any], settings: Settings) -> int:
             tell_traceback()
         if isinstance(error, MemoryError | OSError):
             message = str(error) if isinstance(error, OSError) else "out of memory"
+            if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+                message += "; free some space, or set TMPDIR to another folder"
             kind = EnvironmentUnavailableError
             return fail(message, kind.exit_code, settings, kind.__name__)
         message = _blame(settings.arguments)

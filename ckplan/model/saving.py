@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -163,7 +164,9 @@ def _sync(file: Path) -> None:
 
 def _environment(error: OSError, target: Path) -> EnvironmentUnavailableError:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return EnvironmentUnavailableError(f"no space left to write {target}", "free some, or write elsewhere with -o")
+        scratch = target.is_relative_to(Path(tempfile.gettempdir()).resolve())
+        elsewhere = "set TMPDIR to another folder" if scratch else "write elsewhere with -o"
+        return EnvironmentUnavailableError(f"no space left to write {target}", f"free some, or {elsewhere}")
     return EnvironmentUnavailableError(
         f"cannot write {target}: {error.strerror or error}", "check the permissions of its directory"
     )

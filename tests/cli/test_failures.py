@@ -39,7 +39,11 @@ def raising(error: BaseException) -> Callable[[], Any]:
         (errors.InfeasibleError("budget too small"), 4, "budget too small"),
         (errors.EnvironmentUnavailableError("no CUDA"), 5, "no CUDA"),
         (MemoryError(), 5, "out of memory"),
-        (OSError(28, "No space left on device", "out.onnx"), 5, "[Errno 28] No space left on device: 'out.onnx'"),
+        (
+            OSError(28, "No space left on device", "out.onnx"),
+            5,
+            "[Errno 28] No space left on device: 'out.onnx'; free some space, or set TMPDIR to another folder",
+        ),
         (click.UsageError("No such option: --nope"), 2, "No such option: --nope"),
         (ValueError("a\nb"), 3, "ValueError: a b; this is a bug; re-run with --debug and report what it shows"),
     ],

@@ -1,0 +1,55 @@
+"""A disk that is full, of temporary files or of results, is an error of the environment and leaves nothing behind."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import onnx
+import pytest
+
+from tests.cli.conftest import write_model
+
+MOUNTED = 'mount -t tmpfs -o size=300k none "$1" && shift && exec "$@"'
+
+
+def full_disk(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
+    """Run a command where a folder is a file system of 300 KiB; skips where nobody may mount one."""
+    unshare = shutil.which("unshare")
+    apart = [str(unshare), "--user", "--map-root-user", "--mount", "sh", "-c", MOUNTED, "sh", str(folder)]
+    if unshare is None or subprocess.run([*apart, "true"], capture_output=True).returncode:
+        pytest.skip("needs a user namespace to mount a small file system in")
+    listed = 'TMPDIR="${SMALL:-$TMPDIR}" "$@"; code=$?; ls -A "$PLACE" >&2; exit $code'
+    environment = {"PLACE": str(folder), "PATH": "/usr/bin:/bin", "PYTHONPATH": str(Path(__file__).parents[2])}
+    if "-o" not in command or not command[command.index("-o") + 1].startswith(str(folder)):
+        environment["SMALL"] = str(folder)
+    return subprocess.run(
+        [*apart, "sh", "-c", listed, "sh", sys.executable, "-m", "ckplan", *command],
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
+
+
+def test_no_room_for_the_result(tmp_path: Path) -> None:
+    small, model = tmp_path / "small", write_model(tmp_path / "model.onnx", width=256)  # 1.5 MiB of weights
+    small.mkdir()
+    done = full_disk(small, "grad", str(model), "-o", str(small / "grad.onnx"))
+    assert done.returncode == 5, done.stderr
+    # Behind the last line what is left in the folder would be listed.
+    assert re.fullmatch(
+        r".*no space left to write .*grad\.onnx; .* or write elsewhere with -o\n", done.stderr, re.DOTALL
+    )
+
+
+def test_no_room_for_temporary_files(tmp_path: Path) -> None:
+    small, model = tmp_path / "small", write_model(tmp_path / "model.onnx", width=256)
+    small.mkdir()
+    result = tmp_path / "out.onnx"
+    done = full_disk(small, "rewrite", str(model), "-o", str(result), "--verify", "--device", "cpu")
+    assert done.returncode == 5, done.stderr
+    assert re.fullmatch(r".*no space left to write .*, or set TMPDIR to another folder\n", done.stderr, re.DOTALL)
+    onnx.checker.check_model(result)  # was written before it was to be run
