@@ -194,9 +194,12 @@ def select_parameters(
             f"{len(constants)} constant(s) are not trained ({shortened(named)}); name them with --wrt if they should be"
         )
     if not chosen and not request.others:
+        left = [value for value in candidates if value not in request.frozen]
+        readers_of = dict.fromkeys(use.node for value in left for use in value.uses())
         if not request.all_parameters or request.frozen:
-            raise UsageError("no parameter is left to train", "loosen --wrt or --no-grad")
-        readers_of = dict.fromkeys(use.node for value in candidates for use in value.uses())
+            readers_of = {node: None for node in readers_of if not asked.isdisjoint(node.inputs)}
+            cause = f": no gradient passes {listed(list(readers_of))}" if readers_of else ""
+            raise UsageError(f"no parameter is left to train{cause}", "loosen --wrt or --no-grad")
         raise ModelError(
             "no node of the model reads a floating-point parameter in a way that can be differentiated"
             + (f": no gradient passes {listed(list(readers_of))}" if readers_of else ""),

@@ -63,7 +63,7 @@ def refuse_quantised(
     # Behind the first cut there may be others, which the user would meet next.
     found = [node for node in between(op.graph, weights, targets) if is_quantised(node)]
     found += [node for node in cuts if node.graph is not op.graph]
-    found = [node for node in found if node.op_type != "DequantizeLinear"]
+    found = [node for node in found if node.op_type != "DequantizeLinear"] or found
     stored = [node for node in op.graph if is_quantised(node) and _reads_stored_weight(op, node)]
     pairs = all(not node.domain and node.op_type in ("QuantizeLinear", "DynamicQuantizeLinear") for node in found)
     named = ", ".join(f"{node.op_type} '{node.name}'" for node in found[:8])

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import onnx
 import onnx.reference
+import onnx.reference.op_run
 import onnxruntime
 
 from tests.autodiff.gradcheck import Erf, Gelu, Pad
@@ -23,11 +24,11 @@ Function = Callable[[Mapping[str, Any]], list[Any]]
 """From feeds by name to the outputs in the order of the graph."""
 
 
-def by_reference(model: onnx.ModelProto) -> Function:
-    """Run a model in onnx's reference evaluator, with better versions of the operators it gets wrong."""
+def by_reference(model: onnx.ModelProto, *more: type[onnx.reference.op_run.OpRun]) -> Function:
+    """Run a model in onnx's reference evaluator, with better versions of the operators it gets wrong, and of more."""
     # Ours is written for pads that are an input; older models have them as an attribute.
     version = max((entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")), default=0)
-    better = [Erf, Gelu, *OPERATORS, *([Pad] if version >= _PAD_OPSET else [])]
+    better = [Erf, Gelu, *OPERATORS, *more, *([Pad] if version >= _PAD_OPSET else [])]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         session = onnx.reference.ReferenceEvaluator(model, new_ops=better)

@@ -83,8 +83,11 @@ def prepare(case: Case) -> Prepared:
     )
 
 
+_FLOATS = frozenset(helper.tensor_dtype_to_np_dtype(kind) for kind in FLOATS)
+
+
 def _is_float(value: Any) -> bool:
-    return isinstance(value, np.ndarray) and value.dtype.kind == "f"
+    return isinstance(value, np.ndarray) and value.dtype in _FLOATS
 
 
 def _is_finite(value: Any) -> bool:
