@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
-from ckplan.cli import main
+import sys
+
+
+def main() -> None:
+    """Run the command line; Ctrl-C ends it without a word also while it is still being imported."""
+    try:
+        from ckplan.cli import main as run
+    except KeyboardInterrupt:
+        sys.exit(130)
+    run()
+
 
 if __name__ == "__main__":
     main()
