@@ -65,6 +65,8 @@ IN_PLACE = PREFIX + "in_place"
 old value has run by then, in any order that onnxruntime may choose."""
 LEARNING_RATE = PREFIX + "learning_rate"
 """Name of the input that holds the learning rate."""
+LORA = PREFIX + "lora"
+"""JSON object: rank, alpha and targets of the adapters that are trained in place of the model's own parameters."""
 OPTIMIZER = PREFIX + "optimizer"
 """The optimizer with its options."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -10,6 +11,10 @@ from ckplan.cli.options import json_option, output_options, talk_options
 from ckplan.cli.output import check_output
 from ckplan.cli.sections import SectionedCommand
 from ckplan.cli.terminal import notes, show_json
+from ckplan.errors import UsageError
+
+if TYPE_CHECKING:
+    from ckplan.autodiff.lora import Lora
 
 _PATH = click.Path(path_type=Path)
 
@@ -18,24 +23,43 @@ _PATH = click.Path(path_type=Path)
 @click.argument("checkpoint", type=_PATH)
 @click.argument("model", type=_PATH)
 @output_options
+@click.option("--adapter", is_flag=True, help="Write low-rank adapters alone, into a folder OUT in PEFT's format.")
 @json_option
 @talk_options
-def command(checkpoint: Path, model: Path, output: Path, force: bool, as_json: bool) -> None:
-    """Write MODEL with the weights of CHECKPOINT, a file or the last one of a folder.
+def command(checkpoint: Path, model: Path, output: Path, force: bool, adapter: bool, as_json: bool) -> None:
+    """Write MODEL with the weights of CHECKPOINT: a file, the last one of a folder, or a folder of PEFT's adapters.
 
     MODEL is the forward model that the step file was made from. Each weight is written in the form that it has there:
-    its type, in a data file or not, and its transposed copies with it.
+    its type, in a data file or not, and its transposed copies with it. Adapters are merged into the weights, or
+    inserted beside weights that are quantised.
     """
-    check_output(output, force, model)
+    if not adapter:
+        check_output(output, force, model)
+    from ckplan.training import adapters
     from ckplan.training.checkpoint import read_checkpoint
     from ckplan.training.weights import export_weights
 
-    found = read_checkpoint(checkpoint)
-    said = export_weights(model, {name: found.values[name] for name in found.weights}, output, force=force)
-    notes([f"the weights are of {found.path}, after {found.state.step} updates", *said])
+    if (checkpoint / adapters.CONFIG).exists():
+        weights: dict[str, Any]
+        lora: Lora | None
+        weights, lora = adapters.read_adapter(checkpoint)
+        where = str(checkpoint)
+    else:
+        found = read_checkpoint(checkpoint)
+        weights, lora = {name: found.values[name] for name in found.weights}, found.lora
+        where = f"{found.path}, after {found.state.step} updates"
+    if adapter:
+        if lora is None:
+            raise UsageError(f"{checkpoint} holds no adapters", "leave out --adapter")
+        adapters.merged(model, weights, lora)  # refuses those of another model
+        adapters.write_adapter(output, weights, lora, force=force)
+        said: tuple[str, ...] = ()
+    else:
+        said = export_weights(model, weights, output, lora=lora, force=force)
+    notes([f"the weights are of {where}", *said])
     if as_json:
         from ckplan.report import json
 
-        show_json(json.exported(found, output, said))
+        show_json(json.exported(output, where, list(weights), said))
     else:
-        click.echo(f"{output}: {len(found.weights)} trained weight(s)")
+        click.echo(f"{output}: {len(weights)} trained weight(s)")

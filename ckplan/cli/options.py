@@ -305,6 +305,11 @@ _training_step_options = _section(
     ),
     optimizer_options,
     click.option(
+        "--lora", metavar="FIELD=VALUE,...",
+        help="Freeze the model and train low-rank adapters of its linear layers: rank=8, alpha=16, "
+        "targets=q_proj;v_proj (names or patterns; default: all).",
+    ),
+    click.option(
         "--straight-through", is_flag=True,
         help="Pass gradients through QuantizeLinear/DequantizeLinear pairs and Round as if they were not there.",
     ),

@@ -114,6 +114,7 @@ TRAINING: Mapping[str, tuple[Reader, Any]] = {
     "training": (_flag, False),
     "optimizer": (read_text, None),
     "clip_norm": (_number, None),
+    "lora": (read_text, None),
     "straight_through": (_flag, False),
     "time_checkpoints": (_chunks, None),
     "store": (_texts, ()),

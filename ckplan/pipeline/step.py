@@ -14,6 +14,7 @@ import onnx_ir as ir
 from ckplan import keys
 from ckplan.autodiff import TrainingGraph, add_optimizer, build_training_graph, parse_optimizer
 from ckplan.autodiff.inline import inline_functions
+from ckplan.autodiff.lora import Lora, add_adapters
 from ckplan.errors import UsageError
 from ckplan.meter.costs import measured_costs
 from ckplan.model import load
@@ -157,13 +158,22 @@ def open_step(
     if options.inference:
         return step_of(forward.model, name, notes=forward.notes, source=source)
     progress("differentiating")
-    objective = {key: options.option(key) for key in TRAINING if key not in ("optimizer", "clip_norm")}
+    objective = {key: options.option(key) for key in TRAINING if key not in ("optimizer", "clip_norm", "lora")}
     objective["params"] = () if objective["params"] is None else read_names(Path(objective["params"]))
+    if options.option("lora") is not None:
+        objective["wrt"] = _adapted(forward.model, options)
     made = build_training_graph(forward.model, **objective)
     if optimizer is not None:
         made = add_optimizer(made, optimizer, options.option("clip_norm"))
     notes = (*forward.notes, f"the loss is {made.description}", *made.notes, *half_precision_notes(made.model))
     return step_of(made, name, notes=notes, source=source)
+
+
+def _adapted(forward: ir.Model, options: StepOptions) -> tuple[str, ...]:
+    """Insert the adapters that are asked for, in place; returns what is trained, everything else being frozen."""
+    if options.option("params") is not None:
+        raise UsageError("`--lora` and `--params` both say what is trained", "leave out one of them")
+    return (*add_adapters(forward, Lora.of(options.option("lora"))), *options.option("wrt"))
 
 
 def step_of(graph: TrainingGraph | ir.Model, name: str = "model", **known: Any) -> Step:

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from ckplan.pipeline import Planned
     from ckplan.planner import Plan, Timeline
     from ckplan.planner.strategies import Strategy
-    from ckplan.training.checkpoint import Checkpoint
     from ckplan.training.trainer import Epoch
 
 Json = dict[str, Any]
@@ -81,16 +80,9 @@ def trained(epochs: Sequence[Epoch], checkpoint: Path | None) -> Json:
     )
 
 
-def exported(checkpoint: Checkpoint, output: Path, notes: Sequence[str]) -> Json:
+def exported(output: Path, source: str, weights: Sequence[str], notes: Sequence[str]) -> Json:
     """What ``ckplan export-weights`` wrote."""
-    return _report(
-        "export-weights",
-        output=str(output),
-        checkpoint=str(checkpoint.path),
-        updates=checkpoint.state.step,
-        weights=list(checkpoint.weights),
-        notes=list(notes),
-    )
+    return _report("export-weights", output=str(output), source=source, weights=list(weights), notes=list(notes))
 
 
 def reported(

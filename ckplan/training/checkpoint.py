@@ -15,12 +15,15 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ckplan.autodiff.lora import Lora
 from ckplan.errors import EnvironmentUnavailableError, UsageError
 from ckplan.isolation.folders import temporary_folder
 from ckplan.training.stepfile import Array
 
 WEIGHTS = "ckplan.weights"
 """The entry that lists which of the values are weights of the model, as JSON."""
+LORA = "ckplan.lora"
+"""The entry that says which adapters the weights are, as JSON; absent if they are none."""
 STATE = "ckplan.training"
 """The entry of the file's metadata that holds the state, as JSON."""
 BEST = "best.safetensors"
@@ -70,16 +73,23 @@ class Checkpoint:
         values: parameters, states and running statistics by name.
         state: where the training was.
         weights: names of the values that are weights of the model.
+        lora: what the adapters among them are, if there are any.
     """
 
     path: Path
     values: dict[str, Array]
     state: State
     weights: tuple[str, ...]
+    lora: Lora | None = None
 
 
 def write(
-    folder: Path, values: Mapping[str, Array], state: State, weights: Sequence[str], name: str | None = None
+    folder: Path,
+    values: Mapping[str, Array],
+    state: State,
+    weights: Sequence[str],
+    name: str | None = None,
+    lora: Lora | None = None,
 ) -> Path:
     """Write a checkpoint whole or not at all, and remove those before the last but one.
 
@@ -89,12 +99,15 @@ def write(
         state: where the training is.
         weights: names of the values that are weights of the model.
         name: of the file; by default from the number of the step.
+        lora: what the adapters among the weights are.
 
     Raises:
         EnvironmentUnavailableError: no space left, or no permission. Earlier checkpoints are untouched.
     """
     target = folder / (name or f"step-{state.step:08}.safetensors")
     about = {STATE: json.dumps({"schema": _SCHEMA, **asdict(state)}), WEIGHTS: json.dumps(list(weights))}
+    if lora is not None:
+        about[LORA] = lora.to_json()
     write_tensors(target, values, about)
     if name is None:
         for _, old in _found(folder)[:-_KEPT]:
@@ -183,7 +196,8 @@ def read_checkpoint(place: Path) -> Checkpoint:
         if state.pop("schema") != _SCHEMA:
             raise ValueError("of another version of ckplan")
         weights = tuple(name for name in json.loads(about[WEIGHTS]) if name in values)
-        return Checkpoint(path, values, State(**state), weights)
+        lora = Lora.of(about[LORA]) if LORA in about else None
+        return Checkpoint(path, values, State(**state), weights, lora)
     except (KeyError, ValueError, TypeError, RecursionError) as error:
         raise UsageError(f"{path} is no checkpoint of a training ({error})", "name one that ckplan wrote") from None
 

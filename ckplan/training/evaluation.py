@@ -16,6 +16,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ckplan import keys
+from ckplan.autodiff.lora import add_adapters
 from ckplan.autodiff.loss_graph import LossGraph, loss_graph
 from ckplan.errors import ModelError, UsageError
 from ckplan.model.external import in_one_folder
@@ -86,6 +87,8 @@ class Evaluation:
             name: (size, *spec.shape[1:]) for name, spec in self._step.inputs.items() if name in own and spec.shape
         }
         forward = load(self._path, shapes=shapes).model
+        if self._step.lora is not None:
+            add_adapters(forward, self._step.lora)
         objective = json.loads(self._step.model.metadata_props.get(keys.OBJECTIVE, "[]"))
         separate_statistics(forward.graph, self._step.updates)
         graph = loss_graph(forward, objective)

@@ -15,6 +15,7 @@ import onnx_ir as ir
 
 from ckplan import keys
 from ckplan.autodiff import parse_optimizer
+from ckplan.autodiff.lora import Lora
 from ckplan.errors import ModelError
 from ckplan.meter.facts import initial_states
 from ckplan.model.external import in_one_folder
@@ -87,6 +88,12 @@ class StepFile:
             states |= {"step"} if optimizer.counts else set()
         trained = dict.fromkeys(self.parameters)
         return (*trained, *(name for name in self.updates if name not in trained and name not in states))
+
+    @property
+    def lora(self) -> Lora | None:
+        """The adapters that are trained, if there are any."""
+        text = self.model.metadata_props.get(keys.LORA)
+        return None if text is None else Lora.of(text)
 
     def initial(self, name: str) -> Array:
         """The first value of a parameter, a state or the learning rate, as an array of its own: states begin with zero.

@@ -199,7 +199,7 @@ class Trainer:
         Returns:
             Notes: where the weights lie, if not in the file.
         """
-        return export_weights(model, self.weights, path, force=force)
+        return export_weights(model, self.weights, path, lora=self.step.lora, force=force)
 
     def _default_rate(self, optimizer: str | None) -> float:
         if self.step.learning_rate:
@@ -284,7 +284,7 @@ class Trainer:
         values = self._stepper.values
         if not all_finite(values.values()):
             raise self._diverged("parameters or their state are infinite or NaN")
-        checkpoint.write(self._folder, values, self.state, self.step.weights, name)
+        checkpoint.write(self._folder, values, self.state, self.step.weights, name, self.step.lora)
         if name is None and self.step.is_random:
             self._stepper.open(self.state.step)  # as whoever resumes from it
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import onnx_ir as ir
 
+from ckplan.autodiff.lora import Layer, Lora
 from ckplan.errors import UsageError
 from ckplan.model.literals import is_numbered
 from ckplan.model.read import read
@@ -21,6 +22,7 @@ from ckplan.model.structure import are_equal, structure_of
 from ckplan.model.torch_export import read_signature
 from ckplan.model.torchscript import separate_merged
 from ckplan.model.weights import scratch_folder
+from ckplan.training.adapters import insert_adapters, merged
 from ckplan.training.stepfile import Array
 
 _CONSTANTS = ("Constant", "ConstantOfShape")
@@ -33,14 +35,18 @@ def export_weights(
     weights: Mapping[str, Array],
     output: str | os.PathLike[str],
     *,
+    lora: Lora | None = None,
     force: bool = False,
 ) -> tuple[str, ...]:
     """Write a model with trained weights.
+
+    Adapters are merged into the weights that they are for, and inserted beside those that are quantised.
 
     Args:
         source: the model that the step was made from.
         weights: by their names in the step.
         output: the file to write. Weights that lie in a data file of ``source`` lie in one again.
+        lora: what the adapters among the weights are.
         force: whether it may be overwritten.
 
     Returns:
@@ -51,7 +57,13 @@ def export_weights(
         UsageError: the weights are of another model, or the file exists.
         EnvironmentUnavailableError: no permission, or no space left.
     """
-    model = with_weights(Path(source), weights)
+    left: Mapping[str, Layer] = {}
+    whole = weights
+    if lora is not None:
+        whole, left = merged(Path(source), weights, lora)
+    model = with_weights(Path(source), whole)
+    if lora is not None and left:
+        insert_adapters(model, left, weights, lora)
     with scratch_folder(model) as folder:
         _move_out(model, folder / "weights.data")
         return save(model, output, force=force)

@@ -74,9 +74,12 @@ QUANTISED = frozenset(
     }
 )
 
+#: Those of them that pass gradients on to what they are multiplied by, by a rule.
+_PASSING = {"MatMulNBits"}
+
 #: Operators of com.microsoft that are not differentiated, and why.
 REFUSED: dict[str, str] = {
-    **dict.fromkeys(sorted(QUANTISED), _QUANTISED),
+    **dict.fromkeys(sorted(QUANTISED - _PASSING), _QUANTISED),
     **dict.fromkeys(("DecoderAttention", "DecoderMaskedMultiHeadAttention", "DecoderMaskedSelfAttention"), _DECODING),
     **dict.fromkeys(
         ("PackedAttention", "PackedMultiHeadAttention", "PagedAttention", "RemovePadding", "RestorePadding"), _PACKED
