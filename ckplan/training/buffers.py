@@ -25,14 +25,16 @@ def ort_value(array: Array) -> Any:
 
 
 class Buffers:
-    """Two sets of arrays that change places: a step reads one and writes the other.
+    """Two sets of arrays that change places: a step reads one and writes the other. In place, both are one.
 
     Args:
         initial: the first values; they are taken over, not copied.
+        in_place: whether new values may be written over the old ones.
     """
 
-    def __init__(self, initial: Mapping[str, Array]) -> None:
-        self._arrays = (dict(initial), {name: np.empty_like(array) for name, array in initial.items()})
+    def __init__(self, initial: Mapping[str, Array], in_place: bool = False) -> None:
+        held = dict(initial)
+        self._arrays = (held, held if in_place else {name: np.empty_like(array) for name, array in held.items()})
         self.sets = tuple({name: ort_value(array) for name, array in arrays.items()} for arrays in self._arrays)
         self.current = 0
 

@@ -14,7 +14,6 @@ import numpy as np
 import onnx_ir as ir
 
 from ckplan import keys
-from ckplan.autodiff import parse_optimizer
 from ckplan.autodiff.lora import Lora
 from ckplan.errors import ModelError
 from ckplan.meter.facts import initial_states
@@ -80,14 +79,15 @@ class StepFile:
     @property
     def weights(self) -> tuple[str, ...]:
         """What a step changes of the model itself: its parameters and running statistics, and no optimizer's state."""
-        text = self.model.metadata_props.get(keys.OPTIMIZER)
-        states: set[str] = set()
-        if text is not None:
-            optimizer = parse_optimizer(text)
-            states = {f"{name}_{state}" for name in self.parameters for state in optimizer.states}
-            states |= {"step"} if optimizer.counts else set()
-        trained = dict.fromkeys(self.parameters)
-        return (*trained, *(name for name in self.updates if name not in trained and name not in states))
+        states = set(initial_states(self.model))
+        changed = (name for name in self.updates if name not in states and name not in self.parameters)
+        inputs = {str(value.name): value.dtype for value in self.model.graph.inputs}
+        return (*self.parameters, *(name for name in changed if inputs[name] not in (None, ir.DataType.INT64)))
+
+    @property
+    def is_in_place(self) -> bool:
+        """Whether new values may be written over the old ones."""
+        return self.model.metadata_props.get(keys.IN_PLACE) == "true"
 
     @property
     def lora(self) -> Lora | None:

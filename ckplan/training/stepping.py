@@ -82,11 +82,15 @@ class Stepper(ABC):
 
 
 class WholeStep(Stepper):
-    """The update of a file with an optimizer."""
+    """The update of a file with an optimizer, in place where the file is made for it.
+
+    Where the loss scale is fed, an update may be one to be left out: then the old values must still be there.
+    """
 
     def __init__(self, step: StepFile) -> None:
         super().__init__(step)
-        self._buffers = Buffers({name: step.initial(name) for name in step.updates})
+        in_place = step.is_in_place and not step.loss_scale
+        self._buffers = Buffers({name: step.initial(name) for name in step.updates}, in_place)
         self._rate = step.initial(step.learning_rate)
         self._fed[step.learning_rate] = ort_value(self._rate)
 

@@ -169,7 +169,7 @@ class Trainer:
         Raises:
             UsageError: there is no checkpoint to resume from, it is of another training, or there is one and
                 ``resume`` does not say what is to become of it.
-            CheckFailedError: the loss is infinite or NaN. The parameters are those before that step.
+            CheckFailedError: the loss is infinite or NaN. Checkpoints from before are good.
             EnvironmentUnavailableError: a checkpoint cannot be written. Earlier ones are whole.
         """
         if epochs < 1:

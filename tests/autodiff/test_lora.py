@@ -33,6 +33,12 @@ def model_of(nodes: list[onnx.NodeProto], held: dict[str, np.ndarray], element: 
     return helper.make_model(graph, opset_imports=opsets, ir_version=10)
 
 
+def quiet(path: Path) -> onnxruntime.InferenceSession:
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    return onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+
+
 def matmul() -> tuple[onnx.ModelProto, np.ndarray]:
     weight = RNG.normal(size=(INPUTS, OUTPUTS)) / 6
     return model_of(
@@ -121,18 +127,16 @@ def test_gradients_of_adapters_beside_any_base(base: str, tmp_path: Path) -> Non
 
 
 def test_adapters_begin_as_nothing_and_the_rest_is_frozen(tmp_path: Path) -> None:
-    step = ckplan.open_model("sample_models/gpt_tiny.onnx", lora="rank=2,targets=c_attn;*.mlp.*", optimizer="adam")
-    plain = ckplan.open_model("sample_models/gpt_tiny.onnx", optimizer="adam")
+    step = ckplan.open_model("sample_models/gpt_tiny.onnx", lora="rank=2,targets=c_attn;*.mlp.*")
+    plain = ckplan.open_model("sample_models/gpt_tiny.onnx")
     assert step.training is not None
     assert step.training.gradients
     assert all(".lora_" in name for name in step.training.gradients)
-    assert all(".lora_" in name or name == "step" for name in step.training.updates)
-    assert len(step.model.graph) < len(plain.model.graph)
     losses = []
     for number, one in enumerate((step, plain)):
         path = tmp_path / f"{number}.onnx"
         ckplan.save(one.model, path)
-        session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+        session = quiet(path)
         rng = np.random.default_rng(0)
         feeds = {i.name: rng.integers(0, 8, i.shape).astype(np.int64) for i in session.get_inputs()}
         losses.append(session.run(["loss"], feeds)[0])
@@ -148,7 +152,7 @@ def test_nothing_is_computed_or_kept_for_frozen_layers_before_the_first_adapter(
             node("MatMul", ["b", "second.weight"], ["y"]),
         ],
         "net", [info("x", TensorProto.FLOAT, [4, 8])], [info("y", TensorProto.FLOAT, [4, 8])],
-        [numpy_helper.from_array(RNG.normal(size=(8, 8)).astype(np.float32), f"{n}.weight") for n in ("first", "second")],
+        [numpy_helper.from_array(np.eye(8, dtype=np.float32), f"{name}.weight") for name in ("first", "second")],
     )  # fmt: skip
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
     step = ckplan.open_model(model, loss="sum-of-squares", lora="rank=2,targets=second")

@@ -45,8 +45,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def by_hand(step: Path, data: Path) -> list[float]:
     """The losses of six epochs of the plain loop that docs/training.md shows."""
     session = onnxruntime.InferenceSession(step, providers=["CPUExecutionProvider"])
-    updates = json.loads(session.get_modelmeta().custom_metadata_map[keys.UPDATES])
-    rng, values, means = np.random.default_rng(0), {}, []
+    about = session.get_modelmeta().custom_metadata_map
+    updates, states = json.loads(about[keys.UPDATES]), json.loads(about[keys.STATES])
+    shapes = {value.name: value.shape for value in session.get_inputs()}
+    values = {name: np.zeros(shapes[name], np.float32) for name in states}
+    rng, means = np.random.default_rng(0), []
     with np.load(data) as given:
         images, labels = given["image"], given["labels"]
     for _ in range(6):

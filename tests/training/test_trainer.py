@@ -160,3 +160,26 @@ def test_masks_differ_from_step_to_step_and_come_again_after_a_resume(tmp_path: 
     rest.train(4, resume=True)
     for name in NAMES:
         np.testing.assert_array_equal(rest.weights[name], whole.weights[name])
+
+
+def test_updates_are_made_in_place_where_the_file_is_made_for_it(tmp_path: Path) -> None:
+    model = tmp_path / "net.onnx"
+    import onnx
+
+    from tests.training.network import network
+
+    onnx.save(network(), model)
+    step = tmp_path / "written.onnx"
+    ckplan.rewrite(model, dims={"batch": BATCH}, loss="cross-entropy", optimizer="adam", output=step)
+    trainer = ckplan.Trainer(step, data())
+    assert trainer.step.is_in_place
+    held = {name: array.ctypes.data for name, array in trainer.weights.items()}
+    trainer.train(2)
+    assert {name: array.ctypes.data for name, array in trainer.weights.items()} == held
+    other = ckplan.Trainer(step, data())
+    buffers = other._stepper._buffers  # type: ignore[attr-defined]
+    other._stepper._buffers = type(buffers)(buffers.values)  # type: ignore[attr-defined]
+    other._stepper.open(0)
+    other.train(2)
+    for name in NAMES:
+        np.testing.assert_array_equal(other.weights[name], trainer.weights[name])
