@@ -78,7 +78,7 @@ def chunk_loss_heads(op: Builder, chunks: LossChunks) -> tuple[dict[ir.Value, ir
     notes = []
     heads = [node for node in op.graph if node.domain == DOMAIN and node.op_type == "CrossEntropy"]
     for node in heads:
-        layer = _layer_of(node)
+        layer = layer_of(node)
         if layer is None:
             continue
         logits = required_input(node, 0)
@@ -113,7 +113,7 @@ def largest_divisor(number: int, at_most: int) -> int:
     return next(n for n in range(max(1, min(number, at_most)), 0, -1) if number % n == 0)
 
 
-def _layer_of(loss: ir.Node) -> Layer | None:
+def layer_of(loss: ir.Node) -> Layer | None:
     """Find the linear layer before a cross-entropy, None if there is none that may vanish."""
     logits = required_input(loss, 0)
     rank = len(shape_of(logits))

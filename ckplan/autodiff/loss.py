@@ -135,5 +135,5 @@ def _mean_squared_error(op: Builder, output: ir.Value) -> Loss:
     with op.recording() as nodes:
         difference = op.Sub(output, target)
         value = op.Mul(total(op, difference, "ReduceSumSquare"), 1 / max(size_of(output), 1))
-    outline(op, "MeanSquaredError", nodes, [output], [value, difference])
+    outline(op, "MeanSquaredError", nodes, [output, target], [value, difference])
     return Loss(value, f"mean squared error of '{output.name}' against input '{target.name}'", output)

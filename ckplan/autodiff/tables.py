@@ -80,6 +80,8 @@ def add_lookups(op: Builder, shape: Sequence[int], found: Lookups) -> ir.Value:
             result = scatter_add(op, op.zeros((shape[0], width), found.gradients), 0, found.rows, found.gradients)
     elif factors is not None and 2 * shape_of(factors[0])[0] + count < width:
         result = _stacked(op, found, *factors)
+    elif parts := _parts(found.before):
+        result = _added_to_parts(op, parts, found.rows, found.gradients)
     else:
         result = scatter_add(op, op.reshape(found.before, (shape[0], width)), 0, found.rows, found.gradients)
     result = op.reshape(result, shape)
@@ -106,6 +108,29 @@ def _factors(value: ir.Value) -> tuple[ir.Value, ir.Value, float] | None:
     if not attr_int(node, "transA", 0) or attr_int(node, "transB", 0):
         return None
     return required_input(node, 0), required_input(node, 1), attr_float(node, "alpha", 1.0)
+
+
+def _parts(value: ir.Value) -> list[ir.Value]:
+    """The matrices that a value is the concatenation of, if it was made for this alone; else none."""
+    node = value.producer()
+    if node is None or node.op_type != "Concat" or attr_int(node, "axis", 0) != 0 or value.uses():
+        return []
+    return [part for part in node.inputs if part is not None and len(shape_of(part)) == 2]
+
+
+def _added_to_parts(op: Builder, parts: Sequence[ir.Value], rows: ir.Value, gradients: ir.Value) -> ir.Value:
+    """Add the gradients of lookups to the parts of a table, each in place, and put them together."""
+    size, start, made = sum(shape_of(part)[0] for part in parts), 0, []
+    zero = np.zeros((), dtype_of(rows))
+    rows = op.Where(op.Less(rows, zero), op.Add(rows, np.asarray(size, dtype_of(rows))), rows)
+    for part in parts:
+        end = start + shape_of(part)[0]
+        inside = op.And(op.GreaterOrEqual(rows, start), op.Less(rows, end))
+        at = op.Where(inside, op.Sub(rows, start), zero)
+        updates = op.Where(op.reshape(inside, (shape_of(rows)[0], 1)), gradients, 0.0)
+        made.append(scatter_add(op, part, 0, at, updates))
+        start = end
+    return op.Concat(*made, axis=0)
 
 
 def _stacked(op: Builder, found: Lookups, a: ir.Value, b: ir.Value, factor: float) -> ir.Value:

@@ -29,6 +29,7 @@ from ckplan.autodiff.paths import prune
 from ckplan.autodiff.quantisation import pass_straight_through, refuse_quantised
 from ckplan.autodiff.rules.conv_batch_norm import outline_conv_batch_norms
 from ckplan.autodiff.rules.silu import outline_silus
+from ckplan.autodiff.tied_heads import split_tied_heads
 from ckplan.autodiff.training_mode import TrainingForms, enter_training
 from ckplan.errors import ModelError, UsageError
 from ckplan.keys import PHASE
@@ -162,6 +163,7 @@ def build_training_graph(
     running = forms.running_of(graph, results)
     prune(graph, [*results, *running.values()])
     heads, head_notes = chunk_loss_heads(op, loss_chunks)
+    heads |= split_tied_heads(op, set(selection.parameters))
     targets = {heads.get(value, value): seed for value, seed in targets.items()}
     results = [heads.get(value, value) for value in results]
     prune(graph, [*results, *running.values()])

@@ -34,7 +34,7 @@ def _by_logits(op: Builder, node: ir.Node, dy: Gradients, labels: Labels) -> ir.
         ones = op.expand(op.constant(np.asarray(-1, dtype_of(logits))), shape_of(labels.indices))
         rows = op.ScatterElements(chances, labels.indices, ones, axis=labels.axis, reduction="add")
         return with_row_factors(op, rows, slopes)
-    scaled = chances if _is_one(op, slopes) else op.Mul(chances, slopes)
+    scaled = chances if is_one(op, slopes) else op.Mul(chances, slopes)
     target = op.expand(op.scale(slopes, -1), shape_of(labels.indices))
     return op.ScatterElements(scaled, labels.indices, target, axis=labels.axis, reduction="add")
 
@@ -61,7 +61,7 @@ def mean_squared_error(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
     difference = node.outputs[1]
     assert dy[0] is not None
     op.factor *= 2 / max(size_of(difference), 1)
-    return [difference if _is_one(op, dy[0]) else op.Mul(difference, dy[0])]
+    return [difference if is_one(op, dy[0]) else op.Mul(difference, dy[0])]
 
 
 def sample_slopes(op: Builder, dy: Gradients, labels: Labels) -> ir.Value:
@@ -99,7 +99,7 @@ def by_sample_weights(op: Builder, node: ir.Node, dy: Gradients, labels: Labels)
     return op.Mul(op.Sub(losses, op.reshape(loss, ())), op.Div(upstream, total(op, weights)))
 
 
-def _is_one(op: Builder, value: ir.Value) -> bool:
+def is_one(op: Builder, value: ir.Value) -> bool:
     """Say whether a value is known to be the number one."""
     known = op.constant_of(value)
     return known is not None and known.size == 1 and float(known.reshape(())) == 1
