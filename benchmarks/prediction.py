@@ -38,7 +38,7 @@ from sample_models.light_models import light_model
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "build" / "prediction.jsonl"
 STRATEGIES = ("none", "sqrt", "memory", "auto:steps=0")
-SHARE = 0.4
+SHARE = 0.6
 """The budget of `auto`, as a ratio of the baseline's peak; where there is no such plan, it gives the knee."""
 TIME_LIMIT = 1800
 """Seconds for all files of one network at one batch size."""

@@ -149,7 +149,7 @@ def heap_peak(content: bytes) -> int | None:
     with temporary_folder() as folder:
         (folder / "planned.onnx").write_bytes(content)
         save_arrays(folder / "inputs", make_inputs(ir.load(folder / "planned.onnx")).arrays)
-        found = run_job("heap", request_for(folder / "planned.onnx", folder / "inputs", "cpu", THREADS))
+        found = run_job("ckplan.meter.heap", request_for(folder / "planned.onnx", folder / "inputs", "cpu", THREADS))
     peak: int | None = found["activations"]
     return peak
 
