@@ -72,7 +72,7 @@ def command(
     step = opened(model, asked, cost=cost, device=device)
     made = planned(step, wanted, goal)
     plan = made.plan
-    tell(plan, step)
+    tell(plan, step, made.budget)
     write_text(json_text(plan.to_json(), indent=1) + "\n", output, force=force)
     kept = chosen(step, plan, made.budget)
     if as_json:

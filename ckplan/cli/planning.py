@@ -25,7 +25,7 @@ def planned(step: Step, strategy: Strategy, goal: Goal, plan_file: Path | None =
         return rewrite(step, strategy, goal) if plan_file is None else rewrite_as(step, read_plan(plan_file, step))
 
 
-def tell(plan: Plan, step: Step) -> list[str]:
+def tell(plan: Plan, step: Step, budget: int | None = None) -> list[str]:
     """Say on stderr what the user should know about the plan of a step; returns what was said.
 
     With ``--verbose`` reasons are given first.
@@ -39,8 +39,9 @@ def tell(plan: Plan, step: Step) -> list[str]:
     if plan.interrupted:
         said.append("the search was interrupted; this is the best plan until then")
     if plan.overhead_bound > 0:
+        within = "of this peak" if budget is None else "within the budget"
         said.append(
-            f"no plan of this peak costs less than {100 * plan.overhead_bound:+.1f} % of compute; "
+            f"no plan {within} costs less than {100 * plan.overhead_bound:+.1f} % of compute; "
             f"this one costs {100 * plan.overhead:+.1f} %"
         )
     notes(said)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -13,11 +14,17 @@ from ckplan.keys import BUDGET, BUDGET_OF
 from ckplan.pipeline.goal import ACTIVATIONS, ANY, TOTAL, Goal
 from ckplan.pipeline.step import Step
 from ckplan.planner import Plan, Timeline
+from ckplan.planner.exact.stages import proven_overhead
 from ckplan.planner.strategies import Strategy
 from ckplan.planner.strategies.auto import Auto
+from ckplan.planner.strategies.chen import Chen
 from ckplan.planner.strategies.evict import Evict
+from ckplan.planner.strategies.lower_sets import LowerSets
 from ckplan.planner.strategies.memory import Memory
 from ckplan.planner.strategies.mincut import MinCut
+from ckplan.planner.strategies.revolve import Revolve
+from ckplan.planner.strategies.search import Search
+from ckplan.planner.strategies.segments import Segments
 from ckplan.planner.strategies.sqrt import Sqrt
 from ckplan.runtime.footprint import Footprint, footprint_of
 from ckplan.runtime.occupancy import Occupancy, occupancy_of_executed
@@ -37,6 +44,19 @@ _TOTAL_TRIES = 5
 
 _LIMITLESS = 2.0
 """Overhead beyond which no plan is looked for where the least memory is asked for, as a ratio of the step."""
+
+_OTHERS: tuple[tuple[Strategy, float], ...] = (
+    (Memory(), math.inf),
+    (Evict(), math.inf),
+    (MinCut(), math.inf),
+    (Sqrt(), math.inf),
+    (Chen(), 5_000),
+    (Segments(), 5_000),
+    (Revolve(), 5_000),
+    (Search(), 2_000),
+    (LowerSets(), 600),
+)
+"""Strategies whose files are tried before `auto` refuses a budget, with the ops of the largest graph they plan soon."""
 
 _NEAR = 1.03
 """How much more than the lowest of all plans one may have for its file to be written in search of the smallest."""
@@ -126,7 +146,7 @@ def rewrite(step: Step, strategy: Strategy, goal: Goal = ANY) -> Planned:
             continue
         made = _written(step, plan, budget)
         if made.after.peak_activations <= budget:
-            return made
+            return made if not tried else _proven_for(made, budget)
         tried.append(made)
         told = (format_bytes(made.after.peak_activations), format_bytes(plan.predicted.peak_activations))
         _log.info("the file would take %s, its plan %s", *told)
@@ -176,7 +196,8 @@ def _plans(
     if interrupted:
         return
     last_resorts: list[Plan] = []
-    others: tuple[Strategy, ...] = (Memory(), Evict(), MinCut(), Sqrt()) if isinstance(strategy, Auto) else ()
+    size = len(step.problem.ops)
+    others = [other for other, most_ops in _OTHERS if size <= most_ops] if isinstance(strategy, Auto) else []
     lowest = (
         replace(strategy, overhead=_LIMITLESS) if isinstance(strategy, Auto) and strategy.overhead < 0 else strategy
     )
@@ -193,7 +214,10 @@ def _plans(
     yield from sorted(fitting, key=lambda plan: plan.cost)
     least = min((plan.predicted.peak_activations for plan in last_resorts), default=0)
     low = [plan for plan in last_resorts if plan.predicted.peak_activations <= least * _NEAR and plan not in fitting]
-    yield from sorted(low, key=lambda plan: plan.predicted.peak_activations)
+    for plan in sorted(low, key=lambda plan: plan.predicted.peak_activations):
+        if any(made.after.peak_activations <= plan.predicted.peak_activations for made in tried):
+            break  # no file takes less than its plan
+        yield plan
 
 
 def _within_total(step: Step, strategy: Strategy, goal: Goal) -> Planned:
@@ -259,6 +283,15 @@ def _written(step: Step, plan: Plan, budget: int | None) -> Planned:
         written.model.metadata_props[BUDGET] = str(budget)
     occupancy = occupancy_of_executed(written.executed, written.model)
     return Planned(step, plan, written.model, occupancy, footprint_of(written.executed, written.model), budget)
+
+
+def _proven_for(made: Planned, budget: int) -> Planned:
+    """The same with the bound for the budget that was asked for, where the plan was made for less."""
+    plan = made.plan
+    if not plan.overhead_bound:
+        return made
+    bound = proven_overhead(made.step.problem, budget) / made.step.problem.cost
+    return replace(made, plan=replace(plan, overhead_bound=min(bound, plan.overhead)))
 
 
 def rewrite_as(step: Step, plan: Plan) -> Planned:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable
+from functools import lru_cache
 
 import numpy as np
 
@@ -21,6 +22,8 @@ _SCALE = 1e10
 """What the cost of all ops together is in the integers that the flow is computed with."""
 _INFINITE = 1 << 42
 """A capacity that no cut can pay; thousands of them add up without an overflow."""
+_CURVE = 4
+"""Of how many moments `bound_curve` is made."""
 
 
 class MinimumCut:
@@ -146,8 +149,24 @@ def _moments(problem: Problem, count: int) -> list[int]:
     return list(dict.fromkeys([*spread[:: max(1, len(spread) // count)], *greedy[: count // 3]]))
 
 
-def bound_at(problem: Problem, moment: int, room: int) -> float:
-    """The bound from one moment, with so many bytes beside the working set of its op; see `least_overhead`."""
+@lru_cache(maxsize=4)
+def bound_curve(problem: Problem) -> tuple[tuple[float, float, int], ...]:
+    """Lines whose upper envelope over budgets bounds the overhead, as `least_overhead` does, from a few moments.
+
+    Returns:
+        For each line its value, its price per byte, and the working set: ``value - price * (budget - working set)``.
+    """
+    lines = []
+    for moment in _moments(problem, _CURVE)[:_CURVE]:
+        cut, scale = _cut_at(problem, moment)
+        own = working_set(problem, moment)
+        prices = [scale * 10.0**exponent for exponent in np.linspace(-3, 4, 15)]
+        lines += [(cut.solve(price)[1], price, own) for price in prices]
+    return tuple(lines)
+
+
+def _cut_at(problem: Problem, moment: int) -> tuple[MinimumCut, float]:
+    """The cut at one moment, and a price per byte that is in proportion to the problem."""
     ops, root = problem.ops, problem.view_root
     after = {moment}
     made = set(ops[moment].outputs)
@@ -166,12 +185,18 @@ def bound_at(problem: Problem, moment: int, room: int) -> float:
     needed = {root[tensor] for index in after - {moment} for tensor in ops[index].inputs}
     given = {root[tensor] for tensor in (*ops[moment].inputs, *ops[moment].outputs)}
     cut = MinimumCut(problem, repeatable, needed, given)
+    scale = sum(tensor.bytes for tensor in problem.tensors if tensor.kind is Kind.ACTIVATION)
+    return cut, problem.cost / max(problem.resident + scale, 1)
+
+
+def bound_at(problem: Problem, moment: int, room: int) -> float:
+    """The bound from one moment, with so many bytes beside the working set of its op; see `least_overhead`."""
+    cut, scale = _cut_at(problem, moment)
 
     def bound(exponent: float) -> float:
-        price: float = problem.cost * 10.0**exponent / max(problem.resident + budget_scale, 1)
+        price: float = scale * 10.0**exponent
         return cut.solve(price)[1] - price * room
 
-    budget_scale = sum(tensor.bytes for tensor in problem.tensors if tensor.kind is Kind.ACTIVATION)
     exponents = list(np.linspace(-3, 4, 15))
     values = [bound(exponent) for exponent in exponents]
     for _ in range(3):

@@ -35,7 +35,8 @@ class Plan:
         base_cost: seconds of one step without recomputation.
         order_peak: bytes of activations at the peak of the best order without recomputation: what lies between the step
             as it is and this, order alone has saved.
-        overhead_bound: overhead that no schedule of this peak can avoid, as far as was proven (0: nothing was).
+        overhead_bound: overhead that no schedule within the budget can avoid, or of this peak where none was given, as
+            far as was proven (0: nothing was).
         interrupted: whether the search was ended before its time; the plan is the best until then.
     """
 

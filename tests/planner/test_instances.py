@@ -261,3 +261,16 @@ def test_a_forged_instance_is_named(tmp_path: Path, place: list[Any], value: obj
     path.write_text(json.dumps(data))
     with pytest.raises(ModelError, match=r"instance\.json"):
         load_problem(path)
+
+
+def test_links_are_by_position_where_nodes_have_no_id() -> None:
+    data = {
+        "nodes": [{"name": "a", "size": 4}, {"name": "b", "size": 8, "cost": 2.0}, {"size": 2}],
+        "links": [{"source": 0, "target": 1}, {"source": 1, "target": 2}],
+    }
+    problem = parse_node_link(data)
+    assert [op.name for op in problem.ops] == ["a", "b", "2"]
+    assert [op.inputs for op in problem.ops] == [(), (0,), (1,)]
+    assert parse_node_link({**data, "nodes": [{**node, "id": i} for i, node in enumerate(data["nodes"])]}).ops == (
+        problem.ops
+    )

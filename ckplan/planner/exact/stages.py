@@ -27,8 +27,39 @@ _TOLERANCE: Final = 1e-5
 """What the solvers may be wrong by, in the cost of a step."""
 _ATTEMPTS: Final = ((6, False), (2, True), (4, True), (10, False), (6, True), (14, False), (8, True))
 """How many moments are taken into account, and whether in the integral model or its relaxation, one after the other."""
+_QUICK: Final = 6
+"""How many moments are taken into account where the bound is to be had soon."""
+_MOST_OPS: Final = 160
+"""Ops of the largest graph for which that is soon."""
 _SHARE: Final = 0.5
 """Of the time left, what one of these may take."""
+
+
+def proven_overhead(problem: Problem, budget: int) -> float:
+    """Seconds of recomputation that no schedule within a budget can avoid: the best bound that is had soon.
+
+    That of several moments for graphs of up to 160 ops, that of one moment for larger ones; the same every time.
+    """
+    if len(problem.ops) > _MOST_OPS:
+        return float(least_overhead(problem, budget))
+    best, values = _at_moments(problem, budget)
+    path = _heaviest_path(problem, values)
+    if path and best > 0:
+        path.sort(key=lambda index: (-values[index], index))
+        best = max(best, _Stages(problem, budget, sorted(path[:_QUICK]), False).bound())
+    return best
+
+
+def _at_moments(problem: Problem, budget: int, deadline: float = math.inf) -> tuple[float, dict[int, float]]:
+    """The best bound of any one moment, and those of backward ops; of as many as there is time for."""
+    best, values = float(least_overhead(problem, budget)), {}
+    for index in problem.backward:
+        room = budget - working_set(problem, index)
+        if room >= 0:
+            values[index] = float(bound_at(problem, index, room))
+        if time.monotonic() > deadline:
+            break
+    return max(best, *values.values(), 0.0), values
 
 
 def staged_overhead(problem: Problem, budget: int, seconds: float = 60.0) -> float:
@@ -42,15 +73,7 @@ def staged_overhead(problem: Problem, budget: int, seconds: float = 60.0) -> flo
         seconds: time limit; the bound is what was proven until then.
     """
     deadline = time.monotonic() + seconds
-    best = float(least_overhead(problem, budget))
-    values = {}
-    for index in problem.backward:
-        room = budget - working_set(problem, index)
-        if room >= 0:
-            values[index] = float(bound_at(problem, index, room))
-        if time.monotonic() > deadline:
-            return max(best, *values.values(), 0.0)
-    best = max(best, *values.values(), 0.0)
+    best, values = _at_moments(problem, budget, deadline)
     path = _heaviest_path(problem, values)
     if not path or best <= 0:
         return best
@@ -112,12 +135,13 @@ class _Stages:
         for stage in range(1, self.last):
             self._held_through(stage)
 
-    def bound(self, seconds: float) -> float:
+    def bound(self, seconds: float = math.inf) -> float:
         """What the solver proves within a time, in seconds of recomputation."""
         from ortools.linear_solver.python import model_builder
 
         solver = model_builder.Solver("SCIP" if self.integral else "GLOP")
-        solver.set_time_limit_in_seconds(seconds)
+        if seconds < math.inf:
+            solver.set_time_limit_in_seconds(seconds)
         status = solver.solve(self.model)
         if status == model_builder.SolveStatus.OPTIMAL:
             proven = float(solver.objective_value)

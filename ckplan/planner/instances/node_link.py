@@ -2,7 +2,8 @@
 
 Checkmate's (Jain et al., MLSys 2020) and Moccasin's (Bartan et al., ICML 2023) published graphs have this form:
 ``nodes`` with ``id``, ``cost_ram`` (bytes of what the node makes), ``cost_cpu``, ``backward`` and a ``name``; ``links``
-from the node that makes a value to one that reads it. Each node becomes an op with one output.
+from the node that makes a value to one that reads it; links to nodes without an ``id`` are by position. Each node
+becomes an op with one output.
 
 - Nodes that are marked ``backward`` make the graph a training graph, which is taken as it is.
 - A graph without such marks is a training graph made elsewhere, or no training graph: it is taken as it is (every op
@@ -43,7 +44,8 @@ def parse_node_link(
     """
     try:
         nodes, links = list(data["nodes"]), list(data.get("links", data.get("edges")) or ())
-        position = {node["id"]: index for index, node in enumerate(nodes)}
+        names = [node.get("id", index) for index, node in enumerate(nodes)]
+        position = {name: index for index, name in enumerate(names)}
         before: list[list[int]] = [[] for _ in nodes]
         for link in links:
             source, target = position[link["source"]], position[link["target"]]
@@ -55,7 +57,7 @@ def parse_node_link(
         raise ModelError(f"not a node-link graph: {error}") from error
     if len(position) < len(nodes):
         raise ModelError("not a node-link graph: two nodes have the same id")
-    labels = [str(node.get("name", node["id"])) for node in nodes]
+    labels = [str(node.get("name", name)) for node, name in zip(nodes, names, strict=True)]
     if len(set(labels)) < len(labels):
         labels = [f"{label}#{index}" for index, label in enumerate(labels)]
     backward = [bool(node.get("backward", False)) for node in nodes]
@@ -98,5 +100,5 @@ def _attribute(node: Mapping[str, Any], names: tuple[str, ...], default: float |
         if node.get(name) is not None:
             return float(node[name])
     if default is None:
-        raise ValueError(f"node {node['id']!r} has none of the attributes {', '.join(names)}")
+        raise ValueError(f"node {node.get('id', node.get('name'))!r} has none of the attributes {', '.join(names)}")
     return default

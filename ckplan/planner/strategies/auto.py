@@ -19,8 +19,10 @@ from ckplan.planner.peak import peak_of
 from ckplan.planner.plan import Plan
 from ckplan.planner.problem import Problem
 from ckplan.planner.retain import retain
+from ckplan.planner.search import improve
 from ckplan.planner.strategies.base import Strategy, one_more_forward
 from ckplan.planner.strategies.chen import Chen
+from ckplan.planner.strategies.evict import Evict
 from ckplan.planner.strategies.lower_sets import LowerSets
 from ckplan.planner.strategies.memory import Memory
 from ckplan.planner.strategies.mincut import MinCut
@@ -35,8 +37,16 @@ _log = logging.getLogger(__name__)
 
 _QUICK: tuple[Strategy, ...] = (Speed(), Sqrt(), Mirror(), Segments(), Chen())
 """Other strategies that take next to no time."""
-_THOROUGH: tuple[tuple[Strategy, int], ...] = ((Memory(), 400), (Revolve(), 400), (MinCut(), 400), (LowerSets(), 200))
+_THOROUGH: tuple[tuple[Strategy, int], ...] = (
+    (Memory(), 400),
+    (Revolve(), 400),
+    (MinCut(), 400),
+    (Evict(), 200),
+    (LowerSets(), 200),
+)
 """Those that take some tenths of a second for graphs of so many ops; of larger ones they are not asked."""
+_SMALL = 400
+"""Ops of the largest graph for which the local search takes longer."""
 _MOST_REPEATABLE = 160
 """Most ops that may run again of a graph whose plan is finished by constraint programming."""
 _WORK = 0.003
@@ -104,7 +114,14 @@ class Auto(Strategy):
 
     def _cheapest(self, problem: Problem, budget: int, effort: Effort, most_cost: float) -> list[int] | None:
         """The cheapest schedule within a budget: of the other strategies', improved, and where it is small finished."""
-        found = cheapest(problem, budget, effort, self._best_of_others(problem, budget, effort), most_cost)
+        if len(problem.ops) <= _SMALL:
+            effort.steps = effort.steps * 5 // 2  # as many as `search` tries
+        found = cheapest(problem, budget, effort, most_cost=most_cost)
+        other = self._best_of_others(problem, budget, effort)
+        least = most_cost if found is None else problem.schedule_cost(found)
+        if other is not None and problem.schedule_cost(other) < least:
+            along = list(dict.fromkeys(other))
+            found = improve(problem, other, budget, along, effort.steps, effort.seed, effort.deadline)
         if effort.over or repeatable(problem) > _MOST_REPEATABLE:
             return found
         least = least_overhead(problem, budget)

@@ -10,7 +10,7 @@ from typing import ClassVar
 from ckplan.choices import spell
 from ckplan.errors import InfeasibleError
 from ckplan.planner.bounds import lower_bound
-from ckplan.planner.minimum_cut import least_overhead
+from ckplan.planner.exact.stages import proven_overhead
 from ckplan.planner.peak import peak_of
 from ckplan.planner.plan import Plan, make_plan
 from ckplan.planner.problem import Kind, Problem
@@ -87,7 +87,9 @@ class Strategy(ABC):
                 f"the smallest budget that a plan was found for is {peak} bytes; raise it"
                 + ("" if self.name == "auto" else " or try another strategy"),
             )
-        bound = float(least_overhead(problem, peak)) / problem.cost if prove and plan.recomputed else 0.0
+        bound = 0.0
+        if prove and plan.recomputed:
+            bound = proven_overhead(problem, peak if budget is None else budget) / problem.cost
         return replace(plan, interrupted=interrupted, overhead_bound=min(bound, plan.overhead))
 
     def __str__(self) -> str:

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 from ckplan.planner.bounds import lower_bound
 from ckplan.planner.order import best_order
 from ckplan.planner.peak import peak_of
-from ckplan.planner.plan import Plan
 from ckplan.planner.problem import Problem
 from ckplan.planner.search import evictions, within
-from ckplan.planner.strategies.base import Strategy, one_more_forward
+from ckplan.planner.strategies.base import one_more_forward
+from ckplan.planner.strategies.monotone import Judged, MonotoneStrategy
+
+_POOLED_OPS = 2_000
+"""Ops of the largest graph whose lowest peak is looked for before a budget is planned for."""
 
 
 @dataclass(frozen=True)
-class Evict(Strategy):
+class Evict(MonotoneStrategy):
     """Run the graph within the budget, evicting what costs least to recompute for its bytes and its time unused.
 
     Dynamic Tensor Rematerialization (Kirisame et al., ICLR 2021, arXiv:2006.09616) made offline: the order of ops is
@@ -27,6 +30,7 @@ class Evict(Strategy):
     """
 
     name: ClassVar[str] = "evict"
+    step: ClassVar[float] = 1.03
 
     def schedules(self, problem: Problem) -> Iterable[Sequence[int]]:
         """No recomputation, then schedules of ever lower budgets."""
@@ -41,19 +45,10 @@ class Evict(Strategy):
                 break
             yield from found
 
-    def solve(self, problem: Problem, budget: int | None = None) -> Plan:
-        """The cheapest plan within the budget, or the one of the lowest peak.
+    def pool(self, problem: Problem) -> Iterable[Sequence[int]]:
+        """No recomputation; for graphs that are not large also what is found without a budget."""
+        return self.schedules(problem) if len(problem.ops) <= _POOLED_OPS else [best_order(problem)]
 
-        Raises:
-            InfeasibleError: eviction does not keep to the budget.
-        """
-        return self.choose(problem, self._candidates(problem, budget), budget)
-
-    def _candidates(self, problem: Problem, budget: int | None) -> Iterator[Sequence[int]]:
-        if budget is None:
-            yield from self.schedules(problem)
-            return
-        order = best_order(problem)
-        yield order
-        if peak_of(problem, order) > budget:
-            yield from within(problem, evictions(problem, budget, order, 3 * problem.cost), budget)
+    def planned_for(self, problem: Problem, budget: int, pool: Sequence[Judged]) -> Iterable[Sequence[int]]:
+        """Schedules by eviction, for several weights."""
+        return within(problem, evictions(problem, budget, best_order(problem), 3 * problem.cost), budget)

@@ -13,12 +13,11 @@ from ckplan.errors import UsageError
 from ckplan.planner.order import best_order
 from ckplan.planner.peak import peak_of
 from ckplan.planner.phases import backward_phases, phase_order
-from ckplan.planner.plan import Plan
 from ckplan.planner.problem import Problem
 from ckplan.planner.recompute import recompute_schedule
 from ckplan.planner.refine import keep_what_fits
-from ckplan.planner.strategies.base import Strategy
 from ckplan.planner.strategies.lower_set_graph import ForwardGraph, all_lower_sets, contract, principal_lower_sets
+from ckplan.planner.strategies.monotone import Judged, MonotoneStrategy, retained
 
 Array = npt.NDArray[np.float64]
 
@@ -33,17 +32,17 @@ _BUDGET_LABELS = 256
 """How many trade-offs of memory against kept cost are carried on from each lower set, without and with a budget."""
 _PICKED_NODES = 3_000
 """How many trade-offs of each limit become schedules, in forward ops of all of them; 6 at least, 48 at most."""
-_POLISHED_OPS = 16_000
-"""How many of the best plans for a budget are improved by keeping more, in ops of all of them; 60 at most."""
+_SHARES = (0.85, 0.7, 0.55, 0.4, 0.3)
+"""Shares of the peak without recomputation that plans are looked for at."""
+_RETAINED = 16
+"""Of how many plans within a budget as much is retained as there is room for."""
 
 Choice = tuple[set[int], list[int]]
 """What to keep, and an order of all ops."""
-_Judged = tuple[tuple[float, float, float], Choice]
-"""A choice with its merit."""
 
 
 @dataclass(frozen=True)
-class LowerSets(Strategy):
+class LowerSets(MonotoneStrategy):
     """Choose a growing sequence of lower sets of the forward graph, keep their boundaries, recompute between them.
 
     Kusumoto et al., "A Graph Theoretic Framework of Recomputation Algorithms for Memory-Efficient Backpropagation"
@@ -68,44 +67,32 @@ class LowerSets(Strategy):
     max_sets: int = 0
 
     def schedules(self, problem: Problem) -> Iterable[Sequence[int]]:
-        """No recomputation, then schedules of sequences of lower sets under ever smaller limits."""
+        """No recomputation, schedules of sequences of lower sets under ever smaller limits, and the lowest refined."""
         order = best_order(problem)
         yield order
-        for kept, backward_order in self._choices(problem, order, None):
-            yield recompute_schedule(problem, kept, backward_order)
-
-    def solve(self, problem: Problem, budget: int | None = None) -> Plan:
-        """The plan of the lowest peak, or the cheapest found within a budget; improved by keeping more where it fits.
-
-        Raises:
-            InfeasibleError: the lowest peak that was found exceeds the budget.
-        """
-        order = best_order(problem)
-        peak = peak_of(problem, order)
-        if budget is not None and peak <= budget:
-            return self.choose(problem, [order], budget)
-        found = self._judged(problem, self._choices(problem, order, budget), budget)
-        if budget is not None and not (found and found[0][0][0] == 0):
-            found = self._judged(problem, self._choices(problem, order, None), budget)
-        if budget is not None:
-            found = [entry for entry in found if entry[0][0] == 0] or found[:1]
-        candidates: list[Sequence[int]] = [order]
-        polished = 1 if budget is None else 1 + min(60, _POLISHED_OPS // max(len(problem.ops), 1))
-        for _, (kept, backward_order) in _spread(found, polished):
-            schedule = recompute_schedule(problem, kept, backward_order)
-            reached = max(peak_of(problem, schedule), budget or 0)
-            more = keep_what_fits(problem, kept, reached, backward_order)
-            candidates += [schedule, recompute_schedule(problem, more, backward_order)]
-        return self.choose(problem, candidates, budget)
-
-    def _judged(self, problem: Problem, choices: Iterable[Choice], budget: int | None) -> list[_Judged]:
-        """The choices with their merit, best first."""
-        judged = []
-        for choice in choices:
+        lowest: tuple[int, float, Choice] | None = None
+        for choice in self._choices(problem, order, None):
             schedule = recompute_schedule(problem, *choice)
-            peak = peak_of(problem, schedule)
-            judged.append((self.merit(peak, problem.schedule_cost(schedule), budget), choice))
-        return sorted(judged, key=lambda entry: entry[0])
+            yield schedule
+            peak, cost = peak_of(problem, schedule), problem.schedule_cost(schedule)
+            if lowest is None or (peak, cost) < lowest[:2]:
+                lowest = peak, cost, choice
+        if lowest is not None:
+            peak, _, (kept, backward_order) = lowest
+            more = keep_what_fits(problem, kept, peak, backward_order)
+            yield recompute_schedule(problem, more, backward_order)
+
+    def pool(self, problem: Problem) -> Iterable[Sequence[int]]:
+        """These, and those for several shares of the memory that the step takes without recomputation."""
+        yield from self.schedules(problem)
+        order = best_order(problem)
+        for share in _SHARES:
+            for choice in self._choices(problem, order, int(share * peak_of(problem, order))):
+                yield recompute_schedule(problem, *choice)
+
+    def planned_for(self, problem: Problem, budget: int, pool: Sequence[Judged]) -> Iterable[Sequence[int]]:
+        """The cheapest of these within the budget, with what there is room for retained."""
+        return retained(problem, budget, pool, _RETAINED)
 
     def _choices(self, problem: Problem, order: Sequence[int], budget: int | None) -> Iterator[Choice]:
         graph = contract(problem)
@@ -130,13 +117,6 @@ class LowerSets(Strategy):
             if self.family == "exact":
                 raise UsageError(f"the forward graph has more than {limit} lower sets", "use `family=approx`")
         return principal_lower_sets(graph)
-
-
-def _spread(found: list[_Judged], number: int) -> list[_Judged]:
-    """The best ones and, as many, some of all others: what keeps least leaves most room for keeping more."""
-    rest = found[(number + 1) // 2 :]
-    step = max(1, -(-len(rest) // max(number // 2, 1)))
-    return found[: (number + 1) // 2] + (rest[::step] if number > 1 else [])
 
 
 class _Table:

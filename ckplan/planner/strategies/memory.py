@@ -9,21 +9,20 @@ from typing import ClassVar
 from ckplan.planner.cuts import Cut, forward_cuts, kept_by_cuts, segment_cuts, segment_limits
 from ckplan.planner.order import best_order
 from ckplan.planner.peak import peak_of
-from ckplan.planner.plan import Plan
 from ckplan.planner.problem import Problem
 from ckplan.planner.recompute import recompute_schedule
 from ckplan.planner.refine import keep_what_fits
-from ckplan.planner.strategies.base import Strategy
+from ckplan.planner.strategies.monotone import Judged, MonotoneStrategy, retained
 
 _LIMITS = 24
 """How many segment limits are tried between the largest activation and the whole stash, evenly in their logarithm."""
 
-_REFINED = 3
-"""How many of the cheapest segmentations within a budget are refined, beside the one of the lowest peak."""
+_RETAINED = 4
+"""Of how many segmentations within a budget as much is retained as there is room for."""
 
 
 @dataclass(frozen=True)
-class Memory(Strategy):
+class Memory(MonotoneStrategy):
     """Keep about sqrt(N) bottleneck tensors and recompute the segments between them, for the lowest peak.
 
     The `memory` collection of TensorFlow's memory-saving gradients (Salimans & Bulatov, 2018,
@@ -42,33 +41,27 @@ class Memory(Strategy):
 
     def schedules(self, problem: Problem) -> Iterable[Sequence[int]]:
         """No recomputation, the best of segmentations at bottlenecks and at small cuts, and its refinement."""
-        return self._candidates(problem, None)
-
-    def solve(self, problem: Problem, budget: int | None = None) -> Plan:
-        """The plan of the lowest peak, or the cheapest found within a budget.
-
-        Raises:
-            InfeasibleError: the lowest peak that was found exceeds the budget.
-        """
-        return self.choose(problem, self._candidates(problem, budget), budget)
-
-    def _candidates(self, problem: Problem, budget: int | None) -> Iterator[Sequence[int]]:
         order = best_order(problem)
         yield order
-        if budget is not None and peak_of(problem, order) <= budget:
-            return
         judged = []
         for candidate in self.segmentations(problem):
             schedule = recompute_schedule(problem, candidate, order)
             judged.append((peak_of(problem, schedule), problem.schedule_cost(schedule), sorted(candidate)))
-        starts = [min(judged)] if judged else []
-        if budget is not None:
-            within = [entry for entry in judged if entry[0] <= budget]
-            starts += sorted(within, key=lambda entry: entry[1])[:_REFINED]
-        for peak, _, kept in starts:
-            limit = peak if budget is None else max(peak, budget)
-            for chosen in (set(kept), keep_what_fits(problem, kept, limit, order)):
+        if judged:
+            peak, _, kept = min(judged)
+            for chosen in (set(kept), keep_what_fits(problem, kept, peak, order)):
                 yield recompute_schedule(problem, chosen, order)
+
+    def pool(self, problem: Problem) -> Iterable[Sequence[int]]:
+        """These, and each segmentation."""
+        order = best_order(problem)
+        yield from self.schedules(problem)
+        for candidate in self.segmentations(problem):
+            yield recompute_schedule(problem, candidate, order)
+
+    def planned_for(self, problem: Problem, budget: int, pool: Sequence[Judged]) -> Iterable[Sequence[int]]:
+        """The cheapest segmentations within the budget, with what there is room for retained."""
+        return retained(problem, budget, pool, _RETAINED)
 
     def segmentations(self, problem: Problem) -> Iterable[set[int]]:
         """Sets of kept tensors: cuts at bottlenecks and at small cuts, for a range of segment limits."""

@@ -1,0 +1,107 @@
+"""Strategies for which a plan for less is a plan for more."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
+from typing import ClassVar
+
+from ckplan.planner.bounds import lower_bound
+from ckplan.planner.minimum_cut import bound_curve
+from ckplan.planner.order import best_order
+from ckplan.planner.peak import peak_of
+from ckplan.planner.plan import Plan
+from ckplan.planner.problem import Problem
+from ckplan.planner.retain import retain
+from ckplan.planner.strategies.base import Strategy
+
+_MOST_OPS = 2_000
+"""Ops of the largest graph for which more than one budget is planned for."""
+
+Judged = tuple[float, int, tuple[int, ...]]
+"""Seconds, peak, and the schedule."""
+
+
+class MonotoneStrategy(Strategy):
+    """A strategy that a larger budget never leads to a dearer plan or to a refusal.
+
+    A method that goes by the budget is at the mercy of chance: a little more room may lead it to a worse place. So the
+    budgets that plans are made for are fixed by the graph, in small steps, and of all plans within the budget
+    that was asked for the cheapest is taken. Budgets are gone through downwards until a bound proves that less memory
+    cannot cost less. For graphs of more than 2000 ops only the budget itself is planned for.
+    """
+
+    step: ClassVar[float] = 1.005
+    """Ratio of one budget that plans are made for to the next."""
+
+    @abstractmethod
+    def pool(self, problem: Problem) -> Iterable[Sequence[int]]:
+        """Schedules that do not depend on a budget, those without recomputation and of the lowest peak included."""
+
+    @abstractmethod
+    def planned_for(self, problem: Problem, budget: int, pool: Sequence[Judged]) -> Iterable[Sequence[int]]:
+        """Schedules within a budget.
+
+        Args:
+            problem: the ops and tensors.
+            budget: bytes of activations.
+            pool: what does not depend on it, the cheapest first.
+        """
+
+    def solve(self, problem: Problem, budget: int | None = None) -> Plan:
+        """The plan of the lowest peak, or the cheapest found within a budget.
+
+        Raises:
+            InfeasibleError: the lowest peak that was found exceeds the budget.
+        """
+        if budget is None:
+            return super().solve(problem)
+        order = best_order(problem)
+        if peak_of(problem, order) <= budget:
+            return self.choose(problem, [order], budget)
+        return self.choose(problem, self._within(problem, budget), budget)
+
+    def _within(self, problem: Problem, budget: int) -> Iterator[Sequence[int]]:
+        pool = _judged(self, problem)
+        yield from (schedule for _, _, schedule in pool)
+        least = min((cost for cost, peak, _ in pool if peak <= budget), default=float("inf"))
+        for rung in [budget] if len(problem.ops) > _MOST_OPS else rungs(problem, budget, self.step):
+            if bound_below(problem, rung) >= least - problem.cost:
+                break
+            for schedule in self.planned_for(problem, rung, pool):
+                if peak_of(problem, schedule) <= rung:
+                    yield schedule
+                    least = min(least, problem.schedule_cost(schedule))
+
+
+@lru_cache(maxsize=16)
+def _judged(strategy: MonotoneStrategy, problem: Problem) -> tuple[Judged, ...]:
+    schedules = dict.fromkeys(tuple(schedule) for schedule in strategy.pool(problem))
+    return tuple(sorted((problem.schedule_cost(found), peak_of(problem, found), found) for found in schedules))
+
+
+def rungs(problem: Problem, budget: int, step: float) -> list[int]:
+    """The budgets up to a given one that plans are made for, the largest first."""
+    rung, found = max(lower_bound(problem)[0], 1), []
+    while rung <= budget:
+        found.append(rung)
+        rung = max(int(rung * step), rung + 1)
+    return found[::-1]
+
+
+def bound_below(problem: Problem, budget: int) -> float:
+    """Seconds of recomputation that no schedule within a budget can avoid; never less for a smaller budget."""
+    values = (value - price * (budget - own) for value, price, own in bound_curve(problem) if budget >= own)
+    return max(values, default=0.0)
+
+
+def retained(problem: Problem, budget: int, pool: Sequence[Judged], most: int) -> Iterator[list[int]]:
+    """Schedules of a pool within a budget, without the repeats that it has room to do without.
+
+    The cheapest ones, and the one of the lowest peak, which leaves most room.
+    """
+    fitting = [entry for entry in pool if entry[1] <= budget]
+    chosen = [*fitting[:most], *([min(fitting, key=lambda entry: entry[1])] if fitting else [])]
+    for _, _, schedule in chosen:
+        yield retain(problem, schedule, budget)

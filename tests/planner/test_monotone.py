@@ -1,0 +1,48 @@
+"""A plan for less is a plan for more: a larger budget never leads to a dearer plan or to a refusal."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+
+from ckplan.errors import InfeasibleError
+from ckplan.planner import Problem
+from ckplan.planner.bounds import lower_bound
+from ckplan.planner.order import best_order
+from ckplan.planner.peak import peak_of
+from ckplan.planner.strategies import STRATEGIES
+from ckplan.planner.strategies.monotone import MonotoneStrategy, bound_below
+from tests.planner.problems import problems
+
+MONOTONE = [kind() for kind in STRATEGIES if issubclass(kind, MonotoneStrategy)]
+
+
+def test_which_strategies_are_monotone() -> None:
+    assert [strategy.name for strategy in MONOTONE] == ["memory", "lower_sets", "mincut", "evict"]
+
+
+@pytest.mark.parametrize("strategy", MONOTONE, ids=str)
+@settings(max_examples=10)
+@given(problem=problems(max_forward=14))
+def test_more_room_never_costs_more(strategy: MonotoneStrategy, problem: Problem) -> None:
+    low, high = lower_bound(problem)[0], peak_of(problem, best_order(problem))
+    costs = []
+    for step in range(9):
+        try:
+            costs.append(strategy.solve(problem, low + (high - low) * step // 8).cost)
+        except InfeasibleError:
+            costs.append(float("inf"))
+    assert all(more <= less for less, more in pairwise(costs)), costs
+
+
+@settings(max_examples=30)
+@given(problem=problems(max_forward=14))
+def test_the_bound_of_less_memory_is_no_lower(problem: Problem) -> None:
+    high = peak_of(problem, best_order(problem))
+    bounds = [bound_below(problem, high * share // 10) for share in range(5, 11)]
+    # Below a moment's own working set nothing follows from it, and no plan exists.
+    least = lower_bound(problem)[0]
+    known = [bound for share, bound in zip(range(5, 11), bounds, strict=True) if high * share // 10 >= least]
+    assert all(more <= less + 1e-9 for less, more in pairwise(known))
