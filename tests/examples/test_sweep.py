@@ -12,7 +12,7 @@ import pytest
 from examples.sweep.sweep import Cell, Row, here, on, plan, sweep
 from tests.cli.conftest import write_model
 
-BUDGETS = ("1%", "50%", "70%", "85%", "100%")
+BUDGETS = ("1%", "70%", "85%", "95%", "100%")
 
 
 @pytest.fixture(scope="module")
@@ -21,7 +21,7 @@ def cells(tmp_path_factory: pytest.TempPathFactory) -> list[Cell]:
     models = [
         write_model(folder / f"{activation}{layers}.onnx", activation=activation, layers=layers)
         for activation in ("Tanh", "Softplus")
-        for layers in (2, 4, 6)
+        for layers in (4, 6, 8)
     ]
     return [(str(model), budget) for model in models for budget in BUDGETS]
 
