@@ -249,12 +249,18 @@ ATTENTION = [
 
 
 def _grouped(
-    label: str, *, packed: bool = False, past: bool = True, more: Sequence[Array | None] = (), **attributes: Any
+    label: str,
+    *,
+    packed: bool = False,
+    past: bool = True,
+    more: Sequence[Array | None] = (),
+    lengths: Sequence[int] = (4, 4),
+    **attributes: Any,
 ) -> Case:
     q, k, v = numbers(2, 4, 64, seed=1), numbers(2, 4, 32, seed=2), numbers(2, 4, 32, seed=3)
     operands: list[Array | None] = [np.concatenate([q, k, v], -1), None, None] if packed else [q, k, v]
     operands += [np.zeros((2, 2, 0, 16))] * 2 if past else [None, None]
-    operands += [np.asarray([3, 3], np.int32), np.asarray(4, np.int32), *more]
+    operands += [np.asarray(lengths, np.int32) - np.int32(1), np.asarray(4, np.int32), *more]
     return case(
         "GroupQueryAttention", *operands, num_heads=4, kv_num_heads=2, outputs=(0, 1, 2), label=label, **attributes
     )
@@ -265,6 +271,11 @@ GROUPED = [
     _grouped("plain"),
     _grouped("no past", past=False),
     _grouped("packed", packed=True, scale=0.2),
+    _grouped("padded", lengths=(2, 4)),
+    _grouped("padded, packed", lengths=(3, 1), packed=True, past=False),
+    _grouped("padded, rotary", lengths=(2, 3), more=[np.cos(_ANGLES), np.sin(_ANGLES)], do_rotary=1),
+    _grouped("padded, window", lengths=(4, 3), local_window_size=2),
+    _grouped("padded, smooth", lengths=(2, 4), smooth_softmax=1),
     _grouped("softcap", softcap=2.0),
     _grouped("window", local_window_size=2),
     _grouped("smooth", smooth_softmax=1),

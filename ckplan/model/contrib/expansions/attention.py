@@ -79,7 +79,7 @@ def group_query_attention(e: Emitter) -> Results:
 
     Inputs: query, key, value, past_key, past_value, seqlens_k, total_sequence_length, cos_cache, sin_cache,
     position_ids, attention_bias, head_sink, k_scale, v_scale, q_norm_weight, k_norm_weight. Padding stands on the
-    right, where no valid query sees it, so that the lengths make no difference to valid rows.
+    right, where no valid query sees it; queries of the padding see valid keys only, as in onnxruntime.
     """
     e.refuse(12, 13, because="its cache of keys and values is quantised")
     e.refuse(14, 15, because="it normalises queries and keys itself; export with separate nodes")
@@ -98,7 +98,10 @@ def group_query_attention(e: Emitter) -> Results:
         length = e.shape(q)[2]
         cos, sin = (rows_of(e, e.required(index), None, length) for index in (7, 8))
         q, k = (rotate(e, t, cos, sin, interleaved) for t in (q, k))
-    y = attend(e, q, k, v, bias=e.input(10), is_causal=True, window=e.int_attribute("local_window_size", -1))
+    lengths = e.input(5)  # less one
+    seen = None if lengths is None else e.reshape(e.Add(lengths, 1), [-1])
+    window = e.int_attribute("local_window_size", -1)
+    y = attend(e, q, k, v, bias=e.input(10), is_causal=True, window=window, lengths=seen)
     return [_heads_last(e, y), k, v]
 
 
@@ -112,6 +115,7 @@ def attend(
     is_causal: bool | None = None,
     window: int = -1,
     known: int = 0,
+    lengths: ir.Value | None = None,
 ) -> ir.Value:
     """Emit softmax(scale q k^T + bias + masks) v.
 
@@ -125,6 +129,7 @@ def attend(
         is_causal: whether a query sees only keys up to its own place; the default says the node.
         window: how many keys a query sees, its own included; all for -1.
         known: how many keys stand before that of the first query.
+        lengths: (B), how many keys there are, if it is causal; others hide nothing more from a query that sees none.
 
     Returns:
         (B, N, S, any).
@@ -146,7 +151,10 @@ def attend(
     if is_causal if is_causal is not None else e.int_attribute("unidirectional"):
         if length + known != keys:
             raise NotExpandableError("it is causal with more keys than queries, where kernels differ")
-        scores = e.Add(scores, causal(e, shape, scores, known, window))
+        hidden = causal(e, shape, scores, known, window)
+        if lengths is not None:
+            hidden = e.Min(hidden, key_mask(e, lengths, shape, scores, -math.inf))
+        scores = e.Add(scores, hidden)
     chances = softmax_with_sink(e, scores, shape)
     y = e.MatMul(e.reshape(chances, [batch, groups, heads // groups * length, keys]), v)
     return e.reshape(y, [batch, heads, length, e.shape(v)[-1]])
