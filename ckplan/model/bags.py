@@ -1,6 +1,7 @@
-"""Bags of embeddings, which PyTorch's exporter writes as a Loop over slices of indices, are written without one.
+"""Bags of embeddings, which PyTorch's exporters write as a Loop over slices of indices, are written without one.
 
 Each step of the Loop reads the rows of as many indices as a bag has, which is for the data to say, and reduces them.
+The old exporter cuts the indices; the form of the other one is told by `ckplan.model.bag_sequences`.
 All rows are read at once instead, and each goes to its bag: how many bags have begun at an index is a cumulative sum.
 What this takes grows with the rows and the bags, and it has gradients.
 """
@@ -24,7 +25,26 @@ _REDUCTIONS = {"ReduceMax": "max", "ReduceMean": "add", "ReduceSum": "add"}
 
 
 @dataclass(frozen=True)
-class _Bags:
+class Bags:
+    """Bags of rows.
+
+    Attributes:
+        reduction: operator that makes one row of the rows of a bag.
+        rows: (n, ...), those of all bags, one bag behind the other.
+        bounds: (bags + 1,) or more: where each bag begins, and where the last one ends.
+        count: number of bags.
+        default: whether a bag of nothing is a row of zeros, rather than what the operator makes of nothing.
+    """
+
+    reduction: str
+    rows: ir.Value
+    bounds: ir.Value
+    count: int
+    default: bool = False
+
+
+@dataclass(frozen=True)
+class _Found:
     """What the steps of a Loop read.
 
     Attributes:
@@ -60,7 +80,10 @@ def write_bags(node: ir.Node, visit: Callable[[ir.Node], None], constant: Consta
     found = _read(node, constant)
     if found is None:
         return False
-    result, output, graph = _emit(Emitter(node, visit, constant), found), node.outputs[0], node.graph
+    emitter = Emitter(node, visit, constant)
+    rows = emitter.Gather(found.table, found.indices, axis=0)
+    result = emit_bags(emitter, Bags(found.reduction, rows, found.bounds, found.count))
+    output, graph = node.outputs[0], node.graph
     assert graph is not None
     name = output.name
     ir.convenience.replace_all_uses_with(output, result, replace_graph_outputs=True)
@@ -69,7 +92,7 @@ def write_bags(node: ir.Node, visit: Callable[[ir.Node], None], constant: Consta
     return True
 
 
-def _read(node: ir.Node, constant: Constant) -> _Bags | None:
+def _read(node: ir.Node, constant: Constant) -> _Found | None:
     """Tell what a Loop reads; None if it is another one than those over bags."""
     (body,) = bodies_of(node)
     trips, goes = constant(node.inputs[0]), constant(body.outputs[0])
@@ -104,7 +127,7 @@ def _read(node: ir.Node, constant: Constant) -> _Bags | None:
         return None
     if not sizes[2] or sizes[2][0] < count + 1 or not _is_next(begin, end, constant) or count < 1:
         return None
-    return _Bags(reduce.op_type, table, indices, begin, count)
+    return _Found(reduce.op_type, table, indices, begin, count)
 
 
 def _maker(value: ir.Value | None, op_type: str) -> ir.Node | None:
@@ -134,9 +157,9 @@ def _is_next(begin: ir.Value, end: ir.Value, constant: Constant) -> bool:
     return all(way is not None and way.tolist() == wanted for way, wanted in zip(rest, ([0], [1]), strict=False))
 
 
-def _emit(e: Emitter, bags: _Bags) -> ir.Value:
-    """Emit the bags, (count, ...)."""
-    (n,), rest = e.shape(bags.indices), e.shape(bags.table)[1:]
+def emit_bags(e: Emitter, bags: Bags) -> ir.Value:
+    """Emit one row for each bag, (count, ...)."""
+    n, *rest = e.shape(bags.rows)
     width, count = math.prod(rest), bags.count
     bounds = e.cast(bags.bounds, ir.DataType.INT64)
     if e.shape(bounds) != (count + 1,):
@@ -146,14 +169,18 @@ def _emit(e: Emitter, bags: _Bags) -> ir.Value:
     # How many bags have begun: 0 before the first one, count + 1 behind the last.
     begun = e.Slice(e.CumSum(marked, np.asarray(0)), *(np.asarray([number]) for number in (0, n, 0)))
     places = e.Expand(e.reshape(begun, [n, 1]), np.asarray([n, width]))
-    rows = e.reshape(e.Gather(bags.table, bags.indices, axis=0), [n, width])
+    rows = e.reshape(bags.rows, [n, width])
     assert rows.dtype is not None
     largest = bags.reduction == "ReduceMax"
     start = np.full((count + 2, width), -np.inf if largest else 0, rows.dtype.numpy())
     way = _REDUCTIONS[bags.reduction]
     added = e.ScatterElements(e.literal(start), places, rows, axis=0, reduction=way)
     kept = e.Slice(added, *(np.asarray([number]) for number in (1, count + 1, 0)))
-    if bags.reduction == "ReduceMean":
+    if bags.reduction == "ReduceMean" or (largest and bags.default):
         ends = (e.Slice(bounds, *(np.asarray([i]) for i in (first, first + count, 0))) for first in (1, 0))
-        kept = e.Div(kept, e.cast(e.reshape(e.Sub(*ends), [count, 1]), rows.dtype))
+        sizes = e.cast(e.reshape(e.Sub(*ends), [count, 1]), rows.dtype)
+        if largest:
+            kept = e.Where(e.Equal(sizes, np.zeros((), rows.dtype.numpy())), np.zeros((), rows.dtype.numpy()), kept)
+        else:
+            kept = e.Div(kept, e.Max(sizes, np.ones((), rows.dtype.numpy())) if bags.default else sizes)
     return e.reshape(kept, [count, *rest])

@@ -15,6 +15,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ckplan import keys
+from ckplan.model.bag_sequences import write_bag_sequence
 from ckplan.model.bags import write_bags
 from ckplan.model.bodies import bodies_of, changing_states, enter, forget_shapes, leave
 from ckplan.model.constants import filled, is_constant, mark_constant, unused_name
@@ -126,7 +127,10 @@ def _visit(node: ir.Node, state: Sweep, inference: NodeInference, repair: Repair
         resolve(node, state.contents, visit, state.constant, initializer)
     if bodies_of(node):
         _visit_bodies(node, state, inference)
-        if not state.tried and write_bags(node, lambda fresh: _visit(fresh, state, inference, None), state.constant):
+        again = partial(_visit, state=state, inference=inference, repair=None)
+        if not state.tried and write_bags(node, again, state.constant):
+            return
+        if not state.tried and write_bag_sequence(node, state.contents, again, state.constant):
             return
     if not all(is_known(output) for output in node.outputs):
         problem = inference.run(node, state.constant)

@@ -89,3 +89,87 @@ def test_a_loop_over_other_slices_stays() -> None:
     """A bag that ends where it begins, not where the next one does, is none of these."""
     loaded = normalise(ir.from_proto(bags("ReduceSum", ends="bounds"))).model
     assert "Loop" in {node.op_type for node in loaded.graph}
+
+
+SEQUENCE = """<ir_version: 8, opset_import: ["" : 18]>
+g (int64[8] indices, int64[3] offsets) => (float loss) {
+    rows = Gather(table, indices)
+    bounds = Concat<axis = 0>(offsets, n)
+    empty = SequenceEmpty()
+    listed, spare = Loop(SPARE, true, empty, first) <body = b (int64 endless, bool c, q, int64 i) => (goes, longer, j) {
+        place = Reshape(i, minus)
+        one = CastLike(step, place)
+        next = Add(place, one)
+        start = Slice(bounds, place, next)
+        last = Add(place, twice)
+        end = Slice(bounds, next, last)
+        nothing = Equal(start, end)
+        row = If(nothing) <
+            then_branch = t () => (float[1,4] zeros) { zeros = Constant<value = float[1,4] {0, 0, 0, 0}>() },
+            else_branch = e () => (made) { BRANCH }
+        >
+        longer = SequenceInsert(q, row)
+        j = Add(i, step)
+        goes = Less(j, count)
+    }>
+    bags = ConcatFromSequence<axis = 0>(listed)
+    weighed = Mul(bags, weight)
+    loss = ReduceSum<keepdims = 0>(weighed)
+}"""
+
+BRANCHES = {
+    "ReduceSum": "cut = Slice(rows, start, end) made = ReduceSum(cut, zero)",
+    "ReduceMax": """final = Equal(i, two)
+        cut = If(final) <
+            then_branch = t2 () => (tail) { tail = Slice(rows, start, n) },
+            else_branch = e2 () => (inner) { inner = Slice(rows, start, end) }
+        >
+        made = ReduceMax(cut, zero)""",
+    "ReduceMean": """cut = Slice(rows, start, end) final = Equal(i, two)
+        made = If(final) <
+            then_branch = t2 () => (made2) {
+                added = ReduceSum(cut, zero) size = Sub(n, start) some = Greater(size, zero)
+                made2 = If(some) <
+                    then_branch = t3 () => (divided) { number = Cast<to = 1>(size) divided = Div(added, number) },
+                    else_branch = e3 () => (same) { same = Identity(added) }
+                >
+            },
+            else_branch = e2 () => (mean) { mean = ReduceMean(cut, zero) }
+        >""",
+}
+"""What torch's default exporter writes into a step of its Loop."""
+
+
+def listed_bags(branch: str) -> onnx.ModelProto:
+    model = onnx.parser.parse_model(SEQUENCE.replace("SPARE", '""').replace("BRANCH", branch))
+    whole = {"n": [8], "minus": [-1], "zero": [0], "twice": [2], "first": 0, "step": 1, "two": 2, "count": 3}
+    arrays = {name: np.asarray(value, np.int64) for name, value in whole.items()}
+    arrays |= {"true": np.asarray(True), "table": TABLE, "weight": WEIGHT}
+    model.graph.initializer.extend(onnx.numpy_helper.from_array(array, name) for name, array in arrays.items())
+    return model
+
+
+@pytest.mark.parametrize("offsets", [[0, 3, 4], [0, 0, 5], [1, 6, 8]])
+@pytest.mark.parametrize("reduction", list(BRANCHES))
+def test_bags_in_a_sequence_are_written_without_a_loop(reduction: str, offsets: list[int]) -> None:
+    model = listed_bags(BRANCHES[reduction])
+    loaded = normalise(ir.from_proto(model)).model
+    assert {"Loop", "ConcatFromSequence"}.isdisjoint(node.op_type for node in loaded.graph)
+    training = build_training_graph(loaded, loss="loss", wrt=["table"])
+    found = run(ir.to_proto(training.model), offsets)
+    assert float(found["loss"]) == pytest.approx(float(run(model, offsets)["loss"]), rel=1e-5)
+    np.testing.assert_allclose(found["table_grad"], expected(reduction, offsets), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "branch",
+    [
+        "cut = Slice(rows, zero, end) made = ReduceSum(cut, zero)",
+        "cut = Slice(rows, start, n) made = ReduceSum(cut, zero)",
+        "cut = Slice(rows, start, end) made = ReduceMin(cut, zero)",
+    ],
+)
+def test_other_rows_in_a_sequence_stay_a_loop(branch: str) -> None:
+    """Rows from the first one on, to the very end, or their least are none of these bags."""
+    loaded = normalise(ir.from_proto(listed_bags(branch))).model
+    assert "Loop" in {node.op_type for node in loaded.graph}
