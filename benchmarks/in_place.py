@@ -93,7 +93,9 @@ def heap(file: StepFile, steps: int, plain: bool) -> dict[str, Any]:
         destination = memray.FileDestination(capture, overwrite=True)
         with memray.Tracker(destination=destination, file_format=memray.FileFormat.AGGREGATED_ALLOCATIONS):
             train(file, steps, plain, arena=False)
-        return {"heap": memray.FileReader(capture).metadata.peak_memory}
+        records = memray.FileReader(capture).get_high_watermark_allocation_records(merge_threads=True)
+        # A data file that is mapped, once for each tensor, is no heap.
+        return {"heap": sum(record.size for record in records if record.allocator != memray.AllocatorType.MMAP)}
 
 
 def main() -> None:

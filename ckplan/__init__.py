@@ -21,11 +21,13 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from ckplan.answers.analysis import Analysis as Analysis
     from ckplan.answers.explanation import Explanation as Explanation
+    from ckplan.answers.fit import Fit as Fit
     from ckplan.answers.frontier import Pareto as Pareto
     from ckplan.api import analyze as analyze
     from ckplan.api import artifacts as artifacts
     from ckplan.api import build_training_graph as build_training_graph
     from ckplan.api import explain as explain
+    from ckplan.api import fit as fit
     from ckplan.api import measure as measure
     from ckplan.api import open_model as open_model
     from ckplan.api import pareto as pareto
@@ -80,12 +82,14 @@ os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 _HOMES = {
     "answers.analysis": ("Analysis",),
     "answers.explanation": ("Explanation",),
+    "answers.fit": ("Fit",),
     "answers.frontier": ("Pareto",),
     "api": (
         "analyze",
         "artifacts",
         "build_training_graph",
         "explain",
+        "fit",
         "measure",
         "open_model",
         "pareto",

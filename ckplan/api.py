@@ -16,8 +16,10 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import onnx_ir as ir
 
 from ckplan.answers import analysis, explanation, frontier
+from ckplan.answers import fit as fitting
 from ckplan.answers.analysis import Analysis
 from ckplan.answers.explanation import Explanation
+from ckplan.answers.fit import Fit
 from ckplan.answers.frontier import Pareto
 from ckplan.autodiff import TrainingGraph
 from ckplan.autodiff import build_training_graph as differentiate
@@ -33,6 +35,7 @@ from ckplan.pipeline import Goal, Planned, Step, StepOptions, open_step, plannin
 from ckplan.pipeline.step import Source, forward_of, model_of, name_of
 from ckplan.planner import Plan
 from ckplan.planner.strategies import parse_strategy
+from ckplan.units import parse_bytes
 
 if TYPE_CHECKING:
     import onnx
@@ -177,6 +180,37 @@ def pareto(
     """
     tried = None if strategies is None else [parse_strategy(text) for text in strategies]
     return frontier.pareto(open_model(model, **options), tried, seconds=seconds)
+
+
+def fit(
+    model: Source,
+    memory: int | str,
+    *,
+    dim: str | None = None,
+    strategy: str = "auto",
+    overhead: float | str | None = None,
+    seconds: float | None = None,
+    **options: Any,
+) -> Fit:
+    """The largest size of a free dimension with which a step fits into memory: `ckplan fit`.
+
+    Args:
+        model: the model, with a dimension of no fixed size.
+        memory: what a process may hold, in bytes or as text: ``"8GiB"``.
+        dim: the dimension; by default the only free one, or the batch.
+        strategy: how to plan, as on the command line.
+        overhead: extra compute that a plan may cost: a ratio, or text: ``"25%"``.
+        seconds: how long to search for each plan.
+        options: see `open_model`; ``dims`` has the sizes of other dimensions.
+
+    Raises:
+        InfeasibleError: not even size 1 fits.
+        ModelError, UsageError: the model or an option does not fit.
+    """
+    most = parse_bytes(memory) if isinstance(memory, str) else memory
+    extra = Goal.of(overhead=overhead).overhead
+    asked, wanted = StepOptions.of(**options), parse_strategy(strategy)
+    return fitting.fit(model, asked, most, wanted, dimension=dim, overhead=extra, seconds=seconds)
 
 
 def explain(model: Model, tensor: str, **asked: Any) -> Explanation:

@@ -12,7 +12,7 @@ import click
 from ckplan.cli import completion
 from ckplan.cli.terminal import Settings
 from ckplan.errors import UsageError
-from ckplan.units import parse_budget, parse_share
+from ckplan.units import parse_budget, parse_bytes, parse_share
 
 F = TypeVar("F", bound=Callable[..., Any])
 Decorator = Callable[[F], F]
@@ -69,6 +69,11 @@ def read_dims(ctx: click.Context, param: click.Parameter, values: Sequence[str])
     return {name: _size(ctx, param, size, 0) for name, size in _pairs(ctx, param, values).items()}
 
 
+def read_open_dims(ctx: click.Context, param: click.Parameter, values: Sequence[str]) -> dict[str, int | None]:
+    """``("batch=?", "sequence=128")`` to ``{"batch": None, "sequence": 128}``."""
+    return {n: None if size == "?" else _size(ctx, param, size, 0) for n, size in _pairs(ctx, param, values).items()}
+
+
 def read_shapes(ctx: click.Context, param: click.Parameter, values: Sequence[str]) -> dict[str, tuple[int, ...]]:
     """``("x=1,3,224,224",)`` to ``{"x": (1, 3, 224, 224)}``; an empty right side is a scalar."""
     return {
@@ -112,6 +117,14 @@ def read_budget(ctx: click.Context, param: click.Parameter, value: str | None) -
         if value is None:
             return None
         return parse_budget(value)
+    except UsageError as error:
+        raise click.BadParameter(str(error), ctx, param) from error
+
+
+def read_memory(ctx: click.Context, param: click.Parameter, value: str) -> int:
+    """``"8GiB"`` to bytes."""
+    try:
+        return parse_bytes(value)
     except UsageError as error:
         raise click.BadParameter(str(error), ctx, param) from error
 
@@ -388,6 +401,33 @@ planning_options = _section(
         help="Extra compute that the plan may cost, such as 10%. Alone: the lowest peak for that.",
     ),
     time_limit_option,
+)  # fmt: skip
+
+limit_options = _section(
+    "Plan",
+    click.option(
+        "--memory", required=True, metavar="SIZE", callback=read_memory,
+        help="What a process may hold: parameters, state, activations, and what onnxruntime keeps beyond, as 8GiB.",
+    ),
+    click.option(
+        "--overhead", metavar="PERCENT", callback=read_share, help="Extra compute that a plan may cost, such as 25%."
+    ),
+    time_limit_option,
+)  # fmt: skip
+
+open_step_options = _stack(
+    _gathered,
+    _section(
+        "Sizes",
+        click.option(
+            "--dim", "sizes", multiple=True, metavar="NAME=?|NAME=N", callback=read_open_dims,
+            help="NAME=? says which dimension's largest size is looked for; default: the batch. NAME=N gives the size "
+            "of another. Repeatable.",
+        ),
+    ),
+    custom_ops_option,
+    set_option,
+    training_options,
 )  # fmt: skip
 
 plan_file_option = click.option(

@@ -203,7 +203,9 @@ def _plans(
     )
     limit = goal.overhead if goal.overhead is not None else _LIMITLESS
     for kind, wish in ((lowest, None), *((other, wish) for other in others for wish in (budget, None))):
-        chosen = replace(goal, overhead=None).applied(kind) if kind is not strategy else goal.applied(kind)
+        # Neither limit is one that these strategies know of; the time is that of the search.
+        free = replace(goal, overhead=None, seconds=goal.seconds if isinstance(kind, Auto) else None)
+        chosen = free.applied(kind) if kind is not strategy else goal.applied(kind)
         try:
             plan = chosen.solve(step.problem, wish)
         except InfeasibleError:

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from ckplan.answers.analysis import Analysis, Offer, TensorFacts
     from ckplan.answers.explanation import Explanation
     from ckplan.answers.findings import Block, Chosen
+    from ckplan.answers.fit import Fit
     from ckplan.answers.frontier import Pareto
     from ckplan.autodiff import TrainingGraph
     from ckplan.autodiff.coverage import Coverage
@@ -162,6 +163,31 @@ def pareto(path: Path, picture: Path | None, found: Pareto, notes: Sequence[str]
         frontier=[{"found_by": plan.strategy, **_figures(plan)} for plan in found.points],
         knee=found.knee,
         strategies=[_offer(offer) for offer in found.offers],
+    )
+
+
+def fit(path: Path, output: Path | None, found: Fit) -> Json:
+    """The whole answer of ``ckplan fit``: what was tried, and the plan of the largest size that fits."""
+    return _report(
+        "fit",
+        model=str(path),
+        output=None if output is None else str(output),
+        dimension=found.dimension,
+        memory=found.memory,
+        size=found.largest.size,
+        notes=list(found.planned.step.notes),
+        sizes=[
+            {
+                "size": one.size,
+                "fits": one.fits,
+                "without_a_plan": one.plain or None,
+                "footprint": None if one.footprint is None else one.footprint.to_json(),
+                "overhead": one.overhead if one.fits else None,
+                "reason": one.reason,
+            }
+            for one in found.sizes
+        ],
+        plan=found.planned.plan.to_json(),
     )
 
 

@@ -107,7 +107,10 @@ class StepFile:
             return np.zeros(spec.shape, spec.dtype)
         if value is None or value.const_value is None:
             raise ModelError(f"{self.path} holds no value of '{name}'", "write the file again")
-        return np.array(value.const_value.numpy())
+        array = np.array(value.const_value.numpy())
+        if isinstance(value.const_value, ir.ExternalTensor):
+            value.const_value.release()  # its pages of the data file would be held beside the array
+        return array
 
     def open(self, drawn: int = 0) -> Any:
         """Open an onnxruntime session.

@@ -1,0 +1,64 @@
+"""Whether training steps go through in a process that may not take more memory than it was given.
+
+    python -m benchmarks.hard_limit STEP MEMORY
+
+The process opens the file, holds parameters and states once, and makes four steps in place with default session options
+on one thread. Its private memory (``RLIMIT_DATA``) may grow by MEMORY over what it had with all libraries loaded, and
+by some megabytes for the session itself. The exit code is 0 if it went through, 1 if memory ran out.
+"""
+
+from __future__ import annotations
+
+import resource
+import sys
+from pathlib import Path
+
+import onnxruntime
+
+from ckplan.meter.inputs import make_inputs
+from ckplan.training.buffers import ort_value
+from ckplan.training.stepfile import read_step
+from ckplan.units import parse_bytes
+
+SESSION = 1 << 20
+"""Bytes for what a session takes beside tensors, and for each hundred nodes."""
+
+
+def private_bytes() -> int:
+    """Bytes of the process that are its own and writable: what ``RLIMIT_DATA`` counts."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) << 10 for line in lines if line.startswith("VmData"))
+
+
+def main() -> int:
+    """Run the file under the limit."""
+    path, memory = Path(sys.argv[1]), parse_bytes(sys.argv[2])
+    file = read_step(path)
+    inputs = make_inputs(file.model).arrays
+    session = SESSION * (1 + len(file.model.graph) // 100)
+    limit = private_bytes() + memory + session
+    resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+    try:
+        options = onnxruntime.SessionOptions()
+        options.log_severity_level, options.intra_op_num_threads = 4, 1
+        opened = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+        values = {name: file.initial(name) for name in file.updates}
+        fed = {name: ort_value(array.copy()) for name, array in inputs.items() if name not in values}
+        kept = {name: ort_value(array) for name, array in values.items()}
+        for _ in range(4):
+            binding = opened.io_binding()
+            for name, value in {**fed, **kept}.items():
+                binding.bind_ortvalue_input(name, value)
+            for name, value in kept.items():
+                binding.bind_ortvalue_output(file.updates[name], value)
+            binding.bind_output(file.loss)
+            opened.run_with_iobinding(binding)
+            print(binding.get_outputs()[-1].numpy())
+    except (MemoryError, Exception) as error:
+        print(f"{type(error).__name__}: {str(error)[:200]}")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

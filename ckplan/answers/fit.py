@@ -1,0 +1,180 @@
+"""The largest size of a dimension with which a training step fits into memory, and what each size costs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from ckplan.display import table_html
+from ckplan.errors import InfeasibleError, ModelError, UsageError
+from ckplan.pipeline import Goal, Planned, Step, StepOptions, open_step, rewrite
+from ckplan.pipeline.goal import TOTAL
+from ckplan.pipeline.step import Source, model_of
+from ckplan.planner.strategies import Strategy
+from ckplan.planner.strategies.keep_all import KeepAll
+from ckplan.runtime.footprint import Footprint
+from ckplan.units import format_bytes
+
+_LARGEST = 2**20
+"""Size at which doubling ends."""
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """A size that was tried.
+
+    Attributes:
+        size: of the dimension.
+        plain: bytes that a process holds without a plan.
+        footprint: what it holds with the plan; None where there is no plan that fits.
+        overhead: extra compute of the plan, as a ratio of the step; 0 where there is none.
+        reason: why it does not fit; empty if it does.
+    """
+
+    size: int
+    plain: int
+    footprint: Footprint | None
+    overhead: float
+    reason: str = ""
+
+    @property
+    def fits(self) -> bool:
+        """Whether a process with a plan of this size keeps to the memory."""
+        return self.footprint is not None
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """What fits into memory.
+
+    Attributes:
+        dimension: whose size was looked for.
+        memory: bytes that a process may hold; see `ckplan.runtime.footprint`.
+        sizes: what was tried, the smallest first.
+        planned: the largest step that fits, with its plan.
+    """
+
+    dimension: str
+    memory: int
+    sizes: tuple[Size, ...]
+    planned: Planned
+
+    @property
+    def largest(self) -> Size:
+        """The largest size that fits."""
+        return max((size for size in self.sizes if size.fits), key=lambda size: size.size)
+
+    def __repr__(self) -> str:
+        return f"<Fit: {self.dimension}={self.largest.size} within {format_bytes(self.memory)}>"
+
+    def _repr_html_(self) -> str:
+        rows = [
+            (f"{self.dimension}={one.size}", format_bytes(one.footprint.total) if one.footprint else "does not fit")
+            for one in self.sizes
+        ]
+        return table_html(f"What fits into {format_bytes(self.memory)}", rows)
+
+
+def free_dimension(source: Source, options: StepOptions, wanted: str | None) -> str:
+    """The dimension whose size is looked for: the one that is wanted, or the only free one, or the batch.
+
+    Raises:
+        UsageError: there is no such dimension, or several that are free.
+        ModelError: the model cannot be read.
+    """
+    named = [
+        str(size.value)
+        for value in model_of(source).graph.inputs
+        if value.shape is not None and not value.is_initializer() and value.name not in options.shapes
+        for size in value.shape
+        if not isinstance(size, int) and size.value is not None
+    ]
+    free = [name for name in dict.fromkeys(named) if name not in options.dims]
+    told = ", ".join(f"`{name}`" for name in free)
+    if wanted is not None:
+        if wanted not in free:
+            raise UsageError(
+                f"no input has a free dimension `{wanted}`", f"there are {told}" if told else "all sizes are fixed"
+            )
+        return wanted
+    batch = [name for name in free if name.lower() in ("batch", "batch_size", "n")]
+    if len(free) == 1 or batch:
+        return batch[0] if batch else free[0]
+    if not free:
+        raise UsageError("the model has no free dimension", "export it with one, such as a batch of any size")
+    raise UsageError(f"the model has several free dimensions: {told}", f"say which one, as with --dim {free[0]}=?")
+
+
+def fit(
+    source: Source,
+    options: StepOptions,
+    memory: int,
+    strategy: Strategy,
+    *,
+    dimension: str | None = None,
+    overhead: float | None = None,
+    seconds: float | None = None,
+    progress: Callable[[str], None] = lambda doing: None,
+) -> Fit:
+    """Find the largest size of a dimension with which a process keeps to some memory, by planning sizes.
+
+    The size is doubled until it does not fit, and then narrowed down. Where no plan is needed none is made.
+
+    Args:
+        source: the model.
+        options: how to load and differentiate it; the sizes of other dimensions are among them.
+        memory: bytes that a process may hold, see `ckplan.runtime.footprint`.
+        strategy: how to plan.
+        dimension: whose size is looked for; see `free_dimension`.
+        overhead: extra compute that a plan may cost, as a ratio of the step: the second bound.
+        seconds: how long to search for each plan.
+        progress: called with what is being done, in words.
+
+    Raises:
+        InfeasibleError: not even size 1 fits.
+        UsageError: an option does not fit the model.
+        ModelError: it cannot be read, shaped or differentiated.
+    """
+    name = free_dimension(source, options, dimension)
+    tried: dict[int, Size] = {}
+    best: Planned | None = None
+
+    def fits(size: int) -> bool:
+        nonlocal best
+        progress(f"planning {name}={size}")
+        step = open_step(source, replace(options, dims={**options.dims, name: size}))
+        made, reason = _planned(step, strategy, Goal(memory, None, overhead, seconds, TOTAL))
+        footprint = None if made is None else made.footprint
+        tried[size] = Size(size, step.footprint.total, footprint, 0.0 if made is None else made.plan.overhead, reason)
+        best = made or best
+        return made is not None
+
+    low, high = 0, 1
+    while high <= _LARGEST and fits(high):
+        low, high = high, 2 * high
+    while high - low > 1 and low:
+        middle = (low + high) // 2
+        try:
+            low, high = (middle, high) if fits(middle) else (low, middle)
+        except ModelError as error:  # sizes that the model does not work with: those that do not divide by a window
+            tried[middle] = Size(middle, 0, None, 0.0, error.message)
+            high = middle
+    sizes = tuple(tried[size] for size in sorted(tried))
+    if best is None:
+        raise InfeasibleError(
+            f"not even {name}=1 fits into {format_bytes(memory)}: {sizes[0].reason}", "give it more memory"
+        )
+    return Fit(name, memory, sizes, best)
+
+
+def _planned(step: Step, strategy: Strategy, goal: Goal) -> tuple[Planned | None, str]:
+    """The plan of a size that fits, or why there is none. What fits as it is has no need of recomputation."""
+    assert goal.budget is not None
+    if step.footprint.total <= goal.budget:
+        kept = rewrite(step, KeepAll())
+        if kept.footprint.total <= goal.budget:
+            return kept, ""
+    try:
+        return rewrite(step, strategy, goal), ""
+    except InfeasibleError as error:
+        return None, error.message

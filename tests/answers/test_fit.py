@@ -1,0 +1,95 @@
+"""The largest batch that fits, its plan, and that it runs within the memory that it was made for."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import ckplan
+from ckplan.answers.fit import Fit
+from ckplan.errors import InfeasibleError, UsageError
+from tests.cli.test_commands import failure, run
+
+ROOT = Path(__file__).parents[2]
+MODEL = ROOT / "sample_models" / "mlp.onnx"
+MEMORY = 20 << 20
+
+
+@pytest.fixture(scope="module")
+def found() -> Fit:
+    return ckplan.fit(MODEL, MEMORY, strategy="evict", optimizer="sgd")
+
+
+def test_the_largest_size_fits_and_one_more_does_not(found: Fit) -> None:
+    assert found.dimension == "batch"
+    sizes = {one.size: one for one in found.sizes}
+    largest = found.largest
+    assert largest.footprint is not None
+    assert largest.footprint.total <= MEMORY < largest.plain
+    assert not sizes[largest.size + 1].fits
+    assert sizes[largest.size + 1].reason
+    assert found.planned.footprint == largest.footprint
+    fed = {value.name: value for value in found.planned.model.graph.inputs}
+    assert fed["x"].shape[0] == largest.size
+    # Where no plan is needed none is made.
+    assert all(one.overhead < 0.001 for one in found.sizes if one.fits and one.plain <= MEMORY)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the limit is the system's: RLIMIT_DATA counts this way on Linux")
+def test_it_runs_within_that_memory(found: Fit, tmp_path: Path) -> None:
+    ckplan.save(found.planned.model, tmp_path / "step.onnx")
+    command = [sys.executable, "-m", "benchmarks.hard_limit", str(tmp_path / "step.onnx")]
+    done = subprocess.run([*command, str(MEMORY)], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    tight = subprocess.run([*command, str(MEMORY // 4)], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert tight.returncode == 1, tight.stdout + tight.stderr
+
+
+def test_time_is_a_second_bound(found: Fit) -> None:
+    bounded = ckplan.fit(MODEL, MEMORY, strategy="evict", overhead=0.0, optimizer="sgd")
+    assert bounded.largest.overhead <= 1e-9
+    assert bounded.largest.size <= found.largest.size
+
+
+def test_what_cannot_fit_is_refused() -> None:
+    with pytest.raises(InfeasibleError, match=r"not even batch=1 fits into 1\.0 KiB"):
+        ckplan.fit(MODEL, "1KiB", optimizer="adamw")
+    with pytest.raises(UsageError, match="no input has a free dimension `rows`; there are `batch`"):
+        ckplan.fit(MODEL, "1MiB", dim="rows")
+    with pytest.raises(UsageError, match="the model has no free dimension"):
+        ckplan.fit(MODEL, "1MiB", dims={"batch": 4})
+
+
+def test_the_command(tmp_path: Path) -> None:
+    output = tmp_path / "step.onnx"
+    options = ("--memory", "2MiB", "--optimizer", "sgd", "--strategy", "evict", "--dim", "batch=?")
+    result = run("fit", MODEL, *options, "-o", output, "--json")
+    assert result.exit_code == 0, result.stderr
+    data = json.loads(result.stdout)
+    assert data["command"] == "fit"
+    fitting = [one for one in data["sizes"] if one["fits"]]
+    assert data["size"] == max(one["size"] for one in fitting)
+    assert all(one["footprint"]["total"] <= 2 << 20 for one in fitting)
+    assert output.exists()
+    assert run("fit", MODEL, *options, "-o", output).exit_code == 2
+    page = run("fit", MODEL, *options, "-q")
+    assert f"batch={data['size']} fits into 2.0 MiB" in " ".join(page.stdout.split())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([], "Missing option '--memory'"),
+        (["--memory", "lots"], "`lots` is not a size"),
+        (["--memory", "1MiB", "--dim", "batch=x"], "'x' is not a whole number"),
+        (["--memory", "1MiB", "--dim", "batch=?", "--dim", "rows=?"], "leaves batch and rows open"),
+    ],
+)
+def test_bad_options(arguments: list[str], said: str) -> None:
+    result = run("fit", MODEL, *arguments)
+    assert result.exit_code == 2
+    assert said in failure(result)
