@@ -18,7 +18,6 @@ from ckplan.cli.options import (
     html_option,
     inference_option,
     json_option,
-    read_share,
     report_option,
     shape_options,
     strategy_option,
@@ -30,6 +29,7 @@ from ckplan.cli.page import check_page, comparison_title, write_page
 from ckplan.cli.reports import check_reports, write_reports
 from ckplan.cli.sections import SectionedCommand
 from ckplan.cli.terminal import annotate, notes, show, show_json, stage
+from ckplan.cli.values import read_share
 from ckplan.errors import CkplanError, EnvironmentUnavailableError, UsageError
 
 if TYPE_CHECKING:

@@ -50,7 +50,7 @@ def test_it_runs_within_that_memory(found: Fit, tmp_path: Path) -> None:
 
 
 def test_time_is_a_second_bound(found: Fit) -> None:
-    bounded = ckplan.fit(MODEL, MEMORY, strategy="evict", overhead=0.0, optimizer="sgd")
+    bounded = ckplan.fit(MODEL, MEMORY, overhead="0%", optimizer="sgd")
     assert bounded.largest.overhead <= 1e-9
     assert bounded.largest.size <= found.largest.size
 
