@@ -6,7 +6,7 @@ import json
 import os
 import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +54,7 @@ class StepFile:
         gradients: name of the gradient by name of the parameter; empty where the file makes the update itself.
         learning_rate: name of the input; empty where the file makes no update.
         loss_scale: name of the input; empty if the scale is fixed or there is none.
+        is_random: whether the file draws numbers, for Dropout.
     """
 
     path: Path
@@ -65,16 +66,12 @@ class StepFile:
     gradients: Mapping[str, str]
     learning_rate: str
     loss_scale: str
+    is_random: bool
 
     @property
     def batch(self) -> int:
         """Samples in a batch."""
         return next((spec.shape[0] for spec in self.inputs.values() if spec.shape), 1)
-
-    @property
-    def is_random(self) -> bool:
-        """Whether the file draws numbers, for Dropout."""
-        return any("seed" in node.attributes for node in self.model.graph.all_nodes())
 
     @property
     def weights(self) -> tuple[str, ...]:
@@ -112,6 +109,16 @@ class StepFile:
             value.const_value.release()  # its pages of the data file would be held beside the array
         return array
 
+    def without_graph(self) -> StepFile:
+        """The same without nodes and weights, which the session holds as well: no first values can be asked for.
+
+        Nothing of what was read may stay: the smallest tensor keeps the memory of the whole file.
+        """
+        ends = ([_copy(value) for value in values] for values in (self.model.graph.inputs, self.model.graph.outputs))
+        graph = ir.Graph(*ends, nodes=())
+        about = dict(self.model.metadata_props)
+        return replace(self, model=ir.Model(graph, ir_version=self.model.ir_version, metadata_props=about))
+
     def open(self, drawn: int = 0) -> Any:
         """Open an onnxruntime session.
 
@@ -124,7 +131,7 @@ class StepFile:
         """
         if not (drawn and self.is_random):
             return session_of(str(self.path))
-        model = self.model.clone()
+        model = read(self.path)
         for node in model.graph.all_nodes():
             seed = node.attributes.get("seed")
             if seed is not None:
@@ -175,7 +182,8 @@ def read_step(path: str | os.PathLike[str]) -> StepFile:
         scale = ""
     held = model.graph.initializers.keys() | updates.keys() | {rate, scale}
     batch = {name: _spec(value, file) for name, value in fed.items() if name not in held}
-    return StepFile(file, model, batch, loss, updates, parameters, gradients, rate, scale)
+    draws = any("seed" in node.attributes for node in model.graph.all_nodes())
+    return StepFile(file, model, batch, loss, updates, parameters, gradients, rate, scale, draws)
 
 
 def _names(about: Mapping[str, str], key: str, file: Path) -> dict[str, str]:
@@ -184,6 +192,11 @@ def _names(about: Mapping[str, str], key: str, file: Path) -> dict[str, str]:
         return {str(name): str(other) for name, other in found.items()}
     except (ValueError, AttributeError, RecursionError):
         raise ModelError(f"the metadata entry `{key}` of {file} is damaged", "write the file again") from None
+
+
+def _copy(value: ir.Value) -> ir.Value:
+    shape = None if value.shape is None else ir.Shape(value.shape.dims)
+    return ir.Value(name=value.name, type=value.type, shape=shape)
 
 
 def _spec(value: ir.Value, file: Path) -> Spec:

@@ -123,6 +123,7 @@ class Trainer:
         self._rate = self._default_rate(optimizer) if learning_rate is None else learning_rate
         if not (self._rate >= 0 and math.isfinite(self._rate)):
             raise UsageError(f"the learning rate is {self._rate}", "give a number that is at least 0")
+        self.step = self._stepper.step = self.step.without_graph()
         self._folder = None if checkpoints is None else Path(checkpoints)
         self._every = every
         if patience is not None and eval_data is None:
