@@ -1,4 +1,4 @@
-"""Parameters that torch's old exporter merged because nothing has trained them yet.
+"""Parameters that torch's old exporter merged because nothing has trained them yet, or folded into others.
 
 It writes initializers of equal values once: of an untrained network, the biases of all layers (zero) and the scales of
 all norms (one) of the same size. Each of the others is an Identity of the one, under its own name. Removed as all
@@ -7,9 +7,36 @@ identities are, it would leave one parameter, and the layers would stay equal fo
 
 from __future__ import annotations
 
+import re
+
 import onnx_ir as ir
 
 from ckplan.model.structure import structure_of
+
+_FOLDED = re.compile(r"onnx::Conv\w*_\d+")
+"""How the exporter calls the weights of a convolution that it computed from those of the module."""
+
+
+def folded_notes(model: ir.Model) -> tuple[str, ...]:
+    """Say which convolutions a BatchNormalization was folded into: its parameters, and theirs, have no gradients.
+
+    The file holds the products in their place, under numbers for names.
+    """
+    if model.producer_name != "pytorch":
+        return ()
+    found = [
+        weight
+        for node in model.graph
+        if node.op_type == "Conv" and not node.domain and len(node.inputs) > 1
+        if (weight := node.inputs[1]) is not None and weight.is_initializer() and _FOLDED.fullmatch(str(weight.name))
+    ]
+    if not found:
+        return ()
+    listed = ", ".join(f"'{weight.name}'" for weight in found[:3]) + (", ..." if len(found) > 3 else "")
+    return (
+        f"{len(found)} weight(s) of convolutions ({listed}) are products: torch's exporter folded a BatchNormalization "
+        "into each, so that the parameters of both are not in the file as such; ckplan.export keeps them",
+    )
 
 
 def separate_merged(model: ir.Model) -> tuple[str, ...]:

@@ -220,3 +220,15 @@ def test_equal_values_that_any_two_tensors_may_have_tie_nothing(table: np.ndarra
 def test_weights_of_two_names_stay_two() -> None:
     found, _ = loaded(tied(normal(0, 9, 5), "head.weight"))
     assert len(found.graph.initializers) == 2
+
+
+@pytest.mark.parametrize(
+    ("weight", "producer"), [("onnx::Conv_20", "pytorch"), ("0.weight", "pytorch"), ("onnx::Conv_20", "")]
+)
+def test_what_the_old_exporter_folded_is_said(weight: str, producer: str) -> None:
+    graph = f'g (float[1,2,3,3] x) => (float[1,2,3,3] y) {{ y = Conv(x, "{weight}") }}'
+    model = parse(f'<ir_version: 10, opset_import: ["": 17]> {graph}', {weight: normal(0, 2, 2, 1, 1)})
+    model.producer_name = producer
+    _, notes = loaded(model)
+    folded = "1 weight(s) of convolutions ('onnx::Conv_20') are products" in notes
+    assert folded == (weight != "0.weight" and producer == "pytorch")
