@@ -11,6 +11,7 @@ import pytest
 
 from ckplan.autodiff import build_training_graph
 from ckplan.errors import ModelError, UsageError
+from ckplan.runtime.executed import expected_timeline
 from tests.autodiff.gradcheck import (
     check_gradient,
     check_training_graph,
@@ -352,3 +353,11 @@ def test_cross_entropy_of_large_logits_over_another_axis():
     chances = np.exp(log_softmax(exact, 1))
     np.put_along_axis(chances, labels[:, None], np.take_along_axis(chances, labels[:, None], 1) - 1, 1)
     np.testing.assert_allclose(found["w_grad"], chances / 18, rtol=3e-6, atol=1e-9)
+
+
+def test_large_logits_have_one_buffer_in_a_file_without_a_plan() -> None:
+    samples, classes = 64, 4096
+    text = f"g (float[{samples},4] x) => (float[{samples},{classes}] y) {{ y = MatMul(x, w) }}"
+    model = parse(text, w=values(4, classes).astype(np.float32))
+    training = build_training_graph(model, loss="cross-entropy", wrt=["w"])
+    assert expected_timeline(training.model).peak_activations < 1.1 * 4 * samples * classes

@@ -14,6 +14,10 @@ from ckplan.autodiff.crossentropy import Labels, labels_of
 from ckplan.autodiff.registry import rule
 from ckplan.autodiff.row_factors import with_row_factors
 from ckplan.autodiff.sums import total
+from ckplan.autodiff.tied_heads import read_after
+
+_LARGE = 2**18
+"""Elements of logits from which a second buffer of that size matters."""
 
 
 @rule("CrossEntropy", domain=DOMAIN, factor="leave", leading=2)
@@ -29,7 +33,11 @@ def _by_logits(op: Builder, node: ir.Node, dy: Gradients, labels: Labels) -> ir.
     slopes = sample_slopes(op, dy, labels)
     last = labels.axis == len(shape_of(logits)) - 1
     # The softmax of logarithms of chances is the chances.
-    chances = op.Softmax(kept[0], axis=-1) if last else op.Exp(op.Sub(kept[0], kept[1]))
+    first = kept[0]
+    if last and size_of(first) >= _LARGE and first.dtype in (ir.DataType.FLOAT, ir.DataType.DOUBLE):
+        # Left to itself, onnxruntime makes the chances before it has read the losses off, in a second buffer.
+        first = read_after(op, first, node.outputs[1])
+    chances = op.Softmax(first, axis=-1) if last else op.Exp(op.Sub(kept[0], kept[1]))
     if last and shape_of(slopes) == shape_of(labels.indices):
         ones = op.expand(op.constant(np.asarray(-1, dtype_of(logits))), shape_of(labels.indices))
         rows = op.ScatterElements(chances, labels.indices, ones, axis=labels.axis, reduction="add")
