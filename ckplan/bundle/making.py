@@ -19,6 +19,7 @@ import onnx_ir as ir
 from ckplan import keys
 from ckplan.autodiff import parse_optimizer
 from ckplan.autodiff.evaluation import evaluation_graph
+from ckplan.autodiff.lora import Lora, add_adapters
 from ckplan.autodiff.optimizers.alone import update_graph
 from ckplan.bundle.checkpoint import TYPES, write_checkpoint
 from ckplan.bundle.manifest import FILES, NAME, SCHEMA, Artifacts, hash_of
@@ -81,8 +82,10 @@ def make_graphs(
     training = step.training
     assert training is not None
     update = update_graph(training, optimizer, options.option("clip_norm"))
-    forward = forward_of(source, replace(options, training={"loss": options.option("loss")}))
-    evaluation = evaluation_graph(forward.model, options.option("loss"))
+    forward = forward_of(source, replace(options, training={})).model
+    if options.option("lora") is not None:
+        add_adapters(forward, Lora.of(options.option("lora")))
+    evaluation = evaluation_graph(forward, options.option("loss"))
     if strategy is None:
         model, after = step.model.clone(), step.baseline
         promise(model, after)

@@ -127,6 +127,20 @@ def test_a_normalisation_in_training_form_is_evaluated_in_the_other(tmp_path: Pa
     np.testing.assert_allclose(found["scores"], scores, rtol=1e-5, atol=1e-5)
 
 
+def test_adapters_are_in_every_file(tmp_path: Path) -> None:
+    model = write_model(tmp_path / "model.onnx", layers=2)
+    made = ckplan.artifacts(model, tmp_path / "made", dims={"batch": 8}, loss="mse", lora="rank=2")
+    values = {**BATCH, **begin(made)}
+    before = run(made.path("evaluation"), values)
+    assert before["loss"] == pytest.approx(run(made.path("training"), values)["loss"], rel=1e-6)
+    for name in made.gradients:
+        assert name not in {weight.name for weight in onnx.load(model).graph.initializer}
+        values[name] = values[name] + np.float32(0.1)
+    after = run(made.path("evaluation"), values)
+    assert after["loss"] == pytest.approx(run(made.path("training"), values)["loss"], rel=1e-6)
+    assert after["loss"] != pytest.approx(before["loss"], rel=1e-3)
+
+
 def test_given_gradients_have_no_loss_to_follow(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="--grad-ys"):
         ckplan.artifacts(write_model(tmp_path / "model.onnx"), tmp_path / "made", grad_ys=["y5"])
