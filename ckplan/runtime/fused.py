@@ -268,7 +268,8 @@ def _in_order(graph: ir.Graph, source: ir.Graph) -> None:
     for node in reversed(nodes):
         own = [made[str(v.name)] for v in node.outputs if v.name and str(v.name) in made]
         readers = [place[user] for v in node.outputs for user, _ in v.uses() if user in place]
-        place[node] = min(own or readers or [len(made)])
+        # What the backward pass computes as well may be left under that one's name: it belongs before all its readers.
+        place[node] = min((*own, *readers), default=len(made))
     backward: set[ir.Node] = set()
     for node in nodes:
         position = place[node]
