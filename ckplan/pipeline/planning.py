@@ -50,10 +50,10 @@ _OTHERS: tuple[tuple[Strategy, float], ...] = (
     (Evict(), math.inf),
     (MinCut(), math.inf),
     (Sqrt(), math.inf),
-    (Chen(), 5_000),
-    (Segments(), 5_000),
-    (Revolve(), 5_000),
-    (Search(), 2_000),
+    (Chen(), 1_000),
+    (Segments(), 1_000),
+    (Revolve(), 1_000),
+    (Search(), 1_000),
     (LowerSets(), 600),
 )
 """Strategies whose files are tried before `auto` refuses a budget, with the ops of the largest graph they plan soon."""

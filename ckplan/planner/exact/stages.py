@@ -29,7 +29,7 @@ _ATTEMPTS: Final = ((6, False), (2, True), (4, True), (10, False), (6, True), (1
 """How many moments are taken into account, and whether in the integral model or its relaxation, one after the other."""
 _QUICK: Final = 6
 """How many moments are taken into account where the bound is to be had soon."""
-_MOST_OPS: Final = 160
+_MOST_OPS: Final = 100
 """Ops of the largest graph for which that is soon."""
 _SHARE: Final = 0.5
 """Of the time left, what one of these may take."""
@@ -38,7 +38,7 @@ _SHARE: Final = 0.5
 def proven_overhead(problem: Problem, budget: int) -> float:
     """Seconds of recomputation that no schedule within a budget can avoid: the best bound that is had soon.
 
-    That of several moments for graphs of up to 160 ops, that of one moment for larger ones; the same every time.
+    That of several moments for graphs of up to 100 ops, that of one moment for larger ones; the same every time.
     """
     if len(problem.ops) > _MOST_OPS:
         return float(least_overhead(problem, budget))

@@ -41,8 +41,8 @@ _THOROUGH: tuple[tuple[Strategy, int], ...] = (
     (Memory(), 400),
     (Revolve(), 400),
     (MinCut(), 400),
-    (Evict(), 200),
-    (LowerSets(), 200),
+    (Evict(), 100),
+    (LowerSets(), 100),
 )
 """Those that take some tenths of a second for graphs of so many ops; of larger ones they are not asked."""
 _SMALL = 400
