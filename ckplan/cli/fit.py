@@ -53,6 +53,8 @@ def command(
 
     Memory is all that a process with the file holds: parameters, state, gradients and onnxruntime's arena. The program
     itself is not in it. OUT gets the step of the largest size, with its plan.
+
+    `--dim NAME=?` says which dimension it is; by default it is the batch.
     """
     if output is not None:
         check_output(output, force, model)

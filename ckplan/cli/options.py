@@ -80,6 +80,8 @@ def _use_custom_ops(ctx: click.Context, param: click.Parameter, libraries: Seque
 
 _PATH = click.Path(path_type=Path)
 
+_DIM = "Size of a named dimension, such as batch=8. Repeatable."
+
 model_argument = click.argument("model", type=_PATH)
 
 force_option = click.option("-f", "--force", is_flag=True, help="Overwrite OUT if it exists.")
@@ -147,7 +149,7 @@ shape_options = _stack(_section(
     "Sizes",
     click.option(
         "--dim", "dims", multiple=True, metavar="NAME=N", callback=read_dims,
-        help="Size of a named dimension, such as batch=8. Repeatable.",
+        help=_DIM,
     ),
     click.option(
         "--shape", "shapes", multiple=True, metavar="INPUT=N,N,...", callback=read_shapes,
@@ -305,14 +307,16 @@ time_limit_option = click.option(
     help="How long to search for a plan. Ctrl-C ends the search as well, with the best plan so far.",
 )  # fmt: skip
 
+overhead_option = click.option(
+    "--overhead", metavar="PERCENT", callback=read_share,
+    help="Extra compute that the plan may cost, such as 10%. Alone: the lowest peak for that.",
+)  # fmt: skip
+
 planning_options = _section(
     "Plan",
     strategy_option,
     budget_option,
-    click.option(
-        "--overhead", metavar="PERCENT", callback=read_share,
-        help="Extra compute that the plan may cost, such as 10%. Alone: the lowest peak for that.",
-    ),
+    overhead_option,
     time_limit_option,
 )  # fmt: skip
 
@@ -322,9 +326,7 @@ limit_options = _section(
         "--memory", required=True, metavar="SIZE", callback=read_memory,
         help="What a process may hold: parameters, state, activations, and what onnxruntime keeps beyond, as 8GiB.",
     ),
-    click.option(
-        "--overhead", metavar="PERCENT", callback=read_share, help="Extra compute that a plan may cost, such as 25%."
-    ),
+    overhead_option,
     time_limit_option,
 )  # fmt: skip
 
@@ -334,8 +336,7 @@ open_step_options = _stack(
         "Sizes",
         click.option(
             "--dim", "sizes", multiple=True, metavar="NAME=?|NAME=N", callback=read_open_dims,
-            help="NAME=? says which dimension's largest size is looked for; default: the batch. NAME=N gives the size "
-            "of another. Repeatable.",
+            help=_DIM,
         ),
     ),
     custom_ops_option,

@@ -28,6 +28,7 @@ def test_the_commands_are_these() -> None:
         "grad",
         "plan",
         "rewrite",
+        "fit",
         "artifacts",
         "train",
         "export-weights",
