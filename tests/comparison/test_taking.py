@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -66,3 +68,18 @@ def test_sizes_do_not_make_another_model(tmp_path: Path) -> None:
 def test_settings_of_training_do_not_go_with_inference(options: dict[str, object]) -> None:
     with pytest.raises(UsageError, match=r"without training.* does not go with `(--)?(strategy|optimizer|loss)`"):
         Settings.of(inference=True, **options)
+
+
+def test_a_snapshot_is_the_same_beside_other_work(tmp_path: Path) -> None:
+    model = write_model(tmp_path / "m.onnx")
+    options = ["--strategy", "auto", "--budget", "60%", "--quiet", "--save-baseline"]
+    running = [
+        subprocess.Popen(
+            [sys.executable, "-m", "ckplan", "compare", str(model), str(model), *options, f"{number}.json"],
+            cwd=tmp_path,
+            stdout=subprocess.DEVNULL,
+        )
+        for number in range(3)
+    ]
+    assert [process.wait() for process in running] == [0, 0, 0]
+    assert len({(tmp_path / f"{number}.json").read_bytes() for number in range(3)}) == 1
