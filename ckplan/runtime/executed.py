@@ -34,6 +34,9 @@ SINGLE = "InsertedPrecisionFreeCast_"
 """How onnxruntime calls the float32 value that it computes in place of a half-precision one
 (``core/optimizer/insert_cast_transformer.cc``)."""
 
+_BLOCKS = "com.microsoft.nchwc"
+"""The domain of operators in a layout of blocks of channels."""
+
 _TARGET = 64
 """Elements of constants that shape inference reads: target shapes, axes, pads."""
 
@@ -177,6 +180,13 @@ def mark_executed(executed: ir.Model, model: ir.Model, runtime: Runtime = CPU) -
         executed.graph.extend(nodes[position] for position in default_order(predecessors(nodes)))
     _infer_shapes(executed, untouched)
     _learn_dimensions(executed, model, runtime)
+    for node in executed.graph:
+        # By their own rules onnxruntime knows these shapes; only whole blocks of channels are laid out so.
+        known = node.domain == _BLOCKS and node.inputs[0] is not None and node.inputs[0].shape is not None
+        for value in node.outputs if known else ():
+            dims = dimensions_of(value)
+            if value.shape is None and dims is not None:
+                value.shape = ir.Shape(dims)
 
 
 def _written(graph: ir.Graph) -> tuple[tuple[str | None, str], ...]:
