@@ -21,6 +21,8 @@ from ckplan.planner.recompute import with_views
 
 _ROUNDS = 400
 """How often the schedule is looked at anew at most."""
+_FURTHEST = 1.5
+"""How many times the budget a schedule may take: one that takes more is no longer a matter of single peaks."""
 _CHAIN = 24
 """How many ops may run again for one read."""
 _SINGLE = 48
@@ -37,11 +39,13 @@ def shave(problem: Problem, schedule: Sequence[int], budget: int, most_cost: flo
         most_cost: seconds that the schedule must not exceed.
 
     Returns:
-        Op ids in execution order, or None where nothing lowers the excess any further.
+        Op ids in execution order, or None where nothing lowers the excess any further, or too much is missing.
     """
     best = list(schedule)
     copies = Copies(problem, best)
     live = copies.live()
+    if live.max(initial=0) > _FURTHEST * budget:
+        return None
     for _ in range(_ROUNDS):
         excess = _excess(live, budget)
         if excess == 0:
