@@ -210,7 +210,7 @@ def test_shapes_in_the_layout_of_blocks_are_known() -> None:
     """By them onnxruntime hands dead buffers on, and holds them."""
     text = """<ir_version: 10, opset_import: ["" : 21]> pooled (float[2,32,8,8] x) => (float[2,32,4,4] y)
     { bent = Tanh (x)  pool = MaxPool <kernel_shape = [2, 2], strides = [2, 2]> (bent)  y = Neg (pool) }"""
-    executed = executed_model(ir.from_proto(onnx.parser.parse_model(text)))
+    executed = ckplan.open_model(onnx.parser.parse_model(text), inference=True).executed
     made = [value for node in executed.graph if node.op_type in ("ReorderInput", "MaxPool") for value in node.outputs]
     assert made
     assert all(value.shape is not None and value.shape.is_static() for value in made)
