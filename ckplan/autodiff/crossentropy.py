@@ -19,10 +19,15 @@ import onnx_ir as ir
 from ckplan.autodiff.builder import Builder, attr_int, attr_str, dtype_of, input_of, required_input, shape_of
 from ckplan.autodiff.composites import outline
 from ckplan.autodiff.sums import total
+from ckplan.keys import CLASSES
 from ckplan.model.constants import mark_constant
 
 #: Operators that compute a cross-entropy and are replaced by the nodes emitted here.
 LOSS_OPERATORS = ("SoftmaxCrossEntropyLoss", "NegativeLogLikelihoodLoss")
+
+
+_MOVES = ("Cast", "Flatten", "Identity", "Pad", "Reshape", "Slice", "Squeeze", "Transpose", "Unsqueeze")
+"""What may stand between an input and the labels of a loss."""
 
 
 @dataclass(frozen=True)
@@ -76,6 +81,16 @@ def prepare_labels(
         weights = op.Gather(weight, indices, axis=0)
         weights = op.Mul(weights, counted) if counted is not None else weights
     return Labels(indices, weights, axis, reduction)
+
+
+def declare_classes(labels: ir.Value, count: int) -> None:
+    """Say of the input that labels come from how many classes there are, for those who make inputs up."""
+    while (maker := labels.producer()) is not None:
+        if maker.op_type not in _MOVES or maker.domain or maker.inputs[0] is None:
+            return
+        labels = maker.inputs[0]
+    if labels.is_graph_input() and not labels.is_initializer():
+        labels.metadata_props.setdefault(CLASSES, str(count))
 
 
 def reduce_losses(op: Builder, losses: ir.Value, labels: Labels, name_shape: Sequence[int]) -> ir.Value:
@@ -149,6 +164,7 @@ def lower_losses(op: Builder) -> None:
             continue
         with op.scope(str(node.name), "forward", before=node):
             scores, target = required_input(node, 0), required_input(node, 1)
+            declare_classes(target, shape_of(scores)[1])
             ignore = attr_int(node, "ignore_index", 0) if "ignore_index" in node.attributes else None
             logarithms = node.outputs[1] if len(node.outputs) > 1 else None
             if logarithms is not None and (logarithms.uses() or logarithms.is_graph_output()):

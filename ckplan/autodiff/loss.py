@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from ckplan.autodiff.builder import Builder, is_floating, shape_of, size_of
 from ckplan.autodiff.composites import outline
-from ckplan.autodiff.crossentropy import emit_cross_entropy, prepare_labels
+from ckplan.autodiff.crossentropy import declare_classes, emit_cross_entropy, prepare_labels
 from ckplan.autodiff.head import Head, behind_softmax, classes_axis, head_of, main_output
 from ckplan.autodiff.sums import total
 from ckplan.errors import ModelError, UsageError
@@ -123,6 +123,7 @@ def _cross_entropy(op: Builder, output: ir.Value, head: Head | None = None) -> L
         samples.pop()
     target = ir.Value(name=op.unique_name("labels"), type=ir.TensorType(ir.DataType.INT64), shape=ir.Shape(samples))
     op.graph.inputs.append(target)
+    declare_classes(target, shape[axis])
     labels = prepare_labels(op, target, logits, axis)
     value = emit_cross_entropy(op, logits, labels)
     behind = f"the logits '{logits.name}' of output '{output.name}'" if logits is not output else f"'{output.name}'"

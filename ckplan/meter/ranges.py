@@ -27,14 +27,18 @@ def upper_bound(model: ir.Model, value: ir.Value) -> tuple[int, str] | None:
         value: one of its inputs.
 
     Returns:
-        The bound and the reason for it, the tightest if there are several; None if nothing bounds the input.
+        The bound and the reason for it: what is declared, else the tightest of several; None if nothing bounds the
+        input. What reads only elements that a Where has chosen bounds the input if nothing else does: the others may
+        be larger.
     """
-    bounds = list(_declared(model, value))
-    for reached, node, index in _readers(value):
+    declared = list(_declared(model, value))
+    always: list[tuple[int, str]] = []
+    chosen: list[tuple[int, str]] = []
+    for reached, node, index, is_chosen in _readers(value):
         bound = _bound_at(node, index, reached)
         if bound is not None:
-            bounds.append((bound, f"{node.op_type} '{node.name}'"))
-    return min(bounds, default=None)
+            (chosen if is_chosen else always).append((bound, f"{node.op_type} '{node.name}'"))
+    return min(declared or always or chosen, default=None)
 
 
 def _declared(model: ir.Model, value: ir.Value) -> Iterator[tuple[int, str]]:
@@ -44,21 +48,22 @@ def _declared(model: ir.Model, value: ir.Value) -> Iterator[tuple[int, str]]:
             yield int(classes), "declared classes"
 
 
-def _readers(value: ir.Value) -> Iterator[tuple[ir.Value, ir.Node, int]]:
-    """All uses of a value, also behind operators that only move or cast its elements."""
-    pending, seen = [value], {value}
+def _readers(value: ir.Value) -> Iterator[tuple[ir.Value, ir.Node, int, bool]]:
+    """All uses of a value, also behind what only moves or casts its elements, and whether a Where chose some."""
+    pending, seen = [(value, False)], {value}
     while pending:
-        current = pending.pop()
+        current, is_chosen = pending.pop()
         for use in current.uses():
             node, index = use.node, use.idx
-            yield current, node, index
+            yield current, node, index, is_chosen
             moved = node.op_type in _SAME_VALUES and (index == 0 or node.op_type == "Concat")
             chosen = node.op_type == "Where" and index > 0
+            is_edge = node.metadata_props.get(ROLE) == "control"  # chooses between a tensor and itself
             picked = node.op_type in ("Gather", "GatherElements", "GatherND") and index == 0
             passed = node.outputs if node.domain == "" and (moved or chosen or picked) else _rows_of(node, index)
             fresh = [reached for reached in passed if reached not in seen]
             seen.update(fresh)
-            pending.extend(fresh)
+            pending.extend((reached, is_chosen or (chosen and not is_edge)) for reached in fresh)
 
 
 def _rows_of(node: ir.Node, index: int) -> Sequence[ir.Value]:

@@ -201,3 +201,22 @@ def test_labels_of_a_loss_head_in_chunks_stay_among_the_classes(tmp_path: Path) 
     model.graph.initializer.append(table("w", 4, 20))
     ckplan.rewrite(model, loss_chunks=4, output=tmp_path / "step.onnx")
     assert set(np.unique(make_inputs(read_model(tmp_path / "step.onnx")).arrays["labels"])) > {0, 1}
+
+
+def test_a_head_in_parts_is_fed_words_of_all_its_parts(tmp_path: Path) -> None:
+    text = """<ir_version: 10, opset_import: ["" : 21]>
+    g (int64[256] words, int64[256] labels) => (float loss) {
+        x = Gather(table, words)
+        h = Tanh(x)
+        turned = Transpose<perm = [1, 0]>(table)
+        logits = MatMul(h, turned)
+        loss = SoftmaxCrossEntropyLoss(logits, labels)
+    }"""
+    model = onnx.parser.parse_model(text)
+    model.graph.initializer.append(table("table", 20_000, 64))
+    step = ckplan.open_model(model)
+    save_model(step.model, tmp_path / "step.onnx")
+    assert sum(node.op_type == "LogSoftmax" for node in step.model.graph) > 1  # the head is in parts
+    arrays = make_inputs(read_model(tmp_path / "step.onnx")).arrays
+    assert arrays["words"].max() > 15_000
+    assert arrays["labels"].max() > 15_000
