@@ -114,6 +114,7 @@ EVERY = (
     "measure out/planned.onnx --device cpu --bisect",
     "verify out/grad.onnx out/planned.onnx --device cpu --report junit=out/verified.xml",
     "compare model.onnx model.onnx --save-baseline out/baseline.json --markdown out/compared.md",
+    "fit model.onnx -o out/fit.onnx --memory 1100KiB --strategy none",
     "strategies",
     "ops",
     "doctor",
