@@ -60,9 +60,9 @@ def step(*arguments, training: bool = False) -> TrainingGraph:
     ("layers", "activation", "norm", "most"),
     [
         (PLAIN, "Relu", False, 17),
-        (DEPTHWISE, "silu", False, 8),
+        (DEPTHWISE, "silu", False, 14),
         (PLAIN, "Relu", True, 21),
-        (DEPTHWISE, "silu", True, 13),
+        (DEPTHWISE, "silu", True, 17),
     ],
 )
 def test_a_convolutional_network_grows_by_a_bounded_factor(layers, activation, norm, most):

@@ -205,7 +205,7 @@ def _dot(op: Builder, x: ir.Value, dy: ir.Value, kernel: Sequence[int], groups: 
 
 
 def _row(op: Builder, x: ir.Value, dy: ir.Value, kernel: Sequence[int], groups: int, window: Window) -> ir.Value:
-    return depthwise_forms.row(op, x, dy, kernel, window, _largest(op))
+    return depthwise_forms.row(op, x, dy, kernel, window, _largest(op) // 2)
 
 
 _Emit = Callable[[Builder, ir.Value, ir.Value, Sequence[int], int, Window], ir.Value]
@@ -249,11 +249,11 @@ def _taps(
 def _together(op: Builder, x: ir.Value, window: Window) -> int:
     """Into how many copies of x a product may read its taps: all of them, a row of them, or one.
 
-    The fewer products, the fewer nodes and the faster. Copies that together are no larger than the largest tensor of
-    the model are of no account: there are such only where the layers are deep and the activations small.
+    The fewer products, the fewer nodes and the faster. Copies that together are half of the model's largest tensor are
+    of no account: there are such only where the layers are deep and the activations small.
     """
     copy = size_of(x) // math.prod(window.inputs) * window.places
-    room = _largest(op)
+    room = _largest(op) // 2
     return next((taps for taps in (window.size, window.kernel[-1]) if taps * copy <= room), 1)
 
 
