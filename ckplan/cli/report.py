@@ -83,7 +83,7 @@ def command(
     if with_proof:
         with scratch_folder(step.model) as folder:
             base, new = (folder / f"{model.stem} {which} a plan.onnx" for which in ("without", "with"))
-            save(step.model, base)
+            save(step.ordered, base)
             save(made.model, new)
             found = run_both(base, new, device=device, inputs=inputs, seed=seed)
     plan_page(

@@ -93,7 +93,7 @@ def command(
     if with_proof:
         with scratch_folder(step.model) as folder:
             base = folder / f"{model.stem} without a plan.onnx"
-            save(step.model, base)
+            save(step.ordered, base)
             found = run_both(base, output, device=device, inputs=inputs, seed=seed)
     if page is not None:
         plan_page(page, force, made, plan=kept, notes=notes, verification=found)

@@ -50,7 +50,7 @@ def take(
     strategy = parse_strategy(settings.strategy)
     subject = subject_of(path, settings, progress)
     step, planned = subject.step, None
-    occupancy, model, overhead = step.occupancy, step.model, _overhead(step.model)
+    occupancy, model, overhead = step.occupancy, step.ordered, _overhead(step.ordered)
     if not subject.ready_made and not settings.step.inference:
         progress(f"planning {path.name}")
         planned = _planned(step, strategy, settings.goal)

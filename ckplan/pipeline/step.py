@@ -51,8 +51,8 @@ class Step:
 
     Attributes:
         name: what the model is called: its file's name.
-        model: the graph that is planned. Weights of heavy operators are inputs with a default, as they are in planned
-            files: both run the same kernels.
+        model: the graph as it was differentiated. Weights of heavy operators are inputs with a default, as they are in
+            planned files: both run the same kernels.
         training: what is known of it if it is a training graph.
         notes: what was chosen on the way, a sentence each.
         costs: seconds of nodes by name, where others than the analytic ones count.
@@ -73,12 +73,12 @@ class Step:
         Raises:
             ModelError: onnxruntime does not load the model.
         """
-        return executed_model(self.model)
+        return executed_model(self.ordered)
 
     @cached_property
     def occupancy(self) -> Occupancy:
         """What lies in memory over the step without a plan."""
-        return occupancy_of_executed(self.executed, self.model)
+        return occupancy_of_executed(self.executed, self.ordered)
 
     @property
     def baseline(self) -> Timeline:
@@ -88,13 +88,13 @@ class Step:
     @cached_property
     def footprint(self) -> Footprint:
         """What a process holds that runs the step without a plan, in place if it has an optimizer."""
-        return footprint_of(self.executed, self.model, in_place=keys.OPTIMIZER in self.model.metadata_props)
+        return footprint_of(self.executed, self.ordered, in_place=keys.OPTIMIZER in self.model.metadata_props)
 
     @cached_property
     def ordered(self) -> ir.Model:
-        """``model``, with an optimizer in it fit for updates in place; see `ckplan.writer.updates`.
+        """The step without a plan, as `ckplan grad` writes it: ``model``, an optimizer in it fit for updates in place.
 
-        The baseline is that of ``model``: the control edges are what updates in place cost, and no plan saves them.
+        See `ckplan.writer.updates`.
 
         Raises:
             ModelError: onnxruntime does not load the model.

@@ -57,8 +57,11 @@ class Plan:
 
     @property
     def overhead(self) -> float:
-        """Extra compute as a ratio of the step without recomputation (0.25: a quarter more)."""
-        return self.cost / self.base_cost - 1 if self.base_cost else 0.0
+        """Extra compute as a ratio of the step without recomputation (0.25: a quarter more).
+
+        A schedule has every op, so that less than none is what rounding makes of sums in another order.
+        """
+        return max(0.0, self.cost / self.base_cost - 1) if self.base_cost else 0.0
 
     @cached_property
     def recomputed(self) -> int:
