@@ -90,7 +90,7 @@ def test_verify_fails_where_outputs_differ(model: Path, tmp_path: Path) -> None:
 def test_analyze_for_people_and_programs(model: Path) -> None:
     page = run("analyze", model, "--dim", "batch=32")
     assert page.exit_code == 0, page.stderr
-    for heading in ("Memory of one training step", "peak at step", "Alive at the peak", "Bottlenecks", "What a plan"):
+    for heading in ("What a process holds", "peak at step", "Alive at the peak", "Bottlenecks", "What a plan"):
         assert heading in page.stdout
     assert max(map(len, page.stdout.splitlines())) <= 80
     data = json.loads(run("analyze", model, "--dim", "batch=32", "--json").stdout)

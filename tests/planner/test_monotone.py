@@ -34,7 +34,8 @@ def test_more_room_never_costs_more(strategy: MonotoneStrategy, problem: Problem
             costs.append(strategy.solve(problem, low + (high - low) * step // 8).cost)
         except InfeasibleError:
             costs.append(float("inf"))
-    assert all(more <= less for less, more in pairwise(costs)), costs
+    # Seconds are summed up in the order of the schedule.
+    assert all(more <= less * (1 + 1e-12) for less, more in pairwise(costs)), costs
 
 
 @settings(max_examples=30)
