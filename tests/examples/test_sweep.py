@@ -66,13 +66,14 @@ def test_a_worker_is_killed_in_the_middle(cells: list[Cell], serial: list[Row], 
         distributed.Client(cluster) as client,
     ):
 
+        processes = client.run(os.getpid)
+
         def interrupted(missing: Sequence[Cell]) -> Iterator[Row]:
             for row in on(client)(missing):
-                if not killed:
-                    address, process = next(iter(client.run(os.getpid).items()))
-                    assert client.processing()[address], "it is at work"
-                    killed.append(process)
-                    os.kill(process, signal.SIGKILL)
+                at_work = [address for address, tasks in client.processing().items() if tasks]
+                if not killed and at_work:
+                    killed.append(processes[at_work[0]])
+                    os.kill(killed[0], signal.SIGKILL)
                 yield row
 
         assert sweep(cells, tmp_path / "table", interrupted) == serial
