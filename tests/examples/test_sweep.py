@@ -65,7 +65,6 @@ def test_a_worker_is_killed_in_the_middle(cells: list[Cell], serial: list[Row], 
         distributed.LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None) as cluster,
         distributed.Client(cluster) as client,
     ):
-
         processes = client.run(os.getpid)
 
         def interrupted(missing: Sequence[Cell]) -> Iterator[Row]:
