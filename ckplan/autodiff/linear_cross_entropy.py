@@ -63,8 +63,8 @@ def chunk_loss_heads(op: Builder, chunks: LossChunks) -> tuple[dict[ir.Value, ir
     Args:
         op: builder of the forward graph, losses and all.
         chunks: into how many the samples go, at most; a number that divides that of the samples is taken. ``auto``:
-            as many as make a chunk of logits no larger than the layer's input and its weight, and none where the
-            logits are not larger than that.
+            as many as make a chunk of logits no larger than half of the layer's input and weight together, at most
+            16, and none where the logits are not larger than that.
 
     Returns:
         What took the place of losses, and notes.
@@ -93,7 +93,7 @@ def chunk_loss_heads(op: Builder, chunks: LossChunks) -> tuple[dict[ir.Value, ir
         raise UsageError(
             "no loss is a cross-entropy of a linear layer whose logits nothing else reads: there is nothing to cut "
             "into chunks",
-            "leave out --chunks",
+            "leave out --loss-chunks",
         )
     return made, notes
 
@@ -136,7 +136,7 @@ def layer_of(loss: ir.Node) -> Layer | None:
         else:
             break
     layer = _product(maker, bias)
-    if layer is None or len({*map(id, nodes)}) != len(nodes):
+    if layer is None:
         return None
     return Layer(layer.x, layer.weight, layer.bias, layer.by_rows, tuple(reversed(nodes)))
 
@@ -174,13 +174,12 @@ def _replace(op: Builder, loss: ir.Node, layer: Layer, count: int) -> ir.Value:
     """Put the composite in the place of a loss and its layer; return its loss."""
     labels = labels_of(loss)
     old = loss.outputs[0]
-    features, classes = shape_of(layer.x)[-1], shape_of(required_input(loss, 0))[-1]
-    samples = size_of(labels.indices)
+    features, samples = shape_of(layer.x)[-1], size_of(labels.indices)
     name = str(loss.name)
     with op.scope(name, "forward", before=loss), op.recording() as nodes:
         rows = op.reshape(layer.x, (count, samples // count, features))
         indices = op.reshape(labels.indices, (count, samples // count, 1))
-        body = _samples_body(op, layer, name, samples // count, features, classes, indices.dtype)
+        body = _samples_body(op, layer, name, samples // count, indices.dtype)
         outputs = [
             new_value(op, f"{name}/{what}", layer.x.dtype, (count, samples // count, width))
             for what, width in (("picked", 1), ("largest", 1), ("chance", 1), ("x_grad", features))
@@ -204,17 +203,9 @@ def _replace(op: Builder, loss: ir.Node, layer: Layer, count: int) -> ir.Value:
     return new
 
 
-def _samples_body(
-    op: Builder,
-    layer: Layer,
-    name: str,
-    samples: int,
-    features: int,
-    classes: int,
-    index_type: ir.DataType | None,
-) -> ir.Graph:
+def _samples_body(op: Builder, layer: Layer, name: str, samples: int, index_type: ir.DataType | None) -> ir.Graph:
     """What is done for a chunk of samples; softmax and its gradient are in the buffer of the logits."""
-    x = new_value(op, f"{name}/x", layer.x.dtype, (samples, features))
+    x = new_value(op, f"{name}/x", layer.x.dtype, (samples, shape_of(layer.x)[-1]))
     indices = new_value(op, f"{name}/indices", index_type, (samples, 1))
     graph = ir.Graph([x, indices], [], nodes=[], name=op.unique_name(f"{name}/samples"))
     inner = BodyBuilder(op, graph)

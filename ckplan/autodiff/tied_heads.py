@@ -23,6 +23,7 @@ from ckplan.autodiff.composites import DOMAIN, outline
 from ckplan.autodiff.crossentropy import labels_of, reduce_losses
 from ckplan.autodiff.linear_cross_entropy import Layer, layer_of
 from ckplan.autodiff.paths import discard
+from ckplan.autodiff.presence import there
 from ckplan.autodiff.sums import total
 
 PARTS = 4
@@ -134,7 +135,7 @@ def part_of(op: Builder, table: ir.Value, start: int, end: int) -> ir.Value:
 
 def read_after(op: Builder, value: ir.Value, event: ir.Value) -> ir.Value:
     """A view of a value that is there when another value is, and not before; costs nothing."""
-    zero = op.Cast(op.Not(op.OptionalHasElement(event)), to=ir.DataType.INT64)
+    zero = op.Cast(op.Not(there(op, event)), to=ir.DataType.INT64)
     return op.Reshape(value, op.Add(op.constant(shape_of(value)), zero), _shape=shape_of(value))
 
 

@@ -166,7 +166,8 @@ def build_training_graph(
     heads |= split_tied_heads(op, set(selection.parameters))
     targets = {heads.get(value, value): seed for value, seed in targets.items()}
     results = [heads.get(value, value) for value in results]
-    prune(graph, [*results, *running.values()])
+    if heads:
+        prune(graph, [*results, *running.values()])
     for node in graph:
         node.metadata_props[PHASE] = "forward"
 

@@ -8,6 +8,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ckplan.autodiff.builder import Builder, Gradients, attr_int, input_of, is_floating, required_input, shape_of
+from ckplan.autodiff.presence import there
 from ckplan.autodiff.registry import NoGradientError, rule
 
 
@@ -48,7 +49,7 @@ def _dequantised(op: Builder, node: ir.Node, after: ir.Value) -> ir.Value:
     bits, blocks = attr_int(node, "bits", 4), -(-columns // size)
     if bits not in (4, 8):
         raise NoGradientError(f"its weights have {bits} bits")
-    zero = op.Cast(op.Not(op.OptionalHasElement(after)), to=ir.DataType.UINT8)
+    zero = op.Cast(op.Not(there(op, after)), to=ir.DataType.UINT8)
     numbers = op.Cast(_unpacked(op, packed, (rows, blocks, size), bits, zero), to=scales.dtype)
     if points is None:
         offset: ir.Value | float = float(1 << (bits - 1))

@@ -23,10 +23,8 @@ def linear_cross_entropy(op: Builder, node: ir.Node, dy: Gradients) -> Gradients
     by_weights = by_sample_weights(op, node, dy, labels)
     if not any(op.wants(value) for value in (x, weight, bias)):
         return [None, by_weights]
-    op.factor = 1.0
     slopes = sample_slopes(op, dy, labels)  # leaves the factor of the mean, which belongs to tensors smaller than these
     slopes = op.scale(slopes, op.factor)
-    op.factor = 1.0
     by_x = None
     if op.wants(x):
         rows = op.reshape(node.outputs[2], shape_of(x))
@@ -49,7 +47,7 @@ def _by_layer(op: Builder, node: ir.Node, slopes: ir.Value) -> tuple[ir.Value, i
     by_rows = bool(attr_int(node, "by_rows", 0))
     samples, features = size_of(indices), shape_of(x)[-1]
     classes = shape_of(weight)[0 if by_rows else 1]
-    count = largest_divisor(classes, max(attr_int(node, "chunks", 1), 1))
+    count = largest_divisor(classes, attr_int(node, "chunks", 1))
     width = classes // count
     rows = op.reshape(x, (samples, features))
     at = op.reshape(indices, (samples, 1))
