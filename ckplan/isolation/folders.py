@@ -44,6 +44,15 @@ def temporary_folder(beside: Path | None = None) -> Iterator[Path]:
             os.close(lock)
 
 
+def is_temporary(file: Path) -> bool:
+    """Whether a file lies in a folder of ours among the system's temporary files, where nobody asked for it to be.
+
+    A result that somebody wants under `/tmp` is not one of these.
+    """
+    place = _place().resolve()
+    return any(folder.parent == place and _NAMES.fullmatch(folder.name) for folder in file.resolve().parents)
+
+
 def _place() -> Path:
     try:
         return Path(tempfile.gettempdir())

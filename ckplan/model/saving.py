@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -13,7 +12,7 @@ import onnx_ir as ir
 
 from ckplan.errors import EnvironmentUnavailableError, ModelError, UsageError
 from ckplan.isolation.claims import claim, is_named
-from ckplan.isolation.folders import temporary_folder
+from ckplan.isolation.folders import is_temporary, temporary_folder
 from ckplan.model.external import external_tensors
 from ckplan.model.weights import Progress, place
 
@@ -164,8 +163,7 @@ def _sync(file: Path) -> None:
 
 def _environment(error: OSError, target: Path) -> EnvironmentUnavailableError:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        scratch = target.is_relative_to(Path(tempfile.gettempdir()).resolve())
-        elsewhere = "set TMPDIR to another folder" if scratch else "write elsewhere with -o"
+        elsewhere = "set TMPDIR to another folder" if is_temporary(target) else "write elsewhere with -o"
         return EnvironmentUnavailableError(f"no space left to write {target}", f"free some, or {elsewhere}")
     return EnvironmentUnavailableError(
         f"cannot write {target}: {error.strerror or error}", "check the permissions of its directory"

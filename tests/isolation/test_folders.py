@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from ckplan.errors import EnvironmentUnavailableError
-from ckplan.isolation.folders import temporary_folder
+from ckplan.isolation.folders import is_temporary, temporary_folder
 
 HOLDING = """
 import sys, time
@@ -78,3 +78,10 @@ def test_no_temporary_directory_is_an_error_of_the_environment(monkeypatch: pyte
     monkeypatch.setattr(tempfile, "tempdir", "/nonexistent")
     with pytest.raises(EnvironmentUnavailableError, match="set TMPDIR to another folder"), temporary_folder():
         pass
+
+
+def test_what_lies_in_a_folder_of_ours_is_temporary_and_a_result_beside_it_is_not() -> None:
+    with temporary_folder() as folder:
+        assert is_temporary(folder / "deeper" / "training.onnx")
+        assert not is_temporary(folder.parent / "training.onnx")
+        assert not is_temporary(folder.parent / "mine" / folder.name / "training.onnx")
