@@ -22,7 +22,7 @@ from ckplan.cli.options import (
 from ckplan.cli.output import check_output
 from ckplan.cli.sections import SectionedCommand
 from ckplan.cli.step import opened
-from ckplan.cli.terminal import show, show_json
+from ckplan.cli.terminal import show, show_json, stage
 
 if TYPE_CHECKING:
     from ckplan.pipeline import StepOptions
@@ -57,25 +57,38 @@ def command(
 
     The file names nodes, in the order in which they run; a node that stands again is recomputed. `ckplan rewrite
     --plan` writes it into the graph; it may be edited, and is simulated anew when it is read.
+
+    MODEL may also be a graph of numbers, a `.json` or `.txt` file: a planning problem of ckplan's, a node-link graph
+    with bytes and seconds at its nodes, or a graph of Kusumoto et al.
     """
     check_output(output, force, model)
     from ckplan.answers.findings import chosen
-    from ckplan.cli.planning import planned, tell
+    from ckplan.answers.instance import plan_instance
+    from ckplan.cli.planning import planned, tell, tell_bound
     from ckplan.model.saving import write_text
     from ckplan.pipeline import Goal
+    from ckplan.planner.instances import SUFFIXES
     from ckplan.planner.strategies import parse_strategy
     from ckplan.report import json
     from ckplan.report.documents import plans
     from ckplan.report.untrusted import json_text
 
     wanted, goal = parse_strategy(strategy), Goal.of(budget, overhead, seconds, of)
-    step = opened(model, asked, cost=cost, device=device)
-    made = planned(step, wanted, goal)
-    plan = made.plan
-    tell(plan, step, made.budget)
-    write_text(json_text(plan.to_json(), indent=1) + "\n", output, force=force)
-    kept = chosen(step, plan, made.budget)
-    if as_json:
-        show_json({**plan.to_json(), "blocks": json.blocks(kept)})
+    if model.suffix in SUFFIXES:
+        with stage("planning"):
+            instance = plan_instance(model, wanted, goal, asked, cost)
+        plan, told = instance.plan, {}
+        tell_bound(plan, instance.budget)
+        document = plans.rewritten(output, plan, instance.base, plan.predicted)
     else:
-        show(plans.rewritten(output, plan, made.before, made.after, kept))
+        step = opened(model, asked, cost=cost, device=device)
+        made = planned(step, wanted, goal)
+        plan, kept = made.plan, chosen(step, made.plan, made.budget)
+        tell(plan, step, made.budget)
+        told = {"blocks": json.blocks(kept)}
+        document = plans.rewritten(output, plan, made.before, made.after, kept)
+    write_text(json_text(plan.to_json(), indent=1) + "\n", output, force=force)
+    if as_json:
+        show_json({**plan.to_json(), **told})
+    else:
+        show(document)

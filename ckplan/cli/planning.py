@@ -35,6 +35,11 @@ def tell(plan: Plan, step: Step, budget: int | None = None) -> list[str]:
         from ckplan.report.documents.explanations import reasons
 
         details(reasons(only_once(step.fused), step.problem, plan))
+    return tell_bound(plan, budget)
+
+
+def tell_bound(plan: Plan, budget: int | None = None) -> list[str]:
+    """Say on stderr how much better any plan could be, and whether this one was cut short; returns what was said."""
     said = []
     if plan.interrupted:
         said.append("the search was interrupted; this is the best plan until then")

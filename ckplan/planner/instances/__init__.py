@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from ckplan.planner.instances.kusumoto import parse_kusumoto
-from ckplan.planner.instances.load import load_problem
+from ckplan.planner.instances.load import SUFFIXES, load_problem
 from ckplan.planner.instances.node_link import parse_node_link
 from ckplan.planner.instances.problem_json import problem_from_json, problem_to_json
 from ckplan.planner.instances.reference import forward_cost, forward_overhead, naive_bytes
 
 __all__ = [
+    "SUFFIXES",
     "forward_cost",
     "forward_overhead",
     "load_problem",

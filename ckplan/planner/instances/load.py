@@ -11,6 +11,9 @@ from ckplan.planner.instances.node_link import parse_node_link
 from ckplan.planner.instances.problem_json import problem_from_json
 from ckplan.planner.problem import Problem
 
+SUFFIXES = (".json", ".txt")
+"""How files of planning problems end."""
+
 
 def load_problem(path: Path) -> Problem:
     """Read a problem: our own JSON, a node-link JSON graph, or Kusumoto et al.'s text.
