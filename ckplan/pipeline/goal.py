@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
+from typing import TypeVar
 
 from ckplan.errors import UsageError
 from ckplan.planner import Timeline
 from ckplan.planner.strategies import Strategy
 from ckplan.units import parse_budget, parse_share
+
+S = TypeVar("S", bound=Strategy)
 
 ACTIVATIONS, TOTAL = SCOPES = ("activations", "total")
 """What a budget may be of."""
@@ -69,7 +72,7 @@ class Goal:
         """The budget in bytes, given what the step takes without a plan."""
         return self.budget if self.share is None else int(self.share * base)
 
-    def applied(self, strategy: Strategy) -> Strategy:
+    def applied(self, strategy: S) -> S:
         """The strategy with its options set to the goal.
 
         Raises:

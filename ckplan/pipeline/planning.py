@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -12,20 +11,11 @@ from ckplan.display import table_html
 from ckplan.errors import InfeasibleError
 from ckplan.keys import BUDGET, BUDGET_OF
 from ckplan.pipeline.goal import ACTIVATIONS, ANY, TOTAL, Goal
+from ckplan.pipeline.lowest import last_resorts
 from ckplan.pipeline.step import Step
 from ckplan.planner import Plan, Timeline
 from ckplan.planner.exact.stages import proven_overhead
 from ckplan.planner.strategies import Strategy
-from ckplan.planner.strategies.auto import Auto
-from ckplan.planner.strategies.chen import Chen
-from ckplan.planner.strategies.evict import Evict
-from ckplan.planner.strategies.lower_sets import LowerSets
-from ckplan.planner.strategies.memory import Memory
-from ckplan.planner.strategies.mincut import MinCut
-from ckplan.planner.strategies.revolve import Revolve
-from ckplan.planner.strategies.search import Search
-from ckplan.planner.strategies.segments import Segments
-from ckplan.planner.strategies.sqrt import Sqrt
 from ckplan.runtime.footprint import Footprint, footprint_of
 from ckplan.runtime.occupancy import Occupancy, occupancy_of_executed
 from ckplan.units import format_bytes
@@ -41,25 +31,6 @@ _TRIES = 3
 
 _TOTAL_TRIES = 5
 """How often a file is written until what a process with it holds keeps to a budget of everything."""
-
-_LIMITLESS = 2.0
-"""Overhead beyond which no plan is looked for where the least memory is asked for, as a ratio of the step."""
-
-_OTHERS: tuple[tuple[Strategy, float], ...] = (
-    (Memory(), math.inf),
-    (Evict(), math.inf),
-    (MinCut(), math.inf),
-    (Sqrt(), math.inf),
-    (Chen(), 1_000),
-    (Segments(), 1_000),
-    (Revolve(), 1_000),
-    (Search(), 1_000),
-    (LowerSets(), 600),
-)
-"""Strategies whose files are tried before `auto` refuses a budget, with the ops of the largest graph they plan soon."""
-
-_NEAR = 1.03
-"""How much more than the lowest of all plans one may have for its file to be written in search of the smallest."""
 
 _AT_ONCE = 1e-9
 """Seconds to search after the user has interrupted the search once: what is found first is taken."""
@@ -136,36 +107,36 @@ def rewrite(step: Step, strategy: Strategy, goal: Goal = ANY) -> Planned:
     budget = goal.bytes(step.baseline)
     if budget is None:
         return _written(step, goal.applied(strategy).solve(step.problem), None)
-    tried: list[Planned] = []
+    tried: list[tuple[Plan, int]] = []
     refusal: InfeasibleError | None = None
     for plan in _plans(step, strategy, goal, budget, tried):
         if isinstance(plan, InfeasibleError):
             refusal = plan
             continue
-        if any(made.plan.schedule == plan.schedule for made in tried):
+        if any(other.schedule == plan.schedule for other, _ in tried):
             continue
-        made = _written(step, plan, budget)
-        if made.after.peak_activations <= budget:
-            return made if not tried else _proven_for(made, budget)
-        tried.append(made)
-        told = (format_bytes(made.after.peak_activations), format_bytes(plan.predicted.peak_activations))
+        if step.files.get(plan.schedule, 0) <= budget:
+            made = _written(step, plan, budget)
+            if made.after.peak_activations <= budget:
+                return made if not tried else _proven_for(made, budget)
+        tried.append((plan, step.files[plan.schedule]))
+        told = (format_bytes(step.files[plan.schedule]), format_bytes(plan.predicted.peak_activations))
         _log.info("the file would take %s, its plan %s", *told)
     if not tried:
         assert refusal is not None
         raise refusal
-    smallest = min(tried, key=lambda made: made.after.peak_activations)
-    named = smallest.plan.strategy
-    by = "" if named == str(strategy) else f", by `{named}`"
+    smallest, taken = min(tried, key=lambda entry: entry[1])
+    by = "" if smallest.strategy == str(strategy) else f", by `{smallest.strategy}`"
     raise InfeasibleError(
         f"strategy `{strategy}` has no plan whose file stays within the budget of {format_bytes(budget)}: the least "
-        f"that a file takes is {format_bytes(smallest.after.peak_activations)}{by}; no schedule has less than "
-        f"{format_bytes(smallest.plan.lower_bound)}",
-        f"the smallest budget that a file was made for is {smallest.after.peak_activations} bytes; raise it",
+        f"that a file takes is {format_bytes(taken)}{by}; no schedule has less than "
+        f"{format_bytes(smallest.lower_bound)}",
+        f"the smallest budget that a file was made for is {taken} bytes; raise it",
     )
 
 
 def _plans(
-    step: Step, strategy: Strategy, goal: Goal, budget: int, tried: Sequence[Planned]
+    step: Step, strategy: Strategy, goal: Goal, budget: int, tried: Sequence[tuple[Plan, int]]
 ) -> Iterator[Plan | InfeasibleError]:
     """Plans to write, one after the other until a file keeps to the budget.
 
@@ -174,7 +145,7 @@ def _plans(
         strategy: how to plan.
         goal: what to keep to.
         budget: bytes of activations.
-        tried: what was written already and exceeds the budget; grows meanwhile.
+        tried: the plans whose files exceed the budget, with the bytes that these take; grows meanwhile.
     """
     target, interrupted = budget, False
     for _ in range(_TRIES):
@@ -188,36 +159,18 @@ def _plans(
         yield replace(plan, interrupted=interrupted)
         if not tried:
             break
-        last = tried[-1]
-        target = min(target - 1, budget - (last.after.peak_activations - last.plan.predicted.peak_activations))
+        last, taken = tried[-1]
+        target = min(target - 1, budget - (taken - last.predicted.peak_activations))
         if target < plan.lower_bound:
             break
         _log.info("planning again for %s", format_bytes(target))
     if interrupted:
         return
-    last_resorts: list[Plan] = []
-    size = len(step.problem.ops)
-    others = [other for other, most_ops in _OTHERS if size <= most_ops] if isinstance(strategy, Auto) else []
-    lowest = (
-        replace(strategy, overhead=_LIMITLESS) if isinstance(strategy, Auto) and strategy.overhead < 0 else strategy
-    )
-    limit = goal.overhead if goal.overhead is not None else _LIMITLESS
-    for kind, wish in ((lowest, None), *((other, wish) for other in others for wish in (budget, None))):
-        # Neither limit is one that these strategies know of; the time is that of the search.
-        free = replace(goal, overhead=None, seconds=goal.seconds if isinstance(kind, Auto) else None)
-        chosen = free.applied(kind) if kind is not strategy else goal.applied(kind)
-        try:
-            plan = chosen.solve(step.problem, wish)
-        except InfeasibleError:
-            continue
-        if plan.overhead <= limit or kind is strategy:
-            last_resorts.append(replace(plan, strategy=str(strategy) if kind is lowest else plan.strategy))
-    fitting = [plan for plan in last_resorts if plan.predicted.peak_activations <= budget]
+    plans = last_resorts(step, strategy, goal, budget)
+    fitting = [plan for plan in plans if plan.predicted.peak_activations <= budget]
     yield from sorted(fitting, key=lambda plan: plan.cost)
-    least = min((plan.predicted.peak_activations for plan in last_resorts), default=0)
-    low = [plan for plan in last_resorts if plan.predicted.peak_activations <= least * _NEAR and plan not in fitting]
-    for plan in sorted(low, key=lambda plan: plan.predicted.peak_activations):
-        if any(made.after.peak_activations <= plan.predicted.peak_activations for made in tried):
+    for plan in sorted(plans, key=lambda plan: plan.predicted.peak_activations):
+        if any(taken <= plan.predicted.peak_activations for _, taken in tried):
             break  # no file takes less than its plan
         yield plan
 
@@ -284,6 +237,7 @@ def _written(step: Step, plan: Plan, budget: int | None) -> Planned:
     if budget is not None:
         written.model.metadata_props[BUDGET] = str(budget)
     occupancy = occupancy_of_executed(written.executed, written.model)
+    step.files[plan.schedule] = occupancy.timeline.peak_activations
     return Planned(step, plan, written.model, occupancy, footprint_of(written.executed, written.model), budget)
 
 

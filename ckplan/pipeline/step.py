@@ -23,7 +23,8 @@ from ckplan.model.loading import ForwardModel, normalise
 from ckplan.model.parameter_list import read_names
 from ckplan.model.read import read
 from ckplan.pipeline.options import TRAINING, StepOptions
-from ckplan.planner import Problem, Timeline
+from ckplan.planner import Plan, Problem, Timeline
+from ckplan.planner.strategies import Strategy
 from ckplan.runtime import problem_of
 from ckplan.runtime.executed import executed_model
 from ckplan.runtime.footprint import Footprint, footprint_of
@@ -114,6 +115,16 @@ class Step:
     def problem(self) -> Problem:
         """The numbers that strategies plan by; op ids are the positions of the nodes of ``fused``."""
         return problem_of(self.fused).with_costs(self.costs)
+
+    @cached_property
+    def lowest(self) -> dict[Strategy, Plan]:
+        """What strategies plan without a budget, as far as they were asked; see `ckplan.pipeline.lowest`."""
+        return {}
+
+    @cached_property
+    def files(self) -> dict[tuple[int, ...], int]:
+        """Bytes of activations that files take, by their schedule, as far as they were written."""
+        return {}
 
     def priced(self, cost: str, device: str = "cpu") -> Step:
         """The step with nodes that cost what ``flops`` say, or what was ``measured`` on a device.

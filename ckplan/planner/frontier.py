@@ -7,6 +7,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 from ckplan.planner.bounds import lower_bound
 from ckplan.planner.eviction import evict
@@ -177,8 +178,33 @@ def lowest(problem: Problem, most_cost: float, effort: Effort) -> list[int]:
     """The schedule of the lowest peak found within a cost.
 
     Budgets are tried downwards until three in a row fail; the first schedule found is good enough for the next one.
-    The last one is searched from.
+    The last one is searched from. What was found without an interruption is kept: whoever refuses several budgets asks
+    for it each time.
     """
+    best: Sequence[int] = best_order(problem)
+    if not effort.interrupted:
+        try:
+            best = _lowest(problem, most_cost, effort.steps, effort.seed, effort.deadline)
+        except _InterruptedError as error:
+            best, effort.interrupted = error.best, True
+    bound = format_bytes(lower_bound(problem)[0])
+    told = format_bytes(peak_of(problem, best)), _extra(problem, problem.schedule_cost(best)), bound
+    _log.info("the lowest peak found is %s, at %s; no schedule has less than %s", *told)
+    return list(best)
+
+
+class _InterruptedError(Exception):
+    """The user interrupted a search; ``best`` is the schedule that it had come to."""
+
+    def __init__(self, best: list[int]) -> None:
+        super().__init__()
+        self.best = best
+
+
+@lru_cache(maxsize=8)
+def _lowest(problem: Problem, most_cost: float, steps: int, seed: int, deadline: float) -> Sequence[int]:
+    """The same; arguments as those of `Effort`."""
+    effort = Effort(steps, seed, deadline)
     order = list(best_order(problem))
     best = order
     bound = lower_bound(problem)[0]
@@ -195,12 +221,10 @@ def lowest(problem: Problem, most_cost: float, effort: Effort) -> list[int]:
             else:
                 failures += 1
         if not effort.over:
-            steps = tries(problem, effort.steps * _SQUEEZES) if effort.steps else 0
-            best = squeeze(problem, best, most_cost, order, steps, effort.seed, effort.deadline)
+            most_tries = tries(problem, steps * _SQUEEZES) if steps else 0
+            best = squeeze(problem, best, most_cost, order, most_tries, seed, deadline)
     except KeyboardInterrupt:
-        effort.interrupted = True
-    told = format_bytes(peak_of(problem, best)), _extra(problem, problem.schedule_cost(best)), format_bytes(bound)
-    _log.info("the lowest peak found is %s, at %s; no schedule has less than %s", *told)
+        raise _InterruptedError(best) from None
     return best
 
 

@@ -8,9 +8,12 @@ from pathlib import Path
 import pytest
 
 import ckplan
+from ckplan.answers.analysis import quick_strategies
 from ckplan.errors import InfeasibleError
-from ckplan.pipeline import Goal, rewrite, step_of
+from ckplan.pipeline import Goal, planning, rewrite, step_of
+from ckplan.pipeline.lowest import last_resorts
 from ckplan.planner.strategies import parse_strategy
+from ckplan.planner.strategies.keep_listed import KeepListed
 from ckplan.runtime.executed import expected_timeline
 from ckplan.units import format_bytes
 
@@ -40,3 +43,35 @@ def test_the_smallest_budget_of_a_refusal_works_when_typed_back(strategy: str) -
     assert found is not None
     smallest = int(found[1])
     assert rewrite(step, parse_strategy(strategy), Goal(budget=smallest)).after.peak_activations <= smallest
+
+
+def _smallest(step: ckplan.Step, strategy: str, budget: int) -> int:
+    """What a refusal says that the smallest file takes."""
+    with pytest.raises(InfeasibleError) as refused:
+        rewrite(step, parse_strategy(strategy), Goal(budget=budget))
+    return int(re.findall(r"is (\d+) bytes", refused.value.hint)[0])
+
+
+def test_no_strategy_has_a_smaller_file_than_the_one_a_refusal_names() -> None:
+    step = step_of(ckplan.build_training_graph(ckplan.load(MLP, dims={"batch": 8}).model))
+    kinds = [strategy for strategy in quick_strategies() if strategy != KeepListed()]  # nothing is listed here
+    files = [rewrite(step, strategy).after.peak_activations for strategy in kinds]
+    assert _smallest(step, "auto", 64) <= min(files)
+
+
+def test_without_a_limit_of_the_overhead_the_lowest_plan_may_cost_any() -> None:
+    chain = MLP.with_name("tanh_chain.onnx")
+    step = step_of(ckplan.build_training_graph(ckplan.load(chain, dims={"batch": 1}).model))
+    lowest = parse_strategy("revolve").solve(step.problem)
+    assert lowest.overhead > 2
+    for goal, among in ((Goal(), True), (Goal(overhead=0.5), False)):
+        plans = last_resorts(step, parse_strategy("auto:steps=0"), goal, 64)
+        assert (lowest.schedule in [plan.schedule for plan in plans]) is among
+
+
+def test_a_second_refusal_writes_no_file_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    step = step_of(ckplan.build_training_graph(ckplan.load(MLP, dims={"batch": 8}).model))
+    smallest = _smallest(step, "auto", 64)
+
+    monkeypatch.delattr(planning, "write")
+    assert _smallest(step, "auto", 65) == smallest

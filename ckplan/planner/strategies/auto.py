@@ -100,6 +100,7 @@ class Auto(Strategy):
             most = most_cost if self.overhead >= 0 else math.inf
             found = self._cheapest(problem, budget, effort, most)
             if found is None:
+                effort.steps = self.steps  # as without a budget: the lowest peak is the same for all that are too low
                 found = lowest(problem, most_cost if self.overhead >= 0 else 3 * problem.cost, effort)
         elif self.overhead >= 0:
             found = lowest(problem, most_cost, effort)
