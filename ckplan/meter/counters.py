@@ -1,8 +1,8 @@
 """Memory meter 1: onnxruntime's own allocator counters, read from its profile.
 
 Since 1.31 each node event of a profile tells what the allocator had in use when the kernel ended, before the
-kernel's inputs were released. That is the live set of the memory model, to the byte, but for three things that
-are put right here:
+kernel's inputs were released. That is the live set of the memory model, to the byte, but for what is put
+right here:
 
 - Constants that onnxruntime prepacked, and tiny ones, are in the figure; initializers that it left as they are, and
   all that are also inputs (overridable), are not. What was in use before the first kernel is taken off. Parameters
@@ -11,6 +11,8 @@ are put right here:
 - On the CPU the inputs that the caller feeds are not in it; they are added.
 - A workspace that a kernel frees again is in the lifetime high-water only. It is seen when it sets a new
   high-water, which is when it matters to the peak of the total; lesser ones stay unseen.
+- What kernels that go by indices take outside the allocator (`ckplan.operators.outside`) is added to the figures of
+  their steps, by the shapes that the run had. The heap meter sees it by itself.
 
 The first run is the one to compare with a plan. From the second on onnxruntime takes one block laid out from the
 first run's allocations (memory patterns), beside what its arena still holds: the steady state, told apart.
@@ -32,6 +34,7 @@ from ckplan.meter.device import CPU, CUDA
 from ckplan.meter.meter import Figure, Meter
 from ckplan.meter.session import as_array, open_session, step_of
 from ckplan.meter.types import Counters, Steady, Workspace
+from ckplan.operators.outside import index_input, outside_bytes
 from ckplan.planner.timeline import Moment, Timeline
 
 if TYPE_CHECKING:
@@ -186,8 +189,8 @@ def split_runs(events: Iterable[Mapping[str, Any]]) -> list[dict[str, list[Any]]
 
     Returns:
         Columns ``name``, ``op``, ``provider``, ``start`` (microseconds), ``seconds``, ``made`` (element type and
-        shape of each output), and the memory counters in bytes (None on versions of onnxruntime before 1.31, which do
-        not tell).
+        shape of each output), ``outside`` (bytes that the kernel took outside the allocator), and the memory counters in
+        bytes (None on versions of onnxruntime before 1.31, which do not tell).
     """
     runs: list[dict[str, list[Any]]] = []
     current: dict[str, list[Any]] = {}
@@ -202,6 +205,7 @@ def split_runs(events: Iterable[Mapping[str, Any]]) -> list[dict[str, list[Any]]
                 "start": event["ts"],
                 "seconds": event["dur"] / 1e6,
                 "made": [next(iter(made.items())) for made in arguments.get("output_type_shape", ()) if made],
+                "outside": _outside(arguments),
             }
             for column, key in _COLUMNS.items():
                 row[column] = int(arguments[key]) if key in arguments else None
@@ -211,6 +215,15 @@ def split_runs(events: Iterable[Mapping[str, Any]]) -> list[dict[str, list[Any]]
             runs.append(current)
             current = {}
     return runs
+
+
+def _outside(arguments: Mapping[str, Any]) -> int:
+    """Bytes that the kernel of an event took outside the allocator."""
+    op_type, read = arguments.get("op_name", ""), arguments.get("input_type_shape", ())
+    place = index_input(op_type)
+    if place is None or len(read) <= place or arguments.get("provider", CPU) != CPU:
+        return 0
+    return outside_bytes(op_type, next(iter(read[place].values())))
 
 
 def _producers(channel: Channel, executed: set[str]) -> dict[str, str]:
@@ -260,7 +273,7 @@ def interpret(raw: Mapping[str, Any], facts: FileFacts, fed: int) -> Counters | 
     extra = {workspace.step: workspace.bytes for workspace in workspaces}
     steps = []
     for index in range(count):
-        fresh = requested[index] - before + extra.get(index, 0)
+        fresh = requested[index] - before + extra.get(index, 0) + first["outside"][index]
         name = first["name"][index]
         steps.append(
             Moment(

@@ -32,7 +32,8 @@ class Demand:
     Attributes:
         tensors: buffers that are allocated, outputs of the file left out.
         outputs: buffers of outputs of the file that are allocated; the caller frees them after the run.
-        workspace: bytes that are allocated after those and freed before the step ends.
+        workspace: bytes that are allocated after those and freed before the step ends; what a kernel takes outside the
+            allocator is not in it.
         freed: buffers that are freed when the step has ended.
     """
 
@@ -112,8 +113,8 @@ def allocations(
         if not returned:
             freed[dies].append(buffer)
     steps = tuple(
-        Demand(tuple(tensors[step]), tuple(outputs[step]), problem.ops[index].workspace, tuple(freed[step]))
-        for step, index in enumerate(schedule)
+        Demand(tuple(tensors[step]), tuple(outputs[step]), op.workspace - op.outside, tuple(freed[step]))
+        for step, op in enumerate(problem.ops[index] for index in schedule)
     )
     return Allocations(lives.size, steps, resident)
 

@@ -50,6 +50,7 @@ class Op:
         outputs: tensors made, by id.
         cost: seconds of one execution.
         workspace: bytes that the kernel takes while it runs, beyond its outputs.
+        outside: the part of ``workspace`` that does not come from the runtime's allocator.
         backward: whether the op belongs to the backward pass.
         recomputable: whether running it again gives the same result and has no other effect.
         heavy: whether it is one of the few expensive kinds (convolution, matrix product) that
@@ -67,6 +68,7 @@ class Op:
     outputs: tuple[int, ...]
     cost: float = 1.0
     workspace: int = 0
+    outside: int = 0
     backward: bool = False
     recomputable: bool = True
     heavy: bool = False

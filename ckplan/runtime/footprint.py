@@ -120,9 +120,9 @@ def arena_of(
                 outside.add(buffer)
         steps.append(replace(step, outputs=tuple(kept)))
     live = highest = 0
-    for step in steps:
+    for step, index in zip(steps, schedule, strict=True):
         live += sum(asked.size[buffer] for buffer in step.tensors)
-        highest = max(highest, live + step.workspace)
+        highest = max(highest, live + step.workspace + problem.ops[index].outside)
         live -= sum(asked.size[buffer] for buffer in step.freed)
     returned = sum(asked.size[buffer] for step in steps for buffer in step.outputs)
     arena = expected_arena(replace(asked, steps=tuple(steps)))

@@ -210,7 +210,8 @@ def _replace(
         values[name] = value
     costs = [node_cost(member) for member in found.nodes if is_heavy(member)]
     costs = costs or [node_cost(member) for member in found.nodes]
-    node.meta[FIGURES] = {runtime: (max(map(seconds, costs)), runtime.workspace(node, runtime.threads), Inner())}
+    taken = runtime.workspace(node, runtime.threads), runtime.outside(node)
+    node.meta[FIGURES] = {runtime: (max(map(seconds, costs)), *taken, Inner())}
 
 
 def _remove_unread(graph: ir.Graph) -> None:

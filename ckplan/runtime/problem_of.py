@@ -20,8 +20,8 @@ from ckplan.runtime.runtime import Runtime
 from ckplan.runtime.sizes import bytes_of
 
 FIGURES = "ckplan.figures"
-"""Key in ``Node.meta`` for a node's seconds, workspace and `Inner` in each runtime: a sequence is turned into numbers
-again and again."""
+"""Key in ``Node.meta`` for a node's seconds, workspaces in and outside the allocator, and `Inner` in each runtime: a
+sequence is turned into numbers again and again."""
 
 
 def problem_of_nodes(
@@ -67,18 +67,20 @@ def problem_of_nodes(
         source, target = runtime.view(node), runtime.overwritten(node)
         if FIGURES not in node.meta:
             node.meta[FIGURES] = {}
-        figures: dict[Runtime, tuple[float, int, Inner]] = node.meta[FIGURES]
+        figures: dict[Runtime, tuple[float, int, int, Inner]] = node.meta[FIGURES]
         if runtime not in figures:
             inner = inner_workspace(node, partial(problem_of_nodes, runtime=runtime))
-            figures[runtime] = seconds(node_cost(node)), runtime.workspace(node, runtime.threads), inner
-        cost, workspace, inner = figures[runtime]
+            taken = runtime.workspace(node, runtime.threads), runtime.outside(node)
+            figures[runtime] = seconds(node_cost(node)), *taken, inner
+        cost, workspace, outside, inner = figures[runtime]
         ops.append(
             Op(
                 name=node.name or "",
                 inputs=read,
                 outputs=made,
                 cost=cost,
-                workspace=workspace + inner.workspace,
+                workspace=workspace + outside + inner.workspace,
+                outside=outside,
                 late=tuple(ids[node.outputs[place]] for place in inner.late if node.outputs[place].name),
                 early=inner.early,
                 backward=node.metadata_props.get(PHASE) == "backward",

@@ -12,6 +12,7 @@ import math
 import numpy as np
 import onnx_ir as ir
 
+from ckplan.operators.outside import index_input, outside_bytes
 from ckplan.operators.table import operator_of
 from ckplan.runtime.einsum import einsum_workspace
 from ckplan.runtime.sizes import bytes_of, dimensions_of
@@ -49,6 +50,14 @@ def workspace_of(node: ir.Node, threads: int) -> int:
     if node.op_type in _GATES:
         return _recurrent(node)
     return 0
+
+
+def outside_of(node: ir.Node) -> int:
+    """What a node's kernel takes outside the allocator, in bytes; 0 where sizes are not known."""
+    place = index_input(node.op_type)
+    value = node.inputs[place] if place is not None and len(node.inputs) > place else None
+    shape = None if value is None else dimensions_of(value)
+    return 0 if shape is None else outside_bytes(node.op_type, shape)
 
 
 def _copies(node: ir.Node) -> int:

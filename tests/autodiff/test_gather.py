@@ -29,6 +29,14 @@ def test_gather(axis, indices):
     check_gradient(node_model("Gather", X, ints(indices), axis=axis))
 
 
+@pytest.mark.parametrize("axis", [0, 1])
+def test_overlapping_windows_are_added_without_indices(axis):
+    windows = ints([[0, 1, 2, 3, 4], [1, 2, 3, 4, 5], [-5, -4, -3, -2, -1]])
+    model = node_model("Gather", values(6, 7), windows, axis=axis)
+    check_gradient(model)
+    assert not [n for n in build_training_graph(infer(model)).model.graph if n.op_type.startswith("Scatter")]
+
+
 def test_gather_with_computed_indices():
     model = node_model("Gather", X, ints([[1, 4, 1], [0, 1, 4]]))
     model.graph.node[0].input[1] = "computed"

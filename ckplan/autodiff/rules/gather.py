@@ -20,6 +20,13 @@ from ckplan.autodiff.rules.shape import pad
 from ckplan.autodiff.tables import Lookups, add_lookups, scatter_add
 
 
+_MOST_RUNS = 32
+"""Runs of neighbours beyond which fixed indices are scattered like any others: each takes three nodes."""
+
+_PASSES = 2
+"""How often the gradient may be passed over, as a ratio of what was picked: runs that are short are scattered."""
+
+
 @rule("Gather", fixed=[1])
 def gather(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
     """The gradient added to the rows that were picked.
@@ -38,16 +45,39 @@ def gather(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
     rows = op.reshape(g, picked)
     known = op.constant_of(indices)
     if known is not None:
-        run = known.reshape(-1) % shape[axis]
-        if (np.diff(run) == 1).all():
-            before, after = [0] * len(shape), [0] * len(shape)
-            before[axis], after[axis] = int(run[0]), shape[axis] - int(run[-1]) - 1
-            return [pad(op, rows, before, after)]
+        runs = _runs(known.reshape(-1) % shape[axis])
+        if len(runs) == 1 or (len(runs) <= _MOST_RUNS and len(runs) * shape[axis] <= _PASSES * picked[axis]):
+            return [_shifted(op, rows, axis, runs, shape)]
     which, others = op.reshape(indices, [picked[axis]]), op.take_partial(data)
     if axis == 0:
         flat = op.reshape(rows, (picked[0], math.prod(shape[1:])))
         return [add_lookups(op, shape, Lookups(which, flat, others))]
     return [scatter_add(op, others or op.zeros(shape, g), axis, which, rows)]
+
+
+def _runs(indices: np.ndarray) -> list[np.ndarray]:
+    """Indices [n] cut wherever the next is not one larger."""
+    return np.split(indices, np.flatnonzero(np.diff(indices) != 1) + 1)
+
+
+def _shifted(op: Builder, rows: ir.Value, axis: int, runs: Sequence[np.ndarray], shape: Sequence[int]) -> ir.Value:
+    """Put each run of rows where it was picked and add them up, as for overlapping windows.
+
+    Scattered, an element would take 20 bytes for a while: its index as it is given and as the kernel copies it.
+    """
+    total: ir.Value | None = None
+    start = 0
+    for run in runs:
+        end = start + len(run)
+        bounds = (np.asarray([number], dtype=np.int64) for number in (start, end, axis))
+        piece = rows if len(runs) == 1 else op.Slice(rows, *bounds)
+        before, after = [0] * len(shape), [0] * len(shape)
+        before[axis], after[axis] = int(run[0]), shape[axis] - int(run[-1]) - 1
+        placed = pad(op, piece, before, after)
+        total = placed if total is None else op.Add(total, placed)
+        start = end
+    assert total is not None
+    return total
 
 
 @rule("GatherElements", fixed=[1])
