@@ -189,8 +189,8 @@ def split_runs(events: Iterable[Mapping[str, Any]]) -> list[dict[str, list[Any]]
 
     Returns:
         Columns ``name``, ``op``, ``provider``, ``start`` (microseconds), ``seconds``, ``made`` (element type and
-        shape of each output), ``outside`` (bytes that the kernel took outside the allocator), and the memory counters in
-        bytes (None on versions of onnxruntime before 1.31, which do not tell).
+        shape of each output), ``outside`` (bytes that the kernel took outside the allocator), and the memory counters
+        in bytes (None on versions of onnxruntime before 1.31, which do not tell).
     """
     runs: list[dict[str, list[Any]]] = []
     current: dict[str, list[Any]] = {}

@@ -1,9 +1,9 @@
 """Bytes that onnxruntime's CPU kernels take outside its allocator, where its counters do not see them.
 
 Some kernels that go by indices copy them, or the places that they stand for, into a vector of eight bytes each
-(``core/providers/cpu/tensor``: ``scatter.cc``, ``scatter_nd.cc``, ``gather_nd.cc``, ``onehot.cc``). The heap grows by it
-all the same. Read off the heap meter, each kernel alone (onnxruntime 1.31); ``tests/runtime/test_outside.py`` does so
-again.
+(``core/providers/cpu/tensor``: ``scatter.cc``, ``scatter_nd.cc``, ``gather_nd.cc``, ``onehot.cc``). The heap grows by
+it all the same. Read off the heap meter, each kernel alone (onnxruntime 1.31); ``tests/runtime/test_outside.py`` does
+so again.
 """
 
 from __future__ import annotations

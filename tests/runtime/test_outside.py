@@ -1,4 +1,4 @@
-"""What `ckplan.operators.outside` says of onnxruntime's kernels, asked of the heap meter and of the counters, each kernel alone."""
+"""What `ckplan.operators.outside` says of onnxruntime's kernels, asked of the heap meter, each kernel alone."""
 
 from __future__ import annotations
 
@@ -25,7 +25,12 @@ SMALL = 16 * 1024
 
 CASES: dict[str, tuple[str, list[np.ndarray], dict[str, Any], int]] = {
     "elements put": ("ScatterElements", [TABLE, ELEMENTS, TABLE], {}, ELEMENTS.nbytes),
-    "elements added": ("ScatterElements", [TABLE, ELEMENTS.astype(np.int32), TABLE], {"reduction": "add"}, 8 * TABLE.size),
+    "elements added": (
+        "ScatterElements",
+        [TABLE, ELEMENTS.astype(np.int32), TABLE],
+        {"reduction": "add"},
+        8 * TABLE.size,
+    ),
     "rows put": ("ScatterND", [TABLE, TUPLES, TABLE], {}, 8 * ROWS),
     "rows read": ("GatherND", [TABLE, TUPLES], {}, 8 * ROWS),
     "elements read": ("GatherElements", [TABLE, ELEMENTS], {}, 0),

@@ -19,7 +19,6 @@ from ckplan.autodiff.registry import NoGradientError, rule
 from ckplan.autodiff.rules.shape import pad
 from ckplan.autodiff.tables import Lookups, add_lookups, scatter_add
 
-
 _MOST_RUNS = 32
 """Runs of neighbours beyond which fixed indices are scattered like any others: each takes three nodes."""
 
