@@ -21,7 +21,10 @@ from benchmarks.fuzz.damaged import CASES, written
 from benchmarks.fuzz.forked import fork_children, import_all, run_forked
 from benchmarks.fuzz.seeds import write_seeds
 
-DAMAGED_COMMANDS = (("rewrite", "m.onnx", "-o", "out.onnx", "--strategy", "sqrt", "--json"),)
+DAMAGED_COMMANDS = (
+    ("rewrite", "m.onnx", "-o", "out.onnx", "--strategy", "sqrt", "--json"),
+    ("measure", "m.onnx", "--device", "cpu", "--runs", "1", "--run-limit", "3", "--json"),
+)
 
 
 def main() -> int:
@@ -53,7 +56,7 @@ def _damaged(place: Path) -> dict[str, object]:
     failures = []
     for name, made in CASES.items():
         for command in DAMAGED_COMMANDS:
-            folder = place / name
+            folder = place / f"{name}-{command[0]}"
             folder.mkdir()
             (folder / "m.onnx").write_bytes(written(made))
             (folder / "weights.bin").write_bytes(bytes(256))
@@ -62,7 +65,7 @@ def _damaged(place: Path) -> dict[str, object]:
             codes[outcome.code] += 1
             reasons = broken(command, outcome, folder, before)
             if reasons:
-                failures.append({"case": name, "broken": reasons, "said": outcome.stderr[-400:]})
+                failures.append({"case": name, "command": command[0], "broken": reasons, "said": outcome.stderr[-400:]})
     return {"cases": sum(codes.values()), "codes": codes, "broken": failures}
 
 

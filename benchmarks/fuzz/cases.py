@@ -19,6 +19,8 @@ from benchmarks.fuzz.seeds import KEPT_AS, KEPT_COSTS
 SECONDS = 60
 MEMORY = 2 * GIB
 
+_LIMITED = ("--run-limit", "10")
+"""What a model that never ends is given up after, rather than after the ten minutes of the default."""
 _MODEL_COMMANDS = (
     ("analyze", "M"),
     ("analyze", "M", "--json"),
@@ -31,14 +33,14 @@ _MODEL_COMMANDS = (
     ("pareto", "M", "--strategy", "sqrt", "--strategy", "none"),
     ("explain", "M", "h", "--strategy", "sqrt"),
     ("report", "M", "-o", "out.html", "--strategy", "sqrt"),
-    ("measure", "M", "--device", "cpu", "--runs", "1", "--csv", "out.csv"),
-    ("measure", "M", "--device", "cpu", "--runs", "1", "--trace", "out.trace.json", "--json"),
-    ("measure", "M", "--device", "cpu", "--bisect"),
-    ("verify", "chain.onnx", "M", "--device", "cpu"),
-    ("verify", "M", "M", "--device", "cpu", "--json"),
+    ("measure", "M", "--device", "cpu", *_LIMITED, "--runs", "1", "--csv", "out.csv"),
+    ("measure", "M", "--device", "cpu", *_LIMITED, "--runs", "1", "--trace", "out.trace.json", "--json"),
+    ("measure", "M", "--device", "cpu", *_LIMITED, "--bisect"),
+    ("verify", "chain.onnx", "M", "--device", "cpu", *_LIMITED),
+    ("verify", "M", "M", "--device", "cpu", *_LIMITED, "--json"),
     ("compare", "M", "M", "--markdown", "out.md", "--junit", "out.xml"),
     ("compare", "chain.onnx", "M", "--report", "github=out.txt", "--html", "out.html"),
-    ("rewrite", "M", "-o", "out.onnx", "--strategy", "sqrt", "--verify", "--device", "cpu", "--verbose"),
+    ("rewrite", "M", "-o", "out.onnx", "--strategy", "sqrt", "--verify", "--device", "cpu", *_LIMITED, "--verbose"),
     ("plan", "M", "-o", "out.json", "--budget", "50%", "--time-limit", "2", "--json"),
     ("grad", "M", "-o", "out.onnx", "--loss", "l2", "--unused", "zero", "--retain-grad", "*"),
 )

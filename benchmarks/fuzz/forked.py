@@ -85,8 +85,10 @@ class _Fork:
         return self.returncode
 
     def kill(self) -> None:
-        if self.poll() is None:
-            os.kill(self.pid, signal.SIGKILL)
+        # Waiting for it is left to the thread that does so already.
+        if self.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGKILL)
 
 
 def _evaluator(parent: int) -> int:

@@ -70,6 +70,13 @@ def _set(ctx: click.Context, param: click.Parameter, value: bool, *, name: str) 
         setattr(ctx.ensure_object(Settings), name, True)
 
 
+def _limit_runs(ctx: click.Context, param: click.Parameter, seconds: float | None) -> None:
+    if seconds is not None:
+        from ckplan.meter import run_limit
+
+        ctx.with_resource(run_limit(seconds))
+
+
 def _use_custom_ops(ctx: click.Context, param: click.Parameter, libraries: Sequence[Path]) -> None:
     if libraries:
         from ckplan.operators.sessions import use_custom_ops
@@ -349,10 +356,17 @@ plan_file_option = click.option(
     help="Plan to take, as made by `ckplan plan`, in place of a strategy.",
 )  # fmt: skip
 
-device_option = _section("Runs", click.option(
-    "--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True,
-    help="Where to run the files.",
-))  # fmt: skip
+device_option = _section(
+    "Runs",
+    click.option(
+        "--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True,
+        help="Where to run the files.",
+    ),
+    click.option(
+        "--run-limit", type=click.FloatRange(min=0, min_open=True), metavar="SECONDS", expose_value=False,
+        callback=_limit_runs, help="Give up when loading a file, or one run of it, takes longer. Default: 600.",
+    ),
+)  # fmt: skip
 
 seed_option = click.option(
     "--seed", type=int, default=0, show_default=True, help="Seed of what is drawn at random: inputs, or orders."

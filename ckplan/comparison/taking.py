@@ -20,6 +20,7 @@ from ckplan.model.weights import scratch_folder
 from ckplan.pipeline import Goal, Planned, Step, rewrite
 from ckplan.pipeline.step import Progress
 from ckplan.planner.strategies import Strategy, parse_strategy
+from ckplan.planner.strategies.exact import Exact
 from ckplan.runtime.occupancy import Occupancy
 from ckplan.runtime.sizes import bytes_of
 
@@ -48,12 +49,14 @@ def take(
         EnvironmentUnavailableError: it cannot be run on this machine.
     """
     strategy = parse_strategy(settings.strategy)
+    notes: list[str] = []
     subject = subject_of(path, settings, progress)
     step, planned = subject.step, None
     occupancy, model, overhead = step.occupancy, step.ordered, _overhead(step.ordered)
     if not subject.ready_made and not settings.step.inference:
         progress(f"planning {path.name}")
         planned = _planned(step, strategy, settings.goal)
+        notes += _clocks(strategy)
         occupancy, model, overhead = planned.occupancy, planned.model, planned.plan.overhead
     timeline, at = occupancy.timeline, occupancy.timeline.peak_step
     measured = None
@@ -78,7 +81,17 @@ def take(
         timeline=timeline,
         occupancy=occupancy,
     )
-    return snapshot, step.notes
+    return snapshot, (*step.notes, *notes)
+
+
+def _clocks(strategy: Strategy) -> list[str]:
+    """What is to be said of a strategy whose search may be ended by the clock."""
+    if not isinstance(strategy, Exact) and not getattr(strategy, "seconds", 0):
+        return []
+    return [
+        f"strategy `{strategy.name}` searches until its time is over: on a slower or busier machine its plan, and so "
+        "the peak, may be another; in a gate, limit `auto` or `search` by `steps`"
+    ]
 
 
 def _planned(step: Step, strategy: Strategy, goal: Goal) -> Planned:

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from ckplan.meter.alive import Gap, Inside, LiveTensor
     from ckplan.meter.bisect import Bisection, Smallest, smallest_arena
-    from ckplan.meter.errors import RunFailedError
+    from ckplan.meter.errors import RunFailedError, RunTooLongError
     from ckplan.meter.inputs import Inputs, make_inputs
+    from ckplan.meter.limit import run_limit
     from ckplan.meter.measurement import measure
     from ckplan.meter.nvml import Gpu
     from ckplan.meter.types import (
@@ -52,6 +53,7 @@ __all__ = [
     "Recomputation",
     "Resident",
     "RunFailedError",
+    "RunTooLongError",
     "Smallest",
     "Steady",
     "Timing",
@@ -59,6 +61,7 @@ __all__ = [
     "Workspace",
     "make_inputs",
     "measure",
+    "run_limit",
     "smallest_arena",
     "verify",
 ]
@@ -71,9 +74,11 @@ _HOMES = {
     "Inside": "alive",
     "Inputs": "inputs",
     "RunFailedError": "errors",
+    "RunTooLongError": "errors",
     "Smallest": "bisect",
     "make_inputs": "inputs",
     "measure": "measurement",
+    "run_limit": "limit",
     "smallest_arena": "bisect",
     "verify": "verification",
 }

@@ -19,7 +19,7 @@ from ckplan.isolation.arrays import save_arrays
 from ckplan.isolation.folders import temporary_folder
 from ckplan.meter.counters import interpret
 from ckplan.meter.device import CPU, CUDA
-from ckplan.meter.errors import RunFailedError
+from ckplan.meter.errors import RunFailedError, RunTooLongError
 from ckplan.meter.executed import executed_graph
 from ckplan.meter.facts import file_facts, read_model
 from ckplan.meter.inputs import Inputs, make_inputs
@@ -206,6 +206,8 @@ def _runs(request: Mapping[str, Any], limit: int, pattern: bool) -> bool:
     """Whether the file runs within a limit; a kernel that crashes for want of memory is no different."""
     try:
         return bool(run_job("limited", {**request, "limit": limit, "pattern": pattern})["ran"])
+    except RunTooLongError:
+        raise
     except RunFailedError as error:
         if _KILLED in error.message:  # by the system, which had no memory left: this says nothing of the limit
             raise

@@ -32,3 +32,7 @@ class RunFailedError(EnvironmentUnavailableError):
         self.stage = stage
         self.learnt = dict(learnt or {})
         self.stderr = tuple(stderr)
+
+
+class RunTooLongError(RunFailedError):
+    """The process that ran the model showed no progress for longer than it may (see `ckplan.meter.run_limit`)."""

@@ -40,7 +40,7 @@ def with_foresight(
     if peak is None or not peak.activations:
         return error
     least = "" if complete else "at least "
-    return RunFailedError(
+    return type(error)(
         f"{error.message}; it was to take {least}{format_bytes(timeline.peak_total)}, of that "
         f"{format_bytes(peak.activations)} of activations at '{peak.op}'",
         error.hint,

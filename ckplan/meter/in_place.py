@@ -65,7 +65,7 @@ def job(channel: Channel) -> dict[str, Any]:
     from ckplan.meter.facts import read_model
 
     request = channel.request
-    channel.progress("steps in place")
+    channel.progress("the loading (steps in place)")
     model = read_model(Path(request["path"]))
     feed = dict(load_arrays(Path(request["inputs"])))
     before = {name: np.array(feed[name]) for name in request["updates"] if name in feed}
@@ -73,16 +73,17 @@ def job(channel: Channel) -> dict[str, Any]:
         tensor = model.graph.initializers[name].const_value if name not in before else None
         if tensor is not None:
             before[name] = np.array(tensor.numpy())
-    apart, together = (_trained(request, feed, before, in_place=in_place) for in_place in (False, True))
+    apart, together = (_trained(channel, feed, before, in_place=in_place) for in_place in (False, True))
     return {"differing": [name for name, array in apart.items() if not same_bits(array, together[name])]}
 
 
 def _trained(
-    request: Mapping[str, Any], feed: Mapping[str, Array], before: Mapping[str, Array], *, in_place: bool
+    channel: Channel, feed: Mapping[str, Array], before: Mapping[str, Array], *, in_place: bool
 ) -> dict[str, Array]:
     """The values after some steps, and the loss of each; random operators draw the same in every new session."""
     import onnxruntime as ort
 
+    request = channel.request
     session, _ = open_session(request["path"], request["device"], threads=request["threads"])
     updates, loss = request["updates"], request["loss"]
     outputs = {output.name for output in session.get_outputs()}
@@ -91,6 +92,7 @@ def _trained(
     current = as_ort_values({name: np.array(array) for name, array in before.items()})
     found: dict[str, Array] = {}
     for step in range(1, STEPS + 1):
+        channel.progress(f"step {step} of {STEPS} {'in place' if in_place else 'with memory of its own'}")
         spare = current
         if not in_place:
             spare = {

@@ -52,9 +52,11 @@ def job(channel: Channel) -> dict[str, Any]:
     request = channel.request
     feed = load_arrays(Path(request["inputs"]))
     try:
+        channel.progress("the loading (within a limit)")
         session = _opened(request)
         step = step_of(session, feed)
-        for _ in range(RUNS):
+        for number in range(RUNS):
+            channel.progress(f"run {number + 1} of {RUNS} (within a limit)")
             results = step()
             # They may be views of onnxruntime's own buffers.
             del results

@@ -202,7 +202,7 @@ def measured(
 def _after_all(error: RunFailedError, plain: Mapping[str, Any]) -> RunFailedError:
     """The failure of a later run, with what the first process had found."""
     seconds, resident = median(plain["seconds"]), plain["resident"]["peak"]
-    return RunFailedError(
+    return type(error)(
         f"{error.message}; before, without the profiler, it ran in {format_seconds(seconds)} with "
         f"{format_bytes(resident)} resident",
         error.hint,

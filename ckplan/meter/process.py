@@ -15,7 +15,8 @@ from ckplan import errors
 from ckplan.errors import CkplanError, ModelError
 from ckplan.isolation.evaluate import start
 from ckplan.isolation.folders import no_room, temporary_folder
-from ckplan.meter.errors import RunFailedError
+from ckplan.meter.errors import RunFailedError, RunTooLongError
+from ckplan.meter.limit import allowed, watched
 from ckplan.model.half import missing_kernel_advice
 from ckplan.operators.sessions import custom_ops
 from ckplan.units import format_bytes
@@ -34,7 +35,8 @@ def run_job(job: str, request: Mapping[str, Any]) -> Any:
     Raises:
         ModelError: onnxruntime refused to load or run the file.
         EnvironmentUnavailableError: the device is not there.
-        RunFailedError: the process ran out of memory, was killed, or crashed.
+        RunFailedError: the process ran out of memory, was killed, or crashed; as `RunTooLongError`, it was ended since
+            it took too long (see `ckplan.meter.limit`).
     """
     with started(job, request) as process:
         process.finish()
@@ -48,6 +50,7 @@ class Process:
         self._folder = folder
         self._popen = popen
         self._path = path
+        self._late = False
 
     @property
     def pid(self) -> int:
@@ -61,7 +64,8 @@ class Process:
         try:
             self._popen.stdin.write(message + "\n")
             self._popen.stdin.flush()
-            answer = self._popen.stdout.readline()
+            with watched(self._signs, self._give_up):
+                answer = self._popen.stdout.readline()
         except BrokenPipeError:
             answer = ""
         if not answer:
@@ -75,7 +79,8 @@ class Process:
         assert self._popen.stdin is not None
         with suppress(BrokenPipeError):
             self._popen.stdin.close()
-        self._popen.wait()
+        with watched(self._signs, self._give_up):
+            self._popen.wait()
 
     def result(self) -> Any:
         """What the finished job returned, or its failure as an exception."""
@@ -84,6 +89,15 @@ class Process:
         if (error := self._folder / "error.json").exists():
             raise self._told(json.loads(error.read_text(encoding="utf-8")))
         raise self._crashed()
+
+    def _signs(self) -> int:
+        """How much the job has told of its progress."""
+        file = self._folder / "progress.jsonl"
+        return file.stat().st_size if file.exists() else 0
+
+    def _give_up(self) -> None:
+        self._late = True
+        self._popen.kill()
 
     def _stderr(self) -> tuple[str, ...]:
         text = (self._folder / "stderr.txt").read_text(encoding="utf-8", errors="replace")
@@ -126,6 +140,14 @@ class Process:
     def _crashed(self) -> RunFailedError:
         """The exception for a job that ended without a word."""
         stage, learnt = self._reached()
+        if self._late:
+            return RunTooLongError(
+                f"{stage} of `{self._path}` takes more than {allowed():g} s",
+                "a model may never end; if this one does, allow it more: --run-limit SECONDS",
+                stage=stage,
+                learnt=learnt,
+                stderr=self._stderr(),
+            )
         code = self._popen.returncode
         if code < 0:
             number = -code

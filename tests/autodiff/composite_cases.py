@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -39,6 +40,7 @@ class Kind:
         shape: of z.
         text: nodes from z to the loss ``l``; empty where the loss is put behind z.
         loss: the loss in terms of ``--loss``.
+        results: outputs that the nodes make.
         parameters: initializers behind z that are trained.
         constants: other initializers.
         feeds: inputs of the loss.
@@ -49,10 +51,11 @@ class Kind:
     shape: tuple[int, ...]
     text: str = ""
     loss: str = "l"
+    results: str = "double l"
     parameters: dict[str, Array] = field(default_factory=dict)
     constants: dict[str, Array] = field(default_factory=dict)
     feeds: dict[str, Array] = field(default_factory=dict)
-    options: dict[str, bool] = field(default_factory=dict)
+    options: dict[str, Any] = field(default_factory=dict)
     smooth: str = ""
 
 
@@ -61,6 +64,7 @@ LABELS = {"t": np.array([4, 0, 2])}
 SUM = "e = Mul(y, q) l = ReduceSum <keepdims = 0> (e)"
 NORM = {name: values(3, seed=seed, low=0.5, high=1.5) for seed, name in enumerate("sb")}
 STATISTICS = {name: values(3, seed=seed, low=0.5, high=1.5) for seed, name in enumerate("mv", 2)}
+TABLE = {"table": values(8, 5, seed=6)}
 # Quantisation is of float32: these numbers are the same in both.
 SHORT = values(*ROWS, seed=9).astype(np.float32).astype(np.float64)
 SCALE = {"scale": np.asarray(1 / 256, np.float32), "zero": np.asarray(3, dtype=np.int8), "q": SHORT}
@@ -111,6 +115,32 @@ KINDS = {
         parameters={"f": values(3, 3, 2, 2, seed=6), **NORM},
         constants={**STATISTICS, "q": values(2, 3, 1, 1, seed=5)},
     ),
+    "a sigmoid and its product": Kind(
+        ROWS, f"s = Sigmoid(z) y = Mul(z, s) {SUM}", constants={"q": values(*ROWS, seed=5)}
+    ),
+    "a linear layer in chunks": Kind(
+        ROWS,
+        'y = MatMul(z, e) l = SoftmaxCrossEntropyLoss <reduction = "mean"> (y, t)',
+        parameters={"e": values(5, 8, seed=6)},
+        constants=LABELS,
+        options={"loss_chunks": 3},
+    ),
+    "a tied table": Kind(
+        ROWS,
+        'e = Transpose <perm = [1, 0]> (table) y = MatMul(z, e) f = SoftmaxCrossEntropyLoss <reduction = "mean"> (y, t)'
+        " rows = Gather(table, t) r = ReduceSumSquare <keepdims = 0> (rows) l = Add(f, r)",
+        parameters=TABLE,
+        constants=LABELS,
+    ),
+    "a tied table and mse": Kind(
+        ROWS,
+        "rows = Gather(table, t) m = Add(z, rows) e = Transpose <perm = [1, 0]> (table) y = MatMul(m, e)",
+        loss="mse:y",
+        results="double[3,8] y",
+        parameters=TABLE,
+        constants=LABELS,
+        feeds={"target": values(3, 8, seed=8)},
+    ),
     "QuantizeLinear": Kind(
         ROWS,
         "n = Cast <to = 1> (z) i = QuantizeLinear(n, scale, zero) d = DequantizeLinear(i, scale, zero)"
@@ -137,7 +167,7 @@ def model_of(kind: Kind, reading: str, smooth: bool = False) -> ir.Model:
     """The model in which this composite reads z in this way."""
     dims = ",".join(str(dim) for dim in kind.shape)
     behind = kind.smooth if smooth and kind.smooth else kind.text
-    outputs = ["double[S] z", "double side", "double given", "double[2] u", *(["double l"] if behind else [])]
+    outputs = ["double[S] z", "double side", "double given", "double[2] u", *([kind.results] if behind else [])]
     text = f"""
     g (double[S] x, double[2] idle) => ({", ".join(outputs)}) {{
         before = Mul(x, w)

@@ -8,8 +8,8 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
-from ckplan.autodiff import TrainingGraph, build_training_graph
-from ckplan.autodiff.composites import DOMAIN
+from ckplan.autodiff import TrainingGraph, build_training_graph, registry, tied_heads, training_graph
+from ckplan.autodiff.composites import DETACH, DOMAIN, is_composite
 from tests.autodiff.composite_cases import (
     KINDS,
     READINGS,
@@ -23,6 +23,12 @@ from tests.autodiff.composite_cases import (
 from tests.autodiff.gradcheck import Array, check_training_graph, parse, reference, values
 
 RTOL = 1e-7
+
+
+@pytest.fixture(autouse=True)
+def _small_tables_count(monkeypatch):
+    monkeypatch.setattr(tied_heads, "_SMALLEST", 1)
+
 
 each_kind = pytest.mark.parametrize("name", KINDS)
 each_reading = pytest.mark.parametrize("reading", READINGS)
@@ -56,6 +62,20 @@ def expect(name: str, reading: str, found: dict[str, float], *losses: str, names
         total = sum(expected[loss] for loss in losses)
         size = sum(abs(expected[loss]) for loss in losses) + 1.0
         np.testing.assert_allclose(value, total, rtol=0, atol=RTOL * size, err_msg=parameter)
+
+
+def test_no_composite_is_missing(monkeypatch):
+    """Whatever has a rule as a composite is met by the kinds above, read directly."""
+    met, inline = set(), training_graph.inline_composites
+
+    def spy(op):
+        met.update(node.op_type for node in op.graph if is_composite(node))
+        inline(op)
+
+    monkeypatch.setattr(training_graph, "inline_composites", spy)
+    for name in KINDS:
+        built(name, "directly")
+    assert met == {entry.op_type for entry in registry.entries() if entry.domain == DOMAIN} - {DETACH}
 
 
 @each_kind

@@ -83,3 +83,12 @@ def test_a_snapshot_is_the_same_beside_other_work(tmp_path: Path) -> None:
     ]
     assert [process.wait() for process in running] == [0, 0, 0]
     assert len({(tmp_path / f"{number}.json").read_bytes() for number in range(3)}) == 1
+
+
+@pytest.mark.parametrize(
+    ("strategy", "told"), [("auto", False), ("search:steps=5", False), ("search:seconds=0.2", True), ("exact", True)]
+)
+def test_a_plan_that_depends_on_the_clock_is_told(tmp_path: Path, strategy: str, told: bool) -> None:
+    model = write_model(tmp_path / "m.onnx", layers=2)
+    _, notes = take(model, Settings(strategy=strategy, budget=0.9))
+    assert any("until its time is over" in note for note in notes) == told

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -93,6 +94,27 @@ def test_one_process_serves_many_requests_and_may_die() -> None:
     running.popen.wait()
     execute(negation(), X, ["y"])
     assert evaluation._running is not running
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV])
+def test_it_may_die_at_work(number: signal.Signals) -> None:
+    execute(negation(), X, ["y"])
+    done = threading.Event()
+
+    def kill() -> None:  # until it is hit at work: killed before, it is started anew
+        while not done.wait(0.5):
+            if (running := evaluation._running) is not None and running.popen.poll() is None:
+                os.kill(running.popen.pid, number)
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    try:
+        with pytest.raises(EvaluationError, match="it ends the process that opens it"):
+            execute(endless(), X, ["y"])
+    finally:
+        done.set()
+        killer.join()
+    assert np.array_equal(execute(negation(), X, ["y"])[0][0], -X["x"])
 
 
 def test_types_that_numpy_does_not_know_and_text_come_through() -> None:
