@@ -26,7 +26,7 @@ def test_the_table_sets_both_files_side_by_side() -> None:
         "heap (second meter) 64.1 KiB 32.1 KiB 0.50",
         "all live memory, peak 74.0 KiB 42.0 KiB 0.57",
         "steady state, arena held 128.0 KiB 64.0 KiB 0.50",
-        "step time 2.0 ms 3.0 ms 1.50",
+        "step time, one thread 2.0 ms 3.0 ms 1.50 ± 0.50",
         "2 of 2 outputs equal to the bit",
         "only in new: extra",
         "12 of 12 nodes ran again as planned",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from statistics import median
 from typing import TYPE_CHECKING
 
 from ckplan.meter import meters
@@ -91,10 +90,11 @@ def figures(found: Verification) -> Table:
         if not figure.alone and (before is not None or after is not None):
             rows.append(Row((Cell(figure.title), size(before), size(after), _ratio(after, before)), figure.style))
     if found.timing is not None:
-        base, new = median(found.timing.base_seconds), median(found.timing.new_seconds)
+        base, new = min(found.timing.base_seconds), min(found.timing.new_seconds)
         times = number(base, format_seconds(base)), number(new, format_seconds(new))
-        ratio = number(found.timing.ratio, f"{found.timing.ratio:.2f}")
-        rows.append(Row((Cell("step time"), *times, ratio), "bold"))
+        spread = "" if found.timing.spread is None else f" ± {found.timing.spread:.2f}"
+        title = "step time, one thread" if found.timing.clock == "processor" else "step time"
+        rows.append(Row((Cell(title), *times, number(found.timing.ratio, f"{found.timing.ratio:.2f}{spread}")), "bold"))
     return Table(("", "base", "new", "new / base"), tuple(rows), top=len(rows))
 
 
