@@ -9,11 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from ckplan.planner.copies import Integers
 from ckplan.planner.peak import live_bytes
 from ckplan.planner.phases import without_dead_repeats
 from ckplan.planner.problem import Kind, Problem
+
+_SHORT = 4_000
+"""Steps of the longest schedule of which is kept what was found out."""
 
 
 def retain(problem: Problem, schedule: Sequence[int], limit: int, rounds: int = 8) -> list[int]:
@@ -27,21 +31,20 @@ def retain(problem: Problem, schedule: Sequence[int], limit: int, rounds: int = 
         limit: bytes of activations that the peak must not exceed.
         rounds: how often the timeline is simulated anew at most; room appears as repeats go.
     """
-    best = without_dead_repeats(problem, schedule)
-    live = live_bytes(problem, best)
+    look = _looked_at if len(schedule) <= _SHORT else _look
+    best, live, gaps = look(problem, tuple(schedule))
     for _ in range(rounds):
-        chosen = _affordable(live, _gaps(problem, best), limit)
+        chosen = _affordable(live, gaps, limit)
         while chosen:
             dropped = {step for gap in chosen for step in gap.steps}
-            shorter = without_dead_repeats(problem, [i for s, i in enumerate(best) if s not in dropped])
-            alive = live_bytes(problem, shorter)
+            shorter, alive, left = look(problem, tuple(i for s, i in enumerate(best) if s not in dropped))
             if alive.max(initial=0) <= limit:
                 break
             chosen = chosen[: len(chosen) // 2]  # what kernels overwrite in place is only estimated above
         if not chosen:
             break
-        best, live = shorter, alive
-    return best
+        best, live, gaps = shorter, alive, left
+    return list(best)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +62,16 @@ class _Gap:
     steps: tuple[int, ...]
     start: int
     bytes: int
+
+
+def _look(problem: Problem, schedule: tuple[int, ...]) -> tuple[tuple[int, ...], Integers, Sequence[_Gap]]:
+    """A schedule without dead repeats, what is alive at its steps, and what could be left out of it."""
+    cleaned = tuple(without_dead_repeats(problem, schedule))
+    return cleaned, live_bytes(problem, cleaned), _gaps(problem, cleaned)
+
+
+_looked_at = lru_cache(maxsize=128)(_look)
+"""The same, kept: one schedule is retained within many limits that lie close together."""
 
 
 def _gaps(problem: Problem, schedule: Sequence[int]) -> list[_Gap]:

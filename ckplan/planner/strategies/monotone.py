@@ -69,16 +69,24 @@ class MonotoneStrategy(Strategy):
         for rung in [budget] if len(problem.ops) > _MOST_OPS else rungs(problem, budget, self.step):
             if bound_below(problem, rung) >= least - problem.cost:
                 break
-            for schedule in self.planned_for(problem, rung, pool):
-                if peak_of(problem, schedule) <= rung:
-                    yield schedule
-                    least = min(least, problem.schedule_cost(schedule))
+            if (found := _cheapest(self, problem, rung)) is not None:
+                yield found[1]
+                least = min(least, found[0])
 
 
 @lru_cache(maxsize=16)
 def _judged(strategy: MonotoneStrategy, problem: Problem) -> tuple[Judged, ...]:
     schedules = dict.fromkeys(tuple(schedule) for schedule in strategy.pool(problem))
     return tuple(sorted((problem.schedule_cost(found), peak_of(problem, found), found) for found in schedules))
+
+
+@lru_cache(maxsize=1024)
+def _cheapest(strategy: MonotoneStrategy, problem: Problem, rung: int) -> tuple[float, Sequence[int]] | None:
+    """Seconds and schedule of the cheapest plan made for a rung; kept, since all budgets above it look at it."""
+    planned = strategy.planned_for(problem, rung, _judged(strategy, problem))
+    judged = [(problem.schedule_cost(plan), peak_of(problem, plan), plan) for plan in planned]
+    cost, _, plan = min((one for one in judged if one[1] <= rung), key=lambda one: one[:2], default=(0.0, 0, None))
+    return None if plan is None else (cost, plan)
 
 
 def rungs(problem: Problem, budget: int, step: float) -> list[int]:
