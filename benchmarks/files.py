@@ -35,6 +35,7 @@ def digests(path: Path, arrays: Mapping[str, Array], threads: int) -> dict[str, 
     """
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads, options.log_severity_level = threads, 3
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # others may use the processor meanwhile
     session = open_session(str(path), options)
     fed = {value.name: arrays[value.name] for value in session.get_inputs() if value.name in arrays}
     names = [value.name for value in session.get_outputs()]
