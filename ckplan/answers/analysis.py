@@ -61,16 +61,32 @@ class Offer:
 
 
 @dataclass(frozen=True, slots=True)
+class Contents:
+    """What a graph is made of.
+
+    Attributes:
+        forward: number of forward nodes.
+        backward: number of backward nodes.
+        bytes: bytes of all tensors of each kind: parameters (constants included), inputs, outputs (gradients or new
+            parameters), activations.
+        trained: number of parameters that have a gradient, and of their values.
+        loss: what is minimised, in words; empty for a graph that is not trained.
+    """
+
+    forward: int
+    backward: int
+    bytes: Mapping[Kind, int]
+    trained: tuple[int, int]
+    loss: str
+
+
+@dataclass(frozen=True, slots=True)
 class Analysis:
     """Where the memory of a training step goes.
 
     Attributes:
-        nodes: number of forward and of backward nodes.
+        contents: what the graph is made of.
         opset: version of the ONNX operator set.
-        parameters: number of trained parameters, as tensors and as values.
-        loss: what is minimised, in words; empty for a graph that is not trained.
-        bytes: bytes of all tensors of each kind: parameters (constants included), inputs, outputs (gradients or
-            new parameters).
         base: the step without a plan, in the order in which onnxruntime runs the training graph by default, and with
             the dead buffers that it holds for later tensors of the same shape.
         at_peak: the buffers alive at the peak of ``base``, largest first.
@@ -80,11 +96,8 @@ class Analysis:
         footprint: what a process holds that runs the step without a plan.
     """
 
-    nodes: tuple[int, int]
+    contents: Contents
     opset: int
-    parameters: tuple[int, int]
-    loss: str
-    bytes: dict[Kind, int]
     base: Timeline
     at_peak: tuple[TensorFacts, ...]
     bottlenecks: tuple[TensorFacts, ...]
@@ -128,19 +141,29 @@ def analyze(
         progress(f"planning with `{strategy}`, {number} of {len(tried)}")
         offers.append(offer(problem, strategy, limit))
     values = {str(value.name): value for node in step.fused.graph for value in node.outputs}
-    gradients = [] if step.training is None else [values[name] for name in step.training.gradients.values()]
     return Analysis(
-        nodes=(len(problem.forward), len(problem.backward)),
+        contents=contents_of(step),
         opset=step.model.opset_imports[""],
-        parameters=(len(gradients), sum(prod(dimensions_of(value) or ()) for value in gradients)),
-        loss="" if step.training is None else step.training.description,
-        bytes={kind: sum(tensor.bytes for tensor in problem.tensors if tensor.kind is kind) for kind in Kind},
         base=base,
         at_peak=_at_peak(step.occupancy),
         bottlenecks=tuple(_facts(problem, values, tensor) for tensor in bottlenecks(problem)),
         lower_bound=lower_bound(problem)[0],
         offers=tuple(offers),
         footprint=step.footprint,
+    )
+
+
+def contents_of(step: Step) -> Contents:
+    """What a graph is made of."""
+    problem, training = step.problem, step.training
+    values = {value.name: value for node in step.model.graph for value in node.outputs}
+    gradients = [] if training is None else [dimensions_of(values[name]) for name in training.gradients.values()]
+    return Contents(
+        forward=len(problem.forward),
+        backward=len(problem.backward),
+        bytes={kind: sum(tensor.bytes for tensor in problem.tensors if tensor.kind is kind) for kind in Kind},
+        trained=(len(gradients), sum(prod(sizes or ()) for sizes in gradients)),
+        loss="" if training is None else training.description,
     )
 
 

@@ -7,14 +7,13 @@ import platform
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
-from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ckplan.answers.analysis import Analysis
+from ckplan.answers.analysis import Analysis, Contents
 from ckplan.answers.patterns import patterns
 from ckplan.pipeline import Step
-from ckplan.planner import Kind, Plan, Problem
+from ckplan.planner import Plan, Problem
 from ckplan.runtime.occupancy import Occupancy, Role, executed_occupancy, occupancy
 from ckplan.runtime.sizes import dimensions_of
 
@@ -105,29 +104,6 @@ class Chosen:
     layers: tuple[Block, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Contents:
-    """What a file holds besides activations.
-
-    Attributes:
-        forward: number of forward nodes.
-        backward: number of backward nodes.
-        parameters: bytes of parameters and constants.
-        inputs: bytes of inputs.
-        outputs: bytes of outputs.
-        trained: number of parameters that have a gradient, and of their values.
-        loss: what is minimised, in words; empty for a graph that is not trained.
-    """
-
-    forward: int
-    backward: int
-    parameters: int
-    inputs: int
-    outputs: int
-    trained: tuple[int, int] = (0, 0)
-    loss: str = ""
-
-
 @dataclass(frozen=True, kw_only=True)
 class Findings:
     """What a report shows; what was not looked into is None.
@@ -159,26 +135,6 @@ class Findings:
     pareto: Pareto | None = None
     verification: Verification | None = None
     comparison: Comparison | None = None
-
-
-def contents_of(step: Step) -> Contents:
-    """What a graph holds besides activations."""
-    problem, training = step.problem, step.training
-    sizes = {kind: sum(tensor.bytes for tensor in problem.tensors if tensor.kind is kind) for kind in Kind}
-    trained = (0, 0)
-    if training is not None:
-        values = {value.name: value for node in step.model.graph for value in node.outputs}
-        gradients = [dimensions_of(values[name]) or () for name in training.gradients.values()]
-        trained = len(gradients), sum(map(prod, gradients))
-    return Contents(
-        forward=len(problem.forward),
-        backward=len(problem.backward),
-        parameters=sizes[Kind.PARAMETER],
-        inputs=sizes[Kind.INPUT],
-        outputs=sizes[Kind.OUTPUT],
-        trained=trained,
-        loss="" if training is None else training.description,
-    )
 
 
 def chosen(step: Step, plan: Plan, budget: int | None = None) -> Chosen:

@@ -66,10 +66,8 @@ def write_page(page: Path, force: bool, title: str, **found: Any) -> None:
 
 def analysis_page(page: Path, force: bool, step: Step, analysis: Analysis) -> None:
     """Write the page of an analysis."""
-    from ckplan.answers.findings import contents_of
-
-    contents = contents_of(step)
-    write_page(page, force, step.name, notes=step.notes, contents=contents, before=step.occupancy, analysis=analysis)
+    found = {"contents": analysis.contents, "before": step.occupancy, "analysis": analysis}
+    write_page(page, force, step.name, notes=step.notes, **found)
 
 
 def plan_page(
@@ -95,7 +93,7 @@ def plan_page(
         pareto: the frontier, if it was looked for.
         verification: what both files did when they ran, if they did.
     """
-    from ckplan.answers.findings import contents_of
+    from ckplan.answers.analysis import contents_of
 
     write_page(
         page,

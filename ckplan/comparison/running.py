@@ -142,7 +142,8 @@ def _checked(target: Target, base: Snapshot | None, baseline: Path | None, how: 
         mark = fingerprint_of(read(target.path))
         fits = base.fingerprint.same_model(mark)
         if not how.accepting:
-            _check_versions(str(baseline), base)
+            ours = ckplan_version(), onnxruntime_version()
+            _check_versions(str(baseline), base, "this is", ours, ", or install {} {}")
             if not fits:
                 raise _other_model(str(baseline), base.fingerprint, str(target.path), mark)
         base = base if fits else None
@@ -239,27 +240,17 @@ def _check_fit(older: str, base: Snapshot, newer: str, head: Snapshot) -> None:
     marks = base.fingerprint, head.fingerprint
     if marks[0] is not None and marks[1] is not None and not marks[0].same_model(marks[1]):
         raise _other_model(older, marks[0], newer, marks[1])
-    for program, old, new in (
-        ("ckplan", base.ckplan, head.ckplan),
-        ("onnxruntime", base.onnxruntime, head.onnxruntime),
-    ):
+    _check_versions(older, base, f"'{newer}' with", (head.ckplan, head.onnxruntime))
+
+
+def _check_versions(older: str, base: Snapshot, newer: str, versions: tuple[str, str], remedy: str = "") -> None:
+    """Raises ModelError for a side that other versions of ckplan and onnxruntime made."""
+    programs = zip(("ckplan", "onnxruntime"), (base.ckplan, base.onnxruntime), versions, strict=True)
+    for program, old, new in programs:
         if old and new and _release(program, old) != _release(program, new):
             raise ModelError(
-                f"'{older}' was made with {program} {old}, '{newer}' with {program} {new}",
-                "their figures differ; save the baseline again",
-            )
-
-
-def _check_versions(path: str, base: Snapshot) -> None:
-    """Raises ModelError for a baseline that other versions made, before any work is done."""
-    for program, old, new in (
-        ("ckplan", base.ckplan, ckplan_version()),
-        ("onnxruntime", base.onnxruntime, onnxruntime_version()),
-    ):
-        if old and _release(program, old) != _release(program, new):
-            raise ModelError(
-                f"'{path}' was made with {program} {old}, this is {program} {new}",
-                f"their figures differ; save the baseline again, or install {program} {old}",
+                f"'{older}' was made with {program} {old}, {newer} {program} {new}",
+                f"their figures differ; save the baseline again{remedy.format(program, old)}",
             )
 
 

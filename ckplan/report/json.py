@@ -61,15 +61,21 @@ def rewritten(
     """What ``ckplan rewrite`` wrote, and what came out when it ran; of an inference graph there is no training."""
     return _report(
         "rewrite",
-        output=str(output),
         **({"notes": list(notes)} if made.step.training is None else _training(made.step.training, notes)),
-        base=_peaks(made.before),
-        planned=_peaks(made.after),
         footprint={"base": made.step.footprint.to_json(), "planned": made.footprint.to_json()},
-        plan=made.plan.to_json(),
         blocks=None if kept is None else blocks(kept),
-        verification=None if verification is None else verification.to_json(),
+        **_planned(made, output, verification),
     )
+
+
+def _planned(made: Planned, output: Path, verification: Verification | None) -> Json:
+    return {
+        "output": str(output),
+        "base": _peaks(made.before),
+        "planned": _peaks(made.after),
+        "plan": made.plan.to_json(),
+        "verification": None if verification is None else verification.to_json(),
+    }
 
 
 def trained(epochs: Sequence[Epoch], checkpoint: Path | None) -> Json:
@@ -86,22 +92,9 @@ def exported(output: Path, source: str, weights: Sequence[str], notes: Sequence[
     return _report("export-weights", output=str(output), source=source, weights=list(weights), notes=list(notes))
 
 
-def reported(
-    made: Planned,
-    output: Path,
-    notes: Sequence[str],
-    verification: Verification | None,
-) -> Json:
+def reported(made: Planned, output: Path, notes: Sequence[str], verification: Verification | None) -> Json:
     """What the page shows that ``ckplan report`` wrote."""
-    return _report(
-        "report",
-        output=str(output),
-        notes=list(notes),
-        base=_peaks(made.before),
-        planned=_peaks(made.after),
-        plan=made.plan.to_json(),
-        verification=None if verification is None else verification.to_json(),
-    )
+    return _report("report", notes=list(notes), **_planned(made, output, verification))
 
 
 def verification(found: Verification) -> Json:
@@ -120,16 +113,16 @@ def _peaks(timeline: Timeline) -> Json:
 
 def analysis(path: Path, found: Analysis, notes: Sequence[str], kept: Chosen | None = None) -> Json:
     """The whole answer of ``ckplan analyze``, the timeline of the step without a plan included."""
-    tensors, values = found.parameters
+    contents = found.contents
     return _report(
         "analyze",
         model=str(path),
-        nodes={"forward": found.nodes[0], "backward": found.nodes[1]},
+        nodes={"forward": contents.forward, "backward": contents.backward},
         opset=found.opset,
-        trained={"parameters": tensors, "values": values},
-        loss=found.loss,
+        trained=dict(zip(("parameters", "values"), contents.trained, strict=True)),
+        loss=contents.loss,
         notes=list(notes),
-        bytes={kind.value: count for kind, count in found.bytes.items()},
+        bytes={kind.value: count for kind, count in contents.bytes.items()},
         footprint=found.footprint.to_json(),
         base={**_peaks(found.base), "peak_step": found.base.peak_step, "timeline": found.base.to_json()},
         at_peak=[_tensor(tensor) for tensor in found.at_peak],

@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.console import Console
 
-from ckplan.answers.analysis import Analysis, Offer, TensorFacts
+from ckplan.answers.analysis import Analysis, Contents, Offer, TensorFacts
 from ckplan.meter import (
     Counters,
     Heap,
@@ -57,12 +57,10 @@ def analysis(**changes: Any) -> Analysis:
         TensorFacts("/layer[0]/act", (8, 256), 8 * KIB, "/layer[0]/act", "Tanh", False),
         TensorFacts("a" * 120, (), 4, "b" * 120, "Conv", True),
     )
+    held = {Kind.PARAMETER: 16 * KIB, Kind.INPUT: 4, Kind.OUTPUT: 16 * KIB, Kind.ACTIVATION: 99}
     found: dict[str, Any] = {
-        "nodes": (3, 4),
+        "contents": Contents(3, 4, held, (2, 4096), "cross-entropy of 'fc' against input 'labels'"),
         "opset": 21,
-        "parameters": (2, 4096),
-        "loss": "cross-entropy of 'fc' against input 'labels'",
-        "bytes": {Kind.PARAMETER: 16 * KIB, Kind.INPUT: 4, Kind.OUTPUT: 16 * KIB, Kind.ACTIVATION: 99},
         "base": timeline(1, 8, 16, 8),
         "at_peak": tensors,
         "bottlenecks": tensors[:1],

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from ckplan.answers.findings import Block, Chosen, Contents, Decision, Findings
-from ckplan.planner import Moment, Timeline
+from ckplan.answers.analysis import Contents
+from ckplan.answers.findings import Block, Chosen, Decision, Findings
+from ckplan.planner import Kind, Moment, Timeline
 from ckplan.runtime.occupancy import Buffer, Occupancy, Role, Span
 
 KIB = 1024
@@ -72,12 +73,13 @@ def findings(layers: int = 12, odd: str = "", **changes: Any) -> Findings:
         )
         for index in range(layers)
     )
+    held = {Kind.PARAMETER: 10 * KIB, Kind.INPUT: 4, Kind.OUTPUT: 8, Kind.ACTIVATION: 0}
     found: dict[str, Any] = {
         "title": f"chain{odd}.onnx",
         "command": f"ckplan report 'chain{odd}.onnx' -o page.html",
         "environment": (("ckplan", "0.1.0"), ("device", "cpu")),
         "notes": (f"dimension 'batch{odd}' is 8 by default",),
-        "contents": Contents(layers, layers, 10 * KIB, 4, 8, (2, 99), f"mean squared error of 'y{odd}'"),
+        "contents": Contents(layers, layers, held, (2, 99), f"mean squared error of 'y{odd}'"),
         "before": before,
         "after": after,
         "plan": Chosen("memory", 40 * KIB, 8 * KIB, 0.2, 9, (Block(f"MatMul{odd}+Add", layers, decisions),)),

@@ -83,15 +83,15 @@ def _figures(found: Sequence[Block]) -> tuple[Cell, Cell, Cell]:
 
 def analysis(title: str, found: Analysis, kept: Chosen | None = None) -> Document:
     """Where the memory of a step goes, and what each strategy would save."""
-    base = found.base
-    trained = bool(found.loss)
-    forward, backward = found.nodes
-    tensors, values = found.parameters
+    base, contents = found.base, found.contents
+    trained = bool(contents.loss)
+    forward, backward = contents.forward, contents.backward
+    tensors, values = contents.trained
     phases = f": {forward:,} forward, {backward:,} backward" if backward else ""
     facts = [Fact("nodes", f"{forward + backward:,}{phases}"), Fact("opset", str(found.opset))]
     if trained:
         facts.append(Fact("trained", f"{counted(tensors, 'parameter')}, {counted(values, 'value')}"))
-        facts.append(Fact("loss", found.loss))
+        facts.append(Fact("loss", contents.loss))
     end = "loss" if trained else "outputs"
     peak = base.steps[base.peak_step].op if base.steps else ""
     whole = base.peak_activations

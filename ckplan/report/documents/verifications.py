@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ckplan.meter import meters
@@ -79,15 +80,20 @@ def summary(found: Verification) -> str:
     return f"measured: {', '.join(parts)}"
 
 
-def figures(found: Verification) -> Table:
-    """What both files took, in the order in which it is told; parts of the figure above are indented."""
-    rows: list[Row] = []
+def figures(found: Verification, predicted: Sequence[int | None] = ()) -> Table:
+    """What both files took, in the order in which it is told; parts of the figure above are indented.
 
-    shown = meters.figures()
-    shown.insert(1, _PREDICTED)  # beside the measured peak, which stands first
-    for figure in shown:
-        before, after = figure.of(found.base), figure.of(found.new)
-        if not figure.alone and (before is not None or after is not None):
+    Args:
+        found: what was measured.
+        predicted: peaks of activations of both files; by default what they promise.
+    """
+    rows: list[Row] = []
+    files = found.base, found.new
+    shown = [(figure, [figure.of(file) for file in files]) for figure in meters.figures() if not figure.alone]
+    told = list(predicted) or [file.prediction.peak_activations for file in files]
+    shown.insert(1, (_PREDICTED, told))  # beside the measured peak, which stands first
+    for figure, (before, after) in shown:
+        if before is not None or after is not None:
             rows.append(Row((Cell(figure.title), size(before), size(after), _ratio(after, before)), figure.style))
     if found.timing is not None:
         base, new = min(found.timing.base_seconds), min(found.timing.new_seconds)

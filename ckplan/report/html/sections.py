@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from ckplan.planner import Kind
 from ckplan.report.document import Cell, Row, Table, counted, name, number, percent, shape_cell, size
 from ckplan.report.documents.verifications import differences, figures
 from ckplan.report.html.chart_data import band_numbers
@@ -44,8 +45,9 @@ def tiles(found: Findings) -> list[Tile]:
     if (contents := found.contents) is not None:
         nodes = f"{contents.forward:,} forward, {contents.backward:,} backward" if contents.backward else ""
         made.append(Tile("graph", counted(contents.forward + contents.backward, "node"), nodes))
-        held = f"{format_bytes(contents.inputs)} inputs, {format_bytes(contents.outputs)} outputs"
-        made.append(Tile("parameters", format_bytes(contents.parameters), held))
+        held = {kind: format_bytes(count) for kind, count in contents.bytes.items()}
+        fed = f"{held[Kind.INPUT]} inputs, {held[Kind.OUTPUT]} outputs"
+        made.append(Tile("parameters", held[Kind.PARAMETER], fed))
     return made
 
 
@@ -146,19 +148,12 @@ def predictions(found: Findings) -> tuple[int | None, int | None]:
 
 def measured_table(found: Verification, predicted: Sequence[int | None]) -> Table:
     """Predicted against measured, and both files against each other."""
-    rows = []
-    table = figures(found)
-    for row in table.rows:
-        title = row.cells[0].text
-        if title.strip() == "predicted":
-            continue
-        rows.append(replace(row, cells=(Cell(title.replace("  ", "– ", 1)), *row.cells[1:]), mark=row.style))
-        if len(rows) == 1 and any(predicted):
-            before, after = predicted
-            ratio = f"{after / before:.2f}" if before and after is not None else "-"
-            rows.append(Row((Cell("– predicted"), *map(size, predicted), Cell(ratio))))
-    title = f"Measured in onnxruntime {found.new.onnxruntime} on {found.new.device}"
-    return replace(table, rows=tuple(rows), caption=title)
+    table = figures(found, predicted)
+    rows = tuple(
+        replace(row, cells=(Cell(row.cells[0].text.replace("  ", "– ", 1)), *row.cells[1:]), mark=row.style)
+        for row in table.rows
+    )
+    return replace(table, rows=rows, caption=f"Measured in onnxruntime {found.new.onnxruntime} on {found.new.device}")
 
 
 def agreement(found: Verification, predicted: Sequence[int | None]) -> list[str]:
