@@ -457,7 +457,7 @@ class Builder:
             return value
         lead = len(have) - len(want)
         axes = [axis for axis, dim in enumerate(have) if axis < lead or (want[axis - lead] == 1 and dim != 1)]
-        return self.reshape(self.reduce_sum(value, axes, keepdims=False), want)
+        return self.reshape(self.reduce_sum(value, axes, keepdims=not lead), want)
 
     def zeros(self, shape: Collection[int], like: ir.Value) -> ir.Value:
         """Return zeros of the element type of ``like``, made when ``like`` exists.

@@ -211,8 +211,19 @@ def _accumulate(op: Builder, value: ir.Value, gradient: ir.Value, factor: float)
         if op.pending[value] != factor:
             before, gradient = op.scale(before, op.pending[value]), op.scale(gradient, factor)
             op.pending[value] = 1.0
+        before, gradient = _narrowed(before, gradient)
         total = op.partials[value] = op.Add(before, gradient)
-        op.sums.append(total)
+        if shape_of(before) == shape_of(gradient):
+            op.sums.append(total)
+
+
+def _narrowed(before: ir.Value, gradient: ir.Value) -> tuple[ir.Value, ir.Value]:
+    """Return the terms of a sum, one of them as it was before it was expanded: the sum expands it as well."""
+    for one, other in ((gradient, before), (before, gradient)):
+        maker = one.producer()
+        if maker is not None and maker.op_type == "Expand" and not maker.domain and maker.inputs[0] is not None:
+            return other, maker.inputs[0]
+    return before, gradient
 
 
 def _qualified(node: ir.Node) -> str:

@@ -19,6 +19,7 @@ from ckplan.cli.options import (
     inference_option,
     json_option,
     report_option,
+    set_option,
     shape_options,
     strategy_option,
     talk_options,
@@ -79,6 +80,7 @@ _OUTPUTS = ("save_baseline", "markdown", "junit", "page")
 @strategy_option
 @inference_option
 @shape_options
+@set_option
 @training_options
 @report_option
 @json_option

@@ -62,10 +62,10 @@ def command(
 
     wanted, goal = parse_strategy(strategy), Goal.of(budget, overhead, seconds)
     step = opened(model, asked, cost="flops" if plan_file else cost, device=device)
-    plan = planned(step, wanted, goal, plan_file).plan
-    found = explain(step, plan, tensor)
+    made = planned(step, wanted, goal, plan_file)
+    found = explain(step, made.plan, tensor)
     notes(found.notes)
-    said = [*step.notes, *tell(plan, step), *found.notes]
+    said = [*step.notes, *tell(made), *found.notes]
     if as_json:
         from ckplan.report import json
 

@@ -13,6 +13,7 @@ from ckplan.cli.options import (
     model_argument,
     report_option,
     run_options,
+    set_option,
     shape_options,
     talk_options,
 )
@@ -29,6 +30,7 @@ _PATH = click.Path(path_type=Path)
 @model_argument
 @run_options
 @shape_options
+@set_option
 @click.option("--runs", type=click.IntRange(min=1), default=5, show_default=True, help="Number of timed runs.")
 @click.option(
     "--threads", type=click.IntRange(min=1), metavar="N", help="Intra-op threads. Default: onnxruntime's own choice."
@@ -66,6 +68,7 @@ def command(
         check_output(target, force, model, *([inputs] if inputs else []))
     if len(targets) == 2 and targets[0].resolve() == targets[1].resolve():
         raise UsageError(f"--trace and --csv both name {targets[0]}", "give each a file of its own")
+    options["fixed"] = options.pop("set")
     from ckplan.meter import measure, smallest_arena
     from ckplan.model.saving import write_text
     from ckplan.report import exports

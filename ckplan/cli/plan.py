@@ -84,7 +84,7 @@ def command(
         step = opened(model, asked, cost=cost, device=device)
         made = planned(step, wanted, goal)
         plan, kept = made.plan, chosen(step, made.plan, made.budget)
-        tell(plan, step, made.budget)
+        tell(made)
         told = {"blocks": json.blocks(kept)}
         document = plans.rewritten(output, plan, made.before, made.after, kept)
     write_text(json_text(plan.to_json(), indent=1) + "\n", output, force=force)

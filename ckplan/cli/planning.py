@@ -25,17 +25,20 @@ def planned(step: Step, strategy: Strategy, goal: Goal, plan_file: Path | None =
         return rewrite(step, strategy, goal) if plan_file is None else rewrite_as(step, read_plan(plan_file, step))
 
 
-def tell(plan: Plan, step: Step, budget: int | None = None) -> list[str]:
-    """Say on stderr what the user should know about the plan of a step; returns what was said.
+def tell(made: Planned) -> list[str]:
+    """Say on stderr what the user should know about a plan and its file; returns what was said.
 
     With ``--verbose`` reasons are given first.
     """
+    plan, step = made.plan, made.step
     if settings().verbose:
         from ckplan.answers.explanation import only_once
         from ckplan.report.documents.explanations import reasons
 
         details(reasons(only_once(step.fused), step.problem, plan))
-    return tell_bound(plan, budget)
+    said = [] if made.drawback is None else [made.drawback]
+    notes(said)
+    return [*said, *tell_bound(plan, made.budget)]
 
 
 def tell_bound(plan: Plan, budget: int | None = None) -> list[str]:

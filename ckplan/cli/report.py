@@ -78,7 +78,7 @@ def command(
     with stage("planning") as doing:
         frontier = pareto(step, seconds=seconds, progress=doing) if with_frontier else None
         analysis = analyze(step, [])
-    notes = [*step.notes, *tell(made.plan, step, made.budget)]
+    notes = [*step.notes, *tell(made)]
     found = None
     if with_proof:
         with scratch_folder(step.model) as folder:

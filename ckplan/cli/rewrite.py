@@ -85,7 +85,7 @@ def command(
     wanted, goal = parse_strategy(strategy), Goal.of(budget, overhead, seconds, of)
     step = opened(model, asked, cost="flops" if plan_file else cost, device=device)
     made = planned(step, wanted, goal, plan_file)
-    notes = [*step.notes, *tell(made.plan, step, made.budget)]
+    notes = [*step.notes, *tell(made)]
     notes += written(made.model, output, force=force, copy_weights=copy_weights)
     with stage("summing up the plan"):
         kept = chosen(step, made.plan, made.budget)

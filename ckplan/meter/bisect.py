@@ -28,6 +28,7 @@ from ckplan.meter.limited import arena_options, arena_settings, cuda_options
 from ckplan.meter.measurement import Progress, check_options, request_for
 from ckplan.meter.process import run_job
 from ckplan.meter.types import Prediction, jsonable
+from ckplan.model.fixing import Fixed
 from ckplan.planner.allocations import Allocations, allocations, expected_arena, smallest_limit
 from ckplan.units import format_bytes
 
@@ -128,6 +129,7 @@ def smallest_arena(
     threads: int | None = None,
     dims: Mapping[str, int] | None = None,
     shapes: Mapping[str, Sequence[int]] | None = None,
+    fixed: Fixed | None = None,
     progress: Progress = lambda text: None,
 ) -> Bisection:
     """Find the smallest memory limit with which a file still runs.
@@ -143,6 +145,7 @@ def smallest_arena(
         threads: intra-op threads; None leaves onnxruntime's default.
         dims: sizes of named dimensions, for random inputs.
         shapes: shapes of whole inputs, for random inputs.
+        fixed: numbers to feed, by name of the input, in place of random ones.
         progress: is told what is being done.
 
     Raises:
@@ -153,7 +156,7 @@ def smallest_arena(
     """
     check_options(device, 1, threads)
     model = read_model(Path(path))
-    chosen = make_inputs(model, file=inputs, seed=seed, dims=dims, shapes=shapes)
+    chosen = make_inputs(model, file=inputs, seed=seed, dims=dims, shapes=shapes, fixed=fixed)
     facts = file_facts(model)
     name = Path(path).name
     with temporary_folder() as folder:

@@ -20,6 +20,7 @@ from ckplan.keys import LOSS_SCALE
 from ckplan.meter.facts import fed_inputs, initial_states
 from ckplan.meter.ranges import upper_bound
 from ckplan.model.dims import bind
+from ckplan.model.fixing import Fixed, array_of, shapes_of
 from ckplan.model.infer import NodeInference
 from ckplan.units import format_bytes
 
@@ -54,6 +55,7 @@ def make_inputs(
     seed: int = 0,
     dims: Mapping[str, int] | None = None,
     shapes: Mapping[str, Sequence[int]] | None = None,
+    fixed: Fixed | None = None,
 ) -> Inputs:
     """The inputs that a model is run on.
 
@@ -63,17 +65,21 @@ def make_inputs(
         seed: of the random inputs; an input's values depend on the seed, its name, dtype and shape only.
         dims: sizes of named dimensions; others get the defaults of `ckplan.model.dims`.
         shapes: shapes of whole inputs.
+        fixed: numbers to feed, by name of the input, in place of random ones.
 
     Raises:
-        UsageError: the file, a dimension or a shape does not fit the model.
+        UsageError: the file, a dimension, a shape or a number does not fit the model.
         ModelError: an input is of a kind that cannot be made up (strings, sequences).
         EnvironmentUnavailableError: an input is larger than the memory there is.
     """
+    fixed = fixed or {}
     if file is not None:
+        if fixed:
+            raise UsageError("`--inputs` and `--set` both say what is fed", "leave out one of them")
         return Inputs(_read(file, model))
     fed = fed_inputs(model)
     shell = ir.Graph(fed_shells(fed), (), nodes=())
-    notes = bind(shell, dims or {}, shapes or {}).notes
+    notes = bind(shell, dims or {}, {**shapes_of(shell, fixed), **(shapes or {})}).notes
     arrays, more = {}, []
     states = initial_states(model)
     if any(_unbounded(model, value) for value in fed):
@@ -85,6 +91,9 @@ def make_inputs(
             raise ModelError(f"input `{name}` is not a tensor", "ckplan measures models with tensor inputs only")
         shape = tuple(int(size) for size in shaped.shape if isinstance(size, int))
         _check_memory(f"input `{name}`", math.prod(shape) * _DRAWN, "give smaller sizes with --dim or --shape")
+        if name in fixed:
+            arrays[name] = array_of(shaped, fixed[name])
+            continue
         if name in states and value.dtype is not None:
             arrays[name] = np.zeros(shape, value.dtype.numpy())
             continue

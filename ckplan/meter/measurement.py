@@ -29,6 +29,7 @@ from ckplan.meter.problems import SLACK, TOLERANCE
 from ckplan.meter.process import run_job
 from ckplan.meter.recomputed import recomputation
 from ckplan.meter.types import Counters, Measurement, Prediction, Recomputation, Resident
+from ckplan.model.fixing import Fixed
 from ckplan.model.half import half_precision_notes
 from ckplan.units import format_bytes, format_seconds
 
@@ -55,6 +56,7 @@ def measure(
     threads: int | None = None,
     dims: Mapping[str, int] | None = None,
     shapes: Mapping[str, Sequence[int]] | None = None,
+    fixed: Fixed | None = None,
     heap: bool = True,
     inside: bool = False,
     progress: Progress = _silent,
@@ -72,6 +74,7 @@ def measure(
         threads: intra-op threads; None leaves onnxruntime's default.
         dims: sizes of named dimensions, for random inputs.
         shapes: shapes of whole inputs, for random inputs.
+        fixed: numbers to feed, by name of the input, in place of random ones.
         heap: whether to run the meters that cost a further process: memray, and what others registered.
         inside: whether to look at the executed graph as well, for what is alive at the peak and for what was to be
             expected; costs a further process, which loads the model and does not run it.
@@ -84,7 +87,7 @@ def measure(
     """
     check_options(device, runs, threads)
     model = read_model(Path(path))
-    chosen = make_inputs(model, file=inputs, seed=seed, dims=dims, shapes=shapes)
+    chosen = make_inputs(model, file=inputs, seed=seed, dims=dims, shapes=shapes, fixed=fixed)
     with temporary_folder() as folder:
         save_arrays(folder / "inputs", chosen.arrays)
         request = request_for(Path(path), folder / "inputs", device, threads)

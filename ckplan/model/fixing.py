@@ -51,7 +51,7 @@ def fix(graph: ir.Graph, fixed: Fixed) -> tuple[str, ...]:
     notes = []
     for name, numbers in fixed.items():
         (value,) = (value for value in graph.inputs if value.name == name)
-        value.const_value = ir.Tensor(_array(value, numbers), dtype=value.dtype, name=name)
+        value.const_value = ir.Tensor(array_of(value, numbers), dtype=value.dtype, name=name)
         graph.inputs.remove(value)
         graph.register_initializer(value)
         mark_constant(value, "set")
@@ -81,7 +81,16 @@ def _spelled(numbers: Number | Sequence[Number]) -> str:
     return ", ".join(map(str, numbers)) if isinstance(numbers, Sequence) else str(numbers)
 
 
-def _array(value: ir.Value, numbers: Number | Sequence[Number]) -> np.ndarray:
+def array_of(value: ir.Value, numbers: Number | Sequence[Number]) -> np.ndarray:
+    """The array of an input that is fixed.
+
+    Args:
+        value: the input, of a static shape.
+        numbers: one for every element, or as many as there are elements.
+
+    Raises:
+        UsageError: the numbers do not fit the input's type or shape.
+    """
     shape, dtype = static_shape(value), value.dtype
     if shape is None or dtype is None or dtype == ir.DataType.STRING:
         raise UsageError(f"input '{value.name}' is no tensor of numbers and cannot be set", "leave it as an input")

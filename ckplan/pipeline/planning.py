@@ -15,7 +15,9 @@ from ckplan.pipeline.lowest import last_resorts
 from ckplan.pipeline.step import Step
 from ckplan.planner import Plan, Timeline
 from ckplan.planner.exact.stages import proven_overhead
+from ckplan.planner.plan import make_plan
 from ckplan.planner.strategies import Strategy
+from ckplan.runtime.executed import executed_orders
 from ckplan.runtime.footprint import Footprint, footprint_of
 from ckplan.runtime.occupancy import Occupancy, occupancy_of_executed
 from ckplan.units import format_bytes
@@ -68,6 +70,18 @@ class Planned:
         """What onnxruntime makes of the file, simulated."""
         return self.occupancy.timeline
 
+    @property
+    def drawback(self) -> str | None:
+        """What is to be said of a file that takes more than the step does without a plan."""
+        before, after = self.before.peak_activations, self.after.peak_activations
+        if after <= before:
+            return None
+        more = 100 * (after / before - 1) if before else 100.0
+        return (
+            f"the file takes {format_bytes(after)} of activations, {more:.1f} % more than the step without a plan: "
+            "`ckplan grad` writes that; see `ckplan analyze` for other strategies"
+        )
+
     def __repr__(self) -> str:
         before, after = (format_bytes(timeline.peak_activations) for timeline in (self.before, self.after))
         return f"<{self.step.name} planned by {self.plan.strategy}: {before} -> {after}, {self.plan.overhead:+.1%}>"
@@ -91,7 +105,8 @@ def rewrite(step: Step, strategy: Strategy, goal: Goal = ANY) -> Planned:
     A file can take a little more than its plan: control edges, dead buffers that onnxruntime hands on. Where that
     exceeds the budget, the graph is planned again for as many bytes less. Where no such plan is found, those of the
     lowest peak are written, for `auto` those of other strategies, too: what is refused is what none of the files keeps
-    to, and the smallest of them is the budget that the refusal names.
+    to, and the smallest of them is the budget that the refusal names. Where there is no budget and the file takes more
+    than the step without a plan, that one's order is tried as well; see `Planned.drawback`.
 
     Args:
         step: what to plan.
@@ -106,7 +121,8 @@ def rewrite(step: Step, strategy: Strategy, goal: Goal = ANY) -> Planned:
         return _within_total(step, strategy, goal)
     budget = goal.bytes(step.baseline)
     if budget is None:
-        return _written(step, goal.applied(strategy).solve(step.problem), None)
+        made = _written(step, goal.applied(strategy).solve(step.problem), None)
+        return made if made.drawback is None else min(made, _as_without(step, strategy), key=_peak)
     tried: list[tuple[Plan, int]] = []
     refusal: InfeasibleError | None = None
     for plan in _plans(step, strategy, goal, budget, tried):
@@ -229,6 +245,16 @@ def _within_total(step: Step, strategy: Strategy, goal: Goal) -> Planned:
         "parameters, state and inputs",
         f"raise the budget to {least} bytes, or choose a smaller batch (--dim)",
     )
+
+
+def _as_without(step: Step, strategy: Strategy) -> Planned:
+    """The step without recomputation, in the order in which onnxruntime runs it without a plan."""
+    order, _ = executed_orders(list(step.fused.graph), step.executed)
+    return _written(step, make_plan(step.problem, str(strategy), order), None)
+
+
+def _peak(made: Planned) -> int:
+    return made.after.peak_activations
 
 
 def _written(step: Step, plan: Plan, budget: int | None) -> Planned:

@@ -348,3 +348,21 @@ def test_outputs_without_permission_are_found_out_first(
     assert result.exit_code == 5
     assert "no permission to write" in failure(result)
     assert not summary.exists()
+
+
+def test_an_input_can_be_set(tmp_path: Path) -> None:
+    """The branch that the number rules out is not there: what it would have needed is not compared."""
+    path = tmp_path / "rates.onnx"
+    text = """<ir_version: 10, opset_import: ["" : 21]>
+    g (float[4096] x, bool fast) => (float[4096] y) {
+        y = If (fast) <then_branch = a () => (float[4096] u) { u = Tanh(x) },
+                       else_branch = b () => (float[4096] v) { v1 = Tanh(x) v2 = Exp(v1) v3 = Mul(v1, v2) v = Neg(v3) }>
+    }"""
+    onnx.save(onnx.parser.parse_model(text), path)
+    sizes = {}
+    for number in ("true", "false"):
+        result = run("compare", path, path, "--inference", "--set", f"fast={number}", "--json")
+        assert result.exit_code == 0, result.stderr
+        (check,) = json.loads(result.stdout)["checks"]
+        sizes[number] = check["limit"]
+    assert sizes["true"] < sizes["false"]

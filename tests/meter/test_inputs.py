@@ -220,3 +220,18 @@ def test_a_head_in_parts_is_fed_words_of_all_its_parts(tmp_path: Path) -> None:
     arrays = make_inputs(read_model(tmp_path / "step.onnx")).arrays
     assert arrays["words"].max() > 15_000
     assert arrays["labels"].max() > 15_000
+
+
+def test_inputs_are_fed_the_numbers_that_they_are_set_to() -> None:
+    text = """<ir_version: 10, opset_import: ["" : 21]>
+    g (float[n] x, int64 rate, bool[m] flags) => (float[n] y) { scale = Cast<to = 1>(rate) y = Mul(x, scale) }"""
+    model = ir.from_proto(onnx.parser.parse_model(text))
+    arrays = make_inputs(model, dims={"n": 3}, fixed={"rate": 16000, "flags": (True, False)}).arrays
+    assert arrays["rate"] == 16000
+    assert arrays["rate"].dtype == np.int64
+    assert arrays["flags"].tolist() == [True, False]
+    assert arrays["x"].shape == (3,)
+    with pytest.raises(UsageError, match="no input 'speed' to set"):
+        make_inputs(model, fixed={"speed": 1})
+    with pytest.raises(UsageError, match="both say what is fed"):
+        make_inputs(model, file=Path("inputs.npz"), fixed={"rate": 1})

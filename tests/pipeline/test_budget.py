@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
+import click
+import onnx
 import pytest
 
 import ckplan
 from ckplan.answers.analysis import quick_strategies
+from ckplan.cli.planning import tell
+from ckplan.cli.terminal import Settings
 from ckplan.errors import InfeasibleError
-from ckplan.pipeline import Goal, planning, rewrite, step_of
+from ckplan.pipeline import Goal, Planned, Step, planning, rewrite, step_of
 from ckplan.pipeline.lowest import last_resorts
+from ckplan.planner import Plan
 from ckplan.planner.strategies import parse_strategy
 from ckplan.planner.strategies.keep_listed import KeepListed
 from ckplan.runtime.executed import expected_timeline
@@ -75,3 +81,36 @@ def test_a_second_refusal_writes_no_file_again(monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.delattr(planning, "write")
     assert _smallest(step, "auto", 65) == smallest
+
+
+def _tanhs(size: int) -> Step:
+    text = f"g (float[{size}] x) => (float[1] y) {{ a = Tanh(x) b = Exp(a) c = Mul(a, b) y = ReduceSum(c) }}"
+    return ckplan.open_model(
+        onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["": 21]> {text}'), inference=True
+    )
+
+
+def test_a_file_that_takes_more_than_the_step_without_a_plan_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    made = rewrite(_tanhs(4096), parse_strategy("none"))
+    assert made.drawback is None
+    with click.Context(click.Command("x"), obj=Settings()):
+        assert tell(made) == []
+        (said,) = tell(replace(made, step=_tanhs(2048)))
+    assert "48.0 KiB of activations, 100.0 % more than the step without a plan" in said
+    assert "more than the step without a plan" in " ".join(capsys.readouterr().err.split())
+
+
+def test_where_a_plan_takes_more_the_order_without_one_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    step, written = _tanhs(4096), planning._written
+    orders = []
+
+    def once_larger(step: Step, plan: Plan, budget: int | None) -> Planned:
+        orders.append(plan.schedule)
+        made = written(step, plan, budget)
+        return made if len(orders) > 1 else replace(made, occupancy=_tanhs(8192).occupancy)
+
+    monkeypatch.setattr(planning, "_written", once_larger)
+    made = rewrite(step, parse_strategy("none"))
+    assert len(orders) == 2
+    assert made.drawback is None
+    assert made.after.peak_activations == step.baseline.peak_activations
