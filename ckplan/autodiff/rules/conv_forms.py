@@ -134,10 +134,8 @@ def _image(op: Builder, x: ir.Value, dy: ir.Value, kernel: Sequence[int], groups
     last = op.Transpose(op.reshape(x, split), perm=perm)
     dy = op.reshape(dy, [*lead, *[1] * len(window.kernel), high, window.places])
     padded, axis = _padded_rows(op, last, len(lead), window), len(lead)
-    products = [
-        op.MatMul(dy, op.Gather(padded, read, axis=axis)) for read in _reads(window, _together(op, x, window, 2))
-    ]
-    return _over_samples(op, _side_by_side(op, products, axis), axis, kernel)
+    each = [op.MatMul(dy, op.Gather(padded, read, axis=axis)) for read in _reads(window, _together(op, x, window, 2))]
+    return _over_samples(op, _side_by_side(op, each, axis), axis, kernel)
 
 
 def _batch(op: Builder, x: ir.Value, dy: ir.Value, kernel: Sequence[int], groups: int, window: Window) -> ir.Value:
