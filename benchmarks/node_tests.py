@@ -26,6 +26,7 @@ from tests.node_cases.check import (
     CRASHED,
     FAILED,
     MISSING,
+    NO_FLOATS,
     PASSED,
     REFUSED,
     RIGHT,
@@ -42,8 +43,6 @@ from tests.node_cases.second import check_second
 
 _LIMIT = 180
 """Seconds that one case may take."""
-
-_NO_FLOATS = "no path of floats from an input to an output"
 
 
 class _TooLong(BaseException):
@@ -99,7 +98,7 @@ def main() -> None:
                 found.append(outcome)
                 if outcome.status in arguments.list:
                     print(f"{outcome.status} {outcome.name}: {outcome.reason}", flush=True)
-        counts = Counter(verdict(outcome) for outcome in found if outcome.reason != _NO_FLOATS)
+        counts = Counter(verdict(outcome) for outcome in found if outcome.reason != NO_FLOATS)
         told = ", ".join(f"{counts[each]} {each}" for each in (RIGHT, REFUSED, WRONG, CRASHED, UNJUDGED))
         print(f"\n{chosen}: {sum(counts.values())} cases with floats: {told}\n", flush=True)
         outcomes += found
@@ -108,7 +107,7 @@ def main() -> None:
 
 
 def report(outcomes: list[Outcome], oracles: bool) -> None:
-    held = [outcome for outcome in outcomes if outcome.reason != _NO_FLOATS]
+    held = [outcome for outcome in outcomes if outcome.reason != NO_FLOATS]
     print(f"\n{len(outcomes)} cases, {len(held)} with floats among inputs and outputs\n")
     print("| | cases |\n|---|---|")
     for status in (PASSED, SKIPPED, MISSING, FAILED):

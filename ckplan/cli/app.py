@@ -20,7 +20,7 @@ from ckplan import __version__
 from ckplan.cli.interruption import INTERRUPTED, end_when_stuck
 from ckplan.cli.terminal import Settings, say
 from ckplan.errors import CkplanError, EnvironmentUnavailableError, ModelError
-from ckplan.isolation.lifetime import end_cleanly
+from ckplan.isolation.lifetime import asked_to_end, end_cleanly
 
 BUG = 3
 _LONGEST = 400
@@ -74,7 +74,18 @@ class App(click.Group):
         gc.set_threshold(_ALLOCATIONS)
         end_cleanly()
         end_when_stuck()
-        sys.exit(exit_code_of(run, settings))
+        sys.exit(exit_code_of(partial(_leaving, run), settings))
+
+
+def _leaving(run: Callable[[], Any]) -> Any:
+    """Call ``run``; where it was asked to end, it leaves by that and not by what a library made of it."""
+    try:
+        return run()
+    except Exception:
+        # The import of a library in C, say, makes an ImportError of whatever is raised within.
+        if (number := asked_to_end()) is not None:
+            raise SystemExit(128 + number) from None
+        raise
 
 
 def exit_code_of(run: Callable[[], Any], settings: Settings) -> int:

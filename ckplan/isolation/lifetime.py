@@ -63,7 +63,17 @@ def end_cleanly() -> None:
             signal.signal(number, _leave)
 
 
+def asked_to_end() -> int | None:
+    """The signal that this process was asked to end with and that it heard of, if any."""
+    return _asked
+
+
+_asked: int | None = None
+
+
 def _leave(number: int, frame: object) -> None:
+    global _asked
+    _asked = number
     for name in ("SIGTERM", "SIGHUP", "SIGINT"):  # what cleans up is not to be interrupted
         if hasattr(signal, name):
             signal.signal(getattr(signal, name), signal.SIG_IGN)

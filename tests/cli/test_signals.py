@@ -102,3 +102,26 @@ def test_nohup_is_respected(tmp_path: Path) -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     assert done.stdout.split() == ["True", "False"]
+
+
+SWALLOWED = """
+import os, signal, time
+from ckplan.cli import cli
+
+@cli.command("odd")
+def odd():
+    try:
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(60)
+    except BaseException as error:
+        raise ImportError("a library failed to import") from error
+
+signal.signal(signal.SIGTERM, signal.SIG_DFL)
+cli.main(["odd"], prog_name="ckplan")
+"""
+
+
+def test_what_a_library_makes_of_a_signal_is_not_taken_for_a_failure() -> None:
+    done = subprocess.run([sys.executable, "-c", SWALLOWED], capture_output=True, text=True)
+    assert done.returncode == 128 + signal.SIGTERM
+    assert done.stderr == ""

@@ -19,13 +19,16 @@ from ckplan.errors import CkplanError, UnsupportedOperatorsError
 from ckplan.model.loading import normalise
 from tests.node_cases.cases import Case, holds_float_path
 from tests.node_cases.functions import by_onnxruntime, by_reference
-from tests.node_cases.prepare import LOSS, Prepared, Unusable, prepare
+from tests.node_cases.prepare import LOSS, NoFloats, Prepared, Unusable, prepare
 from tests.node_cases.retype import in_type, retyped
 
 PASSED, SKIPPED, MISSING, FAILED = "passed", "skipped", "missing", "failed"
 
 RIGHT, REFUSED, WRONG, CRASHED, UNJUDGED = "right", "refused with a reason", "wrong", "crash", "nobody to judge by"
 """What is to be said of a case in the end; see :func:`verdict`."""
+
+NO_FLOATS = "no path of floats from an input to an output"
+"""The reason of a case that is none of a gradient."""
 
 _OTHER = "computes another forward value"
 """What onnxruntime is said to do where it does not mean what onnx means."""
@@ -87,9 +90,11 @@ def check(case: Case, oracles: bool = False) -> Outcome:
 
 def _check(case: Case, oracles: bool) -> Outcome:
     if not holds_float_path(case):
-        return Outcome(case.name, SKIPPED, "no path of floats from an input to an output")
+        return Outcome(case.name, SKIPPED, NO_FLOATS)
     try:
         prepared = prepare(case)
+    except NoFloats:
+        return Outcome(case.name, SKIPPED, NO_FLOATS)
     except Unusable as error:
         return Outcome(case.name, SKIPPED, str(error))
     first: Outcome | None = None

@@ -27,6 +27,10 @@ class Unusable(Exception):
     """Raised for a case that cannot be made a gradient case; says why."""
 
 
+class NoFloats(Unusable):
+    """Raised for a case that has no float to differentiate, or by none; an empty list of tensors has none."""
+
+
 @dataclass(frozen=True)
 class Prepared:
     """A gradient case.
@@ -54,7 +58,8 @@ def prepare(case: Case) -> Prepared:
     """Make a gradient case.
 
     Raises:
-        Unusable: nobody can compute the forward model as onnx expects it, or it has no float to differentiate.
+        NoFloats: there is nothing to differentiate.
+        Unusable: nobody can compute the forward model as onnx expects it.
     """
     flat = _with_tensors_only(case)
     feeds = dict(zip([value.name for value in flat.model.graph.input], flat.inputs, strict=True))
@@ -68,7 +73,7 @@ def prepare(case: Case) -> Prepared:
     parameters = {name: array for name, array in doubles.items() if _is_float(array)}
     parameters.update({name: in_type(array, TensorProto.DOUBLE) for name, array in weights.items()})
     if not parameters:
-        raise Unusable("no float among the inputs")
+        raise NoFloats
     kind = _widest(flat.model)
     typed = known_to_runtime(_with_loss(retyped(flat.model, kind) if kind else flat.model, outputs))
     loss = _loss_of(weighed, doubles if exact else feeds, how)
@@ -232,7 +237,15 @@ def _with_loss(model: onnx.ModelProto, outputs: Sequence[Any]) -> onnx.ModelProt
         tensor = numpy_helper.from_array(weight.astype(helper.tensor_dtype_to_np_dtype(kind)), f"weight_of_{name}")
         # In a Constant, so that it is no parameter even where every initializer is one.
         graph.node.append(helper.make_node("Constant", [], [tensor.name], value=tensor))
-        graph.node.append(helper.make_node("Mul", [name, tensor.name], [f"weighed_{name}"]))
+        source, finite = name, np.isfinite(array.astype(np.float64))
+        if not finite.all():  # such as what a mask hides: it is infinite whatever the inputs are
+            none = np.zeros((), helper.tensor_dtype_to_np_dtype(kind))
+            for key, value in (("finite", finite), ("none", none)):
+                given = numpy_helper.from_array(value, f"{key}_of_{name}")
+                graph.node.append(helper.make_node("Constant", [], [given.name], value=given))
+            source = f"kept_{name}"
+            graph.node.append(helper.make_node("Where", [f"finite_of_{name}", name, f"none_of_{name}"], [source]))
+        graph.node.append(helper.make_node("Mul", [source, tensor.name], [f"weighed_{name}"]))
         graph.node.append(helper.make_node("ReduceSum", [f"weighed_{name}"], [f"part_{name}"], keepdims=0))
         parts.append(f"part_{name}")
         kinds.append(kind)
@@ -254,7 +267,7 @@ def _with_loss(model: onnx.ModelProto, outputs: Sequence[Any]) -> onnx.ModelProt
         else:
             weigh(name, np.asarray(output), kind.tensor_type.elem_type)
     if not parts:
-        raise Unusable("no float among the outputs")
+        raise NoFloats
     widest = max(kinds, key=lambda kind: helper.tensor_dtype_to_np_dtype(kind).itemsize)
     for index, kind in enumerate(kinds):
         if kind != widest:

@@ -18,6 +18,7 @@ from tests.node_cases.cases import FLOATS, Case, holds_float_path
 from tests.node_cases.check import (
     FAILED,
     MISSING,
+    NO_FLOATS,
     PASSED,
     SKIPPED,
     Outcome,
@@ -28,7 +29,7 @@ from tests.node_cases.check import (
     training_graph,
 )
 from tests.node_cases.functions import by_reference
-from tests.node_cases.prepare import Prepared, Unusable, prepare
+from tests.node_cases.prepare import NoFloats, Prepared, Unusable, prepare
 from tests.node_cases.retype import retyped
 
 _RTOL = 1e-5
@@ -46,9 +47,11 @@ def check_second(case: Case) -> Outcome:
 
 def _check(case: Case) -> Outcome:
     if not holds_float_path(case):
-        return Outcome(case.name, SKIPPED, "no path of floats from an input to an output")
+        return Outcome(case.name, SKIPPED, NO_FLOATS)
     try:
         prepared = prepare(case)
+    except NoFloats:
+        return Outcome(case.name, SKIPPED, NO_FLOATS)
     except Unusable as error:
         return Outcome(case.name, SKIPPED, str(error))
     first = Outcome(case.name, SKIPPED, "no slope near the inputs")
