@@ -201,3 +201,95 @@ def test_ten_thousand_nodes_open_and_answer(browser: Page, tmp_path: Path) -> No
     assert browser.errors == []
     browser.mouse(*place_of(browser, 0, 0.5, 0.97))
     assert "of 10000" in tip(browser)
+
+
+def shown(page: Page, chart: int = 0) -> list[int]:
+    """The steps that a chart shows: by the text at its axis, as a user sees them, or all."""
+    script = """((number) => {
+      const texts = [];
+      const drawing = CanvasRenderingContext2D.prototype;
+      const original = drawing.fillText;
+      drawing.fillText = function (text, ...rest) { texts.push([this.canvas.parentElement.dataset.chart, text]); original.call(this, text, ...rest); };
+      document.getElementById("scheme").click();
+      document.getElementById("scheme").click();
+      drawing.fillText = original;
+      return texts.filter(([box, text]) => box === String(number) && text.endsWith(" steps")).map(([, text]) => text)[0];
+    })"""  # noqa: E501
+    words = page.value(f"{script}({chart})").replace(",", "").split()
+    return [1, int(words[0])] if len(words) == 2 else [int(words[0]), int(words[2])]
+
+
+def key(page: Page, name: str, modifiers: int = 0) -> None:
+    text = {"text": name} if len(name) == 1 else {}
+    page.call("Input.dispatchKeyEvent", type="keyDown", key=name, modifiers=modifiers, **text)
+
+
+def wheel(page: Page, place: tuple[float, float], delta: int) -> None:
+    page.call("Input.dispatchMouseEvent", type="mouseWheel", x=place[0], y=place[1], deltaX=0, deltaY=delta)
+
+
+def test_the_wheel_zooms_where_it_is_turned_once_the_chart_is_clicked(page: Page) -> None:
+    place = place_of(page, 0, 0.75, 0.5)
+    whole = shown(page)
+    wheel(page, place, -120)
+    assert shown(page) == whole, "a page scrolls over its charts"
+    page.click('[data-chart="0"] canvas')
+    place = place_of(page, 0, 0.75, 0.5)
+    for _ in range(4):
+        wheel(page, place, -120)
+    first, last = shown(page)
+    assert last - first < (whole[1] - whole[0]) / 2
+    assert first <= 0.75 * whole[1] <= last
+    assert shown(page, 1)[0] == 1, "the other chart stays"
+    # Dragging to the right shows what was before.
+    page.mouse(*place, "mousePressed")
+    page.call("Input.dispatchMouseEvent", type="mouseMoved", x=place[0] + 150, y=place[1], button="left", buttons=1)
+    page.mouse(place[0] + 150, place[1], "mouseReleased")
+    assert shown(page)[0] < first
+    page.click('[data-chart="0"] canvas')
+    page.click("figure [data-whole]")
+    assert shown(page) == whole
+    assert page.value("document.querySelector('[data-whole]').hidden")
+    assert page.errors == []
+
+
+def test_the_keyboard_zooms_and_moves(page: Page) -> None:
+    whole = shown(page)
+    page.value("document.querySelector('[data-chart=\"0\"] canvas').focus()")
+    key(page, "+")
+    key(page, "+")
+    middle = shown(page)
+    assert whole[0] < middle[0]
+    assert middle[1] < whole[1]
+    key(page, "ArrowLeft", modifiers=8)
+    left = shown(page)
+    assert left[0] < middle[0]
+    assert left[1] - left[0] == middle[1] - middle[0]
+    key(page, "-")
+    assert shown(page)[1] - shown(page)[0] > left[1] - left[0]
+    key(page, "0")
+    assert shown(page) == whole
+
+
+def test_what_is_looked_for_is_found_shown_and_told(page: Page) -> None:
+    page.value("document.querySelector('#search input').focus()")
+    page.call("Input.insertText", text="LAYER.3/")
+    listed = page.value("[...document.querySelectorAll('#search li')].map((row) => row.innerText)")
+    assert listed
+    assert all("layer.3/" in row for row in listed)
+    assert any("tensor, with" in row for row in listed)
+    assert page.value("document.querySelector('#search output').textContent") == f"{len(listed)} found"
+    key(page, "Enter")
+    assert "layer.3/" in tip(page)
+    node = next(place for place, row in enumerate(listed) if "node, without a plan" in row)
+    step = int(listed[node].rsplit("step ", 1)[1])
+    page.click(f"#search li:nth-child({node + 1}) button")
+    assert f"step {step}:" in tip(page)
+    first, last = shown(page)
+    assert first <= step <= last < first + 12
+    page.value("document.querySelector('#search input').focus()")
+    key(page, "Escape")
+    assert page.value("document.querySelectorAll('#search li').length") == 0
+    page.call("Input.insertText", text="no such name")
+    assert page.value("document.querySelector('#search output').textContent") == "0 found"
+    assert page.errors == []

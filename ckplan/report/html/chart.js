@@ -85,6 +85,7 @@ const ckplan = (() => {
       Object.assign(this, { content, box, top: 1, cursor: null, runs: [] });
       [this.canvas, this.overlay] = box.querySelectorAll("canvas");
       this.count = content.bytes.length;
+      this.view = [0, this.count]; // the steps that are shown: from the first to before the last
       this.work = dense(content.work, this.count);
       this.rest = dense(content.rest, this.count);
       this.ranks = content.bands.map(rank);
@@ -116,7 +117,29 @@ const ckplan = (() => {
       this.area.width = Math.max(1, this.area.right - this.area.left);
       this.area.height = Math.max(1, this.area.bottom - this.area.top);
       this.pixel = 1 / ratio;
-      this.columns = this.pick(Math.max(1, Math.min(this.count, Math.round(this.area.width * Math.min(ratio, 2)))));
+      this.columns = this.pick(Math.max(1, Math.min(this.span(), Math.round(this.area.width * Math.min(ratio, 2)))));
+    }
+
+    span() {
+      return this.view[1] - this.view[0];
+    }
+
+    whole() {
+      return this.span() >= this.count;
+    }
+
+    /** Show the steps from one to another, as far as there are such, and no fewer than a handful. */
+    look(from, to) {
+      const span = Math.min(this.count, Math.max(8, Math.round(to - from)));
+      const start = Math.min(Math.max(0, Math.round(from)), this.count - span);
+      this.view = [start, start + span];
+    }
+
+    /** The steps of a column: the first, and the one after the last. */
+    stretch(column, columns, count = this.count) {
+      const scale = count / this.count;
+      const edge = (place) => Math.floor((this.view[0] + (place * this.span()) / columns) * scale);
+      return [edge(column), Math.max(edge(column) + 1, edge(column + 1))];
     }
 
     /** The step that each column shows. */
@@ -124,8 +147,8 @@ const ckplan = (() => {
       const { bytes } = this.content;
       const chosen = new Int32Array(columns);
       for (let column = 0; column < columns; column += 1) {
-        let best = Math.floor((column * this.count) / columns);
-        const end = Math.floor(((column + 1) * this.count) / columns);
+        const [start, end] = this.stretch(column, columns);
+        let best = start;
         for (let step = best + 1; step < end; step += 1) if (bytes[step] > bytes[best]) best = step;
         chosen[column] = best;
       }
@@ -137,7 +160,7 @@ const ckplan = (() => {
     }
 
     stepX(step) {
-      return this.area.left + (step * this.area.width) / this.count;
+      return this.area.left + ((step - this.view[0]) * this.area.width) / this.span();
     }
 
     y(bytes) {
@@ -163,7 +186,7 @@ const ckplan = (() => {
     ground() {
       const { context, area, colors, content } = this;
       context.clearRect(0, 0, this.box.clientWidth, this.box.clientHeight);
-      const turn = this.stepX(content.turn);
+      const turn = Math.min(area.right, Math.max(area.left, this.stepX(content.turn)));
       context.fillStyle = colors.shades.forward;
       context.fillRect(area.left, area.top, turn - area.left, area.height);
       context.fillStyle = colors.shades.backward;
@@ -253,8 +276,7 @@ const ckplan = (() => {
         if (bytes.length === this.count) {
           value = bytes[step];
         } else {
-          const start = Math.floor((column * bytes.length) / columns.length);
-          const end = Math.max(start + 1, Math.floor(((column + 1) * bytes.length) / columns.length));
+          const [start, end] = this.stretch(column, columns.length, bytes.length);
           value = Math.max(...bytes.slice(start, end));
         }
         context.lineTo(this.x(column), this.y(value));
@@ -274,27 +296,28 @@ const ckplan = (() => {
       if (!content.again.includes("1")) return;
       context.fillStyle = colors.recomputed;
       for (let column = 0; column < columns.length; column += 1) {
-        const start = Math.floor((column * this.count) / columns.length);
-        const end = Math.max(start + 1, Math.floor(((column + 1) * this.count) / columns.length));
+        const [start, end] = this.stretch(column, columns.length);
         if (content.again.slice(start, end).includes("1")) context.fillRect(this.x(column), area.bottom + 4, area.width / columns.length + this.pixel / 2, 5);
       }
     }
 
     labels() {
       const { context, area, content, colors } = this;
-      const turn = this.stepX(content.turn);
+      const turn = Math.min(area.right, Math.max(area.left, this.stepX(content.turn)));
       context.textBaseline = "alphabetic";
       context.fillStyle = colors.muted;
       context.textAlign = "left";
       if (content.turn < this.count) {
         context.globalAlpha = 0.5;
-        context.fillRect(Math.round(turn), area.top, 1, area.height + 28);
+        if (turn > area.left && turn < area.right) context.fillRect(Math.round(turn), area.top, 1, area.height + 28);
         context.globalAlpha = 1;
         if (turn - area.left > 60) context.fillText("forward", area.left + 6, area.bottom + 27);
         if (area.right - turn > 70) context.fillText("backward", turn + 6, area.bottom + 27);
       }
       context.textAlign = "right";
-      context.fillText(`${this.count.toLocaleString("en")} steps`, area.right, area.bottom + 27);
+      const steps = `${this.count.toLocaleString("en")} steps`;
+      const shown = this.view.map((edge, index) => (edge + 1 - index).toLocaleString("en"));
+      context.fillText(this.whole() ? steps : `${shown[0]} to ${shown[1]} of ${steps}`, area.right, area.bottom + 27);
       const marks = [...content.levels];
       if (content.bands.length === 0 && content.measured) marks.length = 0;
       let last = Infinity;
@@ -306,6 +329,7 @@ const ckplan = (() => {
         last = y;
         this.tag(`${level.name} ${level.text}`, area.right - 4, y - 5, "right");
       }
+      if (content.peak < this.view[0] || content.peak >= this.view[1]) return;
       const x = this.stepX(content.peak + 0.5);
       const y = this.y(content.bytes[content.peak] ?? 0);
       this.dashed(x, area.top - 8, x, y, colors.text);

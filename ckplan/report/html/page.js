@@ -12,6 +12,11 @@
     charts.forEach((chart) => chart.draw(same ? highest : chart.highest));
   }
 
+  const zooms = charts.map((chart) => ckplan.zoomed(chart, () => {
+    hide();
+    draw();
+  }));
+
   function element(kind, text, name = "") {
     const made = document.createElement(kind);
     made.textContent = text;
@@ -81,6 +86,17 @@
       show(chart, { column, step, band }, frame.left + chart.x(column), frame.top + chart.area.top);
     });
   });
+
+  if (charts.length) {
+    ckplan.searched(charts, (number, place, last) => {
+      const chart = charts[number];
+      zooms[number](place.step, last);
+      chart.box.scrollIntoView({ block: "nearest" });
+      const frame = chart.canvas.getBoundingClientRect();
+      const column = chart.columns.findIndex((step) => step >= place.step);
+      show(chart, { ...place, column }, frame.left + chart.stepX(place.step + 0.5), frame.top + chart.area.top);
+    });
+  }
 
   // Rows about a tensor show its band.
   document.querySelectorAll("tr[data-band]").forEach((row) => {

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from ckplan.meter import Measurement
     from ckplan.runtime.occupancy import Occupancy
 
-_SCRIPTS = ("chart.js", "page.js")
+_SCRIPTS = ("chart.js", "zoom.js", "page.js")
 _TENSORS = 400
 """Tensors of a table that are listed."""
 
