@@ -11,6 +11,8 @@ from types import FrameType
 
 import click
 
+from ckplan.isolation.lifetime import comes_again
+
 GRACE = 4.0
 """Seconds that Python gets to hear of an interruption."""
 INTERRUPTED = 130
@@ -33,7 +35,8 @@ def end_when_stuck() -> None:
 
     def handle(number: int, frame: FrameType | None) -> None:
         heard[0] = time.monotonic()
-        signal.default_int_handler(number, frame)
+        if not comes_again(number, frame):
+            signal.default_int_handler(number, frame)
 
     def watch() -> None:
         while received := reader.recv(1):

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import _thread
 import os
 import platform
 import signal
 import threading
 import time
+from types import FrameType
 
 _PR_SET_PDEATHSIG = 1
 _PERIOD = 0.5
@@ -71,8 +73,35 @@ def asked_to_end() -> int | None:
 _asked: int | None = None
 
 
-def _leave(number: int, frame: object) -> None:
+def comes_again(number: int, frame: FrameType | None) -> bool:
+    """Say whether a signal came in the middle of an import; if so, see to it that it comes again.
+
+    A library in C need not survive what a handler raises while it is imported: some crash, some make an ImportError
+    of it.
+
+    Args:
+        number: the signal.
+        frame: what its handler was given.
+    """
+    while frame is not None:
+        if frame.f_code.co_filename == _IMPORTING:
+            again = threading.Timer(_SOON, _thread.interrupt_main, (number,))
+            again.daemon = True
+            again.start()
+            return True
+        frame = frame.f_back
+    return False
+
+
+_IMPORTING = "<frozen importlib._bootstrap>"
+_SOON = 0.05
+"""Seconds until it is looked again whether the import has ended."""
+
+
+def _leave(number: int, frame: FrameType | None) -> None:
     global _asked
+    if comes_again(number, frame):
+        return
     _asked = number
     for name in ("SIGTERM", "SIGHUP", "SIGINT"):  # what cleans up is not to be interrupted
         if hasattr(signal, name):

@@ -125,3 +125,31 @@ def test_what_a_library_makes_of_a_signal_is_not_taken_for_a_failure() -> None:
     done = subprocess.run([sys.executable, "-c", SWALLOWED], capture_output=True, text=True)
     assert done.returncode == 128 + signal.SIGTERM
     assert done.stderr == ""
+
+
+IMPORTING = """
+import importlib, signal, sys
+from ckplan.cli import cli
+
+@cli.command("odd")
+def odd():
+    importlib.import_module("slow")
+    while True:
+        pass
+
+signal.signal(signal.SIGTERM, signal.SIG_DFL)
+signal.signal(signal.SIGINT, signal.default_int_handler)
+cli.main(["odd"], prog_name="ckplan")
+"""
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT"])
+def test_an_import_is_not_interrupted(tmp_path: Path, name: str) -> None:
+    (tmp_path / "slow.py").write_text(
+        f"import os, signal, time\nos.kill(os.getpid(), signal.{name})\n"
+        "time.sleep(0.3)\nprint('imported', flush=True)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", IMPORTING], cwd=tmp_path, capture_output=True, text=True)
+    assert done.stdout == "imported\n"
+    assert done.returncode == 128 + signal.Signals[name]
+    assert done.stderr.strip() == ""  # click ends the line that ^C stands in
