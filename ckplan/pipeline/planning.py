@@ -13,10 +13,13 @@ from ckplan.keys import BUDGET, BUDGET_OF
 from ckplan.pipeline.goal import ACTIVATIONS, ANY, TOTAL, Goal
 from ckplan.pipeline.lowest import last_resorts
 from ckplan.pipeline.step import Step
-from ckplan.planner import Plan, Timeline
+from ckplan.planner import Plan, Problem, Timeline
 from ckplan.planner.exact.stages import proven_overhead
 from ckplan.planner.plan import make_plan
+from ckplan.planner.retain import retain
+from ckplan.planner.shave import shave
 from ckplan.planner.strategies import Strategy
+from ckplan.planner.strategies.auto import Auto
 from ckplan.runtime.executed import executed_orders
 from ckplan.runtime.footprint import Footprint, footprint_of
 from ckplan.runtime.occupancy import Occupancy, occupancy_of_executed
@@ -33,6 +36,9 @@ _TRIES = 3
 
 _TOTAL_TRIES = 5
 """How often a file is written until what a process with it holds keeps to a budget of everything."""
+
+_SHAVING = 1e-3
+"""What it may cost to shave a plan whose file takes a little too much, as a ratio of the step."""
 
 _AT_ONCE = 1e-9
 """Seconds to search after the user has interrupted the search once: what is found first is taken."""
@@ -103,10 +109,11 @@ def rewrite(step: Step, strategy: Strategy, goal: Goal = ANY) -> Planned:
     """Plan a step and write the plan into a copy of its graph.
 
     A file can take a little more than its plan: control edges, dead buffers that onnxruntime hands on. Where that
-    exceeds the budget, the graph is planned again for as many bytes less. Where no such plan is found, those of the
-    lowest peak are written, for `auto` those of other strategies, too: what is refused is what none of the files keeps
-    to, and the smallest of them is the budget that the refusal names. Where there is no budget and the file takes more
-    than the step without a plan, that one's order is tried as well; see `Planned.drawback`.
+    exceeds the budget, the plan is shaved by as many bytes, or the graph planned again for as many less. Where no such
+    plan is found, those of the lowest peak are written, for `auto` those of other strategies, too: what is refused is
+    what none of the files keeps to, and the smallest of them is the budget that the refusal names. Where there is no
+    budget and the file takes more than the step without a plan, that one's order is tried as well; see
+    `Planned.drawback`.
 
     Args:
         step: what to plan.
@@ -175,8 +182,10 @@ def _plans(
         yield replace(plan, interrupted=interrupted)
         if not tried:
             break
-        last, taken = tried[-1]
-        target = min(target - 1, budget - (taken - last.predicted.peak_activations))
+        target = min(target - 1, _left_for(budget, *tried[-1]))
+        if (near := shaved_plan(step.problem, wanted.applied(strategy), tried[-1][0], target)) is not None:
+            yield near
+            target = min(target, _left_for(budget, *tried[-1]))
         if target < plan.lower_bound:
             break
         _log.info("planning again for %s", format_bytes(target))
@@ -189,6 +198,28 @@ def _plans(
         if any(taken <= plan.predicted.peak_activations for _, taken in tried):
             break  # no file takes less than its plan
         yield plan
+
+
+def _left_for(budget: int, plan: Plan, taken: int) -> int:
+    """Bytes that a plan may have if its file takes as much more than the plan as another one's does."""
+    return budget - (taken - plan.predicted.peak_activations)
+
+
+def shaved_plan(problem: Problem, strategy: Strategy, plan: Plan, target: int) -> Plan | None:
+    """A plan of `auto` with its peaks shaved to a little less, if that costs next to nothing; else None.
+
+    A file often takes some KiB more than its plan: to search anew for so much less takes seconds, and ends in the same.
+    """
+    if not isinstance(strategy, Auto):
+        return None
+    most = plan.cost + _SHAVING * problem.cost
+    if strategy.overhead >= 0:
+        most = min(most, problem.cost * (1 + strategy.overhead))
+    found = shave(problem, plan.schedule, target, most)
+    if found is None:
+        return None
+    made = make_plan(problem, plan.strategy, retain(problem, found, target))
+    return replace(made, overhead_bound=plan.overhead_bound, interrupted=plan.interrupted)
 
 
 def _within_total(step: Step, strategy: Strategy, goal: Goal) -> Planned:

@@ -17,7 +17,8 @@ from ckplan.cli.terminal import Settings
 from ckplan.errors import InfeasibleError
 from ckplan.pipeline import Goal, Planned, Step, planning, rewrite, step_of
 from ckplan.pipeline.lowest import last_resorts
-from ckplan.planner import Plan
+from ckplan.pipeline.planning import shaved_plan
+from ckplan.planner import Kind, Op, Plan, Problem, Tensor
 from ckplan.planner.strategies import parse_strategy
 from ckplan.planner.strategies.keep_listed import KeepListed
 from ckplan.runtime.executed import expected_timeline
@@ -114,3 +115,24 @@ def test_where_a_plan_takes_more_the_order_without_one_is_taken(monkeypatch: pyt
     assert len(orders) == 2
     assert made.drawback is None
     assert made.after.peak_activations == step.baseline.peak_activations
+
+
+def test_a_plan_is_shaved_where_that_costs_next_to_nothing() -> None:
+    forward = [Op(f"f{i}", (i,), (i + 1,), cost=1.0) for i in range(8)]
+    forward.insert(1, Op("scale", (1,), (20,), cost=1e-5))
+    # What scales is read after the peak, which is where the backward pass begins.
+    reads = [(i, 16 - i, *([20] if i < 6 else [])) for i in range(8)]
+    backward = [Op(f"b{i}", reads[i], (17 - i,), cost=1.0, backward=True) for i in range(7, -1, -1)]
+    sizes = {0: Tensor("x", 1000, Kind.INPUT), 9: Tensor("dy", 1000, Kind.INPUT), 20: Tensor("scale", 10)}
+    tensors = tuple(sizes.get(i, Tensor(f"t{i}", 1000)) for i in range(21))
+    problem = Problem((*forward, *backward), tensors)
+    auto = parse_strategy("auto")
+    plan = auto.solve(problem, 10**6)
+    assert plan.overhead == 0
+    peak = plan.predicted.peak_activations
+    shaved = shaved_plan(problem, auto, plan, peak - 1)
+    assert shaved is not None
+    assert shaved.predicted.peak_activations < peak
+    assert 0 < shaved.overhead < 1e-4
+    assert shaved_plan(problem, auto, plan, peak - 500) is None  # one of the large ones would have to run again
+    assert shaved_plan(problem, parse_strategy("evict"), plan, peak - 1) is None  # others plan as they are published
