@@ -19,6 +19,9 @@ LOSS = "projection_of_outputs"
 
 _HUGE = 1e8
 
+_WHERE = 9
+"""The operator set that Where came with."""
+
 _SETTINGS = {("QuantizeLinear", 1), ("DequantizeLinear", 1), ("Upsample", 1)}
 """Inputs that are not trained with a model, of operators without a rule of their own."""
 
@@ -228,6 +231,7 @@ def _with_loss(model: onnx.ModelProto, outputs: Sequence[Any]) -> onnx.ModelProt
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
     graph = copy.graph
+    version = max(entry.version for entry in copy.opset_import if entry.domain in ("", "ai.onnx"))
     rng = np.random.default_rng(1)
     parts: list[str] = []
     kinds: list[int] = []
@@ -238,7 +242,7 @@ def _with_loss(model: onnx.ModelProto, outputs: Sequence[Any]) -> onnx.ModelProt
         # In a Constant, so that it is no parameter even where every initializer is one.
         graph.node.append(helper.make_node("Constant", [], [tensor.name], value=tensor))
         source, finite = name, np.isfinite(array.astype(np.float64))
-        if not finite.all():  # such as what a mask hides: it is infinite whatever the inputs are
+        if not finite.all() and version >= _WHERE:  # such as what a mask hides: it is infinite whatever the inputs are
             none = np.zeros((), helper.tensor_dtype_to_np_dtype(kind))
             for key, value in (("finite", finite), ("none", none)):
                 given = numpy_helper.from_array(value, f"{key}_of_{name}")
