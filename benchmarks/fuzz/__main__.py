@@ -1,6 +1,7 @@
 """Runs cases and counts: ``python -m benchmarks.fuzz --cases 10000``; ``--damaged`` runs the list of `damaged` instead.
 
-Every case is a number: ``--first N --cases 1`` runs one again, and with ``--keep`` its folder stays.
+Every case is a number: ``--first N --cases 1`` runs one again, and with ``--keep`` its folder stays. Those from
+10,000,000 on are of what a training loop reads.
 """
 
 from __future__ import annotations
@@ -16,10 +17,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.fuzz.cases import broken, run_case
+from benchmarks.fuzz.cases import LOOP, broken, run_case
 from benchmarks.fuzz.damaged import CASES, written
 from benchmarks.fuzz.forked import fork_children, import_all, run_forked
-from benchmarks.fuzz.seeds import write_seeds
+from benchmarks.fuzz.seeds import write_loop_seeds, write_seeds
 
 DAMAGED_COMMANDS = (
     ("rewrite", "m.onnx", "-o", "out.onnx", "--strategy", "sqrt", "--json"),
@@ -71,7 +72,7 @@ def _damaged(place: Path) -> dict[str, object]:
 
 def _fuzz(options: argparse.Namespace, place: Path) -> dict[str, object]:
     seeds, folder = place / "seeds", place / "case"
-    write_seeds(seeds)
+    (write_loop_seeds if options.first >= LOOP else write_seeds)(seeds)
     log = options.log or place / "log"
     known = {entry["case"] for entry in _entries(log)}
     started = time.monotonic()

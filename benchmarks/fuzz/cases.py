@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import onnx
+from safetensors.numpy import load_file
 
 from benchmarks.fuzz.forked import GIB, Outcome, run_afresh, run_forked
 from benchmarks.fuzz.mutations import EVIL, mutant
-from benchmarks.fuzz.seeds import KEPT_AS, KEPT_COSTS
+from benchmarks.fuzz.seeds import CHECKPOINT, KEPT_AS, KEPT_COSTS
 
 SECONDS = 60
 MEMORY = 2 * GIB
@@ -64,6 +65,71 @@ _COMMANDS: dict[str, Sequence[Sequence[str]]] = {
         ("grad", "external.onnx", "-o", "out.onnx"),
     ),
 }
+LOOP = 10_000_000
+"""From this number on, cases are of what a training loop reads and writes."""
+_PLANNED = (("plan", "M", "-o", "out.json"), ("plan", "M", "-o", "out.json", "--strategy", "evict", "--json"))
+_TRAINED = (
+    (
+        "train",
+        "step.onnx",
+        "--data",
+        "data.npz",
+        "--checkpoints",
+        "trained",
+        "--optimizer",
+        "sgd",
+        "--resume",
+        "--epochs",
+        "2",
+    ),
+    ("export-weights", "trained", "chain.onnx", "-o", "out.onnx"),
+    ("export-weights", "trained", "chain.onnx", "-o", "out.onnx", "--json"),
+)
+_LOOP_COMMANDS: dict[str, Sequence[Sequence[str]]] = {
+    "chain.onnx": (
+        ("artifacts", "M", "-o", "parts", "--strategy", "sqrt"),
+        ("artifacts", "M", "-o", "parts", "--strategy", "none", "--json"),
+        ("fit", "M", "-o", "out.onnx", "--memory", "2MiB", "--strategy", "sqrt"),
+        ("fit", "M", "-o", "out.onnx", "--memory", "1MiB", "--strategy", "none", "--json"),
+        ("export-weights", "trained", "M", "-o", "out.onnx"),
+        (
+            "train",
+            "step.onnx",
+            "--data",
+            "data.npz",
+            "--eval-data",
+            "data.npz",
+            "--model",
+            "M",
+            "--checkpoints",
+            "new",
+            "--optimizer",
+            "sgd",
+        ),
+    ),
+    "step.onnx": (
+        ("train", "M", "--data", "data.npz", "--checkpoints", "new", "--optimizer", "sgd"),
+        ("train", "M", "--data", "data.npz", "--checkpoints", "new", "--optimizer", "adam", "--batch", "16", "--json"),
+        _TRAINED[0],
+    ),
+    "data.npz": (
+        ("train", "step.onnx", "--data", "M", "--checkpoints", "new", "--optimizer", "sgd"),
+        (
+            "train",
+            "step.onnx",
+            "--data",
+            "data.npz",
+            "--eval-data",
+            "M",
+            "--model",
+            "chain.onnx",
+            "--checkpoints",
+            "new",
+        ),
+    ),
+    CHECKPOINT: _TRAINED,
+    **dict.fromkeys(("graph.json", "instance.json", "instance.txt"), _PLANNED),
+}
 AFRESH = 100
 """Every so manieth case is run by ``python -m ckplan``, the others in forks."""
 _RAW = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202e]|##\[|^\s*::error file=x", re.MULTILINE)
@@ -93,19 +159,20 @@ def run_case(number: int, seeds: Path, folder: Path) -> Told:
 
     Args:
         number: which; the same number is the same case.
-        seeds: the files of `write_seeds`.
+        seeds: the files of `write_seeds`, for those from `LOOP` on of `write_loop_seeds`.
         folder: an empty folder to work in.
     """
     rng = random.Random(number)
     shutil.copytree(seeds, folder, dirs_exist_ok=True)
-    files = sorted(file.name for file in seeds.iterdir() if file.name != KEPT_AS)
+    files = sorted(file.name for file in seeds.iterdir() if file.is_file() and file.name != KEPT_AS)
+    files = list(_LOOP_COMMANDS) if number >= LOOP else files
     name = rng.choice([*files, *(file for file in files if file.endswith(".onnx"))])
     (folder / name).write_bytes(mutant(name, (folder / name).read_bytes(), rng))
     if name == KEPT_COSTS:
         cache = folder / "cache" / "ckplan"
         cache.mkdir(parents=True)
         shutil.copy(folder / name, cache / (seeds / KEPT_AS).read_text())
-    template = rng.choice(_COMMANDS.get(name, _MODEL_COMMANDS))
+    template = rng.choice((_LOOP_COMMANDS if number >= LOOP else _COMMANDS).get(name, _MODEL_COMMANDS))
     command = [name if word == "M" else word for word in template]
     before = {file.name: file.read_bytes() for file in folder.iterdir() if file.is_file()}
     afresh = number % AFRESH == AFRESH - 1 and command[0] != "instance"
@@ -144,7 +211,12 @@ def broken(command: Sequence[str], outcome: Outcome, folder: Path, before: dict[
                 json.loads(file.read_text())
         except Exception as error:  # whatever a torn file does to its reader
             found.append(f"partial {file.name}: {error}")
-    left = [file.name for file in folder.iterdir() if ".ckplan-" in file.name]
+    for file in (*folder.glob("parts/*.onnx"), *folder.glob("new/*.safetensors")):
+        try:
+            onnx.load(file) if file.suffix == ".onnx" else load_file(file)
+        except Exception as error:
+            found.append(f"partial {file.name}: {error}")
+    left = [file.name for file in folder.rglob("*") if ".ckplan-" in file.name]
     left += [file.name for file in (folder / "temporary").iterdir()] if (folder / "temporary").exists() else []
     if left:
         found.append(f"left behind: {left}")

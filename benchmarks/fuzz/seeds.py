@@ -157,6 +157,36 @@ def write_seeds(folder: Path) -> None:
         shutil.rmtree(folder / place, ignore_errors=True)
 
 
+def write_loop_seeds(folder: Path) -> None:
+    """Write a model, its step, data for it, and a checkpoint of a loop around it; and graphs of numbers."""
+    folder.mkdir(parents=True, exist_ok=True)
+    onnx.save(_chain(), folder / "chain.onnx")
+    arrays = {name: np.random.default_rng(seed).normal(size=(16, 8)) for seed, name in enumerate(("x", "target"))}
+    np.savez(folder / "data.npz", **{name: array.astype(np.float32) for name, array in arrays.items()})
+    problem = problem_of(from_proto(_chain()))
+    (folder / "instance.json").write_text(json.dumps(problem_to_json(problem)))
+    (folder / "instance.txt").write_text(small_unet().text())
+    (folder / "graph.json").write_text(json.dumps(_GRAPH))
+    for arguments in _LOOPED:
+        outcome = run_forked(arguments, folder)
+        if outcome.code:
+            raise RuntimeError(f"ckplan {' '.join(arguments)} fails: {outcome.stderr}")
+    (made,) = (folder / "trained").iterdir()
+    if made.relative_to(folder).as_posix() != CHECKPOINT:
+        raise RuntimeError(f"a checkpoint is called {made.name}")
+    for name in ("stdout.txt", "stderr.txt"):
+        (folder / name).unlink()
+    for place in ("temporary", "cache"):
+        shutil.rmtree(folder / place, ignore_errors=True)
+
+
+CHECKPOINT = "trained/step-00000002.safetensors"
+"""What the loop writes after its two updates."""
+_LOOPED: Sequence[Sequence[str]] = (
+    ("grad", "chain.onnx", "-o", "step.onnx"),
+    ("train", "step.onnx", "--data", "data.npz", "--checkpoints", "trained", "--optimizer", "sgd"),
+)
+
 _CONFIGURATION = """baseline = "baseline.json"
 max-regression = "5%"
 

@@ -151,7 +151,7 @@ def session_of(source: str | bytes, weights: str = "") -> Any:
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
-    options.log_severity_level = 3  # that parameters are no constants is the point
+    options.log_severity_level = 4  # what it says of an error comes as an exception, too, and names are raw in the log
     if weights:
         options.add_session_config_entry("session.model_external_initializers_file_folder_path", weights)
     try:
