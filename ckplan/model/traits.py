@@ -45,5 +45,15 @@ def why_only_once(node: ir.Node) -> str:
     return f"{', '.join(inner)} in its body draws random numbers, and a second run would draw others"
 
 
+_WITH_BODIES = frozenset({"If", "Loop", "Scan", "SequenceMap"})
+
+
+def may_hold_graphs(node: ir.Node) -> bool:
+    """Whether a node's operator is one that holds graphs; of those of other domains that is not known."""
+    return bool(node.domain) or node.op_type in _WITH_BODIES
+
+
 def _bodies(node: ir.Node) -> list[ir.Graph]:
+    if not may_hold_graphs(node):
+        return []
     return [a.as_graph() for a in node.attributes.values() if a.type == ir.AttributeType.GRAPH]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import onnx_ir as ir
 
 from ckplan.operators.gradients import load_rules
@@ -60,10 +62,17 @@ def register_operator(operator: Operator) -> None:
 def operator_of(node: ir.Node) -> Operator:
     """What is known of a node's operator."""
     if _is_standard(node.domain):
-        return STANDARD.get(node.op_type) or Operator(node.op_type, node.domain)
+        return STANDARD.get(node.op_type) or _plain(node.op_type, node.domain)
     load_rules()  # who registers rules of a domain registers its records as well
-    return _OTHERS.get((node.domain, node.op_type)) or Operator(node.op_type, node.domain)
+    return _OTHERS.get((node.domain, node.op_type)) or _plain(node.op_type, node.domain)
 
 
+@cache
+def _plain(name: str, domain: str) -> Operator:
+    """An operator of which nothing is to be said."""
+    return Operator(name, domain)
+
+
+@cache
 def _is_standard(domain: str) -> bool:
     return domain in _DEFINED or domain.startswith(_RUNTIME)

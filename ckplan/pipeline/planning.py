@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from ckplan.display import table_html
@@ -54,7 +55,7 @@ class Planned:
         model: the graph with the plan built in.
         occupancy: what lies in memory when onnxruntime runs the file, simulated.
         budget: bytes that were not to be exceeded, if there was a budget.
-        footprint: what a process with the file holds.
+        executed: what onnxruntime executes of it.
         scope: what the budget is of; see `Goal`.
     """
 
@@ -62,7 +63,7 @@ class Planned:
     plan: Plan
     model: ir.Model
     occupancy: Occupancy
-    footprint: Footprint
+    executed: ir.Model
     budget: int | None = None
     scope: str = ACTIVATIONS
 
@@ -87,6 +88,11 @@ class Planned:
             f"the file takes {format_bytes(after)} of activations, {more:.1f} % more than the step without a plan: "
             "`ckplan grad` writes that; see `ckplan analyze` for other strategies"
         )
+
+    @cached_property
+    def footprint(self) -> Footprint:
+        """What a process with the file holds."""
+        return footprint_of(self.executed, self.model)
 
     def __repr__(self) -> str:
         before, after = (format_bytes(timeline.peak_activations) for timeline in (self.before, self.after))
@@ -295,7 +301,7 @@ def _written(step: Step, plan: Plan, budget: int | None) -> Planned:
         written.model.metadata_props[BUDGET] = str(budget)
     occupancy = occupancy_of_executed(written.executed, written.model)
     step.files[plan.schedule] = occupancy.timeline.peak_activations
-    return Planned(step, plan, written.model, occupancy, footprint_of(written.executed, written.model), budget)
+    return Planned(step, plan, written.model, occupancy, written.executed, budget)
 
 
 def _proven_for(made: Planned, budget: int) -> Planned:

@@ -23,6 +23,9 @@ FIGURES = "ckplan.figures"
 """Key in ``Node.meta`` for a node's seconds, workspaces in and outside the allocator, and `Inner` in each runtime: a
 sequence is turned into numbers again and again."""
 
+_TRAITS = "ckplan.traits"
+"""Key in ``Node.meta`` for whether a node may run again, and whether it is heavy."""
+
 
 def problem_of_nodes(
     nodes: Iterable[ir.Node],
@@ -30,6 +33,7 @@ def problem_of_nodes(
     outputs: Iterable[ir.Value],
     collection: tuple[str, ...] = (),
     runtime: Runtime = CPU,
+    sizes: dict[ir.Value, int] | None = None,
 ) -> Problem:
     """The problem of a node sequence: ops in that order, one tensor for each value.
 
@@ -40,6 +44,7 @@ def problem_of_nodes(
         outputs: what the caller gets.
         collection: names of tensors to keep by default.
         runtime: whose kernels are to run the nodes.
+        sizes: bytes of values that are known already; grows, for who asks again with some nodes more.
 
     Raises:
         ModelError: a value is read before it is made, or the values are larger than any memory.
@@ -49,6 +54,7 @@ def problem_of_nodes(
     ids: dict[ir.Value, int] = {}
     tensors: list[Tensor] = []
     fed, returned = set(inputs), set(outputs)
+    known = {} if sizes is None else sizes
 
     def tensor(value: ir.Value) -> int:
         if value not in ids:
@@ -57,7 +63,9 @@ def problem_of_nodes(
                 kind = Kind.OUTPUT if value in returned else Kind.ACTIVATION
             else:
                 kind = Kind.INPUT if value in fed and not value.is_initializer() else Kind.PARAMETER
-            tensors.append(Tensor(value.name or "", bytes_of(value), kind))
+            if value not in known:
+                known[value] = bytes_of(value)
+            tensors.append(Tensor(value.name or "", known[value], kind))
         return ids[value]
 
     ops = []
@@ -73,6 +81,9 @@ def problem_of_nodes(
             taken = runtime.workspace(node, runtime.threads), runtime.outside(node)
             figures[runtime] = seconds(node_cost(node)), *taken, inner
         cost, workspace, outside, inner = figures[runtime]
+        if _TRAITS not in node.meta:
+            node.meta[_TRAITS] = not why_only_once(node), is_heavy(node)
+        recomputable, heavy = node.meta[_TRAITS]
         ops.append(
             Op(
                 name=node.name or "",
@@ -84,8 +95,8 @@ def problem_of_nodes(
                 late=tuple(ids[node.outputs[place]] for place in inner.late if node.outputs[place].name),
                 early=inner.early,
                 backward=node.metadata_props.get(PHASE) == "backward",
-                recomputable=not why_only_once(node),
-                heavy=is_heavy(node),
+                recomputable=recomputable,
+                heavy=heavy,
                 views={made[0]: ids[source]} if source is not None and made else {},
                 inplace={made[0]: (ids[target],)} if target is not None and made else {},
             )

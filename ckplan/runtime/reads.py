@@ -6,9 +6,13 @@ from collections.abc import Sequence
 
 import onnx_ir as ir
 
+from ckplan.model.traits import may_hold_graphs
+
 
 def captured(node: ir.Node) -> list[ir.Value]:
     """Values of the enclosing graph that a node's subgraphs read, each once."""
+    if not may_hold_graphs(node):
+        return []
     found: dict[ir.Value, None] = {}
     for attribute in node.attributes.values():
         graphs: Sequence[ir.Graph] = ()

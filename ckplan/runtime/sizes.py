@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Hashable, Iterable
+from functools import lru_cache
 
 import onnx_ir as ir
 
@@ -24,6 +25,13 @@ def named_dimension(size: int, buffer: str) -> str:
     return f"{size}@{buffer}"
 
 
+@lru_cache(maxsize=1 << 16)
+def _size_named(name: str) -> int | None:
+    """The inverse of `named_dimension`; None for any other name."""
+    match = _NAMED.fullmatch(name)
+    return int(match[1]) if match else None
+
+
 def dimensions_of(value: ir.Value) -> tuple[int, ...] | None:
     """The static shape of a value, None where it is not known."""
     if (learnt := value.meta.get(DIMENSIONS)) is not None:
@@ -34,8 +42,8 @@ def dimensions_of(value: ir.Value) -> tuple[int, ...] | None:
     for dim in value.shape:
         if isinstance(dim, int):
             dims.append(dim)
-        elif match := _NAMED.fullmatch(str(dim.value)):
-            dims.append(int(match[1]))
+        elif (size := _size_named(str(dim.value))) is not None:
+            dims.append(size)
         else:
             return None
     return tuple(dims)

@@ -19,7 +19,7 @@ from ckplan.runtime.unfused import FUSED, unfuse
 from ckplan.writer.buffer_names import hide_channels, hide_inputs, hide_sources, hide_targets, name_buffers
 from ckplan.writer.control_edges import ControlEdges, assemble
 from ckplan.writer.describe import describe
-from ckplan.writer.fences import fence
+from ckplan.writer.fences import fence, fence_alone
 from ckplan.writer.ordering import (
     TOLERANCE,
     keep_repeats_apart,
@@ -75,6 +75,8 @@ def write(model: ir.Model, plan: Plan, runtime: Runtime = CPU) -> Written:
     edges = ControlEdges(copy.graph, runtime=runtime)
     keep_repeats_apart(nodes, edges)
     keep_unfolded(nodes, inputs, edges)
+    if model.meta.get(FUSED):
+        fence_alone(nodes, edges)
     release_unused(nodes, edges)
     settle_order(nodes, inputs, outputs, edges)
     hide_targets(nodes, edges)

@@ -15,8 +15,8 @@ import onnx_ir as ir
 
 from ckplan.keys import RECOMPUTE_OF
 from ckplan.model.traits import is_random
+from ckplan.planner.peak import live_bytes, peak_of
 from ckplan.planner.problem import Problem
-from ckplan.planner.simulate import simulate
 from ckplan.runtime.execution_order import default_order, predecessors
 from ckplan.runtime.problem_of import problem_of_nodes
 from ckplan.runtime.reads import reads
@@ -159,9 +159,10 @@ def settle_order(
         outputs: graph outputs.
         edges: maker of the control edges.
     """
+    sizes: dict[ir.Value, int] = {}
     while True:
         nodes = place_control_nodes(nodes)
-        problem = problem_of_nodes(nodes, inputs, outputs, runtime=edges.runtime)
+        problem = problem_of_nodes(nodes, inputs, outputs, runtime=edges.runtime, sizes=sizes)
         if not repair(nodes, problem, default_order(predecessors(nodes)), edges):
             return
 
@@ -178,15 +179,15 @@ def repair(nodes: Sequence[ir.Node], problem: Problem, order: Sequence[int], edg
     Returns:
         How many edges were added; 0 if the order is good enough.
     """
-    limit = simulate(problem, range(len(nodes))).peak_activations * (1 + TOLERANCE)
-    actual = simulate(problem, order)
-    if actual.peak_activations <= limit:
+    limit = peak_of(problem, range(len(nodes))) * (1 + TOLERANCE)
+    live = live_bytes(problem, order)
+    if live.max(initial=0) <= limit:
         return 0
     place = [0] * len(nodes)
     excess = [0]  # number of steps over the limit before each step
     for step, position in enumerate(order):
         place[position] = step
-        excess.append(excess[-1] + (actual.steps[step].activations > limit))
+        excess.append(excess[-1] + int(live[step] > limit))
     real = [position for position, node in enumerate(nodes) if not is_control(node) and allocates(node, edges.runtime)]
     swapped = [(first, second) for first, second in itertools.pairwise(real) if place[second] < place[first]]
     spanning = [(first, second) for first, second in swapped if excess[place[first] + 1] > excess[place[second]]]
