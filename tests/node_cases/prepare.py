@@ -241,7 +241,7 @@ def _with_loss(model: onnx.ModelProto, outputs: Sequence[Any]) -> onnx.ModelProt
         tensor = numpy_helper.from_array(weight.astype(helper.tensor_dtype_to_np_dtype(kind)), f"weight_of_{name}")
         # In a Constant, so that it is no parameter even where every initializer is one.
         graph.node.append(helper.make_node("Constant", [], [tensor.name], value=tensor))
-        source, finite = name, np.isfinite(array.astype(np.float64))
+        source, finite = name, ~np.isinf(array.astype(np.float64))
         if not finite.all() and version >= _WHERE:  # such as what a mask hides: it is infinite whatever the inputs are
             none = np.zeros((), helper.tensor_dtype_to_np_dtype(kind))
             for key, value in (("finite", finite), ("none", none)):
