@@ -144,7 +144,7 @@ def _batch(op: Builder, x: ir.Value, dy: ir.Value, kernel: Sequence[int], groups
     depth = samples * window.places
     lead = [] if groups == 1 else [groups]
     rank = len(shape_of(dy))
-    if window.size == window.places == 1 and not lead and dy.dtype in EINSUM_TYPES:
+    if window.size == window.places == 1 and not lead and _is_for_einsum(op, dy, high * wide):
         mine, other = "hijk"[: rank - 2], "pqrs"[: rank - 2]  # axes of one element
         return op.Einsum(dy, _only_tap(op, x, window), equation=f"no{mine},nc{other}->oc{other}")
     if window.size == 1:
@@ -293,6 +293,15 @@ def _taps_last(rank: int, lead: int) -> list[int]:
     return [*range(lead), rank - 2, rank - 1, *range(lead, rank - 2)]
 
 
+def _is_for_einsum(op: Builder, operand: ir.Value, elements: int) -> bool:
+    """Say whether Einsum may make something of so many elements.
+
+    Its kernel works in one or two tensors more of its result's size, which is of no account only beside activations
+    that are larger.
+    """
+    return operand.dtype in EINSUM_TYPES and 2 * elements <= _largest(op)
+
+
 def _over_samples(op: Builder, products: ir.Value, lead: int, kernel: Sequence[int]) -> ir.Value:
     """Sum (samples, ..., taps, filters, channels) over the samples, and bring them into the layout of the weight.
 
@@ -307,8 +316,7 @@ def _over_samples(op: Builder, products: ir.Value, lead: int, kernel: Sequence[i
     rank = len(shape_of(products))
     order = _taps_last(rank, lead)[1:]
     samples = shape_of(products)[0]
-    # Einsum works in a tensor of the result's size, which is of no account beside activations of a size.
-    if samples == 1 or products.dtype not in EINSUM_TYPES or 2 * size_of(products) > _largest(op):
+    if samples == 1 or not _is_for_einsum(op, products, size_of(products)):
         total = op.transpose(op.reduce_sum(products, [0], keepdims=False), [axis - 1 for axis in order])
         return op.reshape(total, kernel)
     letters = "nabcdefghijk"[:rank]
