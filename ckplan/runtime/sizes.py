@@ -17,7 +17,7 @@ SMALL = 4096
 DIMENSIONS = "ckplan.dimensions"
 """Key in ``Value.meta`` for a shape learnt elsewhere, which the value itself does not show."""
 
-_NAMED = re.compile(r"(\d+)@.+")
+_NAMED = re.compile(r"(\d+)@(.+)")
 
 
 def named_dimension(size: int, buffer: str) -> str:
@@ -30,6 +30,12 @@ def _size_named(name: str) -> int | None:
     """The inverse of `named_dimension`; None for any other name."""
     match = _NAMED.fullmatch(name)
     return int(match[1]) if match else None
+
+
+def name_of_dimension(name: str) -> str | None:
+    """The buffer that a dimension is named after, None where its name is of another kind."""
+    match = _NAMED.fullmatch(name)
+    return None if match is None else match[2]
 
 
 def dimensions_of(value: ir.Value) -> tuple[int, ...] | None:

@@ -151,9 +151,9 @@ def name_buffers(nodes: Sequence[ir.Node], problem: Problem) -> None:
         for value, buffer in zip(made, lives.buffer[step], strict=True):
             dims = dimensions_of(value)
             # Small tensors count too: a mean of known length would give its length away to what is made with it.
-            # Not so integers, which are shapes and axes.
-            whole = value.dtype is None or not value.dtype.is_floating_point()
-            if not dims or value.is_graph_output() or (whole and bytes_of(value) < SMALL):
+            # Not so rows of integers, which are shapes and axes.
+            row = not _tells_shape(value) and (dims is None or len(dims) < 2)
+            if not dims or value.is_graph_output() or (row and bytes_of(value) < SMALL):
                 continue
             # A view of an input or a parameter has no buffer of the plan; it only must not look like any other.
             name = f"buffer{buffer}" if buffer >= 0 else f"view{step}"

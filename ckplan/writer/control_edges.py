@@ -107,6 +107,17 @@ class ControlEdges:
             producer.attributes["to"] = ir.AttrInt64("to", int(ir.DataType.FLOAT))
         return self._emit("ready", "OptionalHasElement", [after], ir.DataType.BOOL, ())
 
+    def after_all(self, values: Sequence[ir.Value]) -> ir.Value:
+        """What is there once all of some tensors are; onnxruntime's default order makes the first of them first.
+
+        The nodes that tell that one is there stand in reverse order, for among what a node reads it makes first what
+        stands last.
+        """
+        ready = [self._ready(value) for value in reversed(values)]
+        made = self._emit("all", "SequenceConstruct", ready, ir.DataType.BOOL, ())
+        made.shape, made.type = None, ir.SequenceType(ir.TensorType(ir.DataType.BOOL))
+        return made
+
     def shape_after(self, dims: tuple[int, ...], after: ir.Value) -> ir.Value:
         """A shape that waits for ``after``, so that no optimiser knows it."""
         ready = self._ready(after)

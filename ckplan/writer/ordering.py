@@ -160,11 +160,43 @@ def settle_order(
         edges: maker of the control edges.
     """
     sizes: dict[ir.Value, int] = {}
+    gathered = False
     while True:
         nodes = place_control_nodes(nodes)
         problem = problem_of_nodes(nodes, inputs, outputs, runtime=edges.runtime, sizes=sizes)
-        if not repair(nodes, problem, default_order(predecessors(nodes)), edges):
+        order = default_order(predecessors(nodes))
+        if not gathered and exceeds(problem, order) and gather_leaves(nodes, edges):
+            gathered = True
+            continue
+        if not repair(nodes, problem, order, edges):
             return
+
+
+def exceeds(problem: Problem, order: Sequence[int]) -> bool:
+    """Whether an execution order costs memory that the order of the file does not."""
+    limit = simulate(problem, range(len(problem.ops))).peak_activations * (1 + TOLERANCE)
+    return simulate(problem, order).peak_activations > limit
+
+
+def gather_leaves(nodes: Sequence[ir.Node], edges: ControlEdges) -> bool:
+    """Let the last leaf wait for all others, in turn.
+
+    DEFAULT runs the leaf that stands last first, with all that it needs, and every other leaf long after its place: a
+    weight's gradient, with the activation that it reads.
+
+    Returns:
+        Whether that was possible.
+    """
+    real = [node for node in nodes if not is_control(node)]
+    leaves = [place for place, node in enumerate(real) if not any(value.uses() for value in node.outputs)]
+    while leaves:
+        last = leaves.pop()
+        signals = [signal for place in leaves if (signal := signal_of(real[place])) is not None]
+        if len(signals) < 2:
+            return False
+        if edges.runtime.view(real[last]) is None:
+            return gate(real[last], edges.after_all(signals), edges)
+    return False
 
 
 def repair(nodes: Sequence[ir.Node], problem: Problem, order: Sequence[int], edges: ControlEdges) -> int:
@@ -191,5 +223,11 @@ def repair(nodes: Sequence[ir.Node], problem: Problem, order: Sequence[int], edg
     real = [position for position, node in enumerate(nodes) if not is_control(node) and allocates(node, edges.runtime)]
     swapped = [(first, second) for first, second in itertools.pairwise(real) if place[second] < place[first]]
     spanning = [(first, second) for first, second in swapped if excess[place[first] + 1] > excess[place[second]]]
-    pairs = [(signal_of(nodes[first]), nodes[second]) for first, second in spanning or swapped]
-    return sum(gate(second, first, edges) for first, second in pairs if first is not None)
+    # A leaf runs out of its place until something waits for it, and takes its neighbours along: most other pairs come
+    # right of themselves once the leaves do.
+    leaves = [(first, second) for first, second in spanning if not any(v.uses() for v in nodes[first].outputs)]
+    for pairs in (leaves, spanning or swapped):
+        signals = [(signal_of(nodes[first]), nodes[second]) for first, second in pairs]
+        if added := sum(gate(second, first, edges) for first, second in signals if first is not None):
+            return added
+    return 0
