@@ -3,18 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
+import numpy as np
 import onnx_ir as ir
 
 from ckplan import keys
 from ckplan.autodiff.assembly import name_nodes
-from ckplan.autodiff.builder import Builder, attr_int
+from ckplan.autodiff.builder import Builder, attr_int, is_floating, shape_of
 from ckplan.autodiff.composites import inline_composites, refuse_own_domain
 from ckplan.autodiff.inline import inline_functions
 from ckplan.autodiff.objective import add_objective
 from ckplan.autodiff.paths import prune
 from ckplan.model.opset import relabel
 from ckplan.model.own_files import forget_training
+
+
+@dataclass(frozen=True)
+class LossGraph:
+    """A model that computes a loss and nothing else.
+
+    Attributes:
+        model: its outputs are the loss and, where there is one, the accuracy.
+        loss: name of the loss.
+        accuracy: name of the share of samples whose label has the largest score; empty where the loss is no
+            cross-entropy that was put behind the model.
+    """
+
+    model: ir.Model
+    loss: str
+    accuracy: str
 
 
 def evaluation_graph(forward: ir.Model, loss: Sequence[str] = ()) -> ir.Model:
@@ -47,6 +65,45 @@ def evaluation_graph(forward: ir.Model, loss: Sequence[str] = ()) -> ir.Model:
     inline_functions(model)
     relabel(model)
     return model
+
+
+def loss_graph(forward: ir.Model, loss: Sequence[str] = ()) -> LossGraph:
+    """What `evaluation_graph` makes, with the accuracy in place of the model's own outputs.
+
+    Args:
+        forward: a model in normal form, loaded for inference.
+        loss: as for :func:`ckplan.autodiff.build_training_graph`.
+
+    Raises:
+        UsageError: a loss does not exist or cannot be used.
+        ModelError: the model has no floating-point output.
+    """
+    model = evaluation_graph(forward, loss)
+    graph = model.graph
+    own = {str(value.name) for value in (*forward.graph.inputs, *forward.graph.outputs)}
+    labels = [value for value in graph.inputs if value.name not in own and not is_floating(value)]
+    scores = [value for value in graph.outputs if value.name in own and is_floating(value)]
+    outputs = [graph.outputs[0]]
+    if len(labels) == 1 and len(loss) < 2:
+        chosen = loss[0].partition(":")[2] if loss else ""
+        named = [value for value in scores if value.name == chosen] or scores
+        outputs += _accuracy(Builder(graph, graph.opset_imports), named[0], labels[0])
+    prune(graph, outputs)
+    names = [str(value.name) for value in graph.outputs]
+    return LossGraph(model, names[0], names[1] if len(names) > 1 else "")
+
+
+def _accuracy(op: Builder, scores: ir.Value, labels: ir.Value) -> list[ir.Value]:
+    """Emit the share of labels that have the largest score; nothing if no axis of the scores can be the classes'."""
+    shape, samples = shape_of(scores), shape_of(labels)
+    axis = len(shape) - 1 if len(shape) in (1, 3) else 1
+    if (*shape[:axis], *shape[axis + 1 :]) != samples:
+        return []
+    with op.scope("accuracy", "forward"):
+        right = op.Equal(op.ArgMax(scores, axis=axis, keepdims=0), op.Cast(labels, to=ir.DataType.INT64))
+        share = op.ReduceMean(op.Cast(right, to=ir.DataType.FLOAT), np.arange(len(samples)), keepdims=0)
+    share.name = op.unique_name("accuracy")
+    return [share]
 
 
 def _leave_training(graph: ir.Graph) -> None:

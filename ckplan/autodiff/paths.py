@@ -8,6 +8,7 @@ import onnx_ir as ir
 
 from ckplan.autodiff.builder import is_floating
 from ckplan.autodiff.registry import NON_DIFFERENTIABLE, ZERO_DERIVATIVE, Entry, lookup
+from ckplan.model.cleanup import drop_unread_initializers
 
 _ANY_VERSION = 1 << 30
 
@@ -116,6 +117,4 @@ def prune(graph: ir.Graph, outputs: Sequence[ir.Value]) -> None:
     graph.outputs.extend(outputs)
     keep = needed_nodes(graph, outputs)
     discard(graph, [node for node in reversed(list(graph)) if node not in keep])
-    for name, value in list(graph.initializers.items()):
-        if not value.uses() and not value.is_graph_output() and not value.is_graph_input():
-            del graph.initializers[name]
+    drop_unread_initializers(graph)

@@ -81,7 +81,7 @@ def make_graphs(
     step = open_step(source, replace(options, training=own))
     training = step.training
     assert training is not None
-    update = update_graph(training, optimizer, options.option("clip_norm"))
+    update = update_graph(training.model, training.gradients, optimizer, options.option("clip_norm"))
     forward = forward_of(source, replace(options, training={})).model
     if options.option("lora") is not None:
         add_adapters(forward, Lora.of(options.option("lora")))

@@ -109,6 +109,13 @@ def _bypass(graph: ir.Graph, node: ir.Node) -> None:
         source.name = name
 
 
+def drop_unread_initializers(graph: ir.Graph) -> None:
+    """Remove the initializers of a graph that no node reads, in place; those that a caller may feed stay."""
+    for name, value in list(graph.initializers.items()):
+        if not value.uses() and not value.is_graph_output() and not value.is_graph_input():
+            del graph.initializers[name]
+
+
 def tidy(model: ir.Model) -> None:
     """Drop dead nodes and unread initializers, sort the graph, and name every node and value uniquely, in place."""
     RemoveUnusedNodesPass()(model)

@@ -16,8 +16,8 @@ import numpy as np
 import onnx_ir as ir
 
 from ckplan import keys
+from ckplan.autodiff.evaluation import LossGraph, loss_graph
 from ckplan.autodiff.lora import add_adapters
-from ckplan.autodiff.loss_graph import LossGraph, loss_graph
 from ckplan.errors import ModelError, UsageError
 from ckplan.model.external import in_one_folder
 from ckplan.model.loading import load

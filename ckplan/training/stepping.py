@@ -9,16 +9,16 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from ckplan.autodiff import TrainingGraph, add_optimizer, parse_optimizer
-from ckplan.autodiff.builder import Builder, dtype_of, shape_of
+from ckplan import keys
+from ckplan.autodiff import TrainingGraph, parse_optimizer
+from ckplan.autodiff.builder import dtype_of, shape_of
+from ckplan.autodiff.optimizers.alone import update_graph
 from ckplan.errors import ModelError, UsageError
 from ckplan.training.buffers import Buffers, bind, ort_value
 from ckplan.training.stepfile import Array, StepFile, session_of
 
 Batch = Mapping[str, Array]
 
-_OPSET = 21
-_GRADIENT = "{} (gradient)"
 _BATCHES = "number of batches"
 
 
@@ -160,7 +160,7 @@ class AccumulatedStep(Stepper):
         self._updates = update.updates
         self._buffers = Buffers({name: initial[name] for name in self._updates})
         self._model = ir.to_proto(update.model).SerializeToString()
-        self._summed = {_GRADIENT.format(name): ort_value(array) for name, array in self._sums.items()}
+        self._summed = {step.gradients[name]: ort_value(array) for name, array in self._sums.items()}
         self._summed |= {update.model.metadata_props[_RATE]: ort_value(self._rate), _BATCHES: ort_value(self._batches)}
         self._session = session_of(self._model)
         old, new = self._buffers.sets
@@ -225,29 +225,7 @@ def _update_graph(step: StepFile, optimizer: str, clip_norm: float | None) -> tu
     Returns:
         The graph, in which all of these are plain inputs, and the first values of states and learning rate.
     """
-    from ckplan import keys
-
-    graph = ir.Graph((), (), nodes=(), opset_imports={"": _OPSET}, name="update")
-    op = Builder(graph, graph.opset_imports)
-    batches = ir.Value(name=_BATCHES, type=ir.TensorType(ir.DataType.FLOAT), shape=ir.Shape([]))
-    graph.inputs.append(batches)
-    gradients = {}
-    for name, gradient in step.gradients.items():
-        parameter = step.model.graph.initializers[name]
-        dtype = ir.DataType.from_numpy(_dtype(step, gradient))
-        dtype = ir.DataType.FLOAT if dtype.itemsize < 4 else dtype
-        value = ir.Value(name=name, type=parameter.type, shape=parameter.shape, const_value=parameter.const_value)
-        graph.register_initializer(value)
-        total = ir.Value(name=_GRADIENT.format(name), type=ir.TensorType(dtype), shape=parameter.shape)
-        graph.inputs.append(total)
-        with op.scope(f"{name}/mean"):
-            mean = op.Div(total, batches if dtype == ir.DataType.FLOAT else op.Cast(batches, to=dtype))
-        mean.name = op.unique_name(f"{name}_mean_gradient")
-        graph.outputs.append(mean)
-        gradients[name] = str(mean.name)
-    made = add_optimizer(
-        TrainingGraph(ir.Model(graph, ir_version=10), "", gradients, "an update"), parse_optimizer(optimizer), clip_norm
-    )
+    made = update_graph(step.model, step.gradients, parse_optimizer(optimizer), clip_norm, batches=_BATCHES)
     rate = made.model.metadata_props[keys.LEARNING_RATE]
     inner, initial = made.model.graph, {}
     fed = {str(value.name): value for value in inner.inputs}
@@ -255,7 +233,7 @@ def _update_graph(step: StepFile, optimizer: str, clip_norm: float | None) -> tu
         value = inner.initializers.pop(name, fed[name])
         if value.const_value is None:  # a state, which begins with zero
             initial[name] = np.zeros(shape_of(value), dtype_of(value))
-        elif name not in gradients:
+        elif name not in step.gradients:
             initial[name] = np.array(value.const_value.numpy())
     made.model.metadata_props.clear()
     made.model.metadata_props[_RATE] = rate

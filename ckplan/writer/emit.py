@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
+from ckplan.model.cleanup import drop_unread_initializers
 from ckplan.model.traits import is_heavy
 from ckplan.planner.plan import Plan
 from ckplan.planner.problem import Problem
@@ -117,6 +118,7 @@ def write(model: ir.Model, plan: Plan, runtime: Runtime = CPU) -> Written:
     describe(copy, problem, plan, count, timeline)
     tell_in_place(copy, executed)
     unfuse(copy)
+    drop_unread_initializers(copy.graph)
     return Written(copy, executed)
 
 

@@ -97,6 +97,14 @@ def test_metadata_tells_the_plan_and_the_model_given_is_left_alone() -> None:
     assert [value.name for value in emitted.graph.outputs] == [value.name for value in graph.graph.outputs]
 
 
+def test_what_no_node_reads_is_not_in_the_file() -> None:
+    graph = training_graph("gpt_tiny")
+    emitted = emit(graph, parse_strategy("none").solve(problem_of(graph)))
+    unread = [value.name for value in emitted.graph.initializers.values() if not value.uses()]
+    assert unread == []
+    assert {value.name for value in emitted.graph.inputs} >= {value.name for value in graph.graph.inputs}
+
+
 def test_what_onnxruntime_does_not_load_is_a_model_error() -> None:
     graph = training_graph("tanh_chain")
     plan = parse_strategy("none").solve(problem_of(graph))
