@@ -109,7 +109,8 @@ def rewrite(
         budget: bytes, a ratio of what the step takes without a plan, or text: ``"512MiB"``, ``"40%"``.
         overhead: extra compute that the plan may cost: a ratio, or text: ``"10%"``.
         seconds: how long to search.
-        of: what the budget is of: ``activations``, or the ``total`` that a process holds.
+        of: what the budget is of: ``activations``, what onnxruntime's ``arena`` holds, or the ``total`` that a process
+            holds.
         output: the file to write, if one is wanted.
         force: whether that may be overwritten.
         options: see `open_model`.

@@ -294,9 +294,9 @@ budget_option = click.option(
 )  # fmt: skip
 
 of_option = _section("Plan", click.option(
-    "--of", type=click.Choice(["activations", "total"]), default="activations", show_default=True,
-    help="What the budget is of: activations, or all that a process with the file holds: parameters, state, gradients "
-    "and onnxruntime's arena.",
+    "--of", type=click.Choice(["activations", "arena", "total"]), default="activations", show_default=True,
+    help="What the budget is of: activations; what onnxruntime's arena holds after a few runs with default options, "
+    "outputs included; or all that a process with the file holds: parameters and state as well.",
 ))  # fmt: skip
 
 strategy_option = click.option(

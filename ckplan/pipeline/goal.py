@@ -12,7 +12,7 @@ from ckplan.units import parse_budget, parse_share
 
 S = TypeVar("S", bound=Strategy)
 
-ACTIVATIONS, TOTAL = SCOPES = ("activations", "total")
+ACTIVATIONS, ARENA, TOTAL = SCOPES = ("activations", "arena", "total")
 """What a budget may be of."""
 
 
@@ -25,8 +25,8 @@ class Goal:
         share: the same as a ratio of what the graph takes without a plan.
         overhead: extra compute that the plan may cost, as a ratio of the step.
         seconds: how long the strategy may search.
-        scope: what the budget is of: the peak of ``activations``, or the ``total`` that a process holds (see
-            `ckplan.runtime.footprint`).
+        scope: what the budget is of: the peak of ``activations``, what onnxruntime's ``arena`` holds in the end, or the
+            ``total`` that a process holds (see `ckplan.runtime.footprint`).
     """
 
     budget: int | None = None
@@ -55,7 +55,7 @@ class Goal:
             UsageError: a text is neither a size nor a percentage, or there is no such scope.
         """
         if of not in SCOPES:
-            raise UsageError(f"a budget cannot be of `{of}`", f"choose {' or '.join(SCOPES)}")
+            raise UsageError(f"a budget cannot be of `{of}`", f"choose {', '.join(SCOPES[:-1])} or {SCOPES[-1]}")
         if of != ACTIVATIONS and budget is None:
             raise UsageError(f"`--of {of}` says what a budget is of, and there is none", "add --budget 4GiB")
         limit = parse_budget(budget) if isinstance(budget, str) else budget

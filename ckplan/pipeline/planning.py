@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from ckplan.display import table_html
 from ckplan.errors import InfeasibleError
 from ckplan.keys import BUDGET, BUDGET_OF
-from ckplan.pipeline.goal import ACTIVATIONS, ANY, TOTAL, Goal
+from ckplan.pipeline.goal import ACTIVATIONS, ANY, ARENA, TOTAL, Goal
 from ckplan.pipeline.lowest import last_resorts
 from ckplan.pipeline.step import Step
 from ckplan.planner import Plan, Problem, Timeline
@@ -35,8 +35,11 @@ _log = logging.getLogger(__name__)
 _TRIES = 3
 """How often a strategy is asked for a plan, the budget of the later ones lowered by what files took beyond theirs."""
 
-_TOTAL_TRIES = 5
-"""How often a file is written until what a process with it holds keeps to a budget of everything."""
+_TRIES_OF_ALL = 5
+"""How often a file is written until what a process with it holds keeps to a budget of more than activations."""
+
+_HOLDER = {ARENA: "onnxruntime's arena", TOTAL: "a process"}
+"""Who holds what a budget is of."""
 
 _SHAVING = 1e-3
 """What it may cost to shave a plan whose file takes a little too much, as a ratio of the step."""
@@ -130,8 +133,8 @@ def rewrite(step: Step, strategy: Strategy, goal: Goal = ANY) -> Planned:
         UsageError: the goal does not fit the strategy.
         InfeasibleError: no plan keeps to the budget.
     """
-    if goal.scope == TOTAL:
-        return _within_total(step, strategy, goal)
+    if goal.scope != ACTIVATIONS:
+        return _within_footprint(step, strategy, goal)
     budget = goal.bytes(step.baseline)
     if budget is None:
         made = _written(step, goal.applied(strategy).solve(step.problem), None)
@@ -228,7 +231,7 @@ def shaved_plan(problem: Problem, strategy: Strategy, plan: Plan, target: int) -
     return replace(made, overhead_bound=plan.overhead_bound, interrupted=plan.interrupted)
 
 
-def _within_total(step: Step, strategy: Strategy, goal: Goal) -> Planned:
+def _within_footprint(step: Step, strategy: Strategy, goal: Goal) -> Planned:
     """Plan for activations that leave room for everything else, less of them where the arena still holds too much.
 
     What the arena holds does not follow from the peak: it grows by regions, and lays a run's tensors out in one block.
@@ -237,49 +240,66 @@ def _within_total(step: Step, strategy: Strategy, goal: Goal) -> Planned:
         UsageError: the goal does not fit the strategy.
         InfeasibleError: no file keeps to the budget.
     """
-    limit = goal.limit(step.footprint.total)
+    limit = goal.limit(_share(step.footprint, goal))
     assert limit is not None  # see `Goal.of`
-    fixed = step.footprint.resident
-    least: int | None = None
+    fixed = _share(step.footprint, goal) - step.footprint.held
+    smallest: Planned | None = None
     target = limit - fixed - step.footprint.returned
     tried: set[tuple[int, ...]] = set()
     try:
-        for _ in range(_TOTAL_TRIES):
+        for _ in range(_TRIES_OF_ALL):
             if target <= 0:
                 break
             inner = replace(goal, budget=target, share=None, scope=ACTIVATIONS)
             made = rewrite(step, strategy, inner)
-            found = made.footprint
-            if found.total <= limit:
+            found = _share(made.footprint, goal)
+            if found <= limit:
                 made.model.metadata_props[BUDGET] = str(limit)
-                made.model.metadata_props[BUDGET_OF] = TOTAL
-                return replace(made, budget=limit, scope=TOTAL)
-            least = found.total if least is None else min(least, found.total)
-            _log.info("a process with the file would hold %s", format_bytes(found.total))
+                made.model.metadata_props[BUDGET_OF] = goal.scope
+                return replace(made, budget=limit, scope=goal.scope)
+            if smallest is None or found < _share(smallest.footprint, goal):
+                smallest = made
+            _log.info("%s with the file would hold %s", _HOLDER[goal.scope], format_bytes(found))
             peak = made.after.peak_activations
-            room = (limit - found.resident) / max(found.held, 1)
+            room = (limit - found + made.footprint.held) / max(made.footprint.held, 1)
             # Halfway to where the arena would be in proportion: it grows in leaps, and seldom as the peak does.
             target = min(int(peak * max(room, 0) ** 0.5), peak - 1, target - 1)
             if made.plan.schedule in tried:
                 target = min(target, int(peak * 0.9))
             tried.add(made.plan.schedule)
     except InfeasibleError as error:
-        if least is None:
+        if smallest is None:
+            rest = f" of everything, of which {format_bytes(fixed)} are parameters, state and inputs" if fixed else ""
             raise InfeasibleError(
-                f"no plan leaves room within {format_bytes(limit)} of everything, of which {format_bytes(fixed)} are "
-                f"parameters, state and inputs: {error.message}",
+                f"no plan leaves room within {format_bytes(limit)}{rest}: {error.message}",
                 error.hint if fixed < limit else "raise the budget",
             ) from error
-    if least is None:
+    if smallest is None:
+        named = "parameters, state, inputs and outputs alone take" if fixed else "outputs alone take"
         raise InfeasibleError(
-            f"parameters, state, inputs and outputs alone take {format_bytes(limit - target)}, the budget of "
-            f"everything is {format_bytes(limit)}",
+            f"{named} {format_bytes(limit - target)}, the budget of what {_HOLDER[goal.scope]} holds is "
+            f"{format_bytes(limit)}",
             "raise it, or choose an optimizer with less state",
         )
-    raise InfeasibleError(
-        f"strategy `{strategy}` has no plan with which a process holds no more than {format_bytes(limit)} of "
-        f"everything: the least that was found is {format_bytes(least)}, of which {format_bytes(fixed)} are "
-        "parameters, state and inputs",
+    raise _out_of_reach(smallest, strategy, goal, limit)
+
+
+def _share(found: Footprint, goal: Goal) -> int:
+    """Bytes of a footprint that a budget is of."""
+    return found.total if goal.scope == TOTAL else found.held
+
+
+def _out_of_reach(smallest: Planned, strategy: Strategy, goal: Goal, limit: int) -> InfeasibleError:
+    """Why no file keeps to a budget of more than activations, told of the one that holds least."""
+    found, moment = smallest.footprint, smallest.after.steps[smallest.after.peak_step]
+    least = _share(found, goal)
+    parts = f"for a peak of {format_bytes(moment.activations)} at '{moment.op}'"
+    if least > found.held:
+        fixed = format_bytes(least - found.held)
+        parts = f"{fixed} of parameters, state and inputs, and an arena of {format_bytes(found.held)} {parts}"
+    return InfeasibleError(
+        f"strategy `{strategy}` has no plan with which {_HOLDER[goal.scope]} holds no more than {format_bytes(limit)}: "
+        f"the least that was found is {format_bytes(least)}, {parts}; the arena grows in leaps, by powers of two",
         f"raise the budget to {least} bytes, or choose a smaller batch (--dim)",
     )
 

@@ -57,6 +57,24 @@ def test_a_file_keeps_to_a_budget_of_everything(optimizer: str) -> None:
     json.dumps(made.footprint.to_json())
 
 
+def test_a_file_keeps_to_a_budget_of_the_arena() -> None:
+    step = ckplan.open_model(SAMPLES / "mlp.onnx", dims={"batch": 16384})
+    made = ckplan.rewrite(step, strategy="evict", budget="60%", of="arena")
+    limit = int(0.6 * step.footprint.held)
+    assert made.footprint.held <= limit == made.budget
+    assert made.model.metadata_props[keys.BUDGET] == str(limit)
+    assert made.model.metadata_props[keys.BUDGET_OF] == "arena"
+
+
+def test_a_refusal_says_what_the_arena_is_for() -> None:
+    step = ckplan.open_model(SAMPLES / "mlp.onnx", optimizer="momentum", dims={"batch": 256})
+    reason = (
+        r"a process holds no more than .*the least that was found is .* of parameters, state and inputs, and an arena"
+    )
+    with pytest.raises(InfeasibleError, match=rf"{reason} of .* for a peak of .* at '.+'; the arena grows in leaps"):
+        ckplan.rewrite(step, budget=step.footprint.resident + 600_000, of="total", strategy="evict")
+
+
 def test_what_no_plan_can_keep_to_is_refused() -> None:
     step = ckplan.open_model(SAMPLES / "mlp.onnx", optimizer="adamw")
     with pytest.raises(InfeasibleError, match="parameters, state, inputs and outputs alone take"):
@@ -66,7 +84,7 @@ def test_what_no_plan_can_keep_to_is_refused() -> None:
 
 
 def test_bad_scopes() -> None:
-    with pytest.raises(UsageError, match="a budget cannot be of `arenas`; choose activations or total"):
+    with pytest.raises(UsageError, match="a budget cannot be of `arenas`; choose activations, arena or total"):
         ckplan.rewrite(SAMPLES / "mlp.onnx", budget="50%", of="arenas")
     with pytest.raises(UsageError, match="there is none"):
         ckplan.rewrite(SAMPLES / "mlp.onnx", of="total")
