@@ -77,8 +77,10 @@ def _made(place: Path, hidden: bool) -> tuple[Path, int | None]:
             if hidden:
                 raise
             raise no_room(error) from error
-        lock = _lock(folder)
-        # Another process may have taken it for abandoned in the moment before it was locked.
+        try:
+            lock = _lock(folder)
+        except BlockingIOError:
+            continue  # another process took it for abandoned in the moment before it was locked, and removes it
         if folder.exists():
             return folder, lock
         if lock is not None:
@@ -86,7 +88,11 @@ def _made(place: Path, hidden: bool) -> tuple[Path, int | None]:
 
 
 def _lock(folder: Path) -> int | None:
-    """An open descriptor that holds the lock of a folder; None where another process has it, or nobody can."""
+    """An open descriptor that holds the lock of a folder; None where nobody can.
+
+    Raises:
+        BlockingIOError: another process has it.
+    """
     if os.name == "nt":
         return None
     import fcntl
@@ -97,6 +103,9 @@ def _lock(folder: Path) -> int | None:
         return None
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        raise
     except OSError:
         os.close(descriptor)
         return None
@@ -109,7 +118,9 @@ def _remove_abandoned(place: Path) -> None:
         for entry in entries:
             if not _NAMES.fullmatch(entry.name) or not entry.is_dir(follow_symlinks=False):
                 continue
-            lock = _lock(Path(entry.path))
+            lock = None
+            with suppress(BlockingIOError):
+                lock = _lock(Path(entry.path))
             if lock is not None:
                 remove_claimed(Path(entry.path))
                 shutil.rmtree(entry.path, ignore_errors=True)

@@ -319,17 +319,20 @@ def executed_orders(nodes: Sequence[ir.Node], executed: ir.Model) -> list[list[i
     Nodes are recognised by what they make. A node that was fused into another counts as run right before it.
     """
     default = list(executed.graph)
-    return [_positions(nodes, default), _positions(nodes, _by_priority(nodes, default))]
+    return [_positions(nodes, default), _positions(nodes, [default[place] for place in by_priority(nodes, default)])]
 
 
-def _by_priority(nodes: Sequence[ir.Node], executed: Sequence[ir.Node]) -> list[ir.Node]:
-    """What runs, in the order of PRIORITY_BASED: nodes that an optimiser made stand behind all nodes of the file."""
+def by_priority(nodes: Sequence[ir.Node], executed: Sequence[ir.Node]) -> list[int]:
+    """What runs, as positions in the order of DEFAULT, in the order of PRIORITY_BASED.
+
+    Nodes that an optimiser made stand behind all nodes of the file.
+    """
     place = {(node.name, node.op_type): position for position, node in enumerate(nodes)}
     filed = sorted(
         enumerate(executed), key=lambda entry: (place.get((entry[1].name, entry[1].op_type), len(nodes)), entry[0])
     )
     standing = [node for _, node in filed]
-    return [standing[position] for position in priority_order(standing, predecessors(standing))]
+    return [filed[position][0] for position in priority_order(standing, predecessors(standing))]
 
 
 def _positions(nodes: Sequence[ir.Node], executed: Sequence[ir.Node]) -> list[int]:

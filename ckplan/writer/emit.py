@@ -13,7 +13,7 @@ from ckplan.planner.problem import Problem
 from ckplan.planner.simulate import simulate
 from ckplan.planner.timeline import Timeline
 from ckplan.runtime.cpu import CPU
-from ckplan.runtime.executed import executed_model, executed_orders, executed_timeline
+from ckplan.runtime.executed import by_priority, executed_model, executed_orders, executed_timeline
 from ckplan.runtime.problem_of import problem_of, problem_of_nodes
 from ckplan.runtime.runtime import Runtime
 from ckplan.runtime.sizes import shape_classes
@@ -111,7 +111,9 @@ def write(model: ir.Model, plan: Plan, runtime: Runtime = CPU) -> Written:
     if best is None or timeline.peak_activations <= best[3].peak_activations:
         best = (copy, problem, edges.count, timeline, executed)
     copy, problem, count, timeline, executed = best
-    renamed = handed_on(executed, problem_of(executed, runtime))
+    numbers = problem_of(executed, runtime)
+    orders = [list(range(len(numbers.ops))), by_priority(list(copy.graph), list(executed.graph))]
+    renamed = handed_on(numbers, shape_classes(executed.graph, numbers), orders)
     for graph in (copy.graph, executed.graph):
         rename_buffers(graph, renamed)
     timeline = executed_timeline(executed, runtime)

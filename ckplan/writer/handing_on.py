@@ -10,7 +10,8 @@ first may be held until the next is needed.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import cast
 
 import numpy as np
@@ -18,49 +19,79 @@ import onnx_ir as ir
 
 from ckplan.planner.problem import Problem
 from ckplan.planner.simulate import lifetimes, simulate
-from ckplan.runtime.sizes import name_of_dimension, shape_classes
+from ckplan.runtime.sizes import name_of_dimension
 
 _ROOM = 0.97
 """Share of the peak up to which dead buffers are held, so that the peak is where the plan has it."""
 
+_CANDIDATES = 16
+"""Dead buffers that are tried for each new one, those that died last."""
 
-def handed_on(executed: ir.Model, problem: Problem) -> dict[str, str]:
+
+@dataclass(frozen=True, slots=True)
+class _Buffer:
+    """What lives from one step to another; `kind` is its shape without its name."""
+
+    size: int
+    born: int
+    dies: int
+    kind: Hashable
+
+
+class _Order:
+    """An order of execution: when each buffer is born and dies, by its name, and what is alive at each step."""
+
+    def __init__(self, problem: Problem, shapes: Sequence[Hashable | None], schedule: Sequence[int]) -> None:
+        lives = lifetimes(problem, schedule, shapes)
+        self.live = np.array([moment.activations for moment in simulate(problem, schedule, shapes).steps], np.int64)
+        self.limit = _ROOM * self.live.max(initial=0)
+        named = [_named(shapes[tensor]) for tensor in lives.tensor]
+        owners = Counter(found[0] for found in named if found is not None)
+        self.buffers: dict[str, _Buffer] = {}
+        for buffer, found in enumerate(named):
+            # Where onnxruntime takes two buffers for what the plan has as one, their name is not free.
+            if found is not None and owners[found[0]] == 1 and not lives.returned[buffer]:
+                self.buffers[found[0]] = _Buffer(lives.size[buffer], lives.born[buffer], lives.dies[buffer], found[1])
+
+    def idle(self, last: str, following: str) -> np.ndarray | None:
+        """What is alive at the steps between two buffers; None where the second does not begin after the first."""
+        dies, born = self.buffers[last].dies, self.buffers[following].born
+        return self.live[dies + 1 : born] if dies < born else None
+
+
+def handed_on(problem: Problem, shapes: Sequence[Hashable | None], orders: Sequence[Sequence[int]]) -> dict[str, str]:
     """Which buffers may have the name of another one.
 
     Args:
-        executed: what onnxruntime executes of a file, nodes in execution order.
-        problem: its numbers.
+        problem: the numbers of what onnxruntime executes of a file.
+        shapes: by what it hands dead buffers on, see `ckplan.runtime.sizes.shape_classes`.
+        orders: the orders in which it may run the ops, by default first.
 
     Returns:
         For the names of some buffers, the name of the first in a row that follow each other in one place in memory.
     """
-    order = range(len(problem.ops))
-    shapes = shape_classes(executed.graph, problem)
-    lives = lifetimes(problem, order, shapes)
-    live = np.array([moment.activations for moment in simulate(problem, order, shapes).steps], np.int64)
-    limit = _ROOM * live.max(initial=0)
-    named = [_named(shapes[tensor]) for tensor in lives.tensor]
-    owners = Counter(found[0] for found in named if found is not None)
-    born: dict[int, list[tuple[int, str, Hashable]]] = defaultdict(list)
-    for buffer, found in enumerate(named):
-        # Onnxruntime may have taken for two buffers what the plan has as one: then their name is not free.
-        if found is not None and owners[found[0]] == 1 and not lives.returned[buffer]:
-            born[lives.born[buffer]].append((buffer, *found))
+    known = [_Order(problem, shapes, order) for order in orders]
+    shared = set.intersection(*(set(order.buffers) for order in known))
+    first = {name: buffer for name, buffer in known[0].buffers.items() if name in shared}
     renamed: dict[str, str] = {}
-    dead: dict[Hashable, list[tuple[int, str]]] = defaultdict(list)  # of each kind, what died when, the last at the end
-    dying: dict[int, list[tuple[str, Hashable]]] = defaultdict(list)
-    for step in order:
-        for buffer, name, kind in born[step]:
-            # What died last is held for the shortest time: where there is no room for it, there is none for others.
-            died, first = dead[kind][-1] if dead[kind] else (step, name)
-            between = live[died + 1 : step]
-            if first != name and (between + lives.size[buffer] <= limit).all():
-                between += lives.size[buffer]
-                renamed[name] = first
-                dead[kind].pop()
-            dying[lives.dies[buffer]].append((renamed.get(name, name), kind))
-        for first, kind in dying.pop(step, ()):
-            dead[kind].append((step, first))
+    waiting = sorted(first, key=lambda name: first[name].dies)
+    dead: dict[Hashable, list[str]] = defaultdict(list)  # of each kind, the one that died last at the end
+    done = 0
+    for name in sorted(first, key=lambda name: first[name].born):
+        while done < len(waiting) and first[waiting[done]].dies < first[name].born:
+            dead[first[waiting[done]].kind].append(waiting[done])
+            done += 1
+        buffer = first[name]
+        for last in reversed(dead[buffer.kind][-_CANDIDATES:]):
+            idle = [live for order in known if (live := order.idle(last, name)) is not None]
+            if len(idle) == len(known) and all(
+                (live + buffer.size <= order.limit).all() for live, order in zip(idle, known, strict=True)
+            ):
+                for live in idle:
+                    live += buffer.size
+                renamed[name] = renamed.get(last, last)
+                dead[buffer.kind].remove(last)
+                break
     return renamed
 
 

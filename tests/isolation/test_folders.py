@@ -85,3 +85,26 @@ def test_what_lies_in_a_folder_of_ours_is_temporary_and_a_result_beside_it_is_no
         assert is_temporary(folder / "deeper" / "training.onnx")
         assert not is_temporary(folder.parent / "training.onnx")
         assert not is_temporary(folder.parent / "mine" / folder.name / "training.onnx")
+
+
+@pytest.mark.skipif(os.name == "nt", reason="folders are not locked there")
+def test_a_folder_that_another_process_is_about_to_remove_is_not_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import fcntl
+
+    make, held = tempfile.mkdtemp, []
+
+    def taken_at_once(**options: object) -> str:
+        folder = make(**options)
+        if not held:
+            held.append((folder, descriptor := os.open(folder, os.O_RDONLY)))
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return folder
+
+    monkeypatch.setattr(tempfile, "mkdtemp", taken_at_once)
+    with temporary_folder(tmp_path) as folder:
+        ((first, descriptor),) = held
+        assert folder != Path(first)
+        assert folder.is_dir()
+    os.close(descriptor)

@@ -42,13 +42,19 @@ def chain(sizes: list[int]) -> ir.Model:
     return ir.Model(ir.Graph(inputs, [end], nodes=nodes, opset_imports={"": 21}), ir_version=10)
 
 
+def handed(model: ir.Model, *orders: list[int]) -> dict[str, str]:
+    problem = problem_of(model)
+    default = list(range(len(problem.ops)))
+    return handed_on(problem, shape_classes(model.graph, problem), [default, *orders])
+
+
 def test_a_buffer_is_handed_on_where_there_is_room_for_it() -> None:
     # The first of 100 lies idle beside 10 + 20: far below the peak, which is two of 300 at once.
     model = chain([100, 10, 20, 100, 300, 300])
-    assert handed_on(model, problem_of(model)) == {"buffer3": "buffer0"}
+    assert handed(model) == {"buffer3": "buffer0"}
     # Beside those two it has no room.
     model = chain([100, 300, 300, 100])
-    assert handed_on(model, problem_of(model)) == {}
+    assert handed(model) == {}
 
 
 @pytest.fixture(scope="module")
