@@ -174,8 +174,7 @@ def settle_order(
 
 def exceeds(problem: Problem, order: Sequence[int]) -> bool:
     """Whether an execution order costs memory that the order of the file does not."""
-    limit = simulate(problem, range(len(problem.ops))).peak_activations * (1 + TOLERANCE)
-    return simulate(problem, order).peak_activations > limit
+    return peak_of(problem, order) > peak_of(problem, range(len(problem.ops))) * (1 + TOLERANCE)
 
 
 def gather_leaves(nodes: Sequence[ir.Node], edges: ControlEdges) -> bool:
