@@ -7,11 +7,12 @@ from pathlib import Path
 import onnx_ir as ir
 import pytest
 
-from ckplan.answers.findings import chosen, contents_of, environment, file_occupancy
+from ckplan.answers.analysis import contents_of
+from ckplan.answers.findings import chosen, environment, file_occupancy
 from ckplan.autodiff import build_training_graph
 from ckplan.model import load, save
 from ckplan.pipeline import Planned, rewrite, step_of
-from ckplan.planner import Timeline, simulate
+from ckplan.planner import Kind, Timeline, simulate
 from ckplan.planner.strategies import parse_strategy
 from ckplan.runtime import problem_of
 from ckplan.runtime.occupancy import Occupancy, Role, executed_occupancy, occupancy
@@ -126,8 +127,8 @@ def test_contents_are_those_of_the_file(training: ir.Model) -> None:
     step = step_of(training)
     found = contents_of(step)
     assert found.forward + found.backward == len(step.fused.graph)
-    assert found.inputs >= 256 * 16 * 4
-    assert found.outputs >= 6 * 16 * 16 * 4
+    assert found.bytes[Kind.INPUT] >= 256 * 16 * 4
+    assert found.bytes[Kind.OUTPUT] >= 6 * 16 * 16 * 4
     assert found.loss == ""
 
 
