@@ -59,10 +59,10 @@ def step(*arguments, training: bool = False) -> TrainingGraph:
 @pytest.mark.parametrize(
     ("layers", "activation", "norm", "most"),
     [
-        (PLAIN, "Relu", False, 10),
-        (DEPTHWISE, "silu", False, 9.5),
-        (PLAIN, "Relu", True, 15.5),
-        (DEPTHWISE, "silu", True, 13.5),
+        (PLAIN, "Relu", False, 17),
+        (DEPTHWISE, "silu", False, 14),
+        (PLAIN, "Relu", True, 21),
+        (DEPTHWISE, "silu", True, 17),
     ],
 )
 def test_a_convolutional_network_grows_by_a_bounded_factor(layers, activation, norm, most):

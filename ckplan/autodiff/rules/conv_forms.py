@@ -29,7 +29,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import onnx_ir as ir
 
-from ckplan.autodiff.builder import Builder, attr_int, dtype_of, shape_of, size_of
+from ckplan.autodiff.builder import Builder, attr_int, shape_of, size_of
 from ckplan.autodiff.rules import depthwise_forms
 from ckplan.autodiff.rules.windows import Window, pad_axes, permuted, places_of, slice_axes, tap_of
 
@@ -40,9 +40,6 @@ FEW_CHANNELS = 8
 
 #: Up to this many taps are put side by side; with more, the convolution is as fast and has 4 nodes.
 COLUMN_TAPS = 9
-
-#: Element types for which every device has a kernel of Einsum.
-EINSUM_TYPES = (ir.DataType.FLOAT, ir.DataType.DOUBLE)
 
 #: Below this many result channels a convolution with the flipped kernel is slower than ConvTranspose.
 FLIP_CHANNELS = 16
@@ -69,10 +66,9 @@ def weight_gradient_form(samples: int, channels: int, filters: int, groups: int,
         return form
     if wide <= FEW_CHANNELS and not window.is_pointwise:
         return "column" if window.size * wide <= high and window.size <= COLUMN_TAPS else "conv"
-    # Beside the result: a product for each sample, twice where those of single taps are joined, or copies of both.
-    products = (samples - 1 if window.size == 1 else 2 * samples) * filters * wide * window.size
+    products = samples * filters * wide * window.size
     activations = samples * (channels * math.prod(window.inputs) + filters * window.places)
-    return "image" if products <= activations else "batch"
+    return "image" if 2 * products <= activations else "batch"
 
 
 def weight_gradient(op: Builder, x: ir.Value, dy: ir.Value, kernel: Sequence[int], window: Window) -> ir.Value:
@@ -92,7 +88,7 @@ def weight_gradient(op: Builder, x: ir.Value, dy: ir.Value, kernel: Sequence[int
         return op.Concat(*[weight_gradient(op, part, dy, shape, window) for part, shape in slices], axis=1)
     form = weight_gradient_form(samples, channels, kernel[0], groups, window)
     emit = FORMS[form]
-    parts = _parts(op, x, form, window) if form in ("image", "column", "dot", "row") and window.size > 1 else 1
+    parts = _parts(op, x, samples) if form in ("image", "column", "dot", "row") and window.size > 1 else 1
     sums = []
     for index in range(parts):
         first, last = samples * index // parts, samples * (index + 1) // parts
@@ -123,19 +119,19 @@ def _joined(x: ir.Value) -> list[ir.Value]:
 def _image(op: Builder, x: ir.Value, dy: ir.Value, kernel: Sequence[int], groups: int, window: Window) -> ir.Value:
     samples, channels = shape_of(x)[:2]
     lead = [samples] if groups == 1 else [samples, groups]
-    wide, high = channels // groups, kernel[0] // groups
+    wide = channels // groups
+    dy = op.reshape(dy, [*lead, kernel[0] // groups, window.places])
     if window.size == 1:
         # onnxruntime merges the transposition into the product, which then reads x where it lies.
         x = op.reshape(_only_tap(op, x, window), [*lead, wide, window.places])
-        products = op.MatMul(op.reshape(dy, [*lead, high, window.places]), _swapped(op, x))
-        return _over_samples(op, products, len(lead), kernel)
-    split = [*lead, wide, *window.inputs]
-    perm = [*range(len(lead)), *range(len(lead) + 1, len(split)), len(lead)]
-    last = op.Transpose(op.reshape(x, split), perm=perm)
-    dy = op.reshape(dy, [*lead, *[1] * len(window.kernel), high, window.places])
-    padded, axis = _padded_rows(op, last, len(lead), window), len(lead)
-    each = [op.MatMul(dy, op.Gather(padded, read, axis=axis)) for read in _reads(window, _together(op, x, window, 2))]
-    return _over_samples(op, _side_by_side(op, each, axis), axis, kernel)
+        products = op.MatMul(dy, _swapped(op, x))
+    else:
+        split = [*lead, wide, *window.inputs]
+        perm = [*range(len(lead)), *range(len(lead) + 1, len(split)), len(lead)]
+        last = op.Transpose(op.reshape(x, split), perm=perm)
+        taps = _taps(op, last, len(lead), [*lead, window.places, wide], window, 1)
+        products = _side_by_side(op, [op.MatMul(dy, tap) for tap in taps])
+    return _kernel_layout(op, op.reduce_sum(products, [0], keepdims=False), kernel)
 
 
 def _batch(op: Builder, x: ir.Value, dy: ir.Value, kernel: Sequence[int], groups: int, window: Window) -> ir.Value:
@@ -143,29 +139,21 @@ def _batch(op: Builder, x: ir.Value, dy: ir.Value, kernel: Sequence[int], groups
     wide, high = channels // groups, kernel[0] // groups
     depth = samples * window.places
     lead = [] if groups == 1 else [groups]
-    rank = len(shape_of(dy))
-    if window.size == window.places == 1 and not lead and _is_for_einsum(op, dy, high * wide):
-        mine, other = "hijk"[: rank - 2], "pqrs"[: rank - 2]  # axes of one element
-        return op.Einsum(dy, _only_tap(op, x, window), equation=f"no{mine},nc{other}->oc{other}")
+    perm = [1, 0, *range(2, len(shape_of(dy)))]
+    dy = permuted(op, dy, perm, [*lead, high, depth])
     if window.size == 1:
-        dy = permuted(op, dy, [1, 0, *range(2, rank)], [*lead, high, depth])
-        split = op.reshape(_only_tap(op, x, window), [samples, *lead, wide, *window.outputs])
-        spatial = range(len(lead) + 2, len(lead) + rank)
-        perm = [1, 0, *spatial, 2] if lead else [0, *spatial, 1]
-        return op.reshape(op.MatMul(dy, permuted(op, split, perm, [*lead, depth, wide])), kernel)
-    # The samples of a place lie side by side, so that what is gathered by place is (places, samples, channels).
-    ones = [1] * len(window.kernel)
-    dy = permuted(op, dy, [1, *range(2, rank), 0], [*lead, *ones, high, depth])
-    split = op.reshape(x, [samples, *lead, wide, *window.inputs])
-    spatial = range(len(lead) + 2, len(lead) + rank)
-    last = op.Transpose(split, perm=[*range(1, len(lead) + 1), *spatial, 0, len(lead) + 1])
-    padded, axis = _padded_rows(op, last, len(lead), window), len(lead)
-    products = []
-    for read in _reads(window, _together(op, x, window, 1)):
-        found = op.Gather(padded, read, axis=axis)
-        products.append(op.MatMul(dy, op.reshape(found, [*lead, *read.shape[:-1], depth, wide])))
-    total = _side_by_side(op, products, axis)
-    return op.reshape(op.Transpose(total, perm=_taps_last(len(shape_of(total)), axis)), kernel)
+        x = _only_tap(op, x, window)
+    sizes = shape_of(x)[2:]
+    split = [samples, *lead, wide, *sizes]
+    spatial = range(len(split) - len(sizes), len(split))
+    perm = [1, 0, *spatial, 2] if lead else [0, *spatial, 1]
+    if window.size == 1:
+        products = op.MatMul(dy, permuted(op, op.reshape(x, split), perm, [*lead, depth, wide]))
+    else:
+        last = op.Transpose(op.reshape(x, split), perm=perm)
+        taps = _taps(op, last, len(lead) + 1, [*lead, depth, wide], window, _together(op, x, window))
+        products = _side_by_side(op, [op.MatMul(dy, tap) for tap in taps])
+    return _kernel_layout(op, products, kernel)
 
 
 def _column(op: Builder, x: ir.Value, dy: ir.Value, kernel: Sequence[int], groups: int, window: Window) -> ir.Value:
@@ -232,99 +220,45 @@ FORMS: dict[Form, _Emit] = {
 }
 
 
-def _padded_rows(op: Builder, last: ir.Value, first_axis: int, window: Window) -> ir.Value:
-    """Pad a tensor with the channels behind its plane, and make one axis of the plane.
+def _taps(
+    op: Builder, last: ir.Value, first_axis: int, shape: Sequence[int], window: Window, together: int
+) -> Iterator[ir.Value]:
+    """Pad a tensor whose channels come last and yield its taps; each is emitted when it is asked for.
+
+    A tap is gathered, place by place, from the padded tensor: one node, and as fast as a slice of all axes.
 
     Args:
         op: the builder.
-        last: what the window slides over.
+        last: what the window slides over, channels last.
         first_axis: the first of its spatial axes.
+        shape: of one tap, channels last.
         window: geometry.
+        together: how many taps lie side by side in what is yielded, as so many times the channels.
     """
     axes = range(first_axis, first_axis + len(window.inputs))
     padded = pad_axes(op, last, axes, window.begin, [max(size, 0) for size in window.end])
-    shape = shape_of(padded)
-    return op.reshape(padded, [*shape[:first_axis], math.prod(_padded_sizes(window)), *shape[axes.stop :]])
-
-
-def _padded_sizes(window: Window) -> list[int]:
-    spans = zip(window.inputs, window.begin, window.end, strict=True)
-    return [size + first + max(last, 0) for size, first, last in spans]
-
-
-def _reads(window: Window, together: int) -> Iterator[np.ndarray]:
-    """The places of the padded plane that taps read, (taps along each axis, places), for so many taps at a time.
-
-    Gathered by them, place by place, a tap is one node, and as fast as a slice of all axes.
-
-    Args:
-        window: geometry.
-        together: all taps, those along the last axis, or one.
-    """
-    taps, sizes = window.taps, _padded_sizes(window)
-    shape = window.kernel if together == window.size else (*[1] * (len(window.kernel) - 1), together)
+    lead, sizes = shape_of(padded)[:first_axis], shape_of(padded)[first_axis:-1]
+    rows = op.reshape(padded, [*lead, math.prod(sizes), shape[-1]])
+    taps = window.taps
     for first in range(0, len(taps), together):
-        read = np.stack([places_of(window, tap, sizes) for tap in taps[first : first + together]])
-        yield read.reshape(*shape, window.places)
+        read = np.stack([places_of(window, tap, sizes) for tap in taps[first : first + together]], axis=-1)
+        found = op.Gather(rows, read.reshape(-1), axis=first_axis)
+        yield op.reshape(found, [*shape[:-1], read.shape[1] * shape[-1]])
 
 
-def _together(op: Builder, x: ir.Value, window: Window, spare: int) -> int:
+def _together(op: Builder, x: ir.Value, window: Window) -> int:
     """Into how many copies of x a product may read its taps: all of them, a row of them, or one.
 
-    The fewer products, the fewer nodes. Copies that are small beside the model's largest tensor are of no account:
-    there are such only where the layers are deep and the activations small.
-
-    Args:
-        op: the builder.
-        x: what the window slides over.
-        window: geometry.
-        spare: how many times as large that tensor is to be.
+    The fewer products, the fewer nodes and the faster. Copies that together are half of the model's largest tensor are
+    of no account: there are such only where the layers are deep and the activations small.
     """
     copy = size_of(x) // math.prod(window.inputs) * window.places
-    return next((taps for taps in (window.size, window.kernel[-1]) if spare * taps * copy <= _largest(op)), 1)
+    room = _largest(op) // 2
+    return next((taps for taps in (window.size, window.kernel[-1]) if taps * copy <= room), 1)
 
 
-def _side_by_side(op: Builder, products: Sequence[ir.Value], axis: int) -> ir.Value:
-    return op.Concat(*products, axis=axis) if len(products) > 1 else products[0]
-
-
-def _taps_last(rank: int, lead: int) -> list[int]:
-    """The order of axes that brings (lead, taps, filters, channels) into the layout of the weight."""
-    return [*range(lead), rank - 2, rank - 1, *range(lead, rank - 2)]
-
-
-def _is_for_einsum(op: Builder, operand: ir.Value, elements: int) -> bool:
-    """Say whether Einsum may make something of so many elements.
-
-    Its kernel works in one or two tensors more of its result's size, which is of no account only beside activations
-    that are larger.
-    """
-    return operand.dtype in EINSUM_TYPES and 2 * elements <= _largest(op)
-
-
-def _over_samples(op: Builder, products: ir.Value, lead: int, kernel: Sequence[int]) -> ir.Value:
-    """Sum (samples, ..., taps, filters, channels) over the samples, and bring them into the layout of the weight.
-
-    In one node, which multiplies by ones, the fastest way to sum a few long rows.
-
-    Args:
-        op: the builder.
-        products: one for each sample.
-        lead: their axes before those of the taps.
-        kernel: shape of the weight.
-    """
-    rank = len(shape_of(products))
-    order = _taps_last(rank, lead)[1:]
-    samples = shape_of(products)[0]
-    if samples == 1 or not _is_for_einsum(op, products, size_of(products)):
-        total = op.transpose(op.reduce_sum(products, [0], keepdims=False), [axis - 1 for axis in order])
-        return op.reshape(total, kernel)
-    letters = "nabcdefghijk"[:rank]
-    result = "".join(letters[axis] for axis in order)
-    # A kernel of one tap has no axes of taps in the products; those of the ones stand for them.
-    more = "xyz"[: len(kernel) - 2] if rank == lead + 2 else ""
-    ones = np.ones([samples, *[1] * len(more)], dtype_of(products))
-    return op.reshape(op.Einsum(ones, products, equation=f"n{more},{letters}->{result}{more}"), kernel)
+def _side_by_side(op: Builder, products: Sequence[ir.Value]) -> ir.Value:
+    return op.Concat(*products, axis=-1) if len(products) > 1 else products[0]
 
 
 def _only_tap(op: Builder, x: ir.Value, window: Window) -> ir.Value:
@@ -347,15 +281,13 @@ def _kernel_layout(op: Builder, products: ir.Value, kernel: Sequence[int]) -> ir
     return permuted(op, op.reshape(products, [kernel[0], taps, kernel[1]]), [0, 2, 1], kernel)
 
 
-def _parts(op: Builder, x: ir.Value, form: Form, window: Window) -> int:
+def _parts(op: Builder, x: ir.Value, samples: int) -> int:
     """Return in how many parts to go through the batch.
 
-    A gradient holds about two copies of ``x`` (transposed and padded, and what taps read). That is of no account for a
-    small layer, but where they are larger than any tensor of the model, the peak may well lie here.
+    A gradient holds about two copies of ``x`` (transposed and padded, and one tap). That is of no account for a small
+    layer, but where ``x`` is among the largest tensors of the model, the peak may well lie here.
     """
-    size = size_of(x)
-    read = size // math.prod(window.inputs) * window.places * _together(op, x, window, 2) if form == "image" else size
-    return min(shape_of(x)[0], MAX_PARTS, -(-(size + read) // max(_largest(op), 1)))
+    return min(samples, MAX_PARTS) if 2 * size_of(x) >= _largest(op) else 1
 
 
 def _largest(op: Builder) -> int:
