@@ -6,6 +6,7 @@ instance, or from a random generator in a test.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
@@ -91,7 +92,8 @@ class Problem:
     ``collection`` names the tensors that the model itself marks for keeping (the `list` strategy's default).
 
     Raises:
-        ValueError: a tensor is read before it is made, or made twice; or all are larger than a number can tell.
+        ValueError: a tensor is read before it is made, or made twice; all are larger than a number can tell; or the
+            cost of an op is negative or no number.
     """
 
     ops: tuple[Op, ...]
@@ -102,6 +104,8 @@ class Problem:
         made: set[int] = set()
         producers = {tensor for op in self.ops for tensor in op.outputs}
         for op in self.ops:
+            if not 0 <= op.cost < math.inf:
+                raise ValueError(f"op {op.name!r} cannot cost {op.cost:g}")
             for tensor in op.inputs:
                 if tensor in producers and tensor not in made:
                     raise ValueError(f"op {op.name!r} reads {self.tensors[tensor].name!r} before it is made")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -178,12 +178,24 @@ def read_step(path: str | os.PathLike[str]) -> StepFile:
     parameters = tuple(json.loads(about.get(keys.PARAMETERS, "[]")))
     rate, scale = about.get(keys.LEARNING_RATE, ""), about.get(keys.LOSS_SCALE, "")
     fed = {str(value.name): value for value in model.graph.inputs}
+    made = {str(value.name): value for value in model.graph.outputs}
+    _check(file, "output", made, [loss, *gradients.values(), *updates.values()])
+    _check(file, "input", fed, [*gradients, *updates])
     if scale not in fed:
         scale = ""
     held = model.graph.initializers.keys() | updates.keys() | {rate, scale}
     batch = {name: _spec(value, file) for name, value in fed.items() if name not in held}
     draws = any("seed" in node.attributes for node in model.graph.all_nodes())
     return StepFile(file, model, batch, loss, updates, parameters, gradients, rate, scale, draws)
+
+
+def _check(file: Path, kind: str, known: Mapping[str, ir.Value], named: Iterable[str]) -> None:
+    """Raises ModelError for a name in the metadata that no input or output has, or one without a type."""
+    for name in named:
+        if name not in known or known[name].dtype is None:
+            raise ModelError(
+                f"the metadata of {file} name an {kind} '{name}', which it does not have", "write the file again"
+            )
 
 
 def _names(about: Mapping[str, str], key: str, file: Path) -> dict[str, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from ckplan.planner.instances import (
     problem_to_json,
 )
 from ckplan.planner.order import best_order
+from ckplan.planner.problem import Op, Tensor
 from ckplan.planner.strategies import parse_strategy
 from tests.planner.networks import Network, resnet50, small_unet, vgg19
 from tests.planner.problems import chain, problems
@@ -40,6 +42,12 @@ def test_problems_survive_json(problem: Problem) -> None:
 def test_the_collection_survives_json() -> None:
     problem = Problem(chain(2).ops, chain(2).tensors, collection=("a0",))
     assert fields(problem_from_json(problem_to_json(problem))) == fields(problem)
+
+
+@pytest.mark.parametrize("cost", [-7.0, math.inf, math.nan])
+def test_costs_that_cannot_be_are_refused(cost: float) -> None:
+    with pytest.raises(ValueError, match="op 'a' cannot cost"):
+        Problem((Op("a", (), (0,), cost),), (Tensor("t", 4),))
 
 
 def test_damaged_problems_are_refused() -> None:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import onnx
 import pytest
 
-from ckplan.training.stepfile import session_of
+import ckplan
+from ckplan.errors import ModelError
+from ckplan.training.stepfile import read_step, session_of
+from tests.cli.conftest import write_model
 
 
 def test_what_onnxruntime_says_of_an_error_is_no_line_of_its_own(capfd: pytest.CaptureFixture[str]) -> None:
@@ -18,3 +23,20 @@ def test_what_onnxruntime_says_of_an_error_is_no_line_of_its_own(capfd: pytest.C
     with pytest.raises(Exception, match="Reshape"):
         session.run(None, {"x": np.ones(4, np.float32), "s": np.asarray([3])})
     assert capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize(("kind", "place"), [("output", "output"), ("input", "input")])
+def test_metadata_that_name_what_is_not_there_are_damaged(tmp_path: Path, kind: str, place: str) -> None:
+    file = tmp_path / "step.onnx"
+    made = ckplan.build_training_graph(ckplan.load(write_model(tmp_path / "m.onnx", layers=2)).model)
+    ckplan.save(made.model, file)
+    assert read_step(file).gradients
+    proto = onnx.load(file)
+    ends = getattr(proto.graph, place)
+    gone = set(made.gradients.values() if kind == "output" else made.gradients)
+    kept = [value for value in ends if value.name not in gone]
+    del ends[:]
+    ends.extend(kept)
+    onnx.save(proto, file)
+    with pytest.raises(ModelError, match=f"name an {kind} '.*', which it does not have"):
+        read_step(file)
