@@ -14,7 +14,9 @@ import click
 from ckplan.isolation.lifetime import comes_again
 
 GRACE = 4.0
-"""Seconds that Python gets to hear of an interruption."""
+"""Seconds of processor time that Python gets to hear of an interruption, and to clean up."""
+_LONGEST = 16.0
+"""The same on the clock: a busy machine lets a process wait, and one that sleeps takes no processor time."""
 INTERRUPTED = 130
 
 
@@ -42,19 +44,25 @@ def end_when_stuck() -> None:
         while received := reader.recv(1):
             if received[0] == signal.SIGINT:
                 since = time.monotonic() - 1  # the handler may have been faster than this thread
-                time.sleep(GRACE)
+                _wait()
                 if heard[0] < since:
                     click.echo("ckplan: interrupted", err=True)
                     os._exit(INTERRUPTED)
             elif received[0] in _ENDING:
                 # Whoever is asked to end has not, by now: what it leaves goes with the next command.
-                time.sleep(GRACE)
+                _wait()
                 os._exit(128 + received[0])
 
     signal.signal(signal.SIGINT, handle)
     signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
     threading.Thread(target=watch, daemon=True).start()
     _open.extend((reader, writer))
+
+
+def _wait() -> None:
+    began, since = time.process_time(), time.monotonic()
+    while time.process_time() - began < GRACE and time.monotonic() - since < _LONGEST:
+        time.sleep(0.1)
 
 
 _ENDING = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name))

@@ -7,6 +7,9 @@ types that numpy does not write (bfloat16, float8), which would come back as voi
 from __future__ import annotations
 
 import json
+import struct
+import zipfile
+import zlib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -16,6 +19,9 @@ import numpy as np
 from ckplan.isolation.folders import no_room
 
 Array = np.ndarray[Any, np.dtype[Any]]
+
+DAMAGED = (zipfile.BadZipFile, zlib.error, struct.error, NotImplementedError, RuntimeError)
+"""What reading a damaged ``.npz`` raises besides OSError, ValueError and EOFError."""
 
 _RAW = {1: np.uint8, 2: np.uint16}
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import struct
 import zipfile
 import zlib
 from collections.abc import Mapping, Sequence
@@ -15,7 +14,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ckplan.errors import EnvironmentUnavailableError, ModelError, UsageError
-from ckplan.isolation.arrays import Array, is_exotic
+from ckplan.isolation.arrays import DAMAGED, Array, is_exotic
 from ckplan.keys import LOSS_SCALE
 from ckplan.meter.facts import fed_inputs, initial_states
 from ckplan.meter.ranges import upper_bound
@@ -157,7 +156,7 @@ def _read(file: Path, model: ir.Model) -> dict[str, Array]:
             _check_room(file, archive.zip)
             arrays: dict[str, Array] = {name: archive[name] for name in archive.files}
     # An .npy is a TypeError or has no `zip`; zipfile tells of what it does not know or cannot inflate in its own ways.
-    except (OSError, ValueError, TypeError, AttributeError, EOFError, *_DAMAGED) as error:
+    except (OSError, ValueError, TypeError, AttributeError, EOFError, *DAMAGED) as error:
         raise UsageError(f"`{file}` is not a readable .npz file", "write it with numpy.savez") from error
     known = {value.name or "": value for value in model.graph.inputs}
     missing = [value.name for value in fed_inputs(model) if value.name not in arrays]
@@ -177,7 +176,6 @@ def _read(file: Path, model: ir.Model) -> dict[str, Array]:
 
 _DRAWN = 8
 """Bytes of a number as it is drawn, before it gets its type."""
-_DAMAGED = (zipfile.BadZipFile, zlib.error, struct.error, NotImplementedError, RuntimeError)
 
 
 def _check_room(file: Path, archive: zipfile.ZipFile) -> None:

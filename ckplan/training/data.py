@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zipfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from ckplan.errors import EnvironmentUnavailableError, UsageError
+from ckplan.isolation.arrays import DAMAGED
 from ckplan.training.stepfile import Array, Spec
 
 Data = Mapping[str, Array]
@@ -36,7 +36,7 @@ def read_data(path: Path) -> dict[str, Array]:
         return reader(path)
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror or error}", "check the path") from None
-    except (ValueError, zipfile.BadZipFile, EOFError) as error:
+    except (ValueError, EOFError, *DAMAGED) as error:
         reason = " ".join(str(error).split())[:200]
         raise UsageError(f"{path} is damaged or of another format ({reason})", "write it again") from None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import io
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,16 @@ from ckplan.training.data import fitted, read_data
 from ckplan.training.stepfile import Spec
 
 INPUTS = {"x": Spec((4, 2, 3), np.dtype(np.float32)), "labels": Spec((4,), np.dtype(np.int64))}
+
+
+def patched() -> bytes:
+    """An archive whose first entry says that it holds a patch, which zipfile does not read."""
+    stream = io.BytesIO()
+    np.savez(stream, x=np.ones(3))
+    made = bytearray(stream.getvalue())
+    for signature, flags in ((b"PK\x03\x04", 6), (b"PK\x01\x02", 8)):
+        made[made.index(signature) + flags] |= 1 << 5
+    return bytes(made)
 
 
 def test_arrays_are_brought_into_the_types_of_the_step(tmp_path: Path) -> None:
@@ -36,6 +47,7 @@ def test_rows_of_a_table_get_the_shape_of_the_input() -> None:
         ("d.csv", b"1,2", "neither .npz nor .parquet"),
         ("d.npz", b"junk", "damaged or of another format"),
         ("d.npz", b"PK\x03\x04junk", "damaged or of another format"),
+        ("d.npz", patched(), "damaged or of another format"),
         ("none.npz", None, "there is no file"),
     ],
 )
