@@ -19,13 +19,16 @@ from typing import Any
 
 from benchmarks.fuzz.cases import LOOP, broken, run_case
 from benchmarks.fuzz.damaged import CASES, written
-from benchmarks.fuzz.forked import fork_children, import_all, run_forked
+from benchmarks.fuzz.forked import GIB, fork_children, import_all, run_forked
 from benchmarks.fuzz.seeds import write_loop_seeds, write_seeds
 
 DAMAGED_COMMANDS = (
     ("rewrite", "m.onnx", "-o", "out.onnx", "--strategy", "sqrt", "--json"),
     ("measure", "m.onnx", "--device", "cpu", "--runs", "1", "--run-limit", "3", "--json"),
 )
+ROOM = 3 * GIB // 2
+"""What these may allocate: a model that grows without end takes all there is when it is measured, and has to be told of
+on a small machine, too."""
 
 
 def main() -> int:
@@ -62,7 +65,7 @@ def _damaged(place: Path) -> dict[str, object]:
             (folder / "m.onnx").write_bytes(written(made))
             (folder / "weights.bin").write_bytes(bytes(256))
             before = {file.name: file.read_bytes() for file in folder.iterdir()}
-            outcome = run_forked(command, folder)
+            outcome = run_forked(command, folder, memory=ROOM)
             codes[outcome.code] += 1
             reasons = broken(command, outcome, folder, before)
             if reasons:
