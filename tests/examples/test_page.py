@@ -23,7 +23,7 @@ pytestmark = [
     pytest.mark.skipif(chromium() is None, reason=f"no browser: none of {', '.join(NAMES)}, and CHROMIUM is not set"),
 ]
 
-SIZES = {60: 50, 1500: 4}
+SIZES = {60: 50, 750: 4}
 """Steps by images in a step: many to see that the numbers stay together, and many images to see the memory."""
 PATIENCE = 300.0
 
@@ -81,7 +81,7 @@ def test_the_browser_learns_what_python_learns(browser: Page, served: str, built
 
 
 def test_a_plan_takes_less_of_the_heap(browser: Page, served: str) -> None:
-    visit(browser, f"{served}1500/?steps=2")
+    visit(browser, f"{served}750/?steps=2")
     found = browser.value("results")
     # The memory of WebAssembly grows by a fifth at a time, so that what a plan saves is seen in such steps only.
     assert max(found["planned"]["heap"]) < 0.9 * max(found["plain"]["heap"])
