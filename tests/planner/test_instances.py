@@ -58,6 +58,8 @@ def test_damaged_problems_are_refused() -> None:
         problem_from_json({key: value for key, value in data.items() if key != "tensors"})
     with pytest.raises(ModelError, match="refers to tensor 999"):
         problem_from_json({**data, "ops": [{**data["ops"][0], "inputs": [999]}]})
+    with pytest.raises(ModelError, match="of what it does not read"):
+        problem_from_json({**data, "ops": [{**data["ops"][0], "inplace": [[data["ops"][0]["outputs"][0], [5]]]}]})
     with pytest.raises(ModelError, match="before it is made"):
         problem_from_json({**data, "ops": data["ops"][::-1]})
     with pytest.raises(ModelError, match="larger than any memory"):

@@ -85,4 +85,7 @@ def _op_from_json(data: Mapping[str, Any], tensors: int) -> Op:
     outside = [tensor for tensor in named if not 0 <= tensor < tensors]
     if outside:
         raise ValueError(f"op {op.name!r} refers to tensor {outside[0]}, there are {tensors}")
+    taken = [(made, (base,)) for made, base in op.views.items()] + list(op.inplace.items())
+    if any(made not in op.outputs or not set(bases) <= set(op.inputs) for made, bases in taken):
+        raise ValueError(f"op {op.name!r} has a view, or an output in place, of what it does not read")
     return op
