@@ -115,38 +115,31 @@ class Process:
 
     def _told(self, error: Mapping[str, Any]) -> CkplanError:
         """The exception for a failure that the job could describe itself."""
-        stage, learnt = self._reached()
         if error["kind"] == "ckplan":
             kind: type[CkplanError] = getattr(errors, error["type"], CkplanError)
             return kind(error["message"], error["hint"])
+        stage, _ = self._reached()
         reason = clean(error["message"])
         if error["kind"] == "memory":
-            return RunFailedError(
+            return self._failed(
                 f"out of memory in {stage} of `{self._path}`: {reason}",
                 "use a smaller batch (--dim), a smaller budget, or a machine with more memory",
-                stage=stage,
-                learnt=learnt,
-                stderr=self._stderr(),
             )
         if error["kind"] == "model":
             import onnx_ir as ir
 
             hint = missing_kernel_advice(reason, ir.load(self._path))
             return ModelError(f"onnxruntime failed in {stage} of `{self._path}`: {reason}", hint)
-        return RunFailedError(
-            f"{error['type']} in {stage} of `{self._path}`: {reason}", stage=stage, learnt=learnt, stderr=self._stderr()
-        )
+        return self._failed(f"{error['type']} in {stage} of `{self._path}`: {reason}")
 
     def _crashed(self) -> RunFailedError:
         """The exception for a job that ended without a word."""
         stage, learnt = self._reached()
         if self._late:
-            return RunTooLongError(
+            return self._failed(
                 f"{stage} of `{self._path}` takes more than {allowed():g} s",
                 "a model may never end; if this one does, allow it more: --run-limit SECONDS",
-                stage=stage,
-                learnt=learnt,
-                stderr=self._stderr(),
+                RunTooLongError,
             )
         code = self._popen.returncode
         if code < 0:
@@ -160,13 +153,15 @@ class Process:
         last = f"; it last wrote: {tail[-1]}" if tail else ""
         killed = code == -getattr(signal, "SIGKILL", 9)
         hint = "this is how the system ends a process when memory runs out: use a smaller batch (--dim)"
-        return RunFailedError(
+        return self._failed(
             f"the process that ran `{self._path}` {how} in {stage}{resident}{last}",
             hint if killed else "try another onnxruntime version, or --device cpu",
-            stage=stage,
-            learnt=learnt,
-            stderr=tail,
         )
+
+    def _failed(self, message: str, hint: str = "", kind: type[RunFailedError] = RunFailedError) -> RunFailedError:
+        """A failure, with how far the job had come and what it wrote."""
+        stage, learnt = self._reached()
+        return kind(message, hint, stage=stage, learnt=learnt, stderr=self._stderr())
 
 
 def clean(message: str) -> str:

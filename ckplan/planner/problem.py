@@ -93,7 +93,7 @@ class Problem:
 
     Raises:
         ValueError: a tensor is read before it is made, or made twice; all are larger than a number can tell; or the
-            cost of an op is negative or no number.
+            cost of an op is negative or no number, or its workspace negative.
     """
 
     ops: tuple[Op, ...]
@@ -106,6 +106,8 @@ class Problem:
         for op in self.ops:
             if not 0 <= op.cost < math.inf:
                 raise ValueError(f"op {op.name!r} cannot cost {op.cost:g}")
+            if op.workspace < 0:
+                raise ValueError(f"op {op.name!r} cannot work in {op.workspace} bytes")
             for tensor in op.inputs:
                 if tensor in producers and tensor not in made:
                     raise ValueError(f"op {op.name!r} reads {self.tensors[tensor].name!r} before it is made")

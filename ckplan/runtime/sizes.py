@@ -26,16 +26,10 @@ def named_dimension(size: int, buffer: str) -> str:
 
 
 @lru_cache(maxsize=1 << 16)
-def _size_named(name: str) -> int | None:
-    """The inverse of `named_dimension`; None for any other name."""
+def parts_of_dimension(name: str) -> tuple[int, str] | None:
+    """The inverse of `named_dimension`: size and buffer; None for any other name."""
     match = _NAMED.fullmatch(name)
-    return int(match[1]) if match else None
-
-
-def name_of_dimension(name: str) -> str | None:
-    """The buffer that a dimension is named after, None where its name is of another kind."""
-    match = _NAMED.fullmatch(name)
-    return None if match is None else match[2]
+    return (int(match[1]), match[2]) if match else None
 
 
 def dimensions_of(value: ir.Value) -> tuple[int, ...] | None:
@@ -48,8 +42,8 @@ def dimensions_of(value: ir.Value) -> tuple[int, ...] | None:
     for dim in value.shape:
         if isinstance(dim, int):
             dims.append(dim)
-        elif (size := _size_named(str(dim.value))) is not None:
-            dims.append(size)
+        elif (parts := parts_of_dimension(str(dim.value))) is not None:
+            dims.append(parts[0])
         else:
             return None
     return tuple(dims)

@@ -19,7 +19,7 @@ import onnx_ir as ir
 
 from ckplan.planner.problem import Problem
 from ckplan.planner.simulate import lifetimes, simulate
-from ckplan.runtime.sizes import name_of_dimension
+from ckplan.runtime.sizes import named_dimension, parts_of_dimension
 
 _ROOM = 0.97
 """Share of the peak up to which dead buffers are held, so that the peak is where the plan has it."""
@@ -100,7 +100,8 @@ def _named(shape: Hashable | None) -> tuple[str, Hashable] | None:
     if shape is None:
         return None
     size, dims = cast("tuple[float, tuple[int | str, ...]]", shape)
-    names = {name_of_dimension(dim) for dim in dims if isinstance(dim, str)}
+    parts = [parts_of_dimension(dim) for dim in dims if isinstance(dim, str)]
+    names = {part and part[1] for part in parts}
     name = names.pop() if len(names) == 1 else None
     if name is None:
         return None
@@ -118,7 +119,7 @@ def rename_buffers(graph: ir.Graph, renamed: Mapping[str, str]) -> None:
 
 
 def _renamed(dim: ir.SymbolicDim, renamed: Mapping[str, str]) -> str | None:
-    name = None if dim.value is None else name_of_dimension(dim.value)
-    if dim.value is None or name is None or name not in renamed:
+    parts = None if dim.value is None else parts_of_dimension(dim.value)
+    if parts is None or parts[1] not in renamed:
         return dim.value
-    return f"{dim.value.removesuffix(name)}{renamed[name]}"
+    return named_dimension(parts[0], renamed[parts[1]])

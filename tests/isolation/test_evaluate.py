@@ -21,7 +21,7 @@ from ckplan.isolation import evaluate as evaluation
 from ckplan.isolation.evaluate import EvaluationError, evaluate
 from ckplan.model.execute import execute
 from ckplan.runtime.executed import executed_model
-from tests.meter.models import floats
+from tests.meter.models import endless_loop, floats
 
 MIB = 1 << 20
 
@@ -46,20 +46,8 @@ def floats_of(name: str) -> onnx.TensorProto:
 
 
 def endless() -> ir.Model:
-    """A Loop of 2^62 iterations."""
-    body = helper.make_graph(
-        [helper.make_node("Identity", ["go"], ["go_on"]), helper.make_node("Neg", ["state"], ["next"])],
-        "body",
-        [
-            helper.make_tensor_value_info("i", TensorProto.INT64, []),
-            helper.make_tensor_value_info("go", TensorProto.BOOL, []),
-            floats("state", 4),
-        ],
-        [helper.make_tensor_value_info("go_on", TensorProto.BOOL, []), floats("next", 4)],
-    )
-    trips = numpy_helper.from_array(np.array(1 << 62, np.int64), "trips")
-    go = numpy_helper.from_array(np.array(True), "first")
-    return model_of([helper.make_node("Loop", ["trips", "first", "x"], ["y"], "forever", body=body)], [trips, go])
+    node, trips = endless_loop()
+    return model_of([node], trips)
 
 
 X = {"x": np.ones(4, np.float32)}

@@ -104,3 +104,19 @@ def chain(
     inputs = [floats("x", BATCH, WIDTH), *(floats(f"W{layer}", WIDTH, WIDTH) for layer in range(layers))]
     outputs = [floats("loss"), *(floats(f"W{layer}_grad", WIDTH, WIDTH) for layer in range(layers))]
     return save(path, nodes, inputs, outputs, initializers, metadata)
+
+
+def endless_loop() -> tuple[onnx.NodeProto, list[onnx.TensorProto]]:
+    """A Loop of 2^62 iterations whose condition stays true, from `x` to `y` of 4 floats; and its initializers."""
+    body = helper.make_graph(
+        [helper.make_node("Identity", ["go"], ["go_on"]), helper.make_node("Neg", ["state"], ["next"])],
+        "body",
+        [
+            helper.make_tensor_value_info("i", TensorProto.INT64, []),
+            helper.make_tensor_value_info("go", TensorProto.BOOL, []),
+            floats("state", 4),
+        ],
+        [helper.make_tensor_value_info("go_on", TensorProto.BOOL, []), floats("next", 4)],
+    )
+    trips = numpy_helper.from_array(np.array(1 << 62, np.int64), "trips")
+    return helper.make_node("Loop", ["trips", "", "x"], ["y"], "forever", body=body), [trips]

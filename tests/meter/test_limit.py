@@ -5,32 +5,19 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-import numpy as np
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from onnx import helper
 
 from ckplan.errors import UsageError
 from ckplan.meter import RunFailedError, RunTooLongError, measure, run_limit, smallest_arena, verify
 from ckplan.meter.limit import allowed, watched
 from tests.cli.test_commands import failure, run
-from tests.meter.models import floats, save
+from tests.meter.models import endless_loop, floats, save
 
 
 def endless(path: Path) -> Path:
-    """A Loop of 2^62 iterations, whose condition stays true."""
-    body = helper.make_graph(
-        [helper.make_node("Identity", ["go"], ["go_on"]), helper.make_node("Neg", ["state"], ["next"])],
-        "body",
-        [
-            helper.make_tensor_value_info("i", TensorProto.INT64, []),
-            helper.make_tensor_value_info("go", TensorProto.BOOL, []),
-            floats("state", 4),
-        ],
-        [helper.make_tensor_value_info("go_on", TensorProto.BOOL, []), floats("next", 4)],
-    )
-    trips = numpy_helper.from_array(np.array(1 << 62, np.int64), "trips")
-    node = helper.make_node("Loop", ["trips", "", "x"], ["y"], "forever", body=body)
-    return save(path, [node], [floats("x", 4)], [floats("y", 4)], [trips])
+    node, trips = endless_loop()
+    return save(path, [node], [floats("x", 4)], [floats("y", 4)], trips)
 
 
 def test_a_model_that_never_ends_is_given_up(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from ckplan.planner.simulate import lifetimes
 from ckplan.runtime import problem_of
 from ckplan.runtime.executed import executed_model, executed_timeline
 from ckplan.runtime.execution_order import default_order, predecessors
-from ckplan.runtime.sizes import name_of_dimension, shape_classes
+from ckplan.runtime.sizes import parts_of_dimension, shape_classes
 from ckplan.writer.control_edges import ControlEdges, assemble, is_control
 from ckplan.writer.handing_on import handed_on
 from ckplan.writer.ordering import gather_leaves, place_control_nodes
@@ -77,12 +77,12 @@ def test_sharing_names_changes_no_peak(planned: ckplan.pipeline.planning.Planned
 
 def test_names_follow_each_other(planned: ckplan.pipeline.planning.Planned) -> None:
     names = Counter(
-        name_of_dimension(str(value.shape[0].value))
+        parts[1]
         for node in planned.model.graph
         for value in node.outputs
-        if value.shape and not isinstance(value.shape[0], int) and value.shape[0].value
+        if value.shape and not isinstance(value.shape[0], int) and (parts := parts_of_dimension(str(value.shape[0])))
     )
-    assert sum(count > 4 for name, count in names.items() if name and name.startswith("buffer")) >= 5
+    assert sum(count > 4 for name, count in names.items() if name.startswith("buffer")) >= 5
 
 
 def test_leaves_wait_for_each_other_in_turn() -> None:

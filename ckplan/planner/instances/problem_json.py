@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -78,8 +77,6 @@ def _op_from_json(data: Mapping[str, Any], tensors: int) -> Op:
         views={int(made): int(base) for made, base in data.get("views", ())},
         inplace={int(made): tuple(int(base) for base in bases) for made, bases in data.get("inplace", ())},
     )
-    if not 0 <= op.cost < math.inf or op.workspace < 0:
-        raise ValueError(f"op {op.name!r} has a cost of {op.cost} and a workspace of {op.workspace}")
     named = {*op.inputs, *op.outputs, *op.views, *op.views.values(), *op.inplace}
     named.update(base for bases in op.inplace.values() for base in bases)
     outside = [tensor for tensor in named if not 0 <= tensor < tensors]
