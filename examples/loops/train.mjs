@@ -1,6 +1,9 @@
 // The loop in JavaScript, for node and for browsers.
 import { batch, tensors, zeros } from "./safetensors.mjs";
 
+// WebGPU where there is one, else what the build of onnxruntime has: WebAssembly in browsers, the CPU in node.
+const PROVIDERS = globalThis.navigator?.gpu ? { executionProviders: ["webgpu", "wasm"] } : {};
+
 async function checked(buffer, { name, sha256 }) {
   const bytes = Array.from(new Uint8Array(await crypto.subtle.digest("SHA-256", buffer)));
   if (bytes.map((byte) => byte.toString(16).padStart(2, "0")).join("") !== sha256)
@@ -10,7 +13,7 @@ async function checked(buffer, { name, sha256 }) {
 
 // Yields the loss of each step. `ort` is onnxruntime-node or any build of onnxruntime-web, `read(name)` gets a file of
 // the directory as an ArrayBuffer, and `batches` are tensors that hold one batch after the other.
-export async function* train(ort, read, batches, steps, options = {}) {
+export async function* train(ort, read, batches, steps, options = PROVIDERS) {
   const manifest = JSON.parse(new TextDecoder().decode(await read("manifest.json")));
   const open = async (kind) => checked(await read(manifest.files[kind].name), manifest.files[kind]);
   const sessions = [];

@@ -23,7 +23,8 @@ onmessage = async ({ data: { folder, runtime, steps } }) => {
     ort.env.wasm.numThreads = 1;
     ort.env.logLevel = "error";
     const batches = await read("batches.safetensors");
-    for await (const loss of train(ort, (name) => read(`${folder}/${name}`), batches, steps)) {
+    const options = { executionProviders: ["wasm"] }; // the memory that is drawn is that of WebAssembly
+    for await (const loss of train(ort, (name) => read(`${folder}/${name}`), batches, steps, options)) {
       postMessage({ loss, heap: Math.max(...memories.map((memory) => memory.buffer.byteLength)) });
     }
     postMessage({ done: true });

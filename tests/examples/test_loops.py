@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 import subprocess
@@ -16,7 +17,8 @@ from examples.digits.train import FORWARD
 from examples.loops.batches import write_batches
 from examples.loops.safetensors import tensors
 from examples.loops.train import train
-from tests.examples.toolchains import compiler, headers, library, node_package
+from tests.examples.csharp import compiled
+from tests.examples.toolchains import compiler, headers, native_library, node, node_package
 
 LOOPS = Path(__file__).parents[2] / "examples" / "loops"
 STEPS = 50
@@ -72,8 +74,23 @@ def test_node(folder: Path, losses: list[float], package: str) -> None:
     np.testing.assert_allclose(printed(in_node(package, folder / "planned")), losses, rtol=0, atol=1e-5)
 
 
+@pytest.mark.parametrize("gpu", [True, False])
+def test_a_browser_with_webgpu_uses_it(gpu: bool) -> None:
+    script = f"""
+        Object.defineProperty(globalThis, "navigator", {{ value: {json.dumps({"gpu": {}} if gpu else {})} }});
+        const {{ train }} = await import("{(LOOPS / "train.mjs").as_uri()}");
+        const read = async (name) => new TextEncoder().encode(name === "manifest.json" ? MANIFEST : "").buffer;
+        const MANIFEST = JSON.stringify({{ files: {{ training: {{ sha256: "{hashlib.sha256().hexdigest()}" }} }} }});
+        const create = async (file, options) => {{ throw new Error(JSON.stringify(options)); }};
+        const losses = train({{ InferenceSession: {{ create }} }}, read, null, 1);
+        await losses.next().catch((error) => console.log(error.message));
+    """
+    done = run(node(), "--input-type=module", "--eval", script, folder=LOOPS)
+    assert json.loads(done.stdout) == ({"executionProviders": ["webgpu", "wasm"]} if gpu else {}), done.stderr
+
+
 def test_cpp(folder: Path, losses: list[float], tmp_path: Path) -> None:
-    program, linked = tmp_path / "train", library(tmp_path)
+    program, linked = tmp_path / "train", native_library(tmp_path, "libonnxruntime.so.1")
     words = ("-std=c++17", f"-I{headers()}", LOOPS / "train.cpp", linked, f"-Wl,-rpath,{tmp_path}", "-o", program)
     done = run(compiler(), *words, folder=tmp_path)
     assert done.returncode == 0, done.stderr
@@ -82,6 +99,16 @@ def test_cpp(folder: Path, losses: list[float], tmp_path: Path) -> None:
     missing = run(program, tmp_path / "none", *arguments[1:], folder=tmp_path)
     assert (missing.returncode, missing.stdout) == (1, "")
     assert missing.stderr == f"cannot read {tmp_path / 'none'}/checkpoint.safetensors\n"
+
+
+def test_csharp(folder: Path, losses: list[float], tmp_path: Path) -> None:
+    program = ["env", f"LD_LIBRARY_PATH={tmp_path}", *compiled([LOOPS / "Train.cs", LOOPS / "Tensors.cs"], tmp_path)]
+    arguments = folder / "planned", folder / "batches.safetensors", str(STEPS)
+    np.testing.assert_allclose(printed(run(*program, *arguments, folder=tmp_path)), losses, rtol=0, atol=1e-5)
+    missing = run(*program, tmp_path / "none", *arguments[1:], folder=tmp_path)
+    assert (missing.returncode, missing.stdout) == (1, "")
+    assert len(missing.stderr.splitlines()) == 1
+    assert "checkpoint.safetensors" in missing.stderr
 
 
 @pytest.mark.parametrize("damage", ["other", "missing"])
@@ -105,6 +132,6 @@ def test_files_that_do_not_belong_together(folder: Path, tmp_path: Path, damage:
     assert "training.onnx" in line
 
 
-@pytest.mark.parametrize("name", ["train.py", "train.mjs", "train.cpp"])
+@pytest.mark.parametrize("name", ["train.py", "train.mjs", "train.cpp", "Train.cs"])
 def test_a_loop_is_short(name: str) -> None:
     assert len((LOOPS / name).read_text(encoding="utf-8").splitlines()) <= MAX_LINES

@@ -12,10 +12,22 @@ import pytest
 HEADER = "onnxruntime_cxx_api.h"
 
 
-def node_package(name: str) -> Path:
-    """The folder of node modules that holds a package: that of ``NODE_PATH``."""
-    if shutil.which("node") is None:
+def node() -> str:
+    """What runs JavaScript."""
+    found = shutil.which("node")
+    if found is None:
         pytest.skip("node is not installed")
+    return found
+
+
+def node_package(name: str) -> Path:
+    """The folder of node modules that holds a package, if there is node to run it."""
+    node()
+    return npm_package(name)
+
+
+def npm_package(name: str) -> Path:
+    """The folder of node modules that holds a package: that of ``NODE_PATH``."""
     folders = [Path(folder) for folder in os.environ.get("NODE_PATH", "").split(os.pathsep) if folder]
     found = next((folder for folder in folders if (folder / name / "package.json").is_file()), None)
     if found is None:
@@ -39,11 +51,11 @@ def headers() -> Path:
     return folder
 
 
-def library(folder: Path) -> Path:
+def native_library(folder: Path, name: str) -> Path:
     """The library inside the Python package, under the name that programs look for, in a folder of ours."""
     found = sorted((Path(onnxruntime.__file__).parent / "capi").glob("libonnxruntime.so.*"))
     if not found:
         pytest.skip("the Python package of onnxruntime holds no library to link with")
-    link = folder / "libonnxruntime.so.1"
+    link = folder / name
     link.symlink_to(found[0])
     return link
