@@ -18,7 +18,7 @@ from ckplan.isolation.folders import no_room, temporary_folder
 from ckplan.meter.errors import RunFailedError, RunTooLongError
 from ckplan.meter.limit import allowed, watched
 from ckplan.model.half import missing_kernel_advice
-from ckplan.operators.sessions import custom_ops
+from ckplan.operators.sessions import clean, custom_ops
 from ckplan.units import format_bytes
 
 TAIL = 8
@@ -162,17 +162,6 @@ class Process:
         """A failure, with how far the job had come and what it wrote."""
         stage, learnt = self._reached()
         return kind(message, hint, stage=stage, learnt=learnt, stderr=self._stderr())
-
-
-def clean(message: str) -> str:
-    """An onnxruntime message in one line, without its code prefix and its source paths."""
-    text = re.sub(r"^\[ONNXRuntimeError\] : \d+ : \w+ : ", "", message)
-    text = re.sub(r"/\S*onnxruntime/core/\S+:\d+ ", "", text)
-    text = re.sub(r"\S+ onnxruntime::[\w:<>]+\([^()]*\) (const )?", "", text)
-    text = re.sub(
-        r"Non-zero status code returned while running (\S+) node\. Name:('[^']*') Status Message: ", r"\1 \2: ", text
-    )
-    return " ".join(text.split()).rstrip(".")
 
 
 @contextmanager

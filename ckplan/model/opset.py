@@ -12,6 +12,7 @@ from ckplan.isolation.folders import no_room, temporary_folder
 from ckplan.model.converted import put_right
 from ckplan.model.validity import check_calls
 from ckplan.operators.gradients import find
+from ckplan.operators.sessions import clean
 
 if TYPE_CHECKING:
     import onnx
@@ -162,7 +163,7 @@ def _through_proto(model: ir.Model, version: int) -> ir.Model:
     except EvaluationError as error:
         if unknown := _unknown_operator(model, version):
             raise ModelError(f"the file is not valid: {unknown}", EXPORT_AGAIN) from error
-        reason = " ".join(str(error).split())[:300]
+        reason = clean(str(error))[:300]
         raise ModelError(
             f"the model cannot be converted from opset {version} to {MINIMUM_OPSET} ({reason})",
             f"export it with opset {MINIMUM_OPSET} or newer",

@@ -11,6 +11,7 @@ from ckplan.keys import NOT_EXPANDED
 from ckplan.model.declared import is_own
 from ckplan.model.execute import execute, random_inputs
 from ckplan.model.infer import is_known
+from ckplan.operators.sessions import clean
 
 
 def unknown_values(graph: ir.Graph) -> list[ir.Value]:
@@ -50,7 +51,7 @@ def learn(model: ir.Model) -> tuple[str, ...]:
     except EnvironmentUnavailableError:
         raise
     except Exception as error:  # onnxruntime has its own exception classes for each status code
-        reason = " ".join(str(error).split())[:300]
+        reason = clean(str(error))[:300]
     left = unknown_values(model.graph)
     if left:
         producer = left[0].producer()

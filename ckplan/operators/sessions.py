@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -68,7 +69,7 @@ def open_session(
         try:
             options.register_custom_ops_library(library)
         except Exception as error:  # its exceptions have no base class of their own
-            reason = " ".join(str(error).split())[:300]
+            reason = clean(str(error))[:300]
             raise EnvironmentUnavailableError(
                 f"onnxruntime cannot use {library} as a library of custom operators ({reason})",
                 "build it for this system and this onnxruntime; it has to export RegisterCustomOps",
@@ -76,3 +77,14 @@ def open_session(
     return onnxruntime.InferenceSession(
         source, options, providers=list(providers), disabled_optimizers=list(without) or None
     )
+
+
+def clean(message: str) -> str:
+    """An onnxruntime message in one line, without its code prefix and its source paths."""
+    text = re.sub(r"^(\[ONNXRuntimeError\] : \d+ : \w+ : |Error in execution: )", "", message)
+    text = re.sub(
+        r"Non-zero status code returned while running (\S+) node\. Name:('[^']*') Status Message: ", r"\1 \2: ", text
+    )
+    function = r"(\S+ )?onnxruntime::[\w:<>]+\([^()]*\) (const )?"
+    text = re.sub(rf"/\S*onnxruntime/core/\S+:\d+ ({function})?", "", text)
+    return " ".join(text.split()).rstrip(".")

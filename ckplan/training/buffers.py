@@ -7,7 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from ckplan.errors import ModelError
 from ckplan.isolation.arrays import is_exotic
+from ckplan.operators.sessions import clean
 from ckplan.training.stepfile import Array
 
 
@@ -66,6 +68,24 @@ def bind(session: Any, inputs: Mapping[str, Any], outputs: Mapping[str, Any]) ->
     for name, value in outputs.items():
         binding.bind_ortvalue_output(name, value)
     return binding
+
+
+def run_bound(session: Any, binding: Any, what: str) -> None:
+    """Run a session on what is bound to it.
+
+    Args:
+        session: an onnxruntime session.
+        binding: see `bind`.
+        what: what is run, in words.
+
+    Raises:
+        ModelError: a kernel refuses what it is given, or memory is short.
+    """
+    try:
+        session.run_with_iobinding(binding)
+    except Exception as error:  # onnxruntime's exceptions have no base class of their own
+        reason = clean(str(error))[:300]
+        raise ModelError(f"onnxruntime fails in {what} ({reason})", "check the data; or use a smaller batch") from error
 
 
 def all_finite(arrays: Iterable[Array]) -> bool:

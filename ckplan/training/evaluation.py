@@ -6,7 +6,6 @@ model that it was made from is what is evaluated.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,8 +20,9 @@ from ckplan.autodiff.lora import add_adapters
 from ckplan.errors import ModelError, UsageError
 from ckplan.model.external import in_one_folder
 from ckplan.model.loading import load
+from ckplan.model.metadata import listed_names
 from ckplan.model.read import read
-from ckplan.training.buffers import bind, ort_value
+from ckplan.training.buffers import bind, ort_value, run_bound
 from ckplan.training.data import Data, batches, fitted
 from ckplan.training.stepfile import Array, StepFile, session_of
 from ckplan.training.weights import separate_statistics
@@ -89,7 +89,7 @@ class Evaluation:
         forward = load(self._path, shapes=shapes).model
         if self._step.lora is not None:
             add_adapters(forward, self._step.lora)
-        objective = json.loads(self._step.model.metadata_props.get(keys.OBJECTIVE, "[]"))
+        objective = listed_names(self._step.model.metadata_props, keys.OBJECTIVE)
         separate_statistics(forward.graph, self._step.updates)
         graph = loss_graph(forward, objective)
         weights = [name for name in self._step.weights if name in graph.model.graph.initializers]
@@ -122,6 +122,6 @@ class _Session:
         binding = bind(self._session, {name: ort_value(array) for name, array in held.items()}, {})
         for name in self._outputs:
             binding.bind_output(name)
-        self._session.run_with_iobinding(binding)
+        run_bound(self._session, binding, "an evaluation")
         loss, *accuracy = (float(value.numpy()) for value in binding.get_outputs())
         return loss, accuracy[0] if accuracy else float("nan")

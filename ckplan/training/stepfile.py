@@ -19,8 +19,9 @@ from ckplan.errors import ModelError
 from ckplan.meter.facts import initial_states
 from ckplan.model.external import in_one_folder
 from ckplan.model.infer import static_shape
+from ckplan.model.metadata import listed_names
 from ckplan.model.read import read
-from ckplan.operators.sessions import open_session
+from ckplan.operators.sessions import clean, open_session
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -157,7 +158,7 @@ def session_of(source: str | bytes, weights: str = "") -> Any:
     try:
         return open_session(source, options)
     except Exception as error:  # onnxruntime's exceptions have no base class of their own
-        reason = " ".join(str(error).split())[:300]
+        reason = clean(str(error))[:300]
         what = source if isinstance(source, str) else "the model"
         raise ModelError(f"onnxruntime does not load {what} ({reason})", "write the file again") from error
 
@@ -175,7 +176,7 @@ def read_step(path: str | os.PathLike[str]) -> StepFile:
     if loss is None:
         raise ModelError(f"{file} has no gradients", _WRITE_ONE)
     updates, gradients = (_names(about, key, file) for key in (keys.UPDATES, keys.GRADIENTS))
-    parameters = tuple(json.loads(about.get(keys.PARAMETERS, "[]")))
+    parameters = listed_names(about, keys.PARAMETERS)
     rate, scale = about.get(keys.LEARNING_RATE, ""), about.get(keys.LOSS_SCALE, "")
     fed = {str(value.name): value for value in model.graph.inputs}
     made = {str(value.name): value for value in model.graph.outputs}

@@ -14,7 +14,7 @@ from ckplan.autodiff import TrainingGraph, parse_optimizer
 from ckplan.autodiff.builder import dtype_of, shape_of
 from ckplan.autodiff.optimizers.alone import update_graph
 from ckplan.errors import ModelError, UsageError
-from ckplan.training.buffers import Buffers, bind, ort_value
+from ckplan.training.buffers import Buffers, bind, ort_value, run_bound
 from ckplan.training.stepfile import Array, StepFile, session_of
 
 Batch = Mapping[str, Array]
@@ -109,7 +109,7 @@ class WholeStep(Stepper):
         (batch,) = batches
         self._feed(batch, scale)
         self._rate[...] = rate
-        self._session.run_with_iobinding(self._bindings[self._buffers.current])
+        run_bound(self._session, self._bindings[self._buffers.current], f"a step of {self.step.path}")
         return float(self._loss)
 
     def accept(self) -> None:
@@ -183,7 +183,7 @@ class AccumulatedStep(Stepper):
             read, written = self._statistics.sets[now], self._statistics.sets[1 - now]
             made = {**self._made, **{self.step.updates[name]: value for name, value in written.items()}}
             binding = bind(self._gradient_session, {**self._fed, **parameters, **read}, made)
-            self._gradient_session.run_with_iobinding(binding)
+            run_bound(self._gradient_session, binding, f"a step of {self.step.path}")
             self._statistics.swap()
             losses.append(float(self._loss))
             for name, array in self._gradients.items():
@@ -192,7 +192,7 @@ class AccumulatedStep(Stepper):
                 else:
                     self._sums[name][...] = array
         self._rate[...], self._batches[...] = rate, len(batches)
-        self._session.run_with_iobinding(self._bindings[self._buffers.current])
+        run_bound(self._session, self._bindings[self._buffers.current], "the update")
         return float(np.mean(losses))
 
     def accept(self) -> None:

@@ -18,7 +18,8 @@ from ckplan.isolation.arrays import save_arrays
 from ckplan.meter import RunFailedError, measure
 from ckplan.meter.device import CPU, CUDA, device_that_ran, wanted_providers
 from ckplan.meter.measurement import request_for
-from ckplan.meter.process import clean, run_job, started
+from ckplan.meter.process import run_job, started
+from ckplan.operators.sessions import clean
 from tests.meter.models import floats, save
 
 

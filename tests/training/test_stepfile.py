@@ -9,7 +9,9 @@ import onnx
 import pytest
 
 import ckplan
+from ckplan import keys
 from ckplan.errors import ModelError
+from ckplan.training.buffers import bind, ort_value, run_bound
 from ckplan.training.stepfile import read_step, session_of
 from tests.cli.conftest import write_model
 
@@ -40,3 +42,22 @@ def test_metadata_that_name_what_is_not_there_are_damaged(tmp_path: Path, kind: 
     onnx.save(proto, file)
     with pytest.raises(ModelError, match=f"name an {kind} '.*', which it does not have"):
         read_step(file)
+
+
+def test_a_list_of_parameters_that_is_none_is_damaged(tmp_path: Path) -> None:
+    file = tmp_path / "step.onnx"
+    model = ckplan.build_training_graph(ckplan.load(write_model(tmp_path / "m.onnx", layers=2)).model).model
+    model.metadata_props[keys.PARAMETERS] = ""
+    ckplan.save(model, file)
+    with pytest.raises(ModelError, match="is damaged"):
+        read_step(file)
+
+
+def test_a_kernel_that_refuses_is_named_in_one_line() -> None:
+    text = '<ir_version: 10, opset_import: ["": 21]> g (float[4] x, int64[1] s) => (float[n] y) { y = Reshape(x, s) }'
+    session = session_of(onnx.parser.parse_model(text).SerializeToString())
+    binding = bind(session, {"x": ort_value(np.ones(4, np.float32)), "s": ort_value(np.asarray([3]))}, {})
+    binding.bind_output("y")
+    with pytest.raises(ModelError, match=r"onnxruntime fails in a step of m\.onnx \(Reshape '.*") as error:
+        run_bound(session, binding, "a step of m.onnx")
+    assert "\n" not in error.value.message
