@@ -9,31 +9,18 @@ The files are made for a worker's share of the batch: 30 of 60 images with two w
 
 from __future__ import annotations
 
-import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
-PAUSE = 0.05
+from examples.processes import run_together
 
 
 def start(arguments: list[str], workers: int, folder: Path) -> int:
     """Run all workers to their end, or to the first failure; returns the exit code of that."""
     common = [sys.executable, "-m", "examples.data_parallel.worker", *arguments]
     meet = ["--workers", str(workers), "--meet", str(folder / "meet")]
-    running = [subprocess.Popen([*common, "--rank", str(rank), *meet]) for rank in range(workers)]
-    try:
-        while True:
-            codes = [worker.poll() for worker in running]
-            failed = [code for code in codes if code]
-            if failed or None not in codes:
-                return failed[0] if failed else 0
-            time.sleep(PAUSE)
-    finally:
-        for worker in running:
-            worker.kill()
-            worker.wait()
+    return run_together([[*common, "--rank", str(rank), *meet] for rank in range(workers)])
 
 
 if __name__ == "__main__":

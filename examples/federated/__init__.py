@@ -1,0 +1,1 @@
+"""Flower's federated rounds over the files of `ckplan artifacts`: clients step, the server averages."""
