@@ -86,26 +86,28 @@ class _Graph:
         self.bases: list[tuple[int, ...]] = []
         """The roots of these, each once."""
         self.touched: list[tuple[int, ...]] = []
-        """The roots of what an op reads and makes, each once."""
+        """The counted roots of what an op reads and makes, each once."""
         self.outputs: list[tuple[tuple[int, int], ...]] = []
         self.fresh: list[tuple[tuple[int, int, tuple[int, ...]], ...]] = []
         """What an op allocates: tensor, bytes, and the roots whose memory it may take."""
         self.held: list[tuple[int, ...]] = []
         """What an op makes a view of that cannot be made anew, so that it stays."""
-        self.readers: list[list[int]] = [[] for _ in tensors]
-        """Ops that read a root or a view of it."""
+        self.heirs: list[list[int]] = [[] for _ in tensors]
+        """The counted roots that ops which may run again make of a root or a view of it."""
         for index, op in enumerate(problem.ops):
             reads = tuple((t, root[t]) for t in dict.fromkeys(op.inputs) if producer[t] >= 0)
             self.reads.append(reads)
             self.bases.append(tuple({base for _, base in reads}))
-            self.touched.append(tuple({base for _, base in reads} | {root[t] for t in op.outputs}))
+            touched = {base for _, base in reads} | {root[t] for t in op.outputs}
+            self.touched.append(tuple(base for base in touched if self.counted[base]))
             self.outputs.append(tuple((t, root[t]) for t in op.outputs))
             self.fresh.append(tuple(self._allocation(op, t) for t in op.outputs if root[t] == t and self.counted[t]))
             lasting = op.backward or not op.recomputable
             viewed = (base for t, base in self.outputs[-1] if base != t and producer[base] >= 0)
             self.held.append(tuple(viewed) if lasting else ())
-            for base in self.bases[-1]:
-                self.readers[base].append(index)
+            made = [] if op.backward else [base for _, base in self.outputs[-1] if self.counted[base]]
+            for base in self.bases[-1] if made else ():
+                self.heirs[base] += made
         self.clock = [0.0]
         """Seconds before each position of the order."""
         for index in order:
@@ -246,38 +248,38 @@ class _Eviction:
 
     def _settle(self, bases: Sequence[int]) -> None:
         """Free what nothing reads any more; let the rest be evicted."""
-        counted = self.graph.counted
+        live, pins, uses, evictable, stamp = self.live, self.pins, self.uses, self.evictable, self.stamp
         for base in bases:
-            if counted[base] and self.live[base] and not self.pins[base]:
-                if not self.uses[base]:
-                    if self.evictable[base] or not self._keeps_others(base):
-                        self._free(base)
-                elif self.short and self.evictable[base]:
-                    self.stamp[base] += 1
-                    heapq.heappush(self.heap, (self._score(base), base, self.stamp[base]))
+            if not live[base] or pins[base]:
+                continue
+            if not uses[base]:
+                if evictable[base] or not self._keeps_others(base):
+                    self._free(base)
+            elif self.short and evictable[base]:
+                stamp[base] += 1
+                heapq.heappush(self.heap, (self._score(base), base, stamp[base]))
 
     def _keeps_others(self, base: int) -> bool:
         """Say whether something that was evicted needs a root that cannot be recomputed and is read no more.
 
         If nothing does, what is alive and was made from the root must not be evicted from now on.
         """
-        graph = self.graph
+        heirs, live = self.graph.heirs, self.live
+        if not heirs[base]:
+            return False
         stay: list[int] = []
         stack, seen = [base], {base}
         while stack:
-            for reader in graph.readers[stack.pop()]:
-                if graph.problem.ops[reader].backward:
+            for made in heirs[stack.pop()]:
+                if made in seen:
                     continue
-                for _, made in graph.outputs[reader]:
-                    if made in seen or not graph.counted[made]:
-                        continue
-                    seen.add(made)
-                    if self.live[made]:
-                        stay.append(made)
-                    elif self.uses[made] and self.version[made]:
-                        return True
-                    else:
-                        stack.append(made)
+                seen.add(made)
+                if live[made]:
+                    stay.append(made)
+                elif self.uses[made] and self.version[made]:
+                    return True
+                else:
+                    stack.append(made)
         for made in stay:
             self._hold(made)
         return False
