@@ -94,7 +94,7 @@ class _Graph:
         """What an op makes a view of that cannot be made anew, so that it stays."""
         self.heirs: list[list[int]] = [[] for _ in tensors]
         """The counted roots that ops which may run again make of a root or a view of it."""
-        for index, op in enumerate(problem.ops):
+        for op in problem.ops:
             reads = tuple((t, root[t]) for t in dict.fromkeys(op.inputs) if producer[t] >= 0)
             self.reads.append(reads)
             self.bases.append(tuple({base for _, base in reads}))
