@@ -1,7 +1,8 @@
 """The examples in README.md and in this folder: found, run, and held against what the page shows.
 
 A page is run from its top to its end in one folder that holds the sample models. Blocks of `sh` and `console` are given
-to bash, blocks of `python` to Python. A comment before a block says what else is to be done with it:
+to bash, blocks of `python` to Python; of a `diff` the program after the change is. A comment before a block says what
+else is to be done with it:
 
     <!-- not run: REASON -->    it is only read
     <!-- file: NAME -->         it is written to a file that a later block runs
@@ -28,7 +29,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
-RUN = ("sh", "console", "python")
+RUN = ("sh", "console", "python", "diff")
 """Languages of blocks that are run."""
 LIMIT = 600
 """Seconds that one command may take."""
@@ -63,6 +64,13 @@ class Block:
     def is_run(self) -> bool:
         """Whether it is more than text."""
         return self.what == "file" or (self.language in RUN and self.what != "not run")
+
+    @property
+    def program(self) -> str:
+        """The Python program that it shows."""
+        if self.language != "diff":
+            return self.text
+        return "".join(line[1:] for line in self.text.splitlines(keepends=True) if not line.startswith("-"))
 
     def missing(self) -> list[str]:
         """The modules that it needs and that are not installed."""
@@ -137,8 +145,8 @@ def run_page(page: str, folder: Path) -> Iterator[tuple[Block, Command | None, i
         if block.what == "file":
             (folder / block.detail).write_text(block.text, encoding="utf-8")
             continue
-        if block.language == "python":
-            yield block, None, *run([sys.executable, "-c", block.text], folder, environment)
+        if block.language in ("python", "diff"):
+            yield block, None, *run([sys.executable, "-c", block.program], folder, environment)
         elif block.language == "sh":
             yield block, None, *bash(block.text, folder, environment)
         else:

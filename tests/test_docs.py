@@ -91,6 +91,17 @@ def test_links_lead_to_files_and_headings(name: str) -> None:
             assert heading in anchors(target.read_text(encoding="utf-8")), link
 
 
+def test_ports_of_the_official_examples_are_short() -> None:
+    page = TEXTS["docs/migration_examples.md"]
+    counts = [
+        tuple(sum(line.startswith(sign) and line != sign for line in block.text.splitlines()) for sign in "-+")
+        for block in blocks(page)
+    ]
+    told = [tuple(map(int, pair)) for pair in re.findall(r"\| (\d+), (\d+) \|$", page, re.MULTILINE)]
+    assert counts == [told[0], *told[2:]]
+    assert max(map(max, told)) <= 20
+
+
 def anchors(text: str) -> set[str]:
     """The headings of a page, as GitHub names them."""
     titles = re.findall(r"^#+ (.+)$", re.sub(r"```.*?```", "", text, flags=re.DOTALL), re.MULTILINE)

@@ -59,6 +59,11 @@ def test_a_page_is_run_in_order(tmp_path: Path) -> None:
     assert results == [("python", 0, "said 12\n"), ("seq", 0, "1\n2\n")]
 
 
+def test_a_diff_is_run_as_it_is_after_the_change(tmp_path: Path) -> None:
+    page = "```diff\n-import nothing\n+import sys\n \n if sys:\n-    print(1)\n+    print(2)\n```\n"
+    assert [(code, text) for *_, code, text in run_page(page, tmp_path)] == [(0, "2\n")]
+
+
 def test_any_language_may_be_a_file(tmp_path: Path) -> None:
     page = "<!-- file: a.toml -->\n```toml\nkey = 1\n```\n\n```sh\ncat a.toml\n```\n"
     assert [text for *_, text in run_page(page, tmp_path)] == ["key = 1\n"]
