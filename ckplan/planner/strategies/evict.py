@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -33,22 +33,40 @@ class Evict(MonotoneStrategy):
     step: ClassVar[float] = 1.03
 
     def schedules(self, problem: Problem) -> Iterable[Sequence[int]]:
-        """No recomputation, then schedules of ever lower budgets."""
+        """No recomputation, and schedules of the lowest budget that any is found for."""
         order = best_order(problem)
         yield order
-        most = one_more_forward(problem)
-        budget, bound = peak_of(problem, order), lower_bound(problem)[0]
-        while budget > bound:
-            budget = max(int(budget * 0.9), bound)
-            found = list(within(problem, evictions(problem, budget, order, most), budget))
+        lowest = None
+        for budget in _budgets(problem):
+            found = evictions(problem, budget, order, one_more_forward(problem))
+            if not any(schedule is not None and peak_of(problem, schedule) <= budget for schedule in found):
+                break
+            lowest = budget
+        if lowest is not None:
+            yield from _evicted(problem, lowest)
+
+    def pool(self, problem: Problem) -> Iterable[Sequence[int]]:
+        """No recomputation; for graphs that are not large also what is found without a budget, on the way down."""
+        yield best_order(problem)
+        for budget in _budgets(problem) if len(problem.ops) <= _POOLED_OPS else ():
+            found = list(_evicted(problem, budget))
             if not found:
                 break
             yield from found
 
-    def pool(self, problem: Problem) -> Iterable[Sequence[int]]:
-        """No recomputation; for graphs that are not large also what is found without a budget."""
-        return self.schedules(problem) if len(problem.ops) <= _POOLED_OPS else [best_order(problem)]
-
     def planned_for(self, problem: Problem, budget: int, pool: Sequence[Judged]) -> Iterable[Sequence[int]]:
         """Schedules by eviction, for several weights."""
         return within(problem, evictions(problem, budget, best_order(problem), 3 * problem.cost), budget)
+
+
+def _budgets(problem: Problem) -> Iterator[int]:
+    """Budgets from the peak without recomputation down to what no schedule can do without."""
+    budget, bound = peak_of(problem, best_order(problem)), lower_bound(problem)[0]
+    while budget > bound:
+        budget = max(int(budget * 0.9), bound)
+        yield budget
+
+
+def _evicted(problem: Problem, budget: int) -> Iterator[list[int]]:
+    """Schedules within a budget that cost no more than one more forward pass."""
+    yield from within(problem, evictions(problem, budget, best_order(problem), one_more_forward(problem)), budget)
