@@ -27,6 +27,7 @@ from ckplan.autodiff.objective import add_objective
 from ckplan.autodiff.parameters import request_of, select_parameters, shortened
 from ckplan.autodiff.paths import prune
 from ckplan.autodiff.quantisation import pass_straight_through, refuse_quantised
+from ckplan.autodiff.reshapes import join_reshapes
 from ckplan.autodiff.rules.conv_batch_norm import outline_conv_batch_norms
 from ckplan.autodiff.rules.silu import outline_silus
 from ckplan.autodiff.tied_heads import split_tied_heads
@@ -209,6 +210,7 @@ def build_training_graph(
     inline_functions(model, wanted)
     settle_sums(op, accumulation)
     subtract_in_products(op)
+    join_reshapes(op)
     prune(graph, list(graph.outputs))
     merge_twins(model)
     notes += relabel(model)  # what needed a newer one may have been inlined

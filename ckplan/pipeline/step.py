@@ -31,6 +31,7 @@ from ckplan.runtime.footprint import Footprint, footprint_of
 from ckplan.runtime.fused import fused_graph
 from ckplan.runtime.occupancy import Occupancy, occupancy_of_executed
 from ckplan.writer.emit import feed_weights
+from ckplan.writer.file_order import in_best_order, in_natural_order
 from ckplan.writer.pooling import average_alike
 from ckplan.writer.updates import with_ordered_updates
 
@@ -93,23 +94,28 @@ class Step:
 
     @cached_property
     def ordered(self) -> ir.Model:
-        """The step without a plan, as `ckplan grad` writes it: ``model``, an optimizer in it fit for updates in place.
+        """The step without a plan, as `ckplan grad` writes it; a graph that came as it is stays so.
 
-        See `ckplan.writer.updates`.
+        See `ckplan.writer.file_order`.
 
         Raises:
             ModelError: onnxruntime does not load the model.
         """
+        return self._updated if self.training is None else in_best_order(self._updated)
+
+    @cached_property
+    def _updated(self) -> ir.Model:
+        """``model``, an optimizer in it fit for updates in place; see `ckplan.writer.updates`."""
         return with_ordered_updates(self.model)
 
     @cached_property
     def fused(self) -> ir.Model:
-        """The graph that is planned: ``ordered`` as onnxruntime's optimisers leave it; see `ckplan.runtime.fused`.
+        """The graph that is planned: the step as onnxruntime's optimisers leave it; see `ckplan.runtime.fused`.
 
         Raises:
             ModelError: onnxruntime does not load the model.
         """
-        return fused_graph(self.ordered)
+        return fused_graph(in_natural_order(self._updated) if self.training is None else self._updated)
 
     @cached_property
     def problem(self) -> Problem:

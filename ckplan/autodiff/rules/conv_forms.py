@@ -83,18 +83,36 @@ def weight_gradient(op: Builder, x: ir.Value, dy: ir.Value, kernel: Sequence[int
     """
     samples, channels = shape_of(x)[:2]
     groups = channels // kernel[1]
-    if groups == 1 and (joined := _joined(x)):
-        slices = [(part, (kernel[0], shape_of(part)[1], *kernel[2:])) for part in joined]
-        return op.Concat(*[weight_gradient(op, part, dy, shape, window) for part, shape in slices], axis=1)
-    form = weight_gradient_form(samples, channels, kernel[0], groups, window)
-    emit = FORMS[form]
+    joined = _joined(x) if groups == 1 else []
+    if not joined:
+        form = weight_gradient_form(samples, channels, kernel[0], groups, window)
+        total = _over_samples(op, x, dy, kernel, window, form)
+        return _channels_first(op, total) if form in BY_TAP else total
+    parts = [(part, shape_of(part)[1]) for part in joined]
+    forms = [weight_gradient_form(samples, wide, kernel[0], 1, window) for _, wide in parts]
+    each = [
+        _over_samples(op, part, dy, (kernel[0], wide, *kernel[2:]), window, form)
+        for (part, wide), form in zip(parts, forms, strict=True)
+    ]
+    if BY_TAP.issuperset(forms):
+        return _channels_first(op, op.Concat(*each, axis=-1))
+    laid = [_channels_first(op, part) if form in BY_TAP else part for part, form in zip(each, forms, strict=True)]
+    return op.Concat(*laid, axis=1)
+
+
+def _over_samples(
+    op: Builder, x: ir.Value, dy: ir.Value, kernel: Sequence[int], window: Window, form: Form
+) -> ir.Value:
+    """Emit a weight gradient in one form, in the layout of that form, for one part of the batch after the other."""
+    samples, channels = shape_of(x)[:2]
+    groups = channels // kernel[1]
     parts = _parts(op, x, samples) if form in ("image", "column", "dot", "row") and window.size > 1 else 1
     sums = []
     for index in range(parts):
         first, last = samples * index // parts, samples * (index + 1) // parts
         # Each part is finished before the next one is begun, so that one part's copies are alive at a time.
         x_part, dy_part = (slice_axes(op, value, [0], [first], [last]) for value in (x, dy))
-        sums.append(emit(op, x_part, dy_part, kernel, groups, window))
+        sums.append(FORMS[form](op, x_part, dy_part, kernel, groups, window))
     return sums[0] if parts == 1 else op.Sum(*sums)
 
 
@@ -113,7 +131,9 @@ def _joined(x: ir.Value) -> list[ir.Value]:
     ):
         return []
     parts = [part for part in maker.inputs if part is not None and size_of(part)]
-    return parts if all(shape_of(part)[1] > FEW_CHANNELS for part in parts) else []
+    if any(shape_of(part)[1] <= FEW_CHANNELS for part in parts):
+        return []
+    return [inner for part in parts for inner in _joined(part) or [part]]
 
 
 def _image(op: Builder, x: ir.Value, dy: ir.Value, kernel: Sequence[int], groups: int, window: Window) -> ir.Value:
@@ -129,9 +149,9 @@ def _image(op: Builder, x: ir.Value, dy: ir.Value, kernel: Sequence[int], groups
         split = [*lead, wide, *window.inputs]
         perm = [*range(len(lead)), *range(len(lead) + 1, len(split)), len(lead)]
         last = op.Transpose(op.reshape(x, split), perm=perm)
-        taps = _taps(op, last, len(lead), [*lead, window.places, wide], window, 1)
+        taps = _taps(op, last, len(lead), [*lead, window.places, wide], window, _together(op, x, window))
         products = _side_by_side(op, [op.MatMul(dy, tap) for tap in taps])
-    return _kernel_layout(op, op.reduce_sum(products, [0], keepdims=False), kernel)
+    return _by_tap(op, op.reduce_sum(products, [0], keepdims=False), kernel)
 
 
 def _batch(op: Builder, x: ir.Value, dy: ir.Value, kernel: Sequence[int], groups: int, window: Window) -> ir.Value:
@@ -153,7 +173,7 @@ def _batch(op: Builder, x: ir.Value, dy: ir.Value, kernel: Sequence[int], groups
         last = op.Transpose(op.reshape(x, split), perm=perm)
         taps = _taps(op, last, len(lead) + 1, [*lead, depth, wide], window, _together(op, x, window))
         products = _side_by_side(op, [op.MatMul(dy, tap) for tap in taps])
-    return _kernel_layout(op, products, kernel)
+    return _by_tap(op, products, kernel)
 
 
 def _column(op: Builder, x: ir.Value, dy: ir.Value, kernel: Sequence[int], groups: int, window: Window) -> ir.Value:
@@ -167,7 +187,7 @@ def _column(op: Builder, x: ir.Value, dy: ir.Value, kernel: Sequence[int], group
     stacked = op.Concat(*taps, axis=len(lead)) if len(taps) > 1 else taps[0]
     rows = op.reshape(stacked, [*lead, window.size * wide, window.places])
     products = op.MatMul(op.reshape(dy, [*lead, kernel[0] // groups, window.places]), _swapped(op, rows))
-    return _kernel_layout(op, op.reduce_sum(products, [0], keepdims=False), kernel)
+    return _by_tap(op, op.reduce_sum(products, [0], keepdims=False), kernel)
 
 
 def _conv(op: Builder, x: ir.Value, dy: ir.Value, kernel: Sequence[int], groups: int, window: Window) -> ir.Value:
@@ -209,6 +229,9 @@ def _row(op: Builder, x: ir.Value, dy: ir.Value, kernel: Sequence[int], groups: 
 
 
 _Emit = Callable[[Builder, ir.Value, ir.Value, Sequence[int], int, Window], ir.Value]
+#: Forms whose products have the channels last: sums and joints are made in this layout, and the transposition after
+#: them is the last node. onnxruntime would put it there, as a node of its own that stands behind all others.
+BY_TAP: frozenset[Form] = frozenset({"image", "batch", "column"})
 #: What emits each form of the weight gradient, for the whole batch at once.
 FORMS: dict[Form, _Emit] = {
     "image": _image,
@@ -273,12 +296,15 @@ def _swapped(op: Builder, value: ir.Value) -> ir.Value:
     return op.Transpose(value, perm=[*range(rank - 2), rank - 1, rank - 2])
 
 
-def _kernel_layout(op: Builder, products: ir.Value, kernel: Sequence[int]) -> ir.Value:
-    """Bring a gradient whose columns are taps by channels into the layout of the weight."""
-    taps = math.prod(kernel[2:])
-    if taps == 1 or kernel[1] == 1:
-        return op.reshape(products, kernel)
-    return permuted(op, op.reshape(products, [kernel[0], taps, kernel[1]]), [0, 2, 1], kernel)
+def _by_tap(op: Builder, products: ir.Value, kernel: Sequence[int]) -> ir.Value:
+    """A gradient whose columns are taps by channels, as (O, ..., C / groups)."""
+    return op.reshape(products, [kernel[0], *kernel[2:], kernel[1]])
+
+
+def _channels_first(op: Builder, gradient: ir.Value) -> ir.Value:
+    """Bring what a form of `BY_TAP` makes into the layout of the weight, (O, C / groups, ...)."""
+    last = len(shape_of(gradient)) - 1
+    return op.transpose(gradient, [0, last, *range(1, last)])
 
 
 def _parts(op: Builder, x: ir.Value, samples: int) -> int:

@@ -1,0 +1,76 @@
+"""The order of nodes in a file without a plan."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import onnx_ir as ir
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import ckplan
+from ckplan.meter import verify
+from ckplan.pipeline import StepOptions, open_step
+from ckplan.runtime.executed import expected_timeline
+from ckplan.runtime.execution_order import predecessors
+from ckplan.writer.file_order import file_orders, in_natural_order
+
+SAMPLES = Path(__file__).parents[2] / "sample_models"
+
+
+@pytest.mark.parametrize("name", ["mlp", "tanh_chain", "bert_tiny", "unet_tiny", "mobilenet_tiny"])
+def test_a_step_takes_less_than_in_the_order_in_which_it_is_made(name: str) -> None:
+    step = open_step(SAMPLES / f"{name}.onnx")
+    made = expected_timeline(step.model).peak_activations
+    assert step.baseline.peak_activations < 0.9 * made
+    assert {node.name for node in step.ordered.graph} == {node.name for node in step.model.graph}
+
+
+def test_onnxruntime_holds_what_the_order_promises_and_computes_the_same(tmp_path: Path) -> None:
+    step = open_step(SAMPLES / "resnet_tiny.onnx")
+    ckplan.save(step.model, tmp_path / "made.onnx")
+    ckplan.save(step.ordered, tmp_path / "ordered.onnx")
+    found = verify(tmp_path / "made.onnx", tmp_path / "ordered.onnx", device="cpu", runs=1)
+    assert found.new.peak_activations == step.baseline.peak_activations
+    assert found.new.peak_activations < found.base.peak_activations
+    assert found.numerics.bitwise_equal
+
+
+def test_each_gradient_is_made_as_soon_as_it_can_be() -> None:
+    step = open_step(SAMPLES / "tanh_chain.onnx")
+    assert step.training is not None
+    outputs = set(step.training.gradients.values())
+    executed = [value.name for node in step.executed.graph for value in node.outputs]
+    made = [name for name in executed if name in outputs]
+    assert made == list(reversed(list(step.training.gradients.values())))
+    # Between two of them there is one layer's share of the chain, not all of it.
+    places = [executed.index(name) for name in made]
+    assert max(later - sooner for sooner, later in zip(places, places[1:], strict=False)) < len(executed) / 10
+
+
+@given(st.lists(st.lists(st.integers(0, 100), max_size=4), max_size=30))
+def test_every_order_of_a_file_is_topological(drawn: list[list[int]]) -> None:
+    before = [sorted({number % index for number in numbers}) if index else [] for index, numbers in enumerate(drawn)]
+    for order in file_orders(before):
+        place = {node: index for index, node in enumerate(order)}
+        assert sorted(order) == list(range(len(before)))
+        assert all(place[maker] < place[node] for node, makers in enumerate(before) for maker in makers)
+
+
+def test_a_file_is_planned_in_the_order_in_which_it_runs(tmp_path: Path) -> None:
+    step = open_step(SAMPLES / "tanh_chain.onnx")
+    peaks = []
+    for number, model in enumerate((step.model, step.ordered)):
+        ckplan.save(model, tmp_path / f"{number}.onnx")
+        again = open_step(tmp_path / f"{number}.onnx", StepOptions.of(inference=True))
+        peaks.append([ckplan.rewrite(again, strategy=name).after.peak_activations for name in ("speed", "evict")])
+    assert again.baseline.peak_activations == step.baseline.peak_activations
+    assert peaks[1] == peaks[0]
+
+
+def test_what_is_in_order_is_not_copied() -> None:
+    model = open_step(SAMPLES / "mlp.onnx").model
+    assert in_natural_order(model) is model
+    assert isinstance(model, ir.Model)
+    assert predecessors(list(model.graph))
