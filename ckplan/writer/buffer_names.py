@@ -121,8 +121,13 @@ def hide_sources(nodes: Sequence[ir.Node], inputs: Sequence[ir.Value], executed:
 
 
 def _tells_shape(value: ir.Value) -> bool:
-    """Whether a value is one whose shape those of others follow from: no shape or axis itself. Masks are among them."""
-    return value.dtype is not None and (value.dtype.is_floating_point() or value.dtype is ir.DataType.BOOL)
+    """Whether a value is one whose shape those of others follow from: no shape or axis itself. Masks are among them.
+
+    Integers are where there are many: indices, and buckets of relative positions.
+    """
+    if value.dtype is None:
+        return False
+    return value.dtype.is_floating_point() or value.dtype is ir.DataType.BOOL or bytes_of(value) >= SMALL
 
 
 def view_root(value: ir.Value, runtime: Runtime) -> ir.Value:
