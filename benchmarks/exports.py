@@ -224,17 +224,8 @@ EXPORTS: Mapping[str, Export] = {
 """What `export` can make, by name."""
 
 
-def export(name: str, batch: int, folder: Path = FOLDER) -> Path:
-    """The file of a network at a batch size, made if it is not there yet.
-
-    Args:
-        name: one of `EXPORTS`.
-        batch: size of the first dimension of the input; the file is static.
-        folder: where files are kept.
-    """
-    path = folder / f"{name}-{batch}.onnx"
-    if path.exists():
-        return path
+def network_of(name: str, batch: int) -> tuple[Any, Any]:
+    """A network, a module of one input and one output in evaluation mode, and an input for it."""
     import torch
     import transformers
 
@@ -247,12 +238,29 @@ def export(name: str, batch: int, folder: Path = FOLDER) -> Path:
         network = network.get_encoder()
     shape = (batch, *spec.shape)
     example = torch.randint(5, VOCABULARY, shape) if spec.reads_tokens else torch.randn(shape)
+    return _only(network, spec.result), example
+
+
+def export(name: str, batch: int, folder: Path = FOLDER) -> Path:
+    """The file of a network at a batch size, made if it is not there yet.
+
+    Args:
+        name: one of `EXPORTS`.
+        batch: size of the first dimension of the input; the file is static.
+        folder: where files are kept.
+    """
+    path = folder / f"{name}-{batch}.onnx"
+    if path.exists():
+        return path
+    import torch
+
+    network, example = network_of(name, batch)
     folder.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_suffix(".tmp")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         torch.onnx.export(
-            _only(network, spec.result),
+            network,
             (example,),
             unfinished,
             input_names=["input"],
