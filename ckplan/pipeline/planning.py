@@ -15,6 +15,7 @@ from ckplan.pipeline.goal import ACTIVATIONS, ANY, ARENA, TOTAL, Goal
 from ckplan.pipeline.lowest import last_resorts
 from ckplan.pipeline.step import Step
 from ckplan.planner import Plan, Problem, Timeline
+from ckplan.planner.arena import DEFAULT
 from ckplan.planner.exact.stages import proven_overhead
 from ckplan.planner.plan import make_plan
 from ckplan.planner.retain import retain
@@ -22,7 +23,7 @@ from ckplan.planner.shave import shave
 from ckplan.planner.strategies import Strategy
 from ckplan.planner.strategies.auto import Auto
 from ckplan.runtime.executed import executed_orders
-from ckplan.runtime.footprint import Footprint, footprint_of
+from ckplan.runtime.footprint import Footprint, best_reservation, footprint_of
 from ckplan.runtime.occupancy import Occupancy, occupancy_of_executed
 from ckplan.units import format_bytes
 from ckplan.writer.emit import write
@@ -35,8 +36,11 @@ _log = logging.getLogger(__name__)
 _TRIES = 3
 """How often a strategy is asked for a plan, the budget of the later ones lowered by what files took beyond theirs."""
 
-_TRIES_OF_ALL = 5
+_TRIES_OF_ALL = 6
 """How often a file is written until what a process with it holds keeps to a budget of more than activations."""
+
+_GAPS = 64
+"""One part of so many of a region that are left for gaps and small outputs when a plan is asked to fit into it."""
 
 _HOLDER = {ARENA: "onnxruntime's arena", TOTAL: "a process"}
 """Who holds what a budget is of."""
@@ -235,6 +239,7 @@ def _within_footprint(step: Step, strategy: Strategy, goal: Goal) -> Planned:
     """Plan for activations that leave room for everything else, less of them where the arena still holds too much.
 
     What the arena holds does not follow from the peak: it grows by regions, and lays a run's tensors out in one block.
+    Where it holds too much, a tensor is reserved first of all, so that a run may lie in one region.
 
     Raises:
         UsageError: the goal does not fit the strategy.
@@ -244,36 +249,40 @@ def _within_footprint(step: Step, strategy: Strategy, goal: Goal) -> Planned:
     assert limit is not None  # see `Goal.of`
     fixed = _share(step.footprint, goal) - step.footprint.held
     smallest: Planned | None = None
+    refusal: InfeasibleError | None = None
     target = limit - fixed - step.footprint.returned
-    tried: set[tuple[int, ...]] = set()
-    try:
-        for _ in range(_TRIES_OF_ALL):
-            if target <= 0:
+    asked: set[int] = set()
+    for _ in range(_TRIES_OF_ALL):
+        if target <= 0:
+            break
+        asked.add(target)
+        try:
+            made = rewrite(step, strategy, replace(goal, budget=target, share=None, scope=ACTIVATIONS))
+        except InfeasibleError as error:
+            refusal, target = error, min(step.files.values(), default=target)
+            if target in asked:
                 break
-            inner = replace(goal, budget=target, share=None, scope=ACTIVATIONS)
-            made = rewrite(step, strategy, inner)
-            found = _share(made.footprint, goal)
-            if found <= limit:
-                made.model.metadata_props[BUDGET] = str(limit)
-                made.model.metadata_props[BUDGET_OF] = goal.scope
-                return replace(made, budget=limit, scope=goal.scope)
-            if smallest is None or found < _share(smallest.footprint, goal):
-                smallest = made
-            _log.info("%s with the file would hold %s", _HOLDER[goal.scope], format_bytes(found))
-            peak = made.after.peak_activations
-            room = (limit - found + made.footprint.held) / max(made.footprint.held, 1)
-            # Halfway to where the arena would be in proportion: it grows in leaps, and seldom as the peak does.
-            target = min(int(peak * max(room, 0) ** 0.5), peak - 1, target - 1)
-            if made.plan.schedule in tried:
-                target = min(target, int(peak * 0.9))
-            tried.add(made.plan.schedule)
-    except InfeasibleError as error:
-        if smallest is None:
-            rest = f" of everything, of which {format_bytes(fixed)} are parameters, state and inputs" if fixed else ""
-            raise InfeasibleError(
-                f"no plan leaves room within {format_bytes(limit)}{rest}: {error.message}",
-                error.hint if fixed < limit else "raise the budget",
-            ) from error
+            continue  # with the least that a file takes: nobody has asked yet what the arena makes of it
+        room = limit - _share(made.footprint, goal) + made.footprint.held
+        most = (smallest or made).footprint.held
+        made = _with_reservation(made, room, max(room, most))
+        found = _share(made.footprint, goal)
+        if found <= limit:
+            made.model.metadata_props[BUDGET] = str(limit)
+            made.model.metadata_props[BUDGET_OF] = goal.scope
+            return replace(made, budget=limit, scope=goal.scope)
+        if smallest is None or found < _share(smallest.footprint, goal):
+            smallest = made
+        _log.info("%s with the file would hold %s", _HOLDER[goal.scope], format_bytes(found))
+        if refusal is not None:
+            break
+        target = min(target - 1, _next_target(made, room))
+    if smallest is None and refusal is not None:
+        rest = f" of everything, of which {format_bytes(fixed)} are parameters, state and inputs" if fixed else ""
+        raise InfeasibleError(
+            f"no plan leaves room within {format_bytes(limit)}{rest}: {refusal.message}",
+            refusal.hint if fixed < limit else "raise the budget",
+        ) from refusal
     if smallest is None:
         named = "parameters, state, inputs and outputs alone take" if fixed else "outputs alone take"
         raise InfeasibleError(
@@ -282,6 +291,38 @@ def _within_footprint(step: Step, strategy: Strategy, goal: Goal) -> Planned:
             "raise it, or choose an optimizer with less state",
         )
     raise _out_of_reach(smallest, strategy, goal, limit)
+
+
+def _with_reservation(made: Planned, room: int, most: int) -> Planned:
+    """The same plan in a file that reserves a tensor first, if the arena holds too much without and less with it.
+
+    Args:
+        made: the plan in a file.
+        room: bytes that the arena may hold.
+        most: bytes beyond which a file is not worth writing.
+    """
+    if made.footprint.held <= room:
+        return made
+    size, held = best_reservation(made.executed, made.model)
+    if not size or held > most:
+        return made
+    again = _written(made.step, made.plan, made.budget, size)
+    return again if again.footprint.held < made.footprint.held else made
+
+
+def _next_target(made: Planned, room: int) -> int:
+    """Bytes of activations to plan for after a file whose arena holds more than there is room for.
+
+    That is the largest region within the room, less a little for gaps in it; where that was tried, a little less of the
+    peak; and where most of what the arena holds are outputs, halfway to where it would be in proportion.
+    """
+    peak, returned = made.after.peak_activations, made.footprint.returned
+    region = DEFAULT.first_region << max((room // DEFAULT.first_region).bit_length() - 1, 0)
+    if region < peak and returned < region // _GAPS:
+        return region - returned - region // _GAPS
+    if returned < region // _GAPS:
+        return int(0.95 * peak)
+    return int(peak * min(0.95, (max(room, 0) / max(made.footprint.held, 1)) ** 0.5))
 
 
 def _share(found: Footprint, goal: Goal) -> int:
@@ -314,9 +355,9 @@ def _peak(made: Planned) -> int:
     return made.after.peak_activations
 
 
-def _written(step: Step, plan: Plan, budget: int | None) -> Planned:
+def _written(step: Step, plan: Plan, budget: int | None, reserved: int = 0) -> Planned:
     _log.info("writing the plan into the graph, and asking onnxruntime what it makes of it")
-    written = write(step.fused, plan)
+    written = write(step.fused, plan, reserved=reserved)
     if budget is not None:
         written.model.metadata_props[BUDGET] = str(budget)
     occupancy = occupancy_of_executed(written.executed, written.model)

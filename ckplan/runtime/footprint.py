@@ -9,7 +9,6 @@ an input, and those of heavy operators are.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import onnx_ir as ir
@@ -17,10 +16,14 @@ import onnx_ir as ir
 from ckplan import keys
 from ckplan.model.metadata import listed_names, told
 from ckplan.model.weights import lies_outside
-from ckplan.planner.allocations import Allocations, allocations, expected_arena
+from ckplan.planner.allocations import Allocations, Demand, allocations, expected_arena
+from ckplan.planner.arena import DEFAULT, UNIT
 from ckplan.planner.problem import Problem
 from ckplan.runtime.problem_of import problem_of
 from ckplan.runtime.sizes import bytes_of, shape_classes
+
+_LARGEST_RESERVATIONS = 3
+"""How many sizes are tried of a tensor that lets the arena take a large region at once, the largest ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,12 +77,11 @@ def footprint_of(executed: ir.Model, model: ir.Model, *, in_place: bool | None =
         model: the file, which has the values of its parameters.
         in_place: whether new values are written over the old ones; by default as the file says.
     """
-    problem = problem_of(executed)
-    shapes = shape_classes(executed.graph, problem)
     given = model.metadata_props.get(keys.IN_PLACE) == "true" if in_place is None else in_place
-    bound = frozenset(map(str, told(model.metadata_props, keys.UPDATES).values())) if given else frozenset[str]()
-    asked = allocations(problem, range(len(problem.ops)), shapes)
-    peak, returned, held = arena_of(problem, asked, range(len(problem.ops)), bound)
+    problem, asked = _asked(executed, model, given)
+    peak = _peak(problem, asked)
+    returned = sum(asked.size[buffer] for step in asked.steps for buffer in step.outputs)
+    held = expected_arena(asked).steady.held
     initializers = model.graph.initializers.values()
     states = set(listed_names(model.metadata_props, keys.STATES))
     fed = set(listed_names(model.metadata_props, keys.PARAMETERS)) | told(model.metadata_props, keys.UPDATES).keys()
@@ -96,34 +98,55 @@ def footprint_of(executed: ir.Model, model: ir.Model, *, in_place: bool | None =
     )
 
 
-def arena_of(
-    problem: Problem, asked: Allocations, schedule: Sequence[int], bound: frozenset[str] = frozenset()
-) -> tuple[int, int, int]:
-    """Peak of activations, bytes of outputs, and what the arena holds of both in the end.
+def best_reservation(executed: ir.Model, model: ir.Model) -> tuple[int, int]:
+    """Bytes of a tensor that, made first and dead at once, lets the arena hold least, and what that is.
+
+    It is larger than half of the region that it is to get, and no larger than the peak of activations, which stays what
+    it is; see `ckplan.writer.reservation`. It has 0 bytes where none makes a difference.
 
     Args:
-        problem: the ops and tensors.
-        asked: what the schedule asks of the allocator.
-        schedule: op ids in execution order.
-        bound: names of outputs that the caller gives memory for, which the arena has no part in.
+        executed: what onnxruntime executes of a file, nodes in execution order.
+        model: the file.
     """
-    outside = set()
+    problem, asked = _asked(executed, model, model.metadata_props.get(keys.IN_PLACE) == "true")
+    best, least = 0, expected_arena(asked).steady.held
+    half, peak = DEFAULT.first_region // 2, _peak(problem, asked)
+    sizes = []
+    while half + UNIT <= peak:
+        sizes.append(half + UNIT)
+        half *= 2
+    new = len(asked.size)
+    for size in sizes[-_LARGEST_RESERVATIONS:]:
+        # What the tensor waits for comes before it, and takes a small region: the loss lies there in later runs.
+        first = Demand((new, new + 1), (), 0, (new, new + 1))
+        held = expected_arena(replace(asked, size=(*asked.size, 1, size), steps=(first, *asked.steps))).steady.held
+        if held < least:
+            best, least = size, held
+    return best, least
+
+
+def _asked(executed: ir.Model, model: ir.Model, in_place: bool) -> tuple[Problem, Allocations]:
+    """The problem of a file and what it asks of the allocator, which has no part in new values that are in place."""
+    problem = problem_of(executed)
+    asked = allocations(problem, range(len(problem.ops)), shape_classes(executed.graph, problem))
+    bound = frozenset(map(str, told(model.metadata_props, keys.UPDATES).values())) if in_place else frozenset[str]()
     steps = []
-    for step, index in zip(asked.steps, schedule, strict=True):
-        names = {problem.tensors[tensor].name: problem.tensors[tensor].bytes for tensor in problem.ops[index].outputs}
-        sizes = [size for name, size in names.items() if name in bound]
+    for step, op in zip(asked.steps, problem.ops, strict=True):
+        names = {problem.tensors[tensor].name: problem.tensors[tensor].bytes for tensor in op.outputs}
         kept = list(step.outputs)
-        for size in sizes:
+        for size in (size for name, size in names.items() if name in bound):
             buffer = next((buffer for buffer in kept if asked.size[buffer] == size), None)
             if buffer is not None:
                 kept.remove(buffer)
-                outside.add(buffer)
         steps.append(replace(step, outputs=tuple(kept)))
+    return problem, replace(asked, steps=tuple(steps))
+
+
+def _peak(problem: Problem, asked: Allocations) -> int:
+    """Peak of activations, with what kernels take outside the allocator; steps are the ops of the problem in order."""
     live = highest = 0
-    for step, index in zip(steps, schedule, strict=True):
+    for step, op in zip(asked.steps, problem.ops, strict=True):
         live += sum(asked.size[buffer] for buffer in step.tensors)
-        highest = max(highest, live + step.workspace + problem.ops[index].outside)
+        highest = max(highest, live + step.workspace + op.outside)
         live -= sum(asked.size[buffer] for buffer in step.freed)
-    returned = sum(asked.size[buffer] for step in steps for buffer in step.outputs)
-    arena = expected_arena(replace(asked, steps=tuple(steps)))
-    return highest, returned, arena.steady.held
+    return highest

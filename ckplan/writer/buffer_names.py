@@ -27,19 +27,22 @@ from ckplan.writer.control_edges import ControlEdges, is_control, read_instead, 
 _POOLING = frozenset({"AveragePool", "GlobalAveragePool", "GlobalMaxPool", "MaxPool"})
 
 
-def hide_inputs(nodes: Sequence[ir.Node], inputs: Sequence[ir.Value], edges: ControlEdges) -> None:
+def hide_inputs(
+    nodes: Sequence[ir.Node], inputs: Sequence[ir.Value], edges: ControlEdges, after: ir.Value | None = None
+) -> None:
     """Let all nodes read the graph's inputs through aliases whose shape onnxruntime does not know.
 
     Args:
         nodes: the sequence.
         inputs: graph inputs; those that have an initializer are left alone.
         edges: maker of the aliases.
+        after: a tensor that all these nodes are to wait for; see `ckplan.writer.reservation`.
     """
     fed = {value for value in inputs if value.shape and not value.is_initializer()}
     for node in nodes:
         for value in fed.intersection(node.inputs):
             if not is_control(node):
-                read_instead(node, value, edges.alias(value, value))
+                read_instead(node, value, edges.alias(value, value if after is None else after))
 
 
 def hide_channels(nodes: Sequence[ir.Node], edges: ControlEdges) -> None:

@@ -33,6 +33,7 @@ from ckplan.writer.ordering import (
     settle_order,
 )
 from ckplan.writer.repeats import with_repeats
+from ckplan.writer.reservation import reserve
 from ckplan.writer.updates import tell_in_place, updates_of, wait_for_readers, write_last
 
 
@@ -68,8 +69,15 @@ def emit(model: ir.Model, plan: Plan) -> ir.Model:
     return write(model, plan).model
 
 
-def write(model: ir.Model, plan: Plan, runtime: Runtime = CPU) -> Written:
-    """Like `emit`, for a runtime, with what that makes of the file."""
+def write(model: ir.Model, plan: Plan, runtime: Runtime = CPU, reserved: int = 0) -> Written:
+    """Like `emit`, for a runtime, with what that makes of the file.
+
+    Args:
+        model: see `emit`.
+        plan: see `emit`.
+        runtime: where the file is to run.
+        reserved: bytes of a tensor to make first of all; see `ckplan.writer.reservation`.
+    """
     copy = model.clone()
     feed_weights(copy.graph)
     inputs, outputs = copy.graph.inputs, copy.graph.outputs
@@ -84,7 +92,10 @@ def write(model: ir.Model, plan: Plan, runtime: Runtime = CPU) -> Written:
     settle_order(nodes, inputs, outputs, edges)
     hide_targets(nodes, edges)
     hide_channels(nodes, edges)
-    hide_inputs(nodes, [value for value in inputs if value.name not in updates], edges)
+    first = reserve(inputs, updates, reserved, edges)
+    hide_inputs(nodes, [value for value in inputs if value.name not in updates], edges, first)
+    if first is not None and (maker := first.producer()) is not None:
+        nodes = [maker, *nodes]
     # Aliases that hide sources cost a little themselves: where they do not help, the file stays as it was before.
     best: tuple[ir.Model, Problem, int, Timeline, ir.Model] | None = None
     while True:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from ckplan import keys
 from ckplan.errors import InfeasibleError, UsageError
 from ckplan.meter import measure
 from ckplan.runtime.executed import executed_model
-from ckplan.runtime.footprint import footprint_of
+from ckplan.runtime.footprint import best_reservation, footprint_of
 
 SAMPLES = Path(__file__).parents[2] / "sample_models"
 
@@ -64,6 +65,46 @@ def test_a_file_keeps_to_a_budget_of_the_arena() -> None:
     assert made.footprint.held <= limit == made.budget
     assert made.model.metadata_props[keys.BUDGET] == str(limit)
     assert made.model.metadata_props[keys.BUDGET_OF] == "arena"
+
+
+def test_an_arena_of_one_region_is_expected_and_measured(tmp_path: Path) -> None:
+    """A tensor reserved first of all: the arena holds what is expected of it, and the numbers stay what they were."""
+    step = ckplan.open_model(SAMPLES / "mlp.onnx", optimizer="momentum", dims={"batch": 12000})
+    kept = ckplan.rewrite(step, strategy="memory")
+    size, held = best_reservation(kept.executed, kept.model)
+    assert kept.after.peak_activations / 4 < size <= kept.after.peak_activations
+    assert held < 0.75 * kept.footprint.held
+    budget = kept.footprint.resident + held + 1000
+    assert budget < kept.footprint.total
+    made = ckplan.rewrite(step, strategy="memory", budget=budget, of="total")
+    assert "ckplan/reservation" in {node.name for node in made.model.graph}
+    assert made.footprint.total <= budget
+    assert made.after.peak_activations <= kept.after.peak_activations + 64
+    for name, model in (("kept", kept.model), ("made", made.model)):
+        ckplan.save(model, tmp_path / f"{name}.onnx")
+    found = ckplan.verify(tmp_path / "kept.onnx", tmp_path / "made.onnx", runs=1, threads=1, heap=False)
+    assert found.problems == ()
+    assert found.new.counters is not None
+    assert found.new.counters.steady is not None
+    # The meter gives new values memory out of the arena.
+    expected = footprint_of(made.executed, made.model, in_place=False).held
+    assert found.new.counters.steady.held == pytest.approx(expected, rel=0.02)
+
+
+def test_nothing_is_reserved_that_would_raise_the_peak() -> None:
+    step = ckplan.open_model(SAMPLES / "mlp.onnx", dims={"batch": 2})
+    assert best_reservation(step.executed, step.ordered)[0] <= step.baseline.peak_activations
+
+
+@pytest.mark.parametrize("optimizer", [None, "sgd", "adamw"])
+def test_the_budget_that_a_refusal_names_works(optimizer: str | None) -> None:
+    step = ckplan.open_model(SAMPLES / "mlp.onnx", optimizer=optimizer, dims={"batch": 4096})
+    with pytest.raises(InfeasibleError) as refused:
+        ckplan.rewrite(step, budget=step.footprint.resident + 1_200_000, of="total", strategy="evict")
+    named = re.search(r"raise the budget to (\d+) bytes", refused.value.hint)
+    assert named is not None
+    made = ckplan.rewrite(step, budget=int(named[1]), of="total", strategy="evict")
+    assert made.footprint.total <= int(named[1])
 
 
 def test_a_refusal_says_what_the_arena_is_for() -> None:
