@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from ckplan.errors import UsageError
 from tests.autodiff.gradcheck import parse, values
 
 RATE, STEPS = 0.05, 12
+MLP = Path(__file__).parents[2] / "sample_models" / "mlp.onnx"
 
 Reference = Callable[[Iterable[Any]], Any]
 
@@ -39,7 +41,9 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "Adam",
         {"weight_decay": 0.1, "betas": (0.8, 0.95), "eps": 1e-6},
     ),
+    "adam:beta1=0,beta2=0.05": ("Adam", {"betas": (0.0, 0.05)}),  # by neither of which anything can be divided
     "adamw": ("AdamW", {}),
+    "adamw:weight_decay=20": ("AdamW", {"weight_decay": 20.0}),  # nothing is left of a parameter
     "adamw:weight_decay=0,beta2=0.95": ("AdamW", {"weight_decay": 0.0, "betas": (0.9, 0.95)}),
 }
 
@@ -264,3 +268,11 @@ def test_unscaled_gradients_and_those_of_zero_are_taken() -> None:
 def test_spelling(spec: str) -> None:
     assert parse_optimizer(str(parse_optimizer(spec))) == parse_optimizer(spec)
     assert str(parse_optimizer("adamw:weight_decay=0.01,beta2=0.95")) == "adamw:beta2=0.95"
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "adamw", "momentum"])
+def test_an_update_takes_two_tensors_of_the_parameters_size(optimizer: str) -> None:
+    """The gradient or what takes its place, and one more; none is made before the gradient is there."""
+    step = ckplan.open_model(MLP, optimizer=optimizer, dims={"batch": 1})
+    largest = max(value.const_value.nbytes for value in step.model.graph.initializers.values())
+    assert ckplan.rewrite(step, strategy="memory").after.peak_activations < 2.1 * largest

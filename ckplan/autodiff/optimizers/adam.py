@@ -12,6 +12,9 @@ import onnx_ir as ir
 from ckplan.autodiff.builder import Builder
 from ckplan.autodiff.optimizers.base import Optimizer
 
+_SMALLEST = 0.1
+"""Smallest beta by which states may be divided without a loss of digits or of range."""
+
 
 @dataclass(frozen=True)
 class Adam(Optimizer):
@@ -56,16 +59,27 @@ class Adam(Optimizer):
         states: Sequence[ir.Value],
         scalars: Mapping[str, ir.Value],
     ) -> tuple[ir.Value, tuple[ir.Value, ...]]:
-        """The gradient is dead once the moments are there; two temporaries at a time."""
-        gradient = self.decayed(op, parameter, gradient)
-        mean = op.Add(op.Mul(states[0], self.beta1), op.Mul(gradient, 1 - self.beta1))
-        square = op.Add(op.Mul(states[1], self.beta2), op.Mul(op.Mul(gradient, gradient), 1 - self.beta2))
-        direction = op.Div(mean, op.Add(op.Sqrt(square), scalars["epsilon"]))
-        return op.Sub(self.shrunk(op, parameter, scalars), op.Mul(direction, scalars["size"])), (mean, square)
+        """Two tensors of the parameter's size at a time, the gradient or what takes its place among them.
 
-    def shrunk(self, op: Builder, parameter: ir.Value, scalars: Mapping[str, ir.Value]) -> ir.Value:
-        """Return what the step is taken from."""
-        return parameter
+        ``m' = beta1 (m + (1 - beta1) / beta1 g)``: the gradient dies before a second product is there, and none of what
+        is made is of the parameter and the states alone, which onnxruntime may make long before it is needed.
+        """
+        gradient = self.decayed(op, parameter, gradient)
+        if min(self.beta1, self.beta2) < _SMALLEST:
+            mean = op.Add(op.Mul(states[0], self.beta1), op.Mul(gradient, 1 - self.beta1))
+            square = op.Add(op.Mul(states[1], self.beta2), op.Mul(op.Mul(gradient, gradient), 1 - self.beta2))
+        else:
+            first, second = ((1 - beta) / beta for beta in (self.beta1, self.beta2))
+            share = op.Mul(gradient, first)
+            mean = op.Mul(op.Add(states[0], share), self.beta1)
+            scaled = op.Mul(op.Mul(share, share), second / first**2)
+            square = op.Mul(op.Add(states[1], scaled), self.beta2)
+        direction = op.Div(mean, op.Add(op.Sqrt(square), scalars["epsilon"]))
+        return self.stepped(op, parameter, op.Mul(direction, scalars["size"]), scalars), (mean, square)
+
+    def stepped(self, op: Builder, parameter: ir.Value, step: ir.Value, scalars: Mapping[str, ir.Value]) -> ir.Value:
+        """Return the parameter after a step."""
+        return op.Sub(parameter, step)
 
 
 def _double(number: float) -> np.ndarray:

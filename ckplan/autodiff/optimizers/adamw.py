@@ -11,6 +11,9 @@ import onnx_ir as ir
 from ckplan.autodiff.builder import Builder
 from ckplan.autodiff.optimizers.adam import Adam
 
+_NOT_ZERO = 1e-30
+"""Added to the share of a parameter that is left, by which the step is divided: all others stay what they are."""
+
 
 @dataclass(frozen=True)
 class AdamW(Adam):
@@ -28,14 +31,18 @@ class AdamW(Adam):
     weight_decay: float = 0.01
 
     def scalars(self, op: Builder, rate: ir.Value, step: ir.Value | None) -> dict[str, ir.Value]:
-        """Adam's, and the share of a parameter that is left."""
+        """Adam's, and the share of a parameter that is left; the step is counted before that share is taken."""
         shared = super().scalars(op, rate, step)
-        return {**shared, "left": op.Sub(1.0, op.Mul(rate, self.weight_decay))} if self.weight_decay else shared
+        if not self.weight_decay:
+            return shared
+        left = op.Add(op.Sub(1.0, op.Mul(rate, self.weight_decay)), _NOT_ZERO)
+        return {**shared, "left": left, "size": op.Div(shared["size"], left)}
 
     def decayed(self, op: Builder, parameter: ir.Value, gradient: ir.Value) -> ir.Value:
         """The gradient as it is."""
         return gradient
 
-    def shrunk(self, op: Builder, parameter: ir.Value, scalars: Mapping[str, ir.Value]) -> ir.Value:
-        """The parameter less its decay."""
-        return op.Mul(parameter, scalars["left"]) if self.weight_decay else parameter
+    def stepped(self, op: Builder, parameter: ir.Value, step: ir.Value, scalars: Mapping[str, ir.Value]) -> ir.Value:
+        """``left (w - step)``: the product of the parameter alone could be made long before the step is there."""
+        changed = super().stepped(op, parameter, step, scalars)
+        return op.Mul(changed, scalars["left"]) if self.weight_decay else changed
