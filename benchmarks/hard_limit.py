@@ -3,8 +3,9 @@
     python -m benchmarks.hard_limit STEP MEMORY
 
 The process opens the file, holds parameters and states once, and makes four steps in place with default session options
-on one thread. Its private memory (``RLIMIT_DATA``) may grow by MEMORY over what it had with all libraries loaded, and
-by some megabytes for the session itself. The exit code is 0 if it went through, 1 if memory ran out.
+on one thread. Once the session is open, its private memory (``RLIMIT_DATA``) may grow by MEMORY, less what the session
+holds of values that lie in the file, and by a megabyte for what a run takes beside tensors. The exit code is 0 if it
+went through, 1 if memory ran out.
 """
 
 from __future__ import annotations
@@ -16,12 +17,14 @@ from pathlib import Path
 import onnxruntime
 
 from ckplan.meter.inputs import make_inputs
+from ckplan.model.weights import lies_outside
+from ckplan.runtime.sizes import bytes_of
 from ckplan.training.buffers import ort_value
 from ckplan.training.stepfile import read_step
 from ckplan.units import parse_bytes
 
-SESSION = 1 << 20
-"""Bytes for what a session takes beside tensors, and for each hundred nodes."""
+RUN = 1 << 20
+"""Bytes for what a run takes beside tensors."""
 
 
 def private_bytes() -> int:
@@ -35,13 +38,14 @@ def main() -> int:
     path, memory = Path(sys.argv[1]), parse_bytes(sys.argv[2])
     file = read_step(path)
     inputs = make_inputs(file.model).arrays
-    session = SESSION * (1 + len(file.model.graph) // 100)
-    limit = private_bytes() + memory + session
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level, options.intra_op_num_threads = 4, 1
+    opened = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    outside = lies_outside(file.model)
+    held = sum(bytes_of(value) for value in file.model.graph.initializers.values() if not outside(value))
+    limit = private_bytes() + memory - held + RUN
     resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
     try:
-        options = onnxruntime.SessionOptions()
-        options.log_severity_level, options.intra_op_num_threads = 4, 1
-        opened = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
         values = {name: file.initial(name) for name in file.updates}
         fed = {name: ort_value(array.copy()) for name, array in inputs.items() if name not in values}
         kept = {name: ort_value(array) for name, array in values.items()}

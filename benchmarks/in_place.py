@@ -38,7 +38,17 @@ def measure(step: Path, steps: int, plain: bool, meter: str) -> dict[str, Any]:
     return dict(json.loads(done.stdout.splitlines()[-1]))
 
 
-def train(file: StepFile, steps: int, plain: bool, arena: bool) -> dict[str, np.ndarray]:
+def batch_of(file: StepFile) -> dict[str, Any]:
+    """What is fed beside parameters and states.
+
+    It is made before anything is measured: values of those are made up with it, which are as large as they are.
+    """
+    return {
+        name: ort_value(array) for name, array in make_inputs(file.model).arrays.items() if name not in file.updates
+    }
+
+
+def train(file: StepFile, fed: dict[str, Any], steps: int, plain: bool, arena: bool) -> dict[str, np.ndarray]:
     """The values after some steps on one batch."""
     import onnxruntime
 
@@ -48,7 +58,6 @@ def train(file: StepFile, steps: int, plain: bool, arena: bool) -> dict[str, np.
     session = onnxruntime.InferenceSession(str(file.path), options, providers=["CPUExecutionProvider"])
     values = {name: file.initial(name) for name in file.updates}
     others = {name: np.empty_like(array) for name, array in values.items()} if plain else values
-    fed = {name: ort_value(array) for name, array in make_inputs(file.model).arrays.items() if name not in values}
     for _ in range(steps):
         binding = session.io_binding()
         for name, value in fed.items():
@@ -65,6 +74,8 @@ def train(file: StepFile, steps: int, plain: bool, arena: bool) -> dict[str, np.
 
 def resident(file: StepFile, steps: int, plain: bool) -> dict[str, Any]:
     """In the child: growth of the resident set, and a checksum."""
+    fed = batch_of(file)
+    gc.collect()
     process, peak, done = psutil.Process(), 0, threading.Event()
 
     def watch() -> None:
@@ -74,7 +85,7 @@ def resident(file: StepFile, steps: int, plain: bool) -> dict[str, Any]:
 
     before = process.memory_info().rss
     threading.Thread(target=watch, daemon=True).start()
-    values = train(file, steps, plain, arena=True)
+    values = train(file, fed, steps, plain, arena=True)
     peak = max(peak, process.memory_info().rss)
     done.set()
     digest = hashlib.sha256()
@@ -88,11 +99,12 @@ def heap(file: StepFile, steps: int, plain: bool) -> dict[str, Any]:
     """In the child: high-water of the heap."""
     import memray
 
+    fed = batch_of(file)
     with tempfile.TemporaryDirectory() as folder:
         capture = Path(folder) / "capture.bin"
         destination = memray.FileDestination(capture, overwrite=True)
         with memray.Tracker(destination=destination, file_format=memray.FileFormat.AGGREGATED_ALLOCATIONS):
-            train(file, steps, plain, arena=False)
+            train(file, fed, steps, plain, arena=False)
         records = memray.FileReader(capture).get_high_watermark_allocation_records(merge_threads=True)
         # A data file that is mapped, once for each tensor, is no heap.
         return {"heap": sum(record.size for record in records if record.allocator != memray.AllocatorType.MMAP)}
