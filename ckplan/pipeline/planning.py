@@ -23,7 +23,7 @@ from ckplan.planner.shave import shave
 from ckplan.planner.strategies import Strategy
 from ckplan.planner.strategies.auto import Auto
 from ckplan.runtime.executed import executed_orders
-from ckplan.runtime.footprint import Footprint, best_reservation, footprint_of
+from ckplan.runtime.footprint import Footprint, best_reservation, footprint_of, needed_in_one_region
 from ckplan.runtime.occupancy import Occupancy, occupancy_of_executed
 from ckplan.units import format_bytes
 from ckplan.writer.emit import write
@@ -39,8 +39,8 @@ _TRIES = 3
 _TRIES_OF_ALL = 6
 """How often a file is written until what a process with it holds keeps to a budget of more than activations."""
 
-_GAPS = 64
-"""One part of so many of a region that are left for gaps and small outputs when a plan is asked to fit into it."""
+_LESS = 0.98
+"""How much less than it is to be in proportion a plan is asked for, so that gaps in the arena find room as well."""
 
 _HOLDER = {ARENA: "onnxruntime's arena", TOTAL: "a process"}
 """Who holds what a budget is of."""
@@ -313,16 +313,14 @@ def _with_reservation(made: Planned, room: int, most: int) -> Planned:
 def _next_target(made: Planned, room: int) -> int:
     """Bytes of activations to plan for after a file whose arena holds more than there is room for.
 
-    That is the largest region within the room, less a little for gaps in it; where that was tried, a little less of the
-    peak; and where most of what the arena holds are outputs, halfway to where it would be in proportion.
+    A later run is to lie in the largest region within the room, with as many gaps in proportion as it has now; where
+    most of what the arena holds are outputs, that is halfway to where it would be in proportion.
     """
     peak, returned = made.after.peak_activations, made.footprint.returned
     region = DEFAULT.first_region << max((room // DEFAULT.first_region).bit_length() - 1, 0)
-    if region < peak and returned < region // _GAPS:
-        return region - returned - region // _GAPS
-    if returned < region // _GAPS:
-        return int(0.95 * peak)
-    return int(peak * min(0.95, (max(room, 0) / max(made.footprint.held, 1)) ** 0.5))
+    if returned >= region // 8:
+        return int(peak * min(_LESS, (max(room, 0) / max(made.footprint.held, 1)) ** 0.5))
+    return int(peak * min(_LESS, _LESS * region / max(needed_in_one_region(made.executed, made.model), 1)))
 
 
 def _share(found: Footprint, goal: Goal) -> int:

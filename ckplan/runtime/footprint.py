@@ -101,18 +101,19 @@ def footprint_of(executed: ir.Model, model: ir.Model, *, in_place: bool | None =
 def best_reservation(executed: ir.Model, model: ir.Model) -> tuple[int, int]:
     """Bytes of a tensor that, made first and dead at once, lets the arena hold least, and what that is.
 
-    It is larger than half of the region that it is to get, and no larger than the peak of activations, which stays what
-    it is; see `ckplan.writer.reservation`. It has 0 bytes where none makes a difference.
+    It is larger than half of the region that it is to get, and no larger than the block of later runs, which the arena
+    holds anyway; see `ckplan.writer.reservation`. It has 0 bytes where none makes a difference.
 
     Args:
         executed: what onnxruntime executes of a file, nodes in execution order.
         model: the file.
     """
-    problem, asked = _asked(executed, model, model.metadata_props.get(keys.IN_PLACE) == "true")
-    best, least = 0, expected_arena(asked).steady.held
-    half, peak = DEFAULT.first_region // 2, _peak(problem, asked)
+    _, asked = _asked(executed, model, model.metadata_props.get(keys.IN_PLACE) == "true")
+    plain = expected_arena(asked)
+    best, least = 0, plain.steady.held
+    half = DEFAULT.first_region // 2
     sizes = []
-    while half + UNIT <= peak:
+    while half + UNIT <= plain.block:
         sizes.append(half + UNIT)
         half *= 2
     new = len(asked.size)
@@ -123,6 +124,12 @@ def best_reservation(executed: ir.Model, model: ir.Model) -> tuple[int, int]:
         if held < least:
             best, least = size, held
     return best, least
+
+
+def needed_in_one_region(executed: ir.Model, model: ir.Model) -> int:
+    """Bytes of a region in which a later run of a file lies with its block, gaps included; see `best_reservation`."""
+    _, asked = _asked(executed, model, model.metadata_props.get(keys.IN_PLACE) == "true")
+    return expected_arena(asked).needed
 
 
 def _asked(executed: ir.Model, model: ir.Model, in_place: bool) -> tuple[Problem, Allocations]:
