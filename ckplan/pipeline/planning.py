@@ -42,6 +42,9 @@ _TRIES_OF_ALL = 6
 _LESS = 0.98
 """How much less than it is to be in proportion a plan is asked for, so that gaps in the arena find room as well."""
 
+_CONSTANTS = 2**16
+"""Bytes by which shapes and other constants may differ from one file of a step to the next."""
+
 _HOLDER = {ARENA: "onnxruntime's arena", TOTAL: "a process"}
 """Who holds what a budget is of."""
 
@@ -339,7 +342,8 @@ def _out_of_reach(smallest: Planned, strategy: Strategy, goal: Goal, limit: int)
     return InfeasibleError(
         f"strategy `{strategy}` has no plan with which {_HOLDER[goal.scope]} holds no more than {format_bytes(limit)}: "
         f"the least that was found is {format_bytes(least)}, {parts}; the arena grows in leaps, by powers of two",
-        f"raise the budget to {least} bytes, or choose a smaller batch (--dim)",
+        f"raise the budget to {-(-(least + _CONSTANTS) // DEFAULT.first_region) * DEFAULT.first_region} bytes, "
+        "or choose a smaller batch (--dim)",
     )
 
 
