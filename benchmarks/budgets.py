@@ -48,7 +48,7 @@ too, which is 50 to 100 KB for graphs of some hundred nodes, however large their
 def cases(name: str, batch: int, done: Collection[float]) -> Iterator[dict[str, Any]]:
     """What became of each share for one export, but for those that are done."""
     step = open_step(export(name, batch), name=name)
-    strategy, reference, lowest = parse_strategy("auto"), Reference(step.model), None
+    strategy, reference, lowest = parse_strategy("auto"), Reference(step.ordered), None
     measured: dict[tuple[int, ...], dict[str, Any]] = {}
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "planned.onnx"

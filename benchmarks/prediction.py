@@ -109,7 +109,7 @@ def measured(name: str, batch: int) -> Iterator[dict[str, Any]]:
             shapes = {image_input(path): (batch, 3, 224, 224)} if network.images else {}
             dims = {"batch": batch} if network.symbolic else {}
             step = open_step(path, StepOptions.of(dims=dims, shapes=shapes))
-            reference = Reference(step.model)
+            reference = Reference(step.ordered)
         except CkplanError as error:
             for strategy in STRATEGIES:
                 yield {"strategy": strategy, "failure": str(error)}

@@ -104,7 +104,7 @@ def make_row(name: str, folder: Path, plan: bool = True) -> dict[str, Any]:
     if analysis is None:
         return row
     plain = folder / "plain.onnx"
-    stage("grad", lambda: ckplan.save(step.model, plain, force=True))
+    stage("grad", lambda: ckplan.save(step.ordered, plain, force=True))
     gradients = stage("grad", lambda: _gradients(step, plain, feeds))
     if gradients is None:
         return row

@@ -87,7 +87,7 @@ def make_graphs(
         add_adapters(forward, Lora.of(options.option("lora")))
     evaluation = evaluation_graph(forward, options.option("loss"))
     if strategy is None:
-        model, after = step.model.clone(), step.baseline
+        model, after = step.ordered.clone(), step.baseline
         promise(model, after)
     else:
         planned = rewrite(step, strategy, goal or Goal())

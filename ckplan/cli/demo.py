@@ -51,7 +51,7 @@ def command(folder: Path, force: bool, as_json: bool) -> None:
     with stage("planning"):
         opened = api.open_model(model, dims={"batch": _BATCH})
         planned = api.rewrite(opened, budget=_BUDGET, output=step, force=force)
-        save(opened.model, base, force=force)
+        save(opened.ordered, base, force=force)
     notes(opened.notes)
     found = run_both(base, step, device="cpu", inputs=None, seed=0)
     written = draw(found, folder / _PICTURE, force)

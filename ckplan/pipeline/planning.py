@@ -25,7 +25,10 @@ from ckplan.planner.strategies.auto import Auto
 from ckplan.runtime.executed import executed_orders
 from ckplan.runtime.footprint import Footprint, best_reservation, footprint_of, needed_in_one_region
 from ckplan.runtime.occupancy import Occupancy, occupancy_of_executed
+from ckplan.runtime.problem_of import problem_of
 from ckplan.units import format_bytes
+from ckplan.writer.control_edges import is_control
+from ckplan.writer.describe import describe
 from ckplan.writer.emit import write
 
 if TYPE_CHECKING:
@@ -127,9 +130,9 @@ def rewrite(step: Step, strategy: Strategy, goal: Goal = ANY) -> Planned:
     A file can take a little more than its plan: control edges, dead buffers that onnxruntime hands on. Where that
     exceeds the budget, the plan is shaved by as many bytes, or the graph planned again for as many less. Where no such
     plan is found, those of the lowest peak are written, for `auto` those of other strategies, too: what is refused is
-    what none of the files keeps to, and the smallest of them is the budget that the refusal names. Where there is no
-    budget and the file takes more than the step without a plan, that one's order is tried as well; see
-    `Planned.drawback`.
+    what none of the files keeps to, and the smallest of them is the budget that the refusal names. The step without a
+    plan is the answer where it keeps to a budget that no plan's file does, and where a file without a budget would take
+    more than it.
 
     Args:
         step: what to plan.
@@ -161,6 +164,8 @@ def rewrite(step: Step, strategy: Strategy, goal: Goal = ANY) -> Planned:
         tried.append((plan, step.files[plan.schedule]))
         told = (format_bytes(step.files[plan.schedule]), format_bytes(plan.predicted.peak_activations))
         _log.info("the file would take %s, its plan %s", *told)
+    if step.baseline.peak_activations <= budget:
+        return _as_without(step, strategy, budget)
     if not tried:
         assert refusal is not None
         raise refusal
@@ -347,10 +352,15 @@ def _out_of_reach(smallest: Planned, strategy: Strategy, goal: Goal, limit: int)
     )
 
 
-def _as_without(step: Step, strategy: Strategy) -> Planned:
-    """The step without recomputation, in the order in which onnxruntime runs it without a plan."""
+def _as_without(step: Step, strategy: Strategy, budget: int | None = None) -> Planned:
+    """The step without a plan, as a plan that repeats nothing."""
     order, _ = executed_orders(list(step.fused.graph), step.executed)
-    return _written(step, make_plan(step.problem, str(strategy), order), None)
+    plan = make_plan(step.problem, str(strategy), order)
+    model = step.ordered.clone()
+    describe(model, problem_of(model), plan, sum(map(is_control, model.graph)), step.baseline)
+    if budget is not None:
+        model.metadata_props[BUDGET] = str(budget)
+    return Planned(step, plan, model, step.occupancy, step.executed, budget)
 
 
 def _peak(made: Planned) -> int:

@@ -40,7 +40,7 @@ def write_convolutions(path: Path) -> Path:
 def test_the_buffers_add_up_to_the_peak(tmp_path: Path) -> None:
     for strategy in ("none", "sqrt"):
         settings = Settings.of(dims={"batch": 32}, strategy=strategy)
-        found, notes = take(write_model(tmp_path / "model.onnx"), settings)
+        found, notes = take(write_model(tmp_path / "model.onnx", layers=12), settings)
         assert found.peak_activations == sum(alive.bytes for alive in found.at_peak) > 0
         assert found.timeline is not None
         assert found.peak_activations == found.timeline.peak_activations
@@ -71,7 +71,7 @@ def test_settings_of_training_do_not_go_with_inference(options: dict[str, object
 
 
 def test_a_snapshot_is_the_same_beside_other_work(tmp_path: Path) -> None:
-    model = write_model(tmp_path / "m.onnx")
+    model = write_model(tmp_path / "m.onnx", layers=12)
     options = ["--strategy", "auto", "--budget", "60%", "--quiet", "--save-baseline"]
     running = [
         subprocess.Popen(

@@ -15,6 +15,7 @@ from ckplan.answers.analysis import quick_strategies
 from ckplan.cli.planning import tell
 from ckplan.cli.terminal import Settings
 from ckplan.errors import InfeasibleError
+from ckplan.keys import PREDICTED_ACTIVATIONS
 from ckplan.pipeline import Goal, Planned, Step, planning, rewrite, step_of
 from ckplan.pipeline.lowest import last_resorts
 from ckplan.pipeline.planning import shaved_plan
@@ -101,20 +102,23 @@ def test_a_file_that_takes_more_than_the_step_without_a_plan_says_so(capsys: pyt
     assert "more than the step without a plan" in " ".join(capsys.readouterr().err.split())
 
 
-def test_where_a_plan_takes_more_the_order_without_one_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("budget", [None, "100%"])
+def test_where_a_plan_takes_more_the_step_without_one_is_written(
+    monkeypatch: pytest.MonkeyPatch, budget: str | None
+) -> None:
     step, written = _tanhs(4096), planning._written
-    orders = []
 
-    def once_larger(step: Step, plan: Plan, budget: int | None) -> Planned:
-        orders.append(plan.schedule)
+    def larger(step: Step, plan: Plan, budget: int | None) -> Planned:
         made = written(step, plan, budget)
-        return made if len(orders) > 1 else replace(made, occupancy=_tanhs(8192).occupancy)
+        step.files[plan.schedule] = 10 * made.after.peak_activations
+        return replace(made, occupancy=_tanhs(8192).occupancy)
 
-    monkeypatch.setattr(planning, "_written", once_larger)
-    made = rewrite(step, parse_strategy("none"))
-    assert len(orders) == 2
+    monkeypatch.setattr(planning, "_written", larger)
+    made = rewrite(step, parse_strategy("none"), Goal.of(budget))
     assert made.drawback is None
-    assert made.after.peak_activations == step.baseline.peak_activations
+    assert made.plan.recomputed == 0
+    assert [node.name for node in made.model.graph] == [node.name for node in step.ordered.graph]
+    assert int(made.model.metadata_props[PREDICTED_ACTIVATIONS]) == step.baseline.peak_activations
 
 
 def test_a_plan_is_shaved_where_that_costs_next_to_nothing() -> None:
