@@ -91,10 +91,10 @@ from ckplan.cli import main
 
 write = planning.write
 
-def announced(*arguments):
+def announced(*arguments, **options):
     print("writing", flush=True)
     while True:
-        write(*arguments)
+        write(*arguments, **options)
 
 planning.write = announced
 sys.argv[0] = "ckplan"
