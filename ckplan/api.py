@@ -134,6 +134,7 @@ def artifacts(
     budget: int | float | str | None = None,
     overhead: float | str | None = None,
     seconds: float | None = None,
+    of: str = "activations",
     force: bool = False,
     **options: Any,
 ) -> Artifacts:
@@ -146,6 +147,7 @@ def artifacts(
         budget: bytes, a ratio of what the step takes without a plan, or text: ``"512MiB"``, ``"40%"``.
         overhead: extra compute that the plan may cost: a ratio, or text: ``"10%"``.
         seconds: how long to search.
+        of: what the budget is of; see `rewrite`.
         force: whether the files of an earlier run may be replaced.
         options: see `open_model`; ``optimizer`` (AdamW by default) and ``clip_norm`` say what the update does.
 
@@ -155,7 +157,7 @@ def artifacts(
         EnvironmentUnavailableError: the folder cannot be written.
     """
     check_folder(Path(folder).absolute(), force)
-    goal = Goal.of(budget, overhead, seconds)
+    goal = Goal.of(budget, overhead, seconds, of)
     is_planned = strategy is not None or goal != Goal()
     graphs = make_graphs(
         model, StepOptions.of(**options), parse_strategy(strategy or "auto") if is_planned else None, goal

@@ -12,6 +12,7 @@ from ckplan.cli.options import (
     force_option,
     json_option,
     model_argument,
+    of_option,
     planning_options,
     talk_options,
     training_step_options,
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     help="Write nothing: see that DIR holds whole files that belong together and were made from MODEL.",
 )
 @planning_options
+@of_option
 @training_step_options
 @json_option
 @talk_options
@@ -50,6 +52,7 @@ def command(
     budget: int | float | None,
     overhead: float | None,
     seconds: float | None,
+    of: str,
     as_json: bool,
     asked: StepOptions,
 ) -> None:
@@ -85,7 +88,7 @@ def command(
     is_planned = named or budget is not None or overhead is not None or seconds is not None
     with stage(f"making the graphs of {model.name}"):
         graphs = make_graphs(
-            model, asked, parse_strategy(strategy) if is_planned else None, Goal.of(budget, overhead, seconds)
+            model, asked, parse_strategy(strategy) if is_planned else None, Goal.of(budget, overhead, seconds, of)
         )
     notes(graphs.step.notes)
     with stage(f"writing {output}"):
