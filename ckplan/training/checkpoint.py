@@ -15,6 +15,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from ckplan.autodiff.lora import Lora
 from ckplan.errors import EnvironmentUnavailableError, UsageError
 from ckplan.isolation.folders import temporary_folder
@@ -31,6 +33,8 @@ BEST = "best.safetensors"
 _NAME = re.compile(r"step-(\d+)\.safetensors")
 _KEPT = 2
 _SCHEMA = 1
+_LARGEST = 2**53
+"""No count of a training is as large."""
 
 
 @dataclass
@@ -197,9 +201,24 @@ def read_checkpoint(place: Path) -> Checkpoint:
             raise ValueError("of another version of ckplan")
         weights = tuple(name for name in json.loads(about[WEIGHTS]) if name in values)
         lora = Lora.of(about[LORA]) if LORA in about else None
-        return Checkpoint(path, values, State(**state), weights, lora)
-    except (KeyError, ValueError, TypeError, RecursionError) as error:
+        return Checkpoint(path, values, _whole(State(**state)), weights, lora)
+    except (KeyError, ValueError, TypeError, OverflowError, RecursionError) as error:
         raise UsageError(f"{path} is no checkpoint of a training ({error})", "name one that ckplan wrote") from None
+
+
+def _whole(state: State) -> State:
+    """A state whose numbers are such.
+
+    Raises:
+        KeyError, OverflowError, TypeError, ValueError: one of them is not.
+    """
+    counts = (state.step, state.epoch, state.position, state.good, state.stale, state.samples, state.batch)
+    if not all(isinstance(count, int) and 0 <= count < _LARGEST for count in counts):
+        raise ValueError("a count in it is none")
+    for number in (*state.losses, state.scale, *(() if state.best is None else (state.best,))):
+        float(number)
+    np.random.default_rng().bit_generator.state = state.order
+    return state
 
 
 def read_tensors(path: Path) -> tuple[dict[str, Array], dict[str, str]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -106,6 +107,23 @@ def test_a_checkpoint_that_does_not_fit_is_refused(tmp_path: Path) -> None:
     checkpoint.write_tensors(last, {"a": np.zeros(3)}, {})
     with pytest.raises(UsageError, match="no checkpoint of a training"):
         ckplan.read_checkpoint(last)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [{"order": {"bit_generator": "MT19937"}}, {"order": 3}, {"step": "2"}, {"position": -1}, {"losses": [None]}],
+    ids=str,
+)
+def test_a_damaged_state_is_refused(tmp_path: Path, damage: dict[str, object]) -> None:
+    _, step = files(tmp_path, optimizer="adam")
+    ckplan.Trainer(step, data(), checkpoints=tmp_path / "held").train(1)
+    last = checkpoint.latest(tmp_path / "held")
+    assert last is not None
+    values, about = checkpoint.read_tensors(last)
+    about[checkpoint.STATE] = json.dumps({**json.loads(about[checkpoint.STATE]), **damage})
+    checkpoint.write_tensors(last, values, about)
+    with pytest.raises(UsageError, match="no checkpoint of a training"):
+        ckplan.Trainer(step, data(), checkpoints=tmp_path / "held").train(2, resume=True)
 
 
 def test_tensors_of_all_kinds_come_back(tmp_path: Path) -> None:
