@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from ckplan.errors import EnvironmentUnavailableError
+from ckplan.isolation.folders import temporary_place
 from ckplan.operators.sessions import custom_ops
 from ckplan.units import format_bytes
 
@@ -88,7 +89,7 @@ def start(module: str, *arguments: str, stderr: Any = subprocess.DEVNULL) -> sub
     package_root = str(Path(__file__).resolve().parents[2])
     path = os.pathsep.join([package_root, *filter(None, [os.environ.get("PYTHONPATH")])])
     # Safe path: the caller's working folder may hold a file named like a library.
-    environment = {**os.environ, "PYTHONPATH": path, "PYTHONSAFEPATH": "1"}
+    environment = {**os.environ, "PYTHONPATH": path, "PYTHONSAFEPATH": "1", "TMPDIR": str(temporary_place())}
     return subprocess.Popen(
         [sys.executable, "-m", module, str(os.getpid()), *arguments],
         stdin=subprocess.PIPE,

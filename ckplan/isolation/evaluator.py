@@ -19,6 +19,7 @@ import numpy as np
 
 from ckplan.errors import EnvironmentUnavailableError
 from ckplan.isolation.arrays import Array, dtype_named, is_exotic, load_arrays, save_arrays
+from ckplan.isolation.folders import take_place_of_parent
 from ckplan.isolation.lifetime import end_with, limit_memory
 from ckplan.operators.sessions import open_session, use_only
 
@@ -124,6 +125,7 @@ _JOBS = {"convert": convert, "judge": judge, "optimise": optimise, "run": run}
 def main(parent: int) -> None:
     """Answer requests until there are no more."""
     end_with(parent)
+    take_place_of_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's affair
     # onnxruntime prints: keep the pipe to the parent away from it.
     replies = os.fdopen(os.dup(1), "w", encoding="utf-8")

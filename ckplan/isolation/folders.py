@@ -33,7 +33,7 @@ def temporary_folder(beside: Path | None = None) -> Iterator[Path]:
         EnvironmentUnavailableError: there is no folder for temporary files, or it is full.
         OSError: the folder `beside` cannot be written to.
     """
-    place = beside or _place()
+    place = beside or temporary_place()
     _remove_abandoned(place)
     folder, lock = _made(place, hidden=beside is not None)
     try:
@@ -49,15 +49,28 @@ def is_temporary(file: Path) -> bool:
 
     A result that somebody wants under `/tmp` is not one of these.
     """
-    place = _place().resolve()
+    place = temporary_place().resolve()
     return any(folder.parent == place and _NAMES.fullmatch(folder.name) for folder in file.resolve().parents)
 
 
-def _place() -> Path:
+def temporary_place() -> Path:
+    """Where temporary folders are made.
+
+    Raises:
+        EnvironmentUnavailableError: nothing can be written there.
+    """
     try:
         return Path(tempfile.gettempdir())
     except OSError as error:
         raise no_room(error) from error
+
+
+def take_place_of_parent() -> None:
+    """Make temporary files where the parent does, who has tried the place.
+
+    Python tries it with a file of its own, which stays behind if the process is killed just then.
+    """
+    tempfile.tempdir = os.environ.get("TMPDIR")
 
 
 def no_room(error: OSError) -> EnvironmentUnavailableError:

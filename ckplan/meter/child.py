@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from ckplan.errors import CkplanError
+from ckplan.isolation.folders import take_place_of_parent
 from ckplan.isolation.lifetime import end_with
 from ckplan.operators.sessions import use_custom_ops
 
@@ -73,6 +74,7 @@ def _describe(error: BaseException) -> dict[str, Any]:
 def main(parent: int, folder: Path) -> int:
     """Run the job that the folder requests; 0 if it succeeded, 1 if it told why not."""
     end_with(parent)
+    take_place_of_parent()
     # Libraries print to stdout (onnxruntime's CUDA loader does): keep the pipe to the parent away from them.
     replies = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from ckplan.errors import EnvironmentUnavailableError
-from ckplan.isolation.folders import is_temporary, temporary_folder
+from ckplan.isolation.folders import is_temporary, take_place_of_parent, temporary_folder
 
 HOLDING = """
 import sys, time
@@ -108,3 +108,14 @@ def test_a_folder_that_another_process_is_about_to_remove_is_not_taken(
         assert folder != Path(first)
         assert folder.is_dir()
     os.close(descriptor)
+
+
+def test_a_child_does_not_try_the_place_that_its_parent_has_tried(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Python tries it with a file of a random name, which a signal could leave behind."""
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    monkeypatch.delattr(tempfile, "_get_default_tempdir")
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    take_place_of_parent()
+    assert tempfile.gettempdir() == str(tmp_path)
