@@ -7,6 +7,7 @@ Whoever makes the next folder in the same place removes those that are not locke
 
 from __future__ import annotations
 
+import atexit
 import os
 import re
 import shutil
@@ -17,6 +18,7 @@ from pathlib import Path
 
 from ckplan.errors import EnvironmentUnavailableError
 from ckplan.isolation.claims import remove_claimed
+from ckplan.isolation.lifetime import uninterrupted
 
 _NAMES = re.compile(r"ckplan-[a-z0-9_]{8}|\.ckplan-[a-z0-9_]{8}\.tmp")
 
@@ -40,8 +42,21 @@ def temporary_folder(beside: Path | None = None) -> Iterator[Path]:
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+        _there.pop(folder, None)
         if lock is not None:
             os.close(lock)
+
+
+_there: dict[Path, int] = {}
+"""Folders that have not been removed yet, and the process that made each."""
+
+
+@atexit.register
+def _remove_left() -> None:
+    """Remove what a signal kept from its block: one that came between the making of a folder and the block's begin."""
+    for folder, process in _there.items():
+        if process == os.getpid():
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def is_temporary(file: Path) -> bool:
@@ -81,6 +96,7 @@ def no_room(error: OSError) -> EnvironmentUnavailableError:
     )
 
 
+@uninterrupted
 def _made(place: Path, hidden: bool) -> tuple[Path, int | None]:
     prefix, suffix = (".ckplan-", ".tmp") if hidden else ("ckplan-", "")
     while True:
@@ -95,6 +111,7 @@ def _made(place: Path, hidden: bool) -> tuple[Path, int | None]:
         except BlockingIOError:
             continue  # another process took it for abandoned in the moment before it was locked, and removes it
         if folder.exists():
+            _there[folder] = os.getpid()
             return folder, lock
         if lock is not None:
             os.close(lock)

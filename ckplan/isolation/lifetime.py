@@ -8,10 +8,13 @@ import platform
 import signal
 import threading
 import time
-from types import FrameType
+from collections.abc import Callable
+from types import CodeType, FrameType, FunctionType
+from typing import Any, TypeVar, cast
 
 _PR_SET_PDEATHSIG = 1
 _PERIOD = 0.5
+_Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 def end_with(parent: int) -> None:
@@ -73,8 +76,17 @@ def asked_to_end() -> int | None:
 _asked: int | None = None
 
 
+_held: set[CodeType] = set()
+
+
+def uninterrupted(function: _Function) -> _Function:
+    """Let signals that end the process wait until a function has returned; see `comes_again`."""
+    _held.add(cast("FunctionType", function).__code__)
+    return function
+
+
 def comes_again(number: int, frame: FrameType | None) -> bool:
-    """Say whether a signal came in the middle of an import; if so, see to it that it comes again.
+    """Say whether a signal came in the middle of an import or of what is `uninterrupted`; if so, let it come again.
 
     A library in C need not survive what a handler raises while it is imported: some crash, some make an ImportError
     of it.
@@ -84,7 +96,7 @@ def comes_again(number: int, frame: FrameType | None) -> bool:
         frame: what its handler was given.
     """
     while frame is not None:
-        if frame.f_code.co_filename == _IMPORTING:
+        if frame.f_code.co_filename == _IMPORTING or frame.f_code in _held:
             again = threading.Timer(_SOON, _thread.interrupt_main, (number,))
             again.daemon = True
             again.start()
@@ -95,7 +107,7 @@ def comes_again(number: int, frame: FrameType | None) -> bool:
 
 _IMPORTING = "<frozen importlib._bootstrap>"
 _SOON = 0.05
-"""Seconds until it is looked again whether the import has ended."""
+"""Seconds until it is looked again whether that has ended."""
 
 
 def _leave(number: int, frame: FrameType | None) -> None:

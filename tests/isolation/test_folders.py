@@ -119,3 +119,16 @@ def test_a_child_does_not_try_the_place_that_its_parent_has_tried(
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     take_place_of_parent()
     assert tempfile.gettempdir() == str(tmp_path)
+
+
+def test_what_is_left_at_the_end_goes(tmp_path: Path) -> None:
+    """A signal can come between the making of a folder and the block that would remove it."""
+    code = "from ckplan.isolation import folders; print(folders.temporary_folder().__enter__())"
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    told = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert is_temporary_name(told.stdout.strip(), tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def is_temporary_name(told: str, place: Path) -> bool:
+    return Path(told).parent == place and Path(told).name.startswith("ckplan-")
