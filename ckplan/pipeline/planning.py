@@ -148,7 +148,7 @@ def rewrite(step: Step, strategy: Strategy, goal: Goal = ANY) -> Planned:
     budget = goal.bytes(step.baseline)
     if budget is None:
         made = _written(step, goal.applied(strategy).solve(step.problem), None)
-        return made if made.drawback is None else min(made, _as_without(step, strategy), key=_peak)
+        return made if made.drawback is None else _as_without(step, strategy)
     tried: list[tuple[Plan, int]] = []
     refusal: InfeasibleError | None = None
     for plan in _plans(step, strategy, goal, budget, tried):
@@ -361,10 +361,6 @@ def _as_without(step: Step, strategy: Strategy, budget: int | None = None) -> Pl
     if budget is not None:
         model.metadata_props[BUDGET] = str(budget)
     return Planned(step, plan, model, step.occupancy, step.executed, budget)
-
-
-def _peak(made: Planned) -> int:
-    return made.after.peak_activations
 
 
 def _written(step: Step, plan: Plan, budget: int | None, reserved: int = 0) -> Planned:
