@@ -54,10 +54,10 @@ def main() -> None:
         "x": rng.standard_normal((chosen.samples, chosen.features), dtype=np.float32),
         "labels": rng.integers(0, chosen.classes, chosen.samples),
     }
-    kinds: list[int | str] = ["off", *chosen.chunks]
+    kinds: list[int | str] = ["off", *(f"loss={count}" for count in chosen.chunks)]
     with tempfile.TemporaryDirectory() as folder:
         files = {kind: Path(folder) / f"{kind}.onnx" for kind in kinds}
-        planned = {k: ckplan.rewrite(model, strategy="memory", loss_chunks=k, output=f) for k, f in files.items()}
+        planned = {k: ckplan.rewrite(model, strategy="memory", chunks=k, output=f) for k, f in files.items()}
         found = {kind: ckplan.measure(file) for kind, file in files.items()}
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads, options.log_severity_level = 1, 3

@@ -31,7 +31,7 @@ from ckplan.meter import measure as measure_file
 from ckplan.meter import verify as verify_files
 from ckplan.model import save
 from ckplan.model.weights import scratch_folder
-from ckplan.pipeline import Goal, Planned, Step, StepOptions, open_step, planning, step_of
+from ckplan.pipeline import Goal, Planned, Step, StepOptions, choosing, open_step, step_of
 from ckplan.pipeline.step import Source, forward_of, model_of, name_of
 from ckplan.planner import Plan
 from ckplan.planner.strategies import parse_strategy
@@ -120,7 +120,7 @@ def rewrite(
         ModelError, UsageError: the model or an option does not fit.
     """
     step = open_model(model, **options)
-    planned = planning.rewrite(step, parse_strategy(strategy), Goal.of(budget, overhead, seconds, of))
+    planned = choosing.rewrite(step, parse_strategy(strategy), Goal.of(budget, overhead, seconds, of))
     if output is not None:
         save(planned.model, output, force=force)
     return planned

@@ -56,6 +56,8 @@ OBJECTIVE = PREFIX + "objective"
 """JSON list of the losses as they were asked for, empty where the loss was chosen."""
 LOSS_SCALE = PREFIX + "loss_scale"
 """The factor of the loss in the backward pass, or the name of the input that holds it."""
+CHUNKS = PREFIX + "chunks"
+"""JSON list of the regions that run in pieces, each a sentence."""
 
 UPDATES = PREFIX + "updates"
 """JSON object: name of the output with the new value by name of the input that takes it in the next step."""

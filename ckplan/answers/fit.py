@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from ckplan.display import table_html
 from ckplan.errors import InfeasibleError, ModelError, UsageError
-from ckplan.pipeline import Goal, Planned, Step, StepOptions, open_step, rewrite
+from ckplan.pipeline import Goal, Planned, Step, StepOptions, open_step, planning, rewrite
 from ckplan.pipeline.goal import TOTAL
 from ckplan.pipeline.step import Source, model_of
 from ckplan.planner.strategies import Strategy
@@ -171,7 +171,7 @@ def _planned(step: Step, strategy: Strategy, goal: Goal) -> tuple[Planned | None
     """The plan of a size that fits, or why there is none. What fits as it is has no need of recomputation."""
     assert goal.budget is not None
     if step.footprint.total <= goal.budget:
-        kept = rewrite(step, KeepAll())
+        kept = planning.rewrite(step, KeepAll())
         if kept.footprint.total <= goal.budget:
             return kept, ""
     try:

@@ -13,6 +13,7 @@ from ckplan import keys
 from ckplan.autodiff.builder import FORWARD, Builder, shape_of
 from ckplan.autodiff.loss_scale import finished_type
 from ckplan.autodiff.presence import there
+from ckplan.autodiff.regions import told
 from ckplan.keys import PHASE
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ _TRAINING_KEYS = (
     keys.GRADIENTS,
     keys.RETAINED,
     keys.LOSS_SCALE,
+    keys.CHUNKS,
     keys.UPDATES,
 )
 
@@ -94,6 +96,8 @@ def describe(training: TrainingGraph, losses: Sequence[str]) -> None:
         properties[keys.RETAINED] = json.dumps(training.retained)
     if training.loss_scale:
         properties[keys.LOSS_SCALE] = training.loss_scale
+    if cut := told(training.regions):
+        properties[keys.CHUNKS] = json.dumps(cut)
     if training.updates:
         properties[keys.UPDATES] = json.dumps(training.updates)
 

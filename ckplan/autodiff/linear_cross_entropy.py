@@ -12,9 +12,7 @@ samples sum up the gradient of the weight; chunks of classes need no second buff
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 import onnx_ir as ir
@@ -23,17 +21,11 @@ from ckplan.autodiff.builder import Builder, attr_float, attr_int, dtype_of, inp
 from ckplan.autodiff.composites import DOMAIN, outline
 from ckplan.autodiff.control_flow.bodies import BodyBuilder, close_body, emit_control, new_value
 from ckplan.autodiff.crossentropy import labels_of, reduce_losses
-from ckplan.errors import UsageError
+from ckplan.autodiff.regions import Region, largest_divisor
 from ckplan.keys import PHASE
-
-LossChunks = int | Literal["auto", "off"]
-"""Into how many chunks the samples of a loss head go."""
 
 _TYPES = (ir.DataType.FLOAT, ir.DataType.DOUBLE)
 """Element types of the layer; half precision would sum in half precision."""
-
-_MOST = 16
-"""Most chunks that ``auto`` takes: each product has to have rows enough to be quick."""
 
 
 @dataclass(frozen=True)
@@ -55,62 +47,34 @@ class Layer:
     nodes: tuple[ir.Node, ...]
 
 
-def chunk_loss_heads(op: Builder, chunks: LossChunks) -> tuple[dict[ir.Value, ir.Value], list[str]]:
+def chunk_loss_heads(op: Builder, pieces: int) -> tuple[dict[ir.Value, ir.Value], list[Region]]:
     """Make one composite of each cross-entropy and the linear layer before it.
 
     A loss whose logits anybody else reads is left as it is, and so is one over another axis than the last.
 
     Args:
         op: builder of the forward graph, losses and all.
-        chunks: into how many the samples go, at most; a number that divides that of the samples is taken. ``auto``:
-            as many as make a chunk of logits no larger than half of the layer's input and weight together, at most
-            16, and none where the logits are not larger than that.
+        pieces: into how many the samples go, at most; a number that divides that of the samples is taken. 1 cuts
+            nothing.
 
     Returns:
-        What took the place of losses, and notes.
-
-    Raises:
-        UsageError: there is no loss head that could be cut.
+        What took the place of losses; and the loss heads, whether they were cut or not.
     """
-    if chunks == "off":
-        return {}, []
     made: dict[ir.Value, ir.Value] = {}
-    notes = []
+    found = []
     heads = [node for node in op.graph if node.domain == DOMAIN and node.op_type == "CrossEntropy"]
     for node in heads:
         layer = layer_of(node)
         if layer is None:
             continue
         logits = required_input(node, 0)
-        classes, samples = shape_of(logits)[-1], size_of(logits) // max(shape_of(logits)[-1], 1)
-        count = _count(samples, classes, layer, chunks)
+        samples = size_of(logits) // max(shape_of(logits)[-1], 1)
+        count = largest_divisor(samples, pieces)
+        size = size_of(logits) * dtype_of(logits).itemsize
+        found.append(Region("loss", str(logits.name), "samples", samples, size, str(node.name), count))
         if count > 1:
             made[node.outputs[0]] = _replace(op, node, layer, count)
-            notes.append(
-                f"the {samples:,} samples x {classes:,} logits of '{logits.name}' exist in {count} chunks only"
-            )
-    if not notes and chunks != "auto":
-        raise UsageError(
-            "no loss is a cross-entropy of a linear layer whose logits nothing else reads: there is nothing to cut "
-            "into chunks",
-            "leave out --loss-chunks",
-        )
-    return made, notes
-
-
-def _count(samples: int, classes: int, layer: Layer, chunks: int | Literal["auto"]) -> int:
-    """How many chunks: a divisor of the number of samples."""
-    if chunks != "auto":
-        wanted = chunks
-    else:
-        room = size_of(layer.x) + size_of(layer.weight)
-        wanted = min(_MOST, math.ceil(samples * classes / max(room // 2, 1)))
-    return largest_divisor(samples, wanted)
-
-
-def largest_divisor(number: int, at_most: int) -> int:
-    """The largest divisor of a number that is not above a limit; 1 if there is no other."""
-    return next(n for n in range(max(1, min(number, at_most)), 0, -1) if number % n == 0)
+    return made, found
 
 
 def layer_of(loss: ir.Node) -> Layer | None:

@@ -12,21 +12,24 @@ from ckplan import keys
 from ckplan.autodiff.accumulation import Accumulation, settle_sums
 from ckplan.autodiff.anchors import Anchors
 from ckplan.autodiff.assembly import Callback, call_back, describe, merge_twins, name_gradients, name_nodes, zeros
+from ckplan.autodiff.attention_rows import chunk_attentions
 from ckplan.autodiff.breaks import breaks, listed
 from ckplan.autodiff.builder import Builder, is_floating
 from ckplan.autodiff.composites import inline_composites, refuse_own_domain
-from ckplan.autodiff.control_flow.chunks import Chunks, prepare_recurrences
+from ckplan.autodiff.control_flow.chunks import Chunks as TimeChunks
+from ckplan.autodiff.control_flow.chunks import prepare_recurrences
 from ckplan.autodiff.differences import subtract_in_products
 from ckplan.autodiff.engine import backpropagate
 from ckplan.autodiff.evidence import uses_of
 from ckplan.autodiff.inline import inline_functions
-from ckplan.autodiff.linear_cross_entropy import LossChunks, chunk_loss_heads
+from ckplan.autodiff.linear_cross_entropy import chunk_loss_heads
 from ckplan.autodiff.loss_scale import add_loss_scale
 from ckplan.autodiff.names import floating_tensors
 from ckplan.autodiff.objective import add_objective
 from ckplan.autodiff.parameters import request_of, select_parameters, shortened
 from ckplan.autodiff.paths import prune
 from ckplan.autodiff.quantisation import pass_straight_through, refuse_quantised
+from ckplan.autodiff.regions import OFF, Chunks, Pieces, Region, refuse_idle, told
 from ckplan.autodiff.reshapes import join_reshapes
 from ckplan.autodiff.rules.conv_batch_norm import outline_conv_batch_norms
 from ckplan.autodiff.rules.silu import outline_silus
@@ -59,6 +62,7 @@ class TrainingGraph:
             statistics, and with an optimizer parameters and states.
         retained: name of the gradient by name of the graph input or activation.
         loss_scale: the factor in the backward pass, or the name of the input that holds it; empty without scaling.
+        regions: what runs in pieces, or could.
     """
 
     model: ir.Model
@@ -69,6 +73,7 @@ class TrainingGraph:
     updates: dict[str, str] = field(default_factory=dict)
     retained: dict[str, str] = field(default_factory=dict)
     loss_scale: str = ""
+    regions: tuple[Region, ...] = ()
 
 
 def build_training_graph(
@@ -86,9 +91,9 @@ def build_training_graph(
     callbacks: Sequence[Callback] = (),
     straight_through: bool = False,
     training: bool = False,
-    time_checkpoints: Chunks | None = None,
+    time_checkpoints: TimeChunks | None = None,
     store: Sequence[str] = (),
-    loss_chunks: LossChunks = "off",
+    chunks: Chunks = OFF,
 ) -> TrainingGraph:
     """Append a loss and gradients to a copy of a model.
 
@@ -123,8 +128,8 @@ def build_training_graph(
             are kept; ``sqrt``: about the root of the number of steps.
         store: patterns of the values in the bodies of loops that are kept for each step; ``none``: nothing but the
             carried states. Without any, these and the results of heavy operators are; the rest is recomputed.
-        loss_chunks: into how many chunks of samples a cross-entropy and the linear layer before it go, so that the
-            logits never exist whole; see :func:`ckplan.autodiff.linear_cross_entropy.chunk_loss_heads`.
+        chunks: into how many pieces regions go, so that what is large inside them never exists whole: ``off``, a number
+            for all of them, or numbers by kind, as in ``loss=16``; see :mod:`ckplan.autodiff.regions`.
 
     Raises:
         UsageError: an option names something that does not exist or cannot be used.
@@ -163,8 +168,12 @@ def build_training_graph(
     selection = select_parameters(op, tensors.parameters, request, uses, before)
     running = forms.running_of(graph, results)
     prune(graph, [*results, *running.values()])
-    heads, head_notes = chunk_loss_heads(op, loss_chunks)
-    heads |= split_tied_heads(op, set(selection.parameters))
+    pieces = Pieces.of(chunks)
+    heads, regions = chunk_loss_heads(op, pieces.loss)
+    rows, attentions, row_notes = chunk_attentions(op, pieces.attention, {*selection.parameters, *others.values()})
+    regions += attentions
+    refuse_idle(pieces, regions)
+    heads |= rows | split_tied_heads(op, set(selection.parameters))
     targets = {heads.get(value, value): seed for value, seed in targets.items()}
     results = [heads.get(value, value) for value in results]
     if heads:
@@ -190,7 +199,7 @@ def build_training_graph(
             f"no parameter reaches the loss ({objective.description})" + (f": {cause}" if cause else ""),
             "choose another output with --loss, or other parameters with --wrt",
         )
-    notes = [*forms.notes, *time_notes, *head_notes, *request.notes, *selection.notes]
+    notes = [*forms.notes, *time_notes, *told(regions), *row_notes, *request.notes, *selection.notes]
     if idle:
         what = "a gradient of zero" if unused == "zero" else "no gradient"
         kind = "parameter" if others.keys().isdisjoint(idle) else "tensor"
@@ -229,6 +238,7 @@ def build_training_graph(
         retained={name: next(outputs) for name in retained},
         updates={str(old.name): next(outputs) for old in running},
         loss_scale="" if scale is None else scale.text,
+        regions=tuple(regions),
     )
     describe(made, losses)
     call_back(graph, callbacks)

@@ -63,7 +63,7 @@ def command(
     wanted, goal = parse_strategy(strategy), Goal.of(budget, overhead, seconds)
     step = opened(model, asked, cost="flops" if plan_file else cost, device=device)
     made = planned(step, wanted, goal, plan_file)
-    found = explain(step, made.plan, tensor)
+    found = explain(made.step, made.plan, tensor)
     notes(found.notes)
     said = [*step.notes, *tell(made), *found.notes]
     if as_json:

@@ -15,7 +15,6 @@ from ckplan.cli.values import (
     read_budget,
     read_chunks,
     read_dims,
-    read_loss_chunks,
     read_memory,
     read_numbers,
     read_open_dims,
@@ -259,9 +258,9 @@ _training_step_options = _section(
         "Default: also what is expensive. Repeatable.",
     ),
     click.option(
-        "--loss-chunks", metavar="N|auto", default="off", callback=read_loss_chunks,
-        help="Cut a cross-entropy and the linear layer before it into N chunks of samples: the logits never exist "
-        "whole, and are made twice. 'auto': as many as it takes until they are small beside the layer.",
+        "--chunks", metavar="auto|off|N|KIND=N,...", default="off", show_default=True,
+        help="Run regions in pieces, so that what is large inside them never exists whole: a loss head's logits "
+        "(loss=16), the scores of attention (attention=8). A number holds for all kinds; 'auto' lets the plan decide.",
     ),
 )  # fmt: skip
 

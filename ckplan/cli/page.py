@@ -101,7 +101,7 @@ def plan_page(
         made.step.name,
         notes=tuple(notes),
         contents=contents_of(made.step),
-        before=made.step.occupancy,
+        before=made.step.reference.occupancy,
         after=made.occupancy,
         plan=plan,
         analysis=analysis,

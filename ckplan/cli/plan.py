@@ -83,7 +83,7 @@ def command(
     else:
         step = opened(model, asked, cost=cost, device=device)
         made = planned(step, wanted, goal)
-        plan, kept = made.plan, chosen(step, made.plan, made.budget)
+        plan, kept = made.plan, chosen(made.step, made.plan, made.budget)
         tell(made)
         told = {"blocks": json.blocks(kept)}
         document = plans.rewritten(output, plan, made.before, made.after, kept)

@@ -88,7 +88,7 @@ def command(
     notes = [*step.notes, *tell(made)]
     notes += written(made.model, output, force=force, copy_weights=copy_weights)
     with stage("summing up the plan"):
-        kept = chosen(step, made.plan, made.budget)
+        kept = chosen(made.step, made.plan, made.budget)
     found = None
     if with_proof:
         with scratch_folder(step.model) as folder:

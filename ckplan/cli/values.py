@@ -102,8 +102,3 @@ def read_share(ctx: click.Context, param: click.Parameter, value: str | None) ->
 def read_chunks(ctx: click.Context, param: click.Parameter, value: str | None) -> int | str | None:
     """``"sqrt"`` or a number of chunks."""
     return value if value is None or value == "sqrt" else _size(ctx, param, value, 1)
-
-
-def read_loss_chunks(ctx: click.Context, param: click.Parameter, value: str) -> int | str:
-    """``"auto"``, ``"off"`` or a number of chunks."""
-    return value if value in ("auto", "off") else _size(ctx, param, value, 1)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
+from ckplan.autodiff.regions import OFF
 from ckplan.errors import UsageError
 from ckplan.units import spell_budget
 
@@ -59,11 +60,9 @@ def _chunks(value: Any) -> int | str:
     return value
 
 
-def _loss_chunks(value: Any) -> int | str:
-    if value in ("auto", "off"):
-        return str(value)
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ValueError("a number of chunks, 'auto' or 'off'")
+def _pieces(value: Any) -> int | str:
+    if isinstance(value, bool) or not isinstance(value, int | str):
+        raise ValueError("'auto', 'off', a number of pieces, or numbers by kind of region")
     return value
 
 
@@ -118,7 +117,7 @@ TRAINING: Mapping[str, tuple[Reader, Any]] = {
     "straight_through": (_flag, False),
     "time_checkpoints": (_chunks, None),
     "store": (_texts, ()),
-    "loss_chunks": (_loss_chunks, "off"),
+    "chunks": (_pieces, OFF),
 }
 """The options of the training graph: how each is read, and its default."""
 

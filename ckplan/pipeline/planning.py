@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from ckplan.autodiff.regions import Pieces, told
 from ckplan.display import table_html
 from ckplan.errors import InfeasibleError
 from ckplan.keys import BUDGET, BUDGET_OF
@@ -28,7 +29,7 @@ from ckplan.runtime.occupancy import Occupancy, occupancy_of_executed
 from ckplan.runtime.problem_of import problem_of
 from ckplan.units import format_bytes
 from ckplan.writer.control_edges import is_control
-from ckplan.writer.describe import describe
+from ckplan.writer.describe import describe, describe_plan
 from ckplan.writer.emit import write
 
 if TYPE_CHECKING:
@@ -82,13 +83,21 @@ class Planned:
 
     @property
     def before(self) -> Timeline:
-        """What onnxruntime makes of the graph without a plan, simulated."""
-        return self.step.baseline
+        """What onnxruntime makes of the graph without a plan, and without pieces, simulated."""
+        return self.step.reference.baseline
 
     @property
     def after(self) -> Timeline:
         """What onnxruntime makes of the file, simulated."""
         return self.occupancy.timeline
+
+    @property
+    def chosen_pieces(self) -> list[str]:
+        """The regions that the plan runs in pieces by its own decision, a line each; the first has the option."""
+        training = self.step.training
+        if self.step.whole is None or training is None:
+            return []
+        return [f"the plan takes --chunks {Pieces.taken(training.regions)}", *told(training.regions)]
 
     @property
     def drawback(self) -> str | None:
@@ -125,7 +134,7 @@ class Planned:
 
 
 def rewrite(step: Step, strategy: Strategy, goal: Goal = ANY) -> Planned:
-    """Plan a step and write the plan into a copy of its graph.
+    """Plan a step as it is and write the plan into a copy of its graph; see `ckplan.pipeline.choosing` for its forms.
 
     A file can take a little more than its plan: control edges, dead buffers that onnxruntime hands on. Where that
     exceeds the budget, the plan is shaved by as many bytes, or the graph planned again for as many less. Where no such
@@ -253,9 +262,9 @@ def _within_footprint(step: Step, strategy: Strategy, goal: Goal) -> Planned:
         UsageError: the goal does not fit the strategy.
         InfeasibleError: no file keeps to the budget.
     """
-    limit = goal.limit(_share(step.footprint, goal))
+    limit = goal.limit(share_of(step.footprint, goal))
     assert limit is not None  # see `Goal.of`
-    fixed = _share(step.footprint, goal) - step.footprint.held
+    fixed = share_of(step.footprint, goal) - step.footprint.held
     smallest: Planned | None = None
     refusal: InfeasibleError | None = None
     target = limit - fixed - step.footprint.returned
@@ -271,15 +280,15 @@ def _within_footprint(step: Step, strategy: Strategy, goal: Goal) -> Planned:
             if target in asked:
                 break
             continue  # with the least that a file takes: nobody has asked yet what the arena makes of it
-        room = limit - _share(made.footprint, goal) + made.footprint.held
+        room = limit - share_of(made.footprint, goal) + made.footprint.held
         most = (smallest or made).footprint.held
         made = _with_reservation(made, room, max(room, most))
-        found = _share(made.footprint, goal)
+        found = share_of(made.footprint, goal)
         if found <= limit:
             made.model.metadata_props[BUDGET] = str(limit)
             made.model.metadata_props[BUDGET_OF] = goal.scope
             return replace(made, budget=limit, scope=goal.scope)
-        if smallest is None or found < _share(smallest.footprint, goal):
+        if smallest is None or found < share_of(smallest.footprint, goal):
             smallest = made
         _log.info("%s with the file would hold %s", _HOLDER[goal.scope], format_bytes(found))
         if refusal is not None:
@@ -331,7 +340,16 @@ def _next_target(made: Planned, room: int) -> int:
     return int(peak * min(_LESS, _LESS * region / max(needed_in_one_region(made.executed, made.model), 1)))
 
 
-def _share(found: Footprint, goal: Goal) -> int:
+def renamed(made: Planned, strategy: str) -> Planned:
+    """The same by a strategy as it was asked for, where it was planned with other limits."""
+    if made.plan.strategy == strategy or made.step.whole is None:
+        return made
+    plan = replace(made.plan, strategy=strategy)
+    describe_plan(made.model, plan)
+    return replace(made, plan=plan)
+
+
+def share_of(found: Footprint, goal: Goal) -> int:
     """Bytes of a footprint that a budget is of."""
     return found.total if goal.scope == TOTAL else found.held
 
@@ -339,7 +357,7 @@ def _share(found: Footprint, goal: Goal) -> int:
 def _out_of_reach(smallest: Planned, strategy: Strategy, goal: Goal, limit: int) -> InfeasibleError:
     """Why no file keeps to a budget of more than activations, told of the one that holds least."""
     found, moment = smallest.footprint, smallest.after.steps[smallest.after.peak_step]
-    least = _share(found, goal)
+    least = share_of(found, goal)
     parts = f"for a peak of {format_bytes(moment.activations)} at '{moment.op}'"
     if least > found.held:
         fixed = format_bytes(least - found.held)
@@ -355,7 +373,7 @@ def _out_of_reach(smallest: Planned, strategy: Strategy, goal: Goal, limit: int)
 def _as_without(step: Step, strategy: Strategy, budget: int | None = None) -> Planned:
     """The step without a plan, as a plan that repeats nothing."""
     order, _ = executed_orders(list(step.fused.graph), step.executed)
-    plan = make_plan(step.problem, str(strategy), order)
+    plan = step.counted(make_plan(step.problem, str(strategy), order))
     model = step.ordered.clone()
     describe(model, problem_of(model), plan, sum(map(is_control, model.graph)), step.baseline)
     if budget is not None:
@@ -365,6 +383,7 @@ def _as_without(step: Step, strategy: Strategy, budget: int | None = None) -> Pl
 
 def _written(step: Step, plan: Plan, budget: int | None, reserved: int = 0) -> Planned:
     _log.info("writing the plan into the graph, and asking onnxruntime what it makes of it")
+    plan = step.counted(plan)
     written = write(step.fused, plan, reserved=reserved)
     if budget is not None:
         written.model.metadata_props[BUDGET] = str(budget)

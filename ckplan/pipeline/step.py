@@ -15,6 +15,7 @@ from ckplan import keys
 from ckplan.autodiff import TrainingGraph, add_optimizer, build_training_graph, parse_optimizer
 from ckplan.autodiff.inline import inline_functions
 from ckplan.autodiff.lora import Lora, add_adapters
+from ckplan.autodiff.regions import AUTO, OFF, Chunks, Pieces
 from ckplan.errors import UsageError
 from ckplan.meter.costs import measured_costs
 from ckplan.model import load
@@ -59,6 +60,8 @@ class Step:
         notes: what was chosen on the way, a sentence each.
         costs: seconds of nodes by name, where others than the analytic ones count.
         source: the model as it came, whose names a user knows.
+        recut: makes the same step with regions in pieces, where plans are to decide on that.
+        whole: the step without pieces, where this is a form of it that a plan may choose.
     """
 
     name: str
@@ -67,6 +70,19 @@ class Step:
     notes: tuple[str, ...] = ()
     costs: Mapping[str, float] = field(default_factory=dict)
     source: Source | None = None
+    recut: Callable[[Pieces], Step] | None = None
+    whole: Step | None = None
+
+    @property
+    def reference(self) -> Step:
+        """The step that savings and extra compute are counted from."""
+        return self.whole or self
+
+    def counted(self, plan: Plan) -> Plan:
+        """A plan whose extra compute counts from the step without pieces; nothing is proven of all forms."""
+        if self.whole is None:
+            return plan
+        return replace(plan, base_cost=self.whole.problem.cost, overhead_bound=0.0)
 
     @cached_property
     def executed(self) -> ir.Model:
@@ -140,7 +156,12 @@ class Step:
         """
         if cost not in ("flops", "measured"):
             raise UsageError(f"cost cannot be `{cost}`", "choose flops or measured")
-        return self if cost == "flops" else replace(self, costs=measured_costs(self.model, device))
+        if cost == "flops":
+            return self
+        found, recut = replace(self, costs=measured_costs(self.model, device)), self.recut
+        if recut is None:
+            return found
+        return replace(found, recut=lambda pieces: replace(recut(pieces).priced(cost, device), whole=found))
 
     def original(self) -> ir.Model:
         """The model as it came: as it is in the file, before it was brought into normal form."""
@@ -179,11 +200,19 @@ def open_step(
     objective["params"] = () if objective["params"] is None else read_names(Path(objective["params"]))
     if options.option("lora") is not None:
         objective["wrt"] = _adapted(forward.model, options)
-    made = build_training_graph(forward.model, **objective)
-    if optimizer is not None:
-        made = add_optimizer(made, optimizer, options.option("clip_norm"))
-    notes = (*forward.notes, f"the loss is {made.description}", *made.notes, *half_precision_notes(made.model))
-    return step_of(made, name, notes=notes, source=source)
+    decided = objective["chunks"] == AUTO
+
+    def form(chunks: Chunks) -> Step:
+        made = build_training_graph(forward.model, **{**objective, "chunks": chunks})
+        if optimizer is not None:
+            made = add_optimizer(made, optimizer, options.option("clip_norm"))
+        notes = (*forward.notes, f"the loss is {made.description}", *made.notes, *half_precision_notes(made.model))
+        return step_of(made, name, notes=notes, source=source)
+
+    if not decided:
+        return form(objective["chunks"])
+    whole = form(OFF)
+    return replace(whole, recut=lambda pieces: replace(form(str(pieces)), whole=whole))
 
 
 def _adapted(forward: ir.Model, options: StepOptions) -> tuple[str, ...]:

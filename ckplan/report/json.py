@@ -62,7 +62,7 @@ def rewritten(
     return _report(
         "rewrite",
         **({"notes": list(notes)} if made.step.training is None else _training(made.step.training, notes)),
-        footprint={"base": made.step.footprint.to_json(), "planned": made.footprint.to_json()},
+        footprint={"base": made.step.reference.footprint.to_json(), "planned": made.footprint.to_json()},
         blocks=None if kept is None else blocks(kept),
         **_planned(made, output, verification),
     )

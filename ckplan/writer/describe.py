@@ -41,14 +41,9 @@ def describe(model: ir.Model, problem: Problem, plan: Plan, control_edges: int, 
         timeline: what onnxruntime makes of it.
     """
     promise(model, timeline)
-    model.metadata_props.update(
-        {
-            STRATEGY: plan.strategy,
-            PLAN: json.dumps(plan.to_json(), separators=(",", ":")),
-            RECOMPUTED: str(plan.recomputed),
-            CONTROL_EDGES: str(control_edges),
-        }
-    )
+    describe_plan(model, plan)
+    model.metadata_props[RECOMPUTED] = str(plan.recomputed)
+    model.metadata_props[CONTROL_EDGES] = str(control_edges)
     nodes = list(model.graph)
     _give_control_edges_a_phase(nodes)
     values = {value.name: value for node in nodes for value in node.outputs if value.name}
@@ -59,6 +54,12 @@ def describe(model: ir.Model, problem: Problem, plan: Plan, control_edges: int, 
         keeps.setdefault(problem.producer[tensor], []).append(f"{name}: {size} bytes")
     for position, texts in keeps.items():
         nodes[position].metadata_props[KEEPS] = ", ".join(texts)
+
+
+def describe_plan(model: ir.Model, plan: Plan) -> None:
+    """Write a plan and its strategy into a model's metadata."""
+    model.metadata_props[STRATEGY] = plan.strategy
+    model.metadata_props[PLAN] = json.dumps(plan.to_json(), separators=(",", ":"))
 
 
 def promise(model: ir.Model, timeline: Timeline) -> None:

@@ -123,7 +123,7 @@ KINDS = {
         'y = MatMul(z, e) l = SoftmaxCrossEntropyLoss <reduction = "mean"> (y, t)',
         parameters={"e": values(5, 8, seed=6)},
         constants=LABELS,
-        options={"loss_chunks": 3},
+        options={"chunks": 3},
     ),
     "a tied table": Kind(
         ROWS,

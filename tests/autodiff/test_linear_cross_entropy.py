@@ -10,7 +10,7 @@ import onnx_ir as ir
 import pytest
 
 from ckplan.autodiff import build_training_graph
-from ckplan.autodiff.linear_cross_entropy import largest_divisor
+from ckplan.autodiff.regions import largest_divisor
 from ckplan.errors import UsageError
 from tests.autodiff.gradcheck import check_training_graph, onnxruntime_run, parse, values
 
@@ -53,9 +53,9 @@ def head(layer: str, loss: str, dtype: str = "double") -> ir.Model:
 @pytest.mark.parametrize("layer", LAYERS)
 @pytest.mark.parametrize("loss", LOSSES)
 def test_gradients_agree_with_finite_differences(layer: str, loss: str) -> None:
-    training = build_training_graph(head(layer, loss), loss_chunks=3)
+    training = build_training_graph(head(layer, loss), chunks=3)
     assert sum(node.op_type == "Scan" for node in training.model.graph) == 2
-    assert any("exist in 3 chunks only" in note for note in training.notes)
+    assert any(f"samples 0..{SAMPLES - 1} in 3 pieces: 'logits'" in note for note in training.notes)
     check_training_graph(training, {"x": X, "labels": LABELS})
 
 
@@ -64,7 +64,7 @@ def test_what_belongs_to_a_sample_is_equal_to_the_bit(layer: str) -> None:
     feeds = {"x": X.astype(np.float32), "labels": LABELS}
     found = []
     for chunks in ("off", 3):
-        training = build_training_graph(head(layer, "mean", "float"), loss_chunks=chunks, retain_grad=["h"])
+        training = build_training_graph(head(layer, "mean", "float"), chunks=chunks, retain_grad=["h"])
         found.append(onnxruntime_run(training.model, feeds))
     whole, cut = found
     assert whole.keys() == cut.keys()
@@ -76,12 +76,12 @@ def test_what_belongs_to_a_sample_is_equal_to_the_bit(layer: str) -> None:
 
 @pytest.mark.parametrize("wrt", ["x", "w", "b"])
 def test_single_gradients(wrt: str) -> None:
-    training = build_training_graph(head("gemm", "mean"), loss_chunks=2, wrt=[wrt])
+    training = build_training_graph(head("gemm", "mean"), chunks=2, wrt=[wrt])
     check_training_graph(training, {"x": X, "labels": LABELS})
 
 
 def test_logits_never_exist_whole() -> None:
-    training = build_training_graph(head("tied", "mean"), loss_chunks=3)
+    training = build_training_graph(head("tied", "mean"), chunks=3)
     sizes = [
         math.prod(value.shape.numpy())
         for node in ir.traversal.RecursiveGraphIterator(training.model.graph)
@@ -97,21 +97,16 @@ def test_logits_that_something_else_reads_stay_whole() -> None:
         "{ logits = MatMul(x, w) loss = SoftmaxCrossEntropyLoss(logits, labels) }",
         w=values(FEATURES, CLASSES, seed=2),
     )
-    assert build_training_graph(model, loss="loss", loss_chunks=3).notes  # as a mere output they go
+    assert build_training_graph(model, loss="loss", chunks=3).notes  # as a mere output they go
     for options in ({"retain_grad": ["logits"]}, {"loss": ["loss", "sum:logits"]}, {"no_grad": ["logits"]}):
         with pytest.raises(UsageError, match="nothing to cut"):
-            build_training_graph(model, **{"loss": "loss", **options}, loss_chunks=3)
+            build_training_graph(model, **{"loss": "loss", **options}, chunks=3)
 
 
-def test_automatic_number() -> None:
-    small = build_training_graph(head("tied", "mean"), loss_chunks="auto")
-    assert not any(node.op_type == "Scan" and len(node.inputs) > 9 for node in small.model.graph)
-    model = parse(
-        "g (float[64,4] x, int64[64] labels) => (float[] loss) "
-        "{ logits = MatMul(x, w) loss = SoftmaxCrossEntropyLoss(logits, labels) }",
-        w=np.zeros((4, 64), np.float32),
-    )
-    assert any("exist in 16 chunks" in note for note in build_training_graph(model, loss_chunks="auto").notes)
+def test_a_head_that_stays_whole_is_told_as_a_region() -> None:
+    (region,) = build_training_graph(head("tied", "mean")).regions
+    assert (region.kind, region.tensor, region.rows, region.pieces) == ("loss", "logits", SAMPLES, 1)
+    assert region.bytes == SAMPLES * CLASSES * 8
 
 
 @pytest.mark.parametrize(("number", "limit"), list(itertools.product([1, 7, 12, 1024], [1, 5, 100])))

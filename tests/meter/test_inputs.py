@@ -199,7 +199,7 @@ def test_labels_of_a_loss_head_in_chunks_stay_among_the_classes(tmp_path: Path) 
     }"""
     model = onnx.parser.parse_model(text)
     model.graph.initializer.append(table("w", 4, 20))
-    ckplan.rewrite(model, loss_chunks=4, output=tmp_path / "step.onnx")
+    ckplan.rewrite(model, chunks=4, output=tmp_path / "step.onnx")
     assert set(np.unique(make_inputs(read_model(tmp_path / "step.onnx")).arrays["labels"])) > {0, 1}
 
 

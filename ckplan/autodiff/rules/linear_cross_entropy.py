@@ -9,7 +9,8 @@ from ckplan.autodiff.builder import Builder, Gradients, attr_int, dtype_of, inpu
 from ckplan.autodiff.composites import DOMAIN
 from ckplan.autodiff.control_flow.bodies import BodyBuilder, close_body, emit_control, new_value
 from ckplan.autodiff.crossentropy import labels_of
-from ckplan.autodiff.linear_cross_entropy import largest_divisor, product
+from ckplan.autodiff.linear_cross_entropy import product
+from ckplan.autodiff.regions import largest_divisor
 from ckplan.autodiff.registry import rule
 from ckplan.autodiff.rules.losses import by_sample_weights, sample_slopes
 from ckplan.keys import PHASE

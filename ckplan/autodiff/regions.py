@@ -1,0 +1,129 @@
+"""Regions of a model that may run in pieces, so that what is large inside them never exists whole."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import astuple, dataclass, fields
+from typing import Literal, get_args
+
+from ckplan.errors import UsageError
+from ckplan.units import format_bytes
+
+Chunks = int | str
+"""Into how many pieces regions go, as one writes it: ``off``, a number for all of them, or ``loss=16,attention=8``."""
+
+OFF, AUTO = "off", "auto"
+"""No region is cut; the planner decides."""
+
+Kind = Literal["loss", "attention"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
+
+_REASONS = {
+    "loss": "no loss is a cross-entropy of a linear layer whose logits nothing else reads",
+    "attention": "no softmax of scores stands between two products with nothing else reading it",
+}
+
+
+@dataclass(frozen=True)
+class Pieces:
+    """Into how many pieces the regions of each kind go; 1 leaves them whole.
+
+    Attributes:
+        loss: cross-entropies with the linear layer before them, along samples.
+        attention: scores, softmax and product with the values, along queries.
+    """
+
+    loss: int = 1
+    attention: int = 1
+
+    @classmethod
+    def of(cls, chunks: Chunks) -> Pieces:
+        """Pieces as one writes them.
+
+        Raises:
+            UsageError: this is neither ``off`` nor a number, nor numbers by kind.
+        """
+        kinds = [field.name for field in fields(cls)]
+        if chunks == OFF:
+            return cls()
+        if chunks == AUTO:
+            raise UsageError("into how many pieces regions go is chosen with a plan", "give a number, or plan the step")
+        text = str(chunks)
+        given = dict.fromkeys(kinds, text) if "=" not in text else dict(_pair(part) for part in text.split(","))
+        if not given.keys() <= set(kinds) or not all(n.isdecimal() and int(n) > 0 for n in given.values()):
+            raise UsageError(
+                f"regions cannot go into `{chunks}` pieces",
+                f"write auto, off, a number, or numbers by kind: {','.join(f'{kind}=8' for kind in kinds)}",
+            )
+        return cls(**{kind: int(number) for kind, number in given.items()})
+
+    @classmethod
+    def taken(cls, regions: Sequence[Region]) -> Pieces:
+        """The pieces that regions are in."""
+        return cls(**{kind: max((r.pieces for r in regions if r.kind == kind), default=1) for kind in KINDS})
+
+    def __str__(self) -> str:
+        """The pieces as one writes them on the command line."""
+        told = [f"{field.name}={n}" for field, n in zip(fields(self), astuple(self), strict=True) if n > 1]
+        return ",".join(told) or OFF
+
+
+def _pair(text: str) -> tuple[str, str]:
+    kind, _, number = text.partition("=")
+    return kind.strip(), number.strip()
+
+
+@dataclass(frozen=True)
+class Region:
+    """A region that runs in pieces, or could.
+
+    Attributes:
+        kind: what it is.
+        tensor: name of the largest tensor inside it.
+        along: what its pieces are cut along, in a word of the plural.
+        rows: number of these.
+        bytes: of the tensor when it is whole.
+        node: name of the node that its nodes are called after.
+        pieces: into how many pieces the region goes; 1: it is whole.
+    """
+
+    kind: Kind
+    tensor: str
+    along: str
+    rows: int
+    bytes: int
+    node: str
+    pieces: int = 1
+
+    def __str__(self) -> str:
+        sizes = format_bytes(self.bytes), format_bytes(self.bytes // self.pieces)
+        return f"{self.along} 0..{self.rows - 1} in {self.pieces} pieces: '{self.tensor}' {sizes[0]} -> {sizes[1]}"
+
+
+def told(regions: Sequence[Region]) -> list[str]:
+    """What is to be said of the regions that run in pieces, those of the same sizes in one line."""
+    alike: dict[tuple[object, ...], list[Region]] = {}
+    for region in regions:
+        if region.pieces > 1:
+            alike.setdefault((region.kind, region.rows, region.bytes, region.pieces), []).append(region)
+    more = {key: f", and {len(found) - 1} more like this" for key, found in alike.items() if len(found) > 1}
+    return [f"{found[0]}{more.get(key, '')}" for key, found in alike.items()]
+
+
+def refuse_idle(pieces: Pieces, regions: Sequence[Region]) -> None:
+    """Make sure that what was to be cut is there.
+
+    Raises:
+        UsageError: no region of a kind that was to go into pieces can; where one number was given for all kinds, none
+            of any kind can.
+    """
+    wanted = [field.name for field, number in zip(fields(pieces), astuple(pieces), strict=True) if number > 1]
+    there = {region.kind for region in regions}
+    if wanted and (not there or (len(set(astuple(pieces))) > 1 and not set(wanted) <= there)):
+        what = " and ".join(_REASONS[kind] for kind in wanted if kind not in there)
+        raise UsageError(f"there is nothing to cut: {what}", f"leave out --chunks {pieces}")
+
+
+def largest_divisor(number: int, at_most: int) -> int:
+    """The largest divisor of a number that is not above a limit; 1 if there is no other."""
+    return next(n for n in range(max(1, min(number, at_most)), 0, -1) if number % n == 0)

@@ -1,0 +1,192 @@
+"""Regions whole or in pieces: the same step in several forms, each planned, and the best of them.
+
+To run a region in pieces costs compute and saves memory, as recomputation does, and which is the better bargain depends
+on the goal. So steps with regions in pieces are planned like the step itself and compared by what the strategy compares
+its own plans by. Only what can win is planned: a region counts where its largest tensor lies in memory at the peak of
+the best plan so far, or at the op whose working set rules the budget out; pieces get finer as long as that pays.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from ckplan.autodiff.regions import KINDS, Pieces, Region
+from ckplan.errors import InfeasibleError
+from ckplan.pipeline import planning
+from ckplan.pipeline.goal import ACTIVATIONS, ANY, Goal
+from ckplan.pipeline.planning import Planned
+from ckplan.pipeline.step import Step
+from ckplan.planner import lower_bound
+from ckplan.planner.strategies import Strategy
+from ckplan.planner.strategies.auto import Auto
+from ckplan.planner.strategies.base import one_more_forward
+from ckplan.units import format_bytes
+
+_log = logging.getLogger(__name__)
+
+_LADDER = (4, 16, 64)
+"""Into how many pieces a region may go. What they cost hardly depends on their number, as long as they are large."""
+
+_FEWEST = 16
+"""Rows of the smallest piece: products of fewer are slow."""
+
+_SMALL = 0.02
+"""A region whose largest tensor is less than this ratio of the peak without a plan is left alone."""
+
+_PAYS = 0.01
+"""By how much a finer cut has to lower the peak or the cost, as a ratio of it."""
+
+_CHEAP = 1e-3
+"""Extra compute below which no cut is cheaper."""
+
+
+@dataclass(frozen=True)
+class _Form:
+    """A step in one of its forms.
+
+    Attributes:
+        pieces: into how many its regions go.
+        step: the form.
+        planned: the plan and its file; None where no plan keeps to the goal.
+        least: bytes that no file of it was found below.
+        refusal: why there is no plan.
+    """
+
+    pieces: Pieces
+    step: Step
+    planned: Planned | None
+    least: int
+    refusal: InfeasibleError | None = None
+
+
+def rewrite(step: Step, strategy: Strategy, goal: Goal = ANY) -> Planned:
+    """Plan a step and write the plan into a copy of its graph; see `ckplan.pipeline.planning.rewrite`.
+
+    Where the plan is to decide on pieces (``--chunks auto``), the step is planned in several forms.
+
+    Args:
+        step: what to plan.
+        strategy: how to plan.
+        goal: what to keep to.
+
+    Raises:
+        UsageError: the goal does not fit the strategy.
+        InfeasibleError: no plan of any form keeps to the budget.
+    """
+    if step.recut is None or not _rungs(step):
+        return planning.rewrite(step, strategy, goal)
+    goal = _settled(step, goal)
+    best = _form(step, Pieces(), strategy, goal)
+    while True:
+        finer = [_form(step, pieces, strategy, goal, best) for pieces in _finer(best, step, goal)]
+        found = min(finer, key=lambda form: _measure(form, step, strategy, goal), default=best)
+        if not _pays(_measure(found, step, strategy, goal), _measure(best, step, strategy, goal)):
+            break
+        best = found
+        _log.info("regions in pieces: %s", best.pieces)
+    if best.planned is not None:
+        return best.planned
+    if best.refusal is not None:
+        raise best.refusal
+    return planning.rewrite(best.step, strategy, _for_form(best.step, strategy, goal) or goal)
+
+
+def _settled(step: Step, goal: Goal) -> Goal:
+    """The same goal in bytes: a ratio is one of the step without pieces."""
+    if goal.share is None:
+        return goal
+    if goal.scope == ACTIVATIONS:
+        return replace(goal, budget=goal.bytes(step.baseline), share=None)
+    return replace(goal, budget=goal.limit(planning.share_of(step.footprint, goal)), share=None)
+
+
+def _for_form(form: Step, strategy: Strategy, goal: Goal) -> Goal | None:
+    """The goal for a form, whose extra compute counts from the step without pieces; None if it costs too much."""
+    asked = goal.applied(strategy)
+    if form.whole is None or not isinstance(asked, Auto) or asked.overhead < 0:
+        return goal
+    left = (1 + asked.overhead) * form.whole.problem.cost / form.problem.cost - 1
+    return replace(goal, overhead=left) if left >= 0 else None
+
+
+def _form(step: Step, pieces: Pieces, strategy: Strategy, goal: Goal, best: _Form | None = None) -> _Form:
+    """Plan a form of a step, unless a bound says that it is in vain: it needs too much, or it costs too much."""
+    assert step.recut is not None
+    form = step if pieces == Pieces() else step.recut(pieces)
+    least, own = lower_bound(form.problem)[0], _for_form(form, strategy, goal)
+    in_vain = own is None or (goal.scope == ACTIVATIONS and goal.budget is not None and least > goal.budget)
+    if goal.budget is not None and best is not None and best.planned is not None:
+        in_vain = in_vain or form.problem.cost > (1 - _PAYS) * best.planned.plan.cost
+    if own is None or in_vain:
+        extra = 100 * (form.problem.cost / step.problem.cost - 1)
+        _log.info("regions in pieces: %s: in vain, at %s and %+.1f %%", pieces, format_bytes(least), extra)
+        return _Form(pieces, form, None, least)
+    try:
+        planned = planning.rewrite(form, strategy, own)
+        return _Form(pieces, form, planning.renamed(planned, str(goal.applied(strategy))), least)
+    except InfeasibleError as error:
+        return _Form(pieces, form, None, min(form.files.values(), default=least), error)
+
+
+def _rungs(step: Step) -> dict[str, list[int]]:
+    """Into how many pieces the regions of each kind may go, those of little use left out."""
+    regions = [] if step.training is None else step.training.regions
+    worth = [region for region in regions if region.bytes >= _SMALL * step.baseline.peak_activations]
+    found = {kind: [r.rows for r in worth if r.kind == kind] for kind in KINDS}
+    rungs = {kind: [n for n in _LADDER if max(rows, default=0) >= _FEWEST * n] for kind, rows in found.items()}
+    return {kind: numbers for kind, numbers in rungs.items() if numbers}
+
+
+def _finer(form: _Form, step: Step, goal: Goal) -> Iterator[Pieces]:
+    """The next finer cuts that may be better than a form."""
+    budget = goal.budget is not None
+    if budget and form.planned is not None and form.planned.plan.overhead <= _CHEAP:
+        return
+    tight = None if budget and form.planned is not None else _tight(form)
+    assert form.step.training is not None
+    for kind, numbers in _rungs(step).items():
+        own = [region for region in form.step.training.regions if region.kind == kind]
+        if tight is not None and not any(_is_there(region, *tight) for region in own):
+            continue
+        finer = [number for number in numbers if number > getattr(form.pieces, kind)]
+        if finer:
+            yield replace(form.pieces, **{kind: finer[0]})
+
+
+def _tight(form: _Form) -> tuple[str, set[int]] | None:
+    """Where a form takes most: the op, and bytes of what lies in memory then; None where that is not known."""
+    problem = form.step.problem
+    if form.planned is not None:
+        occupancy = form.planned.occupancy
+        step = occupancy.timeline.peak_step
+        return occupancy.timeline.steps[step].op, {buffer.bytes for _, buffer in occupancy.alive(step)}
+    if form.refusal is not None:
+        return None
+    op = problem.ops[lower_bound(problem)[1]]
+    return op.name, {problem.tensors[tensor].bytes for tensor in (*op.inputs, *op.outputs)}
+
+
+def _is_there(region: Region, op: str, sizes: set[int]) -> bool:
+    """Whether a region has a part in a peak: its op, or a tensor as large as its largest one."""
+    return op == region.node or op.startswith(f"{region.node}/") or region.bytes // region.pieces in sizes
+
+
+def _measure(form: _Form, step: Step, strategy: Strategy, goal: Goal) -> tuple[float, float, float]:
+    """What makes one form better than another, the lower the better; as the strategy compares its plans."""
+    if form.planned is None:
+        return 2, form.least, 0
+    peak, cost = form.planned.after.peak_activations, form.planned.plan.cost
+    if goal.scope != ACTIVATIONS:
+        return 0, cost, peak
+    asked = goal.applied(strategy)
+    if isinstance(asked, Auto) and goal.budget is None and asked.overhead < 0:
+        room = one_more_forward(step.problem) - step.problem.cost or 1.0
+        return 0, (cost - step.problem.cost) / room + peak / step.baseline.peak_activations, peak
+    return strategy.merit(peak, cost, goal.budget)
+
+
+def _pays(new: tuple[float, float, float], old: tuple[float, float, float]) -> bool:
+    """Whether one measure is better than another by enough."""
+    return new[0] < old[0] or (new[0] == old[0] and new[1] < (1 - _PAYS) * old[1])

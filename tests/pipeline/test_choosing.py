@@ -1,0 +1,135 @@
+"""Regions in pieces where that is the better bargain: within a budget, an overhead, at the lowest peak, at the knee."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import onnx
+import pytest
+
+import ckplan
+from ckplan import keys
+from ckplan.errors import InfeasibleError
+from ckplan.pipeline import Planned, Step, open_step, planning
+from ckplan.planner.strategies import parse_strategy
+from tests.autodiff.gradcheck import onnxruntime_run
+
+SAMPLES, CLASSES, FEATURES = 256, 1500, 64
+
+
+def head() -> onnx.ModelProto:
+    """A layer, and a loss head whose logits are by far the largest tensor."""
+    model = onnx.parser.parse_model(
+        f"""<ir_version: 10, opset_import: ["": 21]>
+        head (float[{SAMPLES},{FEATURES}] x, int64[{SAMPLES}] labels) => (float loss) {{
+            hidden = MatMul(x, v)
+            bent = Tanh(hidden)
+            logits = MatMul(bent, w)
+            loss = SoftmaxCrossEntropyLoss(logits, labels)
+        }}"""
+    )
+    rng = np.random.default_rng(0)
+    for name, shape in (("v", (FEATURES, FEATURES)), ("w", (FEATURES, CLASSES))):
+        array = (rng.standard_normal(shape) / 4).astype(np.float32)
+        model.graph.initializer.append(onnx.numpy_helper.from_array(array, name))
+    return model
+
+
+def planned(strategy: str = "auto:steps=0", chunks: str = "auto", **goal: object) -> Planned:
+    return ckplan.rewrite(head(), strategy=strategy, chunks=chunks, **goal)
+
+
+def test_a_budget_below_the_logits_is_kept_in_pieces() -> None:
+    budget = SAMPLES * CLASSES * 4 // 2
+    with pytest.raises(InfeasibleError):
+        planned(budget=budget, chunks="off")
+    made = planned(budget=budget)
+    assert made.after.peak_activations <= budget
+    assert made.step.training is not None
+    (region,) = made.step.training.regions
+    assert region.pieces > 1
+    assert made.chosen_pieces[0] == f"the plan takes --chunks loss={region.pieces}"
+    assert json.loads(made.model.metadata_props[keys.CHUNKS]) == made.chosen_pieces[1:]
+
+
+def test_savings_and_compute_count_from_the_step_without_pieces() -> None:
+    made, off = planned("memory"), planned("memory", chunks="off")
+    assert made.step.whole is not None
+    assert made.before.peak_activations == off.before.peak_activations
+    assert made.after.peak_activations < off.after.peak_activations
+    assert made.plan.base_cost == off.plan.base_cost
+    assert made.plan.overhead > 0.1  # one product of four more
+    again = json.loads(made.model.metadata_props[keys.PLAN])
+    assert again["overhead"] == pytest.approx(made.plan.overhead)
+    explicit = planned("memory", chunks=made.chosen_pieces[0].rpartition(" ")[2])
+    assert explicit.after.peak_activations == made.after.peak_activations
+
+
+def test_an_overhead_counts_the_pieces() -> None:
+    little, much = planned(overhead=0.05), planned(overhead=0.4)
+    assert little.step.whole is None  # nothing left for a product more
+    assert much.step.whole is not None
+    assert much.plan.overhead <= 0.4
+    assert much.after.peak_activations < little.after.peak_activations
+    assert much.model.metadata_props[keys.STRATEGY] == "auto:overhead=0.4,steps=0"
+
+
+@pytest.mark.parametrize("goal", [{}, {"budget": "90%"}, {"budget": "50%"}, {"overhead": 0.3}, {"budget": "100%"}])
+def test_never_worse_than_without(goal: dict[str, object]) -> None:
+    made = planned(**goal)
+    try:
+        off = planned(**goal, chunks="off")
+    except InfeasibleError:
+        return
+    dearer = made.plan.cost > off.plan.cost * (1 + 1e-9)
+    assert not (dearer and made.after.peak_activations >= off.after.peak_activations)
+    if "budget" in goal:
+        assert not dearer
+    if "overhead" in goal:
+        assert made.after.peak_activations <= off.after.peak_activations
+
+
+def test_a_step_that_fits_is_planned_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    once = planning.rewrite
+    monkeypatch.setattr(planning, "rewrite", lambda step, *rest: asked.append(step) or once(step, *rest))
+    made = planned(budget="100%")
+    assert asked == [made.step]
+    assert made.step.whole is None
+
+
+def test_what_no_form_keeps_to_is_refused_with_the_least_that_works() -> None:
+    with pytest.raises(InfeasibleError) as refused:
+        planned(budget=SAMPLES * 4)
+    smallest = int(refused.value.hint.split(" bytes")[0].rpartition(" ")[2])
+    assert smallest < SAMPLES * CLASSES * 4 // 2
+    assert planned(budget=smallest).after.peak_activations <= smallest
+
+
+def test_the_file_takes_what_was_promised_and_computes_the_same() -> None:
+    made, base = planned("memory"), open_step(head())
+    found = ckplan.measure(made)
+    assert found.peak_activations == made.after.peak_activations
+    rng = np.random.default_rng(1)
+    feeds = {
+        "x": rng.standard_normal((SAMPLES, FEATURES), dtype=np.float32),
+        "labels": rng.integers(0, CLASSES, SAMPLES),
+    }
+    whole, cut = onnxruntime_run(base.ordered, feeds), onnxruntime_run(made.model, feeds)
+    assert whole.keys() == cut.keys()
+    for name in ("loss", "v_grad"):
+        assert np.array_equal(whole[name], cut[name])
+    np.testing.assert_allclose(whole["w_grad"], cut["w_grad"], rtol=1e-5, atol=1e-7)
+
+
+def test_a_model_without_regions_is_planned_as_ever() -> None:
+    model = onnx.parser.parse_model(
+        '<ir_version: 10, opset_import: ["": 21]> g (float[4,4] x) => (float loss) '
+        "{ y = MatMul(x, w) loss = ReduceMean<keepdims=0>(y) }"
+    )
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.eye(4, dtype=np.float32), "w"))
+    one, other = (ckplan.rewrite(model, strategy="memory", chunks=chunks) for chunks in ("auto", "off"))
+    assert one.plan.schedule == other.plan.schedule
+    assert isinstance(one.step, Step)
+    assert planning.rewrite(one.step, parse_strategy("memory")).plan.schedule == one.plan.schedule
