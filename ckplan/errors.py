@@ -60,9 +60,19 @@ class UnsupportedOperatorsError(ModelError):
 
 
 class InfeasibleError(CkplanError):
-    """No schedule can keep to the budget; the message carries the bound that proves it (exit code 4)."""
+    """No schedule can keep to the budget; the message carries the bound that proves it (exit code 4).
+
+    Args:
+        message: see `CkplanError`.
+        hint: see `CkplanError`.
+        least: bytes of a budget of the same kind that a file was made for, if one is known.
+    """
 
     exit_code: ClassVar[int] = 4
+
+    def __init__(self, message: str, hint: str = "", least: int | None = None) -> None:
+        super().__init__(message, hint)
+        self.least = least
 
 
 class EnvironmentUnavailableError(CkplanError):

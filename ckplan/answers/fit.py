@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from ckplan.display import table_html
@@ -12,11 +12,11 @@ from ckplan.pipeline.goal import TOTAL
 from ckplan.pipeline.step import Source, model_of
 from ckplan.planner.strategies import Strategy
 from ckplan.planner.strategies.keep_all import KeepAll
-from ckplan.runtime.footprint import Footprint
+from ckplan.runtime.footprint import Footprint, runs_within
 from ckplan.units import format_bytes
 
 _LARGEST = 2**20
-"""Size at which doubling ends."""
+"""Largest size that is tried."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +29,7 @@ class Size:
         footprint: what it holds with the plan; None where there is no plan that fits.
         overhead: extra compute of the plan, as a ratio of the step; 0 where there is none.
         reason: why it does not fit; empty if it does.
+        least: bytes with which a step of this size is known to do, where it does not fit.
     """
 
     size: int
@@ -36,6 +37,7 @@ class Size:
     footprint: Footprint | None
     overhead: float
     reason: str = ""
+    least: int | None = None
 
     @property
     def fits(self) -> bool:
@@ -118,7 +120,8 @@ def fit(
 ) -> Fit:
     """Find the largest size of a dimension with which a process keeps to some memory, by planning sizes.
 
-    The size is doubled until it does not fit, and then narrowed down. Where no plan is needed none is made.
+    The first size is one that should do without a plan. It is doubled until it does not fit, and then narrowed down.
+    Where no plan is needed none is made.
 
     Args:
         source: the model.
@@ -139,26 +142,34 @@ def fit(
     tried: dict[int, Size] = {}
     best: Planned | None = None
 
+    def opened(size: int) -> Step:
+        progress(f"planning {name}={size}")
+        return open_step(source, replace(options, dims={**options.dims, name: size}))
+
     def fits(size: int) -> bool:
         nonlocal best
-        progress(f"planning {name}={size}")
-        step = open_step(source, replace(options, dims={**options.dims, name: size}))
-        made, reason = _planned(step, strategy, Goal(memory, None, overhead, seconds, TOTAL))
+        step = opened(size)
+        made, reason, least = _planned(step, strategy, Goal(memory, None, overhead, seconds, TOTAL))
         footprint = None if made is None else made.footprint
-        tried[size] = Size(size, step.footprint.total, footprint, 0.0 if made is None else made.plan.overhead, reason)
+        overhead_of = 0.0 if made is None else made.plan.overhead
+        tried[size] = Size(size, step.footprint.total, footprint, overhead_of, reason, least)
         best = made or best
         return made is not None
 
-    low, high = 0, 1
-    while high <= _LARGEST and fits(high):
-        low, high = high, 2 * high
-    while high - low > 1 and low:
-        middle = (low + high) // 2
+    fixed, slope = _growth(lambda size: opened(size).footprint.total)
+    low, high = 0, _LARGEST + 1
+    size = min(max(1, (memory - fixed) // slope), _LARGEST)
+    while True:
         try:
-            low, high = (middle, high) if fits(middle) else (low, middle)
+            low, high = (size, high) if fits(size) else (low, size)
         except ModelError as error:  # sizes that the model does not work with: those that do not divide by a window
-            tried[middle] = Size(middle, 0, None, 0.0, error.message)
-            high = middle
+            if size == 1:
+                raise
+            tried[size] = Size(size, 0, None, 0.0, error.message)
+            high = size
+        if high - low == 1:
+            break
+        size = _next_size(low, high, tried, fixed, memory)
     sizes = tuple(tried[size] for size in sorted(tried))
     if best is None:
         raise InfeasibleError(
@@ -167,14 +178,54 @@ def fit(
     return Fit(name, memory, sizes, best)
 
 
-def _planned(step: Step, strategy: Strategy, goal: Goal) -> tuple[Planned | None, str]:
-    """The plan of a size that fits, or why there is none. What fits as it is has no need of recomputation."""
-    assert goal.budget is not None
-    if step.footprint.total <= goal.budget:
-        kept = planning.rewrite(step, KeepAll())
-        if kept.footprint.total <= goal.budget:
-            return kept, ""
+def _growth(total: Callable[[int], int]) -> tuple[int, int]:
+    """What is held without a plan whatever the size is, and what each unit of it adds, in bytes.
+
+    Args:
+        total: what is held at a size.
+
+    Raises:
+        ModelError: the model does not work at size 1.
+    """
+    first = total(1)
     try:
-        return rewrite(step, strategy, goal), ""
+        slope = max(total(2) - first, 1)
+    except ModelError:
+        slope = max(first, 1)
+    return max(first - slope, 0), slope
+
+
+def _next_size(low: int, high: int, tried: Mapping[int, Size], fixed: int, memory: int) -> int:
+    """The size to try next, between the largest that fits and the smallest that does not.
+
+    Every second time it is the one at which the least that the next larger size takes, in proportion, is all memory.
+    """
+    beyond = tried.get(high)
+    if beyond is None:
+        return min(2 * low, high - 1)
+    if beyond.least is not None and len(tried) % 2 == 0:
+        guess = int(high * (memory - fixed) / max(beyond.least - fixed, 1))
+        return min(max(guess, low + 1), high - 1)
+    return (low + high) // 2 if low else max(1, high // 2)
+
+
+def _planned(step: Step, strategy: Strategy, goal: Goal) -> tuple[Planned | None, str, int | None]:
+    """The plan of a size that fits, or why there is none and what is the least that is known to do.
+
+    What fits as it is has no need of recomputation.
+    """
+    assert goal.budget is not None
+    held = step.footprint
+    if held.total <= goal.budget:
+        plain = planning.without_plan(step)
+        if runs_within(plain.executed, plain.model, goal.budget - held.resident):
+            return plain, "", None
+    if held.resident + held.returned + held.activations <= goal.budget:
+        try:
+            return planning.rewrite(step, KeepAll(), Goal(goal.budget, scope=TOTAL)), "", None
+        except InfeasibleError:  # as it is: then with recomputation
+            pass
+    try:
+        return rewrite(step, strategy, goal), "", None
     except InfeasibleError as error:
-        return None, error.message
+        return None, error.message, error.least

@@ -51,8 +51,8 @@ def command(
 ) -> None:
     """Find the largest size of a free dimension with which a training step of MODEL fits into memory.
 
-    Memory is all that a process with the file holds: parameters, state, gradients and onnxruntime's arena. The program
-    itself is not in it. OUT gets the step of the largest size, with its plan.
+    Memory is all that a process with the file takes: parameters, state, gradients and onnxruntime's arena. The program
+    itself is not in it. OUT gets the step of the largest size, with its plan: it runs in a process that has no more.
 
     `--dim NAME=?` says which dimension it is; by default it is the batch.
     """

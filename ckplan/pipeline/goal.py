@@ -25,8 +25,8 @@ class Goal:
         share: the same as a ratio of what the graph takes without a plan.
         overhead: extra compute that the plan may cost, as a ratio of the step.
         seconds: how long the strategy may search.
-        scope: what the budget is of: the peak of ``activations``, what onnxruntime's ``arena`` holds in the end, or the
-            ``total`` that a process holds (see `ckplan.runtime.footprint`).
+        scope: what the budget is of: the peak of ``activations``, the regions that onnxruntime's ``arena`` holds in the
+            end, or the ``total`` that a process takes (see `ckplan.runtime.footprint`).
     """
 
     budget: int | None = None

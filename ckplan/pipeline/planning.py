@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from ckplan import keys
 from ckplan.autodiff.regions import Pieces, told
 from ckplan.display import table_html
 from ckplan.errors import InfeasibleError
@@ -23,8 +24,17 @@ from ckplan.planner.retain import retain
 from ckplan.planner.shave import shave
 from ckplan.planner.strategies import Strategy
 from ckplan.planner.strategies.auto import Auto
+from ckplan.planner.strategies.keep_all import KeepAll
 from ckplan.runtime.executed import executed_orders
-from ckplan.runtime.footprint import Footprint, best_reservation, footprint_of, needed_in_one_region
+from ckplan.runtime.footprint import (
+    Footprint,
+    best_reservation,
+    best_reservation_within,
+    footprint_of,
+    needed_in_one_region,
+    room_needed,
+    runs_within,
+)
 from ckplan.runtime.occupancy import Occupancy, occupancy_of_executed
 from ckplan.runtime.problem_of import problem_of
 from ckplan.units import format_bytes
@@ -45,6 +55,15 @@ _TRIES_OF_ALL = 6
 
 _LESS = 0.98
 """How much less than it is to be in proportion a plan is asked for, so that gaps in the arena find room as well."""
+
+_LITTLE_LESS = 0.995
+"""How much less is asked for at least where no regions have to be filled."""
+
+_MORE = 256
+"""How many MiB are added to a budget that a refusal is to name until a process gets by with it."""
+
+_WORTH_RESERVING = 2**24
+"""Bytes from which it is worth the time to write a file again for what a process takes less with it."""
 
 _CONSTANTS = 2**16
 """Bytes by which shapes and other constants may differ from one file of a step to the next."""
@@ -141,7 +160,7 @@ def rewrite(step: Step, strategy: Strategy, goal: Goal = ANY) -> Planned:
     plan is found, those of the lowest peak are written, for `auto` those of other strategies, too: what is refused is
     what none of the files keeps to, and the smallest of them is the budget that the refusal names. The step without a
     plan is the answer where it keeps to a budget that no plan's file does, and where a file without a budget would take
-    more than it.
+    more than it. A step with an optimizer, whose process is what counts, gets one region for a run where that is less.
 
     Args:
         step: what to plan.
@@ -157,7 +176,9 @@ def rewrite(step: Step, strategy: Strategy, goal: Goal = ANY) -> Planned:
     budget = goal.bytes(step.baseline)
     if budget is None:
         made = _written(step, goal.applied(strategy).solve(step.problem), None)
-        return made if made.drawback is None else _as_without(step, strategy)
+        if made.drawback is not None:
+            return _as_without(step, strategy)
+        return _in_one_region(made) if keys.OPTIMIZER in step.model.metadata_props else made
     tried: list[tuple[Plan, int]] = []
     refusal: InfeasibleError | None = None
     for plan in _plans(step, strategy, goal, budget, tried):
@@ -253,10 +274,11 @@ def shaved_plan(problem: Problem, strategy: Strategy, plan: Plan, target: int) -
 
 
 def _within_footprint(step: Step, strategy: Strategy, goal: Goal) -> Planned:
-    """Plan for activations that leave room for everything else, less of them where the arena still holds too much.
+    """Plan for activations that leave room for everything else, less of them where the arena still takes too much.
 
-    What the arena holds does not follow from the peak: it grows by regions, and lays a run's tensors out in one block.
-    Where it holds too much, a tensor is reserved first of all, so that a run may lie in one region.
+    What the arena takes does not follow from the peak: it grows by regions, and lays a run's tensors out in one block.
+    Where it takes too much, a tensor is reserved first of all, so that a run may lie in one region. What is refused is
+    what the plan of the lowest peak does not keep to, either.
 
     Raises:
         UsageError: the goal does not fit the strategy.
@@ -264,12 +286,13 @@ def _within_footprint(step: Step, strategy: Strategy, goal: Goal) -> Planned:
     """
     limit = goal.limit(share_of(step.footprint, goal))
     assert limit is not None  # see `Goal.of`
-    fixed = share_of(step.footprint, goal) - step.footprint.held
-    smallest: Planned | None = None
+    fixed = _fixed(step.footprint, goal)
+    smallest: tuple[int, Planned] | None = None
     refusal: InfeasibleError | None = None
     target = limit - fixed - step.footprint.returned
     asked: set[int] = set()
-    for _ in range(_TRIES_OF_ALL):
+    judged: set[int] = set()
+    for attempt in range(_TRIES_OF_ALL):
         if target <= 0:
             break
         asked.add(target)
@@ -277,23 +300,24 @@ def _within_footprint(step: Step, strategy: Strategy, goal: Goal) -> Planned:
             made = rewrite(step, strategy, replace(goal, budget=target, share=None, scope=ACTIVATIONS))
         except InfeasibleError as error:
             refusal, target = error, min(step.files.values(), default=target)
-            if target in asked:
+            if target in asked or target in judged:
                 break
             continue  # with the least that a file takes: nobody has asked yet what the arena makes of it
-        room = limit - share_of(made.footprint, goal) + made.footprint.held
-        most = (smallest or made).footprint.held
-        made = _with_reservation(made, room, max(room, most))
-        found = share_of(made.footprint, goal)
-        if found <= limit:
+        judged.add(made.after.peak_activations)
+        room = limit - _fixed(made.footprint, goal)
+        made, taken = _with_reservation(made, goal, room, smallest[0] if smallest else None)
+        if taken <= room:
             made.model.metadata_props[BUDGET] = str(limit)
             made.model.metadata_props[BUDGET_OF] = goal.scope
             return replace(made, budget=limit, scope=goal.scope)
-        if smallest is None or found < share_of(smallest.footprint, goal):
-            smallest = made
-        _log.info("%s with the file would hold %s", _HOLDER[goal.scope], format_bytes(found))
+        if smallest is None or taken < smallest[0]:
+            smallest = (taken, made)
+        _log.info("%s with the file would hold %s", _HOLDER[goal.scope], format_bytes(limit - room + taken))
         if refusal is not None:
             break
-        target = min(target - 1, _next_target(made, room))
+        target = min(target - 1, _next_target(made, goal, room, taken))
+        if attempt == _TRIES_OF_ALL - 3 and target > 0:
+            target = 1  # nothing keeps to that: the last file is that of the lowest peak
     if smallest is None and refusal is not None:
         rest = f" of everything, of which {format_bytes(fixed)} are parameters, state and inputs" if fixed else ""
         raise InfeasibleError(
@@ -307,33 +331,62 @@ def _within_footprint(step: Step, strategy: Strategy, goal: Goal) -> Planned:
             f"{format_bytes(limit)}",
             "raise it, or choose an optimizer with less state",
         )
-    raise _out_of_reach(smallest, strategy, goal, limit)
+    raise _out_of_reach(*smallest, strategy, goal, limit)
 
 
-def _with_reservation(made: Planned, room: int, most: int) -> Planned:
-    """The same plan in a file that reserves a tensor first, if the arena holds too much without and less with it.
+def _with_reservation(made: Planned, goal: Goal, room: int, most: int | None) -> tuple[Planned, int]:
+    """A plan's file, and what its arena takes; with a tensor reserved first if it takes too much without.
 
     Args:
         made: the plan in a file.
-        room: bytes that the arena may hold.
-        most: bytes beyond which a file is not worth writing.
+        goal: what the budget is of.
+        room: bytes that the arena may take.
+        most: what the arena of the best file yet takes: another one that takes more is not worth writing.
     """
-    if made.footprint.held <= room:
+    of_all = goal.scope == TOTAL
+    if of_all and runs_within(made.executed, made.model, room):
+        return made, made.footprint.touched
+    taken = room_needed(made.executed, made.model) if of_all else made.footprint.held
+    if taken <= room:
+        return made, taken
+    if of_all:
+        size, expected = best_reservation_within(made.executed, made.model, room)
+    else:
+        size, expected = best_reservation(made.executed, made.model)
+    if not size or expected > max(room, taken if most is None else most):
+        return made, taken
+    again = _written(made.step, made.plan, made.budget, size)
+    if not of_all:
+        found = again.footprint.held
+    elif runs_within(again.executed, again.model, room):
+        found = again.footprint.touched
+    else:
+        found = max(room + 1, room_needed(again.executed, again.model))
+    return (again, found) if found < taken else (made, taken)
+
+
+def _in_one_region(made: Planned) -> Planned:
+    """The same plan in a file that reserves a tensor first, where a process with it takes much less then."""
+    taken = room_needed(made.executed, made.model)
+    if taken < _WORTH_RESERVING:
         return made
-    size, held = best_reservation(made.executed, made.model)
-    if not size or held > most:
+    size, expected = best_reservation_within(made.executed, made.model, 0)
+    if not size or taken - expected < _WORTH_RESERVING:
         return made
     again = _written(made.step, made.plan, made.budget, size)
-    return again if again.footprint.held < made.footprint.held else made
+    return again if room_needed(again.executed, again.model) < taken else made
 
 
-def _next_target(made: Planned, room: int) -> int:
-    """Bytes of activations to plan for after a file whose arena holds more than there is room for.
+def _next_target(made: Planned, goal: Goal, room: int, taken: int) -> int:
+    """Bytes of activations to plan for after a file whose arena takes more than there is room for.
 
-    A later run is to lie in the largest region within the room, with as many gaps in proportion as it has now; where
-    most of what the arena holds are outputs, that is halfway to where it would be in proportion.
+    With as many gaps in proportion as there are now. Where whole regions count, a later run is to lie in the largest
+    one within the room; if most of what the arena holds are outputs, that is halfway to where it would be in
+    proportion.
     """
     peak, returned = made.after.peak_activations, made.footprint.returned
+    if goal.scope == TOTAL:
+        return int(peak * min(_LITTLE_LESS, max(room - returned, 0) / max(taken - returned, 1)))
     region = DEFAULT.first_region << max((room // DEFAULT.first_region).bit_length() - 1, 0)
     if returned >= region // 8:
         return int(peak * min(_LESS, (max(room, 0) / max(made.footprint.held, 1)) ** 0.5))
@@ -354,20 +407,34 @@ def share_of(found: Footprint, goal: Goal) -> int:
     return found.total if goal.scope == TOTAL else found.held
 
 
-def _out_of_reach(smallest: Planned, strategy: Strategy, goal: Goal, limit: int) -> InfeasibleError:
-    """Why no file keeps to a budget of more than activations, told of the one that holds least."""
-    found, moment = smallest.footprint, smallest.after.steps[smallest.after.peak_step]
-    least = share_of(found, goal)
+def _fixed(found: Footprint, goal: Goal) -> int:
+    """Those of them that are there whatever the plan is."""
+    return found.resident if goal.scope == TOTAL else 0
+
+
+def _out_of_reach(taken: int, smallest: Planned, strategy: Strategy, goal: Goal, limit: int) -> InfeasibleError:
+    """Why no file keeps to a budget of more than activations, told of the one whose arena takes least."""
+    fixed, moment = _fixed(smallest.footprint, goal), smallest.after.steps[smallest.after.peak_step]
     parts = f"for a peak of {format_bytes(moment.activations)} at '{moment.op}'"
-    if least > found.held:
-        fixed = format_bytes(least - found.held)
-        parts = f"{fixed} of parameters, state and inputs, and an arena of {format_bytes(found.held)} {parts}"
+    if fixed:
+        parts = f"{format_bytes(fixed)} of parameters, state and inputs, and an arena of {format_bytes(taken)} {parts}"
+    least = -(-(fixed + taken + _CONSTANTS) // DEFAULT.first_region) * DEFAULT.first_region
+    for _ in range(_MORE if goal.scope == TOTAL else 0):  # where the arena takes larger regions first, it needs more
+        rooms = (least - fixed - _CONSTANTS, least - fixed)
+        if all(runs_within(smallest.executed, smallest.model, room) for room in rooms):
+            break
+        least += DEFAULT.first_region
     return InfeasibleError(
         f"strategy `{strategy}` has no plan with which {_HOLDER[goal.scope]} holds no more than {format_bytes(limit)}: "
-        f"the least that was found is {format_bytes(least)}, {parts}; the arena grows in leaps, by powers of two",
-        f"raise the budget to {-(-(least + _CONSTANTS) // DEFAULT.first_region) * DEFAULT.first_region} bytes, "
-        "or choose a smaller batch (--dim)",
+        f"the least that was found is {format_bytes(fixed + taken)}, {parts}; the arena grows in leaps",
+        f"raise the budget to {least} bytes, or choose a smaller batch (--dim)",
+        least,
     )
+
+
+def without_plan(step: Step) -> Planned:
+    """The step without a plan, as `ckplan grad` writes it."""
+    return _as_without(step, KeepAll())
 
 
 def _as_without(step: Step, strategy: Strategy, budget: int | None = None) -> Planned:

@@ -4,7 +4,7 @@ In the first run every tensor is allocated when it is made and freed after its l
 (``enable_mem_pattern``) onnxruntime takes one block for all tensors but the outputs of the file, laid out from the
 lifetimes of the first run (``core/framework/mem_pattern_planner.h``): each tensor goes into the smallest gap that is
 large enough, or else behind all others. The block is there from the start of the run to its end, beside what the arena
-still holds of the first run. Where it does not fit into the arena's limit, onnxruntime does without it.
+still holds of the first run. Where it does not fit into a limit, onnxruntime does without it.
 """
 
 from __future__ import annotations
@@ -60,10 +60,17 @@ class Allocations:
 
 @dataclass(frozen=True, slots=True)
 class ArenaUse:
-    """What an arena had handed out at most at the end of a kernel of a run, and what it held at the end of the run."""
+    """What an arena had handed out at most at the end of a kernel of a run, and what it held at the end of the run.
+
+    Attributes:
+        in_use: bytes handed out.
+        held: bytes of its regions.
+        touched: bytes of them that anything was ever written to, at most.
+    """
 
     in_use: int
     held: int
+    touched: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,6 +161,44 @@ def expected_arena(asked: Allocations, settings: ArenaSettings = DEFAULT) -> Exp
     return ExpectedArena(live.high, first, block, needed.high, steady, without)
 
 
+def goes_through(asked: Allocations, room: int) -> bool:
+    """Whether all runs go through in a process to which the system grants no more than some bytes for the arena.
+
+    Args:
+        asked: the allocations of one run.
+        room: the bytes.
+    """
+    block = pattern_block(asked)
+    try:
+        arena = _opened(asked, ArenaSettings(system=room))
+        _run(arena, asked)
+        for _ in range(2):
+            _run(arena, asked, block if _grants(arena, block) else None)
+    except ArenaFullError:
+        return False
+    return True
+
+
+def least_room(asked: Allocations) -> int:
+    """The smallest number of bytes in which all runs of a process go through, whatever limits it.
+
+    They are limited by what the system grants (see `goes_through`), or by what is written to, as in a container, where
+    too much is granted and the process is killed. Found by bisection: a little more may be too little again where the
+    arena takes a larger region first.
+
+    Args:
+        asked: the allocations of one run.
+    """
+    steady = expected_arena(asked).steady
+    low, high = steady.touched - 1, steady.touched
+    if not goes_through(asked, high):
+        low, high = high, steady.held
+    while high - low > max(high * _PRECISION, UNIT):
+        middle = (low + high) // 2
+        low, high = (low, middle) if goes_through(asked, middle) else (middle, high)
+    return high
+
+
 def smallest_limit(asked: Allocations, *, pattern: bool, settings: Callable[[int], ArenaSettings]) -> int:
     """The smallest limit of an arena in which a first run and later runs go through, in bytes.
 
@@ -190,6 +235,16 @@ def _opened(asked: Allocations, settings: ArenaSettings) -> Arena:
     return arena
 
 
+def _grants(arena: Arena, block: int) -> bool:
+    """Whether there is room for the block of a run; where there is none, the run does without it."""
+    try:
+        arena.allocate(_BLOCK, block)
+    except ArenaFullError:
+        return False
+    arena.free(_BLOCK)
+    return True
+
+
 def _run(arena: Arena, asked: Allocations, block: int | None = None) -> ArenaUse:
     """One run, with a block for its tensors if its size is given."""
     if block is not None:
@@ -208,4 +263,4 @@ def _run(arena: Arena, asked: Allocations, block: int | None = None) -> ArenaUse
     for step in asked.steps:
         for buffer in step.outputs:
             arena.free(buffer)
-    return ArenaUse(most, arena.held)
+    return ArenaUse(most, arena.held, arena.touched)

@@ -5,6 +5,10 @@ chunks of multiples of 256 bytes and hands out the smallest free chunk that is l
 among equals. A chunk is cut only if it is at least twice as large as asked for, or leaves more than a set number of
 bytes; else the whole chunk is handed out, so that up to half of it may be waste. A chunk that is freed joins its free
 neighbours, but never one in another region.
+
+Where the system refuses a region (a limit of the process, not one of the arena's), the arena asks again for nine tenths
+of it, and so on, as long as that is enough for the allocation. Where it grants one, memory is taken page by page as
+something is written there: of the last region there is often a part that nobody ever touches.
 """
 
 from __future__ import annotations
@@ -12,9 +16,17 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from dataclasses import dataclass
 
+import numpy as np
+
 UNIT = 256
 """Chunks are multiples of this many bytes."""
 
+
+_SMALLER = np.float32(0.9)
+"""What is asked for next where a region is refused, as a ratio of it: in single precision, as onnxruntime has it."""
+
+_SMALLEST = 8 * 1024
+"""Bytes of a region below which the arena gives up."""
 
 _FIRST = 2**62
 """Address of the first region."""
@@ -35,6 +47,7 @@ class ArenaSettings:
         first_region: bytes of the first region (``initial_chunk_size_bytes``), if it is not as requested.
         waste: a chunk that is larger than asked for by this many bytes is cut (``max_dead_bytes_per_chunk``).
         largest_growth: bytes up to which regions double (``max_power_of_two_extend_bytes``).
+        system: bytes that the system grants; the arena asks for a smaller region where one is refused. None: any.
     """
 
     limit: int | None = None
@@ -42,6 +55,7 @@ class ArenaSettings:
     first_region: int = 2**20
     waste: int = 128 * 2**20
     largest_growth: int = 2**30
+    system: int | None = None
 
 
 DEFAULT = ArenaSettings()
@@ -56,16 +70,20 @@ class Arena:
         held: bytes of all regions.
         high: largest ``in_use`` so far.
         reach: furthest end of a chunk handed out so far, from the start of the first region.
+        touched: bytes of all regions up to the furthest end of what was asked for in each: what is written at most, and
+            so what the arena adds to the resident set.
     """
 
     def __init__(self, settings: ArenaSettings = DEFAULT) -> None:
-        self.in_use = self.held = self.high = self.reach = 0
+        self.in_use = self.held = self.high = self.reach = self.touched = 0
         self._settings = settings
         self._growth = _rounded(min(settings.first_region, settings.limit or settings.first_region))
         self._free: list[tuple[int, int]] = []  # (size, address), sorted
         self._size: dict[int, int] = {}  # of each chunk, by address
         self._before: dict[int, int | None] = {}  # the chunk that ends where one begins, in its region
         self._given: dict[int, int] = {}  # by key: address
+        self._region: dict[int, int] = {}  # of each chunk, by address: where its region begins
+        self._end: dict[int, int] = {}  # of what was asked for in each region
         self._next_region = _FIRST
 
     def allocate(self, key: int, size: int) -> None:
@@ -92,6 +110,10 @@ class Arena:
         self.in_use += self._size[address]
         self.high = max(self.high, self.in_use)
         self.reach = max(self.reach, address + self._size[address] - _FIRST)
+        region = self._region[address]
+        if address + wanted > self._end[region]:
+            self.touched += address + wanted - self._end[region]
+            self._end[region] = address + wanted
 
     def free(self, key: int) -> None:
         """Take a chunk back; nothing happens if none was handed out for the key."""
@@ -121,7 +143,7 @@ class Arena:
 
     def _join_sizes(self, address: int, after: int) -> None:
         self._size[address] += self._size.pop(after)
-        del self._before[after]
+        del self._before[after], self._region[after]
         behind = address + self._size[address]
         if self._before.get(behind) == after:
             self._before[behind] = address
@@ -133,7 +155,7 @@ class Arena:
         behind = rest + self._size[rest]
         if self._before.get(behind) == address:
             self._before[behind] = rest
-        self._before[rest] = address
+        self._before[rest], self._region[rest] = address, self._region[address]
         insort(self._free, (self._size[rest], rest))
 
     def _grow(self, wanted: int) -> None:
@@ -150,13 +172,29 @@ class Arena:
             size = self._growth if available is None else min(self._growth, available)
             if not increased:
                 self._growth = min(2 * self._growth, settings.largest_growth)
+        size = self._granted(size, wanted)
         # Later regions tend to lie below earlier ones; they never touch.
         address = self._next_region if not self.held else self._next_region - size - UNIT
         self._next_region = address
-        self._size[address] = size
+        self._size[address], self._region[address], self._end[address] = size, address, address
         self._before[address] = None
         self.held += size
         insort(self._free, (size, address))
+
+    def _granted(self, size: int, wanted: int) -> int:
+        """The largest region that the system grants, of those that are asked for one after the other.
+
+        Raises:
+            ArenaFullError: it grants none that is large enough.
+        """
+        if self._settings.system is None:
+            return size
+        left = self._settings.system - self.held
+        while size > left:
+            size = _rounded(int(np.float32(size) * _SMALLER))
+            if size < wanted or size < _SMALLEST:
+                raise ArenaFullError(f"the system grants {left} bytes, {wanted} are needed")
+        return size
 
 
 def _rounded(size: int) -> int:

@@ -177,6 +177,7 @@ def fit(path: Path, output: Path | None, found: Fit) -> Json:
                 "footprint": None if one.footprint is None else one.footprint.to_json(),
                 "overhead": one.overhead if one.fits else None,
                 "reason": one.reason,
+                "least": one.least,
             }
             for one in found.sizes
         ],

@@ -5,10 +5,15 @@ may be made in place (`keys.IN_PLACE`) gets its new values in the same memory; a
 own, as it returns gradients. Values that lie in the file itself are held by the session too, also where they are fed;
 those in a data file are mapped, and only read where they are not fed. onnxruntime packs no weight a second time that is
 an input, and those of heavy operators are.
+
+The arena takes regions that are larger than what is ever written to them. What counts is what is written: that is in
+the resident set, for which containers and machines have limits. Where the system limits what it grants, the arena takes
+smaller regions; see `ckplan.planner.arena`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import onnx_ir as ir
@@ -16,7 +21,15 @@ import onnx_ir as ir
 from ckplan import keys
 from ckplan.model.metadata import listed_names, told
 from ckplan.model.weights import lies_outside
-from ckplan.planner.allocations import Allocations, Demand, allocations, expected_arena
+from ckplan.planner.allocations import (
+    Allocations,
+    Demand,
+    allocations,
+    expected_arena,
+    goes_through,
+    least_room,
+    pattern_block,
+)
 from ckplan.planner.arena import DEFAULT, UNIT
 from ckplan.planner.problem import Problem
 from ckplan.runtime.problem_of import problem_of
@@ -37,7 +50,8 @@ class Footprint:
         inputs: the batch, and whatever else is fed.
         returned: what the caller gets in memory of its own: the loss, gradients, new values that are not made in place.
         activations: their peak, workspaces and gradients that die in their updates included.
-        arena: what onnxruntime's arena holds beyond those two, once it has run a few times with default options.
+        arena: what onnxruntime's arena takes beyond those two, once it has run a few times with default options.
+        spare: bytes of its regions to which nothing is ever written: addresses, but no memory.
     """
 
     parameters: int
@@ -47,6 +61,7 @@ class Footprint:
     returned: int
     activations: int
     arena: int
+    spare: int = 0
 
     @property
     def resident(self) -> int:
@@ -54,18 +69,23 @@ class Footprint:
         return self.parameters + self.copies + self.state + self.inputs
 
     @property
-    def held(self) -> int:
-        """What the arena holds, outputs included."""
+    def touched(self) -> int:
+        """What is written to in the arena, outputs included."""
         return self.returned + self.activations + self.arena
 
     @property
+    def held(self) -> int:
+        """The arena's regions, outputs included."""
+        return self.touched + self.spare
+
+    @property
     def total(self) -> int:
-        """Everything."""
-        return self.resident + self.held
+        """Everything that takes memory."""
+        return self.resident + self.touched
 
     def to_json(self) -> dict[str, int]:
         """The fields and the total."""
-        names = ("parameters", "copies", "state", "inputs", "returned", "activations", "arena")
+        names = ("parameters", "copies", "state", "inputs", "returned", "activations", "arena", "spare")
         return {**{name: getattr(self, name) for name in names}, "total": self.total}
 
 
@@ -81,7 +101,8 @@ def footprint_of(executed: ir.Model, model: ir.Model, *, in_place: bool | None =
     problem, asked = _asked(executed, model, given)
     peak = _peak(problem, asked)
     returned = sum(asked.size[buffer] for step in asked.steps for buffer in step.outputs)
-    held = expected_arena(asked).steady.held
+    steady = expected_arena(asked).steady
+    touched = max(steady.touched, peak + returned)
     initializers = model.graph.initializers.values()
     states = set(listed_names(model.metadata_props, keys.STATES))
     fed = set(listed_names(model.metadata_props, keys.PARAMETERS)) | told(model.metadata_props, keys.UPDATES).keys()
@@ -94,7 +115,8 @@ def footprint_of(executed: ir.Model, model: ir.Model, *, in_place: bool | None =
         inputs=sum(bytes_of(value) for value in inputs if value.name not in states),
         returned=returned,
         activations=peak,
-        arena=max(0, held - peak - returned),
+        arena=touched - peak - returned,
+        spare=max(0, steady.held - touched),
     )
 
 
@@ -108,28 +130,73 @@ def best_reservation(executed: ir.Model, model: ir.Model) -> tuple[int, int]:
         executed: what onnxruntime executes of a file, nodes in execution order.
         model: the file.
     """
-    _, asked = _asked(executed, model, model.metadata_props.get(keys.IN_PLACE) == "true")
+    asked = allocations_of(executed, model)
     plain = expected_arena(asked)
-    best, least = 0, plain.steady.held
-    half = DEFAULT.first_region // 2
-    sizes = []
-    while half + UNIT <= plain.block:
+    held = {size: expected_arena(_reserving(asked, size)).steady.held for size in _sizes(plain.block)}
+    return _least({0: plain.steady.held, **held})
+
+
+def best_reservation_within(executed: ir.Model, model: ir.Model, room: int) -> tuple[int, int]:
+    """Bytes of a tensor that, made first and dead at once, lets runs go through with little, and what that is.
+
+    One of the size of the block of later runs keeps the first run and the others in one region; see `best_reservation`.
+
+    Args:
+        executed: what onnxruntime executes of a file, nodes in execution order.
+        model: the file.
+        room: bytes for the arena; the smallest tensor with which they are enough is taken, if there is any.
+    """
+    asked = allocations_of(executed, model)
+    block = pattern_block(asked)
+    found: dict[int, int] = {}
+    for size in [0, *_sizes(block), block]:
+        found[size] = least_room(_reserving(asked, size) if size else asked)
+        if found[size] <= room:
+            return size, found[size]
+    return _least(found)
+
+
+def runs_within(executed: ir.Model, model: ir.Model, room: int) -> bool:
+    """Whether runs of a file go through with so many bytes for the arena, whatever limits it; see `least_room`."""
+    asked = allocations_of(executed, model)
+    return expected_arena(asked).steady.touched <= room and goes_through(asked, room)
+
+
+def room_needed(executed: ir.Model, model: ir.Model) -> int:
+    """Bytes with which the arena of a file gets by; see `ckplan.planner.allocations.least_room`."""
+    return least_room(allocations_of(executed, model))
+
+
+def _sizes(block: int) -> list[int]:
+    """Sizes of a tensor that gets a region of twice its size, the largest ones up to those of the block."""
+    half, sizes = DEFAULT.first_region // 2, []
+    while half + UNIT <= block:
         sizes.append(half + UNIT)
         half *= 2
+    return sizes[-_LARGEST_RESERVATIONS:]
+
+
+def _reserving(asked: Allocations, size: int) -> Allocations:
+    """The same with a tensor made first of all."""
     new = len(asked.size)
-    for size in sizes[-_LARGEST_RESERVATIONS:]:
-        # What the tensor waits for comes before it, and takes a small region: the loss lies there in later runs.
-        first = Demand((new, new + 1), (), 0, (new, new + 1))
-        held = expected_arena(replace(asked, size=(*asked.size, 1, size), steps=(first, *asked.steps))).steady.held
-        if held < least:
-            best, least = size, held
-    return best, least
+    # What the tensor waits for comes before it, and takes a small region: the loss lies there in later runs.
+    first = Demand((new, new + 1), (), 0, (new, new + 1))
+    return replace(asked, size=(*asked.size, 1, size), steps=(first, *asked.steps))
+
+
+def _least(found: Mapping[int, int]) -> tuple[int, int]:
+    size = min(found, key=lambda size: (found[size], size))
+    return size, found[size]
 
 
 def needed_in_one_region(executed: ir.Model, model: ir.Model) -> int:
     """Bytes of a region in which a later run of a file lies with its block, gaps included; see `best_reservation`."""
-    _, asked = _asked(executed, model, model.metadata_props.get(keys.IN_PLACE) == "true")
-    return expected_arena(asked).needed
+    return expected_arena(allocations_of(executed, model)).needed
+
+
+def allocations_of(executed: ir.Model, model: ir.Model) -> Allocations:
+    """What a file asks of the allocator, new values in place if it says so."""
+    return _asked(executed, model, model.metadata_props.get(keys.IN_PLACE) == "true")[1]
 
 
 def _asked(executed: ir.Model, model: ir.Model, in_place: bool) -> tuple[Problem, Allocations]:

@@ -126,6 +126,25 @@ def test_gradients_of_adapters_beside_any_base(base: str, tmp_path: Path) -> Non
         np.testing.assert_allclose(one, other, rtol=0, atol=limit, err_msg=name)
 
 
+@pytest.mark.parametrize("strategy", [None, "memory"])
+def test_onnxruntime_makes_no_floats_of_a_quantised_base_when_it_loads_the_step(
+    strategy: str | None, tmp_path: Path
+) -> None:
+    """Of a constant it would: four times the bytes, held for good, and all of them at once."""
+    model, _ = dequantised()
+    step = ckplan.open_model(model, dims={"batch": BATCH}, lora=f"rank={RANK}", retain_grad=["x"])
+    file = step.ordered if strategy is None else ckplan.rewrite(step, strategy=strategy).model
+    ckplan.save(file, tmp_path / "step.onnx")
+    options = onnxruntime.SessionOptions()
+    options.optimized_model_filepath = str(tmp_path / "loaded.onnx")
+    onnxruntime.InferenceSession(tmp_path / "step.onnx", options, providers=["CPUExecutionProvider"])
+    loaded = onnx.load(tmp_path / "loaded.onnx").graph
+    assert "DequantizeLinear" in {node.op_type for node in loaded.node}
+    held = {tuple(tensor.dims): tensor.data_type for tensor in loaded.initializer if len(tensor.dims) == 2}
+    assert held[INPUTS, OUTPUTS] == TensorProto.INT8
+    assert "layer.weight_quantized" in {value.name for value in loaded.input}
+
+
 def test_adapters_begin_as_nothing_and_the_rest_is_frozen(tmp_path: Path) -> None:
     step = ckplan.open_model("sample_models/gpt_tiny.onnx", lora="rank=2,targets=c_attn;*.mlp.*")
     plain = ckplan.open_model("sample_models/gpt_tiny.onnx")

@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
-from ckplan.planner.allocations import Allocations, Demand, allocations, expected_arena, pattern_block, smallest_limit
+from ckplan.planner.allocations import (
+    Allocations,
+    Demand,
+    allocations,
+    expected_arena,
+    goes_through,
+    least_room,
+    pattern_block,
+    smallest_limit,
+)
 from ckplan.planner.arena import ArenaSettings
 from ckplan.planner.problem import Kind, Op, Problem, Tensor
 
@@ -91,3 +100,21 @@ def test_fragmentation_counts() -> None:
     assert expected_arena(asked, one_region(64 * MIB)).live == 4 * MIB + 256
     found = smallest_limit(asked, pattern=False, settings=one_region)
     assert 6 * MIB < found < 6.02 * MIB
+
+
+def test_a_run_that_is_refused_its_block_does_without() -> None:
+    asked = allocations(chain([MIB, 2 * MIB, MIB, 2**10]), range(4))
+    found = expected_arena(asked)
+    # The first run takes regions of 1 and 2 MiB; the block of 3 MiB gets one of 4.
+    assert found.first.held == 3 * MIB
+    assert found.steady.held == 7 * MIB
+    assert goes_through(asked, 3 * MIB)
+    assert not goes_through(asked, 3 * MIB - 1)
+
+
+def test_the_least_room_is_enough_for_what_is_written_and_for_what_is_granted() -> None:
+    asked = allocations(chain([12 * MIB, 10 * MIB, 2**10]), range(3))
+    steady = expected_arena(asked).steady
+    least = least_room(asked)
+    assert steady.touched <= least <= steady.held
+    assert goes_through(asked, least)
