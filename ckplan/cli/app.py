@@ -26,7 +26,7 @@ BUG = 3
 _LONGEST = 400
 """Letters of another program's message that are told."""
 BROKEN_PIPE = 141
-_ALLOCATIONS = 100_000
+_ALLOCATIONS = 400_000
 """How many new objects make Python look for cycles that are garbage."""
 
 

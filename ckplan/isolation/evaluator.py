@@ -35,6 +35,8 @@ def optimise(request: Mapping[str, Any]) -> None:
     # Nor is the memory that a run would take, and planning it compares every tensor with all dead ones: in a planned
     # file, where no two shapes are equal, that takes three quarters of the time.
     options.enable_mem_reuse = False
+    # Nothing is run but small constants: further threads would be started, and wait.
+    options.intra_op_num_threads = 1
     if request.get("folded") is not None:
         options.add_session_config_entry(
             "optimization.constant_folding_max_output_size_in_bytes", str(request["folded"])

@@ -141,16 +141,16 @@ def write_text(text: str, path: str | os.PathLike[str], *, force: bool = False) 
 
 def _own_data_files(target: Path) -> set[Path]:
     """Data files that the model at `target` reads and that bear a name of the form this module gives."""
+    named = {
+        file for file in target.parent.iterdir() if file.name.startswith(f"{target.name}.") and file.suffix == ".data"
+    }
+    if not named:
+        return set()
     try:
         old = ir.load(target)
     except Exception:  # whatever it is, it is about to be overwritten
         return set()
-    files = {Path(os.path.realpath(tensor.path)) for tensor in external_tensors(old)}
-    return {
-        file
-        for file in files
-        if file.parent == target.parent and file.name.startswith(f"{target.name}.") and file.suffix == ".data"
-    }
+    return named.intersection(Path(os.path.realpath(tensor.path)) for tensor in external_tensors(old))
 
 
 def _sync(file: Path) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 import onnx_ir as ir
 
 from ckplan.model.infer import is_known, static_shape
+from ckplan.model.traits import graphs_in, subgraphs
 from ckplan.operators.table import operator_of
 
 KEEP_BYTES = 1 << 20
@@ -38,7 +39,7 @@ def stand_in(model: ir.Model, folder: Path, *, fold: bool = True) -> None:
     """
     kept, largest = 0, 0
     absent: set[ir.Value] = set()
-    for graph in model.graphs():
+    for graph in (model.graph, *subgraphs(model.graph)):
         for value in graph.initializers.values():
             tensor = value.const_value
             if tensor is None or tensor.dtype == ir.DataType.STRING:
@@ -72,7 +73,7 @@ def _fold(graph: ir.Graph, absent: set[ir.Value], folder: Path) -> None:
         values = [value for value in node.inputs if value is not None]
         if not any(value in absent for value in values) or not all(_is_constant(value) for value in values):
             continue
-        if node.domain not in ("", "ai.onnx") or operator_of(node).random or _has_bodies(node) or not _is_small(node):
+        if node.domain not in ("", "ai.onnx") or operator_of(node).random or graphs_in(node) or not _is_small(node):
             continue
         if any(output.is_graph_output() for output in node.outputs):
             continue
@@ -97,10 +98,6 @@ def _fold(graph: ir.Graph, absent: set[ir.Value], folder: Path) -> None:
 
 def _is_constant(value: ir.Value) -> bool:
     return value.is_initializer() and not value.is_graph_input() and value.const_value is not None
-
-
-def _has_bodies(node: ir.Node) -> bool:
-    return any(a.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS) for a in node.attributes.values())
 
 
 def _is_small(node: ir.Node) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import onnx_ir as ir
 
 from ckplan.keys import ONCE
@@ -23,7 +25,7 @@ def is_random(node: ir.Node) -> bool:
         return constant is None or bool(constant.numpy())
     if operator_of(node).random:
         return True
-    return any(is_random(inner) for graph in _bodies(node) for inner in graph)
+    return any(is_random(inner) for graph in graphs_in(node) for inner in graph)
 
 
 _ONCE = {
@@ -41,7 +43,7 @@ def why_only_once(node: ir.Node) -> str:
         return ""
     if operator_of(node).random or node.op_type == "Dropout":
         return f"{node.op_type} draws random numbers, and a second run would draw others"
-    inner = sorted({member.op_type for graph in _bodies(node) for member in graph.all_nodes() if is_random(member)})
+    inner = sorted({member.op_type for graph in graphs_in(node) for member in all_nodes(graph) if is_random(member)})
     return f"{', '.join(inner)} in its body draws random numbers, and a second run would draw others"
 
 
@@ -53,7 +55,24 @@ def may_hold_graphs(node: ir.Node) -> bool:
     return bool(node.domain) or node.op_type in _WITH_BODIES
 
 
-def _bodies(node: ir.Node) -> list[ir.Graph]:
+def graphs_in(node: ir.Node) -> list[ir.Graph]:
+    """The graphs among a node's attributes."""
     if not may_hold_graphs(node):
         return []
-    return [a.as_graph() for a in node.attributes.values() if a.type == ir.AttributeType.GRAPH]
+    found: list[ir.Graph] = []
+    for attribute in node.attributes.values():
+        if attribute.type == ir.AttributeType.GRAPH:
+            found.append(attribute.as_graph())
+        elif attribute.type == ir.AttributeType.GRAPHS:
+            found.extend(attribute.as_graphs())
+    return found
+
+
+def all_nodes(graph: ir.Graph) -> Iterator[ir.Node]:
+    """The nodes of a graph and of the graphs inside it; onnx-ir's own looks at every attribute."""
+    return ir.traversal.RecursiveGraphIterator(graph, recursive=may_hold_graphs)
+
+
+def subgraphs(graph: ir.Graph) -> list[ir.Graph]:
+    """The graphs inside a graph, at any depth."""
+    return [body for node in all_nodes(graph) for body in graphs_in(node)]

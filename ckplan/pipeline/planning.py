@@ -454,7 +454,7 @@ def _written(step: Step, plan: Plan, budget: int | None, reserved: int = 0) -> P
     written = write(step.fused, plan, reserved=reserved)
     if budget is not None:
         written.model.metadata_props[BUDGET] = str(budget)
-    occupancy = occupancy_of_executed(written.executed, written.model)
+    occupancy = occupancy_of_executed(written.executed, written.model, written.numbers)
     step.files[plan.schedule] = occupancy.timeline.peak_activations
     return Planned(step, plan, written.model, occupancy, written.executed, budget)
 

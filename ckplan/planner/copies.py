@@ -59,6 +59,11 @@ class _Numbers:
         overwritten: list[list[int]] = []
         overwriting: list[list[int]] = []
         for op, row in zip(ops, read, strict=True):
+            if not op.views and not op.inplace:
+                viewed.append([-2] * len(op.outputs))
+                overwriting.append([])
+                overwritten.append([])
+                continue
             place = {tensor: row.index(tensor) for tensor in row}
             viewed.append([place.get(op.views[t], -1) if t in op.views else -2 for t in op.outputs])
             pairs = [
@@ -111,6 +116,12 @@ class Copies:
         initial[1:] = keys[1:] // span != keys[:-1] // span
         self._initial = np.zeros(len(order), bool)
         self._initial[order[initial]] = True
+
+    @classmethod
+    @lru_cache(maxsize=4)
+    def of(cls, problem: Problem, schedule: tuple[int, ...]) -> Copies:
+        """The copies that a schedule makes, kept for who asks several things about it."""
+        return cls(problem, schedule)
 
     @cached_property
     def again(self) -> npt.NDArray[np.bool_]:

@@ -11,12 +11,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable
-from functools import lru_cache
+from functools import cache, lru_cache
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ckplan.planner.bounds import working_set
 from ckplan.planner.problem import Kind, Problem
+
+if TYPE_CHECKING:
+    from ortools.graph.python.max_flow import SimpleMaxFlow
 
 _SCALE = 1e10
 """What the cost of all ops together is in the integers that the flow is computed with."""
@@ -78,17 +82,7 @@ class MinimumCut:
             The activations to hold (``free`` included), and the seconds that the choice costs: of ops that run again,
             and of bytes held times the price.
         """
-        from ortools.graph.python import max_flow  # a tenth of a second
-
-        prices = self._bytes * (price * self.unit)
-        for number, tensor in enumerate(self.held):
-            if tensor in free:
-                prices[number] = 0
-        capacities = np.concatenate([self._fixed, np.minimum(prices, _INFINITE).astype(np.int64)])
-        flow = max_flow.SimpleMaxFlow()
-        flow.add_arcs_with_capacity(self._tails, self._heads, capacities)
-        if flow.solve(0, 1) != flow.OPTIMAL:
-            raise RuntimeError("the minimum cut was not found")
+        flow = self._flow(price, free)
         chosen = set(flow.get_source_side_min_cut())
         kept = {
             tensor
@@ -96,6 +90,24 @@ class MinimumCut:
             if node in chosen and maker not in chosen
         }
         return kept | set(free), flow.optimal_flow() / self.unit
+
+    def value(self, price: float) -> float:
+        """The seconds that the cheapest choice costs; see `solve`."""
+        return float(self._flow(price).optimal_flow() / self.unit)
+
+    def _flow(self, price: float, free: Collection[int] = ()) -> SimpleMaxFlow:
+        from ortools.graph.python import max_flow  # a tenth of a second
+
+        prices = self._bytes * (price * self.unit)
+        for number, tensor in enumerate(self.held if free else ()):
+            if tensor in free:
+                prices[number] = 0
+        capacities = np.concatenate([self._fixed, np.minimum(prices, _INFINITE).astype(np.int64)])
+        flow = max_flow.SimpleMaxFlow()
+        flow.add_arcs_with_capacity(self._tails, self._heads, capacities)
+        if flow.solve(0, 1) != flow.OPTIMAL:
+            raise RuntimeError("the minimum cut was not found")
+        return flow
 
 
 def _cost_again(problem: Problem, index: int) -> float:
@@ -161,7 +173,7 @@ def bound_curve(problem: Problem) -> tuple[tuple[float, float, int], ...]:
         cut, scale = _cut_at(problem, moment)
         own = working_set(problem, moment)
         prices = [scale * 10.0**exponent for exponent in np.linspace(-3, 4, 15)]
-        lines += [(cut.solve(price)[1], price, own) for price in prices]
+        lines += [(cut.value(price), price, own) for price in prices]
     return tuple(lines)
 
 
@@ -193,9 +205,10 @@ def bound_at(problem: Problem, moment: int, room: int) -> float:
     """The bound from one moment, with so many bytes beside the working set of its op; see `least_overhead`."""
     cut, scale = _cut_at(problem, moment)
 
+    @cache
     def bound(exponent: float) -> float:
         price: float = scale * 10.0**exponent
-        return cut.solve(price)[1] - price * room
+        return cut.value(price) - price * room
 
     exponents = list(np.linspace(-3, 4, 15))
     values = [bound(exponent) for exponent in exponents]

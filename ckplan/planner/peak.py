@@ -7,9 +7,13 @@ the two together.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 from ckplan.planner.copies import Copies, Integers
 from ckplan.planner.problem import Problem
+
+_SHORT = 4_000
+"""Steps of the longest schedule whose bytes are kept."""
 
 
 def peak_of(problem: Problem, schedule: Sequence[int]) -> int:
@@ -29,4 +33,14 @@ def live_bytes(problem: Problem, schedule: Sequence[int]) -> Integers:
         problem: the ops and tensors.
         schedule: op ids in execution order; every op reads only what was made before.
     """
-    return Copies(problem, schedule).live()
+    return (_lately if len(schedule) <= _SHORT else _live)(problem, tuple(schedule))
+
+
+def _live(problem: Problem, schedule: tuple[int, ...]) -> Integers:
+    live = Copies.of(problem, schedule).live()
+    live.flags.writeable = False
+    return live
+
+
+_lately = lru_cache(maxsize=128)(_live)
+"""The same, kept for a while: who makes a schedule judges it, and so does who chooses among several."""

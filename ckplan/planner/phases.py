@@ -57,6 +57,6 @@ def phase_order(problem: Problem, phases: Sequence[int]) -> list[int]:
 
 def without_dead_repeats(problem: Problem, schedule: Sequence[int]) -> list[int]:
     """The schedule without those repeats that nothing reads before the op runs again, and without what they needed."""
-    copies = Copies(problem, schedule)
+    copies = Copies.of(problem, tuple(schedule))
     left: list[int] = copies.ops[copies.needed()].tolist()
     return left

@@ -138,6 +138,13 @@ class Problem:
         return tuple(tuple(readers) for readers in consumers)
 
     @cached_property
+    def predecessors(self) -> tuple[tuple[int, ...], ...]:
+        """For each op those that it reads from, ascending, each once."""
+        producer = self.producer
+        makers = ({producer[tensor] for tensor in op.inputs} for op in self.ops)
+        return tuple(tuple(sorted(found - {-1})) for found in makers)
+
+    @cached_property
     def view_root(self) -> tuple[int, ...]:
         """For each tensor the tensor whose memory it is; itself unless it is a view.
 
@@ -200,4 +207,8 @@ class Problem:
 
     def schedule_cost(self, schedule: Sequence[int]) -> float:
         """Seconds of a schedule, repeats included."""
-        return sum(self.ops[index].cost for index in schedule)
+        return sum(map(self._costs.__getitem__, schedule))
+
+    @cached_property
+    def _costs(self) -> tuple[float, ...]:
+        return tuple(op.cost for op in self.ops)

@@ -9,6 +9,11 @@ a segment is run again as a whole when the backward pass arrives at its end.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+import numpy.typing as npt
 
 from ckplan.planner.problem import Problem
 
@@ -19,9 +24,32 @@ def kept_closure(problem: Problem, kept: Collection[int]) -> set[int]:
     That is: the given tensors with every view of the same memory, what cannot be recomputed, and what is
     resident or returned anyway.
     """
-    root = problem.view_root
-    held = {root[tensor] for tensor in kept} | problem.always_held
-    return {tensor for tensor in range(len(problem.tensors)) if tensor in held or root[tensor] in held}
+    return set(np.flatnonzero(_available(problem, kept)).tolist())
+
+
+def _available(problem: Problem, kept: Collection[int]) -> npt.NDArray[np.bool_]:
+    """For each tensor whether it is in `kept_closure`."""
+    root, held = _facts(problem).root, _facts(problem).always.copy()
+    held[root[np.fromiter(kept, np.int64, len(kept))]] = True
+    available: npt.NDArray[np.bool_] = held | held[root]
+    return available
+
+
+@dataclass(frozen=True)
+class _Facts:
+    """For each tensor its root, whether no plan recomputes it, and whether a forward op makes it."""
+
+    root: npt.NDArray[np.int64]
+    always: npt.NDArray[np.bool_]
+    forward: npt.NDArray[np.bool_]
+
+
+@lru_cache(maxsize=8)
+def _facts(problem: Problem) -> _Facts:
+    always, forward = (np.zeros(len(problem.tensors), bool) for _ in range(2))
+    always[list(problem.always_held)] = True
+    forward[[tensor for index in problem.forward for tensor in problem.ops[index].outputs]] = True
+    return _Facts(np.array(problem.view_root, np.int64), always, forward)
 
 
 def recompute_schedule(problem: Problem, kept: Collection[int], order: Sequence[int] | None = None) -> list[int]:
@@ -36,24 +64,20 @@ def recompute_schedule(problem: Problem, kept: Collection[int], order: Sequence[
         Op ids in execution order.
     """
     ops, producer = problem.ops, problem.producer
-    available = kept_closure(problem, kept)
+    missing = set(np.flatnonzero(~_available(problem, kept) & _facts(problem).forward).tolist())
     schedule: list[int] = []
     for index in order if order is not None else range(len(ops)):
-        op = ops[index]
-        if op.backward:
-            stack = [(tensor, False) for tensor in reversed(op.inputs)]
+        if ops[index].backward and not missing.isdisjoint(ops[index].inputs):
+            stack = list(reversed(ops[index].inputs))
             while stack:
-                tensor, ready = stack.pop()
-                if tensor in available:
-                    continue
-                maker = producer[tensor]
-                if ready:
-                    schedule.append(maker)
-                    available.update(ops[maker].outputs)
-                elif not ops[maker].backward:
-                    stack.append((tensor, True))
-                    stack.extend((source, False) for source in reversed(ops[maker].inputs))
-            available.update(op.outputs)
+                tensor = stack.pop()
+                if tensor < 0:  # by now all is there that the maker of its complement reads
+                    if ~tensor in missing:
+                        schedule.append(producer[~tensor])
+                        missing.difference_update(ops[producer[~tensor]].outputs)
+                elif tensor in missing:
+                    stack.append(~tensor)
+                    stack += reversed(ops[producer[tensor]].inputs)
         schedule.append(index)
     return schedule
 

@@ -76,8 +76,8 @@ _looked_at = lru_cache(maxsize=128)(_look)
 
 def _gaps(problem: Problem, schedule: Sequence[int]) -> list[_Gap]:
     """All repeats but those of views, the most worthwhile first."""
-    ops, root, tensors = problem.ops, problem.view_root, problem.tensors
-    last_read = [-1] * len(tensors)
+    ops, root, figures = problem.ops, problem.view_root, _figures(problem)
+    last_read = [-1] * len(problem.tensors)
     last_run = [-1] * len(ops)
     run_before = [-1] * len(ops)
     found: dict[int, tuple[int, int, int]] = {}  # by op, its last repeat: step, start, bytes
@@ -93,21 +93,33 @@ def _gaps(problem: Problem, schedule: Sequence[int]) -> list[_Gap]:
         if index in found:
             close(index)
         if last_run[index] >= 0:
-            counted = [t for t in op.outputs if root[t] == t and tensors[t].kind is Kind.ACTIVATION]
+            _, counted, size = figures[index]
             if counted:
-                found[index] = step, min(last_read[t] for t in counted), sum(tensors[t].bytes for t in counted)
+                found[index] = step, min(last_read[t] for t in counted), size
             for tensor in op.outputs:
                 maker = problem.producer[root[tensor]]
                 # The view made before is one of the copy before.
                 if root[tensor] != tensor and maker in found and last_run[index] > run_before[maker]:
                     views.setdefault(found[maker][0], []).append(step)
         run_before[index], last_run[index] = last_run[index], step
-        for tensor in (*op.inputs, *op.outputs):
-            last_read[root[tensor]] = step
+        for base in figures[index][0]:
+            last_read[base] = step
     for index in list(found):
         close(index)
     gaps.sort(key=lambda gap: (-gap.worth, gap.steps))
     return gaps
+
+
+@lru_cache(maxsize=8)
+def _figures(problem: Problem) -> list[tuple[tuple[int, ...], tuple[int, ...], int]]:
+    """For each op the roots that it touches, and of the activations that it makes the roots and their bytes."""
+    root, tensors = problem.view_root, problem.tensors
+    figures = []
+    for op in problem.ops:
+        counted = tuple(t for t in op.outputs if root[t] == t and tensors[t].kind is Kind.ACTIVATION)
+        touched = tuple(dict.fromkeys(root[t] for t in (*op.inputs, *op.outputs)))
+        figures.append((touched, counted, sum(tensors[t].bytes for t in counted)))
+    return figures
 
 
 def _affordable(alive: Integers, gaps: Sequence[_Gap], limit: int) -> list[_Gap]:

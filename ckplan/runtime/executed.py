@@ -19,6 +19,8 @@ from ckplan.model.bodies import bodies_of
 from ckplan.model.half import missing_kernel_advice
 from ckplan.model.infer import NodeInference
 from ckplan.model.stand_ins import KEEP_BYTES, KEEP_IN_ALL, stand_in
+from ckplan.model.traits import all_nodes, subgraphs
+from ckplan.planner.problem import Problem
 from ckplan.planner.simulate import simulate
 from ckplan.planner.timeline import Timeline
 from ckplan.runtime.cpu import CPU
@@ -170,8 +172,8 @@ def mark_executed(executed: ir.Model, model: ir.Model, runtime: Runtime = CPU) -
         model: the file that it was made from, which knows shapes that onnxruntime does not keep.
         runtime: where it executes.
     """
-    read = {_written(body) for body in model.graph.subgraphs()}
-    for body in executed.graph.subgraphs():
+    read = {_written(body) for body in subgraphs(model.graph)}
+    for body in subgraphs(executed.graph):
         body.meta[EXECUTED] = _written(body) not in read
     untouched = _written(executed.graph) == _written(model.graph)
     if untouched:
@@ -208,7 +210,7 @@ def _infer_shapes(executed: ir.Model, everywhere: bool) -> None:
         everywhere: whether it wrote none of the shapes that it inferred; else only what optimisers made lacks them.
     """
     inference = NodeInference(executed.graph, executed.ir_version)
-    for node in executed.graph.all_nodes():
+    for node in all_nodes(executed.graph):
         if everywhere or any(value.name and value.shape is None for value in node.outputs):
             inference.run(node, _small_constant)
 
@@ -227,7 +229,7 @@ def _learn_dimensions(executed: ir.Model, model: ir.Model, runtime: Runtime) -> 
     """
     inference = NodeInference(executed.graph, executed.ir_version)
     known = {value.name: value for value in _made(model.graph)}
-    nodes = list(executed.graph.all_nodes())
+    nodes = list(all_nodes(executed.graph))
     for value in _made(executed.graph):
         name = str(value.name)
         original = known.get(name.removeprefix(SINGLE))
@@ -265,10 +267,11 @@ def _learn_dimensions(executed: ir.Model, model: ir.Model, runtime: Runtime) -> 
 
 def _learn_from_inputs(node: ir.Node, inference: NodeInference) -> None:
     """Note the dimensions of a node's outputs, inferred with all names of dimensions put back into numbers."""
-    unknown = [value.name and dimensions_of(value) is None for value in node.outputs]
+    if not any(value.name and dimensions_of(value) is None for value in node.outputs):
+        return
     sizes = [None if value is None else dimensions_of(value) for value in node.inputs]
     given = list(zip(node.inputs, sizes, strict=True))
-    if not any(unknown) or any(value is not None and size is None for value, size in given) or bodies_of(node):
+    if any(value is not None and size is None for value, size in given) or bodies_of(node):
         return
     inputs = [
         None
@@ -294,13 +297,18 @@ def _learn_from_inputs(node: ir.Node, inference: NodeInference) -> None:
 
 def _made(graph: ir.Graph) -> list[ir.Value]:
     """The values that nodes make and that enter bodies, those inside bodies included."""
-    made = [value for node in graph.all_nodes() for value in node.outputs if value.name]
-    return [*made, *(value for body in graph.subgraphs() for value in body.inputs)]
+    made = [value for node in all_nodes(graph) for value in node.outputs if value.name]
+    return [*made, *(value for body in subgraphs(graph) for value in body.inputs)]
 
 
-def executed_timeline(executed: ir.Model, runtime: Runtime = CPU) -> Timeline:
-    """The simulated memory timeline of what onnxruntime executes, dead buffers held as its planner holds them."""
-    problem = problem_of(executed, runtime)
+def executed_timeline(executed: ir.Model, problem: Problem | None = None) -> Timeline:
+    """The simulated memory timeline of what onnxruntime executes, dead buffers held as its planner holds them.
+
+    Args:
+        executed: nodes in execution order.
+        problem: its numbers, if they are known.
+    """
+    problem = problem or problem_of(executed)
     return simulate(problem, range(len(problem.ops)), shape_classes(executed.graph, problem))
 
 

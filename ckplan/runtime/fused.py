@@ -15,7 +15,7 @@ files are written so that they are not chosen.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 import onnx_ir as ir
@@ -23,7 +23,7 @@ import onnx_ir as ir
 from ckplan.autodiff.inline import inline_operators
 from ckplan.keys import PHASE
 from ckplan.model.costs import node_cost, seconds
-from ckplan.model.traits import is_heavy
+from ckplan.model.traits import graphs_in, is_heavy
 from ckplan.runtime.cpu import CPU
 from ckplan.runtime.executed import SINGLE, Level, optimised
 from ckplan.runtime.inner import Inner
@@ -105,7 +105,7 @@ def _adopt(graph: ir.Graph, optimised: ir.Graph, runtime: Runtime) -> None:
         if not made or any(name not in values for name in (*made, *(name for name in read if name is not None))):
             continue  # one of several nodes that stand for others: such fusions only move data and are kept out
         before = values[made[0]].producer()
-        if before is None or _is_same(before, fused) or any(True for _ in _bodies(fused)):
+        if before is None or _is_same(before, fused) or graphs_in(fused):
             continue
         found = _slice(values, made, {name for name in read if name is not None})
         if found is None or (len(found.nodes) == 1 and found.nodes[0].op_type == fused.op_type):
@@ -117,10 +117,6 @@ def _values(graph: ir.Graph) -> dict[str, ir.Value]:
     values = {str(value.name): value for value in (*graph.inputs, *graph.initializers.values())}
     values.update((str(value.name), value) for node in graph for value in node.outputs if value.name)
     return values
-
-
-def _bodies(node: ir.Node) -> Iterable[ir.Attr]:
-    return (a for a in node.attributes.values() if a.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS))
 
 
 def _is_same(one: ir.Node, other: ir.Node) -> bool:
@@ -149,7 +145,7 @@ def _slice(values: Mapping[str, ir.Value], made: Collection[str], read: Collecti
             continue
         if node in done:
             continue
-        if PARTS in node.meta or any(True for _ in _bodies(node)):
+        if PARTS in node.meta or graphs_in(node):
             return None
         done.add(node)
         stack.append((node, True))

@@ -119,14 +119,15 @@ def executed_occupancy(model: ir.Model, without: Sequence[str] = ()) -> Occupanc
     return occupancy_of_executed(executed_model(model, without), model)
 
 
-def occupancy_of_executed(executed: ir.Model, model: ir.Model) -> Occupancy:
+def occupancy_of_executed(executed: ir.Model, model: ir.Model, problem: Problem | None = None) -> Occupancy:
     """What lies in memory when onnxruntime runs a graph that it has optimised.
 
     Args:
         executed: what onnxruntime made of the file, nodes in execution order.
         model: the file, which knows the phase of each node.
+        problem: the numbers of what is executed, if they are known.
     """
-    problem = problem_of(executed)
+    problem = problem or problem_of(executed)
     shapes = shape_classes(executed.graph, problem)
     phases = _phases(list(executed.graph), model)
     return occupancy(problem, range(len(problem.ops)), executed, shapes, phases)

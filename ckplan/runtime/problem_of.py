@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 
 import onnx_ir as ir
@@ -27,13 +28,28 @@ _TRAITS = "ckplan.traits"
 """Key in ``Node.meta`` for whether a node may run again, and whether it is heavy."""
 
 
+@dataclass
+class Numbering:
+    """What was said of a sequence, for who asks again with some nodes more.
+
+    Attributes:
+        ids: the tensor of each value.
+        tensors: by id.
+        ops: what was said of each node; it stands as long as the node reads the same.
+    """
+
+    ids: dict[ir.Value, int] = field(default_factory=dict)
+    tensors: list[Tensor] = field(default_factory=list)
+    ops: dict[ir.Node, Op] = field(default_factory=dict)
+
+
 def problem_of_nodes(
     nodes: Iterable[ir.Node],
     inputs: Iterable[ir.Value],
     outputs: Iterable[ir.Value],
     collection: tuple[str, ...] = (),
     runtime: Runtime = CPU,
-    sizes: dict[ir.Value, int] | None = None,
+    known: Numbering | None = None,
 ) -> Problem:
     """The problem of a node sequence: ops in that order, one tensor for each value.
 
@@ -44,34 +60,36 @@ def problem_of_nodes(
         outputs: what the caller gets.
         collection: names of tensors to keep by default.
         runtime: whose kernels are to run the nodes.
-        sizes: bytes of values that are known already; grows, for who asks again with some nodes more.
+        known: what was said of some of these nodes before; grows.
 
     Raises:
         ModelError: a value is read before it is made, or the values are larger than any memory.
     """
     nodes = list(nodes)
     members = set(nodes)
-    ids: dict[ir.Value, int] = {}
-    tensors: list[Tensor] = []
+    known = known or Numbering()
+    ids, tensors = known.ids, known.tensors
     fed, returned = set(inputs), set(outputs)
-    known = {} if sizes is None else sizes
 
-    def tensor(value: ir.Value) -> int:
-        if value not in ids:
+    def number(values: Sequence[ir.Value]) -> tuple[int, ...]:
+        for value in values:
+            if value in ids:
+                continue
             ids[value] = len(tensors)
             if value.producer() in members:
                 kind = Kind.OUTPUT if value in returned else Kind.ACTIVATION
             else:
                 kind = Kind.INPUT if value in fed and not value.is_initializer() else Kind.PARAMETER
-            if value not in known:
-                known[value] = bytes_of(value)
-            tensors.append(Tensor(value.name or "", known[value], kind))
-        return ids[value]
+            tensors.append(Tensor(value.name or "", bytes_of(value), kind))
+        return tuple(ids[value] for value in values)
 
     ops = []
     for node in nodes:
-        read = tuple(tensor(value) for value in reads(node))
-        made = tuple(tensor(value) for value in node.outputs if value.name)
+        read = number(reads(node))
+        if node in known.ops and known.ops[node].inputs == read:
+            ops.append(known.ops[node])
+            continue
+        made = number([value for value in node.outputs if value.name])
         source, target = runtime.view(node), runtime.overwritten(node)
         if FIGURES not in node.meta:
             node.meta[FIGURES] = {}
@@ -84,23 +102,22 @@ def problem_of_nodes(
         if _TRAITS not in node.meta:
             node.meta[_TRAITS] = not why_only_once(node), is_heavy(node)
         recomputable, heavy = node.meta[_TRAITS]
-        ops.append(
-            Op(
-                name=node.name or "",
-                inputs=read,
-                outputs=made,
-                cost=cost,
-                workspace=workspace + outside + inner.workspace,
-                outside=outside,
-                late=tuple(ids[node.outputs[place]] for place in inner.late if node.outputs[place].name),
-                early=inner.early,
-                backward=node.metadata_props.get(PHASE) == "backward",
-                recomputable=recomputable,
-                heavy=heavy,
-                views={made[0]: ids[source]} if source is not None and made else {},
-                inplace={made[0]: (ids[target],)} if target is not None and made else {},
-            )
+        known.ops[node] = Op(
+            name=node.name or "",
+            inputs=read,
+            outputs=made,
+            cost=cost,
+            workspace=workspace + outside + inner.workspace,
+            outside=outside,
+            late=tuple(ids[node.outputs[place]] for place in inner.late if node.outputs[place].name),
+            early=inner.early,
+            backward=node.metadata_props.get(PHASE) == "backward",
+            recomputable=recomputable,
+            heavy=heavy,
+            views={made[0]: ids[source]} if source is not None and made else {},
+            inplace={made[0]: (ids[target],)} if target is not None and made else {},
         )
+        ops.append(known.ops[node])
     try:
         return Problem(tuple(ops), tuple(tensors), collection)
     except ValueError as error:

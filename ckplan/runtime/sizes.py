@@ -34,7 +34,7 @@ def parts_of_dimension(name: str) -> tuple[int, str] | None:
 
 def dimensions_of(value: ir.Value) -> tuple[int, ...] | None:
     """The static shape of a value, None where it is not known."""
-    if (learnt := value.meta.get(DIMENSIONS)) is not None:
+    if (learnt := value.meta.data.get(DIMENSIONS)) is not None:
         return tuple(learnt)
     if value.shape is None:
         return None
@@ -51,8 +51,8 @@ def dimensions_of(value: ir.Value) -> tuple[int, ...] | None:
 
 def bytes_of(value: ir.Value) -> int:
     """Size of a value in bytes; 0 where it is no tensor of known size (a sequence, an optional)."""
-    dims = dimensions_of(value)
-    return 0 if dims is None or value.dtype is None else math.ceil(math.prod(dims) * value.dtype.itemsize)
+    dims, dtype = dimensions_of(value), value.dtype
+    return 0 if dims is None or dtype is None else math.ceil(math.prod(dims) * dtype.itemsize)
 
 
 def shape_class(value: ir.Value) -> Hashable | None:

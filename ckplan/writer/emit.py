@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from ckplan.model.cleanup import drop_unread_initializers
-from ckplan.model.traits import is_heavy
+from ckplan.model.traits import all_nodes, is_heavy
 from ckplan.planner.plan import Plan
 from ckplan.planner.problem import Problem
 from ckplan.planner.simulate import simulate
@@ -44,10 +44,12 @@ class Written:
     Attributes:
         model: the graph with the plan built in.
         executed: what onnxruntime executes of it, nodes in execution order.
+        numbers: the problem of that.
     """
 
     model: ir.Model
     executed: ir.Model
+    numbers: Problem
 
 
 def emit(model: ir.Model, plan: Plan) -> ir.Model:
@@ -97,7 +99,7 @@ def write(model: ir.Model, plan: Plan, runtime: Runtime = CPU, reserved: int = 0
     if first is not None and (maker := first.producer()) is not None:
         nodes = [maker, *nodes]
     # Aliases that hide sources cost a little themselves: where they do not help, the file stays as it was before.
-    best: tuple[ir.Model, Problem, int, Timeline, ir.Model] | None = None
+    best: tuple[ir.Model, Problem, int, Timeline, ir.Model, Problem] | None = None
     while True:
         nodes = place_control_nodes(nodes)
         problem = problem_of_nodes(nodes, inputs, outputs, runtime=runtime)
@@ -110,29 +112,29 @@ def write(model: ir.Model, plan: Plan, runtime: Runtime = CPU, reserved: int = 0
             continue
         if sum(repair(nodes, problem, order, edges) for order in executed_orders(nodes, executed)):
             continue
-        timeline = executed_timeline(executed, runtime)
+        numbers = problem_of(executed, runtime)
+        timeline = executed_timeline(executed, numbers)
         # As planned, and what onnxruntime keeps to the end because nothing reads it.
         shapes = shape_classes(nodes, problem)
         limit = simulate(problem, range(len(nodes)), shapes).peak_activations * (1 + TOLERANCE)
         held = timeline.peak_activations > limit
         if held and (best is None or timeline.peak_activations < best[3].peak_activations):
-            best = (copy.clone(), problem, edges.count, timeline, executed)
+            best = (copy.clone(), problem, edges.count, timeline, executed, numbers)
         if not (held and hide_sources(nodes, inputs, executed, edges)):
             break
     if best is None or timeline.peak_activations <= best[3].peak_activations:
-        best = (copy, problem, edges.count, timeline, executed)
-    copy, problem, count, timeline, executed = best
-    numbers = problem_of(executed, runtime)
+        best = (copy, problem, edges.count, timeline, executed, numbers)
+    copy, problem, count, timeline, executed, numbers = best
     orders = [list(range(len(numbers.ops))), by_priority(list(copy.graph), list(executed.graph))]
     renamed = handed_on(numbers, shape_classes(executed.graph, numbers), orders)
     for graph in (copy.graph, executed.graph):
         rename_buffers(graph, renamed)
-    timeline = executed_timeline(executed, runtime)
+    timeline = executed_timeline(executed, numbers)
     describe(copy, problem, plan, count, timeline)
     tell_in_place(copy, executed)
     unfuse(copy)
     drop_unread_initializers(copy.graph)
-    return Written(copy, executed)
+    return Written(copy, executed, numbers)
 
 
 def feed_weights(graph: ir.Graph) -> None:
@@ -142,7 +144,7 @@ def feed_weights(graph: ir.Graph) -> None:
     a constant that is quantised it makes floats when it loads the file, which take four or eight times the memory.
     """
     fed = set(graph.inputs)
-    for node in graph.all_nodes():
+    for node in all_nodes(graph):
         quantised = node.op_type == "DequantizeLinear"
         for value in node.inputs[:1] if quantised else node.inputs if is_heavy(node) else ():
             if value is not None and value.is_initializer() and value not in fed and len(value.shape or ()) > 1:

@@ -17,8 +17,8 @@ from ckplan.keys import RECOMPUTE_OF
 from ckplan.model.traits import is_random
 from ckplan.planner.peak import live_bytes, peak_of
 from ckplan.planner.problem import Problem
-from ckplan.runtime.execution_order import default_order, predecessors
-from ckplan.runtime.problem_of import problem_of_nodes
+from ckplan.runtime.execution_order import default_order
+from ckplan.runtime.problem_of import Numbering, problem_of_nodes
 from ckplan.runtime.reads import reads
 from ckplan.runtime.runtime import Runtime
 from ckplan.runtime.sizes import SMALL, bytes_of, dimensions_of
@@ -159,12 +159,12 @@ def settle_order(
         outputs: graph outputs.
         edges: maker of the control edges.
     """
-    sizes: dict[ir.Value, int] = {}
+    known = Numbering()
     gathered = False
     while True:
         nodes = place_control_nodes(nodes)
-        problem = problem_of_nodes(nodes, inputs, outputs, runtime=edges.runtime, sizes=sizes)
-        order = default_order(predecessors(nodes))
+        problem = problem_of_nodes(nodes, inputs, outputs, runtime=edges.runtime, known=known)
+        order = default_order(problem.predecessors)
         if not gathered and exceeds(problem, order) and gather_leaves(nodes, edges):
             gathered = True
             continue
