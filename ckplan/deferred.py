@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from importlib.abc import InspectLoader, MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from importlib.util import LazyLoader
 from types import ModuleType
@@ -16,7 +15,7 @@ from types import ModuleType
 _NAMES = frozenset({"sympy", "onnx_ir._symbolic_shapes"})
 
 
-class _Deferring(MetaPathFinder):
+class _Deferring:
     """Finds these modules like any other, and leaves running them to the first access to an attribute."""
 
     def find_spec(
@@ -25,7 +24,7 @@ class _Deferring(MetaPathFinder):
         if fullname not in _NAMES:
             return None
         spec = PathFinder.find_spec(fullname, path, target)
-        if spec is not None and isinstance(spec.loader, InspectLoader):
+        if spec is not None and spec.loader is not None and hasattr(spec.loader, "exec_module"):
             spec.loader = LazyLoader(spec.loader)
         return spec
 

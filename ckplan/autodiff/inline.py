@@ -8,7 +8,6 @@ from typing import Any, cast
 
 import numpy as np
 import onnx
-import onnx.reference
 import onnx_ir as ir
 
 from ckplan.autodiff.builder import Builder, shape_of
@@ -343,6 +342,8 @@ def _known(op: Builder, proto: onnx.NodeProto, operands: Sequence[ir.Value | Non
     )
     imports = [onnx.helper.make_opsetid(domain, version) for domain, version in op.opset_imports.items()]
     model = onnx.helper.make_model(graph, opset_imports=imports)
-    results = onnx.reference.ReferenceEvaluator(model).run(None, feeds)
+    from onnx.reference import ReferenceEvaluator  # with implementations of all operators
+
+    results = ReferenceEvaluator(model).run(None, feeds)
     arrays = [np.asarray(result) for result in results]
     return arrays if all(array.size <= _FOLDED for array in arrays) else None
