@@ -58,12 +58,11 @@ def _readers(value: ir.Value) -> Iterator[tuple[ir.Value, ir.Node, int, bool]]:
             yield current, node, index, is_chosen
             moved = node.op_type in _SAME_VALUES and (index == 0 or node.op_type == "Concat")
             chosen = node.op_type == "Where" and index > 0
-            is_edge = node.metadata_props.get(ROLE) == "control"  # chooses between a tensor and itself
             picked = node.op_type in ("Gather", "GatherElements", "GatherND") and index == 0
             passed = node.outputs if node.domain == "" and (moved or chosen or picked) else _rows_of(node, index)
             fresh = [reached for reached in passed if reached not in seen]
             seen.update(fresh)
-            pending.extend((reached, is_chosen or (chosen and not is_edge)) for reached in fresh)
+            pending.extend((reached, is_chosen or chosen) for reached in fresh)
 
 
 def _rows_of(node: ir.Node, index: int) -> Sequence[ir.Value]:
@@ -105,9 +104,9 @@ def _dim(value: ir.Value | None, axis: int) -> int | None:
 def _behind_aliases(value: ir.Value | None) -> ir.Value | None:
     """What control edges of a planned file pass on: they hide shapes from onnxruntime, and so from inference."""
     while value is not None and (maker := value.producer()) is not None and maker.metadata_props.get(ROLE) == "control":
-        if maker.op_type not in ("Reshape", "Where"):
+        if maker.op_type != "Unsqueeze":
             break
-        value = maker.inputs[0 if maker.op_type == "Reshape" else 1]
+        value = maker.inputs[0]
     return value
 
 

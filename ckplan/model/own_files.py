@@ -84,15 +84,21 @@ def _forget_plan(graph: ir.Graph) -> None:
 
 
 def _aliased(node: ir.Node) -> ir.Value | None:
-    """The value that a node hands on: a Reshape to the value's own shape, or a choice between twice the same."""
-    if node.op_type == "Where" and len(node.inputs) == 3 and node.inputs[1] is node.inputs[2]:
-        return node.inputs[1]
-    if node.op_type != "Reshape" or len(node.inputs) != 2:
+    """The value that a node hands on: an Unsqueeze along no axis, or a Concat with nothing before a number."""
+    if len(node.inputs) != 2:
         return None
-    source, target = node.inputs
-    waiting = None if target is None else target.producer()
-    if waiting is not None:
-        target = _aliased(waiting)
-    if source is None or source.shape is None or target is None or target.const_value is None:
-        return None
-    return source if list(source.shape) == target.const_value.numpy().tolist() else None
+    first, second = node.inputs
+    if node.op_type == "Unsqueeze" and _is_empty(second):
+        return first
+    return second if node.op_type == "Concat" and _is_empty(first) else None
+
+
+def _is_empty(value: ir.Value | None) -> bool:
+    """Whether a value is a vector without elements: of a Shape no dimension, or what is spread over none."""
+    maker = None if value is None else value.producer()
+    if maker is None:
+        return False
+    if maker.op_type == "Shape":
+        return maker.attributes.get_int("start", 0) == 0 and maker.attributes.get_int("end", -1) == 0
+    target = maker.inputs[1] if maker.op_type == "Expand" and len(maker.inputs) == 2 else None
+    return target is not None and target.const_value is not None and target.const_value.numpy().tolist() == [0]

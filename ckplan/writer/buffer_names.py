@@ -23,6 +23,7 @@ from ckplan.planner.simulate import lifetimes
 from ckplan.runtime.runtime import Runtime
 from ckplan.runtime.sizes import SMALL, bytes_of, dimensions_of, named_dimension
 from ckplan.writer.control_edges import ControlEdges, is_control, read_instead, shape_constant
+from ckplan.writer.known_shapes import is_named, tells_shape
 
 _POOLING = frozenset({"AveragePool", "GlobalAveragePool", "GlobalMaxPool", "MaxPool"})
 
@@ -38,11 +39,11 @@ def hide_inputs(
         edges: maker of the aliases.
         after: a tensor that all these nodes are to wait for; see `ckplan.writer.reservation`.
     """
-    fed = {value for value in inputs if value.shape and not value.is_initializer()}
+    fed = [value for value in inputs if value.shape and not value.is_initializer()]
     for node in nodes:
-        for value in fed.intersection(node.inputs):
-            if not is_control(node):
-                read_instead(node, value, edges.alias(value, value if after is None else after))
+        for value in fed:
+            if value in node.inputs and not is_control(node):
+                read_instead(node, value, edges.alias(value, fed[0] if after is None else after))
 
 
 def hide_channels(nodes: Sequence[ir.Node], edges: ControlEdges) -> None:
@@ -90,7 +91,7 @@ def hide_sources(nodes: Sequence[ir.Node], inputs: Sequence[ir.Value], executed:
 
     Args:
         nodes: the sequence.
-        inputs: graph inputs; what is constant is hidden by waiting for the first of them.
+        inputs: graph inputs; what is fed or constant is hidden by waiting for the first of them.
         executed: the model that onnxruntime makes of it.
         edges: maker of the aliases.
 
@@ -113,24 +114,14 @@ def hide_sources(nodes: Sequence[ir.Node], inputs: Sequence[ir.Value], executed:
     before = edges.count
     for node in exposed:
         for value in dict.fromkeys(node.inputs):
-            if value is None or not dimensions_of(value) or not _tells_shape(value):
+            if value is None or not dimensions_of(value) or not tells_shape(value):
                 continue
             # What another exposed node makes is hidden there.
             maker = view_root(value, edges.runtime).producer()
             if maker not in makers and not (maker is not None and is_control(maker)):
-                constant = value.is_initializer() and not value.is_graph_input()
-                read_instead(node, value, edges.alias(value, inputs[0] if constant and inputs else value, hidden=True))
+                fed = maker is None and bool(inputs)
+                read_instead(node, value, edges.alias(value, inputs[0] if fed else value))
     return edges.count - before
-
-
-def _tells_shape(value: ir.Value) -> bool:
-    """Whether a value is one whose shape those of others follow from: no shape or axis itself. Masks are among them.
-
-    Integers are where there are many: indices, and buckets of relative positions.
-    """
-    if value.dtype is None:
-        return False
-    return value.dtype.is_floating_point() or value.dtype is ir.DataType.BOOL or bytes_of(value) >= SMALL
 
 
 def view_root(value: ir.Value, runtime: Runtime) -> ir.Value:
@@ -158,10 +149,7 @@ def name_buffers(nodes: Sequence[ir.Node], problem: Problem) -> None:
         made = [value for value in node.outputs if value.name]
         for value, buffer in zip(made, lives.buffer[step], strict=True):
             dims = dimensions_of(value)
-            # Small tensors count too: a mean of known length would give its length away to what is made with it.
-            # Not so rows of integers, which are shapes and axes.
-            row = not _tells_shape(value) and (dims is None or len(dims) < 2)
-            if not dims or value.is_graph_output() or (row and bytes_of(value) < SMALL):
+            if dims is None or not is_named(value):
                 continue
             # A view of an input or a parameter has no buffer of the plan; it only must not look like any other.
             name = f"buffer{buffer}" if buffer >= 0 else f"view{step}"

@@ -1,16 +1,16 @@
 """Control edges out of standard operators: a node that waits for a tensor it does not read.
 
-``alias = Reshape(t, Where(OptionalHasElement(after), shape, shape))`` is ``t`` itself, without a copy, but ready only
-once ``after`` is. No data of ``after`` is read (on a GPU nothing is synchronised), the value is always ``shape``, and
-no optimiser of onnxruntime can know that: the alias also keeps a recomputed node from being merged with the original.
-A tensor of a few bytes is copied instead, ``Where(OptionalHasElement(after), t, t)``: one node less, and no Reshape
-that could be fused with a neighbouring one.
-OptionalHasElement reads plain tensors since opset 18 (https://onnx.ai/onnx/operators/onnx__OptionalHasElement.html).
+``alias = Unsqueeze(t, Shape(after)[0:0])`` is ``t`` itself, without a copy, but ready only once ``after`` is. The axes
+are none, whatever ``after`` holds: no data are read (on a GPU nothing is synchronised), and no optimiser of onnxruntime
+can know it. So the alias also keeps a recomputed node from being merged with the original, and hides the shape of its
+tensor. Where onnxruntime knows the shape of ``after``, it folds Shape away, and keeps Size
+(``core/optimizer/constant_folding.cc``): then the axes are ``Expand(Size(after), [0])``, one node more.
+
+Where a number is to be known late, as a target shape is, it stands behind the axes: ``Concat(axes, number)``.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -20,13 +20,11 @@ from ckplan.errors import ModelError
 from ckplan.keys import ROLE
 from ckplan.runtime.cpu import CPU
 from ckplan.runtime.runtime import Runtime
-from ckplan.runtime.sizes import SMALL, bytes_of, dimensions_of
+from ckplan.runtime.sizes import dimensions_of
+from ckplan.writer.known_shapes import KnownShapes, is_named
 
 _SHAPE = "ckplan/shape_dims"
 """What the names of initializers begin with that hold shapes."""
-
-_SELECTABLE = (ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.INT64, ir.DataType.INT32)
-"""Element types for which onnxruntime's Where has kernels."""
 
 
 def is_control(node: ir.Node) -> bool:
@@ -55,6 +53,7 @@ class ControlEdges:
         graph: the graph that they are for; shapes of edges that it has already are used again.
         prefix: what the names of their nodes and values begin with.
         runtime: where the graph is to run.
+        named: whether the dimensions of what is made in the graph are called after buffers.
 
     Attributes:
         initializers: the shapes that the edges need, to be added to the graph.
@@ -62,17 +61,20 @@ class ControlEdges:
         waits: which node waits for which tensor.
     """
 
-    def __init__(self, graph: ir.Graph | None = None, prefix: str = "ckplan", runtime: Runtime = CPU) -> None:
+    def __init__(
+        self, graph: ir.Graph | None = None, prefix: str = "ckplan", runtime: Runtime = CPU, *, named: bool = True
+    ) -> None:
         self.runtime = runtime
         own = {} if graph is None else graph.initializers
-        self._prefix = prefix
+        self._prefix, self._named = prefix, named
+        self._known = KnownShapes()
         self.initializers = {name: value for name, value in own.items() if name.startswith(_SHAPE)}
         self.count = 0
         self.waits: set[tuple[ir.Node, ir.Value]] = set()
         self._made: dict[tuple[str | ir.Value, ...], ir.Value] = {}
 
-    def alias(self, tensor: ir.Value, after: ir.Value, *, hidden: bool = False) -> ir.Value:
-        """An alias of ``tensor`` that waits for ``after``; if it is to be hidden, of a shape that no optimiser knows.
+    def alias(self, tensor: ir.Value, after: ir.Value) -> ir.Value:
+        """An alias of ``tensor`` that waits for ``after``, of a shape that no optimiser knows.
 
         Raises:
             ModelError: the shape of ``tensor`` is not static.
@@ -80,32 +82,10 @@ class ControlEdges:
         dims = dimensions_of(tensor)
         if dims is None or tensor.dtype is None:
             raise ModelError(f"value '{tensor.name}' has no static shape", "bind its dimensions with --dim")
-        ready = self._ready(after)
         before = len(self._made)
-        if not hidden and bytes_of(tensor) < SMALL and tensor.dtype in _SELECTABLE:
-            alias = self._emit("copy", "Where", [ready, tensor, tensor], tensor.dtype, dims)
-        else:
-            alias = self._emit("alias", "Reshape", [tensor, self._waiting_shape(ready, dims)], tensor.dtype, dims)
-            if 0 in dims:
-                # An empty tensor has zeros in its shape, which Reshape would otherwise read as "copy this dimension".
-                producer = alias.producer()
-                assert producer is not None
-                producer.attributes["allowzero"] = ir.AttrInt64("allowzero", 1)
+        alias = self._emit("alias", "Unsqueeze", [tensor, self._nothing(after)], tensor.dtype, dims)
         self.count += len(self._made) > before
         return alias
-
-    def _ready(self, after: ir.Value) -> ir.Value:
-        """A True that is there once ``after`` is."""
-        if after.dtype == ir.DataType.BFLOAT16:
-            # The operator does not know the type, so it is asked for one element in another.
-            flat, start, end = (shape_constant((number,), self.initializers) for number in (-1, 0, 1))
-            row = self._emit("row", "Reshape", [after, flat], after.dtype, (math.prod(dimensions_of(after) or (1,)),))
-            first = self._emit("first", "Slice", [row, start, end], after.dtype, (1,))
-            after = self._emit("single", "Cast", [first], ir.DataType.FLOAT, (1,))
-            producer = after.producer()
-            assert producer is not None
-            producer.attributes["to"] = ir.AttrInt64("to", int(ir.DataType.FLOAT))
-        return self._emit("ready", "OptionalHasElement", [after], ir.DataType.BOOL, ())
 
     def after_all(self, values: Sequence[ir.Value]) -> ir.Value:
         """What is there once all of some tensors are; onnxruntime's default order makes the first of them first.
@@ -113,28 +93,58 @@ class ControlEdges:
         The nodes that tell that one is there stand in reverse order, for among what a node reads it makes first what
         stands last.
         """
-        ready = [self._ready(value) for value in reversed(values)]
-        made = self._emit("all", "SequenceConstruct", ready, ir.DataType.BOOL, ())
-        made.shape, made.type = None, ir.SequenceType(ir.TensorType(ir.DataType.BOOL))
-        return made
+        sizes = [self._emit("size", "Size", [value], ir.DataType.INT64, ()) for value in reversed(values)]
+        return self._emit("all", "Max", sizes, ir.DataType.INT64, ())
 
     def shape_after(self, dims: tuple[int, ...], after: ir.Value) -> ir.Value:
         """A shape that waits for ``after``, so that no optimiser knows it."""
-        ready = self._ready(after)
-        return self._waiting_shape(ready, dims)
-
-    def _waiting_shape(self, ready: ir.Value, dims: tuple[int, ...]) -> ir.Value:
         shape = shape_constant(dims, self.initializers)
-        return self._emit("shape", "Where", [ready, shape, shape], ir.DataType.INT64, (len(dims),))
+        return self._emit("shape", "Concat", [self._nothing(after), shape], ir.DataType.INT64, (len(dims),), axis=0)
+
+    def restore(self, executed: ir.Model) -> int:
+        """Give edges that onnxruntime folded away, since it knows the shape of what they wait for, their other form.
+
+        Args:
+            executed: what it executes of the file.
+
+        Returns:
+            How many edges were restored.
+        """
+        left = {str(value.name) for node in executed.graph for value in node.outputs}
+        lost = 0
+        for made in list(self._made.values()):
+            node = made.producer()
+            after = None if node is None or node.op_type != "Shape" else node.inputs[0]
+            if after is not None and made.uses() and made.name not in left:
+                self._made["Shape", after] = self._nothing_of_size(after)
+                made.replace_all_uses_with(self._made["Shape", after])
+                lost += 1
+        return lost
+
+    def _nothing(self, after: ir.Value) -> ir.Value:
+        """A vector without elements that is there once ``after`` is."""
+        if self._named and is_named(after) and not self._known.all_known(after):
+            return self._emit("after", "Shape", [after], ir.DataType.INT64, (0,), start=0, end=0)
+        return self._nothing_of_size(after)
+
+    def _nothing_of_size(self, after: ir.Value) -> ir.Value:
+        size = self._emit("size", "Size", [after], ir.DataType.INT64, ())
+        return self._emit("after", "Expand", [size, shape_constant((0,), self.initializers)], ir.DataType.INT64, (0,))
 
     def _emit(
-        self, part: str, op_type: str, inputs: list[ir.Value], dtype: ir.DataType, dims: tuple[int, ...]
+        self,
+        part: str,
+        op_type: str,
+        inputs: list[ir.Value],
+        dtype: ir.DataType,
+        dims: tuple[int, ...],
+        **attributes: int,
     ) -> ir.Value:
         key: tuple[str | ir.Value, ...] = (op_type, *inputs)
         if key not in self._made:
             # A number, not the inputs' names: edges wait for edges, and the names would grow without bound.
             name = f"{self._prefix}/{part}_{len(self._made)}"
-            node = ir.node(op_type, inputs, name=name, metadata_props={ROLE: "control"})
+            node = ir.node(op_type, inputs, attributes, name=name, metadata_props={ROLE: "control"})
             value = node.outputs[0]
             value.name, value.shape, value.type = name, ir.Shape(dims), ir.TensorType(dtype)
             self._made[key] = value

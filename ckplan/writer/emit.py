@@ -106,6 +106,8 @@ def write(model: ir.Model, plan: Plan, runtime: Runtime = CPU, reserved: int = 0
         name_buffers(nodes, problem)
         assemble(copy, nodes, edges)
         executed = executed_model(copy, runtime=runtime)
+        if edges.restore(executed):
+            continue
         if model.meta.get(FUSED) and fence(nodes, executed, edges):
             continue
         if updates and wait_for_readers(nodes, executed, updates, edges):

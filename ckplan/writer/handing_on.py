@@ -21,7 +21,7 @@ from ckplan.planner.problem import Problem
 from ckplan.planner.simulate import lifetimes, simulate
 from ckplan.runtime.sizes import named_dimension, parts_of_dimension
 
-_ROOM = 0.97
+_ROOM = 0.99
 """Share of the peak up to which dead buffers are held, so that the peak is where the plan has it."""
 
 _CANDIDATES = 16

@@ -60,8 +60,8 @@ def gate(node: ir.Node, after: ir.Value, edges: ControlEdges) -> bool:
         edges: maker of the control edges.
 
     Returns:
-        Whether an edge was made: not if ``node`` reads no tensor of static shape, nor if it is a view, whose Reshape
-        onnxruntime would fuse with that of the edge, nor if it waits for ``after`` already.
+        Whether an edge was made: not if ``node`` reads no tensor of static shape, nor if it is a view, which costs
+        nothing wherever it runs, nor if it waits for ``after`` already.
     """
     if edges.runtime.view(node) is not None or (node, after) in edges.waits:
         return False

@@ -173,7 +173,7 @@ def with_ordered_updates(model: ir.Model) -> ir.Model:
     if not updates:
         return model
     model = model.clone()
-    edges = ControlEdges(model.graph, _PREFIX)
+    edges = ControlEdges(model.graph, _PREFIX, named=False)
     nodes = write_last(list(model.graph), updates)
     while True:
         nodes = place_control_nodes(nodes)

@@ -29,11 +29,13 @@ g (float[2, 2] x, bool c) => (float[2, 2] y) {
                    else_branch = g2 () => (float[2, 2] q) { q = Abs (v) }>
    [f] z = If (c) <then_branch = g3 () => (float[2, 2] p2) { p2 = Abs (v) },
                    else_branch = g4 () => (float[2, 2] q2) { q2 = Abs (v) }>
-   flat = Constant <value = int64[2] {4, 1}> ()
-   [g] r = Reshape (z, flat)
-   [h] k = ReduceSum <keepdims = 0> (r)
-   [i] m = Where (c, w, z)
-   [j] n = Add (m, k)
+   first = Constant <value = int64[1] {0}> ()
+   [g] r = Unsqueeze (z, first)
+   [h] k = Mul (r, r)
+   [i] m = Concat <axis = 0> (w, z)
+   summed = ReduceSum <keepdims = 0> (m)
+   largest = ReduceMax <keepdims = 0> (k)
+   [j] n = Add (summed, largest)
    [k] o = Add (n, u)
    [l] y = Add (o, s)
 }
