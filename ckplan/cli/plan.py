@@ -86,7 +86,7 @@ def command(
         plan, kept = made.plan, chosen(made.step, made.plan, made.budget)
         tell(made)
         told = {"blocks": json.blocks(kept)}
-        document = plans.rewritten(output, plan, made.before, made.after, kept)
+        document = plans.rewritten(output, plan, made.before, made.after, kept, made.step.whole is not None)
     write_text(json_text(plan.to_json(), indent=1) + "\n", output, force=force)
     if as_json:
         show_json({**plan.to_json(), **told})

@@ -105,7 +105,7 @@ def command(
         from ckplan.report.document import joined
         from ckplan.report.documents import plans, verifications
 
-        parts = [plans.rewritten(output, made.plan, made.before, made.after, kept)]
+        parts = [plans.rewritten(output, made.plan, made.before, made.after, kept, made.step.whole is not None)]
         show(joined(*parts, *([] if found is None else [verifications.verification(found)])))
     if found is not None:
         check(found)

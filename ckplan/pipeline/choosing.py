@@ -9,7 +9,7 @@ the best plan so far, or at the op whose working set rules the budget out; piece
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from ckplan.autodiff.regions import KINDS, Pieces, Region
@@ -35,7 +35,7 @@ _FEWEST = 16
 _SMALL = 0.02
 """A region whose largest tensor is less than this ratio of the peak without a plan is left alone."""
 
-_PAYS = 0.01
+_PAYS = 0.003
 """By how much a finer cut has to lower the peak or the cost, as a ratio of it."""
 
 _CHEAP = 1e-3
@@ -76,7 +76,10 @@ def rewrite(step: Step, strategy: Strategy, goal: Goal = ANY) -> Planned:
         InfeasibleError: no plan of any form keeps to the budget.
     """
     if step.recut is None or not _rungs(step):
-        return planning.rewrite(step, strategy, goal)
+        try:
+            return planning.rewrite(step, strategy, goal)
+        except InfeasibleError as error:
+            raise _with_advice(error, step) from error
     goal = _settled(step, goal)
     best = _form(step, Pieces(), strategy, goal)
     while True:
@@ -91,6 +94,14 @@ def rewrite(step: Step, strategy: Strategy, goal: Goal = ANY) -> Planned:
     if best.refusal is not None:
         raise best.refusal
     return planning.rewrite(best.step, strategy, _for_form(best.step, strategy, goal) or goal)
+
+
+def _with_advice(refusal: InfeasibleError, step: Step) -> InfeasibleError:
+    """The same refusal, with the advice to cut regions where there are some that are whole."""
+    regions = [] if step.training is None else step.training.regions
+    if not _rungs(step) or any(region.pieces > 1 for region in regions):
+        return refusal
+    return InfeasibleError(refusal.message, f"{refusal.hint}, or let the plan run regions in pieces (--chunks auto)")
 
 
 def _settled(step: Step, goal: Goal) -> Goal:
@@ -148,29 +159,33 @@ def _finer(form: _Form, step: Step, goal: Goal) -> Iterator[Pieces]:
     assert form.step.training is not None
     for kind, numbers in _rungs(step).items():
         own = [region for region in form.step.training.regions if region.kind == kind]
-        if tight is not None and not any(_is_there(region, *tight) for region in own):
+        if tight is not None and not any(_is_there(region, tight) for region in own):
             continue
         finer = [number for number in numbers if number > getattr(form.pieces, kind)]
         if finer:
             yield replace(form.pieces, **{kind: finer[0]})
 
 
-def _tight(form: _Form) -> tuple[str, set[int]] | None:
-    """Where a form takes most: the op, and bytes of what lies in memory then; None where that is not known."""
+def _tight(form: _Form) -> dict[str, int] | None:
+    """What lies in memory where a form takes most, bytes by name, and the op; None where that is not known."""
     problem = form.step.problem
     if form.planned is not None:
         occupancy = form.planned.occupancy
         step = occupancy.timeline.peak_step
-        return occupancy.timeline.steps[step].op, {buffer.bytes for _, buffer in occupancy.alive(step)}
+        held = {buffer.at(step).tensor: buffer.bytes for _, buffer in occupancy.alive(step)}
+        return {**held, occupancy.timeline.steps[step].op: occupancy.timeline.peak_activations}
     if form.refusal is not None:
         return None
-    op = problem.ops[lower_bound(problem)[1]]
-    return op.name, {problem.tensors[tensor].bytes for tensor in (*op.inputs, *op.outputs)}
+    bound, index = lower_bound(problem)
+    op = problem.ops[index]
+    return {**{problem.tensors[t].name: problem.tensors[t].bytes for t in (*op.inputs, *op.outputs)}, op.name: bound}
 
 
-def _is_there(region: Region, op: str, sizes: set[int]) -> bool:
-    """Whether a region has a part in a peak: its op, or a tensor as large as its largest one."""
-    return op == region.node or op.startswith(f"{region.node}/") or region.bytes // region.pieces in sizes
+def _is_there(region: Region, held: Mapping[str, int]) -> bool:
+    """Whether a region has a part in a peak: its op, a tensor of its own, or one as large as its largest one."""
+    least = _SMALL * max(held.values(), default=0)
+    own = any(name.startswith(f"{region.node}/") or name == region.node for name, n in held.items() if n >= least)
+    return own or region.bytes // region.pieces in held.values()
 
 
 def _measure(form: _Form, step: Step, strategy: Strategy, goal: Goal) -> tuple[float, float, float]:

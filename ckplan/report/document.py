@@ -239,7 +239,7 @@ def counted(count: int, noun: str) -> str:
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
-def saving(before: int, after: int, ordered: int | None = None) -> str:
+def saving(before: int, after: int, ordered: int | None = None, by: str = "order") -> str:
     """``4.0 MiB -> 1.0 MiB (-75.0 %: order -25 %, recompute -50 %)``.
 
     Args:
@@ -247,11 +247,12 @@ def saving(before: int, after: int, ordered: int | None = None) -> str:
         after: bytes with it.
         ordered: bytes in the best order without recomputation, if that is known. What is not above ``before`` and not
             below ``after`` is a part of the saving.
+        by: what that part is called.
     """
     shares = ""
     if before and ordered is not None:
         between = min(before, max(after, ordered))
-        parts = (("order", between - before), ("recompute", after - between))
+        parts = ((by, between - before), ("recompute", after - between))
         shares = ": " + ", ".join(f"{what} {100 * change / before:+.0f} %" for what, change in parts)
     change = f" ({100 * (after / before - 1):+.1f} %{shares})" if before else ""
     return f"{format_bytes(before)} -> {format_bytes(after)}{change}"

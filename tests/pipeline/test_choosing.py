@@ -42,8 +42,9 @@ def planned(strategy: str = "auto:steps=0", chunks: str = "auto", **goal: object
 
 def test_a_budget_below_the_logits_is_kept_in_pieces() -> None:
     budget = SAMPLES * CLASSES * 4 // 2
-    with pytest.raises(InfeasibleError):
+    with pytest.raises(InfeasibleError) as refused:
         planned(budget=budget, chunks="off")
+    assert refused.value.hint.endswith("(--chunks auto)")
     made = planned(budget=budget)
     assert made.after.peak_activations <= budget
     assert made.step.training is not None

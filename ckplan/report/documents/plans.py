@@ -49,10 +49,28 @@ def gradients(training: TrainingGraph, output: Path) -> Document:
     return Document(f"{output}: loss '{training.loss}' and {' and '.join(made)}", ())
 
 
-def rewritten(output: Path, plan: Plan, base: Timeline, planned: Timeline, kept: Chosen | None = None) -> Document:
-    """What a plan saves, as the simulator has it, and what it does block by block."""
+def rewritten(
+    output: Path,
+    plan: Plan,
+    base: Timeline,
+    planned: Timeline,
+    kept: Chosen | None = None,
+    in_pieces: bool = False,
+) -> Document:
+    """What a plan saves, as the simulator has it, and what it does block by block.
+
+    Args:
+        output: the file.
+        plan: the plan.
+        base: memory over the step without a plan.
+        planned: memory over the step of the file.
+        kept: what the plan does block by block, if that is to be told.
+        in_pieces: whether the plan has chosen to run regions in pieces.
+    """
     ordered = planned.peak_activations if not plan.recomputed else plan.order_peak
-    change = saving(base.peak_activations, planned.peak_activations, ordered)
+    change = saving(
+        base.peak_activations, planned.peak_activations, ordered, "pieces and order" if in_pieces else "order"
+    )
     title = f"{output}: predicted activations {change}, compute {100 * plan.overhead:+.1f} %"
     return Document(title, () if kept is None else blocks(kept))
 
