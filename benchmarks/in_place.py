@@ -1,12 +1,13 @@
 """What training steps take when new values are written over the old ones: bytes of a process, by two meters.
 
-    python -m benchmarks.in_place STEP [--steps 5] [--plain]
+    python -m benchmarks.in_place STEP [--steps 5] [--plain [--folder DIR]]
 
 STEP is a file that `ckplan rewrite` or `ckplan grad` wrote with an optimizer. It runs in a process of its own, which
 holds its parameters and states once. *Resident* is the growth of the resident set over the process before parameters,
 state and session were made, with default session options; *heap* is memray's high-water of the same, with arena and
-memory pattern off. With ``--plain`` old and new values have memory of their own each. The last line has a checksum of
-all values after the last step: the same to the bit, or not.
+memory pattern off. With ``--plain`` old and new values have memory of their own each; with ``--folder`` the memory of
+one set of them is mapped from files there, for models of which a machine does not hold two. The last line has a
+checksum of all values after the last step: the same to the bit, or not.
 """
 
 from __future__ import annotations
@@ -31,10 +32,11 @@ from ckplan.training.buffers import ort_value
 from ckplan.training.stepfile import StepFile, read_step
 
 
-def measure(step: Path, steps: int, plain: bool, meter: str) -> dict[str, Any]:
+def measure(step: Path, steps: int, plain: bool, meter: str, folder: Path | None = None) -> dict[str, Any]:
     """One meter's figures of a file, from a process of its own."""
     command = [sys.executable, "-m", "benchmarks.in_place", str(step), "--steps", str(steps), "--meter", meter]
-    done = subprocess.run([*command, *(["--plain"] * plain)], capture_output=True, text=True, check=True)
+    command += [*(["--plain"] * plain), *(["--folder", str(folder)] if folder else [])]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
     return dict(json.loads(done.stdout.splitlines()[-1]))
 
 
@@ -48,7 +50,19 @@ def batch_of(file: StepFile) -> dict[str, Any]:
     }
 
 
-def train(file: StepFile, fed: dict[str, Any], steps: int, plain: bool, arena: bool) -> dict[str, np.ndarray]:
+def mapped(values: dict[str, np.ndarray], folder: Path) -> dict[str, np.ndarray]:
+    """Arrays of the same shapes whose memory is mapped from a file each."""
+    return {
+        name: np.memmap(folder / f"{index}.bin", array.dtype, "w+", shape=array.shape)
+        if array.nbytes > 1 << 20
+        else np.empty_like(array)
+        for index, (name, array) in enumerate(values.items())
+    }
+
+
+def train(
+    file: StepFile, fed: dict[str, Any], steps: int, plain: bool, arena: bool, folder: Path | None = None
+) -> dict[str, np.ndarray]:
     """The values after some steps on one batch."""
     import onnxruntime
 
@@ -57,7 +71,9 @@ def train(file: StepFile, fed: dict[str, Any], steps: int, plain: bool, arena: b
     options.enable_cpu_mem_arena = options.enable_mem_pattern = arena
     session = onnxruntime.InferenceSession(str(file.path), options, providers=["CPUExecutionProvider"])
     values = {name: file.initial(name) for name in file.updates}
-    others = {name: np.empty_like(array) for name, array in values.items()} if plain else values
+    others = values
+    if plain:
+        others = mapped(values, folder) if folder else {name: np.empty_like(array) for name, array in values.items()}
     for _ in range(steps):
         binding = session.io_binding()
         for name, value in fed.items():
@@ -72,7 +88,7 @@ def train(file: StepFile, fed: dict[str, Any], steps: int, plain: bool, arena: b
     return values
 
 
-def resident(file: StepFile, steps: int, plain: bool) -> dict[str, Any]:
+def resident(file: StepFile, steps: int, plain: bool, folder: Path | None) -> dict[str, Any]:
     """In the child: growth of the resident set, and a checksum."""
     fed = batch_of(file)
     gc.collect()
@@ -85,7 +101,7 @@ def resident(file: StepFile, steps: int, plain: bool) -> dict[str, Any]:
 
     before = process.memory_info().rss
     threading.Thread(target=watch, daemon=True).start()
-    values = train(file, fed, steps, plain, arena=True)
+    values = train(file, fed, steps, plain, arena=True, folder=folder)
     peak = max(peak, process.memory_info().rss)
     done.set()
     digest = hashlib.sha256()
@@ -116,6 +132,7 @@ def main() -> None:
     parser.add_argument("step", type=Path)
     parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--plain", action="store_true")
+    parser.add_argument("--folder", type=Path)
     parser.add_argument("--meter", choices=["resident", "heap"])
     asked = parser.parse_args()
     if asked.meter is not None:
@@ -125,12 +142,17 @@ def main() -> None:
         warm_up = onnxruntime.SessionOptions()
         del warm_up
         gc.collect()
-        print(json.dumps((resident if asked.meter == "resident" else heap)(file, asked.steps, asked.plain)))
+        if asked.meter == "resident":
+            print(json.dumps(resident(file, asked.steps, asked.plain, asked.folder)))
+        else:
+            print(json.dumps(heap(file, asked.steps, asked.plain)))
         sys.stdout.flush()
         os._exit(0)
-    found = {**measure(asked.step, asked.steps, asked.plain, "resident"), **measure(asked.step, 3, asked.plain, "heap")}
+    found = measure(asked.step, asked.steps, asked.plain, "resident", asked.folder)
+    if asked.folder is None:
+        found.update(measure(asked.step, 3, asked.plain, "heap"))
     each = found["parameters"]
-    for meter in ("resident", "heap"):
+    for meter in found.keys() & {"resident", "heap"}:
         print(f"{meter}: {found[meter] / 2**20:,.1f} MiB, {found[meter] / each:.2f} bytes a parameter")
     print(f"{each:,} parameters; values after {asked.steps} steps: {found['checksum']}")
 
