@@ -5,8 +5,8 @@
 The process opens the file, holds parameters and states once, and makes four steps in place with default session options
 on one thread. Once the session is open, its private memory (``RLIMIT_DATA``) may grow by MEMORY, less what the session
 holds of values that lie in the file, and by a megabyte for what a run takes beside tensors. The exit code is 0 if it
-went through, 1 if memory ran out. With ``--resident`` nothing is limited, and the last line is what the resident set
-grew by at most, counted alike: a container that has less ends the process.
+went through, 1 if memory ran out. With ``--resident`` nothing is limited, and the last line is what its resident memory
+has grown by in the end, counted alike, pages of files left out: a container that has less ends the process.
 """
 
 from __future__ import annotations
@@ -28,14 +28,8 @@ RUN = 1 << 20
 """Bytes for what a run takes beside tensors."""
 
 
-def private_bytes() -> int:
-    """Bytes of the process that are its own and writable: what ``RLIMIT_DATA`` counts."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) << 10 for line in lines if line.startswith("VmData"))
-
-
-def resident_bytes(field: str) -> int:
-    """Bytes of the process in memory: now (``VmRSS``), or at most since the mark was reset (``VmHWM``)."""
+def process_bytes(field: str) -> int:
+    """Bytes of the process: what ``RLIMIT_DATA`` limits (``VmData``), or what is there of no file (``RssAnon``)."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) << 10 for line in lines if line.startswith(field))
 
@@ -50,10 +44,9 @@ def main() -> int:
     opened = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
     outside = lies_outside(file.model)
     held = sum(bytes_of(value) for value in file.model.graph.initializers.values() if not outside(value))
-    Path("/proc/self/clear_refs").write_text("5")
-    before = resident_bytes("VmRSS") - held
+    before = process_bytes("RssAnon") - held
     if not free:
-        limit = private_bytes() + memory - held + RUN
+        limit = process_bytes("VmData") + memory - held + RUN
         resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
     try:
         values = {name: file.initial(name) for name in file.updates}
@@ -72,7 +65,7 @@ def main() -> int:
         print(f"{type(error).__name__}: {str(error)[:200]}")
         return 1
     if free:
-        print(resident_bytes("VmHWM") - before)
+        print(process_bytes("RssAnon") - before)
     return 0
 
 
