@@ -151,13 +151,19 @@ def lifetimes(problem: Problem, schedule: Sequence[int], shapes: Sequence[Hashab
     return Lifetimes(tuple(buffers), tuple(size), tuple(born), tuple(dies), tuple(owner), tuple(returned))
 
 
-def simulate(problem: Problem, schedule: Sequence[int], shapes: Sequence[Hashable | None] | None = None) -> Timeline:
+def simulate(
+    problem: Problem,
+    schedule: Sequence[int],
+    shapes: Sequence[Hashable | None] | None = None,
+    lives: Lifetimes | None = None,
+) -> Timeline:
     """Memory over the steps of a schedule.
 
     Args:
         problem: the ops and tensors.
         schedule: op ids in execution order; an op that stands again is recomputed.
         shapes: see `lifetimes`.
+        lives: what that gives, if it is known.
 
     Returns:
         One step per schedule entry; live bytes while the op runs, inputs and outputs included.
@@ -165,7 +171,7 @@ def simulate(problem: Problem, schedule: Sequence[int], shapes: Sequence[Hashabl
     Raises:
         ValueError: the schedule is not valid, see `lifetimes`.
     """
-    lives = lifetimes(problem, schedule, shapes)
+    lives = lives or lifetimes(problem, schedule, shapes)
     workspaces = workspace_by_step(problem, schedule, lives)
     count = len(schedule)
     change = [0] * (count + 1)

@@ -155,8 +155,8 @@ def occupancy(
     nodes = list(model.graph)
     values = _values(model)
     known = phases or [_Phase(op.backward, False) for op in problem.ops]
-    steps = _steps(problem, schedule, shapes, known)
     lives = lifetimes(problem, schedule, shapes)
+    steps = _phased(simulate(problem, schedule, shapes, lives), schedule, known)
     spans: list[list[Span]] = [[] for _ in lives.size]
     read_last = [-1] * len(lives.size)
     current = [-1] * len(problem.tensors)
@@ -204,11 +204,8 @@ def occupancy(
     )
 
 
-def _steps(
-    problem: Problem, schedule: Sequence[int], shapes: Sequence[Hashable | None] | None, phases: Sequence[_Phase]
-) -> Timeline:
+def _phased(simulated: Timeline, schedule: Sequence[int], phases: Sequence[_Phase]) -> Timeline:
     """The timeline, each step with the phase that the file gives it; a control node has that of the op it gates."""
-    simulated = simulate(problem, schedule, shapes)
     steps = []
     following = _Phase(False, False)
     for step, index in zip(reversed(simulated.steps), reversed(schedule), strict=True):

@@ -14,7 +14,7 @@ from ckplan.planner.simulate import simulate
 from ckplan.planner.timeline import Timeline
 from ckplan.runtime.cpu import CPU
 from ckplan.runtime.executed import by_priority, executed_model, executed_orders, executed_timeline
-from ckplan.runtime.problem_of import problem_of, problem_of_nodes
+from ckplan.runtime.problem_of import Numbering, problem_of, problem_of_nodes
 from ckplan.runtime.runtime import Runtime
 from ckplan.runtime.sizes import shape_classes
 from ckplan.runtime.unfused import FUSED, unfuse
@@ -100,9 +100,10 @@ def write(model: ir.Model, plan: Plan, runtime: Runtime = CPU, reserved: int = 0
         nodes = [maker, *nodes]
     # Aliases that hide sources cost a little themselves: where they do not help, the file stays as it was before.
     best: tuple[ir.Model, Problem, int, Timeline, ir.Model, Problem] | None = None
+    known = Numbering()
     while True:
         nodes = place_control_nodes(nodes)
-        problem = problem_of_nodes(nodes, inputs, outputs, runtime=runtime)
+        problem = problem_of_nodes(nodes, inputs, outputs, runtime=runtime, known=known)
         name_buffers(nodes, problem)
         assemble(copy, nodes, edges)
         executed = executed_model(copy, runtime=runtime)

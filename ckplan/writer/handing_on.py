@@ -43,7 +43,9 @@ class _Order:
 
     def __init__(self, problem: Problem, shapes: Sequence[Hashable | None], schedule: Sequence[int]) -> None:
         lives = lifetimes(problem, schedule, shapes)
-        self.live = np.array([moment.activations for moment in simulate(problem, schedule, shapes).steps], np.int64)
+        self.live = np.array(
+            [moment.activations for moment in simulate(problem, schedule, shapes, lives).steps], np.int64
+        )
         self.limit = _ROOM * self.live.max(initial=0)
         named = [_named(shapes[tensor]) for tensor in lives.tensor]
         owners = Counter(found[0] for found in named if found is not None)
