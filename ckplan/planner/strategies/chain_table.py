@@ -48,6 +48,7 @@ class ChainTable:
             on_the_way = added[start, start:] + advance[start:]
             self.passing[start, start + 1 :] = np.maximum.accumulate(on_the_way)
             self.distance[start, start + 1 :] = np.cumsum(chain.advance_cost[start:])
+        self._chosen: dict[tuple[int, int, bool], Slots] = {}
         self.gradient = gradient
         self.record = record
         self.reverse = reverse
@@ -100,6 +101,13 @@ class ChainTable:
         held = self._held(start, last, self.first[start + 1 :]) + self.best[start, start:last]
         return np.vstack([self._recorded(start, last, self.first[start + 1], 0.0)[None], held])
 
+    def _choice(self, start: int, last: int, first: bool) -> Slots:
+        """Which of these is cheapest, by slots: 0 for recording, else how far behind the start the cut is."""
+        if (start, last, first) not in self._chosen:
+            options = self._first_options(start) if first else self._options(start, last)
+            self._chosen[start, last, first] = options.argmin(0)
+        return self._chosen[start, last, first]
+
     def changes(self) -> list[int]:
         """The amounts of memory, in slots, at which the whole chain becomes possible or cheaper, from the least on."""
         row = self.first[0]
@@ -116,7 +124,6 @@ class ChainTable:
         actions: list[Action] = []
         # Entries: an action to emit, or a part to reverse: first stage, last stage, slots, whether for the first time.
         stack: list[Action | tuple[int, int, int, bool]] = [(0, self.count - 1, slot, True)]
-        chosen: dict[tuple[int, int, int, bool], int] = {}
         while stack:
             item = stack.pop()
             if isinstance(item, int) or len(item) == 2:
@@ -126,10 +133,7 @@ class ChainTable:
             if start == last:
                 stack += [start, (start, start + 1)]
                 continue
-            if item not in chosen:
-                options = self._first_options(start) if first else self._options(start, last)
-                chosen[item] = int(np.argmin(options[:, room]))
-            cut = start + chosen[item]
+            cut = start + int(self._choice(start, last, first)[room])
             if cut == start:
                 stack += [start, (start + 1, last, room - int(self.saved[start]), first), (start, start + 1)]
             else:

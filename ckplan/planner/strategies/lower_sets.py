@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import ClassVar
 
 import numpy as np
@@ -193,7 +194,7 @@ class _Table:
         ends = np.flatnonzero(np.isfinite(held[-1]))
         if not len(ends):
             return []
-        picked = np.unique(np.linspace(0, len(ends) - 1, self.picked).round().astype(int))[::-1]
+        picked = _spread(len(ends), self.picked)[::-1]
         return [self._sequence(came, int(ends[pick])) for pick in picked]
 
     def _sequence(self, came: npt.NDArray[np.int64], label: int) -> npt.NDArray[np.bool_]:
@@ -227,8 +228,14 @@ def _trade_offs(held: Array, kept: Array, limit: float, labels: int) -> npt.NDAr
     rises[1:] = kept[best][1:] > np.maximum.accumulate(kept[best])[:-1]
     best = best[rises]
     if len(best) > labels:
-        best = best[np.unique(np.linspace(0, len(best) - 1, labels).round().astype(int))]
+        best = best[_spread(len(best), labels)]
     return best
+
+
+@lru_cache(maxsize=1024)
+def _spread(count: int, number: int) -> npt.NDArray[np.int64]:
+    """Evenly spread places, so many of a count, from the first to the last."""
+    return np.unique(np.linspace(0, count - 1, number).round().astype(np.int64))
 
 
 def _canonical(
