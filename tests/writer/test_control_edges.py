@@ -80,7 +80,7 @@ def test_no_edge_of_a_planned_file_is_folded(name: str, monkeypatch: pytest.Monk
     )
     forward = ckplan.model.load(SAMPLES / f"{name}.onnx", dims={"batch": 4})
     model = build_training_graph(forward.model).model
-    planned = emit(model, parse_strategy("memory").plan(problem_of(model)))
+    planned = emit(model, parse_strategy("memory").solve(problem_of(model)))
     assert lost
     assert not any(lost)
     assert not {"OptionalHasElement", "Where"} & set(controls(planned))
