@@ -81,8 +81,10 @@ def rewrite(step: Step, strategy: Strategy, goal: Goal = ANY) -> Planned:
         except InfeasibleError as error:
             raise _with_advice(error, step) from error
     goal = _settled(step, goal)
+    if goal.seconds is not None:  # are for all forms together
+        goal = replace(goal, seconds=goal.seconds / (1 + sum(map(len, _rungs(step).values()))))
     best = _form(step, Pieces(), strategy, goal)
-    while True:
+    while best.planned is None or not best.planned.plan.interrupted:
         finer = [_form(step, pieces, strategy, goal, best) for pieces in _finer(best, step, goal)]
         found = min(finer, key=lambda form: _measure(form, step, strategy, goal), default=best)
         if not _pays(_measure(found, step, strategy, goal), _measure(best, step, strategy, goal)):

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -36,7 +39,7 @@ def head() -> onnx.ModelProto:
     return model
 
 
-def planned(strategy: str = "auto:steps=0", chunks: str = "auto", **goal: object) -> Planned:
+def planned(strategy: str = "auto:steps=0", chunks: str = "auto", **goal: Any) -> Planned:
     return ckplan.rewrite(head(), strategy=strategy, chunks=chunks, **goal)
 
 
@@ -77,7 +80,7 @@ def test_an_overhead_counts_the_pieces() -> None:
 
 
 @pytest.mark.parametrize("goal", [{}, {"budget": "90%"}, {"budget": "50%"}, {"overhead": 0.3}, {"budget": "100%"}])
-def test_never_worse_than_without(goal: dict[str, object]) -> None:
+def test_never_worse_than_without(goal: dict[str, Any]) -> None:
     made = planned(**goal)
     try:
         off = planned(**goal, chunks="off")
@@ -98,6 +101,35 @@ def test_a_step_that_fits_is_planned_once(monkeypatch: pytest.MonkeyPatch) -> No
     made = planned(budget="100%")
     assert asked == [made.step]
     assert made.step.whole is None
+
+
+def test_an_interrupted_search_tries_no_other_form(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    once = planning.rewrite
+
+    def interrupted(step: Step, *rest: Any) -> Planned:
+        asked.append(step)
+        made = once(step, *rest)
+        return replace(made, plan=replace(made.plan, interrupted=True))
+
+    monkeypatch.setattr(planning, "rewrite", interrupted)
+    assert planned("memory").step is asked[0]
+    assert len(asked) == 1
+
+
+def test_the_time_to_search_is_for_all_forms_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[float] = []
+    once = planning.rewrite
+    monkeypatch.setattr(planning, "rewrite", lambda *all: asked.append(all[2].seconds) or once(*all))
+    planned(overhead=0.3, seconds=30.0)
+    assert sum(asked) <= 30.0
+
+
+@pytest.mark.parametrize("goal", [{"strategy": "memory"}, {"strategy": "memory", "budget": "80%", "of": "total"}])
+def test_a_loop_gets_the_form_that_was_chosen(tmp_path: Path, goal: dict[str, Any]) -> None:
+    ckplan.artifacts(head(), tmp_path / "loop", chunks="auto", **goal)
+    graph = onnx.load(tmp_path / "loop" / "training.onnx").graph
+    assert any(node.op_type == "Scan" for node in graph.node)
 
 
 def test_what_no_form_keeps_to_is_refused_with_the_least_that_works() -> None:
