@@ -3,8 +3,8 @@
     python -m benchmarks.chunks attention [--tokens 1024 2048 4096] [--heads 8] [--pieces 16]
     python -m benchmarks.chunks MODEL --dim batch=4 --budget 100MiB [--forms off auto loss=16]
 
-The first plans a layer of causal attention by `memory`, with its queries whole and in pieces. The second plans any model
-for a goal in several forms. A row says what was promised, what onnxruntime's counters and the heap say, the estimated
+The first plans a layer of causal attention by `memory`, its queries whole and in pieces; the second any model for a
+goal, in several forms. A row says what was promised, what onnxruntime's counters and the heap say, the estimated
 compute, and the processor time of a step on one thread as a ratio of the step without a plan: the least of several, the
 files taking turns, so that what else the machine does meets all of them. A last column says how far outputs differ from
 those of the step without a plan, relative to the largest element of each.
@@ -79,10 +79,9 @@ def rows(model: Any, forms: list[str], repeats: int, options: dict[str, Any], go
         heap = found[form].heap
         memory = (promised[form], found[form].peak_activations or 0, heap.activations if heap else 0)
         sizes = " ".join(f"{count / 2**20:9.1f}" for count in memory)
-        extra = f"{100 * planned[form].plan.overhead:+6.1f} %" if form in planned else "        "
-        chosen = (
-            planned[form].chosen_pieces[0].rpartition(" ")[2] if form == "auto" and planned[form].chosen_pieces else ""
-        )
+        cost = planned[form].plan.cost if form in planned else step.problem.cost
+        extra = f"{100 * (cost / step.problem.cost - 1):+6.1f} %"
+        chosen = "".join(planned[form].chosen_pieces[:1]).rpartition(" ")[2] if form == "auto" else ""
         searched = f"{seconds[form]:5.0f} s" if form in seconds else "       "
         name = f"{form} ({chosen})" if chosen else form
         yield f"{name:>22} {sizes} {extra} {times[form] / times['no plan']:6.2f} {searched}  {apart.get(form, 0.0):.0e}"
@@ -92,7 +91,7 @@ def _run(files: dict[str, Path], repeats: int) -> tuple[dict[str, float], dict[s
     """Processor time of a step of each file, and how far its outputs are from those of the first one."""
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads, options.log_severity_level = 1, 4
-    feeds = make_inputs(read_model(next(iter(files.values()))))
+    feeds = make_inputs(read_model(next(iter(files.values())))).arrays
     least: dict[str, float] = {}
     first: dict[str, np.ndarray] = {}
     apart: dict[str, float] = {}

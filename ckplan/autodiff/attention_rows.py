@@ -20,7 +20,7 @@ from ckplan.autodiff.control_flow.bodies import BodyBuilder, close_body, copy_no
 from ckplan.autodiff.control_flow.policy import keep_patterns
 from ckplan.autodiff.paths import discard
 from ckplan.autodiff.regions import Region, largest_divisor
-from ckplan.keys import PHASE
+from ckplan.keys import PHASE, PIECES
 
 _ELEMENTWISE = frozenset(
     {"Add", "Sub", "Mul", "Div", "Neg", "Where", "Cast", "Identity", "IsNaN", "Min", "Max", "Clip", "Tanh", "Softmax"}
@@ -186,7 +186,8 @@ def _replace(op: Builder, attention: Attention, count: int) -> ir.Value:
         rows = (*shape[:-2], length, shape[-1])
         output = new_value(op, f"{name}/rows", old.dtype, (count, *rows))
         attributes = [ir.AttrGraph("body", body), ir.AttrInt64("num_scan_inputs", 2)]
-        scan = emit_control(op, "Scan", f"{name}/Scan", [chunks, starts], attributes, [output], {PHASE: "forward"})
+        about = {PHASE: "forward", PIECES: str(count)}
+        scan = emit_control(op, "Scan", f"{name}/Scan", [chunks, starts], attributes, [output], about)
         keep_patterns(scan, [])
         ahead = len(shape) - 2
         new = op.reshape(op.transpose(output, (*range(1, ahead + 1), 0, ahead + 1, ahead + 2)), shape)

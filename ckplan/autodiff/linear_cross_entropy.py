@@ -22,7 +22,7 @@ from ckplan.autodiff.composites import DOMAIN, outline
 from ckplan.autodiff.control_flow.bodies import BodyBuilder, close_body, emit_control, new_value
 from ckplan.autodiff.crossentropy import labels_of, reduce_losses
 from ckplan.autodiff.regions import Region, largest_divisor
-from ckplan.keys import PHASE
+from ckplan.keys import PHASE, PIECES
 
 _TYPES = (ir.DataType.FLOAT, ir.DataType.DOUBLE)
 """Element types of the layer; half precision would sum in half precision."""
@@ -149,7 +149,8 @@ def _replace(op: Builder, loss: ir.Node, layer: Layer, count: int) -> ir.Value:
             for what, width in (("picked", 1), ("largest", 1), ("chance", 1), ("x_grad", features))
         ]
         attributes = [ir.AttrGraph("body", body), ir.AttrInt64("num_scan_inputs", 2)]
-        emit_control(op, "Scan", f"{name}/Scan", [rows, indices], attributes, outputs, {PHASE: "forward"})
+        about = {PHASE: "forward", PIECES: str(count)}
+        emit_control(op, "Scan", f"{name}/Scan", [rows, indices], attributes, outputs, about)
         picked, largest, chance, slope = outputs
         losses = op.Neg(op.reshape(picked, shape_of(labels.indices)))
         value = reduce_losses(op, losses, labels, shape_of(old))

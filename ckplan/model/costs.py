@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
+from ckplan.keys import PIECES
 from ckplan.model.bodies import bodies_of, trips_of
 from ckplan.operators.costs import FREE, Cost, elementwise
 from ckplan.operators.table import operator_of
@@ -37,9 +38,21 @@ def node_cost(node: ir.Node) -> Cost:
     rule = operator_of(node).cost if node.domain not in _BLOCKED else None
     if rule is not None:
         return rule(node)
+    if PIECES in node.metadata_props:
+        return _cost_in_pieces(node)
     bodies = [sum((node_cost(inner) for inner in body), FREE) for body in bodies_of(node)]
     if bodies:
         trips = trips_of(node) if node.op_type in ("Loop", "Scan") else 1
         dearest = max(bodies, key=seconds)
         return Cost(dearest.flops * trips, dearest.bytes * trips)
     return elementwise(node)
+
+
+def _cost_in_pieces(node: ir.Node) -> Cost:
+    """Price a region that runs in pieces node by node, as the region whole is priced that it is weighed against.
+
+    Tensors of a piece are small enough for a cache, which halves what their traffic takes.
+    """
+    priced = [node_cost(inner) for body in bodies_of(node) for inner in body]
+    taken = sum(seconds(Cost(one.flops, one.bytes // 2)) for one in priced)
+    return Cost(sum(one.flops for one in priced) * trips_of(node), round(taken * BYTES_PER_SECOND) * trips_of(node))

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import onnx
 import onnx_ir as ir
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ckplan.keys import PIECES
 from ckplan.model import Cost, node_cost, seconds
 from ckplan.model.costs import BYTES_PER_SECOND, FLOPS_PER_SECOND
 
@@ -117,3 +119,22 @@ def test_doubling_a_tensor_doubles_its_cost(shape: list[int], op_type: str) -> N
     larger = [2 * shape[0], *shape[1:]]
     twice = node_cost(node(op_type, [larger], larger))
     assert twice == once + once
+
+
+def test_a_region_in_pieces_is_priced_node_by_node() -> None:
+    text = (
+        '<ir_version: 10, opset_import: ["": 21]> g (float[8,64,32] x, float[32,512] w) => (float[8,64,512] y) '
+        "{ y = Scan <num_scan_inputs = 1, body = b (float[64,32] r) => (float[64,512] s) "
+        "{ p = MatMul(r, w) s = Exp(p) }> (x) }"
+    )
+    model = onnx.parser.parse_model(text)
+    (scan,) = ir.from_proto(onnx.shape_inference.infer_shapes(model, data_prop=True)).graph
+    body = scan.attributes["body"].as_graph()
+    for inner in body:
+        inner.outputs[0].type, inner.outputs[0].shape = ir.TensorType(ir.DataType.FLOAT), ir.Shape((64, 512))
+    whole = seconds(node_cost(scan))
+    scan.metadata_props[PIECES] = "8"
+    each = [node_cost(inner) for inner in body]
+    halved = sum(max(one.flops / FLOPS_PER_SECOND, one.bytes / 2 / BYTES_PER_SECOND) for one in each)
+    assert seconds(node_cost(scan)) == pytest.approx(8 * halved, rel=1e-6)
+    assert seconds(node_cost(scan)) != pytest.approx(whole, rel=1e-6)

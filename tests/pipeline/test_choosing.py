@@ -18,7 +18,7 @@ from ckplan.pipeline import Planned, Step, open_step, planning
 from ckplan.planner.strategies import parse_strategy
 from tests.autodiff.gradcheck import onnxruntime_run
 
-SAMPLES, CLASSES, FEATURES = 256, 1500, 64
+SAMPLES, CLASSES, FEATURES = 384, 1500, 96
 
 
 def head() -> onnx.ModelProto:
@@ -44,7 +44,7 @@ def planned(strategy: str = "auto:steps=0", chunks: str = "auto", **goal: Any) -
 
 
 def test_a_budget_below_the_logits_is_kept_in_pieces() -> None:
-    budget = SAMPLES * CLASSES * 4 // 2
+    budget = SAMPLES * CLASSES * 4 * 3 // 5
     with pytest.raises(InfeasibleError) as refused:
         planned(budget=budget, chunks="off")
     assert refused.value.hint.endswith("(--chunks auto)")
@@ -79,7 +79,7 @@ def test_an_overhead_counts_the_pieces() -> None:
     assert much.model.metadata_props[keys.STRATEGY] == "auto:overhead=0.4,steps=0"
 
 
-@pytest.mark.parametrize("goal", [{}, {"budget": "90%"}, {"budget": "50%"}, {"overhead": 0.3}, {"budget": "100%"}])
+@pytest.mark.parametrize("goal", [{}, {"budget": "90%"}, {"budget": "60%"}, {"overhead": 0.3}, {"budget": "100%"}])
 def test_never_worse_than_without(goal: dict[str, Any]) -> None:
     made = planned(**goal)
     try:
@@ -136,7 +136,7 @@ def test_what_no_form_keeps_to_is_refused_with_the_least_that_works() -> None:
     with pytest.raises(InfeasibleError) as refused:
         planned(budget=SAMPLES * 4)
     smallest = int(refused.value.hint.split(" bytes")[0].rpartition(" ")[2])
-    assert smallest < SAMPLES * CLASSES * 4 // 2
+    assert smallest < SAMPLES * CLASSES * 4 * 3 // 5
     assert planned(budget=smallest).after.peak_activations <= smallest
 
 
@@ -151,9 +151,9 @@ def test_the_file_takes_what_was_promised_and_computes_the_same() -> None:
     }
     whole, cut = onnxruntime_run(base.ordered, feeds), onnxruntime_run(made.model, feeds)
     assert whole.keys() == cut.keys()
-    for name in ("loss", "v_grad"):
-        assert np.array_equal(whole[name], cut[name])
-    np.testing.assert_allclose(whole["w_grad"], cut["w_grad"], rtol=1e-5, atol=1e-7)
+    assert np.array_equal(whole["loss"], cut["loss"])
+    for name, array in whole.items():
+        np.testing.assert_allclose(cut[name], array, rtol=0, atol=1e-6 * np.abs(array).max())
 
 
 def test_a_model_without_regions_is_planned_as_ever() -> None:

@@ -12,7 +12,7 @@ from ckplan.autodiff.control_flow.deferred import weight_gradient
 from ckplan.autodiff.control_flow.recurrence import Recurrence, Track, scan_of, track_attributes
 from ckplan.autodiff.control_flow.step import backward_step
 from ckplan.autodiff.paths import captured
-from ckplan.keys import PHASE, STORE
+from ckplan.keys import PHASE, PIECES, STORE
 
 
 def scan_gradient(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
@@ -82,7 +82,7 @@ def emit_backward_scan(op: Builder, loop: Recurrence, step: BackwardStep, count:
 
 def backward_metadata(node: ir.Node) -> dict[str, str]:
     """Return the metadata of the backward node of a control-flow node: what the user said of one holds for both."""
-    kept = {STORE: node.metadata_props[STORE]} if STORE in node.metadata_props else {}
+    kept = {key: node.metadata_props[key] for key in (STORE, PIECES) if key in node.metadata_props}
     return {PHASE: "backward", **kept}
 
 

@@ -13,7 +13,7 @@ from ckplan.autodiff.linear_cross_entropy import product
 from ckplan.autodiff.regions import largest_divisor
 from ckplan.autodiff.registry import rule
 from ckplan.autodiff.rules.losses import by_sample_weights, sample_slopes
-from ckplan.keys import PHASE
+from ckplan.keys import PHASE, PIECES
 
 
 @rule("LinearCrossEntropy", domain=DOMAIN, leading=5, fixed=(2,))
@@ -91,7 +91,7 @@ def _by_layer(op: Builder, node: ir.Node, slopes: ir.Value) -> tuple[ir.Value, i
     outputs = [new_value(op, f"{name}_out", weight.dtype, (count, width, features))]
     if bias is not None:
         outputs.append(new_value(op, f"{name}_out", weight.dtype, (count, width)))
-    emit_control(op, "Scan", name, inputs, attributes, outputs, {PHASE: "backward"})
+    emit_control(op, "Scan", name, inputs, attributes, outputs, {PHASE: "backward", PIECES: str(count)})
     by_bias = op.reshape(outputs[1], (classes,)) if bias is not None else None
     by_weight = op.reshape(outputs[0], (classes, features))
     return by_weight if by_rows else op.transpose(by_weight, (1, 0)), by_bias
