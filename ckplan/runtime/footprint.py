@@ -102,7 +102,7 @@ def footprint_of(executed: ir.Model, model: ir.Model, *, in_place: bool | None =
     peak = _peak(problem, asked)
     returned = sum(asked.size[buffer] for step in asked.steps for buffer in step.outputs)
     steady = expected_arena(asked).steady
-    touched = max(steady.touched, peak + returned)
+    touched = max(steady.touched + _outside(problem), peak + returned)
     initializers = model.graph.initializers.values()
     states = set(listed_names(model.metadata_props, keys.STATES))
     fed = set(listed_names(model.metadata_props, keys.PARAMETERS)) | told(model.metadata_props, keys.UPDATES).keys()
@@ -146,25 +146,30 @@ def best_reservation_within(executed: ir.Model, model: ir.Model, room: int) -> t
         model: the file.
         room: bytes for the arena; the smallest tensor with which they are enough is taken, if there is any.
     """
-    asked = allocations_of(executed, model)
+    problem, asked = _asked_in_place(executed, model)
     block = pattern_block(asked)
     found: dict[int, int] = {}
     for size in [0, *_sizes(block), block]:
-        found[size] = least_room(_reserving(asked, size) if size else asked)
+        found[size] = least_room(_reserving(asked, size) if size else asked) + _outside(problem)
         if found[size] <= room:
             return size, found[size]
     return _least(found)
 
 
 def runs_within(executed: ir.Model, model: ir.Model, room: int) -> bool:
-    """Whether runs of a file go through with so many bytes for the arena, whatever limits it; see `least_room`."""
-    asked = allocations_of(executed, model)
-    return expected_arena(asked).steady.touched <= room and goes_through(asked, room)
+    """Whether runs of a file go through with so many bytes for the arena, whatever limits it; see `least_room`.
+
+    What kernels take outside the arena has to find room there, too: the C library keeps what it gets back.
+    """
+    problem, asked = _asked_in_place(executed, model)
+    left = room - _outside(problem)
+    return expected_arena(asked).steady.touched <= left and goes_through(asked, left)
 
 
 def room_needed(executed: ir.Model, model: ir.Model) -> int:
     """Bytes with which the arena of a file gets by; see `ckplan.planner.allocations.least_room`."""
-    return least_room(allocations_of(executed, model))
+    problem, asked = _asked_in_place(executed, model)
+    return least_room(asked) + _outside(problem)
 
 
 def _sizes(block: int) -> list[int]:
@@ -196,7 +201,16 @@ def needed_in_one_region(executed: ir.Model, model: ir.Model) -> int:
 
 def allocations_of(executed: ir.Model, model: ir.Model) -> Allocations:
     """What a file asks of the allocator, new values in place if it says so."""
-    return _asked(executed, model, model.metadata_props.get(keys.IN_PLACE) == "true")[1]
+    return _asked_in_place(executed, model)[1]
+
+
+def _asked_in_place(executed: ir.Model, model: ir.Model) -> tuple[Problem, Allocations]:
+    return _asked(executed, model, model.metadata_props.get(keys.IN_PLACE) == "true")
+
+
+def _outside(problem: Problem) -> int:
+    """Most bytes that a kernel takes outside the arena."""
+    return max((op.outside for op in problem.ops), default=0)
 
 
 def _asked(executed: ir.Model, model: ir.Model, in_place: bool) -> tuple[Problem, Allocations]:

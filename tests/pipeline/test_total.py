@@ -125,7 +125,7 @@ def test_what_no_plan_can_keep_to_is_refused() -> None:
     with pytest.raises(InfeasibleError, match="parameters, state, inputs and outputs alone take"):
         ckplan.rewrite(step, budget=step.footprint.resident, of="total")
     with pytest.raises(InfeasibleError, match="no plan"):
-        ckplan.rewrite(step, budget=step.footprint.resident + 200_000, of="total", strategy="evict")
+        ckplan.rewrite(step, budget=step.footprint.resident + 100_000, of="total", strategy="evict")
 
 
 def test_bad_scopes() -> None:
