@@ -43,7 +43,7 @@ def hide_inputs(
     for node in nodes:
         for value in fed:
             if value in node.inputs and not is_control(node):
-                read_instead(node, value, edges.alias(value, fed[0] if after is None else after))
+                read_instead(node, value, edges.hide(value) if after is None else edges.alias(value, after))
 
 
 def hide_channels(nodes: Sequence[ir.Node], edges: ControlEdges) -> None:
@@ -59,7 +59,7 @@ def hide_channels(nodes: Sequence[ir.Node], edges: ControlEdges) -> None:
     for node in nodes:
         data = node.inputs[0] if node.inputs else None
         if node.op_type in _POOLING and data is not None:
-            read_instead(node, data, edges.alias(data, data))
+            read_instead(node, data, edges.hide(data))
 
 
 def hide_targets(nodes: Sequence[ir.Node], edges: ControlEdges) -> None:
@@ -83,15 +83,14 @@ def hide_targets(nodes: Sequence[ir.Node], edges: ControlEdges) -> None:
         if node.op_type == "Reshape":
             node.replace_input_with(position, shape_constant((-1, *entries[1:]), edges.initializers))
         else:
-            node.replace_input_with(position, edges.shape_after(entries, data))
+            node.replace_input_with(position, edges.shape_after(entries, edges.batch or data))
 
 
-def hide_sources(nodes: Sequence[ir.Node], inputs: Sequence[ir.Value], executed: ir.Model, edges: ControlEdges) -> int:
+def hide_sources(nodes: Sequence[ir.Node], executed: ir.Model, edges: ControlEdges) -> int:
     """Hide what gives the whole shape of an activation away, in what onnxruntime executes.
 
     Args:
         nodes: the sequence.
-        inputs: graph inputs; what is fed or constant is hidden by waiting for the first of them.
         executed: the model that onnxruntime makes of it.
         edges: maker of the aliases.
 
@@ -119,8 +118,7 @@ def hide_sources(nodes: Sequence[ir.Node], inputs: Sequence[ir.Value], executed:
             # What another exposed node makes is hidden there.
             maker = view_root(value, edges.runtime).producer()
             if maker not in makers and not (maker is not None and is_control(maker)):
-                fed = maker is None and bool(inputs)
-                read_instead(node, value, edges.alias(value, inputs[0] if fed else value))
+                read_instead(node, value, edges.hide(value))
     return edges.count - before
 
 

@@ -54,18 +54,27 @@ class ControlEdges:
         prefix: what the names of their nodes and values begin with.
         runtime: where the graph is to run.
         named: whether the dimensions of what is made in the graph are called after buffers.
+        batch: an input that is never written over, for aliases that are to hide something and not to wait.
 
     Attributes:
+        batch: see above.
         initializers: the shapes that the edges need, to be added to the graph.
         count: number of aliases made.
         waits: which node waits for which tensor.
     """
 
     def __init__(
-        self, graph: ir.Graph | None = None, prefix: str = "ckplan", runtime: Runtime = CPU, *, named: bool = True
+        self,
+        graph: ir.Graph | None = None,
+        prefix: str = "ckplan",
+        runtime: Runtime = CPU,
+        *,
+        named: bool = True,
+        batch: ir.Value | None = None,
     ) -> None:
         self.runtime = runtime
         own = {} if graph is None else graph.initializers
+        self.batch = batch
         self._prefix, self._named = prefix, named
         self._known = KnownShapes()
         self.initializers = {name: value for name, value in own.items() if name.startswith(_SHAPE)}
@@ -86,6 +95,14 @@ class ControlEdges:
         alias = self._emit("alias", "Unsqueeze", [tensor, self._nothing(after)], tensor.dtype, dims)
         self.count += len(self._made) > before
         return alias
+
+    def hide(self, tensor: ir.Value) -> ir.Value:
+        """An alias of ``tensor`` that hides its shape and its maker, and waits for nothing that is not there.
+
+        Raises:
+            ModelError: the shape of ``tensor`` is not static.
+        """
+        return self.alias(tensor, self.batch or tensor)
 
     def after_all(self, values: Sequence[ir.Value]) -> ir.Value:
         """What is there once all of some tensors are; onnxruntime's default order makes the first of them first.

@@ -85,7 +85,8 @@ def write(model: ir.Model, plan: Plan, runtime: Runtime = CPU, reserved: int = 0
     inputs, outputs = copy.graph.inputs, copy.graph.outputs
     updates = updates_of(copy)
     nodes = write_last(with_repeats(list(copy.graph), plan.schedule), updates, runtime)
-    edges = ControlEdges(copy.graph, runtime=runtime)
+    batch = next((value for value in inputs if not value.is_initializer() and value.name not in updates), None)
+    edges = ControlEdges(copy.graph, runtime=runtime, batch=batch)
     keep_repeats_apart(nodes, edges)
     keep_unfolded(nodes, inputs, edges)
     if model.meta.get(FUSED):
@@ -123,7 +124,7 @@ def write(model: ir.Model, plan: Plan, runtime: Runtime = CPU, reserved: int = 0
         held = timeline.peak_activations > limit
         if held and (best is None or timeline.peak_activations < best[3].peak_activations):
             best = (copy.clone(), problem, edges.count, timeline, executed, numbers)
-        if not (held and hide_sources(nodes, inputs, executed, edges)):
+        if not (held and hide_sources(nodes, executed, edges)):
             break
     if best is None or timeline.peak_activations <= best[3].peak_activations:
         best = (copy, problem, edges.count, timeline, executed, numbers)

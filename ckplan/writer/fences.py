@@ -40,7 +40,7 @@ def fence_alone(nodes: Sequence[ir.Node], edges: ControlEdges) -> None:
             if value is None or maker is None or len(value.uses()) > 1 or value.is_graph_output():
                 continue
             if not {PARTS}.intersection((*node.meta, *maker.meta)) and _is_fused(node, maker):
-                read_instead(node, value, edges.alias(value, value))
+                read_instead(node, value, edges.hide(value))
 
 
 def _is_fused(node: ir.Node, maker: ir.Node) -> bool:
@@ -75,7 +75,7 @@ def fence(nodes: Sequence[ir.Node], executed: ir.Model, edges: ControlEdges) -> 
             for value in dict.fromkeys(node.inputs):
                 maker = None if value is None else value.producer()
                 if value is not None and maker is not None and not is_control(maker):
-                    read_instead(node, value, edges.alias(value, value))
+                    read_instead(node, value, edges.hide(value))
             continue
         if (made.domain, made.op_type) == (node.domain, node.op_type):
             continue
@@ -83,7 +83,7 @@ def fence(nodes: Sequence[ir.Node], executed: ir.Model, edges: ControlEdges) -> 
             continue
         inner = [v for v in node.inputs if v is not None and str(v.name) not in makers and v.producer() is not None]
         if inner:
-            read_instead(node, inner[0], edges.alias(inner[0], inner[0]))
+            read_instead(node, inner[0], edges.hide(inner[0]))
     return edges.count - before
 
 

@@ -94,6 +94,16 @@ class KnownShapes:
             case "Gemm":
                 row, column = node.attributes.get_int("transA", 0), 1 - node.attributes.get_int("transB", 0)
                 return first[row], second[column]
+            case "Concat":
+                along = node.attributes.get_int("axis", 0) % rank
+                return tuple(
+                    (all if axis == along else any)(told) for axis, told in enumerate(zip(*known, strict=True))
+                )
+            case "Slice":
+                return first
+            case op_type if op_type.startswith("Reduce") and len(first) == rank:
+                sizes = dimensions_of(value) or ()
+                return tuple(known or size == 1 for known, size in zip(first, sizes, strict=True))
             case op_type if op_type in _SAMPLES_FIRST:
                 return (first[0], *everything[1:])
             case op_type if op_type in _ELEMENTWISE:

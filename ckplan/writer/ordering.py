@@ -225,7 +225,9 @@ def repair(nodes: Sequence[ir.Node], problem: Problem, order: Sequence[int], edg
     # A leaf runs out of its place until something waits for it, and takes its neighbours along: most other pairs come
     # right of themselves once the leaves do.
     leaves = [(first, second) for first, second in spanning if not any(v.uses() for v in nodes[first].outputs)]
-    for pairs in (leaves, spanning or swapped):
+    # What makes a few bytes rarely matters, and a normalisation's gradient is full of it.
+    large = [pair for pair in spanning if any(bytes_of(v) >= SMALL for place in pair for v in nodes[place].outputs)]
+    for pairs in (leaves, large, spanning or swapped):
         signals = [(signal_of(nodes[first]), nodes[second]) for first, second in pairs]
         if added := sum(gate(second, first, edges) for first, second in signals if first is not None):
             return added

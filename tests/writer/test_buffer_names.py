@@ -23,4 +23,4 @@ def test_indices_tell_a_shape_where_there_are_many(count: int, hidden: int) -> N
     nodes, edges = list(model.graph), ControlEdges(model.graph)
     table = model.graph.inputs[1]
     table.shape = ir.Shape(["rows", "columns"])
-    assert hide_sources(nodes, model.graph.inputs, model, edges) == hidden
+    assert hide_sources(nodes, model, edges) == hidden
