@@ -18,8 +18,6 @@ import importlib
 import os
 from typing import TYPE_CHECKING, Any
 
-from ckplan.deferred import defer_imports
-
 if TYPE_CHECKING:
     from ckplan.answers.analysis import Analysis as Analysis
     from ckplan.answers.explanation import Explanation as Explanation
@@ -80,7 +78,6 @@ __version__ = "0.1.0"
 
 # onnxruntime reads it once, when its library is loaded (docs/Privacy.md of its repository).
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
-defer_imports()
 
 _HOMES = {
     "answers.analysis": ("Analysis",),

@@ -18,6 +18,7 @@ import click
 
 from ckplan import __version__
 from ckplan.cli.interruption import INTERRUPTED, end_when_stuck
+from ckplan.cli.late_imports import defer_imports
 from ckplan.cli.terminal import Settings, say
 from ckplan.errors import CkplanError, EnvironmentUnavailableError, ModelError
 from ckplan.isolation.lifetime import asked_to_end, end_cleanly
@@ -72,6 +73,7 @@ class App(click.Group):
         # A graph is hundreds of thousands of small objects that all live long: looking for cycles among them after
         # every 700 new ones takes a quarter of the time.
         gc.set_threshold(_ALLOCATIONS)
+        defer_imports()
         end_cleanly()
         end_when_stuck()
         sys.exit(exit_code_of(partial(_leaving, run), settings))

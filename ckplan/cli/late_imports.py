@@ -1,7 +1,7 @@
 """Modules of other packages that are imported where they are first used, not where they are named.
 
-onnx-ir names sympy for arithmetic with symbolic dimensions, which static graphs have none of: a third of what it
-takes to import ckplan.
+onnx-ir names sympy for arithmetic with symbolic dimensions, which static graphs have none of: a third of what a command
+imports. Only the command line does this, whose process is its own; in other people's programs imports are left alone.
 """
 
 from __future__ import annotations
