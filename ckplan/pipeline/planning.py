@@ -25,7 +25,7 @@ from ckplan.planner.shave import shave
 from ckplan.planner.strategies import Strategy
 from ckplan.planner.strategies.auto import Auto
 from ckplan.planner.strategies.keep_all import KeepAll
-from ckplan.runtime.executed import executed_orders
+from ckplan.runtime.executed import executed_order
 from ckplan.runtime.footprint import (
     Footprint,
     best_reservation,
@@ -439,7 +439,7 @@ def without_plan(step: Step) -> Planned:
 
 def _as_without(step: Step, strategy: Strategy, budget: int | None = None) -> Planned:
     """The step without a plan, as a plan that repeats nothing."""
-    order, _ = executed_orders(list(step.fused.graph), step.executed)
+    order = executed_order(list(step.fused.graph), step.executed)
     plan = step.counted(make_plan(step.problem, str(strategy), order))
     model = step.ordered.clone()
     describe(model, problem_of(model), plan, sum(map(is_control, model.graph)), step.baseline)

@@ -24,7 +24,7 @@ from ckplan.planner.problem import Problem
 from ckplan.planner.simulate import simulate
 from ckplan.planner.timeline import Timeline
 from ckplan.runtime.cpu import CPU
-from ckplan.runtime.execution_order import default_order, predecessors, priority_order
+from ckplan.runtime.execution_order import default_order, predecessors
 from ckplan.runtime.inner import EXECUTED
 from ckplan.runtime.problem_of import problem_of
 from ckplan.runtime.reads import reads
@@ -321,29 +321,11 @@ def expected_timeline(model: ir.Model) -> Timeline:
     return executed_timeline(executed_model(model))
 
 
-def executed_orders(nodes: Sequence[ir.Node], executed: ir.Model) -> list[list[int]]:
-    """The orders in which the nodes of a file run, as positions in the file: DEFAULT and PRIORITY_BASED.
+def executed_order(nodes: Sequence[ir.Node], executed: ir.Model) -> list[int]:
+    """The order in which the nodes of a file run by default, as positions in the file.
 
     Nodes are recognised by what they make. A node that was fused into another counts as run right before it.
     """
-    default = list(executed.graph)
-    return [_positions(nodes, default), _positions(nodes, [default[place] for place in by_priority(nodes, default)])]
-
-
-def by_priority(nodes: Sequence[ir.Node], executed: Sequence[ir.Node]) -> list[int]:
-    """What runs, as positions in the order of DEFAULT, in the order of PRIORITY_BASED.
-
-    Nodes that an optimiser made stand behind all nodes of the file.
-    """
-    place = {(node.name, node.op_type): position for position, node in enumerate(nodes)}
-    filed = sorted(
-        enumerate(executed), key=lambda entry: (place.get((entry[1].name, entry[1].op_type), len(nodes)), entry[0])
-    )
-    standing = [node for _, node in filed]
-    return [filed[position][0] for position in priority_order(standing, predecessors(standing))]
-
-
-def _positions(nodes: Sequence[ir.Node], executed: Sequence[ir.Node]) -> list[int]:
     maker = {value.name: position for position, node in enumerate(nodes) for value in node.outputs if value.name}
     order: list[int] = []
     done: set[int] = set()
@@ -360,7 +342,7 @@ def _positions(nodes: Sequence[ir.Node], executed: Sequence[ir.Node]) -> list[in
                 before = [maker[v.name] for v in reads(nodes[current]) if v.name in maker]
                 stack.extend((earlier, False) for earlier in sorted(set(before)))
 
-    for node in executed:
+    for node in executed.graph:
         for value in node.outputs:
             if value.name in maker:
                 run(maker[value.name])

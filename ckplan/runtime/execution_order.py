@@ -1,14 +1,12 @@
-"""A model of onnxruntime's two execution orders.
+"""A model of the order in which onnxruntime executes a graph by default.
 
-DEFAULT walks back from the leaves, the nodes whose outputs no node reads: the leaf that stands last in the file is
-finished first, and among the nodes that a node reads from, the one that stands last is finished first
-(``core/graph/graph_viewer.cc``, ``Graph::ReverseDFSFrom``). PRIORITY_BASED takes, of the nodes that are ready, Shape
-and Size first, then the one that stands first in the file (``Graph::KahnsTopologicalSort``).
+``ExecutionOrder.DEFAULT`` walks back from the leaves, the nodes whose outputs no node reads: the leaf that stands last
+in the file is finished first, and among the nodes that a node reads from, the one that stands last is finished first
+(``core/graph/graph_viewer.cc``, ``Graph::ReverseDFSFrom``).
 """
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Sequence
 
 import onnx_ir as ir
@@ -50,25 +48,4 @@ def default_order(before: Sequence[Sequence[int]]) -> list[int]:
             visited[position] = True
             stack.append((position, True))
             stack.extend((maker, False) for maker in before[position] if not visited[maker])
-    return order
-
-
-def priority_order(nodes: Sequence[ir.Node], before: Sequence[Sequence[int]]) -> list[int]:
-    """Positions in the order of ``ExecutionOrder.PRIORITY_BASED``."""
-    after: list[list[int]] = [[] for _ in before]
-    waiting = [len(positions) for positions in before]
-    for position, makers in enumerate(before):
-        for maker in makers:
-            after[maker].append(position)
-    early = [node.op_type not in ("Shape", "Size") for node in nodes]
-    ready = [(early[position], position) for position, count in enumerate(waiting) if count == 0]
-    heapq.heapify(ready)
-    order = []
-    while ready:
-        _, position = heapq.heappop(ready)
-        order.append(position)
-        for reader in after[position]:
-            waiting[reader] -= 1
-            if waiting[reader] == 0:
-                heapq.heappush(ready, (early[reader], reader))
     return order

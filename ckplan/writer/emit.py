@@ -13,7 +13,7 @@ from ckplan.planner.problem import Problem
 from ckplan.planner.simulate import simulate
 from ckplan.planner.timeline import Timeline
 from ckplan.runtime.cpu import CPU
-from ckplan.runtime.executed import by_priority, executed_model, executed_orders, executed_timeline
+from ckplan.runtime.executed import executed_model, executed_order, executed_timeline
 from ckplan.runtime.problem_of import Numbering, problem_of, problem_of_nodes
 from ckplan.runtime.runtime import Runtime
 from ckplan.runtime.sizes import shape_classes
@@ -114,7 +114,7 @@ def write(model: ir.Model, plan: Plan, runtime: Runtime = CPU, reserved: int = 0
             continue
         if updates and wait_for_readers(nodes, executed, updates, edges):
             continue
-        if sum(repair(nodes, problem, order, edges) for order in executed_orders(nodes, executed)):
+        if repair(nodes, problem, executed_order(nodes, executed), edges):
             continue
         numbers = problem_of(executed, runtime)
         timeline = executed_timeline(executed, numbers)
@@ -129,8 +129,7 @@ def write(model: ir.Model, plan: Plan, runtime: Runtime = CPU, reserved: int = 0
     if best is None or timeline.peak_activations <= best[3].peak_activations:
         best = (copy, problem, edges.count, timeline, executed, numbers)
     copy, problem, count, timeline, executed, numbers = best
-    orders = [list(range(len(numbers.ops))), by_priority(list(copy.graph), list(executed.graph))]
-    renamed = handed_on(numbers, shape_classes(executed.graph, numbers), orders)
+    renamed = handed_on(numbers, shape_classes(executed.graph, numbers))
     for graph in (copy.graph, executed.graph):
         rename_buffers(graph, renamed)
     timeline = executed_timeline(executed, numbers)

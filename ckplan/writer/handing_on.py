@@ -18,7 +18,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ckplan.planner.problem import Problem
-from ckplan.planner.simulate import lifetimes, simulate
+from ckplan.planner.simulate import Lifetimes, lifetimes, simulate
 from ckplan.runtime.sizes import named_dimension, parts_of_dimension
 
 _ROOM = 0.99
@@ -38,63 +38,49 @@ class _Buffer:
     kind: Hashable
 
 
-class _Order:
-    """An order of execution: when each buffer is born and dies, by its name, and what is alive at each step."""
-
-    def __init__(self, problem: Problem, shapes: Sequence[Hashable | None], schedule: Sequence[int]) -> None:
-        lives = lifetimes(problem, schedule, shapes)
-        self.live = np.array(
-            [moment.activations for moment in simulate(problem, schedule, shapes, lives).steps], np.int64
-        )
-        self.limit = _ROOM * self.live.max(initial=0)
-        named = [_named(shapes[tensor]) for tensor in lives.tensor]
-        owners = Counter(found[0] for found in named if found is not None)
-        self.buffers: dict[str, _Buffer] = {}
-        for buffer, found in enumerate(named):
-            # Where onnxruntime takes two buffers for what the plan has as one, their name is not free.
-            if found is not None and owners[found[0]] == 1 and not lives.returned[buffer]:
-                self.buffers[found[0]] = _Buffer(lives.size[buffer], lives.born[buffer], lives.dies[buffer], found[1])
-
-    def idle(self, last: str, following: str) -> np.ndarray | None:
-        """What is alive at the steps between two buffers; None where the second does not begin after the first."""
-        dies, born = self.buffers[last].dies, self.buffers[following].born
-        return self.live[dies + 1 : born] if dies < born else None
-
-
-def handed_on(problem: Problem, shapes: Sequence[Hashable | None], orders: Sequence[Sequence[int]]) -> dict[str, str]:
+def handed_on(problem: Problem, shapes: Sequence[Hashable | None]) -> dict[str, str]:
     """Which buffers may have the name of another one.
 
     Args:
-        problem: the numbers of what onnxruntime executes of a file.
+        problem: the numbers of what onnxruntime executes of a file, in the order in which it does.
         shapes: by what it hands dead buffers on, see `ckplan.runtime.sizes.shape_classes`.
-        orders: the orders in which it may run the ops, by default first.
 
     Returns:
         For the names of some buffers, the name of the first in a row that follow each other in one place in memory.
     """
-    known = [_Order(problem, shapes, order) for order in orders]
-    shared = set.intersection(*(set(order.buffers) for order in known))
-    first = {name: buffer for name, buffer in known[0].buffers.items() if name in shared}
+    order = range(len(problem.ops))
+    live = np.array([moment.activations for moment in simulate(problem, order, shapes).steps], np.int64)
+    limit = _ROOM * live.max(initial=0)
+    buffers = _buffers(lifetimes(problem, order, shapes), shapes)
     renamed: dict[str, str] = {}
-    waiting = sorted(first, key=lambda name: first[name].dies)
+    waiting = sorted(buffers, key=lambda name: buffers[name].dies)
     dead: dict[Hashable, list[str]] = defaultdict(list)  # of each kind, the one that died last at the end
     done = 0
-    for name in sorted(first, key=lambda name: first[name].born):
-        while done < len(waiting) and first[waiting[done]].dies < first[name].born:
-            dead[first[waiting[done]].kind].append(waiting[done])
+    for name in sorted(buffers, key=lambda name: buffers[name].born):
+        buffer = buffers[name]
+        while done < len(waiting) and buffers[waiting[done]].dies < buffer.born:
+            dead[buffers[waiting[done]].kind].append(waiting[done])
             done += 1
-        buffer = first[name]
         for last in reversed(dead[buffer.kind][-_CANDIDATES:]):
-            idle = [live for order in known if (live := order.idle(last, name)) is not None]
-            if len(idle) == len(known) and all(
-                (live + buffer.size <= order.limit).all() for live, order in zip(idle, known, strict=True)
-            ):
-                for live in idle:
-                    live += buffer.size
+            idle = live[buffers[last].dies + 1 : buffer.born]
+            if (idle + buffer.size <= limit).all():
+                idle += buffer.size
                 renamed[name] = renamed.get(last, last)
                 dead[buffer.kind].remove(last)
                 break
     return renamed
+
+
+def _buffers(lives: Lifetimes, shapes: Sequence[Hashable | None]) -> dict[str, _Buffer]:
+    """The buffers that may be named otherwise, by their names."""
+    named = [_named(shapes[tensor]) for tensor in lives.tensor]
+    owners = Counter(found[0] for found in named if found is not None)
+    return {
+        found[0]: _Buffer(lives.size[buffer], lives.born[buffer], lives.dies[buffer], found[1])
+        for buffer, found in enumerate(named)
+        # Where onnxruntime takes two buffers for what the plan has as one, their name is not free.
+        if found is not None and owners[found[0]] == 1 and not lives.returned[buffer]
+    }
 
 
 def _named(shape: Hashable | None) -> tuple[str, Hashable] | None:

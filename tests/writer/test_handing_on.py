@@ -42,10 +42,9 @@ def chain(sizes: list[int]) -> ir.Model:
     return ir.Model(ir.Graph(inputs, [end], nodes=nodes, opset_imports={"": 21}), ir_version=10)
 
 
-def handed(model: ir.Model, *orders: list[int]) -> dict[str, str]:
+def handed(model: ir.Model) -> dict[str, str]:
     problem = problem_of(model)
-    default = list(range(len(problem.ops)))
-    return handed_on(problem, shape_classes(model.graph, problem), [default, *orders])
+    return handed_on(problem, shape_classes(model.graph, problem))
 
 
 def test_a_buffer_is_handed_on_where_there_is_room_for_it() -> None:
