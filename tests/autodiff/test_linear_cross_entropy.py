@@ -10,7 +10,7 @@ import onnx_ir as ir
 import pytest
 
 from ckplan.autodiff import build_training_graph
-from ckplan.autodiff.regions import largest_divisor
+from ckplan.autodiff.regions import largest_divisor, near_divisor
 from ckplan.errors import UsageError
 from tests.autodiff.gradcheck import check_training_graph, onnxruntime_run, parse, values
 
@@ -115,3 +115,11 @@ def test_largest_divisor(number: int, limit: int) -> None:
     assert number % found == 0
     assert found <= max(limit, 1)
     assert not any(number % other == 0 for other in range(found + 1, min(limit, number) + 1))
+
+
+@pytest.mark.parametrize(
+    ("number", "wanted", "found"),
+    [(32000, 16, 16), (50257, 16, 29), (50257, 4, 29), (21, 4, 7), (7919, 16, 1), (3, 8, 3)],
+)
+def test_classes_go_into_about_as_many_pieces(number: int, wanted: int, found: int) -> None:
+    assert near_divisor(number, wanted) == found

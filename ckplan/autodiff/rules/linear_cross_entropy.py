@@ -10,7 +10,7 @@ from ckplan.autodiff.composites import DOMAIN
 from ckplan.autodiff.control_flow.bodies import BodyBuilder, close_body, emit_control, new_value
 from ckplan.autodiff.crossentropy import labels_of
 from ckplan.autodiff.linear_cross_entropy import product
-from ckplan.autodiff.regions import largest_divisor
+from ckplan.autodiff.regions import near_divisor
 from ckplan.autodiff.registry import rule
 from ckplan.autodiff.rules.losses import by_sample_weights, sample_slopes
 from ckplan.keys import PHASE, PIECES
@@ -48,7 +48,7 @@ def _by_layer(op: Builder, node: ir.Node, slopes: ir.Value) -> tuple[ir.Value, i
     by_rows = bool(attr_int(node, "by_rows", 0))
     samples, features = size_of(indices), shape_of(x)[-1]
     classes = shape_of(weight)[0 if by_rows else 1]
-    count = largest_divisor(classes, attr_int(node, "chunks", 1))
+    count = near_divisor(classes, attr_int(node, "chunks", 1))
     width = classes // count
     rows = op.reshape(x, (samples, features))
     at = op.reshape(indices, (samples, 1))
