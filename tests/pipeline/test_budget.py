@@ -28,11 +28,11 @@ from ckplan.units import format_bytes
 MLP = Path(__file__).resolve().parents[2] / "sample_models" / "mlp.onnx"
 
 
-@pytest.mark.parametrize("share", [1.0, 0.8, 0.75, 0.65, 0.5])
+@pytest.mark.parametrize("share", [1.0, 0.8, 0.65, 0.5, 0.4])
 def test_a_file_keeps_the_budget_or_is_refused(share: float) -> None:
     model = ckplan.build_training_graph(ckplan.load(MLP, dims={"batch": 8}).model).model
     budget = int(share * expected_timeline(model).peak_activations)
-    if share < 0.6:
+    if share < 0.45:
         # The user's budget is named, not the lower one that the plan was asked for.
         with pytest.raises(InfeasibleError, match=format_bytes(budget)):
             rewrite(step_of(model), parse_strategy("evict"), Goal(budget=budget))
