@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -79,13 +79,28 @@ def read_configuration(path: Path) -> Configuration:
 
 def _toml(path: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        data = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise UsageError(f"there is no file '{path}'", "check the path") from None
     except OSError as error:
         raise UsageError(f"cannot read '{path}': {error.strerror or error}", "check the path") from None
     except ValueError as error:  # bad TOML, or not UTF-8
         raise UsageError(f"'{path}' is not TOML: {error}", "correct it") from None
+    if any("\0" in text for text in _texts(data)):
+        raise UsageError(f"'{path}' holds a null character, which no name can have", "remove it")
+    return data
+
+
+def _texts(value: object) -> Iterator[str]:
+    """All text in a value, keys and what lies in tables and lists among it."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        for part in (*value, *value.values()):
+            yield from _texts(part)
+    elif isinstance(value, list):
+        for part in value:
+            yield from _texts(part)
 
 
 def _section(path: Path, data: Mapping[str, Any]) -> dict[str, Any] | None:

@@ -104,6 +104,8 @@ MODEL = "[models.one]\npath = 'one.onnx'\n"
         (MODEL + "unused = 'no'", "`unused` must be 'absent' or 'zero'"),
         (MODEL + "inference = true\nstrategy = 'memory'", "does not go with `strategy`"),
         (MODEL + "inference = true\nloss = 'mse'", "does not go with `--loss`"),
+        ('baseline = "a\\u0000"\n' + MODEL, "holds a null character"),
+        (MODEL + 'loss = ["\\u0000"]', "holds a null character"),
         ("baseline = 3\n" + MODEL, "`baseline` must be a string, the name of a file"),
     ],
 )
