@@ -74,12 +74,13 @@ def spell_budget(budget: int | float) -> str:
 
 def format_bytes(count: float) -> str:
     """Write a byte count for people, in binary units: ``format_bytes(1536) == "1.5 KiB"``."""
-    size, sign = abs(count), "-" if count < 0 else ""
+    # Sizes that a file makes up may be beyond any float.
+    size, sign = min(abs(count), 2**1000), "-" if count < 0 else ""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if size < 1024:
             return f"{sign}{size:.0f} {unit}" if unit == "B" else f"{sign}{size:.1f} {unit}"
         size /= 1024
-    return f"{sign}{size:.1f} TiB"
+    return f"{sign}{size:.1f} TiB" if size < 1e6 else f"{sign}{size:.1e} TiB"
 
 
 def format_seconds(seconds: float) -> str:

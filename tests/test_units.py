@@ -48,6 +48,7 @@ def test_what_is_no_size_is_named(text: str) -> None:
         (3 * 2**29, "1.5 GiB"),
         (2**40, "1.0 TiB"),
         (5000 * 2**40, "5000.0 TiB"),
+        (2**5000, "9.7e+288 TiB"),
     ],
 )
 def test_bytes_are_written(count: int, text: str) -> None:

@@ -118,6 +118,8 @@ def _convolution(node: ir.Node, most: int) -> int:
     data, weight, result, itemsize = found
     group = node.attributes["group"].as_int() if "group" in node.attributes else 1
     places, taps, filters = math.prod(result[2:]), math.prod(weight[2:]), weight[0] // group
+    if min(places, taps, filters) < 1:  # nothing is made
+        return 0
     if _moves_by_one(node, taps) and (taps == 1 or (weight[1] == 1 and _spans(data[2:], weight[2:]))):
         return 0
     if filters > places:

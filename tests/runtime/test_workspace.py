@@ -11,6 +11,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from ckplan.runtime.cpu import CPU
+from ckplan.runtime.workspace import workspace_of
 from tests.writer.runtime import profile
 
 SHAPE = (8, 32, 32, 32)
@@ -87,3 +88,13 @@ def test_is_what_the_arena_shows(case: str) -> None:
     node = next(node for node in ir.serde.deserialize_model(model).graph if node.name == "probed")
     # The arena may hand out a free chunk of up to twice the size that was asked for.
     assert 0.9 * CPU.workspace(node, CPU.threads) <= seen <= 2 * CPU.workspace(node, CPU.threads) + SIZE / 4
+
+
+def test_a_convolution_that_makes_nothing_takes_nothing() -> None:
+    """Sizes are what a file says; those of a damaged one may leave no place in the output."""
+    floats = ir.TensorType(ir.DataType.FLOAT)
+    data, weight, made = (
+        ir.Value(name=name, shape=ir.Shape(shape), type=floats)
+        for name, shape in (("x", [1, 4, 2, 2]), ("w", [8, 4, 3, 3]), ("y", [1, 8, 0, 0]))
+    )
+    assert workspace_of(ir.Node("", "Conv", [data, weight], outputs=[made]), CPU.threads) == 0
