@@ -16,10 +16,11 @@ import onnx_ir as ir
 from onnx_ir.convenience import convert_attributes
 
 from ckplan.autodiff.builder import Builder
-from ckplan.autodiff.paths import bodies, captured
+from ckplan.autodiff.paths import captured
 from ckplan.errors import ModelError
 from ckplan.keys import PHASE
 from ckplan.model.copies import copy_nodes
+from ckplan.model.traits import graphs_in
 
 DOMAIN = "pkg.ckplan"
 """The domain of composites; a finished graph has none."""
@@ -183,7 +184,7 @@ def _become(
 
 def _with_inner(nodes: Iterable[ir.Node]) -> list[ir.Node]:
     """Nodes, and those in their bodies."""
-    return [inner for node in nodes for inner in (node, *_with_inner(n for graph in bodies(node) for n in graph))]
+    return [inner for node in nodes for inner in (node, *_with_inner(n for graph in graphs_in(node) for n in graph))]
 
 
 def _read_instead(node: ir.Node, values: Mapping[ir.Value, ir.Value]) -> None:

@@ -9,25 +9,15 @@ import onnx_ir as ir
 from ckplan.autodiff.builder import is_floating
 from ckplan.autodiff.registry import NON_DIFFERENTIABLE, ZERO_DERIVATIVE, Entry, lookup
 from ckplan.model.cleanup import drop_unread_initializers
+from ckplan.model.traits import graphs_in
 
 _ANY_VERSION = 1 << 30
-
-
-def bodies(node: ir.Node) -> list[ir.Graph]:
-    """Return the graphs that a control-flow node holds."""
-    graphs: list[ir.Graph] = []
-    for attribute in node.attributes.values():
-        if attribute.type == ir.AttributeType.GRAPH:
-            graphs.append(attribute.as_graph())
-        elif attribute.type == ir.AttributeType.GRAPHS:
-            graphs.extend(attribute.as_graphs())
-    return graphs
 
 
 def captured(node: ir.Node) -> list[ir.Value]:
     """Return the outer values that the bodies of a control-flow node read, each once, in the order of reading."""
     found: dict[ir.Value, None] = {}
-    for graph in bodies(node):
+    for graph in graphs_in(node):
         defined = {*graph.inputs, *graph.initializers.values()}
         defined.update(output for inner in graph for output in inner.outputs)
         read = [value for inner in graph for value in (*inner.inputs, *captured(inner)) if value is not None]
@@ -56,7 +46,7 @@ def differentiable_inputs(node: ir.Node, entry: Entry | None) -> set[ir.Value]:
         return set()
     if entry is None or (node.op_type in NON_DIFFERENTIABLE and not node.domain):
         return {value for value in reads(node) if is_floating(value)}
-    if bodies(node):
+    if graphs_in(node):
         return _through_bodies(node)
     return {
         value
@@ -71,7 +61,7 @@ def differentiable_inputs(node: ir.Node, entry: Entry | None) -> set[ir.Value]:
 def _through_bodies(node: ir.Node) -> set[ir.Value]:
     """Return the values of the enclosing graph from which a gradient path leads through a body to a floating output."""
     found: set[ir.Value] = set()
-    for graph in bodies(node):
+    for graph in graphs_in(node):
         needed = {value for value in graph.outputs if is_floating(value)}
         for inner in reversed(graph):
             if not needed.isdisjoint(inner.outputs):
@@ -105,7 +95,7 @@ def discard(graph: ir.Graph, nodes: Iterable[ir.Node]) -> None:
         nodes: readers stand before what they read.
     """
     for node in nodes:
-        for body in bodies(node):
+        for body in graphs_in(node):
             body.outputs.clear()
             discard(body, reversed(list(body)))
         graph.remove(node, safe=True)

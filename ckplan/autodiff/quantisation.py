@@ -16,9 +16,10 @@ import onnx_ir as ir
 from ckplan.autodiff.breaks import between, breaks, reached_by
 from ckplan.autodiff.builder import Builder, attr_int, input_of, required_input, shape_of
 from ckplan.autodiff.composites import is_composite, outline
-from ckplan.autodiff.paths import bodies, captured
+from ckplan.autodiff.paths import captured
 from ckplan.errors import ModelError
 from ckplan.model.contrib import MICROSOFT, QUANTISED
+from ckplan.model.traits import graphs_in
 
 #: Operators of ONNX that turn numbers into those of a quantised type, or calculate with such.
 _ARITHMETIC = frozenset(
@@ -85,11 +86,11 @@ def _cuts(op: Builder, graph: ir.Graph, sources: Iterable[ir.Value], targets: Se
     """Return the nodes that quantise and that nothing of a source's gradient path is left behind, in bodies too."""
     sources = list(sources)
     found = [node for node in breaks(graph, op.opset_imports, sources, targets) if is_quantised(node)]
-    holders = [node for node in between(graph, sources, targets) if bodies(node)]
+    holders = [node for node in between(graph, sources, targets) if graphs_in(node)]
     if holders:
         reached = reached_by(graph, op.opset_imports, sources)
         for node in holders:
-            for body in bodies(node):
+            for body in graphs_in(node):
                 passed = [inner for outer, inner in zip(node.inputs, body.inputs, strict=False) if outer in reached]
                 found += _cuts(op, body, [*passed, *reached.intersection(captured(node))], body.outputs)
     return found

@@ -49,9 +49,10 @@ def handed_on(problem: Problem, shapes: Sequence[Hashable | None]) -> dict[str, 
         For the names of some buffers, the name of the first in a row that follow each other in one place in memory.
     """
     order = range(len(problem.ops))
-    live = np.array([moment.activations for moment in simulate(problem, order, shapes).steps], np.int64)
+    lives = lifetimes(problem, order, shapes)
+    live = np.array([moment.activations for moment in simulate(problem, order, shapes, lives).steps], np.int64)
     limit = _ROOM * live.max(initial=0)
-    buffers = _buffers(lifetimes(problem, order, shapes), shapes)
+    buffers = _buffers(lives, shapes)
     renamed: dict[str, str] = {}
     waiting = sorted(buffers, key=lambda name: buffers[name].dies)
     dead: dict[Hashable, list[str]] = defaultdict(list)  # of each kind, the one that died last at the end

@@ -102,15 +102,12 @@ class KnownShapes:
             case "Slice":
                 return first
             case op_type if op_type.startswith("Reduce") and len(first) == rank:
-                sizes = dimensions_of(value) or ()
-                return tuple(known or size == 1 for known, size in zip(first, sizes, strict=True))
+                return _or_single(value, first)
             case op_type if op_type in _SAMPLES_FIRST:
                 return (first[0], *everything[1:])
             case op_type if op_type in _ELEMENTWISE:
-                told = _spread(
-                    [_beyond_ones(read, self._found[read]) for read in node.inputs if read is not None], rank
-                )
-                return tuple(known or size == 1 for known, size in zip(told, dimensions_of(value) or (), strict=True))
+                told = [_beyond_ones(read, self._found[read]) for read in node.inputs if read is not None]
+                return _or_single(value, _spread(told, rank))
         return everything
 
 
@@ -122,6 +119,11 @@ def _inputs_of(value: ir.Value) -> list[ir.Value]:
 def _beyond_ones(value: ir.Value, known: tuple[bool, ...]) -> tuple[bool, ...]:
     """What a value tells of the dimensions that it is spread to: of those that it has one entry of nothing."""
     return tuple(is_known and size != 1 for is_known, size in zip(known, dimensions_of(value) or (), strict=False))
+
+
+def _or_single(value: ir.Value, known: tuple[bool, ...]) -> tuple[bool, ...]:
+    """The same, with the dimensions of one entry, which no name hides for sure, counted as known."""
+    return tuple(is_known or size == 1 for is_known, size in zip(known, dimensions_of(value) or (), strict=True))
 
 
 def _spread(known: list[tuple[bool, ...]], rank: int) -> tuple[bool, ...]:

@@ -9,11 +9,12 @@ import numpy as np
 import onnx_ir as ir
 
 from ckplan.autodiff.builder import Builder, shape_of
-from ckplan.autodiff.paths import bodies, discard
+from ckplan.autodiff.paths import discard
 from ckplan.autodiff.presence import there
 from ckplan.autodiff.registry import NoGradientError
 from ckplan.keys import PHASE
 from ckplan.model import copies
+from ckplan.model.traits import graphs_in
 
 
 class BodyBuilder(Builder):
@@ -58,7 +59,7 @@ def demand_static(node: ir.Node) -> None:
     Raises:
         NoGradientError: one has not; the message names it.
     """
-    for graph in bodies(node):
+    for graph in graphs_in(node):
         for inner in graph:
             for value in inner.outputs:
                 unknown = value.shape is None or not value.shape.is_static()

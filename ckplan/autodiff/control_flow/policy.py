@@ -9,11 +9,10 @@ from fnmatch import fnmatchcase
 
 import onnx_ir as ir
 
-from ckplan.autodiff.paths import bodies
 from ckplan.errors import UsageError
 from ckplan.keys import STORE
 from ckplan.model.metadata import listed_names
-from ckplan.model.traits import is_heavy, is_random
+from ckplan.model.traits import graphs_in, is_heavy, is_random
 
 NOTHING = "none"
 """The pattern that stands for nothing but the carried states."""
@@ -76,7 +75,7 @@ def spread_patterns(graph: ir.Graph, patterns: Sequence[str]) -> None:
     Raises:
         UsageError: a pattern matches nothing.
     """
-    nodes = [node for node in graph.all_nodes() if bodies(node) or node.op_type in STORABLE]
+    nodes = [node for node in graph.all_nodes() if graphs_in(node) or node.op_type in STORABLE]
     names = [(node, name) for node in nodes for name in _storable(node)]
     for pattern in patterns:
         if pattern != NOTHING and not any(_matches(pattern, node, name) for node, name in names):
@@ -89,7 +88,7 @@ def spread_patterns(graph: ir.Graph, patterns: Sequence[str]) -> None:
 
 
 def _storable(node: ir.Node) -> list[str]:
-    made = [value.name for body in bodies(node) for inner in body for value in inner.outputs if value.name]
+    made = [value.name for body in graphs_in(node) for inner in body for value in inner.outputs if value.name]
     return [*STORABLE.get(node.op_type, ()), *made]
 
 

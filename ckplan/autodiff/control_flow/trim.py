@@ -8,12 +8,13 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from ckplan.autodiff.builder import attr_ints
-from ckplan.autodiff.paths import bodies, discard, needed_nodes
+from ckplan.autodiff.paths import discard, needed_nodes
+from ckplan.model.traits import graphs_in
 
 
 def extra_outputs(graph: ir.Graph) -> dict[ir.Node, int]:
     """Return how many outputs each control-flow node of a graph has, before gradients add some."""
-    return {node: len(node.outputs) for node in graph if bodies(node)}
+    return {node: len(node.outputs) for node in graph if graphs_in(node)}
 
 
 def trim(graph: ir.Graph, before: dict[ir.Node, int]) -> None:
@@ -37,7 +38,7 @@ def _keep(node: ir.Node, kept: list[int]) -> None:
             old.name, new.name = new.name, old.name
             new.type, new.shape = old.type, old.shape
             ir.convenience.replace_all_uses_with(old, new, replace_graph_outputs=True)
-    for body in bodies(node):
+    for body in graphs_in(node):
         before = len(body.outputs) - len(node.outputs)  # the condition of a Loop
         rows = list(body.outputs)
         body.outputs.clear()

@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 import onnx_ir as ir
 
 from ckplan.autodiff.builder import Builder, input_of, required_input, shape_of
-from ckplan.autodiff.paths import bodies, needed_nodes
+from ckplan.autodiff.paths import needed_nodes
 from ckplan.autodiff.training_mode.batch_norm import batch_normalization, splits
 from ckplan.autodiff.training_mode.dropout import dropout
+from ckplan.model.traits import graphs_in
 
 _FORMS = ("BatchNormalization", "Dropout")
 
@@ -131,7 +132,7 @@ def _take_notes(forms: TrainingForms, graph: ir.Graph, normalisations: int, drop
             "different layers, export the model with initializers for each"
         )
     left = [node for node in graph if node.op_type in _FORMS and not node.domain]
-    left += [inner for node in graph for body in bodies(node) for inner in body.all_nodes() if _is_one(inner)]
+    left += [inner for node in graph for body in graphs_in(node) for inner in body.all_nodes() if _is_one(inner)]
     if left:
         named = ", ".join(f"{node.op_type} '{node.name}'" for node in left[:3])
         forms.notes.append(f"{len(left)} node(s) stay as they are in the file ({named}{', ...' if left[3:] else ''})")
