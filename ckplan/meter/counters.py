@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from ckplan.planner.allocations import ExpectedArena
 
 RUNS = 3
-"""The first run, the run that lays out the pattern's block, and one in the steady state."""
+"""The first run, and two in the steady state: the block of the pattern is taken from the second one on."""
 
 
 def _steady(found: Measurement) -> Steady | None:
@@ -113,7 +113,7 @@ _COLUMNS = {
 def job(channel: Channel) -> list[dict[str, Any]]:
     """In the child: run each variant (order, memory pattern) of the session and return its events.
 
-    Where the steady state does not matter, the request may ask for another number of ``runs`` than `RUNS`, and for
+    Where the steady state does not matter, request or variant may ask for other ``runs`` than `RUNS`, the request for
     ``cut`` chunks (see `open_session`): then the workspaces are what kernels asked for, not what the arena handed out.
     """
     request = channel.request
@@ -148,6 +148,7 @@ def _run_variant(
         threads=request["threads"],
         profile=channel.folder / f"{variant['order']}-{variant['pattern']}",
         cut=request.get("cut", False),
+        spin=request.get("spin", True),
     )
     try:
         session, device = opened(optimized=optimized)
@@ -159,7 +160,7 @@ def _run_variant(
     step = step_of(session, feed)
     names = [value.name for value in session.get_outputs()]
     sizes: dict[str, int] = {}
-    runs = request.get("runs", RUNS)
+    runs = variant.get("runs", request.get("runs", RUNS))
     for run in range(runs):
         channel.progress(f"run {run + 1} of {runs} ({label})")
         results = step()
@@ -291,7 +292,7 @@ def interpret(raw: Mapping[str, Any], facts: FileFacts, fed: int) -> Counters | 
         seconds=tuple(median(run["seconds"][index] for run in later) for index in range(count)),
         parameters=parameters,
         workspaces=workspaces,
-        steady=steady_state(raw),
+        steady=steady_state(raw) if len(runs) > 1 else None,
     )
 
 

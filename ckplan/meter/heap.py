@@ -59,7 +59,14 @@ def job(channel: Channel) -> dict[str, Any]:
     _make_first_session(ort)
     channel.progress("the loading (heap meter)")
     (session, device), _, held = watched(
-        lambda: open_session(request["path"], request["device"], threads=request["threads"], arena=False, pattern=False)
+        lambda: open_session(
+            request["path"],
+            request["device"],
+            threads=request["threads"],
+            arena=False,
+            pattern=False,
+            spin=request.get("spin", True),
+        )
     )
     if device != "cpu":
         raise EnvironmentUnavailableError("the heap meter sees no device memory", "use --device cpu")

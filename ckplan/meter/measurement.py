@@ -35,9 +35,18 @@ from ckplan.units import format_bytes, format_seconds
 
 _VARIANTS = (
     {"order": "default", "pattern": True},
-    {"order": "priority", "pattern": True},
-    {"order": "default", "pattern": False},
+    {"order": "priority", "pattern": True, "runs": 2},
+    {"order": "default", "pattern": False, "runs": 2},
 )
+"""How the counters are read. The second run is in the steady state: the arena is as the first one left it, and so it is
+at the beginning of every later one. A third one is for the times of nodes."""
+
+_COMPARED = (
+    {"order": "default", "pattern": True, "runs": 2},
+    {"order": "priority", "pattern": True, "runs": 1},
+    {"order": "default", "pattern": False, "runs": 2},
+)
+"""The same where two files are compared: no times of nodes, and the steady state of the default order alone."""
 
 Progress = Callable[[str], None]
 
@@ -119,15 +128,20 @@ def measured(
     runs: int,
     heap: bool,
     inside: bool = False,
+    compared: bool = False,
     progress: Progress = _silent,
 ) -> Measurement:
     """Run all meters on one file; the outputs of its first run stay in the folder ``outputs``.
+
+    Where the file is ``compared`` with another one, it runs no more often than that takes, and no thread spins: how
+    long a step takes is found out by turns (`ckplan.meter.timing`).
 
     Raises:
         CkplanError: as `measure`.
     """
     facts = file_facts(model)
     name = Path(request["path"]).name
+    request = {**request, "spin": False, "warm_up": 1} if compared else request
     progress(f"running {name}: times and outputs")
     executed = outputs.with_name(f"{outputs.name}-executed.onnx")
     try:
@@ -141,7 +155,11 @@ def measured(
     request = {**request, "device": plain["device"]}
     progress(f"running {name}: counters of the allocator")
     looking = inside or bool(facts.recomputed)
-    asked = {"variants": list(_VARIANTS), "producers": dict(facts.producers), "optimized": str(executed) * looking}
+    asked = {
+        "variants": list(_COMPARED if compared else _VARIANTS),
+        "producers": dict(facts.producers),
+        "optimized": str(executed) * looking,
+    }
     try:
         variants = run_job("counters", {**request, **asked})
     except RunFailedError as error:

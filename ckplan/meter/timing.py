@@ -30,6 +30,17 @@ _PAUSE = 0.02
 _ENOUGH = 2.0
 """Seconds of steps after which no more pairs than asked for are taken."""
 
+_PAIRS = 5
+"""Pairs that are taken where no number was asked for."""
+
+_FEWEST = 2
+_PLENTY = 10.0
+"""Seconds of steps after which fewer of these will do, and how many: what disturbs single steps is little of so long a
+time."""
+
+_LONG = 1.0
+"""Seconds of a step from which a single one is enough to warm up: later ones differ by milliseconds."""
+
 _MOST = 4
 """How many times the pairs that were asked for are taken where steps are short."""
 
@@ -44,7 +55,10 @@ def job(channel: Channel) -> None:
     step = step_of(session, feed)
     for number in range(WARM_UP):
         channel.progress(f"warm-up run {number + 1} (timing)")
+        start = clock()
         step()
+        if clock() - start > _LONG:
+            break
     channel.progress("a timed run")
     for _ in sys.stdin:
         start = clock()
@@ -57,14 +71,28 @@ def _alone(request: Mapping[str, Any]) -> int | None:
     return 1 if request["device"] == "cpu" and request["threads"] in (None, 1) else None
 
 
-def alternate(base: Mapping[str, Any], new: Mapping[str, Any], pairs: int) -> Timing:
+def enough(asked: int | None, pairs: int, seconds: float) -> bool:
+    """Whether it will do to have timed so many pairs of steps.
+
+    Args:
+        asked: how many were asked for, if a number was.
+        pairs: how many there are.
+        seconds: how long their steps took together.
+    """
+    wanted = _PAIRS if asked is None else asked
+    if asked is None and pairs >= _FEWEST and seconds >= _PLENTY:
+        return True
+    return pairs >= _MOST * wanted or (pairs >= wanted and seconds >= _ENOUGH)
+
+
+def alternate(base: Mapping[str, Any], new: Mapping[str, Any], pairs: int | None) -> Timing:
     """Time two files in turns.
 
     Args:
         base: request of the base file: ``path``, ``inputs``, ``device``, and ``threads``, which is None for what is
             said above and else the number of threads that the wall clock is read for.
         new: and of the new one.
-        pairs: number of pairs of steps; up to four times as many where steps are short.
+        pairs: number of pairs of steps, up to four times as many where steps are short; None leaves it to `enough`.
 
     Raises:
         CkplanError: as `ckplan.meter.process.run_job`.
@@ -74,9 +102,7 @@ def alternate(base: Mapping[str, Any], new: Mapping[str, Any], pairs: int) -> Ti
     with started("timing", base) as first, started("timing", new) as second:
         first.ask("warm")  # the first answer comes when the file is loaded and warm: it is not counted
         second.ask("warm")
-        for number in range(_MOST * pairs):
-            if number >= pairs and sum(base_seconds) + sum(new_seconds) >= _ENOUGH:
-                break
+        while not enough(pairs, len(base_seconds), sum(base_seconds) + sum(new_seconds)):
             time.sleep(_PAUSE)
             base_seconds.append(float(first.ask("step")))
             time.sleep(_PAUSE)

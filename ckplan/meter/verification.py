@@ -33,7 +33,7 @@ def verify(
     device: str = "auto",
     inputs: Path | None = None,
     seed: int = 0,
-    runs: int = 5,
+    runs: int | None = None,
     threads: int | None = None,
     dims: Mapping[str, int] | None = None,
     shapes: Mapping[str, Sequence[int]] | None = None,
@@ -47,7 +47,8 @@ def verify(
         device: ``auto``, ``cpu`` or ``cuda``.
         inputs: an ``.npz`` with the inputs to use; None makes up seeded random ones.
         seed: of the random inputs.
-        runs: number of timed pairs of steps; up to four times as many where steps are short.
+        runs: number of timed pairs of steps, up to four times as many where steps are short; None takes five of
+            them, or fewer where steps take seconds.
         threads: intra-op threads for both; None leaves onnxruntime's default.
         dims: sizes of named dimensions, for random inputs.
         shapes: shapes of whole inputs, for random inputs.
@@ -58,7 +59,7 @@ def verify(
         ModelError: a file is not a model, onnxruntime does not run it, or the two want different inputs.
         EnvironmentUnavailableError: the device is not there; as `RunFailedError`, a process ended early.
     """
-    check_options(device, runs, threads)
+    check_options(device, 1 if runs is None else runs, threads)
     models = [read_model(Path(base)), read_model(Path(new))]
     wanted = [{value.name for value in fed_inputs(model)} for model in models]
     if odd := sorted(str(name) for name in wanted[0] ^ wanted[1]):
@@ -72,10 +73,10 @@ def verify(
         places = [folder / "base", folder / "new"]
         # Timed below, in turns: one run each will do here.
         request = request_for(Path(base), folder / "inputs", device, threads)
-        first = measured(models[0], chosen, request, places[0], runs=1, heap=heap)
+        first = measured(models[0], chosen, request, places[0], runs=1, heap=heap, compared=True)
         # The device that ran is settled now, for everything that follows.
         requests = [request_for(Path(path), folder / "inputs", first.device, threads) for path in (base, new)]
-        second = measured(models[1], chosen, requests[1], places[1], runs=1, heap=heap)
+        second = measured(models[1], chosen, requests[1], places[1], runs=1, heap=heap, compared=True)
         facts = [file_facts(model) for model in models]
         base_outputs, new_outputs = (load_arrays(place, mapped=True) for place in places)
         numerics = compare_outputs(base_outputs, new_outputs, facts[1].groups or facts[0].groups)
@@ -101,7 +102,7 @@ def _coarse(models: Sequence[ir.Model]) -> list[str]:
     return sorted({node.op_type for model in models for node in model.graph.all_nodes()} & _SIGMOIDS)
 
 
-def _timing(requests: Sequence[Mapping[str, Any]], runs: int, notes: list[str]) -> Timing | None:
+def _timing(requests: Sequence[Mapping[str, Any]], runs: int | None, notes: list[str]) -> Timing | None:
     """Times in turns; a failure is a note, since each file was shown to run on its own (both may not fit)."""
     try:
         return alternate(requests[0], requests[1], runs)

@@ -19,6 +19,13 @@ from ckplan.planner.problem import Kind, Op, Problem
 _ANCESTORS = 48
 """How many ancestors that are gone count towards the cost of recomputing a tensor."""
 
+_FORESIGHTS = 16
+"""How often on the way it is asked what has to run again for what is gone by then."""
+_FEWEST = 16
+"""Ops of the order between two of these questions at least."""
+_ROUNDING = 1 + 1e-9
+"""By how much sums of seconds may differ that are added up in another order."""
+
 
 @dataclass(frozen=True)
 class Weights:
@@ -57,7 +64,8 @@ def evict(
             chains of recomputations that hold each other's inputs. Judge it with `ckplan.planner.peak.peak_of`.
         order: all ops once, in a topological order.
         weights: what to evict first.
-        most_cost: give up when the schedule costs more seconds than this.
+        most_cost: give up when the schedule costs more seconds than this, as soon as that is certain: of what is still
+            to come the ops that have not run yet are known, and those that made what is gone and is read again.
 
     Returns:
         Op ids in execution order, or None if it was given up.
@@ -108,6 +116,13 @@ class _Graph:
             made = [] if op.backward else [base for _, base in self.outputs[-1] if self.counted[base]]
             for base in self.bases[-1] if made else ():
                 self.heirs[base] += made
+        self.price = [self.cost[maker] if maker >= 0 else 0.0 for maker in producer]
+        """Seconds of the op that makes a tensor."""
+        self.parents = [self.bases[maker] if maker >= 0 else () for maker in producer]
+        """The roots that this op reads."""
+        self.repeatable = [tensor for tensor, evictable in enumerate(self.evictable) if evictable]
+        """The roots that may be made again."""
+        self._weights: dict[float, list[float]] = {}
         self.clock = [0.0]
         """Seconds before each position of the order."""
         for index in order:
@@ -117,6 +132,12 @@ class _Graph:
         for position in range(len(order) - 1, -1, -1):
             for base in self.bases[order[position]]:
                 self.uses[base].append(position)
+
+    def weights_of_bytes(self, power: float) -> list[float]:
+        """For each tensor its bytes to a power."""
+        if power not in self._weights:
+            self._weights[power] = [max(size, 1) ** power for size in self.size]
+        return self._weights[power]
 
     def _allocation(self, op: Op, tensor: int) -> tuple[int, int, tuple[int, ...]]:
         sources = [self.root[source] for source in op.inplace.get(tensor, ())]
@@ -153,11 +174,15 @@ class _Eviction:
         """Whether memory ever ran out; what may be evicted is not judged before."""
         self.heap: list[tuple[float, int, int]] = []
         self.stamp = [0] * count
+        self.weight = graph.weights_of_bytes(weights.size_power)
 
     def run(self) -> list[int] | None:
         graph, pins, uses = self.graph, self.pins, self.uses
+        step = max(len(graph.order) // _FORESIGHTS, _FEWEST)
         for position, index in enumerate(graph.order):
             self.now = position
+            if self.short and position % step == 0 and self._is_too_dear(self._owed()):
+                return None
             reads = graph.reads[index]
             for _, base in reads:
                 pins[base] += 1
@@ -165,14 +190,30 @@ class _Eviction:
                 if not self._make(missing):
                     return None
             self._execute(index)
-            if self.cost > self.most_cost:
-                return None
             for _, base in reads:
                 pins[base] -= 1
             for base in graph.bases[index]:
                 uses[base].pop()
             self._settle(graph.touched[index])
-        return self.schedule
+        return None if self.cost > self.most_cost else self.schedule
+
+    def _is_too_dear(self, owed: float = 0.0) -> bool:
+        """Whether the schedule will cost too much, with what is left of the order and what else has to run again."""
+        clock = self.graph.clock
+        return self.cost + clock[-1] - clock[self.now] + owed > self.most_cost * _ROUNDING
+
+    def _owed(self) -> float:
+        """Seconds of the ops that have to run again for what is gone and still to be read, each once."""
+        graph, live = self.graph, self.live
+        uses, version = self.uses, self.version
+        gone = [base for base in graph.repeatable if uses[base] and not live[base] and version[base]]
+        makers: set[int] = set()
+        while gone:
+            maker = graph.producer[gone.pop()]
+            if maker not in makers:
+                makers.add(maker)
+                gone += [read for read in graph.bases[maker] if not live[read] and version[read]]
+        return sum(graph.cost[maker] for maker in makers)
 
     def _make(self, index: int) -> bool:
         """Run an op again, and before it what makes its missing inputs; whether that is within the cost."""
@@ -191,7 +232,7 @@ class _Eviction:
                 continue
             stack.pop()
             self._execute(index)
-            if self.cost > self.most_cost:
+            if self._is_too_dear():
                 return False
             for _, base in reads:
                 pins[base] -= 1
@@ -325,37 +366,47 @@ class _Eviction:
             heapq.heappush(heap, (self._score(base), base, self.stamp[base]))
 
     def _score(self, base: int) -> float:
-        weights, clock = self.weights, self.graph.clock
-        time = clock[self.uses[base][-1]] - clock[self.now] if self.uses[base] else 0.0
-        score: float = self._cost_again(base) ** weights.cost_power
-        score /= max(self.graph.size[base], 1) ** weights.size_power * max(time, 1e-12) ** weights.time_power
+        weights, clock, uses = self.weights, self.graph.clock, self.uses[base]
+        time = clock[uses[-1]] - clock[self.now] if uses else 0.0
+        cost = self._cost_ahead(base, uses[-1]) if weights.ahead and uses else self._cost_again(base)
+        score: float = cost if weights.cost_power == 1 else cost**weights.cost_power
+        score /= self.weight[base] * max(time, 1e-12) ** weights.time_power
         return score * weights.bias[base] if weights.bias else score
 
     def _cost_again(self, base: int) -> float:
-        """Seconds to recompute a root, with those of its ancestors that are gone, or will be when it is read next."""
-        graph, live, uses = self.graph, self.live, self.uses
-        until = uses[base][-1] if self.weights.ahead and uses[base] else -1
-        maker = graph.producer[base]
-        cost = graph.cost[maker]
-        gone = (
-            [read for read in graph.bases[maker] if self._is_gone(read, until)]
-            if until >= 0
-            else [read for read in graph.bases[maker] if not live[read]]
-        )
+        """Seconds to recompute a root, with those of its ancestors that are gone."""
+        parents, price, live = self.graph.parents, self.graph.price, self.live
+        cost = price[base]
+        gone = [read for read in parents[base] if not live[read]]
         if not gone:
             return cost
         seen = {base, *gone}
-        stack = gone
-        while stack and len(seen) <= _ANCESTORS:
-            maker = graph.producer[stack.pop()]
-            cost += graph.cost[maker]
-            for ancestor in graph.bases[maker]:
-                if ancestor not in seen and (not live[ancestor] if until < 0 else self._is_gone(ancestor, until)):
+        while gone and len(seen) <= _ANCESTORS:
+            made = gone.pop()
+            cost += price[made]
+            for ancestor in parents[made]:
+                if not live[ancestor] and ancestor not in seen:
                     seen.add(ancestor)
-                    stack.append(ancestor)
+                    gone.append(ancestor)
         return cost
 
-    def _is_gone(self, base: int, until: int) -> bool:
-        """Whether a root is not there any more at a position of the order, as far as one knows."""
-        uses = self.uses[base]
-        return not self.live[base] or (self.evictable[base] and (not uses or uses[0] < until))
+    def _cost_ahead(self, base: int, until: int) -> float:
+        """Seconds to recompute a root at a position, with those of its ancestors that will be gone, as far as known."""
+        parents, price, live, uses, evictable = (
+            self.graph.parents,
+            self.graph.price,
+            self.live,
+            self.uses,
+            self.evictable,
+        )
+        cost, seen, gone = 0.0, {base}, [base]
+        while gone and len(seen) <= _ANCESTORS:
+            made = gone.pop()
+            cost += price[made]
+            for ancestor in parents[made]:
+                if ancestor not in seen and (
+                    not live[ancestor] or (evictable[ancestor] and (not uses[ancestor] or uses[ancestor][0] < until))
+                ):
+                    seen.add(ancestor)
+                    gone.append(ancestor)
+        return cost

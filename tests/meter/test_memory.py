@@ -10,7 +10,13 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from ckplan.errors import UsageError
+from ckplan.isolation.arrays import save_arrays
 from ckplan.meter import Measurement, measure
+from ckplan.meter.counters import steady_state
+from ckplan.meter.facts import read_model
+from ckplan.meter.inputs import make_inputs
+from ckplan.meter.measurement import request_for
+from ckplan.meter.process import run_job
 from tests.meter.models import ACTIVATION, BATCH, WEIGHT, WIDTH, chain, floats, save
 
 LAYERS = 6
@@ -109,6 +115,18 @@ def test_the_steady_state_holds_more_than_the_first_run(kept: Measurement) -> No
     assert without is not None
     assert steady.held >= steady.in_use > kept.counters.peak_activations
     assert without.in_use < steady.in_use
+
+
+@pytest.mark.parametrize("pattern", [True, False])
+def test_the_second_run_is_in_the_steady_state(tmp_path: Path, pattern: bool) -> None:
+    path = chain(tmp_path / "chain.onnx", LAYERS)
+    save_arrays(tmp_path / "x", make_inputs(read_model(path)).arrays)
+    variants = [{"order": "default", "pattern": pattern, "runs": 4}]
+    asked = {"variants": variants, "producers": {}, "spin": False}
+    found = run_job("counters", {**request_for(path, tmp_path / "x", "cpu", 1), **asked})[0]
+    states = [steady_state({**found, "runs": found["runs"][:count]}) for count in (2, 3, 4)]
+    assert states[0] is not None
+    assert states == states[:1] * 3
 
 
 def test_the_promise_of_the_file_stands_beside_what_was_measured(kept: Measurement) -> None:

@@ -15,6 +15,7 @@ from onnx import helper, numpy_helper
 from ckplan.errors import ModelError, UsageError
 from ckplan.keys import GRADIENTS
 from ckplan.meter import Verification, measure, verify
+from ckplan.meter.timing import enough
 from ckplan.meter.types import Prediction, Timing
 from tests.meter.models import ACTIVATION, BATCH, WIDTH, chain, floats, save
 
@@ -53,6 +54,26 @@ def test_the_spread_is_between_the_halves_of_the_pairs() -> None:
     assert timing.ratio == 2.0
     assert timing.spread == 0.5  # 2 / 1 and 3 / 2
     assert Timing((1.0,), (1.5,)).spread is None
+
+
+def test_long_steps_are_timed_less_often() -> None:
+    assert not enough(None, 1, 60.0)
+    assert enough(None, 2, 12.0)
+    assert enough(None, 5, 2.5)
+    assert not enough(None, 5, 1.0)
+    assert enough(None, 20, 0.1)
+    assert not enough(5, 2, 60.0)
+    assert enough(3, 3, 2.0)
+
+
+def test_no_run_serves_a_figure_that_nobody_compares(found: Verification) -> None:
+    for file in (found.base, found.new):
+        assert file.counters is not None
+        assert file.priority is not None
+        assert file.counters.steady is not None
+        assert file.steady_without_pattern is not None
+        assert file.priority.steady is None
+        assert file.priority.peak_activations > file.counters.peak_activations / 2
 
 
 def test_a_verification_is_json(found: Verification) -> None:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 
 from ckplan.planner import Problem, simulate
-from ckplan.planner.eviction import evict
+from ckplan.planner.eviction import Weights, evict
 from ckplan.planner.frontier import Effort, cheapest, frontier, knee, lowest, undominated
 from ckplan.planner.minimum_cut import between_passes, least_overhead
 from ckplan.planner.order import best_order
@@ -34,6 +34,19 @@ def test_evicted_schedules_are_valid_at_any_budget(problem: Problem) -> None:
         assert [index for index in schedule if problem.ops[index].backward] == [
             index for index in order if problem.ops[index].backward
         ]
+
+
+@given(problem=problems())
+def test_a_limit_of_the_cost_changes_no_schedule_that_keeps_to_it(problem: Problem) -> None:
+    order = best_order(problem)
+    peak = peak_of(problem, order)
+    for share, weights in itertools.product((0.7, 0.4), (Weights(), Weights(ahead=True, size_power=0.7))):
+        free = evict(problem, int(peak * share), order, weights)
+        assert free is not None
+        cost = problem.schedule_cost(free)
+        for most in (cost, 1.05 * problem.cost, 1.5 * problem.cost):
+            limited = evict(problem, int(peak * share), order, weights, most)
+            assert limited == (free if cost <= most else None)
 
 
 @given(problem=problems())

@@ -82,17 +82,20 @@ def principal_lower_sets(graph: ForwardGraph) -> npt.NDArray[np.bool_]:
 def all_lower_sets(graph: ForwardGraph, limit: int) -> npt.NDArray[np.bool_] | None:
     """All lower sets, a row each, or None if there are more than ``limit``."""
     count = len(graph.ops)
-    needs = [sum(1 << int(source) for source in np.flatnonzero(graph.edges[:, node])) for node in range(count)]
+    needs = [sum(1 << source for source in np.flatnonzero(graph.edges[:, node]).tolist()) for node in range(count)]
+    readers = [np.flatnonzero(graph.edges[node]).tolist() for node in range(count)]
     found = {0}
-    waiting = [0]
+    waiting = [(0, [node for node in range(count) if not needs[node]])]  # each set with the nodes that it may grow by
     while waiting:
-        current = waiting.pop()
-        for node in range(count):
+        current, ready = waiting.pop()
+        for node in ready:
             grown = current | 1 << node
-            if grown != current and needs[node] & ~current == 0 and grown not in found:
-                if len(found) >= limit:
-                    return None
-                found.add(grown)
-                waiting.append(grown)
+            if grown in found:
+                continue
+            if len(found) >= limit:
+                return None
+            found.add(grown)
+            freed = [reader for reader in readers[node] if needs[reader] & ~grown == 0]
+            waiting.append((grown, sorted([*(other for other in ready if other != node), *freed])))
     rows = [[bool(members >> node & 1) for node in range(count)] for members in found]
     return np.array(rows, bool)

@@ -131,11 +131,13 @@ class _Table:
         after = (inside @ edges > 0) & ~self.sets
         beside = (after.astype(np.float64) @ edges.T > 0) & ~self.sets
         size = inside @ graph.bytes
-        # [i, j]: the step from set i to set j.
-        self.step_cost = _newly(boundary * graph.cost, inside)
-        self.step_held = _newly(boundary * graph.held, inside)
-        self.step_peak = 2 * (size[None, :] - size[:, None]) + (after @ graph.bytes + beside @ graph.bytes)[None, :]
-        self.allowed = inside @ inside.T >= inside.sum(1)[:, None] - 0.5
+        # [i, j]: the step from set i to set j; read by columns.
+        self.step_cost = np.asfortranarray(_newly(boundary * graph.cost, inside))
+        self.step_held = np.asfortranarray(_newly(boundary * graph.held, inside))
+        self.step_peak = np.asfortranarray(
+            2 * (size[None, :] - size[:, None]) + (after @ graph.bytes + beside @ graph.bytes)[None, :]
+        )
+        self.allowed = np.asfortranarray(inside @ inside.T >= inside.sum(1)[:, None] - 0.5)
         np.fill_diagonal(self.allowed, False)
         self.picked = max(6, min(48, _PICKED_NODES // len(graph.ops)))
         self.naive = 2 * float(graph.bytes.sum())
@@ -176,16 +178,14 @@ class _Table:
         kept[0, 0] = held[0, 0] = 0.0
         for target in range(1, count):
             # A first label is the one with least memory.
-            sources = np.flatnonzero(
-                self.allowed[:target, target] & (held[:target, 0] + self.step_peak[:target, target] <= limit)
-            )
+            peak = self.step_peak[:target, target]
+            sources = (self.allowed[:target, target] & (held[:target, 0] + peak <= limit)).nonzero()[0]
             if not len(sources):
                 continue
-            fits = held[sources] + self.step_peak[sources, target][:, None] <= limit
-            rows, columns = np.nonzero(fits)
+            rows, columns = (held[sources] + peak[sources][:, None] <= limit).nonzero()
             rows = sources[rows]
-            new_held = held[rows, columns] + self.step_held[rows, target]
-            new_kept = kept[rows, columns] + self.step_cost[rows, target]
+            new_held = held[rows, columns] + self.step_held[:, target][rows]
+            new_kept = kept[rows, columns] + self.step_cost[:, target][rows]
             best = _trade_offs(new_held, new_kept, limit, labels)
             kept[target, : len(best)] = new_kept[best]
             held[target, : len(best)] = new_held[best]
@@ -221,11 +221,12 @@ def _trade_offs(held: Array, kept: Array, limit: float, labels: int) -> npt.NDAr
     most = np.full(int(bucket.max()) + 1, -np.inf)
     np.maximum.at(most, bucket, kept)
     wins = kept == most[bucket]
-    wins[np.argmin(held)] = True
-    best = np.flatnonzero(wins)
+    wins[held.argmin()] = True
+    best: npt.NDArray[np.int64] = wins.nonzero()[0]
     best = best[np.lexsort((-kept[best], held[best]))]
+    gained = kept[best]
     rises = np.ones(len(best), bool)
-    rises[1:] = kept[best][1:] > np.maximum.accumulate(kept[best])[:-1]
+    rises[1:] = gained[1:] > np.maximum.accumulate(gained)[:-1]
     best = best[rises]
     if len(best) > labels:
         best = best[_spread(len(best), labels)]
