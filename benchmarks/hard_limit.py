@@ -1,18 +1,22 @@
 """Whether training steps go through in a process that may not take more memory than it was given.
 
-    python -m benchmarks.hard_limit STEP MEMORY [--resident]
+    python -m benchmarks.hard_limit STEP MEMORY [--free | --granted]
 
 The process opens the file, holds parameters and states once, and makes four steps in place with default session options
-on one thread. Once the session is open, its private memory (``RLIMIT_DATA``) may grow by MEMORY, less what the session
-holds of values that lie in the file, and by 6 MiB for what a run takes beside tensors. The exit code is 0 if it
-went through, 1 if memory ran out. With ``--resident`` nothing is limited, and the last line is what its resident memory
-has grown by in the end, counted alike, pages of files left out: a container that has less ends the process.
+on one thread. Once the session is open, its resident memory may grow by MEMORY, less what the session
+holds of values that lie in the file. Pages of files are left out, which the system can drop. The process is ended as
+soon as there is more, as a container ends it: it looks once a millisecond, and in the end, when everything that was
+ever written to is still there. The exit code is 0 if it went through, 1 if not; the last line is the most that was
+seen, counted alike. With ``--free`` nothing is limited. With ``--granted`` it is what the system grants that is limited
+(``RLIMIT_DATA``): memory that nothing was written to counts then, too.
 """
 
 from __future__ import annotations
 
+import os
 import resource
 import sys
+import threading
 from pathlib import Path
 
 import onnxruntime
@@ -21,11 +25,10 @@ from ckplan.meter.inputs import make_inputs
 from ckplan.model.weights import lies_outside
 from ckplan.runtime.sizes import bytes_of
 from ckplan.training.buffers import ort_value
-from ckplan.training.stepfile import read_step
+from ckplan.training.stepfile import StepFile, read_step
 from ckplan.units import parse_bytes
 
-RUN = 6 << 20
-"""Bytes for what a run takes beside tensors and kernels' scratch: some 4 MB were seen."""
+STEPS = 4
 
 
 def process_bytes(field: str) -> int:
@@ -34,9 +37,49 @@ def process_bytes(field: str) -> int:
     return next(int(line.split()[1]) << 10 for line in lines if line.startswith(field))
 
 
+class Watch:
+    """The most that the resident memory has grown by; ends the process when that is more than it may be."""
+
+    def __init__(self, before: int, limit: int | None) -> None:
+        self.most, self._before, self._limit, self._done = 0, before, limit, threading.Event()
+        threading.Thread(target=self._look_again_and_again, daemon=True).start()
+
+    def _look_again_and_again(self) -> None:
+        while not self._done.wait(0.001):
+            self.look()
+
+    def look(self) -> None:
+        """Look once."""
+        self.most = max(self.most, process_bytes("RssAnon") - self._before)
+        if self._limit is not None and self.most > self._limit:
+            os.write(1, f"ended\n{self.most}\n".encode())
+            os._exit(1)
+
+    def end(self) -> int:
+        """Look for the last time; returns the most."""
+        self._done.set()
+        self.look()
+        return self.most
+
+
+def train(file: StepFile, opened: onnxruntime.InferenceSession, inputs: dict[str, onnxruntime.OrtValue]) -> None:
+    """Some steps in place."""
+    kept = {name: ort_value(file.initial(name)) for name in file.updates}
+    for _ in range(STEPS):
+        binding = opened.io_binding()
+        for name, value in {**inputs, **kept}.items():
+            binding.bind_ortvalue_input(name, value)
+        for name, value in kept.items():
+            binding.bind_ortvalue_output(file.updates[name], value)
+        for output in opened.get_outputs():
+            if output.name not in file.updates.values():
+                binding.bind_output(output.name)
+        opened.run_with_iobinding(binding)
+
+
 def main() -> int:
     """Run the file under the limit."""
-    path, memory, free = Path(sys.argv[1]), parse_bytes(sys.argv[2]), "--resident" in sys.argv
+    path, memory = Path(sys.argv[1]), parse_bytes(sys.argv[2])
     file = read_step(path)
     inputs = make_inputs(file.model).arrays
     options = onnxruntime.SessionOptions()
@@ -44,28 +87,18 @@ def main() -> int:
     opened = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
     outside = lies_outside(file.model)
     held = sum(bytes_of(value) for value in file.model.graph.initializers.values() if not outside(value))
-    before = process_bytes("RssAnon") - held
-    if not free:
-        limit = process_bytes("VmData") + memory - held + RUN
+    unlimited = "--free" in sys.argv or "--granted" in sys.argv
+    watch = Watch(process_bytes("RssAnon") - held, None if unlimited else memory)
+    if "--granted" in sys.argv:
+        limit = process_bytes("VmData") + memory - held
         resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
     try:
-        values = {name: file.initial(name) for name in file.updates}
-        fed = {name: ort_value(array.copy()) for name, array in inputs.items() if name not in values}
-        kept = {name: ort_value(array) for name, array in values.items()}
-        for _ in range(4):
-            binding = opened.io_binding()
-            for name, value in {**fed, **kept}.items():
-                binding.bind_ortvalue_input(name, value)
-            for name, value in kept.items():
-                binding.bind_ortvalue_output(file.updates[name], value)
-            binding.bind_output(file.loss)
-            opened.run_with_iobinding(binding)
-            print(binding.get_outputs()[-1].numpy())
+        fed = {name: ort_value(array.copy()) for name, array in inputs.items() if name not in file.updates}
+        train(file, opened, fed)
     except (MemoryError, Exception) as error:
         print(f"{type(error).__name__}: {str(error)[:200]}")
         return 1
-    if free:
-        print(process_bytes("RssAnon") - before)
+    print(watch.end())
     return 0
 
 

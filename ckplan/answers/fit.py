@@ -12,7 +12,7 @@ from ckplan.pipeline.goal import TOTAL
 from ckplan.pipeline.step import Source, model_of
 from ckplan.planner.strategies import Strategy
 from ckplan.planner.strategies.keep_all import KeepAll
-from ckplan.runtime.footprint import Footprint, runs_within
+from ckplan.runtime.footprint import Footprint
 from ckplan.units import format_bytes
 
 _LARGEST = 2**20
@@ -217,9 +217,7 @@ def _planned(step: Step, strategy: Strategy, goal: Goal) -> tuple[Planned | None
     assert goal.budget is not None
     held = step.footprint
     if held.total <= goal.budget:
-        plain = planning.without_plan(step)
-        if runs_within(plain.executed, plain.model, goal.budget - held.resident):
-            return plain, "", None
+        return planning.without_plan(step), "", None
     if held.resident + held.returned + held.activations <= goal.budget:
         try:
             return planning.rewrite(step, KeepAll(), Goal(goal.budget, scope=TOTAL)), "", None

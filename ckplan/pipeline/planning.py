@@ -14,9 +14,10 @@ from ckplan.display import table_html
 from ckplan.errors import InfeasibleError
 from ckplan.keys import BUDGET, BUDGET_OF
 from ckplan.pipeline.goal import ACTIVATIONS, ANY, ARENA, TOTAL, Goal
-from ckplan.pipeline.lowest import last_resorts
+from ckplan.pipeline.lowest import last_resorts, lowest_of_all
 from ckplan.pipeline.step import Step
-from ckplan.planner import Plan, Problem, Timeline
+from ckplan.planner import Plan, Problem, Timeline, lower_bound
+from ckplan.planner.allocations import held, written
 from ckplan.planner.arena import DEFAULT
 from ckplan.planner.exact.stages import proven_overhead
 from ckplan.planner.plan import make_plan
@@ -28,12 +29,10 @@ from ckplan.planner.strategies.keep_all import KeepAll
 from ckplan.runtime.executed import executed_order
 from ckplan.runtime.footprint import (
     Footprint,
+    Reservation,
     best_reservation,
-    best_reservation_within,
     footprint_of,
     needed_in_one_region,
-    room_needed,
-    runs_within,
 )
 from ckplan.runtime.occupancy import Occupancy, occupancy_of_executed
 from ckplan.runtime.problem_of import problem_of
@@ -59,17 +58,14 @@ _LESS = 0.98
 _LITTLE_LESS = 0.995
 """How much less is asked for at least where no regions have to be filled."""
 
-_MORE = 256
-"""How many MiB are added to a budget that a refusal is to name until a process gets by with it."""
-
 _WORTH_RESERVING = 2**24
 """Bytes from which it is worth the time to write a file again for what a process takes less with it."""
 
-_CONSTANTS = 2**16
-"""Bytes by which shapes and other constants may differ from one file of a step to the next."""
-
 _HOLDER = {ARENA: "onnxruntime's arena", TOTAL: "a process"}
 """Who holds what a budget is of."""
+
+_COUNTED = {ARENA: held, TOTAL: written}
+"""What counts of the arena for what a budget is of."""
 
 _SHAVING = 1e-3
 """What it may cost to shave a plan whose file takes a little too much, as a ratio of the step."""
@@ -277,8 +273,9 @@ def _within_footprint(step: Step, strategy: Strategy, goal: Goal) -> Planned:
     """Plan for activations that leave room for everything else, less of them where the arena still takes too much.
 
     What the arena takes does not follow from the peak: it grows by regions, and lays a run's tensors out in one block.
-    Where it takes too much, a tensor is reserved first of all, so that a run may lie in one region. What is refused is
-    what the plan of the lowest peak does not keep to, either.
+    Where it takes too much, tensors are reserved first of all, so that a run may lie in one region. What is refused is
+    what the plan of the lowest peak does not keep to, either: it is the same for every budget, so the one that a
+    refusal names is kept to.
 
     Raises:
         UsageError: the goal does not fit the strategy.
@@ -287,94 +284,94 @@ def _within_footprint(step: Step, strategy: Strategy, goal: Goal) -> Planned:
     limit = goal.limit(share_of(step.footprint, goal))
     assert limit is not None  # see `Goal.of`
     fixed = _fixed(step.footprint, goal)
-    smallest: tuple[int, Planned] | None = None
-    refusal: InfeasibleError | None = None
     target = limit - fixed - step.footprint.returned
-    asked: set[int] = set()
-    judged: set[int] = set()
-    for attempt in range(_TRIES_OF_ALL):
-        if target <= 0:
-            break
-        asked.add(target)
-        try:
-            made = rewrite(step, strategy, replace(goal, budget=target, share=None, scope=ACTIVATIONS))
-        except InfeasibleError as error:
-            refusal, target = error, min(step.files.values(), default=target)
-            if target in asked or target in judged:
-                break
-            continue  # with the least that a file takes: nobody has asked yet what the arena makes of it
-        judged.add(made.after.peak_activations)
-        room = limit - _fixed(made.footprint, goal)
-        made, taken = _with_reservation(made, goal, room, smallest[0] if smallest else None)
-        if taken <= room:
-            made.model.metadata_props[BUDGET] = str(limit)
-            made.model.metadata_props[BUDGET_OF] = goal.scope
-            return replace(made, budget=limit, scope=goal.scope)
-        if smallest is None or taken < smallest[0]:
-            smallest = (taken, made)
-        _log.info("%s with the file would hold %s", _HOLDER[goal.scope], format_bytes(limit - room + taken))
-        if refusal is not None:
-            break
-        target = min(target - 1, _next_target(made, goal, room, taken))
-        if attempt == _TRIES_OF_ALL - 3 and target > 0:
-            target = 1  # nothing keeps to that: the last file is that of the lowest peak
-    if smallest is None and refusal is not None:
-        rest = f" of everything, of which {format_bytes(fixed)} are parameters, state and inputs" if fixed else ""
-        raise InfeasibleError(
-            f"no plan leaves room within {format_bytes(limit)}{rest}: {refusal.message}",
-            refusal.hint if fixed < limit else "raise the budget",
-        ) from refusal
-    if smallest is None:
+    if target <= 0:
         named = "parameters, state, inputs and outputs alone take" if fixed else "outputs alone take"
         raise InfeasibleError(
             f"{named} {format_bytes(limit - target)}, the budget of what {_HOLDER[goal.scope]} holds is "
             f"{format_bytes(limit)}",
             "raise it, or choose an optimizer with less state",
         )
-    raise _out_of_reach(*smallest, strategy, goal, limit)
+    lowest: Planned | None = None
+    least, smallest = lower_bound(step.problem)[0], None
+    for _ in range(_TRIES_OF_ALL):
+        if target < least:
+            break
+        try:
+            made = rewrite(step, strategy, replace(goal, budget=target, share=None, scope=ACTIVATIONS))
+        except InfeasibleError:
+            break
+        made, taken = _with_reservation(made, goal, limit, smallest)
+        if taken <= (room := limit - _fixed(made.footprint, goal)):
+            return _told_of_all(made, goal, limit)
+        smallest = taken if smallest is None else min(taken, smallest)
+        _log.info("%s with the file would hold %s", _HOLDER[goal.scope], format_bytes(limit - room + taken))
+        lowest = lowest or _lowest(step, strategy, goal, limit)
+        target = min(target - 1, _next_target(made, goal, room, taken))
+    return _told_of_all(lowest or _lowest(step, strategy, goal, limit), goal, limit)
 
 
-def _with_reservation(made: Planned, goal: Goal, room: int, most: int | None) -> tuple[Planned, int]:
-    """A plan's file, and what its arena takes; with a tensor reserved first if it takes too much without.
+def _lowest(step: Step, strategy: Strategy, goal: Goal, limit: int) -> Planned:
+    """The plan of the lowest peak, in its best file.
+
+    Raises:
+        InfeasibleError: it does not keep to the budget of more than activations.
+    """
+    plan = lowest_of_all(step, strategy, goal)
+    if plan is None:
+        raise InfeasibleError(
+            f"strategy `{strategy}` has no plan within its overhead for which {_HOLDER[goal.scope]} holds no more than "
+            f"{format_bytes(limit)}",
+            "allow more overhead, or raise the budget",
+        )
+    made, taken = _with_reservation(_written(step, plan, None), goal, limit)
+    if taken > limit - _fixed(made.footprint, goal):
+        raise _out_of_reach(made, taken, strategy, goal, limit)
+    return made
+
+
+def _told_of_all(made: Planned, goal: Goal, limit: int) -> Planned:
+    """The same file, which says what budget of more than activations it keeps to."""
+    made.model.metadata_props[BUDGET] = str(limit)
+    made.model.metadata_props[BUDGET_OF] = goal.scope
+    return replace(made, budget=limit, scope=goal.scope)
+
+
+def _with_reservation(made: Planned, goal: Goal, limit: int, most: int | None = None) -> tuple[Planned, int]:
+    """A plan's file, and what its arena takes; with tensors reserved first if it takes too much without.
 
     Args:
         made: the plan in a file.
         goal: what the budget is of.
-        room: bytes that the arena may take.
+        limit: the budget in bytes.
         most: what the arena of the best file yet takes: another one that takes more is not worth writing.
     """
-    of_all = goal.scope == TOTAL
-    if of_all and runs_within(made.executed, made.model, room):
-        return made, made.footprint.touched
-    taken = room_needed(made.executed, made.model) if of_all else made.footprint.held
+    room, taken = limit - _fixed(made.footprint, goal), _taken(made, goal)
     if taken <= room:
         return made, taken
-    if of_all:
-        size, expected = best_reservation_within(made.executed, made.model, room)
-    else:
-        size, expected = best_reservation(made.executed, made.model)
-    if not size or expected > max(room, taken if most is None else most):
+    reserved, expected = best_reservation(made.executed, made.model, _COUNTED[goal.scope])
+    if not reserved or expected > max(room, taken if most is None else most):
         return made, taken
-    again = _written(made.step, made.plan, made.budget, size)
-    if not of_all:
-        found = again.footprint.held
-    elif runs_within(again.executed, again.model, room):
-        found = again.footprint.touched
-    else:
-        found = max(room + 1, room_needed(again.executed, again.model))
+    again = _written(made.step, made.plan, made.budget, reserved)
+    found = _taken(again, goal)
     return (again, found) if found < taken else (made, taken)
 
 
+def _taken(made: Planned, goal: Goal) -> int:
+    """What the arena of a file takes, of what a budget is of."""
+    return made.footprint.held if goal.scope == ARENA else made.footprint.running
+
+
 def _in_one_region(made: Planned) -> Planned:
-    """The same plan in a file that reserves a tensor first, where a process with it takes much less then."""
-    taken = room_needed(made.executed, made.model)
+    """The same plan in a file that reserves tensors first, where a process with it takes much less then."""
+    taken = made.footprint.running
     if taken < _WORTH_RESERVING:
         return made
-    size, expected = best_reservation_within(made.executed, made.model, 0)
-    if not size or taken - expected < _WORTH_RESERVING:
+    reserved, expected = best_reservation(made.executed, made.model, written)
+    if not reserved or taken - expected < _WORTH_RESERVING:
         return made
-    again = _written(made.step, made.plan, made.budget, size)
-    return again if room_needed(again.executed, again.model) < taken else made
+    again = _written(made.step, made.plan, made.budget, reserved)
+    return again if again.footprint.running < taken else made
 
 
 def _next_target(made: Planned, goal: Goal, room: int, taken: int) -> int:
@@ -412,21 +409,24 @@ def _fixed(found: Footprint, goal: Goal) -> int:
     return found.resident if goal.scope == TOTAL else 0
 
 
-def _out_of_reach(taken: int, smallest: Planned, strategy: Strategy, goal: Goal, limit: int) -> InfeasibleError:
-    """Why no file keeps to a budget of more than activations, told of the one whose arena takes least."""
-    fixed, moment = _fixed(smallest.footprint, goal), smallest.after.steps[smallest.after.peak_step]
+def _out_of_reach(lowest: Planned, taken: int, strategy: Strategy, goal: Goal, limit: int) -> InfeasibleError:
+    """Why no file keeps to a budget of more than activations, told of the plan of the lowest peak.
+
+    Args:
+        lowest: that plan in its best file.
+        taken: what the arena takes of it.
+        strategy: how it was planned.
+        goal: what the budget is of.
+        limit: the budget in bytes.
+    """
+    fixed, moment = _fixed(lowest.footprint, goal), lowest.after.steps[lowest.after.peak_step]
     parts = f"for a peak of {format_bytes(moment.activations)} at '{moment.op}'"
     if fixed:
         parts = f"{format_bytes(fixed)} of parameters, state and inputs, and an arena of {format_bytes(taken)} {parts}"
-    least = -(-(fixed + taken + _CONSTANTS) // DEFAULT.first_region) * DEFAULT.first_region
-    for _ in range(_MORE if goal.scope == TOTAL else 0):  # where the arena takes larger regions first, it needs more
-        rooms = (least - fixed - _CONSTANTS, least - fixed)
-        if all(runs_within(smallest.executed, smallest.model, room) for room in rooms):
-            break
-        least += DEFAULT.first_region
+    least = fixed + taken
     return InfeasibleError(
         f"strategy `{strategy}` has no plan with which {_HOLDER[goal.scope]} holds no more than {format_bytes(limit)}: "
-        f"the least that was found is {format_bytes(fixed + taken)}, {parts}; the arena grows in leaps",
+        f"the least that was found is {format_bytes(least)}, {parts}; the arena grows in leaps",
         f"raise the budget to {least} bytes, or choose a smaller batch (--dim)",
         least,
     )
@@ -448,7 +448,7 @@ def _as_without(step: Step, strategy: Strategy, budget: int | None = None) -> Pl
     return Planned(step, plan, model, step.occupancy, step.executed, budget)
 
 
-def _written(step: Step, plan: Plan, budget: int | None, reserved: int = 0) -> Planned:
+def _written(step: Step, plan: Plan, budget: int | None, reserved: Reservation = ()) -> Planned:
     _log.info("writing the plan into the graph, and asking onnxruntime what it makes of it")
     plan = step.counted(plan)
     written = write(step.fused, plan, reserved=reserved)

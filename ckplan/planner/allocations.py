@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 
-from ckplan.planner.arena import DEFAULT, UNIT, Arena, ArenaFullError, ArenaSettings
+from ckplan.planner.arena import DEFAULT, UNIT, Arena, ArenaFullError, ArenaSettings, tables_of
 from ckplan.planner.problem import Problem
 from ckplan.planner.simulate import lifetimes
 
@@ -35,12 +35,14 @@ class Demand:
         workspace: bytes that are allocated after those and freed before the step ends; what a kernel takes outside the
             allocator is not in it.
         freed: buffers that are freed when the step has ended.
+        outside: bytes that a kernel takes of the system itself while it runs.
     """
 
     tensors: tuple[int, ...]
     outputs: tuple[int, ...]
     workspace: int
     freed: tuple[int, ...]
+    outside: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +59,11 @@ class Allocations:
     steps: tuple[Demand, ...]
     resident: int = 0
 
+    @property
+    def outside(self) -> int:
+        """Most bytes that a kernel takes of the system itself."""
+        return max((step.outside for step in self.steps), default=0)
+
 
 @dataclass(frozen=True, slots=True)
 class ArenaUse:
@@ -71,6 +78,11 @@ class ArenaUse:
     in_use: int
     held: int
     touched: int
+
+    @property
+    def tables(self) -> int:
+        """Bytes that the arena keeps beside its regions; see `ckplan.planner.arena`."""
+        return tables_of(self.held)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +132,7 @@ def allocations(
         if not returned:
             freed[dies].append(buffer)
     steps = tuple(
-        Demand(tuple(tensors[step]), tuple(outputs[step]), op.workspace - op.outside, tuple(freed[step]))
+        Demand(tuple(tensors[step]), tuple(outputs[step]), op.workspace - op.outside, tuple(freed[step]), op.outside)
         for step, op in enumerate(problem.ops[index] for index in schedule)
     )
     return Allocations(lives.size, steps, resident)
@@ -161,42 +173,21 @@ def expected_arena(asked: Allocations, settings: ArenaSettings = DEFAULT) -> Exp
     return ExpectedArena(live.high, first, block, needed.high, steady, without)
 
 
-def goes_through(asked: Allocations, room: int) -> bool:
-    """Whether all runs go through in a process to which the system grants no more than some bytes for the arena.
+def written(asked: Allocations) -> int:
+    """Bytes that all runs of a process write to in the end: what the arena holds, its tables, what kernels take beside.
 
-    Args:
-        asked: the allocations of one run.
-        room: the bytes.
-    """
-    block = pattern_block(asked)
-    try:
-        arena = _opened(asked, ArenaSettings(system=room))
-        _run(arena, asked)
-        for _ in range(2):
-            _run(arena, asked, block if _grants(arena, block) else None)
-    except ArenaFullError:
-        return False
-    return True
-
-
-def least_room(asked: Allocations) -> int:
-    """The smallest number of bytes in which all runs of a process go through, whatever limits it.
-
-    They are limited by what the system grants (see `goes_through`), or by what is written to, as in a container, where
-    too much is granted and the process is killed. Found by bisection: a little more may be too little again where the
-    arena takes a larger region first.
+    That is what the resident set grows by. What a kernel takes of the system and gives back, the C library keeps.
 
     Args:
         asked: the allocations of one run.
     """
     steady = expected_arena(asked).steady
-    low, high = steady.touched - 1, steady.touched
-    if not goes_through(asked, high):
-        low, high = high, steady.held
-    while high - low > max(high * _PRECISION, UNIT):
-        middle = (low + high) // 2
-        low, high = (low, middle) if goes_through(asked, middle) else (middle, high)
-    return high
+    return steady.touched + steady.tables + asked.outside
+
+
+def held(asked: Allocations) -> int:
+    """Bytes of the arena's regions in the end, with default settings."""
+    return expected_arena(asked).steady.held
 
 
 def smallest_limit(asked: Allocations, *, pattern: bool, settings: Callable[[int], ArenaSettings]) -> int:
@@ -233,16 +224,6 @@ def _opened(asked: Allocations, settings: ArenaSettings) -> Arena:
     arena = Arena(settings)
     arena.allocate(_RESIDENT, asked.resident)
     return arena
-
-
-def _grants(arena: Arena, block: int) -> bool:
-    """Whether there is room for the block of a run; where there is none, the run does without it."""
-    try:
-        arena.allocate(_BLOCK, block)
-    except ArenaFullError:
-        return False
-    arena.free(_BLOCK)
-    return True
 
 
 def _run(arena: Arena, asked: Allocations, block: int | None = None) -> ArenaUse:

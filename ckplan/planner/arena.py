@@ -6,9 +6,9 @@ among equals. A chunk is cut only if it is at least twice as large as asked for,
 bytes; else the whole chunk is handed out, so that up to half of it may be waste. A chunk that is freed joins its free
 neighbours, but never one in another region.
 
-Where the system refuses a region (a limit of the process, not one of the arena's), the arena asks again for nine tenths
-of it, and so on, as long as that is enough for the allocation. Where it grants one, memory is taken page by page as
-something is written there: of the last region there is often a part that nobody ever touches.
+Memory of a region is taken page by page as something is written there: of the last region there is often a part that
+nobody ever touches. Beside each region the arena keeps a table of its chunks, eight bytes for every 256 of the region,
+all of them written to: a thirty-second of what it holds.
 """
 
 from __future__ import annotations
@@ -16,17 +16,12 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from dataclasses import dataclass
 
-import numpy as np
-
 UNIT = 256
 """Chunks are multiples of this many bytes."""
 
 
-_SMALLER = np.float32(0.9)
-"""What is asked for next where a region is refused, as a ratio of it: in single precision, as onnxruntime has it."""
-
-_SMALLEST = 8 * 1024
-"""Bytes of a region below which the arena gives up."""
+_ENTRY = 8
+"""Bytes that the arena keeps for each unit of a region."""
 
 _FIRST = 2**62
 """Address of the first region."""
@@ -47,7 +42,6 @@ class ArenaSettings:
         first_region: bytes of the first region (``initial_chunk_size_bytes``), if it is not as requested.
         waste: a chunk that is larger than asked for by this many bytes is cut (``max_dead_bytes_per_chunk``).
         largest_growth: bytes up to which regions double (``max_power_of_two_extend_bytes``).
-        system: bytes that the system grants; the arena asks for a smaller region where one is refused. None: any.
     """
 
     limit: int | None = None
@@ -55,7 +49,11 @@ class ArenaSettings:
     first_region: int = 2**20
     waste: int = 128 * 2**20
     largest_growth: int = 2**30
-    system: int | None = None
+
+
+def tables_of(held: int) -> int:
+    """Bytes of the tables that an arena keeps of regions of so many bytes."""
+    return held // UNIT * _ENTRY
 
 
 DEFAULT = ArenaSettings()
@@ -71,7 +69,7 @@ class Arena:
         high: largest ``in_use`` so far.
         reach: furthest end of a chunk handed out so far, from the start of the first region.
         touched: bytes of all regions up to the furthest end of what was asked for in each: what is written at most, and
-            so what the arena adds to the resident set.
+            so what the arena adds to the resident set, beside its tables.
     """
 
     def __init__(self, settings: ArenaSettings = DEFAULT) -> None:
@@ -172,7 +170,6 @@ class Arena:
             size = self._growth if available is None else min(self._growth, available)
             if not increased:
                 self._growth = min(2 * self._growth, settings.largest_growth)
-        size = self._granted(size, wanted)
         # Later regions tend to lie below earlier ones; they never touch.
         address = self._next_region if not self.held else self._next_region - size - UNIT
         self._next_region = address
@@ -180,21 +177,6 @@ class Arena:
         self._before[address] = None
         self.held += size
         insort(self._free, (size, address))
-
-    def _granted(self, size: int, wanted: int) -> int:
-        """The largest region that the system grants, of those that are asked for one after the other.
-
-        Raises:
-            ArenaFullError: it grants none that is large enough.
-        """
-        if self._settings.system is None:
-            return size
-        left = self._settings.system - self.held
-        while size > left:
-            size = _rounded(int(np.float32(size) * _SMALLER))
-            if size < wanted or size < _SMALLEST:
-                raise ArenaFullError(f"the system grants {left} bytes, {wanted} are needed")
-        return size
 
 
 def _rounded(size: int) -> int:

@@ -7,14 +7,15 @@ those in a data file are mapped, and only read where they are not fed. onnxrunti
 an input, and those of heavy operators are.
 
 The arena takes regions that are larger than what is ever written to them. What counts is what is written: that is in
-the resident set, for which containers and machines have limits. Where the system limits what it grants, the arena takes
-smaller regions; see `ckplan.planner.arena`.
+the resident set, for which containers and machines have limits. The tables that it keeps of its regions are written to
+as a whole. A limit of address space (``ulimit -v``, ``RLIMIT_DATA``) counts whole regions: it has to leave
+`spare` more.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
 
 import onnx_ir as ir
 
@@ -24,19 +25,23 @@ from ckplan.model.weights import lies_outside
 from ckplan.planner.allocations import (
     Allocations,
     Demand,
+    ExpectedArena,
     allocations,
     expected_arena,
-    goes_through,
-    least_room,
-    pattern_block,
 )
 from ckplan.planner.arena import DEFAULT, UNIT
 from ckplan.planner.problem import Problem
 from ckplan.runtime.problem_of import problem_of
 from ckplan.runtime.sizes import bytes_of, shape_classes
 
+Reservation = tuple[int, ...]
+"""Bytes of tensors that a file makes first of all, one after the other; see `ckplan.writer.reservation`."""
+
 _LARGEST_RESERVATIONS = 3
 """How many sizes are tried of a tensor that lets the arena take a large region at once, the largest ones."""
+
+_NODE, _RUN = 512, 2**18
+"""Bytes that runs keep beside tensors, for each node and in all, as far as was seen: frames, the block's pattern."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +57,8 @@ class Footprint:
         activations: their peak, workspaces and gradients that die in their updates included.
         arena: what onnxruntime's arena takes beyond those two, once it has run a few times with default options.
         spare: bytes of its regions to which nothing is ever written: addresses, but no memory.
+        held: bytes of its regions, written to or not, outputs included.
+        upkeep: what onnxruntime keeps beside tensors: what the arena's regions are cut into, a run's frame.
     """
 
     parameters: int
@@ -62,6 +69,8 @@ class Footprint:
     activations: int
     arena: int
     spare: int = 0
+    held: int = 0
+    upkeep: int = 0
 
     @property
     def resident(self) -> int:
@@ -74,19 +83,18 @@ class Footprint:
         return self.returned + self.activations + self.arena
 
     @property
-    def held(self) -> int:
-        """The arena's regions, outputs included."""
-        return self.touched + self.spare
+    def running(self) -> int:
+        """What comes to what is there whatever the plan is."""
+        return self.touched + self.upkeep
 
     @property
     def total(self) -> int:
         """Everything that takes memory."""
-        return self.resident + self.touched
+        return self.resident + self.running
 
     def to_json(self) -> dict[str, int]:
         """The fields and the total."""
-        names = ("parameters", "copies", "state", "inputs", "returned", "activations", "arena", "spare")
-        return {**{name: getattr(self, name) for name in names}, "total": self.total}
+        return {**asdict(self), "total": self.total}
 
 
 def footprint_of(executed: ir.Model, model: ir.Model, *, in_place: bool | None = None) -> Footprint:
@@ -102,7 +110,7 @@ def footprint_of(executed: ir.Model, model: ir.Model, *, in_place: bool | None =
     peak = _peak(problem, asked)
     returned = sum(asked.size[buffer] for step in asked.steps for buffer in step.outputs)
     steady = expected_arena(asked).steady
-    touched = max(steady.touched + _outside(problem), peak + returned)
+    touched = max(steady.touched + asked.outside, peak + returned)
     initializers = model.graph.initializers.values()
     states = set(listed_names(model.metadata_props, keys.STATES))
     fed = set(listed_names(model.metadata_props, keys.PARAMETERS)) | told(model.metadata_props, keys.UPDATES).keys()
@@ -116,82 +124,57 @@ def footprint_of(executed: ir.Model, model: ir.Model, *, in_place: bool | None =
         returned=returned,
         activations=peak,
         arena=touched - peak - returned,
-        spare=max(0, steady.held - touched),
+        spare=steady.held - steady.touched,
+        held=steady.held,
+        upkeep=steady.tables + _RUN + _NODE * len(executed.graph),
     )
 
 
-def best_reservation(executed: ir.Model, model: ir.Model) -> tuple[int, int]:
-    """Bytes of a tensor that, made first and dead at once, lets the arena hold least, and what that is.
+def best_reservation(
+    executed: ir.Model, model: ir.Model, taken: Callable[[Allocations], int]
+) -> tuple[Reservation, int]:
+    """The tensors that, made first and dead at once, let the arena take least, and what that is.
 
-    It is larger than half of the region that it is to get, and no larger than the block of later runs, which the arena
-    holds anyway; see `ckplan.writer.reservation`. It has 0 bytes where none makes a difference.
+    One of the size of the block of later runs keeps the first run and the others in one region; none is larger, see
+    `ckplan.writer.reservation`. There are none where they make no difference.
 
     Args:
         executed: what onnxruntime executes of a file, nodes in execution order.
         model: the file.
+        taken: what counts: `ckplan.planner.allocations.written` or `held`.
     """
     asked = allocations_of(executed, model)
-    plain = expected_arena(asked)
-    held = {size: expected_arena(_reserving(asked, size)).steady.held for size in _sizes(plain.block)}
-    return _least({0: plain.steady.held, **held})
+    reservations = [(), *_reservations(expected_arena(asked))]
+    found = {reserved: taken(_reserving(asked, reserved)) for reserved in reservations}
+    reserved = min(found, key=lambda reserved: (found[reserved], sum(reserved)))
+    return reserved, found[reserved]
 
 
-def best_reservation_within(executed: ir.Model, model: ir.Model, room: int) -> tuple[int, int]:
-    """Bytes of a tensor that, made first and dead at once, lets runs go through with little, and what that is.
+def _reservations(expected: ExpectedArena) -> list[Reservation]:
+    """Tensors to be tried: one that gets a region of twice its size, one of the block, and one before it.
 
-    One of the size of the block of later runs keeps the first run and the others in one region; see `best_reservation`.
-
-    Args:
-        executed: what onnxruntime executes of a file, nodes in execution order.
-        model: the file.
-        room: bytes for the arena; the smallest tensor with which they are enough is taken, if there is any.
+    A region that is less than twice as large as the block is handed out whole for it. What later runs take beside the
+    block gets one of its own then: a small one, if it is asked for first.
     """
-    problem, asked = _asked_in_place(executed, model)
-    block = pattern_block(asked)
-    found: dict[int, int] = {}
-    for size in [0, *_sizes(block), block]:
-        found[size] = least_room(_reserving(asked, size) if size else asked) + _outside(problem)
-        if found[size] <= room:
-            return size, found[size]
-    return _least(found)
-
-
-def runs_within(executed: ir.Model, model: ir.Model, room: int) -> bool:
-    """Whether runs of a file go through with so many bytes for the arena, whatever limits it; see `least_room`.
-
-    What kernels take outside the arena has to find room there, too: the C library keeps what it gets back.
-    """
-    problem, asked = _asked_in_place(executed, model)
-    left = room - _outside(problem)
-    return expected_arena(asked).steady.touched <= left and goes_through(asked, left)
-
-
-def room_needed(executed: ir.Model, model: ir.Model) -> int:
-    """Bytes with which the arena of a file gets by; see `ckplan.planner.allocations.least_room`."""
-    problem, asked = _asked_in_place(executed, model)
-    return least_room(asked) + _outside(problem)
-
-
-def _sizes(block: int) -> list[int]:
-    """Sizes of a tensor that gets a region of twice its size, the largest ones up to those of the block."""
-    half, sizes = DEFAULT.first_region // 2, []
+    half, sizes, block = DEFAULT.first_region // 2, [], expected.block
     while half + UNIT <= block:
         sizes.append(half + UNIT)
         half *= 2
-    return sizes[-_LARGEST_RESERVATIONS:]
+    beside = expected.needed - block
+    larger = [*sizes[-1:], *([block] if block else [])]
+    twice = [(beside, size) for size in larger if DEFAULT.first_region // 2 < beside <= size]
+    return [*((size,) for size in sizes[-_LARGEST_RESERVATIONS:]), *((size,) for size in larger[-1:]), *twice]
 
 
-def _reserving(asked: Allocations, size: int) -> Allocations:
-    """The same with a tensor made first of all."""
+def _reserving(asked: Allocations, reserved: Reservation) -> Allocations:
+    """The same with tensors made first of all."""
+    if not reserved:
+        return asked
     new = len(asked.size)
-    # What the tensor waits for comes before it, and takes a small region: the loss lies there in later runs.
-    first = Demand((new, new + 1), (), 0, (new, new + 1))
-    return replace(asked, size=(*asked.size, 1, size), steps=(first, *asked.steps))
-
-
-def _least(found: Mapping[int, int]) -> tuple[int, int]:
-    size = min(found, key=lambda size: (found[size], size))
-    return size, found[size]
+    # What the first one waits for comes before it, and takes a small region: the loss lies there in later runs.
+    first = [Demand((new, new + 1), (), 0, (new, new + 1))]
+    first += [Demand((buffer,), (), 0, (buffer,)) for buffer in range(new + 2, new + 1 + len(reserved))]
+    return replace(asked, size=(*asked.size, 1, *reserved), steps=(*first, *asked.steps))
 
 
 def needed_in_one_region(executed: ir.Model, model: ir.Model) -> int:
@@ -201,16 +184,7 @@ def needed_in_one_region(executed: ir.Model, model: ir.Model) -> int:
 
 def allocations_of(executed: ir.Model, model: ir.Model) -> Allocations:
     """What a file asks of the allocator, new values in place if it says so."""
-    return _asked_in_place(executed, model)[1]
-
-
-def _asked_in_place(executed: ir.Model, model: ir.Model) -> tuple[Problem, Allocations]:
-    return _asked(executed, model, model.metadata_props.get(keys.IN_PLACE) == "true")
-
-
-def _outside(problem: Problem) -> int:
-    """Most bytes that a kernel takes outside the arena."""
-    return max((op.outside for op in problem.ops), default=0)
+    return _asked(executed, model, model.metadata_props.get(keys.IN_PLACE) == "true")[1]
 
 
 def _asked(executed: ir.Model, model: ir.Model, in_place: bool) -> tuple[Problem, Allocations]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import onnx_ir as ir
@@ -71,14 +72,14 @@ def emit(model: ir.Model, plan: Plan) -> ir.Model:
     return write(model, plan).model
 
 
-def write(model: ir.Model, plan: Plan, runtime: Runtime = CPU, reserved: int = 0) -> Written:
+def write(model: ir.Model, plan: Plan, runtime: Runtime = CPU, reserved: Sequence[int] = ()) -> Written:
     """Like `emit`, for a runtime, with what that makes of the file.
 
     Args:
         model: see `emit`.
         plan: see `emit`.
         runtime: where the file is to run.
-        reserved: bytes of a tensor to make first of all; see `ckplan.writer.reservation`.
+        reserved: bytes of tensors to make first of all; see `ckplan.writer.reservation`.
     """
     copy = model.clone()
     feed_weights(copy.graph)
@@ -96,9 +97,9 @@ def write(model: ir.Model, plan: Plan, runtime: Runtime = CPU, reserved: int = 0
     hide_targets(nodes, edges)
     hide_channels(nodes, edges)
     first = reserve(inputs, updates, reserved, edges)
-    hide_inputs(nodes, [value for value in inputs if value.name not in updates], edges, first)
-    if first is not None and (maker := first.producer()) is not None:
-        nodes = [maker, *nodes]
+    batch_inputs = [value for value in inputs if value.name not in updates]
+    hide_inputs(nodes, batch_inputs, edges, first[-1] if first else None)
+    nodes = [*(maker for value in first if (maker := value.producer()) is not None), *nodes]
     # Aliases that hide sources cost a little themselves: where they do not help, the file stays as it was before.
     best: tuple[ir.Model, Problem, int, Timeline, ir.Model, Problem] | None = None
     known = Numbering()

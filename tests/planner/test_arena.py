@@ -87,27 +87,6 @@ def test_a_limit_is_kept() -> None:
     assert arena.in_use == arena.held == 3 * MIB
 
 
-def test_a_region_that_the_system_refuses_is_asked_for_again_a_tenth_smaller() -> None:
-    arena = Arena(ArenaSettings(system=30 * MIB))
-    arena.allocate(0, 20 * MIB)
-    # 32, 28.8 MiB: in single precision, in whole chunks
-    assert 28.8 * MIB <= arena.held < 28.8 * MIB + UNIT
-    arena.allocate(1, MIB)  # of the region's rest nothing is left: it was not cut
-    assert arena.held < 30 * MIB
-    with pytest.raises(ArenaFullError):
-        arena.allocate(2, MIB)
-    arena.free(0)
-    arena.allocate(2, 14 * MIB)
-    arena.allocate(3, 14 * MIB)
-
-
-def test_a_size_between_two_that_are_asked_for_is_not_granted() -> None:
-    arena = Arena(ArenaSettings(system=28 * MIB))
-    with pytest.raises(ArenaFullError, match="the system grants 29360128 bytes, 28311552 are needed"):
-        arena.allocate(0, 27 * MIB)  # 32, 28.8, 25.9 MiB
-    arena.allocate(1, 25 * MIB)
-
-
 def test_only_what_is_handed_out_is_touched() -> None:
     arena = Arena()
     arena.allocate(0, 5 * MIB)

@@ -144,7 +144,7 @@ def footprint(found: Footprint, activations: str, trained: bool) -> Table:
         ("inputs", found.inputs, ""),
         ("outputs", found.returned, "gradients or new values that are returned" if trained else ""),
         ("activations", found.activations, activations),
-        ("arena", found.arena, "what onnxruntime keeps beyond, after a few runs"),
+        ("arena", found.arena + found.upkeep, "what onnxruntime keeps beyond, after a few runs"),
     ]
     told = [part for part in parts if part[1] or part[0] not in ("copies", "state")]
     rows = [Row((Cell(name), size(count), Cell(remark))) for name, count, remark in told]
