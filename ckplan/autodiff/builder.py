@@ -420,10 +420,9 @@ class Builder:
 
         In onnxruntime's fastest form: trailing axes of a large tensor first, few long rows by a product with ones.
         """
-        shape = shape_of(value)
-        summed = sorted({axis % len(shape) for axis in axes})
-        kept = [1 if axis in summed else dim for axis, dim in enumerate(shape) if keepdims or axis not in summed]
-        summed = [axis for axis in summed if shape[axis] != 1]
+        shape, every = shape_of(value), sorted({axis % len(shape_of(value)) for axis in axes})
+        kept = [1 if axis in every else dim for axis, dim in enumerate(shape) if keepdims or axis not in every]
+        summed = [axis for axis in every if shape[axis] != 1]
         if not summed:
             return self.reshape(value, kept)
         rest = [axis for axis, dim in enumerate(shape) if axis not in summed and dim != 1]
@@ -434,9 +433,10 @@ class Builder:
         rows, columns = (math.prod(shape[axis] for axis in group) for group in (summed, rest))
         few = 0 < rows <= min(_FEW_ROWS, columns) and rows * columns > _FEW_ELEMENTS
         if few and rest and summed[-1] < rest[0] and value.dtype in _PRODUCT_TYPES:
-            ones = np.ones([1, rows], dtype=dtype_of(value))
-            return self.reshape(self.MatMul(ones, self.reshape(value, [rows, columns])), kept)
-        return self.reshape(self.ReduceSum(value, np.asarray(summed, dtype=np.int64), keepdims=int(keepdims)), kept)
+            value = self.MatMul(np.ones([1, rows], dtype_of(value)), self.reshape(value, [rows, columns]))
+            return self.reshape(value, kept)
+        named = summed if keepdims else every
+        return self.reshape(self.ReduceSum(value, np.asarray(named, dtype=np.int64), keepdims=int(keepdims)), kept)
 
     def scale(self, value: ir.Value, factor: float) -> ir.Value:
         """Multiply by a number: no node for 1, a new constant where the value is a small constant itself."""

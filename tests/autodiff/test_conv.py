@@ -147,15 +147,17 @@ def test_conv_without_bias_and_with_one_gradient_wanted():
         np.testing.assert_array_equal(alone[name], both[name])
 
 
-def chosen(samples: int, channels: int, size: int, filters: int, taps: int, groups: int = 1) -> conv_forms.Form:
+def chosen(
+    samples: int, channels: int, size: int, filters: int, taps: int, groups: int = 1, largest: int = 0
+) -> conv_forms.Form:
     pair = (1, 1)
     window = Window((size, size), (size, size), (taps, taps), pair, pair, (taps // 2, taps // 2))
-    return conv_forms.weight_gradient_form(samples, channels, filters, groups, window)
+    return conv_forms.weight_gradient_form(samples, channels, filters, groups, window, largest)
 
 
 def test_the_form_suits_the_shape():
     assert chosen(8, 64, 56, 64, 3) == "image"
-    assert chosen(8, 64, 56, 256, 1) == "image"
+    assert chosen(8, 64, 56, 256, 1) == "point"
     assert chosen(8, 512, 7, 512, 3) == "batch"
     assert chosen(8, 2048, 7, 512, 1) == "batch"
     assert chosen(8, 3, 224, 64, 3) == "column"
@@ -163,6 +165,36 @@ def test_the_form_suits_the_shape():
     assert chosen(8, 144, 56, 144, 3, groups=144) == "dot"
     assert chosen(8, 384, 14, 384, 3, groups=384) == "row"
     assert chosen(8, 144, 56, 288, 3, groups=144) == chosen(8, 96, 56, 96, 7, groups=96) == "conv"
+
+
+def test_einsum_is_for_weights_that_are_small_beside_the_activations():
+    largest = 8 * 64 * 112 * 112
+    assert chosen(8, 256, 14, 256, 3, largest=largest) == chosen(8, 256, 14, 1024, 1, largest=largest) == "einsum"
+    assert chosen(8, 512, 7, 512, 3, largest=largest) == chosen(8, 2048, 7, 512, 1, largest=largest) == "batch"
+    assert chosen(8, 480, 14, 112, 1, largest=largest) == "einsum"  # copies of little account, too
+    assert chosen(8, 40, 28, 240, 1, largest=largest) == "point"
+
+
+@pytest.mark.parametrize("form", conv_forms.FORMS)
+@pytest.mark.parametrize(
+    ("taps", "places"), [((1, 1), 6), ((2, 3), 6), ((1, 1), 1), ((3,), 5), ((1,), 4), ((2, 2, 1), 3)]
+)
+@pytest.mark.parametrize("largest", [0, 10**9])
+def test_every_form_gives_the_same_gradient(form, taps, places, largest, monkeypatch: pytest.MonkeyPatch):
+    """Taps one by one, and all together; planes of one place too."""
+    if form == "point":  # for one tap
+        taps = tuple(1 for _ in taps)
+    monkeypatch.setattr(conv_forms, "_largest", lambda _: largest)
+    monkeypatch.setattr(conv_forms, "weight_gradient_form", lambda *_: form)
+    depthwise = form in ("dot", "row")
+    model = node_model(
+        "Conv",
+        values(2, 3, *[places] * len(taps)),
+        values(*((3, 1) if depthwise else (4, 3)), *taps, seed=1),
+        pads=[tap // 2 for tap in taps] * 2,
+        group=3 if depthwise else 1,
+    )
+    check_gradient(model, differences=False)
 
 
 @pytest.mark.parametrize("kernel", [(64, 64, 3, 3), (256, 64, 1, 1), (512, 512, 3, 3), (64, 3, 3, 3), (64, 1, 3, 3)])

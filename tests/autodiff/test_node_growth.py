@@ -19,6 +19,7 @@ PLAIN = [
     (32, 32, 3, 1, 1),
     (32, 64, 1, 1, 1),
 ]
+BOTTLENECKS = [(3, 64, 3, 1, 1), *[(64, 16, 1, 1, 1), (16, 16, 3, 2, 1), (16, 64, 1, 1, 1)] * 3]
 DEPTHWISE = [(3, 16, 3, 2, 1), (16, 64, 1, 1, 1), (64, 64, 5, 2, 64), (64, 32, 1, 1, 1), (32, 32, 3, 1, 32)]
 
 
@@ -59,10 +60,12 @@ def step(*arguments, training: bool = False) -> TrainingGraph:
 @pytest.mark.parametrize(
     ("layers", "activation", "norm", "most"),
     [
-        (PLAIN, "Relu", False, 17),
-        (DEPTHWISE, "silu", False, 14),
-        (PLAIN, "Relu", True, 21),
-        (DEPTHWISE, "silu", True, 17),
+        (PLAIN, "Relu", False, 13),
+        (BOTTLENECKS, "Relu", False, 7),
+        (DEPTHWISE, "silu", False, 8),
+        (DEPTHWISE, "HardSwish", False, 10),
+        (PLAIN, "Relu", True, 18),
+        (DEPTHWISE, "silu", True, 12),
     ],
 )
 def test_a_convolutional_network_grows_by_a_bounded_factor(layers, activation, norm, most):
@@ -81,6 +84,36 @@ def test_its_gradients_are_those_in_double_precision(layers, activation, norm):
     for name in single.gradients.values():
         distance = np.linalg.norm(found[name] - expected[name]) / np.linalg.norm(expected[name])
         assert distance < 1e-4, name
+
+
+def test_a_gate_of_a_single_place_takes_one_node_for_each_of_its_gradients() -> None:
+    """Squeeze-and-excitation: a convolution of one place is a matrix product in another layout."""
+    text = """<ir_version: 10, opset_import: ["" : 21]>
+    g (float[4,16,8,8] x) => (float loss) {
+        p = GlobalAveragePool(x) c = Conv(p, w, b) y = Mul(x, c) q = Mul(y, y) loss = ReduceMean <keepdims = 0> (q)
+    }"""
+    proto = onnx.parser.parse_model(text)
+    arrays = {"w": values(16, 16, 1, 1).astype(np.float32), "b": values(16, seed=1).astype(np.float32)}
+    proto.graph.initializer.extend(onnx.numpy_helper.from_array(array, name) for name, array in arrays.items())
+    made = build_training_graph(infer(proto))
+    of_gate = [node.op_type for node in made.model.graph if str(node.name).startswith("Conv_1/grad")]
+    assert sorted(of_gate) == ["Einsum", "ReduceSum"]
+    x = values(4, 16, 8, 8, seed=3).astype(np.float32)
+    found = onnxruntime_run(made.model, {"x": x})
+    for name, expected in reference(made.model, {"x": x}).items():
+        np.testing.assert_allclose(found[name], expected, rtol=1e-4, atol=1e-6)
+
+
+def test_a_relu_that_a_product_reads_has_a_mask_of_one_node() -> None:
+    """Where nothing else keeps the activation, its comparison is made early and waits as bools."""
+    text = """<ir_version: 10, opset_import: ["" : 21]>
+    g (float[4,8] x) => (float loss) { h = MatMul(x, w) r = Relu(h) %s loss = ReduceMean <keepdims = 0> (y) }"""
+    for after, expected in (("y = MatMul(r, v)", ["HardSigmoid", "Mul"]), ("y = Neg(r)", ["Cast", "Greater", "Mul"])):
+        proto = onnx.parser.parse_model(text % after)
+        arrays = {"w": values(8, 8).astype(np.float32), "v": values(8, 8, seed=1).astype(np.float32)}
+        proto.graph.initializer.extend(onnx.numpy_helper.from_array(array, name) for name, array in arrays.items())
+        made = build_training_graph(infer(proto))
+        assert sorted(node.op_type for node in made.model.graph if str(node.name).startswith("Relu_1/grad")) == expected
 
 
 def test_what_a_mean_spreads_is_spread_by_the_sum_with_other_gradients() -> None:

@@ -8,6 +8,8 @@ Weight gradient, of ``x`` (N, C, ...) and ``dy`` (N, O, ...), K taps:
 ``image``   one matrix product per tap and sample, summed over the samples at the end. No copy of ``dy``.
 ``batch``   one matrix product per tap, which sums over the samples as well; needs ``dy`` transposed. Used when
             the N products of ``image`` would take more memory than the activations.
+``einsum``  as ``batch`` without groups: the kernel of Einsum makes the same copies and the same product.
+``point``   as ``image`` for a kernel of one tap.
 ``column``  as ``image`` with the taps side by side in one product, for the few channels of a first layer, where a
             product per tap is 3 to 5 times slower.
 ``conv``    a convolution of ``x`` with ``dy`` as the kernel. 2 to 4 times slower than products in general; best for
@@ -29,11 +31,12 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import onnx_ir as ir
 
-from ckplan.autodiff.builder import Builder, attr_int, shape_of, size_of
+from ckplan.autodiff.builder import Builder, attr_int, dtype_of, shape_of, size_of
 from ckplan.autodiff.rules import depthwise_forms
+from ckplan.autodiff.rules.depthwise_forms import EINSUM_TYPES
 from ckplan.autodiff.rules.windows import Window, pad_axes, permuted, places_of, slice_axes, tap_of
 
-Form = Literal["image", "batch", "column", "conv", "dot", "row"]
+Form = Literal["image", "batch", "einsum", "point", "column", "conv", "dot", "row"]
 
 #: Up to this many input channels of a group, a product per tap is too narrow to be fast.
 FEW_CHANNELS = 8
@@ -47,11 +50,21 @@ FLIP_CHANNELS = 16
 #: From this many places of the output on, of all samples, copies of the kernel are of no account.
 FLIP_PLACES = 512
 
+#: The kernel of Einsum works in two more tensors of its result's size; so many of them are to be no larger than the
+#: model's largest tensor.
+EINSUM_RESULTS = 8
+
+#: For one tap it takes a third more time than ``point``, for its copies of both operands: as good where so many of them
+#: are no larger than the model's largest tensor.
+EINSUM_COPIES = 4
+
 #: A weight gradient works through the batch in at most this many parts.
 MAX_PARTS = 4
 
 
-def weight_gradient_form(samples: int, channels: int, filters: int, groups: int, window: Window) -> Form:
+def weight_gradient_form(
+    samples: int, channels: int, filters: int, groups: int, window: Window, largest: int = 0
+) -> Form:
     """Choose the form of a weight gradient.
 
     Args:
@@ -60,6 +73,7 @@ def weight_gradient_form(samples: int, channels: int, filters: int, groups: int,
         filters: output channels, of all groups.
         groups: number of groups.
         window: geometry.
+        largest: elements of the model's largest tensor, beside which others may be small.
     """
     wide, high = channels // groups, filters // groups
     if wide == high == 1 and (form := depthwise_forms.form_for(window)):
@@ -68,7 +82,13 @@ def weight_gradient_form(samples: int, channels: int, filters: int, groups: int,
         return "column" if window.size * wide <= high and window.size <= COLUMN_TAPS else "conv"
     products = samples * filters * wide * window.size
     activations = samples * (channels * math.prod(window.inputs) + filters * window.places)
-    return "image" if 2 * products <= activations else "batch"
+    small = groups == 1 and EINSUM_RESULTS * filters * wide * window.size <= largest
+    if 2 * products > activations:
+        return "einsum" if small else "batch"
+    if groups > 1 or not window.is_pointwise:
+        return "image"
+    copies = samples * (channels + filters) * window.places
+    return "einsum" if small and EINSUM_COPIES * copies <= largest else "point"
 
 
 def weight_gradient(op: Builder, x: ir.Value, dy: ir.Value, kernel: Sequence[int], window: Window) -> ir.Value:
@@ -81,23 +101,27 @@ def weight_gradient(op: Builder, x: ir.Value, dy: ir.Value, kernel: Sequence[int
         kernel: shape of the weight, (O, C / groups, ...).
         window: geometry.
     """
-    samples, channels = shape_of(x)[:2]
-    groups = channels // kernel[1]
+    groups = shape_of(x)[1] // kernel[1]
     joined = _joined(x) if groups == 1 else []
     if not joined:
-        form = weight_gradient_form(samples, channels, kernel[0], groups, window)
+        form = _form_for(op, x, dy, groups, window)
         total = _over_samples(op, x, dy, kernel, window, form)
         return _channels_first(op, total) if form in BY_TAP else total
-    parts = [(part, shape_of(part)[1]) for part in joined]
-    forms = [weight_gradient_form(samples, wide, kernel[0], 1, window) for _, wide in parts]
+    forms = [_form_for(op, part, dy, 1, window) for part in joined]
     each = [
-        _over_samples(op, part, dy, (kernel[0], wide, *kernel[2:]), window, form)
-        for (part, wide), form in zip(parts, forms, strict=True)
+        _over_samples(op, part, dy, (kernel[0], shape_of(part)[1], *kernel[2:]), window, form)
+        for part, form in zip(joined, forms, strict=True)
     ]
     if BY_TAP.issuperset(forms):
         return _channels_first(op, op.Concat(*each, axis=-1))
     laid = [_channels_first(op, part) if form in BY_TAP else part for part, form in zip(each, forms, strict=True)]
     return op.Concat(*laid, axis=1)
+
+
+def _form_for(op: Builder, x: ir.Value, dy: ir.Value, groups: int, window: Window) -> Form:
+    samples, channels = shape_of(x)[:2]
+    form = weight_gradient_form(samples, channels, shape_of(dy)[1], groups, window, _largest(op))
+    return form if dy.dtype in EINSUM_TYPES else WITHOUT_EINSUM.get(form, form)
 
 
 def _over_samples(
@@ -106,7 +130,7 @@ def _over_samples(
     """Emit a weight gradient in one form, in the layout of that form, for one part of the batch after the other."""
     samples, channels = shape_of(x)[:2]
     groups = channels // kernel[1]
-    parts = _parts(op, x, samples) if form in ("image", "column", "dot", "row") and window.size > 1 else 1
+    parts = _parts(op, x, form, window) if form in ("image", "column", "dot", "row") and window.size > 1 else 1
     sums = []
     for index in range(parts):
         first, last = samples * index // parts, samples * (index + 1) // parts
@@ -176,6 +200,39 @@ def _batch(op: Builder, x: ir.Value, dy: ir.Value, kernel: Sequence[int], groups
     return _by_tap(op, products, kernel)
 
 
+def _point(op: Builder, x: ir.Value, dy: ir.Value, kernel: Sequence[int], groups: int, window: Window) -> ir.Value:
+    samples, channels = shape_of(x)[:2]
+    x = op.reshape(_only_tap(op, x, window), [samples, channels, window.places])
+    # onnxruntime merges the transposition into the product, which then reads x where it lies.
+    products = op.MatMul(op.reshape(dy, [samples, kernel[0], window.places]), _swapped(op, x))
+    if samples == 1:
+        return op.reshape(products, kernel)
+    ones = op.constant(np.ones([samples, *kernel[2:]], dtype_of(products)))
+    plane = "hwd"[: len(kernel) - 2]
+    return op.Einsum(ones, products, equation=f"n{plane},noc->oc{plane}")
+
+
+def _einsum(op: Builder, x: ir.Value, dy: ir.Value, kernel: Sequence[int], groups: int, window: Window) -> ir.Value:
+    rank = len(kernel) - 2
+    plane, taps = "hwd"[:rank], "ijk"[:rank]
+    if window.size == 1:
+        x = _only_tap(op, x, window)
+        if window.places == 1:  # the axes of dy's plane are those of the kernel
+            return op.Einsum(dy, x, equation=f"no{plane},nc{taps}->oc{plane}")
+        return op.reshape(op.Einsum(dy, x, equation=f"no{plane},nc{plane}->oc"), kernel)
+    last = op.Transpose(x, perm=[0, *range(2, rank + 2), 1])
+    padded = pad_axes(op, last, range(1, rank + 1), window.begin, [max(size, 0) for size in window.end])
+    samples, *sizes, channels = shape_of(padded)
+    rows = op.reshape(padded, [samples, math.prod(sizes), channels])
+    together, each = _together(op, x, window), []
+    shape = window.kernel if together == window.size else (*[1] * (rank - 1), together)
+    for first in range(0, window.size, together):
+        read = np.stack([places_of(window, tap, sizes) for tap in window.taps[first : first + together]], axis=-1)
+        found = op.Gather(rows, read.reshape(*window.outputs, *shape), axis=1)
+        each.append(op.Einsum(dy, found, equation=f"no{plane},n{plane}{taps}c->oc{taps}"))
+    return op.reshape(op.Concat(*each, axis=2), kernel) if len(each) > 1 else each[0]
+
+
 def _column(op: Builder, x: ir.Value, dy: ir.Value, kernel: Sequence[int], groups: int, window: Window) -> ir.Value:
     samples, channels = shape_of(x)[:2]
     lead = [samples] if groups == 1 else [samples, groups]
@@ -225,7 +282,7 @@ def _dot(op: Builder, x: ir.Value, dy: ir.Value, kernel: Sequence[int], groups: 
 
 
 def _row(op: Builder, x: ir.Value, dy: ir.Value, kernel: Sequence[int], groups: int, window: Window) -> ir.Value:
-    return depthwise_forms.row(op, x, dy, kernel, window, _largest(op) // 2)
+    return depthwise_forms.row(op, x, dy, kernel, window, _largest(op))
 
 
 _Emit = Callable[[Builder, ir.Value, ir.Value, Sequence[int], int, Window], ir.Value]
@@ -236,11 +293,16 @@ BY_TAP: frozenset[Form] = frozenset({"image", "batch", "column"})
 FORMS: dict[Form, _Emit] = {
     "image": _image,
     "batch": _batch,
+    "einsum": _einsum,
+    "point": _point,
     "column": _column,
     "conv": _conv,
     "dot": _dot,
     "row": _row,
 }
+
+#: The forms that say the same without Einsum.
+WITHOUT_EINSUM: dict[Form, Form] = {"einsum": "batch", "point": "image"}
 
 
 def _taps(
@@ -272,12 +334,15 @@ def _taps(
 def _together(op: Builder, x: ir.Value, window: Window) -> int:
     """Into how many copies of x a product may read its taps: all of them, a row of them, or one.
 
-    The fewer products, the fewer nodes and the faster. Copies that together are half of the model's largest tensor are
-    of no account: there are such only where the layers are deep and the activations small.
+    The fewer products, the fewer nodes and the faster. Copies of a row that are together no larger than the model's
+    largest tensor, of all taps half as large, are of no account: there are such only where the layers are deep and the
+    activations small.
     """
     copy = size_of(x) // math.prod(window.inputs) * window.places
-    room = _largest(op) // 2
-    return next((taps for taps in (window.size, window.kernel[-1]) if taps * copy <= room), 1)
+    row, largest = window.kernel[-1], _largest(op)
+    if 2 * window.size * copy <= largest:
+        return window.size
+    return row if row * copy <= largest else 1
 
 
 def _side_by_side(op: Builder, products: Sequence[ir.Value]) -> ir.Value:
@@ -307,13 +372,18 @@ def _channels_first(op: Builder, gradient: ir.Value) -> ir.Value:
     return op.transpose(gradient, [0, last, *range(1, last)])
 
 
-def _parts(op: Builder, x: ir.Value, samples: int) -> int:
+def _parts(op: Builder, x: ir.Value, form: Form, window: Window) -> int:
     """Return in how many parts to go through the batch.
 
-    A gradient holds about two copies of ``x`` (transposed and padded, and one tap). That is of no account for a small
-    layer, but where ``x`` is among the largest tensors of the model, the peak may well lie here.
+    A gradient holds about two copies of ``x`` (transposed and padded, and one tap), or what is told by
+    :func:`depthwise_forms.dot_copies`. That is of no account for a small layer, but where ``x`` is among the largest
+    tensors of the model, the peak may well lie here.
     """
-    return min(samples, MAX_PARTS) if 2 * size_of(x) >= _largest(op) else 1
+    samples, largest = shape_of(x)[0], max(_largest(op), 1)
+    if form == "dot":
+        channels = samples * shape_of(x)[1]
+        return min(samples, MAX_PARTS, -(-channels * depthwise_forms.dot_copies(window) // largest))
+    return min(samples, MAX_PARTS) if 2 * size_of(x) > largest else 1
 
 
 def _largest(op: Builder) -> int:

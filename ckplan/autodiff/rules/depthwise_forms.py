@@ -3,8 +3,9 @@
 A convolution with ``dy`` as its kernel has an output of a few places, along which onnxruntime gathers its columns;
 that takes 2 to 3 times as long as these two forms do.
 
-``dot``  one dot product per tap and channel of a sample. Instead of a copy of x per tap there is one of x per row of
-         taps, moved by whole rows, and one of dy per column of taps, moved by columns the other way.
+``dot``  one dot product per tap and channel of a sample, those of a column of taps as one matrix product. Instead of a
+         copy of x per tap there is one of x per row of taps, moved by whole rows, and one of dy per column of taps,
+         moved by columns the other way.
 ``row``  per row of taps the products of all columns of dy with all columns of x, for planes that are too small for
          dot products to be fast. Those of a tap lie on a diagonal.
 """
@@ -21,6 +22,9 @@ import onnx_ir as ir
 
 from ckplan.autodiff.builder import Builder, dtype_of, shape_of
 from ckplan.autodiff.rules.windows import Window, pad_axes, places_of, slice_axes
+
+#: Element types for which the CPU has a kernel of Einsum.
+EINSUM_TYPES = (ir.DataType.FLOAT, ir.DataType.DOUBLE)
 
 #: Places of a channel from which on a dot product is fast enough.
 DOT_PLACES = 400
@@ -57,33 +61,43 @@ def dot(op: Builder, x: ir.Value, dy: ir.Value, kernel: Sequence[int], window: W
         kernel: shape of the weight, (C, 1, ...).
         window: geometry, see :func:`is_inside`.
     """
-    samples, channels = shape_of(x)[:2]
-    last = len(window.kernel) - 1
-    axes = range(2, len(kernel))
-    columns: dict[tuple[int, int], ir.Value] = {}
-    products: dict[tuple[int, ...], ir.Value] = {}
-    splits = [[_split(window, axis, tap) for tap in range(taps)] for axis, taps in enumerate(window.kernel)]
-    for residues in itertools.product(*(sorted({residue for residue, _ in of_axis}) for of_axis in splits)):
-        # What one residue is needed for comes together, so that few residues are alive at a time.
-        groups = [
-            [(tap, shift) for tap, (own, shift) in enumerate(of_axis) if own == residue]
-            for of_axis, residue in zip(splits, residues, strict=True)
-        ]
-        part = slice_axes(op, x, axes, residues, window.inputs, window.strides)
+    samples, channels, *sizes = shape_of(x)
+    last = len(sizes) - 1
+    outer_axes = range(2, 2 + last)
+    x = pad_axes(op, x, outer_axes, window.begin[:-1], [max(size, 0) for size in window.end[:-1]])
+    outer = shape_of(x)[2 : 2 + last]
+    x = op.reshape(x, [samples, channels, math.prod(outer), sizes[-1]])
+    rows = list(itertools.product(*map(range, window.kernel[:-1])))
+    read = np.concatenate([places_of(window, tap, outer) for tap in rows])
+    splits = [_split(window, last, tap) for tap in range(window.kernel[-1])]
+    products: dict[int, ir.Value] = {}
+    for residue in sorted({residue for residue, _ in splits}):
+        part = slice_axes(op, x, [3], [residue], [sizes[-1]], [window.strides[-1]])
         width = shape_of(part)[-1]
-        flat = [samples * channels, 1, math.prod(window.outputs[:-1]) * width]
-        for outer in itertools.product(*groups[:-1]):
-            moved = op.reshape(_rows(op, part, window, [shift for _, shift in outer]), flat)
-            for tap, shift in groups[-1]:
-                if (width, shift) not in columns:
-                    end = width - window.outputs[-1] - shift
-                    columns[width, shift] = op.reshape(_moved(op, dy, {last: (shift, end)}), flat)
-                # onnxruntime merges the transposition into the product, which then is one of two rows.
-                other = op.Transpose(moved, perm=[0, 2, 1])
-                products[*(index for index, _ in outer), tap] = op.MatMul(columns[width, shift], other)
-    each = op.Concat(*(products[tap] for tap in window.taps), axis=-1)
-    sums = op.reduce_sum(op.reshape(each, [samples, kernel[0] * window.size]), [0], keepdims=False)
-    return op.reshape(sums, kernel)
+        places = math.prod(window.outputs[:-1]) * width
+        if len(read) > 1 or math.prod(outer) > 1:
+            part = op.Gather(part, read, axis=2)
+        # onnxruntime merges the transposition into the products.
+        copies = op.Transpose(op.reshape(part, [samples * channels, len(rows), places]), perm=[0, 2, 1])
+        for tap, (own, shift) in enumerate(splits):
+            if own == residue:
+                moved = _moved(op, dy, {last: (shift, width - window.outputs[-1] - shift)})
+                products[tap] = op.MatMul(op.reshape(moved, [samples * channels, 1, places]), copies)
+    each = op.Concat(*(products[tap] for tap in range(len(splits))), axis=1) if len(splits) > 1 else products[0]
+    taps = [len(splits), *window.kernel[:-1]]
+    if each.dtype not in EINSUM_TYPES:
+        sums = op.reduce_sum(op.reshape(each, [samples, channels * window.size]), [0], keepdims=False)
+        return op.transpose(op.reshape(sums, [channels, 1, *taps]), [0, 1, *range(3, 3 + last), 2])
+    # The sum over the samples, a product with ones, turns the taps as well.
+    ones, outer_taps = op.constant(np.ones([samples, 1], dtype_of(each))), "hd"[:last]
+    each = op.reshape(each, [samples, channels, *taps])
+    return op.Einsum(ones, each, equation=f"na,ncw{outer_taps}->ca{outer_taps}w")
+
+
+def dot_copies(window: Window) -> int:
+    """Elements that dot products work in for each channel: x and dy for a row of taps each, with what pads them."""
+    columns = 1 + (max(window.kernel[-1], 2) - 1) // window.strides[-1]
+    return (math.prod(window.kernel[:-1]) + 1 + columns) * window.places
 
 
 def row(op: Builder, x: ir.Value, dy: ir.Value, kernel: Sequence[int], window: Window, room: int) -> ir.Value:
@@ -111,38 +125,41 @@ def row(op: Builder, x: ir.Value, dy: ir.Value, kernel: Sequence[int], window: W
     dy = op.reshape(dy, [channels, 1, columns, rows * samples])
     taps = list(itertools.product(*map(range, window.kernel[:-1])))
     together = len(taps) if len(taps) * channels * rows * samples * width <= room else 1
+    diagonals = _diagonals(x, window)
     sums = []
     for first in range(0, len(taps), together):
         read = [places_of(window, tap, outer) for tap in taps[first : first + together]]
         part = x if len(read) == math.prod(outer) == 1 else op.Gather(x, np.concatenate(read), axis=1)
         products = op.MatMul(dy, op.reshape(part, [channels, len(read), rows * samples, width]))
-        flat = op.reshape(products, [channels * len(read), columns * width])
-        sums.append(op.reshape(op.MatMul(flat, op.constant(_diagonals(op, x, window))), [channels, -1]))
-    return op.reshape(op.Concat(*sums, axis=-1) if len(sums) > 1 else sums[0], kernel)
+        sums.append(_of_taps(op, products, diagonals))
+    return op.reshape(op.Concat(*sums, axis=2) if len(sums) > 1 else sums[0], kernel)
 
 
-def _diagonals(op: Builder, x: ir.Value, window: Window) -> np.ndarray:
-    """Ones where a column of dy meets the column of x that a tap reads, (columns of dy and x, taps)."""
+def _of_taps(op: Builder, products: ir.Value, diagonals: np.ndarray) -> ir.Value:
+    """Sum (C, rows of taps, columns of dy, of x) along the diagonals, as (C, 1, rows of taps, taps in a row)."""
+    if products.dtype in EINSUM_TYPES:
+        return op.Einsum(products, op.constant(diagonals[..., None]), equation="ctvw,vwja->catj")
+    channels, taps, *columns = shape_of(products)
+    flat = op.reshape(products, [channels * taps, math.prod(columns)])
+    summed = op.MatMul(flat, op.constant(diagonals.reshape(math.prod(columns), -1)))
+    return op.reshape(summed, [channels, 1, taps, diagonals.shape[-1]])
+
+
+def _diagonals(x: ir.Value, window: Window) -> np.ndarray:
+    """Ones where a column of dy meets the column of x that a tap reads, (columns of dy, of x, taps in a row)."""
     width, columns = window.inputs[-1], window.outputs[-1]
     diagonals = np.zeros([columns, width, window.kernel[-1]], dtype_of(x))
     for column, index in itertools.product(range(columns), range(window.kernel[-1])):
         place = column * window.strides[-1] + index * window.dilations[-1] - window.begin[-1]
         if 0 <= place < width:
             diagonals[column, place, index] = 1
-    return diagonals.reshape(columns * width, -1)
+    return diagonals
 
 
 def _split(window: Window, axis: int, tap: int) -> tuple[int, int]:
     """Return what a tap reads along an axis: which residue modulo the stride, and from which element of it on."""
     shift, residue = divmod(tap * window.dilations[axis] - window.begin[axis], window.strides[axis])
     return residue, shift
-
-
-def _rows(op: Builder, part: ir.Value, window: Window, shifts: Sequence[int]) -> ir.Value:
-    """Move a residue to the places of the output, except along the last axis."""
-    sizes = shape_of(part)[2:]
-    spans = zip(shifts, window.outputs, sizes, strict=False)
-    return _moved(op, part, {axis: (-shift, out - size + shift) for axis, (shift, out, size) in enumerate(spans)})
 
 
 def _moved(op: Builder, value: ir.Value, moves: dict[int, tuple[int, int]]) -> ir.Value:

@@ -7,8 +7,8 @@ On the CPU onnxruntime works in place for activations (Relu, LeakyRelu, Clip, Ta
 Softmax over the last axis) and not for arithmetic (Add, Mul, Sign, Exp), so the forms here let the incoming gradient
 and the stashed tensor die as early as they can. Masks are comparisons made numbers, which take two fifths of the time
 of ``Sign``; ``Where`` takes more, and two temporaries of the full size beside its result. A HardSigmoid so steep that
-it is a step is one node and takes less time still, but a comparison can run early, and its bools, a quarter of the
-activation, wait in that one's place.
+it is a step is one node and takes less time still: it is taken where the activation is kept for something else. A
+comparison can run early, and its bools, a quarter of the activation, wait in that one's place.
 """
 
 from __future__ import annotations
@@ -31,6 +31,9 @@ from ckplan.autodiff.builder import (
 from ckplan.autodiff.composites import DETACH, DOMAIN
 from ckplan.autodiff.registry import rule
 
+#: Operators whose gradients read what they multiply.
+_FACTORS = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul", "Mul", "Einsum"})
+
 _SELU_ALPHA = 1.67326319217681884765625
 _SELU_GAMMA = 1.05070102214813232421875
 
@@ -40,6 +43,22 @@ def positive(op: Builder, x: ir.Value) -> ir.Value:
     if dtype_of(x).itemsize < 4:  # the CPU compares no numbers of 16 bits
         return op.Sign(op.Relu(x))
     return op.Cast(op.Greater(x, 0.0), to=x.dtype)
+
+
+def step(op: Builder, y: ir.Value) -> ir.Value:
+    """Return 1 where y > 0 and 0 where it is 0, in y's element type; y is not negative and there in the backward pass.
+
+    In single precision in one node, which is 1 from the smallest normal number on.
+    """
+    return op.HardSigmoid(y, alpha=2.0**127, beta=0.0) if y.dtype == ir.DataType.FLOAT else positive(op, y)
+
+
+def is_kept(op: Builder, value: ir.Value) -> bool:
+    """Say whether a value is there in the backward pass anyway, as a factor of something that is differentiated."""
+    return any(
+        reader.op_type in _FACTORS and any(op.wants(other) for other in reader.inputs if other is not value)
+        for reader in value.consumers()
+    )
 
 
 @rule("Identity", factor="pass")
@@ -69,7 +88,8 @@ def cast_like(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
 @rule("Relu")
 def relu(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
     """Derivative 1 where y > 0."""
-    return [op.Mul(dy[0], positive(op, node.outputs[0]))]
+    y = node.outputs[0]
+    return [op.Mul(dy[0], step(op, y) if is_kept(op, y) else positive(op, y))]
 
 
 @rule("LeakyRelu")
@@ -140,17 +160,19 @@ def hard_sigmoid(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
     """Derivative alpha where 0 < y < 1."""
     alpha = attr_float(node, "alpha", 0.2)
     y = node.outputs[0]
-    return [op.Mul(dy[0], op.Mul(positive(op, op.Mul(op.Sub(1.0, y), y)), alpha))]
+    bend = op.Mul(op.Sub(1.0, y), y)
+    return [op.Mul(dy[0], op.Mul(step(op, bend) if is_kept(op, y) else positive(op, bend), alpha))]
 
 
 @rule("HardSwish")
 def hard_swish(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
-    """Derivative h + x / 6 where |x| < 3, with h = clip(x / 6 + 1/2, 0, 1), else h."""
+    """Derivative x / 3 + 1/2 where |x| < 3, 0 below and 1 above: what x is there, less half of it at either end."""
     x = required_input(node, 0)
     if x.dtype == ir.DataType.FLOAT:
-        inside = op.HardSigmoid(op.Abs(x), alpha=-(2.0**100), beta=3 * 2.0**100)  # exactly 0 at 3
-    else:
-        inside = positive(op, op.Sub(3.0, op.Abs(x)))
+        cut = op.Clip(x, -3.0, 3.0)
+        bend = op.Sub(cut, op.Shrink(cut, lambd=float(np.nextafter(np.float32(3), np.float32(0))), bias=1.5))
+        return [op.Mul(dy[0], op.Add(op.Mul(bend, 1 / 3), 0.5))]
+    inside = positive(op, op.Sub(3.0, op.Abs(x)))
     bend = op.Mul(op.Mul(inside, x), 1 / 6)
     return [op.Mul(dy[0], op.Add(op.HardSigmoid(x, alpha=1 / 6, beta=0.5), bend))]
 
