@@ -10,6 +10,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from ckplan.planner.problem import Kind, Problem
 
@@ -104,6 +105,17 @@ def segment_limits(problem: Problem, count: int) -> list[float]:
     return [low * (high / low) ** (step / count) for step in range(count)] if sizes else []
 
 
+@lru_cache(maxsize=8)
+def _stashed_before(problem: Problem) -> Sequence[int]:
+    """Bytes that are stashed of what the forward ops before each position make."""
+    stash = set(problem.stashed)
+    cumulative = [0]
+    for index in problem.forward:
+        made = stash.intersection(problem.ops[index].outputs)
+        cumulative.append(cumulative[-1] + sum(problem.tensors[root].bytes for root in made))
+    return cumulative
+
+
 def segment_cuts(problem: Problem, candidates: Sequence[Cut], limit: float) -> list[Cut]:
     """Cut greedily so that no segment stashes more than ``limit`` bytes, where the candidates allow it.
 
@@ -111,11 +123,7 @@ def segment_cuts(problem: Problem, candidates: Sequence[Cut], limit: float) -> l
     stretch in place of the last one, and with the bytes kept so far counted against the limit: the first
     segments, whose backward pass runs when everything after them is gone, may be longer.
     """
-    stash = set(problem.stashed)
-    cumulative = [0]
-    for index in problem.forward:
-        made = stash.intersection(problem.ops[index].outputs)
-        cumulative.append(cumulative[-1] + sum(problem.tensors[root].bytes for root in made))
+    cumulative = _stashed_before(problem)
     made_before = [cumulative[cut.position] for cut in candidates]
     chosen: list[Cut] = []
     kept: set[int] = set()

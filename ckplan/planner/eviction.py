@@ -19,7 +19,7 @@ from ckplan.planner.problem import Kind, Op, Problem
 _ANCESTORS = 48
 """How many ancestors that are gone count towards the cost of recomputing a tensor."""
 
-_FORESIGHTS = 16
+_FORESIGHTS = 8
 """How often on the way it is asked what has to run again for what is gone by then."""
 _FEWEST = 16
 """Ops of the order between two of these questions at least."""
@@ -376,8 +376,10 @@ class _Eviction:
     def _cost_again(self, base: int) -> float:
         """Seconds to recompute a root, with those of its ancestors that are gone."""
         parents, price, live = self.graph.parents, self.graph.price, self.live
-        cost = price[base]
-        gone = [read for read in parents[base] if not live[read]]
+        cost, gone = price[base], []
+        for read in parents[base]:
+            if not live[read]:
+                gone.append(read)
         if not gone:
             return cost
         seen = {base, *gone}

@@ -26,6 +26,8 @@ _SCALE = 1e10
 """What the cost of all ops together is in the integers that the flow is computed with."""
 _INFINITE = 1 << 42
 """A capacity that no cut can pay; thousands of them add up without an overflow."""
+_PRICES = (-6, 8)
+"""Prices per byte between which a bound is largest, as half powers of ten of one in proportion to the problem."""
 _CURVE = 4
 """Of how many moments `bound_curve` is made."""
 
@@ -202,19 +204,25 @@ def _cut_at(problem: Problem, moment: int) -> tuple[MinimumCut, float]:
 
 
 def bound_at(problem: Problem, moment: int, room: int) -> float:
-    """The bound from one moment, with so many bytes beside the working set of its op; see `least_overhead`."""
+    """The bound from one moment, with so many bytes beside the working set of its op; see `least_overhead`.
+
+    It is concave in the price, so that it rises to one place and falls behind it.
+    """
     cut, scale = _cut_at(problem, moment)
 
     @cache
-    def bound(exponent: float) -> float:
-        price: float = scale * 10.0**exponent
+    def bound(step: float) -> float:
+        price: float = scale * 10.0 ** (step / 2)
         return cut.value(price) - price * room
 
-    exponents = list(np.linspace(-3, 4, 15))
-    values = [bound(exponent) for exponent in exponents]
-    for _ in range(3):
-        middle = int(np.argmax(values))
-        low, high = exponents[max(middle - 1, 0)], exponents[min(middle + 1, len(exponents) - 1)]
-        exponents = list(np.linspace(low, high, 5))
-        values = [bound(exponent) for exponent in exponents]
-    return float(max(values))
+    low, high = _PRICES
+    while low < high:
+        middle = (low + high) // 2
+        if bound(middle) >= bound(middle + 1):
+            high = middle
+        else:
+            low = middle + 1
+    best: float = low
+    for width in (0.5, 0.25, 0.125):
+        best = max((best, best - width, best + width), key=bound)
+    return bound(best)

@@ -7,6 +7,8 @@ ops that read what a group makes should run while that group's activations are a
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
 
 from ckplan.planner.copies import Copies
 from ckplan.planner.problem import Kind, Problem
@@ -27,32 +29,61 @@ def backward_phases(problem: Problem, group: Sequence[int], kept: Collection[int
     Returns:
         For each op its phase.
     """
-    root, producer = problem.view_root, problem.producer
     kept = set(kept)
-    level: dict[int, int] = {}
+    passes = _passes(problem)
+    level = [0] * len(problem.tensors)
     phases = [0] * len(problem.ops)
-    for index in problem.forward:
-        phases[index] = group[index]
-        for tensor in (*problem.ops[index].inputs, *problem.ops[index].outputs):
-            level[root[tensor]] = max(level.get(root[tensor], 0), group[index])
+    for index, touched in passes.forward:
+        phase = phases[index] = group[index]
+        for base in touched:
+            if phase > level[base]:
+                level[base] = phase
     last = max((group[index] for index in problem.forward), default=0)
-    for index in problem.backward:
+    for index, makers, roots in passes.backward:
         phase = last
-        for tensor in problem.ops[index].inputs:
-            maker = producer[tensor]
-            if maker >= 0 and problem.ops[maker].backward:
-                phase = min(phase, phases[maker])
-            elif maker >= 0 and root[tensor] not in kept and problem.tensors[root[tensor]].kind is Kind.ACTIVATION:
-                phase = min(phase, level[root[tensor]])
+        for maker in makers:
+            if phases[maker] < phase:
+                phase = phases[maker]
+        for base in roots:
+            if level[base] < phase and base not in kept:
+                phase = level[base]
         phases[index] = phase
     return phases
 
 
+@dataclass(frozen=True)
+class _Passes:
+    """The ops of both passes with what decides on their phases.
+
+    Attributes:
+        forward: each op, and the roots of what it reads and makes.
+        backward: each op, the backward ops that it reads from, and the roots of the forward activations that it reads.
+    """
+
+    forward: list[tuple[int, tuple[int, ...]]]
+    backward: list[tuple[int, tuple[int, ...], tuple[int, ...]]]
+
+
+@lru_cache(maxsize=4)
+def _passes(problem: Problem) -> _Passes:
+    ops, root, producer, tensors = problem.ops, problem.view_root, problem.producer, problem.tensors
+    passes = _Passes([], [])
+    for index, op in enumerate(ops):
+        if not op.backward:
+            passes.forward.append((index, tuple({root[tensor] for tensor in (*op.inputs, *op.outputs)})))
+            continue
+        made = [tensor for tensor in op.inputs if producer[tensor] >= 0]
+        makers = {producer[tensor] for tensor in made if ops[producer[tensor]].backward}
+        roots = {root[tensor] for tensor in made if not ops[producer[tensor]].backward}
+        activations = (base for base in roots if tensors[base].kind is Kind.ACTIVATION)
+        passes.backward.append((index, tuple(makers), tuple(activations)))
+    return passes
+
+
 def phase_order(problem: Problem, phases: Sequence[int]) -> list[int]:
     """All ops once: forward ops group by group, then backward ops phase by phase, naturally ordered in each."""
-    return sorted(problem.forward, key=lambda index: (phases[index], index)) + sorted(
-        problem.backward, key=lambda index: (-phases[index], index)
-    )
+    late = [-phase for phase in phases]
+    return sorted(problem.forward, key=phases.__getitem__) + sorted(problem.backward, key=late.__getitem__)
 
 
 def without_dead_repeats(problem: Problem, schedule: Sequence[int]) -> list[int]:

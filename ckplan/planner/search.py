@@ -80,18 +80,28 @@ def segmented_schedules(problem: Problem, budget: int, order: Schedule, most_cos
 
     Without boundaries a tight budget makes eviction thrash: long chains of recomputations evict each other's results.
     """
-    tried: set[frozenset[int]] = set()
+    for schedule, bias in _segmentations(problem, tuple(order)):
+        yield schedule
+        for time_power in (0.5, 0.1):
+            yield evict(problem, budget, order, Weights(time_power=time_power, bias=bias), most_cost)
+
+
+@lru_cache(maxsize=4)
+def _segmentations(problem: Problem, order: tuple[int, ...]) -> tuple[tuple[Schedule, Sequence[float]], ...]:
+    """For each segmentation the schedule that runs all else again, and factors that make its boundaries dear to evict.
+
+    They do not depend on a budget, as `judged_cuts` do not.
+    """
+    boundaries: dict[frozenset[int], tuple[Schedule, Sequence[float]]] = {}
     cuts = [cut for cut in forward_cuts(problem) if cut.tensors]
     for limit in segment_limits(problem, tries(problem, _SEGMENT_SIZES)):
         for candidates in ([cut for cut in cuts if cut.tensors == 1], cuts):
             chosen = segment_cuts(problem, candidates, limit)
             boundary = frozenset(base for cut in chosen for base in cut.crossing)
-            if boundary and boundary not in tried:
-                tried.add(boundary)
-                yield recompute_schedule(problem, kept_by_cuts(problem, chosen), order)
+            if boundary and boundary not in boundaries:
                 bias = [_KEEP if tensor in boundary else 1.0 for tensor in range(len(problem.tensors))]
-                for time_power in (0.5, 0.1):
-                    yield evict(problem, budget, order, Weights(time_power=time_power, bias=bias), most_cost)
+                boundaries[boundary] = recompute_schedule(problem, kept_by_cuts(problem, chosen), order), bias
+    return tuple(boundaries.values())
 
 
 @lru_cache(maxsize=4)

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ckplan.planner.copies import Copies, Integers
+from ckplan.planner.peak import peak_of
 from ckplan.planner.problem import Kind, Problem
 from ckplan.planner.recompute import with_views
 
@@ -41,11 +42,11 @@ def shave(problem: Problem, schedule: Sequence[int], budget: int, most_cost: flo
     Returns:
         Op ids in execution order, or None where nothing lowers the excess any further, or too much is missing.
     """
-    best = list(schedule)
-    copies = Copies(problem, best)
-    live = copies.live()
-    if live.max(initial=0) > _FURTHEST * budget:
+    if peak_of(problem, schedule) > _FURTHEST * budget:
         return None
+    best = list(schedule)
+    copies = Copies.of(problem, tuple(best))
+    live = copies.live()
     for _ in range(_ROUNDS):
         excess = _excess(live, budget)
         if excess == 0:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import ClassVar
 
 from ckplan.errors import UsageError
@@ -14,7 +15,7 @@ from ckplan.planner.peak import peak_of
 from ckplan.planner.plan import Plan
 from ckplan.planner.problem import Problem
 from ckplan.planner.strategies.base import Strategy
-from ckplan.planner.strategies.chain import expand, make_chain
+from ckplan.planner.strategies.chain import Chain, expand, make_chain
 from ckplan.planner.strategies.chain_table import ChainTable
 
 _TRIED = 24
@@ -77,10 +78,9 @@ class Revolve(Strategy):
     def _chain_schedules(self, problem: Problem, most: int, budget: int | None) -> Iterator[Sequence[int]]:
         if self.stages < 1 or self.slots < 1 or self.max_extra < 0:
             raise UsageError(f"strategy `{self}` needs at least one stage and one slot, and no negative `max_extra`")
-        cuts = stage_cuts(problem, self.stages)
         if not problem.forward or most <= 0:
             return
-        chain = make_chain(problem, cuts)
+        chain = _chain(problem, self.stages)
         # The model may be off either way: look a little above the budget too.
         table = ChainTable(chain, most if budget is None else most * 5 // 4, self.slots)
         changes = table.changes()
@@ -105,6 +105,12 @@ class Revolve(Strategy):
                 high = middle
         for slot in changes[max(low - _TRIED // 2, 0) : low + _TRIED // 2]:
             yield expand(problem, chain, table.actions(slot))
+
+
+@lru_cache(maxsize=4)
+def _chain(problem: Problem, most_stages: int) -> Chain:
+    """The forward pass as a chain; it is the same for every amount of memory."""
+    return make_chain(problem, stage_cuts(problem, most_stages))
 
 
 def stage_cuts(problem: Problem, most_stages: int) -> list[Cut]:
