@@ -156,8 +156,8 @@ def chosen(
 
 
 def test_the_form_suits_the_shape():
-    assert chosen(8, 64, 56, 64, 3) == "image"
-    assert chosen(8, 64, 56, 256, 1) == "point"
+    assert chosen(8, 64, 56, 64, 3) == chosen(8, 64, 56, 256, 1) == "sample"
+    assert chosen(8, 64, 56, 64, 3, groups=4) == "image"
     assert chosen(8, 512, 7, 512, 3) == "batch"
     assert chosen(8, 2048, 7, 512, 1) == "batch"
     assert chosen(8, 3, 224, 64, 3) == "column"
@@ -172,7 +172,7 @@ def test_einsum_is_for_weights_that_are_small_beside_the_activations():
     assert chosen(8, 256, 14, 256, 3, largest=largest) == chosen(8, 256, 14, 1024, 1, largest=largest) == "einsum"
     assert chosen(8, 512, 7, 512, 3, largest=largest) == chosen(8, 2048, 7, 512, 1, largest=largest) == "batch"
     assert chosen(8, 480, 14, 112, 1, largest=largest) == "einsum"  # copies of little account, too
-    assert chosen(8, 40, 28, 240, 1, largest=largest) == "point"
+    assert chosen(8, 40, 28, 240, 1, largest=largest) == "sample"
 
 
 @pytest.mark.parametrize("form", conv_forms.FORMS)
@@ -182,8 +182,6 @@ def test_einsum_is_for_weights_that_are_small_beside_the_activations():
 @pytest.mark.parametrize("largest", [0, 10**9])
 def test_every_form_gives_the_same_gradient(form, taps, places, largest, monkeypatch: pytest.MonkeyPatch):
     """Taps one by one, and all together; planes of one place too."""
-    if form == "point":  # for one tap
-        taps = tuple(1 for _ in taps)
     monkeypatch.setattr(conv_forms, "_largest", lambda _: largest)
     monkeypatch.setattr(conv_forms, "weight_gradient_form", lambda *_: form)
     depthwise = form in ("dot", "row")

@@ -9,7 +9,7 @@ Weight gradient, of ``x`` (N, C, ...) and ``dy`` (N, O, ...), K taps:
 ``batch``   one matrix product per tap, which sums over the samples as well; needs ``dy`` transposed. Used when
             the N products of ``image`` would take more memory than the activations.
 ``einsum``  as ``batch`` without groups: the kernel of Einsum makes the same copies and the same product.
-``point``   as ``image`` for a kernel of one tap.
+``sample``  as ``image`` without groups; the sum over the samples brings the taps into their places as well.
 ``column``  as ``image`` with the taps side by side in one product, for the few channels of a first layer, where a
             product per tap is 3 to 5 times slower.
 ``conv``    a convolution of ``x`` with ``dy`` as the kernel. 2 to 4 times slower than products in general; best for
@@ -36,7 +36,7 @@ from ckplan.autodiff.rules import depthwise_forms
 from ckplan.autodiff.rules.depthwise_forms import EINSUM_TYPES
 from ckplan.autodiff.rules.windows import Window, pad_axes, permuted, places_of, slice_axes, tap_of
 
-Form = Literal["image", "batch", "einsum", "point", "column", "conv", "dot", "row"]
+Form = Literal["image", "batch", "einsum", "sample", "column", "conv", "dot", "row"]
 
 #: Up to this many input channels of a group, a product per tap is too narrow to be fast.
 FEW_CHANNELS = 8
@@ -54,8 +54,8 @@ FLIP_PLACES = 512
 #: model's largest tensor.
 EINSUM_RESULTS = 8
 
-#: For one tap it takes a third more time than ``point``, for its copies of both operands: as good where so many of them
-#: are no larger than the model's largest tensor.
+#: For one tap it takes a third more time than ``sample``, as it copies both operands: as good where so many of such
+#: copies are no larger than the model's largest tensor.
 EINSUM_COPIES = 4
 
 #: A weight gradient works through the batch in at most this many parts.
@@ -85,10 +85,10 @@ def weight_gradient_form(
     small = groups == 1 and EINSUM_RESULTS * filters * wide * window.size <= largest
     if 2 * products > activations:
         return "einsum" if small else "batch"
-    if groups > 1 or not window.is_pointwise:
-        return "image"
     copies = samples * (channels + filters) * window.places
-    return "einsum" if small and EINSUM_COPIES * copies <= largest else "point"
+    if window.is_pointwise and small and EINSUM_COPIES * copies <= largest:
+        return "einsum"
+    return "sample" if groups == 1 else "image"
 
 
 def weight_gradient(op: Builder, x: ir.Value, dy: ir.Value, kernel: Sequence[int], window: Window) -> ir.Value:
@@ -130,7 +130,9 @@ def _over_samples(
     """Emit a weight gradient in one form, in the layout of that form, for one part of the batch after the other."""
     samples, channels = shape_of(x)[:2]
     groups = channels // kernel[1]
-    parts = _parts(op, x, form, window) if form in ("image", "column", "dot", "row") and window.size > 1 else 1
+    parts = (
+        _parts(op, x, form, window) if form in ("image", "sample", "column", "dot", "row") and window.size > 1 else 1
+    )
     sums = []
     for index in range(parts):
         first, last = samples * index // parts, samples * (index + 1) // parts
@@ -200,16 +202,24 @@ def _batch(op: Builder, x: ir.Value, dy: ir.Value, kernel: Sequence[int], groups
     return _by_tap(op, products, kernel)
 
 
-def _point(op: Builder, x: ir.Value, dy: ir.Value, kernel: Sequence[int], groups: int, window: Window) -> ir.Value:
+def _sample(op: Builder, x: ir.Value, dy: ir.Value, kernel: Sequence[int], groups: int, window: Window) -> ir.Value:
     samples, channels = shape_of(x)[:2]
-    x = op.reshape(_only_tap(op, x, window), [samples, channels, window.places])
-    # onnxruntime merges the transposition into the product, which then reads x where it lies.
-    products = op.MatMul(op.reshape(dy, [samples, kernel[0], window.places]), _swapped(op, x))
+    dy = op.reshape(dy, [samples, kernel[0], window.places])
+    if window.size == 1:
+        x = op.reshape(_only_tap(op, x, window), [samples, channels, window.places])
+        products = op.MatMul(dy, _swapped(op, x))  # merged by onnxruntime, as in _image
+    else:
+        last = op.Transpose(x, perm=[0, *range(2, len(kernel)), 1])
+        taps = _taps(op, last, 1, [samples, window.places, channels], window, _together(op, x, window))
+        products = _side_by_side(op, [op.MatMul(dy, tap) for tap in taps])
     if samples == 1:
-        return op.reshape(products, kernel)
-    ones = op.constant(np.ones([samples, *kernel[2:]], dtype_of(products)))
-    plane = "hwd"[: len(kernel) - 2]
-    return op.Einsum(ones, products, equation=f"n{plane},noc->oc{plane}")
+        return _channels_first(op, _by_tap(op, products, kernel))
+    axes = "ijk"[: len(kernel) - 2]
+    if window.size == 1:  # the axes of the kernel are those of the ones
+        ones = op.constant(np.ones([samples, *kernel[2:]], dtype_of(products)))
+        return op.Einsum(ones, products, equation=f"n{axes},noc->oc{axes}")
+    products = op.reshape(products, [samples, kernel[0], *kernel[2:], channels])
+    return op.Einsum(op.constant(np.ones([samples], dtype_of(products))), products, equation=f"n,no{axes}c->oc{axes}")
 
 
 def _einsum(op: Builder, x: ir.Value, dy: ir.Value, kernel: Sequence[int], groups: int, window: Window) -> ir.Value:
@@ -282,7 +292,7 @@ def _dot(op: Builder, x: ir.Value, dy: ir.Value, kernel: Sequence[int], groups: 
 
 
 def _row(op: Builder, x: ir.Value, dy: ir.Value, kernel: Sequence[int], groups: int, window: Window) -> ir.Value:
-    return depthwise_forms.row(op, x, dy, kernel, window, _largest(op))
+    return depthwise_forms.row(op, x, dy, kernel, window, _largest(op) - size_of(x))
 
 
 _Emit = Callable[[Builder, ir.Value, ir.Value, Sequence[int], int, Window], ir.Value]
@@ -294,7 +304,7 @@ FORMS: dict[Form, _Emit] = {
     "image": _image,
     "batch": _batch,
     "einsum": _einsum,
-    "point": _point,
+    "sample": _sample,
     "column": _column,
     "conv": _conv,
     "dot": _dot,
@@ -302,7 +312,7 @@ FORMS: dict[Form, _Emit] = {
 }
 
 #: The forms that say the same without Einsum.
-WITHOUT_EINSUM: dict[Form, Form] = {"einsum": "batch", "point": "image"}
+WITHOUT_EINSUM: dict[Form, Form] = {"einsum": "batch", "sample": "image"}
 
 
 def _taps(
@@ -334,15 +344,12 @@ def _taps(
 def _together(op: Builder, x: ir.Value, window: Window) -> int:
     """Into how many copies of x a product may read its taps: all of them, a row of them, or one.
 
-    The fewer products, the fewer nodes and the faster. Copies of a row that are together no larger than the model's
-    largest tensor, of all taps half as large, are of no account: there are such only where the layers are deep and the
-    activations small.
+    The fewer products, the fewer nodes and the faster. Copies that together are half of the model's largest tensor are
+    of no account: there are such only where the layers are deep and the activations small.
     """
     copy = size_of(x) // math.prod(window.inputs) * window.places
-    row, largest = window.kernel[-1], _largest(op)
-    if 2 * window.size * copy <= largest:
-        return window.size
-    return row if row * copy <= largest else 1
+    room = _largest(op) // 2
+    return next((taps for taps in (window.size, window.kernel[-1]) if taps * copy <= room), 1)
 
 
 def _side_by_side(op: Builder, products: Sequence[ir.Value]) -> ir.Value:
@@ -375,15 +382,16 @@ def _channels_first(op: Builder, gradient: ir.Value) -> ir.Value:
 def _parts(op: Builder, x: ir.Value, form: Form, window: Window) -> int:
     """Return in how many parts to go through the batch.
 
-    A gradient holds about two copies of ``x`` (transposed and padded, and one tap), or what is told by
+    A gradient holds about two copies of ``x`` (transposed and padded, and what products read), or what is told by
     :func:`depthwise_forms.dot_copies`. That is of no account for a small layer, but where ``x`` is among the largest
     tensors of the model, the peak may well lie here.
     """
-    samples, largest = shape_of(x)[0], max(_largest(op), 1)
+    samples, size, largest = shape_of(x)[0], size_of(x), max(_largest(op), 1)
     if form == "dot":
         channels = samples * shape_of(x)[1]
         return min(samples, MAX_PARTS, -(-channels * depthwise_forms.dot_copies(window) // largest))
-    return min(samples, MAX_PARTS) if 2 * size_of(x) > largest else 1
+    read = _together(op, x, window) * size // math.prod(window.inputs) * window.places
+    return min(samples, MAX_PARTS) if 2 * size > largest or size + read >= largest else 1
 
 
 def _largest(op: Builder) -> int:
