@@ -32,6 +32,8 @@ KEEPS = PREFIX + "keeps"
 
 KEPT = PREFIX + "kept"
 """Of an activation that a planned file keeps for the backward pass, or for nodes that run again: its bytes."""
+SHAPE = PREFIX + "shape"
+"""Of a value whose shape a planned file does not declare: its dimensions, as ``64x128``."""
 CONSTANT = PREFIX + "constant"
 """Of an initializer that is a literal of the program: where it came from."""
 STANDS_FOR = PREFIX + "stands_for"

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Sequence
 from functools import lru_cache
 
 import onnx_ir as ir
 
+from ckplan.keys import SHAPE
 from ckplan.planner.problem import Problem
 
 SMALL = 4096
@@ -18,6 +19,7 @@ DIMENSIONS = "ckplan.dimensions"
 """Key in ``Value.meta`` for a shape learnt elsewhere, which the value itself does not show."""
 
 _NAMED = re.compile(r"(\d+)@(.+)")
+_HIDDEN = re.compile(r"\d{1,18}(x\d{1,18})*")
 
 
 def named_dimension(size: int, buffer: str) -> str:
@@ -37,7 +39,8 @@ def dimensions_of(value: ir.Value) -> tuple[int, ...] | None:
     if (learnt := value.meta.data.get(DIMENSIONS)) is not None:
         return tuple(learnt)
     if value.shape is None:
-        return None
+        hidden = value.metadata_props.get(SHAPE)
+        return None if hidden is None else _numbers(hidden)
     dims = []
     for dim in value.shape:
         if isinstance(dim, int):
@@ -47,6 +50,24 @@ def dimensions_of(value: ir.Value) -> tuple[int, ...] | None:
         else:
             return None
     return tuple(dims)
+
+
+def show_dimensions(value: ir.Value, dims: Sequence[int], buffer: str) -> None:
+    """Declare the shape of a value by names that only what stands in one buffer shares."""
+    value.metadata_props.pop(SHAPE, None)
+    value.shape = ir.Shape([named_dimension(dim, buffer) for dim in dims])
+
+
+def hide_dimensions(value: ir.Value, dims: Sequence[int]) -> None:
+    """Declare no shape for a value, so that onnxruntime knows none; ckplan finds it in the metadata."""
+    value.metadata_props[SHAPE] = "x".join(map(str, dims))
+    value.shape = None
+
+
+@lru_cache(maxsize=1 << 12)
+def _numbers(hidden: str) -> tuple[int, ...] | None:
+    """The inverse of what `hide_dimensions` writes; None for anything else."""
+    return tuple(map(int, hidden.split("x"))) if _HIDDEN.fullmatch(hidden) else None
 
 
 def bytes_of(value: ir.Value) -> int:

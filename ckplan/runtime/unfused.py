@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from ckplan.runtime.sizes import DIMENSIONS, dimensions_of
+from ckplan.keys import SHAPE
+from ckplan.runtime.sizes import dimensions_of, hide_dimensions
 
 PARTS = "ckplan.parts"
 """Key in ``Node.meta`` of a fused node: what it is written as, a tuple of `Part` in execution order."""
@@ -58,7 +59,8 @@ def unfuse(model: ir.Model) -> None:
                 inner[made] = value
                 value.name = f"{node.name}/{made}" if made else ""
                 value.type = None if dtype is None else ir.TensorType(dtype)
-                value.meta[DIMENSIONS] = dims
+                if dims is not None:
+                    hide_dimensions(value, dims)
             if part.op_type == "Add":
                 _declare_summand(fresh, inner)
         graph.insert_before(node, written)
@@ -92,3 +94,4 @@ def _declare_summand(node: ir.Node, inner: dict[str, ir.Value]) -> None:
             continue
         if dimensions_of(value) == dimensions_of(other):
             value.shape = other.shape
+            value.metadata_props.pop(SHAPE, None)

@@ -1,29 +1,39 @@
-"""Keeps onnxruntime's planner from holding dead buffers: an activation's dimensions name its buffer.
+"""Keeps onnxruntime's planner from holding dead buffers, and from looking for them: few shapes are known to it.
 
 At load time onnxruntime hands the buffer of a dead tensor to a later one of the same shape, and then holds it in
 between, however long (``core/framework/allocation_planner.cc``, ``FindReusableTensor``). A training graph is full of
 equal shapes, so buffers freed early in the forward pass would be held until the backward pass comes to the same layer.
-Two shapes with different symbolic dimensions are not equal, though. So the file calls the dimensions of an activation
-after the buffer that the plan puts it in (``16@buffer7``: 16 entries, in buffer 7): tensors that share one, such as
-a Relu that overwrites its input, share the names, and no others do. At run time the sizes are what they are.
+It also compares each tensor with all dead ones, in time that goes by the square of the graph. A tensor of unknown shape
+takes part in neither. So the file declares no shape of an activation, and hides what shapes follow from: inputs are
+read through aliases of unknown shape, Reshape targets have an unknown number of entries, and where the shape of a
+weight alone gives a tensor's shape away and that costs memory, what it is made from is read through an alias as well.
 
-For the names to count, onnxruntime must not infer the numbers, or not all of them: inputs are read through aliases of
-unknown shape, Reshape targets leave their leading dimension to be inferred, and where the shape of a weight alone gives
-a tensor's shape away and that costs memory, what it is made from is read through an alias as well.
+Only where a kernel is to write over its input, as a Relu does, onnxruntime must know that both shapes are equal. Such
+tensors are declared, and their dimensions called after the buffer that the plan puts them in (``16@buffer7``: 16
+entries, in buffer 7), so that they equal nothing in another. At run time the sizes are what they are.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import onnx_ir as ir
 
 from ckplan.planner.problem import Problem
-from ckplan.planner.simulate import lifetimes
+from ckplan.planner.simulate import Lifetimes, lifetimes
 from ckplan.runtime.runtime import Runtime
-from ckplan.runtime.sizes import SMALL, bytes_of, dimensions_of, named_dimension
+from ckplan.runtime.sizes import SMALL, bytes_of, dimensions_of, hide_dimensions, show_dimensions
+from ckplan.runtime.unfused import PARTS, Part
 from ckplan.writer.control_edges import ControlEdges, is_control, read_instead, shape_constant
 from ckplan.writer.known_shapes import is_named, tells_shape
+
+_SHAPED_BY_ALL = frozenset(
+    [
+        *("Add", "And", "Concat", "Div", "Equal", "Gemm", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "MatMul"),
+        *("Max", "Mean", "Min", "Mod", "Mul", "Or", "Pow", "Sub", "Sum", "Where", "Xor"),
+    ]
+)
+"""Operators the shape of whose output is known only where those of all inputs are."""
 
 _POOLING = frozenset({"AveragePool", "GlobalAveragePool", "GlobalMaxPool", "MaxPool"})
 
@@ -62,14 +72,17 @@ def hide_channels(nodes: Sequence[ir.Node], edges: ControlEdges) -> None:
             read_instead(node, data, edges.hide(data))
 
 
-def hide_targets(nodes: Sequence[ir.Node], edges: ControlEdges) -> None:
-    """Hide the leading dimension of target shapes that are constants.
+def hide_targets(nodes: Sequence[ir.Node], edges: ControlEdges, declared: Collection[ir.Value]) -> None:
+    """Hide target shapes that are constants.
 
-    Reshape is left to infer it (-1); Expand and Resize get a shape that no optimiser knows.
+    Reshape reads one of unknown length, so that not even the rank of what it makes is known; where that is declared, or
+    the graph has no batch to hide behind, it is left to infer the leading dimension (-1). Expand and Resize get numbers
+    that no optimiser knows.
 
     Args:
         nodes: the sequence.
         edges: maker of the shapes.
+        declared: values whose shapes the file declares.
     """
     for node in nodes:
         position = {"Reshape": 1, "Expand": 1, "Resize": 3}.get(node.op_type, len(node.inputs))
@@ -78,9 +91,13 @@ def hide_targets(nodes: Sequence[ir.Node], edges: ControlEdges) -> None:
         if target is None or target.const_value is None or data is None:
             continue
         entries = tuple(int(entry) for entry in target.const_value.numpy())
-        if not entries or any(entry <= 0 for entry in entries):
+        made = node.outputs[0]
+        dims = dimensions_of(made)
+        if entries and dims is not None and node.op_type == "Reshape" and edges.batch and made not in declared:
+            node.replace_input_with(position, edges.target(dims, edges.batch))
+        elif not entries or any(entry <= 0 for entry in entries):
             continue
-        if node.op_type == "Reshape":
+        elif node.op_type == "Reshape":
             node.replace_input_with(position, shape_constant((-1, *entries[1:]), edges.initializers))
         else:
             node.replace_input_with(position, edges.shape_after(entries, edges.batch or data))
@@ -134,24 +151,75 @@ def is_static(value: ir.Value) -> bool:
     return value.shape is not None and len(value.shape) > 0 and all(isinstance(dim, int) for dim in value.shape)
 
 
-def name_buffers(nodes: Sequence[ir.Node], problem: Problem) -> None:
-    """Rename the dimensions of every activation after the buffer it occupies.
+def name_buffers(nodes: Sequence[ir.Node], problem: Problem, constants: Mapping[str, ir.Value]) -> None:
+    """Declare the shapes of what is written over, by names of the buffer that it is in, and of few other activations.
+
+    What onnxruntime infers of a declared shape would have its names: it is declared as well, by names of its own.
 
     Args:
         nodes: the sequence, in execution order.
         problem: its numbers, op by op.
+        constants: initializers of the graph, by name.
     """
     lives = lifetimes(problem, range(len(problem.ops)))
-    added = {node.inputs[3] for node in nodes if node.op_type == "FusedConv" and len(node.inputs) > 3}
+    declared = written_over(nodes, problem, lives, constants)
     for step, node in enumerate(nodes):
         made = [value for value in node.outputs if value.name]
         for value, buffer in zip(made, lives.buffer[step], strict=True):
             dims = dimensions_of(value)
             if dims is None or not is_named(value):
                 continue
+            if value not in declared and not _is_inferred(node, declared):
+                hide_dimensions(value, dims)
+                continue
+            declared.add(value)
             # A view of an input or a parameter has no buffer of the plan; it only must not look like any other.
-            name = f"buffer{buffer}" if buffer >= 0 else f"view{step}"
-            value.shape = ir.Shape([named_dimension(dim, name) for dim in dims])
-            if value in added:
-                # Of the convolution that it is added to, the weight tells the number of channels.
-                value.shape = ir.Shape([dim if place == 1 else value.shape[place] for place, dim in enumerate(dims)])
+            show_dimensions(value, dims, f"buffer{buffer}" if buffer >= 0 else f"view{step}")
+    for node in nodes:
+        if node.op_type == "FusedConv" and len(node.inputs) > 3 and (added := node.inputs[3]) is not None:
+            _tell_channels(added)
+
+
+def _is_inferred(node: ir.Node, declared: Collection[ir.Value]) -> bool:
+    """Whether onnxruntime may know of a node's outputs what is declared of what it reads."""
+    activations = [value for value in node.inputs if value is not None and is_named(value)]
+    makers = [None if value is None else value.producer() for value in node.inputs]
+    hides = node.op_type == "Reshape" and any(maker is not None and is_control(maker) for maker in makers[1:])
+    if is_control(node) or hides or not activations:
+        return False
+    return (all if node.op_type in _SHAPED_BY_ALL else any)(value in declared for value in activations)
+
+
+def written_over(
+    nodes: Sequence[ir.Node], problem: Problem, lives: Lifetimes, constants: Mapping[str, ir.Value]
+) -> set[ir.Value]:
+    """The values whose buffers kernels write over, and what they write; and what fusions are made by.
+
+    Onnxruntime lets a kernel write over its input, and makes an addition part of a convolution, only where both shapes
+    are known and the same; a factor with axes of one entry becomes part of a product where the other has as many.
+    """
+    fused = [node for node in nodes if any(_goes_by_shape(part, node, constants) for part in node.meta.get(PARTS, ()))]
+    found = {value for node in fused for value in (*node.inputs, *node.outputs)}
+    last: dict[int, tuple[ir.Value, int]] = {}
+    for node, op, buffers in zip(nodes, problem.ops, lives.buffer, strict=True):
+        made = [value for value in node.outputs if value.name]
+        for value, tensor, buffer in zip(made, op.outputs, buffers, strict=True):
+            sources = [last[source] for source in op.inplace.get(tensor, ()) if source in last]
+            found.update(each for source, place in sources if place == buffer for each in (source, value))
+            last[tensor] = value, buffer
+    return {value for value in found if value is not None}
+
+
+def _goes_by_shape(part: Part, node: ir.Node, constants: Mapping[str, ir.Value]) -> bool:
+    """Whether onnxruntime makes a node part of a fusion only where it knows shapes."""
+    if part.op_type not in ("Div", "Mul"):
+        return part.op_type == "Add"
+    read = [node.inputs[source] if isinstance(source, int) else constants.get(source or "") for source in part.inputs]
+    return any(set(dimensions_of(value) or ()) == {1} for value in read if value is not None)
+
+
+def _tell_channels(value: ir.Value) -> None:
+    """Declare the channels of what is added to a convolution as numbers: its weight tells them of its output, too."""
+    dims = dimensions_of(value)
+    if value.shape is not None and dims is not None:
+        value.shape = ir.Shape([dim if place == 1 else value.shape[place] for place, dim in enumerate(dims)])

@@ -20,7 +20,7 @@ from ckplan.errors import ModelError
 from ckplan.keys import ROLE
 from ckplan.runtime.cpu import CPU
 from ckplan.runtime.runtime import Runtime
-from ckplan.runtime.sizes import dimensions_of
+from ckplan.runtime.sizes import dimensions_of, hide_dimensions
 from ckplan.writer.known_shapes import KnownShapes, is_named
 
 _SHAPE = "ckplan/shape_dims"
@@ -118,6 +118,15 @@ class ControlEdges:
         shape = shape_constant(dims, self.initializers)
         return self._emit("shape", "Concat", [self._nothing(after), shape], ir.DataType.INT64, (len(dims),), axis=0)
 
+    def target(self, dims: tuple[int, ...], batch: ir.Value) -> ir.Value:
+        """A shape of which onnxruntime does not know how many entries it has."""
+        nothing = self._emit("after", "Shape", [self.hide(batch)], ir.DataType.INT64, (0,), start=0, end=0)
+        hide_dimensions(nothing, (0,))
+        shape = shape_constant(dims, self.initializers)
+        target = self._emit("target", "Concat", [nothing, shape], ir.DataType.INT64, (len(dims),), axis=0)
+        hide_dimensions(target, (len(dims),))
+        return target
+
     def restore(self, executed: ir.Model) -> int:
         """Give edges that onnxruntime folded away, since it knows the shape of what they wait for, their other form.
 
@@ -140,7 +149,7 @@ class ControlEdges:
 
     def _nothing(self, after: ir.Value) -> ir.Value:
         """A vector without elements that is there once ``after`` is."""
-        if self._named and is_named(after) and not self._known.all_known(after):
+        if self._named and is_named(after) and not self._known.is_known(after):
             return self._emit("after", "Shape", [after], ir.DataType.INT64, (0,), start=0, end=0)
         return self._nothing_of_size(after)
 

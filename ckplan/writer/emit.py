@@ -11,7 +11,7 @@ from ckplan.model.cleanup import drop_unread_initializers
 from ckplan.model.traits import all_nodes, is_heavy
 from ckplan.planner.plan import Plan
 from ckplan.planner.problem import Problem
-from ckplan.planner.simulate import simulate
+from ckplan.planner.simulate import lifetimes, simulate
 from ckplan.planner.timeline import Timeline
 from ckplan.runtime.cpu import CPU
 from ckplan.runtime.executed import executed_model, executed_order, executed_timeline
@@ -19,11 +19,17 @@ from ckplan.runtime.problem_of import Numbering, problem_of, problem_of_nodes
 from ckplan.runtime.runtime import Runtime
 from ckplan.runtime.sizes import shape_classes
 from ckplan.runtime.unfused import FUSED, unfuse
-from ckplan.writer.buffer_names import hide_channels, hide_inputs, hide_sources, hide_targets, name_buffers
+from ckplan.writer.buffer_names import (
+    hide_channels,
+    hide_inputs,
+    hide_sources,
+    hide_targets,
+    name_buffers,
+    written_over,
+)
 from ckplan.writer.control_edges import ControlEdges, assemble
 from ckplan.writer.describe import describe
 from ckplan.writer.fences import fence, fence_alone
-from ckplan.writer.handing_on import handed_on, rename_buffers
 from ckplan.writer.ordering import (
     TOLERANCE,
     keep_repeats_apart,
@@ -94,7 +100,11 @@ def write(model: ir.Model, plan: Plan, runtime: Runtime = CPU, reserved: Sequenc
         fence_alone(nodes, edges)
     release_unused(nodes, edges)
     settle_order(nodes, inputs, outputs, edges)
-    hide_targets(nodes, edges)
+    nodes = place_control_nodes(nodes)
+    known = Numbering()
+    problem = problem_of_nodes(nodes, inputs, outputs, runtime=runtime, known=known)
+    lives = lifetimes(problem, range(len(nodes)))
+    hide_targets(nodes, edges, written_over(nodes, problem, lives, copy.graph.initializers))
     hide_channels(nodes, edges)
     first = reserve(inputs, updates, reserved, edges)
     batch_inputs = [value for value in inputs if value.name not in updates]
@@ -102,11 +112,10 @@ def write(model: ir.Model, plan: Plan, runtime: Runtime = CPU, reserved: Sequenc
     nodes = [*(maker for value in first if (maker := value.producer()) is not None), *nodes]
     # Aliases that hide sources cost a little themselves: where they do not help, the file stays as it was before.
     best: tuple[ir.Model, Problem, int, Timeline, ir.Model, Problem] | None = None
-    known = Numbering()
     while True:
         nodes = place_control_nodes(nodes)
         problem = problem_of_nodes(nodes, inputs, outputs, runtime=runtime, known=known)
-        name_buffers(nodes, problem)
+        name_buffers(nodes, problem, copy.graph.initializers)
         assemble(copy, nodes, edges)
         executed = executed_model(copy, runtime=runtime)
         if edges.restore(executed):
@@ -130,10 +139,6 @@ def write(model: ir.Model, plan: Plan, runtime: Runtime = CPU, reserved: Sequenc
     if best is None or timeline.peak_activations <= best[3].peak_activations:
         best = (copy, problem, edges.count, timeline, executed, numbers)
     copy, problem, count, timeline, executed, numbers = best
-    renamed = handed_on(numbers, shape_classes(executed.graph, numbers))
-    for graph in (copy.graph, executed.graph):
-        rename_buffers(graph, renamed)
-    timeline = executed_timeline(executed, numbers)
     describe(copy, problem, plan, count, timeline)
     tell_in_place(copy, executed)
     unfuse(copy)
