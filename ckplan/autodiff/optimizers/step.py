@@ -15,7 +15,6 @@ from ckplan import keys
 from ckplan.autodiff.builder import Builder, dtype_of, shape_of
 from ckplan.autodiff.optimizers.base import Optimizer
 from ckplan.autodiff.optimizers.clipping import clip_factor
-from ckplan.autodiff.optimizers.rows import update_rows
 from ckplan.autodiff.paths import reads
 from ckplan.errors import UsageError
 
@@ -82,8 +81,6 @@ def add_optimizer(training: TrainingGraph, optimizer: Optimizer, clip_norm: floa
     outputs = [value for value in graph.outputs if value not in dropped]
     graph.outputs.clear()
     graph.outputs.extend(outputs)
-    makers = [node for value in dropped if not value.uses() and (node := value.producer()) is not None]
-    graph.remove(makers, safe=True)  # of gradients of which the update reads the rows alone
     inputs = set(graph.inputs)
     for old, new in updates.items():
         new.name = op.unique_name(f"{old.name}_new")
@@ -178,8 +175,7 @@ def _update(
     wide, slope = _cast(op, parameter, dtype), _cast(op, gradient, dtype)
     if _FACTOR in scalars:
         slope = op.Mul(slope, scalars[_FACTOR])
-    by_rows = update_rows(op, optimizer, parameter, slope, states, scalars) if wide is parameter else None
-    new, new_states = by_rows or optimizer.update(op, wide, slope, states, scalars)
+    new, new_states = optimizer.update(op, wide, slope, states, scalars)
     updates[parameter] = _cast(op, new, parameter.dtype)
     updates.update(zip(states, new_states, strict=True))
     return states
