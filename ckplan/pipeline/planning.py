@@ -172,9 +172,11 @@ def rewrite(step: Step, strategy: Strategy, goal: Goal = ANY) -> Planned:
     budget = goal.bytes(step.baseline)
     if budget is None:
         made = _written(step, goal.applied(strategy).solve(step.problem), None)
-        if made.drawback is not None:
-            return _as_without(step, strategy)
-        return _in_one_region(made) if keys.OPTIMIZER in step.model.metadata_props else made
+        leaner = made.drawback is None
+        if keys.OPTIMIZER in step.model.metadata_props:
+            made = _in_one_region(made)
+            leaner = leaner or made.footprint.running < step.footprint.running
+        return made if leaner else _as_without(step, strategy)
     tried: list[tuple[Plan, int]] = []
     refusal: InfeasibleError | None = None
     for plan in _plans(step, strategy, goal, budget, tried):

@@ -80,7 +80,9 @@ def test_an_arena_of_one_region_is_expected_and_measured(tmp_path: Path) -> None
     # A step with an optimizer needs no budget for it.
     assert "ckplan/reservation" in {node.name for node in made.model.graph}
     assert "ckplan/reservation" not in {node.name for node in kept.model.graph}
-    assert made.footprint.touched < 1.2 * made.after.peak_activations < 0.75 * kept.footprint.touched
+    assert made.footprint.touched < 0.75 * kept.footprint.touched
+    # Beside the peak there are tables of 1.4 MB, and what the first run takes in pieces of their own.
+    assert made.footprint.touched < 1.3 * made.after.peak_activations
     budget = made.footprint.total
     again = ckplan.rewrite(step, strategy="memory", budget=budget, of="total")
     assert again.footprint.total <= budget < kept.footprint.total
