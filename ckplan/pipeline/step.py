@@ -131,7 +131,9 @@ class Step:
         Raises:
             ModelError: onnxruntime does not load the model.
         """
-        return fused_graph(in_natural_order(self._updated) if self.training is None else self._updated)
+        if self.training is None:
+            return fused_graph(in_natural_order(self._updated))
+        return fused_graph(self._updated, written=self.ordered)
 
     @cached_property
     def problem(self) -> Problem:

@@ -49,12 +49,14 @@ LEFT_OUT = ("NchwcTransformer", "NhwcTransformer")
 """Optimisers of onnxruntime whose work is not adopted."""
 
 
-def fused_graph(model: ir.Model, runtime: Runtime = CPU) -> ir.Model:
+def fused_graph(model: ir.Model, runtime: Runtime = CPU, written: ir.Model | None = None) -> ir.Model:
     """The graph to plan: what onnxruntime executes of a graph, in the order of the graph's own nodes.
 
     Args:
         model: a training graph, or any other graph of static shapes; not changed.
         runtime: where it executes.
+        written: the same nodes as they stand in the file without a plan. Where a fusion has a choice (of two
+            convolutions that are added it takes one), the order in the file decides.
 
     Returns:
         A model with the same inputs, outputs and metadata. Nodes are named after those of the graph that make the same
@@ -63,18 +65,20 @@ def fused_graph(model: ir.Model, runtime: Runtime = CPU) -> ir.Model:
     Raises:
         ModelError: onnxruntime does not load the model.
     """
-    basic = optimised(model, Level.BASIC, LEFT_OUT, runtime)
+    written = model if written is None else written
+    basic = optimised(written, Level.BASIC, LEFT_OUT, runtime)
     for _ in range(_DEEPEST):
         functions = _inlined(basic.graph)
         if not functions:
             break
-        model = model.clone()
+        model, written = model.clone(), written.clone()
         inline_operators(model, functions)
-        basic = optimised(model, Level.BASIC, LEFT_OUT, runtime)
+        inline_operators(written, functions)
+        basic = optimised(written, Level.BASIC, LEFT_OUT, runtime)
     graph = basic.graph
     if any(str(value.name).startswith(_NOT_ADOPTED) for node in graph for value in node.outputs):
         return model.clone()
-    fused = optimised(model, Level.ALL, LEFT_OUT, runtime)
+    fused = optimised(written, Level.ALL, LEFT_OUT, runtime)
     _adopt(graph, fused.graph, runtime)
     _remove_unread(graph)
     _restore(basic, model)

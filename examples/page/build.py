@@ -17,24 +17,24 @@ from examples.loops.batches import write_batches
 
 HERE = Path(__file__).parent
 LOOPS = HERE.parent / "loops"
-BATCH, BUDGET = 750, {"budget": "50%", "of": "arena"}
+BATCH, PLAN = 750, {"strategy": "memory"}
 REMOTE = "https://cdn.jsdelivr.net/npm/onnxruntime-web@1.30.0/dist/"
 RUNTIME = ("ort.wasm.min.mjs", "ort-wasm-simd-threaded.mjs", "ort-wasm-simd-threaded.wasm")
 
 
-def build(out: Path, runtime: Path | None = None, batch: int = BATCH, budget: Mapping[str, str] = BUDGET) -> None:
+def build(out: Path, runtime: Path | None = None, batch: int = BATCH, plan: Mapping[str, str] = PLAN) -> None:
     """Write the page into a folder that is not there yet.
 
     Args:
         out: the folder.
         runtime: the folder ``dist`` of the package onnxruntime-web.
         batch: images in a step. Of a small one, the memory is below what WebAssembly begins with.
-        budget: what the plan keeps to. What the page shows is what onnxruntime's arena holds.
+        plan: how to plan. What the page shows is what onnxruntime's arena takes, in leaps.
     """
     out.mkdir(parents=True)
     options = {"dims": {"batch": batch}, "loss": "cross-entropy", "training": True, "optimizer": "adam"}
     ckplan.artifacts(FORWARD, out / "plain", **options)
-    ckplan.artifacts(FORWARD, out / "planned", **budget, **options)
+    ckplan.artifacts(FORWARD, out / "planned", **plan, **options)
     write_batches(out / "batches.safetensors", batch)
     for file in (*HERE.glob("*.css"), *HERE.glob("*.mjs"), LOOPS / "train.mjs", LOOPS / "safetensors.mjs"):
         shutil.copy(file, out)

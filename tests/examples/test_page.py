@@ -14,7 +14,7 @@ import pytest
 
 from examples.loops.safetensors import tensors
 from examples.loops.train import train
-from examples.page.build import BATCH, BUDGET, build
+from examples.page.build import BATCH, PLAN, build
 from tests.examples.toolchains import node_package
 from tests.report.browser import NAMES, Page, chromium, opened
 
@@ -38,8 +38,8 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("page")
     runtime = node_package("onnxruntime-web") / "onnxruntime-web" / "dist"
     for batch in SIZES:
-        budget = BUDGET if batch == BATCH else {"budget": "60%"}
-        build(folder / str(batch), runtime, batch, budget)
+        plan = PLAN if batch == BATCH else {"budget": "60%"}
+        build(folder / str(batch), runtime, batch, plan)
     return folder
 
 

@@ -93,7 +93,7 @@ def kept(seed: int, folder: Path | None = None, every: int = 0) -> Promise:
     heap = heap_peak(content) if every and seed % every == 0 else None
     if measured < after.peak_activations <= hidden:
         return Promise(seed, skipped="the making of the session took more, so the counters do not show the peak")
-    differ = differing(ir.to_proto(step.model).SerializeToString(), content)
+    differ = differing(ir.to_proto(step.ordered).SerializeToString(), content)
     return Promise(seed, strategy, after.peak_activations, measured, budget, heap, at, differ)
 
 
