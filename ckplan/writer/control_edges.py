@@ -115,15 +115,13 @@ class ControlEdges:
 
     def shape_after(self, dims: tuple[int, ...], after: ir.Value) -> ir.Value:
         """A shape that waits for ``after``, so that no optimiser knows it."""
-        shape = shape_constant(dims, self.initializers)
-        return self._emit("shape", "Concat", [self._nothing(after), shape], ir.DataType.INT64, (len(dims),), axis=0)
+        return self._behind(self._nothing(after), dims)
 
     def target(self, dims: tuple[int, ...], batch: ir.Value) -> ir.Value:
         """A shape of which onnxruntime does not know how many entries it has."""
         nothing = self._emit("after", "Shape", [self.hide(batch)], ir.DataType.INT64, (0,), start=0, end=0)
         hide_dimensions(nothing, (0,))
-        shape = shape_constant(dims, self.initializers)
-        target = self._emit("target", "Concat", [nothing, shape], ir.DataType.INT64, (len(dims),), axis=0)
+        target = self._behind(nothing, dims)
         hide_dimensions(target, (len(dims),))
         return target
 
@@ -146,6 +144,11 @@ class ControlEdges:
                 made.replace_all_uses_with(self._made["Shape", after])
                 lost += 1
         return lost
+
+    def _behind(self, nothing: ir.Value, dims: tuple[int, ...]) -> ir.Value:
+        """A shape that is there once a vector without elements is."""
+        shape = shape_constant(dims, self.initializers)
+        return self._emit("shape", "Concat", [nothing, shape], ir.DataType.INT64, (len(dims),), axis=0)
 
     def _nothing(self, after: ir.Value) -> ir.Value:
         """A vector without elements that is there once ``after`` is."""
