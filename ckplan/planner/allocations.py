@@ -36,6 +36,7 @@ class Demand:
             allocator is not in it.
         freed: buffers that are freed when the step has ended.
         outside: bytes that a kernel takes of the system itself while it runs.
+        pieces: the workspace tensor by tensor; see `ckplan.planner.problem.Op`.
     """
 
     tensors: tuple[int, ...]
@@ -43,6 +44,7 @@ class Demand:
     workspace: int
     freed: tuple[int, ...]
     outside: int = 0
+    pieces: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +134,14 @@ def allocations(
         if not returned:
             freed[dies].append(buffer)
     steps = tuple(
-        Demand(tuple(tensors[step]), tuple(outputs[step]), op.workspace - op.outside, tuple(freed[step]), op.outside)
+        Demand(
+            tuple(tensors[step]),
+            tuple(outputs[step]),
+            op.workspace - op.outside,
+            tuple(freed[step]),
+            op.outside,
+            op.pieces,
+        )
         for step, op in enumerate(problem.ops[index] for index in schedule)
     )
     return Allocations(lives.size, steps, resident)
@@ -235,8 +244,7 @@ def _run(arena: Arena, asked: Allocations, block: int | None = None) -> ArenaUse
         own = step.outputs if block is not None else (*step.tensors, *step.outputs)
         for buffer in own:
             arena.allocate(buffer, asked.size[buffer])
-        arena.allocate(_WORKSPACE, step.workspace)
-        arena.free(_WORKSPACE)
+        _work(arena, step)
         most = max(most, arena.in_use)
         for buffer in step.freed:
             arena.free(buffer)
@@ -245,3 +253,18 @@ def _run(arena: Arena, asked: Allocations, block: int | None = None) -> ArenaUse
         for buffer in step.outputs:
             arena.free(buffer)
     return ArenaUse(most, arena.held, arena.touched)
+
+
+def _work(arena: Arena, step: Demand) -> None:
+    """Let a kernel take its workspace and give it back."""
+    given: list[tuple[int, int]] = []  # size and key of what is held
+    for number, piece in enumerate(step.pieces or (step.workspace,)):
+        key = _WORKSPACE - number
+        if piece >= 0:
+            arena.allocate(key, piece)
+            given.append((piece, key))
+        else:
+            freed = next(place for place in reversed(range(len(given))) if given[place][0] == -piece)
+            arena.free(given.pop(freed)[1])
+    for _, key in given:
+        arena.free(key)

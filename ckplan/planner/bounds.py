@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from ckplan.planner.problem import Kind, Problem
 
 
@@ -24,6 +26,7 @@ def working_set(problem: Problem, index: int) -> int:
     return total
 
 
+@lru_cache(maxsize=8)
 def lower_bound(problem: Problem) -> tuple[int, int]:
     """The largest working set of any op: ``(bytes of activations, op id)``.
 

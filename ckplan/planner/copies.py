@@ -81,6 +81,7 @@ class _Numbers:
         """The places among the outputs of those that may take the memory of what is read, in order of preference."""
         self.overwritten = _Rows.of(overwritten)
         """And the place among what is read of each of these."""
+        self.producer = np.array(producer, np.int64)
         self.bytes = np.array([tensor.bytes for tensor in tensors], np.int64)
         self.returned = np.array([tensor.kind is Kind.OUTPUT for tensor in tensors], bool)
         self.workspace = np.array([op.workspace for op in ops], np.int64)
@@ -126,10 +127,28 @@ class Copies:
     @cached_property
     def again(self) -> npt.NDArray[np.bool_]:
         """For each step whether its op ran before."""
-        _, first = np.unique(self.ops, return_index=True)
-        again = np.ones(len(self.ops), bool)
-        again[first] = False
+        again: npt.NDArray[np.bool_] = self._first[self.ops] != np.arange(len(self.ops))
         return again
+
+    @cached_property
+    def _first(self) -> Integers:
+        """For each op the step of its first run, -1 if it does not run."""
+        first = np.full(len(self._numbers.workspace), -1)
+        first[self.ops[::-1]] = np.arange(len(self.ops))[::-1]
+        return first
+
+    def is_valid(self) -> bool:
+        """Whether each op runs, and for the first time after what makes what it reads."""
+        first, rows = self._first, self._numbers.reads
+        readers = np.repeat(np.arange(len(first)), rows.count)
+        makers = self._numbers.producer[rows.values]
+        return bool((first >= 0).all() and (first[makers] < first[readers]).all())
+
+    def returned(self) -> Integers:
+        """Bytes of outputs of the file that were made until each step ends."""
+        size = np.where(self._initial & self._numbers.returned[self.tensor], self.bytes[self.tensor], 0)
+        found: Integers = np.cumsum(np.bincount(self.made, size, len(self.ops))).astype(np.int64)
+        return found
 
     def needed(self) -> npt.NDArray[np.bool_]:
         """For each step whether it is a first run or makes something that a needed step reads."""

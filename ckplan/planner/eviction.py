@@ -9,20 +9,19 @@ how long; here the order is known, so that it is the time to the next use, as in
 
 from __future__ import annotations
 
-import heapq
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from heapq import heappop, heappush
 
 from ckplan.planner.problem import Kind, Op, Problem
 
 _ANCESTORS = 48
 """How many ancestors that are gone count towards the cost of recomputing a tensor."""
 
-_FORESIGHTS = 8
-"""How often on the way it is asked what has to run again for what is gone by then."""
-_FEWEST = 16
-"""Ops of the order between two of these questions at least."""
+_FORESIGHTS = 12
+"""How often in the seconds of a step it is asked what has to run again for what is gone by then."""
 _ROUNDING = 1 + 1e-9
 """By how much sums of seconds may differ that are added up in another order."""
 
@@ -70,7 +69,8 @@ def evict(
     Returns:
         Op ids in execution order, or None if it was given up.
     """
-    return _Eviction(_along(problem, tuple(order)), budget, weights, most_cost).run()
+    state = _beginning(_along(problem, tuple(order)), budget).judged_by(weights, most_cost)
+    return state.schedule if state.run() else None
 
 
 class _Graph:
@@ -93,9 +93,15 @@ class _Graph:
         """For each op the tensors that ops make and it reads, each once and with its root."""
         self.bases: list[tuple[int, ...]] = []
         """The roots of these, each once."""
+        self.sources: list[tuple[int, ...]] = []
+        """The same in the order in which the op reads them."""
+        self.views: list[bool] = []
+        """Whether one of them is a view: memory that is there may hold another copy than the view stands for."""
         self.touched: list[tuple[int, ...]] = []
         """The counted roots of what an op reads and makes, each once."""
         self.outputs: list[tuple[tuple[int, int], ...]] = []
+        self.viewed: list[tuple[tuple[int, int], ...]] = []
+        """The views that an op makes, each with its root."""
         self.fresh: list[tuple[tuple[int, int, tuple[int, ...]], ...]] = []
         """What an op allocates: tensor, bytes, and the roots whose memory it may take."""
         self.held: list[tuple[int, ...]] = []
@@ -106,13 +112,18 @@ class _Graph:
             reads = tuple((t, root[t]) for t in dict.fromkeys(op.inputs) if producer[t] >= 0)
             self.reads.append(reads)
             self.bases.append(tuple({base for _, base in reads}))
+            self.sources.append(tuple(dict.fromkeys(base for _, base in reads)))
+            self.views.append(any(tensor != base for tensor, base in reads))
             touched = {base for _, base in reads} | {root[t] for t in op.outputs}
             self.touched.append(tuple(base for base in touched if self.counted[base]))
             self.outputs.append(tuple((t, root[t]) for t in op.outputs))
-            self.fresh.append(tuple(self._allocation(op, t) for t in op.outputs if root[t] == t and self.counted[t]))
+            self.viewed.append(tuple((t, base) for t, base in self.outputs[-1] if t != base))
+            once = {base for base, number in Counter(base for _, base in reads).items() if number == 1}
+            fresh = (t for t in op.outputs if root[t] == t and self.counted[t])
+            self.fresh.append(tuple(self._allocation(op, tensor, once) for tensor in fresh))
             lasting = op.backward or not op.recomputable
-            viewed = (base for t, base in self.outputs[-1] if base != t and producer[base] >= 0)
-            self.held.append(tuple(viewed) if lasting else ())
+            kept = (base for _, base in self.viewed[-1] if producer[base] >= 0)
+            self.held.append(tuple(kept) if lasting else ())
             made = [] if op.backward else [base for _, base in self.outputs[-1] if self.counted[base]]
             for base in self.bases[-1] if made else ():
                 self.heirs[base] += made
@@ -127,11 +138,19 @@ class _Graph:
         """Seconds before each position of the order."""
         for index in order:
             self.clock.append(self.clock[-1] + self.cost[index])
-        self.uses: list[list[int]] = [[] for _ in tensors]
-        """Positions in the order where a root is read, the first one last."""
+        self.first_use = [-1] * len(tensors)
+        """The first position in the order where a root is read, -1 if it is not."""
+        self.last_use = [-1] * len(tensors)
+        """The last one."""
+        self.next_uses: list[tuple[tuple[int, int], ...]] = [()] * len(order)
+        """For each position the roots that are read there, with the next position that reads them, or -1."""
         for position in range(len(order) - 1, -1, -1):
-            for base in self.bases[order[position]]:
-                self.uses[base].append(position)
+            bases = self.bases[order[position]]
+            self.next_uses[position] = tuple((base, self.first_use[base]) for base in bases)
+            for base in bases:
+                self.first_use[base] = position
+                if self.last_use[base] < 0:
+                    self.last_use[base] = position
 
     def weights_of_bytes(self, power: float) -> list[float]:
         """For each tensor its bytes to a power."""
@@ -139,10 +158,10 @@ class _Graph:
             self._weights[power] = [max(size, 1) ** power for size in self.size]
         return self._weights[power]
 
-    def _allocation(self, op: Op, tensor: int) -> tuple[int, int, tuple[int, ...]]:
+    def _allocation(self, op: Op, tensor: int, once: Collection[int]) -> tuple[int, int, tuple[int, ...]]:
         sources = [self.root[source] for source in op.inplace.get(tensor, ())]
         fitting = (held for held in sources if self.counted[held] and self.size[held] == self.size[tensor])
-        return tensor, self.size[tensor], tuple(fitting)
+        return tensor, self.size[tensor], tuple(held for held in fitting if held in once)
 
 
 @lru_cache(maxsize=4)
@@ -150,22 +169,34 @@ def _along(problem: Problem, order: tuple[int, ...]) -> _Graph:
     return _Graph(problem, order)
 
 
-class _Eviction:
-    """The state of one pass."""
+@lru_cache(maxsize=8)
+def _beginning(graph: _Graph, budget: int) -> _Eviction:
+    """The state of all passes with a budget when memory first runs out."""
+    state = _Eviction(graph, budget)
+    state.run()
+    return state
 
-    def __init__(self, graph: _Graph, budget: int, weights: Weights, most_cost: float) -> None:
-        self.graph, self.budget, self.weights, self.most_cost = graph, budget, weights, most_cost
+
+class _Eviction:
+    """The state of one pass, at first of its beginning: until memory runs out, nothing is judged."""
+
+    def __init__(self, graph: _Graph, budget: int) -> None:
+        self.graph, self.budget = graph, budget
         count = len(graph.size)
+        self.score: Callable[[int], float] | None = None
+        """What a root is judged by; None in the beginning that passes have in common."""
+        self.most_cost = self.asked = float("inf")
+        """The cost from which it is asked again whether the schedule will cost too much."""
         self.evictable = graph.evictable.copy()
         self.live = [not held for held in graph.counted]
         self.version = [0] * count
         """How often a root was made."""
         self.made_from = [-1] * count
-        """The version of its root that a tensor stands for."""
+        """The version of its root that a view stands for."""
         self.pins = [0] * count
-        """How many reads of ops that are under way are of a root."""
-        self.uses = [positions.copy() for positions in graph.uses]
-        """Positions in the order where a root is still to be read, the next one last."""
+        """How many ops that wait for something they read need a root."""
+        self.next_use = graph.first_use.copy()
+        """The next position in the order where a root is read, or -1."""
         self.now = 0
         self.total = 0
         self.cost = 0.0
@@ -174,89 +205,111 @@ class _Eviction:
         """Whether memory ever ran out; what may be evicted is not judged before."""
         self.heap: list[tuple[float, int, int]] = []
         self.stamp = [0] * count
-        self.weight = graph.weights_of_bytes(weights.size_power)
 
-    def run(self) -> list[int] | None:
-        graph, pins, uses = self.graph, self.pins, self.uses
-        step = max(len(graph.order) // _FORESIGHTS, _FEWEST)
-        for position, index in enumerate(graph.order):
+    def judged_by(self, weights: Weights, most_cost: float) -> _Eviction:
+        """A pass that goes on from this beginning."""
+        state = _Eviction(self.graph, self.budget)
+        state.score, state.most_cost = _judge(state, weights), most_cost
+        state.evictable[:], state.live[:], state.next_use[:] = self.evictable, self.live, self.next_use
+        state.version, state.made_from = self.version.copy(), self.made_from.copy()
+        state.now, state.total, state.cost = self.now, self.total, self.cost
+        state.asked = self.cost + self.graph.clock[-1] / _FORESIGHTS
+        state.schedule = self.schedule.copy()
+        return state
+
+    def run(self) -> bool:
+        """Run the ops that are left; whether that went to its end, and within the cost."""
+        graph, next_use = self.graph, self.next_use
+        for position in range(self.now, len(graph.order)):
             self.now = position
-            if self.short and position % step == 0 and self._is_too_dear(self._owed()):
-                return None
-            reads = graph.reads[index]
-            for _, base in reads:
-                pins[base] += 1
-            while (missing := self._missing(reads)) >= 0:
-                if not self._make(missing):
-                    return None
-            self._execute(index)
-            for _, base in reads:
-                pins[base] -= 1
-            for base in graph.bases[index]:
-                uses[base].pop()
+            if self.cost > self.asked and self._is_too_dear():
+                return False
+            index = graph.order[position]
+            while (missing := self._missing(index)) >= 0:
+                if not self._make(missing, index):
+                    return False
+            if not self._execute(index):
+                return False
+            for base, following in graph.next_uses[position]:
+                next_use[base] = following
             self._settle(graph.touched[index])
-        return None if self.cost > self.most_cost else self.schedule
+        self.now = len(graph.order)
+        return self.cost <= self.most_cost
 
-    def _is_too_dear(self, owed: float = 0.0) -> bool:
+    def _is_too_dear(self) -> bool:
         """Whether the schedule will cost too much, with what is left of the order and what else has to run again."""
         clock = self.graph.clock
-        return self.cost + clock[-1] - clock[self.now] + owed > self.most_cost * _ROUNDING
+        self.asked = self.cost + clock[-1] / _FORESIGHTS
+        return self.cost + clock[-1] - clock[self.now] + self._owed() > self.most_cost * _ROUNDING
 
     def _owed(self) -> float:
         """Seconds of the ops that have to run again for what is gone and still to be read, each once."""
-        graph, live = self.graph, self.live
-        uses, version = self.uses, self.version
-        gone = [base for base in graph.repeatable if uses[base] and not live[base] and version[base]]
+        graph, live, next_use, version = self.graph, self.live, self.next_use, self.version
+        producer, bases = graph.producer, graph.bases
+        gone = [base for base in graph.repeatable if not live[base] and next_use[base] >= 0 and version[base]]
         makers: set[int] = set()
         while gone:
-            maker = graph.producer[gone.pop()]
+            maker = producer[gone.pop()]
             if maker not in makers:
                 makers.add(maker)
-                gone += [read for read in graph.bases[maker] if not live[read] and version[read]]
-        return sum(graph.cost[maker] for maker in makers)
+                for read in bases[maker]:
+                    if not live[read] and version[read]:
+                        gone.append(read)
+        return sum(map(graph.cost.__getitem__, makers))
 
-    def _make(self, index: int) -> bool:
-        """Run an op again, and before it what makes its missing inputs; whether that is within the cost."""
+    def _make(self, index: int, reader: int) -> bool:
+        """Run an op again for one that reads it, and before it what makes its missing inputs.
+
+        Returns:
+            Whether that is within the cost.
+        """
         graph, pins = self.graph, self.pins
-        stack = [index]
-        for _, base in graph.reads[index]:
+        waiting, stack = graph.bases, [reader, index]
+        for base in waiting[reader]:
             pins[base] += 1
-        while stack:
+        while len(stack) > 1:
             index = stack[-1]
-            reads = graph.reads[index]
-            missing = self._missing(reads)
-            if missing >= 0:
+            if (missing := self._missing(index)) >= 0:
                 stack.append(missing)
-                for _, base in graph.reads[missing]:
+                for base in waiting[index]:
                     pins[base] += 1
                 continue
-            stack.pop()
             self._execute(index)
-            if self._is_too_dear():
+            if self.cost > self.asked and self._is_too_dear():
                 return False
-            for _, base in reads:
-                pins[base] -= 1
             self._settle(graph.touched[index])
+            stack.pop()
+            for base in waiting[stack[-1]]:
+                pins[base] -= 1
         return True
 
-    def _missing(self, reads: Sequence[tuple[int, int]]) -> int:
-        """The op to run for the first tensor that is not there; of a view whose memory is gone, what makes that."""
-        live, version, made_from = self.live, self.version, self.made_from
-        for tensor, base in reads:
+    def _missing(self, index: int) -> int:
+        """The op to run for the first of what an op reads that is not there, -1 if all is.
+
+        Of a view whose memory is gone it is what makes that.
+        """
+        graph, live = self.graph, self.live
+        if not graph.views[index]:
+            for base in graph.sources[index]:
+                if not live[base]:
+                    return graph.producer[base]
+            return -1
+        for tensor, base in graph.reads[index]:
             if not live[base]:
-                return self.graph.producer[base]
-            if made_from[tensor] != version[base]:
-                return self.graph.producer[tensor]
+                return graph.producer[base]
+            if tensor != base and self.made_from[tensor] != self.version[base]:
+                return graph.producer[tensor]
         return -1
 
-    def _execute(self, index: int) -> None:
+    def _execute(self, index: int) -> bool:
+        """Run an op; whether that was done: a beginning ends where memory runs out."""
         graph, live, version = self.graph, self.live, self.version
         need = graph.workspace[index]
         overwritten: tuple[int, ...] = ()
         fresh = graph.fresh[index]
         for tensor, size, sources in fresh:
             for held in sources:
-                if held not in overwritten and self.pins[held] == 1 and self._is_last_use(held, index):
+                if held not in overwritten and not self.pins[held] and self._is_last_use(held, index):
                     overwritten = (*overwritten, held)
                     if not self.evictable[held]:
                         self._hold(tensor)  # nothing can recompute what this is made from
@@ -264,7 +317,9 @@ class _Eviction:
             else:
                 need += size
         if self.total + need > self.budget:
-            self._evict(need)
+            if self.score is None:
+                return False
+            self._evict(need, index, self.score)
         for held in overwritten:
             self._free(held)
         for tensor, size, _ in fresh:
@@ -273,51 +328,54 @@ class _Eviction:
             if not live[tensor]:
                 live[tensor] = True
                 self.total += size
-        for tensor, base in graph.outputs[index]:
+        for tensor, base in graph.viewed[index]:
             self.made_from[tensor] = version[base]
         for base in graph.held[index]:
             self._hold(base)
         self.schedule.append(index)
         self.cost += graph.cost[index]
+        return True
 
     def _is_last_use(self, base: int, index: int) -> bool:
         """Whether nothing reads a root after the op that runs now, nor needs it for being recomputed."""
-        uses = self.uses[base]
-        if uses and not (len(uses) == 1 and uses[0] == self.now and self.graph.order[self.now] == index):
+        following, graph = self.next_use[base], self.graph
+        if following >= 0 and not (following == self.now == graph.last_use[base] and graph.order[following] == index):
             return False
         return self.evictable[base] or not self._keeps_others(base)
 
     def _settle(self, bases: Sequence[int]) -> None:
         """Free what nothing reads any more; let the rest be evicted."""
-        live, pins, uses, evictable, stamp = self.live, self.pins, self.uses, self.evictable, self.stamp
+        live, pins, next_use, evictable = self.live, self.pins, self.next_use, self.evictable
+        size, heirs = self.graph.size, self.graph.heirs
         for base in bases:
             if not live[base] or pins[base]:
                 continue
-            if not uses[base]:
-                if evictable[base] or not self._keeps_others(base):
-                    self._free(base)
+            if next_use[base] < 0:
+                if evictable[base] or not heirs[base] or not self._keeps_others(base):
+                    live[base] = False
+                    self.total -= size[base]
+                    self.stamp[base] += 1
             elif self.short and evictable[base]:
-                stamp[base] += 1
-                heapq.heappush(self.heap, (self._score(base), base, stamp[base]))
+                assert self.score is not None
+                self.stamp[base] = stamp = self.stamp[base] + 1
+                heappush(self.heap, (self.score(base), base, stamp))
 
     def _keeps_others(self, base: int) -> bool:
         """Say whether something that was evicted needs a root that cannot be recomputed and is read no more.
 
         If nothing does, what is alive and was made from the root must not be evicted from now on.
         """
-        heirs, live = self.graph.heirs, self.live
-        if not heirs[base]:
-            return False
+        heirs, live, version = self.graph.heirs, self.live, self.version
         stay: list[int] = []
         stack, seen = [base], {base}
         while stack:
             for made in heirs[stack.pop()]:
-                if made in seen:
-                    continue
+                if made in seen or not version[made]:
+                    continue  # of what was never made, nothing was made, either
                 seen.add(made)
                 if live[made]:
                     stay.append(made)
-                elif self.uses[made] and self.version[made]:
+                elif self.next_use[made] >= 0:
                     return True
                 else:
                     stack.append(made)
@@ -337,45 +395,45 @@ class _Eviction:
             self.total -= self.graph.size[base]
             self.stamp[base] += 1
 
-    def _evict(self, need: int) -> None:
-        """Evict until there is room, or nothing is left to evict.
+    def _evict(self, need: int, index: int, score: Callable[[int], float]) -> None:
+        """Evict until there is room for an op, but nothing that it reads, or nothing is left to evict.
 
         Scores only grow as time passes and as ancestors go, so the least of the old ones that is still least when
         judged anew is the least of all.
         """
+        heap, stamps, live, pins = self.heap, self.stamp, self.live, self.pins
         if not self.short:
             self.short = True
-            for base, evictable in enumerate(self.evictable):
-                if evictable and self.live[base]:
-                    self.stamp[base] += 1
-                    heapq.heappush(self.heap, (self._score(base), base, self.stamp[base]))
-        heap, pinned = self.heap, []
+            for base in self.graph.repeatable:
+                if self.evictable[base] and live[base]:
+                    stamps[base] += 1
+                    heappush(heap, (score(base), base, stamps[base]))
+        read, pinned = self.graph.bases[index], []
         while self.total + need > self.budget and heap:
-            _, base, stamp = heapq.heappop(heap)
-            if stamp != self.stamp[base] or not self.live[base]:
+            _, base, stamp = heappop(heap)
+            if stamp != stamps[base] or not live[base]:
                 continue
-            if self.pins[base]:
+            if pins[base] or base in read:
                 pinned.append(base)
                 continue
-            score = self._score(base)
-            if heap and score > heap[0][0]:
-                heapq.heappush(heap, (score, base, stamp))
+            judged = score(base)
+            if heap and judged > heap[0][0]:
+                heappush(heap, (judged, base, stamp))
             else:
                 self._free(base)
         for base in pinned:
-            heapq.heappush(heap, (self._score(base), base, self.stamp[base]))
+            heappush(heap, (score(base), base, stamps[base]))
 
-    def _score(self, base: int) -> float:
-        weights, clock, uses = self.weights, self.graph.clock, self.uses[base]
-        time = clock[uses[-1]] - clock[self.now] if uses else 0.0
-        cost = self._cost_ahead(base, uses[-1]) if weights.ahead and uses else self._cost_again(base)
-        score: float = cost if weights.cost_power == 1 else cost**weights.cost_power
-        score /= self.weight[base] * max(time, 1e-12) ** weights.time_power
-        return score * weights.bias[base] if weights.bias else score
 
-    def _cost_again(self, base: int) -> float:
+def _judge(state: _Eviction, weights: Weights) -> Callable[[int], float]:
+    """What decides which root goes first, the lowest first, at any moment of a pass; it is asked most of all."""
+    graph, live, next_use, evictable = state.graph, state.live, state.next_use, state.evictable
+    parents, price, clock, last_use = graph.parents, graph.price, graph.clock, graph.last_use
+    size, bias = graph.weights_of_bytes(weights.size_power), weights.bias
+    cost_power, time_power = weights.cost_power, weights.time_power
+
+    def cost_again(base: int) -> float:
         """Seconds to recompute a root, with those of its ancestors that are gone."""
-        parents, price, live = self.graph.parents, self.graph.price, self.live
         cost, gone = price[base], []
         for read in parents[base]:
             if not live[read]:
@@ -392,23 +450,28 @@ class _Eviction:
                     gone.append(ancestor)
         return cost
 
-    def _cost_ahead(self, base: int, until: int) -> float:
+    def cost_ahead(base: int, until: int) -> float:
         """Seconds to recompute a root at a position, with those of its ancestors that will be gone, as far as known."""
-        parents, price, live, uses, evictable = (
-            self.graph.parents,
-            self.graph.price,
-            self.live,
-            self.uses,
-            self.evictable,
-        )
         cost, seen, gone = 0.0, {base}, [base]
         while gone and len(seen) <= _ANCESTORS:
             made = gone.pop()
             cost += price[made]
             for ancestor in parents[made]:
                 if ancestor not in seen and (
-                    not live[ancestor] or (evictable[ancestor] and (not uses[ancestor] or uses[ancestor][0] < until))
+                    not live[ancestor]
+                    or (evictable[ancestor] and (next_use[ancestor] < 0 or last_use[ancestor] < until))
                 ):
                     seen.add(ancestor)
                     gone.append(ancestor)
         return cost
+
+    def score(base: int) -> float:
+        following = next_use[base]
+        time = clock[following] - clock[state.now] if following >= 0 else 0.0
+        cost = cost_ahead(base, following) if weights.ahead and following >= 0 else cost_again(base)
+        if cost_power != 1:
+            cost = cost**cost_power
+        judged: float = cost / (size[base] * max(time, 1e-12) ** time_power)
+        return judged * bias[base] if bias else judged
+
+    return score

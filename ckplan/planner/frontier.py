@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from typing import Generic, TypeVar
 
 from ckplan.planner.bounds import lower_bound
 from ckplan.planner.eviction import evict
@@ -30,6 +32,8 @@ from ckplan.planner.shave import shave
 from ckplan.units import format_bytes
 
 _log = logging.getLogger(__name__)
+
+Item = TypeVar("Item")
 
 _RUNGS = 10
 """How many budgets the frontier is looked for at."""
@@ -158,7 +162,36 @@ def seeds(problem: Problem, budget: int, order: Schedule, most_cost: float) -> I
 
 def _seeds(problem: Problem, budget: int, order: Schedule, most_cost: float) -> Iterator[tuple[str, list[int]]]:
     """The same with the name of the method."""
-    most = min(most_cost, 3 * problem.cost)
+    return iter(_kept_seeds(problem, budget, tuple(order), min(most_cost, 3 * problem.cost)))
+
+
+@lru_cache(maxsize=8)
+def _kept_seeds(problem: Problem, budget: int, order: tuple[int, ...], most: float) -> Kept[tuple[str, list[int]]]:
+    """Seeds as far as anybody asked for them: `auto` of little effort asks for those of `auto` of much."""
+    return Kept(lambda: _made_seeds(problem, budget, order, most))
+
+
+class Kept(Generic[Item]):
+    """What an iterator gives, kept as far as it was gone through."""
+
+    def __init__(self, start: Callable[[], Iterator[Item]]) -> None:
+        self._start, self._left = start, start()
+        self._found: list[Item] = []
+
+    def __iter__(self) -> Iterator[Item]:
+        for place in itertools.count():
+            while place >= len(self._found):
+                try:
+                    self._found.append(next(self._left))
+                except StopIteration:
+                    return
+                except BaseException:  # an interruption ends the iterator: whoever asks next begins anew
+                    self._found, self._left = [], self._start()
+                    raise
+            yield self._found[place]
+
+
+def _made_seeds(problem: Problem, budget: int, order: Schedule, most: float) -> Iterator[tuple[str, list[int]]]:
     methods = (
         evictions(problem, budget, order, most),
         cuts_within(problem, budget),
@@ -204,7 +237,20 @@ class _InterruptedError(Exception):
 @lru_cache(maxsize=8)
 def _lowest(problem: Problem, most_cost: float, steps: int, seed: int, deadline: float) -> Sequence[int]:
     """The same; arguments as those of `Effort`."""
-    effort = Effort(steps, seed, deadline)
+    order, best = list(best_order(problem)), list(_descended(problem, most_cost, deadline))
+    try:
+        if time.monotonic() <= deadline:
+            most_tries = tries(problem, steps * _SQUEEZES) if steps else 0
+            best = squeeze(problem, best, most_cost, order, most_tries, seed, deadline)
+    except KeyboardInterrupt:
+        raise _InterruptedError(best) from None
+    return best
+
+
+@lru_cache(maxsize=8)
+def _descended(problem: Problem, most_cost: float, deadline: float) -> Sequence[int]:
+    """The schedule of the lowest budget, tried downwards, at which seeds were found; kept, however much is searched."""
+    effort = Effort(0, deadline=deadline)
     order = list(best_order(problem))
     best = order
     bound = lower_bound(problem)[0]
@@ -220,9 +266,6 @@ def _lowest(problem: Problem, most_cost: float, steps: int, seed: int, deadline:
                     break
             else:
                 failures += 1
-        if not effort.over:
-            most_tries = tries(problem, steps * _SQUEEZES) if steps else 0
-            best = squeeze(problem, best, most_cost, order, most_tries, seed, deadline)
     except KeyboardInterrupt:
         raise _InterruptedError(best) from None
     return best
@@ -249,7 +292,7 @@ def frontier(
             if effort.over:
                 break
             budget = int(low_peak * (high_peak / max(low_peak, 1)) ** (rung / _RUNGS))
-            found += [s for s in _quick(problem, budget, order, most_cost) if problem.schedule_cost(s) <= most_cost]
+            found += [s for s in _quick(problem, budget, most_cost) if problem.schedule_cost(s) <= most_cost]
             if effort.steps and len(found) > 2:
                 best = min((s for s in found if peak_of(problem, s) <= budget), key=problem.schedule_cost)
                 found.append(improve(problem, best, budget, order, effort.steps, effort.seed, effort.deadline))
@@ -258,11 +301,13 @@ def frontier(
     return undominated(problem, found)
 
 
-def _quick(problem: Problem, budget: int, order: Schedule, most_cost: float) -> Iterator[list[int]]:
+@lru_cache(maxsize=2 * _RUNGS)
+def _quick(problem: Problem, budget: int, most_cost: float) -> tuple[list[int], ...]:
     """A few good schedules within a budget."""
+    order = best_order(problem)
     evicted = (evict(problem, budget, order, weights, most_cost) for weights in PORTFOLIO[:_QUICK])
-    yield from within(problem, evicted, budget)
-    yield from within(problem, cuts_within(problem, budget, 1), budget)
+    found = within(problem, evicted, budget), within(problem, cuts_within(problem, budget, 1), budget)
+    return tuple(itertools.chain(*found))
 
 
 def undominated(problem: Problem, schedules: Sequence[Schedule]) -> list[list[int]]:

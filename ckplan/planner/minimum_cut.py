@@ -11,16 +11,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable
+from dataclasses import dataclass
 from functools import cache, lru_cache
 from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 
 from ckplan.planner.bounds import working_set
 from ckplan.planner.problem import Kind, Problem
 
 if TYPE_CHECKING:
     from ortools.graph.python.max_flow import SimpleMaxFlow
+
+_Integers = npt.NDArray[np.int64]
 
 _SCALE = 1e10
 """What the cost of all ops together is in the integers that the flow is computed with."""
@@ -32,46 +36,93 @@ _CURVE = 4
 """Of how many moments `bound_curve` is made."""
 
 
+@dataclass(frozen=True)
+class _Arcs:
+    """The graph of a problem as arrays, of which each network takes a part.
+
+    Attributes:
+        held: the activations that ops make, views left out.
+        maker: the op that makes each of these.
+        reader: an op for each of them that it reads, itself or a view.
+        read: these, as tensors.
+        bytes: bytes of each tensor.
+        cost: seconds that it takes to run each op again; infinite where it must not.
+    """
+
+    held: _Integers
+    maker: _Integers
+    reader: _Integers
+    read: _Integers
+    bytes: npt.NDArray[np.float64]
+    cost: npt.NDArray[np.float64]
+
+
+@lru_cache(maxsize=4)
+def _arcs(problem: Problem) -> _Arcs:
+    root, tensors, ops = problem.view_root, problem.tensors, problem.ops
+    counted = [
+        maker >= 0 and root[t] == t and tensors[t].kind is Kind.ACTIVATION for t, maker in enumerate(problem.producer)
+    ]
+    held = np.flatnonzero(counted)
+    pairs = [(index, base) for index, op in enumerate(ops) for base in {root[t] for t in op.inputs} if counted[base]]
+    reader, read = np.array(pairs, np.int64).reshape(-1, 2).T
+    return _Arcs(
+        held,
+        np.array(problem.producer, np.int64)[held],
+        reader,
+        read,
+        np.array([tensor.bytes for tensor in tensors], np.float64),
+        np.array([op.cost if op.recomputable else math.inf for op in ops], np.float64),
+    )
+
+
 class MinimumCut:
     """The network of one choice: which ops of the first part of a step to run again for the second part.
 
     Args:
         problem: the ops and tensors.
-        repeatable: ops of the first part, with the seconds that it costs to run them in the second; infinite if barred.
+        repeatable: for each op the seconds that it costs to run it in the second part; infinite if that is barred, less
+            than none if it does not belong to the first.
         needed: roots of activations that the second part reads.
         given: roots that are there in the second part at no price.
     """
 
     def __init__(
-        self, problem: Problem, repeatable: dict[int, float], needed: Iterable[int], given: Collection[int] = ()
+        self,
+        problem: Problem,
+        repeatable: npt.NDArray[np.float64],
+        needed: Iterable[int],
+        given: Iterable[int] = (),
     ) -> None:
-        self.problem = problem
-        root, tensors = problem.view_root, problem.tensors
+        from ortools.graph.python.max_flow import SimpleMaxFlow  # a tenth of a second
+
+        self._network, self._tensors = SimpleMaxFlow, len(problem.tensors)
+        arcs = _arcs(problem)
         self.unit = _SCALE / max(problem.cost, 1e-30)
-        ops = {index: number for number, index in enumerate(repeatable, start=2)}
-        self.held = [
-            tensor
-            for index in repeatable
-            for tensor in problem.ops[index].outputs
-            if root[tensor] == tensor and tensors[tensor].kind is Kind.ACTIVATION
-        ]
+        ops = np.flatnonzero(repeatable >= 0)
+        number = np.zeros(len(problem.ops), np.int32)  # of each op as a node
+        number[ops] = np.arange(2, 2 + len(ops))
+        part = number[arcs.maker] > 0
+        self.held, self._makers = arcs.held[part], number[arcs.maker[part]]
         """The activations that may be held or recomputed."""
-        nodes = {tensor: number for number, tensor in enumerate(self.held, start=2 + len(ops))}
+        self._count = 2 + len(ops) + len(self.held)
+        self._nodes = np.arange(2 + len(ops), self._count, dtype=np.int32)
+        nodes = np.zeros(len(problem.tensors), np.int32)
+        nodes[self.held] = self._nodes
         # On the source's side is what runs again or is needed: an op pays its cost; a tensor whose op does not run, its
         # price.
-        arcs: list[tuple[int, int, int]] = []
-        for index, seconds in repeatable.items():
-            op = problem.ops[index]
-            arcs.append((ops[index], 1, int(min(seconds * self.unit, _INFINITE))))
-            arcs += [(ops[index], nodes[base], _INFINITE) for base in {root[t] for t in op.inputs} if base in nodes]
-        arcs += [(0, nodes[base], _INFINITE) for base in set(needed) if base in nodes]
-        self._fixed = np.array([capacity for _, _, capacity in arcs], dtype=np.int64)
-        makers = [ops[problem.producer[tensor]] for tensor in self.held]
-        self._tails = np.array([tail for tail, _, _ in arcs] + [nodes[t] for t in self.held], dtype=np.int32)
-        self._heads = np.array([head for _, head, _ in arcs] + makers, dtype=np.int32)
-        self._makers = makers
-        self._nodes = [nodes[tensor] for tensor in self.held]
-        self._bytes = np.array([0 if t in given else tensors[t].bytes for t in self.held], dtype=np.float64)
+        within = (number[arcs.reader] > 0) & (nodes[arcs.read] > 0)
+        wanted = np.zeros(len(problem.tensors), bool)
+        wanted[list(needed)] = True
+        wanted = nodes[wanted & (nodes > 0)]
+        costs = np.minimum(repeatable[ops] * self.unit, _INFINITE).astype(np.int64)
+        self._fixed = np.append(costs, np.full(int(within.sum()) + len(wanted), _INFINITE))
+        tails = number[ops], number[arcs.reader[within]], np.zeros(len(wanted), np.int32), self._nodes
+        heads = np.ones(len(ops), np.int32), nodes[arcs.read[within]], wanted, self._makers
+        self._tails, self._heads = np.concatenate(tails), np.concatenate(heads)
+        self._bytes = arcs.bytes.copy()
+        self._bytes[list(given)] = 0
+        self._bytes = self._bytes[self.held]
 
     def solve(self, price: float, free: Collection[int] = ()) -> tuple[set[int], float]:
         """The cheapest choice.
@@ -85,40 +136,35 @@ class MinimumCut:
             and of bytes held times the price.
         """
         flow = self._flow(price, free)
-        chosen = set(flow.get_source_side_min_cut())
-        kept = {
-            tensor
-            for tensor, node, maker in zip(self.held, self._nodes, self._makers, strict=True)
-            if node in chosen and maker not in chosen
-        }
-        return kept | set(free), flow.optimal_flow() / self.unit
+        chosen = np.zeros(self._count, bool)
+        chosen[flow.get_source_side_min_cut()] = True
+        kept = self.held[chosen[self._nodes] & ~chosen[self._makers]]
+        return {*kept.tolist(), *free}, flow.optimal_flow() / self.unit
 
     def value(self, price: float) -> float:
         """The seconds that the cheapest choice costs; see `solve`."""
         return float(self._flow(price).optimal_flow() / self.unit)
 
     def _flow(self, price: float, free: Collection[int] = ()) -> SimpleMaxFlow:
-        from ortools.graph.python import max_flow  # a tenth of a second
-
         prices = self._bytes * (price * self.unit)
-        for number, tensor in enumerate(self.held if free else ()):
-            if tensor in free:
-                prices[number] = 0
+        if free:
+            at_no_price = np.zeros(self._tensors, bool)
+            at_no_price[list(free)] = True
+            prices[at_no_price[self.held]] = 0
         capacities = np.concatenate([self._fixed, np.minimum(prices, _INFINITE).astype(np.int64)])
-        flow = max_flow.SimpleMaxFlow()
+        flow = self._network()
         flow.add_arcs_with_capacity(self._tails, self._heads, capacities)
         if flow.solve(0, 1) != flow.OPTIMAL:
             raise RuntimeError("the minimum cut was not found")
         return flow
 
 
-def _cost_again(problem: Problem, index: int) -> float:
-    return problem.ops[index].cost if problem.ops[index].recomputable else math.inf
-
-
 def between_passes(problem: Problem) -> MinimumCut:
     """The choice between forward and backward pass: what to stash and what to run again."""
-    return MinimumCut(problem, {index: _cost_again(problem, index) for index in problem.forward}, problem.stashed)
+    repeatable = np.full(len(problem.ops), -1.0)
+    forward = list(problem.forward)
+    repeatable[forward] = _arcs(problem).cost[forward]
+    return MinimumCut(problem, repeatable, problem.stashed)
 
 
 def least_overhead(problem: Problem, budget: int, moments: int = 24) -> float:
@@ -181,26 +227,39 @@ def bound_curve(problem: Problem) -> tuple[tuple[float, float, int], ...]:
 
 def _cut_at(problem: Problem, moment: int) -> tuple[MinimumCut, float]:
     """The cut at one moment, and a price per byte that is in proportion to the problem."""
-    ops, root = problem.ops, problem.view_root
-    after = {moment}
-    made = set(ops[moment].outputs)
-    for index in range(moment + 1, len(ops)):
-        if not made.isdisjoint(ops[index].inputs):
-            after.add(index)
-            made.update(ops[index].outputs)
-    before: set[int] = set()
-    wanted = set(ops[moment].inputs)
-    for index in range(moment - 1, -1, -1):
-        if not wanted.isdisjoint(ops[index].outputs):
-            before.add(index)
-            wanted.update(ops[index].inputs)
+    ops, root, arcs = problem.ops, problem.view_root, _arcs(problem)
+    before, after = _before(problem, moment), _after(problem, moment)
     # An op that the moment does not depend on may run for the first time afterwards.
-    repeatable = {i: _cost_again(problem, i) if i in before else 0.0 for i in range(len(ops)) if i not in after}
-    needed = {root[tensor] for index in after - {moment} for tensor in ops[index].inputs}
+    repeatable = np.where(before, arcs.cost, 0.0)
+    repeatable[after] = repeatable[moment] = -1.0
+    needed = arcs.read[after[arcs.reader]]
     given = {root[tensor] for tensor in (*ops[moment].inputs, *ops[moment].outputs)}
     cut = MinimumCut(problem, repeatable, needed, given)
     scale = sum(tensor.bytes for tensor in problem.tensors if tensor.kind is Kind.ACTIVATION)
     return cut, problem.cost / max(problem.resident + scale, 1)
+
+
+def _before(problem: Problem, moment: int) -> npt.NDArray[np.bool_]:
+    """The ops on which an op depends."""
+    found, stack = bytearray(len(problem.ops)), [moment]
+    while stack:
+        for maker in problem.predecessors[stack.pop()]:
+            if not found[maker]:
+                found[maker] = True
+                stack.append(maker)
+    return np.frombuffer(found, np.bool_)
+
+
+def _after(problem: Problem, moment: int) -> npt.NDArray[np.bool_]:
+    """The ops that depend on an op."""
+    found, stack = bytearray(len(problem.ops)), [moment]
+    while stack:
+        for tensor in problem.ops[stack.pop()].outputs:
+            for reader in problem.consumers[tensor]:
+                if not found[reader]:
+                    found[reader] = True
+                    stack.append(reader)
+    return np.frombuffer(found, np.bool_)
 
 
 def bound_at(problem: Problem, moment: int, room: int) -> float:

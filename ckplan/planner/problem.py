@@ -52,6 +52,8 @@ class Op:
         cost: seconds of one execution.
         workspace: bytes that the kernel takes while it runs, beyond its outputs.
         outside: the part of ``workspace`` that does not come from the runtime's allocator.
+        pieces: the rest of it tensor by tensor, as the kernel takes them, negative where it frees one of that size;
+            empty where it takes all at once.
         backward: whether the op belongs to the backward pass.
         recomputable: whether running it again gives the same result and has no other effect.
         heavy: whether it is one of the few expensive kinds (convolution, matrix product) that
@@ -70,6 +72,7 @@ class Op:
     cost: float = 1.0
     workspace: int = 0
     outside: int = 0
+    pieces: tuple[int, ...] = ()
     backward: bool = False
     recomputable: bool = True
     heavy: bool = False

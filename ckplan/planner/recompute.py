@@ -37,11 +37,23 @@ def _available(problem: Problem, kept: Collection[int]) -> npt.NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class _Facts:
-    """For each tensor its root, whether no plan recomputes it, and whether a forward op makes it."""
+    """What does not depend on what is kept.
+
+    Attributes:
+        root: for each tensor its root.
+        always: for each tensor whether no plan recomputes it.
+        forward: for each tensor whether a forward op makes it.
+        needs: for each op what it reads of what may have to be recomputed, the first one last.
+        reader: a backward op for each tensor that it reads.
+        read: these tensors.
+    """
 
     root: npt.NDArray[np.int64]
     always: npt.NDArray[np.bool_]
     forward: npt.NDArray[np.bool_]
+    needs: list[tuple[int, ...]]
+    reader: npt.NDArray[np.int64]
+    read: npt.NDArray[np.int64]
 
 
 @lru_cache(maxsize=8)
@@ -49,7 +61,10 @@ def _facts(problem: Problem) -> _Facts:
     always, forward = (np.zeros(len(problem.tensors), bool) for _ in range(2))
     always[list(problem.always_held)] = True
     forward[[tensor for index in problem.forward for tensor in problem.ops[index].outputs]] = True
-    return _Facts(np.array(problem.view_root, np.int64), always, forward)
+    may_go = (forward & ~always).tolist()
+    needs = [tuple(tensor for tensor in reversed(op.inputs) if may_go[tensor]) for op in problem.ops]
+    pairs = np.array([(i, t) for i in problem.backward for t in problem.ops[i].inputs], np.int64).reshape(-1, 2)
+    return _Facts(np.array(problem.view_root, np.int64), always, forward, needs, pairs[:, 0], pairs[:, 1])
 
 
 def recompute_schedule(problem: Problem, kept: Collection[int], order: Sequence[int] | None = None) -> list[int]:
@@ -63,23 +78,37 @@ def recompute_schedule(problem: Problem, kept: Collection[int], order: Sequence[
     Returns:
         Op ids in execution order.
     """
-    ops, producer = problem.ops, problem.producer
-    missing = set(np.flatnonzero(~_available(problem, kept) & _facts(problem).forward).tolist())
+    ops, facts = problem.ops, _facts(problem)
+    maker, needs = problem.producer, facts.needs
+    gone = ~_available(problem, kept) & facts.forward
+    missing = gone.tolist()
     schedule: list[int] = []
-    for index in order if order is not None else range(len(ops)):
-        if ops[index].backward and not missing.isdisjoint(ops[index].inputs):
-            stack = list(reversed(ops[index].inputs))
-            while stack:
-                tensor = stack.pop()
-                if tensor < 0:  # by now all is there that the maker of its complement reads
-                    if ~tensor in missing:
-                        schedule.append(producer[~tensor])
-                        missing.difference_update(ops[producer[~tensor]].outputs)
-                elif tensor in missing:
-                    stack.append(~tensor)
-                    stack += reversed(ops[producer[tensor]].inputs)
-        schedule.append(index)
+    start, order = 0, range(len(ops)) if order is None else order
+    for place in _readers(problem, gone, order):
+        schedule += order[start:place]
+        start = place
+        stack = list(needs[order[place]])
+        while stack:
+            tensor = stack.pop()
+            if tensor < 0:  # by now all is there that the maker of its complement reads
+                if missing[~tensor]:
+                    schedule.append(maker[~tensor])
+                    for made in ops[maker[~tensor]].outputs:
+                        missing[made] = False
+            elif missing[tensor]:
+                stack.append(~tensor)
+                stack += needs[maker[tensor]]
+    schedule += order[start:]
     return schedule
+
+
+def _readers(problem: Problem, gone: npt.NDArray[np.bool_], order: Sequence[int]) -> list[int]:
+    """The places in an order of the backward ops that read what is gone when the forward pass has ended."""
+    facts = _facts(problem)
+    reads = np.zeros(len(problem.ops), bool)
+    reads[facts.reader[gone[facts.read]]] = True
+    places: list[int] = np.flatnonzero(reads[np.fromiter(order, np.int64, len(order))]).tolist()
+    return places
 
 
 def with_views(problem: Problem, schedule: Sequence[int]) -> list[int]:

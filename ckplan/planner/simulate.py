@@ -13,6 +13,8 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
+from ckplan.planner.copies import Copies
+from ckplan.planner.peak import live_bytes
 from ckplan.planner.problem import Kind, Problem
 from ckplan.planner.timeline import Moment, Timeline
 
@@ -171,6 +173,8 @@ def simulate(
     Raises:
         ValueError: the schedule is not valid, see `lifetimes`.
     """
+    if shapes is None and lives is None and (found := _by_arrays(problem, schedule)) is not None:
+        return found
     lives = lives or lifetimes(problem, schedule, shapes)
     workspaces = workspace_by_step(problem, schedule, lives)
     count = len(schedule)
@@ -192,6 +196,24 @@ def simulate(
         activations = live + workspaces[step]
         steps.append(Moment(op.name, problem.resident + outputs + activations, activations, op.backward, index in seen))
         seen.add(index)
+    return Timeline(tuple(steps))
+
+
+def _by_arrays(problem: Problem, schedule: Sequence[int]) -> Timeline | None:
+    """The same for a valid schedule, much faster; None where that is not known, or what kernels make late decides."""
+    ops = problem.ops
+    if len(schedule) < len(ops) or any(op.late for op in ops):
+        return None
+    copies = Copies.of(problem, tuple(schedule))
+    if not copies.is_valid():
+        return None
+    outputs = problem.resident + copies.returned()
+    columns = zip(
+        schedule, live_bytes(problem, schedule).tolist(), outputs.tolist(), copies.again.tolist(), strict=True
+    )
+    steps = (
+        Moment(ops[index].name, taken + held, held, ops[index].backward, again) for index, held, taken, again in columns
+    )
     return Timeline(tuple(steps))
 
 

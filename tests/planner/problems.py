@@ -60,7 +60,10 @@ def chain(layers: int, size: int = 100, weight: int = 10) -> Problem:
 
 @st.composite
 def problems(draw: st.DrawFn, max_forward: int = 12) -> Problem:
-    """Random DAGs: forward ops of one or two outputs, views, in-place ops, and a backward op for each forward op."""
+    """Random DAGs: forward ops of one or two outputs, views, in-place ops, and a backward op for each forward op.
+
+    Some backward ops stand within the forward pass, as those do that read nothing of the loss.
+    """
     build = ProblemBuilder()
     values = [build.tensor(draw(st.integers(1, 50)), Kind.INPUT) for _ in range(draw(st.integers(1, 2)))]
     values.append(build.tensor(draw(st.integers(1, 50)), Kind.PARAMETER))
@@ -83,6 +86,8 @@ def problems(draw: st.DrawFn, max_forward: int = 12) -> Problem:
         )
         forward.append((inputs, made))
         values.extend(outputs)
+        if draw(st.integers(0, 9)) == 0:
+            build.op([made, inputs[0]], [build.tensor(draw(st.integers(0, 50)))], backward=True)
     build.op([values[-1]], [build.tensor(1, Kind.OUTPUT)], name="loss")
     gradient = build.tensor(build.tensors[values[-1]].bytes)
     build.op([], [gradient], name="seed", backward=True)

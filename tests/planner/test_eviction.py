@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import given, settings
 
 from ckplan.planner import Problem, simulate
 from ckplan.planner.eviction import Weights, evict
-from ckplan.planner.frontier import Effort, cheapest, frontier, knee, lowest, undominated
+from ckplan.planner.frontier import Effort, Kept, cheapest, frontier, knee, lowest, undominated
 from ckplan.planner.minimum_cut import between_passes, least_overhead
 from ckplan.planner.order import best_order
 from ckplan.planner.peak import live_bytes, peak_of
@@ -196,3 +197,19 @@ def test_squeezing_finds_less_than_the_seeds_of_a_chain() -> None:
     problem = chain(64)
     most = problem.cost * 1.1
     assert peak_of(problem, lowest(problem, most, Effort(16))) < peak_of(problem, lowest(problem, most, Effort(0)))
+
+
+def test_seeds_that_were_interrupted_are_made_anew() -> None:
+    interruptions = [True, False]
+
+    def numbers() -> Iterator[int]:
+        yield 1
+        if interruptions.pop(0):
+            raise KeyboardInterrupt
+        yield 2
+
+    kept = Kept(numbers)
+    with pytest.raises(KeyboardInterrupt):
+        list(kept)
+    assert list(kept) == [1, 2]
+    assert list(kept) == [1, 2], "from what was kept: there is no third iterator"

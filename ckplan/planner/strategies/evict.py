@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import ClassVar
 
 from ckplan.planner.bounds import lower_bound
@@ -36,14 +37,14 @@ class Evict(MonotoneStrategy):
         """No recomputation, and schedules of the lowest budget that any is found for."""
         order = best_order(problem)
         yield order
-        lowest = None
+        lowest: Iterator[list[int]] = iter(())
         for budget in _budgets(problem):
-            found = evictions(problem, budget, order, one_more_forward(problem))
-            if not any(schedule is not None and peak_of(problem, schedule) <= budget for schedule in found):
+            found = _evicted(problem, budget)
+            first = next(found, None)
+            if first is None:
                 break
-            lowest = budget
-        if lowest is not None:
-            yield from _evicted(problem, lowest)
+            lowest = chain([first], found)
+        yield from lowest
 
     def pool(self, problem: Problem) -> Iterable[Sequence[int]]:
         """No recomputation; for graphs that are not large also what is found without a budget, on the way down."""

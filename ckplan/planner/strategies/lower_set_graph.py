@@ -76,7 +76,9 @@ def principal_lower_sets(graph: ForwardGraph) -> npt.NDArray[np.bool_]:
     for node in range(count):
         for source in np.flatnonzero(graph.edges[:node, node]):
             needs[node] |= needs[source]
-    return np.unique(np.vstack([np.zeros((1, count), bool), needs, np.ones((1, count), bool)]), axis=0)
+    rows = np.packbits(np.vstack([np.zeros((1, count), bool), needs, np.ones((1, count), bool)]), axis=1)
+    found = np.frombuffer(b"".join(sorted({row.tobytes() for row in rows})), np.uint8)
+    return np.unpackbits(found.reshape(-1, rows.shape[1]), axis=1, count=count).astype(bool)
 
 
 def all_lower_sets(graph: ForwardGraph, limit: int) -> npt.NDArray[np.bool_] | None:

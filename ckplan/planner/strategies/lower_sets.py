@@ -137,8 +137,9 @@ class _Table:
         self.step_peak = np.asfortranarray(
             2 * (size[None, :] - size[:, None]) + (after @ graph.bytes + beside @ graph.bytes)[None, :]
         )
-        self.allowed = np.asfortranarray(inside @ inside.T >= inside.sum(1)[:, None] - 0.5)
-        np.fill_diagonal(self.allowed, False)
+        allowed = inside @ inside.T >= inside.sum(1)[:, None] - 0.5
+        np.fill_diagonal(allowed, False)
+        self.step_peak[~allowed] = np.inf
         self.picked = max(6, min(48, _PICKED_NODES // len(graph.ops)))
         self.naive = 2 * float(graph.bytes.sum())
 
@@ -172,37 +173,39 @@ class _Table:
     def solve(self, limit: float, labels: int) -> list[npt.NDArray[np.bool_]]:
         """Sequences within the limit from most to least kept cost, a number of them; none if there is none."""
         count = len(self.sets)
-        kept = np.full((count, labels), -np.inf)
-        held = np.full((count, labels), np.inf)
-        came = np.full((count, labels, 2), -1, np.int64)
-        kept[0, 0] = held[0, 0] = 0.0
+        # The labels of all sets behind each other, and where those of each set begin.
+        held, kept = np.zeros(1 + count * labels), np.zeros(1 + count * labels)
+        owner, came = (np.zeros(1 + count * labels, np.int64) for _ in range(2))
+        least, start = np.full(count, np.inf), np.zeros(count + 1, np.int64)
+        least[0], start[1] = 0.0, 1
         for target in range(1, count):
+            filled = start[target + 1] = start[target]
             # A first label is the one with least memory.
             peak = self.step_peak[:target, target]
-            sources = (self.allowed[:target, target] & (held[:target, 0] + peak <= limit)).nonzero()[0]
+            sources = (least[:target] + peak <= limit).nonzero()[0]
             if not len(sources):
                 continue
-            rows, columns = (held[sources] + peak[sources][:, None] <= limit).nonzero()
-            rows = sources[rows]
-            new_held = held[rows, columns] + self.step_held[:, target][rows]
-            new_kept = kept[rows, columns] + self.step_cost[:, target][rows]
+            first = start[sources[0]]
+            span = slice(first, start[sources[-1] + 1])
+            found = (held[span] + peak[owner[span]] <= limit).nonzero()[0] + first
+            rows = owner[found]
+            new_held = held[found] + self.step_held[:, target][rows]
+            new_kept = kept[found] + self.step_cost[:, target][rows]
             best = _trade_offs(new_held, new_kept, limit, labels)
-            kept[target, : len(best)] = new_kept[best]
-            held[target, : len(best)] = new_held[best]
-            came[target, : len(best), 0] = rows[best]
-            came[target, : len(best), 1] = columns[best]
-        ends = np.flatnonzero(np.isfinite(held[-1]))
+            own = slice(filled, filled + len(best))
+            held[own], kept[own], owner[own], came[own] = new_held[best], new_kept[best], target, found[best]
+            least[target], start[target + 1] = held[filled], own.stop
+        ends = np.arange(start[count - 1], start[count])
         if not len(ends):
             return []
         picked = _spread(len(ends), self.picked)[::-1]
-        return [self._sequence(came, int(ends[pick])) for pick in picked]
+        return [self._sequence(owner, came, int(ends[pick])) for pick in picked]
 
-    def _sequence(self, came: npt.NDArray[np.int64], label: int) -> npt.NDArray[np.bool_]:
-        at = len(self.sets) - 1
+    def _sequence(self, owner: npt.NDArray[np.int64], came: npt.NDArray[np.int64], label: int) -> npt.NDArray[np.bool_]:
         chosen = []
-        while at > 0:
-            chosen.append(at)
-            at, label = int(came[at, label, 0]), int(came[at, label, 1])
+        while label > 0:
+            chosen.append(int(owner[label]))
+            label = int(came[label])
         return self.sets[chosen[::-1]]
 
 
@@ -236,7 +239,7 @@ def _trade_offs(held: Array, kept: Array, limit: float, labels: int) -> npt.NDAr
 @lru_cache(maxsize=1024)
 def _spread(count: int, number: int) -> npt.NDArray[np.int64]:
     """Evenly spread places, so many of a count, from the first to the last."""
-    return np.unique(np.linspace(0, count - 1, number).round().astype(np.int64))
+    return np.array(sorted({round(place) for place in np.linspace(0, count - 1, number).tolist()}), np.int64)
 
 
 def _canonical(

@@ -119,11 +119,15 @@ class Segments(Strategy):
 
 
 def segment_schedule(problem: Problem, found: Segmentation, order: Sequence[int]) -> list[int]:
-    """Run each segment again right before the first backward op that reads what it makes and is not held."""
+    """Run each segment again right before the first backward op that reads what it makes and is not held.
+
+    An order may have backward ops before the end of a segment: of that runs again what has run by then.
+    """
     ops, producer = problem.ops, problem.producer
     available = kept_closure(problem, found.held)
     segment_of = {index: number for number, segment in enumerate(found.segments) for index in segment}
     schedule: list[int] = []
+    ran: set[int] = set()
     for index in order:
         if ops[index].backward:
             needed = {
@@ -132,8 +136,10 @@ def segment_schedule(problem: Problem, found: Segmentation, order: Sequence[int]
                 if tensor not in available and producer[tensor] in segment_of
             }
             for number in sorted(needed):
-                again = [other for other in found.segments[number] if not available.issuperset(ops[other].outputs)]
+                left = (other for other in found.segments[number] if not available.issuperset(ops[other].outputs))
+                again = [other for other in left if other in ran]
                 schedule += again
                 available.update(tensor for other in again for tensor in ops[other].outputs)
         schedule.append(index)
+        ran.add(index)
     return without_dead_repeats(problem, schedule)
