@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 
 import numpy as np
 import onnx
@@ -13,6 +13,12 @@ _DATA_LIMIT = 2048
 
 # Operators whose schema says nothing of the output's shape.
 _LIKE_ITS_INPUT = frozenset({"GroupNormalization", "MeanVarianceNormalization"})
+
+_SIMPLE = frozenset(ir.AttributeType[name] for name in ("FLOAT", "INT", "STRING", "FLOATS", "INTS", "STRINGS"))
+
+_found: dict[Hashable, tuple[onnx.TypeProto | None, ...]] = {}
+"""What was inferred, by all that it depends on: layers repeat, and one graph is gone through several times."""
+_MOST_FOUND = 1 << 14
 
 
 class NodeInference:
@@ -41,31 +47,60 @@ class NodeInference:
         nested = [attribute for attribute in node.attributes.values() if attribute.type == ir.AttributeType.GRAPH]
         if nested:
             values.extend(captures(node))
-        types: dict[str, onnx.TypeProto] = {}
-        data: dict[str, onnx.TensorProto] = {}
-        for value in values:
-            type_proto = type_of(value)
-            if type_proto is None:
-                return ""
-            types[value.name or ""] = type_proto
-            array = constant(value)
-            if array is None:
-                array = _small_initializer(value)
-            if array is not None and array.size <= _DATA_LIMIT and array.dtype.kind in "iufb":
-                data[value.name or ""] = onnx.numpy_helper.from_array(array)
-        try:
-            inferred = onnx.shape_inference.infer_node_outputs(
-                schema, ir.to_proto(node), types, data, opset_imports=self._imports, ir_version=self._ir_version
-            )
-        except Exception as error:  # InferenceError, ValidationError, or a C++ exception as RuntimeError
-            return " ".join(str(error).split())
-        for output in node.outputs:
-            proto = inferred.get(output.name or "")
+        if any(value.type is None for value in values):
+            return ""
+        arrays = [_operand(value, constant) for value in values]
+        key = None if nested else self._key(node, arrays)
+        found = None if key is None else _found.get(key)
+        if found is None:
+            types = {value.name or "": proto for value in values if (proto := type_of(value)) is not None}
+            operands = zip(values, arrays, strict=True)
+            data = {v.name or "": onnx.numpy_helper.from_array(array) for v, array in operands if array is not None}
+            try:
+                # The generic ir.to_proto takes ten times as long to find out what it was given.
+                inferred = onnx.shape_inference.infer_node_outputs(
+                    schema,
+                    ir.serde.serialize_node(node),
+                    types,
+                    data,
+                    opset_imports=self._imports,
+                    ir_version=self._ir_version,
+                )
+            except Exception as error:  # InferenceError, ValidationError, or a C++ exception as RuntimeError
+                return " ".join(str(error).split())
+            found = tuple(inferred.get(output.name or "") for output in node.outputs)
+            if key is not None:
+                if len(_found) >= _MOST_FOUND:
+                    _found.clear()
+                _found[key] = found
+        for output, proto in zip(node.outputs, found, strict=True):
             if proto is not None:
                 _merge(output, proto)
         if node.op_type in _LIKE_ITS_INPUT and not node.domain and node.inputs[0] is not None:
-            _merge(node.outputs[0], types[node.inputs[0].name or ""])
+            like = type_of(node.inputs[0])
+            assert like is not None
+            _merge(node.outputs[0], like)
         return ""
+
+    def _key(self, node: ir.Node, arrays: Sequence[np.ndarray | None]) -> Hashable | None:
+        """What inference goes by, names left out; None where that is more than a few numbers."""
+        attributes: list[Hashable] = []
+        for attribute in node.attributes.values():
+            if attribute.type not in _SIMPLE:
+                return None
+            value = attribute.value
+            simple = value if isinstance(value, int | float | str) else tuple(value)
+            attributes.append((attribute.name, attribute.type, simple))
+        inputs: list[Hashable] = []
+        for read in node.inputs:
+            if read is not None and not isinstance(read.type, ir.TensorType):
+                return None
+            dims = None if read is None or read.shape is None else tuple(_dimension(dim) for dim in read.shape)
+            inputs.append(None if read is None else (read.dtype, dims))
+        operands = tuple(None if array is None else (array.dtype.str, array.shape, array.tobytes()) for array in arrays)
+        named = tuple(bool(output.name) for output in node.outputs)
+        version = self._ir_version, tuple(self._opsets.items())
+        return version, node.domain, node.op_type, tuple(attributes), tuple(inputs), operands, named
 
     def _schema(self, node: ir.Node) -> onnx.defs.OpSchema | None:
         key = (node.domain, node.op_type)
@@ -75,6 +110,18 @@ class NodeInference:
             except onnx.defs.SchemaError:
                 self._schemas[key] = None
         return self._schemas[key]
+
+
+def _operand(value: ir.Value, constant: Callable[[ir.Value], np.ndarray | None]) -> np.ndarray | None:
+    """The array of a value that is constant, where it may decide a shape."""
+    array = constant(value)
+    if array is None:
+        array = _small_initializer(value)
+    return array if array is not None and array.size <= _DATA_LIMIT and array.dtype.kind in "iufb" else None
+
+
+def _dimension(dim: int | ir.SymbolicDim) -> int | str | None:
+    return dim if isinstance(dim, int) else dim.value
 
 
 def _small_initializer(value: ir.Value) -> np.ndarray | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ckplan.operators.sessions import CPU_ONLY
 from ckplan.runtime.kernels import overwritable, view_source
 from ckplan.runtime.runtime import Runtime
-from ckplan.runtime.workspace import outside_of, workspace_of
+from ckplan.runtime.workspace import outside_of, pieces_of, workspace_of
 
 THREADS = 2
 """onnxruntime's default is the number of physical cores, by which a figure that is to be the same on every machine
@@ -19,6 +19,7 @@ CPU = Runtime(
     view=view_source,
     overwritten=overwritable,
     workspace=workspace_of,
+    pieces=pieces_of,
     outside=outside_of,
 )
 """The runtime that plans are made for."""

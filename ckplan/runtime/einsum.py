@@ -16,19 +16,27 @@ Dims = tuple[int, ...]
 
 
 class _Ledger:
-    """Elements that are allocated, and the most that ever were."""
+    """Elements that are allocated, the most that ever were, and all that was taken and given back, outputs left out."""
 
     def __init__(self) -> None:
         self.now = 0
         self.high = 0
+        self.pieces: list[int] = []
 
     def take(self, elements: int) -> int:
+        self.pieces.append(elements)
+        return self.make(elements)
+
+    def make(self, elements: int) -> int:
+        """Take them for the output."""
         self.now += elements
         self.high = max(self.high, self.now)
         return elements
 
     def drop(self, elements: int) -> None:
         self.now -= elements
+        if elements:
+            self.pieces.append(-elements)
 
 
 @dataclass
@@ -54,6 +62,27 @@ def einsum_workspace(equation: str, shapes: Sequence[Dims]) -> int:
     Raises:
         ValueError: the equation does not fit the shapes.
     """
+    ledger, made = _followed(equation, shapes)
+    return ledger.high - made
+
+
+def einsum_pieces(equation: str, shapes: Sequence[Dims]) -> list[int]:
+    """Elements of each tensor that the kernel takes, and, as a negative number, of each that it gives back, in turn.
+
+    The output is not among them. What is not given back is freed when the kernel ends.
+
+    Args:
+        equation: of the node, with or without an arrow.
+        shapes: of the operands.
+
+    Raises:
+        ValueError: the equation does not fit the shapes.
+    """
+    return _followed(equation, shapes)[0].pieces
+
+
+def _followed(equation: str, shapes: Sequence[Dims]) -> tuple[_Ledger, int]:
+    """What the kernel allocates, and the elements of its output."""
     terms, result, sizes = _axes_of(equation, shapes)
     ledger = _Ledger()
     operands = [_prepared(term, shape, len(sizes), ledger) for term, shape in zip(terms, shapes, strict=True)]
@@ -71,7 +100,7 @@ def einsum_workspace(equation: str, shapes: Sequence[Dims]) -> int:
         summed = [axis for axis, at in sorted(last.items()) if at == index]
         final = result if index == len(operands) - 1 else None
         current = _contracted(current, operands[index], summed, final, ledger)
-    return ledger.high - prod(sizes[axis] for axis in result)
+    return ledger, prod(sizes[axis] for axis in result)
 
 
 def _axes_of(equation: str, shapes: Sequence[Dims]) -> tuple[list[list[int]], list[int], list[int]]:
@@ -195,6 +224,6 @@ def _is_reshape(order: Sequence[int], dims: Dims) -> bool:
 
 def _finish(dims: Dims, axes: Sequence[int], result: Sequence[int], ledger: _Ledger) -> None:
     """Copy a candidate into the output; a transposed one first where its axes are in another order."""
-    elements = ledger.take(prod(dims))  # the output
+    elements = ledger.make(prod(dims))
     if [axis for axis in axes if axis in result] != list(result):
         ledger.drop(ledger.take(elements))

@@ -72,13 +72,15 @@ def executed_model(model: ir.Model, without: Sequence[str] = (), runtime: Runtim
         ModelError: onnxruntime does not load the model.
     """
     file = _as_file(model)
-    executed = _optimised(file, Level.ALL, without, runtime)
+    (executed,) = _optimised(file, (Level.ALL,), without, runtime)
     mark_executed(executed, file, runtime)
     return executed
 
 
-def optimised(model: ir.Model, level: Level, without: Sequence[str] = (), runtime: Runtime = CPU) -> ir.Model:
-    """What onnxruntime's optimisers leave of a model, every value with its dimensions.
+def optimised(
+    model: ir.Model, levels: Sequence[Level], without: Sequence[str] = (), runtime: Runtime = CPU
+) -> list[ir.Model]:
+    """What onnxruntime's optimisers leave of a model at each of some levels, every value with its dimensions.
 
     Small tensors that it would compute at load time are constants in it; larger ones stay nodes. Parameters are graph
     inputs without a value in it, and so are large constants: where optimisers move a transpose, they turn constants in
@@ -86,7 +88,7 @@ def optimised(model: ir.Model, level: Level, without: Sequence[str] = (), runtim
 
     Args:
         model: the file.
-        level: how far to optimise.
+        levels: how far to optimise.
         without: optimisers to leave out.
         runtime: for which to optimise.
 
@@ -103,15 +105,16 @@ def optimised(model: ir.Model, level: Level, without: Sequence[str] = (), runtim
         del file.graph.initializers[name]
         value.const_value = None
         file.graph.inputs.append(value)
-    made = _optimised(file, level, without, runtime, folded=SMALL - 1)
-    _infer_shapes(made, everywhere=False)
-    _learn_dimensions(made, model, runtime)
-    for value in _made(made.graph):
-        dims = dimensions_of(value)
-        if dims is not None:
-            value.shape = ir.Shape(dims)
-            value.meta.pop(DIMENSIONS, None)
-    return made
+    found = _optimised(file, levels, without, runtime, folded=SMALL - 1)
+    for made in found:
+        _infer_shapes(made, everywhere=False)
+        _learn_dimensions(made, model, runtime)
+        for value in _made(made.graph):
+            dims = dimensions_of(value)
+            if dims is not None:
+                value.shape = ir.Shape(dims)
+                value.meta.pop(DIMENSIONS, None)
+    return found
 
 
 def _as_file(model: ir.Model) -> ir.Model:
@@ -127,13 +130,13 @@ def _as_file(model: ir.Model) -> ir.Model:
 
 
 def _optimised(
-    file: ir.Model, level: Level, without: Sequence[str], runtime: Runtime, *, folded: int | None = None
-) -> ir.Model:
+    file: ir.Model, levels: Sequence[Level], without: Sequence[str], runtime: Runtime, *, folded: int | None = None
+) -> list[ir.Model]:
     """What onnxruntime writes of a file after its optimisations.
 
     Args:
         file: the file; is changed.
-        level: how far to optimise.
+        levels: how far to optimise.
         without: optimisers to leave out.
         runtime: for which to optimise.
         folded: bytes of the largest tensor that is computed at load time, by default onnxruntime's own limit.
@@ -142,17 +145,16 @@ def _optimised(
         ModelError: onnxruntime does not load the file.
     """
     with temporary_folder() as folder:
-        source, target = folder / "file.onnx", folder / "optimised.onnx"
+        source, targets = folder / "file.onnx", {level.value: folder / f"{level.value}.onnx" for level in levels}
         stand_in(file, folder, fold="ConstantFolding" not in without)
         ir.save(file, source)
         try:
             evaluate(
                 "optimise",
                 memory=MEMORY + 8 * source.stat().st_size,
-                seconds=SECONDS + len(file.graph) / 50,
+                seconds=len(levels) * (SECONDS + len(file.graph) / 50),
                 source=str(source),
-                target=str(target),
-                level=level.value,
+                targets={level: str(target) for level, target in targets.items()},
                 providers=runtime.providers,
                 without=[*runtime.without, *without],
                 folded=folded,
@@ -161,7 +163,7 @@ def _optimised(
             first = str(error).splitlines()[0]
             hint = missing_kernel_advice(first, file)
             raise ModelError(f"onnxruntime does not load the training graph: {first}", hint) from error
-        return ir.load(target)
+        return [ir.load(target) for target in targets.values()]
 
 
 def mark_executed(executed: ir.Model, model: ir.Model, runtime: Runtime = CPU) -> None:
@@ -182,12 +184,15 @@ def mark_executed(executed: ir.Model, model: ir.Model, runtime: Runtime = CPU) -
         executed.graph.extend(nodes[position] for position in default_order(predecessors(nodes)))
     _infer_shapes(executed, untouched)
     _learn_dimensions(executed, model, runtime)
+    written = {value.name for value in _made(model.graph)}
     for node in executed.graph:
-        # By their own rules onnxruntime knows these shapes; only whole blocks of channels are laid out so.
+        # By their own rules onnxruntime knows these shapes: only whole blocks of channels are laid out so, and a
+        # transpose that is moved behind a Shape leaves one of as many entries as it has axes.
         known = node.domain == _BLOCKS and node.inputs[0] is not None and node.inputs[0].shape is not None
+        known |= node.op_type == "Shape" and node.outputs[0].name not in written
         for value in node.outputs if known else ():
             dims = dimensions_of(value)
-            if value.shape is None and dims is not None:
+            if (value.shape is None or node.op_type == "Shape") and dims is not None:
                 value.shape = ir.Shape(dims)
 
 

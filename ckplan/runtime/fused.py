@@ -66,7 +66,7 @@ def fused_graph(model: ir.Model, runtime: Runtime = CPU, written: ir.Model | Non
         ModelError: onnxruntime does not load the model.
     """
     written = model if written is None else written
-    basic = optimised(written, Level.BASIC, LEFT_OUT, runtime)
+    basic, fused = optimised(written, (Level.BASIC, Level.ALL), LEFT_OUT, runtime)
     for _ in range(_DEEPEST):
         functions = _inlined(basic.graph)
         if not functions:
@@ -74,11 +74,10 @@ def fused_graph(model: ir.Model, runtime: Runtime = CPU, written: ir.Model | Non
         model, written = model.clone(), written.clone()
         inline_operators(model, functions)
         inline_operators(written, functions)
-        basic = optimised(written, Level.BASIC, LEFT_OUT, runtime)
+        basic, fused = optimised(written, (Level.BASIC, Level.ALL), LEFT_OUT, runtime)
     graph = basic.graph
     if any(str(value.name).startswith(_NOT_ADOPTED) for node in graph for value in node.outputs):
         return model.clone()
-    fused = optimised(written, Level.ALL, LEFT_OUT, runtime)
     _adopt(graph, fused.graph, runtime)
     _remove_unread(graph)
     _restore(basic, model)
@@ -211,7 +210,7 @@ def _replace(
     costs = [node_cost(member) for member in found.nodes if is_heavy(member)]
     costs = costs or [node_cost(member) for member in found.nodes]
     taken = runtime.workspace(node, runtime.threads), runtime.outside(node)
-    node.meta[FIGURES] = {runtime: (max(map(seconds, costs)), *taken, Inner())}
+    node.meta[FIGURES] = {runtime: (max(map(seconds, costs)), *taken, (), Inner())}
 
 
 def _remove_unread(graph: ir.Graph) -> None:

@@ -93,12 +93,12 @@ def problem_of_nodes(
         source, target = runtime.view(node), runtime.overwritten(node)
         if FIGURES not in node.meta:
             node.meta[FIGURES] = {}
-        figures: dict[Runtime, tuple[float, int, int, Inner]] = node.meta[FIGURES]
+        figures: dict[Runtime, tuple[float, int, int, tuple[int, ...], Inner]] = node.meta[FIGURES]
         if runtime not in figures:
             inner = inner_workspace(node, partial(problem_of_nodes, runtime=runtime))
-            taken = runtime.workspace(node, runtime.threads), runtime.outside(node)
+            taken = runtime.workspace(node, runtime.threads), runtime.outside(node), runtime.pieces(node)
             figures[runtime] = seconds(node_cost(node)), *taken, inner
-        cost, workspace, outside, inner = figures[runtime]
+        cost, workspace, outside, pieces, inner = figures[runtime]
         if _TRAITS not in node.meta:
             node.meta[_TRAITS] = not why_only_once(node), is_heavy(node)
         recomputable, heavy = node.meta[_TRAITS]
@@ -109,6 +109,7 @@ def problem_of_nodes(
             cost=cost,
             workspace=workspace + outside + inner.workspace,
             outside=outside,
+            pieces=pieces,
             late=tuple(ids[node.outputs[place]] for place in inner.late if node.outputs[place].name),
             early=inner.early,
             backward=node.metadata_props.get(PHASE) == "backward",

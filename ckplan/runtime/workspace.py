@@ -14,7 +14,7 @@ import onnx_ir as ir
 
 from ckplan.operators.outside import index_input, outside_bytes
 from ckplan.operators.table import operator_of
-from ckplan.runtime.einsum import einsum_workspace
+from ckplan.runtime.einsum import einsum_pieces, einsum_workspace
 from ckplan.runtime.sizes import bytes_of, dimensions_of
 
 _GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
@@ -40,7 +40,7 @@ def workspace_of(node: ir.Node, threads: int) -> int:
     if node.op_type == "Einsum":
         return _contraction(node)
     if node.op_type == "Where":
-        return _branches(node)
+        return sum(_chosen(node))
     if node.op_type == "LRN":
         return _squares(node)
     if node.op_type in ("Conv", "FusedConv"):
@@ -50,6 +50,24 @@ def workspace_of(node: ir.Node, threads: int) -> int:
     if node.op_type in _GATES:
         return _recurrent(node)
     return 0
+
+
+def pieces_of(node: ir.Node) -> tuple[int, ...]:
+    """The workspace of a node tensor by tensor, in bytes, negative where one is freed; empty if that is not known.
+
+    Where an arena cuts its regions into chunks, several tensors are not one of the same size.
+    """
+    if node.domain or operator_of(node).workspace is not None:
+        return ()
+    if node.op_type == "Where":
+        return tuple(_chosen(node))
+    shapes = [None if value is None else dimensions_of(value) for value in node.inputs]
+    dtype = node.outputs[0].dtype if node.outputs else None
+    known = [shape for shape in shapes if shape is not None]
+    if node.op_type != "Einsum" or dtype is None or len(known) < len(shapes):
+        return (bytes_of(node.outputs[0]),) * copies if (copies := _copies(node)) else ()
+    pieces = einsum_pieces(node.attributes["equation"].as_string(), known)
+    return tuple(int(elements * dtype.itemsize) for elements in pieces)
 
 
 def outside_of(node: ir.Node) -> int:
@@ -83,16 +101,15 @@ def _contraction(node: ir.Node) -> int:
     return math.ceil(einsum_workspace(node.attributes["equation"].as_string(), known) * dtype.itemsize)
 
 
-def _branches(node: ir.Node) -> int:
-    """Each branch of a Where, as large as it is with the condition, with zeros where the other one is chosen."""
+def _chosen(node: ir.Node) -> list[int]:
+    """Bytes of each branch of a Where, as large as it is with the condition, zero where the other one is chosen."""
     whole = bytes_of(node.outputs[0])
     made = dimensions_of(node.outputs[0])
     shapes = [None if value is None else dimensions_of(value) for value in node.inputs]
     if not whole or not made or len(shapes) != 3 or any(shape is None for shape in shapes):
-        return 2 * whole
+        return [whole, whole]
     condition, *branches = (shape for shape in shapes if shape is not None)
-    elements = sum(math.prod(np.broadcast_shapes(condition, branch)) for branch in branches)
-    return elements * whole // math.prod(made)
+    return [math.prod(np.broadcast_shapes(condition, branch)) * whole // math.prod(made) for branch in branches]
 
 
 def _squares(node: ir.Node) -> int:

@@ -15,21 +15,23 @@ entries, in buffer 7), so that they equal nothing in another. At run time the si
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import onnx_ir as ir
 
+from ckplan.planner.peak import live_bytes
 from ckplan.planner.problem import Problem
 from ckplan.planner.simulate import Lifetimes, lifetimes
 from ckplan.runtime.runtime import Runtime
 from ckplan.runtime.sizes import SMALL, bytes_of, dimensions_of, hide_dimensions, show_dimensions
-from ckplan.runtime.unfused import PARTS, Part
+from ckplan.runtime.unfused import PARTS
 from ckplan.writer.control_edges import ControlEdges, is_control, read_instead, shape_constant
 from ckplan.writer.known_shapes import is_named, tells_shape
 
 _SHAPED_BY_ALL = frozenset(
     [
-        *("Add", "And", "Concat", "Div", "Equal", "Gemm", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "MatMul"),
+        *("Add", "And", "Concat", "Div", "Equal", "FusedMatMul", "Gemm", "Greater", "GreaterOrEqual", "Less"),
+        *("LessOrEqual", "MatMul"),
         *("Max", "Mean", "Min", "Mod", "Mul", "Or", "Pow", "Sub", "Sum", "Where", "Xor"),
     ]
 )
@@ -77,7 +79,8 @@ def hide_targets(nodes: Sequence[ir.Node], edges: ControlEdges, declared: Collec
 
     Reshape reads one of unknown length, so that not even the rank of what it makes is known; where that is declared, or
     the graph has no batch to hide behind, it is left to infer the leading dimension (-1). Expand and Resize get numbers
-    that no optimiser knows.
+    that no optimiser knows. Reshapes of many layers share few targets, since each is one more node that is ready from
+    the start: what onnxruntime sorts at each of its passes over the graph (``Graph::KahnsTopologicalSort``).
 
     Args:
         nodes: the sequence.
@@ -94,13 +97,29 @@ def hide_targets(nodes: Sequence[ir.Node], edges: ControlEdges, declared: Collec
         made = node.outputs[0]
         dims = dimensions_of(made)
         if entries and dims is not None and node.op_type == "Reshape" and edges.batch and made not in declared:
-            node.replace_input_with(position, edges.target(dims, edges.batch))
+            node.replace_input_with(position, edges.target(_relative_target(node, dims), edges.batch))
         elif not entries or any(entry <= 0 for entry in entries):
             continue
         elif node.op_type == "Reshape":
             node.replace_input_with(position, shape_constant((-1, *entries[1:]), edges.initializers))
         else:
             node.replace_input_with(position, edges.shape_after(entries, edges.batch or data))
+
+
+def _relative_target(node: ir.Node, dims: tuple[int, ...]) -> tuple[int, ...]:
+    """A target by which Reshape makes a shape, told by as few numbers as it can be.
+
+    A dimension that the input has in the same place is 0, and the largest of the others -1
+    (https://onnx.ai/onnx/operators/onnx__Reshape.html).
+    """
+    data = node.inputs[0]
+    source = None if data is None else dimensions_of(data)
+    if source is None or 0 in dims or bool(node.attributes.get_int("allowzero", 0)):
+        return dims
+    same = [place < len(source) and source[place] == dim for place, dim in enumerate(dims)]
+    others = [place for place, is_same in enumerate(same) if not is_same]
+    inferred = max(others, key=lambda place: dims[place], default=None)
+    return tuple(0 if same[place] else -1 if place == inferred else dim for place, dim in enumerate(dims))
 
 
 def hide_sources(nodes: Sequence[ir.Node], executed: ir.Model, edges: ControlEdges) -> int:
@@ -151,7 +170,9 @@ def is_static(value: ir.Value) -> bool:
     return value.shape is not None and len(value.shape) > 0 and all(isinstance(dim, int) for dim in value.shape)
 
 
-def name_buffers(nodes: Sequence[ir.Node], problem: Problem, constants: Mapping[str, ir.Value]) -> None:
+def name_buffers(
+    nodes: Sequence[ir.Node], problem: Problem, constants: Mapping[str, ir.Value], sparing: bool = True
+) -> None:
     """Declare the shapes of what is written over, by names of the buffer that it is in, and of few other activations.
 
     What onnxruntime infers of a declared shape would have its names: it is declared as well, by names of its own.
@@ -160,9 +181,10 @@ def name_buffers(nodes: Sequence[ir.Node], problem: Problem, constants: Mapping[
         nodes: the sequence, in execution order.
         problem: its numbers, op by op.
         constants: initializers of the graph, by name.
+        sparing: see `written_over`.
     """
     lives = lifetimes(problem, range(len(problem.ops)))
-    declared = written_over(nodes, problem, lives, constants)
+    declared = written_over(nodes, problem, lives, constants, sparing)
     for step, node in enumerate(nodes):
         made = [value for value in node.outputs if value.name]
         for value, buffer in zip(made, lives.buffer[step], strict=True):
@@ -191,31 +213,60 @@ def _is_inferred(node: ir.Node, declared: Collection[ir.Value]) -> bool:
 
 
 def written_over(
-    nodes: Sequence[ir.Node], problem: Problem, lives: Lifetimes, constants: Mapping[str, ir.Value]
+    nodes: Sequence[ir.Node],
+    problem: Problem,
+    lives: Lifetimes,
+    constants: Mapping[str, ir.Value],
+    sparing: bool = True,
 ) -> set[ir.Value]:
     """The values whose buffers kernels write over, and what they write; and what fusions are made by.
 
     Onnxruntime lets a kernel write over its input, and makes an addition part of a convolution, only where both shapes
-    are known and the same; a factor with axes of one entry becomes part of a product where the other has as many.
+    are known and the same. A factor of one entry becomes part of a product that reads what it scales where that has at
+    least as many axes, and any at all, and of a product that it scales where it has no more axes
+    (``core/optimizer/matmul_scale_fusion.cc``).
+
+    Args:
+        nodes: the sequence, in execution order.
+        problem: its numbers, op by op.
+        lives: the buffers of its tensors.
+        constants: initializers of the graph, by name.
+        sparing: whether to leave out what may as well have a second buffer, since that lies within the peak: for what
+            is declared, and all that follows from it, onnxruntime looks among all dead buffers.
     """
-    fused = [node for node in nodes if any(_goes_by_shape(part, node, constants) for part in node.meta.get(PARTS, ()))]
-    found = {value for node in fused for value in (*node.inputs, *node.outputs)}
+    found = {value for node in nodes for value in _told_for_fusions(node, constants)}
     last: dict[int, tuple[ir.Value, int]] = {}
-    for node, op, buffers in zip(nodes, problem.ops, lives.buffer, strict=True):
+    live = live_bytes(problem, range(len(problem.ops)))
+    spare = (live.max(initial=0) if sparing else -1) - live
+    for step, (node, op, buffers) in enumerate(zip(nodes, problem.ops, lives.buffer, strict=True)):
         made = [value for value in node.outputs if value.name]
         for value, tensor, buffer in zip(made, op.outputs, buffers, strict=True):
             sources = [last[source] for source in op.inplace.get(tensor, ()) if source in last]
-            found.update(each for source, place in sources if place == buffer for each in (source, value))
+            over = [source for source, place in sources if place == buffer]
+            if over and problem.tensors[tensor].bytes <= spare[step]:
+                spare[step] -= problem.tensors[tensor].bytes
+            else:
+                found.update(each for source in over for each in (source, value))
             last[tensor] = value, buffer
     return {value for value in found if value is not None}
 
 
-def _goes_by_shape(part: Part, node: ir.Node, constants: Mapping[str, ir.Value]) -> bool:
-    """Whether onnxruntime makes a node part of a fusion only where it knows shapes."""
-    if part.op_type not in ("Div", "Mul"):
-        return part.op_type == "Add"
-    read = [node.inputs[source] if isinstance(source, int) else constants.get(source or "") for source in part.inputs]
-    return any(set(dimensions_of(value) or ()) == {1} for value in read if value is not None)
+def _told_for_fusions(node: ir.Node, constants: Mapping[str, ir.Value]) -> Iterator[ir.Value | None]:
+    """The values of a fused node whose shapes onnxruntime has to know to make it."""
+    product = False
+    for part in node.meta.get(PARTS, ()):
+        product = product or part.op_type == "MatMul"
+        if part.op_type == "Add":
+            yield from (*node.inputs, *node.outputs)
+        if part.op_type not in ("Div", "Mul"):
+            continue
+        values = [node.inputs[at] if isinstance(at, int) else constants.get(at or "") for at in part.inputs]
+        dims = [None if value is None else dimensions_of(value) for value in values]
+        scales = [each for each in dims if each is not None and set(each) <= {1}]
+        if not scales or (product and all(each == () for each in scales)):
+            continue
+        # What is made within has the shape that follows from what the node reads.
+        yield from node.inputs if None in values else values
 
 
 def _tell_channels(value: ir.Value) -> None:

@@ -99,9 +99,9 @@ def write(model: ir.Model, plan: Plan, runtime: Runtime = CPU, reserved: Sequenc
     if model.meta.get(FUSED):
         fence_alone(nodes, edges)
     release_unused(nodes, edges)
-    settle_order(nodes, inputs, outputs, edges)
-    nodes = place_control_nodes(nodes)
     known = Numbering()
+    settle_order(nodes, inputs, outputs, edges, known)
+    nodes = place_control_nodes(nodes)
     problem = problem_of_nodes(nodes, inputs, outputs, runtime=runtime, known=known)
     lives = lifetimes(problem, range(len(nodes)))
     hide_targets(nodes, edges, written_over(nodes, problem, lives, copy.graph.initializers))
@@ -112,10 +112,11 @@ def write(model: ir.Model, plan: Plan, runtime: Runtime = CPU, reserved: Sequenc
     nodes = [*(maker for value in first if (maker := value.producer()) is not None), *nodes]
     # Aliases that hide sources cost a little themselves: where they do not help, the file stays as it was before.
     best: tuple[ir.Model, Problem, int, Timeline, ir.Model, Problem] | None = None
+    sparing = True
     while True:
         nodes = place_control_nodes(nodes)
         problem = problem_of_nodes(nodes, inputs, outputs, runtime=runtime, known=known)
-        name_buffers(nodes, problem, copy.graph.initializers)
+        name_buffers(nodes, problem, copy.graph.initializers, sparing)
         assemble(copy, nodes, edges)
         executed = executed_model(copy, runtime=runtime)
         if edges.restore(executed):
@@ -134,7 +135,10 @@ def write(model: ir.Model, plan: Plan, runtime: Runtime = CPU, reserved: Sequenc
         held = timeline.peak_activations > limit
         if held and (best is None or timeline.peak_activations < best[3].peak_activations):
             best = (copy.clone(), problem, edges.count, timeline, executed, numbers)
-        if not (held and hide_sources(nodes, executed, edges)):
+        # A node that onnxruntime fuses reads for longer, and then a second buffer may be one too many.
+        if held and sparing:
+            sparing = False
+        elif not (held and hide_sources(nodes, executed, edges)):
             break
     if best is None or timeline.peak_activations <= best[3].peak_activations:
         best = (copy, problem, edges.count, timeline, executed, numbers)

@@ -27,8 +27,8 @@ _WAVES = frozenset({"Erf", "Tanh"})
 def fence_alone(nodes: Sequence[ir.Node], edges: ControlEdges) -> None:
     """Hide the values whose only reader left onnxruntime would fuse with their maker, as plans commonly leave them.
 
-    These are the sum of a Gelu, the Sigmoid of a SiLU, and the addition before a LayerNormalization. Any other fusion
-    shows in what onnxruntime makes of the file (`fence`), which costs a session more.
+    These are the sum of a Gelu and the Sigmoid of a SiLU. Any other fusion shows in what onnxruntime makes of the file
+    (`fence`), which costs a session more.
 
     Args:
         nodes: the nodes of the file.
@@ -45,8 +45,6 @@ def fence_alone(nodes: Sequence[ir.Node], edges: ControlEdges) -> None:
 
 def _is_fused(node: ir.Node, maker: ir.Node) -> bool:
     """Whether onnxruntime fuses a node with the maker of what it reads, if nothing else reads that."""
-    if node.op_type == "LayerNormalization":
-        return maker.op_type == "Add"
     if node.op_type != "Mul":
         return False
     made_with = {producer.op_type for value in maker.inputs if value is not None and (producer := value.producer())}

@@ -25,10 +25,14 @@ from ckplan.runtime.problem_of import Numbering, problem_of_nodes
 from ckplan.runtime.reads import reads
 from ckplan.runtime.runtime import Runtime
 from ckplan.runtime.sizes import SMALL, bytes_of, dimensions_of
+from ckplan.runtime.unfused import PARTS, Part
 from ckplan.writer.control_edges import ControlEdges, is_control, read_instead
 
 TOLERANCE = 0.002
 """Share of the peak that an order may cost before control edges are added against it."""
+
+_WITH_STATISTICS = frozenset({"LayerNormalization"})
+"""Operators whose further outputs are by the way: the kernel makes nothing in their place, and the first as before."""
 
 
 def place_control_nodes(nodes: Sequence[ir.Node]) -> list[ir.Node]:
@@ -54,13 +58,14 @@ def place_control_nodes(nodes: Sequence[ir.Node]) -> list[ir.Node]:
     return placed
 
 
-def gate(node: ir.Node, after: ir.Value, edges: ControlEdges) -> bool:
+def gate(node: ir.Node, after: ir.Value, edges: ControlEdges, among: Collection[ir.Value | None] | None = None) -> bool:
     """Let ``node`` wait for ``after``: one of its inputs is read through an alias.
 
     Args:
         node: the node that is to wait.
         after: a tensor made earlier in the sequence, or a graph input.
         edges: maker of the control edges.
+        among: the inputs one of which is to be read so, by default all.
 
     Returns:
         Whether an edge was made: not if ``node`` reads no tensor of static shape, nor if it is a view, which costs
@@ -72,6 +77,7 @@ def gate(node: ir.Node, after: ir.Value, edges: ControlEdges) -> bool:
         value: index
         for index, value in reversed(list(enumerate(node.inputs)))
         if value is not None and value.dtype is not None and dimensions_of(value) is not None
+        if among is None or value in among
     }
     if not candidates:
         return False
@@ -102,20 +108,33 @@ def signal_of(node: ir.Node) -> ir.Value | None:
 def keep_repeats_apart(nodes: Sequence[ir.Node], edges: ControlEdges) -> None:
     """Gate every repeat that reads just what its original, or another repeat, reads: else they would be merged.
 
-    Views are looked through: repeats of them may be merged, they cost nothing.
+    Views are looked through: repeats of them may be merged, they cost nothing. Where that is so of a part of a fused
+    node alone, the part would be merged, have two readers, and be fused with neither.
     """
     same: dict[ir.Value, ir.Value] = {}
     seen: dict[tuple[object, ...], ir.Node] = {}
     before: ir.Value | None = None
     for node in nodes:
         identity = node.metadata_props.get(RECOMPUTE_OF, node.name or "")
-        key = (identity, *(None if value is None else same.get(value, value) for value in node.inputs))
+        key: tuple[object, ...] = (
+            identity,
+            *(None if value is None else same.get(value, value) for value in node.inputs),
+        )
         twin = seen.setdefault(key, node)
         if twin is not node:
             if edges.runtime.view(node) is not None:
                 same.update(zip(node.outputs, (same.get(value, value) for value in twin.outputs), strict=True))
             elif before is not None:
                 gate(node, before, edges)
+        parts: tuple[Part, ...] = node.meta.get(PARTS, ())
+        inner = {made for part in parts for made in part.outputs if isinstance(made, str)}
+        for number, part in enumerate(parts):
+            if not inner.isdisjoint(part.inputs):
+                continue  # what it reads is kept apart
+            read = [node.inputs[at] for at in part.inputs if isinstance(at, int)]
+            key = (identity, number, *(None if value is None else same.get(value, value) for value in read))
+            if seen.setdefault(key, node) is not node and before is not None:
+                gate(node, before, edges, read)
         before = signal_of(node) or before
 
 
@@ -139,9 +158,14 @@ def keep_unfolded(nodes: Sequence[ir.Node], inputs: Collection[ir.Value], edges:
 
 
 def release_unused(nodes: Sequence[ir.Node], edges: ControlEdges) -> None:
-    """Let the next node wait for outputs that nothing reads: onnxruntime frees a tensor after its last reader only."""
+    """Let the next node wait for outputs that nothing reads: onnxruntime frees a tensor after its last reader only.
+
+    Statistics that only another run of their node is read for are left out.
+    """
     unused: list[ir.Value] = []
     for node in nodes:
+        if node.op_type in _WITH_STATISTICS and PARTS not in node.meta:
+            _drop_unread(node)
         while unused and gate(node, unused[-1], edges):
             unused.pop()
         unused += [
@@ -151,8 +175,18 @@ def release_unused(nodes: Sequence[ir.Node], edges: ControlEdges) -> None:
         ]
 
 
+def _drop_unread(node: ir.Node) -> None:
+    """Leave out the last outputs of a node but for its first, as long as nothing reads them."""
+    while len(node.outputs) > 1 and not node.outputs[-1].uses() and not node.outputs[-1].is_graph_output():
+        node.resize_outputs(len(node.outputs) - 1)
+
+
 def settle_order(
-    nodes: Sequence[ir.Node], inputs: Collection[ir.Value], outputs: Collection[ir.Value], edges: ControlEdges
+    nodes: Sequence[ir.Node],
+    inputs: Collection[ir.Value],
+    outputs: Collection[ir.Value],
+    edges: ControlEdges,
+    known: Numbering,
 ) -> None:
     """Add control edges until DEFAULT costs no more memory than the order of the sequence.
 
@@ -161,8 +195,8 @@ def settle_order(
         inputs: graph inputs.
         outputs: graph outputs.
         edges: maker of the control edges.
+        known: what is known of the nodes as numbers; grows.
     """
-    known = Numbering()
     gathered = False
     while True:
         nodes = place_control_nodes(nodes)

@@ -6,7 +6,7 @@ the weight, and nothing in a training graph says that it runs before the update;
 So the node that writes waits for every node that reads, by control edges where the data do not say so already: it is
 the last then in any order that onnxruntime may choose. What is judged is the graph that it executes, where a product
 reads the weight itself and not the Transpose of the file. The kernel that writes must go element by element if it reads
-the old value itself: an addition, a subtraction, a cast.
+the old value itself: an addition, a subtraction, a cast; or row by row, as a Scan whose body does.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ckplan.keys import PHASE
 from ckplan.model.metadata import told
 from ckplan.runtime.cpu import CPU
 from ckplan.runtime.executed import executed_model
-from ckplan.runtime.reads import reads
+from ckplan.runtime.reads import captured, reads
 from ckplan.runtime.runtime import Runtime
 from ckplan.writer.control_edges import ControlEdges, assemble, is_control
 from ckplan.writer.ordering import gate, place_control_nodes, signal_of
@@ -64,15 +64,19 @@ def late_reads(executed: ir.Model, updates: Mapping[str, str], runtime: Runtime 
         updates: name of the output with the new value by name of the input.
         runtime: where the file is to run.
     """
-    outputs = {str(value.name): value.producer() for value in executed.graph.outputs}
-    fed = {str(value.name): value for value in executed.graph.inputs}
+    return _late_reads(executed.graph, updates, runtime)
+
+
+def _late_reads(graph: ir.Graph, updates: Mapping[str, str], runtime: Runtime) -> list[LateRead]:
+    outputs = {str(value.name): value.producer() for value in graph.outputs}
+    fed = {str(value.name): value for value in graph.inputs}
     held = {fed[old]: old for old in updates if old in fed}
     readers: dict[str, list[ir.Node]] = {old: [] for old in held.values()}
     writers = {writer: old for old, new in updates.items() if (writer := outputs.get(new)) is not None}
     known: dict[ir.Node, int] = {}  # for each node the readers that run before it, as bits
     bit: dict[ir.Node, int] = {}
     before: dict[ir.Node, int] = {}
-    for node in executed.graph:
+    for node in graph:
         earlier = 0
         for value in reads(node):
             producer = value.producer()
@@ -89,10 +93,27 @@ def late_reads(executed: ir.Model, updates: Mapping[str, str], runtime: Runtime 
     found = []
     for writer, old in writers.items():
         for reader in dict.fromkeys(readers.get(old, ())):
-            fits = writer.op_type in _ELEMENTWISE if reader is writer else before[writer] & bit[reader]
+            if reader is not writer:
+                fits = bool(before[writer] & bit[reader])
+            else:
+                fits = writer.op_type in _ELEMENTWISE or _goes_by_rows(writer, fed[old], updates[old], runtime)
             if not fits:
                 found.append(LateRead(old, updates[old], reader))
     return found
+
+
+def _goes_by_rows(node: ir.Node, old: ir.Value, new: str, runtime: Runtime) -> bool:
+    """Whether a node is a Scan that reads a row of the old value and writes that of the new one, and so on."""
+    body = node.attributes["body"].as_graph() if node.op_type == "Scan" and not node.domain else None
+    turned = node.attributes.keys() - {"body", "num_scan_inputs"}
+    if body is None or turned or old in captured(node) or node.inputs.count(old) != 1:
+        return False
+    states = len(node.inputs) - node.attributes["num_scan_inputs"].as_int()
+    place, made = node.inputs.index(old), next(i for i, value in enumerate(node.outputs) if value.name == new)
+    if min(place, made) < states:
+        return False
+    rows = {str(body.inputs[place].name): str(body.outputs[made].name)}
+    return not _late_reads(body, rows, runtime)
 
 
 def write_last(nodes: Sequence[ir.Node], updates: Mapping[str, str], runtime: Runtime = CPU) -> list[ir.Node]:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from ckplan.runtime.einsum import einsum_workspace
+from ckplan.meter import measure
+from ckplan.runtime.einsum import einsum_pieces, einsum_workspace
 from tests.runtime.forked import workspace_seen
 
 SIZES = {"b": 16, "h": 8, "q": 64, "k": 32, "d": 24, "i": 64, "j": 32, "l": 16}
@@ -64,3 +67,40 @@ def test_an_equation_that_does_not_fit() -> None:
         einsum_workspace("ij,jk->ik", [(2, 3)])
     with pytest.raises(ValueError, match="rank 3"):
         einsum_workspace("ij->ji", [(2, 3, 4)])
+
+
+@pytest.mark.parametrize("equation", EQUATIONS)
+def test_what_is_taken_is_what_is_given_back_and_more(equation: str) -> None:
+    terms = equation.partition("->")[0].split(",")
+    shapes = [tuple(SIZES[c] for c in term.replace("...", "bh" if len(term) > 3 else "")) for term in terms]
+    held: list[int] = []
+    for piece in einsum_pieces(equation, shapes):
+        if piece < 0:
+            held.remove(-piece)
+        else:
+            held.append(piece)
+    assert sum(held) <= einsum_workspace(equation, shapes) + SIZES["q"] * SIZES["k"] * SIZES["b"] * SIZES["h"]
+
+
+@pytest.mark.parametrize(("queries", "keys"), [(192, 256), (192, 320), (384, 320)])
+def test_the_arena_grows_by_the_tensors_that_the_kernel_takes(queries: int, keys: int, tmp_path: Path) -> None:
+    """As one tensor of the size of all they would take 11, 19 and 23 MiB; they take 15, 15 and 31."""
+    nodes = [
+        helper.make_node("Neg", ["x"], ["a"], name="a"),
+        helper.make_node("Neg", ["z"], ["b"], name="b"),
+        helper.make_node("Einsum", ["a", "b"], ["y"], equation="bqhd,bkhd->bhqk", name="e"),
+        helper.make_node("ReduceMax", ["y"], ["r"], name="r", keepdims=0),
+    ]
+    inputs = [
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, (1, length, 8, 64))
+        for name, length in (("x", queries), ("z", keys))
+    ]
+    graph = helper.make_graph(nodes, "probe", inputs, [helper.make_tensor_value_info("r", TensorProto.FLOAT, [])])
+    onnx.save(
+        helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10), tmp_path / "probe.onnx"
+    )
+    found = measure(tmp_path / "probe.onnx", runs=1, heap=False, inside=True)
+    assert found.counters is not None
+    assert found.counters.steady is not None
+    assert found.inside is not None
+    assert found.counters.steady.held == found.inside.arena.steady.held

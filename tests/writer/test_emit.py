@@ -154,3 +154,11 @@ def test_a_graph_viewer_sees_what_is_kept_and_what_runs_again(tmp_path: Path) ->
     fed = feeds(emit(graph, plan))
     plain = run(without, fed)
     assert all(np.array_equal(value, plain[key]) for key, value in run(proto, fed).items())
+
+
+def test_statistics_that_only_another_run_is_read_for_are_left_out() -> None:
+    graph = build_training_graph(ckplan.model.load(SAMPLES / "bert_tiny.onnx", dims={"batch": 2}).model).model
+    emitted = emit(graph, parse_strategy("memory").solve(problem_of(graph)))
+    outputs = [node.outputs for node in emitted.graph if node.op_type == "LayerNormalization"]
+    assert {len(made) for made in outputs} == {1, 3}
+    assert all(value.uses() for made in outputs for value in made[1:])

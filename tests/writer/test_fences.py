@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
 
+from ckplan.pipeline import open_step
+from ckplan.pipeline.planning import rewrite_as
+from ckplan.planner.plan import make_plan
+from ckplan.runtime.executed import executed_model
 from ckplan.writer.control_edges import ControlEdges, is_control
 from ckplan.writer.fences import fence_alone
 
@@ -13,7 +18,7 @@ GELU = "w = Tanh(x) s = Add(w, one) y = Mul(x, s)"
 FORMS = {
     "gelu": (GELU, True),
     "silu": ("s = Sigmoid(x) y = Mul(s, x)", True),
-    "addition before a normalisation": ("s = Add(x, one) y = LayerNormalization(s, scale)", True),
+    "addition before a normalisation": ("s = Add(x, one) y = LayerNormalization(s, scale)", False),
     "gelu whose sum is read twice": (f"{GELU} z = Neg(s)", False),
     "any other product": ("s = Exp(x) y = Mul(s, x)", False),
 }
@@ -38,3 +43,24 @@ def test_the_last_reader_reads_an_alias(form: str) -> None:
     assert all("s" in {value.name for value in control.inputs if value is not None} for control in controls)
     assert len(controls) == (1 if hidden else 0)
     assert edges.count == (1 if hidden else 0)
+
+
+def test_a_part_of_a_fused_node_is_not_merged_with_that_of_its_repeat() -> None:
+    """Of a convolution with an addition the summand alone is made again: the convolutions read the same."""
+    model = onnx.parser.parse_model(
+        '<ir_version: 10, opset_import: ["": 21]> g (float[2,4,8,8] x) => (float[2,4,8,8] y) {'
+        "a = Conv(x, wa, b) r = Relu(a) t = Tanh(x) c = Conv(r, wc, b) s = Add(c, t) u = Sin(s) y = Mul(u, s) }"
+    )
+    random = np.random.default_rng(0)
+    for name, dims in (("wa", (4, 4, 1, 1)), ("wc", (4, 4, 1, 1)), ("b", (4,))):
+        model.graph.initializer.append(onnx.numpy_helper.from_array(random.standard_normal(dims).astype("f"), name))
+    step = open_step(model)
+    problem = step.problem
+    place = {op.outputs[0]: index for index, op in enumerate(problem.ops)}
+    by_name = {tensor.name: number for number, tensor in enumerate(problem.tensors)}
+    again = [place[by_name["t"]], place[by_name["s"]]]
+    first = next(index for index, op in enumerate(problem.ops) if op.backward)
+    order = [*range(first), *again, *range(first, len(problem.ops))]
+    file = rewrite_as(step, make_plan(problem, "by hand", order)).model
+    fused = [node for node in executed_model(file).graph if node.op_type == "FusedConv" and len(node.inputs) == 4]
+    assert len(fused) == 2

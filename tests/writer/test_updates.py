@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import onnx
 import onnx_ir as ir
+import onnxruntime
 import pytest
 
 import ckplan
 from ckplan import keys
+from ckplan.autodiff.optimizers import rows
 from ckplan.isolation.arrays import save_arrays
 from ckplan.meter.in_place import STEPS, InPlace, compared_in_place
 from ckplan.meter.inputs import make_inputs
@@ -51,6 +54,68 @@ def test_updates_in_place_are_the_same_to_the_bit(name: str, optimizer: str, opt
     for model in (step.ordered, planned.model):
         assert model.metadata_props[keys.IN_PLACE] == "true"
         assert in_place(model, tmp_path) == InPlace(STEPS, len(updates_of(step.model)), ())
+
+
+EMBEDDING = """
+<ir_version: 10, opset_import: ["": 21]>
+g (int64[4,3] ids, float[4,3,8] target) => (float loss)
+<float[50,8] table = {TABLE}, float[8,8] w = {WEIGHT}> {
+    x = Gather (table, ids)
+    y = MatMul (x, w)
+    z = Tanh (y)
+    d = Sub (z, target)
+    loss = ReduceSumSquare <keepdims=0> (d)
+}"""
+
+
+@pytest.mark.parametrize("optimizer", ["sgd:weight_decay=0.1", "momentum", "adam", "adamw"])
+def test_a_table_is_updated_row_by_row(optimizer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the memory of the old values, to the same numbers as all at once, equal words in a batch among them."""
+    sizes = {"TABLE": 400, "WEIGHT": 64}
+    numbers = {name: ", ".join(f"{((7 * i) % 13 - 6) / 10:.1f}" for i in range(size)) for name, size in sizes.items()}
+    text = EMBEDDING
+    for name, row in numbers.items():
+        text = text.replace(f"{{{name}}}", f"{{{row}}}")
+    monkeypatch.setattr(rows, "SMALLEST", 0)
+    monkeypatch.setattr(rows, "NARROWEST", 1)
+    whole = ckplan.open_model(onnx.parser.parse_model(text), optimizer=optimizer, wrt=("table", "w"))
+    assert whole.by_rows is not None
+    made = {}
+    for by_rows, step in ((True, whole.by_rows()), (False, whole)):
+        assert step is not None
+        assert rows.updated_by_rows(step.model.graph) == ["table"] * by_rows
+        assert step.ordered.metadata_props[keys.IN_PLACE] == "true"
+        ckplan.save(step.ordered, tmp_path / f"{by_rows}.onnx")
+        made[by_rows] = step
+        assert in_place(step.ordered, tmp_path).differing == ()
+    opened = [onnxruntime.InferenceSession(tmp_path / f"{by_rows}.onnx") for by_rows in (True, False)]
+    fed = make_inputs(made[True].ordered).arrays
+    fed = {**fed, "ids": np.asarray([[0, 7, 7], [49, 3, 0], [1, 2, 7], [7, 7, 30]])}
+    for left, right in zip(*(session.run(None, fed) for session in opened), strict=True):
+        np.testing.assert_array_equal(left, right)
+
+
+def test_small_tables_are_not_updated_by_rows() -> None:
+    step = opened("gpt_tiny", "sgd", {"dims": {"batch": 1}})
+    assert step.by_rows is not None
+    assert step.by_rows() is None
+
+
+def test_a_loop_that_reads_another_row_does_not_write_over_the_old_value() -> None:
+    graph = """
+    g (float[4,3] w, float[3] g) => (float[4,3] new) {
+        new = Scan <num_scan_inputs = 1, body = b (float[3] row) => (float[3] out) { %s }> (w)
+    }"""
+    header = '<ir_version: 10, opset_import: ["": 21]>'
+    bodies = {
+        "out = Sub (row, g)": 0,
+        "a = Mul (row, g) out = Sub (row, a)": 0,
+        "a = ReduceSum <keepdims = 0> (w) out = Sub (row, a)": 1,
+        "out = Softmax (row)": 1,
+    }
+    for body, late in bodies.items():
+        model = ir.from_proto(onnx.parser.parse_model(header + graph % body))
+        assert len(late_reads(model, {"w": "new"})) == late, body
 
 
 def test_without_order_they_are_not(tmp_path: Path) -> None:
