@@ -36,7 +36,7 @@ def tell(made: Planned) -> list[str]:
         from ckplan.report.documents.explanations import reasons
 
         details(reasons(only_once(step.fused), step.problem, plan))
-    said = made.chosen_pieces
+    said = made.chosen_form
     said += [] if made.drawback is None else [made.drawback]
     notes(said)
     return [*said, *tell_bound(plan, made.budget)]

@@ -25,7 +25,12 @@ from ckplan.operators.sessions import open_session, use_only
 
 
 def optimise(request: Mapping[str, Any]) -> None:
-    """Write a model as onnxruntime's optimisers leave it for given providers, at one of their levels."""
+    """Write a model as onnxruntime's optimisers leave it for given providers, at some of their levels."""
+    for level, target in request["targets"].items():
+        _optimise(request, level, target)
+
+
+def _optimise(request: Mapping[str, Any], level: str, target: str) -> None:
     import onnxruntime as ort
 
     options = ort.SessionOptions()
@@ -41,8 +46,8 @@ def optimise(request: Mapping[str, Any]) -> None:
         options.add_session_config_entry(
             "optimization.constant_folding_max_output_size_in_bytes", str(request["folded"])
         )
-    options.optimized_model_filepath = request["target"]
-    options.graph_optimization_level = getattr(ort.GraphOptimizationLevel, request["level"])
+    options.optimized_model_filepath = target
+    options.graph_optimization_level = getattr(ort.GraphOptimizationLevel, level)
     open_session(request["source"], options, request["providers"], without=request["without"])
 
 

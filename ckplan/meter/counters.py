@@ -20,7 +20,6 @@ first run's allocations (memory patterns), beside what its arena still holds: th
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from itertools import accumulate
@@ -31,6 +30,7 @@ from typing import TYPE_CHECKING, Any
 from ckplan.isolation.arrays import load_arrays
 from ckplan.meter.child import Channel
 from ckplan.meter.device import CPU, CUDA
+from ckplan.meter.events import read_events
 from ckplan.meter.meter import Figure, Meter
 from ckplan.meter.session import as_array, open_session, step_of
 from ckplan.meter.types import Counters, Steady, Workspace
@@ -134,8 +134,6 @@ def _run_variant(
     channel: Channel, feed: Mapping[str, Any], variant: Mapping[str, Any], optimized: Path | None
 ) -> dict[str, Any]:
     """One variant's events; its optimised graph is written if a file is named and onnxruntime can."""
-    import onnxruntime as ort
-
     request = channel.request
     label = f"{variant['order']} order" + ("" if variant["pattern"] else ", memory patterns off")
     channel.progress(f"the loading ({label})")
@@ -168,17 +166,28 @@ def _run_variant(
         sizes = {name: array.nbytes for name, array in zip(names, arrays, strict=True) if array is not None}
         # The arrays may be views of onnxruntime's own buffers, which the next run would count as in use.
         del results, arrays
-    providers = session.get_providers()
+    return {**variant, **ended(session, device, sizes)}
+
+
+def ended(session: Any, device: str, outputs: Mapping[str, int]) -> dict[str, Any]:
+    """What a profiled session tells once it has run: its events, which `interpret` reads.
+
+    Args:
+        session: an open session; its profile ends here and is deleted.
+        device: the device that it used.
+        outputs: bytes of its outputs, by name.
+    """
+    import onnxruntime as ort
+
     profile = Path(session.end_profiling())
-    events = json.loads(profile.read_text(encoding="utf-8"))
+    found = split_runs(read_events(profile))
     profile.unlink()
     return {
-        **variant,
         "device": device,
-        "providers": providers,
+        "providers": session.get_providers(),
         "version": ort.__version__,
-        "outputs": sizes,
-        "runs": split_runs(events),
+        "outputs": dict(outputs),
+        "runs": found,
     }
 
 

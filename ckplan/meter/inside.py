@@ -164,7 +164,10 @@ def _learn(
             if value.type is None and element in _TYPES:
                 value.type = ir.TensorType(_TYPES[element])
     for node in nodes:
-        # onnxruntime infers shapes of its own operators as well, where those of their inputs are static.
+        # onnxruntime infers shapes of its own operators as well, where those of their inputs are static. Those of
+        # standard ones the executed graph has already, but for what a control edge hides.
+        if node.domain in ("", "ai.onnx"):
+            continue
         read = [value for value in node.inputs if value is not None]
         if all(value.shape is not None and value.shape.is_static() for value in read):
             for value in node.outputs:

@@ -13,9 +13,10 @@ from ckplan.errors import CkplanError, UsageError
 from ckplan.isolation.arrays import load_arrays, save_arrays
 from ckplan.isolation.folders import temporary_folder
 from ckplan.meter.alive import Inside
-from ckplan.meter.counters import interpret, steady_state
+from ckplan.meter.counters import RUNS, interpret, steady_state
 from ckplan.meter.device import check_device
 from ckplan.meter.errors import RunFailedError
+from ckplan.meter.events import MOST_EVENTS, events_of
 from ckplan.meter.executed import executed_graph
 from ckplan.meter.facts import FileFacts, file_facts, read_model
 from ckplan.meter.foresight import with_foresight
@@ -33,20 +34,21 @@ from ckplan.model.fixing import Fixed
 from ckplan.model.half import half_precision_notes
 from ckplan.units import format_bytes, format_seconds
 
-_VARIANTS = (
-    {"order": "default", "pattern": True},
+_VARIANTS: tuple[dict[str, Any], ...] = (
+    {"order": "default", "pattern": True, "runs": RUNS},
     {"order": "priority", "pattern": True, "runs": 2},
     {"order": "default", "pattern": False, "runs": 2},
 )
 """How the counters are read. The second run is in the steady state: the arena is as the first one left it, and so it is
 at the beginning of every later one. A third one is for the times of nodes."""
 
-_COMPARED = (
+_COMPARED: tuple[dict[str, Any], ...] = (
     {"order": "default", "pattern": True, "runs": 2},
     {"order": "priority", "pattern": True, "runs": 1},
     {"order": "default", "pattern": False, "runs": 2},
 )
-"""The same where two files are compared: no times of nodes, and the steady state of the default order alone."""
+"""The same where two files are compared: no times of nodes, and the steady state of the default order alone. The first
+of them are the runs that outputs are taken from, unless there is a GPU."""
 
 Progress = Callable[[str], None]
 
@@ -134,7 +136,7 @@ def measured(
     """Run all meters on one file; the outputs of its first run stay in the folder ``outputs``.
 
     Where the file is ``compared`` with another one, it runs no more often than that takes, and no thread spins: how
-    long a step takes is found out by turns (`ckplan.meter.timing`).
+    long a step takes is found out by turns (`ckplan.meter.timing`), so the runs for outputs may be profiled.
 
     Raises:
         CkplanError: as `measure`.
@@ -142,10 +144,12 @@ def measured(
     facts = file_facts(model)
     name = Path(request["path"]).name
     request = {**request, "spin": False, "warm_up": 1} if compared else request
+    room = max(1, MOST_EVENTS // max(events_of(model.graph), 1))
+    profiled = compared and runs + 1 == _COMPARED[0]["runs"] <= room
     progress(f"running {name}: times and outputs")
     executed = outputs.with_name(f"{outputs.name}-executed.onnx")
     try:
-        plain = run_job("plain", {**request, "outputs": str(outputs), "runs": runs})
+        plain = run_job("plain", {**request, "outputs": str(outputs), "runs": runs, "profiled": profiled})
     except RunFailedError as error:
         if not inside:
             raise
@@ -155,15 +159,18 @@ def measured(
     request = {**request, "device": plain["device"]}
     progress(f"running {name}: counters of the allocator")
     looking = inside or bool(facts.recomputed)
+    wanted = _COMPARED if compared else _VARIANTS
+    done = [wanted[0] | plain["events"]] if plain["events"] else []
     asked = {
-        "variants": list(_COMPARED if compared else _VARIANTS),
+        "variants": [{**one, "runs": min(one["runs"], room)} for one in wanted[len(done) :]],
         "producers": dict(facts.producers),
         "optimized": str(executed) * looking,
     }
     try:
-        variants = run_job("counters", {**request, **asked})
+        others = run_job("counters", {**request, **asked})
     except RunFailedError as error:
         raise _after_all(error, plain) from error
+    variants = [*(one | {"producers": others[0]["producers"]} for one in done), *others]
     notes = list(inputs.notes)
     if plain["device"] == "cpu":
         notes.extend(half_precision_notes(model))
@@ -223,9 +230,9 @@ def measured(
 def _after_all(error: RunFailedError, plain: Mapping[str, Any]) -> RunFailedError:
     """The failure of a later run, with what the first process had found."""
     seconds, resident = median(plain["seconds"]), plain["resident"]["peak"]
+    how = "in the default order" if plain["events"] else "without the profiler"
     return type(error)(
-        f"{error.message}; before, without the profiler, it ran in {format_seconds(seconds)} with "
-        f"{format_bytes(resident)} resident",
+        f"{error.message}; before, {how}, it ran in {format_seconds(seconds)} with {format_bytes(resident)} resident",
         error.hint,
         stage=error.stage,
         learnt={**error.learnt, "seconds": seconds, "resident_peak": resident},

@@ -13,6 +13,7 @@ import numpy as np
 from ckplan.isolation.arrays import load_arrays, save_arrays
 from ckplan.meter import nvml
 from ckplan.meter.child import Channel, resident_bytes
+from ckplan.meter.device import CPU, wanted_providers
 from ckplan.meter.meter import Figure, Meter
 from ckplan.meter.session import as_array, open_session, step_of
 
@@ -48,7 +49,9 @@ class _Watch(threading.Thread):
 def job(channel: Channel) -> dict[str, Any]:
     """In the child: run the file, keep the outputs of the first run, time later ones, and compare the last.
 
-    Where times do not matter, the request may ask for fewer runs before the timed ones than `WARM_UP`, but for one.
+    Where times do not matter, the request may ask for fewer runs before the timed ones than `WARM_UP`, but for one, and
+    for the runs to be ``profiled`` as well: their events are then those of the counters' first variant. On a GPU they
+    are not, since the profiler takes memory there.
     """
     import onnxruntime as ort
 
@@ -58,7 +61,14 @@ def job(channel: Channel) -> dict[str, Any]:
     gpu, gpu_note = (None, "") if request["device"] == "cpu" else nvml.meter()
     channel.progress("the loading")
     spin = request.get("spin", True)
-    session, device = open_session(request["path"], request["device"], threads=request["threads"], spin=spin)
+    profiled = request.get("profiled", False) and wanted_providers(ort, request["device"]) == [CPU]
+    session, device = open_session(
+        request["path"],
+        request["device"],
+        threads=request["threads"],
+        profile=channel.folder / "profile" if profiled else None,
+        spin=spin,
+    )
     names = [value.name for value in session.get_outputs()]
     step = step_of(session, feed)
     loaded = resident_bytes()
@@ -93,11 +103,20 @@ def job(channel: Channel) -> dict[str, Any]:
         figures = {"loaded": gpu_loaded, "first_run": gpu_first_run, "peak": max(peaks[1], gpu.used())}
         told = {"name": gpu.name, "driver": gpu.driver, "of_process": gpu.of_process, **figures}
     kept = load_arrays(folder, mapped=True)
-    repeatable = all(
-        (array := as_array(result)) is None or same_bits(array, kept[name])
-        for name, result in zip(names, results, strict=True)
-    )
+    sizes: dict[str, int] = {}
+    repeatable = True
+    for name, result in zip(names, results, strict=True):
+        if (array := as_array(result)) is not None:
+            sizes[name] = array.nbytes
+            repeatable = repeatable and same_bits(array, kept[name])
+    events = None
+    if profiled:
+        # Imported late: what it needs would be in the resident figures.
+        from ckplan.meter.counters import ended
+
+        events = ended(session, device, sizes)
     return {
+        "events": events,
         "device": device,
         "providers": session.get_providers(),
         "version": ort.__version__,

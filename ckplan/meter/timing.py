@@ -34,7 +34,7 @@ _PAIRS = 5
 """Pairs that are taken where no number was asked for."""
 
 _FEWEST = 2
-_PLENTY = 10.0
+_PLENTY = 8.0
 """Seconds of steps after which fewer of these will do, and how many: what disturbs single steps is little of so long a
 time."""
 

@@ -1,9 +1,11 @@
-"""Regions whole or in pieces: the same step in several forms, each planned, and the best of them.
+"""The same step in several forms, each planned, and the best of them: regions in pieces, tables updated row by row.
 
 To run a region in pieces costs compute and saves memory, as recomputation does, and which is the better bargain depends
 on the goal. So steps with regions in pieces are planned like the step itself and compared by what the strategy compares
 its own plans by. Only what can win is planned: a region counts where its largest tensor lies in memory at the peak of
 the best plan so far, or at the op whose working set rules the budget out; pieces get finer as long as that pays.
+
+Large tables are updated row by row where a budget of everything is out of reach otherwise.
 """
 
 from __future__ import annotations
@@ -12,10 +14,11 @@ import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
+from ckplan.autodiff.optimizers.rows import updated_by_rows
 from ckplan.autodiff.regions import KINDS, Pieces, Region
 from ckplan.errors import InfeasibleError
 from ckplan.pipeline import planning
-from ckplan.pipeline.goal import ACTIVATIONS, ANY, Goal
+from ckplan.pipeline.goal import ACTIVATIONS, ANY, TOTAL, Goal
 from ckplan.pipeline.planning import Planned
 from ckplan.pipeline.step import Step
 from ckplan.planner import lower_bound
@@ -64,7 +67,8 @@ class _Form:
 def rewrite(step: Step, strategy: Strategy, goal: Goal = ANY) -> Planned:
     """Plan a step and write the plan into a copy of its graph; see `ckplan.pipeline.planning.rewrite`.
 
-    Where the plan is to decide on pieces (``--chunks auto``), the step is planned in several forms.
+    Where the plan is to decide on pieces (``--chunks auto``), the step is planned in several forms. A budget of
+    everything that none of them keeps to is given to the step with its large tables updated row by row.
 
     Args:
         step: what to plan.
@@ -75,6 +79,21 @@ def rewrite(step: Step, strategy: Strategy, goal: Goal = ANY) -> Planned:
         UsageError: the goal does not fit the strategy.
         InfeasibleError: no plan of any form keeps to the budget.
     """
+    if goal.scope != TOTAL:
+        return _in_pieces(step, strategy, goal)
+    try:
+        return _in_pieces(step, strategy, goal)
+    except InfeasibleError as error:
+        form = None if step.by_rows is None else step.by_rows()
+        own = None if form is None else _for_form(form, strategy, _settled(step, goal))
+        if form is None or own is None:
+            raise
+        _log.info("%s; updating %s row by row", error.message, ", ".join(updated_by_rows(form.model.graph)))
+    return planning.renamed(planning.rewrite(form, strategy, own), str(goal.applied(strategy)))
+
+
+def _in_pieces(step: Step, strategy: Strategy, goal: Goal) -> Planned:
+    """Plan a step, in several forms where the plan is to decide on pieces."""
     if step.recut is None or not _rungs(step):
         try:
             return planning.rewrite(step, strategy, goal)

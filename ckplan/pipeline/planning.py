@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from ckplan import keys
+from ckplan.autodiff.optimizers.rows import updated_by_rows
 from ckplan.autodiff.regions import Pieces, told
 from ckplan.display import table_html
 from ckplan.errors import InfeasibleError
@@ -107,11 +108,13 @@ class Planned:
         return self.occupancy.timeline
 
     @property
-    def chosen_pieces(self) -> list[str]:
-        """The regions that the plan runs in pieces by its own decision, a line each; the first has the option."""
+    def chosen_form(self) -> list[str]:
+        """What the plan does otherwise than the step by its own decision, a line each: regions in pieces, rows."""
         training = self.step.training
         if self.step.whole is None or training is None:
             return []
+        if tables := updated_by_rows(self.step.model.graph):
+            return [f"the plan updates `{name}` row by row, which takes less memory" for name in tables]
         return [f"the plan takes --chunks {Pieces.taken(training.regions)}", *told(training.regions)]
 
     @property

@@ -15,9 +15,9 @@ from ckplan import keys
 from ckplan.autodiff import TrainingGraph, add_optimizer, build_training_graph, parse_optimizer
 from ckplan.autodiff.inline import inline_functions
 from ckplan.autodiff.lora import Lora, add_adapters
+from ckplan.autodiff.optimizers.rows import updated_by_rows
 from ckplan.autodiff.regions import AUTO, OFF, Chunks, Pieces
 from ckplan.errors import UsageError
-from ckplan.meter.costs import measured_costs
 from ckplan.model import load
 from ckplan.model.half import half_precision_notes
 from ckplan.model.loading import ForwardModel, normalise
@@ -62,6 +62,7 @@ class Step:
         source: the model as it came, whose names a user knows.
         recut: makes the same step with regions in pieces, where plans are to decide on that.
         whole: the step without pieces, where this is a form of it that a plan may choose.
+        by_rows: makes the same step with its large tables updated row by row; None if there is none to update so.
     """
 
     name: str
@@ -72,6 +73,7 @@ class Step:
     source: Source | None = None
     recut: Callable[[Pieces], Step] | None = None
     whole: Step | None = None
+    by_rows: Callable[[], Step | None] | None = None
 
     @property
     def reference(self) -> Step:
@@ -160,10 +162,19 @@ class Step:
             raise UsageError(f"cost cannot be `{cost}`", "choose flops or measured")
         if cost == "flops":
             return self
-        found, recut = replace(self, costs=measured_costs(self.model, device)), self.recut
-        if recut is None:
-            return found
-        return replace(found, recut=lambda pieces: replace(recut(pieces).priced(cost, device), whole=found))
+        from ckplan.meter.costs import measured_costs  # all of the meter, for one option
+
+        found = replace(self, costs=measured_costs(self.model, device))
+
+        def form(made: Step) -> Step:
+            return replace(made.priced(cost, device), whole=found)
+
+        recut, by_rows = self.recut, self.by_rows
+        if by_rows is not None:
+            found = replace(found, by_rows=lambda: None if (made := by_rows()) is None else form(made))
+        if recut is not None:
+            found = replace(found, recut=lambda pieces: form(recut(pieces)))
+        return found
 
     def original(self) -> ir.Model:
         """The model as it came: as it is in the file, before it was brought into normal form."""
@@ -204,16 +215,24 @@ def open_step(
         objective["wrt"] = _adapted(forward.model, options)
     decided = objective["chunks"] == AUTO
 
-    def form(chunks: Chunks) -> Step:
+    def form(chunks: Chunks, *, by_rows: bool = False) -> Step:
         made = build_training_graph(forward.model, **{**objective, "chunks": chunks})
         if optimizer is not None:
-            made = add_optimizer(made, optimizer, options.option("clip_norm"))
+            made = add_optimizer(made, optimizer, options.option("clip_norm"), by_rows=by_rows)
         notes = (*forward.notes, f"the loss is {made.description}", *made.notes, *half_precision_notes(made.model))
         return step_of(made, name, notes=notes, source=source)
 
+    chunks = OFF if decided else objective["chunks"]
+    whole = form(chunks)
+
+    def in_rows() -> Step | None:
+        made = form(chunks, by_rows=True)
+        return replace(made, whole=whole) if updated_by_rows(made.model.graph) else None
+
+    if optimizer is not None:
+        whole = replace(whole, by_rows=in_rows)
     if not decided:
-        return form(objective["chunks"])
-    whole = form(OFF)
+        return whole
     return replace(whole, recut=lambda pieces: replace(form(str(pieces)), whole=whole))
 
 

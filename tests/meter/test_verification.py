@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -14,7 +15,7 @@ from onnx import helper, numpy_helper
 
 from ckplan.errors import ModelError, UsageError
 from ckplan.keys import GRADIENTS
-from ckplan.meter import Verification, measure, verify
+from ckplan.meter import Verification, measure, measurement, verify
 from ckplan.meter.timing import enough
 from ckplan.meter.types import Prediction, Timing
 from tests.meter.models import ACTIVATION, BATCH, WIDTH, chain, floats, save
@@ -58,7 +59,8 @@ def test_the_spread_is_between_the_halves_of_the_pairs() -> None:
 
 def test_long_steps_are_timed_less_often() -> None:
     assert not enough(None, 1, 60.0)
-    assert enough(None, 2, 12.0)
+    assert enough(None, 2, 9.0)
+    assert not enough(None, 2, 7.0)
     assert enough(None, 5, 2.5)
     assert not enough(None, 5, 1.0)
     assert enough(None, 20, 0.1)
@@ -74,6 +76,31 @@ def test_no_run_serves_a_figure_that_nobody_compares(found: Verification) -> Non
         assert file.steady_without_pattern is not None
         assert file.priority.steady is None
         assert file.priority.peak_activations > file.counters.peak_activations / 2
+
+
+def test_runs_for_outputs_serve_the_counters_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each order and pattern is run once a file, and the figures are those of a process that runs for them alone."""
+    run_job = measurement.run_job
+    asked: list[tuple[str, list[tuple[str, bool]]]] = []
+
+    def noted(job: str, request: Mapping[str, Any]) -> Any:
+        asked.append((job, [(one["order"], one["pattern"]) for one in request.get("variants", ())]))
+        return run_job(job, request)
+
+    monkeypatch.setattr(measurement, "run_job", noted)
+    path = chain(tmp_path / "model.onnx", LAYERS)
+    compared = verify(path, path, device="cpu", runs=1, threads=1, heap=False).new
+    assert asked == [("plain", []), ("counters", [("priority", True), ("default", False)])] * 2
+    alone = measure(path, device="cpu", runs=1, threads=1, heap=False)
+    assert compared.counters is not None
+    assert alone.counters is not None
+    assert compared.counters.timeline == alone.counters.timeline
+    assert compared.counters.parameters == alone.counters.parameters
+    assert compared.counters.workspaces == alone.counters.workspaces
+    assert compared.counters.steady is not None
+    assert alone.counters.steady is not None
+    assert compared.counters.steady.in_use == alone.counters.steady.in_use
+    assert compared.repeatable is True
 
 
 def test_a_verification_is_json(found: Verification) -> None:

@@ -53,8 +53,8 @@ def test_a_budget_below_the_logits_is_kept_in_pieces() -> None:
     assert made.step.training is not None
     (region,) = made.step.training.regions
     assert region.pieces > 1
-    assert made.chosen_pieces[0] == f"the plan takes --chunks loss={region.pieces}"
-    assert json.loads(made.model.metadata_props[keys.CHUNKS]) == made.chosen_pieces[1:]
+    assert made.chosen_form[0] == f"the plan takes --chunks loss={region.pieces}"
+    assert json.loads(made.model.metadata_props[keys.CHUNKS]) == made.chosen_form[1:]
 
 
 def test_savings_and_compute_count_from_the_step_without_pieces() -> None:
@@ -66,7 +66,7 @@ def test_savings_and_compute_count_from_the_step_without_pieces() -> None:
     assert made.plan.overhead > 0.1  # one product of four more
     again = json.loads(made.model.metadata_props[keys.PLAN])
     assert again["overhead"] == pytest.approx(made.plan.overhead)
-    explicit = planned("memory", chunks=made.chosen_pieces[0].rpartition(" ")[2])
+    explicit = planned("memory", chunks=made.chosen_form[0].rpartition(" ")[2])
     assert explicit.after.peak_activations == made.after.peak_activations
 
 

@@ -6,10 +6,12 @@ import json
 import re
 from pathlib import Path
 
+import onnx
 import pytest
 
 import ckplan
 from ckplan import keys
+from ckplan.autodiff.optimizers import rows
 from ckplan.errors import InfeasibleError, UsageError
 from ckplan.meter import measure
 from ckplan.pipeline.planning import rewrite_as
@@ -150,3 +152,40 @@ def test_bad_scopes() -> None:
         ckplan.rewrite(SAMPLES / "mlp.onnx", budget="50%", of="arenas")
     with pytest.raises(UsageError, match="there is none"):
         ckplan.rewrite(SAMPLES / "mlp.onnx", of="total")
+
+
+TABLE = """
+<ir_version: 10, opset_import: ["": 21]>
+g (int64[4,3] ids) => (float loss)
+<float[3000,64] table = {TABLE}, float[64,8] w = {WEIGHT}> {
+    x = Gather (table, ids)
+    y = MatMul (x, w)
+    z = Tanh (y)
+    loss = ReduceSumSquare <keepdims=0> (z)
+}"""
+
+
+def with_a_table() -> onnx.ModelProto:
+    text = TABLE
+    for name, size in (("TABLE", 3000 * 64), ("WEIGHT", 64 * 8)):
+        text = text.replace(f"{{{name}}}", "{" + ", ".join(f"{(i % 7) / 10}" for i in range(size)) + "}")
+    return onnx.parser.parse_model(text)
+
+
+def test_a_budget_that_the_update_of_a_table_exceeds_is_kept_to_row_by_row(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rows, "SMALLEST", 2**19)
+    monkeypatch.setattr(rows, "NARROWEST", 1)
+    step = ckplan.open_model(with_a_table(), optimizer="momentum", wrt=("table", "w"))
+    held_besides = step.footprint.resident + step.footprint.upkeep
+    limit = held_besides + 2**19  # the table has 750 KiB
+    made = ckplan.rewrite(step, strategy="evict", budget=limit, of="total")
+    assert made.footprint.total <= limit == made.budget
+    assert made.before == step.baseline
+    assert made.chosen_form == ["the plan updates `table` row by row, which takes less memory"]
+    ckplan.save(made.model, tmp_path / "step.onnx")
+    measured = measure(tmp_path / "step.onnx", runs=1, heap=False)
+    assert measured.peak_activations == made.after.peak_activations
+    # Nobody else is given what is slow to measure.
+    assert ckplan.rewrite(step, strategy="memory").chosen_form == []

@@ -15,6 +15,7 @@ from ckplan import keys
 from ckplan.autodiff.builder import Builder, dtype_of, shape_of
 from ckplan.autodiff.optimizers.base import Optimizer
 from ckplan.autodiff.optimizers.clipping import clip_factor
+from ckplan.autodiff.optimizers.rows import update_rows
 from ckplan.autodiff.paths import reads
 from ckplan.errors import UsageError
 
@@ -27,7 +28,9 @@ _FACTOR = "ckplan: clip"
 """Name of the factor that clips, among the scalars."""
 
 
-def add_optimizer(training: TrainingGraph, optimizer: Optimizer, clip_norm: float | None = None) -> TrainingGraph:
+def add_optimizer(
+    training: TrainingGraph, optimizer: Optimizer, clip_norm: float | None = None, *, by_rows: bool = False
+) -> TrainingGraph:
     """Complete a training graph to a whole step.
 
     Each parameter is updated as soon as its gradient is there, so that the gradient dies at once; with ``clip_norm``
@@ -41,6 +44,7 @@ def add_optimizer(training: TrainingGraph, optimizer: Optimizer, clip_norm: floa
         training: a training graph whose gradients are outputs; not changed.
         optimizer: how to get new parameters.
         clip_norm: if all gradients together have a larger norm, they are scaled down to this one.
+        by_rows: update large tables row by row; see `ckplan.autodiff.optimizers.rows`.
 
     Returns:
         A graph that outputs, in place of the gradients, ``<parameter>_new`` and ``<parameter>_<state>_new`` and, if
@@ -76,11 +80,13 @@ def add_optimizer(training: TrainingGraph, optimizer: Optimizer, clip_norm: floa
     for parameter in order:
         with op.scope(f"{parameter.name}/update", before=behind[parameter] if clip_norm is None else last):
             made_of = scalars[_work(parameter)]
-            states += _update(op, optimizer, parameter, gradients[parameter], made_of, updates)
+            states += _update(op, optimizer, parameter, gradients[parameter], made_of, updates, by_rows)
     dropped = set(gradients.values())
     outputs = [value for value in graph.outputs if value not in dropped]
     graph.outputs.clear()
     graph.outputs.extend(outputs)
+    makers = [node for value in dropped if not value.uses() and (node := value.producer()) is not None]
+    graph.remove(makers, safe=True)  # of gradients of which the update reads the rows alone
     inputs = set(graph.inputs)
     for old, new in updates.items():
         new.name = op.unique_name(f"{old.name}_new")
@@ -160,6 +166,7 @@ def _update(
     gradient: ir.Value,
     scalars: Scalars,
     updates: dict[ir.Value, ir.Value],
+    by_rows: bool,
 ) -> list[ir.Value]:
     """Emit the update of one parameter; the pairs of old and new values go to ``updates``, its states are returned."""
     assert parameter.dtype is not None
@@ -175,7 +182,8 @@ def _update(
     wide, slope = _cast(op, parameter, dtype), _cast(op, gradient, dtype)
     if _FACTOR in scalars:
         slope = op.Mul(slope, scalars[_FACTOR])
-    new, new_states = optimizer.update(op, wide, slope, states, scalars)
+    made = update_rows(op, optimizer, parameter, slope, states, scalars) if by_rows and wide is parameter else None
+    new, new_states = made or optimizer.update(op, wide, slope, states, scalars)
     updates[parameter] = _cast(op, new, parameter.dtype)
     updates.update(zip(states, new_states, strict=True))
     return states
