@@ -4,15 +4,18 @@
 
 STEP is a file that `ckplan rewrite` or `ckplan grad` wrote with an optimizer. It runs in a process of its own, which
 holds its parameters and states once. *Resident* is the growth of the resident set over the process before parameters,
-state and session were made, with default session options; *heap* is memray's high-water of the same, with arena and
-memory pattern off. With ``--plain`` old and new values have memory of their own each; with ``--folder`` the memory of
-one set of them is mapped from files there, for models of which a machine does not hold two. The last line has a
-checksum of all values after the last step: the same to the bit, or not.
+state and session were made, with default session options; *anonymous* is the part of it that is of no file, since pages
+of a library can be dropped. *Heap* is memray's high-water of the steps with arena and memory pattern off, beside what
+the C library had given out to the session before, and parameters, states and batch. With ``--plain`` old and new values
+have memory of their own each; with ``--folder`` the memory of one set of them is mapped from files there, for models of
+which a machine does not hold two. The last line has a checksum of all values after the last step: the same to the bit,
+or not.
 """
 
 from __future__ import annotations
 
 import argparse
+import ctypes
 import gc
 import hashlib
 import json
@@ -27,6 +30,7 @@ from typing import Any
 import numpy as np
 import psutil
 
+from benchmarks.hard_limit import process_bytes
 from ckplan.meter.inputs import make_inputs
 from ckplan.training.buffers import ort_value
 from ckplan.training.stepfile import StepFile, read_step
@@ -60,17 +64,26 @@ def mapped(values: dict[str, np.ndarray], folder: Path) -> dict[str, np.ndarray]
     }
 
 
-def train(
-    file: StepFile, fed: dict[str, Any], steps: int, plain: bool, arena: bool, folder: Path | None = None
-) -> dict[str, np.ndarray]:
-    """The values after some steps on one batch."""
+def opened(file: StepFile, arena: bool) -> Any:
+    """A session."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
     options.enable_cpu_mem_arena = options.enable_mem_pattern = arena
-    session = onnxruntime.InferenceSession(str(file.path), options, providers=["CPUExecutionProvider"])
-    values = {name: file.initial(name) for name in file.updates}
+    return onnxruntime.InferenceSession(str(file.path), options, providers=["CPUExecutionProvider"])
+
+
+def train(
+    session: Any,
+    file: StepFile,
+    values: dict[str, np.ndarray],
+    fed: dict[str, Any],
+    steps: int,
+    plain: bool,
+    folder: Path | None = None,
+) -> dict[str, np.ndarray]:
+    """The values after some steps on one batch."""
     others = values
     if plain:
         others = mapped(values, folder) if folder else {name: np.empty_like(array) for name, array in values.items()}
@@ -92,38 +105,63 @@ def resident(file: StepFile, steps: int, plain: bool, folder: Path | None) -> di
     """In the child: growth of the resident set, and a checksum."""
     fed = batch_of(file)
     gc.collect()
-    process, peak, done = psutil.Process(), 0, threading.Event()
+    process, done = psutil.Process(), threading.Event()
+
+    def look() -> tuple[int, int]:
+        return process.memory_info().rss, process_bytes("RssAnon")
+
+    before = peak = look()
 
     def watch() -> None:
         nonlocal peak
         while not done.wait(0.005):
-            peak = max(peak, process.memory_info().rss)
+            peak = (max(peak[0], (now := look())[0]), max(peak[1], now[1]))
 
-    before = process.memory_info().rss
-    threading.Thread(target=watch, daemon=True).start()
-    values = train(file, fed, steps, plain, arena=True, folder=folder)
-    peak = max(peak, process.memory_info().rss)
+    thread = threading.Thread(target=watch, daemon=True)
+    thread.start()
+    values = {name: file.initial(name) for name in file.updates}
+    values = train(opened(file, arena=True), file, values, fed, steps, plain, folder)
     done.set()
+    thread.join()
+    now = look()
+    grown, anonymous = (max(one) - first for first, *one in zip(before, peak, now, strict=True))
     digest = hashlib.sha256()
     for name in sorted(values):
         digest.update(name.encode() + np.ascontiguousarray(values[name]).tobytes())
     parameters = sum(values[name].size for name in file.parameters)
-    return {"resident": peak - before, "checksum": digest.hexdigest()[:16], "parameters": parameters}
+    return {"resident": grown, "anonymous": anonymous, "checksum": digest.hexdigest()[:16], "parameters": parameters}
 
 
 def heap(file: StepFile, steps: int, plain: bool) -> dict[str, Any]:
-    """In the child: high-water of the heap."""
+    """In the child: high-water of the heap. Data files that are mapped are no heap, and are never in it."""
     import memray
 
     fed = batch_of(file)
+    values = {name: file.initial(name) for name in file.updates}
+    held = sum(array.nbytes for array in values.values()) + sum(value.numpy().nbytes for value in fed.values())
+    before = given_out()
+    session = opened(file, arena=False)
+    held += given_out() - before
     with tempfile.TemporaryDirectory() as folder:
         capture = Path(folder) / "capture.bin"
         destination = memray.FileDestination(capture, overwrite=True)
         with memray.Tracker(destination=destination, file_format=memray.FileFormat.AGGREGATED_ALLOCATIONS):
-            train(file, fed, steps, plain, arena=False)
-        records = memray.FileReader(capture).get_high_watermark_allocation_records(merge_threads=True)
-        # A data file that is mapped, once for each tensor, is no heap.
-        return {"heap": sum(record.size for record in records if record.allocator != memray.AllocatorType.MMAP)}
+            train(session, file, values, fed, steps, plain)
+        return {"heap": held + memray.FileReader(capture).metadata.peak_memory}
+
+
+class _Given(ctypes.Structure):
+    """``struct mallinfo2`` of the C library."""
+
+    _fields_ = [(name, ctypes.c_size_t) for name in ("arena", "n", "s", "maps", "mapped", "u", "f", "used", "a", "k")]
+
+
+def given_out() -> int:
+    """Bytes that the C library has given out, those with a mapping of their own included."""
+    told = ctypes.CDLL(None).mallinfo2
+    told.restype = _Given
+    found = told()
+    return int(found.used + found.mapped)
 
 
 def main() -> None:
@@ -152,7 +190,7 @@ def main() -> None:
     if asked.folder is None:
         found.update(measure(asked.step, 3, asked.plain, "heap"))
     each = found["parameters"]
-    for meter in found.keys() & {"resident", "heap"}:
+    for meter in (name for name in ("resident", "anonymous", "heap") if name in found):
         print(f"{meter}: {found[meter] / 2**20:,.1f} MiB, {found[meter] / each:.2f} bytes a parameter")
     print(f"{each:,} parameters; values after {asked.steps} steps: {found['checksum']}")
 
