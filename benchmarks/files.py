@@ -77,8 +77,8 @@ def peaks(path: Path, *, cut: bool = False) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         save_arrays(Path(folder) / "inputs", inputs.arrays)
         request = request_for(path, Path(folder) / "inputs", "cpu", None)
-        variant = {"order": "default", "pattern": True}
-        asked = {"runs": 1, "cut": cut, "variants": [variant], "producers": dict(facts.producers)}
+        variant = {"order": "default", "pattern": True, "runs": 1, "cut": cut}
+        asked = {"variants": [variant], "producers": dict(facts.producers)}
         (raw,) = run_job("counters", {**request, **asked})
         heap = run_job("ckplan.meter.heap", request)
     counters = interpret(raw, facts, inputs.nbytes)

@@ -10,7 +10,8 @@ right here:
   onnxruntime folded are in neither; the heap meter's ``session`` holds them.
 - On the CPU the inputs that the caller feeds are not in it; they are added.
 - A workspace that a kernel frees again is in the lifetime high-water only. It is seen when it sets a new
-  high-water, which is when it matters to the peak of the total; lesser ones stay unseen.
+  high-water, which is when it matters to the peak of the total; lesser ones stay unseen. Where the peak is not what
+  the file predicts, workspaces are read in an arena that cuts its chunks to size.
 - What kernels that go by indices take outside the allocator (`ckplan.operators.outside`) is added to the figures of
   their steps, by the shapes that the run had. The heap meter sees it by itself.
 
@@ -21,6 +22,7 @@ first run's allocations (memory patterns), beside what its arena still holds: th
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import accumulate
 from pathlib import Path
@@ -113,8 +115,8 @@ _COLUMNS = {
 def job(channel: Channel) -> list[dict[str, Any]]:
     """In the child: run each variant (order, memory pattern) of the session and return its events.
 
-    Where the steady state does not matter, request or variant may ask for other ``runs`` than `RUNS`, the request for
-    ``cut`` chunks (see `open_session`): then the workspaces are what kernels asked for, not what the arena handed out.
+    Where the steady state does not matter, request or variant may ask for other ``runs`` than `RUNS`, and one variant
+    for ``cut`` chunks (see `open_session`): its workspaces are what kernels asked for, not what an arena handed out.
     """
     request = channel.request
     feed = load_arrays(Path(request["inputs"]))
@@ -145,7 +147,7 @@ def _run_variant(
         pattern=variant["pattern"],
         threads=request["threads"],
         profile=channel.folder / f"{variant['order']}-{variant['pattern']}",
-        cut=request.get("cut", False),
+        cut=variant.get("cut", False),
         spin=request.get("spin", True),
     )
     try:
@@ -303,6 +305,16 @@ def interpret(raw: Mapping[str, Any], facts: FileFacts, fed: int) -> Counters | 
         workspaces=workspaces,
         steady=steady_state(raw) if len(runs) > 1 else None,
     )
+
+
+def asked_for(counters: Counters, cut: Counters | None) -> Counters:
+    """The same with what kernels asked for as workspaces, as an arena tells it that cuts its chunks to size.
+
+    The default arena hands out a free chunk of up to twice that as it is, and what it wastes hides smaller workspaces.
+    """
+    if cut is None or len(cut.timeline.steps) != len(counters.timeline.steps):
+        return counters
+    return replace(counters, timeline=cut.timeline, workspaces=cut.workspaces)
 
 
 def steady_state(raw: Mapping[str, Any]) -> Steady | None:

@@ -75,7 +75,7 @@ class Arena:
     def __init__(self, settings: ArenaSettings = DEFAULT) -> None:
         self.in_use = self.held = self.high = self.reach = self.touched = 0
         self._settings = settings
-        self._growth = _rounded(min(settings.first_region, settings.limit or settings.first_region))
+        self._growth = chunk_size(min(settings.first_region, settings.limit or settings.first_region))
         self._free: list[tuple[int, int]] = []  # (size, address), sorted
         self._size: dict[int, int] = {}  # of each chunk, by address
         self._before: dict[int, int | None] = {}  # the chunk that ends where one begins, in its region
@@ -96,7 +96,7 @@ class Arena:
         """
         if size <= 0:
             return
-        wanted = _rounded(size)
+        wanted = chunk_size(size)
         position = bisect_left(self._free, (wanted, -1))
         if position == len(self._free):
             self._grow(wanted)
@@ -179,5 +179,6 @@ class Arena:
         insort(self._free, (size, address))
 
 
-def _rounded(size: int) -> int:
+def chunk_size(size: int) -> int:
+    """Bytes of the chunk that an allocation of so many bytes takes at least."""
     return -(-size // UNIT) * UNIT

@@ -10,33 +10,38 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import prod
+from math import ceil, prod
+
+from ckplan.planner.arena import chunk_size
 
 Dims = tuple[int, ...]
 
 
 class _Ledger:
-    """Elements that are allocated, the most that ever were, and all that was taken and given back, outputs left out."""
+    """Bytes that are allocated, the most that ever were, and all that was taken and given back, outputs left out."""
 
-    def __init__(self) -> None:
+    def __init__(self, itemsize: float) -> None:
+        self._itemsize = itemsize
         self.now = 0
         self.high = 0
         self.pieces: list[int] = []
 
     def take(self, elements: int) -> int:
-        self.pieces.append(elements)
-        return self.make(elements)
+        size = self.make(elements)
+        self.pieces.append(size)
+        return size
 
     def make(self, elements: int) -> int:
         """Take them for the output."""
-        self.now += elements
+        size = chunk_size(ceil(elements * self._itemsize))
+        self.now += size
         self.high = max(self.high, self.now)
-        return elements
+        return size
 
-    def drop(self, elements: int) -> None:
-        self.now -= elements
-        if elements:
-            self.pieces.append(-elements)
+    def drop(self, size: int) -> None:
+        self.now -= size
+        if size:
+            self.pieces.append(-size)
 
 
 @dataclass
@@ -45,46 +50,48 @@ class _Operand:
 
     Attributes:
         dims: its sizes along all axes of the equation, 1 along those that it does not have.
-        own: elements that the kernel allocated for it; 0 while it is the node's input itself.
+        own: bytes that the kernel allocated for it; 0 while it is the node's input itself.
     """
 
     dims: Dims
     own: int = 0
 
 
-def einsum_workspace(equation: str, shapes: Sequence[Dims]) -> int:
-    """Elements that the kernel holds at once beyond those of its output.
+def einsum_workspace(equation: str, shapes: Sequence[Dims], itemsize: float) -> int:
+    """Bytes that the kernel holds at once beyond its output, as the arena hands them out.
 
     Args:
         equation: of the node, with or without an arrow.
         shapes: of the operands.
+        itemsize: bytes of an element.
 
     Raises:
         ValueError: the equation does not fit the shapes.
     """
-    ledger, made = _followed(equation, shapes)
+    ledger, made = _followed(equation, shapes, itemsize)
     return ledger.high - made
 
 
-def einsum_pieces(equation: str, shapes: Sequence[Dims]) -> list[int]:
-    """Elements of each tensor that the kernel takes, and, as a negative number, of each that it gives back, in turn.
+def einsum_pieces(equation: str, shapes: Sequence[Dims], itemsize: float) -> tuple[int, ...]:
+    """Bytes of each tensor that the kernel takes, and, as a negative number, of each that it gives back, in turn.
 
     The output is not among them. What is not given back is freed when the kernel ends.
 
     Args:
         equation: of the node, with or without an arrow.
         shapes: of the operands.
+        itemsize: bytes of an element.
 
     Raises:
         ValueError: the equation does not fit the shapes.
     """
-    return _followed(equation, shapes)[0].pieces
+    return tuple(_followed(equation, shapes, itemsize)[0].pieces)
 
 
-def _followed(equation: str, shapes: Sequence[Dims]) -> tuple[_Ledger, int]:
-    """What the kernel allocates, and the elements of its output."""
+def _followed(equation: str, shapes: Sequence[Dims], itemsize: float) -> tuple[_Ledger, int]:
+    """What the kernel allocates, and the bytes of its output."""
     terms, result, sizes = _axes_of(equation, shapes)
-    ledger = _Ledger()
+    ledger = _Ledger(itemsize)
     operands = [_prepared(term, shape, len(sizes), ledger) for term, shape in zip(terms, shapes, strict=True)]
     last = {axis: index for index, term in enumerate(terms) for axis in term if axis not in result}
     first = [axis for axis, index in sorted(last.items()) if index == 0]
@@ -100,7 +107,7 @@ def _followed(equation: str, shapes: Sequence[Dims]) -> tuple[_Ledger, int]:
         summed = [axis for axis, at in sorted(last.items()) if at == index]
         final = result if index == len(operands) - 1 else None
         current = _contracted(current, operands[index], summed, final, ledger)
-    return ledger, prod(sizes[axis] for axis in result)
+    return ledger, chunk_size(ceil(prod(sizes[axis] for axis in result) * itemsize))
 
 
 def _axes_of(equation: str, shapes: Sequence[Dims]) -> tuple[list[list[int]], list[int], list[int]]:
@@ -160,7 +167,7 @@ def _diagonal(operand: _Operand, first: int, second: int, ledger: _Ledger) -> _O
     copy = ledger.take(prod(operand.dims)) if turned else 0
     made = ledger.take(prod(dims))
     if turned:
-        back = ledger.take(made)
+        back = ledger.take(prod(dims))
         ledger.drop(made)
         made = back
     ledger.drop(copy)
@@ -224,6 +231,7 @@ def _is_reshape(order: Sequence[int], dims: Dims) -> bool:
 
 def _finish(dims: Dims, axes: Sequence[int], result: Sequence[int], ledger: _Ledger) -> None:
     """Copy a candidate into the output; a transposed one first where its axes are in another order."""
-    elements = ledger.make(prod(dims))
+    elements = prod(dims)
+    ledger.make(elements)
     if [axis for axis in axes if axis in result] != list(result):
         ledger.drop(ledger.take(elements))

@@ -14,6 +14,7 @@ import onnx_ir as ir
 
 from ckplan.operators.outside import index_input, outside_bytes
 from ckplan.operators.table import operator_of
+from ckplan.planner.arena import chunk_size
 from ckplan.runtime.einsum import einsum_pieces, einsum_workspace
 from ckplan.runtime.sizes import bytes_of, dimensions_of
 
@@ -25,49 +26,28 @@ _PIECE = 2**16
 
 
 def workspace_of(node: ir.Node, threads: int) -> int:
-    """Workspace of a node in bytes, 0 where the kernel needs none worth counting.
+    """Workspace of a node in bytes, as the arena hands it out; 0 where the kernel needs none worth counting.
 
     Args:
         node: the node.
         threads: on which kernels with a buffer for each run.
     """
-    told = operator_of(node).workspace
-    if told is not None:
-        return told(node)
-    copies = _copies(node)
-    if copies:
-        return copies * bytes_of(node.outputs[0])
-    if node.op_type == "Einsum":
-        return _contraction(node)
-    if node.op_type == "Where":
-        return sum(_chosen(node))
-    if node.op_type == "LRN":
-        return _squares(node)
-    if node.op_type in ("Conv", "FusedConv"):
-        return _convolution(node, threads)
-    if node.op_type == "ConvTranspose":
-        return _transposed_convolution(node)
-    if node.op_type in _GATES:
-        return _recurrent(node)
-    return 0
+    operands = _contracted(node)
+    if operands is not None:
+        return einsum_workspace(*operands)
+    return sum(map(chunk_size, _tensors(node, threads)))
 
 
 def pieces_of(node: ir.Node) -> tuple[int, ...]:
-    """The workspace of a node tensor by tensor, in bytes, negative where one is freed; empty if that is not known.
+    """The workspace of a node tensor by tensor, in bytes, negative where one is freed; empty if it is a single one.
 
     Where an arena cuts its regions into chunks, several tensors are not one of the same size.
     """
-    if node.domain or operator_of(node).workspace is not None:
-        return ()
-    if node.op_type == "Where":
-        return tuple(_chosen(node))
-    shapes = [None if value is None else dimensions_of(value) for value in node.inputs]
-    dtype = node.outputs[0].dtype if node.outputs else None
-    known = [shape for shape in shapes if shape is not None]
-    if node.op_type != "Einsum" or dtype is None or len(known) < len(shapes):
-        return (bytes_of(node.outputs[0]),) * copies if (copies := _copies(node)) else ()
-    pieces = einsum_pieces(node.attributes["equation"].as_string(), known)
-    return tuple(int(elements * dtype.itemsize) for elements in pieces)
+    operands = _contracted(node)
+    if operands is not None:
+        return einsum_pieces(*operands)
+    tensors = _tensors(node, 1)
+    return tuple(map(chunk_size, tensors)) if len(tensors) > 1 else ()
 
 
 def outside_of(node: ir.Node) -> int:
@@ -76,6 +56,25 @@ def outside_of(node: ir.Node) -> int:
     value = node.inputs[place] if place is not None and len(node.inputs) > place else None
     shape = None if value is None else dimensions_of(value)
     return 0 if shape is None else outside_bytes(node.op_type, shape)
+
+
+def _tensors(node: ir.Node, threads: int) -> list[int]:
+    """Bytes of each tensor that a node's kernel works in."""
+    told = operator_of(node).workspace
+    if told is not None:
+        return [told(node)]
+    if node.op_type == "Where":
+        return _chosen(node)
+    if node.op_type == "LRN":
+        return _squares(node)
+    if node.op_type in ("Conv", "FusedConv"):
+        return [_convolution(node, threads)]
+    if node.op_type == "ConvTranspose":
+        return [_transposed_convolution(node)]
+    if node.op_type in _GATES:
+        return [_recurrent(node)]
+    copies = _copies(node)
+    return [bytes_of(node.outputs[0])] * copies if copies else []
 
 
 def _copies(node: ir.Node) -> int:
@@ -88,17 +87,20 @@ def _copies(node: ir.Node) -> int:
         return 1 if len(node.inputs) > 2 else 0
     if node.op_type in ("BiasGelu", "FastGelu"):
         return 1 if len(node.inputs) > 1 else 0
-    return 0
+    # An Einsum whose operands are of unknown size copies its output at least.
+    return 1 if node.op_type == "Einsum" else 0
 
 
-def _contraction(node: ir.Node) -> int:
-    """What an Einsum works in; one tensor of the size of its output where the sizes of its operands are not known."""
+def _contracted(node: ir.Node) -> tuple[str, list[tuple[int, ...]], float] | None:
+    """Equation, shapes and bytes of an element of an Einsum whose operands are of known size; None for other nodes."""
+    if node.op_type != "Einsum" or operator_of(node).workspace is not None:
+        return None
     shapes = [None if value is None else dimensions_of(value) for value in node.inputs]
     dtype = node.outputs[0].dtype
     known = [shape for shape in shapes if shape is not None]
     if dtype is None or len(known) < len(shapes):
-        return bytes_of(node.outputs[0])
-    return math.ceil(einsum_workspace(node.attributes["equation"].as_string(), known) * dtype.itemsize)
+        return None
+    return node.attributes["equation"].as_string(), known, dtype.itemsize
 
 
 def _chosen(node: ir.Node) -> list[int]:
@@ -112,14 +114,14 @@ def _chosen(node: ir.Node) -> list[int]:
     return [math.prod(np.broadcast_shapes(condition, branch)) * whole // math.prod(made) for branch in branches]
 
 
-def _squares(node: ir.Node) -> int:
-    """The scales of an LRN, and the squares of one sample with channels added on both sides."""
+def _squares(node: ir.Node) -> list[int]:
+    """Bytes of the scales of an LRN, and of the squares of one sample with channels added on both sides."""
     whole = bytes_of(node.outputs[0])
     dims = dimensions_of(node.outputs[0])
     if not whole or dims is None or len(dims) < 2:
-        return whole
+        return [whole]
     channels, added = dims[1], node.attributes["size"].as_int() - 1
-    return whole + whole // (dims[0] * channels) * (channels + added)
+    return [whole, whole // (dims[0] * channels) * (channels + added)]
 
 
 def _convolution(node: ir.Node, most: int) -> int:

@@ -34,8 +34,8 @@ def measured_peak(path: Path, folder: Path) -> int:
     model = read_model(path)
     inputs, facts = make_inputs(model), file_facts(model)
     save_arrays(folder / "inputs", inputs.arrays)
-    variants = [{"order": "default", "pattern": True}]
-    request = {**request_for(path, folder / "inputs", "cpu", 2), "runs": 1, "cut": True, "variants": variants}
+    variants = [{"order": "default", "pattern": True, "runs": 1, "cut": True}]
+    request = {**request_for(path, folder / "inputs", "cpu", 2), "variants": variants}
     (raw,) = run_job("counters", {**request, "producers": dict(facts.producers)})
     counters = interpret(raw, facts, inputs.nbytes)
     assert counters is not None
