@@ -66,6 +66,11 @@ class Block:
     decisions: tuple[Decision, ...]
 
     @property
+    def bytes(self) -> int:
+        """Bytes of all its tensors."""
+        return sum(decision.bytes for decision in self.decisions)
+
+    @property
     def kept(self) -> int:
         """Bytes of the tensors that are kept."""
         return sum(decision.bytes for decision in self.decisions if not decision.times)
@@ -86,20 +91,14 @@ class Chosen:
     """The plan of a file.
 
     Attributes:
-        strategy: the strategy with its options.
+        plan: the schedule.
         budget: bytes of activations not to exceed, if there was one.
-        lower_bound: bytes of activations below which no schedule can go.
-        overhead: extra compute as a ratio of the step.
-        recomputed: number of nodes that run again.
         blocks: what it does with the tensors of each kind of block, the largest first.
         layers: the same by repeated layers, such as transformer blocks; what lies in no layer is left out.
     """
 
-    strategy: str
+    plan: Plan
     budget: int | None
-    lower_bound: int
-    overhead: float
-    recomputed: int
     blocks: tuple[Block, ...]
     layers: tuple[Block, ...] = ()
 
@@ -116,7 +115,7 @@ class Findings:
         contents: what the file holds besides activations.
         before: memory over the step without a plan.
         after: memory over the step of the planned file.
-        plan: the plan.
+        chosen: the plan.
         analysis: bottlenecks, and what strategies would save.
         pareto: the frontier.
         verification: what both files did when they ran.
@@ -130,7 +129,7 @@ class Findings:
     contents: Contents | None = None
     before: Occupancy | None = None
     after: Occupancy | None = None
-    plan: Chosen | None = None
+    chosen: Chosen | None = None
     analysis: Analysis | None = None
     pareto: Pareto | None = None
     verification: Verification | None = None
@@ -158,15 +157,8 @@ def chosen(step: Step, plan: Plan, budget: int | None = None) -> Chosen:
         if mine:
             blocks.append(Block(pattern.name, pattern.count, mine))
     blocks += [Block(mine[0].op_type, len(mine), tuple(mine)) for mine in decisions.values()]
-    return Chosen(
-        strategy=plan.strategy,
-        budget=budget,
-        lower_bound=plan.lower_bound,
-        overhead=plan.overhead,
-        recomputed=plan.recomputed,
-        blocks=tuple(sorted(blocks, key=lambda block: (-block.kept - block.recomputed, -block.seconds))),
-        layers=tuple(layers),
-    )
+    blocks.sort(key=lambda block: (-block.bytes, -block.seconds))
+    return Chosen(plan, budget, tuple(blocks), tuple(layers))
 
 
 def _decisions(problem: Problem, schedule: Sequence[int], model: ir.Model) -> dict[str, list[Decision]]:

@@ -103,7 +103,7 @@ def plan_page(
         contents=contents_of(made.step),
         before=made.step.reference.occupancy,
         after=made.occupancy,
-        plan=plan,
+        chosen=plan,
         analysis=analysis,
         pareto=pareto,
         verification=verification,

@@ -60,17 +60,12 @@ def details(lines: Iterable[str]) -> None:
 
 def show(document: Document) -> None:
     """Print an answer to stdout; colours follow the terminal, ``--no-color``, NO_COLOR and FORCE_COLOR."""
-    from rich.console import Console, Group
+    from rich.console import Console
 
-    from ckplan.report.untrusted import printable_report
-    from ckplan.report.writers.terminal import terminal
+    from ckplan.report.writers.terminal import text
 
     console = Console(highlight=False, no_color=settings().no_color or None)
-    with console.capture() as captured:
-        # In a group, since a text that is printed by itself is wrapped even where it says not to.
-        console.print(Group(printable_report(terminal(document))), crop=False)
-    lines = captured.get().splitlines()
-    click.echo("\n".join(line.rstrip() for line in lines), color=True)
+    click.echo(text(document, console), nl=False, color=True)
 
 
 def show_json(data: Any) -> None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from ckplan.comparison.snapshot import PeakBuffer, Snapshot
-from ckplan.comparison.versions import ckplan_version
 from ckplan.errors import ModelError
 from ckplan.model.saving import write_text
 from ckplan.planner import Timeline
@@ -70,12 +70,11 @@ def read_snapshots(path: Path) -> Sides:
     Raises:
         ModelError: the file cannot be read, is neither, or is of another version.
     """
+    advice = f"make a baseline with `ckplan compare MODEL --save-baseline {path}`"
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise ModelError(
-            f"there is no file '{path}'", f"make a baseline with `ckplan compare MODEL --save-baseline {path}`"
-        ) from None
+        raise ModelError(f"there is no file '{path}'", advice) from None
     except OSError as error:
         raise ModelError(f"cannot read '{path}': {error.strerror or error}", "check the path") from None
     except (ValueError, RecursionError) as error:
@@ -84,13 +83,10 @@ def read_snapshots(path: Path) -> Sides:
         raise ModelError(f"'{path}' is neither a baseline nor a result of ckplan", "save the baseline again")
     reader = _baseline if data.get("kind") == KIND else _COMMANDS.get(str(data.get("command")))
     if reader is None:
-        raise ModelError(
-            f"'{path}' is neither a baseline nor a result of `ckplan {'`, `'.join(_COMMANDS)}`",
-            f"make a baseline with `ckplan compare MODEL --save-baseline {path}`",
-        )
+        raise ModelError(f"'{path}' is neither a baseline nor a result of `ckplan {'`, `'.join(_COMMANDS)}`", advice)
     if data.get("schema") != SCHEMA:
         raise ModelError(
-            f"'{path}' has schema {data.get('schema')!r}, ckplan {ckplan_version()} reads {SCHEMA}",
+            f"'{path}' has schema {data.get('schema')!r}, ckplan {version('ckplan')} reads {SCHEMA}",
             "save it again with this version",
         )
     try:
@@ -116,17 +112,11 @@ def _compared(path: Path, data: Mapping[str, Any]) -> Sides:
 def _analyzed(path: Path, data: Mapping[str, Any]) -> Sides:
     """The step without a plan."""
     timeline = Timeline.from_json(data["base"]["timeline"])
-    alive = [
-        PeakBuffer(
-            str(entry["name"]),
-            int(entry["bytes"]),
-            str(entry["producer"]),
-            str(entry["op_type"]),
-            "x".join(map(str, entry["shape"])),
-            "backward" if entry["backward"] else "forward",
-        )
-        for entry in data["at_peak"]
-    ]
+    alive = []
+    for entry in data["at_peak"]:
+        texts = (str(entry["producer"]), str(entry["op_type"]), "x".join(map(str, entry["shape"])))
+        role = "backward" if entry["backward"] else "forward"
+        alive.append(PeakBuffer(str(entry["name"]), int(entry["bytes"]), *texts, role))
     return _result(path, data["base"], str(data["model"]), timeline, tuple(alive))
 
 

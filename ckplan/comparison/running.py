@@ -9,16 +9,16 @@ from pathlib import Path
 from typing import Any
 
 from ckplan.comparison.files import Sides, is_json, read_snapshots
-from ckplan.comparison.graphs import fingerprint_of
 from ckplan.comparison.judging import Check, Comparison, Limits, judge
 from ckplan.comparison.settings import Settings, unknown
 from ckplan.comparison.snapshot import Fingerprint, Snapshot
-from ckplan.comparison.taking import take
-from ckplan.comparison.versions import ckplan_version, onnxruntime_version
+from ckplan.comparison.taking import fingerprint_of, take, versions
 from ckplan.errors import CkplanError, ModelError, UsageError
 from ckplan.model.read import read
 from ckplan.pipeline.options import spell_options
 from ckplan.pipeline.step import Progress
+
+_RAISE = "to accept it, raise --max-regression"
 
 
 @dataclass(frozen=True)
@@ -91,15 +91,15 @@ def compare_files(
         settings = _settings(heads[name].settings, options)
         older, notes = take(base, settings, device=how.device, progress=how.progress)
         _check_fit(str(base), older, str(head), heads[name])
-        return Comparison((judge(name, str(head), older, heads[name], limits),), notes, _raise_limit())
+        return Comparison((judge(name, str(head), older, heads[name], limits),), notes, _RAISE)
     settings = Settings.of(**options)
     sides = [
         take(path, settings, device=how.device, progress=how.progress) for path in (base, head) if path is not None
     ]
     notes = tuple(dict.fromkeys(note for _, said in sides for note in said))
-    limits = _accepted(limits) if how.accepting else limits
-    check = judge(head.stem, str(head), sides[0][0] if base is not None else None, sides[-1][0], limits)
-    return Comparison((check,), notes, _raise_limit())
+    reference = sides[0][0] if base is not None else None
+    check = judge(head.stem, str(head), reference, sides[-1][0], _limits(limits, how))
+    return Comparison((check,), notes, _RAISE)
 
 
 def compare_targets(targets: Sequence[Target], baseline: Path | None, accept: str, how: How) -> Comparison:
@@ -140,16 +140,12 @@ def _checked(target: Target, base: Snapshot | None, baseline: Path | None, how: 
     if base is not None and base.fingerprint is not None:
         # Before the work: what does not fit need not be planned, and the settings of another model fail oddly.
         mark = fingerprint_of(read(target.path))
-        fits = base.fingerprint.same_model(mark)
         if not how.accepting:
-            ours = ckplan_version(), onnxruntime_version()
-            _check_versions(str(baseline), base, "this is", ours, ", or install {} {}")
-            if not fits:
-                raise _other_model(str(baseline), base.fingerprint, str(target.path), mark)
-        base = base if fits else None
+            _check_versions(str(baseline), base, "this is", versions(), ", or install {} {}")
+            _check_model(str(baseline), base.fingerprint, str(target.path), mark)
+        base = base if base.fingerprint.same_model(mark) else None
     head, notes = take(target.path, settings, device=how.device, progress=how.progress)
-    limits = _accepted(target.limits) if how.accepting else target.limits
-    return judge(target.name, str(target.path), base, head, limits), notes
+    return judge(target.name, str(target.path), base, head, _limits(target.limits, how)), notes
 
 
 def _against_baseline(path: Path, bases: Sides, target: Target, how: How) -> Comparison:
@@ -188,7 +184,7 @@ def _compare_sides(
         checks.append(judge(name, str(head), older, newer, limits))
     odd = sorted({*bases, *heads} - {name for name, _, _ in pairs}) if len(pairs) > 1 else []
     notes = (f"only one of the files has {', '.join(odd)}",) if odd else ()
-    return Comparison(tuple(checks), notes, _raise_limit())
+    return Comparison(tuple(checks), notes, _RAISE)
 
 
 def _base_sides(path: Path, how: How) -> Sides:
@@ -220,40 +216,34 @@ def _settings(stored: Settings | None, options: Mapping[str, Any]) -> Settings:
     return Settings.of(**{**(stored.options() if stored is not None else {}), **options})
 
 
-def _accepted(limits: Limits) -> Limits:
-    return replace(limits, max_regression=None, warn_regression=None)
-
-
-def _raise_limit() -> str:
-    return "to accept it, raise --max-regression"
-
-
-def _other_model(older: str, base: Fingerprint, newer: str, head: Fingerprint) -> ModelError:
-    return ModelError(
-        f"'{older}' is of model {base}, '{newer}' of model {head}",
-        "compare a model with a baseline of its own; if it is the same one, save the baseline again",
-    )
+def _limits(asked: Limits, how: How) -> Limits:
+    """The limits that count: where what has grown is accepted, none against growth."""
+    return replace(asked, max_regression=None, warn_regression=None) if how.accepting else asked
 
 
 def _check_fit(older: str, base: Snapshot, newer: str, head: Snapshot) -> None:
     """Raises ModelError for two sides of other models or versions."""
-    marks = base.fingerprint, head.fingerprint
-    if marks[0] is not None and marks[1] is not None and not marks[0].same_model(marks[1]):
-        raise _other_model(older, marks[0], newer, marks[1])
+    _check_model(older, base.fingerprint, newer, head.fingerprint)
     _check_versions(older, base, f"'{newer}' with", (head.ckplan, head.onnxruntime))
+
+
+def _check_model(older: str, base: Fingerprint | None, newer: str, head: Fingerprint | None) -> None:
+    """Raises ModelError for a side that is of another model, as far as that is known."""
+    if base is not None and head is not None and not base.same_model(head):
+        raise ModelError(
+            f"'{older}' is of model {base}, '{newer}' of model {head}",
+            "compare a model with a baseline of its own; if it is the same one, save the baseline again",
+        )
 
 
 def _check_versions(older: str, base: Snapshot, newer: str, versions: tuple[str, str], remedy: str = "") -> None:
     """Raises ModelError for a side that other versions of ckplan and onnxruntime made."""
     programs = zip(("ckplan", "onnxruntime"), (base.ckplan, base.onnxruntime), versions, strict=True)
     for program, old, new in programs:
-        if old and new and _release(program, old) != _release(program, new):
+        # Patches of onnxruntime leave its planner alone.
+        told = [made.split(".")[:2] if program == "onnxruntime" else made for made in (old, new)]
+        if old and new and told[0] != told[1]:
             raise ModelError(
                 f"'{older}' was made with {program} {old}, {newer} {program} {new}",
                 f"their figures differ; save the baseline again{remedy.format(program, old)}",
             )
-
-
-def _release(program: str, version: str) -> str:
-    """What of a version must be equal: of onnxruntime the first two numbers, since patches leave its planner alone."""
-    return ".".join(version.split(".")[:2]) if program == "onnxruntime" else version

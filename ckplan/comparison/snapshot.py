@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, field, fields
-from typing import Any, TypeVar, get_type_hints
+from typing import Any, TypeVar, get_origin, get_type_hints
 
 from ckplan.comparison.settings import Settings
+from ckplan.meter.types import jsonable
 from ckplan.planner import Timeline
 from ckplan.runtime.occupancy import Occupancy
 
@@ -97,11 +98,11 @@ class Snapshot:
         peak_total: bytes of everything at its peak.
         peak_node: name of the node at the peak.
         peak_op: its operator.
-        at_peak: the buffers alive then, largest first; they add up to ``peak_activations``.
-        recomputed: bytes of each forward tensor that is recomputed.
         unplanned: peak of activations without a plan.
         overhead: extra compute of the plan, as a ratio.
         measured: what it took when it ran.
+        recomputed: bytes of each forward tensor that is recomputed.
+        at_peak: the buffers alive then, largest first; they add up to ``peak_activations``.
         timeline: the simulated step; not kept in files.
         occupancy: what lies in memory at each of its steps; not kept in files.
     """
@@ -115,32 +116,18 @@ class Snapshot:
     peak_total: int
     peak_node: str = ""
     peak_op: str = ""
-    at_peak: tuple[PeakBuffer, ...] = ()
-    recomputed: Mapping[str, int] = field(default_factory=dict)
     unplanned: int | None = None
     overhead: float | None = None
     measured: Measured | None = None
+    recomputed: Mapping[str, int] = field(default_factory=dict)
+    at_peak: tuple[PeakBuffer, ...] = ()
     timeline: Timeline | None = None
     occupancy: Occupancy | None = field(default=None, compare=False, repr=False)
 
     def to_json(self) -> dict[str, Any]:
         """A JSON-ready form, without the timeline."""
-        return {
-            "source": self.source,
-            "fingerprint": None if self.fingerprint is None else _fields(self.fingerprint),
-            "settings": None if self.settings is None else self.settings.to_json(),
-            "ckplan": self.ckplan,
-            "onnxruntime": self.onnxruntime,
-            "peak_activations": self.peak_activations,
-            "peak_total": self.peak_total,
-            "peak_node": self.peak_node,
-            "peak_op": self.peak_op,
-            "unplanned": self.unplanned,
-            "overhead": self.overhead,
-            "measured": None if self.measured is None else _fields(self.measured),
-            "recomputed": dict(self.recomputed),
-            "at_peak": [_fields(alive) for alive in self.at_peak],
-        }
+        kept = {entry.name: getattr(self, entry.name) for entry in fields(self) if entry.name not in _NOT_KEPT}
+        return {**jsonable(kept), "settings": self.settings and self.settings.to_json()}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Snapshot:
@@ -149,44 +136,37 @@ class Snapshot:
         Raises:
             KeyError, TypeError, ValueError: the data is of another form.
         """
-        fingerprint, settings, measured = data["fingerprint"], data["settings"], data["measured"]
-        return cls(
-            source=str(data["source"]),
-            fingerprint=None if fingerprint is None else _fingerprint(fingerprint),
-            settings=None if settings is None else Settings.from_json(settings),
-            ckplan=str(data["ckplan"]),
-            onnxruntime=str(data["onnxruntime"]),
-            peak_activations=int(data["peak_activations"]),
-            peak_total=int(data["peak_total"]),
-            peak_node=str(data["peak_node"]),
-            peak_op=str(data["peak_op"]),
-            at_peak=tuple(_record(PeakBuffer, alive) for alive in data["at_peak"]),
-            recomputed={str(name): int(size) for name, size in data["recomputed"].items()},
-            unplanned=None if data["unplanned"] is None else int(data["unplanned"]),
-            overhead=None if data["overhead"] is None else float(data["overhead"]),
-            measured=None if measured is None else _record(Measured, measured),
-        )
+        read: dict[str, Callable[[Any], Any]] = {
+            "fingerprint": lambda given: _record(Fingerprint, given),
+            "settings": Settings.from_json,
+            "overhead": float,
+            "measured": lambda given: _record(Measured, given),
+            "recomputed": lambda given: {str(name): int(size) for name, size in given.items()},
+            "at_peak": lambda given: tuple(_record(PeakBuffer, alive) for alive in given),
+            **dict.fromkeys(("source", "ckplan", "onnxruntime", "peak_node", "peak_op"), str),
+            **dict.fromkeys(("peak_activations", "peak_total", "unplanned"), int),
+        }
+        empty = ("fingerprint", "settings", "unplanned", "overhead", "measured")
+        known = {name: made for name, made in read.items() if name not in empty or data[name] is not None}
+        values: dict[str, Any] = {name: made(data[name]) for name, made in known.items()}
+        return cls(**{**dict.fromkeys(empty), **values})
 
 
-def _fingerprint(data: Mapping[str, Any]) -> Fingerprint:
-    inputs, outputs = (tuple(map(str, data[name])) for name in ("inputs", "outputs"))
-    return Fingerprint(str(data["name"]), inputs, outputs, str(data["digest"]))
+_NOT_KEPT = frozenset({"timeline", "occupancy"})
+"""What of a snapshot is not kept in files."""
 
 
 def _record(kind: type[R], data: Mapping[str, Any]) -> R:
     """A record of texts and numbers out of a file; raises KeyError and TypeError where it does not fit."""
+    given = {name: tuple(map(str, value)) if isinstance(value, list) else value for name, value in data.items()}
     for name, expected in get_type_hints(kind).items():
-        if name in data and type(data[name]) is not expected:
+        expected = get_origin(expected) or expected
+        if name in given and type(given[name]) is not expected:
             raise TypeError(f"`{name}` is {str(data[name])[:50]!r}, which is no {expected.__name__}")
     for each in fields(kind):  # type: ignore[arg-type]
-        if each.default is MISSING and each.name not in data:
+        if each.default is MISSING and each.name not in given:
             raise KeyError(each.name)
-    return kind(**data)
-
-
-def _fields(record: Fingerprint | PeakBuffer | Measured) -> dict[str, Any]:
-    values = ((name, getattr(record, name)) for name in record.__slots__)
-    return {name: list(value) if isinstance(value, tuple) else value for name, value in values}
+    return kind(**given)
 
 
 def _few(names: tuple[str, ...], shown: int = 3) -> str:

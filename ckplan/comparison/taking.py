@@ -2,27 +2,37 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
+from importlib.metadata import version
 from pathlib import Path
 
 import onnx_ir as ir
 
-from ckplan.comparison.graphs import subject_of
 from ckplan.comparison.settings import Settings
-from ckplan.comparison.snapshot import WORKSPACE, Measured, PeakBuffer, Snapshot
-from ckplan.comparison.versions import ckplan_version, onnxruntime_version
-from ckplan.errors import EnvironmentUnavailableError, InfeasibleError
-from ckplan.keys import PLAN, RECOMPUTE_OF
+from ckplan.comparison.snapshot import WORKSPACE, Fingerprint, Measured, PeakBuffer, Snapshot
+from ckplan.errors import EnvironmentUnavailableError, InfeasibleError, UsageError
+from ckplan.keys import GRADIENTS, PLAN, RECOMPUTE_OF
 from ckplan.meter import measure
 from ckplan.model import save
 from ckplan.model.metadata import finite, told
+from ckplan.model.read import read
 from ckplan.model.weights import scratch_folder
-from ckplan.pipeline import Goal, Planned, Step, rewrite
+from ckplan.pipeline import Goal, Planned, Step, open_step, rewrite
 from ckplan.pipeline.step import Progress
 from ckplan.planner.strategies import Strategy, parse_strategy
 from ckplan.planner.strategies.exact import Exact
 from ckplan.runtime.occupancy import Occupancy
 from ckplan.runtime.sizes import bytes_of
+
+_TOLD = frozenset({ir.AttributeType.INT, ir.AttributeType.INTS, ir.AttributeType.STRING})
+"""Kinds of attributes that are part of a fingerprint."""
+
+_BY_THE_CLOCK = (
+    "strategy `{}` searches until its time is over: on a slower or busier machine its plan, and so the peak, may be "
+    "another; in a gate, limit `auto` or `search` by `steps`"
+)
+"""What is to be said of a strategy whose search may be ended by the clock."""
 
 
 def take(
@@ -49,26 +59,35 @@ def take(
         EnvironmentUnavailableError: it cannot be run on this machine.
     """
     strategy = parse_strategy(settings.strategy)
-    notes: list[str] = []
-    subject = subject_of(path, settings, progress)
-    step, planned = subject.step, None
+    progress(f"reading {path.name}")
+    read_as = read(path)
+    fingerprint = fingerprint_of(read_as)
+    ready_made = not {GRADIENTS, PLAN}.isdisjoint(read_as.metadata_props)  # ckplan wrote it
+    if ready_made:
+        _refuse_settings(path, settings)
+        step = Step(path.name, read_as, notes=(f"{path.name} was made by ckplan and is taken as it is",))
+    else:
+        step = open_step(path, settings.step, progress)
+    notes, planned = step.notes, None
     occupancy, model, overhead = step.occupancy, step.ordered, _overhead(step.ordered)
-    if not subject.ready_made and not settings.step.inference:
+    if not ready_made and not settings.step.inference:
         progress(f"planning {path.name}")
         planned = _planned(step, strategy, settings.goal)
-        notes += _clocks(strategy)
+        if isinstance(strategy, Exact) or getattr(strategy, "seconds", False):
+            notes += (_BY_THE_CLOCK.format(strategy.name),)
         occupancy, model, overhead = planned.occupancy, planned.model, planned.plan.overhead
     timeline, at = occupancy.timeline, occupancy.timeline.peak_step
     measured = None
     if device is not None:
         progress(f"running {path.name}")
-        measured = _measured(path, model, not subject.ready_made, device)
+        measured = _measured(path, model, not ready_made, device)
+    ckplan, onnxruntime = versions()
     snapshot = Snapshot(
         source=path.name,
-        fingerprint=subject.fingerprint,
-        settings=None if subject.ready_made else settings,
-        ckplan=ckplan_version(),
-        onnxruntime=onnxruntime_version(),
+        fingerprint=fingerprint,
+        settings=None if ready_made else settings,
+        ckplan=ckplan,
+        onnxruntime=onnxruntime,
         peak_activations=timeline.peak_activations,
         peak_total=timeline.peak_total,
         peak_node=timeline.steps[at].op if timeline.steps else "",
@@ -81,17 +100,47 @@ def take(
         timeline=timeline,
         occupancy=occupancy,
     )
-    return snapshot, (*step.notes, *notes)
+    return snapshot, notes
 
 
-def _clocks(strategy: Strategy) -> list[str]:
-    """What is to be said of a strategy whose search may be ended by the clock."""
-    if not isinstance(strategy, Exact) and not getattr(strategy, "seconds", 0):
-        return []
-    return [
-        f"strategy `{strategy.name}` searches until its time is over: on a slower or busier machine its plan, and so "
-        "the peak, may be another; in a gate, limit `auto` or `search` by `steps`"
-    ]
+def fingerprint_of(model: ir.Model) -> Fingerprint:
+    """Which model a file holds, and a hash of its nodes.
+
+    Sizes are in the hash alone: a model of another batch is the same model.
+    """
+    graph = model.graph
+    fed = [value for value in graph.inputs if not value.is_initializer()]
+    content = hashlib.sha256()
+    for value in fed:
+        content.update(f"{value.name}{value.shape}".encode())
+    for node in ir.traversal.RecursiveGraphIterator(graph):
+        ends = [value.name if value is not None else "" for value in (*node.inputs, *node.outputs)]
+        attributes = [str(attribute) for attribute in node.attributes.values() if attribute.type in _TOLD]
+        content.update(repr((node.domain, node.op_type, node.name, ends, attributes)).encode())
+    return Fingerprint(
+        name=graph.name or "",
+        inputs=tuple(f"{value.name}: {value.dtype.name if value.dtype is not None else '?'}" for value in fed),
+        outputs=tuple(str(value.name) for value in graph.outputs),
+        digest=content.hexdigest()[:16],
+    )
+
+
+def _refuse_settings(path: Path, settings: Settings) -> None:
+    """Raises UsageError for settings that would change a file that is taken as it is."""
+    given = [name for name in settings.options() if name != "budget"]
+    if given:
+        listed = ", ".join("`" + name.replace("_", "-") + "`" for name in given)
+        raise UsageError(
+            f"{path.name} was made by ckplan and is taken as it is, which does not go with {listed}",
+            "give the model that it was made from, or leave out the settings",
+        )
+
+
+def versions() -> tuple[str, str]:
+    """Versions of ckplan and of the onnxruntime that is installed."""
+    import onnxruntime
+
+    return version("ckplan"), str(onnxruntime.__version__)
 
 
 def _planned(step: Step, strategy: Strategy, goal: Goal) -> Planned:

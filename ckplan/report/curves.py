@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ckplan.report.chart import columns
-from ckplan.report.plot import byte_ticks
-from ckplan.report.svg import xml_text
+from ckplan.report.svg import byte_axis, picture, xml_text
 from ckplan.units import format_bytes
 
 if TYPE_CHECKING:
@@ -24,13 +23,6 @@ _RUG = 8
 """Pixels that the marks of recomputed ops are high."""
 
 _STYLE = """
-text { font: 13px system-ui, sans-serif; fill: #1b1f24; }
-text.title { font-size: 16px; font-weight: 600; }
-text.faint { fill: #6b7280; }
-.end { text-anchor: end; }
-.middle { text-anchor: middle; }
-.ground { fill: #fff; }
-.grid { stroke: #e5e7eb; }
 .area { fill-opacity: 0.22; }
 .area.curve1 { fill-opacity: 0.45; }
 .line { fill: none; stroke-width: 1.6; }
@@ -42,10 +34,6 @@ text.curve0 { fill: #57606a; font-weight: 600; }
 text.curve1 { fill: #0e7490; font-weight: 600; }
 .rug { stroke: #a21caf; stroke-width: 1.2; }
 @media (prefers-color-scheme: dark) {
-  text { fill: #e6e8eb; }
-  text.faint { fill: #9aa2ad; }
-  .ground { fill: #16181d; }
-  .grid { stroke: #2b3038; }
   .area.curve0 { fill: #8b949e; }
   .line.curve0 { stroke: #8b949e; }
   .area.curve1 { fill: #22d3ee; }
@@ -80,26 +68,17 @@ def curves(drawn: Sequence[Curve], title: str) -> str:
         drawn: the runs, at most two; the later ones lie on top.
         title: what stands above them.
     """
-    return "\n".join(_lines(drawn, title)) + "\n"
+    peaks = "; ".join(f"{curve.label}: {curve.timeline.peak_activations} bytes" for curve in drawn)
+    return picture(title, (_WIDTH, _HEIGHT), _LEFT, _STYLE, _elements(drawn), f"Peaks. {peaks}")
 
 
-def _lines(drawn: Sequence[Curve], title: str) -> Iterator[str]:
+def _elements(drawn: Sequence[Curve]) -> Iterator[str]:
     top = max(max((curve.timeline.peak_activations for curve in drawn), default=0) * 1.12, 1)
 
     def y(activations: float) -> float:
         return round(_BOTTOM - (_BOTTOM - _TOP) * activations / top, 1)
 
-    size = f'viewBox="0 0 {_WIDTH} {_HEIGHT}" width="{_WIDTH}" height="{_HEIGHT}"'
-    yield f'<svg xmlns="http://www.w3.org/2000/svg" {size}>'
-    yield f"<title>{xml_text(title)}</title>"
-    peaks = "; ".join(f"{curve.label}: {curve.timeline.peak_activations} bytes" for curve in drawn)
-    yield f"<desc>Peaks. {xml_text(peaks)}</desc>"
-    yield f"<style>{_STYLE}</style>"
-    yield f'<rect class="ground" width="{_WIDTH}" height="{_HEIGHT}"/>'
-    yield f'<text class="title" x="{_LEFT}" y="28">{xml_text(title)}</text>'
-    for value, label in byte_ticks(int(top), 4):
-        yield f'<line class="grid" x1="{_LEFT}" y1="{y(value)}" x2="{_RIGHT}" y2="{y(value)}"/>'
-        yield f'<text class="faint end" x="{_LEFT - 8}" y="{y(value) + 4}">{label}</text>'
+    yield from byte_axis(int(top), 4, (_LEFT, _RIGHT), y)
     for number, curve in enumerate(drawn):
         colour = f"curve{number % _COLOURS}"
         points = _points(curve.timeline)
@@ -111,7 +90,6 @@ def _lines(drawn: Sequence[Curve], title: str) -> Iterator[str]:
     yield f'<text class="faint" x="{_LEFT}" y="{_BOTTOM + 34}">first node</text>'
     yield f'<text class="faint end" x="{_RIGHT}" y="{_BOTTOM + 34}">last node of the step</text>'
     yield from _rug(drawn[-1].timeline if drawn else None)
-    yield "</svg>"
 
 
 def _points(timeline: Timeline) -> list[tuple[float, int]]:

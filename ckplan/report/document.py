@@ -6,9 +6,10 @@ Markdown, into XML. Texts in it are still those of strangers: writers escape the
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 from ckplan.planner import Timeline
 from ckplan.report.plot import Plot
@@ -16,6 +17,13 @@ from ckplan.units import format_bytes
 
 TOP = 10
 """Rows of a long table that a writer with little room shows."""
+ALL = sys.maxsize
+"""The same for a table that is shown whole."""
+
+T = TypeVar("T")
+
+Columns: TypeAlias = "Mapping[str, Callable[[T], Cell]]"
+"""What makes the cell of a thing, by heading."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,13 +86,7 @@ class Table:
 
     @property
     def numeric(self) -> tuple[bool, ...]:
-        """For each column whether it holds figures."""
-        columns = [[row.cells[index] for row in self.rows] for index in range(len(self.columns))]
-        return tuple(bool(cells) and all(cell.order is not None for cell in cells) for cells in columns)
-
-    @property
-    def aligned(self) -> tuple[bool, ...]:
-        """For each column whether it stands to the right: figures, and dashes where there is none."""
+        """For each column whether it holds figures, and dashes where there is none."""
         columns = [[row.cells[index] for row in self.rows] for index in range(len(self.columns))]
         return tuple(
             any(cell.order is not None for cell in cells)
@@ -204,14 +206,30 @@ def joined(*documents: Document) -> Document:
     return Document(first.title, tuple(sections), notes, others[-1].level if others else first.level)
 
 
-def size(count: int | None) -> Cell:
-    """A cell with bytes; a dash where they are not known."""
-    return Cell("-") if count is None else Cell(format_bytes(count), count)
+def table_of(items: Sequence[T], columns: Columns[T], marks: Sequence[str] = (), **layout: Any) -> Table:
+    """A table of things that are alike, a row each.
+
+    Args:
+        items: the things.
+        columns: its headings, and what makes the cells below.
+        marks: of the rows; see `Row`.
+        layout: how it is shown; see `Table`.
+    """
+    rows = tuple(
+        Row(tuple(cell(item) for cell in columns.values()), mark=mark)
+        for item, mark in zip(items, marks or [""] * len(items), strict=True)
+    )
+    return Table(tuple(columns), rows, **layout)
 
 
-def number(value: float, text: str) -> Cell:
-    """A cell with a figure."""
-    return Cell(text, value)
+def size(count: int | None, unknown: str = "-") -> Cell:
+    """A cell with bytes, or what stands where they are not known."""
+    return Cell(unknown) if count is None else Cell(format_bytes(count), count)
+
+
+def number(value: float, text: str = "") -> Cell:
+    """A cell with a figure; by itself it is a count."""
+    return Cell(text or f"{value:,}", value)
 
 
 def name(text: str) -> Cell:
@@ -219,9 +237,9 @@ def name(text: str) -> Cell:
     return Cell(text, None, True)
 
 
-def share(part: float) -> Cell:
-    """A cell with a ratio, as a percentage."""
-    return Cell(percent(part), part)
+def share(part: float, whole: float = 1) -> Cell:
+    """A cell with a part of a whole, as a percentage; empty where there is no whole."""
+    return Cell(percent(part / whole), part / whole) if whole else Cell("")
 
 
 def shape_cell(shape: Sequence[int] | None) -> Cell:

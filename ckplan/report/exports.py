@@ -12,20 +12,14 @@ from ckplan.report.untrusted import json_text, printable
 
 if TYPE_CHECKING:
     from ckplan.meter import Counters, Measurement
-    from ckplan.planner import Moment
 
-_COLUMNS = (
-    "step",
-    "node",
-    "op",
-    "phase",
-    "recomputed",
-    "live_bytes",
-    "activation_bytes",
-    "seconds",
-    "expected_live_bytes",
-    "expected_activation_bytes",
-)
+_SERIES = {
+    "activations, measured": "activation_bytes",
+    "total, measured": "live_bytes",
+    "activations, expected": "expected_activation_bytes",
+    "total, expected": "expected_live_bytes",
+}
+"""The counters of a trace, and the columns of the table that hold the same."""
 
 
 def trace(found: Measurement) -> str:
@@ -43,16 +37,17 @@ def trace(found: Measurement) -> str:
         {"ph": "M", "name": "thread_name", "pid": 1, "tid": 1, "args": {"name": "nodes"}},
     ]
     clock = 0.0  # microseconds
-    for index, (step, op_type, seconds) in enumerate(
-        zip(counters.timeline.steps, counters.op_types, counters.seconds, strict=True)
-    ):
-        phase = _phase(step)
-        slice_ = {"ph": "X", "pid": 1, "tid": 1, "ts": _micro(clock), "dur": _micro(seconds * 1e6)}
-        facts = {"node": step.op, "step": index, "phase": phase, "activations": step.activations, "live": step.live}
-        events.append({**slice_, "name": op_type, "cat": "recomputed" if step.recomputed else phase, "args": facts})
-        for name, value in _series(found, counters, index):
-            events.append({"ph": "C", "pid": 1, "ts": _micro(clock), "name": name, "args": {"bytes": value}})
-        clock += seconds * 1e6
+    for row in _rows(found, counters):
+        start, taken = _micro(clock), row["seconds"] * 1e6
+        slice_ = {"ph": "X", "pid": 1, "tid": 1, "ts": start, "dur": _micro(taken)}
+        facts = {"node": row["node"], "step": row["step"], "phase": row["phase"]}
+        facts |= {"activations": row["activation_bytes"], "live": row["live_bytes"]}
+        category = "recomputed" if row["recomputed"] else row["phase"]
+        events.append({**slice_, "name": row["op"], "cat": category, "args": facts})
+        for name, column in _SERIES.items():
+            if row[column] is not None:
+                events.append({"ph": "C", "pid": 1, "ts": start, "name": name, "args": {"bytes": row[column]}})
+        clock += taken
     about = {
         "model": found.path,
         "device": found.device,
@@ -73,26 +68,31 @@ def table(found: Measurement) -> str:
     Raises:
         EnvironmentUnavailableError: nothing was measured by node.
     """
-    counters = _counters(found)
+    rows = list(_rows(found, _counters(found)))
     file = io.StringIO()
     writer = csv.writer(file, lineterminator="\n")
-    writer.writerow(_COLUMNS)
+    writer.writerow(rows[0] if rows else ())
+    for row in rows:
+        writer.writerow([printable(value) if isinstance(value, str) else value for value in row.values()])
+    return file.getvalue()
+
+
+def _rows(found: Measurement, counters: Counters) -> Iterator[dict[str, Any]]:
+    """The steps of a run; bytes and seconds."""
     for index, step in enumerate(counters.timeline.steps):
         expected = found.inside.expected.steps[index] if found.inside is not None else None
-        writer.writerow(
-            (
-                index,
-                printable(step.op),
-                printable(counters.op_types[index]),
-                _phase(step),
-                int(step.recomputed),
-                step.live,
-                step.activations,
-                repr(counters.seconds[index]),
-                *(("", "") if expected is None else (expected.live, expected.activations)),
-            )
-        )
-    return file.getvalue()
+        yield {
+            "step": index,
+            "node": step.op,
+            "op": counters.op_types[index],
+            "phase": "backward" if step.backward else "forward",
+            "recomputed": int(step.recomputed),
+            "live_bytes": step.live,
+            "activation_bytes": step.activations,
+            "seconds": counters.seconds[index],
+            "expected_live_bytes": expected and expected.live,
+            "expected_activation_bytes": expected and expected.activations,
+        }
 
 
 def _counters(found: Measurement) -> Counters:
@@ -104,20 +104,6 @@ def _counters(found: Measurement) -> Counters:
     return found.counters
 
 
-def _phase(step: Moment) -> str:
-    return "backward" if step.backward else "forward"
-
-
 def _micro(value: float) -> float:
     """Microseconds to the nanosecond, which is what trace viewers count in."""
     return round(value, 3)
-
-
-def _series(found: Measurement, counters: Counters, index: int) -> Iterator[tuple[str, int]]:
-    step = counters.timeline.steps[index]
-    yield "activations, measured", step.activations
-    yield "total, measured", step.live
-    if found.inside is not None:
-        expected = found.inside.expected.steps[index]
-        yield "activations, expected", expected.activations
-        yield "total, expected", expected.live

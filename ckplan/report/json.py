@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ckplan.autodiff.coverage import counts
+from ckplan.meter.types import jsonable
 from ckplan.report import SCHEMA, docs
 
 if TYPE_CHECKING:
-    from ckplan.answers.analysis import Analysis, Offer, TensorFacts
+    from ckplan.answers.analysis import Analysis, Offer
     from ckplan.answers.explanation import Explanation
     from ckplan.answers.findings import Block, Chosen
     from ckplan.answers.fit import Fit
@@ -63,7 +63,7 @@ def rewritten(
         "rewrite",
         **({"notes": list(notes)} if made.step.training is None else _training(made.step.training, notes)),
         footprint={"base": made.step.reference.footprint.to_json(), "planned": made.footprint.to_json()},
-        blocks=None if kept is None else blocks(kept),
+        blocks=blocks(kept),
         **_planned(made, output, verification),
     )
 
@@ -74,7 +74,7 @@ def _planned(made: Planned, output: Path, verification: Verification | None) -> 
         "base": _peaks(made.before),
         "planned": _peaks(made.after),
         "plan": made.plan.to_json(),
-        "verification": None if verification is None else verification.to_json(),
+        "verification": verification and verification.to_json(),
     }
 
 
@@ -82,8 +82,8 @@ def trained(epochs: Sequence[Epoch], checkpoint: Path | None) -> Json:
     """What ``ckplan train`` came to."""
     return _report(
         "train",
-        epochs=[dataclasses.asdict(epoch) for epoch in epochs],
-        checkpoint=None if checkpoint is None else str(checkpoint),
+        epochs=jsonable(list(epochs)),
+        checkpoint=checkpoint and str(checkpoint),
     )
 
 
@@ -104,7 +104,7 @@ def verification(found: Verification) -> Json:
 
 def measurement(found: Measurement, limits: Bisection | None = None) -> Json:
     """What ``ckplan measure`` measured."""
-    return _report("measure", **found.to_json(), bisection=None if limits is None else limits.to_json())
+    return _report("measure", **found.to_json(), bisection=limits and limits.to_json())
 
 
 def _peaks(timeline: Timeline) -> Json:
@@ -125,11 +125,11 @@ def analysis(path: Path, found: Analysis, notes: Sequence[str], kept: Chosen | N
         bytes={kind.value: count for kind, count in contents.bytes.items()},
         footprint=found.footprint.to_json(),
         base={**_peaks(found.base), "peak_step": found.base.peak_step, "timeline": found.base.to_json()},
-        at_peak=[_tensor(tensor) for tensor in found.at_peak],
-        bottlenecks=[_tensor(tensor) for tensor in found.bottlenecks],
+        at_peak=jsonable(found.at_peak),
+        bottlenecks=jsonable(found.bottlenecks),
         lower_bound=found.lower_bound,
         strategies=[_offer(offer) for offer in found.offers],
-        blocks=None if kept is None else blocks(kept),
+        blocks=blocks(kept),
     )
 
 
@@ -148,7 +148,7 @@ def pareto(path: Path, picture: Path | None, found: Pareto, notes: Sequence[str]
     return _report(
         "pareto",
         model=str(path),
-        picture=None if picture is None else str(picture),
+        picture=picture and str(picture),
         notes=list(notes),
         interrupted=found.interrupted,
         base=_peaks(found.base),
@@ -164,7 +164,7 @@ def fit(path: Path, output: Path | None, found: Fit) -> Json:
     return _report(
         "fit",
         model=str(path),
-        output=None if output is None else str(output),
+        output=output and str(output),
         dimension=found.dimension,
         memory=found.memory,
         size=found.largest.size,
@@ -174,7 +174,7 @@ def fit(path: Path, output: Path | None, found: Fit) -> Json:
                 "size": one.size,
                 "fits": one.fits,
                 "without_a_plan": one.plain or None,
-                "footprint": None if one.footprint is None else one.footprint.to_json(),
+                "footprint": one.footprint and one.footprint.to_json(),
                 "overhead": one.overhead if one.fits else None,
                 "reason": one.reason,
                 "least": one.least,
@@ -185,10 +185,6 @@ def fit(path: Path, output: Path | None, found: Fit) -> Json:
     )
 
 
-def _tensor(tensor: TensorFacts) -> Json:
-    return {**dataclasses.asdict(tensor), "shape": list(tensor.shape)}
-
-
 def strategies(kinds: Sequence[type[Strategy]]) -> Json:
     """Each strategy with its options and their defaults."""
     return _report(
@@ -197,7 +193,7 @@ def strategies(kinds: Sequence[type[Strategy]]) -> Json:
             {
                 "name": kind.name,
                 "doc": "\n\n".join(docs.paragraphs(kind)),
-                "options": [dataclasses.asdict(option) for option in docs.options(kind)],
+                "options": jsonable(docs.options(kind)),
             }
             for kind in kinds
         ],
@@ -218,35 +214,29 @@ def operators(standard: Sequence[Coverage], microsoft: Sequence[Coverage]) -> Js
     )
 
 
-def blocks(found: Chosen) -> Json:
+def blocks(found: Chosen | None) -> Json | None:
     """What a plan does block by block, with the names of the tensors."""
+    if found is None:
+        return None
     return {
-        "strategy": found.strategy,
+        "strategy": found.plan.strategy,
         "layers": [_block(block) for block in found.layers],
         "groups": [_block(block) for block in found.blocks],
     }
 
 
 def _block(found: Block) -> Json:
-    return {
-        "name": found.name,
-        "count": found.count,
-        "kept": found.kept,
-        "recomputed": found.recomputed,
-        "extra_seconds": found.seconds,
-        "tensors": {
-            "kept": [decision.tensor for decision in found.decisions if not decision.times],
-            "recomputed": [decision.tensor for decision in found.decisions if decision.times],
-        },
-    }
+    tensors: dict[str, list[str]] = {"kept": [], "recomputed": []}
+    for decision in found.decisions:
+        tensors["recomputed" if decision.times else "kept"].append(decision.tensor)
+    sums = {"kept": found.kept, "recomputed": found.recomputed, "extra_seconds": found.seconds}
+    return {"name": found.name, "count": found.count, **sums, "tensors": tensors}
 
 
 def explanation(found: Explanation, notes: Sequence[str]) -> Json:
     """What a plan does with a tensor, and why."""
-    data = dataclasses.asdict(found)
-    data["block"] = None if found.block is None else {"name": found.block[0], "count": found.block[1]}
-    data["notes"] = list(notes)
-    return _report("explain", **data)
+    block = None if found.block is None else {"name": found.block[0], "count": found.block[1]}
+    return _report("explain", **{**jsonable(found), "block": block, "notes": list(notes)})
 
 
 def artifacts(made: Artifacts, notes: Sequence[str]) -> Json:
@@ -256,7 +246,7 @@ def artifacts(made: Artifacts, notes: Sequence[str]) -> Json:
 
 def checkup(found: Sequence[Finding]) -> Json:
     """What ``ckplan doctor`` looked at."""
-    return _report("doctor", checks=[dataclasses.asdict(finding) for finding in found])
+    return _report("doctor", checks=jsonable(list(found)))
 
 
 def comparison(found: Comparison) -> Json:
@@ -271,24 +261,18 @@ def comparison(found: Comparison) -> Json:
 
 
 def _check(check: Check) -> Json:
-    sides = {"base": check.base, "head": check.head}
     return {
         "name": check.name,
         "source": check.source,
         "level": check.level.value,
         "error": None if check.error is None else str(check.error),
-        "findings": [{**dataclasses.asdict(finding), "level": finding.level.value} for finding in check.findings],
+        "findings": [{**jsonable(finding), "level": finding.level.value} for finding in check.findings],
         "limit": check.limit,
-        "limits": dataclasses.asdict(check.limits),
+        "limits": jsonable(check.limits),
         "growth": [
-            {
-                **dataclasses.asdict(growth.alive),
-                "bytes": growth.after,
-                "before": growth.before,
-                "change": growth.change,
-            }
-            for growth in check.growth
+            {**jsonable(one.alive), "bytes": one.after, "before": one.before, "change": one.change}
+            for one in check.growth
         ],
         "dropped": dict(check.dropped or {}),
-        **{name: None if side is None else side.to_json() for name, side in sides.items()},
+        **{name: side and side.to_json() for name, side in (("base", check.base), ("head", check.head))},
     }

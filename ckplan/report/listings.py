@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from ckplan.autodiff.coverage import DIFFERENTIABLE, Coverage, Kind, counts
 from ckplan.report import docs
-from ckplan.report.document import Block, Cell, Document, Line, Row, Section, Table
+from ckplan.report.document import ALL, Block, Cell, Document, Line, Row, Section, Table
 
 if TYPE_CHECKING:
     from ckplan.planner.strategies import Strategy
@@ -41,7 +41,7 @@ def operators(standard: Sequence[Coverage], microsoft: Sequence[Coverage]) -> Do
         block: Block = Line(", ".join(operator.op_type for operator in operators))
         if kind in _EXPLAINED:
             rows = tuple(Row((Cell(operator.op_type), Cell(operator.remark))) for operator in operators)
-            block = Table(("operator", "remark"), rows, top=len(rows))
+            block = Table(("operator", "remark"), rows, top=ALL)
         sections.append(Section(f"{heading} ({found[kind]})", (block,)))
     written = [operator.op_type for operator in microsoft if operator.kind is not Kind.NOT]
     refused = [operator.op_type for operator in microsoft if operator.kind is Kind.NOT]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
 from xml.sax.saxutils import escape
 
@@ -21,25 +21,29 @@ _NEAR = 13.0
 _KEY = 17
 """Pixels from one line of the key to the next."""
 
-_STYLE = """
+_COMMON = """
 text { font: 12px system-ui, sans-serif; fill: #1b1f24; }
-text.title { font-size: 15px; font-weight: 600; }
+text.title { font-size: 16px; font-weight: 600; }
 text.faint { fill: #6b7280; }
-text.letter { fill: #a21caf; font-weight: 600; text-anchor: middle; }
 .end { text-anchor: end; }
 .middle { text-anchor: middle; }
 .ground { fill: #fff; }
 .grid { stroke: #e5e7eb; }
+@media (prefers-color-scheme: dark) {
+  text { fill: #e6e8eb; }
+  text.faint { fill: #9aa2ad; }
+  .ground { fill: #16181d; }
+  .grid { stroke: #2b3038; }
+}
+"""
+_STYLE = """
+text.letter { fill: #a21caf; font-weight: 600; text-anchor: middle; }
 .level { stroke: #6b7280; stroke-dasharray: 5 4; }
 .frontier { stroke: #0e7490; stroke-width: 2; fill: none; }
 .point { fill: #0e7490; }
 .mark { fill: #fff; stroke: #a21caf; stroke-width: 1.5; }
 @media (prefers-color-scheme: dark) {
-  text { fill: #e6e8eb; }
-  text.faint { fill: #9aa2ad; }
   text.letter { fill: #f0abfc; }
-  .ground { fill: #16181d; }
-  .grid { stroke: #2b3038; }
   .level { stroke: #9aa2ad; }
   .frontier { stroke: #22d3ee; }
   .point { fill: #22d3ee; }
@@ -55,7 +59,8 @@ def pareto(found: Pareto, title: str) -> str:
         found: the frontier and the strategies' plans.
         title: what stands above it.
     """
-    return "\n".join(_lines(found, title)) + "\n"
+    plot = plot_of(found)
+    return picture(title, (_WIDTH, _height(plot)), _LEFT, _STYLE, _marks(plot))
 
 
 def drawing(found: Pareto) -> str:
@@ -69,16 +74,43 @@ def _height(plot: Plot) -> int:
     return max(_HEIGHT, _TOP + _KEY * (len(plot.marks) + 4))
 
 
-def _lines(found: Pareto, title: str) -> Iterator[str]:
-    plot = plot_of(found)
-    height = _height(plot)
-    yield f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" width="{_WIDTH}" height="{height}">'
-    yield f"<title>{xml_text(title)}</title>"
-    yield f"<style>{_STYLE}</style>"
-    yield f'<rect class="ground" width="{_WIDTH}" height="{height}"/>'
-    yield f'<text class="title" x="{_LEFT}" y="26">{xml_text(title)}</text>'
-    yield from _marks(plot)
-    yield "</svg>"
+def picture(title: str, size: tuple[int, int], left: int, style: str, drawn: Iterable[str], about: str = "") -> str:
+    """A whole file.
+
+    Args:
+        title: what stands above the picture.
+        size: its width and height, in pixels.
+        left: where the title begins.
+        style: rules of its own.
+        drawn: its elements.
+        about: what is to be said of it to those who do not see it.
+    """
+    width, height = size
+    box = f'viewBox="0 0 {width} {height}" width="{width}" height="{height}"'
+    head = (
+        f'<svg xmlns="http://www.w3.org/2000/svg" {box}>',
+        f"<title>{xml_text(title)}</title>",
+        *([f"<desc>{xml_text(about)}</desc>"] if about else []),
+        f"<style>{_COMMON}{style}</style>",
+        f'<rect class="ground" width="{width}" height="{height}"/>',
+        f'<text class="title" x="{left}" y="28">{xml_text(title)}</text>',
+    )
+    return "\n".join((*head, *drawn, "</svg>")) + "\n"
+
+
+def byte_axis(top: int, count: int, ends: tuple[int, int], y: Callable[[float], float]) -> Iterator[str]:
+    """Lines across at round sizes, with their labels.
+
+    Args:
+        top: bytes at the upper end.
+        count: about how many lines there are to be.
+        ends: where they begin and end, in pixels.
+        y: from bytes to pixels.
+    """
+    left, right = ends
+    for value, label in byte_ticks(top, count):
+        yield f'<line class="grid" x1="{left}" y1="{y(value)}" x2="{right}" y2="{y(value)}"/>'
+        yield f'<text class="faint end" x="{left - 8}" y="{y(value) + 4}">{label}</text>'
 
 
 def _marks(plot: Plot) -> Iterator[str]:
@@ -90,9 +122,7 @@ def _marks(plot: Plot) -> Iterator[str]:
     def y(peak: float) -> float:
         return round(_BOTTOM - (_BOTTOM - _TOP) * peak / plot.top, 1)
 
-    for value, label in byte_ticks(plot.top):
-        yield f'<line class="grid" x1="{_LEFT}" y1="{y(value)}" x2="{_RIGHT}" y2="{y(value)}"/>'
-        yield f'<text class="faint end" x="{_LEFT - 8}" y="{y(value) + 4}">{label}</text>'
+    yield from byte_axis(plot.top, 5, (_LEFT, _RIGHT), y)
     for value, label in percent_ticks(plot.right):
         yield f'<line class="grid" x1="{x(value)}" y1="{_TOP}" x2="{x(value)}" y2="{_BOTTOM}"/>'
         yield f'<text class="faint middle" x="{x(value)}" y="{_BOTTOM + 18}">{label}</text>'

@@ -10,7 +10,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from ckplan.comparison import Settings, take
-from ckplan.comparison.graphs import fingerprint_of
+from ckplan.comparison.taking import fingerprint_of
 from ckplan.errors import UsageError
 from ckplan.model.read import read
 from tests.cli.conftest import write_model

@@ -23,7 +23,6 @@ from ckplan.meter import (
 )
 from ckplan.planner import Kind, Moment, Op, Problem, Tensor, Timeline, make_plan
 from ckplan.report.document import Document
-from ckplan.report.untrusted import printable_report
 from ckplan.report.writers.terminal import terminal
 from ckplan.runtime.footprint import Footprint
 
@@ -34,7 +33,7 @@ def printed(document: Document, width: int = 80) -> str:
     """A document as it appears without colours; no line may exceed the width."""
     console = Console(file=StringIO(), width=width, color_system=None, highlight=False)
     with console.capture() as captured:
-        console.print(printable_report(terminal(document)))
+        console.print(terminal(document))
     text = captured.get()
     assert max(map(len, text.splitlines()), default=0) <= width
     return text

@@ -6,7 +6,7 @@ from typing import Any
 
 from ckplan.answers.analysis import Contents
 from ckplan.answers.findings import Block, Chosen, Decision, Findings
-from ckplan.planner import Kind, Moment, Timeline
+from ckplan.planner import Kind, Moment, Plan, Timeline
 from ckplan.runtime.occupancy import Buffer, Occupancy, Role, Span
 
 KIB = 1024
@@ -73,6 +73,7 @@ def findings(layers: int = 12, odd: str = "", **changes: Any) -> Findings:
         )
         for index in range(layers)
     )
+    plan = Plan("memory", (0,) * 10, ("MatMul",), after.timeline, 8 * KIB, 1.2, 1.0, 40 * KIB)
     held = {Kind.PARAMETER: 10 * KIB, Kind.INPUT: 4, Kind.OUTPUT: 8, Kind.ACTIVATION: 0}
     found: dict[str, Any] = {
         "title": f"chain{odd}.onnx",
@@ -82,6 +83,6 @@ def findings(layers: int = 12, odd: str = "", **changes: Any) -> Findings:
         "contents": Contents(layers, layers, held, (2, 99), f"mean squared error of 'y{odd}'"),
         "before": before,
         "after": after,
-        "plan": Chosen("memory", 40 * KIB, 8 * KIB, 0.2, 9, (Block(f"MatMul{odd}+Add", layers, decisions),)),
+        "chosen": Chosen(plan, 40 * KIB, (Block(f"MatMul{odd}+Add", layers, decisions),)),
     }
     return Findings(**(found | changes))

@@ -72,11 +72,11 @@ def everything(**changes: Any) -> Any:
 PAGES = {
     "plan": findings(),
     "everything": everything(),
-    "analysis": findings(plan=None, after=None, analysis=analysis()),
-    "verification": findings(plan=None, contents=None, verification=verification()),
-    "measured only": findings(plan=None, contents=None, before=None, after=None, verification=verification()),
+    "analysis": findings(chosen=None, after=None, analysis=analysis()),
+    "verification": findings(chosen=None, contents=None, verification=verification()),
+    "measured only": findings(chosen=None, contents=None, before=None, after=None, verification=verification()),
     "names": everything(odd=EVIL),
-    "nothing": findings(0, plan=None, contents=None, before=None, after=None),
+    "nothing": findings(0, chosen=None, contents=None, before=None, after=None),
     "no steps": findings(0),
 }
 
@@ -146,8 +146,8 @@ def test_the_headline_says_what_is_saved() -> None:
 
 def test_a_plan_that_changes_nothing_says_so() -> None:
     found = findings()
-    assert found.plan is not None
-    same = findings(after=found.before, plan=replace(found.plan, overhead=0.004))
+    assert found.chosen is not None
+    same = findings(after=found.before, chosen=replace(found.chosen, plan=replace(found.chosen.plan, cost=1.004)))
     page = Parsed(render(same))
     assert "±0 % memory ±0 % compute" in page.shown
     badges = [

@@ -65,8 +65,7 @@ def test_a_document_that_is_not_judged_is_one_test_case() -> None:
 
 def test_a_dash_does_not_keep_a_column_from_being_one_of_figures() -> None:
     table = Table(("a", "b"), (Row((Cell("x"), Cell("-"))), Row((Cell("y"), size(1)))))
-    assert table.aligned == (False, True)
-    assert table.numeric == (False, False)
+    assert table.numeric == (False, True)
 
 
 def test_a_package_adds_a_format_by_an_entry_point(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -110,7 +110,6 @@ def test_decisions_are_those_of_the_plan(training: ir.Model, planned: Planned) -
     found = chosen(planned.step, planned.plan, 4096)
     decisions = [decision for block in found.blocks for decision in block.decisions]
     assert found.budget == 4096
-    assert found.recomputed == planned.plan.recomputed
     assert sum(decision.times for decision in decisions) == planned.plan.recomputed
     assert {d.tensor for d in decisions if not d.times} == roles(
         occupancy(planned.step.problem, planned.plan.schedule, planned.step.fused)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ckplan.report.document import Cell, Document, Row, Section, Table, counted, size
+from ckplan.report.document import ALL, Cell, Document, Row, Section, Table, counted, size
 from ckplan.units import format_bytes
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ def written(made: Artifacts) -> Document:
         Row((Cell(files[kind]["name"]), Cell(purpose), size(files[kind]["bytes"])))
         for kind, purpose in _PURPOSES.items()
     ]
-    return Document(title, (Section("", (Table(("file", "what it is for", "size"), tuple(rows), top=len(rows)),)),))
+    return Document(title, (Section("", (Table(("file", "what it is for", "size"), tuple(rows), top=ALL),)),))
 
 
 def checked(found: Artifacts) -> Document:

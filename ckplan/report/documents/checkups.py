@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ckplan.report.document import Cell, Document, Row, Section, Table
+from ckplan.report.document import ALL, Cell, Document, Row, Section, Table
 
 if TYPE_CHECKING:
     from ckplan.meter.checkup import Finding
@@ -17,4 +17,4 @@ def checkup(found: Sequence[Finding]) -> Document:
     for finding in found:
         told = f"{finding.found}; {finding.remedy}" if finding.remedy else finding.found
         rows.append(Row((Cell(finding.name), Cell(finding.state, level=finding.state), Cell(told))))
-    return Document("", (Section("", (Table(("", "", "found"), tuple(rows), top=len(rows)),)),))
+    return Document("", (Section("", (Table(("", "", "found"), tuple(rows), top=ALL),)),))

@@ -7,7 +7,23 @@ from typing import TYPE_CHECKING
 
 from ckplan.comparison import Level
 from ckplan.comparison.judging import change
-from ckplan.report.document import TOP, Cell, Document, Fact, Facts, Row, Section, Table, counted, name, number, size
+from ckplan.report.document import (
+    ALL,
+    TOP,
+    Cell,
+    Columns,
+    Document,
+    Fact,
+    Facts,
+    Row,
+    Section,
+    Table,
+    counted,
+    name,
+    number,
+    size,
+    table_of,
+)
 from ckplan.units import format_bytes
 
 if TYPE_CHECKING:
@@ -45,7 +61,7 @@ def summary(found: Comparison) -> Table:
             sizes = [size(side.peak_activations if side else None) for side in measured]
             rows.append(Row((Cell("  measured"), *sizes, Cell(""), Cell(""), Cell(""))))
     columns = ("activations, peak", "base", "new", "change", "limit", "")
-    return Table(columns, tuple(rows), top=len(rows))
+    return Table(columns, tuple(rows), top=ALL)
 
 
 def _peak(side: Snapshot | None) -> Cell:
@@ -110,29 +126,18 @@ def _growth(check: Check) -> Table:
     """The buffers whose part in the peak grew."""
     shrunk = sum(growth.change for growth in check.growth if growth.change < 0)
     grown = check.grown
-    rows = [
-        Row(
-            (
-                number(growth.change, f"+{format_bytes(growth.change)}"),
-                Cell(format_bytes(growth.before) if growth.before else "new", growth.before),
-                size(growth.after),
-                Cell(_maker(growth)),
-                name(growth.alive.node),
-                name(growth.alive.tensor),
-            ),
-            mark=growth.alive.role,
-        )
-        for growth in grown
-    ]
-    left = len(grown) - TOP
-    return Table(
-        ("more", "before", "after", "made by", "node", "grew or appeared at the peak"),
-        tuple(rows),
-        rest=f"and {left} more with {format_bytes(sum(growth.change for growth in grown[TOP:]))}",
-        more=f"others shrank or left the peak, with {format_bytes(-shrunk)}" if shrunk else "",
-        sorted_by=0,
-        wide=frozenset({4}),
-    )
+    columns: Columns[Growth] = {
+        "more": lambda growth: number(growth.change, f"+{format_bytes(growth.change)}"),
+        "before": lambda growth: Cell(format_bytes(growth.before) if growth.before else "new", growth.before),
+        "after": lambda growth: size(growth.after),
+        "made by": lambda growth: Cell(_maker(growth)),
+        "node": lambda growth: name(growth.alive.node),
+        "grew or appeared at the peak": lambda growth: name(growth.alive.tensor),
+    }
+    rest = f"and {len(grown) - TOP} more with {format_bytes(sum(growth.change for growth in grown[TOP:]))}"
+    more = f"others shrank or left the peak, with {format_bytes(-shrunk)}" if shrunk else ""
+    marks = [growth.alive.role for growth in grown]
+    return table_of(grown, columns, marks, rest=rest, more=more, sorted_by=0, wide=frozenset({4}))
 
 
 def _maker(growth: Growth) -> str:

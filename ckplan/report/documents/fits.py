@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ckplan.report.document import Cell, Document, Line, Row, Section, Table, percent, share, size
+from ckplan.report.document import ALL, Cell, Document, Line, Row, Section, Table, percent, share, size
 from ckplan.units import format_bytes
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ def fit(model: Path, output: Path | None, found: Fit) -> Document:
     columns = (found.dimension, "without a plan", "with it", "activations", "overhead", "")
     beyond = next((one for one in found.sizes if one.size > largest.size), None)
     why = [Line(f"{found.dimension}={beyond.size} does not fit: {beyond.reason}")] if beyond is not None else []
-    return Document(title, (Section("What a process holds, by size", (Table(columns, rows, top=len(rows)), *why)),))
+    return Document(title, (Section("What a process holds, by size", (Table(columns, rows, top=ALL), *why)),))
 
 
 def _cells(one: Size) -> tuple[Cell, ...]:

@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING
 from ckplan.meter.meters import figures
 from ckplan.report.chart import LINE
 from ckplan.report.document import (
+    ALL,
     TOP,
     Block,
     Cell,
+    Columns,
     Document,
     Line,
     MemoryChart,
@@ -25,6 +27,7 @@ from ckplan.report.document import (
     percent,
     share,
     size,
+    table_of,
 )
 from ckplan.units import format_bytes, format_seconds
 
@@ -77,11 +80,11 @@ def _figures(found: Measurement) -> Table:
         if measured is not None:
             told = [figure.expected] * (expected is not None) + [figure.promised] * promises
             others = [None if of is None else of(found) for of in told]
-            cells = (Cell("") if other is None else size(other) for other in others)
+            cells = (size(other, "") for other in others)
             rows.append(Row((Cell(figure.title), size(measured), *cells), figure.style))
     seconds = number(found.seconds, format_seconds(found.seconds))
     rows.append(Row((Cell("time of a run"), seconds, *[Cell("")] * (len(columns) - 2)), "bold"))
-    return Table(columns, tuple(rows), top=len(rows))
+    return Table(columns, tuple(rows), top=ALL)
 
 
 def _gap(found: Measurement) -> list[Line]:
@@ -102,20 +105,15 @@ def _at_peak(inside: Inside, counters: Counters) -> Section:
     whole = counters.peak_activations
     shown = [alive for alive in inside.alive[:TOP] if alive.bytes >= _LEAST * whole]
     of = f"the largest {len(shown)} of {len(inside.alive)}" if len(inside.alive) > len(shown) else f"{len(shown)}"
-    rows = [
-        Row(
-            (
-                size(alive.bytes),
-                share(alive.bytes / whole) if whole else Cell(""),
-                Cell(alive.op_type),
-                Cell(_kind(alive)),
-                name(alive.name),
-            )
-        )
-        for alive in shown
-    ]
-    table = Table(("bytes", "share", "made by", "", "tensor"), tuple(rows))
-    return Section(f"Alive at the peak, in '{where}' ({of})", (table, Line(_explained(inside, counters))))
+    columns: Columns[LiveTensor] = {
+        "bytes": lambda alive: size(alive.bytes),
+        "share": lambda alive: share(alive.bytes, whole),
+        "made by": lambda alive: Cell(alive.op_type),
+        "": lambda alive: Cell(_kind(alive)),
+        "tensor": lambda alive: name(alive.name),
+    }
+    blocks = (table_of(shown, columns), Line(_explained(inside, counters)))
+    return Section(f"Alive at the peak, in '{where}' ({of})", blocks)
 
 
 def _kind(alive: LiveTensor) -> str:
@@ -139,14 +137,7 @@ def _slowest(counters: Counters) -> Section:
     whole = sum(taken.values())
     slowest = sorted(taken.items(), key=lambda entry: -entry[1])[:TOP]
     rows = [
-        Row(
-            (
-                number(seconds, format_seconds(seconds)),
-                share(seconds / whole) if whole else Cell(""),
-                Cell(op_type),
-                name(node),
-            )
-        )
+        Row((number(seconds, format_seconds(seconds)), share(seconds, whole), Cell(op_type), name(node)))
         for (op_type, node), seconds in slowest
     ]
     shown = f"{len(slowest)} of {len(taken):,}" if len(taken) > len(slowest) else f"{len(taken)}"
@@ -157,16 +148,8 @@ def _slowest(counters: Counters) -> Section:
 def _bisection(found: Bisection) -> Section:
     """The smallest arena in which a file runs."""
     rows = [
-        Row(
-            (
-                Cell(title),
-                size(smallest.limit),
-                Cell("") if smallest.expected is None else size(smallest.expected),
-                size(smallest.in_use),
-                share(smallest.fragmentation),
-            )
-        )
-        for title, smallest in (("default options", found.default), ("memory patterns off", found.plain))
+        Row((Cell(title), size(one.limit), size(one.expected, ""), size(one.in_use), share(one.fragmentation)))
+        for title, one in (("default options", found.default), ("memory patterns off", found.plain))
     ]
     tries = len(found.default.tries) + len(found.plain.tries)
     said = [f"{counted(tries, 'limit')} tried; a limit smaller by {percent(found.precision)} is too small"]

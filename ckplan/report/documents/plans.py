@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ckplan.report.document import (
+    ALL,
     Cell,
+    Columns,
     Document,
     Fact,
     Facts,
@@ -24,6 +26,7 @@ from ckplan.report.document import (
     shape_cell,
     share,
     size,
+    table_of,
 )
 from ckplan.report.plot import Mark, plot_of
 from ckplan.report.scatter import SEVERAL
@@ -78,7 +81,9 @@ def rewritten(
 def blocks(found: Chosen) -> tuple[Section, ...]:
     """The layers, if there are any, and the groups of nodes."""
     return tuple(
-        Section(f"{what}: kept for the backward pass and recomputed by `{found.strategy}`", (_blocks(rows, header),))
+        Section(
+            f"{what}: kept for the backward pass and recomputed by `{found.plan.strategy}`", (_blocks(rows, header),)
+        )
         for what, header, rows in (("Repeated layers", "layer", found.layers), ("Groups", "nodes", found.blocks))
         if any(block.decisions for block in rows)
     )
@@ -157,41 +162,26 @@ def _of(tensors: Sequence[TensorFacts]) -> str:
 
 def tensors_table(tensors: Sequence[TensorFacts], whole: int) -> Table:
     """Tensors of an analysis."""
-    rows = [
-        Row(
-            (
-                size(tensor.bytes),
-                share(tensor.bytes / whole) if whole else Cell(""),
-                shape_cell(tensor.shape),
-                Cell(tensor.op_type),
-                name(tensor.name),
-            )
-        )
-        for tensor in tensors
-    ]
-    return Table(("bytes", "share", "shape", "made by", "tensor"), tuple(rows), sorted_by=0)
+    columns: Columns[TensorFacts] = {
+        "bytes": lambda tensor: size(tensor.bytes),
+        "share": lambda tensor: share(tensor.bytes, whole),
+        "shape": lambda tensor: shape_cell(tensor.shape),
+        "made by": lambda tensor: Cell(tensor.op_type),
+        "tensor": lambda tensor: name(tensor.name),
+    }
+    return table_of(tensors, columns, sorted_by=0)
 
 
 def offers(found: Sequence[Offer], whole: int) -> Table:
     """What each strategy would give."""
-    rows = [
-        Row(
-            (
-                Cell(offer.strategy),
-                size(offer.plan.predicted.peak_activations),
-                _saved(offer.plan.predicted.peak_activations, whole),
-                share(offer.plan.overhead),
-                size(offer.plan.predicted.peak_total),
-            )
-        )
-        for offer in found
-        if offer.plan is not None
-    ]
-    return Table(("strategy", "activations", "saved", "overhead", "total"), tuple(rows), top=len(rows))
-
-
-def _saved(peak: int, whole: int) -> Cell:
-    return share(1 - peak / whole) if whole else Cell("")
+    columns: Columns[Plan] = {
+        "strategy": lambda plan: Cell(plan.strategy),
+        "activations": lambda plan: size(plan.predicted.peak_activations),
+        "saved": lambda plan: share(whole - plan.predicted.peak_activations, whole),
+        "overhead": lambda plan: share(plan.overhead),
+        "total": lambda plan: size(plan.predicted.peak_total),
+    }
+    return table_of([offer.plan for offer in found if offer.plan is not None], columns, top=ALL)
 
 
 def pareto(title: str, found: Pareto) -> Document:
@@ -215,40 +205,29 @@ def pareto(title: str, found: Pareto) -> Document:
 
 def frontier(found: Pareto) -> Table:
     """The plans on the frontier."""
-    whole = found.base.peak_activations
-    rows = [
-        Row(
-            (
-                size(plan.predicted.peak_activations),
-                _saved(plan.predicted.peak_activations, whole),
-                share(plan.overhead),
-                number(plan.recomputed, f"{plan.recomputed:,}"),
-                Cell(plan.strategy),
-                Cell("knee" if position == found.knee and len(found.points) > 2 else ""),
-            )
-        )
-        for position, plan in enumerate(found.points)
-    ]
-    return Table(("activations", "saved", "overhead", "repeats", "found by", ""), tuple(rows), top=len(rows))
+    whole, knee = found.base.peak_activations, found.points[found.knee] if len(found.points) > 2 else None
+    columns: Columns[Plan] = {
+        "activations": lambda plan: size(plan.predicted.peak_activations),
+        "saved": lambda plan: share(whole - plan.predicted.peak_activations, whole),
+        "overhead": lambda plan: share(plan.overhead),
+        "repeats": lambda plan: number(plan.recomputed),
+        "found by": lambda plan: Cell(plan.strategy),
+        "": lambda plan: Cell("knee" if plan is knee else ""),
+    }
+    return table_of(found.points, columns, top=ALL)
 
 
 def _strategies(found: Pareto, marks: tuple[Mark, ...]) -> Table:
     whole = found.base.peak_activations
-    rows = [
-        Row(
-            (
-                Cell(mark.letter),
-                Cell(mark.strategy),
-                size(mark.peak),
-                _saved(mark.peak, whole),
-                share(mark.overhead),
-                _behind(mark, found),
-            )
-        )
-        for mark in marks
-    ]
-    columns = ("", "strategy", "activations", "saved", "overhead", "dearer than the frontier by")
-    return Table(columns, tuple(rows), top=len(rows))
+    columns: Columns[Mark] = {
+        "": lambda mark: Cell(mark.letter),
+        "strategy": lambda mark: Cell(mark.strategy),
+        "activations": lambda mark: size(mark.peak),
+        "saved": lambda mark: share(whole - mark.peak, whole),
+        "overhead": lambda mark: share(mark.overhead),
+        "dearer than the frontier by": lambda mark: _behind(mark, found),
+    }
+    return table_of(marks, columns, top=ALL)
 
 
 def _behind(mark: Mark, found: Pareto) -> Cell:

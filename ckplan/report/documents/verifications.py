@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from ckplan.meter import meters
 from ckplan.meter.meter import Figure
 from ckplan.report.document import (
+    ALL,
     Cell,
     Document,
     Line,
@@ -101,7 +102,7 @@ def figures(found: Verification, predicted: Sequence[int | None] = ()) -> Table:
         spread = "" if found.timing.spread is None else f" ± {found.timing.spread:.2f}"
         title = "step time, one thread" if found.timing.clock == "processor" else "step time"
         rows.append(Row((Cell(title), *times, number(found.timing.ratio, f"{found.timing.ratio:.2f}{spread}")), "bold"))
-    return Table(("", "base", "new", "new / base"), tuple(rows), top=len(rows))
+    return Table(("", "base", "new", "new / base"), tuple(rows), top=ALL)
 
 
 def _ratio(after: int | None, before: int | None) -> Cell:

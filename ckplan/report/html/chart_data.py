@@ -66,6 +66,24 @@ class Curve:
     measured: Timeline | None = None
     levels: tuple[tuple[str, int], ...] = ()
 
+    @property
+    def peak(self) -> str:
+        """The figure beside the title."""
+        return format_bytes(self.timeline.peak_activations)
+
+    @property
+    def summary(self) -> str:
+        """The same in words, for those who do not see it."""
+        steps = self.timeline.steps
+        where = steps[self.timeline.peak_step].op if steps else ""
+        return f"{self.title}: bytes of activations over {len(steps):,} steps; the peak of {self.peak} is in {where}."
+
+    @property
+    def early(self) -> bool:
+        """Whether some of the backward pass runs before most of it begins."""
+        steps = self.timeline.steps
+        return any(step.backward for step in steps[: backward_pass(steps)])
+
 
 def band_numbers(occupancy: Occupancy) -> dict[int, int]:
     """For each buffer that has a band of its own, by position, the number of the band."""

@@ -117,7 +117,8 @@
     heading.setAttribute("aria-sort", down ? "descending" : "ascending");
     const keyed = [...table.tBodies[0].rows].map((row) => {
       const { order } = row.cells[column].dataset;
-      return [order === undefined ? row.cells[column].textContent : Number(order), row];
+      const none = numeric ? -Infinity : row.cells[column].textContent; // a dash in a column of figures
+      return [order === undefined ? none : Number(order), row];
     });
     const collator = new Intl.Collator("en", { numeric: true });
     keyed.sort(([a], [b]) => (typeof a === "number" && typeof b === "number" ? a - b : collator.compare(a, b)));

@@ -10,16 +10,14 @@ from functools import cache
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
-from ckplan.report.chart import backward_pass
 from ckplan.report.document import Table
 from ckplan.report.documents import plans, verifications
 from ckplan.report.documents.comparisons import comparison, summary
 from ckplan.report.html import sections
 from ckplan.report.html.chart_data import Curve, chart_data
-from ckplan.report.html.values import Chart
 from ckplan.report.svg import drawing
 from ckplan.report.untrusted import printable
-from ckplan.units import format_bytes
+from ckplan.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
     from jinja2 import Template
@@ -52,16 +50,17 @@ def render(found: Findings) -> str:
         "notes": found.notes,
         "loss": found.contents.loss if found.contents is not None else "",
         "tiles": sections.tiles(found),
-        "charts": [_chart(curve) for curve in curves],
+        "charts": curves,
         "again": any(step.recomputed for curve in curves for step in curve.timeline.steps),
-        "early": any(_runs_early(curve) for curve in curves),
+        "early": any(curve.early for curve in curves),
         "alive": [
             sections.alive_table(curve.title, curve.occupancy, number)
             for number, curve in enumerate(curves)
             if curve.occupancy is not None
         ],
-        "groups": sections.groups(found.plan.blocks if found.plan is not None else ()),
-        "layers": sections.groups([layer for layer in found.plan.layers if layer.decisions] if found.plan else ()),
+        "groups": found.chosen.blocks if found.chosen is not None else (),
+        "layers": [layer for layer in found.chosen.layers if layer.decisions] if found.chosen is not None else (),
+        "decisions": sections.decisions,
         **_headline(found),
         **_optional(found),
         # What is no text of a stranger's: all of it is made here, and escaped where it has to be.
@@ -86,11 +85,11 @@ def _headline(found: Findings) -> dict[str, Any]:
         (check,) = found.comparison.checks
         sides = [None if side is None else side.peak_activations for side in (check.base, check.head)]
         before, after = sides if sides[0] is not None else (sides[1], None)
-    if found.verification is not None and (before is None or found.plan is None):
+    if found.verification is not None and (before is None or found.chosen is None):
         before, after = found.verification.base.peak_activations, found.verification.new.peak_activations
         overhead, source = found.verification.overhead, "measured"
-    elif found.plan is not None:
-        overhead = found.plan.overhead
+    elif found.chosen is not None:
+        overhead = found.chosen.plan.overhead
     trained = found.contents is None or found.contents.backward
     saving = after / before - 1 if before and after is not None else None
     return {
@@ -153,10 +152,10 @@ def _curves(found: Findings) -> list[Curve]:
     if found.comparison is not None:
         return _compared_curves(found.comparison)
     levels = []
-    if found.plan is not None:
-        if found.plan.budget is not None:
-            levels.append(("budget", found.plan.budget))
-        levels.append(("lower bound", found.plan.lower_bound))
+    if found.chosen is not None:
+        if found.chosen.budget is not None:
+            levels.append(("budget", found.chosen.budget))
+        levels.append(("lower bound", found.chosen.plan.lower_bound))
     elif found.analysis is not None:
         levels.append(("lower bound", found.analysis.lower_bound))
     base, new = (found.verification.base, found.verification.new) if found.verification else (None, None)
@@ -187,19 +186,6 @@ def _curve(
     return None if measured is None else Curve(title, measured, None, None, levels)
 
 
-def _chart(curve: Curve) -> Chart:
-    steps, peak = len(curve.timeline.steps), format_bytes(curve.timeline.peak_activations)
-    where = curve.timeline.steps[curve.timeline.peak_step].op if steps else ""
-    summary = f"{curve.title}: bytes of activations over {steps:,} steps; the peak of {peak} is in {where}."
-    return Chart(curve.title, peak, summary)
-
-
-def _runs_early(curve: Curve) -> bool:
-    """Whether some of the backward pass runs before most of it begins."""
-    steps = curve.timeline.steps
-    return any(step.backward for step in steps[: backward_pass(steps)])
-
-
 def _hash(text: str) -> str:
     """A digest as a content security policy spells it."""
     return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"
@@ -222,4 +208,5 @@ def _template() -> Template:
     environment = Environment(
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, finalize=_printable
     )
+    environment.filters |= {"bytes": format_bytes, "seconds": format_seconds}
     return environment.from_string(_asset("page.html"))

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from ckplan.planner import Kind
-from ckplan.report.document import Cell, Row, Table, counted, name, number, percent, shape_cell, size
+from ckplan.report.document import Cell, Columns, Row, Table, counted, name, number, shape_cell, share, size, table_of
 from ckplan.report.documents.verifications import differences, figures
 from ckplan.report.html.chart_data import band_numbers
-from ckplan.report.html.values import Group, Tile
 from ckplan.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
@@ -22,19 +21,27 @@ _ALIVE = 400
 """Rows of the table of what is alive at the peak."""
 _DECISIONS = 40
 """Tensors of a block that are listed."""
-_BLOCKS = 60
-"""Blocks that are listed."""
 _OUTPUTS = 100
 """Outputs that differ and are listed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """A figure with its name, and a remark below."""
+
+    label: str
+    value: str
+    remark: str = ""
 
 
 def tiles(found: Findings) -> list[Tile]:
     """The figures below the headline."""
     made: list[Tile] = []
     before, after = found.before, found.after
-    bound = found.plan.lower_bound if found.plan else found.analysis.lower_bound if found.analysis else None
-    if (plan := found.plan) is not None:
-        budget = "no budget" if plan.budget is None else f"budget {format_bytes(plan.budget)}"
+    bound = found.chosen.plan.lower_bound if found.chosen else found.analysis.lower_bound if found.analysis else None
+    if found.chosen is not None:
+        plan, limit = found.chosen.plan, found.chosen.budget
+        budget = "no budget" if limit is None else f"budget {format_bytes(limit)}"
         made.append(Tile("strategy", plan.strategy, budget))
         made.append(Tile("run again", counted(plan.recomputed, "node"), f"{100 * plan.overhead:+.1f} % of compute"))
     if bound is not None:
@@ -60,27 +67,14 @@ def _change(sizes: Sequence[str]) -> str:
 def alive_table(title: str, found: Occupancy, chart: int) -> Table:
     """What is alive at the peak."""
     step, whole = found.timeline.peak_step, found.timeline.peak_activations
-    bands, rows = band_numbers(found), []
-    alive = found.alive(step)
+    bands, alive, rows = band_numbers(found), found.alive(step), []
     for index, buffer in alive[:_ALIVE]:
         span = buffer.at(step)
-        rows.append(
-            Row(
-                (
-                    name(span.tensor),
-                    size(buffer.bytes),
-                    number(buffer.bytes / whole, percent(buffer.bytes / whole)),
-                    shape_cell(span.shape),
-                    Cell(span.dtype),
-                    Cell(span.op_type),
-                    Cell(span.role.value),
-                    number(buffer.born + 1, f"{buffer.born + 1:,}"),
-                    number(buffer.dies + 1, f"{buffer.dies + 1:,}"),
-                ),
-                band=f"{chart}:{bands[index]}" if index in bands else "",
-                mark=span.role.value,
-            )
-        )
+        about = (name(span.tensor), size(buffer.bytes), share(buffer.bytes, whole), shape_cell(span.shape))
+        kinds = (span.dtype, span.op_type, span.role.value)
+        steps = (number(buffer.born + 1), number(buffer.dies + 1))
+        band = f"{chart}:{bands[index]}" if index in bands else ""
+        rows.append(Row((*about, *map(Cell, kinds), *steps), band=band, mark=span.role.value))
     more = []
     if len(alive) > _ALIVE:
         rest = sum(buffer.bytes for _, buffer in alive[_ALIVE:])
@@ -91,45 +85,23 @@ def alive_table(title: str, found: Occupancy, chart: int) -> Table:
     return Table(columns, tuple(rows), title, more="; ".join(more), sorted_by=1)
 
 
-def groups(blocks: Sequence[Block]) -> tuple[list[Group], str]:
-    """The plan, block by block; and what was left out, in words."""
-    whole = max((block.kept + block.recomputed for block in blocks), default=0) or 1
-    made = [
-        Group(
-            name=block.name,
-            count=block.count,
-            kept=format_bytes(block.kept) if block.kept else "–",
-            recomputed=format_bytes(block.recomputed) if block.recomputed else "–",
-            seconds=format_seconds(block.seconds) if block.seconds else "–",
-            bars=(round(100 * block.kept / whole, 2), round(100 * block.recomputed / whole, 2)),
-            table=_decisions(block.decisions),
-        )
-        for block in blocks[:_BLOCKS]
-    ]
-    left = blocks[_BLOCKS:]
-    more = f"{counted(len(left), 'more kind')} of blocks" if left else ""
-    return made, more
-
-
-def _decisions(decisions: Sequence[Decision]) -> Table:
-    largest = sorted(decisions, key=lambda decision: -decision.bytes)
-    rows = [
-        Row(
-            (
-                name(decision.tensor),
-                size(decision.bytes),
-                shape_cell(decision.shape),
-                Cell(decision.op_type),
-                Cell(_treatment(decision.times), decision.times),
-                number(decision.seconds, format_seconds(decision.seconds) if decision.seconds else "–"),
-            ),
-            mark="recomputed" if decision.times else "kept",
-        )
-        for decision in largest[:_DECISIONS]
-    ]
-    left = largest[_DECISIONS:]
+def decisions(block: Block) -> Table:
+    """The tensors of a block, and what the plan does with them."""
+    columns: Columns[Decision] = {
+        "tensor": lambda decision: name(decision.tensor),
+        "bytes": lambda decision: size(decision.bytes),
+        "shape": lambda decision: shape_cell(decision.shape),
+        "made by": lambda decision: Cell(decision.op_type),
+        "plan": lambda decision: Cell(_treatment(decision.times), decision.times),
+        "extra time": lambda decision: number(
+            decision.seconds, format_seconds(decision.seconds) if decision.seconds else "–"
+        ),
+    }
+    largest = sorted(block.decisions, key=lambda decision: -decision.bytes)
+    shown, left = largest[:_DECISIONS], largest[_DECISIONS:]
     more = f"{counted(len(left), 'more tensor')}: {format_bytes(sum(d.bytes for d in left))}" if left else ""
-    return Table(("tensor", "bytes", "shape", "made by", "plan", "extra time"), tuple(rows), more=more, sorted_by=1)
+    marks = ["recomputed" if decision.times else "kept" for decision in shown]
+    return table_of(shown, columns, marks, more=more, sorted_by=1)
 
 
 def _treatment(times: int) -> str:

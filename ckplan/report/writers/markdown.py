@@ -55,7 +55,7 @@ def _table(table: Table) -> Iterator[str]:
         yield escaped(table.caption)
         yield ""
     yield _row(map(escaped, table.columns))
-    yield _row("--:" if right else ":--" for right in table.aligned)
+    yield _row("--:" if right else ":--" for right in table.numeric)
     for row in table.rows[: table.top]:
         yield _row(map(_cell, row.cells))
     for text in (table.beyond(table.top), table.more):

@@ -11,7 +11,7 @@ from rich.text import Text
 from ckplan.report.chart import Chart
 from ckplan.report.document import Block, Cell, Document, Facts, FrontierChart, Line, MemoryChart, Section, Table
 from ckplan.report.scatter import Scatter
-from ckplan.report.untrusted import printable, printable_report
+from ckplan.report.untrusted import printable
 
 _LEVELS = {"passed": "green", "warned": "yellow", "failed": "red", "error": "red", "ok": "green", "missing": "yellow"}
 _LINE = 76
@@ -20,18 +20,19 @@ _SHORTEST, _WIDTH = 12, 34
 """Letters of a name in a table, at least and at most."""
 
 
-def terminal(document: Document) -> RenderableType:
+def terminal(document: Document) -> Group:
     """The document for a console of rich's; names are shortened, long tables cut."""
     parts: list[RenderableType] = [_headline(document.title)] if document.title else []
     shown = [_section(section) for section in document.sections if not section.minor]
     return Group(*[part for content in (*parts, *shown) for part in ("", content)][1:])
 
 
-def text(document: Document) -> str:
-    """The document as plain text."""
-    console = Console(width=80, no_color=True, highlight=False, force_terminal=False)
+def text(document: Document, console: Console | None = None) -> str:
+    """The document as a console shows it, by default one of 80 columns without colours."""
+    console = console or Console(width=80, no_color=True, highlight=False, force_terminal=False)
     with console.capture() as captured:
-        console.print(printable_report(terminal(document)), crop=False)
+        # In a group, since a text that is printed by itself is wrapped even where it says not to.
+        console.print(Group(terminal(document)), crop=False)
     return "\n".join(line.rstrip() for line in captured.get().splitlines()) + "\n"
 
 
@@ -40,16 +41,21 @@ def ending(name: str, width: int = _WIDTH) -> str:
     return name if len(name) <= width else f"…{name[1 - width :]}"
 
 
+def _text(text: str, style: str = "") -> Text:
+    """A text of a stranger's as it may stand in a terminal, in one line; nothing in it is markup of rich's."""
+    return Text(printable(text), style)
+
+
 def _headline(text: str) -> Text:
     """A line that is never folded, so that it can be searched."""
-    return Text(text, style="bold", no_wrap=True, overflow="ignore")
+    return Text(printable(text), "bold", no_wrap=True, overflow="ignore")
 
 
 def _section(section: Section) -> RenderableType:
     parts = [part for block in section.blocks for part in _block(block)]
     if not section.title:
         return Group(*parts)
-    return Group(Text(section.title, style="bold"), *(Padding(part, (0, 0, 0, 2)) for part in parts))
+    return Group(_text(section.title, "bold"), *(Padding(part, (0, 0, 0, 2)) for part in parts))
 
 
 def _block(block: Block) -> list[RenderableType]:
@@ -59,7 +65,7 @@ def _block(block: Block) -> list[RenderableType]:
         case Facts():
             return [_facts(block)]
         case Line():
-            return [_headline(block.text) if block.style == "headline" else Text(block.text, style=block.style)]
+            return [_headline(block.text) if block.style == "headline" else _text(block.text, block.style)]
         case MemoryChart():
             return [Chart(block.timeline, expected=block.expected)]
         case FrontierChart():
@@ -71,7 +77,7 @@ def _facts(facts: Facts) -> Grid:
     grid.add_column(no_wrap=True)
     grid.add_column(overflow="fold")
     for fact in facts.rows:
-        grid.add_row(Text(fact.name), Text(printable(fact.text), style="bold" if fact.strong else ""))
+        grid.add_row(_text(fact.name), _text(fact.text, "bold" if fact.strong else ""))
     return grid
 
 
@@ -80,12 +86,14 @@ def _table(table: Table) -> list[RenderableType]:
     kept = [index for index in range(len(table.columns)) if index not in table.wide]
     width = _name_width(table, kept)
     for index in kept:
-        right = table.aligned[index]
-        made.add_column(table.columns[index], justify="right" if right else "left", no_wrap=right, overflow="fold")
+        right = table.numeric[index]
+        made.add_column(
+            _text(table.columns[index]), justify="right" if right else "left", no_wrap=right, overflow="fold"
+        )
     for row in table.rows[: table.top]:
         made.add_row(*(_cell(row.cells[index], width) for index in kept), style=row.style)
     said = [text for text in (table.beyond(table.top), table.more) if text]
-    return [*([Text(table.caption)] if table.caption else []), made, *map(Text, said)]
+    return [*([_text(table.caption)] if table.caption else []), made, *map(_text, said)]
 
 
 def _name_width(table: Table, columns: list[int]) -> int:
@@ -99,7 +107,6 @@ def _name_width(table: Table, columns: list[int]) -> int:
 
 
 def _cell(cell: Cell, width: int) -> Text:
-    shown = printable(cell.text)
     if cell.name:
-        return Text(ending(shown, width), no_wrap=True)
-    return Text(shown, style=_LEVELS.get(cell.level, ""))
+        return Text(ending(printable(cell.text), width), no_wrap=True)
+    return _text(cell.text, _LEVELS.get(cell.level, ""))
