@@ -183,22 +183,17 @@ def offer(problem: Problem, strategy: Strategy, budget: int | None) -> Offer:
 def _at_peak(occupancy: Occupancy) -> tuple[TensorFacts, ...]:
     """The tensors in the buffers that are alive at the peak, largest first."""
     steps, peak = occupancy.timeline.steps, occupancy.timeline.peak_step
-    found = []
-    for _, buffer in occupancy.alive(peak) if steps else []:
-        span = buffer.at(peak)
-        maker = steps[span.step]
-        found.append(TensorFacts(span.tensor, span.shape or (), buffer.bytes, maker.op, span.op_type, maker.backward))
-    return tuple(found)
+    there = [(buffer.at(peak), buffer.bytes) for _, buffer in occupancy.alive(peak)] if steps else []
+    return tuple(
+        TensorFacts(span.tensor, span.shape or (), size, steps[span.step].op, span.op_type, steps[span.step].backward)
+        for span, size in there
+    )
 
 
 def _facts(problem: Problem, values: Mapping[str, ir.Value], tensor: int) -> TensorFacts:
-    value = values[problem.tensors[tensor].name]
+    known = problem.tensors[tensor]
+    value = values[known.name]
     node = value.producer()
-    return TensorFacts(
-        name=problem.tensors[tensor].name,
-        shape=dimensions_of(value) or (),
-        bytes=problem.tensors[tensor].bytes,
-        producer=str(node.name) if node else "",
-        op_type=node.op_type if node else "",
-        backward=problem.ops[problem.producer[tensor]].backward,
-    )
+    maker, op_type = (str(node.name), node.op_type) if node else ("", "")
+    backward = problem.ops[problem.producer[tensor]].backward
+    return TensorFacts(known.name, dimensions_of(value) or (), known.bytes, maker, op_type, backward)

@@ -14,7 +14,7 @@ from ckplan.errors import UsageError
 from ckplan.model.costs import node_cost
 from ckplan.model.traits import why_only_once
 from ckplan.pipeline import Step
-from ckplan.planner import Kind, Moment, Plan, Problem
+from ckplan.planner import Kind, Plan, Problem
 from ckplan.planner.alternatives import Copy, copies_of, keeping_instead, recomputed_with, recomputing_instead
 from ckplan.planner.plan import make_plan
 from ckplan.runtime.sizes import dimensions_of
@@ -157,12 +157,13 @@ def explain(step: Step, plan: Plan, name: str) -> Explanation:
     """
     problem, model, training = step.problem, step.fused, step.training
     ids = {tensor.name: index for index, tensor in enumerate(problem.tensors)}
-    found, notes = _named(name, ids, model, step.original)
+    found, note = _named(name, ids, model, step.original)
     tensor = ids[found]
     nodes = list(model.graph)
     producer = problem.producer[tensor]
     node = nodes[producer] if producer >= 0 else None
-    value = _value(model, node, found)
+    values = {value.name: value for value in (node.outputs if node is not None else model.graph.inputs)}
+    value = values.get(found) or model.graph.initializers.get(found)
     base = problem.view_root[tensor]
     lives, copies = _lives(problem, plan, nodes, tensor)
     never = _never(problem, nodes, base, training)
@@ -190,7 +191,7 @@ def explain(step: Step, plan: Plan, name: str) -> Explanation:
         peak=plan.predicted.peak_activations,
         overhead=plan.overhead,
         steps=len(plan.schedule),
-        notes=tuple(notes),
+        notes=(note,) if note else (),
     )
 
 
@@ -203,20 +204,18 @@ def only_once(model: ir.Model) -> dict[str, list[str]]:
     return found
 
 
-def _named(
-    name: str, ids: Mapping[str, int], model: ir.Model, original: Callable[[], ir.Model]
-) -> tuple[str, list[str]]:
+def _named(name: str, ids: Mapping[str, int], model: ir.Model, original: Callable[[], ir.Model]) -> tuple[str, str]:
     """The tensor that a name means, and what was found out on the way.
 
     Raises:
         UsageError: there is no such tensor.
     """
     if name in ids:
-        return name, []
+        return name, ""
     for node in model.graph:
         if node.name == name and node.outputs and node.outputs[0].name in ids:
             made = str(node.outputs[0].name)
-            return made, [f"'{name}' is a node; this is about '{made}', which it makes"]
+            return made, f"'{name}' is a node; this is about '{made}', which it makes"
     graph = original().graph
     known = {str(value.name): value for node in graph for value in node.outputs if value.name}
     known |= {str(key): value for key, value in graph.initializers.items()}
@@ -227,7 +226,7 @@ def _named(
         value = maker.inputs[0]
         if value is not None and value.name in ids:
             through = " and ".join(dict.fromkeys(passed))
-            return str(value.name), [f"'{name}' is '{value.name}' in this graph, as {through} gave way"]
+            return str(value.name), f"'{name}' is '{value.name}' in this graph, as {through} gave way"
     if name in known:
         raise UsageError(
             f"tensor '{name}' of the model is not in the graph that is planned: it is constant, or was replaced when "
@@ -235,18 +234,18 @@ def _named(
             _near(name, ids) or "name another tensor",
         )
     for node in model.graph:
-        for attribute in node.attributes.values():
-            bodies = [attribute.as_graph()] if attribute.type == ir.AttributeType.GRAPH else []
-            if any(value.name == name for body in bodies for inner in body.all_nodes() for value in inner.outputs):
-                raise UsageError(
-                    f"tensor '{name}' is made in the body of {node.op_type} '{node.name}', which is planned as a whole",
-                    f"explain what that makes: `{node.outputs[0].name}`",
-                )
+        bodies = [attribute.as_graph() for attribute in node.attributes.values() if attribute.type in _BODIES]
+        if any(value.name == name for body in bodies for inner in body.all_nodes() for value in inner.outputs):
+            raise UsageError(
+                f"tensor '{name}' is made in the body of {node.op_type} '{node.name}', which is planned as a whole",
+                f"explain what that makes: `{node.outputs[0].name}`",
+            )
     raise UsageError(
         f"there is no tensor '{name}' in the model", _near(name, ids) or "`ckplan analyze` names the largest"
     )
 
 
+_BODIES = frozenset({ir.AttributeType.GRAPH})
 _PASSING = frozenset({"Identity", "Dropout", "Cast"})
 
 
@@ -255,13 +254,6 @@ def _near(name: str, ids: Mapping[str, int]) -> str:
     parts = sorted((known for known in ids if name.lower() in known.lower()), key=len)[:3] if len(name) > 2 else []
     near = parts or difflib.get_close_matches(name, ids, n=3, cutoff=0.5)
     return f"near it are {', '.join(f'`{known}`' for known in near)}" if near else ""
-
-
-def _value(model: ir.Model, node: ir.Node | None, name: str) -> ir.Value | None:
-    if node is not None:
-        return next(value for value in node.outputs if value.name == name)
-    fed = next((value for value in model.graph.inputs if value.name == name), None)
-    return fed or model.graph.initializers.get(name)
 
 
 def _block(model: ir.Model, node: str) -> tuple[str, int] | None:
@@ -277,29 +269,22 @@ def _lives(
     """The copies of a tensor, for people and as numbers."""
     schedule, peak = plan.schedule, plan.predicted.peak_step
 
-    def use(step: int | None) -> Use | None:
-        if step is None:
-            return None
-        moment: Moment = plan.predicted.steps[step]
+    def use(step: int) -> Use:
+        moment = plan.predicted.steps[step]
         return Use(step, moment.op, nodes[schedule[step]].op_type, moment.backward, moment.recomputed)
 
-    if problem.producer[problem.view_root[tensor]] < 0:
-        base = problem.view_root[tensor]
+    def ends(reads: Sequence[int]) -> tuple[Use | None, Use | None]:
+        return (use(reads[0]), use(reads[-1])) if reads else (None, None)
+
+    base = problem.view_root[tensor]
+    if problem.producer[base] < 0:
         shares = {other for other, root in enumerate(problem.view_root) if root == base}
         reads = [step for step, index in enumerate(schedule) if not shares.isdisjoint(problem.ops[index].inputs)]
-        first, last = (use(reads[0]), use(reads[-1])) if reads else (None, None)
-        return (Life(None, first, last, at_peak=True),), ()
+        return (Life(None, *ends(reads), at_peak=True),), ()
     copies = copies_of(problem, schedule, tensor)
-    returned = problem.tensors[problem.view_root[tensor]].kind is Kind.OUTPUT
-    return tuple(
-        Life(
-            use(copy.made),
-            use(copy.reads[0] if copy.reads else None),
-            use(copy.reads[-1] if copy.reads else None),
-            at_peak=copy.made <= peak and (returned or peak <= copy.last),
-        )
-        for copy in copies
-    ), copies
+    returned = problem.tensors[base].kind is Kind.OUTPUT
+    there = [copy.made <= peak and (returned or peak <= copy.last) for copy in copies]
+    return tuple(Life(use(copy.made), *ends(copy.reads), at) for copy, at in zip(copies, there, strict=True)), copies
 
 
 def _never(problem: Problem, nodes: Sequence[ir.Node], base: int, training: TrainingGraph | None) -> str:
@@ -320,16 +305,13 @@ def _never(problem: Problem, nodes: Sequence[ir.Node], base: int, training: Trai
 
 def _role(name: str, training: TrainingGraph | None) -> str:
     """What an output of the file is."""
-    if training is not None:
-        if name == training.loss:
-            return "the loss"
-        for source, made in training.updates.items():
-            if made == name:
-                return f"the new value of '{source}', which changes once a step"
-        for source, made in {**training.gradients, **training.retained}.items():
-            if made == name:
-                return f"the gradient of '{source}'"
-    return "an output of the file"
+    if training is None:
+        return "an output of the file"
+    gradients = {**training.gradients, **training.retained}
+    roles = {made: f"the gradient of '{source}'" for source, made in gradients.items()}
+    for source, made in training.updates.items():
+        roles[made] = f"the new value of '{source}', which changes once a step"
+    return {**roles, training.loss: "the loss"}.get(name, "an output of the file")
 
 
 def _fate(problem: Problem, plan: Plan, base: int, copies: Sequence[Copy]) -> Fate:

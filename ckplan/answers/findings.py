@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import platform
+from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -164,9 +166,7 @@ def chosen(step: Step, plan: Plan, budget: int | None = None) -> Chosen:
 def _decisions(problem: Problem, schedule: Sequence[int], model: ir.Model) -> dict[str, list[Decision]]:
     """The decisions of a schedule by the node that makes the tensor, in forward order."""
     nodes = list(model.graph)
-    runs = [0] * len(problem.ops)
-    for index in schedule:
-        runs[index] += 1
+    runs = Counter(schedule)
     ids = {tensor.name: index for index, tensor in enumerate(problem.tensors)}
     held = {
         ids[span.tensor]: buffer.bytes
@@ -176,24 +176,16 @@ def _decisions(problem: Problem, schedule: Sequence[int], model: ir.Model) -> di
     }
     found: dict[str, list[Decision]] = {}
     for index, op in enumerate(problem.ops):
-        values = {value.name: value for value in nodes[index].outputs}
-        extra = runs[index] - 1
+        shapes = {value.name: dimensions_of(value) for value in nodes[index].outputs}
+        extra, op_type = runs[index] - 1, nodes[index].op_type
         for position, tensor in enumerate(op.outputs):
             if not extra and tensor not in held:
                 continue
             name = problem.tensors[tensor].name
-            size = 0 if tensor in op.views else problem.tensors[tensor].bytes
-            found.setdefault(op.name, []).append(
-                Decision(
-                    tensor=name,
-                    shape=dimensions_of(values[name]),
-                    bytes=size if extra else held[tensor],
-                    node=op.name,
-                    op_type=nodes[index].op_type,
-                    times=extra,
-                    seconds=0.0 if position else extra * op.cost,
-                )
-            )
+            own = 0 if tensor in op.views else problem.tensors[tensor].bytes
+            size, seconds = own if extra else held[tensor], 0.0 if position else extra * op.cost
+            made = Decision(name, shapes[name], size, op.name, op_type, extra, seconds)
+            found.setdefault(op.name, []).append(made)
     return found
 
 
@@ -224,9 +216,7 @@ def environment(device: str = "cpu") -> tuple[tuple[str, str], ...]:
     """
     found = [(package, version(package)) for package in _PACKAGES]
     for package in _RUNTIMES:
-        try:
+        with suppress(ModuleNotFoundError):
             found.append((package, version(package)))
-        except ModuleNotFoundError:
-            continue
     system = f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores"
     return (*found, ("Python", platform.python_version()), ("system", system), ("device", device))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from ckplan.display import table_html
@@ -93,18 +94,15 @@ def free_dimension(source: Source, options: StepOptions, wanted: str | None) -> 
     ]
     free = [name for name in dict.fromkeys(named) if name not in options.dims]
     told = ", ".join(f"`{name}`" for name in free)
-    if wanted is not None:
-        if wanted not in free:
-            raise UsageError(
-                f"no input has a free dimension `{wanted}`", f"there are {told}" if told else "all sizes are fixed"
-            )
-        return wanted
-    batch = [name for name in free if name.lower() in ("batch", "batch_size", "n")]
-    if len(free) == 1 or batch:
-        return batch[0] if batch else free[0]
+    if wanted is not None and wanted not in free:
+        said = f"there are {told}" if told else "all sizes are fixed"
+        raise UsageError(f"no input has a free dimension `{wanted}`", said)
     if not free:
         raise UsageError("the model has no free dimension", "export it with one, such as a batch of any size")
-    raise UsageError(f"the model has several free dimensions: {told}", f"say which one, as with --dim {free[0]}=?")
+    batch = [name for name in free if name.lower() in ("batch", "batch_size", "n")]
+    if wanted is None and len(free) > 1 and not batch:
+        raise UsageError(f"the model has several free dimensions: {told}", f"say which one, as with --dim {free[0]}=?")
+    return wanted or (batch or free)[0]
 
 
 def fit(
@@ -149,12 +147,14 @@ def fit(
     def fits(size: int) -> bool:
         nonlocal best
         step = opened(size)
-        made, reason, least = _planned(step, strategy, Goal(memory, None, overhead, seconds, TOTAL))
-        footprint = None if made is None else made.footprint
-        overhead_of = 0.0 if made is None else made.plan.overhead
-        tried[size] = Size(size, step.footprint.total, footprint, overhead_of, reason, least)
-        best = made or best
-        return made is not None
+        try:
+            made = _planned(step, strategy, Goal(memory, None, overhead, seconds, TOTAL))
+        except InfeasibleError as error:
+            tried[size] = Size(size, step.footprint.total, None, 0.0, error.message, error.least)
+            return False
+        tried[size] = Size(size, step.footprint.total, made.footprint, made.plan.overhead)
+        best = made
+        return True
 
     fixed, slope = _growth(lambda size: opened(size).footprint.total)
     low, high = 0, _LARGEST + 1
@@ -209,21 +209,17 @@ def _next_size(low: int, high: int, tried: Mapping[int, Size], fixed: int, memor
     return (low + high) // 2 if low else max(1, high // 2)
 
 
-def _planned(step: Step, strategy: Strategy, goal: Goal) -> tuple[Planned | None, str, int | None]:
-    """The plan of a size that fits, or why there is none and what is the least that is known to do.
+def _planned(step: Step, strategy: Strategy, goal: Goal) -> Planned:
+    """The plan of a size; what fits as it is has no need of recomputation.
 
-    What fits as it is has no need of recomputation.
+    Raises:
+        InfeasibleError: it does not fit.
     """
     assert goal.budget is not None
     held = step.footprint
     if held.total <= goal.budget:
-        return planning.without_plan(step), "", None
+        return planning.without_plan(step, KeepAll())
     if held.resident + held.returned + held.activations <= goal.budget:
-        try:
-            return planning.rewrite(step, KeepAll(), Goal(goal.budget, scope=TOTAL)), "", None
-        except InfeasibleError:  # as it is: then with recomputation
-            pass
-    try:
-        return rewrite(step, strategy, goal), "", None
-    except InfeasibleError as error:
-        return None, error.message, error.least
+        with suppress(InfeasibleError):  # as it is; else with recomputation
+            return planning.rewrite(step, KeepAll(), Goal(goal.budget, scope=TOTAL))
+    return rewrite(step, strategy, goal)

@@ -95,11 +95,8 @@ def _texts(value: object) -> Iterator[str]:
     """All text in a value, keys and what lies in tables and lists among it."""
     if isinstance(value, str):
         yield value
-    elif isinstance(value, dict):
-        for part in (*value, *value.values()):
-            yield from _texts(part)
-    elif isinstance(value, list):
-        for part in value:
+    elif isinstance(value, dict | list):
+        for part in value if isinstance(value, list) else (*value, *value.values()):
             yield from _texts(part)
 
 
@@ -121,20 +118,20 @@ def _targets(path: Path, name: str, model: Mapping[str, Any], defaults: Mapping[
     if model.get("inference") is True and "strategy" not in model:
         given.pop("strategy", None)
     limits = _limits(where, {key: given[key] for key in _LIMITS if key in given})
-    strategies = given.pop("strategy", None)
-    listed = strategies if isinstance(strategies, list) else [strategies]
-    if not listed:
+    asked = {key: value for key, value in given.items() if key in KEYS}
+    strategies = asked.get("strategy")
+    if strategies == []:
         raise UsageError(f"{where}: `strategy` is empty", "name one, or leave the key out")
-    options = _options(where, {key: value for key, value in given.items() if key in KEYS})
+    several = isinstance(strategies, list) and len(strategies) > 1
     targets = []
-    for strategy in listed:
-        own = options if strategy is None else {**options, **_options(where, {"strategy": strategy})}
+    for strategy in strategies if isinstance(strategies, list) else [strategies]:
+        options = _options(where, asked if strategy is None else {**asked, "strategy": strategy})
         try:
-            Settings.of(**own)
+            Settings.of(**options)
         except UsageError as error:
             raise UsageError(f"{where}: {error.message}", error.hint) from None
-        called = name if len(listed) == 1 else f"{name}, {strategy}"
-        targets.append(Target(called, path.parent / model["path"], own, limits))
+        called = f"{name}, {strategy}" if several else name
+        targets.append(Target(called, path.parent / model["path"], options, limits))
     return targets
 
 

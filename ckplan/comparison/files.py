@@ -128,8 +128,7 @@ def _rewritten(path: Path, data: Mapping[str, Any]) -> Sides:
 def _measured(path: Path, data: Mapping[str, Any]) -> Sides:
     """What onnxruntime took; there is no simulated figure, so the measured one stands in its place."""
     found = data.get("measurement", data)
-    counters = found["counters"]
-    timeline = Timeline.from_json(counters["timeline"]) if counters else None
+    timeline = Timeline.from_json(found["counters"]["timeline"]) if found["counters"] else None
     return _result(path, found, str(found["path"]), timeline)
 
 

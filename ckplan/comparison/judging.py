@@ -153,9 +153,7 @@ class Comparison:
     def failure(self) -> CkplanError | None:
         """What to fail with: the first error, or else the first limit that was not kept; None if all is well."""
         errors = [check for check in self.checks if check.error is not None]
-        if errors:
-            error = errors[0].error
-            assert error is not None
+        if errors and (error := errors[0].error) is not None:
             named = f"{errors[0].name}: " if len(self.checks) > 1 else ""
             made = CkplanError(f"{named}{error.message}{_more(len(errors))}", error.hint)
             made.exit_code = error.exit_code  # type: ignore[misc]
@@ -179,13 +177,13 @@ def culprit(check: Check) -> str:
     """What grew most, as the end of a sentence; empty if that is not known."""
     parts = []
     named = [growth for growth in check.grown if not growth.alive.tensor.startswith(OWN)] or check.grown
-    for growth in named[:1]:
-        alive = growth.alive
+    if named:
+        growth, alive = named[0], named[0].alive
         work = alive.shape == WORKSPACE
         maker = f" of {alive.op_type} '{alive.node}'" if alive.node and not work else ""
-        what = f"{'the workspace of ' * work}'{alive.tensor}'{maker}"
-        more = f"takes {format_bytes(growth.change)} more of it"
-        parts.append(f"{what} {more if growth.before else f'({format_bytes(growth.after)}) is new in it'}")
+        told = f"({format_bytes(growth.after)}) is new in it"
+        more = f"takes {format_bytes(growth.change)} more of it" if growth.before else told
+        parts.append(f"{'the workspace of ' * work}'{alive.tensor}'{maker} {more}")
     if check.dropped:
         parts.append(f"'{next(iter(check.dropped))}' is not kept any more")
     return f": {', '.join(parts)}" if parts else ""
@@ -211,6 +209,7 @@ def judge(name: str, source: str, base: Snapshot | None, head: Snapshot, limits:
     """
     peaks = [_peak(side, limits.measured) for side in (base, head) if side is not None]
     peak, slack = peaks[-1], 1 + limits.tolerance if limits.measured else 1.0
+    what = f"{'measured ' * limits.measured}peak of activations"
     regressions = [(Level.FAILED, limits.max_regression), (Level.WARNED, limits.warn_regression)]
     budgets = [(Level.FAILED, limits.budget), (Level.WARNED, limits.warn_budget)]
     findings = []
@@ -218,12 +217,13 @@ def judge(name: str, source: str, base: Snapshot | None, head: Snapshot, limits:
         if allowed is not None:
             limit = _whole(peaks[0] * (1 + allowed) * slack)
             told = f"{change(peaks[0], peak)} exceeds the limit of {100 * allowed:+g} %"
-            findings.append(Finding(level, "regression", f"{_what(limits)} {told}", peak, limit))
+            findings.append(Finding(level, "regression", f"{what} {told}", peak, limit))
     for level, budget in budgets:
         if budget is not None:
-            limit = _whole(_budget(budget, head) * slack)
-            told = f"{format_bytes(peak)} exceeds the budget of {_budget_text(budget, head)} by {peak - limit:,} B"
-            findings.append(Finding(level, "budget", f"{_what(limits)} {told}", peak, limit))
+            most, told = _budget(budget, head)
+            limit = _whole(most * slack)
+            told = f"{format_bytes(peak)} exceeds the budget of {told} by {peak - limit:,} B"
+            findings.append(Finding(level, "budget", f"{what} {told}", peak, limit))
     hard = [finding.limit for finding in findings if finding.level is Level.FAILED]
     broken = [finding for finding in findings if peak > finding.limit]
     failed = {finding.rule for finding in broken if finding.level is Level.FAILED}
@@ -275,10 +275,6 @@ def dropped_tensors(base: Snapshot | None, head: Snapshot) -> dict[str, int]:
     return {name: head.recomputed[name] for name in order}
 
 
-def _what(limits: Limits) -> str:
-    return "measured peak of activations" if limits.measured else "peak of activations"
-
-
 def _peak(side: Snapshot, measured: bool) -> int:
     if not measured:
         return side.peak_activations
@@ -287,20 +283,17 @@ def _peak(side: Snapshot, measured: bool) -> int:
     return side.measured.peak_activations
 
 
-def _budget(budget: int | float, head: Snapshot) -> int:
+def _budget(budget: int | float, head: Snapshot) -> tuple[int, str]:
+    """A budget in bytes, and as it is told."""
     if isinstance(budget, int):
-        return budget
+        return budget, format_bytes(budget)
     if head.unplanned is None:
         raise UsageError(
             f"a budget of {100 * budget:g} % is one of the peak without a plan, which is not known of '{head.source}'",
             "give it in bytes, such as 512MiB",
         )
-    return int(budget * head.unplanned)
-
-
-def _budget_text(budget: int | float, head: Snapshot) -> str:
-    share = f" ({100 * budget:g} % of {format_bytes(head.unplanned or 0)})" if isinstance(budget, float) else ""
-    return f"{format_bytes(_budget(budget, head))}{share}"
+    most = int(budget * head.unplanned)
+    return most, f"{format_bytes(most)} ({100 * budget:g} % of {format_bytes(head.unplanned)})"
 
 
 def _whole(limit: float) -> int:

@@ -92,10 +92,8 @@ def compare_files(
         older, notes = take(base, settings, device=how.device, progress=how.progress)
         _check_fit(str(base), older, str(head), heads[name])
         return Comparison((judge(name, str(head), older, heads[name], limits),), notes, _RAISE)
-    settings = Settings.of(**options)
-    sides = [
-        take(path, settings, device=how.device, progress=how.progress) for path in (base, head) if path is not None
-    ]
+    settings, paths = Settings.of(**options), [path for path in (base, head) if path is not None]
+    sides = [take(path, settings, device=how.device, progress=how.progress) for path in paths]
     notes = tuple(dict.fromkeys(note for _, said in sides for note in said))
     reference = sides[0][0] if base is not None else None
     check = judge(head.stem, str(head), reference, sides[-1][0], _limits(limits, how))
@@ -170,19 +168,18 @@ def _compare_sides(
             f"both files are results, which are compared as they are, without {', '.join(asked)}", "leave it out"
         )
     if len(bases) == len(heads) == 1:
-        pairs = [(next(iter(heads)), next(iter(bases.values())), next(iter(heads.values())))]
-    else:
-        pairs = [(name, bases[name], side) for name, side in heads.items() if name in bases]
-        if not pairs:
-            raise ModelError(
-                f"'{base}' ({', '.join(bases)}) and '{head}' ({', '.join(heads)}) have no model in common",
-                "compare results of the same models",
-            )
+        bases = dict(zip(heads, bases.values(), strict=True))  # whatever they are called
+    names = [name for name in heads if name in bases]
+    if not names:
+        raise ModelError(
+            f"'{base}' ({', '.join(bases)}) and '{head}' ({', '.join(heads)}) have no model in common",
+            "compare results of the same models",
+        )
     checks = []
-    for name, older, newer in pairs:
-        _check_fit(str(base), older, str(head), newer)
-        checks.append(judge(name, str(head), older, newer, limits))
-    odd = sorted({*bases, *heads} - {name for name, _, _ in pairs}) if len(pairs) > 1 else []
+    for name in names:
+        _check_fit(str(base), bases[name], str(head), heads[name])
+        checks.append(judge(name, str(head), bases[name], heads[name], limits))
+    odd = sorted({*bases, *heads} - set(names)) if len(names) > 1 else []
     notes = (f"only one of the files has {', '.join(odd)}",) if odd else ()
     return Comparison(tuple(checks), notes, _RAISE)
 

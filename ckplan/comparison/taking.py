@@ -69,7 +69,9 @@ def take(
     else:
         step = open_step(path, settings.step, progress)
     notes, planned = step.notes, None
-    occupancy, model, overhead = step.occupancy, step.ordered, _overhead(step.ordered)
+    # A planned file tells its overhead itself.
+    occupancy, model = step.occupancy, step.ordered
+    overhead = finite(told(model.metadata_props, PLAN).get("overhead"))
     if not ready_made and not settings.step.inference:
         progress(f"planning {path.name}")
         planned = _planned(step, strategy, settings.goal)
@@ -152,11 +154,6 @@ def _planned(step: Step, strategy: Strategy, goal: Goal) -> Planned:
         return rewrite(step, strategy, goal)
     except InfeasibleError:
         return rewrite(step, strategy)
-
-
-def _overhead(model: ir.Model) -> float | None:
-    """The overhead that a planned file tells of itself; None where it tells none, or no number."""
-    return finite(told(model.metadata_props, PLAN).get("overhead"))
 
 
 def _at_peak(occupancy: Occupancy) -> tuple[PeakBuffer, ...]:

@@ -17,24 +17,15 @@ from ckplan.keys import BUDGET, BUDGET_OF
 from ckplan.pipeline.goal import ACTIVATIONS, ANY, ARENA, TOTAL, Goal
 from ckplan.pipeline.lowest import last_resorts, lowest_of_all
 from ckplan.pipeline.step import Step
-from ckplan.planner import Plan, Problem, Timeline, lower_bound
+from ckplan.planner import Plan, Timeline, lower_bound
 from ckplan.planner.allocations import held, written
 from ckplan.planner.arena import DEFAULT
 from ckplan.planner.exact.stages import proven_overhead
 from ckplan.planner.plan import make_plan
-from ckplan.planner.retain import retain
-from ckplan.planner.shave import shave
 from ckplan.planner.strategies import Strategy
 from ckplan.planner.strategies.auto import Auto
-from ckplan.planner.strategies.keep_all import KeepAll
 from ckplan.runtime.executed import executed_order
-from ckplan.runtime.footprint import (
-    Footprint,
-    Reservation,
-    best_reservation,
-    footprint_of,
-    needed_in_one_region,
-)
+from ckplan.runtime.footprint import Footprint, Reservation, best_reservation, footprint_of, needed_in_one_region
 from ckplan.runtime.occupancy import Occupancy, occupancy_of_executed
 from ckplan.runtime.problem_of import problem_of
 from ckplan.units import format_bytes
@@ -64,12 +55,6 @@ _WORTH_RESERVING = 2**24
 
 _HOLDER = {ARENA: "onnxruntime's arena", TOTAL: "a process"}
 """Who holds what a budget is of."""
-
-_COUNTED = {ARENA: held, TOTAL: written}
-"""What counts of the arena for what a budget is of."""
-
-_SHAVING = 1e-3
-"""What it may cost to shave a plan whose file takes a little too much, as a ratio of the step."""
 
 _AT_ONCE = 1e-9
 """Seconds to search after the user has interrupted the search once: what is found first is taken."""
@@ -177,9 +162,10 @@ def rewrite(step: Step, strategy: Strategy, goal: Goal = ANY) -> Planned:
         made = _written(step, goal.applied(strategy).solve(step.problem), None)
         leaner = made.drawback is None
         if keys.OPTIMIZER in step.model.metadata_props:
-            made = _in_one_region(made)
+            if (most := made.footprint.running - _WORTH_RESERVING) >= 0:
+                made = _reserving(made, TOTAL, most)
             leaner = leaner or made.footprint.running < step.footprint.running
-        return made if leaner else _as_without(step, strategy)
+        return made if leaner else without_plan(step, strategy)
     tried: list[tuple[Plan, int]] = []
     refusal: InfeasibleError | None = None
     for plan in _plans(step, strategy, goal, budget, tried):
@@ -196,7 +182,7 @@ def rewrite(step: Step, strategy: Strategy, goal: Goal = ANY) -> Planned:
         told = (format_bytes(step.files[plan.schedule]), format_bytes(plan.predicted.peak_activations))
         _log.info("the file would take %s, its plan %s", *told)
     if step.baseline.peak_activations <= budget:
-        return _as_without(step, strategy, budget)
+        return without_plan(step, strategy, budget)
     if not tried:
         assert refusal is not None
         raise refusal
@@ -235,7 +221,9 @@ def _plans(
         if not tried:
             break
         target = min(target - 1, _left_for(budget, *tried[-1]))
-        if (near := shaved_plan(step.problem, wanted.applied(strategy), tried[-1][0], target)) is not None:
+        # A file often takes some KiB more than its plan: to search anew for so much less takes seconds, and ends alike.
+        asked = wanted.applied(strategy)
+        if isinstance(asked, Auto) and (near := asked.shaved(step.problem, tried[-1][0], target)) is not None:
             yield near
             target = min(target, _left_for(budget, *tried[-1]))
         if target < plan.lower_bound:
@@ -255,23 +243,6 @@ def _plans(
 def _left_for(budget: int, plan: Plan, taken: int) -> int:
     """Bytes that a plan may have if its file takes as much more than the plan as another one's does."""
     return budget - (taken - plan.predicted.peak_activations)
-
-
-def shaved_plan(problem: Problem, strategy: Strategy, plan: Plan, target: int) -> Plan | None:
-    """A plan of `auto` with its peaks shaved to a little less, if that costs next to nothing; else None.
-
-    A file often takes some KiB more than its plan: to search anew for so much less takes seconds, and ends in the same.
-    """
-    if not isinstance(strategy, Auto):
-        return None
-    most = plan.cost + _SHAVING * problem.cost
-    if strategy.overhead >= 0:
-        most = min(most, problem.cost * (1 + strategy.overhead))
-    found = shave(problem, plan.schedule, target, most)
-    if found is None:
-        return None
-    made = make_plan(problem, plan.strategy, retain(problem, found, target))
-    return replace(made, overhead_bound=plan.overhead_bound, interrupted=plan.interrupted)
 
 
 def _within_footprint(step: Step, strategy: Strategy, goal: Goal) -> Planned:
@@ -330,9 +301,20 @@ def _lowest(step: Step, strategy: Strategy, goal: Goal, limit: int) -> Planned:
             "allow more overhead, or raise the budget",
         )
     made, taken = _with_reservation(_written(step, plan, None), goal, limit)
-    if taken > limit - _fixed(made.footprint, goal):
-        raise _out_of_reach(made, taken, strategy, goal, limit)
-    return made
+    fixed = _fixed(made.footprint, goal)
+    least = fixed + taken
+    if least <= limit:
+        return made
+    moment = made.after.steps[made.after.peak_step]
+    parts = f"for a peak of {format_bytes(moment.activations)} at '{moment.op}'"
+    if fixed:
+        parts = f"{format_bytes(fixed)} of parameters, state and inputs, and an arena of {format_bytes(taken)} {parts}"
+    raise InfeasibleError(
+        f"strategy `{strategy}` has no plan with which {_HOLDER[goal.scope]} holds no more than {format_bytes(limit)}: "
+        f"the least that was found is {format_bytes(least)}, {parts}; the arena grows in leaps",
+        f"raise the budget to {least} bytes, or choose a smaller batch (--dim)",
+        least,
+    )
 
 
 def _told_of_all(made: Planned, goal: Goal, limit: int) -> Planned:
@@ -351,32 +333,24 @@ def _with_reservation(made: Planned, goal: Goal, limit: int, most: int | None = 
         limit: the budget in bytes.
         most: what the arena of the best file yet takes: another one that takes more is not worth writing.
     """
-    room, taken = limit - _fixed(made.footprint, goal), _taken(made, goal)
-    if taken <= room:
-        return made, taken
-    reserved, expected = best_reservation(made.executed, made.model, _COUNTED[goal.scope])
-    if not reserved or expected > max(room, taken if most is None else most):
-        return made, taken
+    room, taken = limit - _fixed(made.footprint, goal), _taken(made, goal.scope)
+    if taken > room:
+        made = _reserving(made, goal.scope, max(room, taken if most is None else most))
+    return made, _taken(made, goal.scope)
+
+
+def _reserving(made: Planned, scope: str, most: int) -> Planned:
+    """The same plan in a file that reserves tensors first, if its arena takes less then, and no more than so much."""
+    reserved, expected = best_reservation(made.executed, made.model, held if scope == ARENA else written)
+    if not reserved or expected > most:
+        return made
     again = _written(made.step, made.plan, made.budget, reserved)
-    found = _taken(again, goal)
-    return (again, found) if found < taken else (made, taken)
+    return again if _taken(again, scope) < _taken(made, scope) else made
 
 
-def _taken(made: Planned, goal: Goal) -> int:
+def _taken(made: Planned, scope: str) -> int:
     """What the arena of a file takes, of what a budget is of."""
-    return made.footprint.held if goal.scope == ARENA else made.footprint.running
-
-
-def _in_one_region(made: Planned) -> Planned:
-    """The same plan in a file that reserves tensors first, where a process with it takes much less then."""
-    taken = made.footprint.running
-    if taken < _WORTH_RESERVING:
-        return made
-    reserved, expected = best_reservation(made.executed, made.model, written)
-    if not reserved or taken - expected < _WORTH_RESERVING:
-        return made
-    again = _written(made.step, made.plan, made.budget, reserved)
-    return again if again.footprint.running < taken else made
+    return made.footprint.held if scope == ARENA else made.footprint.running
 
 
 def _next_target(made: Planned, goal: Goal, room: int, taken: int) -> int:
@@ -414,36 +388,8 @@ def _fixed(found: Footprint, goal: Goal) -> int:
     return found.resident if goal.scope == TOTAL else 0
 
 
-def _out_of_reach(lowest: Planned, taken: int, strategy: Strategy, goal: Goal, limit: int) -> InfeasibleError:
-    """Why no file keeps to a budget of more than activations, told of the plan of the lowest peak.
-
-    Args:
-        lowest: that plan in its best file.
-        taken: what the arena takes of it.
-        strategy: how it was planned.
-        goal: what the budget is of.
-        limit: the budget in bytes.
-    """
-    fixed, moment = _fixed(lowest.footprint, goal), lowest.after.steps[lowest.after.peak_step]
-    parts = f"for a peak of {format_bytes(moment.activations)} at '{moment.op}'"
-    if fixed:
-        parts = f"{format_bytes(fixed)} of parameters, state and inputs, and an arena of {format_bytes(taken)} {parts}"
-    least = fixed + taken
-    return InfeasibleError(
-        f"strategy `{strategy}` has no plan with which {_HOLDER[goal.scope]} holds no more than {format_bytes(limit)}: "
-        f"the least that was found is {format_bytes(least)}, {parts}; the arena grows in leaps",
-        f"raise the budget to {least} bytes, or choose a smaller batch (--dim)",
-        least,
-    )
-
-
-def without_plan(step: Step) -> Planned:
-    """The step without a plan, as `ckplan grad` writes it."""
-    return _as_without(step, KeepAll())
-
-
-def _as_without(step: Step, strategy: Strategy, budget: int | None = None) -> Planned:
-    """The step without a plan, as a plan that repeats nothing."""
+def without_plan(step: Step, strategy: Strategy, budget: int | None = None) -> Planned:
+    """The step without a plan, as `ckplan grad` writes it, as a plan of a strategy that repeats nothing."""
     order = executed_order(list(step.fused.graph), step.executed)
     plan = step.counted(make_plan(step.problem, str(strategy), order))
     model = step.ordered.clone()

@@ -17,8 +17,6 @@ _WIDTH, _HEIGHT = 940, 348
 _LEFT, _TOP, _RIGHT, _BOTTOM = 84, 52, 920, 300
 _COLUMNS = 380
 """The most points that a line has."""
-_COLOURS = 2
-"""How many curves can be told apart."""
 _RUG = 8
 """Pixels that the marks of recomputed ops are high."""
 
@@ -80,16 +78,20 @@ def _elements(drawn: Sequence[Curve]) -> Iterator[str]:
 
     yield from byte_axis(int(top), 4, (_LEFT, _RIGHT), y)
     for number, curve in enumerate(drawn):
-        colour = f"curve{number % _COLOURS}"
+        colour = f"curve{number}"
         points = _points(curve.timeline)
         path = " ".join(f"{x},{y(value)}" for x, value in points)
         yield f'<polygon class="area {colour}" points="{_LEFT},{_BOTTOM} {path} {_RIGHT},{_BOTTOM}"/>'
         yield f'<polyline class="line {colour}" points="{path}"/>'
-    for number, curve in enumerate(drawn):
-        yield from _peak(curve, f"curve{number % _COLOURS}", y(curve.timeline.peak_activations))
+    for number, curve in enumerate(drawn):  # the label over each peak, moved to where it fits
+        peak, place = curve.timeline.peak_activations, _across(curve.timeline, curve.timeline.peak_step)
+        at = f'x="{min(max(place, _LEFT + 150), _RIGHT - 150):.1f}" y="{y(peak) - 8:.1f}"'
+        label = xml_text(f"{curve.label}: {format_bytes(peak)}")
+        yield f'<text class="curve{number} middle" {at}>{label}</text>'
     yield f'<text class="faint" x="{_LEFT}" y="{_BOTTOM + 34}">first node</text>'
     yield f'<text class="faint end" x="{_RIGHT}" y="{_BOTTOM + 34}">last node of the step</text>'
-    yield from _rug(drawn[-1].timeline if drawn else None)
+    if drawn:
+        yield from _rug(drawn[-1].timeline)
 
 
 def _points(timeline: Timeline) -> list[tuple[float, int]]:
@@ -100,21 +102,14 @@ def _points(timeline: Timeline) -> list[tuple[float, int]]:
     return [(round(_LEFT + index * width, 1), value) for index, value in enumerate(heights)]
 
 
-def _peak(curve: Curve, colour: str, height: float) -> Iterator[str]:
-    """The label over the peak, moved to where it fits."""
-    steps = curve.timeline.steps
-    place = _LEFT + (_RIGHT - _LEFT) * curve.timeline.peak_step / max(len(steps) - 1, 1)
-    place = min(max(place, _LEFT + 150), _RIGHT - 150)
-    label = f"{curve.label}: {format_bytes(curve.timeline.peak_activations)}"
-    yield f'<text class="{colour} middle" x="{place:.1f}" y="{height - 8:.1f}">{xml_text(label)}</text>'
+def _across(timeline: Timeline, step: int) -> float:
+    """Where a step is, in pixels."""
+    return _LEFT + (_RIGHT - _LEFT) * step / max(len(timeline.steps) - 1, 1)
 
 
-def _rug(timeline: Timeline | None) -> Iterator[str]:
+def _rug(timeline: Timeline) -> Iterator[str]:
     """A mark under the picture for each op that is run again."""
-    steps = timeline.steps if timeline else ()
-    across = [
-        _LEFT + (_RIGHT - _LEFT) * index / max(len(steps) - 1, 1) for index, step in enumerate(steps) if step.recomputed
-    ]
+    across = [_across(timeline, index) for index, step in enumerate(timeline.steps) if step.recomputed]
     if not across:
         return
     middle = (_LEFT + _RIGHT) / 2

@@ -38,8 +38,9 @@ def trace(found: Measurement) -> str:
     ]
     clock = 0.0  # microseconds
     for row in _rows(found, counters):
-        start, taken = _micro(clock), row["seconds"] * 1e6
-        slice_ = {"ph": "X", "pid": 1, "tid": 1, "ts": start, "dur": _micro(taken)}
+        taken = row["seconds"] * 1e6
+        start = round(clock, 3)  # to the nanosecond, which is what trace viewers count in
+        slice_ = {"ph": "X", "pid": 1, "tid": 1, "ts": start, "dur": round(taken, 3)}
         facts = {"node": row["node"], "step": row["step"], "phase": row["phase"]}
         facts |= {"activations": row["activation_bytes"], "live": row["live_bytes"]}
         category = "recomputed" if row["recomputed"] else row["phase"]
@@ -102,8 +103,3 @@ def _counters(found: Measurement) -> Counters:
             "install onnxruntime 1.31 or later",
         )
     return found.counters
-
-
-def _micro(value: float) -> float:
-    """Microseconds to the nanosecond, which is what trace viewers count in."""
-    return round(value, 3)

@@ -52,11 +52,7 @@ def _training(training: TrainingGraph, notes: Sequence[str]) -> Json:
 
 
 def rewritten(
-    made: Planned,
-    output: Path,
-    notes: Sequence[str],
-    verification: Verification | None,
-    kept: Chosen | None = None,
+    made: Planned, output: Path, notes: Sequence[str], found: Verification | None, kept: Chosen | None = None
 ) -> Json:
     """What ``ckplan rewrite`` wrote, and what came out when it ran; of an inference graph there is no training."""
     return _report(
@@ -64,7 +60,7 @@ def rewritten(
         **({"notes": list(notes)} if made.step.training is None else _training(made.step.training, notes)),
         footprint={"base": made.step.reference.footprint.to_json(), "planned": made.footprint.to_json()},
         blocks=blocks(kept),
-        **_planned(made, output, verification),
+        **_planned(made, output, found),
     )
 
 
@@ -80,11 +76,7 @@ def _planned(made: Planned, output: Path, verification: Verification | None) -> 
 
 def trained(epochs: Sequence[Epoch], checkpoint: Path | None) -> Json:
     """What ``ckplan train`` came to."""
-    return _report(
-        "train",
-        epochs=jsonable(list(epochs)),
-        checkpoint=checkpoint and str(checkpoint),
-    )
+    return _report("train", epochs=jsonable(list(epochs)), checkpoint=checkpoint and str(checkpoint))
 
 
 def exported(output: Path, source: str, weights: Sequence[str], notes: Sequence[str]) -> Json:
@@ -187,31 +179,22 @@ def fit(path: Path, output: Path | None, found: Fit) -> Json:
 
 def strategies(kinds: Sequence[type[Strategy]]) -> Json:
     """Each strategy with its options and their defaults."""
-    return _report(
-        "strategies",
-        strategies=[
-            {
-                "name": kind.name,
-                "doc": "\n\n".join(docs.paragraphs(kind)),
-                "options": jsonable(docs.options(kind)),
-            }
-            for kind in kinds
-        ],
-    )
+    told = [
+        {"name": kind.name, "doc": "\n\n".join(docs.paragraphs(kind)), "options": jsonable(docs.options(kind))}
+        for kind in kinds
+    ]
+    return _report("strategies", strategies=told)
 
 
 def operators(standard: Sequence[Coverage], microsoft: Sequence[Coverage]) -> Json:
     """How each operator is differentiated or why it is not, and how many there are of each kind."""
-    domains = {"": standard, "com.microsoft": microsoft}
-    return _report(
-        "ops",
-        counts={kind.value: count for kind, count in counts(standard).items()},
-        operators=[
-            {"op": o.op_type, "domain": domain, "since": o.since, "kind": o.kind.value, "remark": o.remark}
-            for domain, found in domains.items()
-            for o in found
-        ],
-    )
+    operators = [
+        {"op": one.op_type, "domain": domain, "since": one.since, "kind": one.kind.value, "remark": one.remark}
+        for domain, found in (("", standard), ("com.microsoft", microsoft))
+        for one in found
+    ]
+    numbers = {kind.value: count for kind, count in counts(standard).items()}
+    return _report("ops", counts=numbers, operators=operators)
 
 
 def blocks(found: Chosen | None) -> Json | None:

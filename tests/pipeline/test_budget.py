@@ -18,9 +18,9 @@ from ckplan.errors import InfeasibleError
 from ckplan.keys import PREDICTED_ACTIVATIONS
 from ckplan.pipeline import Goal, Planned, Step, planning, rewrite, step_of
 from ckplan.pipeline.lowest import last_resorts
-from ckplan.pipeline.planning import shaved_plan
 from ckplan.planner import Kind, Op, Plan, Problem, Tensor
 from ckplan.planner.strategies import parse_strategy
+from ckplan.planner.strategies.auto import Auto
 from ckplan.planner.strategies.keep_listed import KeepListed
 from ckplan.runtime.executed import expected_timeline
 from ckplan.units import format_bytes
@@ -130,13 +130,12 @@ def test_a_plan_is_shaved_where_that_costs_next_to_nothing() -> None:
     sizes = {0: Tensor("x", 1000, Kind.INPUT), 9: Tensor("dy", 1000, Kind.INPUT), 20: Tensor("scale", 10)}
     tensors = tuple(sizes.get(i, Tensor(f"t{i}", 1000)) for i in range(21))
     problem = Problem((*forward, *backward), tensors)
-    auto = parse_strategy("auto")
+    auto = Auto()
     plan = auto.solve(problem, 10**6)
     assert plan.overhead == 0
     peak = plan.predicted.peak_activations
-    shaved = shaved_plan(problem, auto, plan, peak - 1)
+    shaved = auto.shaved(problem, plan, peak - 1)
     assert shaved is not None
     assert shaved.predicted.peak_activations < peak
     assert 0 < shaved.overhead < 1e-4
-    assert shaved_plan(problem, auto, plan, peak - 500) is None  # one of the large ones would have to run again
-    assert shaved_plan(problem, parse_strategy("evict"), plan, peak - 1) is None  # others plan as they are published
+    assert auto.shaved(problem, plan, peak - 500) is None  # one of the large ones would have to run again

@@ -16,10 +16,11 @@ from ckplan.planner.frontier import Effort, cheapest, frontier, knee, lowest
 from ckplan.planner.minimum_cut import least_overhead
 from ckplan.planner.order import best_order, orders
 from ckplan.planner.peak import peak_of
-from ckplan.planner.plan import Plan
+from ckplan.planner.plan import Plan, make_plan
 from ckplan.planner.problem import Problem
 from ckplan.planner.retain import retain
 from ckplan.planner.search import improve
+from ckplan.planner.shave import shave
 from ckplan.planner.strategies.base import Strategy, one_more_forward
 from ckplan.planner.strategies.chen import Chen
 from ckplan.planner.strategies.evict import Evict
@@ -53,6 +54,9 @@ _WORK = 0.003
 """What the solver may do for each of them, in its own deterministic units of about a second."""
 _CLOSED = 1e-4
 """The gap between cost and bound, in the cost of a step, that is not worth closing."""
+
+_SHAVING = 1e-3
+"""What it may cost to shave a plan, as a ratio of the step."""
 
 
 @dataclass(frozen=True)
@@ -112,6 +116,23 @@ class Auto(Strategy):
             if not effort.over:
                 found = cheapest(problem, peak_of(problem, found), effort, found) or found
         return self.choose(problem, [found], budget, interrupted=effort.interrupted, prove=True)
+
+    def shaved(self, problem: Problem, plan: Plan, budget: int) -> Plan | None:
+        """A plan of this strategy with its peaks shaved to a budget a little below, if that costs next to nothing.
+
+        Args:
+            problem: what was planned.
+            plan: the plan.
+            budget: bytes of activations.
+        """
+        most = plan.cost + _SHAVING * problem.cost
+        if self.overhead >= 0:
+            most = min(most, problem.cost * (1 + self.overhead))
+        found = shave(problem, plan.schedule, budget, most)
+        if found is None:
+            return None
+        made = make_plan(problem, plan.strategy, retain(problem, found, budget))
+        return replace(made, overhead_bound=plan.overhead_bound, interrupted=plan.interrupted)
 
     def _cheapest(self, problem: Problem, budget: int, effort: Effort, most_cost: float) -> list[int] | None:
         """The cheapest schedule within a budget: of the other strategies', improved, and where it is small finished."""

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from ckplan.comparison import Level
 from ckplan.comparison.judging import change
+from ckplan.comparison.snapshot import WORKSPACE
 from ckplan.report.document import (
     ALL,
     TOP,
@@ -52,20 +53,16 @@ def summary(found: Comparison) -> Table:
     """A row for each check, and one below for what was measured."""
     rows = []
     for check in found.checks:
-        base, head = check.base, check.head
-        limit = size(check.limit)
+        sides = check.base, check.head
+        peaks = [size(side.peak_activations if side else None) for side in sides]
         level = Cell(check.level.value, level=check.level.value)
-        rows.append(Row((name(check.name), _peak(base), _peak(head), _change(base, head), limit, level)))
-        measured = [side.measured if side else None for side in (base, head)]
+        rows.append(Row((name(check.name), *peaks, _change(*sides), size(check.limit), level)))
+        measured = [side and side.measured for side in sides]
         if any(measured):
             sizes = [size(side.peak_activations if side else None) for side in measured]
-            rows.append(Row((Cell("  measured"), *sizes, Cell(""), Cell(""), Cell(""))))
+            rows.append(Row((Cell("  measured"), *sizes, *[Cell("")] * 3)))
     columns = ("activations, peak", "base", "new", "change", "limit", "")
     return Table(columns, tuple(rows), top=ALL)
-
-
-def _peak(side: Snapshot | None) -> Cell:
-    return size(None if side is None else side.peak_activations)
 
 
 def _change(base: Snapshot | None, head: Snapshot | None) -> Cell:
@@ -76,8 +73,12 @@ def _change(base: Snapshot | None, head: Snapshot | None) -> Cell:
 
 
 def _section(found: Comparison, check: Check, alone: bool) -> Section:
-    facts = [*_facts(check), *_next(found, check)]
-    tables = [table for table in (_growth(check), _dropped(check)) if table.rows]
+    facts = list(_facts(check))
+    if check.level is Level.FAILED and (remedy := found.remedy(check)):  # how to accept what grew, or what else to do
+        facts.append(Fact("next", remedy))
+    rows = [Row((size(count), name(tensor))) for tensor, count in (check.dropped or {}).items()]
+    dropped = Table(("bytes", "tensor"), tuple(rows), caption="kept by the base's plan, recomputed now:")
+    tables = [table for table in (_growth(check), dropped) if table.rows]
     level = check.level.value
     minor = check.level is Level.PASSED and not alone
     return Section(check.name, (Facts(tuple(facts)), *tables), level, check.source, minor)
@@ -96,23 +97,15 @@ def _facts(check: Check) -> Iterator[Fact]:
             yield Fact("peak", change(check.base.peak_activations, check.head.peak_activations))
         yield Fact("base peak", _peak_node(check.base))
     yield Fact("new peak", _peak_node(check.head))
-    old, new = (side.settings if side is not None else None for side in (check.base, check.head))
+    old, new = (side and side.settings for side in (check.base, check.head))
     if new is not None:
         yield Fact("settings", str(new) if old is None or old == new else f"{new} (base: {old})")
     marks = [side.fingerprint.digest if side and side.fingerprint else "" for side in (check.base, check.head)]
     if all(marks):
         yield Fact("graph", "the same nodes" if marks[0] == marks[1] else "its nodes have changed")
-    overheads = [side.overhead if side else None for side in (check.base, check.head)]
-    if overheads[1] is not None:
-        told = [f"{100 * overhead:+.1f} %" for overhead in overheads if overhead is not None]
-        yield Fact("compute", " -> ".join(told))
-
-
-def _next(found: Comparison, check: Check) -> Iterator[Fact]:
-    """How to accept what grew, or what else to do."""
-    remedy = found.remedy(check) if check.level is Level.FAILED else ""
-    if remedy:
-        yield Fact("next", remedy)
+    overheads = [side.overhead for side in (check.base, check.head) if side and side.overhead is not None]
+    if check.head.overhead is not None:
+        yield Fact("compute", " -> ".join(f"{100 * overhead:+.1f} %" for overhead in overheads))
 
 
 def _peak_node(side: Snapshot) -> str:
@@ -130,7 +123,7 @@ def _growth(check: Check) -> Table:
         "more": lambda growth: number(growth.change, f"+{format_bytes(growth.change)}"),
         "before": lambda growth: Cell(format_bytes(growth.before) if growth.before else "new", growth.before),
         "after": lambda growth: size(growth.after),
-        "made by": lambda growth: Cell(_maker(growth)),
+        "made by": lambda growth: Cell(f"{'in ' * (growth.alive.shape == WORKSPACE)}{growth.alive.op_type}"),
         "node": lambda growth: name(growth.alive.node),
         "grew or appeared at the peak": lambda growth: name(growth.alive.tensor),
     }
@@ -138,15 +131,3 @@ def _growth(check: Check) -> Table:
     more = f"others shrank or left the peak, with {format_bytes(-shrunk)}" if shrunk else ""
     marks = [growth.alive.role for growth in grown]
     return table_of(grown, columns, marks, rest=rest, more=more, sorted_by=0, wide=frozenset({4}))
-
-
-def _maker(growth: Growth) -> str:
-    """The operator that made a buffer."""
-    alive = growth.alive
-    return f"in {alive.op_type}" if alive.shape == "workspace" else alive.op_type
-
-
-def _dropped(check: Check) -> Table:
-    """The tensors that the plan of the base keeps."""
-    rows = [Row((size(count), name(tensor))) for tensor, count in (check.dropped or {}).items()]
-    return Table(("bytes", "tensor"), tuple(rows), caption="kept by the base's plan, recomputed now:")

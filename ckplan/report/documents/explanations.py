@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from ckplan.planner import Kind, Plan, Problem, lower_bound
@@ -35,7 +36,7 @@ def explanation(found: Explanation) -> Document:
     for position, life in enumerate(found.lives):
         which = "" if len(found.lives) == 1 else f"copy {position + 1}"
         facts.append(Fact(which or "in memory", _life(life, found.steps)))
-    facts.append(Fact("why", _sentence(found.reason), strong=True))
+    facts.append(Fact("why", f"{found.reason[:1].upper()}{found.reason[1:]}.", strong=True))
     if found.again is not None:
         facts.append(Fact("again" if found.fate == "recomputed" else "to recompute", _again(found.again)))
     if found.opposite is not None:
@@ -43,10 +44,6 @@ def explanation(found: Explanation) -> Document:
         facts.append(Fact(other, _opposite(found, found.opposite)))
     title = f"{found.tensor} {_FATES[found.fate]} (plan: {found.strategy})"
     return Document("", (Section(title, (Facts(tuple(facts)),)),))
-
-
-def _sentence(text: str) -> str:
-    return f"{text[:1].upper()}{text[1:]}."
 
 
 def _life(life: Life, steps: int) -> str:
@@ -97,7 +94,7 @@ def reasons(once: Mapping[str, Sequence[str]], problem: Problem, plan: Plan) -> 
     returned = sum(problem.tensors[t].kind is Kind.OUTPUT for op in forward for t in op.outputs)
     if returned:
         lines.append(f"{counted(returned, 'tensor')} of the forward pass cannot be recomputed, as the caller gets them")
-    again = len(set(_repeated(plan.schedule)))
+    again = sum(runs > 1 for runs in Counter(plan.schedule).values())
     lines.append(f"of {counted(len(forward), 'forward node')}, {again:,} run again, {plan.recomputed:,} times in all")
     steps, peak = plan.predicted.steps, plan.predicted.peak_step
     if steps:
@@ -107,14 +104,6 @@ def reasons(once: Mapping[str, Sequence[str]], problem: Problem, plan: Plan) -> 
         bound, index = lower_bound(problem)
         lines.append(f"no schedule needs less than {format_bytes(bound)}, which '{problem.ops[index].name}' works on")
     return lines
-
-
-def _repeated(schedule: Sequence[int]) -> Iterator[int]:
-    seen: set[int] = set()
-    for index in schedule:
-        if index in seen:
-            yield index
-        seen.add(index)
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -47,8 +47,7 @@ def measurement(found: Measurement, limits: Bisection | None = None) -> Document
         sections.append(_bisection(limits))
     counters, inside = found.counters, found.inside
     if counters is not None:
-        expected = inside.expected if inside is not None else None
-        chart = MemoryChart(counters.timeline, expected)
+        chart = MemoryChart(counters.timeline, inside.expected if inside is not None else None)
         sections.append(Section("Activations over the run", (chart, *_gap(found))))
         if inside is not None:
             sections.append(_at_peak(inside, counters))
@@ -59,28 +58,22 @@ def measurement(found: Measurement, limits: Bisection | None = None) -> Document
 
 def summary(found: Measurement) -> str:
     """The findings in one line."""
-    parts = []
-    if found.peak_activations is not None:
-        parts.append(f"activations {format_bytes(found.peak_activations)}")
-    if found.peak_total is not None:
-        parts.append(f"total {format_bytes(found.peak_total)}")
+    peaks = (("activations", found.peak_activations), ("total", found.peak_total))
+    parts = [f"{what} {format_bytes(peak)}" for what, peak in peaks if peak is not None]
     parts.append(f"{format_seconds(found.seconds)} a run")
     return f"{Path(found.path).name}: {', '.join(parts)}"
 
 
 def _figures(found: Measurement) -> Table:
-    expected = found.inside.expected if found.inside is not None else None
-    promised = found.prediction
-    promises = promised.peak_activations is not None or promised.peak_total is not None
-    columns = ("", "measured", *["expected"] * (expected is not None), *["promised by the file"] * promises)
+    expects = found.inside is not None
+    promises = found.prediction.peak_activations is not None or found.prediction.peak_total is not None
+    columns = ("", "measured", *["expected"] * expects, *["promised by the file"] * promises)
     rows: list[Row] = []
-
     for figure in figures():
         measured = figure.of(found)
         if measured is not None:
-            told = [figure.expected] * (expected is not None) + [figure.promised] * promises
-            others = [None if of is None else of(found) for of in told]
-            cells = (size(other, "") for other in others)
+            others = [figure.expected] * expects + [figure.promised] * promises
+            cells = (size(of and of(found), "") for of in others)
             rows.append(Row((Cell(figure.title), size(measured), *cells), figure.style))
     seconds = number(found.seconds, format_seconds(found.seconds))
     rows.append(Row((Cell("time of a run"), seconds, *[Cell("")] * (len(columns) - 2)), "bold"))

@@ -53,12 +53,7 @@ def gradients(training: TrainingGraph, output: Path) -> Document:
 
 
 def rewritten(
-    output: Path,
-    plan: Plan,
-    base: Timeline,
-    planned: Timeline,
-    kept: Chosen | None = None,
-    in_pieces: bool = False,
+    output: Path, plan: Plan, base: Timeline, planned: Timeline, kept: Chosen | None = None, in_pieces: bool = False
 ) -> Document:
     """What a plan saves, as the simulator has it, and what it does block by block.
 
@@ -70,10 +65,8 @@ def rewritten(
         kept: what the plan does block by block, if that is to be told.
         in_pieces: whether the plan has chosen to run regions in pieces.
     """
-    ordered = planned.peak_activations if not plan.recomputed else plan.order_peak
-    change = saving(
-        base.peak_activations, planned.peak_activations, ordered, "pieces and order" if in_pieces else "order"
-    )
+    peak, by = planned.peak_activations, "pieces and order" if in_pieces else "order"
+    change = saving(base.peak_activations, peak, plan.order_peak if plan.recomputed else peak, by)
     title = f"{output}: predicted activations {change}, compute {100 * plan.overhead:+.1f} %"
     return Document(title, () if kept is None else blocks(kept))
 
@@ -127,9 +120,9 @@ def analysis(title: str, found: Analysis, kept: Chosen | None = None) -> Documen
             (footprint(found.footprint, f"at the peak, in {peak}", trained),),
         ),
         Section("Activations over the step", (MemoryChart(base),)),
-        Section(f"Alive at the peak{_of(found.at_peak)}", (tensors_table(found.at_peak, whole),)),
+        Section(f"Alive at the peak ({len(found.at_peak):,})", (tensors_table(found.at_peak, whole),)),
         Section(
-            f"Bottlenecks, through which all paths to the {end} pass{_of(found.bottlenecks)}",
+            f"Bottlenecks, through which all paths to the {end} pass ({len(found.bottlenecks):,})",
             (tensors_table(largest, whole) if largest else Line("none"),),
         ),
         Section(
@@ -154,10 +147,6 @@ def footprint(found: Footprint, activations: str, trained: bool) -> Table:
     told = [part for part in parts if part[1] or part[0] not in ("copies", "state")]
     rows = [Row((Cell(name), size(count), Cell(remark))) for name, count, remark in told]
     return Table(("", "bytes", ""), (*rows, Row((Cell("total"), size(found.total), Cell("")), "bold")), top=8)
-
-
-def _of(tensors: Sequence[TensorFacts]) -> str:
-    return f" ({len(tensors):,})"
 
 
 def tensors_table(tensors: Sequence[TensorFacts], whole: int) -> Table:

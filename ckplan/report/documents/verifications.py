@@ -25,7 +25,7 @@ from ckplan.report.document import (
 from ckplan.units import format_seconds
 
 if TYPE_CHECKING:
-    from ckplan.meter import OutputDifference, Recomputation, Verification
+    from ckplan.meter import Recomputation, Verification
     from ckplan.meter.in_place import InPlace
 
 
@@ -112,8 +112,7 @@ def _ratio(after: int | None, before: int | None) -> Cell:
 def outputs(found: Verification) -> tuple[Line | Table, ...]:
     """Whether the outputs are the same, and which are not."""
     numerics = found.numerics
-    same = len(numerics.compared) - len(numerics.differences)
-    blocks: list[Line | Table] = [Line(f"{same:,} of {counted(len(numerics.compared), 'output')} equal to the bit")]
+    blocks: list[Line | Table] = [Line(agreement(found))]
     if numerics.differences:
         blocks.append(differences(found))
     for which, names in (("base", numerics.only_base), ("new", numerics.only_new)):
@@ -122,20 +121,21 @@ def outputs(found: Verification) -> tuple[Line | Table, ...]:
     return tuple(blocks)
 
 
+def agreement(found: Verification) -> str:
+    """How many outputs are the same, in one line."""
+    compared, differ = found.numerics.compared, found.numerics.differences
+    return f"{len(compared) - len(differ):,} of {counted(len(compared), 'output')} equal to the bit"
+
+
 def differences(found: Verification) -> Table:
     """The outputs that are not the same to the bit."""
-    rows = tuple(Row((name(difference.output), *_difference(difference))) for difference in found.numerics.differences)
-    return Table(("output", "elements", "largest ulp", "to scale", "to gradients", ""), rows)
-
-
-def _difference(found: OutputDifference) -> tuple[Cell, ...]:
-    if found.problem:
-        return *[Cell("-")] * 4, Cell(found.problem)
-    overall = found.relative_to_gradients
-    return (
-        number(found.elements, f"{found.elements:,}"),
-        number(found.max_ulp, f"{found.max_ulp:,}"),
-        number(found.relative_to_scale, f"{found.relative_to_scale:.1e}"),
-        Cell("-") if overall is None else number(overall, f"{overall:.1e}"),
-        Cell("rounding" if found.is_rounding else "differs"),
-    )
+    rows = []
+    for one in found.numerics.differences:
+        cells = [Cell("-")] * 4
+        if not one.problem:
+            ratios = (one.relative_to_scale, one.relative_to_gradients)
+            cells = [number(one.elements), number(one.max_ulp)]
+            cells += [Cell("-") if ratio is None else number(ratio, f"{ratio:.1e}") for ratio in ratios]
+        verdict = one.problem or ("rounding" if one.is_rounding else "differs")
+        rows.append(Row((name(one.output), *cells, Cell(verdict))))
+    return Table(("output", "elements", "largest ulp", "to scale", "to gradients", ""), tuple(rows))

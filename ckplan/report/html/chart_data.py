@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from os.path import commonprefix
 from typing import Any
 
@@ -87,15 +88,9 @@ class Curve:
 
 def band_numbers(occupancy: Occupancy) -> dict[int, int]:
     """For each buffer that has a band of its own, by position, the number of the band."""
-    order = sorted(
-        range(len(occupancy.buffers)),
-        key=lambda index: (-occupancy.buffers[index].bytes, -_life(occupancy.buffers[index])),
-    )
-    return {index: number for number, index in enumerate(sorted(order[:MOST_BANDS]))}
-
-
-def _life(buffer: Buffer) -> int:
-    return buffer.dies - buffer.born
+    buffers = enumerate(occupancy.buffers)
+    order = sorted(buffers, key=lambda entry: (-entry[1].bytes, entry[1].born - entry[1].dies))  # the longest first
+    return {index: number for number, index in enumerate(sorted(index for index, _ in order[:MOST_BANDS]))}
 
 
 def chart_data(curves: Sequence[Curve]) -> str:
@@ -107,8 +102,9 @@ def chart_data(curves: Sequence[Curve]) -> str:
 
 
 def _chart(curve: Curve, strings: Strings) -> dict[str, Any]:
-    steps = curve.timeline.steps
-    data: dict[str, Any] = {
+    steps, occupancy, measured = curve.timeline.steps, curve.occupancy, curve.measured
+    shown = band_numbers(occupancy) if occupancy is not None else {}
+    return {
         "title": curve.title,
         "ops": [strings(printable(step.op)) for step in steps],
         "bytes": [step.activations for step in steps],
@@ -116,24 +112,12 @@ def _chart(curve: Curve, strings: Strings) -> dict[str, Any]:
         "turn": backward_pass(steps) if any(step.backward for step in steps) else len(steps),
         "peak": curve.timeline.peak_step,
         "levels": [{"name": name, "bytes": count, "text": format_bytes(count)} for name, count in curve.levels],
-        "types": [],
-        "bands": [],
-        "rest": [],
-        "work": [],
-        "measured": None,
+        "types": [strings(printable(op_type)) for op_type in occupancy.op_types] if occupancy else [],
+        "bands": [_band(occupancy.buffers[index], strings) for index in shown] if occupancy else [],
+        "rest": _sparse(_rest(occupancy, shown)) if occupancy else [],
+        "work": _sparse(occupancy.workspace) if occupancy else [],
+        "measured": measured and {"bytes": [step.activations for step in measured.steps], "peak": measured.peak_step},
     }
-    if curve.measured is not None:
-        data["measured"] = {
-            "bytes": [step.activations for step in curve.measured.steps],
-            "peak": curve.measured.peak_step,
-        }
-    if curve.occupancy is not None:
-        shown = band_numbers(curve.occupancy)
-        data["types"] = [strings(printable(op_type)) for op_type in curve.occupancy.op_types]
-        data["work"] = _sparse(curve.occupancy.workspace)
-        data["rest"] = _sparse(_rest(curve.occupancy, shown))
-        data["bands"] = [_band(curve.occupancy.buffers[index], strings) for index in shown]
-    return data
 
 
 def _band(buffer: Buffer, strings: Strings) -> list[Any]:
@@ -153,11 +137,7 @@ def _rest(occupancy: Occupancy, shown: dict[int, int]) -> list[int]:
         if index not in shown:
             change[buffer.born] += buffer.bytes
             change[buffer.dies + 1] -= buffer.bytes
-    rest, found = 0, []
-    for difference in change[:-1]:
-        rest += difference
-        found.append(rest)
-    return found
+    return list(accumulate(change[:-1]))
 
 
 def _sparse(values: Sequence[int]) -> list[int]:

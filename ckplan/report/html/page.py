@@ -24,13 +24,10 @@ if TYPE_CHECKING:
 
     from ckplan.answers.analysis import Offer
     from ckplan.answers.findings import Findings
-    from ckplan.comparison import Comparison
-    from ckplan.meter import Measurement
-    from ckplan.runtime.occupancy import Occupancy
 
 _SCRIPTS = ("chart.js", "zoom.js", "page.js")
-_TENSORS = 400
-"""Tensors of a table that are listed."""
+_TENSORS, _OUTPUTS = 400, 100
+"""Tensors, and outputs that differ, that a table lists."""
 
 
 def render(found: Findings) -> str:
@@ -129,13 +126,13 @@ def _optional(found: Findings) -> dict[str, Any]:
         content["frontier"] = replace(plans.frontier(found.pareto), caption="The frontier")
         content["offers"] = _offers(found.pareto.offers, found.pareto.base.peak_activations)
     if (verification := found.verification) is not None:
-        sentence, differences = sections.numerics_table(verification)
+        differ = replace(verifications.differences(verification), caption="Outputs that differ")
         content |= {
             "measured": sections.measured_table(verification, sections.predictions(found)),
             "summary": verifications.summary(verification),
             "agreement": sections.agreement(verification, sections.predictions(found)),
-            "numerics": sentence,
-            "differences": differences,
+            "numerics": verifications.agreement(verification),
+            "differences": sections.cut(differ, _OUTPUTS) if differ.rows else None,
             "problems": verification.problems,
         }
     return content
@@ -148,9 +145,11 @@ def _offers(found: Sequence[Offer], whole: int) -> Table:
 
 
 def _curves(found: Findings) -> list[Curve]:
-    """The charts: memory without a plan, and with it."""
-    if found.comparison is not None:
-        return _compared_curves(found.comparison)
+    """The charts: memory without a plan, and with it; of a comparison those of both sides."""
+    if found.comparison is not None:  # of a single model
+        checks = found.comparison.checks if len(found.comparison.checks) == 1 else ()
+        sides = [(title, side) for one in checks for title, side in (("Base", one.base), ("New", one.head))]
+        return [Curve(title, side.timeline, side.occupancy) for title, side in sides if side and side.timeline]
     levels = []
     if found.chosen is not None:
         if found.chosen.budget is not None:
@@ -160,30 +159,18 @@ def _curves(found: Findings) -> list[Curve]:
         levels.append(("lower bound", found.analysis.lower_bound))
     base, new = (found.verification.base, found.verification.new) if found.verification else (None, None)
     alone = found.after is None and new is None
-    curves = [
-        _curve("Without a plan", found.before, base, tuple(levels) if alone else ()),
-        _curve("With the plan", found.after, new, tuple(levels)),
-    ]
-    return [curve for curve in curves if curve is not None]
-
-
-def _compared_curves(found: Comparison) -> list[Curve]:
-    """Memory of both sides, where a single model was compared."""
-    sides = [("Base", found.checks[0].base), ("New", found.checks[0].head)] if len(found.checks) == 1 else []
-    return [
-        Curve(title, side.timeline, side.occupancy)
-        for title, side in sides
-        if side is not None and side.timeline is not None
-    ]
-
-
-def _curve(
-    title: str, occupancy: Occupancy | None, measurement: Measurement | None, levels: tuple[tuple[str, int], ...]
-) -> Curve | None:
-    measured = measurement.counters.timeline if measurement is not None and measurement.counters is not None else None
-    if occupancy is not None:
-        return Curve(title, occupancy.timeline, occupancy, measured, levels)
-    return None if measured is None else Curve(title, measured, None, None, levels)
+    shown = (
+        ("Without a plan", found.before, base, tuple(levels) if alone else ()),
+        ("With the plan", found.after, new, tuple(levels)),
+    )
+    curves = []
+    for title, occupancy, ran, lines in shown:
+        measured = ran.counters.timeline if ran is not None and ran.counters is not None else None
+        if occupancy is not None:
+            curves.append(Curve(title, occupancy.timeline, occupancy, measured, lines))
+        elif measured is not None:
+            curves.append(Curve(title, measured, levels=lines))
+    return curves
 
 
 def _hash(text: str) -> str:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from ckplan.planner import Kind
 from ckplan.report.document import Cell, Columns, Row, Table, counted, name, number, shape_cell, share, size, table_of
-from ckplan.report.documents.verifications import differences, figures
+from ckplan.report.documents.verifications import figures
 from ckplan.report.html.chart_data import band_numbers
 from ckplan.units import format_bytes, format_seconds
 
@@ -21,8 +21,6 @@ _ALIVE = 400
 """Rows of the table of what is alive at the peak."""
 _DECISIONS = 40
 """Tensors of a block that are listed."""
-_OUTPUTS = 100
-"""Outputs that differ and are listed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,9 +74,8 @@ def alive_table(title: str, found: Occupancy, chart: int) -> Table:
         band = f"{chart}:{bands[index]}" if index in bands else ""
         rows.append(Row((*about, *map(Cell, kinds), *steps), band=band, mark=span.role.value))
     more = []
-    if len(alive) > _ALIVE:
-        rest = sum(buffer.bytes for _, buffer in alive[_ALIVE:])
-        more.append(f"{counted(len(alive) - _ALIVE, 'more tensor')}: {format_bytes(rest)}")
+    if left := alive[_ALIVE:]:
+        more.append(f"{counted(len(left), 'more tensor')}: {format_bytes(sum(buffer.bytes for _, buffer in left))}")
     if found.workspace[step : step + 1] and found.workspace[step]:
         more.append(f"workspace of the kernel that runs: {format_bytes(found.workspace[step])}")
     columns = ("tensor", "bytes", "share", "shape", "type", "made by", "role", "from step", "to step")
@@ -130,22 +127,12 @@ def measured_table(found: Verification, predicted: Sequence[int | None]) -> Tabl
 
 def agreement(found: Verification, predicted: Sequence[int | None]) -> list[str]:
     """How far prediction and measurement are apart, a sentence for each file of which both are known."""
-    said = []
-    for which, measured, promised in zip(("base", "new"), (found.base, found.new), predicted, strict=True):
-        peak = measured.peak_activations
+    said, peaks = [], (found.base.peak_activations, found.new.peak_activations)
+    for which, promised, peak in zip(("base", "new"), predicted, peaks, strict=True):
         if promised and peak:
-            said.append(
-                f"{which}: {format_bytes(promised)} predicted, {format_bytes(peak)} measured "
-                f"({100 * (peak / promised - 1):+.2f} %)"
-            )
+            told = f"{format_bytes(promised)} predicted, {format_bytes(peak)} measured"
+            said.append(f"{which}: {told} ({100 * (peak / promised - 1):+.2f} %)")
     return said
-
-
-def numerics_table(found: Verification) -> tuple[str, Table | None]:
-    """Whether the outputs are the same: a sentence, and a table of those that are not."""
-    compared, differ = found.numerics.compared, found.numerics.differences
-    same = f"{len(compared) - len(differ):,} of {counted(len(compared), 'output')} equal to the bit"
-    return same, cut(replace(differences(found), caption="Outputs that differ"), _OUTPUTS) if differ else None
 
 
 def cut(table: Table, shown: int) -> Table:

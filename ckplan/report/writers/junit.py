@@ -18,11 +18,8 @@ def junit(document: Document) -> str:
         blocks = tuple(block for section in document.sections for block in section.blocks)
         judged = [Section(document.title, blocks, document.level or "passed")]
     levels = [section.level for section in judged]
-    totals = {
-        "tests": str(len(levels)),
-        "failures": str(levels.count("failed")),
-        "errors": str(levels.count("error")),
-    }
+    counts = {"tests": len(levels), "failures": levels.count("failed"), "errors": levels.count("error")}
+    totals = {kind: str(count) for kind, count in counts.items()}
     root = ElementTree.Element("testsuites", {"name": "ckplan", **totals})
     suite = ElementTree.SubElement(root, "testsuite", {"name": "ckplan", **totals})
     for section in judged:
