@@ -19,6 +19,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import onnx_ir as ir
 
+from ckplan.keys import PHASE
 from ckplan.planner.peak import live_bytes
 from ckplan.planner.problem import Problem
 from ckplan.planner.simulate import Lifetimes, lifetimes
@@ -26,7 +27,7 @@ from ckplan.runtime.runtime import Runtime
 from ckplan.runtime.sizes import SMALL, bytes_of, dimensions_of, hide_dimensions, show_dimensions
 from ckplan.runtime.unfused import PARTS
 from ckplan.writer.control_edges import ControlEdges, is_control, read_instead, shape_constant
-from ckplan.writer.known_shapes import is_named, tells_shape
+from ckplan.writer.known_shapes import KnownShapes, is_named, tells_shape
 
 _SHAPED_BY_ALL = frozenset(
     [
@@ -122,6 +123,26 @@ def _relative_target(node: ir.Node, dims: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(0 if same[place] else -1 if place == inferred else dim for place, dim in enumerate(dims))
 
 
+def hide_held_over(nodes: Sequence[ir.Node], edges: ControlEdges) -> None:
+    """Hide what gives the whole shape of a forward activation away if that of one of the backward pass is known, too.
+
+    Where both are the same, onnxruntime would hold the buffer of the first over the peak between.
+
+    Args:
+        nodes: the sequence.
+        edges: maker of the aliases.
+    """
+    known = KnownShapes()
+    large = [value for node in nodes for value in node.outputs if value.name and bytes_of(value) >= SMALL]
+    exposed: dict[object, list[ir.Value]] = {}
+    for value in large:
+        if not value.is_graph_output() and known.is_known(value):
+            exposed.setdefault((value.dtype, dimensions_of(value)), []).append(value)
+    for alike in exposed.values():
+        if len({_is_backward(value) for value in alike}) == 2:
+            _hide_sources(nodes, alike, edges)
+
+
 def hide_sources(nodes: Sequence[ir.Node], executed: ir.Model, edges: ControlEdges) -> int:
     """Hide what gives the whole shape of an activation away, in what onnxruntime executes.
 
@@ -134,28 +155,33 @@ def hide_sources(nodes: Sequence[ir.Node], executed: ir.Model, edges: ControlEdg
         How many values got an alias. It is none at last, since an alias is not hidden again.
     """
     known = {value.name for node in executed.graph for value in node.outputs if is_static(value)}
+    large = [value for node in nodes for value in node.outputs if value.name in known and bytes_of(value) >= SMALL]
+    before = edges.count
+    _hide_sources(nodes, [value for value in large if not value.is_graph_output()], edges)
+    return edges.count - before
 
-    def is_exposed(value: ir.Value) -> bool:
-        return value.name in known and bytes_of(value) >= SMALL and not value.is_graph_output()
 
-    exposed = [
+def _hide_sources(nodes: Sequence[ir.Node], exposed: Collection[ir.Value], edges: ControlEdges) -> None:
+    values = set(exposed)
+    exposing = [
         node
         for node in nodes
-        if not is_control(node)
-        and edges.runtime.view(node) is None
-        and any(is_exposed(value) for value in node.outputs)
+        if not is_control(node) and edges.runtime.view(node) is None and not values.isdisjoint(node.outputs)
     ]
-    makers = set(exposed)
-    before = edges.count
-    for node in exposed:
+    makers = set(exposing)
+    for node in exposing:
         for value in dict.fromkeys(node.inputs):
             if value is None or not dimensions_of(value) or not tells_shape(value):
                 continue
-            # What another exposed node makes is hidden there.
+            # What another of them makes is hidden there.
             maker = view_root(value, edges.runtime).producer()
             if maker not in makers and not (maker is not None and is_control(maker)):
                 read_instead(node, value, edges.hide(value))
-    return edges.count - before
+
+
+def _is_backward(value: ir.Value) -> bool:
+    node = value.producer()
+    return node is not None and node.metadata_props.get(PHASE) == "backward"
 
 
 def view_root(value: ir.Value, runtime: Runtime) -> ir.Value:

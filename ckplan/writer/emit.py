@@ -21,6 +21,7 @@ from ckplan.runtime.sizes import shape_classes
 from ckplan.runtime.unfused import FUSED, unfuse
 from ckplan.writer.buffer_names import (
     hide_channels,
+    hide_held_over,
     hide_inputs,
     hide_sources,
     hide_targets,
@@ -106,6 +107,7 @@ def write(model: ir.Model, plan: Plan, runtime: Runtime = CPU, reserved: Sequenc
     lives = lifetimes(problem, range(len(nodes)))
     hide_targets(nodes, edges, written_over(nodes, problem, lives, copy.graph.initializers))
     hide_channels(nodes, edges)
+    hide_held_over(nodes, edges)
     first = reserve(inputs, updates, reserved, edges)
     batch_inputs = [value for value in inputs if value.name not in updates]
     hide_inputs(nodes, batch_inputs, edges, first[-1] if first else None)

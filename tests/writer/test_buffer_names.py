@@ -11,6 +11,7 @@ import pytest
 
 import ckplan
 from ckplan.autodiff import build_training_graph
+from ckplan.keys import PHASE
 from ckplan.model import load
 from ckplan.pipeline import StepOptions, open_step
 from ckplan.planner.simulate import lifetimes
@@ -19,7 +20,7 @@ from ckplan.runtime import problem_of
 from ckplan.runtime.executed import executed_model, executed_timeline
 from ckplan.runtime.sizes import dimensions_of, hide_dimensions, parts_of_dimension, shape_classes, show_dimensions
 from ckplan.writer import emit
-from ckplan.writer.buffer_names import hide_sources
+from ckplan.writer.buffer_names import hide_held_over, hide_sources
 from ckplan.writer.control_edges import ControlEdges, is_control
 
 SAMPLES = Path(__file__).parents[2] / "sample_models"
@@ -124,6 +125,30 @@ def test_indices_tell_a_shape_where_there_are_many(count: int, hidden: int) -> N
     table = model.graph.inputs[1]
     table.shape = ir.Shape(["rows", "columns"])
     assert hide_sources(nodes, model, edges) == hidden
+
+
+@pytest.mark.parametrize(("width", "hidden"), [(16, True), (32, False)])
+def test_no_forward_buffer_waits_for_the_backward_pass(width: int, hidden: bool) -> None:
+    """Positions that are looked up have a known shape, and so has their gradient if it is summed up from an output."""
+    text = f"""<ir_version: 10, opset_import: ["": 21]>
+        g (float[8,64,16] x, float[64,16] table, float[8,64,{width}] g) => (float[8,64,16] y, float[8,64,{width}] d)
+        <int64[1,64] places = {{{", ".join(map(str, range(64)))}}}, int64[1] first = {{0}}> {{
+            looked = Gather(table, places)
+            y = Add(x, looked)
+            d = Neg(g)
+            summed = ReduceSum(d, first)
+            e = Tanh(summed)
+        }}"""
+    model = ir.from_proto(onnx.shape_inference.infer_shapes(onnx.parser.parse_model(text)))
+    nodes, edges = list(model.graph), ControlEdges(model.graph)
+    table = model.graph.inputs[1]
+    table.const_value = ir.tensor(np.zeros((64, 16), np.float32))
+    model.graph.register_initializer(table)
+    for node in nodes[2:]:
+        node.metadata_props[PHASE] = "backward"
+    hide_held_over(nodes, edges)
+    read = [value.producer() for value in (nodes[0].inputs[0], nodes[3].inputs[0]) if value is not None]
+    assert [maker is not None and is_control(maker) for maker in read] == [hidden, hidden]
 
 
 def test_a_scale_stays_part_of_the_product_that_reads_it() -> None:
