@@ -73,12 +73,10 @@ const ckplan = (() => {
     return place;
   }
 
-  /** Where a band lies in the pile: the first of the roles that it is there for. */
-  function rank(band) {
-    const roles = [];
-    for (let place = PLACE.spans; place < band.length; place += PLACE.width) roles.push(band[place + 1]);
-    return Math.min(...roles);
-  }
+  /** Where the spans of a band begin. */
+  const spans = (band) => [...band.keys()].filter((place) => place >= PLACE.spans && (place - PLACE.spans) % PLACE.width === 0);
+  /** What a band is there for, by number, one after the other; it lies in the pile where the first of them does. */
+  const roles = (band) => spans(band).map((place) => band[place + 1]);
 
   class Chart {
     constructor(content, box) {
@@ -88,17 +86,14 @@ const ckplan = (() => {
       this.view = [0, this.count]; // the steps that are shown: from the first to before the last
       this.work = dense(content.work, this.count);
       this.rest = dense(content.rest, this.count);
-      this.ranks = content.bands.map(rank);
+      this.ranks = content.bands.map((band) => Math.min(...roles(band)));
       const measured = content.measured ? content.measured.bytes : [0];
       this.highest = [content.bytes, measured].reduce((top, values) => values.reduce((a, b) => Math.max(a, b), top), 0);
     }
 
     /** Roles that have a band here, for the legend. */
     roles() {
-      const found = new Set();
-      for (const band of this.content.bands) {
-        for (let place = PLACE.spans; place < band.length; place += PLACE.width) found.add(data.roles[band[place + 1]]);
-      }
+      const found = new Set(this.content.bands.flatMap(roles).map((role) => data.roles[role]));
       if (this.content.rest.length || this.content.work.length) found.add("rest");
       if (this.content.measured && this.content.bands.length) found.add("measured");
       return found;
@@ -439,5 +434,5 @@ const ckplan = (() => {
     }
   }
 
-  return { data, Chart, color, PLACE };
+  return { data, Chart, spans, PLACE };
 })();

@@ -79,7 +79,7 @@ ckplan.zoomed = (chart, redraw) => {
 
 /** A field for a part of a name; what has it is listed, and a press shows it in its chart. */
 ckplan.searched = (charts, go) => {
-  const { data, PLACE } = ckplan;
+  const { data, spans, PLACE } = ckplan;
   const MOST = 30;
   const box = document.getElementById("search");
   const [field, told, list] = ["input", "output", "ul"].map((kind) => box.querySelector(kind));
@@ -91,11 +91,9 @@ ckplan.searched = (charts, go) => {
     const found = [];
     charts.forEach((chart, number) => {
       chart.content.bands.forEach((band, index) => {
-        for (let at = PLACE.spans; at < band.length; at += PLACE.width) {
-          const rank = has[band[at + 2]];
-          if (rank < 0) continue;
+        for (const at of spans(band).filter((place) => has[band[place + 2]] >= 0)) {
           const last = band[at + PLACE.width] === undefined ? band[PLACE.dies] : band[at + PLACE.width] - 1;
-          found.push([rank > 0, number, { step: band[at], column: null, band: index }, last, data.strings[band[at + 2]], "tensor"]);
+          found.push([has[band[at + 2]] > 0, number, { step: band[at], column: null, band: index }, last, data.strings[band[at + 2]], "tensor"]);
         }
       });
       chart.content.ops.forEach((name, step) => {
