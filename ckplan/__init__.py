@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ckplan.answers.analysis import Analysis as Analysis
     from ckplan.answers.explanation import Explanation as Explanation
     from ckplan.answers.fit import Fit as Fit
-    from ckplan.answers.frontier import Pareto as Pareto
+    from ckplan.answers.pareto import Pareto as Pareto
     from ckplan.api import analyze as analyze
     from ckplan.api import artifacts as artifacts
     from ckplan.api import build_training_graph as build_training_graph
@@ -83,7 +83,7 @@ _HOMES = {
     "answers.analysis": ("Analysis",),
     "answers.explanation": ("Explanation",),
     "answers.fit": ("Fit",),
-    "answers.frontier": ("Pareto",),
+    "answers.pareto": ("Pareto",),
     "api": (
         "analyze",
         "artifacts",

@@ -15,12 +15,13 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import onnx_ir as ir
 
-from ckplan.answers import analysis, explanation, frontier
+from ckplan.answers import analysis, explanation
 from ckplan.answers import fit as fitting
 from ckplan.answers.analysis import Analysis
 from ckplan.answers.explanation import Explanation
 from ckplan.answers.fit import Fit
-from ckplan.answers.frontier import Pareto
+from ckplan.answers.pareto import Pareto
+from ckplan.answers.pareto import pareto as find_frontier
 from ckplan.autodiff import TrainingGraph
 from ckplan.autodiff import build_training_graph as differentiate
 from ckplan.bundle.making import check_folder, make_graphs, write_artifacts
@@ -182,7 +183,7 @@ def pareto(
         options: see `open_model`.
     """
     tried = None if strategies is None else [parse_strategy(text) for text in strategies]
-    return frontier.pareto(open_model(model, **options), tried, seconds=seconds)
+    return find_frontier(open_model(model, **options), tried, seconds=seconds)
 
 
 def fit(

@@ -22,7 +22,7 @@ from ckplan.runtime.sizes import dimensions_of
 if TYPE_CHECKING:
     import onnx_ir as ir
 
-    from ckplan.answers.frontier import Pareto
+    from ckplan.answers.pareto import Pareto
     from ckplan.comparison import Comparison
     from ckplan.meter import Verification
 

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from ckplan.cli.help import SectionedCommand
+from ckplan.cli.html import analysis_page, check_page
 from ckplan.cli.options import (
     budget_option,
     html_options,
@@ -17,11 +19,9 @@ from ckplan.cli.options import (
     talk_options,
     verbose_option,
 )
-from ckplan.cli.page import analysis_page, check_page
 from ckplan.cli.planning import shown_plan
-from ckplan.cli.sections import SectionedCommand
 from ckplan.cli.step import opened
-from ckplan.cli.terminal import details, show, show_json, stage
+from ckplan.cli.streams import details, show, show_json, stage
 
 if TYPE_CHECKING:
     from ckplan.pipeline import StepOptions

@@ -19,7 +19,7 @@ import click
 from ckplan import __version__
 from ckplan.cli.interruption import INTERRUPTED, end_when_stuck
 from ckplan.cli.late_imports import defer_imports
-from ckplan.cli.terminal import Settings, say
+from ckplan.cli.streams import Settings, say
 from ckplan.errors import CkplanError, EnvironmentUnavailableError, ModelError
 from ckplan.isolation.lifetime import asked_to_end, end_cleanly
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 from click.core import ParameterSource
 
+from ckplan.cli.help import SectionedCommand
 from ckplan.cli.options import (
     force_option,
     json_option,
@@ -17,8 +18,7 @@ from ckplan.cli.options import (
     talk_options,
     training_step_options,
 )
-from ckplan.cli.sections import SectionedCommand
-from ckplan.cli.terminal import notes, show, show_json, stage
+from ckplan.cli.streams import notes, show, show_json, stage
 from ckplan.errors import UsageError
 
 if TYPE_CHECKING:

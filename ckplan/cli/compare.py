@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
+from ckplan.cli.help import SectionedCommand
+from ckplan.cli.html import check_page, comparison_title, write_page
 from ckplan.cli.options import (
     budget_option,
     device_option,
@@ -26,10 +28,8 @@ from ckplan.cli.options import (
     training_options,
 )
 from ckplan.cli.output import check_output
-from ckplan.cli.page import check_page, comparison_title, write_page
 from ckplan.cli.reports import check_reports, write_reports
-from ckplan.cli.sections import SectionedCommand
-from ckplan.cli.terminal import annotate, notes, show, show_json, stage
+from ckplan.cli.streams import annotate, notes, show, show_json, stage
 from ckplan.cli.values import read_share
 from ckplan.errors import CkplanError, EnvironmentUnavailableError, UsageError
 

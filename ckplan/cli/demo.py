@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 import click
 
+from ckplan.cli.help import SectionedCommand
 from ckplan.cli.options import force_option, json_option, talk_options
 from ckplan.cli.proof import check, run_both
-from ckplan.cli.sections import SectionedCommand
-from ckplan.cli.terminal import notes, say, settings, show, show_json, stage
+from ckplan.cli.streams import notes, say, settings, show, show_json, stage
 from ckplan.errors import EnvironmentUnavailableError, UsageError
 
 if TYPE_CHECKING:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from ckplan.cli.help import SectionedCommand
 from ckplan.cli.options import (
     cost_option,
     device_option,
@@ -18,9 +19,8 @@ from ckplan.cli.options import (
     talk_options,
     verbose_option,
 )
-from ckplan.cli.sections import SectionedCommand
 from ckplan.cli.step import opened
-from ckplan.cli.terminal import notes, show, show_json
+from ckplan.cli.streams import notes, show, show_json
 
 if TYPE_CHECKING:
     from ckplan.pipeline import StepOptions

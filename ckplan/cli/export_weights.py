@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ckplan.cli.help import SectionedCommand
 from ckplan.cli.options import json_option, output_options, talk_options
 from ckplan.cli.output import check_output
-from ckplan.cli.sections import SectionedCommand
-from ckplan.cli.terminal import notes, show_json
+from ckplan.cli.streams import notes, show_json
 from ckplan.errors import UsageError
 
 if TYPE_CHECKING:

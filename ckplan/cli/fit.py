@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from ckplan.cli.help import SectionedCommand
 from ckplan.cli.options import (
     copy_option,
     json_option,
@@ -19,8 +20,7 @@ from ckplan.cli.options import (
     talk_options,
 )
 from ckplan.cli.output import check_output, written
-from ckplan.cli.sections import SectionedCommand
-from ckplan.cli.terminal import notes, show, show_json, stage
+from ckplan.cli.streams import notes, show, show_json, stage
 from ckplan.errors import UsageError
 
 if TYPE_CHECKING:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from ckplan.cli.help import SectionedCommand
 from ckplan.cli.options import (
     copy_option,
     json_option,
@@ -16,9 +17,8 @@ from ckplan.cli.options import (
     training_step_options,
 )
 from ckplan.cli.output import check_output, written
-from ckplan.cli.sections import SectionedCommand
 from ckplan.cli.step import opened
-from ckplan.cli.terminal import notes, show, show_json, stage
+from ckplan.cli.streams import notes, show, show_json, stage
 from ckplan.errors import ModelError
 
 if TYPE_CHECKING:

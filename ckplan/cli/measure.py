@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from ckplan.cli.help import SectionedCommand
 from ckplan.cli.options import (
     force_option,
     json_option,
@@ -19,8 +20,7 @@ from ckplan.cli.options import (
 )
 from ckplan.cli.output import check_output
 from ckplan.cli.reports import check_reports, write_reports
-from ckplan.cli.sections import SectionedCommand
-from ckplan.cli.terminal import notes, show, show_json, stage
+from ckplan.cli.streams import notes, show, show_json, stage
 from ckplan.errors import CkplanError, UsageError
 
 _PATH = click.Path(path_type=Path)

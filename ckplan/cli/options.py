@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import click
 
 from ckplan.cli import completion
-from ckplan.cli.terminal import Settings
+from ckplan.cli.streams import Settings
 from ckplan.cli.values import (
     read_budget,
     read_chunks,
@@ -39,7 +39,7 @@ def _stack(*decorators: Callable[[Any], Any]) -> Decorator[Any]:
 
 
 def _section(title: str, *decorators: Callable[[Any], Any]) -> Decorator[Any]:
-    """Options that stand under a heading of their own in the help; see `ckplan.cli.sections`."""
+    """Options that stand under a heading of their own in the help; see `ckplan.cli.help`."""
 
     def apply(function: Any) -> Any:
         before = len(getattr(function, "__click_params__", ()))

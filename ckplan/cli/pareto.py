@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from ckplan.cli.help import SectionedCommand
 from ckplan.cli.options import (
     cost_option,
     device_option,
@@ -20,9 +21,8 @@ from ckplan.cli.options import (
     verbose_option,
 )
 from ckplan.cli.output import check_output
-from ckplan.cli.sections import SectionedCommand
 from ckplan.cli.step import opened
-from ckplan.cli.terminal import details, notes, show, show_json, stage
+from ckplan.cli.streams import details, notes, show, show_json, stage
 from ckplan.errors import UsageError
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def command(
                 f"'{output}' is not the name of an SVG picture", "end it in .svg, the one kind that is written"
             )
         check_output(output, force, model)
-    from ckplan.answers.frontier import pareto
+    from ckplan.answers.pareto import pareto
     from ckplan.model.saving import write_text
     from ckplan.planner.strategies import parse_strategy
 

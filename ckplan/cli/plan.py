@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from ckplan.cli.help import SectionedCommand
 from ckplan.cli.options import (
     cost_option,
     device_option,
@@ -20,9 +21,8 @@ from ckplan.cli.options import (
     verbose_option,
 )
 from ckplan.cli.output import check_output
-from ckplan.cli.sections import SectionedCommand
 from ckplan.cli.step import opened
-from ckplan.cli.terminal import show, show_json, stage
+from ckplan.cli.streams import show, show_json, stage
 
 if TYPE_CHECKING:
     from ckplan.pipeline import StepOptions

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ckplan.cli.terminal import details, notes, settings, stage
+from ckplan.cli.streams import details, notes, settings, stage
 from ckplan.errors import ModelError
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ckplan.cli.terminal import notes, stage
+from ckplan.cli.streams import notes, stage
 from ckplan.errors import CheckFailedError
 
 if TYPE_CHECKING:

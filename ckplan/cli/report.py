@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from ckplan.cli.help import SectionedCommand
+from ckplan.cli.html import check_page, plan_page
 from ckplan.cli.options import (
     cost_option,
     json_option,
@@ -18,11 +20,9 @@ from ckplan.cli.options import (
     talk_options,
     verbose_option,
 )
-from ckplan.cli.page import check_page, plan_page
 from ckplan.cli.proof import check, run_both
-from ckplan.cli.sections import SectionedCommand
 from ckplan.cli.step import opened
-from ckplan.cli.terminal import show, show_json, stage
+from ckplan.cli.streams import show, show_json, stage
 
 if TYPE_CHECKING:
     from ckplan.pipeline import StepOptions
@@ -65,7 +65,7 @@ def command(
     check_page(output, force, model)
     from ckplan.answers.analysis import analyze
     from ckplan.answers.findings import chosen
-    from ckplan.answers.frontier import pareto
+    from ckplan.answers.pareto import pareto
     from ckplan.cli.planning import planned, tell
     from ckplan.model import save
     from ckplan.model.weights import scratch_folder

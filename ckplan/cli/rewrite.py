@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from ckplan.cli.help import SectionedCommand
+from ckplan.cli.html import check_page, plan_page
 from ckplan.cli.options import (
     copy_option,
     cost_option,
@@ -23,11 +25,9 @@ from ckplan.cli.options import (
     verbose_option,
 )
 from ckplan.cli.output import check_output, written
-from ckplan.cli.page import check_page, plan_page
 from ckplan.cli.proof import check, run_both
-from ckplan.cli.sections import SectionedCommand
 from ckplan.cli.step import opened
-from ckplan.cli.terminal import show, show_json, stage
+from ckplan.cli.streams import show, show_json, stage
 
 if TYPE_CHECKING:
     from ckplan.pipeline import StepOptions

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from ckplan.cli.options import json_option, talk_options
-from ckplan.cli.terminal import show, show_json
+from ckplan.cli.streams import show, show_json
 
 
 @click.command("strategies")

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ckplan.cli.help import SectionedCommand
 from ckplan.cli.options import custom_ops_option, json_option, talk_options, training_loop_options
-from ckplan.cli.sections import SectionedCommand
-from ckplan.cli.terminal import notes, settings, show_json
+from ckplan.cli.streams import notes, settings, show_json
 
 if TYPE_CHECKING:
     from ckplan.training.trainer import Epoch

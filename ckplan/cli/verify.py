@@ -6,6 +6,8 @@ from pathlib import Path
 
 import click
 
+from ckplan.cli.help import SectionedCommand
+from ckplan.cli.html import check_page, files_page
 from ckplan.cli.options import (
     custom_ops_option,
     html_options,
@@ -14,11 +16,9 @@ from ckplan.cli.options import (
     run_options,
     talk_options,
 )
-from ckplan.cli.page import check_page, files_page
 from ckplan.cli.proof import check, run_both
 from ckplan.cli.reports import check_reports, write_reports
-from ckplan.cli.sections import SectionedCommand
-from ckplan.cli.terminal import show, show_json
+from ckplan.cli.streams import show, show_json
 
 _PATH = click.Path(path_type=Path)
 

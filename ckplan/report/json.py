@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from ckplan.answers.explanation import Explanation
     from ckplan.answers.findings import Block, Chosen
     from ckplan.answers.fit import Fit
-    from ckplan.answers.frontier import Pareto
+    from ckplan.answers.pareto import Pareto
     from ckplan.autodiff import TrainingGraph
     from ckplan.autodiff.coverage import Coverage
     from ckplan.bundle.manifest import Artifacts

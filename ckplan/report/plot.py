@@ -9,7 +9,7 @@ from string import ascii_letters
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ckplan.answers.frontier import Pareto
+    from ckplan.answers.pareto import Pareto
 
 _ROOM = 1.5
 """How far beyond the frontier's dearest plan the picture reaches at most."""

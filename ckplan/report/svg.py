@@ -10,7 +10,7 @@ from ckplan.report.plot import Mark, Plot, byte_ticks, percent_ticks, plot_of
 from ckplan.units import format_bytes
 
 if TYPE_CHECKING:
-    from ckplan.answers.frontier import Pareto
+    from ckplan.answers.pareto import Pareto
 
 _WIDTH, _HEIGHT = 940, 460
 _LEFT, _TOP, _RIGHT, _BOTTOM = 92, 48, 600, 396

@@ -15,7 +15,7 @@ from ckplan import errors
 from ckplan.cli import cli
 from ckplan.cli.app import App, exit_code_of
 from ckplan.cli.options import talk_options
-from ckplan.cli.terminal import Settings
+from ckplan.cli.streams import Settings
 
 
 def raising(error: BaseException) -> Callable[[], Any]:

@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from ckplan.answers.frontier import pareto
+from ckplan.answers.pareto import pareto
 from ckplan.pipeline import open_step
 from ckplan.planner import Problem
 from ckplan.planner.strategies.keep_all import KeepAll

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from ckplan.answers.frontier import Pareto
+from ckplan.answers.pareto import Pareto
 from ckplan.planner import Kind, Op, Problem, Tensor, make_plan
 from ckplan.report.html import render
 from ckplan.report.html.chart_data import MOST_BANDS, Curve, Strings, chart_data

@@ -12,12 +12,12 @@ import pytest
 from rich.console import Console
 
 from ckplan.answers.analysis import Offer
-from ckplan.answers.frontier import Pareto
+from ckplan.answers.pareto import Pareto
 from ckplan.planner import Kind, Op, Plan, Problem, Tensor, make_plan
 from ckplan.report import svg
 from ckplan.report.documents.plans import pareto as reported
+from ckplan.report.frontier_chart import Scatter
 from ckplan.report.plot import Plot, byte_ticks, percent_ticks, plot_of
-from ckplan.report.scatter import Scatter
 from tests.report.examples import KIB, printed, timeline
 
 PROBLEM = Problem((Op("op", (0,), (1,)),), (Tensor("x", 4, Kind.INPUT), Tensor("y", 8 * KIB)))

@@ -28,14 +28,14 @@ from ckplan.report.document import (
     size,
     table_of,
 )
+from ckplan.report.frontier_chart import SEVERAL
 from ckplan.report.plot import Mark, plot_of
-from ckplan.report.scatter import SEVERAL
 from ckplan.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
     from ckplan.answers.analysis import Analysis, Offer, TensorFacts
     from ckplan.answers.findings import Block, Chosen
-    from ckplan.answers.frontier import Pareto
+    from ckplan.answers.pareto import Pareto
     from ckplan.autodiff import TrainingGraph
     from ckplan.planner import Plan, Timeline
     from ckplan.runtime.footprint import Footprint

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from ckplan.report.chart import Chart
 from ckplan.report.document import Block, Cell, Document, Facts, FrontierChart, Line, MemoryChart, Section, Table
-from ckplan.report.scatter import Scatter
+from ckplan.report.frontier_chart import Scatter
 from ckplan.report.untrusted import printable
 
 _LEVELS = {"passed": "green", "warned": "yellow", "failed": "red", "error": "red", "ok": "green", "missing": "yellow"}

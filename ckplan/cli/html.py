@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ckplan.cli.output import check_output
-from ckplan.cli.terminal import settings, stage
+from ckplan.cli.streams import settings, stage
 from ckplan.errors import UsageError
 
 if TYPE_CHECKING:
     from ckplan.answers.analysis import Analysis
     from ckplan.answers.findings import Chosen
-    from ckplan.answers.frontier import Pareto
+    from ckplan.answers.pareto import Pareto
     from ckplan.comparison import Comparison
     from ckplan.meter import Verification
     from ckplan.pipeline import Planned, Step
