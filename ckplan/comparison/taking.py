@@ -69,9 +69,8 @@ def take(
     else:
         step = open_step(path, settings.step, progress)
     notes, planned = step.notes, None
-    # A planned file tells its overhead itself.
     occupancy, model = step.occupancy, step.ordered
-    overhead = finite(told(model.metadata_props, PLAN).get("overhead"))
+    overhead = finite(told(model.metadata_props, PLAN).get("overhead"))  # a planned file tells it itself
     if not ready_made and not settings.step.inference:
         progress(f"planning {path.name}")
         planned = _planned(step, strategy, settings.goal)

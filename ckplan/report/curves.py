@@ -21,6 +21,7 @@ _RUG = 8
 """Pixels that the marks of recomputed ops are high."""
 
 _STYLE = """
+text { font-size: 13px; }
 .area { fill-opacity: 0.22; }
 .area.curve1 { fill-opacity: 0.45; }
 .line { fill: none; stroke-width: 1.6; }

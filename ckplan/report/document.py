@@ -150,14 +150,7 @@ class MemoryChart:
     expected: Timeline | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class FrontierChart:
-    """Peaks against overheads."""
-
-    plot: Plot
-
-
-Block: TypeAlias = Table | Facts | Line | MemoryChart | FrontierChart
+Block: TypeAlias = Table | Facts | Line | MemoryChart | Plot
 
 
 @dataclass(frozen=True, slots=True)

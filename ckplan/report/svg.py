@@ -37,6 +37,7 @@ text.faint { fill: #6b7280; }
 }
 """
 _STYLE = """
+text.title { font-size: 15px; }
 text.letter { fill: #a21caf; font-weight: 600; text-anchor: middle; }
 .level { stroke: #6b7280; stroke-dasharray: 5 4; }
 .frontier { stroke: #0e7490; stroke-width: 2; fill: none; }

@@ -13,7 +13,6 @@ from ckplan.report.document import (
     Document,
     Fact,
     Facts,
-    FrontierChart,
     Line,
     MemoryChart,
     Row,
@@ -183,7 +182,7 @@ def pareto(title: str, found: Pareto) -> Document:
     legend = Line(f"● frontier, a letter: a strategy, {SEVERAL}: several, ┄ lower bound", "dim")
     sections = [
         Section(title, (Line(text),)),
-        Section("Peak of activations against overhead", (FrontierChart(plot), legend)),
+        Section("Peak of activations against overhead", (plot, legend)),
         Section("Frontier", (frontier(found),)),
     ]
     if found.offers:

@@ -9,8 +9,9 @@ from rich.table import Table as Grid
 from rich.text import Text
 
 from ckplan.report.chart import Chart
-from ckplan.report.document import Block, Cell, Document, Facts, FrontierChart, Line, MemoryChart, Section, Table
+from ckplan.report.document import Block, Cell, Document, Facts, Line, MemoryChart, Section, Table
 from ckplan.report.frontier_chart import Scatter
+from ckplan.report.plot import Plot
 from ckplan.report.untrusted import printable
 
 _LEVELS = {"passed": "green", "warned": "yellow", "failed": "red", "error": "red", "ok": "green", "missing": "yellow"}
@@ -68,8 +69,8 @@ def _block(block: Block) -> list[RenderableType]:
             return [_headline(block.text) if block.style == "headline" else _text(block.text, block.style)]
         case MemoryChart():
             return [Chart(block.timeline, expected=block.expected)]
-        case FrontierChart():
-            return [Scatter(block.plot)]
+        case Plot():
+            return [Scatter(block)]
 
 
 def _facts(facts: Facts) -> Grid:
