@@ -18,7 +18,7 @@ from ckplan.model.read import read
 from ckplan.pipeline.options import spell_options
 from ckplan.pipeline.step import Progress
 
-_RAISE = "to accept it, raise --max-regression"
+_RAISE_LIMIT = "to accept it, raise --max-regression"
 
 
 @dataclass(frozen=True)
@@ -91,13 +91,13 @@ def compare_files(
         settings = _settings(heads[name].settings, options)
         older, notes = take(base, settings, device=how.device, progress=how.progress)
         _check_fit(str(base), older, str(head), heads[name])
-        return Comparison((judge(name, str(head), older, heads[name], limits),), notes, _RAISE)
+        return Comparison((judge(name, str(head), older, heads[name], limits),), notes, _RAISE_LIMIT)
     settings, paths = Settings.of(**options), [path for path in (base, head) if path is not None]
     sides = [take(path, settings, device=how.device, progress=how.progress) for path in paths]
     notes = tuple(dict.fromkeys(note for _, said in sides for note in said))
     reference = sides[0][0] if base is not None else None
     check = judge(head.stem, str(head), reference, sides[-1][0], _limits(limits, how))
-    return Comparison((check,), notes, _RAISE)
+    return Comparison((check,), notes, _RAISE_LIMIT)
 
 
 def compare_targets(targets: Sequence[Target], baseline: Path | None, accept: str, how: How) -> Comparison:
@@ -181,7 +181,7 @@ def _compare_sides(
         checks.append(judge(name, str(head), bases[name], heads[name], limits))
     odd = sorted({*bases, *heads} - set(names)) if len(names) > 1 else []
     notes = (f"only one of the files has {', '.join(odd)}",) if odd else ()
-    return Comparison(tuple(checks), notes, _RAISE)
+    return Comparison(tuple(checks), notes, _RAISE_LIMIT)
 
 
 def _base_sides(path: Path, how: How) -> Sides:
