@@ -70,8 +70,8 @@ if TYPE_CHECKING:
     from ckplan.report.writers import register_reporter as register_reporter
     from ckplan.runtime import problem_of as problem_of
     from ckplan.training.checkpoint import read_checkpoint as read_checkpoint
+    from ckplan.training.export import export_weights as export_weights
     from ckplan.training.trainer import Trainer as Trainer
-    from ckplan.training.weights import export_weights as export_weights
     from ckplan.writer.emit import emit as emit
 
 __version__ = "0.1.0"
@@ -117,7 +117,7 @@ _HOMES = {
     "runtime": ("problem_of",),
     "training.checkpoint": ("read_checkpoint",),
     "training.trainer": ("Trainer",),
-    "training.weights": ("export_weights",),
+    "training.export": ("export_weights",),
     "writer": ("emit",),
 }
 """The public names, by the module that they come from; the imports above tell type checkers the same."""

@@ -19,7 +19,7 @@ from ckplan.autodiff.builder import Builder
 from ckplan.autodiff.paths import captured
 from ckplan.errors import ModelError
 from ckplan.keys import PHASE
-from ckplan.model.copies import copy_nodes
+from ckplan.model.node_copies import copy_nodes
 from ckplan.model.traits import graphs_in
 
 DOMAIN = "pkg.ckplan"

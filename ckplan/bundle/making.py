@@ -21,7 +21,7 @@ from ckplan.autodiff import parse_optimizer
 from ckplan.autodiff.evaluation import evaluation_graph
 from ckplan.autodiff.lora import Lora, add_adapters
 from ckplan.autodiff.optimizers.alone import update_graph
-from ckplan.bundle.checkpoint import TYPES, write_checkpoint
+from ckplan.bundle.initial_values import TYPES, write_checkpoint
 from ckplan.bundle.manifest import FILES, NAME, SCHEMA, Artifacts, hash_of
 from ckplan.errors import EnvironmentUnavailableError, UsageError
 from ckplan.isolation.folders import temporary_folder

@@ -37,7 +37,7 @@ def command(checkpoint: Path, model: Path, output: Path, force: bool, adapter: b
         check_output(output, force, model)
     from ckplan.training import adapters
     from ckplan.training.checkpoint import read_checkpoint
-    from ckplan.training.weights import export_weights
+    from ckplan.training.export import export_weights
 
     if (checkpoint / adapters.CONFIG).exists():
         weights: dict[str, Any]

@@ -24,8 +24,8 @@ from ckplan.model.metadata import listed_names
 from ckplan.model.read import read
 from ckplan.training.buffers import bind, ort_value, run_bound
 from ckplan.training.data import Data, batches, fitted
+from ckplan.training.export import separate_statistics
 from ckplan.training.stepfile import Array, StepFile, session_of
-from ckplan.training.weights import separate_statistics
 
 
 @dataclass(frozen=True)

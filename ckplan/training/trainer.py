@@ -16,13 +16,13 @@ from ckplan.training import checkpoint
 from ckplan.training.buffers import all_finite
 from ckplan.training.checkpoint import State
 from ckplan.training.data import Data, batches, fitted, read_data
+from ckplan.training.dynamic_loss_scale import SMALLEST, DynamicLossScale
 from ckplan.training.evaluation import Evaluation, Score
-from ckplan.training.loss_scale import SMALLEST, DynamicLossScale
+from ckplan.training.export import export_weights
 from ckplan.training.progress import Advance, bar
 from ckplan.training.schedules import parse_schedule
 from ckplan.training.stepfile import Array, read_step
 from ckplan.training.stepping import stepper
-from ckplan.training.weights import export_weights
 
 _DEFAULT_RATE = 0.001
 _DIVERGED = "lower the learning rate, or clip gradients with --clip-norm"

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import onnx_ir as ir
 
 from ckplan.keys import RECOMPUTE_OF, ROLE
-from ckplan.model.copies import copy_attribute
+from ckplan.model.node_copies import copy_attribute
 from ckplan.runtime.problem_of import FIGURES
 from ckplan.runtime.reads import captured
 from ckplan.runtime.unfused import PARTS

@@ -17,7 +17,7 @@ from ckplan.autodiff.lora import Lora
 from ckplan.cli import cli
 from ckplan.errors import UsageError
 from ckplan.training.adapters import read_adapter, write_adapter
-from ckplan.training.weights import export_weights
+from ckplan.training.export import export_weights
 from tests.autodiff.test_lora import BASES, INPUTS, OUTPUTS, A, B
 from tests.training.network import CLASSES, HIDDEN, NAMES, data, files, network
 from tests.training.test_weights import held, tied

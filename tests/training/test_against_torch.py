@@ -122,7 +122,7 @@ def test_a_dynamic_loss_scale_changes_nothing_in_float32_and_is_that_of_torch(tm
 
 def test_overflow_halves_the_loss_scale_and_skips_the_update(tmp_path: Path) -> None:
     """The same numbers of skipped updates as torch's scaler, on gradients of float16."""
-    from ckplan.training.loss_scale import DynamicLossScale
+    from ckplan.training.dynamic_loss_scale import DynamicLossScale
 
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**16, growth_interval=3)
     ours = DynamicLossScale(interval=3)

@@ -13,7 +13,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 import ckplan
 from ckplan.errors import UsageError
-from ckplan.training.weights import export_weights
+from ckplan.training.export import export_weights
 from tests.training.network import NAMES, data, files, network, weights
 
 

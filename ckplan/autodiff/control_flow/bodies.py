@@ -13,7 +13,7 @@ from ckplan.autodiff.paths import discard
 from ckplan.autodiff.presence import there
 from ckplan.autodiff.registry import NoGradientError
 from ckplan.keys import PHASE
-from ckplan.model import copies
+from ckplan.model.node_copies import copy_nodes as copied
 from ckplan.model.traits import graphs_in
 
 
@@ -78,7 +78,7 @@ def copy_nodes(
         values: what to read instead of a value; what the copies make is added.
         phase: phase to mark the copies with; None keeps that of the original.
     """
-    return copies.copy_nodes(nodes, values, op.unique_name, {} if phase is None else {PHASE: phase})
+    return copied(nodes, values, op.unique_name, {} if phase is None else {PHASE: phase})
 
 
 def close(op: Builder, outputs: Sequence[ir.Value], phase: str = "backward") -> list[ir.Value]:

@@ -15,9 +15,9 @@ import onnx_ir as ir
 
 from ckplan.autodiff.builder import Builder, Gradients, attr_int, shape_of
 from ckplan.autodiff.control_flow.backward import BackwardStep
+from ckplan.autodiff.control_flow.backward_step import backward_step
 from ckplan.autodiff.control_flow.bodies import BodyBuilder, close, close_body, dims_of, emit_control, new_value
-from ckplan.autodiff.control_flow.recurrence import Recurrence, row_shape
-from ckplan.autodiff.control_flow.rows import (
+from ckplan.autodiff.control_flow.picked_rows import (
     emitted,
     hand_over,
     is_of_rows,
@@ -26,8 +26,8 @@ from ckplan.autodiff.control_flow.rows import (
     refuse_whole_sequences,
     value_like,
 )
+from ckplan.autodiff.control_flow.recurrence import Recurrence, row_shape
 from ckplan.autodiff.control_flow.scan import backward_metadata, scan_gradient
-from ckplan.autodiff.control_flow.step import backward_step
 from ckplan.autodiff.paths import captured, discard, needed_nodes
 from ckplan.autodiff.registry import NoGradientError
 from ckplan.keys import PHASE

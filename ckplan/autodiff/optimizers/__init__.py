@@ -10,7 +10,7 @@ from ckplan.autodiff.optimizers.adamw import AdamW
 from ckplan.autodiff.optimizers.base import Optimizer
 from ckplan.autodiff.optimizers.momentum import Momentum
 from ckplan.autodiff.optimizers.sgd import Sgd
-from ckplan.autodiff.optimizers.step import add_optimizer
+from ckplan.autodiff.optimizers.training_step import add_optimizer
 from ckplan.choices import parse_choice
 
 OPTIMIZERS: tuple[type[Optimizer], ...] = (Sgd, Momentum, Adam, AdamW)

@@ -16,7 +16,7 @@ import onnx_ir as ir
 
 from ckplan.autodiff.builder import Builder, attr_int, shape_of
 from ckplan.autodiff.optimizers.base import Optimizer
-from ckplan.autodiff.recurrent.scan import scan
+from ckplan.autodiff.recurrent.time_loop import scan
 
 SMALLEST = 2**24
 """Bytes from which a parameter's temporaries matter."""

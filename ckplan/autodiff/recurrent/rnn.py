@@ -8,7 +8,6 @@ import onnx_ir as ir
 
 from ckplan.autodiff.builder import Builder
 from ckplan.autodiff.recurrent.direction import Cell, Direction, Gradient, Run, Upstream
-from ckplan.autodiff.recurrent.scan import States, Values, scan
 from ckplan.autodiff.recurrent.steps import (
     activate,
     advanced,
@@ -21,6 +20,7 @@ from ckplan.autodiff.recurrent.steps import (
     sums_of,
     turned,
 )
+from ckplan.autodiff.recurrent.time_loop import States, Values, scan
 
 
 def forward(op: Builder, d: Direction, keep: frozenset[str]) -> Run:
