@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import errno
 import gc
 import io
@@ -73,6 +74,9 @@ class App(click.Group):
         # A graph is hundreds of thousands of small objects that all live long: looking for cycles among them after
         # every 700 new ones takes a quarter of the time.
         gc.set_threshold(_ALLOCATIONS)
+        # For the same reason: the interpreter's last act is to look for cycles among all of them, half a second for a
+        # large model, and then the system takes the memory back anyway.
+        atexit.register(gc.freeze)
         defer_imports()
         end_cleanly()
         end_when_stuck()

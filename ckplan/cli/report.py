@@ -71,6 +71,7 @@ def command(
     from ckplan.model.weights import scratch_folder
     from ckplan.pipeline import Goal
     from ckplan.planner.strategies import parse_strategy
+    from ckplan.writer.describe import promise
 
     wanted, goal = parse_strategy(strategy), Goal.of(budget, overhead, seconds)
     step = opened(model, asked, cost=cost, device=device)
@@ -83,6 +84,7 @@ def command(
     if with_proof:
         with scratch_folder(step.model) as folder:
             base, new = (folder / f"{model.stem} {which} a plan.onnx" for which in ("without", "with"))
+            promise(step.ordered, step.baseline)
             save(step.ordered, base)
             save(made.model, new)
             found = run_both(base, new, device=device, inputs=inputs, seed=seed)

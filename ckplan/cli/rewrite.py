@@ -81,6 +81,7 @@ def command(
     from ckplan.model.weights import scratch_folder
     from ckplan.pipeline import Goal
     from ckplan.planner.strategies import parse_strategy
+    from ckplan.writer.describe import promise
 
     wanted, goal = parse_strategy(strategy), Goal.of(budget, overhead, seconds, of)
     step = opened(model, asked, cost="flops" if plan_file else cost, device=device)
@@ -93,6 +94,7 @@ def command(
     if with_proof:
         with scratch_folder(step.model) as folder:
             base = folder / f"{model.stem} without a plan.onnx"
+            promise(step.ordered, step.baseline)
             save(step.ordered, base)
             found = run_both(base, output, device=device, inputs=inputs, seed=seed)
     if page is not None:

@@ -17,7 +17,6 @@ from ckplan.isolation.evaluate import start
 from ckplan.isolation.folders import no_room, temporary_folder
 from ckplan.meter.errors import RunFailedError, RunTooLongError
 from ckplan.meter.limit import allowed, watched
-from ckplan.model.half import missing_kernel_advice
 from ckplan.operators.sessions import clean, custom_ops
 from ckplan.units import format_bytes
 
@@ -127,6 +126,8 @@ class Process:
             )
         if error["kind"] == "model":
             import onnx_ir as ir
+
+            from ckplan.model.half import missing_kernel_advice  # the jobs import this module, and none of that
 
             hint = missing_kernel_advice(reason, ir.load(self._path))
             return ModelError(f"onnxruntime failed in {stage} of `{self._path}`: {reason}", hint)

@@ -172,3 +172,12 @@ def test_the_callers_process_never_loads_onnxruntime(negation: Path) -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=root, check=True)
     assert done.stdout.split() == ["cpu", "False"]
     assert done.stderr == ""
+
+
+@pytest.mark.parametrize("job", ["plain", "counters", "heap", "timing"])
+def test_what_runs_a_model_imports_nothing_that_reads_models(job: str) -> None:
+    code = f"import sys, ckplan.meter.child, ckplan.meter.{job}; print(*sys.modules)"
+    told = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.split()
+
+    assert f"ckplan.meter.{job}" in told
+    assert not {"onnx", "onnx_ir", "sympy"} & set(told)
