@@ -23,7 +23,6 @@ from ckplan.planner.problem import Problem
 from ckplan.runtime.execution_order import default_order
 from ckplan.runtime.problem_of import Numbering, problem_of_nodes
 from ckplan.runtime.reads import reads
-from ckplan.runtime.runtime import Runtime
 from ckplan.runtime.sizes import SMALL, bytes_of, dimensions_of
 from ckplan.runtime.unfused import PARTS, Part
 from ckplan.writer.control_edges import ControlEdges, is_control, read_instead
@@ -91,13 +90,6 @@ def gate(node: ir.Node, after: ir.Value, edges: ControlEdges, among: Collection[
     read_instead(node, tensor, edges.alias(tensor, after))
     edges.waits.add((node, after))
     return True
-
-
-def allocates(node: ir.Node, runtime: Runtime) -> bool:
-    """Whether a node makes a tensor of its own: a view does so only as an output of the file, which is a copy."""
-    if runtime.view(node) is not None:
-        return any(value.is_graph_output() for value in node.outputs)
-    return signal_of(node) is not None
 
 
 def signal_of(node: ir.Node) -> ir.Value | None:
@@ -256,7 +248,12 @@ def repair(nodes: Sequence[ir.Node], problem: Problem, order: Sequence[int], edg
     for step, position in enumerate(order):
         place[position] = step
         excess.append(excess[-1] + int(live[step] > limit))
-    real = [position for position, node in enumerate(nodes) if not is_control(node) and allocates(node, edges.runtime)]
+    # A view cannot be made to wait (see `gate`), not even where it is a copy, as an output of the file.
+    real = [
+        position
+        for position, node in enumerate(nodes)
+        if not is_control(node) and signal_of(node) is not None and edges.runtime.view(node) is None
+    ]
     swapped = [(first, second) for first, second in itertools.pairwise(real) if place[second] < place[first]]
     spanning = [(first, second) for first, second in swapped if excess[place[first] + 1] > excess[place[second]]]
     # A leaf runs out of its place until something waits for it, and takes its neighbours along: most other pairs come
