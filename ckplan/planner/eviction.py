@@ -430,16 +430,11 @@ def _judge(state: _Eviction, weights: Weights) -> Callable[[int], float]:
     graph, live, next_use, evictable = state.graph, state.live, state.next_use, state.evictable
     parents, price, clock, last_use = graph.parents, graph.price, graph.clock, graph.last_use
     size, bias = graph.weights_of_bytes(weights.size_power), weights.bias
-    cost_power, time_power = weights.cost_power, weights.time_power
+    cost_power, time_power, ahead = weights.cost_power, weights.time_power, weights.ahead
 
     def cost_again(base: int) -> float:
         """Seconds to recompute a root, with those of its ancestors that are gone."""
-        cost, gone = price[base], []
-        for read in parents[base]:
-            if not live[read]:
-                gone.append(read)
-        if not gone:
-            return cost
+        cost, gone = price[base], [read for read in parents[base] if not live[read]]
         seen = {base, *gone}
         while gone and len(seen) <= _ANCESTORS:
             made = gone.pop()
@@ -468,10 +463,17 @@ def _judge(state: _Eviction, weights: Weights) -> Callable[[int], float]:
     def score(base: int) -> float:
         following = next_use[base]
         time = clock[following] - clock[state.now] if following >= 0 else 0.0
-        cost = cost_ahead(base, following) if weights.ahead and following >= 0 else cost_again(base)
+        if ahead and following >= 0:
+            cost = cost_ahead(base, following)
+        else:
+            cost = price[base]
+            for read in parents[base]:
+                if not live[read]:
+                    cost = cost_again(base)
+                    break
         if cost_power != 1:
             cost = cost**cost_power
-        judged: float = cost / (size[base] * max(time, 1e-12) ** time_power)
+        judged: float = cost / (size[base] * (time if time > 1e-12 else 1e-12) ** time_power)
         return judged * bias[base] if bias else judged
 
     return score

@@ -251,13 +251,20 @@ def _canonical(
     for node, ops in enumerate(graph.ops):
         for index in ops:
             group[index] = int(first[node])
-    last = len(sequence) - 1
-    root, readers = problem.view_root, problem.consumers
-    kept = set()
-    for index in problem.forward:
-        for tensor in problem.ops[index].outputs:
-            forward_readers = [reader for reader in readers[tensor] if not problem.ops[reader].backward]
-            if group[index] == last or any(group[reader] > group[index] for reader in forward_readers):
-                kept.add(root[tensor])
+    made, maker, reader = _reads_within_forward(problem)
+    groups = np.array(group, np.int64)
+    kept = set(made[(groups[maker] == len(sequence) - 1) | (groups[reader] > groups[maker])].tolist())
     yield kept, phase_order(problem, backward_phases(problem, group, kept))
     yield kept, list(order)
+
+
+@lru_cache(maxsize=4)
+def _reads_within_forward(problem: Problem) -> tuple[npt.NDArray[np.int64], ...]:
+    """Of each tensor that the forward pass makes: its root, its maker, and a forward op that reads it, or the maker."""
+    rows = [
+        (problem.view_root[tensor], index, reader)
+        for index in problem.forward
+        for tensor in problem.ops[index].outputs
+        for reader in (index, *(reader for reader in problem.consumers[tensor] if not problem.ops[reader].backward))
+    ]
+    return tuple(np.array(rows, np.int64).reshape(-1, 3).T)
