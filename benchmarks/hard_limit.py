@@ -3,16 +3,18 @@
     python -m benchmarks.hard_limit STEP MEMORY [--free | --granted]
 
 The process opens the file, holds parameters and states once, and makes four steps in place with default session options
-on one thread. Once the session is open, its resident memory may grow by MEMORY, less what the session
-holds of values that lie in the file. Pages of files are left out, which the system can drop. The process is ended as
-soon as there is more, as a container ends it: it looks once a millisecond, and in the end, when everything that was
-ever written to is still there. The exit code is 0 if it went through, 1 if not; the last line is the most that was
-seen, counted alike. With ``--free`` nothing is limited. With ``--granted`` it is what the system grants that is limited
-(``RLIMIT_DATA``): memory that nothing was written to counts then, too.
+on one thread. From before the session on its resident memory may grow by MEMORY, pages of onnxruntime's library that
+come in with it included. The process is ended as soon as there is more, as a container ends it: it looks once a
+millisecond, and in the end, when everything that was ever written to is still there. The exit code is 0 if it went
+through, 1 if not; the last line is the most that was seen, counted alike. With ``--free`` nothing is limited. With
+``--granted`` it is what the system grants that is limited (``RLIMIT_DATA``): memory that nothing was written to counts
+then, too.
 """
 
 from __future__ import annotations
 
+import ctypes
+import gc
 import os
 import resource
 import sys
@@ -22,8 +24,6 @@ from pathlib import Path
 import onnxruntime
 
 from ckplan.meter.inputs import make_inputs
-from ckplan.model.weights import lies_outside
-from ckplan.runtime.sizes import bytes_of
 from ckplan.training.buffers import ort_value
 from ckplan.training.stepfile import StepFile, read_step
 from ckplan.units import parse_bytes
@@ -31,8 +31,14 @@ from ckplan.units import parse_bytes
 STEPS = 4
 
 
+def give_back() -> None:
+    """Return to the system what is free: what was freed before would be taken again, and would not be seen to grow."""
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)
+
+
 def process_bytes(field: str) -> int:
-    """Bytes of the process: what ``RLIMIT_DATA`` limits (``VmData``), or what is there of no file (``RssAnon``)."""
+    """Bytes of the process: ``VmData``, which ``RLIMIT_DATA`` limits, ``VmRSS``, or ``RssAnon``: of no file."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) << 10 for line in lines if line.startswith(field))
 
@@ -50,7 +56,7 @@ class Watch:
 
     def look(self) -> None:
         """Look once."""
-        self.most = max(self.most, process_bytes("RssAnon") - self._before)
+        self.most = max(self.most, process_bytes("VmRSS") - self._before)
         if self._limit is not None and self.most > self._limit:
             os.write(1, f"ended\n{self.most}\n".encode())
             os._exit(1)
@@ -84,15 +90,13 @@ def main() -> int:
     inputs = make_inputs(file.model).arrays
     options = onnxruntime.SessionOptions()
     options.log_severity_level, options.intra_op_num_threads = 4, 1
-    opened = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-    outside = lies_outside(file.model)
-    held = sum(bytes_of(value) for value in file.model.graph.initializers.values() if not outside(value))
-    unlimited = "--free" in sys.argv or "--granted" in sys.argv
-    watch = Watch(process_bytes("RssAnon") - held, None if unlimited else memory)
+    give_back()
+    watch = Watch(process_bytes("VmRSS"), None if "--free" in sys.argv or "--granted" in sys.argv else memory)
     if "--granted" in sys.argv:
-        limit = process_bytes("VmData") + memory - held
+        limit = process_bytes("VmData") + memory
         resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
     try:
+        opened = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
         fed = {name: ort_value(array.copy()) for name, array in inputs.items() if name not in file.updates}
         train(file, opened, fed)
     except (MemoryError, Exception) as error:

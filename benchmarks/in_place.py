@@ -30,7 +30,7 @@ from typing import Any
 import numpy as np
 import psutil
 
-from benchmarks.hard_limit import process_bytes
+from benchmarks.hard_limit import give_back, process_bytes
 from ckplan.meter.inputs import make_inputs
 from ckplan.training.buffers import ort_value
 from ckplan.training.stepfile import StepFile, read_step
@@ -104,7 +104,7 @@ def train(
 def resident(file: StepFile, steps: int, plain: bool, folder: Path | None) -> dict[str, Any]:
     """In the child: growth of the resident set, and a checksum."""
     fed = batch_of(file)
-    gc.collect()
+    give_back()
     process, done = psutil.Process(), threading.Event()
 
     def look() -> tuple[int, int]:

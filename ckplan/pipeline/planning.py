@@ -262,7 +262,7 @@ def _within_footprint(step: Step, strategy: Strategy, goal: Goal) -> Planned:
     fixed = _fixed(step.footprint, goal)
     target = limit - fixed - step.footprint.returned
     if target <= 0:
-        named = "parameters, state, inputs and outputs alone take" if fixed else "outputs alone take"
+        named = "parameters, state, inputs, the session and outputs alone take" if fixed else "outputs alone take"
         raise InfeasibleError(
             f"{named} {format_bytes(limit - target)}, the budget of what {_HOLDER[goal.scope]} holds is "
             f"{format_bytes(limit)}",
@@ -308,7 +308,10 @@ def _lowest(step: Step, strategy: Strategy, goal: Goal, limit: int) -> Planned:
     moment = made.after.steps[made.after.peak_step]
     parts = f"for a peak of {format_bytes(moment.activations)} at '{moment.op}'"
     if fixed:
-        parts = f"{format_bytes(fixed)} of parameters, state and inputs, and an arena of {format_bytes(taken)} {parts}"
+        parts = (
+            f"{format_bytes(fixed)} of parameters, state, inputs and the session, and an arena of "
+            f"{format_bytes(taken)} {parts}"
+        )
     raise InfeasibleError(
         f"strategy `{strategy}` has no plan with which {_HOLDER[goal.scope]} holds no more than {format_bytes(limit)}: "
         f"the least that was found is {format_bytes(least)}, {parts}; the arena grows in leaps",

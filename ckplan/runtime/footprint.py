@@ -6,6 +6,10 @@ own, as it returns gradients. Values that lie in the file itself are held by the
 those in a data file are mapped, and only read where they are not fed. onnxruntime packs no weight a second time that is
 an input, and those of heavy operators are.
 
+A session that is open holds objects for its nodes and initializers, kernels and names among them, whatever the tensors
+are; the first one in a process brings pages of onnxruntime's library and its tables of kernels in besides. They are
+counted from what was measured (`benchmarks.session_objects`), as averages: a large node takes more than a small one.
+
 The arena takes regions that are larger than what is ever written to them. What counts is what is written: that is in
 the resident set, for which containers and machines have limits. The tables that it keeps of its regions are written to
 as a whole. A limit of address space (``ulimit -v``, ``RLIMIT_DATA``) counts whole regions: it has to leave
@@ -43,10 +47,16 @@ _LARGEST_RESERVATIONS = 3
 _NODE, _RUN = 512, 2**18
 """Bytes that runs keep beside tensors, for each node and in all, as far as was seen: frames, the block's pattern."""
 
+SESSION_NODE, SESSION_INITIALIZER, SESSION = 5_000, 4_000, 280 * 2**10
+"""Bytes of a session for each node and each initializer of its file, and in all; see `benchmarks.session_objects`."""
+
+FIRST_SESSION, LIBRARY = 1_340 * 2**10, 9_420 * 2**10
+"""Bytes that the first session of a process brings: heap, and pages of the library that opening and steps read."""
+
 
 @dataclass(frozen=True, slots=True)
 class Footprint:
-    """What a process with a file holds, in bytes; what it takes without any model is not in it.
+    """What a process with a file holds, in bytes, beyond what it takes before it opens any session.
 
     Attributes:
         parameters: all weights and constants, as fed or as the session holds them.
@@ -59,6 +69,7 @@ class Footprint:
         spare: bytes of its regions to which nothing is ever written: addresses, but no memory.
         held: bytes of its regions, written to or not, outputs included.
         upkeep: what onnxruntime keeps beside tensors: what the arena's regions are cut into, a run's frame.
+        session: what an open session holds that is no tensor, with what the first one in a process brings.
     """
 
     parameters: int
@@ -71,11 +82,12 @@ class Footprint:
     spare: int = 0
     held: int = 0
     upkeep: int = 0
+    session: int = 0
 
     @property
     def resident(self) -> int:
-        """What is there whatever the plan is."""
-        return self.parameters + self.copies + self.state + self.inputs
+        """What is there whatever the tensors of a run are."""
+        return self.parameters + self.copies + self.state + self.inputs + self.session
 
     @property
     def touched(self) -> int:
@@ -84,7 +96,7 @@ class Footprint:
 
     @property
     def running(self) -> int:
-        """What comes to what is there whatever the plan is."""
+        """What runs add to it."""
         return self.touched + self.upkeep
 
     @property
@@ -127,7 +139,15 @@ def footprint_of(executed: ir.Model, model: ir.Model, *, in_place: bool | None =
         spare=steady.held - steady.touched,
         held=steady.held,
         upkeep=steady.tables + _RUN + _NODE * len(executed.graph),
+        session=session_bytes(model) + FIRST_SESSION + LIBRARY,
     )
+
+
+def session_bytes(model: ir.Model) -> int:
+    """What an open session of a file holds that is no tensor, in bytes."""
+    graphs = list(model.graphs())
+    nodes, initializers = sum(map(len, graphs)), sum(len(graph.initializers) for graph in graphs)
+    return SESSION_NODE * nodes + SESSION_INITIALIZER * initializers + SESSION
 
 
 def best_reservation(

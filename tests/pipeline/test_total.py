@@ -133,7 +133,8 @@ def test_the_budget_that_a_refusal_names_works(
 def test_a_refusal_says_what_the_arena_is_for() -> None:
     step = ckplan.open_model(SAMPLES / "mlp.onnx", optimizer="momentum", dims={"batch": 256})
     reason = (
-        r"a process holds no more than .*the least that was found is .* of parameters, state and inputs, and an arena"
+        r"a process holds no more than .*the least that was found is .* "
+        r"of parameters, state, inputs and the session, and an arena"
     )
     with pytest.raises(InfeasibleError, match=rf"{reason} of .* for a peak of .* at '.+'; the arena grows in leaps"):
         ckplan.rewrite(step, budget=step.footprint.resident + 300_000, of="total", strategy="evict")
@@ -141,7 +142,7 @@ def test_a_refusal_says_what_the_arena_is_for() -> None:
 
 def test_what_no_plan_can_keep_to_is_refused() -> None:
     step = ckplan.open_model(SAMPLES / "mlp.onnx", optimizer="adamw")
-    with pytest.raises(InfeasibleError, match="parameters, state, inputs and outputs alone take"):
+    with pytest.raises(InfeasibleError, match="parameters, state, inputs, the session and outputs alone take"):
         ckplan.rewrite(step, budget=step.footprint.resident, of="total")
     with pytest.raises(InfeasibleError, match="no plan"):
         ckplan.rewrite(step, budget=step.footprint.resident + 100_000, of="total", strategy="evict")

@@ -139,6 +139,7 @@ def footprint(found: Footprint, activations: str, trained: bool) -> Table:
         ("copies", found.copies, "of what is fed, in the file"),
         ("state", found.state, "of the optimizer"),
         ("inputs", found.inputs, ""),
+        ("session", found.session, "onnxruntime's own objects and pages of its library"),
         ("outputs", found.returned, "gradients or new values that are returned" if trained else ""),
         ("activations", found.activations, activations),
         ("arena", found.arena + found.upkeep, "what onnxruntime keeps beyond, after a few runs"),
