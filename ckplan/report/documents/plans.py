@@ -146,7 +146,7 @@ def footprint(found: Footprint, activations: str, trained: bool) -> Table:
     ]
     told = [part for part in parts if part[1] or part[0] not in ("copies", "state")]
     rows = [Row((Cell(name), size(count), Cell(remark))) for name, count, remark in told]
-    return Table(("", "bytes", ""), (*rows, Row((Cell("total"), size(found.total), Cell("")), "bold")), top=8)
+    return Table(("", "bytes", ""), (*rows, Row((Cell("total"), size(found.total), Cell("")), "bold")), top=9)
 
 
 def tensors_table(tensors: Sequence[TensorFacts], whole: int) -> Table:
