@@ -95,8 +95,10 @@ def _texts(value: object) -> Iterator[str]:
     """All text in a value, keys and what lies in tables and lists among it."""
     if isinstance(value, str):
         yield value
-    elif isinstance(value, dict | list):
-        for part in value if isinstance(value, list) else (*value, *value.values()):
+    elif isinstance(value, dict):
+        yield from _texts([*value, *value.values()])
+    elif isinstance(value, list):
+        for part in value:
             yield from _texts(part)
 
 

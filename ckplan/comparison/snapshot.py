@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, TypeVar, get_origin, get_type_hints
 
@@ -136,20 +136,23 @@ class Snapshot:
         Raises:
             KeyError, TypeError, ValueError: the data is of another form.
         """
-        read: dict[str, Callable[[Any], Any]] = {
-            "fingerprint": lambda given: _record(Fingerprint, given),
-            "settings": Settings.from_json,
-            "overhead": float,
-            "measured": lambda given: _record(Measured, given),
-            "recomputed": lambda given: {str(name): int(size) for name, size in given.items()},
-            "at_peak": lambda given: tuple(_record(PeakBuffer, alive) for alive in given),
-            **dict.fromkeys(("source", "ckplan", "onnxruntime", "peak_node", "peak_op"), str),
-            **dict.fromkeys(("peak_activations", "peak_total", "unplanned"), int),
-        }
-        empty = ("fingerprint", "settings", "unplanned", "overhead", "measured")
-        known = {name: made for name, made in read.items() if name not in empty or data[name] is not None}
-        values: dict[str, Any] = {name: made(data[name]) for name, made in known.items()}
-        return cls(**{**dict.fromkeys(empty), **values})
+        fingerprint, settings, measured = data["fingerprint"], data["settings"], data["measured"]
+        return cls(
+            source=str(data["source"]),
+            fingerprint=None if fingerprint is None else _record(Fingerprint, fingerprint),
+            settings=None if settings is None else Settings.from_json(settings),
+            ckplan=str(data["ckplan"]),
+            onnxruntime=str(data["onnxruntime"]),
+            peak_activations=int(data["peak_activations"]),
+            peak_total=int(data["peak_total"]),
+            peak_node=str(data["peak_node"]),
+            peak_op=str(data["peak_op"]),
+            unplanned=None if data["unplanned"] is None else int(data["unplanned"]),
+            overhead=None if data["overhead"] is None else float(data["overhead"]),
+            measured=None if measured is None else _record(Measured, measured),
+            recomputed={str(name): int(size) for name, size in data["recomputed"].items()},
+            at_peak=tuple(_record(PeakBuffer, alive) for alive in data["at_peak"]),
+        )
 
 
 _NOT_KEPT = frozenset({"timeline", "occupancy"})
