@@ -49,7 +49,7 @@ COMMANDS: dict[str, Sequence[str]] = {
     "grad": ["m.onnx", "-o", "grad.onnx"],
     "plan": ["m.onnx", "-o", "plan.json", "--strategy", "sqrt"],
     "rewrite": ["m.onnx", "-o", "out.onnx", "--strategy", "sqrt"],
-    "fit": ["m.onnx", "--memory", "4MiB", "--strategy", "memory"],
+    "fit": ["m.onnx", "--memory", "16MiB", "--strategy", "memory"],
     "artifacts": ["m.onnx", "-o", "parts", "--strategy", "sqrt"],
     "train": ["grad.onnx", "--data", "data.npz", "--checkpoints", "trained", "--optimizer", "sgd"],
     "export-weights": ["trained", "m.onnx", "-o", "trained.onnx"],
