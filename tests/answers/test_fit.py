@@ -39,7 +39,7 @@ def test_the_largest_size_fits_and_one_more_does_not(found: Fit) -> None:
     assert all(one.overhead < 0.001 for one in found.sizes if one.fits and one.plain <= MEMORY)
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="the limit is of RssAnon, which /proc/self/status tells on Linux")
+@pytest.mark.skipif(sys.platform != "linux", reason="the limit is of VmRSS, which /proc/self/status tells on Linux")
 def test_it_runs_within_that_memory(found: Fit, tmp_path: Path) -> None:
     ckplan.save(found.planned.model, tmp_path / "step.onnx")
     command = [sys.executable, "-m", "benchmarks.hard_limit", str(tmp_path / "step.onnx")]
