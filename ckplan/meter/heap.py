@@ -42,6 +42,7 @@ METER = Meter(
             "    objects of onnxruntime",
             lambda found: found.heap.objects if found.heap and found.counters else None,
             under="activations, peak",
+            alone=True,
         ),
     ),
     job="ckplan.meter.heap",

@@ -30,8 +30,8 @@ _BECOME_PART_OF_A_CONVOLUTION = frozenset({"Clip", "HardSigmoid", "LeakyRelu", "
 def fence_alone(nodes: Sequence[ir.Node], edges: ControlEdges) -> None:
     """Hide the values whose only reader left onnxruntime would fuse with their maker, as plans commonly leave them.
 
-    These are the sum of a Gelu, the Sigmoid of a SiLU, and what an activation reads of a convolution. Any other fusion shows in what onnxruntime makes of the file
-    (`fence`), which costs a session more.
+    These are the sum of a Gelu, the Sigmoid of a SiLU, and what an activation reads of a convolution. Any other fusion
+    shows in what onnxruntime makes of the file (`fence`), which costs a session more.
 
     Args:
         nodes: the nodes of the file.
