@@ -53,7 +53,7 @@ METER = Meter(
 
 
 def job(channel: Channel) -> dict[str, Any]:
-    """In the child: bytes held by the session, high-water of a run, and of a run into outputs made beforehand."""
+    """In the child: bytes held by the session, high-water of a run, and of what the run itself frees again."""
     try:
         import memray
     except ImportError as error:
@@ -87,44 +87,43 @@ def job(channel: Channel) -> dict[str, Any]:
     held = sum(record.size for record in opened.get_leaked_allocation_records(merge_threads=True))
     names = [value.name for value in session.get_outputs()]
     values = as_ort_values(feed)
-    channel.progress("the first run (heap meter)", session=held)
-    results, first = watched(lambda: session.run_with_ort_values(names, values))
-    peak, activations, objects = first.metadata.peak_memory, None, None
-    if all(result.has_value() and result.is_tensor() for result in results):
-        binding = session.io_binding()
-        for name, value in values.items():
-            binding.bind_ortvalue_input(name, value)
-        places = [
-            ort.OrtValue.ortvalue_from_shape_and_type(result.shape(), result.element_type()) for result in results
-        ]
-        del results
-        for name, place in zip(names, places, strict=True):
-            binding.bind_ortvalue_output(name, place)
-        channel.progress("the second run (heap meter)", run=peak)
-        _, second = watched(lambda: session.run_with_iobinding(binding))
-        activations, objects = high_waters(second)
-    return {"session": held, "run": peak, "activations": activations, "objects": objects}
+    channel.progress("the run (heap meter)", session=held)
+    # The outputs are alive when watching ends: what is alive then is not activations.
+    _results, ran = watched(lambda: session.run_with_ort_values(names, values))
+    activations, objects = high_waters(ran)
+    return {"session": held, "run": ran.metadata.peak_memory, "activations": activations, "objects": objects}
 
 
 def high_waters(reader: memray.FileReader) -> tuple[int, int]:
     """High-water of the memory for values and workspaces during a run, and that of onnxruntime's own objects, in bytes.
 
     Of the former is what is allocated aligned, as its allocator does it (``core/framework/allocator.cc``), and what is
-    larger than any object. The table of all values is made before the first of them.
+    larger than any object. The table of all values is made before the first of them. What outlives the run is left
+    out: its outputs, and what a first run makes for all later ones (buffers of threads, caches of kernels).
     """
     import memray
 
     kinds = memray.AllocatorType
     aligned = {kinds.POSIX_MEMALIGN, kinds.ALIGNED_ALLOC, kinds.MEMALIGN, kinds.VALLOC, kinds.PVALLOC, kinds.MMAP}
-    alive: dict[int, tuple[int, int]] = {}
+    freeing = {kinds.FREE, kinds.MUNMAP}
     records = list(reader.get_allocation_records())
+    staying: dict[int, int] = {}
+    for number, record in enumerate(records):
+        if record.allocator in freeing:
+            staying.pop(record.address, None)
+        else:
+            staying[record.address] = number
+    lasting = set(staying.values())
+    alive: dict[int, tuple[int, int]] = {}
     held, most, begun = [0, 0], [0, 0], not any(record.allocator in aligned for record in records)
-    for record in records:
-        if record.allocator in (kinds.FREE, kinds.MUNMAP):
+    for number, record in enumerate(records):
+        if record.allocator in freeing:
             kind, size = alive.pop(record.address, (0, 0))
             held[kind] -= size
             continue
         begun = begun or record.allocator in aligned
+        if number in lasting:
+            continue
         kind = _VALUE if record.allocator in aligned or (begun and record.size >= _LARGER) else _OBJECT
         alive[record.address] = kind, record.size
         held[kind] += record.size
