@@ -9,7 +9,7 @@ whole, so that nothing is rescaled and a row of the softmax is what it is withou
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator
+from collections.abc import Container
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,7 +18,7 @@ import onnx_ir as ir
 from ckplan.autodiff.builder import Builder, attr_int, dtype_of, required_input, shape_of, size_of
 from ckplan.autodiff.control_flow.bodies import BodyBuilder, close_body, copy_nodes, emit_control, new_value
 from ckplan.autodiff.control_flow.policy import keep_patterns
-from ckplan.autodiff.paths import discard
+from ckplan.autodiff.paths import depends, discard
 from ckplan.autodiff.regions import Region, largest_divisor
 from ckplan.keys import PHASE, PIECES
 
@@ -101,7 +101,7 @@ def attention_of(result: ir.Node, wanted: Container[ir.Value]) -> Attention | st
     if any(use.node not in inside for value in made for use in value.uses()):
         return ""
     by_rows = [value for value in outside if shape_of(value)[-2:-1] == shape[-2:-1]]
-    if any(_depends(value, wanted) for value in by_rows):
+    if any(depends(value, wanted) for value in by_rows):
         return f"the attention of '{softmaxes[0].name}' stays whole: what is added to its scores is trained"
     graph = result.graph
     assert graph is not None
@@ -150,26 +150,6 @@ def _between(weights: ir.Value, shape: tuple[int, ...]) -> tuple[list[ir.Node], 
         if node.op_type != "MatMul":
             outside += [v for v in node.inputs if v is not None and not known.get(v, False) and v not in outside]
     return members, outside
-
-
-def _depends(value: ir.Value, wanted: Container[ir.Value]) -> bool:
-    """Whether a value is made of one that a gradient is asked for."""
-    return any(one in wanted for one in _upstream(value))
-
-
-def _upstream(value: ir.Value) -> Iterator[ir.Value]:
-    """A value and all that it is made of."""
-    seen: set[ir.Value] = set()
-    pending = [value]
-    while pending:
-        one = pending.pop()
-        if one in seen:
-            continue
-        seen.add(one)
-        yield one
-        node = one.producer()
-        if node is not None:
-            pending += [operand for operand in node.inputs if operand is not None]
 
 
 def _replace(op: Builder, attention: Attention, count: int) -> ir.Value:

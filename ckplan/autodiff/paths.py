@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 
 import onnx_ir as ir
 
@@ -108,3 +108,23 @@ def prune(graph: ir.Graph, outputs: Sequence[ir.Value]) -> None:
     keep = needed_nodes(graph, outputs)
     discard(graph, [node for node in reversed(list(graph)) if node not in keep])
     drop_unread_initializers(graph)
+
+
+def depends(value: ir.Value, wanted: Container[ir.Value]) -> bool:
+    """Whether a value is made of one that a gradient is asked for."""
+    return any(one in wanted for one in _upstream(value))
+
+
+def _upstream(value: ir.Value) -> Iterator[ir.Value]:
+    """A value and all that it is made of."""
+    seen: set[ir.Value] = set()
+    pending = [value]
+    while pending:
+        one = pending.pop()
+        if one in seen:
+            continue
+        seen.add(one)
+        yield one
+        node = one.producer()
+        if node is not None:
+            pending += reads(node)

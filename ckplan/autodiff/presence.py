@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from ckplan.autodiff.builder import Builder
+from ckplan.autodiff.builder import Builder, shape_of
 
 
 def there(op: Builder, value: ir.Value) -> ir.Value:
@@ -20,3 +20,9 @@ def there(op: Builder, value: ir.Value) -> ir.Value:
         value: a tensor of any shape and type.
     """
     return op.GreaterOrEqual(op.Size(value), np.int64(0))
+
+
+def read_after(op: Builder, value: ir.Value, event: ir.Value) -> ir.Value:
+    """A view of a value that is there when another value is, and not before; costs nothing."""
+    zero = op.Cast(op.Not(there(op, event)), to=ir.DataType.INT64)
+    return op.Reshape(value, op.Add(op.constant(shape_of(value)), zero), _shape=shape_of(value))

@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass, fields
+from dataclasses import dataclass
 from typing import Literal, get_args
 
 from ckplan.errors import UsageError
 from ckplan.units import format_bytes
 
 Chunks = int | str
-"""Into how many pieces regions go, as one writes it: ``off``, a number for all of them, or ``loss=16,attention=8``."""
+"""Into how many pieces regions go, as one writes it: ``off``, a number for all of them, or ``loss=16,attention=8``.
+
+``loss=16x2`` is a loss head in 16 pieces that goes through its logits twice.
+"""
 
 OFF, AUTO = "off", "auto"
 """No region is cut; the planner decides."""
 
 Kind = Literal["loss", "attention"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
+
+_TWICE = "x2"
+"""What stands behind a number of pieces that go through their logits twice."""
 
 _REASONS = {
     "loss": "no loss is a cross-entropy of a linear layer whose logits nothing else reads",
@@ -31,10 +37,12 @@ class Pieces:
     Attributes:
         loss: cross-entropies with the linear layer before them, along samples.
         attention: scores, softmax and product with the values, along queries.
+        passes: how often a loss head goes through its logits: once where it can, or twice.
     """
 
     loss: int = 1
     attention: int = 1
+    passes: int = 1
 
     @classmethod
     def of(cls, chunks: Chunks) -> Pieces:
@@ -43,28 +51,35 @@ class Pieces:
         Raises:
             UsageError: this is neither ``off`` nor a number, nor numbers by kind.
         """
-        kinds = [field.name for field in fields(cls)]
         if chunks == OFF:
             return cls()
         if chunks == AUTO:
             raise UsageError("into how many pieces regions go is chosen with a plan", "give a number, or plan the step")
         text = str(chunks)
-        given = dict.fromkeys(kinds, text) if "=" not in text else dict(_pair(part) for part in text.split(","))
-        if not given.keys() <= set(kinds) or not all(n.isdecimal() and int(n) > 0 for n in given.values()):
+        given = dict.fromkeys(KINDS, text) if "=" not in text else dict(_pair(part) for part in text.split(","))
+        passes = 2 if given.get("loss", "").endswith(_TWICE) else 1
+        given = {kind: number.removesuffix(_TWICE) if kind == "loss" else number for kind, number in given.items()}
+        if not given.keys() <= set(KINDS) or not all(n.isdecimal() and int(n) > 0 for n in given.values()):
             raise UsageError(
                 f"regions cannot go into `{chunks}` pieces",
-                f"write auto, off, a number, or numbers by kind: {','.join(f'{kind}=8' for kind in kinds)}",
+                f"write auto, off, a number, or numbers by kind: {','.join(f'{kind}=8' for kind in KINDS)}",
             )
-        return cls(**{kind: int(number) for kind, number in given.items()})
+        return cls(**{kind: int(number) for kind, number in given.items()}, passes=passes)
 
     @classmethod
     def taken(cls, regions: Sequence[Region]) -> Pieces:
         """The pieces that regions are in."""
-        return cls(**{kind: max((r.pieces for r in regions if r.kind == kind), default=1) for kind in KINDS})
+        numbers = {kind: max((r.pieces for r in regions if r.kind == kind), default=1) for kind in KINDS}
+        return cls(**numbers, passes=max((r.passes for r in regions if r.pieces > 1), default=1))
+
+    def number(self, kind: Kind) -> int:
+        """Into how many pieces the regions of a kind go."""
+        return int(getattr(self, kind))
 
     def __str__(self) -> str:
         """The pieces as one writes them on the command line."""
-        told = [f"{field.name}={n}" for field, n in zip(fields(self), astuple(self), strict=True) if n > 1]
+        ends = {"loss": _TWICE if self.passes == 2 else ""}
+        told = [f"{kind}={self.number(kind)}{ends.get(kind, '')}" for kind in KINDS if self.number(kind) > 1]
         return ",".join(told) or OFF
 
 
@@ -85,6 +100,7 @@ class Region:
         bytes: of the tensor when it is whole.
         node: name of the node that its nodes are called after.
         pieces: into how many pieces the region goes; 1: it is whole.
+        passes: how often what is large in it is made.
     """
 
     kind: Kind
@@ -94,10 +110,14 @@ class Region:
     bytes: int
     node: str
     pieces: int = 1
+    passes: int = 1
 
     def __str__(self) -> str:
         sizes = format_bytes(self.bytes), format_bytes(self.bytes // self.pieces)
-        return f"{self.along} 0..{self.rows - 1} in {self.pieces} pieces: '{self.tensor}' {sizes[0]} -> {sizes[1]}"
+        twice = ", made twice" if self.passes == 2 else ""
+        return (
+            f"{self.along} 0..{self.rows - 1} in {self.pieces} pieces: '{self.tensor}' {sizes[0]} -> {sizes[1]}{twice}"
+        )
 
 
 def told(regions: Sequence[Region]) -> list[str]:
@@ -117,9 +137,10 @@ def refuse_idle(pieces: Pieces, regions: Sequence[Region]) -> None:
         UsageError: no region of a kind that was to go into pieces can; where one number was given for all kinds, none
             of any kind can.
     """
-    wanted = [field.name for field, number in zip(fields(pieces), astuple(pieces), strict=True) if number > 1]
+    numbers = {kind: pieces.number(kind) for kind in KINDS}
+    wanted = [kind for kind in KINDS if numbers[kind] > 1]
     there = {region.kind for region in regions}
-    if wanted and (not there or (len(set(astuple(pieces))) > 1 and not set(wanted) <= there)):
+    if wanted and (not there or (len(set(numbers.values())) > 1 and not set(wanted) <= there)):
         what = " and ".join(_REASONS[kind] for kind in wanted if kind not in there)
         raise UsageError(f"there is nothing to cut: {what}", f"leave out --chunks {pieces}")
 

@@ -2,12 +2,13 @@
 
 onnxruntime gives an output of the file memory of its own, in which no kernel works in place
 (``core/framework/allocation_planner.cc``). So rows that are scattered into a table of zeros, or into what a product
-made of it, stand beside that table, which with a large vocabulary is the largest tensor of the step. There are two
+made of it, stand beside that table, which with a large vocabulary is the largest tensor of the step. There are three
 kernels that write the whole table from little:
 
 - Gather, of a table of the rows that were looked up, and one of zeros for all others;
 - the product of the output layer, where the table is tied to that: ``A^T B + S^T G`` is ``[S; A]^T [G; B]``, S holding
-  a one for each lookup. That is one more product of the kind, and is done only where it takes less memory.
+  a one for each lookup. That is one more product of the kind, and is done only where it takes less memory;
+- a Scan over its rows, where that makes what the output layer brings (`ckplan.autodiff.row_writing`).
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ import numpy as np
 import onnx_ir as ir
 
 from ckplan.autodiff.builder import Builder, attr_float, attr_int, dtype_of, required_input, shape_of
-from ckplan.autodiff.presence import there
+from ckplan.autodiff.presence import read_after, there
+from ckplan.autodiff.row_writing import WRITER, Added
 
 _KEY = "ckplan.lookups"
 """Key in ``Value.meta``: the lookups and the other contributions that a gradient is the sum of."""
@@ -75,13 +77,17 @@ def add_lookups(op: Builder, shape: Sequence[int], found: Lookups) -> ir.Value:
     factors = None if found.before is None else _factors(found.before)
     if found.before is None:
         if count + 1 < shape[0]:
-            result = _spread(op, found.rows, found.gradients, shape[0])
+            few = _spread(op, found.rows, found.gradients, shape[0])
+            result = op.Gather(few.table, few.places, axis=0)
         else:
             result = scatter_add(op, op.zeros((shape[0], width), found.gradients), 0, found.rows, found.gradients)
+    elif WRITER in found.before.meta:
+        result = found.before.meta[WRITER](op, _spread(op, found.rows, found.gradients, shape[0]))
     elif factors is not None and 2 * shape_of(factors[0])[0] + count < width:
         result = _stacked(op, found, *factors)
-    elif parts := _parts(found.before):
-        result = _added_to_parts(op, parts, found.rows, found.gradients)
+    elif (parts := _parts(found.before))[0]:
+        add = _added_to_bands if parts[1] else _added_to_parts
+        result = add(op, parts[0], found.rows, found.gradients)
     else:
         result = scatter_add(op, op.reshape(found.before, (shape[0], width)), 0, found.rows, found.gradients)
     result = op.reshape(result, shape)
@@ -89,15 +95,18 @@ def add_lookups(op: Builder, shape: Sequence[int], found: Lookups) -> ir.Value:
     return result
 
 
-def _spread(op: Builder, rows: ir.Value, gradients: ir.Value, size: int) -> ir.Value:
-    """Gather a table of ``size`` rows from those that were looked up; equal ones are added up in their order."""
+def _spread(op: Builder, rows: ir.Value, gradients: ir.Value, size: int) -> Added:
+    """A table of those rows that were looked up, behind one of zeros, and where each of ``size`` rows is in it.
+
+    Equal rows are added up in their order.
+    """
     count, width = shape_of(gradients)
     nothing = op.expand(op.Cast(op.Not(there(op, gradients)), to=ir.DataType.INT32), (size,))
     # Of equal rows the last one gives its place to all of them.
     numbers = np.arange(1, count + 1, dtype=np.int32)
     places = op.ScatterElements(nothing, rows, numbers, axis=0, reduction="max")
     small = scatter_add(op, op.zeros((count + 1, width), gradients), 0, op.Gather(places, rows, axis=0), gradients)
-    return op.Gather(small, places, axis=0)
+    return Added(small, places)
 
 
 def _factors(value: ir.Value) -> tuple[ir.Value, ir.Value, float] | None:
@@ -110,12 +119,26 @@ def _factors(value: ir.Value) -> tuple[ir.Value, ir.Value, float] | None:
     return required_input(node, 0), required_input(node, 1), attr_float(node, "alpha", 1.0)
 
 
-def _parts(value: ir.Value) -> list[ir.Value]:
-    """The matrices that a value is the concatenation of, if it was made for this alone; else none."""
+def _parts(value: ir.Value) -> tuple[list[ir.Value], int]:
+    """The matrices that a value is the concatenation of, if it was made for this alone, and along which axis."""
     node = value.producer()
-    if node is None or node.op_type != "Concat" or attr_int(node, "axis", 0) != 0 or value.uses():
-        return []
-    return [part for part in node.inputs if part is not None and len(shape_of(part)) == 2]
+    if node is None or node.op_type != "Concat" or value.uses():
+        return [], 0
+    parts = [part for part in node.inputs if part is not None and len(shape_of(part)) == 2]
+    return parts, attr_int(node, "axis", 0) % 2
+
+
+def _added_to_bands(op: Builder, bands: Sequence[ir.Value], rows: ir.Value, gradients: ir.Value) -> ir.Value:
+    """Add the gradients of lookups to the bands of columns of a table, each in place, and put them together."""
+    start = 0
+    made: list[ir.Value] = []
+    for band in bands:
+        bounds = (np.asarray([number], dtype=np.int64) for number in (start, start + shape_of(band)[1], 1))
+        start += shape_of(band)[1]
+        # From a view of its own: onnxruntime would make one Split of all, and hold what it gives until it is used.
+        own = read_after(op, gradients, made[-1]) if made else gradients
+        made.append(scatter_add(op, band, 0, rows, op.Slice(own, *bounds)))
+    return op.Concat(*made, axis=1)
 
 
 def _added_to_parts(op: Builder, parts: Sequence[ir.Value], rows: ir.Value, gradients: ir.Value) -> ir.Value:

@@ -21,9 +21,8 @@ import onnx_ir as ir
 from ckplan.autodiff.builder import Builder, attr_int, required_input, shape_of, size_of
 from ckplan.autodiff.composites import DOMAIN, outline
 from ckplan.autodiff.crossentropy import labels_of, reduce_losses
-from ckplan.autodiff.linear_cross_entropy import Layer, layer_of
+from ckplan.autodiff.output_layer import Layer, layer_of
 from ckplan.autodiff.paths import discard
-from ckplan.autodiff.presence import there
 from ckplan.autodiff.sums import total
 
 PARTS = 4
@@ -131,12 +130,6 @@ def _mean_squared_error(op: Builder, loss: ir.Node, layer: Layer) -> ir.Value:
 def part_of(op: Builder, table: ir.Value, start: int, end: int) -> ir.Value:
     """The rows of a table from ``start`` to ``end``, a copy."""
     return op.Slice(table, *(np.asarray([number], dtype=np.int64) for number in (start, end, 0)))
-
-
-def read_after(op: Builder, value: ir.Value, event: ir.Value) -> ir.Value:
-    """A view of a value that is there when another value is, and not before; costs nothing."""
-    zero = op.Cast(op.Not(there(op, event)), to=ir.DataType.INT64)
-    return op.Reshape(value, op.Add(op.constant(shape_of(value)), zero), _shape=shape_of(value))
 
 
 def places(op: Builder, indices: ir.Value, bounds: tuple[int, int], rows: int) -> tuple[ir.Value, ir.Value]:

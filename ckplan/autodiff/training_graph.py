@@ -169,8 +169,9 @@ def build_training_graph(
     running = forms.running_of(graph, results)
     prune(graph, [*results, *running.values()])
     pieces = Pieces.of(chunks)
-    heads, regions = chunk_loss_heads(op, pieces.loss)
-    rows, attentions, row_notes = chunk_attentions(op, pieces.attention, {*selection.parameters, *others.values()})
+    wanted = [*selection.parameters, *others.values()]
+    heads, regions = chunk_loss_heads(op, pieces, set(wanted))
+    rows, attentions, row_notes = chunk_attentions(op, pieces.attention, set(wanted))
     regions += attentions
     refuse_idle(pieces, regions)
     heads |= rows | split_tied_heads(op, set(selection.parameters))
@@ -181,7 +182,6 @@ def build_training_graph(
     for node in graph:
         node.metadata_props[PHASE] = "forward"
 
-    wanted = [*selection.parameters, *others.values()]
     if scale is None:
         found = backpropagate(op, wanted, targets)
     else:

@@ -51,8 +51,16 @@ def node_cost(node: ir.Node) -> Cost:
 def _cost_in_pieces(node: ir.Node) -> Cost:
     """Price a region that runs in pieces node by node, as the region whole is priced that it is weighed against.
 
-    Tensors of a piece are small enough for a cache, which halves what their traffic takes.
+    Tensors of a piece are small enough for a cache, which halves what their traffic takes. An If in the body makes a
+    piece in its first branch, and in its second one what there is between two pieces.
     """
-    priced = [node_cost(inner) for body in bodies_of(node) for inner in body]
-    taken = sum(seconds(Cost(one.flops, one.bytes // 2)) for one in priced)
-    return Cost(sum(one.flops for one in priced) * trips_of(node), round(taken * BYTES_PER_SECOND) * trips_of(node))
+    pieces, trips = int(node.metadata_props[PIECES]), trips_of(node)
+    flops, taken = 0, 0.0
+    for inner in (inner for body in bodies_of(node) for inner in body):
+        branches = [list(branch) for branch in bodies_of(inner)] or [[inner]]
+        times = (trips,) if len(branches) == 1 else (pieces, trips - pieces)
+        for branch, number in zip(branches, times, strict=True):
+            priced = [node_cost(member) for member in branch]
+            flops += number * sum(one.flops for one in priced)
+            taken += number * sum(seconds(Cost(one.flops, one.bytes // 2)) for one in priced)
+    return Cost(flops, round(taken * BYTES_PER_SECOND))

@@ -32,6 +32,9 @@ _log = logging.getLogger(__name__)
 _LADDER = (4, 16, 64)
 """Into how many pieces a region may go. What they cost hardly depends on their number, as long as they are large."""
 
+_MOST_AT_ONCE = 16
+"""Pieces of a loss head in one pass, at most: each of them adds to the whole gradient of the weight."""
+
 _FEWEST = 16
 """Rows of the smallest piece: products of fewer are slow."""
 
@@ -101,7 +104,8 @@ def _in_pieces(step: Step, strategy: Strategy, goal: Goal) -> Planned:
             raise _with_advice(error, step) from error
     goal = _settled(step, goal)
     if goal.seconds is not None:  # are for all forms together
-        goal = replace(goal, seconds=goal.seconds / (1 + sum(map(len, _rungs(step).values()))))
+        forms = {kind: len(numbers) * (2 if kind == "loss" else 1) for kind, numbers in _rungs(step).items()}
+        goal = replace(goal, seconds=goal.seconds / (1 + sum(forms.values())))
     best = _form(step, Pieces(), strategy, goal)
     while best.planned is None or not best.planned.plan.interrupted:
         finer = [_form(step, pieces, strategy, goal, best) for pieces in _finer(best, step, goal)]
@@ -183,8 +187,15 @@ def _finer(form: _Form, step: Step, goal: Goal) -> Iterator[Pieces]:
         if tight is not None and not any(_is_there(region, tight) for region in own):
             continue
         finer = [number for number in numbers if number > getattr(form.pieces, kind)]
-        if finer:
+        if not finer:
+            continue
+        if kind != "loss":
             yield replace(form.pieces, **{kind: finer[0]})
+            continue
+        if form.pieces.passes == 1 and finer[0] <= _MOST_AT_ONCE:
+            yield replace(form.pieces, loss=finer[0])
+        if form.pieces.loss == 1 or any(region.passes == 1 for region in own):
+            yield replace(form.pieces, loss=finer[0], passes=2)
 
 
 def _tight(form: _Form) -> dict[str, int] | None:

@@ -98,12 +98,7 @@ class Step:
     @cached_property
     def occupancy(self) -> Occupancy:
         """What lies in memory over the step without a plan."""
-        return occupancy_of_executed(self.executed, self.ordered, self._executed_problem)
-
-    @cached_property
-    def _executed_problem(self) -> Problem:
-        """The numbers of ``executed``."""
-        return problem_of(self.executed)
+        return occupancy_of_executed(self.executed, self.ordered)
 
     @property
     def baseline(self) -> Timeline:
@@ -113,8 +108,7 @@ class Step:
     @cached_property
     def footprint(self) -> Footprint:
         """What a process holds that runs the step without a plan, in place if it has an optimizer."""
-        in_place = keys.OPTIMIZER in self.model.metadata_props
-        return footprint_of(self.executed, self.ordered, in_place=in_place, problem=self._executed_problem)
+        return footprint_of(self.executed, self.ordered, in_place=keys.OPTIMIZER in self.model.metadata_props)
 
     @cached_property
     def ordered(self) -> ir.Model:

@@ -193,8 +193,7 @@ def settle_order(
     while True:
         nodes = place_control_nodes(nodes)
         problem = problem_of_nodes(nodes, inputs, outputs, runtime=edges.runtime, known=known)
-        fused = {position for position, node in enumerate(nodes) if PARTS in node.meta}
-        order = default_order(problem.predecessors, fused)
+        order = default_order(problem.predecessors)
         if not gathered and exceeds(problem, order) and gather_leaves(nodes, edges):
             gathered = True
             continue

@@ -52,19 +52,24 @@ def head(layer: str, loss: str, dtype: str = "double") -> ir.Model:
 
 @pytest.mark.parametrize("layer", LAYERS)
 @pytest.mark.parametrize("loss", LOSSES)
-def test_gradients_agree_with_finite_differences(layer: str, loss: str) -> None:
-    training = build_training_graph(head(layer, loss), chunks=3)
-    assert sum(node.op_type == "Scan" for node in training.model.graph) == 2
-    assert any(f"samples 0..{SAMPLES - 1} in 3 pieces: 'logits'" in note for note in training.notes)
+@pytest.mark.parametrize("chunks", ["loss=3", "loss=3x2"])
+def test_gradients_agree_with_finite_differences(layer: str, loss: str, chunks: str) -> None:
+    training = build_training_graph(head(layer, loss), chunks=chunks)
+    twice = chunks == "loss=3x2" or loss == "single"  # a sum of squares of losses tells their gradients afterwards
+    assert sum(node.op_type == "Scan" for node in training.model.graph) == 2 * twice
+    (note,) = [n for n in training.notes if f"samples 0..{SAMPLES - 1} in 3 pieces: 'logits'" in n]
+    assert note.endswith("made twice") == twice
     check_training_graph(training, {"x": X, "labels": LABELS})
 
 
 @pytest.mark.parametrize("layer", LAYERS)
-def test_what_belongs_to_a_sample_is_equal_to_the_bit(layer: str) -> None:
+@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("passes", ["", "x2"])
+def test_what_belongs_to_a_sample_is_equal_to_the_bit(layer: str, loss: str, passes: str) -> None:
     feeds = {"x": X.astype(np.float32), "labels": LABELS}
     found = []
-    for chunks in ("off", 3):
-        training = build_training_graph(head(layer, "mean", "float"), chunks=chunks, retain_grad=["h"])
+    for chunks in ("off", f"loss=3{passes}"):
+        training = build_training_graph(head(layer, loss, "float"), chunks=chunks, retain_grad=["h"])
         found.append(onnxruntime_run(training.model, feeds))
     whole, cut = found
     assert whole.keys() == cut.keys()
@@ -74,14 +79,56 @@ def test_what_belongs_to_a_sample_is_equal_to_the_bit(layer: str) -> None:
         np.testing.assert_allclose(whole[name], cut[name], rtol=2e-6, atol=1e-7)
 
 
-@pytest.mark.parametrize("wrt", ["x", "w", "b"])
-def test_single_gradients(wrt: str) -> None:
-    training = build_training_graph(head("gemm", "mean"), chunks=2, wrt=[wrt])
+@pytest.mark.parametrize("wrt", ["x", "w", "b", "classes"])
+@pytest.mark.parametrize("chunks", ["loss=2", "loss=2x2"])
+def test_single_gradients(wrt: str, chunks: str) -> None:
+    training = build_training_graph(head("gemm", "weighted"), chunks=chunks, wrt=[wrt])
     check_training_graph(training, {"x": X, "labels": LABELS})
 
 
-def test_logits_never_exist_whole() -> None:
-    training = build_training_graph(head("tied", "mean"), chunks=3)
+@pytest.mark.parametrize("after", ["loss = Mul(mean, mean)", "loss = Exp(mean)"])
+def test_one_pass_does_for_whatever_becomes_of_the_loss(after: str) -> None:
+    model = parse(
+        f"g (double[{SAMPLES},{FEATURES}] x, int64[{SAMPLES}] labels) => (double[] loss) "
+        f"{{ h = MatMul(x, v) logits = MatMul(h, w) mean = SoftmaxCrossEntropyLoss(logits, labels) {after} }}",
+        v=values(FEATURES, FEATURES, seed=1),
+        w=values(FEATURES, CLASSES, seed=2),
+    )
+    training = build_training_graph(model, chunks=3)
+    assert not any(node.op_type == "Scan" for node in training.model.graph)
+    check_training_graph(training, {"x": X, "labels": LABELS})
+
+
+@pytest.mark.parametrize("scale", [8.0, "input"])
+def test_a_scaled_loss_has_the_same_gradients(scale: float | str) -> None:
+    feeds = {"x": X.astype(np.float32), "labels": LABELS}
+    plain = build_training_graph(head("tied", "ignoring", "float"), chunks=3)
+    scaled = build_training_graph(head("tied", "ignoring", "float"), chunks=3, loss_scale=scale)
+    given = {"loss_scale": np.asarray(8, np.float32)} if scale == "input" else {}
+    expected, found = onnxruntime_run(plain.model, feeds), onnxruntime_run(scaled.model, {**feeds, **given})
+    for name in expected:
+        np.testing.assert_array_equal(found[name], expected[name])
+
+
+@pytest.mark.parametrize("chunks", ["loss=3", "loss=3x2"])
+def test_a_table_that_is_looked_up_as_well(chunks: str) -> None:
+    wide = 2 * 32  # two bands of features
+    model = parse(
+        f"g (int64[{SAMPLES}] tokens, int64[{SAMPLES}] labels) => (double[] loss) "
+        "{ h = Gather(w, tokens) t = Transpose<perm=[1,0]>(w) logits = MatMul(h, t) "
+        "loss = SoftmaxCrossEntropyLoss(logits, labels) }",
+        w=values(CLASSES, wide, seed=2) / 8,
+    )
+    feeds = {"tokens": np.asarray([0, 4, 4, -1, 7, 0]), "labels": LABELS}
+    whole = onnxruntime_run(build_training_graph(model).model, feeds)
+    cut = onnxruntime_run(build_training_graph(model, chunks=chunks).model, feeds)
+    for name in whole:
+        np.testing.assert_allclose(cut[name], whole[name], rtol=1e-12, atol=1e-15)
+
+
+@pytest.mark.parametrize("chunks", ["loss=3", "loss=3x2"])
+def test_logits_never_exist_whole(chunks: str) -> None:
+    training = build_training_graph(head("tied", "mean"), chunks=chunks)
     sizes = [
         math.prod(value.shape.numpy())
         for node in ir.traversal.RecursiveGraphIterator(training.model.graph)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from ckplan.autodiff.regions import Pieces, Region, refuse_idle, told
@@ -19,6 +21,7 @@ HEAD = Region("loss", "logits", "samples", 2048, 250 * 2**20, "loss_node", 8)
         ("8", Pieces(8, 8), "loss=8,attention=8"),
         ("loss=16", Pieces(loss=16), "loss=16"),
         ("attention=4, loss=2", Pieces(2, 4), "loss=2,attention=4"),
+        ("loss=16x2", Pieces(loss=16, passes=2), "loss=16x2"),
     ],
 )
 def test_pieces_as_one_writes_them(written: int | str, pieces: Pieces, spelled: str) -> None:
@@ -27,7 +30,9 @@ def test_pieces_as_one_writes_them(written: int | str, pieces: Pieces, spelled: 
     assert Pieces.of(spelled) == pieces
 
 
-@pytest.mark.parametrize("written", ["", "many", "0", -1, "loss=0", "loss", "logits=4", "loss=4,"])
+@pytest.mark.parametrize(
+    "written", ["", "many", "0", -1, "loss=0", "loss", "logits=4", "loss=4,", "loss=x2", "attention=4x2", "loss=4x3"]
+)
 def test_what_are_no_pieces(written: int | str) -> None:
     with pytest.raises(UsageError, match=r"pieces|--chunks"):
         Pieces.of(written)
@@ -43,6 +48,9 @@ def test_regions_are_told_in_a_line() -> None:
     assert told([HEAD, whole]) == ["samples 0..2047 in 8 pieces: 'logits' 250.0 MiB -> 31.2 MiB"]
     assert told([HEAD, HEAD, HEAD])[0].endswith("31.2 MiB, and 2 more like this")
     assert Pieces.taken([HEAD, whole]) == Pieces(loss=8)
+    twice = replace(HEAD, passes=2)
+    assert told([twice])[0].endswith("31.2 MiB, made twice")
+    assert Pieces.taken([twice, whole]) == Pieces(loss=8, passes=2)
 
 
 def test_what_is_to_be_cut_has_to_be_there() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 import onnx_ir as ir
 
@@ -9,10 +11,11 @@ from ckplan.autodiff.builder import Builder, Gradients, attr_int, dtype_of, inpu
 from ckplan.autodiff.composites import DOMAIN
 from ckplan.autodiff.control_flow.bodies import BodyBuilder, close_body, emit_control, new_value
 from ckplan.autodiff.crossentropy import labels_of
-from ckplan.autodiff.linear_cross_entropy import product
+from ckplan.autodiff.output_layer import product
 from ckplan.autodiff.regions import near_divisor
 from ckplan.autodiff.registry import rule
-from ckplan.autodiff.rules.losses import by_sample_weights, sample_slopes
+from ckplan.autodiff.row_writing import block_of, write_rows
+from ckplan.autodiff.rules.losses import by_sample_weights, is_one, sample_slopes
 from ckplan.keys import PHASE, PIECES
 
 
@@ -37,8 +40,26 @@ def linear_cross_entropy(op: Builder, node: ir.Node, dy: Gradients) -> Gradients
     return [by_x, by_weights, None, by_weight, by_bias if op.wants(bias) else None]
 
 
+@rule("OnePassCrossEntropy", domain=DOMAIN, leading=5, fixed=(2,))
+def one_pass_cross_entropy(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
+    """All gradients are there, for a loss whose own gradient is one."""
+    x, weight, bias = required_input(node, 0), required_input(node, 3), input_of(node, 4)
+    slope = dy[0]
+    assert slope is not None
+    known = is_one(op, slope)
+    found = [value if known else op.Mul(value, op.reshape(slope, (1, 1))) for value in node.outputs[2:]]
+    first, bands = attr_int(node, "by_x", 0), attr_int(node, "bands", 0)
+    by_x = op.reshape(found[0], shape_of(x)) if first and op.wants(x) else None
+    by_weight = None
+    if op.wants(weight):
+        axis, parts = attr_int(node, "by_rows", 0), found[first : first + bands]
+        by_weight = op.Concat(*parts, axis=axis) if len(parts) > 1 else parts[0]
+    by_bias = op.reshape(found[first + bands], shape_of(bias)) if bias is not None and op.wants(bias) else None
+    return [by_x, by_sample_weights(op, node, dy, labels_of(node)), None, by_weight, by_bias]
+
+
 def _by_layer(op: Builder, node: ir.Node, slopes: ir.Value) -> tuple[ir.Value, ir.Value | None]:
-    """Gradients of weight and bias, chunks of classes one after the other.
+    """Gradients of weight and bias, chunks of classes one after the other: rows of the weight, or all at once.
 
     The gradient by a logit is ``exp(logit - largest) * chance of the largest - is the label``. Its row's factors go to
     the rows of x, which are fewer numbers.
@@ -47,18 +68,75 @@ def _by_layer(op: Builder, node: ir.Node, slopes: ir.Value) -> tuple[ir.Value, i
     indices, name = required_input(node, 2), f"{node.name}/grad/Scan"
     by_rows = bool(attr_int(node, "by_rows", 0))
     samples, features = size_of(indices), shape_of(x)[-1]
-    classes = shape_of(weight)[0 if by_rows else 1]
+    largest, chance = (op.reshape(node.outputs[i], (samples, 1)) for i in (3, 4))
+    head = _Head(
+        rows=op.reshape(x, (samples, features)),
+        labels=op.reshape(indices, (samples, 1)),
+        largest=largest,
+        share=op.Div(np.asarray(-1, dtype_of(x)), chance),
+        factors=op.Mul(chance, slopes if size_of(slopes) == 1 else op.reshape(slopes, (samples, 1))),
+    )
+    scaled = op.Mul(head.rows, head.factors)
+    block = block_of(weight) if by_rows and bias is None else 0
+
+    def rows_of(inner: Builder, start: ir.Value) -> ir.Value:
+        chunk = _classes(inner, weight, start, block, axis=0)
+        return inner.Gemm(
+            head.slopes(inner, start, block, product(inner, head.rows, chunk, None, True)), scaled, transA=1
+        )
+
+    if block:
+        return write_rows(op, name, weight, block, rows_of), None
+    return _in_chunks(op, node, head, scaled)
+
+
+@dataclass(frozen=True)
+class _Head:
+    """What the gradients of a head's logits are made of.
+
+    Attributes:
+        rows: input of the layer [samples, features].
+        labels: class of each sample [samples, 1].
+        largest: its largest logit [samples, 1].
+        share: minus one over the chance of that [samples, 1].
+        factors: this chance times the derivative of the loss by that of the sample [samples, 1].
+    """
+
+    rows: ir.Value
+    labels: ir.Value
+    largest: ir.Value
+    share: ir.Value
+    factors: ir.Value
+
+    def slopes(self, op: Builder, start: ir.Value, width: int, logits: ir.Value) -> ir.Value:
+        """The gradient of the logits of ``width`` classes from ``start`` on, but for the factors of its rows."""
+        powers = op.Exp(op.Sub(logits, self.largest))
+        place = op.Sub(self.labels, op.Cast(start, to=self.labels.dtype))
+        ends = np.asarray(0, dtype_of(self.labels)), np.asarray(width - 1, dtype_of(self.labels))
+        here = op.And(op.GreaterOrEqual(place, ends[0]), op.LessOrEqual(place, ends[1]))
+        target = op.Where(here, self.share, np.asarray(0, dtype_of(self.rows)))
+        return op.ScatterElements(powers, op.Clip(place, *ends), target, axis=1, reduction="add")
+
+
+def _classes(op: Builder, weight: ir.Value, start: ir.Value, width: int, axis: int) -> ir.Value:
+    """The part of a weight for ``width`` classes from ``start`` on, a copy."""
+    shape = list(shape_of(weight))
+    shape[axis] = width
+    first = op.Cast(op.reshape(start, (1,)), to=ir.DataType.INT64)
+    last = op.Add(first, np.asarray([width], dtype=np.int64))
+    found: ir.Value = op.emit("Slice", weight, first, last, np.asarray([axis], dtype=np.int64), _shape=shape)
+    return found
+
+
+def _in_chunks(op: Builder, node: ir.Node, head: _Head, scaled: ir.Value) -> tuple[ir.Value, ir.Value | None]:
+    """Gradients of weight and bias from a Scan over chunks of classes."""
+    weight, bias, name = required_input(node, 3), input_of(node, 4), f"{node.name}/grad/Scan"
+    by_rows = bool(attr_int(node, "by_rows", 0))
+    features, classes = shape_of(head.rows)[1], shape_of(weight)[0 if by_rows else 1]
     count = near_divisor(classes, attr_int(node, "chunks", 1))
     width = classes // count
-    rows = op.reshape(x, (samples, features))
-    at = op.reshape(indices, (samples, 1))
-    largest, chance = (op.reshape(node.outputs[i], (samples, 1)) for i in (3, 4))
-    factors = op.Mul(chance, slopes if size_of(slopes) == 1 else op.reshape(slopes, (samples, 1)))
-    scaled = op.Mul(rows, factors)
-    share = op.Div(np.asarray(-1, dtype_of(x)), chance)
-
-    starts = op.constant(np.arange(count, dtype=dtype_of(indices)) * width)
-    start = new_value(op, f"{name}/start", indices.dtype, ())
+    starts = op.constant(np.arange(count, dtype=dtype_of(head.labels)) * width)
+    start = new_value(op, f"{name}/start", head.labels.dtype, ())
     chunk = new_value(op, f"{name}/weight", weight.dtype, (width, features))
     part = new_value(op, f"{name}/bias", weight.dtype, (width,))
     graph = ir.Graph([], [], nodes=[], name=op.unique_name(f"{name}/classes"))
@@ -70,22 +148,15 @@ def _by_layer(op: Builder, node: ir.Node, slopes: ir.Value) -> tuple[ir.Value, i
             graph.inputs.append(chunk)
             inputs.append(op.reshape(weight, (count, width, features)))
         else:
-            first = inner.Cast(inner.reshape(start, (1,)), to=ir.DataType.INT64)
-            last = inner.Add(first, np.asarray([width], dtype=np.int64))
-            chunk = inner.emit("Slice", weight, first, last, np.asarray([1], dtype=np.int64), _shape=(features, width))
+            chunk = _classes(inner, weight, start, width, axis=1)
         if bias is not None:
             graph.inputs.append(part)
             inputs.append(op.reshape(bias, (count, width)))
-        logits = product(inner, rows, chunk, None if bias is None else part, by_rows)
-        powers = inner.Exp(inner.Sub(logits, largest))
-        place = inner.Sub(at, start)
-        ends = np.asarray(0, dtype_of(indices)), np.asarray(width - 1, dtype_of(indices))
-        here = inner.And(inner.GreaterOrEqual(place, ends[0]), inner.LessOrEqual(place, ends[1]))
-        target = inner.Where(here, share, np.asarray(0, dtype_of(x)))
-        slope = inner.ScatterElements(powers, inner.Clip(place, *ends), target, axis=1, reduction="add")
+        logits = product(inner, head.rows, chunk, None if bias is None else part, by_rows)
+        slope = head.slopes(inner, start, width, logits)
         graph.outputs.append(inner.Gemm(slope, scaled, transA=1))
         if bias is not None:
-            graph.outputs.append(inner.reshape(inner.Gemm(slope, factors, transA=1), (width,)))
+            graph.outputs.append(inner.reshape(inner.Gemm(slope, head.factors, transA=1), (width,)))
     close_body(inner)
     attributes = [ir.AttrGraph("body", graph), ir.AttrInt64("num_scan_inputs", len(inputs))]
     outputs = [new_value(op, f"{name}_out", weight.dtype, (count, width, features))]

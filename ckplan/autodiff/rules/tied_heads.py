@@ -10,9 +10,10 @@ import onnx_ir as ir
 from ckplan.autodiff.builder import Builder, Gradients, dtype_of, required_input, shape_of, size_of
 from ckplan.autodiff.composites import DOMAIN
 from ckplan.autodiff.crossentropy import labels_of
+from ckplan.autodiff.presence import read_after
 from ckplan.autodiff.registry import rule
 from ckplan.autodiff.rules.losses import by_sample_weights, sample_slopes
-from ckplan.autodiff.tied_heads import PARTS, part_of, parts_of, places, read_after
+from ckplan.autodiff.tied_heads import PARTS, part_of, parts_of, places
 
 _LEAST = 1e-20
 """Share of the sum of exponentials below which a part counts as having this one: a chance that is no float32's matter,

@@ -1,0 +1,122 @@
+"""Cross-entropy of a linear layer in one pass over chunks of samples: nothing is made twice.
+
+The loss of a mean or a sum of samples reaches the logits of each through a number that the targets alone decide: its
+weight, and what the weights sum up to. So all that is made of a chunk's logits is made while they are there: losses,
+their own gradient in the same memory, rows of the gradient of the layer's input, and what the chunk adds to the
+gradient of the weight. What the loss itself is multiplied by afterwards is one number for all samples, which the rule
+(`ckplan.autodiff.rules.linear_cross_entropy`) multiplies by.
+
+The form is that of Liger Kernel (Hsu et al., arXiv:2410.10989). The chunks stand one after the other in the graph, not
+in a Scan, which holds each state twice. The gradient of the weight is summed up in bands of features, because
+onnxruntime's Gemm copies what it adds to: a band at a time is there twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from ckplan.autodiff.builder import Builder, dtype_of, shape_of, size_of
+from ckplan.autodiff.composites import outline
+from ckplan.autodiff.crossentropy import Labels, labels_of, reduce_losses
+from ckplan.autodiff.output_layer import Layer, product
+from ckplan.autodiff.presence import read_after
+from ckplan.autodiff.sums import total
+from ckplan.keys import ONCE
+
+BANDS = 8
+"""Into how many bands of features the gradient of a weight goes, at most."""
+
+_NARROWEST = 32
+"""Features of the narrowest band: narrower products are slow."""
+
+
+def bands_of(features: int) -> list[tuple[int, int]]:
+    """Where each band of features begins and ends."""
+    count = max(1, min(BANDS, features // _NARROWEST))
+    return list(pairwise(features * index // count for index in range(count + 1)))
+
+
+def emit_one_pass(op: Builder, loss: ir.Node, layer: Layer, count: int, trained: tuple[bool, bool]) -> ir.Value:
+    """Emit a loss head in one pass, as a composite; return its loss.
+
+    Its outputs are the loss, the losses of the samples, and the gradients that are asked for, of a loss whose own
+    gradient is one: of the layer's input [samples, features], of the weight in bands of features, and of the bias
+    [classes, 1].
+
+    Args:
+        op: builder of the forward graph, in the scope of the loss.
+        loss: the cross-entropy, a mean or a sum.
+        layer: what makes its logits.
+        count: into how many chunks the samples go.
+        trained: whether gradients are asked for of the layer's input, and of its weight or bias.
+    """
+    labels = labels_of(loss)
+    samples, features = size_of(labels.indices), shape_of(layer.x)[-1]
+    with op.recording() as nodes:
+        x = op.reshape(layer.x, (samples, features))
+        indices, factors = op.reshape(labels.indices, (samples, 1)), _factors(op, labels, dtype_of(layer.x))
+        picked: list[ir.Value] = []
+        by_x: list[ir.Value] = []
+        bands: list[ir.Value] = []
+        bias: list[ir.Value] = []
+        for start, end in pairwise(range(0, samples + 1, samples // count)):
+            # One chunk after the other, in whatever order onnxruntime runs the file.
+            done = [*by_x, *bands][-1:]
+            rows = _part(op, read_after(op, x, done[0]) if done else x, 0, start, end)
+            part = factors if size_of(factors) == 1 else _part(op, factors, 0, start, end)
+            losses, slopes = _chunk(op, layer, rows, _part(op, indices, 0, start, end))
+            picked.append(losses)
+            if trained[1]:
+                bands = _with_chunk(op, bands, slopes, op.Mul(rows, part), layer.by_rows)
+            if trained[1] and layer.bias is not None:
+                bias = [op.Gemm(slopes, op.expand(part, (end - start, 1)), *bias, transA=1)]
+            if trained[0]:
+                by_x.append(product(op, slopes, layer.weight, None, not layer.by_rows))
+        losses = op.Neg(op.reshape(op.Concat(*picked, axis=0), shape_of(labels.indices)))
+        value = reduce_losses(op, losses, labels, shape_of(loss.outputs[0]))
+        # Right behind a product, onnxruntime would make an attribute of the factor, of single precision.
+        whole = [op.Mul(op.Concat(*by_x, axis=0), factors)] if by_x else []
+    for node in nodes:
+        node.metadata_props[ONCE] = "chunk"
+    inputs = [layer.x, labels.weights, labels.indices, layer.weight, layer.bias]
+    attributes = {"by_rows": int(layer.by_rows), "by_x": len(whole), "bands": len(bands), "reduction": labels.reduction}
+    return outline(op, "OnePassCrossEntropy", nodes, inputs, [value, losses, *whole, *bands, *bias], attributes)[0]
+
+
+def _factors(op: Builder, labels: Labels, dtype: np.dtype[Any]) -> ir.Value:
+    """The derivative of the loss by that of each sample, [samples, 1]; [1, 1] where it is the same for all."""
+    samples, one = size_of(labels.indices), np.ones((1, 1), dtype)
+    if labels.weights is None:
+        return op.constant(one / dtype.type(samples) if labels.reduction == "mean" else one)
+    weights = op.reshape(labels.weights, (samples, 1))
+    return weights if labels.reduction == "sum" else op.Mul(weights, op.Div(one, total(op, labels.weights)))
+
+
+def _chunk(op: Builder, layer: Layer, x: ir.Value, indices: ir.Value) -> tuple[ir.Value, ir.Value]:
+    """Logarithms of the chances of the labels [rows, 1], and the gradient of their negative sum by the logits.
+
+    Logits, logarithms, chances and gradient are in one buffer, as for logits that are whole.
+    """
+    logarithms = op.LogSoftmax(product(op, x, layer.weight, layer.bias, layer.by_rows), axis=-1)
+    picked = op.GatherElements(logarithms, indices, axis=1)
+    chances = op.Softmax(read_after(op, logarithms, picked), axis=-1)
+    minus = op.constant(np.full(shape_of(indices), -1, dtype_of(x)))
+    return picked, op.ScatterElements(chances, indices, minus, axis=1, reduction="add")
+
+
+def _with_chunk(op: Builder, bands: Sequence[ir.Value], slopes: ir.Value, x: ir.Value, by_rows: bool) -> list[ir.Value]:
+    """Bands of the weight's gradient with what a chunk adds to them; ``bands`` is empty before the first one."""
+    edges = bands_of(shape_of(x)[1])
+    parts = [_part(op, x, 1, start, end) for start, end in edges] if len(edges) > 1 else [x]
+    pairs = [(slopes, part) if by_rows else (part, slopes) for part in parts]
+    before: Sequence[ir.Value | None] = bands or [None] * len(pairs)
+    return [op.Gemm(left, right, band, transA=1) for (left, right), band in zip(pairs, before, strict=True)]
+
+
+def _part(op: Builder, value: ir.Value, axis: int, start: int, end: int) -> ir.Value:
+    return op.Slice(value, *(np.asarray([number], dtype=np.int64) for number in (start, end, axis)))
