@@ -1,13 +1,14 @@
 """A decoder of 7e9 parameters whose data file is a hole: what planning it takes, none of its weights read.
 
     python -m benchmarks.decoder [--layers 32] [--folder DIR]
-    python -m benchmarks.decoder --write FILE [--layers 17] [--width 2048] [--length 512] [--int8]
+    python -m benchmarks.decoder --write FILE [--layers 17] [--width 2048] [--length 512] [--int8] [--tied]
 
 The model has the form that torch's default exporter gives a Llama: every tensor of more than a kilobyte lies in
 ``decoder.onnx.data``, causal mask and rotary tables among them. That file is sparse: 28 GB that take no room. The
 commands run as a user runs them; time, the largest resident set of any of their processes, and blocks written are the
 system's figures (``wait4``). With ``--write`` there are random weights in the data file, to be trained; with
-``--int8`` its matrices are integers of 8 bits behind DequantizeLinear, with a scale for each output.
+``--int8`` its matrices are integers of 8 bits behind DequantizeLinear, with a scale for each output; with
+``--tied`` the last layer is the table of words, transposed.
 """
 
 from __future__ import annotations
@@ -41,11 +42,13 @@ class Decoder:
         width: of the residual stream, in heads of 128.
         length: tokens.
         int8: whether matrices are integers.
+        tied: whether the last layer is the table of words.
     """
 
     width: int = 4096
     length: int = 1024
     int8: bool = False
+    tied: bool = False
     nodes: list[onnx.NodeProto] = field(default_factory=list)
     tensors: list[onnx.TensorProto] = field(default_factory=list)
     bytes: int = 0
@@ -139,10 +142,13 @@ def write(path: Path, layers: int, made: Decoder) -> Path:
     made.outside("mask", length, length, kind=TensorProto.BOOL, trained=False)
     for name in ("cos", "sin"):
         made.outside(name, length, HEAD, trained=False)
-    x = made.add("Gather", made.outside("model.embed_tokens.weight", WORDS, width), "input_ids")
+    table = made.outside("model.embed_tokens.weight", WORDS, width)
+    x = made.add("Gather", table, "input_ids")
     for index in range(layers):
         x = layer(made, x, f"model.layers.{index}")
-    logits = made.add("MatMul", norm(made, x, "model.norm"), made.matrix("lm_head.weight", width, WORDS))
+    x = norm(made, x, "model.norm")
+    head = made.add("Transpose", table, perm=[1, 0]) if made.tied else made.matrix("lm_head.weight", width, WORDS)
+    logits = made.add("MatMul", x, head)
     made.nodes[-1].output[0] = "logits" if logits else ""
     for tensor in made.tensors:
         for entry in tensor.external_data:
@@ -221,10 +227,11 @@ def main() -> None:
     parser.add_argument("--width", type=int, default=4096)
     parser.add_argument("--length", type=int, default=1024)
     parser.add_argument("--int8", action="store_true")
+    parser.add_argument("--tied", action="store_true")
     parser.add_argument("--folder", type=Path)
     parser.add_argument("--write", type=Path)
     options = parser.parse_args()
-    made = Decoder(options.width, options.length, options.int8)
+    made = Decoder(options.width, options.length, options.int8, options.tied)
     if options.write is not None:
         fill(write(options.write, options.layers, made), made)
         _say(f"{options.write}: {made.parameters / 1e6:.0f}e6 parameters")

@@ -65,6 +65,8 @@ class Reference:
 def peaks(path: Path, *, cut: bool = False) -> dict[str, Any]:
     """The peak of a file's activations in bytes: promised in its metadata, by the counters, by the heap meter.
 
+    What onnxruntime keeps for itself beside them, by the heap meter, is told as ``objects``.
+
     Args:
         path: the file.
         cut: whether the arena cuts its chunks to what a kernel asks for; by default it hands out up to twice as much.
@@ -88,6 +90,7 @@ def peaks(path: Path, *, cut: bool = False) -> dict[str, Any]:
         "predicted": facts.prediction.peak_activations,
         "counter": counters.peak_activations,
         "heap": heap["activations"],
+        "objects": heap["objects"],
         "at": counters.timeline.steps[counters.timeline.peak_step].op,
         "seconds": sum(counters.seconds),
     }

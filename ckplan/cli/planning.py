@@ -33,9 +33,10 @@ def tell(made: Planned) -> list[str]:
     plan, step = made.plan, made.step
     if settings().verbose:
         from ckplan.answers.explanation import only_once
+        from ckplan.planner import lower_bound
         from ckplan.report.documents.explanations import reasons
 
-        details(reasons(only_once(step.fused), step.problem, plan))
+        details(reasons(only_once(step.fused), step.problem, plan, lower_bound(step.problem)[1]))
     said = made.chosen_form
     said += [] if made.drawback is None else [made.drawback]
     notes(said)

@@ -187,7 +187,7 @@ def _counters(bench: Bench) -> str:
 
 def _heap(bench: Bench) -> str:
     heap = bench.on_cpu.heap
-    if heap is None or heap.activations is None:
+    if heap is None:
         if _version("memray") is None:
             raise Missing("memray is not installed", "pip install memray (Linux and macOS)")
         notes = [note for note in bench.on_cpu.notes if "heap" in note or "memray" in note]

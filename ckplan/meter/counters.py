@@ -21,7 +21,7 @@ first run's allocations (memory patterns), beside what its arena still holds: th
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import accumulate
@@ -245,8 +245,7 @@ def _producers(channel: Channel, executed: set[str]) -> dict[str, str]:
     written and read: only then, since it costs another session.
     """
     producers: dict[str, str] = channel.request["producers"]
-    cast = any(name.startswith(_INSERTED_CAST) for name in executed)
-    if not cast and all(node in executed for node in producers.values()):
+    if are_executed(producers, executed):
         return producers
     import onnx
 
@@ -258,6 +257,12 @@ def _producers(channel: Channel, executed: set[str]) -> dict[str, str]:
     for file in (optimized, channel.folder / "weights.bin"):
         file.unlink(missing_ok=True)
     return {output: made[output] for output in producers if output in made}
+
+
+def are_executed(producers: Mapping[str, str], executed: Collection[str]) -> bool:
+    """Whether the nodes that make the outputs of a file, by output, are among those that ran, with no Cast behind."""
+    cast = any(name.startswith(_INSERTED_CAST) for name in executed)
+    return not cast and all(node in executed for node in producers.values())
 
 
 def interpret(raw: Mapping[str, Any], facts: FileFacts, fed: int) -> Counters | None:

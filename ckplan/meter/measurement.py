@@ -13,7 +13,7 @@ from ckplan.errors import CkplanError, UsageError
 from ckplan.isolation.arrays import load_arrays, save_arrays
 from ckplan.isolation.folders import temporary_folder
 from ckplan.meter.alive import Inside
-from ckplan.meter.counters import RUNS, asked_for, interpret, steady_state
+from ckplan.meter.counters import RUNS, are_executed, asked_for, interpret, steady_state
 from ckplan.meter.device import check_device
 from ckplan.meter.errors import RunFailedError
 from ckplan.meter.events import MOST_EVENTS, events_of
@@ -49,6 +49,9 @@ _COMPARED: tuple[dict[str, Any], ...] = (
 )
 """The same where two files are compared: no times of nodes, and the steady state of the default order alone. The first
 of them are the runs that outputs are taken from, unless there is a GPU."""
+
+_LONG = 1.0
+"""Seconds of a step from which these are the only ones: no plan is for other options than the default ones."""
 
 _CUT: dict[str, Any] = {"order": "default", "pattern": True, "runs": 1, "cut": True}
 """How workspaces are read where the peak is not what the file predicts."""
@@ -169,23 +172,28 @@ def measured(
         "producers": dict(facts.producers),
         "optimized": str(executed) * looking,
     }
-    try:
-        others = run_job("counters", {**request, **asked})
-    except RunFailedError as error:
-        raise _after_all(error, plain) from error
-    variants = [*(one | {"producers": others[0]["producers"]} for one in done), *others]
+    if done and min(plain["seconds"]) > _LONG and _is_all_told(done[0], facts):
+        variants = [done[0] | {"producers": facts.producers}]
+    else:
+        try:
+            others = run_job("counters", {**request, **asked})
+        except RunFailedError as error:
+            raise _after_all(error, plain) from error
+        variants = [*(one | {"producers": others[0]["producers"]} for one in done), *others]
     notes = list(inputs.notes)
     if plain["device"] == "cpu":
         notes.extend(half_precision_notes(model))
     if plain["not_tensors"]:
         notes.append(f"outputs that are not tensors were not looked at: {', '.join(plain['not_tensors'])}")
-    by_order: list[Counters | None] = [interpret(variant, facts, inputs.nbytes) for variant in variants[:2]]
-    told = by_order[0]
+    told = interpret(variants[0], facts, inputs.nbytes)
+    priority, without_pattern = None, None
+    if len(variants) > 1:
+        priority, without_pattern = interpret(variants[1], facts, inputs.nbytes), steady_state(variants[2])
     if told is not None and plain["device"] == "cpu" and told.peak_activations != facts.prediction.peak_activations:
         progress(f"running {name}: what kernels ask of the allocator")
         (cut,) = run_job("counters", {**request, "variants": [_CUT], "producers": variants[0]["producers"]})
-        by_order[0] = asked_for(told, interpret(cut, facts, inputs.nbytes))
-    if by_order[0] is None:
+        told = asked_for(told, interpret(cut, facts, inputs.nbytes))
+    if told is None:
         notes.append(
             f"onnxruntime {plain['version']} reports no memory counters (1.31 and later do): "
             "figures are from the heap meter"
@@ -196,12 +204,12 @@ def measured(
             progress(f"running {name}: {meter.doing or meter.name}")
             note = _read(meter, request, readings)
             notes.extend([note] if note else [])
-    if by_order[0] is not None:
-        notes.extend(_broken_promise(facts.prediction, by_order[0]))
+    if told is not None:
+        notes.extend(_broken_promise(facts.prediction, told))
     looked = None
-    if inside and by_order[0] is not None:
+    if inside and told is not None:
         progress(f"reading what onnxruntime made of {name}")
-        looked, note = _inside(model, executed, variants[0]["runs"][0], by_order[0], inputs, facts)
+        looked, note = _inside(model, executed, variants[0]["runs"][0], told, inputs, facts)
         notes.extend([note] if note else [])
     if plain["gpu_note"]:
         notes.append(plain["gpu_note"])
@@ -219,9 +227,9 @@ def measured(
         input_bytes=inputs.nbytes,
         output_bytes=sum(array.nbytes for array in kept.values()),
         parameter_bytes=facts.initializer_bytes,
-        counters=by_order[0],
-        priority=by_order[1],
-        steady_without_pattern=steady_state(variants[2]),
+        counters=told,
+        priority=priority,
+        steady_without_pattern=without_pattern,
         resident=Resident(**plain["resident"]),
         step_seconds=tuple(plain["seconds"]),
         repeatable=plain["repeatable"],
@@ -233,6 +241,12 @@ def measured(
         gpu=Gpu(**plain["gpu"]) if plain["gpu"] else None,
         readings=readings,
     )
+
+
+def _is_all_told(variant: Mapping[str, Any], facts: FileFacts) -> bool:
+    """Whether onnxruntime ran the file's own nodes where it matters, so that nobody need ask what it made of others."""
+    names = set(variant["runs"][0]["name"]) if variant["runs"] else set()
+    return facts.recomputed <= names and are_executed(facts.producers, names)
 
 
 def _after_all(error: RunFailedError, plain: Mapping[str, Any]) -> RunFailedError:

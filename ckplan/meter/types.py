@@ -91,12 +91,14 @@ class Heap:
     Attributes:
         session: what the session holds before its first run (parameters, graph, kernels).
         run: high-water of one run above that, outputs included; fed inputs are not in it.
-        activations: high-water of a run whose outputs were allocated beforehand; None if that cannot be done.
+        activations: high-water of values and workspaces in that run, without what outlives it, outputs above all.
+        objects: high-water of what onnxruntime keeps for itself in that run: it goes by the number of nodes.
     """
 
     session: int
     run: int
-    activations: int | None
+    activations: int
+    objects: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,6 +27,10 @@ _POOLS = ("AveragePool", "LpPool", "MaxPool")
 EXPORT_AGAIN = "the exporter wrote it so: export it again with another version of it, or to another opset"
 """What to do about a file that no size of its inputs makes valid."""
 _SCAN_OPSET = 9
+_UNCHANGED_OPSET = 18
+_CHANGED = ("DFT", "GridSample", "GroupNormalization")
+"""From that opset to 21 only these operators came to read or to mean something else. All others mean what they meant;
+some have got more types and options."""
 _TRAINING_MODE_OPSET = 14
 """Since this opset BatchNormalization has an attribute that says whether it is in training form."""
 # Small initializers stay in the proto: the converter's adapters read some of them (axes, scales, ratios).
@@ -63,7 +67,10 @@ def lift(model: ir.Model) -> tuple[ir.Model, tuple[str, ...]]:
     inlined = len(model.functions) - len(own)
     for identifier in own:
         del model.functions[identifier]
-    lifted = _through_proto(model, version)
+    lifted = model if _means_the_same(model, version) else _through_proto(model, version)
+    if lifted is model:
+        model.graph.opset_imports.pop("ai.onnx", None)
+        _label(model, MINIMUM_OPSET)
     lifted.functions.update(own)
     put_right(lifted, version)
     _label_for_pools(lifted)
@@ -141,6 +148,16 @@ def _fits(model: ir.Model, version: int) -> bool:
             if not set(node.attributes) <= set(schema.attributes):
                 return False
     return True
+
+
+def _means_the_same(model: ir.Model, version: int) -> bool:
+    """Whether a model means the same under the label of opset 21, so that it need not pass the converter.
+
+    Whatever is unknown in its own opset is the converter's to refuse.
+    """
+    if version < _UNCHANGED_OPSET or model.functions or _unknown_operator(model, version):
+        return False
+    return not any(node.op_type in _CHANGED for node in model.graph.all_nodes())
 
 
 def _through_proto(model: ir.Model, version: int) -> ir.Model:

@@ -98,7 +98,12 @@ class Step:
     @cached_property
     def occupancy(self) -> Occupancy:
         """What lies in memory over the step without a plan."""
-        return occupancy_of_executed(self.executed, self.ordered)
+        return occupancy_of_executed(self.executed, self.ordered, self._executed_problem)
+
+    @cached_property
+    def _executed_problem(self) -> Problem:
+        """The numbers of ``executed``."""
+        return problem_of(self.executed)
 
     @property
     def baseline(self) -> Timeline:
@@ -108,7 +113,8 @@ class Step:
     @cached_property
     def footprint(self) -> Footprint:
         """What a process holds that runs the step without a plan, in place if it has an optimizer."""
-        return footprint_of(self.executed, self.ordered, in_place=keys.OPTIMIZER in self.model.metadata_props)
+        in_place = keys.OPTIMIZER in self.model.metadata_props
+        return footprint_of(self.executed, self.ordered, in_place=in_place, problem=self._executed_problem)
 
     @cached_property
     def ordered(self) -> ir.Model:

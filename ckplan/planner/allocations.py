@@ -2,9 +2,8 @@
 
 In the first run every tensor is allocated when it is made and freed after its last reader. From the second run on
 (``enable_mem_pattern``) onnxruntime takes one block for all tensors but the outputs of the file, laid out from the
-lifetimes of the first run (``core/framework/mem_pattern_planner.h``): each tensor goes into the smallest gap that is
-large enough, or else behind all others. The block is there from the start of the run to its end, beside what the arena
-still holds of the first run. Where it does not fit into a limit, onnxruntime does without it.
+lifetimes of the first run (`ckplan.planner.memory_pattern`). The block is there from the start of the run to its end,
+beside what the arena still holds of the first run. Where it does not fit into a limit, onnxruntime does without it.
 """
 
 from __future__ import annotations
@@ -13,6 +12,7 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 
 from ckplan.planner.arena import DEFAULT, UNIT, Arena, ArenaFullError, ArenaSettings, tables_of
+from ckplan.planner.memory_pattern import block_of
 from ckplan.planner.problem import Problem
 from ckplan.planner.simulate import lifetimes
 
@@ -149,14 +149,7 @@ def allocations(
 
 def pattern_block(asked: Allocations) -> int:
     """Bytes of the block that onnxruntime lays out for the tensors of a run."""
-    # Laid out as one region without an end would be, of which nothing is handed out but what was asked for.
-    layout = Arena(_ENDLESS)
-    for step in asked.steps:
-        for buffer in step.tensors:
-            layout.allocate(buffer, asked.size[buffer])
-        for buffer in step.freed:
-            layout.free(buffer)
-    return layout.reach
+    return block_of(asked.size, ((step.tensors, step.freed) for step in asked.steps))
 
 
 def expected_arena(asked: Allocations, settings: ArenaSettings = DEFAULT) -> ExpectedArena:

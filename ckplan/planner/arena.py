@@ -67,13 +67,12 @@ class Arena:
         in_use: bytes of the chunks handed out.
         held: bytes of all regions.
         high: largest ``in_use`` so far.
-        reach: furthest end of a chunk handed out so far, from the start of the first region.
         touched: bytes of all regions up to the furthest end of what was asked for in each: what is written at most, and
             so what the arena adds to the resident set, beside its tables.
     """
 
     def __init__(self, settings: ArenaSettings = DEFAULT) -> None:
-        self.in_use = self.held = self.high = self.reach = self.touched = 0
+        self.in_use = self.held = self.high = self.touched = 0
         self._settings = settings
         self._growth = chunk_size(min(settings.first_region, settings.limit or settings.first_region))
         self._free: list[tuple[int, int]] = []  # (size, address), sorted
@@ -107,7 +106,6 @@ class Arena:
         self._given[key] = address
         self.in_use += self._size[address]
         self.high = max(self.high, self.in_use)
-        self.reach = max(self.reach, address + self._size[address] - _FIRST)
         region = self._region[address]
         if address + wanted > self._end[region]:
             self.touched += address + wanted - self._end[region]

@@ -210,7 +210,7 @@ def _made_seeds(problem: Problem, budget: int, order: Schedule, most: float) -> 
 def lowest(problem: Problem, most_cost: float, effort: Effort) -> list[int]:
     """The schedule of the lowest peak found within a cost.
 
-    Budgets are tried downwards until three in a row fail; the first schedule found is good enough for the next one.
+    Budgets are tried downwards until one fails; the first schedule found is good enough for the next one.
     The last one is searched from. What was found without an interruption is kept: whoever refuses several budgets asks
     for it each time.
     """
@@ -254,18 +254,17 @@ def _descended(problem: Problem, most_cost: float, deadline: float) -> Sequence[
     order = list(best_order(problem))
     best = order
     bound = lower_bound(problem)[0]
-    budget, failures = peak_of(problem, best), 0
+    budget = peak_of(problem, best)
     try:
-        while failures < 3 and budget > bound and not effort.over:
+        while budget > bound and not effort.over:
             budget = max(int(budget * _STEP), bound)
-            for schedule in seeds(problem, budget, order, most_cost):
-                if problem.schedule_cost(schedule) <= most_cost:
-                    best, failures = schedule, 0
-                    _say_best(problem, best)
-                    budget = min(budget, peak_of(problem, schedule))
-                    break
-            else:
-                failures += 1
+            found = seeds(problem, budget, order, most_cost)
+            schedule = next((one for one in found if problem.schedule_cost(one) <= most_cost), None)
+            if schedule is None:
+                break  # where every method fails, it fails for less: no rung below was ever reached on real networks
+            best = schedule
+            _say_best(problem, best)
+            budget = min(budget, peak_of(problem, schedule))
     except KeyboardInterrupt:
         raise _InterruptedError(best) from None
     return best

@@ -2,12 +2,14 @@
 
 ``ExecutionOrder.DEFAULT`` walks back from the leaves, the nodes whose outputs no node reads: the leaf that stands last
 in the file is finished first, and among the nodes that a node reads from, the one that stands last is finished first
-(``core/graph/graph_viewer.cc``, ``Graph::ReverseDFSFrom``).
+(``core/graph/graph_viewer.cc``, ``Graph::ReverseDFSFrom``). A node that optimisers put in place of others stands behind
+all nodes of the file; they go through a graph in this order, too.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
 
 import onnx_ir as ir
 
@@ -27,12 +29,24 @@ def predecessors(nodes: Sequence[ir.Node]) -> list[list[int]]:
     return found
 
 
-def default_order(before: Sequence[Sequence[int]]) -> list[int]:
+def default_order(before: Sequence[Sequence[int]], fused: AbstractSet[int] = frozenset()) -> list[int]:
     """Positions in the order of ``ExecutionOrder.DEFAULT``.
 
     Args:
         before: for each node the positions it reads from, ascending (see `predecessors`).
+        fused: the positions of nodes that optimisers make of several ones of the file.
     """
+    if not fused:
+        return _walk(before)
+    place = {position: step for step, position in enumerate(_walk(before))}
+    made = sorted(fused, key=place.__getitem__)
+    order = [*(position for position in range(len(before)) if position not in fused), *made]
+    stands = {position: index for index, position in enumerate(order)}
+    return [order[index] for index in _walk([sorted(stands[b] for b in before[position]) for position in order])]
+
+
+def _walk(before: Sequence[Sequence[int]]) -> list[int]:
+    """Positions in the order in which a walk back from the leaves finishes them, what stands last first."""
     is_leaf = [True] * len(before)
     for positions in before:
         for position in positions:

@@ -109,16 +109,20 @@ class Footprint:
         return {**asdict(self), "total": self.total}
 
 
-def footprint_of(executed: ir.Model, model: ir.Model, *, in_place: bool | None = None) -> Footprint:
+def footprint_of(
+    executed: ir.Model, model: ir.Model, *, in_place: bool | None = None, problem: Problem | None = None
+) -> Footprint:
     """What a process with a file holds, as simulated.
 
     Args:
         executed: what onnxruntime executes of the file, nodes in execution order.
         model: the file, which has the values of its parameters.
         in_place: whether new values are written over the old ones; by default as the file says.
+        problem: the numbers of what is executed, if they are known.
     """
     given = model.metadata_props.get(keys.IN_PLACE) == "true" if in_place is None else in_place
-    problem, asked = _asked(executed, model, given)
+    problem = problem or problem_of(executed)
+    asked = _asked(executed, model, given, problem)
     peak = _peak(problem, asked)
     returned = sum(asked.size[buffer] for step in asked.steps for buffer in step.outputs)
     steady = expected_arena(asked).steady
@@ -204,12 +208,11 @@ def needed_in_one_region(executed: ir.Model, model: ir.Model) -> int:
 
 def allocations_of(executed: ir.Model, model: ir.Model) -> Allocations:
     """What a file asks of the allocator, new values in place if it says so."""
-    return _asked(executed, model, model.metadata_props.get(keys.IN_PLACE) == "true")[1]
+    return _asked(executed, model, model.metadata_props.get(keys.IN_PLACE) == "true", problem_of(executed))
 
 
-def _asked(executed: ir.Model, model: ir.Model, in_place: bool) -> tuple[Problem, Allocations]:
-    """The problem of a file and what it asks of the allocator, which has no part in new values that are in place."""
-    problem = problem_of(executed)
+def _asked(executed: ir.Model, model: ir.Model, in_place: bool, problem: Problem) -> Allocations:
+    """What a file asks of the allocator, which has no part in new values that are in place."""
     asked = allocations(problem, range(len(problem.ops)), shape_classes(executed.graph, problem))
     bound = frozenset(map(str, told(model.metadata_props, keys.UPDATES).values())) if in_place else frozenset[str]()
     steps = []
@@ -221,7 +224,7 @@ def _asked(executed: ir.Model, model: ir.Model, in_place: bool) -> tuple[Problem
             if buffer is not None:
                 kept.remove(buffer)
         steps.append(replace(step, outputs=tuple(kept)))
-    return problem, replace(asked, steps=tuple(steps))
+    return replace(asked, steps=tuple(steps))
 
 
 def _peak(problem: Problem, asked: Allocations) -> int:

@@ -25,7 +25,7 @@ from ckplan.planner.problem import Problem
 from ckplan.planner.simulate import Lifetimes, lifetimes
 from ckplan.runtime.runtime import Runtime
 from ckplan.runtime.sizes import SMALL, bytes_of, dimensions_of, hide_dimensions, show_dimensions
-from ckplan.runtime.unfused import PARTS
+from ckplan.runtime.unfused import PARTS, Part
 from ckplan.writer.control_edges import ControlEdges, is_control, read_instead, shape_constant
 from ckplan.writer.known_shapes import KnownShapes, is_named, tells_shape
 
@@ -284,6 +284,8 @@ def _told_for_fusions(node: ir.Node, constants: Mapping[str, ir.Value]) -> Itera
         product = product or part.op_type == "MatMul"
         if part.op_type == "Add":
             yield from (*node.inputs, *node.outputs)
+        if part.op_type == "Transpose" and _moves_batch(part):
+            yield from node.inputs
         if part.op_type not in ("Div", "Mul"):
             continue
         values = [node.inputs[at] if isinstance(at, int) else constants.get(at or "") for at in part.inputs]
@@ -293,6 +295,12 @@ def _told_for_fusions(node: ir.Node, constants: Mapping[str, ir.Value]) -> Itera
             continue
         # What is made within has the shape that follows from what the node reads.
         yield from node.inputs if None in values else values
+
+
+def _moves_batch(transpose: Part) -> bool:
+    """Whether other axes than the last two change places: merged only where the rank of both factors is known."""
+    order = next((tuple(a.as_ints()) for a in transpose.attributes if a.name == "perm"), ())
+    return order[:-2] != tuple(range(len(order) - 2))
 
 
 def _tell_channels(value: ir.Value) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import onnx_ir as ir
 
@@ -60,6 +60,32 @@ class Written:
     numbers: Problem
 
 
+@dataclass(frozen=True)
+class _Draft:
+    """A file that may become the written one.
+
+    Attributes:
+        model: the graph with the plan built in, fused nodes not yet parted.
+        problem: the numbers of its nodes.
+        edges: how many aliases it has.
+        timeline: what onnxruntime makes of it.
+        executed: what onnxruntime executes of it.
+        numbers: the problem of that.
+    """
+
+    model: ir.Model
+    problem: Problem
+    edges: int
+    timeline: Timeline
+    executed: ir.Model
+    numbers: Problem
+
+    @property
+    def peak(self) -> int:
+        """Bytes of activations that are alive at once."""
+        return self.timeline.peak_activations
+
+
 def emit(model: ir.Model, plan: Plan) -> ir.Model:
     """Write a plan into a copy of a training graph.
 
@@ -113,7 +139,7 @@ def write(model: ir.Model, plan: Plan, runtime: Runtime = CPU, reserved: Sequenc
     hide_inputs(nodes, batch_inputs, edges, first[-1] if first else None)
     nodes = [*(maker for value in first if (maker := value.producer()) is not None), *nodes]
     # Aliases that hide sources cost a little themselves: where they do not help, the file stays as it was before.
-    best: tuple[ir.Model, Problem, int, Timeline, ir.Model, Problem] | None = None
+    best: _Draft | None = None
     sparing = True
     while True:
         nodes = place_control_nodes(nodes)
@@ -130,26 +156,25 @@ def write(model: ir.Model, plan: Plan, runtime: Runtime = CPU, reserved: Sequenc
         if repair(nodes, problem, executed_order(nodes, executed), edges):
             continue
         numbers = problem_of(executed, runtime)
-        timeline = executed_timeline(executed, numbers)
+        draft = _Draft(copy, problem, edges.count, executed_timeline(executed, numbers), executed, numbers)
         # As planned, and what onnxruntime keeps to the end because nothing reads it.
         shapes = shape_classes(nodes, problem)
         limit = simulate(problem, range(len(nodes)), shapes).peak_activations * (1 + TOLERANCE)
-        held = timeline.peak_activations > limit
-        if held and (best is None or timeline.peak_activations < best[3].peak_activations):
-            best = (copy.clone(), problem, edges.count, timeline, executed, numbers)
+        held = draft.peak > limit
+        if held and (best is None or draft.peak < best.peak):
+            best = replace(draft, model=copy.clone())
         # A node that onnxruntime fuses reads for longer, and then a second buffer may be one too many.
         if held and sparing:
             sparing = False
         elif not (held and hide_sources(nodes, executed, edges)):
             break
-    if best is None or timeline.peak_activations <= best[3].peak_activations:
-        best = (copy, problem, edges.count, timeline, executed, numbers)
-    copy, problem, count, timeline, executed, numbers = best
-    describe(copy, problem, plan, count, timeline)
-    tell_in_place(copy, executed)
-    unfuse(copy)
-    drop_unread_initializers(copy.graph)
-    return Written(copy, executed, numbers)
+    if best is None or draft.peak <= best.peak:
+        best = draft
+    describe(best.model, best.problem, plan, best.edges, best.timeline)
+    tell_in_place(best.model, best.executed)
+    unfuse(best.model)
+    drop_unread_initializers(best.model.graph)
+    return Written(best.model, best.executed, best.numbers)
 
 
 def feed_weights(graph: ir.Graph) -> None:

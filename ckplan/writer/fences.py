@@ -23,12 +23,15 @@ _MOVING = frozenset(
 _WAVES = frozenset({"Erf", "Tanh"})
 """What the sum in a Gelu is made with."""
 
+_BECOME_PART_OF_A_CONVOLUTION = frozenset({"Clip", "HardSigmoid", "LeakyRelu", "Relu", "Sigmoid", "Tanh"})
+"""What onnxruntime merges with a convolution before it (``core/optimizer/conv_activation_fusion.cc``)."""
+
 
 def fence_alone(nodes: Sequence[ir.Node], edges: ControlEdges) -> None:
     """Hide the values whose only reader left onnxruntime would fuse with their maker, as plans commonly leave them.
 
-    These are the sum of a Gelu and the Sigmoid of a SiLU. Any other fusion shows in what onnxruntime makes of the file
-    (`fence`), which costs a session more.
+    These are the sum of a Gelu, the Sigmoid of a SiLU, and what an activation reads of a convolution. Any other fusion
+    shows in what onnxruntime makes of the file (`fence`), which costs a session more.
 
     Args:
         nodes: the nodes of the file.
@@ -45,6 +48,8 @@ def fence_alone(nodes: Sequence[ir.Node], edges: ControlEdges) -> None:
 
 def _is_fused(node: ir.Node, maker: ir.Node) -> bool:
     """Whether onnxruntime fuses a node with the maker of what it reads, if nothing else reads that."""
+    if maker.op_type == "Conv":
+        return node.op_type in _BECOME_PART_OF_A_CONVOLUTION
     if node.op_type != "Mul":
         return False
     made_with = {producer.op_type for value in maker.inputs if value is not None and (producer := value.producer())}

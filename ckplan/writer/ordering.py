@@ -193,7 +193,8 @@ def settle_order(
     while True:
         nodes = place_control_nodes(nodes)
         problem = problem_of_nodes(nodes, inputs, outputs, runtime=edges.runtime, known=known)
-        order = default_order(problem.predecessors)
+        fused = {position for position, node in enumerate(nodes) if PARTS in node.meta}
+        order = default_order(problem.predecessors, fused)
         if not gathered and exceeds(problem, order) and gather_leaves(nodes, edges):
             gathered = True
             continue

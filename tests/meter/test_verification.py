@@ -105,6 +105,19 @@ def test_runs_for_outputs_serve_the_counters_too(tmp_path: Path, monkeypatch: py
     assert compared.repeatable is True
 
 
+def test_long_steps_run_with_default_options_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measurement, "_LONG", 0.0)
+    path = chain(tmp_path / "model.onnx", LAYERS)
+    compared = verify(path, path, device="cpu", runs=1, threads=1, heap=False).new
+    monkeypatch.undo()
+    assert compared.priority is None
+    assert compared.steady_without_pattern is None
+    known = verify(path, path, device="cpu", runs=1, threads=1, heap=False).new.counters
+    assert known is not None
+    assert compared.counters is not None
+    assert compared.counters.timeline == known.timeline
+
+
 def test_a_verification_is_json(found: Verification) -> None:
     data = json.loads(json.dumps(found.to_json()))
     assert data["numerics"]["bitwise_equal"] is True

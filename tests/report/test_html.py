@@ -15,7 +15,7 @@ import pytest
 from ckplan.answers.pareto import Pareto
 from ckplan.planner import Kind, Op, Problem, Tensor, make_plan
 from ckplan.report.html import render
-from ckplan.report.html.chart_data import MOST_BANDS, Curve, Strings, chart_data
+from ckplan.report.html.chart_data import MOST_BANDS, Panel, Strings, chart_data
 from ckplan.report.untrusted import printable
 from ckplan.units import format_bytes
 from tests.report.examples import analysis, verification
@@ -197,7 +197,7 @@ def test_the_command_and_the_versions_are_told() -> None:
 
 def test_what_the_bands_leave_out_is_summed() -> None:
     found = occupancy(MOST_BANDS)
-    chart = json.loads(chart_data([Curve("chain", found.timeline, found)]))["charts"][0]
+    chart = json.loads(chart_data([Panel("chain", found.timeline, found)]))["charts"][0]
     assert len(chart["bands"]) == MOST_BANDS < len(found.buffers)
     rest, work = (dense(chart[name], len(chart["bytes"])) for name in ("rest", "work"))
     for step in (0, 1, MOST_BANDS - 1, MOST_BANDS, found.timeline.peak_step, 2 * MOST_BANDS - 1):

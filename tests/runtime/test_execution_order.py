@@ -49,3 +49,15 @@ def test_matches_the_profile(model: onnx.ModelProto) -> None:
     before = predecessors(nodes)
     order = default_order(before)
     assert [nodes[position].name for position in order] == executed
+
+
+def test_a_fused_node_stands_behind_all_nodes_of_the_file() -> None:
+    text = (
+        '<ir_version: 10, opset_import: ["": 21]> g (float[2,3,4] x) => (float[2,4,4] y) '
+        "{ e = Exp(x) t = Transpose <perm = [0, 2, 1]> (e) m = MatMul(t, x) "
+        "s = ReduceSum <keepdims = 0> (x) y = Mul(m, s) }"
+    )
+    events = profile(onnx.parser.parse_model(text), {"x": np.ones((2, 3, 4), np.float32)})
+    before, operators = [[], [0], [], [1, 2]], ["Exp", "FusedMatMul", "ReduceSum", "Mul"]
+    assert [event["op_name"] for event in events] == [operators[position] for position in default_order(before, {1})]
+    assert default_order(before, {1}) != default_order(before)

@@ -20,6 +20,8 @@ FORMS = {
     "silu": ("s = Sigmoid(x) y = Mul(s, x)", True),
     "addition before a normalisation": ("s = Add(x, one) y = LayerNormalization(s, scale)", False),
     "gelu whose sum is read twice": (f"{GELU} z = Neg(s)", False),
+    "activation behind a convolution": ("s = Conv(x, w) y = Sigmoid(s)", True),
+    "any other function behind one": ("s = Conv(x, w) y = Sin(s)", False),
     "any other product": ("s = Exp(x) y = Mul(s, x)", False),
 }
 

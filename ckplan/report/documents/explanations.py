@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from ckplan.planner import Kind, Plan, Problem, lower_bound
+from ckplan.planner import Kind, Plan, Problem
 from ckplan.report.document import Document, Fact, Facts, Section, counted, percent, shape_cell
 from ckplan.units import format_bytes, format_seconds
 
@@ -81,13 +81,14 @@ def _opposite(found: Explanation, other: Opposite) -> str:
     )
 
 
-def reasons(once: Mapping[str, Sequence[str]], problem: Problem, plan: Plan) -> list[str]:
+def reasons(once: Mapping[str, Sequence[str]], problem: Problem, plan: Plan, tightest: int) -> list[str]:
     """What is behind a plan, a sentence each: what cannot be recomputed, where the peak is, what bounds it.
 
     Args:
         once: nodes that no plan runs again, by reason.
         problem: the numbers of the graph.
         plan: the plan.
+        tightest: the op whose working set no schedule gets below (`ckplan.planner.lower_bound`).
     """
     lines = [f"{_listed(names)} run only once: {reason}" for reason, names in once.items()]
     forward = [problem.ops[index] for index in problem.forward]
@@ -101,8 +102,8 @@ def reasons(once: Mapping[str, Sequence[str]], problem: Problem, plan: Plan) -> 
         phase = "recomputed" if steps[peak].recomputed else "backward" if steps[peak].backward else "forward"
         size = format_bytes(plan.predicted.peak_activations)
         lines.append(f"the peak of {size} is at step {peak + 1} of {len(steps)}, {phase} '{steps[peak].op}'")
-        bound, index = lower_bound(problem)
-        lines.append(f"no schedule needs less than {format_bytes(bound)}, which '{problem.ops[index].name}' works on")
+        bound = format_bytes(plan.lower_bound)
+        lines.append(f"no schedule needs less than {bound}, which '{problem.ops[tightest].name}' works on")
     return lines
 
 

@@ -50,7 +50,7 @@ class Strings:
 
 
 @dataclass(frozen=True)
-class Curve:
+class Panel:
     """What one chart shows.
 
     Attributes:
@@ -93,7 +93,7 @@ def band_numbers(occupancy: Occupancy) -> dict[int, int]:
     return {index: number for number, index in enumerate(sorted(index for index, _ in order[:MOST_BANDS]))}
 
 
-def chart_data(curves: Sequence[Curve]) -> str:
+def chart_data(curves: Sequence[Panel]) -> str:
     """The data of all charts of a page as JSON, safe in a ``script`` element."""
     strings = Strings()
     charts = [_chart(curve, strings) for curve in curves]
@@ -101,7 +101,7 @@ def chart_data(curves: Sequence[Curve]) -> str:
     return json.dumps(whole, separators=(",", ":"), ensure_ascii=False).translate(_UNSAFE)
 
 
-def _chart(curve: Curve, strings: Strings) -> dict[str, Any]:
+def _chart(curve: Panel, strings: Strings) -> dict[str, Any]:
     steps, occupancy, measured = curve.timeline.steps, curve.occupancy, curve.measured
     shown = band_numbers(occupancy) if occupancy is not None else {}
     return {

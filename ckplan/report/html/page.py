@@ -14,7 +14,7 @@ from ckplan.report.document import Table
 from ckplan.report.documents import plans, verifications
 from ckplan.report.documents.comparisons import comparison, summary
 from ckplan.report.html import sections
-from ckplan.report.html.chart_data import Curve, chart_data
+from ckplan.report.html.chart_data import Panel, chart_data
 from ckplan.report.svg import drawing
 from ckplan.report.untrusted import printable
 from ckplan.units import format_bytes, format_seconds
@@ -144,12 +144,12 @@ def _offers(found: Sequence[Offer], whole: int) -> Table:
     return replace(plans.offers(found, whole), caption="What each strategy would give", more=refused)
 
 
-def _curves(found: Findings) -> list[Curve]:
+def _curves(found: Findings) -> list[Panel]:
     """The charts: memory without a plan, and with it; of a comparison those of both sides."""
     if found.comparison is not None:  # of a single model
         checks = found.comparison.checks if len(found.comparison.checks) == 1 else ()
         sides = [(title, side) for one in checks for title, side in (("Base", one.base), ("New", one.head))]
-        return [Curve(title, side.timeline, side.occupancy) for title, side in sides if side and side.timeline]
+        return [Panel(title, side.timeline, side.occupancy) for title, side in sides if side and side.timeline]
     levels = []
     if found.chosen is not None:
         if found.chosen.budget is not None:
@@ -167,9 +167,9 @@ def _curves(found: Findings) -> list[Curve]:
     for title, occupancy, ran, lines in shown:
         measured = ran.counters.timeline if ran is not None and ran.counters is not None else None
         if occupancy is not None:
-            curves.append(Curve(title, occupancy.timeline, occupancy, measured, lines))
+            curves.append(Panel(title, occupancy.timeline, occupancy, measured, lines))
         elif measured is not None:
-            curves.append(Curve(title, measured, levels=lines))
+            curves.append(Panel(title, measured, levels=lines))
     return curves
 
 

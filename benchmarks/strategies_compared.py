@@ -1,0 +1,118 @@
+"""Strategies side by side on random training graphs: does `auto` lose to any, does a larger budget cost more?
+
+    python -m benchmarks.strategies_compared [--graphs 160] [--first 0] [--most 250] [--jobs 2]
+
+Each graph is planned for three budgets by every strategy that answers in seconds. Counted are the cases in which `auto`
+refuses what another strategy plans or is dearer than it (in points, percent of the step), and, strategy by strategy,
+those in which a larger budget is refused or dearer than a smaller one. A graph is drawn from its seed: layered, of 2 to
+16 ops a layer and ops that read from the one to four layers before.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import random
+from collections import Counter
+from collections.abc import Mapping
+from functools import partial
+
+from benchmarks.planner_scale import Builder
+from ckplan.answers.analysis import quick_strategies
+from ckplan.errors import CkplanError
+from ckplan.planner import Problem
+from ckplan.planner.order import best_order
+from ckplan.planner.peak import peak_of
+from ckplan.planner.problem import Kind
+
+SHARES = (0.45, 0.65, 0.85)
+"""Budgets, as ratios of the peak without a plan."""
+POINT = 1e-6
+"""Extra compute, as a ratio of the step, from which one plan is dearer than another."""
+
+Costs = Mapping[str, list[float | None]]
+"""Overhead of each strategy's plans, budget by budget; None where it refuses."""
+
+
+def random_graph(seed: int, most: int) -> Problem:
+    """A training graph of 20 ops to ``most``."""
+    rng = random.Random(seed)
+    ops, width, reach = rng.randrange(20, most + 1), rng.choice((2, 4, 8, 16)), rng.choice((1, 1, 2, 4))
+    build = Builder()
+    layers = [[build.tensor(2**16, Kind.INPUT)]]
+    while 2.83 * len(build.ops) < ops:
+        pool = [value for layer in layers[-reach:] for value in layer]
+        made = []
+        for _ in range(rng.randrange(1, width + 1)):
+            inputs = rng.sample(pool, min(len(pool), rng.choice((1, 1, 2, 3))))
+            saved = rng.choice(("inputs", "output", "nothing"))
+            made.append(build.forward(inputs, rng.randrange(1, 65) * 2**12, rng.uniform(0.2, 8.0), saved))
+        layers.append(made)
+    last = [value for layer in layers[-reach:] for value in layer]
+    return build.problem(build.forward(last, 4, 1.0, "nothing"))
+
+
+def plan_all(seed: int, most: int) -> Costs:
+    """What each strategy makes of one graph."""
+    problem = random_graph(seed, most)
+    peak = peak_of(problem, best_order(problem))
+    found: dict[str, list[float | None]] = {}
+    for strategy in quick_strategies():
+        costs: list[float | None] = []
+        for share in SHARES:
+            try:
+                costs.append(strategy.solve(problem, int(share * peak)).overhead)
+            except CkplanError:  # `list` has no list
+                costs.append(None)
+        found[strategy.name] = costs
+    return found
+
+
+def losses(found: Costs) -> list[tuple[str, float | None]]:
+    """The cases that `auto` loses: by whom, and by how much, None where it refuses."""
+    lost: list[tuple[str, float | None]] = []
+    for place, mine in enumerate(found["auto"]):
+        others = [(costs[place], name) for name, costs in found.items() if name != "auto"]
+        best = min(((cost, name) for cost, name in others if cost is not None), default=None)
+        if best is not None and (mine is None or mine > best[0] + POINT):
+            lost.append((best[1], None if mine is None else mine - best[0]))
+    return lost
+
+
+def reversals(costs: list[float | None]) -> int:
+    """In how many cases a larger budget is refused, or dearer than a smaller one."""
+    count = 0
+    for place, cost in enumerate(costs[1:], start=1):
+        less = [other for other in costs[:place] if other is not None]
+        count += bool(less) and (cost is None or cost > min(less) + POINT)
+    return count
+
+
+def main() -> None:
+    """Run the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--graphs", type=int, default=160)
+    parser.add_argument("--first", type=int, default=0, help="the first seed")
+    parser.add_argument("--most", type=int, default=250, help="ops of the largest graph")
+    parser.add_argument("--jobs", type=int, default=2)
+    arguments = parser.parse_args()
+    seeds = range(arguments.first, arguments.first + arguments.graphs)
+    planned, reversed_, lost = Counter[str](), Counter[str](), list[tuple[int, str, float | None]]()
+    with multiprocessing.get_context("fork").Pool(arguments.jobs) as pool:
+        work = pool.imap(partial(plan_all, most=arguments.most), seeds)
+        for seed, found in zip(seeds, work, strict=True):
+            lost += [(seed, name, by) for name, by in losses(found)]
+            for name, costs in found.items():
+                planned[name] += sum(cost is not None for cost in costs)
+                reversed_[name] += reversals(costs)
+    for seed, name, by in lost:
+        told = "refuses what" if by is None else f"is {100 * by:.2f} points dearer than"
+        print(f"seed {seed}: auto {told} {name}{' plans' if by is None else ''}", flush=True)
+    print(f"\n{len(SHARES) * len(seeds)} cases, {len(lost)} of them lost by auto\n")
+    print("| strategy | planned | a larger budget refused or dearer |\n|---|---|---|")
+    for name in planned:
+        print(f"| `{name}` | {planned[name]} | {reversed_[name]} |")
+
+
+if __name__ == "__main__":
+    main()
