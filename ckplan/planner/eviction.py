@@ -193,6 +193,8 @@ class _Eviction:
         """How often a root was made."""
         self.made_from = [-1] * count
         """The version of its root that a view stands for."""
+        self.settled = [False] * count
+        """Whether nothing will ever need a root again, nor what was made from it, but for what is held."""
         self.pins = [0] * count
         """How many ops that wait for something they read need a root."""
         self.next_use = graph.first_use.copy()
@@ -365,12 +367,13 @@ class _Eviction:
 
         If nothing does, what is alive and was made from the root must not be evicted from now on.
         """
-        heirs, live, version = self.graph.heirs, self.live, self.version
+        heirs, live, version, settled = self.graph.heirs, self.live, self.version, self.settled
         stay: list[int] = []
         stack, seen = [base], {base}
+        gone: list[int] = []
         while stack:
             for made in heirs[stack.pop()]:
-                if made in seen or not version[made]:
+                if made in seen or settled[made] or not version[made]:
                     continue  # of what was never made, nothing was made, either
                 seen.add(made)
                 if live[made]:
@@ -379,8 +382,11 @@ class _Eviction:
                     return True
                 else:
                     stack.append(made)
+                    gone.append(made)
         for made in stay:
             self._hold(made)
+        for made in gone:
+            settled[made] = True  # all that was made from it is gone for good or stays
         return False
 
     def _hold(self, base: int) -> None:
