@@ -53,6 +53,9 @@ of them are the runs that outputs are taken from, unless there is a GPU."""
 _LONG = 1.0
 """Seconds of a step from which these are the only ones: no plan is for other options than the default ones."""
 
+_LOADED: dict[str, Any] = {"order": "default", "pattern": True, "runs": 0}
+"""No run: what onnxruntime made of the nodes of a file is told by loading it."""
+
 _CUT: dict[str, Any] = {"order": "default", "pattern": True, "runs": 1, "cut": True}
 """How workspaces are read where the peak is not what the file predicts."""
 
@@ -167,19 +170,16 @@ def measured(
     looking = inside or bool(facts.recomputed)
     wanted = _COMPARED if compared else _VARIANTS
     done = [wanted[0] | plain["events"]] if plain["events"] else []
-    asked = {
-        "variants": [{**one, "runs": min(one["runs"], room)} for one in wanted[len(done) :]],
-        "producers": dict(facts.producers),
-        "optimized": str(executed) * looking,
-    }
-    if done and min(plain["seconds"]) > _LONG and _is_all_told(done[0], facts):
-        variants = [done[0] | {"producers": facts.producers}]
-    else:
-        try:
-            others = run_job("counters", {**request, **asked})
-        except RunFailedError as error:
-            raise _after_all(error, plain) from error
-        variants = [*(one | {"producers": others[0]["producers"]} for one in done), *others]
+    further = [{**one, "runs": min(one["runs"], room)} for one in wanted[len(done) :]]
+    if is_long := bool(done) and min(plain["seconds"]) > _LONG:
+        further = [] if _is_all_told(done[0], facts) else [_LOADED]
+    asked = {"variants": further, "producers": dict(facts.producers), "optimized": str(executed) * looking}
+    try:
+        others = run_job("counters", {**request, **asked}) if further else []
+    except RunFailedError as error:
+        raise _after_all(error, plain) from error
+    producers = others[0]["producers"] if others else facts.producers
+    variants = [*(one | {"producers": producers} for one in done), *([] if is_long else others)]
     notes = list(inputs.notes)
     if plain["device"] == "cpu":
         notes.extend(half_precision_notes(model))

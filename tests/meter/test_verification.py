@@ -105,8 +105,11 @@ def test_runs_for_outputs_serve_the_counters_too(tmp_path: Path, monkeypatch: py
     assert compared.repeatable is True
 
 
-def test_long_steps_run_with_default_options_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("told", [True, False])
+def test_long_steps_run_with_default_options_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told: bool) -> None:
+    """Whether or not it has to be asked what became of the nodes."""
     monkeypatch.setattr(measurement, "_LONG", 0.0)
+    monkeypatch.setattr(measurement, "_is_all_told", lambda variant, facts: told)
     path = chain(tmp_path / "model.onnx", LAYERS)
     compared = verify(path, path, device="cpu", runs=1, threads=1, heap=False).new
     monkeypatch.undo()
