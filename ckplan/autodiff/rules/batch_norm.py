@@ -58,21 +58,21 @@ def batch_normalization(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
     if upstream is None:
         return [None, None, None]
     mean, variance = required_input(node, 3), required_input(node, 4)
-    inverse = inverse_deviation(op, variance, epsilon)
+    spread = deviation(op, variance, epsilon)
     sums = dscale = dx = dmean = dvariance = None
     if any(op.wants(value) for value in (bias, scale, mean, variance)):
         sums = _channel_sum(op, upstream)
     if op.wants(scale) or op.wants(variance):
         assert sums is not None
         centred = op.Sub(_channel_sum(op, op.Mul(upstream, x)), op.Mul(sums, mean))
-        dscale = op.Mul(centred, inverse)
+        dscale = op.Div(centred, spread)
     if sums is not None and op.wants(mean):
-        dmean = op.Neg(op.Mul(sums, op.Mul(scale, inverse)))
+        dmean = op.Neg(op.Mul(sums, op.Div(scale, spread)))
     if dscale is not None and op.wants(variance):
-        dvariance = op.Mul(op.Mul(dscale, scale), op.Mul(op.Mul(inverse, inverse), -0.5))
+        dvariance = op.Mul(op.Div(op.Mul(dscale, scale), op.Add(variance, epsilon)), -0.5)
     if op.wants(x):
         per_channel = [channels, *[1] * (len(shape_of(x)) - 2)]
-        dx = op.Mul(upstream, op.reshape(op.Mul(scale, inverse), per_channel))
+        dx = op.Mul(upstream, op.reshape(op.Div(scale, spread), per_channel))
     return [dx, dscale if op.wants(scale) else None, sums if op.wants(bias) else None, dmean, dvariance]
 
 
@@ -147,12 +147,12 @@ def _of_batch(op: Builder, node: ir.Node, dy: ir.Value, centred: ir.Value, varia
     upstream = cast(op, dy, centred.dtype)
     sums = op.reduce_sum(upstream, axes, keepdims=False)
     if op.wants(x) or op.wants(scale):
-        deviation = op.Sqrt(op.Add(variance, epsilon))
+        spread = deviation(op, variance, epsilon)
         # The second is transposed; of c that would be a value that the forward pass has too, kept till now.
-        wide = op.Div(channel_products(op, centred, upstream), deviation)
+        wide = op.Div(channel_products(op, centred, upstream), spread)
         dscale = _like(op, wide, scale) if op.wants(scale) else None
         if op.wants(x):
-            factor = op.Div(cast(op, scale, centred.dtype), deviation)
+            factor = op.Div(cast(op, scale, centred.dtype), spread)
             part = op.Mul(factor, -share)
             zeros = np.zeros(channels, dtype_of(centred))
             slope, offset = op.Mul(wide, part), op.Mul(sums, part)
@@ -192,9 +192,14 @@ def _like(op: Builder, value: ir.Value, like: ir.Value) -> ir.Value:
     return cast(op, value, like.dtype)
 
 
+def deviation(op: Builder, variance: ir.Value, epsilon: float) -> ir.Value:
+    """Emit sqrt(variance + epsilon)."""
+    return op.Sqrt(op.Add(variance, epsilon))
+
+
 def inverse_deviation(op: Builder, variance: ir.Value, epsilon: float) -> ir.Value:
     """Emit 1 / sqrt(variance + epsilon)."""
-    return op.Reciprocal(op.Sqrt(op.Add(variance, epsilon)))
+    return op.Reciprocal(deviation(op, variance, epsilon))
 
 
 def _channel_sum(op: Builder, value: ir.Value) -> ir.Value:

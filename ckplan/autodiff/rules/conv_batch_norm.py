@@ -13,7 +13,6 @@ multiplied by s, and nothing is divided by the scale.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Container
 
 import onnx_ir as ir
@@ -21,7 +20,7 @@ import onnx_ir as ir
 from ckplan.autodiff.builder import Builder, Gradients, attr_float, attr_int, input_of, required_input, shape_of
 from ckplan.autodiff.composites import DOMAIN, outline
 from ckplan.autodiff.registry import rule
-from ckplan.autodiff.rules.batch_norm import EPSILON, inverse_deviation
+from ckplan.autodiff.rules.batch_norm import EPSILON, deviation
 from ckplan.autodiff.rules.conv import bias_gradient
 from ckplan.autodiff.rules.conv_forms import data_gradient, weight_gradient
 from ckplan.autodiff.rules.windows import window_of
@@ -67,8 +66,8 @@ def conv_batch_norm(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
     kernel = shape_of(w)
     window = window_of(node, shape_of(x)[2:], shape_of(node.outputs[0])[2:], kernel[2:])
     per_filter = [kernel[0], *[1] * (len(kernel) - 1)]
-    inverse = inverse_deviation(op, variance, attr_float(node, "epsilon", EPSILON))
-    factor = op.Mul(scale, inverse)
+    spread = deviation(op, variance, attr_float(node, "epsilon", EPSILON))
+    factor = op.Div(scale, spread)
     dx = dw = dscale = sums = dbias = None
     if op.wants(scale) or op.wants(offset) or op.wants(bias):
         sums = bias_gradient(op, upstream)
@@ -76,10 +75,9 @@ def conv_batch_norm(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
         raw = weight_gradient(op, x, upstream, kernel, window)
         if op.wants(scale):
             assert sums is not None
-            flat = [kernel[0], math.prod(kernel[1:])]
-            along = op.reduce_sum(op.reshape(op.Mul(w, raw), flat), [1], keepdims=False)
-            centre = op.Neg(mean) if bias is None else op.Sub(bias, mean)
-            dscale = op.Mul(op.Add(along, op.Mul(sums, centre)), inverse)
+            along = op.reduce_sum(op.Mul(w, raw), range(1, len(kernel)), keepdims=False)
+            centre = mean if bias is None else op.Sub(mean, bias)
+            dscale = op.Div(op.Sub(along, op.Mul(sums, centre)), spread)
         dw = op.Mul(raw, op.reshape(factor, per_filter)) if op.wants(w) else None
     if op.wants(bias):
         dbias = op.Mul(sums, factor)
