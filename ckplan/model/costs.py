@@ -57,10 +57,11 @@ def _cost_in_pieces(node: ir.Node) -> Cost:
     pieces, trips = int(node.metadata_props[PIECES]), trips_of(node)
     flops, taken = 0, 0.0
     for inner in (inner for body in bodies_of(node) for inner in body):
-        branches = [list(branch) for branch in bodies_of(inner)] or [[inner]]
-        times = (trips,) if len(branches) == 1 else (pieces, trips - pieces)
-        for branch, number in zip(branches, times, strict=True):
-            priced = [node_cost(member) for member in branch]
+        times = {"then_branch": pieces, "else_branch": trips - pieces}
+        branches = {name: graph for name in times if (graph := inner.attributes.get_graph(name)) is not None}
+        runs = [(list(graph), times[name]) for name, graph in branches.items()] or [([inner], trips)]
+        for members, number in runs:
+            priced = [node_cost(member) for member in members]
             flops += number * sum(one.flops for one in priced)
             taken += number * sum(seconds(Cost(one.flops, one.bytes // 2)) for one in priced)
     return Cost(flops, round(taken * BYTES_PER_SECOND))

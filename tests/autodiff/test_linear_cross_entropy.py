@@ -9,9 +9,13 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
+from ckplan import keys
 from ckplan.autodiff import build_training_graph
 from ckplan.autodiff.regions import largest_divisor, near_divisor
+from ckplan.autodiff.row_writing import block_of
 from ckplan.errors import UsageError
+from ckplan.model.bodies import bodies_of
+from ckplan.model.costs import node_cost
 from tests.autodiff.gradcheck import check_training_graph, onnxruntime_run, parse, values
 
 SAMPLES, FEATURES, CLASSES = 6, 3, 20
@@ -170,3 +174,32 @@ def test_largest_divisor(number: int, limit: int) -> None:
 )
 def test_classes_go_into_about_as_many_pieces(number: int, wanted: int, found: int) -> None:
     assert near_divisor(number, wanted) == found
+
+
+def test_rows_of_a_gradient_cost_what_their_blocks_do() -> None:
+    """A block is made once, whatever the number of rows, and in whatever order the branches stand in the file."""
+    (scan,) = [
+        node
+        for node in build_training_graph(head("tied", "mean"), chunks="loss=3x2").model.graph
+        if node.op_type == "Scan" and node.metadata_props[keys.PHASE] == "backward"
+    ]
+    (choice,) = [node for node in bodies_of(scan)[0] if node.op_type == "If"]
+    block, pieces = choice.attributes.get_graph("then_branch"), int(scan.metadata_props[keys.PIECES])
+    assert block is not None
+    assert CLASSES % pieces == 0
+    assert pieces < CLASSES
+    flops = node_cost(scan).flops
+    made = sum(node_cost(node).flops for node in block)
+    assert pieces * made <= flops < CLASSES * made
+    turned = dict(reversed(list(choice.attributes.items())))
+    choice.attributes.clear()
+    choice.attributes.update(turned)
+    assert node_cost(scan).flops == flops
+
+
+@pytest.mark.parametrize(
+    ("shape", "rows"), [((32000, 512), 64), ((32000, 2048), 16), ((50257, 768), 29), ((7919, 64), 0)]
+)
+def test_blocks_of_tables(shape: tuple[int, int], rows: int) -> None:
+    table = ir.Value(name="table", type=ir.TensorType(ir.DataType.FLOAT), shape=ir.Shape(shape))
+    assert block_of(table) == rows
