@@ -171,15 +171,16 @@ def measured(
     wanted = _COMPARED if compared else _VARIANTS
     done = [wanted[0] | plain["events"]] if plain["events"] else []
     further = [{**one, "runs": min(one["runs"], room)} for one in wanted[len(done) :]]
-    if is_long := bool(done) and min(plain["seconds"]) > _LONG:
-        further = [] if _is_all_told(done[0], facts) else [_LOADED]
+    if compared and min(plain["seconds"]) > _LONG:
+        further = further[:1] if not done else [] if _is_all_told(done[0], facts) else [_LOADED]
     asked = {"variants": further, "producers": dict(facts.producers), "optimized": str(executed) * looking}
     try:
         others = run_job("counters", {**request, **asked}) if further else []
     except RunFailedError as error:
         raise _after_all(error, plain) from error
     producers = others[0]["producers"] if others else facts.producers
-    variants = [*(one | {"producers": producers} for one in done), *([] if is_long else others)]
+    loaded = further == [_LOADED]
+    variants = [*(one | {"producers": producers} for one in done), *([] if loaded else others)]
     notes = list(inputs.notes)
     if plain["device"] == "cpu":
         notes.extend(half_precision_notes(model))
