@@ -125,6 +125,13 @@ KINDS = {
         constants=LABELS,
         options={"chunks": 3},
     ),
+    "a linear layer in chunks, in two passes": Kind(
+        ROWS,
+        'y = MatMul(z, e) l = SoftmaxCrossEntropyLoss <reduction = "mean"> (y, t)',
+        parameters={"e": values(5, 8, seed=6)},
+        constants=LABELS,
+        options={"chunks": "loss=3x2"},
+    ),
     "a tied table": Kind(
         ROWS,
         'e = Transpose <perm = [1, 0]> (table) y = MatMul(z, e) f = SoftmaxCrossEntropyLoss <reduction = "mean"> (y, t)'
