@@ -69,17 +69,17 @@ class Watch:
 
 
 def train(file: StepFile, opened: onnxruntime.InferenceSession, inputs: dict[str, onnxruntime.OrtValue]) -> None:
-    """Some steps in place."""
-    kept = {name: ort_value(file.initial(name)) for name in file.updates}
+    """Some steps, in place where the file makes updates."""
+    kept = {name: ort_value(file.initial(name)) for name in dict.fromkeys((*file.updates, *file.parameters))}
     for _ in range(STEPS):
         binding = opened.io_binding()
         for name, value in {**inputs, **kept}.items():
             binding.bind_ortvalue_input(name, value)
-        for name, value in kept.items():
-            binding.bind_ortvalue_output(file.updates[name], value)
-        for output in opened.get_outputs():
-            if output.name not in file.updates.values():
-                binding.bind_output(output.name)
+        for name, output in file.updates.items():
+            binding.bind_ortvalue_output(output, kept[name])
+        for value in opened.get_outputs():
+            if value.name not in file.updates.values():
+                binding.bind_output(value.name)
         opened.run_with_iobinding(binding)
 
 
