@@ -115,7 +115,8 @@ def high_waters(reader: memray.FileReader) -> tuple[int, int]:
             staying[record.address] = number
     lasting = set(staying.values())
     alive: dict[int, tuple[int, int]] = {}
-    held, most, begun = [0, 0], [0, 0], not any(record.allocator in aligned for record in records)
+    made = [record for number, record in enumerate(records) if number not in lasting]
+    held, most, begun = [0, 0], [0, 0], not any(record.allocator in aligned for record in made)
     for number, record in enumerate(records):
         if record.allocator in freeing:
             kind, size = alive.pop(record.address, (0, 0))
