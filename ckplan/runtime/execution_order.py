@@ -40,9 +40,18 @@ def default_order(before: Sequence[Sequence[int]], fused: AbstractSet[int] = fro
         return _walk(before)
     place = {position: step for step, position in enumerate(_walk(before))}
     made = sorted(fused, key=place.__getitem__)
-    order = [*(position for position in range(len(before)) if position not in fused), *made]
-    stands = {position: index for index, position in enumerate(order)}
-    return [order[index] for index in _walk([sorted(stands[b] for b in before[position]) for position in order])]
+    return order_of_file(before, [*(position for position in range(len(before)) if position not in fused), *made])
+
+
+def order_of_file(before: Sequence[Sequence[int]], file: Sequence[int]) -> list[int]:
+    """The order of ``ExecutionOrder.DEFAULT`` for nodes that stand in another order.
+
+    Args:
+        before: for each node the nodes it reads from.
+        file: the nodes as they stand in the file.
+    """
+    place = {node: position for position, node in enumerate(file)}
+    return [file[position] for position in _walk([sorted(place[other] for other in before[node]) for node in file])]
 
 
 def _walk(before: Sequence[Sequence[int]]) -> list[int]:

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 import onnx_ir as ir
 
 from ckplan.planner.simulate import simulate
-from ckplan.runtime.execution_order import default_order, predecessors
+from ckplan.runtime.execution_order import default_order, order_of_file, predecessors
 from ckplan.runtime.problem_of import problem_of
 from ckplan.runtime.sizes import shape_classes
 
@@ -31,7 +31,7 @@ def in_best_order(model: ir.Model) -> ir.Model:
     """
     nodes = list(model.graph)
     before = predecessors(nodes)
-    return _best(model, {order: _executed(before, order) for order in map(tuple, file_orders(before))})
+    return _best(model, {order: order_of_file(before, order) for order in map(tuple, file_orders(before))})
 
 
 def in_natural_order(model: ir.Model) -> ir.Model:
@@ -56,17 +56,6 @@ def _best(model: ir.Model, runs: dict[tuple[int, ...], Sequence[int]]) -> ir.Mod
     model.graph.remove(nodes)
     model.graph.extend(nodes[position] for position in best)
     return model
-
-
-def _executed(before: Sequence[Sequence[int]], order: Sequence[int]) -> list[int]:
-    """The order of execution, by default, of nodes that stand in an order.
-
-    Args:
-        before: for each node the nodes it reads from.
-        order: the nodes as they stand in the file.
-    """
-    place = {position: index for index, position in enumerate(order)}
-    return [order[index] for index in default_order([sorted(place[b] for b in before[i]) for i in order])]
 
 
 def file_orders(before: Sequence[Sequence[int]]) -> Iterable[list[int]]:
