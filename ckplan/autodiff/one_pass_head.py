@@ -25,6 +25,7 @@ from ckplan.autodiff.composites import outline
 from ckplan.autodiff.crossentropy import Labels, labels_of, reduce_losses
 from ckplan.autodiff.output_layer import Layer, product
 from ckplan.autodiff.presence import read_after
+from ckplan.autodiff.slices import stretch
 from ckplan.autodiff.sums import total
 from ckplan.keys import ONCE
 
@@ -67,9 +68,9 @@ def emit_one_pass(op: Builder, loss: ir.Node, layer: Layer, count: int, trained:
         for start, end in pairwise(range(0, samples + 1, samples // count)):
             # One chunk after the other, in whatever order onnxruntime runs the file.
             done = [*by_x, *bands][-1:]
-            rows = _part(op, read_after(op, x, done[0]) if done else x, 0, start, end)
-            part = factors if size_of(factors) == 1 else _part(op, factors, 0, start, end)
-            losses, slopes = _chunk(op, layer, rows, _part(op, indices, 0, start, end))
+            rows = stretch(op, read_after(op, x, done[0]) if done else x, 0, start, end)
+            part = factors if size_of(factors) == 1 else stretch(op, factors, 0, start, end)
+            losses, slopes = _chunk(op, layer, rows, stretch(op, indices, 0, start, end))
             picked.append(losses)
             if trained[1]:
                 bands = _with_chunk(op, bands, slopes, op.Mul(rows, part), layer.by_rows)
@@ -112,11 +113,7 @@ def _chunk(op: Builder, layer: Layer, x: ir.Value, indices: ir.Value) -> tuple[i
 def _with_chunk(op: Builder, bands: Sequence[ir.Value], slopes: ir.Value, x: ir.Value, by_rows: bool) -> list[ir.Value]:
     """Bands of the weight's gradient with what a chunk adds to them; ``bands`` is empty before the first one."""
     edges = bands_of(shape_of(x)[1])
-    parts = [_part(op, x, 1, start, end) for start, end in edges] if len(edges) > 1 else [x]
+    parts = [stretch(op, x, 1, start, end) for start, end in edges] if len(edges) > 1 else [x]
     pairs = [(slopes, part) if by_rows else (part, slopes) for part in parts]
     before: Sequence[ir.Value | None] = bands or [None] * len(pairs)
     return [op.Gemm(left, right, band, transA=1) for (left, right), band in zip(pairs, before, strict=True)]
-
-
-def _part(op: Builder, value: ir.Value, axis: int, start: int, end: int) -> ir.Value:
-    return op.Slice(value, *(np.asarray([number], dtype=np.int64) for number in (start, end, axis)))

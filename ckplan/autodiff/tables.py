@@ -22,6 +22,7 @@ import onnx_ir as ir
 from ckplan.autodiff.builder import Builder, attr_float, attr_int, dtype_of, required_input, shape_of
 from ckplan.autodiff.presence import read_after, there
 from ckplan.autodiff.row_writing import WRITER, Added
+from ckplan.autodiff.slices import stretch
 
 _KEY = "ckplan.lookups"
 """Key in ``Value.meta``: the lookups and the other contributions that a gradient is the sum of."""
@@ -133,11 +134,11 @@ def _added_to_bands(op: Builder, bands: Sequence[ir.Value], rows: ir.Value, grad
     start = 0
     made: list[ir.Value] = []
     for band in bands:
-        bounds = (np.asarray([number], dtype=np.int64) for number in (start, start + shape_of(band)[1], 1))
-        start += shape_of(band)[1]
+        end = start + shape_of(band)[1]
         # From a view of its own: onnxruntime would make one Split of all, and hold what it gives until it is used.
         own = read_after(op, gradients, made[-1]) if made else gradients
-        made.append(scatter_add(op, band, 0, rows, op.Slice(own, *bounds)))
+        made.append(scatter_add(op, band, 0, rows, stretch(op, own, 1, start, end)))
+        start = end
     return op.Concat(*made, axis=1)
 
 

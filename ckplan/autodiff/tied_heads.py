@@ -23,6 +23,7 @@ from ckplan.autodiff.composites import DOMAIN, outline
 from ckplan.autodiff.crossentropy import labels_of, reduce_losses
 from ckplan.autodiff.output_layer import Layer, layer_of
 from ckplan.autodiff.paths import discard
+from ckplan.autodiff.slices import stretch
 from ckplan.autodiff.sums import total
 
 PARTS = 4
@@ -119,7 +120,7 @@ def _mean_squared_error(op: Builder, loss: ir.Node, layer: Layer) -> ir.Value:
         x, aims = op.reshape(layer.x, (count, width)), op.reshape(target, (count, rows))
         differences = []
         for start, end in parts_of(rows):
-            aim = op.Slice(aims, *(np.asarray([number], dtype=np.int64) for number in (start, end, 1)))
+            aim = stretch(op, aims, 1, start, end)
             weight = part_of(op, layer.weight, start, end)
             differences.append(op.Gemm(x, weight, aim, transB=1, beta=-1.0))
         squares = [total(op, difference, "ReduceSumSquare") for difference in differences]
@@ -129,7 +130,7 @@ def _mean_squared_error(op: Builder, loss: ir.Node, layer: Layer) -> ir.Value:
 
 def part_of(op: Builder, table: ir.Value, start: int, end: int) -> ir.Value:
     """The rows of a table from ``start`` to ``end``, a copy."""
-    return op.Slice(table, *(np.asarray([number], dtype=np.int64) for number in (start, end, 0)))
+    return stretch(op, table, 0, start, end)
 
 
 def places(op: Builder, indices: ir.Value, bounds: tuple[int, int], rows: int) -> tuple[ir.Value, ir.Value]:

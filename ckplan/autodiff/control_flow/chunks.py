@@ -21,6 +21,7 @@ from ckplan.autodiff.control_flow.policy import keep_patterns, spread_patterns
 from ckplan.autodiff.control_flow.recurrence import Track, name_states, row_shape, scan_of, track_attributes
 from ckplan.autodiff.paths import discard
 from ckplan.autodiff.registry import NoGradientError, collect
+from ckplan.autodiff.slices import stretch
 from ckplan.errors import UsageError
 from ckplan.keys import PHASE
 
@@ -211,7 +212,7 @@ def _outer_scan(
         inner.replace_input_with(index, body.inputs[-1])
     for index, value in pieces.items():
         rows = shape_of(value)[0]
-        outer.append(value if rows == count else op.Slice(value, np.array([0]), np.array([count]), np.array([0])))
+        outer.append(value if rows == count else stretch(op, value, 0, 0, count))
         tracks.append(Track(0))
         body.inputs.append(new_value(op, f"{value.name}/chunk", value.dtype, row_shape(shape_of(value), 0)))
         inner.replace_input_with(index, body.inputs[-1])
@@ -264,8 +265,8 @@ def _cut(op: Builder, value: ir.Value, track: Track, whole: int, rest: int, *, h
         return value
     first = head != track.reverse  # the rows of the first steps stand in front
     split = whole if not track.reverse else rest
-    bounds = (0, split) if first else (split, whole + rest)
-    return op.Slice(value, np.array(bounds[:1]), np.array(bounds[1:]), np.array([track.axis]))
+    start, end = (0, split) if first else (split, whole + rest)
+    return stretch(op, value, track.axis, start, end)
 
 
 def _input(node: ir.Node, index: int) -> ir.Value:

@@ -11,6 +11,7 @@ from ckplan.autodiff.builder import Builder, Gradients, attr_int, dtype_of, inpu
 from ckplan.autodiff.registry import NoGradientError, rule
 from ckplan.autodiff.rules import sampling
 from ckplan.autodiff.rules.windows import Window, window_of
+from ckplan.autodiff.slices import stretch
 
 
 @rule("DeformConv", since=19)
@@ -72,8 +73,7 @@ def _taps(op: Builder, offset: ir.Value, after: ir.Value, window: Window, images
     apart = op.reshape(sampling.gated(op, offset, after), [images, window.size, 2, window.places])
     taps = []
     for axis, size in enumerate(window.inputs):
-        bounds = (np.asarray([number], dtype=np.int64) for number in (axis, axis + 1, 2))
-        moved = op.reshape(op.Slice(apart, *bounds), [images, 1, window.size * window.places])
+        moved = op.reshape(stretch(op, apart, 2, axis, axis + 1), [images, 1, window.size * window.places])
         place = op.Add(moved, _regular(window, axis).astype(dtype_of(offset)))
         one = op.constant(np.ones((1, 1, 1), dtype_of(offset)))
         taps.append(sampling.linear_taps(op, sampling.Position(place, one), size, zeros=True))

@@ -17,6 +17,7 @@ import onnx_ir as ir
 from ckplan.autodiff.builder import Builder, Gradients, attr_int, dtype_of, input_of, required_input, shape_of
 from ckplan.autodiff.registry import NoGradientError, rule
 from ckplan.autodiff.rules.shape import pad
+from ckplan.autodiff.slices import stretch
 from ckplan.autodiff.tables import Lookups, add_lookups, scatter_add
 
 _MOST_RUNS = 32
@@ -68,8 +69,7 @@ def _shifted(op: Builder, rows: ir.Value, axis: int, runs: Sequence[np.ndarray],
     start = 0
     for run in runs:
         end = start + len(run)
-        bounds = (np.asarray([number], dtype=np.int64) for number in (start, end, axis))
-        piece = rows if len(runs) == 1 else op.Slice(rows, *bounds)
+        piece = rows if len(runs) == 1 else stretch(op, rows, axis, start, end)
         before, after = [0] * len(shape), [0] * len(shape)
         before[axis], after[axis] = int(run[0]), shape[axis] - int(run[-1]) - 1
         placed = pad(op, piece, before, after)

@@ -10,6 +10,7 @@ import onnx_ir as ir
 from ckplan.autodiff.builder import Builder, Gradients, attr_int, attr_str, dtype_of, required_input, shape_of
 from ckplan.autodiff.registry import rule
 from ckplan.autodiff.rules import sampling
+from ckplan.autodiff.slices import stretch
 
 _MODES = {"bilinear": "linear", "bicubic": "cubic"}
 
@@ -61,8 +62,7 @@ def grid_sample(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
 def _coordinate(op: Builder, grid: ir.Value, column: int) -> ir.Value:
     """Cut one coordinate out of a grid (B, L, axes), as (B, 1, L)."""
     batch, count, width = shape_of(grid)
-    bounds = (np.asarray([number], dtype=np.int64) for number in (column, column + 1, 2))
-    single = op.Slice(grid, *bounds) if width > 1 else grid
+    single = stretch(op, grid, 2, column, column + 1) if width > 1 else grid
     return op.reshape(single, [batch, 1, count])
 
 

@@ -26,6 +26,7 @@ from ckplan.autodiff.builder import (
 )
 from ckplan.autodiff.registry import NoGradientError, rule
 from ckplan.autodiff.rules import sampling
+from ckplan.autodiff.slices import stretch
 
 #: Samples of one bin, at least half an element apart, that can lie within one element of a row, and two for rounding.
 _NEAR = 6
@@ -91,8 +92,7 @@ def _axis(op: Builder, node: ir.Node, rois: ir.Value, axis: int) -> _Axis:
     scale = attr_float(node, "spatial_scale", 1.0)
     ends = []
     for column in (1 - axis, 3 - axis):
-        bounds = (np.asarray([number], dtype=np.int64) for number in (column, column + 1, 1))
-        end = op.reshape(op.Slice(rois, *bounds), [count, 1, 1, 1])
+        end = op.reshape(stretch(op, rois, 1, column, column + 1), [count, 1, 1, 1])
         end = op.scale(end, scale)
         ends.append(op.Sub(end, 0.5) if half else end)
     extent = op.Sub(ends[1], ends[0])

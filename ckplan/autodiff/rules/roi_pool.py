@@ -10,6 +10,7 @@ import onnx_ir as ir
 from ckplan.autodiff.builder import Builder, Gradients, attr_float, attr_ints, dtype_of, required_input, shape_of
 from ckplan.autodiff.registry import rule
 from ckplan.autodiff.rules import sampling
+from ckplan.autodiff.slices import stretch
 
 
 @rule("MaxRoiPool", fixed=[1])
@@ -33,7 +34,7 @@ def max_roi_pool(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
     row = op.reshape(rows, [count, shape_of(rows)[1], 1, shape_of(rows)[2], 1])
     column = op.reshape(columns, [count, 1, shape_of(columns)[1], 1, shape_of(columns)[2]])
     exists = op.reshape(op.GreaterOrEqual(op.Min(row, column), 0.0), [count * places * each])
-    image = op.reshape(_part(op, moved, 0), [count, 1, 1, 1, 1])
+    image = op.reshape(stretch(op, moved, 1, 0, 1), [count, 1, 1, 1, 1])
     inside = op.Add(op.Mul(op.Relu(row), float(width)), op.Relu(column))
     index = op.Cast(inside, to=ir.DataType.INT64)
     index = op.Add(index, op.Mul(op.Cast(image, to=ir.DataType.INT64), height * width))
@@ -51,10 +52,6 @@ def max_roi_pool(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
     return [op.transpose(op.reshape(found, [channels, images, height, width]), (1, 0, 2, 3))]
 
 
-def _part(op: Builder, rois: ir.Value, column: int) -> ir.Value:
-    return op.Slice(rois, *(np.asarray([number], dtype=np.int64) for number in (column, column + 1, 1)))
-
-
 def _elements(op: Builder, node: ir.Node, rois: ir.Value, known: np.ndarray | None, axis: int) -> ir.Value:
     """List the rows (axis 0) or columns of each bin, (R, bins, most), -1 where there are fewer.
 
@@ -64,7 +61,8 @@ def _elements(op: Builder, node: ir.Node, rois: ir.Value, known: np.ndarray | No
     size = shape_of(required_input(node, 0))[2 + axis]
     bins = (attr_ints(node, "pooled_shape") or (1, 1))[axis]
     scale = attr_float(node, "spatial_scale", 1.0)
-    start, end = (_rounded(op, op.scale(_part(op, rois, column), scale)) for column in (2 - axis, 4 - axis))
+    edges = (stretch(op, rois, 1, column, column + 1) for column in (2 - axis, 4 - axis))
+    start, end = (_rounded(op, op.scale(edge, scale)) for edge in edges)
     length = op.Max(op.Add(op.Sub(end, start), 1.0), np.ones((), dtype))
     bin_size = op.Div(length, float(bins))
     numbers = np.arange(bins, dtype=dtype).reshape(1, -1)

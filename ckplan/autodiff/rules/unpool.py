@@ -8,6 +8,7 @@ import onnx_ir as ir
 from ckplan.autodiff.builder import Builder, Gradients, attr_ints, dtype_of, required_input, shape_of, size_of
 from ckplan.autodiff.presence import there
 from ckplan.autodiff.registry import NoGradientError, rule
+from ckplan.autodiff.slices import stretch
 
 #: Whole numbers up to this are exact in float32.
 _EXACT = 2**24
@@ -69,5 +70,4 @@ def _by_numbers(op: Builder, node: ir.Node, x: ir.Value, g: ir.Value) -> ir.Valu
     flat = op.Cast(op.reshape(source, [size_of(g)]), to=ir.DataType.INT64)
     # Number 0 stands for places that got nothing.
     sums = op.ScatterElements(op.zeros([count + 1], g), flat, op.reshape(g, [size_of(g)]), reduction="add")
-    bounds = (np.asarray([number], dtype=np.int64) for number in (1, count + 1, 0))
-    return op.reshape(op.Slice(sums, *bounds), shape_of(x))
+    return op.reshape(stretch(op, sums, 0, 1, count + 1), shape_of(x))
