@@ -82,6 +82,10 @@ def main() -> None:
     except RuntimeError as error:  # what gloo raises
         reason = str(error).splitlines()[0]
         sys.exit(f"worker {given.rank}: a worker went away or did not answer within {given.patience:g} s ({reason})")
+    finally:
+        # A thread of gloo's that still holds a tensor while Python shuts down ends the process by an abort.
+        if torch.distributed.is_initialized():
+            torch.distributed.destroy_process_group()
     if given.rank == 0:
         write(learnt, given.out)
 
