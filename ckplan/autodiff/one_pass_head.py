@@ -7,8 +7,10 @@ gradient of the weight. What the loss itself is multiplied by afterwards is one 
 (`ckplan.autodiff.rules.linear_cross_entropy`) multiplies by.
 
 The form is that of Liger Kernel (Hsu et al., arXiv:2410.10989). The chunks stand one after the other in the graph, not
-in a Scan, which holds each state twice. The gradient of the weight is summed up in bands of features, because
-onnxruntime's Gemm copies what it adds to: a band at a time is there twice.
+in a Scan, which holds each state twice. The gradient of the weight is summed up in bands of classes, because
+onnxruntime's Gemm copies what it adds to: a band at a time is there twice. Bands of features would need no copy of a
+part of the slopes, but their products are narrow: of 256 samples, 32,000 classes and 512 features, eight of 64
+features take 1.5 times as long as sixteen of 2,000 classes, copies included.
 """
 
 from __future__ import annotations
@@ -25,28 +27,28 @@ from ckplan.autodiff.composites import outline
 from ckplan.autodiff.crossentropy import Labels, labels_of, reduce_losses
 from ckplan.autodiff.output_layer import Layer, product
 from ckplan.autodiff.presence import read_after
-from ckplan.autodiff.slices import stretch
+from ckplan.autodiff.slices import slice_axes, stretch
 from ckplan.autodiff.sums import total
 from ckplan.keys import ONCE
 
-BANDS = 8
-"""Into how many bands of features the gradient of a weight goes, at most."""
+BANDS = 16
+"""Into how many bands of classes the gradient of a weight goes, at most."""
 
-_NARROWEST = 32
-"""Features of the narrowest band: narrower products are slow."""
+_NARROWEST = 256
+"""Classes of the narrowest band: narrower products are slow."""
 
 
-def bands_of(features: int) -> list[tuple[int, int]]:
-    """Where each band of features begins and ends."""
-    count = max(1, min(BANDS, features // _NARROWEST))
-    return list(pairwise(features * index // count for index in range(count + 1)))
+def bands_of(classes: int) -> list[tuple[int, int]]:
+    """Where each band of classes begins and ends."""
+    count = max(1, min(BANDS, classes // _NARROWEST))
+    return list(pairwise(classes * index // count for index in range(count + 1)))
 
 
 def emit_one_pass(op: Builder, loss: ir.Node, layer: Layer, count: int, trained: tuple[bool, bool]) -> ir.Value:
     """Emit a loss head in one pass, as a composite; return its loss.
 
     Its outputs are the loss, the losses of the samples, and the gradients that are asked for, of a loss whose own
-    gradient is one: of the layer's input [samples, features], of the weight in bands of features, and of the bias
+    gradient is one: of the layer's input [samples, features], of the weight in bands of classes, and of the bias
     [classes, 1].
 
     Args:
@@ -112,8 +114,9 @@ def _chunk(op: Builder, layer: Layer, x: ir.Value, indices: ir.Value) -> tuple[i
 
 def _with_chunk(op: Builder, bands: Sequence[ir.Value], slopes: ir.Value, x: ir.Value, by_rows: bool) -> list[ir.Value]:
     """Bands of the weight's gradient with what a chunk adds to them; ``bands`` is empty before the first one."""
-    edges = bands_of(shape_of(x)[1])
-    parts = [stretch(op, x, 1, start, end) for start, end in edges] if len(edges) > 1 else [x]
-    pairs = [(slopes, part) if by_rows else (part, slopes) for part in parts]
-    before: Sequence[ir.Value | None] = bands or [None] * len(pairs)
-    return [op.Gemm(left, right, band, transA=1) for (left, right), band in zip(pairs, before, strict=True)]
+    made = []
+    for index, (start, end) in enumerate(bands_of(shape_of(slopes)[1])):
+        part = slice_axes(op, slopes, [1], [start], [end])
+        left, right = (part, x) if by_rows else (x, part)
+        made.append(op.Gemm(left, right, *bands[index : index + 1], transA=1))
+    return made

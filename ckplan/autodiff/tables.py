@@ -20,9 +20,8 @@ import numpy as np
 import onnx_ir as ir
 
 from ckplan.autodiff.builder import Builder, attr_float, attr_int, dtype_of, required_input, shape_of
-from ckplan.autodiff.presence import read_after, there
+from ckplan.autodiff.presence import there
 from ckplan.autodiff.row_writing import WRITER, Added
-from ckplan.autodiff.slices import stretch
 
 _KEY = "ckplan.lookups"
 """Key in ``Value.meta``: the lookups and the other contributions that a gradient is the sum of."""
@@ -86,9 +85,8 @@ def add_lookups(op: Builder, shape: Sequence[int], found: Lookups) -> ir.Value:
         result = found.before.meta[WRITER](op, _spread(op, found.rows, found.gradients, shape[0]))
     elif factors is not None and 2 * shape_of(factors[0])[0] + count < width:
         result = _stacked(op, found, *factors)
-    elif (parts := _parts(found.before))[0]:
-        add = _added_to_bands if parts[1] else _added_to_parts
-        result = add(op, parts[0], found.rows, found.gradients)
+    elif parts := _parts(found.before):
+        result = _added_to_parts(op, parts, found.rows, found.gradients)
     else:
         result = scatter_add(op, op.reshape(found.before, (shape[0], width)), 0, found.rows, found.gradients)
     result = op.reshape(result, shape)
@@ -120,26 +118,12 @@ def _factors(value: ir.Value) -> tuple[ir.Value, ir.Value, float] | None:
     return required_input(node, 0), required_input(node, 1), attr_float(node, "alpha", 1.0)
 
 
-def _parts(value: ir.Value) -> tuple[list[ir.Value], int]:
-    """The matrices that a value is the concatenation of, if it was made for this alone, and along which axis."""
+def _parts(value: ir.Value) -> list[ir.Value]:
+    """The matrices whose rows a value is the concatenation of, if it was made for this alone."""
     node = value.producer()
-    if node is None or node.op_type != "Concat" or value.uses():
-        return [], 0
-    parts = [part for part in node.inputs if part is not None and len(shape_of(part)) == 2]
-    return parts, attr_int(node, "axis", 0) % 2
-
-
-def _added_to_bands(op: Builder, bands: Sequence[ir.Value], rows: ir.Value, gradients: ir.Value) -> ir.Value:
-    """Add the gradients of lookups to the bands of columns of a table, each in place, and put them together."""
-    start = 0
-    made: list[ir.Value] = []
-    for band in bands:
-        end = start + shape_of(band)[1]
-        # From a view of its own: onnxruntime would make one Split of all, and hold what it gives until it is used.
-        own = read_after(op, gradients, made[-1]) if made else gradients
-        made.append(scatter_add(op, band, 0, rows, stretch(op, own, 1, start, end)))
-        start = end
-    return op.Concat(*made, axis=1)
+    if node is None or node.op_type != "Concat" or attr_int(node, "axis", 0) or value.uses():
+        return []
+    return [part for part in node.inputs if part is not None and len(shape_of(part)) == 2]
 
 
 def _added_to_parts(op: Builder, parts: Sequence[ir.Value], rows: ir.Value, gradients: ir.Value) -> ir.Value:

@@ -34,7 +34,8 @@ import onnx_ir as ir
 from ckplan.autodiff.builder import Builder, attr_int, dtype_of, shape_of, size_of
 from ckplan.autodiff.rules import depthwise_forms
 from ckplan.autodiff.rules.depthwise_forms import EINSUM_TYPES
-from ckplan.autodiff.rules.windows import Window, pad_axes, permuted, places_of, slice_axes, tap_of
+from ckplan.autodiff.rules.windows import Window, pad_axes, permuted, places_of, tap_of
+from ckplan.autodiff.slices import slice_axes
 
 Form = Literal["image", "batch", "einsum", "sample", "column", "conv", "dot", "row"]
 

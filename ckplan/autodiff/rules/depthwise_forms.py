@@ -21,7 +21,8 @@ import numpy as np
 import onnx_ir as ir
 
 from ckplan.autodiff.builder import Builder, dtype_of, shape_of
-from ckplan.autodiff.rules.windows import Window, pad_axes, places_of, slice_axes
+from ckplan.autodiff.rules.windows import Window, pad_axes, places_of
+from ckplan.autodiff.slices import slice_axes
 
 #: Element types for which the CPU has a kernel of Einsum.
 EINSUM_TYPES = (ir.DataType.FLOAT, ir.DataType.DOUBLE)

@@ -52,7 +52,7 @@ def one_pass_cross_entropy(op: Builder, node: ir.Node, dy: Gradients) -> Gradien
     by_x = op.reshape(found[0], shape_of(x)) if first and op.wants(x) else None
     by_weight = None
     if op.wants(weight):
-        axis, parts = attr_int(node, "by_rows", 0), found[first : first + bands]
+        axis, parts = 1 - attr_int(node, "by_rows", 0), found[first : first + bands]
         by_weight = op.Concat(*parts, axis=axis) if len(parts) > 1 else parts[0]
     by_bias = op.reshape(found[first + bands], shape_of(bias)) if bias is not None and op.wants(bias) else None
     return [by_x, by_sample_weights(op, node, dy, labels_of(node)), None, by_weight, by_bias]

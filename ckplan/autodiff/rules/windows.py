@@ -14,6 +14,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ckplan.autodiff.builder import Builder, attr_ints, attr_str, shape_of
+from ckplan.autodiff.slices import slice_axes
 
 
 @dataclass(frozen=True)
@@ -112,30 +113,6 @@ def pad_axes(
     for axis, first, last in zip(axes, begin, end, strict=True):
         before[axis], after[axis] = first, last
     return op.Pad(value, np.asarray(before + after, dtype=np.int64), fill)
-
-
-def slice_axes(
-    op: Builder,
-    value: ir.Value,
-    axes: Sequence[int],
-    starts: Sequence[int],
-    ends: Sequence[int],
-    steps: Sequence[int] | None = None,
-) -> ir.Value:
-    """Slice some axes; no node if everything is taken.
-
-    onnxruntime turns several Slices that partition one axis of a tensor into a Split, which makes all the parts at
-    once; it does not when a Slice names a second axis, so one of those that stay whole is named as well.
-    """
-    shape = shape_of(value)
-    steps = steps or [1] * len(axes)
-    if all(a == 0 and e == shape[axis] and s == 1 for axis, a, e, s in zip(axes, starts, ends, steps, strict=True)):
-        return value
-    axes, starts, ends, steps = list(axes), list(starts), list(ends), list(steps)
-    if len(axes) == 1 and len(shape) > 1:
-        other = 1 if axes[0] == 0 else 0
-        axes, starts, ends, steps = [*axes, other], [*starts, 0], [*ends, shape[other]], [*steps, 1]
-    return op.Slice(value, *(np.asarray(part, dtype=np.int64) for part in (starts, ends, axes, steps)))
 
 
 def tap_of(op: Builder, padded: ir.Value, window: Window, tap: Sequence[int], axes: Sequence[int]) -> ir.Value:
