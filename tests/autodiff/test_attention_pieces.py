@@ -1,4 +1,4 @@
-"""Attention in pieces of its queries: the gradients, the bits, the memory, and what is left as it is."""
+"""Attention in pieces of its queries or heads: the gradients, the bits, the memory, and what is left as it is."""
 
 from __future__ import annotations
 
@@ -42,6 +42,12 @@ FORMS = {
 }
 """What stands between the products, as exporters write it."""
 
+OF_EACH_MEMBER = (
+    "m = Add(s, mask) p = Softmax<axis=-1>(m)",
+    {"mask": np.where(np.stack([CAUSAL, CAUSAL[::-1]])[:, None], 0.0, LOW)},
+)
+"""A mask that is another for each member of a batch of two."""
+
 SHAPES = {
     "queries and keys": ((1, HEADS, QUERIES, DEPTH), (1, HEADS, DEPTH, KEYS), (1, HEADS, KEYS, 4)),
     "a batch": ((2, HEADS, QUERIES, DEPTH), (2, HEADS, DEPTH, KEYS), (2, HEADS, KEYS, 4)),
@@ -53,7 +59,7 @@ FROZEN = ("mask", "causal", "low", "scale", "cap", "zero")
 
 def attention(form: str = "scaled", shapes: str = "queries and keys", dtype: type = np.float64) -> ir.Model:
     """An attention of parameters q, k and v; the loss weighs its results."""
-    lines, constants = FORMS[form]
+    lines, constants = FORMS.get(form, OF_EACH_MEMBER)
     kind = "double" if dtype is np.float64 else "float"
     numbers = {
         name: values(*shape, seed=seed) for seed, (name, shape) in enumerate(zip("qkv", SHAPES[shapes], strict=True))
@@ -89,6 +95,23 @@ def same_as_whole(cut: ckplan.autodiff.TrainingGraph, whole: ckplan.autodiff.Tra
     assert expected.keys() == found.keys()
     for name, array in expected.items():
         np.testing.assert_allclose(found[name], array, rtol=1e-11, atol=1e-12, err_msg=name)
+
+
+@pytest.mark.parametrize("shapes", SHAPES)
+@pytest.mark.parametrize("form", FORMS)
+def test_heads_where_there_are_as_many(form: str, shapes: str) -> None:
+    cut, whole = (graph_of(attention(form, shapes), chunks) for chunks in ("attention=2", "off"))
+    apart = form != "of each head" and shapes != "one head of keys"
+    assert cut.notes[0].startswith("heads 0.." if apart else "queries 0..5")
+    same_as_whole(cut, whole)
+
+
+@pytest.mark.parametrize(("pieces", "along"), [(2, "heads 0..3"), (4, "heads 0..3"), (3, "queries 0..5")])
+def test_a_mask_for_each_member_of_the_batch(pieces: int, along: str) -> None:
+    model = attention("of each member", "a batch")
+    cut, whole = (graph_of(model, chunks) for chunks in (f"attention={pieces}", "off"))
+    assert cut.notes[0].startswith(f"{along} in {pieces} pieces")
+    same_as_whole(cut, whole)
 
 
 @pytest.mark.parametrize("wrt", ["q", "k", "v"])

@@ -1,0 +1,53 @@
+"""Attentions of a forward graph in pieces, so that scores and their softmax never exist whole."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Container
+
+import onnx_ir as ir
+
+from ckplan.autodiff import attention_heads, attention_rows
+from ckplan.autodiff.attention import attention_of
+from ckplan.autodiff.builder import Builder, dtype_of, shape_of, size_of
+from ckplan.autodiff.regions import Region, largest_divisor
+
+
+def chunk_attentions(
+    op: Builder, pieces: int, wanted: Container[ir.Value]
+) -> tuple[dict[ir.Value, ir.Value], list[Region], list[str]]:
+    """Put a Scan over pieces of an attention in the place of each.
+
+    The pieces are heads, of all members of the batch, where there are that many; else they are of queries.
+
+    An attention is left as it is where anybody else reads what is between its products, where its mask is trained, and
+    where a Dropout stands in it, which draws one mask for all rows.
+
+    Args:
+        op: builder of the forward graph.
+        pieces: into how many an attention goes, at most; a number that divides that of the heads, or of the queries,
+            is taken. 1 cuts nothing.
+        wanted: the values that gradients are asked for.
+
+    Returns:
+        What took the place of results; the attentions, whether they were cut or not; and notes.
+    """
+    found, notes, made = [], [], {}
+    for node in [n for n in op.graph if n.op_type == "MatMul" and not n.domain]:
+        attention = attention_of(node, wanted)
+        if isinstance(attention, str):
+            notes += [attention] if pieces > 1 and attention else []
+            continue
+        score = attention.softmax.outputs[0]
+        rows, heads = shape_of(score)[-2], attention_heads.most_pieces(attention, pieces, wanted)
+        count = largest_divisor(rows, pieces)
+        size, name = size_of(score) * dtype_of(score).itemsize, str(attention.softmax.name)
+        if heads >= count > 1:
+            many = math.prod(shape_of(score)[:-2])
+            found.append(Region("attention", str(score.name), "heads", many, size, name, heads))
+            made[node.outputs[0]] = attention_heads.replace(op, attention, heads)
+            continue
+        found.append(Region("attention", str(score.name), "queries", rows, size, name, count))
+        if count > 1:
+            made[node.outputs[0]] = attention_rows.replace(op, attention, count)
+    return made, found, notes
