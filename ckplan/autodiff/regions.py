@@ -36,7 +36,7 @@ class Pieces:
 
     Attributes:
         loss: cross-entropies with the linear layer before them, along samples.
-        attention: scores, softmax and product with the values, along queries.
+        attention: scores, softmax and product with the values, along heads or queries.
         passes: how often a loss head goes through its logits: once where it can, or twice.
     """
 

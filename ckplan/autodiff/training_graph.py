@@ -12,7 +12,7 @@ from ckplan import keys
 from ckplan.autodiff.accumulation import Accumulation, settle_sums
 from ckplan.autodiff.anchors import Anchors
 from ckplan.autodiff.assembly import Callback, call_back, describe, merge_twins, name_gradients, name_nodes, zeros
-from ckplan.autodiff.attention_pieces import chunk_attentions
+from ckplan.autodiff.attention.pieces import chunk_attentions
 from ckplan.autodiff.breaks import breaks, listed
 from ckplan.autodiff.builder import Builder, is_floating
 from ckplan.autodiff.composites import inline_composites, refuse_own_domain

@@ -42,10 +42,12 @@ FORMS = {
 }
 """What stands between the products, as exporters write it."""
 
-OF_EACH_MEMBER = (
-    "m = Add(s, mask) p = Softmax<axis=-1>(m)",
-    {"mask": np.where(np.stack([CAUSAL, CAUSAL[::-1]])[:, None], 0.0, LOW)},
-)
+OF_A_BATCH = {
+    "of each member": (
+        "m = Add(s, mask) p = Softmax<axis=-1>(m)",
+        {"mask": np.where(np.stack([CAUSAL, CAUSAL[::-1]])[:, None], 0.0, LOW)},
+    ),
+}
 """A mask that is another for each member of a batch of two."""
 
 SHAPES = {
@@ -59,7 +61,7 @@ FROZEN = ("mask", "causal", "low", "scale", "cap", "zero")
 
 def attention(form: str = "scaled", shapes: str = "queries and keys", dtype: type = np.float64) -> ir.Model:
     """An attention of parameters q, k and v; the loss weighs its results."""
-    lines, constants = FORMS.get(form, OF_EACH_MEMBER)
+    lines, constants = {**FORMS, **OF_A_BATCH}[form]
     kind = "double" if dtype is np.float64 else "float"
     numbers = {
         name: values(*shape, seed=seed) for seed, (name, shape) in enumerate(zip("qkv", SHAPES[shapes], strict=True))

@@ -7,8 +7,9 @@ from collections.abc import Container
 
 import onnx_ir as ir
 
-from ckplan.autodiff import attention_heads, attention_rows
-from ckplan.autodiff.attention import attention_of
+from ckplan.autodiff.attention import heads, queries
+from ckplan.autodiff.attention.pattern import attention_of
+from ckplan.autodiff.attention.replacement import replace
 from ckplan.autodiff.builder import Builder, dtype_of, shape_of, size_of
 from ckplan.autodiff.regions import Region, largest_divisor
 
@@ -39,15 +40,15 @@ def chunk_attentions(
             notes += [attention] if pieces > 1 and attention else []
             continue
         score = attention.softmax.outputs[0]
-        rows, heads = shape_of(score)[-2], attention_heads.most_pieces(attention, pieces, wanted)
-        count = largest_divisor(rows, pieces)
-        size, name = size_of(score) * dtype_of(score).itemsize, str(attention.softmax.name)
-        if heads >= count > 1:
-            many = math.prod(shape_of(score)[:-2])
-            found.append(Region("attention", str(score.name), "heads", many, size, name, heads))
-            made[node.outputs[0]] = attention_heads.replace(op, attention, heads)
-            continue
-        found.append(Region("attention", str(score.name), "queries", rows, size, name, count))
+        rows, size = shape_of(score)[-2], size_of(score) * dtype_of(score).itemsize
+        by_heads, by_queries = heads.most_pieces(attention, pieces, wanted), largest_divisor(rows, pieces)
+        if by_heads >= by_queries > 1:
+            along, number, count, cut = "heads", math.prod(shape_of(score)[:-2]), by_heads, heads.emit
+        else:
+            along, number, count, cut = "queries", rows, by_queries, queries.emit
+        found.append(Region("attention", str(score.name), along, number, size, attention.name, count))
         if count > 1:
-            made[node.outputs[0]] = attention_rows.replace(op, attention, count)
+            with op.scope(attention.name, "forward", before=attention.result):
+                new = cut(op, attention, count)
+            made[node.outputs[0]] = replace(op, attention, new)
     return made, found, notes

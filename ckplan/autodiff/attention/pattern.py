@@ -37,6 +37,21 @@ class Attention:
     outside: tuple[ir.Value, ...]
 
     @property
+    def name(self) -> str:
+        """What to call it by."""
+        return str(self.softmax.name)
+
+    @property
+    def readers(self) -> tuple[tuple[ir.Node, int], ...]:
+        """Who reads queries, keys and values, and as which input."""
+        return (self.scores, 0), (self.scores, 1), (self.result, 1)
+
+    @property
+    def operands(self) -> tuple[ir.Value, ...]:
+        """Queries, keys and values, as the two products read them."""
+        return tuple(required_input(node, place) for node, place in self.readers)
+
+    @property
     def by_rows(self) -> list[ir.Value]:
         """What has a row for each query, of what is read from outside."""
         rows = shape_of(self.softmax.outputs[0])[-2:-1]
@@ -61,16 +76,13 @@ def attention_of(result: ir.Node, wanted: Container[ir.Value]) -> Attention | st
         return ""
     if any(use.node not in inside for value in made for use in value.uses()):
         return ""
-    ordered = tuple(node for node in _graph_of(result) if node in inside)
+    graph = result.graph
+    assert graph is not None
+    ordered = tuple(node for node in graph if node in inside)
     attention = Attention(ordered, products[0], result, softmaxes[0], tuple(outside))
     if any(depends(value, wanted) for value in attention.by_rows):
-        return f"the attention of '{softmaxes[0].name}' stays whole: what is added to its scores is trained"
+        return f"the attention of '{attention.name}' stays whole: what is added to its scores is trained"
     return attention
-
-
-def _graph_of(node: ir.Node) -> ir.Graph:
-    assert isinstance(node.graph, ir.Graph)
-    return node.graph
 
 
 def _dropped_out(weights: ir.Value) -> str:
