@@ -19,7 +19,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import onnx_ir as ir
 
-from ckplan.keys import PHASE
+from ckplan.keys import PHASE, ROLE
 from ckplan.planner.peak import live_bytes
 from ckplan.planner.problem import Problem
 from ckplan.planner.simulate import Lifetimes, lifetimes
@@ -180,8 +180,9 @@ def _hide_sources(nodes: Sequence[ir.Node], exposed: Collection[ir.Value], edges
 
 
 def _is_backward(value: ir.Value) -> bool:
-    node = value.producer()
-    return node is not None and node.metadata_props.get(PHASE) == "backward"
+    """Whether a value is made in the backward pass, as what runs again there is."""
+    props = {} if (node := value.producer()) is None else node.metadata_props
+    return props.get(PHASE) == "backward" or props.get(ROLE) == "recompute"
 
 
 def view_root(value: ir.Value, runtime: Runtime) -> ir.Value:

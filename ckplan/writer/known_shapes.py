@@ -59,7 +59,8 @@ class KnownShapes:
         if node is None:
             return value.is_initializer() or not value.is_graph_input()  # what is fed is read through an alias
         if node.metadata_props.get(ROLE) == "control":
-            return node.op_type in ("Size", "Max", "Expand")
+            # An alias hides dimensions: one of a single number has none to hide.
+            return node.op_type in ("Size", "Max", "Expand") or dimensions_of(value) == ()
         return not is_named(value) or all(self._found[read] for read in _inputs_of(value))
 
 

@@ -11,7 +11,7 @@ import pytest
 
 import ckplan
 from ckplan.autodiff import build_training_graph
-from ckplan.keys import PHASE
+from ckplan.keys import PHASE, ROLE
 from ckplan.model import load
 from ckplan.pipeline import StepOptions, open_step
 from ckplan.planner.simulate import lifetimes
@@ -21,7 +21,7 @@ from ckplan.runtime.executed import executed_model, executed_timeline
 from ckplan.runtime.sizes import dimensions_of, hide_dimensions, parts_of_dimension, shape_classes, show_dimensions
 from ckplan.writer import emit
 from ckplan.writer.buffer_names import hide_held_over, hide_sources
-from ckplan.writer.control_edges import ControlEdges, is_control
+from ckplan.writer.control_edges import ControlEdges, is_control, read_instead
 
 SAMPLES = Path(__file__).parents[2] / "sample_models"
 
@@ -149,6 +149,32 @@ def test_no_forward_buffer_waits_for_the_backward_pass(width: int, hidden: bool)
     hide_held_over(nodes, edges)
     read = [value.producer() for value in (nodes[0].inputs[0], nodes[3].inputs[0]) if value is not None]
     assert [maker is not None and is_control(maker) for maker in read] == [hidden, hidden]
+
+
+@pytest.mark.parametrize("again", [True, False])
+def test_no_mask_waits_for_its_repeat(again: bool) -> None:
+    """A mask of constants has a known shape even where it waits for something: a number has no dimension to hide."""
+    text = """<ir_version: 10, opset_import: ["": 21]>
+        g (float[8,64,64] x, bool[64,64] chosen) => (float[8,64,64] y, float[8,64,64] z)
+        <float one = {1.0}, float low = {-9.0}> {
+            mask = Where(chosen, one, low)
+            y = Add(x, mask)
+            later = Where(chosen, one, low)
+            z = Mul(y, later)
+        }"""
+    model = ir.from_proto(onnx.shape_inference.infer_shapes(onnx.parser.parse_model(text)))
+    nodes, edges = list(model.graph), ControlEdges(model.graph)
+    x, chosen = model.graph.inputs
+    chosen.const_value = ir.tensor(np.zeros((64, 64), bool))
+    model.graph.register_initializer(chosen)
+    for node, after in ((nodes[0], x), (nodes[2], nodes[1].outputs[0])):
+        one = model.graph.initializers["one"]
+        read_instead(node, one, edges.alias(one, after))
+    if again:
+        nodes[2].metadata_props[ROLE] = "recompute"
+    hide_held_over(nodes, edges)
+    makers = [value.producer() for node in (nodes[0], nodes[2]) if (value := node.inputs[0]) is not None]
+    assert [maker is not None and is_control(maker) for maker in makers] == [again, again]
 
 
 def test_a_scale_stays_part_of_the_product_that_reads_it() -> None:
