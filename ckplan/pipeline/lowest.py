@@ -18,6 +18,7 @@ from ckplan.planner.strategies.memory import Memory
 from ckplan.planner.strategies.mincut import MinCut
 from ckplan.planner.strategies.mirror import Mirror
 from ckplan.planner.strategies.revolve import Revolve
+from ckplan.planner.strategies.search import Search
 from ckplan.planner.strategies.segments import Segments
 from ckplan.planner.strategies.sqrt import Sqrt
 
@@ -34,6 +35,7 @@ _OTHERS: tuple[tuple[Strategy, float], ...] = (
     (Segments(), 1_000),
     (Revolve(), 1_000),
     (LowerSets(), 600),
+    (Search(), 1_000),
 )
 """Strategies that are asked before `auto` refuses a budget, with the ops of the largest graph they plan soon."""
 
