@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from ckplan.planner.arena import DEFAULT, UNIT, Arena, ArenaFullError, ArenaSettings, tables_of
 from ckplan.planner.memory_pattern import block_of
-from ckplan.planner.problem import Problem
+from ckplan.planner.problem import OUTPUTS, Problem
 from ckplan.planner.simulate import lifetimes
 
 _RESIDENT, _BLOCK, _WORKSPACE = -1, -2, -3
@@ -235,9 +235,7 @@ def _run(arena: Arena, asked: Allocations, block: int | None = None) -> ArenaUse
     most = arena.in_use
     for step in asked.steps:
         own = step.outputs if block is not None else (*step.tensors, *step.outputs)
-        for buffer in own:
-            arena.allocate(buffer, asked.size[buffer])
-        _work(arena, step)
+        _work(arena, step, [(buffer, asked.size[buffer]) for buffer in own])
         most = max(most, arena.in_use)
         for buffer in step.freed:
             arena.free(buffer)
@@ -248,12 +246,16 @@ def _run(arena: Arena, asked: Allocations, block: int | None = None) -> ArenaUse
     return ArenaUse(most, arena.held, arena.touched)
 
 
-def _work(arena: Arena, step: Demand) -> None:
-    """Let a kernel take its workspace and give it back."""
+def _work(arena: Arena, step: Demand, outputs: Sequence[tuple[int, int]]) -> None:
+    """Let a kernel take its outputs, pairs of buffer and size, and its workspace, and give that back."""
     given: list[tuple[int, int]] = []  # size and key of what is held
-    for number, piece in enumerate(step.pieces or (step.workspace,)):
+    pieces = step.pieces or ((step.workspace,) if step.workspace else ())
+    for number, piece in enumerate(pieces if OUTPUTS in pieces else (OUTPUTS, *pieces)):
         key = _WORKSPACE - number
-        if piece >= 0:
+        if piece == OUTPUTS:
+            for buffer, size in outputs:
+                arena.allocate(buffer, size)
+        elif piece > 0:
             arena.allocate(key, piece)
             given.append((piece, key))
         else:

@@ -12,6 +12,9 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import cached_property
 
+OUTPUTS = 0
+"""Among the pieces of an op's workspace: here the kernel asks for its outputs."""
+
 
 class Kind(Enum):
     """What a tensor is to the file that holds it."""
@@ -52,8 +55,8 @@ class Op:
         cost: seconds of one execution.
         workspace: bytes that the kernel takes while it runs, beyond its outputs.
         outside: the part of ``workspace`` that does not come from the runtime's allocator.
-        pieces: the rest of it tensor by tensor, as the kernel takes them, negative where it frees one of that size;
-            empty where it takes all at once.
+        pieces: the rest of it tensor by tensor, as the kernel takes them, negative where it frees one of that size, and
+            `OUTPUTS` where it asks for its outputs if that is not first of all; empty where it takes all at once.
         backward: whether the op belongs to the backward pass.
         recomputable: whether running it again gives the same result and has no other effect.
         heavy: whether it is one of the few expensive kinds (convolution, matrix product) that

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from math import ceil, prod
 
 from ckplan.planner.arena import chunk_size
+from ckplan.planner.problem import OUTPUTS
 
 Dims = tuple[int, ...]
 
@@ -27,12 +28,17 @@ class _Ledger:
         self.pieces: list[int] = []
 
     def take(self, elements: int) -> int:
-        size = self.make(elements)
-        self.pieces.append(size)
+        size = self._added(elements)
+        if size:
+            self.pieces.append(size)
         return size
 
-    def make(self, elements: int) -> int:
+    def make(self, elements: int) -> None:
         """Take them for the output."""
+        self._added(elements)
+        self.pieces.append(OUTPUTS)
+
+    def _added(self, elements: int) -> int:
         size = chunk_size(ceil(elements * self._itemsize))
         self.now += size
         self.high = max(self.high, self.now)
@@ -75,7 +81,7 @@ def einsum_workspace(equation: str, shapes: Sequence[Dims], itemsize: float) -> 
 def einsum_pieces(equation: str, shapes: Sequence[Dims], itemsize: float) -> tuple[int, ...]:
     """Bytes of each tensor that the kernel takes, and, as a negative number, of each that it gives back, in turn.
 
-    The output is not among them. What is not given back is freed when the kernel ends.
+    `OUTPUTS` stands where it asks for its output. What is not given back is freed when the kernel ends.
 
     Args:
         equation: of the node, with or without an arrow.

@@ -21,7 +21,7 @@ class Runtime:
         overwritten: the input that a node's kernel may overwrite with its first output, None where it may not.
         workspace: bytes that a node's kernel takes while it runs, beyond its outputs, on a number of threads; bodies of
             control flow are not its business.
-        pieces: the same tensor by tensor, negative where one is freed; empty where the kernel takes all at once.
+        pieces: the same tensor by tensor; see `ckplan.planner.problem.Op`. Empty where the kernel takes all at once.
         outside: bytes that it takes besides, outside the allocator whose counters onnxruntime tells.
     """
 

@@ -39,7 +39,7 @@ def workspace_of(node: ir.Node, threads: int) -> int:
 
 
 def pieces_of(node: ir.Node) -> tuple[int, ...]:
-    """The workspace of a node tensor by tensor, in bytes, negative where one is freed; empty if it is a single one.
+    """The workspace of a node tensor by tensor, in bytes; see `ckplan.planner.problem.Op`. Empty if it is a single one.
 
     Where an arena cuts its regions into chunks, several tensors are not one of the same size.
     """

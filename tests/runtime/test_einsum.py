@@ -102,3 +102,24 @@ def test_the_arena_grows_by_the_tensors_that_the_kernel_takes(queries: int, keys
     assert found.counters.steady is not None
     assert found.inside is not None
     assert found.counters.steady.held == found.inside.arena.steady.held
+
+
+def test_the_output_lies_behind_the_product_that_is_copied_into_it(tmp_path: Path) -> None:
+    """What is freed before it is large enough for two of its size; behind it there would not be room for that."""
+    nodes = [
+        helper.make_node("Neg", ["x"], ["a"], name="a"),
+        helper.make_node("Einsum", ["x", "w"], ["y"], equation="ij,jk->ik", name="e"),
+        helper.make_node("Concat", ["y", "y"], ["z"], name="z", axis=0),
+        *(helper.make_node("ReduceMax", [n], [f"r{n}"], name=f"r{n}", keepdims=0) for n in "zay"),
+        helper.make_node("Sum", ["rz", "ra", "ry"], ["r"], name="r"),
+    ]
+    inputs = [helper.make_tensor_value_info(name, TensorProto.FLOAT, (256, 256)) for name in "xw"]
+    result = helper.make_tensor_value_info("r", TensorProto.FLOAT, [])
+    graph = helper.make_graph(nodes, "probe", inputs, [result])
+    onnx.save(
+        helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10), tmp_path / "probe.onnx"
+    )
+    found = measure(tmp_path / "probe.onnx", runs=1, heap=False, inside=True)
+    assert found.inside is not None
+    assert found.steady_without_pattern is not None
+    assert found.steady_without_pattern.held == found.inside.arena.without_pattern.held
