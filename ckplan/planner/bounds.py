@@ -27,11 +27,16 @@ def working_set(problem: Problem, index: int) -> int:
 
 
 @lru_cache(maxsize=8)
+def working_sets(problem: Problem) -> tuple[int, ...]:
+    """The `working_set` of each op."""
+    return tuple(working_set(problem, index) for index in range(len(problem.ops)))
+
+
+@lru_cache(maxsize=8)
 def lower_bound(problem: Problem) -> tuple[int, int]:
     """The largest working set of any op: ``(bytes of activations, op id)``.
 
     Any schedule runs every op at least once, so no peak of activations can be smaller.
     """
-    sets = [(working_set(problem, index), -index) for index in range(len(problem.ops))]
-    bound, index = max(sets, default=(0, 0))
+    bound, index = max(((own, -index) for index, own in enumerate(working_sets(problem))), default=(0, 0))
     return bound, -index

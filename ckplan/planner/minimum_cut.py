@@ -1,4 +1,4 @@
-"""What to keep for the backward pass at a price per byte, as a minimum cut; and a bound on overhead from the same cuts.
+"""What to keep for the backward pass at a price per byte, as a minimum cut.
 
 For each op whose result may be recomputed there is the choice of running it again, at its cost; for each activation
 the choice of holding it, at its bytes times a price; what is needed later has to be held or recomputed, and what is
@@ -12,13 +12,12 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
-from ckplan.planner.bounds import working_set
 from ckplan.planner.problem import Kind, Problem
 
 if TYPE_CHECKING:
@@ -30,14 +29,10 @@ _SCALE = 1e10
 """What the cost of all ops together is in the integers that the flow is computed with."""
 _INFINITE = 1 << 42
 """A capacity that no cut can pay; thousands of them add up without an overflow."""
-_PRICES = (-6, 8)
-"""Prices per byte between which a bound is largest, as half powers of ten of one in proportion to the problem."""
-_CURVE = 4
-"""Of how many moments `bound_curve` is made."""
 
 
 @dataclass(frozen=True)
-class _Arcs:
+class Arcs:
     """The graph of a problem as arrays, of which each network takes a part.
 
     Attributes:
@@ -58,7 +53,8 @@ class _Arcs:
 
 
 @lru_cache(maxsize=4)
-def _arcs(problem: Problem) -> _Arcs:
+def arcs_of(problem: Problem) -> Arcs:
+    """The graph of a problem as arrays."""
     root, tensors, ops = problem.view_root, problem.tensors, problem.ops
     counted = [
         maker >= 0 and root[t] == t and tensors[t].kind is Kind.ACTIVATION for t, maker in enumerate(problem.producer)
@@ -66,7 +62,7 @@ def _arcs(problem: Problem) -> _Arcs:
     held = np.flatnonzero(counted)
     pairs = [(index, base) for index, op in enumerate(ops) for base in {root[t] for t in op.inputs} if counted[base]]
     reader, read = np.array(pairs, np.int64).reshape(-1, 2).T
-    return _Arcs(
+    return Arcs(
         held,
         np.array(problem.producer, np.int64)[held],
         reader,
@@ -97,7 +93,7 @@ class MinimumCut:
         from ortools.graph.python.max_flow import SimpleMaxFlow  # a tenth of a second
 
         self._network, self._tensors = SimpleMaxFlow, len(problem.tensors)
-        arcs = _arcs(problem)
+        arcs = arcs_of(problem)
         self.unit = _SCALE / max(problem.cost, 1e-30)
         ops = np.flatnonzero(repeatable >= 0)
         number = np.zeros(len(problem.ops), np.int32)  # of each op as a node
@@ -123,6 +119,8 @@ class MinimumCut:
         self._bytes = arcs.bytes.copy()
         self._bytes[list(given)] = 0
         self._bytes = self._bytes[self.held]
+        self.wanted = float(self._bytes[wanted - (2 + len(ops))].sum())
+        """Bytes of all that the second part reads: what it takes to run nothing again."""
 
     def solve(self, price: float, free: Collection[int] = ()) -> tuple[set[int], float]:
         """The cheapest choice.
@@ -145,6 +143,16 @@ class MinimumCut:
         """The seconds that the cheapest choice costs; see `solve`."""
         return float(self._flow(price).optimal_flow() / self.unit)
 
+    def parts(self, price: float) -> tuple[float, float, float]:
+        """Seconds that the cheapest choice costs, those of them for running again, and the bytes that it holds."""
+        flow = self._flow(price)
+        chosen = np.zeros(self._count, bool)
+        chosen[flow.get_source_side_min_cut()] = True
+        runs = chosen[2 : self._count - len(self.held)]
+        holds = chosen[self._nodes] & ~chosen[self._makers]
+        seconds = float(self._fixed[: len(runs)][runs].sum())
+        return flow.optimal_flow() / self.unit, seconds / self.unit, float(self._bytes[holds].sum())
+
     def _flow(self, price: float, free: Collection[int] = ()) -> SimpleMaxFlow:
         prices = self._bytes * (price * self.unit)
         if free:
@@ -163,125 +171,5 @@ def between_passes(problem: Problem) -> MinimumCut:
     """The choice between forward and backward pass: what to stash and what to run again."""
     repeatable = np.full(len(problem.ops), -1.0)
     forward = list(problem.forward)
-    repeatable[forward] = _arcs(problem).cost[forward]
+    repeatable[forward] = arcs_of(problem).cost[forward]
     return MinimumCut(problem, repeatable, problem.stashed)
-
-
-def least_overhead(problem: Problem, budget: int, moments: int = 24) -> float:
-    """Seconds of recomputation that no schedule within a budget can avoid.
-
-    While an op runs for the first time, the activations that are alive beside its working set fit into what the budget
-    leaves. All that its descendants read, they or what is computed from them have to provide: any other op on which the
-    moment depends runs again. For each price, the minimum cut less the price of the room is a lower bound (Lagrange);
-    the largest over prices and moments is returned. It holds for any order and any number of recomputations, but looks
-    at one moment at a time.
-
-    Args:
-        problem: the ops and tensors.
-        budget: bytes of activations.
-        moments: about how many ops are tried.
-    """
-    best = 0.0
-    for index in _moments(problem, moments):
-        room = budget - working_set(problem, index)
-        if room >= 0:
-            best = max(best, bound_at(problem, index, room))
-    return best
-
-
-def _moments(problem: Problem, count: int) -> list[int]:
-    """Ops of the middle of the step, where most is alive: evenly spread ones, and those that need most themselves."""
-    depth = [0] * len(problem.ops)
-    for index in reversed(problem.backward):
-        readers = {reader for tensor in problem.ops[index].outputs for reader in problem.consumers[tensor]}
-        depth[index] = 1 + max((depth[reader] for reader in readers), default=0)
-    deepest = max(depth, default=0)
-    path = sorted((index for index in problem.backward if depth[index] > deepest / 2), key=lambda i: (-depth[i], i))
-    # Of ops at the same depth the one that needs most while it runs.
-    by_depth: dict[int, int] = {}
-    for index in path:
-        other = by_depth.setdefault(depth[index], index)
-        if working_set(problem, index) > working_set(problem, other):
-            by_depth[depth[index]] = index
-    spread = list(by_depth.values())
-    near = [*problem.forward[len(problem.forward) // 2 :], *spread]
-    greedy = sorted(near, key=lambda index: (-working_set(problem, index), index))
-    return list(dict.fromkeys([*spread[:: max(1, len(spread) // count)], *greedy[: count // 3]]))
-
-
-@lru_cache(maxsize=4)
-def bound_curve(problem: Problem) -> tuple[tuple[float, float, int], ...]:
-    """Lines whose upper envelope over budgets bounds the overhead, as `least_overhead` does, from a few moments.
-
-    Returns:
-        For each line its value, its price per byte, and the working set: ``value - price * (budget - working set)``.
-    """
-    lines = []
-    for moment in _moments(problem, _CURVE)[:_CURVE]:
-        cut, scale = _cut_at(problem, moment)
-        own = working_set(problem, moment)
-        prices = [scale * 10.0**exponent for exponent in np.linspace(-3, 4, 15)]
-        lines += [(cut.value(price), price, own) for price in prices]
-    return tuple(lines)
-
-
-def _cut_at(problem: Problem, moment: int) -> tuple[MinimumCut, float]:
-    """The cut at one moment, and a price per byte that is in proportion to the problem."""
-    ops, root, arcs = problem.ops, problem.view_root, _arcs(problem)
-    before, after = _before(problem, moment), _after(problem, moment)
-    # An op that the moment does not depend on may run for the first time afterwards.
-    repeatable = np.where(before, arcs.cost, 0.0)
-    repeatable[after] = repeatable[moment] = -1.0
-    needed = arcs.read[after[arcs.reader]]
-    given = {root[tensor] for tensor in (*ops[moment].inputs, *ops[moment].outputs)}
-    cut = MinimumCut(problem, repeatable, needed, given)
-    scale = sum(tensor.bytes for tensor in problem.tensors if tensor.kind is Kind.ACTIVATION)
-    return cut, problem.cost / max(problem.resident + scale, 1)
-
-
-def _before(problem: Problem, moment: int) -> npt.NDArray[np.bool_]:
-    """The ops on which an op depends."""
-    found, stack = bytearray(len(problem.ops)), [moment]
-    while stack:
-        for maker in problem.predecessors[stack.pop()]:
-            if not found[maker]:
-                found[maker] = True
-                stack.append(maker)
-    return np.frombuffer(found, np.bool_)
-
-
-def _after(problem: Problem, moment: int) -> npt.NDArray[np.bool_]:
-    """The ops that depend on an op."""
-    found, stack = bytearray(len(problem.ops)), [moment]
-    while stack:
-        for tensor in problem.ops[stack.pop()].outputs:
-            for reader in problem.consumers[tensor]:
-                if not found[reader]:
-                    found[reader] = True
-                    stack.append(reader)
-    return np.frombuffer(found, np.bool_)
-
-
-def bound_at(problem: Problem, moment: int, room: int) -> float:
-    """The bound from one moment, with so many bytes beside the working set of its op; see `least_overhead`.
-
-    It is concave in the price, so that it rises to one place and falls behind it.
-    """
-    cut, scale = _cut_at(problem, moment)
-
-    @cache
-    def bound(step: float) -> float:
-        price: float = scale * 10.0 ** (step / 2)
-        return cut.value(price) - price * room
-
-    low, high = _PRICES
-    while low < high:
-        middle = (low + high) // 2
-        if bound(middle) >= bound(middle + 1):
-            high = middle
-        else:
-            low = middle + 1
-    best: float = low
-    for width in (0.5, 0.25, 0.125):
-        best = max((best, best - width, best + width), key=bound)
-    return bound(best)

@@ -12,8 +12,9 @@ from hypothesis import given, settings
 from ckplan.planner import Problem, simulate
 from ckplan.planner.eviction import Weights, evict
 from ckplan.planner.frontier import Effort, Kept, cheapest, frontier, knee, lowest, undominated
-from ckplan.planner.minimum_cut import between_passes, least_overhead
+from ckplan.planner.minimum_cut import between_passes
 from ckplan.planner.order import best_order
+from ckplan.planner.overhead_bound import least_overhead
 from ckplan.planner.peak import live_bytes, peak_of
 from ckplan.planner.recompute import recompute_schedule
 from ckplan.planner.retain import retain

@@ -13,8 +13,8 @@ from ckplan.planner import Kind, Problem, lower_bound, simulate
 from ckplan.planner.bounds import working_set
 from ckplan.planner.exact import TINY, optimum, optimum_of_lowest_peak
 from ckplan.planner.exact.stages import staged_overhead
-from ckplan.planner.minimum_cut import bound_at, least_overhead
 from ckplan.planner.order import best_order
+from ckplan.planner.overhead_bound import bound_at, least_overhead
 from ckplan.planner.peak import peak_of
 from ckplan.planner.strategies.auto import Auto
 from ckplan.planner.strategies.exact import Exact

@@ -1,11 +1,11 @@
 """A bound on overhead from several moments of a step at once.
 
-`ckplan.planner.minimum_cut.least_overhead` looks at one moment. Here the moments are backward ops along a path, whose
-first runs divide any schedule into stages, whatever its order. For each stage and op a variable says whether the op
-runs in it, for each moment and activation one whether it is held through it; as in Checkmate (Jain et al., MLSys 2020),
-but with a stage for a moment, not for each op, so that nothing is assumed about the order within. What is held through
-a whole stage is alive beside each op that runs in it. Every schedule satisfies all constraints, so the least cost of
-recomputation in the model, and of its linear relaxation, is one that no schedule within the budget avoids.
+`ckplan.planner.overhead_bound.least_overhead` looks at one moment. Here the moments are backward ops along a path,
+whose first runs divide any schedule into stages, whatever its order. For each stage and op a variable says whether the
+op runs in it, for each moment and activation one whether it is held through it; as in Checkmate (Jain et al., MLSys
+2020), but with a stage for a moment, not for each op, so that nothing is assumed about the order within. What is held
+through a whole stage is alive beside each op that runs in it. Every schedule satisfies all constraints, so the least
+cost of recomputation in the model, and of its linear relaxation, is one that no schedule within the budget avoids.
 
 The linear relaxation by itself is weak: half of an op may run in each of two stages from half of an input. So for each
 pair of moments a further variable says whether an op runs anywhere between them; for the last stages alone
@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from ckplan.planner.bounds import working_set
-from ckplan.planner.minimum_cut import bound_at, least_overhead
+from ckplan.planner.overhead_bound import bound_at, least_overhead
 from ckplan.planner.problem import Kind, Problem
 
 _TOLERANCE: Final = 1e-5

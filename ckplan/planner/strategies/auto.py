@@ -13,8 +13,8 @@ from ckplan.errors import CkplanError
 from ckplan.planner.exact import TooLargeError, optimum_of_lowest_peak
 from ckplan.planner.exact.finish import finished, repeatable
 from ckplan.planner.frontier import Effort, cheapest, frontier, knee, lowest
-from ckplan.planner.minimum_cut import least_overhead
 from ckplan.planner.order import best_order, orders
+from ckplan.planner.overhead_bound import least_overhead
 from ckplan.planner.peak import peak_of
 from ckplan.planner.plan import Plan, make_plan
 from ckplan.planner.problem import Problem

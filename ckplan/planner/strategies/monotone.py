@@ -8,8 +8,8 @@ from functools import lru_cache
 from typing import ClassVar
 
 from ckplan.planner.bounds import lower_bound
-from ckplan.planner.minimum_cut import bound_curve
 from ckplan.planner.order import best_order
+from ckplan.planner.overhead_bound import bound_curve
 from ckplan.planner.peak import peak_of
 from ckplan.planner.plan import Plan
 from ckplan.planner.problem import Problem
