@@ -19,7 +19,7 @@ Integers = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
-class _Rows:
+class Rows:
     """Lists of numbers, one for each op, behind each other.
 
     Attributes:
@@ -33,10 +33,17 @@ class _Rows:
     values: Integers
 
     @classmethod
-    def of(cls, lists: Sequence[Sequence[int]]) -> _Rows:
+    def of(cls, lists: Sequence[Sequence[int]]) -> Rows:
+        """The given lists, one for each op."""
         count = np.array([len(entries) for entries in lists], np.int64)
         values = np.array([entry for entries in lists for entry in entries], np.int64)
         return cls(np.cumsum(count) - count, count, values)
+
+    def of_op(self, index: int) -> list[int]:
+        """The list of one op."""
+        start = self.start[index]
+        found: list[int] = self.values[start : start + self.count[index]].tolist()
+        return found
 
     def along(self, schedule: Integers) -> tuple[Integers, Integers, Integers]:
         """The lists of the ops of a schedule: for each entry its step and its value; and where each step's begin."""
@@ -53,8 +60,8 @@ class _Numbers:
     def __init__(self, problem: Problem) -> None:
         ops, tensors, producer = problem.ops, problem.tensors, problem.producer
         read = [[tensor for tensor in op.inputs if producer[tensor] >= 0] for op in ops]
-        self.reads = _Rows.of(read)
-        self.makes = _Rows.of([op.outputs for op in ops])
+        self.reads = Rows.of(read)
+        self.makes = Rows.of([op.outputs for op in ops])
         viewed: list[list[int]] = []
         overwritten: list[list[int]] = []
         overwriting: list[list[int]] = []
@@ -75,11 +82,11 @@ class _Numbers:
             ]
             overwriting.append([number for number, _ in pairs])
             overwritten.append([source for _, source in pairs])
-        self.viewed = _Rows.of(viewed)
+        self.viewed = Rows.of(viewed)
         """For each output the place among what is read of what it is a view of: -1 resident memory, -2 no view."""
-        self.overwriting = _Rows.of(overwriting)
+        self.overwriting = Rows.of(overwriting)
         """The places among the outputs of those that may take the memory of what is read, in order of preference."""
-        self.overwritten = _Rows.of(overwritten)
+        self.overwritten = Rows.of(overwritten)
         """And the place among what is read of each of these."""
         self.producer = np.array(producer, np.int64)
         self.bytes = np.array([tensor.bytes for tensor in tensors], np.int64)

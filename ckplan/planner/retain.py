@@ -7,14 +7,18 @@ any schedule cheaper within the same limit.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from ckplan.planner.copies import Integers
+import numpy as np
+import numpy.typing as npt
+
+from ckplan.planner.copies import Copies, Integers, Rows
 from ckplan.planner.peak import live_bytes
 from ckplan.planner.phases import without_dead_repeats
 from ckplan.planner.problem import Kind, Problem
+from ckplan.planner.range_maximum import maxima
 
 _SHORT = 4_000
 """Steps of the longest schedule of which is kept what was found out."""
@@ -23,7 +27,7 @@ _SHORT = 4_000
 def retain(problem: Problem, schedule: Sequence[int], limit: int, rounds: int = 8) -> list[int]:
     """The schedule without repeats that the limit has room to do without.
 
-    O(rounds x (n + repeats x steps between)), the inner loop in numpy.
+    O(rounds x (n log n + repeats that fit x steps between)), in numpy.
 
     Args:
         problem: the ops and tensors.
@@ -36,8 +40,7 @@ def retain(problem: Problem, schedule: Sequence[int], limit: int, rounds: int = 
     for _ in range(rounds):
         chosen = _affordable(live, gaps, limit)
         while chosen:
-            dropped = {step for gap in chosen for step in gap.steps}
-            shorter, alive, left = look(problem, tuple(i for s, i in enumerate(best) if s not in dropped))
+            shorter, alive, left = look(problem, gaps.left_out(best, chosen))
             if alive.max(initial=0) <= limit:
                 break
             chosen = chosen[: len(chosen) // 2]  # what kernels overwrite in place is only estimated above
@@ -47,24 +50,29 @@ def retain(problem: Problem, schedule: Sequence[int], limit: int, rounds: int = 
     return list(best)
 
 
-@dataclass(frozen=True, slots=True)
-class _Gap:
-    """A repeat that could be left out.
+@dataclass(frozen=True)
+class _Gaps:
+    """The repeats that could be left out, the most worthwhile first: those that save most seconds per byte.
 
     Attributes:
-        worth: seconds saved per byte.
-        steps: the repeat's step, then those of the views that were made of it anew.
+        step: the step of each.
         start: first step at which retaining the copy before takes memory.
         bytes: how much.
+        views: by the step of a repeat, the steps of the views that were made of it anew.
     """
 
-    worth: float
-    steps: tuple[int, ...]
-    start: int
-    bytes: int
+    step: Integers
+    start: Integers
+    bytes: Integers
+    views: Mapping[int, Sequence[int]]
+
+    def left_out(self, schedule: Sequence[int], chosen: Sequence[int]) -> tuple[int, ...]:
+        """The schedule without some repeats, given by their steps, and without views of them."""
+        dropped = {*chosen, *(view for step in chosen for view in self.views.get(step, ()))}
+        return tuple(index for step, index in enumerate(schedule) if step not in dropped)
 
 
-def _look(problem: Problem, schedule: tuple[int, ...]) -> tuple[tuple[int, ...], Integers, Sequence[_Gap]]:
+def _look(problem: Problem, schedule: tuple[int, ...]) -> tuple[tuple[int, ...], Integers, _Gaps]:
     """A schedule without dead repeats, what is alive at its steps, and what could be left out of it."""
     cleaned = tuple(without_dead_repeats(problem, schedule))
     return cleaned, live_bytes(problem, cleaned), _gaps(problem, cleaned)
@@ -74,61 +82,91 @@ _looked_at = lru_cache(maxsize=128)(_look)
 """The same, kept: one schedule is retained within many limits that lie close together."""
 
 
-def _gaps(problem: Problem, schedule: Sequence[int]) -> list[_Gap]:
-    """All repeats but those of views, the most worthwhile first."""
-    ops, root, figures = problem.ops, problem.view_root, _figures(problem)
-    last_read = [-1] * len(problem.tensors)
-    last_run = [-1] * len(ops)
-    run_before = [-1] * len(ops)
-    found: dict[int, tuple[int, int, int]] = {}  # by op, its last repeat: step, start, bytes
-    views: dict[int, list[int]] = {}  # by step of a repeat
-    gaps: list[_Gap] = []
+def _gaps(problem: Problem, schedule: tuple[int, ...]) -> _Gaps:
+    """All repeats but those of views."""
+    figures, copies = _figures(problem), Copies.of(problem, schedule)
+    step = np.flatnonzero(copies.again & (figures.made.count[copies.ops] > 0))
+    index = copies.ops[step]
+    if not len(step):
+        return _Gaps(step, step, step, {})
+    # What a repeat makes anew was last touched at the step before whose end its memory was there.
+    span = len(schedule)
+    touching, base, _ = figures.touched.along(copies.ops)
+    touches = np.sort(base * span + touching)
+    place, made, first = figures.made.along(index)
+    last = touches[np.searchsorted(touches, made * span + step[place]) - 1] % span
+    start = np.minimum.reduceat(last, first)
+    order = np.lexsort((step, -figures.worth[index]))
+    return _Gaps(step[order], start[order], figures.bytes[index][order], _views(problem, copies))
 
-    def close(index: int) -> None:
-        step, start, size = found.pop(index)
-        gaps.append(_Gap(ops[index].cost / max(size, 1), (step, *views.pop(step, ())), start, size))
 
-    for step, index in enumerate(schedule):
-        op = ops[index]
-        if index in found:
-            close(index)
-        if last_run[index] >= 0:
-            _, counted, size = figures[index]
-            if counted:
-                found[index] = step, min(last_read[t] for t in counted), size
-            for tensor in op.outputs:
-                maker = problem.producer[root[tensor]]
-                # The view made before is one of the copy before.
-                if root[tensor] != tensor and maker in found and last_run[index] > run_before[maker]:
-                    views.setdefault(found[maker][0], []).append(step)
-        run_before[index], last_run[index] = last_run[index], step
-        for base in figures[index][0]:
-            last_read[base] = step
-    for index in list(found):
-        close(index)
-    gaps.sort(key=lambda gap: (-gap.worth, gap.steps))
-    return gaps
+def _views(problem: Problem, copies: Copies) -> dict[int, list[int]]:
+    """By the step of a repeat, the steps at which views of what it makes are made that were made of the copy before."""
+    figures, found = _figures(problem), dict[int, list[int]]()
+    repeated = np.flatnonzero(copies.again & (figures.viewed.count[copies.ops] > 0))
+    if not len(repeated):
+        return found
+    span = len(copies.ops)
+    runs = np.sort(copies.ops * span + np.arange(span))
+
+    def run_before(index: int, step: int) -> int:
+        """The last step before a given one at which an op runs, -1 if there is none."""
+        run = int(runs[np.searchsorted(runs, index * span + step) - 1])
+        return run % span if run // span == index and run < index * span + step else -1
+
+    for step in repeated.tolist():
+        index = int(copies.ops[step])
+        for maker in figures.viewed.of_op(index):
+            latest = run_before(maker, step)
+            repeats = latest >= 0 and copies.again[latest] and figures.made.count[maker]
+            if repeats and run_before(index, step) > run_before(maker, latest):
+                found.setdefault(latest, []).append(step)
+    return found
+
+
+@dataclass(frozen=True)
+class _Figures:
+    """What is asked of a problem for each schedule.
+
+    Attributes:
+        touched: for each op the roots of what it reads and makes.
+        made: the roots of the activations that it makes.
+        viewed: the ops that make what it makes views of.
+        bytes: bytes of the activations that it makes.
+        worth: seconds of the op for each of these bytes.
+    """
+
+    touched: Rows
+    made: Rows
+    viewed: Rows
+    bytes: Integers
+    worth: npt.NDArray[np.float64]
 
 
 @lru_cache(maxsize=8)
-def _figures(problem: Problem) -> list[tuple[tuple[int, ...], tuple[int, ...], int]]:
-    """For each op the roots that it touches, and of the activations that it makes the roots and their bytes."""
-    root, tensors = problem.view_root, problem.tensors
-    figures = []
-    for op in problem.ops:
-        counted = tuple(t for t in op.outputs if root[t] == t and tensors[t].kind is Kind.ACTIVATION)
-        touched = tuple(dict.fromkeys(root[t] for t in (*op.inputs, *op.outputs)))
-        figures.append((touched, counted, sum(tensors[t].bytes for t in counted)))
-    return figures
+def _figures(problem: Problem) -> _Figures:
+    root, tensors, producer = problem.view_root, problem.tensors, problem.producer
+    made = [[t for t in op.outputs if root[t] == t and tensors[t].kind is Kind.ACTIVATION] for op in problem.ops]
+    touched = [tuple(dict.fromkeys(root[t] for t in (*op.inputs, *op.outputs))) for op in problem.ops]
+    viewed = [
+        [maker for maker in dict.fromkeys(producer[root[t]] for t in op.outputs if root[t] != t) if maker >= 0]
+        for op in problem.ops
+    ]
+    size = np.array([sum(tensors[t].bytes for t in row) for row in made], np.int64)
+    cost = np.array([op.cost for op in problem.ops], np.float64)
+    return _Figures(Rows.of(touched), Rows.of(made), Rows.of(viewed), size, cost / np.maximum(size, 1))
 
 
-def _affordable(alive: Integers, gaps: Sequence[_Gap], limit: int) -> list[_Gap]:
-    """The repeats to leave out, chosen greedily while the memory between has room."""
-    live = alive.copy()
-    chosen = []
-    for gap in gaps:
-        between = live[gap.start : gap.steps[0]]
-        if between.size == 0 or int(between.max()) + gap.bytes <= limit:
-            between += gap.bytes
-            chosen.append(gap)
+def _affordable(alive: Integers, gaps: _Gaps, limit: int) -> list[int]:
+    """The steps of the repeats to leave out, chosen greedily while the memory between has room."""
+    live, chosen = alive.copy(), []
+    empty = gaps.start == gaps.step
+    # What is chosen only takes room away, so that what does not fit at first never does.
+    fits = empty | (maxima(live, gaps.start, np.maximum(gaps.step, gaps.start + 1)) + gaps.bytes <= limit)
+    columns = (column[fits].tolist() for column in (gaps.start, gaps.step, gaps.bytes))
+    for start, step, size in zip(*columns, strict=True):
+        between = live[start:step]
+        if start == step or int(between.max()) + size <= limit:
+            between += size
+            chosen.append(step)
     return chosen
