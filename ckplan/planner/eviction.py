@@ -9,13 +9,13 @@ how long; here the order is known, so that it is the time to the next use, as in
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, field
 from functools import lru_cache
 from heapq import heappop, heappush
 
-from ckplan.planner.problem import Kind, Op, Problem
+from ckplan.planner.buffer_graph import Course, buffer_graph
+from ckplan.planner.problem import Problem
 
 _ANCESTORS = 48
 """How many ancestors that are gone count towards the cost of recomputing a tensor."""
@@ -69,119 +69,77 @@ def evict(
     Returns:
         Op ids in execution order, or None if it was given up.
     """
-    state = _beginning(_along(problem, tuple(order)), budget).judged_by(weights, most_cost)
-    return state.schedule if state.run() else None
+    found = evicting(problem, budget, order, weights, most_cost).schedule
+    return None if found is None else found.copy()
 
 
-class _Graph:
-    """What every pass over a problem along one order reads; a buffer is known by the tensor its views lead to."""
+@dataclass(frozen=True)
+class Pass:
+    """What a pass came to.
 
-    def __init__(self, problem: Problem, order: tuple[int, ...]) -> None:
-        self.problem, self.order = problem, order
-        self.root, self.producer = problem.view_root, problem.producer
-        root, producer, tensors = self.root, self.producer, problem.tensors
-        self.size = [tensor.bytes for tensor in tensors]
-        self.counted = [t.kind is Kind.ACTIVATION and producer[i] >= 0 for i, t in enumerate(tensors)]
-        """Whether a root takes memory that can be given back."""
-        self.evictable = [
-            held and not problem.ops[producer[tensor]].backward and problem.ops[producer[tensor]].recomputable
-            for tensor, held in enumerate(self.counted)
-        ]
-        self.cost = [op.cost for op in problem.ops]
-        self.workspace = [op.workspace for op in problem.ops]
-        self.reads: list[tuple[tuple[int, int], ...]] = []
-        """For each op the tensors that ops make and it reads, each once and with its root."""
-        self.bases: list[tuple[int, ...]] = []
-        """The roots of these, each once."""
-        self.sources: list[tuple[int, ...]] = []
-        """The same in the order in which the op reads them."""
-        self.views: list[bool] = []
-        """Whether one of them is a view: memory that is there may hold another copy than the view stands for."""
-        self.touched: list[tuple[int, ...]] = []
-        """The counted roots of what an op reads and makes, each once."""
-        self.outputs: list[tuple[tuple[int, int], ...]] = []
-        self.viewed: list[tuple[tuple[int, int], ...]] = []
-        """The views that an op makes, each with its root."""
-        self.fresh: list[tuple[tuple[int, int, tuple[int, ...]], ...]] = []
-        """What an op allocates: tensor, bytes, and the roots whose memory it may take."""
-        self.held: list[tuple[int, ...]] = []
-        """What an op makes a view of that cannot be made anew, so that it stays."""
-        self.heirs: list[list[int]] = [[] for _ in tensors]
-        """The counted roots that ops which may run again make of a root or a view of it."""
-        for op in problem.ops:
-            reads = tuple((t, root[t]) for t in dict.fromkeys(op.inputs) if producer[t] >= 0)
-            self.reads.append(reads)
-            self.bases.append(tuple({base for _, base in reads}))
-            self.sources.append(tuple(dict.fromkeys(base for _, base in reads)))
-            self.views.append(any(tensor != base for tensor, base in reads))
-            touched = {base for _, base in reads} | {root[t] for t in op.outputs}
-            self.touched.append(tuple(base for base in touched if self.counted[base]))
-            self.outputs.append(tuple((t, root[t]) for t in op.outputs))
-            self.viewed.append(tuple((t, base) for t, base in self.outputs[-1] if t != base))
-            once = {base for base, number in Counter(base for _, base in reads).items() if number == 1}
-            fresh = (t for t in op.outputs if root[t] == t and self.counted[t])
-            self.fresh.append(tuple(self._allocation(op, tensor, once) for tensor in fresh))
-            lasting = op.backward or not op.recomputable
-            kept = (base for _, base in self.viewed[-1] if producer[base] >= 0)
-            self.held.append(tuple(kept) if lasting else ())
-            made = [] if op.backward else [base for _, base in self.outputs[-1] if self.counted[base]]
-            for base in self.bases[-1] if made else ():
-                self.heirs[base] += made
-        self.price = [self.cost[maker] if maker >= 0 else 0.0 for maker in producer]
-        """Seconds of the op that makes a tensor."""
-        self.parents = [self.bases[maker] if maker >= 0 else () for maker in producer]
-        """The roots that this op reads."""
-        self.repeatable = [tensor for tensor, evictable in enumerate(self.evictable) if evictable]
-        """The roots that may be made again."""
-        self._weights: dict[float, list[float]] = {}
-        self.clock = [0.0]
-        """Seconds before each position of the order."""
-        for index in order:
-            self.clock.append(self.clock[-1] + self.cost[index])
-        self.first_use = [-1] * len(tensors)
-        """The first position in the order where a root is read, -1 if it is not."""
-        self.last_use = [-1] * len(tensors)
-        """The last one."""
-        self.next_uses: list[tuple[tuple[int, int], ...]] = [()] * len(order)
-        """For each position the roots that are read there, with the next position that reads them, or -1."""
-        for position in range(len(order) - 1, -1, -1):
-            bases = self.bases[order[position]]
-            self.next_uses[position] = tuple((base, self.first_use[base]) for base in bases)
-            for base in bases:
-                self.first_use[base] = position
-                if self.last_use[base] < 0:
-                    self.last_use[base] = position
+    Attributes:
+        schedule: op ids in execution order, or None if it was given up.
+        evicted: the roots that it evicted, those until then if it was given up.
+        contenders: those that it can have judged.
+    """
 
-    def weights_of_bytes(self, power: float) -> list[float]:
-        """For each tensor its bytes to a power."""
-        if power not in self._weights:
-            self._weights[power] = [max(size, 1) ** power for size in self.size]
-        return self._weights[power]
+    schedule: list[int] | None
+    evicted: frozenset[int]
+    contenders: frozenset[int]
 
-    def _allocation(self, op: Op, tensor: int, once: Collection[int]) -> tuple[int, int, tuple[int, ...]]:
-        sources = [self.root[source] for source in op.inplace.get(tensor, ())]
-        fitting = (held for held in sources if self.counted[held] and self.size[held] == self.size[tensor])
-        return tensor, self.size[tensor], tuple(held for held in fitting if held in once)
+    def is_same(self, dearer: Set[int], instead_of: Set[int]) -> bool:
+        """Whether a pass comes to the same that makes other roots dearer to evict, by the same factor.
+
+        It does where all that was evicted gets dearer by one ratio, and nothing else by less.
+
+        Args:
+            dearer: the roots that the other pass makes dearer.
+            instead_of: those that this one made dearer.
+        """
+        more, less = dearer - instead_of, instead_of - dearer
+        if self.evicted <= less or (self.evicted <= more and self.contenders <= more):
+            return True
+        return self.evicted.isdisjoint(more) and self.contenders.isdisjoint(less)
+
+
+def evicting(problem: Problem, budget: int, order: Sequence[int], weights: Weights, most_cost: float) -> Pass:
+    """The same as `evict`, with what was evicted."""
+    run = _run if weights.bias else _lately
+    return run(problem, budget, tuple(order), weights, most_cost)
+
+
+def _run(problem: Problem, budget: int, order: tuple[int, ...], weights: Weights, most_cost: float) -> Pass:
+    state = _beginning(_along(problem, order), budget).judged_by(weights, most_cost)
+    finished = state.run()
+    return Pass(state.schedule if finished else None, frozenset(state.evicted), state.contenders)
+
+
+_lately = lru_cache(maxsize=16)(_run)
+"""The same, kept for a while: whoever makes some tensors dearer to evict asks what was evicted without that."""
 
 
 @lru_cache(maxsize=4)
-def _along(problem: Problem, order: tuple[int, ...]) -> _Graph:
-    return _Graph(problem, order)
+def _along(problem: Problem, order: tuple[int, ...]) -> Course:
+    return Course(buffer_graph(problem), order)
 
 
 @lru_cache(maxsize=8)
-def _beginning(graph: _Graph, budget: int) -> _Eviction:
+def _beginning(course: Course, budget: int) -> _Eviction:
     """The state of all passes with a budget when memory first runs out."""
-    state = _Eviction(graph, budget)
+    state = _Eviction(course, budget)
     state.run()
+    # What is read no more by then is freed, and not kept when it is made again.
+    left = (base for base in course.graph.repeatable if course.last_use[base] >= state.now)
+    state.contenders = frozenset(left)
     return state
 
 
 class _Eviction:
     """The state of one pass, at first of its beginning: until memory runs out, nothing is judged."""
 
-    def __init__(self, graph: _Graph, budget: int) -> None:
-        self.graph, self.budget = graph, budget
+    def __init__(self, course: Course, budget: int) -> None:
+        graph = course.graph
+        self.graph, self.course, self.budget = graph, course, budget
         count = len(graph.size)
         self.score: Callable[[int], float] | None = None
         """What a root is judged by; None in the beginning that passes have in common."""
@@ -197,7 +155,7 @@ class _Eviction:
         """Whether nothing will ever need a root again, nor what was made from it, but for what is held."""
         self.pins = [0] * count
         """How many ops that wait for something they read need a root."""
-        self.next_use = graph.first_use.copy()
+        self.next_use = course.first_use.copy()
         """The next position in the order where a root is read, or -1."""
         self.now = 0
         self.total = 0
@@ -207,40 +165,43 @@ class _Eviction:
         """Whether memory ever ran out; what may be evicted is not judged before."""
         self.heap: list[tuple[float, int, int]] = []
         self.stamp = [0] * count
+        self.evicted: set[int] = set()
+        self.contenders: frozenset[int] = frozenset()
+        """The roots that may ever be judged."""
 
     def judged_by(self, weights: Weights, most_cost: float) -> _Eviction:
         """A pass that goes on from this beginning."""
-        state = _Eviction(self.graph, self.budget)
+        state = _Eviction(self.course, self.budget)
         state.score, state.most_cost = _judge(state, weights), most_cost
         state.evictable[:], state.live[:], state.next_use[:] = self.evictable, self.live, self.next_use
         state.version, state.made_from = self.version.copy(), self.made_from.copy()
         state.now, state.total, state.cost = self.now, self.total, self.cost
-        state.asked = self.cost + self.graph.clock[-1] / _FORESIGHTS
-        state.schedule = self.schedule.copy()
+        state.asked = self.cost + self.course.clock[-1] / _FORESIGHTS
+        state.schedule, state.contenders = self.schedule.copy(), self.contenders
         return state
 
     def run(self) -> bool:
         """Run the ops that are left; whether that went to its end, and within the cost."""
-        graph, next_use = self.graph, self.next_use
-        for position in range(self.now, len(graph.order)):
+        graph, course, next_use = self.graph, self.course, self.next_use
+        for position in range(self.now, len(course.order)):
             self.now = position
             if self.cost > self.asked and self._is_too_dear():
                 return False
-            index = graph.order[position]
+            index = course.order[position]
             while (missing := self._missing(index)) >= 0:
                 if not self._make(missing, index):
                     return False
             if not self._execute(index):
                 return False
-            for base, following in graph.next_uses[position]:
+            for base, following in course.next_uses[position]:
                 next_use[base] = following
             self._settle(graph.touched[index])
-        self.now = len(graph.order)
+        self.now = len(course.order)
         return self.cost <= self.most_cost
 
     def _is_too_dear(self) -> bool:
         """Whether the schedule will cost too much, with what is left of the order and what else has to run again."""
-        clock = self.graph.clock
+        clock = self.course.clock
         self.asked = self.cost + clock[-1] / _FORESIGHTS
         return self.cost + clock[-1] - clock[self.now] + self._owed() > self.most_cost * _ROUNDING
 
@@ -306,18 +267,17 @@ class _Eviction:
     def _execute(self, index: int) -> bool:
         """Run an op; whether that was done: a beginning ends where memory runs out."""
         graph, live, version = self.graph, self.live, self.version
-        need = graph.workspace[index]
+        need = graph.need[index]
         overwritten: tuple[int, ...] = ()
         fresh = graph.fresh[index]
-        for tensor, size, sources in fresh:
+        for tensor, size, sources in fresh if graph.overwrites[index] else ():
             for held in sources:
                 if held not in overwritten and not self.pins[held] and self._is_last_use(held, index):
                     overwritten = (*overwritten, held)
                     if not self.evictable[held]:
                         self._hold(tensor)  # nothing can recompute what this is made from
+                    need -= size
                     break
-            else:
-                need += size
         if self.total + need > self.budget:
             if self.score is None:
                 return False
@@ -340,15 +300,15 @@ class _Eviction:
 
     def _is_last_use(self, base: int, index: int) -> bool:
         """Whether nothing reads a root after the op that runs now, nor needs it for being recomputed."""
-        following, graph = self.next_use[base], self.graph
-        if following >= 0 and not (following == self.now == graph.last_use[base] and graph.order[following] == index):
+        following, course = self.next_use[base], self.course
+        if following >= 0 and not (following == self.now == course.last_use[base] and course.order[following] == index):
             return False
         return self.evictable[base] or not self._keeps_others(base)
 
     def _settle(self, bases: Sequence[int]) -> None:
         """Free what nothing reads any more; let the rest be evicted."""
         live, pins, next_use, evictable = self.live, self.pins, self.next_use, self.evictable
-        size, heirs = self.graph.size, self.graph.heirs
+        size, heirs, score = self.graph.size, self.graph.heirs, self.score if self.short else None
         for base in bases:
             if not live[base] or pins[base]:
                 continue
@@ -357,10 +317,9 @@ class _Eviction:
                     live[base] = False
                     self.total -= size[base]
                     self.stamp[base] += 1
-            elif self.short and evictable[base]:
-                assert self.score is not None
+            elif score is not None and evictable[base]:
                 self.stamp[base] = stamp = self.stamp[base] + 1
-                heappush(self.heap, (self.score(base), base, stamp))
+                heappush(self.heap, (score(base), base, stamp))
 
     def _keeps_others(self, base: int) -> bool:
         """Say whether something that was evicted needs a root that cannot be recomputed and is read no more.
@@ -427,6 +386,7 @@ class _Eviction:
                 heappush(heap, (judged, base, stamp))
             else:
                 self._free(base)
+                self.evicted.add(base)
         for base in pinned:
             heappush(heap, (score(base), base, stamps[base]))
 
@@ -434,14 +394,14 @@ class _Eviction:
 def _judge(state: _Eviction, weights: Weights) -> Callable[[int], float]:
     """What decides which root goes first, the lowest first, at any moment of a pass; it is asked most of all."""
     graph, live, next_use, evictable = state.graph, state.live, state.next_use, state.evictable
-    parents, price, clock, last_use = graph.parents, graph.price, graph.clock, graph.last_use
+    parents, price, clock, last_use = graph.parents, graph.price, state.course.clock, state.course.last_use
     size, bias = graph.weights_of_bytes(weights.size_power), weights.bias
     cost_power, time_power, ahead = weights.cost_power, weights.time_power, weights.ahead
 
     def cost_again(base: int) -> float:
         """Seconds to recompute a root, with those of its ancestors that are gone."""
-        cost, gone = price[base], [read for read in parents[base] if not live[read]]
-        seen = {base, *gone}
+        gone = [read for read in parents[base] if not live[read]]
+        cost, seen = price[base], {base, *gone}
         while gone and len(seen) <= _ANCESTORS:
             made = gone.pop()
             cost += price[made]

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import compress
 
 import numpy as np
 import numpy.typing as npt
@@ -69,7 +70,10 @@ class _Gaps:
     def left_out(self, schedule: Sequence[int], chosen: Sequence[int]) -> tuple[int, ...]:
         """The schedule without some repeats, given by their steps, and without views of them."""
         dropped = {*chosen, *(view for step in chosen for view in self.views.get(step, ()))}
-        return tuple(index for step, index in enumerate(schedule) if step not in dropped)
+        left = bytearray(b"\1") * len(schedule)
+        for step in dropped:
+            left[step] = False
+        return tuple(compress(schedule, left))
 
 
 def _look(problem: Problem, schedule: tuple[int, ...]) -> tuple[tuple[int, ...], Integers, _Gaps]:

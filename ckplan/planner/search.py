@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
 
 from ckplan.planner.cuts import Cut, forward_cuts, kept_by_cuts, segment_cuts, segment_limits
-from ckplan.planner.eviction import Weights, evict
+from ckplan.planner.eviction import Pass, Weights, evict, evicting
 from ckplan.planner.minimum_cut import between_passes
 from ckplan.planner.order import best_order, orders
 from ckplan.planner.peak import peak_of
@@ -80,28 +80,36 @@ def segmented_schedules(problem: Problem, budget: int, order: Schedule, most_cos
 
     Without boundaries a tight budget makes eviction thrash: long chains of recomputations evict each other's results.
     """
-    for schedule, bias in _segmentations(problem, tuple(order)):
+    done: dict[float, list[tuple[frozenset[int], Pass]]] = {}
+    for power in (0.5, 0.1):
+        plain = evicting(problem, budget, order, Weights(time_power=power), most_cost)
+        done[power] = [(frozenset(), plain)]
+    for schedule, boundary in _segmentations(problem, tuple(order)):
         yield schedule
-        for time_power in (0.5, 0.1):
-            yield evict(problem, budget, order, Weights(time_power=time_power, bias=bias), most_cost)
+        for power, passes in done.items():
+            if any(one.is_same(boundary, instead_of=other) for other, one in passes):
+                continue  # and the same schedule was given before, or is of those without boundaries
+            bias = [_KEEP if tensor in boundary else 1.0 for tensor in range(len(problem.tensors))]
+            found = evicting(problem, budget, order, Weights(time_power=power, bias=bias), most_cost)
+            passes.append((boundary, found))
+            yield found.schedule
 
 
 @lru_cache(maxsize=4)
-def _segmentations(problem: Problem, order: tuple[int, ...]) -> tuple[tuple[Schedule, Sequence[float]], ...]:
-    """For each segmentation the schedule that runs all else again, and factors that make its boundaries dear to evict.
+def _segmentations(problem: Problem, order: tuple[int, ...]) -> tuple[tuple[Schedule, frozenset[int]], ...]:
+    """For each segmentation the schedule that runs all else again, and what is on its boundaries.
 
     They do not depend on a budget, as `judged_cuts` do not.
     """
-    boundaries: dict[frozenset[int], tuple[Schedule, Sequence[float]]] = {}
+    boundaries: dict[frozenset[int], Schedule] = {}
     cuts = [cut for cut in forward_cuts(problem) if cut.tensors]
     for limit in segment_limits(problem, tries(problem, _SEGMENT_SIZES)):
         for candidates in ([cut for cut in cuts if cut.tensors == 1], cuts):
             chosen = segment_cuts(problem, candidates, limit)
             boundary = frozenset(base for cut in chosen for base in cut.crossing)
             if boundary and boundary not in boundaries:
-                bias = [_KEEP if tensor in boundary else 1.0 for tensor in range(len(problem.tensors))]
-                boundaries[boundary] = recompute_schedule(problem, kept_by_cuts(problem, chosen), order), bias
-    return tuple(boundaries.values())
+                boundaries[boundary] = recompute_schedule(problem, kept_by_cuts(problem, chosen), order)
+    return tuple((schedule, boundary) for boundary, schedule in boundaries.items())
 
 
 @lru_cache(maxsize=4)

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import itertools
+import math
+import random
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 
 import pytest
 from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from ckplan.planner import Problem, simulate
-from ckplan.planner.eviction import Weights, evict
+from ckplan.planner.eviction import Pass, Weights, evict, evicting
 from ckplan.planner.frontier import Effort, Kept, cheapest, frontier, knee, lowest, undominated
 from ckplan.planner.minimum_cut import between_passes
 from ckplan.planner.order import best_order
@@ -49,6 +52,35 @@ def test_a_limit_of_the_cost_changes_no_schedule_that_keeps_to_it(problem: Probl
         for most in (cost, 1.05 * problem.cost, 1.5 * problem.cost):
             limited = evict(problem, int(peak * share), order, weights, most)
             assert limited == (free if cost <= most else None)
+
+
+@settings(max_examples=200)
+@given(problem=problems(), share=st.floats(0.2, 0.9), seed=st.integers(0, 2**20), most=st.sampled_from((1.3, math.inf)))
+def test_passes_that_are_said_to_come_to_the_same_do(problem: Problem, share: float, seed: int, most: float) -> None:
+    order, rng, count = best_order(problem), random.Random(seed), len(problem.tensors)
+    budget = int(share * peak_of(problem, order))
+
+    def run(dearer: Set[int]) -> Pass:
+        bias = [4.0 if tensor in dearer else 1.0 for tensor in range(count)]
+        return evicting(problem, budget, order, Weights(bias=bias), most * problem.cost)
+
+    def some(ratio: float) -> set[int]:
+        return {tensor for tensor in range(count) if rng.random() < ratio}
+
+    before = some(rng.choice((0, 0.2, 0.6, 1)))
+    found = run(before)
+    spared = before - found.evicted
+    others = (
+        before | (some(0.5) - found.evicted),
+        before - found.evicted - some(0.5),
+        spared,
+        before | some(1),
+        some(0.5),
+    )
+    for dearer in others:
+        if found.is_same(dearer, instead_of=before):
+            assert run(dearer).schedule == found.schedule
+    assert found.is_same(before, instead_of=before)
 
 
 @given(problem=problems())
