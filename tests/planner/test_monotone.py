@@ -5,7 +5,8 @@ from __future__ import annotations
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
 
 from ckplan.errors import InfeasibleError
 from ckplan.planner import Problem
@@ -13,6 +14,7 @@ from ckplan.planner.bounds import lower_bound
 from ckplan.planner.order import best_order
 from ckplan.planner.peak import peak_of
 from ckplan.planner.strategies import STRATEGIES
+from ckplan.planner.strategies.evict import Evict
 from ckplan.planner.strategies.monotone import MonotoneStrategy, bound_below
 from tests.planner.problems import problems
 
@@ -36,6 +38,25 @@ def test_more_room_never_costs_more(strategy: MonotoneStrategy, problem: Problem
             costs.append(float("inf"))
     # Seconds are summed up in the order of the schedule.
     assert all(more <= less * (1 + 1e-12) for less, more in pairwise(costs)), costs
+
+
+@settings(max_examples=20)
+@given(problem=problems(max_forward=14), share=st.floats(0.4, 1))
+def test_eviction_finds_what_is_cheaper_and_nothing_else(problem: Problem, share: float) -> None:
+    order = best_order(problem)
+    budget = int(share * peak_of(problem, order))
+    assume(budget < peak_of(problem, order))
+    try:
+        cost = Evict().solve(problem, budget).cost
+    except InfeasibleError:
+        assert Evict().cheaper(problem, budget, float("inf")) is None
+        return
+    for most_cost in (float("inf"), cost * 1.001):
+        found = Evict().cheaper(problem, budget, most_cost)
+        assert found is not None
+        assert peak_of(problem, found) <= budget
+        assert problem.schedule_cost(found) <= cost * (1 + 1e-12)
+    assert Evict().cheaper(problem, budget, cost * (1 - 1e-9)) is None
 
 
 @settings(max_examples=30)

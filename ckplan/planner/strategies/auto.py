@@ -42,12 +42,13 @@ _THOROUGH: tuple[tuple[Strategy, int], ...] = (
     (Memory(), 400),
     (Revolve(), 400),
     (MinCut(), 400),
-    (Evict(), 100),
     (LowerSets(), 100),
 )
 """Those that take some tenths of a second for graphs of so many ops; of larger ones they are not asked."""
 _SMALL = 400
-"""Ops of the largest graph for which the local search takes longer."""
+"""Ops of the largest graph for which the local search takes longer, and for which `evict` is asked as well."""
+_REFUSED = 2_000
+"""Ops of the largest graph for which that is asked where nothing else was found."""
 _MOST_REPEATABLE = 160
 """Most ops that may run again of a graph whose plan is finished by constraint programming."""
 _WORK = 0.003
@@ -139,8 +140,10 @@ class Auto(Strategy):
         if len(problem.ops) <= _SMALL:
             effort.steps = effort.steps * 5 // 2  # as many as `search` tries
         found = cheapest(problem, budget, effort, most_cost=most_cost)
-        other = self._best_of_others(problem, budget, effort)
         least = most_cost if found is None else problem.schedule_cost(found)
+        other = self._best_of_others(problem, budget, effort, least)
+        if other is None and found is None and _SMALL < len(problem.ops) <= _REFUSED and not effort.over:
+            other = Evict().cheaper(problem, budget, most_cost)
         if other is not None and problem.schedule_cost(other) < least:
             along = list(dict.fromkeys(other))
             found = improve(problem, other, budget, along, effort.steps, effort.seed, effort.deadline)
@@ -164,9 +167,9 @@ class Auto(Strategy):
         )
         return better if found is None else min(found, better, key=problem.schedule_cost)
 
-    def _best_of_others(self, problem: Problem, budget: int, effort: Effort) -> list[int] | None:
-        """The cheapest schedule within a budget that other strategies have."""
-        best: list[int] | None = None
+    def _best_of_others(self, problem: Problem, budget: int, effort: Effort, most_cost: float) -> Sequence[int] | None:
+        """The cheapest schedule within a budget that other strategies have; one of more seconds is of no use."""
+        best: Sequence[int] | None = None
         if peak_of(problem, orders(problem)[0]) <= budget:
             return None
         thorough = (strategy for strategy, most_ops in _THOROUGH if len(problem.ops) <= most_ops)
@@ -180,7 +183,12 @@ class Auto(Strategy):
             retained = retain(problem, found, budget)
             if best is None or problem.schedule_cost(retained) < problem.schedule_cost(best):
                 best = retained
-        return best
+        if effort.over or len(problem.ops) > _SMALL:
+            return best
+        # Near the lowest peak what eviction makes for less memory may cost less; it takes longest, so it comes last.
+        least = most_cost if best is None else min(most_cost, problem.schedule_cost(best))
+        cheaper = Evict().cheaper(problem, budget, least)
+        return best if cheaper is None else retain(problem, cheaper, budget)
 
     def _most_cost(self, problem: Problem) -> float:
         return problem.cost * (1 + self.overhead) if self.overhead >= 0 else one_more_forward(problem)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import chain
 from typing import ClassVar
 
@@ -13,7 +14,7 @@ from ckplan.planner.peak import peak_of
 from ckplan.planner.problem import Problem
 from ckplan.planner.search import evictions, within
 from ckplan.planner.strategies.base import one_more_forward
-from ckplan.planner.strategies.monotone import Judged, MonotoneStrategy
+from ckplan.planner.strategies.monotone import MonotoneStrategy, bound_below, cheapest_planned, rungs
 
 _POOLED_OPS = 2_000
 """Ops of the largest graph whose lowest peak is looked for before a budget is planned for."""
@@ -50,14 +51,35 @@ class Evict(MonotoneStrategy):
         """No recomputation; for graphs that are not large also what is found without a budget, on the way down."""
         yield best_order(problem)
         for budget in _budgets(problem) if len(problem.ops) <= _POOLED_OPS else ():
-            found = list(_evicted(problem, budget))
-            if not found:
+            if not (found := _pooled(problem, budget)):
                 break
             yield from found
 
-    def planned_for(self, problem: Problem, budget: int, pool: Sequence[Judged]) -> Iterable[Sequence[int]]:
+    def planned_for(self, problem: Problem, budget: int) -> Iterable[Sequence[int]]:
         """Schedules by eviction, for several weights."""
         return within(problem, evictions(problem, budget, best_order(problem), 3 * problem.cost), budget)
+
+    def cheaper(self, problem: Problem, budget: int, most_cost: float) -> Sequence[int] | None:
+        """What `solve` plans if it costs less than that, else None; known the sooner, the less it may cost.
+
+        Args:
+            problem: the ops and tensors.
+            budget: bytes of activations.
+            most_cost: seconds that the schedule must stay below.
+        """
+        best: Sequence[int] | None = None
+        for rung in _budgets(problem) if len(problem.ops) <= _POOLED_OPS else ():
+            if bound_below(problem, rung) >= most_cost - problem.cost or not (found := _pooled(problem, rung)):
+                break
+            for schedule in found:
+                if problem.schedule_cost(schedule) < most_cost and peak_of(problem, schedule) <= budget:
+                    best, most_cost = schedule, problem.schedule_cost(schedule)
+        for rung in rungs(problem, budget, self.step):
+            if bound_below(problem, rung) >= most_cost - problem.cost:
+                break
+            if (planned := cheapest_planned(self, problem, rung)) is not None and planned[0] < most_cost:
+                most_cost, best = planned
+        return best
 
 
 def _budgets(problem: Problem) -> Iterator[int]:
@@ -71,3 +93,9 @@ def _budgets(problem: Problem) -> Iterator[int]:
 def _evicted(problem: Problem, budget: int) -> Iterator[list[int]]:
     """Schedules within a budget that cost no more than one more forward pass."""
     yield from within(problem, evictions(problem, budget, best_order(problem), one_more_forward(problem)), budget)
+
+
+@lru_cache(maxsize=128)
+def _pooled(problem: Problem, budget: int) -> Sequence[Sequence[int]]:
+    """All of these."""
+    return tuple(_evicted(problem, budget))

@@ -18,7 +18,7 @@ from ckplan.planner.problem import Problem
 from ckplan.planner.recompute import recompute_schedule
 from ckplan.planner.refine import keep_what_fits
 from ckplan.planner.strategies.lower_set_graph import ForwardGraph, all_lower_sets, contract, principal_lower_sets
-from ckplan.planner.strategies.monotone import Judged, MonotoneStrategy, retained
+from ckplan.planner.strategies.monotone import MonotoneStrategy, judged_pool, retained
 
 Array = npt.NDArray[np.float64]
 
@@ -91,9 +91,9 @@ class LowerSets(MonotoneStrategy):
             for choice in self._choices(problem, order, int(share * peak_of(problem, order))):
                 yield recompute_schedule(problem, *choice)
 
-    def planned_for(self, problem: Problem, budget: int, pool: Sequence[Judged]) -> Iterable[Sequence[int]]:
+    def planned_for(self, problem: Problem, budget: int) -> Iterable[Sequence[int]]:
         """The cheapest of these within the budget, with what there is room for retained."""
-        return retained(problem, budget, pool, _RETAINED)
+        return retained(problem, budget, judged_pool(self, problem), _RETAINED)
 
     def _choices(self, problem: Problem, order: Sequence[int], budget: int | None) -> Iterator[Choice]:
         graph = contract(problem)

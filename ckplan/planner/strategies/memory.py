@@ -12,7 +12,7 @@ from ckplan.planner.peak import peak_of
 from ckplan.planner.problem import Problem
 from ckplan.planner.recompute import recompute_schedule
 from ckplan.planner.refine import keep_what_fits
-from ckplan.planner.strategies.monotone import Judged, MonotoneStrategy, retained
+from ckplan.planner.strategies.monotone import MonotoneStrategy, judged_pool, retained
 
 _LIMITS = 24
 """How many segment limits are tried between the largest activation and the whole stash, evenly in their logarithm."""
@@ -59,9 +59,9 @@ class Memory(MonotoneStrategy):
         for candidate in self.segmentations(problem):
             yield recompute_schedule(problem, candidate, order)
 
-    def planned_for(self, problem: Problem, budget: int, pool: Sequence[Judged]) -> Iterable[Sequence[int]]:
+    def planned_for(self, problem: Problem, budget: int) -> Iterable[Sequence[int]]:
         """The cheapest segmentations within the budget, with what there is room for retained."""
-        return retained(problem, budget, pool, _RETAINED)
+        return retained(problem, budget, judged_pool(self, problem), _RETAINED)
 
     def segmentations(self, problem: Problem) -> Iterable[set[int]]:
         """Sets of kept tensors: cuts at bottlenecks and at small cuts, for a range of segment limits."""

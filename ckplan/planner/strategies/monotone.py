@@ -40,14 +40,8 @@ class MonotoneStrategy(Strategy):
         """Schedules that do not depend on a budget, those without recomputation and of the lowest peak included."""
 
     @abstractmethod
-    def planned_for(self, problem: Problem, budget: int, pool: Sequence[Judged]) -> Iterable[Sequence[int]]:
-        """Schedules within a budget.
-
-        Args:
-            problem: the ops and tensors.
-            budget: bytes of activations.
-            pool: what does not depend on it, the cheapest first.
-        """
+    def planned_for(self, problem: Problem, budget: int) -> Iterable[Sequence[int]]:
+        """Schedules within a budget (bytes of activations)."""
 
     def solve(self, problem: Problem, budget: int | None = None) -> Plan:
         """The plan of the lowest peak, or the cheapest found within a budget.
@@ -63,27 +57,28 @@ class MonotoneStrategy(Strategy):
         return self.choose(problem, self._within(problem, budget), budget)
 
     def _within(self, problem: Problem, budget: int) -> Iterator[Sequence[int]]:
-        pool = _judged(self, problem)
+        pool = judged_pool(self, problem)
         yield from (schedule for _, _, schedule in pool)
         least = min((cost for cost, peak, _ in pool if peak <= budget), default=float("inf"))
         for rung in [budget] if len(problem.ops) > _MOST_OPS else rungs(problem, budget, self.step):
             if bound_below(problem, rung) >= least - problem.cost:
                 break
-            if (found := _cheapest(self, problem, rung)) is not None:
+            if (found := cheapest_planned(self, problem, rung)) is not None:
                 yield found[1]
                 least = min(least, found[0])
 
 
 @lru_cache(maxsize=16)
-def _judged(strategy: MonotoneStrategy, problem: Problem) -> tuple[Judged, ...]:
+def judged_pool(strategy: MonotoneStrategy, problem: Problem) -> tuple[Judged, ...]:
+    """The schedules of a strategy that do not depend on a budget, the cheapest first."""
     schedules = dict.fromkeys(tuple(schedule) for schedule in strategy.pool(problem))
     return tuple(sorted((problem.schedule_cost(found), peak_of(problem, found), found) for found in schedules))
 
 
 @lru_cache(maxsize=1024)
-def _cheapest(strategy: MonotoneStrategy, problem: Problem, rung: int) -> tuple[float, Sequence[int]] | None:
+def cheapest_planned(strategy: MonotoneStrategy, problem: Problem, rung: int) -> tuple[float, Sequence[int]] | None:
     """Seconds and schedule of the cheapest plan made for a rung; kept, since all budgets above it look at it."""
-    planned = strategy.planned_for(problem, rung, _judged(strategy, problem))
+    planned = strategy.planned_for(problem, rung)
     judged = [(problem.schedule_cost(plan), peak_of(problem, plan), plan) for plan in planned]
     cost, _, plan = min((one for one in judged if one[1] <= rung), key=lambda one: one[:2], default=(0.0, 0, None))
     return None if plan is None else (cost, plan)
