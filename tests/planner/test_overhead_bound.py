@@ -7,18 +7,27 @@ from hypothesis import strategies as st
 
 from ckplan.planner import Problem
 from ckplan.planner.bounds import working_set
+from ckplan.planner.eviction import evict
 from ckplan.planner.order import best_order
 from ckplan.planner.overhead_bound import bound_at, bound_curve, least_overhead
 from ckplan.planner.peak import peak_of
 from tests.planner.problems import chain, problems
 
 
+def lowest_kept(problem: Problem, share: float = 0.0) -> int:
+    """A budget that can be kept; below the least of them the bound rises with the price for ever."""
+    order = best_order(problem)
+    schedule = evict(problem, int(share * peak_of(problem, order)), order)
+    assert schedule is not None
+    return peak_of(problem, schedule)
+
+
 @given(problem=problems(max_forward=12), data=st.data())
 def test_a_bound_falls_with_the_room_the_slower_the_more_there_is(problem: Problem, data: st.DataObject) -> None:
     # It is the largest of straight lines, one for each price; a price that is not the best one breaks this.
     moment = data.draw(st.integers(0, len(problem.ops) - 1))
-    high = 2 * peak_of(problem, best_order(problem))
-    rooms = sorted(data.draw(st.lists(st.integers(0, high), min_size=3, max_size=3, unique=True)))
+    low = lowest_kept(problem) - working_set(problem, moment)
+    rooms = sorted(data.draw(st.lists(st.integers(low, 3 * low + 100), min_size=3, max_size=3, unique=True)))
     less, middle, more = (bound_at(problem, moment, room) for room in rooms)
     share = (rooms[1] - rooms[0]) / (rooms[2] - rooms[0])
     assert less >= middle - 1e-6 * problem.cost
@@ -28,7 +37,7 @@ def test_a_bound_falls_with_the_room_the_slower_the_more_there_is(problem: Probl
 
 @given(problem=problems(max_forward=12), share=st.floats(0.3, 1))
 def test_what_several_moments_prove_one_of_them_proves(problem: Problem, share: float) -> None:
-    budget = int(share * peak_of(problem, best_order(problem)))
+    budget = lowest_kept(problem, share)
     rooms = {index: budget - working_set(problem, index) for index in range(len(problem.ops))}
     bounds = [bound_at(problem, index, room) for index, room in rooms.items() if room >= 0]
     found = least_overhead(problem, budget, moments=10 * len(problem.ops))
