@@ -77,6 +77,8 @@ class BufferGraph:
         """The roots that this op reads."""
         self.repeatable = [tensor for tensor, evictable in enumerate(self.evictable) if evictable]
         """The roots that may be made again."""
+        self.most_owed = sum(op.cost for op in problem.ops if not op.backward)
+        """Seconds of all ops that may have to run again."""
         self._weights: dict[float, list[float]] = {}
 
     def weights_of_bytes(self, power: float) -> list[float]:

@@ -120,10 +120,6 @@ class Copies:
         keys = keys[order]
         self.read: Integers = order[np.searchsorted(keys, tensors * span + self.reader) - 1]
         """The copy that each read is of; `reader` has the steps, in order."""
-        initial = np.ones(len(order), bool)
-        initial[1:] = keys[1:] // span != keys[:-1] // span
-        self._initial = np.zeros(len(order), bool)
-        self._initial[order[initial]] = True
 
     @classmethod
     @lru_cache(maxsize=4)
@@ -136,6 +132,12 @@ class Copies:
         """For each step whether its op ran before."""
         again: npt.NDArray[np.bool_] = self._first[self.ops] != np.arange(len(self.ops))
         return again
+
+    @cached_property
+    def _initial(self) -> npt.NDArray[np.bool_]:
+        """For each copy whether it is the first of its tensor."""
+        initial: npt.NDArray[np.bool_] = ~self.again[self.made]
+        return initial
 
     @cached_property
     def _first(self) -> Integers:

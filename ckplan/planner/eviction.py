@@ -203,7 +203,10 @@ class _Eviction:
         """Whether the schedule will cost too much, with what is left of the order and what else has to run again."""
         clock = self.course.clock
         self.asked = self.cost + clock[-1] / _FORESIGHTS
-        return self.cost + clock[-1] - clock[self.now] + self._owed() > self.most_cost * _ROUNDING
+        certain = self.cost + clock[-1] - clock[self.now]
+        if certain + self.graph.most_owed <= self.most_cost:
+            return False
+        return certain + self._owed() > self.most_cost * _ROUNDING
 
     def _owed(self) -> float:
         """Seconds of the ops that have to run again for what is gone and still to be read, each once."""
