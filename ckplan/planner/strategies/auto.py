@@ -42,6 +42,7 @@ _THOROUGH: tuple[tuple[Strategy, int], ...] = (
     (Memory(), 400),
     (Revolve(), 400),
     (MinCut(), 400),
+    (Evict(), 100),
     (LowerSets(), 100),
 )
 """Those that take some tenths of a second for graphs of so many ops; of larger ones they are not asked."""
@@ -140,13 +141,27 @@ class Auto(Strategy):
         if len(problem.ops) <= _SMALL:
             effort.steps = effort.steps * 5 // 2  # as many as `search` tries
         found = cheapest(problem, budget, effort, most_cost=most_cost)
-        least = most_cost if found is None else problem.schedule_cost(found)
-        other = self._best_of_others(problem, budget, effort, least)
-        if other is None and found is None and _SMALL < len(problem.ops) <= _REFUSED and not effort.over:
-            other = Evict().cheaper(problem, budget, most_cost)
-        if other is not None and problem.schedule_cost(other) < least:
-            along = list(dict.fromkeys(other))
-            found = improve(problem, other, budget, along, effort.steps, effort.seed, effort.deadline)
+        other = self._best_of_others(problem, budget, effort)
+        if other is not None and problem.schedule_cost(other) < _cost(problem, found, most_cost):
+            found = self._improved(problem, other, budget, effort)
+        found = self._finished(problem, budget, found, effort, most_cost)
+        # Near the lowest peak a plan that eviction makes for less memory may cost less than all those for the budget.
+        if not effort.over and len(problem.ops) <= (_REFUSED if found is None else _SMALL):
+            cheaper = Evict().cheaper(problem, budget, _cost(problem, found, most_cost))
+            if cheaper is not None:
+                found = self._improved(problem, retain(problem, cheaper, budget), budget, effort)
+                found = self._finished(problem, budget, found, effort, most_cost)
+        return found
+
+    def _improved(self, problem: Problem, schedule: Sequence[int], budget: int, effort: Effort) -> list[int]:
+        """A schedule by another strategy, improved in its own order."""
+        along = list(dict.fromkeys(schedule))
+        return improve(problem, schedule, budget, along, effort.steps, effort.seed, effort.deadline)
+
+    def _finished(
+        self, problem: Problem, budget: int, found: list[int] | None, effort: Effort, most_cost: float
+    ) -> list[int] | None:
+        """A schedule that constraint programming makes of one where few ops may run again and a bound leaves a gap."""
         if effort.over or repeatable(problem) > _MOST_REPEATABLE:
             return found
         least = least_overhead(problem, budget)
@@ -167,9 +182,9 @@ class Auto(Strategy):
         )
         return better if found is None else min(found, better, key=problem.schedule_cost)
 
-    def _best_of_others(self, problem: Problem, budget: int, effort: Effort, most_cost: float) -> Sequence[int] | None:
-        """The cheapest schedule within a budget that other strategies have; one of more seconds is of no use."""
-        best: Sequence[int] | None = None
+    def _best_of_others(self, problem: Problem, budget: int, effort: Effort) -> list[int] | None:
+        """The cheapest schedule within a budget that other strategies have."""
+        best: list[int] | None = None
         if peak_of(problem, orders(problem)[0]) <= budget:
             return None
         thorough = (strategy for strategy, most_ops in _THOROUGH if len(problem.ops) <= most_ops)
@@ -183,12 +198,12 @@ class Auto(Strategy):
             retained = retain(problem, found, budget)
             if best is None or problem.schedule_cost(retained) < problem.schedule_cost(best):
                 best = retained
-        if effort.over or len(problem.ops) > _SMALL:
-            return best
-        # Near the lowest peak what eviction makes for less memory may cost less; it takes longest, so it comes last.
-        least = most_cost if best is None else min(most_cost, problem.schedule_cost(best))
-        cheaper = Evict().cheaper(problem, budget, least)
-        return best if cheaper is None else retain(problem, cheaper, budget)
+        return best
 
     def _most_cost(self, problem: Problem) -> float:
         return problem.cost * (1 + self.overhead) if self.overhead >= 0 else one_more_forward(problem)
+
+
+def _cost(problem: Problem, schedule: Sequence[int] | None, most_cost: float) -> float:
+    """Seconds that another schedule has to stay below."""
+    return most_cost if schedule is None else problem.schedule_cost(schedule)
