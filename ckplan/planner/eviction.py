@@ -111,6 +111,7 @@ def evicting(problem: Problem, budget: int, order: Sequence[int], weights: Weigh
 def _run(problem: Problem, budget: int, order: tuple[int, ...], weights: Weights, most_cost: float) -> Pass:
     state = _beginning(_along(problem, order), budget).judged_by(weights, most_cost)
     finished = state.run()
+    state.score = None  # it refers to the state, and would keep dozens of megabytes for the garbage collector to find
     return Pass(state.schedule if finished else None, frozenset(state.evicted), state.contenders)
 
 
