@@ -25,11 +25,14 @@ from ckplan.keys import PHASE, PIECES
 WRITER = "ckplan.row_writer"
 """Key in ``Value.meta`` of a table that is written row by row: the `RowWriter` that makes it."""
 
-_BYTES = 2**17
-"""Bytes of a block, at most: that much is copied for each row."""
+_BLOCKS = (2**16, 16), (2**17, 8)
+"""Bytes of a block at most, which are copied for each row, with its rows at least: products of fewer are slow.
 
-_ROWS = 8, 64
-"""Rows of the smallest block that is worth it, and of the largest one."""
+The first that a table can be cut to is taken: of 32,000 rows of 512 floats, blocks of 32 take 0.98 of the time of 64.
+"""
+
+_MOST_ROWS = 64
+"""Rows of the largest block."""
 
 
 @dataclass(frozen=True)
@@ -52,9 +55,9 @@ RowWriter = Callable[[Builder, Added], ir.Value]
 def block_of(table: ir.Value) -> int:
     """Rows of the blocks that a table is made in, a divisor of its rows; 0 where none is of a good size."""
     rows, width = shape_of(table)
-    most = min(_ROWS[1], _BYTES // (width * dtype_of(table).itemsize), rows // 2)
-    found = largest_divisor(rows, most)
-    return found if found >= _ROWS[0] else 0
+    size = width * dtype_of(table).itemsize
+    found = ((largest_divisor(rows, min(_MOST_ROWS, most // size, rows // 2)), least) for most, least in _BLOCKS)
+    return next((block for block, least in found if block >= least), 0)
 
 
 def write_rows(
@@ -76,20 +79,25 @@ def write_rows(
         added: what is added to the rows.
     """
     shape, dtype = shape_of(like), like.dtype
-    row = new_value(op, f"{name}/row", ir.DataType.INT64, ())
     before = new_value(op, f"{name}/before", dtype, (block, shape[1]))
-    graph = ir.Graph([before, row], [], nodes=[], name=op.unique_name(f"{name}/rows"))
-    inputs = [op.constant(np.zeros((block, shape[1]), dtype_of(like))), op.constant(np.arange(shape[0]))]
+    row, place = (new_value(op, f"{name}/{what}", ir.DataType.INT64, ()) for what in ("row", "place"))
+    is_first = new_value(op, f"{name}/is_first", ir.DataType.BOOL, ())
+    graph = ir.Graph([before, row, place, is_first], [], nodes=[], name=op.unique_name(f"{name}/rows"))
+    # A node that runs for each row costs as much as the row's part of a product: numbers are ready, sums go by blocks.
+    rows = np.arange(shape[0])
+    numbers = np.zeros((block, shape[1]), dtype_of(like)), rows, rows % block, rows % block == 0
+    inputs = [op.constant(array) for array in numbers]
+
+    def added_to(inner: Builder, start: ir.Value) -> ir.Value:
+        found = rows_of(inner, start)
+        if added is None:
+            return found
+        return inner.Add(found, inner.Gather(added.table, rows_from(inner, added.places, start, block), axis=0))
+
     inner = BodyBuilder(op, graph)
     with inner.scope(name):
-        place = inner.Mod(row, np.int64(block))
-        now = _block(inner, name, before, inner.Equal(place, np.int64(0)), row, rows_of)
+        now = _block(inner, name, before, is_first, row, added_to)
         found = inner.Gather(now, place, axis=0)
-        if added is not None:
-            which = new_value(op, f"{name}/which", added.places.dtype, ())
-            graph.inputs.append(which)
-            inputs.append(added.places)
-            found = inner.Add(found, inner.Gather(added.table, which, axis=0))
     graph.outputs.extend([now, found])
     close_body(inner)
     attributes = [ir.AttrGraph("body", graph), ir.AttrInt64("num_scan_inputs", len(inputs) - 1)]
@@ -99,6 +107,16 @@ def write_rows(
     emit_control(op, "Scan", name, inputs, attributes, [last, result], about)
     result.meta[WRITER] = lambda other, more: write_rows(other, name, like, block, rows_of, more)
     return result
+
+
+def rows_from(op: Builder, table: ir.Value, start: ir.Value, count: int, axis: int = 0) -> ir.Value:
+    """Emit a copy of ``count`` rows, or columns, of a table from an integer scalar on."""
+    shape = list(shape_of(table))
+    shape[axis] = count
+    first = op.Cast(op.reshape(start, (1,)), to=ir.DataType.INT64)
+    last = op.Add(first, np.asarray([count], dtype=np.int64))
+    found: ir.Value = op.emit("Slice", table, first, last, np.asarray([axis], dtype=np.int64), _shape=shape)
+    return found
 
 
 def _block(

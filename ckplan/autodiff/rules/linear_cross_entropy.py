@@ -14,7 +14,7 @@ from ckplan.autodiff.crossentropy import labels_of
 from ckplan.autodiff.output_layer import product
 from ckplan.autodiff.regions import near_divisor
 from ckplan.autodiff.registry import rule
-from ckplan.autodiff.row_writing import block_of, write_rows
+from ckplan.autodiff.row_writing import block_of, rows_from, write_rows
 from ckplan.autodiff.rules.losses import by_sample_weights, is_one, sample_slopes
 from ckplan.keys import PHASE, PIECES
 
@@ -79,13 +79,15 @@ def _by_layer(op: Builder, node: ir.Node, slopes: ir.Value) -> tuple[ir.Value, i
     scaled = op.Mul(head.rows, head.factors)
     block = block_of(weight) if by_rows and bias is None else 0
 
-    def rows_of(inner: Builder, start: ir.Value) -> ir.Value:
-        chunk = _classes(inner, weight, start, block, axis=0)
-        return inner.Gemm(
-            head.slopes(inner, start, block, product(inner, head.rows, chunk, None, True)), scaled, transA=1
-        )
-
     if block:
+        turned = op.Transpose(scaled, perm=(1, 0))
+
+        def rows_of(inner: Builder, start: ir.Value) -> ir.Value:
+            chunk = rows_from(inner, weight, start, block)
+            slopes = head.slopes(inner, start, block, product(inner, head.rows, chunk, None, True))
+            # The narrow factor stands right in both products: the right one is packed anew each time.
+            return inner.Transpose(inner.MatMul(turned, slopes), perm=(1, 0))
+
         return write_rows(op, name, weight, block, rows_of), None
     return _in_chunks(op, node, head, scaled)
 
@@ -118,16 +120,6 @@ class _Head:
         return op.ScatterElements(powers, op.Clip(place, *ends), target, axis=1, reduction="add")
 
 
-def _classes(op: Builder, weight: ir.Value, start: ir.Value, width: int, axis: int) -> ir.Value:
-    """The part of a weight for ``width`` classes from ``start`` on, a copy."""
-    shape = list(shape_of(weight))
-    shape[axis] = width
-    first = op.Cast(op.reshape(start, (1,)), to=ir.DataType.INT64)
-    last = op.Add(first, np.asarray([width], dtype=np.int64))
-    found: ir.Value = op.emit("Slice", weight, first, last, np.asarray([axis], dtype=np.int64), _shape=shape)
-    return found
-
-
 def _in_chunks(op: Builder, node: ir.Node, head: _Head, scaled: ir.Value) -> tuple[ir.Value, ir.Value | None]:
     """Gradients of weight and bias from a Scan over chunks of classes."""
     weight, bias, name = required_input(node, 3), input_of(node, 4), f"{node.name}/grad/Scan"
@@ -148,7 +140,7 @@ def _in_chunks(op: Builder, node: ir.Node, head: _Head, scaled: ir.Value) -> tup
             graph.inputs.append(chunk)
             inputs.append(op.reshape(weight, (count, width, features)))
         else:
-            chunk = _classes(inner, weight, start, width, axis=1)
+            chunk = rows_from(inner, weight, start, width, axis=1)
         if bias is not None:
             graph.inputs.append(part)
             inputs.append(op.reshape(bias, (count, width)))
