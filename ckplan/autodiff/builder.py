@@ -427,9 +427,9 @@ class Builder:
             return self.reshape(value, kept)
         rest = [axis for axis, dim in enumerate(shape) if axis not in summed and dim != 1]
         if rest and summed[0] < rest[0] and rest[-1] < summed[-1] and size_of(value) > _ONE_PASS:
-            trailing = [axis for axis in summed if axis > rest[-1]]
-            value = self.ReduceSum(value, np.asarray(trailing, dtype=np.int64), keepdims=1)
-            return self.reshape(self.reduce_sum(value, [a for a in summed if a not in trailing]), kept)
+            trailing = [axis for axis in (summed if keepdims else every) if axis > rest[-1]]
+            value = self.ReduceSum(value, np.asarray(trailing, dtype=np.int64), keepdims=int(keepdims))
+            return self.reshape(self.reduce_sum(value, [a for a in every if a < rest[-1]], keepdims), kept)
         rows, columns = (math.prod(shape[axis] for axis in group) for group in (summed, rest))
         few = 0 < rows <= min(_FEW_ROWS, columns) and rows * columns > _FEW_ELEMENTS
         if few and rest and summed[-1] < rest[0] and value.dtype in _PRODUCT_TYPES:

@@ -114,7 +114,7 @@ def training_batch_normalization(op: Builder, node: ir.Node, dy: Gradients) -> G
 
         dbias = sum(dy),    dscale = r sum(dy c),    dx = a (dy - sum(dy) / m - r dscale c / m),
 
-    of which the last two terms are c normalised by the variance, with scale -a dscale / m and bias -a sum(dy) / m.
+    of which the last two terms are c normalised by the variance, with scale -dscale / m and bias -sum(dy) / m.
     """
     x, upstream = required_input(node, 0), dy[0]
     found: list[ir.Value | None] = [None, None, None]
@@ -152,13 +152,12 @@ def _of_batch(op: Builder, node: ir.Node, dy: ir.Value, centred: ir.Value, varia
         wide = op.Div(channel_products(op, centred, upstream), spread)
         dscale = _like(op, wide, scale) if op.wants(scale) else None
         if op.wants(x):
-            factor = op.Div(cast(op, scale, centred.dtype), spread)
-            part = op.Mul(factor, -share)
             zeros = np.zeros(channels, dtype_of(centred))
-            slope, offset = op.Mul(wide, part), op.Mul(sums, part)
+            slope, offset = op.Mul(wide, -share), op.Mul(sums, -share)
             rest = op.BatchNormalization(centred, slope, offset, zeros, variance, epsilon=epsilon)
-            main = op.Mul(upstream, op.reshape(factor, [channels, *[1] * (rank - 2)]))
-            dx = cast(op, op.Add(main, rest), x.dtype)
+            factor = op.Div(cast(op, scale, centred.dtype), spread)
+            per_channel = op.reshape(factor, [channels, *[1] * (rank - 2)])
+            dx = cast(op, op.Mul(op.Add(upstream, rest), per_channel), x.dtype)
     return [dx, dscale, _like(op, sums, bias) if op.wants(bias) else None]
 
 
@@ -179,6 +178,8 @@ def centre(op: Builder, x: ir.Value) -> tuple[ir.Value, ir.Value, ir.Value]:
     mean = op.ReduceMean(wide, np.asarray(axes), keepdims=1)
     centred = op.Sub(wide, mean)
     # From c: the mean of the squares less the square of the mean loses all digits where the mean is large.
+    if math.prod(shape_of(x)[2:]) < DOT_PLACES:
+        return mean, centred, op.ReduceMean(op.Mul(centred, centred), np.asarray(axes), keepdims=0)
     return mean, centred, op.Mul(channel_products(op, centred, centred), share)
 
 
@@ -193,7 +194,10 @@ def _like(op: Builder, value: ir.Value, like: ir.Value) -> ir.Value:
 
 
 def deviation(op: Builder, variance: ir.Value, epsilon: float) -> ir.Value:
-    """Emit sqrt(variance + epsilon)."""
+    """Return sqrt(variance + epsilon): a constant where the variance is one, as onnxruntime would fold it."""
+    known = op.constant_of(variance)
+    if known is not None:
+        return op.constant(np.sqrt(known.astype(np.float64) + epsilon).astype(dtype_of(variance)))
     return op.Sqrt(op.Add(variance, epsilon))
 
 
