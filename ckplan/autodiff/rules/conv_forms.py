@@ -10,6 +10,7 @@ Weight gradient, of ``x`` (N, C, ...) and ``dy`` (N, O, ...), K taps:
             the N products of ``image`` would take more memory than the activations.
 ``einsum``  as ``batch`` without groups: the kernel of Einsum makes the same copies and the same product.
 ``sample``  as ``image`` without groups; the sum over the samples brings the taps into their places as well.
+``stack``   as ``batch`` without groups, for several taps, which are axes of the product.
 ``column``  as ``image`` with the taps side by side in one product, for the few channels of a first layer, where a
             product per tap is 3 to 5 times slower.
 ``conv``    a convolution of ``x`` with ``dy`` as the kernel. 2 to 4 times slower than products in general; best for
@@ -26,7 +27,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Literal
-from weakref import WeakKeyDictionary
 
 import numpy as np
 import onnx_ir as ir
@@ -34,10 +34,11 @@ import onnx_ir as ir
 from ckplan.autodiff.builder import Builder, attr_int, dtype_of, shape_of, size_of
 from ckplan.autodiff.rules import depthwise_forms
 from ckplan.autodiff.rules.depthwise_forms import EINSUM_TYPES
+from ckplan.autodiff.rules.room import largest_of, working_room
 from ckplan.autodiff.rules.windows import Window, pad_axes, permuted, places_of, tap_of
 from ckplan.autodiff.slices import slice_axes
 
-Form = Literal["image", "batch", "einsum", "sample", "column", "conv", "dot", "row"]
+Form = Literal["image", "batch", "einsum", "sample", "stack", "column", "conv", "dot", "row"]
 
 #: Up to this many input channels of a group, a product per tap is too narrow to be fast.
 FEW_CHANNELS = 8
@@ -106,6 +107,8 @@ def weight_gradient(op: Builder, x: ir.Value, dy: ir.Value, kernel: Sequence[int
     joined = _joined(x) if groups == 1 else []
     if not joined:
         form = _form_for(op, x, dy, groups, window)
+        if groups == 1 and window.size > 1 and form == "batch":
+            form = "stack"
         total = _over_samples(op, x, dy, kernel, window, form)
         return _channels_first(op, total) if form in BY_TAP else total
     forms = [_form_for(op, part, dy, 1, window) for part in joined]
@@ -121,7 +124,7 @@ def weight_gradient(op: Builder, x: ir.Value, dy: ir.Value, kernel: Sequence[int
 
 def _form_for(op: Builder, x: ir.Value, dy: ir.Value, groups: int, window: Window) -> Form:
     samples, channels = shape_of(x)[:2]
-    form = weight_gradient_form(samples, channels, shape_of(dy)[1], groups, window, _largest(op))
+    form = weight_gradient_form(samples, channels, shape_of(dy)[1], groups, window, largest_of(op))
     return form if dy.dtype in EINSUM_TYPES else WITHOUT_EINSUM.get(form, form)
 
 
@@ -205,22 +208,58 @@ def _batch(op: Builder, x: ir.Value, dy: ir.Value, kernel: Sequence[int], groups
 
 def _sample(op: Builder, x: ir.Value, dy: ir.Value, kernel: Sequence[int], groups: int, window: Window) -> ir.Value:
     samples, channels = shape_of(x)[:2]
-    dy = op.reshape(dy, [samples, kernel[0], window.places])
+    axes = "ijk"[: len(kernel) - 2]
     if window.size == 1:
+        dy = op.reshape(dy, [samples, kernel[0], window.places])
         x = op.reshape(_only_tap(op, x, window), [samples, channels, window.places])
         products = op.MatMul(dy, _swapped(op, x))  # merged by onnxruntime, as in _image
-    else:
-        last = op.Transpose(x, perm=[0, *range(2, len(kernel)), 1])
-        taps = _taps(op, last, 1, [samples, window.places, channels], window, _together(op, x, window))
-        products = _side_by_side(op, [op.MatMul(dy, tap) for tap in taps])
-    if samples == 1:
-        return _channels_first(op, _by_tap(op, products, kernel))
-    axes = "ijk"[: len(kernel) - 2]
-    if window.size == 1:  # the axes of the kernel are those of the ones
-        ones = op.constant(np.ones([samples, *kernel[2:]], dtype_of(products)))
+        if samples == 1:
+            return op.reshape(products, kernel)
+        ones = op.constant(np.ones([samples, *kernel[2:]], dtype_of(products)))  # their axes are those of the kernel
         return op.Einsum(ones, products, equation=f"n{axes},noc->oc{axes}")
-    products = op.reshape(products, [samples, kernel[0], *kernel[2:], channels])
-    return op.Einsum(op.constant(np.ones([samples], dtype_of(products))), products, equation=f"n,no{axes}c->oc{axes}")
+    last = op.Transpose(x, perm=[0, *range(2, len(kernel)), 1])
+    dy = op.reshape(dy, [samples, *[1] * len(axes), kernel[0], window.places])
+    products = _products_of_taps(op, last, dy, window, _together(op, x, window), [samples, channels])
+    return op.Einsum(op.constant(np.ones([samples], dtype_of(products))), products, equation=f"n,n{axes}oc->oc{axes}")
+
+
+def _stack(op: Builder, x: ir.Value, dy: ir.Value, kernel: Sequence[int], groups: int, window: Window) -> ir.Value:
+    samples, channels = shape_of(x)[:2]
+    rank = len(kernel) - 2
+    spatial = range(2, rank + 2)
+    dy = permuted(op, dy, [1, 0, *spatial], [kernel[0], samples * window.places])
+    last = op.Transpose(x, perm=[0, *spatial, 1])
+    products = _products_of_taps(op, last, dy, window, _together(op, x, window), [1, samples, channels])
+    return op.Transpose(products, perm=[rank, rank + 1, *range(rank)])
+
+
+def _products_of_taps(
+    op: Builder, last: ir.Value, dy: ir.Value, window: Window, together: int, sizes: Sequence[int]
+) -> ir.Value:
+    """Multiply by each tap, along whose axes the products then lie: nothing is brought into another shape.
+
+    Args:
+        op: the builder.
+        last: what the window slides over, (samples, ..., channels).
+        dy: rows by places, with axes of one element in the place of the taps' if there is a product per sample.
+        window: geometry.
+        together: how many taps a product reads.
+        sizes: samples that have products of their own; samples that a product sums over, if it does; channels.
+    """
+    rank, (count, *summed, channels) = len(window.kernel), sizes
+    padded = pad_axes(op, last, range(1, rank + 1), window.begin, [max(size, 0) for size in window.end])
+    plane = shape_of(padded)[1:-1]
+    places, depth = math.prod(plane), math.prod(summed)
+    lead = [] if summed else [count]
+    rows = op.reshape(padded, [*lead, depth * places, channels])
+    shape = window.kernel if together == window.size else (*[1] * (rank - 1), together)
+    each = []
+    for first in range(0, window.size, together):
+        read = np.stack([places_of(window, tap, plane) for tap in window.taps[first : first + together]])
+        read = (read[:, None] + places * np.arange(depth, dtype=np.int32)[:, None]).reshape(*shape, -1)
+        each.append(op.MatMul(dy, op.Gather(rows, read, axis=len(lead))))
+    products = op.Concat(*each, axis=len(lead)) if len(each) > 1 else each[0]
+    return op.reshape(products, [*lead, *window.kernel, *shape_of(products)[-2:]])
 
 
 def _einsum(op: Builder, x: ir.Value, dy: ir.Value, kernel: Sequence[int], groups: int, window: Window) -> ir.Value:
@@ -293,7 +332,7 @@ def _dot(op: Builder, x: ir.Value, dy: ir.Value, kernel: Sequence[int], groups: 
 
 
 def _row(op: Builder, x: ir.Value, dy: ir.Value, kernel: Sequence[int], groups: int, window: Window) -> ir.Value:
-    return depthwise_forms.row(op, x, dy, kernel, window, _largest(op) - size_of(x))
+    return depthwise_forms.row(op, x, dy, kernel, window, largest_of(op) - size_of(x))
 
 
 _Emit = Callable[[Builder, ir.Value, ir.Value, Sequence[int], int, Window], ir.Value]
@@ -306,6 +345,7 @@ FORMS: dict[Form, _Emit] = {
     "batch": _batch,
     "einsum": _einsum,
     "sample": _sample,
+    "stack": _stack,
     "column": _column,
     "conv": _conv,
     "dot": _dot,
@@ -345,12 +385,18 @@ def _taps(
 def _together(op: Builder, x: ir.Value, window: Window) -> int:
     """Into how many copies of x a product may read its taps: all of them, a row of them, or one.
 
-    The fewer products, the fewer nodes and the faster. Copies that together are half of the model's largest tensor are
-    of no account: there are such only where the layers are deep and the activations small.
+    The fewer products, the fewer nodes and the faster. Of all taps it reads half of the model's largest tensor at
+    most, which is of no account; of a row of them what there is room for.
     """
-    copy = size_of(x) // math.prod(window.inputs) * window.places
-    room = _largest(op) // 2
-    return next((taps for taps in (window.size, window.kernel[-1]) if taps * copy <= room), 1)
+    copy = _copy(x, window)
+    if window.size * copy <= largest_of(op) // 2:
+        return window.size
+    return window.kernel[-1] if window.kernel[-1] * copy <= working_room(op, x) else 1
+
+
+def _copy(x: ir.Value, window: Window) -> int:
+    """Elements of what one tap reads of x."""
+    return size_of(x) // math.prod(window.inputs) * window.places
 
 
 def _side_by_side(op: Builder, products: Sequence[ir.Value]) -> ir.Value:
@@ -387,24 +433,12 @@ def _parts(op: Builder, x: ir.Value, form: Form, window: Window) -> int:
     :func:`depthwise_forms.dot_copies`. That is of no account for a small layer, but where ``x`` is among the largest
     tensors of the model, the peak may well lie here.
     """
-    samples, size, largest = shape_of(x)[0], size_of(x), max(_largest(op), 1)
+    samples, size, largest = shape_of(x)[0], size_of(x), max(largest_of(op), 1)
     if form == "dot":
         channels = samples * shape_of(x)[1]
         return min(samples, MAX_PARTS, -(-channels * depthwise_forms.dot_copies(window) // largest))
-    read = _together(op, x, window) * size // math.prod(window.inputs) * window.places
-    return min(samples, MAX_PARTS) if 2 * size > largest or size + read >= largest else 1
-
-
-def _largest(op: Builder) -> int:
-    """Elements of the largest tensor that the graph had when this was first asked."""
-    largest = _LARGEST.get(op.graph)
-    if largest is None:
-        outputs = (value for node in op.graph for value in node.outputs if value.shape is not None)
-        largest = _LARGEST[op.graph] = max(map(size_of, outputs), default=0)
-    return largest
-
-
-_LARGEST: WeakKeyDictionary[ir.Graph, int] = WeakKeyDictionary()
+    alone = _together(op, x, window) == 1 and size + _copy(x, window) >= largest
+    return min(samples, MAX_PARTS) if 2 * size > largest or alone else 1
 
 
 def flips(samples: int, kernel: Sequence[int], groups: int, window: Window) -> bool:
