@@ -45,8 +45,8 @@ def _axis(value: ir.Value | None) -> int | None:
     """The axis along which a value is a vector, None if it is none."""
     if value is None or value.shape is None or not value.shape.is_static() or not is_floating(value):
         return None
-    long = [axis for axis, size in enumerate(value.shape) if size != 1]
-    return long[0] if len(long) == 1 and 1 < int(value.shape[long[0]]) <= LONGEST else None
+    long = [axis for axis, size in enumerate(shape_of(value)) if size != 1]
+    return long[0] if len(long) == 1 and 1 < size_of(value) <= LONGEST else None
 
 
 def _is_member(op: Builder, node: ir.Node) -> bool:
