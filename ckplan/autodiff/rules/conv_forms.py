@@ -60,6 +60,9 @@ EINSUM_RESULTS = 8
 #: copies are no larger than the model's largest tensor.
 EINSUM_COPIES = 4
 
+#: It transposes a copy of what it reads.
+EINSUM_OPERANDS = 2
+
 #: A weight gradient works through the batch in at most this many parts.
 MAX_PARTS = 4
 
@@ -274,7 +277,7 @@ def _einsum(op: Builder, x: ir.Value, dy: ir.Value, kernel: Sequence[int], group
     padded = pad_axes(op, last, range(1, rank + 1), window.begin, [max(size, 0) for size in window.end])
     samples, *sizes, channels = shape_of(padded)
     rows = op.reshape(padded, [samples, math.prod(sizes), channels])
-    together, each = _together(op, x, window), []
+    together, each = _together(op, x, window, EINSUM_OPERANDS), []
     shape = window.kernel if together == window.size else (*[1] * (rank - 1), together)
     for first in range(0, window.size, together):
         read = np.stack([places_of(window, tap, sizes) for tap in window.taps[first : first + together]], axis=-1)
@@ -382,16 +385,23 @@ def _taps(
         yield op.reshape(found, [*shape[:-1], read.shape[1] * shape[-1]])
 
 
-def _together(op: Builder, x: ir.Value, window: Window) -> int:
+def _together(op: Builder, x: ir.Value, window: Window, operands: int = 1) -> int:
     """Into how many copies of x a product may read its taps: all of them, a row of them, or one.
 
     The fewer products, the fewer nodes and the faster. Of all taps it reads half of the model's largest tensor at
     most, which is of no account; of a row of them what there is room for.
+
+    Args:
+        op: the builder.
+        x: what the window slides over.
+        window: geometry.
+        operands: how often a product has what it reads.
     """
     copy = _copy(x, window)
     if window.size * copy <= largest_of(op) // 2:
         return window.size
-    return window.kernel[-1] if window.kernel[-1] * copy <= working_room(op, x) else 1
+    row = window.kernel[-1] * copy
+    return window.kernel[-1] if row <= max(largest_of(op) // 2, working_room(op, x) // operands) else 1
 
 
 def _copy(x: ir.Value, window: Window) -> int:
