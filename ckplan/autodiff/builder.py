@@ -186,7 +186,6 @@ class Builder:
         self._recorded: list[ir.Node] | None = None
         self._counters: dict[str, int] = {}
         self._constants: dict[tuple[str, tuple[int, ...], bytes], ir.Value] = {}
-        self._own: set[ir.Value] = set()
 
     # -- what rules may ask ----------------------------------------------------------------------------------------
 
@@ -207,10 +206,6 @@ class Builder:
         if value is None or value.const_value is None or value.is_graph_input() or self.wants(value):
             return None
         return value.const_value.numpy()
-
-    def is_own_constant(self, value: ir.Value) -> bool:
-        """Say whether a value is an initializer that this builder made, which nothing feeds and nothing trains."""
-        return value in self._own
 
     def constant_ints(self, node: ir.Node, index: int, what: str) -> tuple[int, ...] | None:
         """Return an integer input of a node such as its axes, None if it is left out.
@@ -286,7 +281,6 @@ class Builder:
             )
             self.graph.register_initializer(found)
             self._constants[key] = found
-            self._own.add(found)
         return found
 
     def __getattr__(self, op_type: str) -> Emitter:

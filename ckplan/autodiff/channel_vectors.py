@@ -25,6 +25,9 @@ FEWEST = 6
 LONGEST = 8192
 """Elements up to which a vector is of no account, however long it is held."""
 
+_CONSTANT = "ckplan/constant"
+"""What the names of constants begin with that gradients make."""
+
 _ARITHMETIC = frozenset({"Add", "Div", "Mul", "Sqrt", "Sub"})
 
 
@@ -55,14 +58,19 @@ def _is_member(op: Builder, node: ir.Node) -> bool:
     if node.domain or len(node.outputs) != 1 or _axis(made) is None:
         return False
     if node.op_type == "Reshape":
-        return _axis(required_input(node, 0)) is not None and op.is_own_constant(required_input(node, 1))
+        return _axis(required_input(node, 0)) is not None and _is_constant(op, required_input(node, 1))
     return node.op_type in _ARITHMETIC and all(
         value is not None and (value.shape == made.shape or _is_number(op, value)) for value in node.inputs
     )
 
 
 def _is_number(op: Builder, value: ir.Value) -> bool:
-    return op.is_own_constant(value) and value.const_value is not None and value.const_value.size == 1
+    return _is_constant(op, value) and value.const_value is not None and value.const_value.size == 1
+
+
+def _is_constant(op: Builder, value: ir.Value) -> bool:
+    """Say whether a value is a constant of a gradient, and not of the model: nothing feeds or trains it."""
+    return str(value.name).startswith(_CONSTANT) and op.constant_of(value) is not None
 
 
 def _early(nodes: Sequence[ir.Node]) -> dict[ir.Node, int]:
@@ -134,7 +142,7 @@ def _form(op: Builder, node: ir.Node, inner: set[ir.Node]) -> Iterator[Hashable]
         elif _is_number(op, value):
             yield value
         else:
-            yield len(value.shape or ()), _axis(value), op.is_own_constant(value)
+            yield len(value.shape or ()), _axis(value), _is_constant(op, value)
 
 
 def _emit(
@@ -151,7 +159,7 @@ def _emit(
             operands.append(_emit(op, makers, inner, joined))
         elif axis is None:
             operands.append(values[0])
-        elif op.is_own_constant(values[0]):
+        elif _is_constant(op, values[0]):
             arrays = [value.const_value.numpy() for value in values if value.const_value is not None]
             operands.append(op.constant(np.concatenate(arrays, axis=axis)))
         else:

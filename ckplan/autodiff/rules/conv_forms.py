@@ -35,6 +35,7 @@ from ckplan.autodiff.builder import Builder, attr_int, dtype_of, shape_of, size_
 from ckplan.autodiff.rules import depthwise_forms
 from ckplan.autodiff.rules.depthwise_forms import EINSUM_TYPES
 from ckplan.autodiff.rules.room import largest_of, working_room
+from ckplan.autodiff.rules.tap_products import products_of_taps
 from ckplan.autodiff.rules.windows import Window, pad_axes, permuted, places_of, tap_of
 from ckplan.autodiff.slices import slice_axes
 
@@ -222,7 +223,7 @@ def _sample(op: Builder, x: ir.Value, dy: ir.Value, kernel: Sequence[int], group
         return op.Einsum(ones, products, equation=f"n{axes},noc->oc{axes}")
     last = op.Transpose(x, perm=[0, *range(2, len(kernel)), 1])
     dy = op.reshape(dy, [samples, *[1] * len(axes), kernel[0], window.places])
-    products = _products_of_taps(op, last, dy, window, _together(op, x, window), [samples, channels])
+    products = products_of_taps(op, last, dy, window, _together(op, x, window), [samples, channels])
     return op.Einsum(op.constant(np.ones([samples], dtype_of(products))), products, equation=f"n,n{axes}oc->oc{axes}")
 
 
@@ -232,37 +233,8 @@ def _stack(op: Builder, x: ir.Value, dy: ir.Value, kernel: Sequence[int], groups
     spatial = range(2, rank + 2)
     dy = permuted(op, dy, [1, 0, *spatial], [kernel[0], samples * window.places])
     last = op.Transpose(x, perm=[0, *spatial, 1])
-    products = _products_of_taps(op, last, dy, window, _together(op, x, window), [1, samples, channels])
+    products = products_of_taps(op, last, dy, window, _together(op, x, window), [1, samples, channels])
     return op.Transpose(products, perm=[rank, rank + 1, *range(rank)])
-
-
-def _products_of_taps(
-    op: Builder, last: ir.Value, dy: ir.Value, window: Window, together: int, sizes: Sequence[int]
-) -> ir.Value:
-    """Multiply by each tap, along whose axes the products then lie: nothing is brought into another shape.
-
-    Args:
-        op: the builder.
-        last: what the window slides over, (samples, ..., channels).
-        dy: rows by places, with axes of one element in the place of the taps' if there is a product per sample.
-        window: geometry.
-        together: how many taps a product reads.
-        sizes: samples that have products of their own; samples that a product sums over, if it does; channels.
-    """
-    rank, (count, *summed, channels) = len(window.kernel), sizes
-    padded = pad_axes(op, last, range(1, rank + 1), window.begin, [max(size, 0) for size in window.end])
-    plane = shape_of(padded)[1:-1]
-    places, depth = math.prod(plane), math.prod(summed)
-    lead = [] if summed else [count]
-    rows = op.reshape(padded, [*lead, depth * places, channels])
-    shape = window.kernel if together == window.size else (*[1] * (rank - 1), together)
-    each = []
-    for first in range(0, window.size, together):
-        read = np.stack([places_of(window, tap, plane) for tap in window.taps[first : first + together]])
-        read = (read[:, None] + places * np.arange(depth, dtype=np.int32)[:, None]).reshape(*shape, -1)
-        each.append(op.MatMul(dy, op.Gather(rows, read, axis=len(lead))))
-    products = op.Concat(*each, axis=len(lead)) if len(each) > 1 else each[0]
-    return op.reshape(products, [*lead, *window.kernel, *shape_of(products)[-2:]])
 
 
 def _einsum(op: Builder, x: ir.Value, dy: ir.Value, kernel: Sequence[int], groups: int, window: Window) -> ir.Value:
