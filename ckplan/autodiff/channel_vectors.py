@@ -17,7 +17,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ckplan.autodiff.builder import Builder, is_floating, required_input, shape_of, size_of
-from ckplan.keys import PHASE
+from ckplan.keys import CHANNEL_VECTORS, PHASE
 
 FEWEST = 6
 """Layers from which on there are fewer nodes in any case."""
@@ -112,7 +112,7 @@ def _join(op: Builder, members: dict[ir.Node, int], phase: str, before: ir.Node 
             continue
         axis = _axis(roots[0].outputs[0])
         assert axis is not None
-        with op.scope("ckplan/channels", phase, before=before):
+        with op.scope(CHANNEL_VECTORS, phase, before=before):
             whole = _emit(op, roots, inner, joined)
             sizes = np.asarray([shape_of(root.outputs[0])[axis] for root in roots], dtype=np.int64)
             parts = op.Split(whole, sizes, axis=axis, _outputs=len(roots))
