@@ -37,7 +37,7 @@ def join_channel_vectors(op: Builder) -> None:
     Args:
         op: builder of the finished graph, in which gradients have been asked for already.
     """
-    nodes = [node for node in op.graph if _is_member(op, node)]
+    nodes = _members(op)
     first = next((node for node in op.graph if node.metadata_props.get(PHASE) == "backward"), None)
     _join(op, _late([node for node in nodes if node.metadata_props.get(PHASE) == "forward"]), "forward", first)
     # What reads nothing of the backward pass goes before all of it.
@@ -50,6 +50,29 @@ def _axis(value: ir.Value | None) -> int | None:
         return None
     long = [axis for axis, size in enumerate(shape_of(value)) if size != 1]
     return long[0] if len(long) == 1 and 1 < size_of(value) <= LONGEST else None
+
+
+def _members(op: Builder) -> list[ir.Node]:
+    """The nodes that compute vectors of channels, of nothing but statistics and weights.
+
+    With a batch of one, activations are vectors as well, which are not to be held for all layers at once.
+    """
+    found: dict[ir.Node, None] = {}
+    for node in op.graph:
+        if _is_member(op, node) and all(
+            value is not None and (value.producer() in found or _is_number(op, value) or _is_statistic(value))
+            for value in node.inputs[: 1 if node.op_type == "Reshape" else None]
+        ):
+            found[node] = None
+    return list(found)
+
+
+def _is_statistic(value: ir.Value) -> bool:
+    """Say whether a vector is a weight or a constant, or what something larger was reduced to."""
+    maker = value.producer()
+    if maker is None:
+        return value.is_initializer()
+    return maker.op_type.startswith("Reduce") and size_of(required_input(maker, 0)) > size_of(value)
 
 
 def _is_member(op: Builder, node: ir.Node) -> bool:

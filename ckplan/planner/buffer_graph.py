@@ -39,6 +39,8 @@ class BufferGraph:
         self.outputs: list[tuple[tuple[int, int], ...]] = []
         self.viewed: list[tuple[tuple[int, int], ...]] = []
         """The views that an op makes, each with its root."""
+        self.views_of: list[list[int]] = [[] for _ in tensors]
+        """The views of a root."""
         self.fresh: list[tuple[tuple[int, int, tuple[int, ...]], ...]] = []
         """What an op allocates: tensor, bytes, and the roots whose memory it may take."""
         self.need: list[int] = []
@@ -61,6 +63,8 @@ class BufferGraph:
             self.touched.append(tuple([base for base in touched if self.counted[base]]))
             self.outputs.append(outputs)
             self.viewed.append(viewed)
+            for tensor, base in viewed:
+                self.views_of[base].append(tensor)
             allocated = [t for t, base in outputs if base == t and self.counted[t]]
             fresh = tuple([(t, self.size[t], self._overwritten(op, t, sources)) for t in allocated])
             self.fresh.append(fresh)

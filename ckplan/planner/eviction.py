@@ -340,6 +340,8 @@ class _Eviction:
                     continue  # of what was never made, nothing was made, either
                 seen.add(made)
                 if live[made]:
+                    if self.next_use[made] >= 0 and self._is_viewed_again(made, seen):
+                        return True
                     stay.append(made)
                 elif self.next_use[made] >= 0:
                     return True
@@ -351,6 +353,15 @@ class _Eviction:
         for made in gone:
             settled[made] = True  # all that was made from it is gone for good or stays
         return False
+
+    def _is_viewed_again(self, base: int, given: Set[int]) -> bool:
+        """Say whether a view stands for a copy of a root that is gone, and its op reads one of some other roots."""
+        graph, made_from = self.graph, self.made_from
+        return any(
+            0 <= made_from[view] != self.version[base]
+            and any(read != base and read in given for read in graph.bases[graph.producer[view]])
+            for view in graph.views_of[base]
+        )
 
     def _hold(self, base: int) -> None:
         """Never evict a root again, nor what is made together with it."""

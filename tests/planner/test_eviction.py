@@ -19,6 +19,7 @@ from ckplan.planner.minimum_cut import between_passes
 from ckplan.planner.order import best_order
 from ckplan.planner.overhead_bound import least_overhead
 from ckplan.planner.peak import live_bytes, peak_of
+from ckplan.planner.problem import Kind, Op, Tensor
 from ckplan.planner.recompute import recompute_schedule
 from ckplan.planner.retain import retain
 from ckplan.planner.search import squeeze
@@ -166,6 +167,30 @@ def test_the_bound_on_overhead_says_something() -> None:
     plan = parse_strategy("search").solve(problem, budget=1500)
     assert 0 < plan.overhead_bound <= plan.overhead
     assert plan.overhead - plan.overhead_bound < 0.05
+
+
+def test_what_may_run_once_is_kept_for_a_view_that_has_to_be_made_again() -> None:
+    """When `root` is made again, `view` is of a copy that is gone; its op reads `other`, which is made of `once`."""
+    sizes = {"x": 4, "once": 2, "other": 4, "root": 8, "view": 0, "w": 2, "u": 2, "g": 1, "h": 1, "k": 2, "l": 2}
+    tensors = [Tensor(name, size, Kind.ACTIVATION if name != "x" else Kind.INPUT) for name, size in sizes.items()]
+    ops = (
+        Op("once", (0,), (1,), 5.0, recomputable=False),
+        Op("other", (1,), (2,), 0.1),
+        Op("root", (0,), (3,)),
+        Op("view", (3, 2), (4,), 5.0, views={4: 3}),
+        Op("w", (2,), (5,)),
+        Op("u", (5,), (6,)),
+        Op("g", (6,), (7,), backward=True),
+        Op("h", (7, 3), (8,), backward=True),
+        Op("k", (8, 2), (9,), 5.0, backward=True),
+        Op("l", (9, 4), (10,), 0.1, backward=True),
+    )
+    problem = Problem(ops, tuple(tensors))
+    for budget in range(9, 18):
+        schedule = evict(problem, budget, range(len(ops)))
+        assert schedule is not None
+        assert schedule.count(0) == 1
+        assert simulate(problem, schedule)
 
 
 def test_searches_repeat_themselves() -> None:
