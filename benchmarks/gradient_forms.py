@@ -113,7 +113,7 @@ def row(name: str, threads: int, repeats: int) -> str:
     cells = []
     chosen = conv_forms.weight_gradient_form(n, c, o, groups, window)
     for form, emit in conv_forms.FORMS.items():
-        if (form in ("dot", "row") and not c == o == groups) or (form in ("einsum", "sample", "stack") and groups > 1):
+        if form in ("dot", "row") and not c == o == groups:
             continue
         call = functools.partial(emit, kernel=kernel, groups=groups, window=window)
         took, nodes = run([x, dy], call, threads, repeats)

@@ -100,11 +100,6 @@ PREDICTED_ACTIVATIONS = PREFIX + "predicted_peak_activations"
 PREDICTED_TOTAL = PREFIX + "predicted_peak_total"
 """Bytes of everything at the peak that the file promises."""
 
-# -- in names of nodes -------------------------------------------------------------------------------------------------
-
-CHANNEL_VECTORS = "ckplan/channels"
-"""What the names of nodes begin with that compute vectors of channels of all layers at once."""
-
 # -- for made-up inputs ------------------------------------------------------------------------------------------------
 
 CLASSES = PREFIX + "classes"

@@ -15,7 +15,6 @@ from ckplan.autodiff.assembly import Callback, call_back, describe, merge_twins,
 from ckplan.autodiff.attention.pieces import chunk_attentions
 from ckplan.autodiff.breaks import breaks, listed
 from ckplan.autodiff.builder import Builder, is_floating
-from ckplan.autodiff.channel_vectors import join_channel_vectors
 from ckplan.autodiff.composites import inline_composites, refuse_own_domain
 from ckplan.autodiff.control_flow.chunks import Chunks as TimeChunks
 from ckplan.autodiff.control_flow.chunks import prepare_recurrences
@@ -221,8 +220,6 @@ def build_training_graph(
     settle_sums(op, accumulation)
     subtract_in_products(op)
     join_reshapes(op)
-    prune(graph, list(graph.outputs))
-    join_channel_vectors(op)
     prune(graph, list(graph.outputs))
     merge_twins(model)
     notes += relabel(model)  # what needed a newer one may have been inlined

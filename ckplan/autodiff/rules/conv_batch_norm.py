@@ -68,7 +68,6 @@ def conv_batch_norm(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
     per_filter = [kernel[0], *[1] * (len(kernel) - 1)]
     spread = deviation(op, variance, attr_float(node, "epsilon", EPSILON))
     factor = op.Div(scale, spread)
-    by_filter = op.reshape(factor, per_filter)
     dx = dw = dscale = sums = dbias = None
     if op.wants(scale) or op.wants(offset) or op.wants(bias):
         sums = bias_gradient(op, upstream)
@@ -79,9 +78,10 @@ def conv_batch_norm(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
             along = op.reduce_sum(op.Mul(w, raw), range(1, len(kernel)), keepdims=False)
             centre = mean if bias is None else op.Sub(mean, bias)
             dscale = op.Div(op.Sub(along, op.Mul(sums, centre)), spread)
-        dw = op.Mul(raw, by_filter) if op.wants(w) else None
+        dw = op.Mul(raw, op.reshape(factor, per_filter)) if op.wants(w) else None
     if op.wants(bias):
         dbias = op.Mul(sums, factor)
     if op.wants(x):
-        dx = data_gradient(op, upstream, op.Mul(w, by_filter), attr_int(node, "group", 1), window)
+        scaled = op.Mul(w, op.reshape(factor, per_filter))
+        dx = data_gradient(op, upstream, scaled, attr_int(node, "group", 1), window)
     return [dx, dw, dbias, dscale, sums if op.wants(offset) else None]

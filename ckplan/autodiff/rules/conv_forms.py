@@ -10,7 +10,6 @@ Weight gradient, of ``x`` (N, C, ...) and ``dy`` (N, O, ...), K taps:
             the N products of ``image`` would take more memory than the activations.
 ``einsum``  as ``batch`` without groups: the kernel of Einsum makes the same copies and the same product.
 ``sample``  as ``image`` without groups; the sum over the samples brings the taps into their places as well.
-``stack``   as ``batch`` without groups, for several taps, which are axes of the product.
 ``column``  as ``image`` with the taps side by side in one product, for the few channels of a first layer, where a
             product per tap is 3 to 5 times slower.
 ``conv``    a convolution of ``x`` with ``dy`` as the kernel. 2 to 4 times slower than products in general; best for
@@ -27,6 +26,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Literal
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import onnx_ir as ir
@@ -34,12 +34,10 @@ import onnx_ir as ir
 from ckplan.autodiff.builder import Builder, attr_int, dtype_of, shape_of, size_of
 from ckplan.autodiff.rules import depthwise_forms
 from ckplan.autodiff.rules.depthwise_forms import EINSUM_TYPES
-from ckplan.autodiff.rules.room import largest_of, working_room
-from ckplan.autodiff.rules.tap_products import products_of_taps
 from ckplan.autodiff.rules.windows import Window, pad_axes, permuted, places_of, tap_of
 from ckplan.autodiff.slices import slice_axes
 
-Form = Literal["image", "batch", "einsum", "sample", "stack", "column", "conv", "dot", "row"]
+Form = Literal["image", "batch", "einsum", "sample", "column", "conv", "dot", "row"]
 
 #: Up to this many input channels of a group, a product per tap is too narrow to be fast.
 FEW_CHANNELS = 8
@@ -60,9 +58,6 @@ EINSUM_RESULTS = 8
 #: For one tap it takes a third more time than ``sample``, as it copies both operands: as good where so many of such
 #: copies are no larger than the model's largest tensor.
 EINSUM_COPIES = 4
-
-#: It transposes a copy of what it reads.
-EINSUM_OPERANDS = 2
 
 #: A weight gradient works through the batch in at most this many parts.
 MAX_PARTS = 4
@@ -111,8 +106,6 @@ def weight_gradient(op: Builder, x: ir.Value, dy: ir.Value, kernel: Sequence[int
     joined = _joined(x) if groups == 1 else []
     if not joined:
         form = _form_for(op, x, dy, groups, window)
-        if groups == 1 and window.size > 1 and form == "batch":
-            form = "stack"
         total = _over_samples(op, x, dy, kernel, window, form)
         return _channels_first(op, total) if form in BY_TAP else total
     forms = [_form_for(op, part, dy, 1, window) for part in joined]
@@ -128,7 +121,7 @@ def weight_gradient(op: Builder, x: ir.Value, dy: ir.Value, kernel: Sequence[int
 
 def _form_for(op: Builder, x: ir.Value, dy: ir.Value, groups: int, window: Window) -> Form:
     samples, channels = shape_of(x)[:2]
-    form = weight_gradient_form(samples, channels, shape_of(dy)[1], groups, window, largest_of(op))
+    form = weight_gradient_form(samples, channels, shape_of(dy)[1], groups, window, _largest(op))
     return form if dy.dtype in EINSUM_TYPES else WITHOUT_EINSUM.get(form, form)
 
 
@@ -212,29 +205,22 @@ def _batch(op: Builder, x: ir.Value, dy: ir.Value, kernel: Sequence[int], groups
 
 def _sample(op: Builder, x: ir.Value, dy: ir.Value, kernel: Sequence[int], groups: int, window: Window) -> ir.Value:
     samples, channels = shape_of(x)[:2]
-    axes = "ijk"[: len(kernel) - 2]
+    dy = op.reshape(dy, [samples, kernel[0], window.places])
     if window.size == 1:
-        dy = op.reshape(dy, [samples, kernel[0], window.places])
         x = op.reshape(_only_tap(op, x, window), [samples, channels, window.places])
         products = op.MatMul(dy, _swapped(op, x))  # merged by onnxruntime, as in _image
-        if samples == 1:
-            return op.reshape(products, kernel)
-        ones = op.constant(np.ones([samples, *kernel[2:]], dtype_of(products)))  # their axes are those of the kernel
+    else:
+        last = op.Transpose(x, perm=[0, *range(2, len(kernel)), 1])
+        taps = _taps(op, last, 1, [samples, window.places, channels], window, _together(op, x, window))
+        products = _side_by_side(op, [op.MatMul(dy, tap) for tap in taps])
+    if samples == 1:
+        return _channels_first(op, _by_tap(op, products, kernel))
+    axes = "ijk"[: len(kernel) - 2]
+    if window.size == 1:  # the axes of the kernel are those of the ones
+        ones = op.constant(np.ones([samples, *kernel[2:]], dtype_of(products)))
         return op.Einsum(ones, products, equation=f"n{axes},noc->oc{axes}")
-    last = op.Transpose(x, perm=[0, *range(2, len(kernel)), 1])
-    dy = op.reshape(dy, [samples, *[1] * len(axes), kernel[0], window.places])
-    products = products_of_taps(op, last, dy, window, _together(op, x, window), [samples, channels])
-    return op.Einsum(op.constant(np.ones([samples], dtype_of(products))), products, equation=f"n,n{axes}oc->oc{axes}")
-
-
-def _stack(op: Builder, x: ir.Value, dy: ir.Value, kernel: Sequence[int], groups: int, window: Window) -> ir.Value:
-    samples, channels = shape_of(x)[:2]
-    rank = len(kernel) - 2
-    spatial = range(2, rank + 2)
-    dy = permuted(op, dy, [1, 0, *spatial], [kernel[0], samples * window.places])
-    last = op.Transpose(x, perm=[0, *spatial, 1])
-    products = products_of_taps(op, last, dy, window, _together(op, x, window), [1, samples, channels])
-    return op.Transpose(products, perm=[rank, rank + 1, *range(rank)])
+    products = op.reshape(products, [samples, kernel[0], *kernel[2:], channels])
+    return op.Einsum(op.constant(np.ones([samples], dtype_of(products))), products, equation=f"n,no{axes}c->oc{axes}")
 
 
 def _einsum(op: Builder, x: ir.Value, dy: ir.Value, kernel: Sequence[int], groups: int, window: Window) -> ir.Value:
@@ -249,7 +235,7 @@ def _einsum(op: Builder, x: ir.Value, dy: ir.Value, kernel: Sequence[int], group
     padded = pad_axes(op, last, range(1, rank + 1), window.begin, [max(size, 0) for size in window.end])
     samples, *sizes, channels = shape_of(padded)
     rows = op.reshape(padded, [samples, math.prod(sizes), channels])
-    together, each = _together(op, x, window, EINSUM_OPERANDS), []
+    together, each = _together(op, x, window), []
     shape = window.kernel if together == window.size else (*[1] * (rank - 1), together)
     for first in range(0, window.size, together):
         read = np.stack([places_of(window, tap, sizes) for tap in window.taps[first : first + together]], axis=-1)
@@ -307,7 +293,7 @@ def _dot(op: Builder, x: ir.Value, dy: ir.Value, kernel: Sequence[int], groups: 
 
 
 def _row(op: Builder, x: ir.Value, dy: ir.Value, kernel: Sequence[int], groups: int, window: Window) -> ir.Value:
-    return depthwise_forms.row(op, x, dy, kernel, window, largest_of(op) - size_of(x))
+    return depthwise_forms.row(op, x, dy, kernel, window, _largest(op) - size_of(x))
 
 
 _Emit = Callable[[Builder, ir.Value, ir.Value, Sequence[int], int, Window], ir.Value]
@@ -320,7 +306,6 @@ FORMS: dict[Form, _Emit] = {
     "batch": _batch,
     "einsum": _einsum,
     "sample": _sample,
-    "stack": _stack,
     "column": _column,
     "conv": _conv,
     "dot": _dot,
@@ -357,28 +342,15 @@ def _taps(
         yield op.reshape(found, [*shape[:-1], read.shape[1] * shape[-1]])
 
 
-def _together(op: Builder, x: ir.Value, window: Window, operands: int = 1) -> int:
+def _together(op: Builder, x: ir.Value, window: Window) -> int:
     """Into how many copies of x a product may read its taps: all of them, a row of them, or one.
 
-    The fewer products, the fewer nodes and the faster. Of all taps it reads half of the model's largest tensor at
-    most, which is of no account; of a row of them what there is room for.
-
-    Args:
-        op: the builder.
-        x: what the window slides over.
-        window: geometry.
-        operands: how often a product has what it reads.
+    The fewer products, the fewer nodes and the faster. Copies that together are half of the model's largest tensor are
+    of no account: there are such only where the layers are deep and the activations small.
     """
-    copy = _copy(x, window)
-    if window.size * copy <= largest_of(op) // 2:
-        return window.size
-    row = window.kernel[-1] * copy
-    return window.kernel[-1] if row <= max(largest_of(op) // 2, working_room(op, x) // operands) else 1
-
-
-def _copy(x: ir.Value, window: Window) -> int:
-    """Elements of what one tap reads of x."""
-    return size_of(x) // math.prod(window.inputs) * window.places
+    copy = size_of(x) // math.prod(window.inputs) * window.places
+    room = _largest(op) // 2
+    return next((taps for taps in (window.size, window.kernel[-1]) if taps * copy <= room), 1)
 
 
 def _side_by_side(op: Builder, products: Sequence[ir.Value]) -> ir.Value:
@@ -415,12 +387,24 @@ def _parts(op: Builder, x: ir.Value, form: Form, window: Window) -> int:
     :func:`depthwise_forms.dot_copies`. That is of no account for a small layer, but where ``x`` is among the largest
     tensors of the model, the peak may well lie here.
     """
-    samples, size, largest = shape_of(x)[0], size_of(x), max(largest_of(op), 1)
+    samples, size, largest = shape_of(x)[0], size_of(x), max(_largest(op), 1)
     if form == "dot":
         channels = samples * shape_of(x)[1]
         return min(samples, MAX_PARTS, -(-channels * depthwise_forms.dot_copies(window) // largest))
-    alone = _together(op, x, window) == 1 and size + _copy(x, window) >= largest
-    return min(samples, MAX_PARTS) if 2 * size > largest or alone else 1
+    read = _together(op, x, window) * size // math.prod(window.inputs) * window.places
+    return min(samples, MAX_PARTS) if 2 * size > largest or size + read >= largest else 1
+
+
+def _largest(op: Builder) -> int:
+    """Elements of the largest tensor that the graph had when this was first asked."""
+    largest = _LARGEST.get(op.graph)
+    if largest is None:
+        outputs = (value for node in op.graph for value in node.outputs if value.shape is not None)
+        largest = _LARGEST[op.graph] = max(map(size_of, outputs), default=0)
+    return largest
+
+
+_LARGEST: WeakKeyDictionary[ir.Graph, int] = WeakKeyDictionary()
 
 
 def flips(samples: int, kernel: Sequence[int], groups: int, window: Window) -> bool:
