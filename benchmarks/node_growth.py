@@ -14,13 +14,14 @@ from __future__ import annotations
 import argparse
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 from onnx import numpy_helper
 
 import ckplan.model
@@ -111,10 +112,9 @@ def belonging(path: Path, training: bool) -> str:
     found: dict[str, list[int]] = {}
     operators: Counter[str] = Counter()
 
-    def note(node: object, made: object) -> None:
-        name, nodes = str(getattr(node, "op_type", "")), list(made)  # type: ignore[call-overload]
-        found.setdefault(name, []).append(len(nodes))
-        operators.update(each.op_type for each in nodes)
+    def note(node: ir.Node, made: Sequence[ir.Node]) -> None:
+        found.setdefault(node.op_type, []).append(len(made))
+        operators.update(each.op_type for each in made)
 
     build_training_graph(ckplan.model.load(path, training=training).model, training=training, callbacks=[note])
     lines = [f"    {name}: {len(counts)} x {sum(counts) / len(counts):.1f}" for name, counts in found.items()]

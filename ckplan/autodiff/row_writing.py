@@ -20,6 +20,7 @@ import onnx_ir as ir
 from ckplan.autodiff.builder import Builder, dtype_of, shape_of
 from ckplan.autodiff.control_flow.bodies import BodyBuilder, close_body, emit_control, new_value
 from ckplan.autodiff.regions import largest_divisor
+from ckplan.autodiff.slices import rows_from
 from ckplan.keys import PHASE, PIECES
 
 WRITER = "ckplan.row_writer"
@@ -107,16 +108,6 @@ def write_rows(
     emit_control(op, "Scan", name, inputs, attributes, [last, result], about)
     result.meta[WRITER] = lambda other, more: write_rows(other, name, like, block, rows_of, more)
     return result
-
-
-def rows_from(op: Builder, table: ir.Value, start: ir.Value, count: int, axis: int = 0) -> ir.Value:
-    """Emit a copy of ``count`` rows, or columns, of a table from an integer scalar on."""
-    shape = list(shape_of(table))
-    shape[axis] = count
-    first = op.Cast(op.reshape(start, (1,)), to=ir.DataType.INT64)
-    last = op.Add(first, np.asarray([count], dtype=np.int64))
-    found: ir.Value = op.emit("Slice", table, first, last, np.asarray([axis], dtype=np.int64), _shape=shape)
-    return found
 
 
 def _block(

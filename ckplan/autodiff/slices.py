@@ -40,3 +40,13 @@ def slice_axes(
         other = 1 if axes[0] == 0 else 0
         axes, starts, ends, steps = [*axes, other], [*starts, 0], [*ends, shape[other]], [*steps, 1]
     return op.Slice(value, *(np.asarray(part, dtype=np.int64) for part in (starts, ends, axes, steps)))
+
+
+def rows_from(op: Builder, table: ir.Value, start: ir.Value, count: int, axis: int = 0) -> ir.Value:
+    """Emit a copy of ``count`` rows, or columns, of a table from an integer scalar on."""
+    shape = list(shape_of(table))
+    shape[axis] = count
+    first = op.Cast(op.reshape(start, (1,)), to=ir.DataType.INT64)
+    last = op.Add(first, np.asarray([count], dtype=np.int64))
+    found: ir.Value = op.emit("Slice", table, first, last, np.asarray([axis], dtype=np.int64), _shape=shape)
+    return found

@@ -75,7 +75,8 @@ class Footprint:
         spare: bytes of its regions to which nothing is ever written: addresses, but no memory.
         held: bytes of its regions, written to or not, outputs included.
         upkeep: what onnxruntime keeps beside tensors: what the arena's regions are cut into, a run's frame.
-        session: what an open session holds that is no tensor, with what the first one in a process brings.
+        session: what an open session holds that is no tensor, with what the first one in a process brings and what
+            reading `copies` leaves behind.
     """
 
     parameters: int

@@ -46,7 +46,7 @@ def pieces_of(node: ir.Node) -> tuple[int, ...]:
     operands = _contracted(node)
     if operands is not None:
         return einsum_pieces(*operands)
-    tensors = _tensors(node, 1)
+    tensors = [size for size in _tensors(node, 1) if size]  # one of no bytes would stand for the outputs
     return tuple(map(chunk_size, tensors)) if len(tensors) > 1 else ()
 
 

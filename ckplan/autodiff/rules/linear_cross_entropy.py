@@ -14,8 +14,9 @@ from ckplan.autodiff.crossentropy import labels_of
 from ckplan.autodiff.output_layer import product
 from ckplan.autodiff.regions import near_divisor
 from ckplan.autodiff.registry import rule
-from ckplan.autodiff.row_writing import block_of, rows_from, write_rows
+from ckplan.autodiff.row_writing import block_of, write_rows
 from ckplan.autodiff.rules.losses import by_sample_weights, is_one, sample_slopes
+from ckplan.autodiff.slices import rows_from
 from ckplan.keys import PHASE, PIECES
 
 
