@@ -114,11 +114,7 @@ class Copies:
         """The op of each step."""
         self.made, self.tensor, self._first_copy = numbers.makes.along(self.ops)
         self.reader, tensors, self._first_read = numbers.reads.along(self.ops)
-        span = len(self.ops) + 1
-        keys = self.tensor * span + self.made
-        order = np.argsort(keys)
-        keys = keys[order]
-        self.read: Integers = order[np.searchsorted(keys, tensors * span + self.reader) - 1]
+        self.read: Integers = self._copies_read(tensors)
         """The copy that each read is of; `reader` has the steps, in order."""
 
     @classmethod
@@ -126,6 +122,22 @@ class Copies:
     def of(cls, problem: Problem, schedule: tuple[int, ...]) -> Copies:
         """The copies that a schedule makes, kept for who asks several things about it."""
         return cls(problem, schedule)
+
+    def _copies_read(self, tensors: Integers) -> Integers:
+        """Of each tensor that is read the copy that was made last; a search, where there are several to choose from."""
+        copies = np.bincount(self.tensor, minlength=len(self.bytes))
+        last = np.zeros(len(copies), np.int64)
+        last[self.tensor] = np.arange(len(self.tensor))
+        found: Integers = last[tensors]
+        several = np.flatnonzero(copies[tensors] > 1)
+        if len(several):
+            span = len(self.ops) + 1
+            among = np.flatnonzero(copies[self.tensor] > 1)
+            keys = self.tensor[among] * span + self.made[among]
+            order = np.argsort(keys)
+            wanted = tensors[several] * span + self.reader[several]
+            found[several] = among[order[np.searchsorted(keys[order], wanted) - 1]]
+        return found
 
     @cached_property
     def again(self) -> npt.NDArray[np.bool_]:
