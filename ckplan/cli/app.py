@@ -77,8 +77,8 @@ class App(click.Group):
         # For the same reason: the interpreter's last act is to look for cycles among all of them, half a second for a
         # large model, and then the system takes the memory back anyway.
         atexit.register(gc.freeze)
-        # Matrices of plans are small: a second thread of numpy's products mostly waits, and its waiting takes a tenth of
-        # the processor's time.
+        # The matrices of planning are small: a second thread of numpy's products mostly waits, and its waiting takes a
+        # tenth of the processor's time.
         os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
         defer_imports()
         end_cleanly()
