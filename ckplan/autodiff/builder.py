@@ -279,8 +279,9 @@ class Builder:
             found = ir.Value(
                 name=tensor.name, type=ir.TensorType(tensor.dtype), shape=ir.Shape(data.shape), const_value=tensor
             )
-            self.graph.register_initializer(found)
             self._constants[key] = found
+        if found.name not in self.graph.initializers:  # new, or pruned when nothing read it any more
+            self.graph.register_initializer(found)
         return found
 
     def __getattr__(self, op_type: str) -> Emitter:

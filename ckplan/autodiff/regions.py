@@ -18,8 +18,11 @@ Chunks = int | str
 OFF, AUTO = "off", "auto"
 """No region is cut; the planner decides."""
 
-Kind = Literal["loss", "attention"]
+Kind = Literal["loss", "attention", "batch"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
+
+_BY_NUMBER: tuple[Kind, ...] = ("loss", "attention")
+"""The kinds that a number without a kind holds for: what is large by itself, and not the network as a whole."""
 
 _TWICE = "x2"
 """What stands behind a number of pieces that go through their logits twice."""
@@ -27,6 +30,7 @@ _TWICE = "x2"
 _REASONS = {
     "loss": "no loss is a cross-entropy of a linear layer whose logits nothing else reads",
     "attention": "no softmax of scores stands between two products with nothing else reading it",
+    "batch": "nothing that is heavy works sample by sample, as far as is known",
 }
 
 
@@ -37,11 +41,13 @@ class Pieces:
     Attributes:
         loss: cross-entropies with the linear layer before them, along samples.
         attention: scores, softmax and product with the values, along heads or queries.
+        batch: what works sample by sample, along samples.
         passes: how often a loss head goes through its logits: once where it can, or twice.
     """
 
     loss: int = 1
     attention: int = 1
+    batch: int = 1
     passes: int = 1
 
     @classmethod
@@ -56,7 +62,7 @@ class Pieces:
         if chunks == AUTO:
             raise UsageError("into how many pieces regions go is chosen with a plan", "give a number, or plan the step")
         text = str(chunks)
-        given = dict.fromkeys(KINDS, text) if "=" not in text else dict(_pair(part) for part in text.split(","))
+        given = dict.fromkeys(_BY_NUMBER, text) if "=" not in text else dict(_pair(part) for part in text.split(","))
         passes = 2 if given.get("loss", "").endswith(_TWICE) else 1
         given = {kind: number.removesuffix(_TWICE) if kind == "loss" else number for kind, number in given.items()}
         if not given.keys() <= set(KINDS) or not all(n.isdecimal() and int(n) > 0 for n in given.values()):
@@ -140,7 +146,8 @@ def refuse_idle(pieces: Pieces, regions: Sequence[Region]) -> None:
     numbers = {kind: pieces.number(kind) for kind in KINDS}
     wanted = [kind for kind in KINDS if numbers[kind] > 1]
     there = {region.kind for region in regions}
-    if wanted and (not there or (len(set(numbers.values())) > 1 and not set(wanted) <= there)):
+    alike = tuple(wanted) == _BY_NUMBER and len({numbers[kind] for kind in wanted}) == 1
+    if wanted and (there.isdisjoint(wanted) or (not alike and not set(wanted) <= there)):
         what = " and ".join(_REASONS[kind] for kind in wanted if kind not in there)
         raise UsageError(f"there is nothing to cut: {what}", f"leave out --chunks {pieces}")
 

@@ -24,6 +24,7 @@ from ckplan.autodiff.evidence import uses_of
 from ckplan.autodiff.inline import inline_functions
 from ckplan.autodiff.linear_cross_entropy import chunk_loss_heads
 from ckplan.autodiff.loss_scale import add_loss_scale
+from ckplan.autodiff.micro_batches import cut_batch
 from ckplan.autodiff.names import floating_tensors
 from ckplan.autodiff.objective import add_objective
 from ckplan.autodiff.parameters import request_of, select_parameters, shortened
@@ -157,8 +158,6 @@ def build_training_graph(
     anchors.detach(_current(graph, request.detached))
     others = {str(value.name): anchors.add(value) for value in _current(graph, request.others)}
     anchors.hold(objective.targets)
-    outline_conv_batch_norms(op, objective.targets)
-    outline_silus(op, objective.targets)
     if straight_through:
         pass_straight_through(op)
     targets = {anchors[value]: seed for value, seed in objective.targets.items()}
@@ -171,14 +170,18 @@ def build_training_graph(
     pieces = Pieces.of(chunks)
     wanted = [*selection.parameters, *others.values()]
     heads, regions = chunk_loss_heads(op, pieces, set(wanted))
+    held = {*wanted, *(heads.get(value, value) for value in targets)}
+    blocks, batches, batch_notes = cut_batch(op, pieces.batch, held)
     rows, attentions, row_notes = chunk_attentions(op, pieces.attention, set(wanted))
-    regions += attentions
+    regions += [*attentions, *batches]
     refuse_idle(pieces, regions)
-    heads |= rows | split_tied_heads(op, set(selection.parameters))
+    heads |= blocks | rows | split_tied_heads(op, set(selection.parameters))
     targets = {heads.get(value, value): seed for value, seed in targets.items()}
     results = [heads.get(value, value) for value in results]
     if heads:
         prune(graph, [*results, *running.values()])
+    outline_conv_batch_norms(op, targets)
+    outline_silus(op, targets)
     for node in graph:
         node.metadata_props[PHASE] = "forward"
 
@@ -199,7 +202,7 @@ def build_training_graph(
             f"no parameter reaches the loss ({objective.description})" + (f": {cause}" if cause else ""),
             "choose another output with --loss, or other parameters with --wrt",
         )
-    notes = [*forms.notes, *time_notes, *told(regions), *row_notes, *request.notes, *selection.notes]
+    notes = [*forms.notes, *time_notes, *told(regions), *batch_notes, *row_notes, *request.notes, *selection.notes]
     if idle:
         what = "a gradient of zero" if unused == "zero" else "no gradient"
         kind = "parameter" if others.keys().isdisjoint(idle) else "tensor"

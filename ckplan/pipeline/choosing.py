@@ -11,7 +11,7 @@ Large tables are updated row by row where a budget of everything is out of reach
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ckplan.autodiff.optimizers.rows import updated_by_rows
@@ -31,6 +31,10 @@ _log = logging.getLogger(__name__)
 
 _LADDER = (4, 16, 64)
 """Into how many pieces a region may go. What they cost hardly depends on their number, as long as they are large."""
+
+_BLOCKS = (2, 4, 8, 16, 32)
+"""Into how many blocks the samples of a batch may go. Each is as many nodes as the network, and convolutions of one
+sample are about as fast as those of many: the fewest that will do."""
 
 _MOST_AT_ONCE = 16
 """Pieces of a loss head in one pass, at most: each of them adds to the whole gradient of the weight."""
@@ -170,8 +174,9 @@ def _rungs(step: Step) -> dict[str, list[int]]:
     """Into how many pieces the regions of each kind may go, those of little use left out."""
     regions = [] if step.training is None else step.training.regions
     worth = [region for region in regions if region.bytes >= _SMALL * step.baseline.peak_activations]
-    found = {kind: [r.rows for r in worth if r.kind == kind] for kind in KINDS}
-    rungs = {kind: [n for n in _LADDER if max(rows, default=0) >= _FEWEST * n] for kind, rows in found.items()}
+    found = {kind: max((r.rows for r in worth if r.kind == kind), default=0) for kind in KINDS}
+    rungs = {kind: [n for n in _LADDER if rows >= _FEWEST * n] for kind, rows in found.items()}
+    rungs["batch"] = [n for n in _BLOCKS if found["batch"] >= n]
     return {kind: numbers for kind, numbers in rungs.items() if numbers}
 
 
@@ -183,6 +188,10 @@ def _finer(form: _Form, step: Step, goal: Goal) -> Iterator[Pieces]:
     tight = None if budget and form.planned is not None else _tight(form)
     assert form.step.training is not None
     for kind, numbers in _rungs(step).items():
+        if kind == "batch":
+            if goal.budget is not None and form.planned is None:
+                yield from _in_blocks(form, step, goal, numbers)
+            continue
         own = [region for region in form.step.training.regions if region.kind == kind]
         if tight is not None and not any(_is_there(region, tight) for region in own):
             continue
@@ -196,6 +205,18 @@ def _finer(form: _Form, step: Step, goal: Goal) -> Iterator[Pieces]:
             yield replace(form.pieces, loss=finer[0])
         if form.pieces.loss == 1 or any(region.passes == 1 for region in own):
             yield replace(form.pieces, loss=finer[0], passes=2)
+
+
+def _in_blocks(form: _Form, step: Step, goal: Goal, numbers: Sequence[int]) -> Iterator[Pieces]:
+    """The next cut of the batch, where nothing else keeps to a budget: no block needs less than its part of the bound.
+
+    Where a plan without will do, what blocks gain is seldom worth planning graphs of so many nodes.
+    """
+    assert goal.budget is not None
+    least = lower_bound(step.problem)[0] if goal.scope == ACTIVATIONS else 0
+    fitting = (number for number in numbers if number > form.pieces.batch and least <= number * goal.budget)
+    if number := next(fitting, 0):
+        yield replace(form.pieces, batch=number)
 
 
 def _tight(form: _Form) -> dict[str, int] | None:
