@@ -15,7 +15,8 @@ import ckplan
 from ckplan import keys
 from ckplan.autodiff.regions import Pieces
 from ckplan.errors import InfeasibleError
-from ckplan.pipeline import Planned, Step, open_step, planning
+from ckplan.pipeline import Planned, Step, StepOptions, open_step, planning
+from ckplan.planner import lower_bound
 from ckplan.planner.strategies import parse_strategy
 from tests.autodiff.gradcheck import onnxruntime_run
 
@@ -167,3 +168,44 @@ def test_a_model_without_regions_is_planned_as_ever() -> None:
     assert one.plan.schedule == other.plan.schedule
     assert isinstance(one.step, Step)
     assert planning.rewrite(one.step, parse_strategy("memory")).plan.schedule == one.plan.schedule
+
+
+def convolutions(**options: Any) -> Step:
+    """A network whose planes, of all samples, are the working set that no plan goes below."""
+    model = onnx.parser.parse_model(
+        """<ir_version: 10, opset_import: ["": 21]>
+        planes (float[8,4,32,32] x) => (float loss) {
+            a = Conv<pads=[1,1,1,1]>(x, v)  b = Tanh(a)  c = Conv<pads=[1,1,1,1]>(b, w)  d = Tanh(c)
+            loss = ReduceSumSquare<keepdims=0>(d)
+        }"""
+    )
+    rng = np.random.default_rng(0)
+    for name, shape in (("v", (8, 4, 3, 3)), ("w", (4, 8, 3, 3))):
+        array = (rng.standard_normal(shape) / 4).astype(np.float32)
+        model.graph.initializer.append(onnx.numpy_helper.from_array(array, name))
+    return open_step(model, StepOptions.of(**options))
+
+
+def test_a_batch_goes_in_blocks_where_a_budget_is_refused_otherwise() -> None:
+    budget = int(0.7 * lower_bound(convolutions().problem)[0])
+    with pytest.raises(InfeasibleError) as refused:
+        ckplan.rewrite(convolutions(), strategy="auto:steps=0", budget=budget)
+    assert refused.value.hint.endswith("(--chunks auto)")
+    made = ckplan.rewrite(convolutions(chunks="auto"), strategy="auto:steps=0", budget=budget)
+    assert made.after.peak_activations <= budget
+    assert made.step.training is not None
+    (region,) = made.step.training.regions
+    assert made.chosen_form[0] == f"the plan takes --chunks batch={region.pieces}"
+    assert made.step.whole is not None
+    assert made.before.peak_activations == made.step.whole.baseline.peak_activations
+
+
+def test_a_batch_stays_whole_where_a_plan_will_do() -> None:
+    made = ckplan.rewrite(convolutions(chunks="auto"), strategy="auto:steps=0", budget="90%")
+    assert not made.chosen_form
+
+
+def test_no_block_is_planned_for_a_budget_below_all_bounds(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO", logger="ckplan"), pytest.raises(InfeasibleError):
+        ckplan.rewrite(convolutions(chunks="auto"), strategy="auto:steps=0", budget=1000)
+    assert not any("batch=" in record.getMessage() for record in caplog.records)
