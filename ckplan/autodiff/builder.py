@@ -276,10 +276,9 @@ class Builder:
         found = self._constants.get(key)
         if found is None:
             tensor = ir.Tensor(np.ascontiguousarray(data).reshape(data.shape), name=self._unique(name, always=True))
-            found = ir.Value(
+            found = self._constants[key] = ir.Value(
                 name=tensor.name, type=ir.TensorType(tensor.dtype), shape=ir.Shape(data.shape), const_value=tensor
             )
-            self._constants[key] = found
         if found.name not in self.graph.initializers:  # new, or pruned when nothing read it any more
             self.graph.register_initializer(found)
         return found

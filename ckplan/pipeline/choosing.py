@@ -127,8 +127,7 @@ def _in_pieces(step: Step, strategy: Strategy, goal: Goal) -> Planned:
 
 def _with_advice(refusal: InfeasibleError, step: Step) -> InfeasibleError:
     """The same refusal, with the advice to cut regions where there are some that are whole."""
-    regions = [] if step.training is None else step.training.regions
-    if not _rungs(step) or any(region.pieces > 1 for region in regions):
+    if not _rungs(step) or any(region.pieces > 1 for region in step.regions):
         return refusal
     return InfeasibleError(refusal.message, f"{refusal.hint}, or let the plan run regions in pieces (--chunks auto)")
 
@@ -172,8 +171,7 @@ def _form(step: Step, pieces: Pieces, strategy: Strategy, goal: Goal, best: _For
 
 def _rungs(step: Step) -> dict[str, list[int]]:
     """Into how many pieces the regions of each kind may go, those of little use left out."""
-    regions = [] if step.training is None else step.training.regions
-    worth = [region for region in regions if region.bytes >= _SMALL * step.baseline.peak_activations]
+    worth = [region for region in step.regions if region.bytes >= _SMALL * step.baseline.peak_activations]
     found = {kind: max((r.rows for r in worth if r.kind == kind), default=0) for kind in KINDS}
     rungs = {kind: [n for n in _LADDER if rows >= _FEWEST * n] for kind, rows in found.items()}
     rungs["batch"] = [n for n in _BLOCKS if found["batch"] >= n]
@@ -186,13 +184,12 @@ def _finer(form: _Form, step: Step, goal: Goal) -> Iterator[Pieces]:
     if budget and form.planned is not None and form.planned.plan.overhead <= _CHEAP:
         return
     tight = None if budget and form.planned is not None else _tight(form)
-    assert form.step.training is not None
     for kind, numbers in _rungs(step).items():
         if kind == "batch":
             if goal.budget is not None and form.planned is None:
                 yield from _in_blocks(form, step, goal, numbers)
             continue
-        own = [region for region in form.step.training.regions if region.kind == kind]
+        own = [region for region in form.step.regions if region.kind == kind]
         if tight is not None and not any(_is_there(region, tight) for region in own):
             continue
         finer = [number for number in numbers if number > getattr(form.pieces, kind)]

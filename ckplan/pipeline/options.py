@@ -167,10 +167,11 @@ class StepOptions:
             if (value := listed.get(name, options.get(name, default))) != default
         }
         inference = options.get("inference", False)
-        if inference and given:
+        of_training = [name for name in given if name != "chunks"]
+        if inference and of_training:
             raise UsageError(
                 f"`--inference` plans the model as it is, without training, and does not go with "
-                f"{', '.join(f'`{option_name(name)}`' for name in given)}",
+                f"{', '.join(f'`{option_name(name)}`' for name in of_training)}",
                 "leave out one or the other",
             )
         if given.get("clip_norm") is not None and given.get("optimizer") is None:

@@ -95,12 +95,11 @@ class Planned:
     @property
     def chosen_form(self) -> list[str]:
         """What the plan does otherwise than the step by its own decision, a line each: regions in pieces, rows."""
-        training = self.step.training
-        if self.step.whole is None or training is None:
+        if self.step.whole is None:
             return []
         if tables := updated_by_rows(self.step.model.graph):
             return [f"the plan updates `{name}` row by row, which takes less memory" for name in tables]
-        return [f"the plan takes --chunks {Pieces.taken(training.regions)}", *told(training.regions)]
+        return [f"the plan takes --chunks {Pieces.taken(self.step.regions)}", *told(self.step.regions)]
 
     @property
     def drawback(self) -> str | None:

@@ -13,10 +13,11 @@ import onnx_ir as ir
 
 from ckplan import keys
 from ckplan.autodiff import TrainingGraph, add_optimizer, build_training_graph, parse_optimizer
+from ckplan.autodiff.forward_pieces import forward_in_pieces
 from ckplan.autodiff.inline import inline_functions
 from ckplan.autodiff.lora import Lora, add_adapters
 from ckplan.autodiff.optimizers.rows import updated_by_rows
-from ckplan.autodiff.regions import AUTO, OFF, Chunks, Pieces
+from ckplan.autodiff.regions import AUTO, OFF, Chunks, Pieces, Region
 from ckplan.errors import UsageError
 from ckplan.model import load
 from ckplan.model.half import half_precision_notes
@@ -60,6 +61,7 @@ class Step:
         notes: what was chosen on the way, a sentence each.
         costs: seconds of nodes by name, where others than the analytic ones count.
         source: the model as it came, whose names a user knows.
+        regions: what runs in pieces, or could.
         recut: makes the same step with regions in pieces, where plans are to decide on that.
         whole: the step without pieces, where this is a form of it that a plan may choose.
         by_rows: makes the same step with its large tables updated row by row; None if there is none to update so.
@@ -71,6 +73,7 @@ class Step:
     notes: tuple[str, ...] = ()
     costs: Mapping[str, float] = field(default_factory=dict)
     source: Source | None = None
+    regions: tuple[Region, ...] = ()
     recut: Callable[[Pieces], Step] | None = None
     whole: Step | None = None
     by_rows: Callable[[], Step | None] | None = None
@@ -212,23 +215,29 @@ def open_step(
     name = name or name_of(source)
     progress(f"reading {name}")
     forward = forward_of(source, options)
+    chunks = options.option("chunks")
+    decided = chunks == AUTO
     if options.inference:
-        return step_of(forward.model, name, notes=forward.notes, source=source)
+
+        def run(chunks: Chunks) -> Step:
+            made, regions, told = forward_in_pieces(forward.model, chunks)
+            return step_of(made, name, notes=(*forward.notes, *told), source=source, regions=regions)
+
+        return _decided(run) if decided else run(chunks)
     progress("differentiating")
     objective = {key: options.option(key) for key in TRAINING if key not in ("optimizer", "clip_norm", "lora")}
     objective["params"] = () if objective["params"] is None else read_names(Path(objective["params"]))
     if options.option("lora") is not None:
         objective["wrt"] = _adapted(forward.model, options)
-    decided = objective["chunks"] == AUTO
 
     def form(chunks: Chunks, *, by_rows: bool = False) -> Step:
         made = build_training_graph(forward.model, **{**objective, "chunks": chunks})
         if optimizer is not None:
             made = add_optimizer(made, optimizer, options.option("clip_norm"), by_rows=by_rows)
         notes = (*forward.notes, f"the loss is {made.description}", *made.notes, *half_precision_notes(made.model))
-        return step_of(made, name, notes=notes, source=source)
+        return step_of(made, name, notes=notes, source=source, regions=made.regions)
 
-    chunks = OFF if decided else objective["chunks"]
+    chunks = OFF if decided else chunks
     whole = form(chunks)
 
     def in_rows() -> Step | None:
@@ -237,9 +246,13 @@ def open_step(
 
     if optimizer is not None:
         whole = replace(whole, by_rows=in_rows)
-    if not decided:
-        return whole
-    return replace(whole, recut=lambda pieces: replace(form(str(pieces)), whole=whole))
+    return _decided(form, whole) if decided else whole
+
+
+def _decided(form: Callable[[Chunks], Step], whole: Step | None = None) -> Step:
+    """The step without pieces, of which plans are to decide on that."""
+    step = form(OFF) if whole is None else whole
+    return replace(step, recut=lambda pieces: replace(form(str(pieces)), whole=step))
 
 
 def _adapted(forward: ir.Model, options: StepOptions) -> tuple[str, ...]:

@@ -155,8 +155,8 @@ def test_logits_that_something_else_reads_stay_whole() -> None:
 
 
 def test_a_head_that_stays_whole_is_told_as_a_region() -> None:
-    (region,) = build_training_graph(head("tied", "mean")).regions
-    assert (region.kind, region.tensor, region.rows, region.pieces) == ("loss", "logits", SAMPLES, 1)
+    (region,) = [one for one in build_training_graph(head("tied", "mean")).regions if one.kind == "loss"]
+    assert (region.tensor, region.rows, region.pieces) == ("logits", SAMPLES, 1)
     assert region.bytes == SAMPLES * CLASSES * 8
 
 

@@ -14,7 +14,7 @@ import pytest
 import ckplan
 from ckplan import keys
 from ckplan.autodiff.regions import Pieces
-from ckplan.errors import InfeasibleError
+from ckplan.errors import InfeasibleError, UsageError
 from ckplan.pipeline import Planned, Step, StepOptions, open_step, planning
 from ckplan.planner import lower_bound
 from ckplan.planner.strategies import parse_strategy
@@ -52,9 +52,7 @@ def test_a_budget_below_the_logits_is_kept_in_pieces() -> None:
     assert refused.value.hint.endswith("(--chunks auto)")
     made = planned(budget=budget)
     assert made.after.peak_activations <= budget
-    assert made.step.training is not None
-    (region,) = made.step.training.regions
-    assert region.pieces > 1
+    (region,) = [region for region in made.step.regions if region.pieces > 1]
     assert made.chosen_form[0] == f"the plan takes --chunks {Pieces.taken([region])}"
     assert json.loads(made.model.metadata_props[keys.CHUNKS]) == made.chosen_form[1:]
 
@@ -193,8 +191,7 @@ def test_a_batch_goes_in_blocks_where_a_budget_is_refused_otherwise() -> None:
     assert refused.value.hint.endswith("(--chunks auto)")
     made = ckplan.rewrite(convolutions(chunks="auto"), strategy="auto:steps=0", budget=budget)
     assert made.after.peak_activations <= budget
-    assert made.step.training is not None
-    (region,) = made.step.training.regions
+    (region,) = made.step.regions
     assert made.chosen_form[0] == f"the plan takes --chunks batch={region.pieces}"
     assert made.step.whole is not None
     assert made.before.peak_activations == made.step.whole.baseline.peak_activations
@@ -209,3 +206,20 @@ def test_no_block_is_planned_for_a_budget_below_all_bounds(caplog: pytest.LogCap
     with caplog.at_level("INFO", logger="ckplan"), pytest.raises(InfeasibleError):
         ckplan.rewrite(convolutions(chunks="auto"), strategy="auto:steps=0", budget=1000)
     assert not any("batch=" in record.getMessage() for record in caplog.records)
+
+
+def test_a_model_that_is_only_run_goes_in_blocks() -> None:
+    whole, decided = (convolutions(inference=True, chunks=chunks) for chunks in ("off", "auto"))
+    budget = int(0.7 * lower_bound(whole.problem)[0])
+    made = ckplan.rewrite(decided, strategy="auto:steps=0", budget=budget)
+    assert made.after.peak_activations <= budget
+    (region,) = made.step.regions
+    assert made.chosen_form[0] == f"the plan takes --chunks batch={region.pieces}"
+    feeds = {"x": np.random.default_rng(1).standard_normal((8, 4, 32, 32)).astype(np.float32)}
+    expected, found = (onnxruntime_run(model, feeds)["loss"] for model in (whole.model, made.model))
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
+
+
+def test_a_model_that_is_only_run_has_no_loss_to_cut() -> None:
+    with pytest.raises(UsageError, match="there is nothing to cut"):
+        convolutions(inference=True, chunks="loss=4")
