@@ -162,6 +162,7 @@ def _form(step: Step, pieces: Pieces, strategy: Strategy, goal: Goal, best: _For
         extra = 100 * (form.problem.cost / step.problem.cost - 1)
         _log.info("regions in pieces: %s: in vain, at %s and %+.1f %%", pieces, format_bytes(least), extra)
         return _Form(pieces, form, None, least)
+    _log.info("planning with regions in pieces: %s", pieces)
     try:
         planned = planning.rewrite(form, strategy, own)
         return _Form(pieces, form, planning.renamed(planned, str(goal.applied(strategy))), least)
@@ -240,8 +241,8 @@ def _is_there(region: Region, held: Mapping[str, int]) -> bool:
 
 def _measure(form: _Form, step: Step, strategy: Strategy, goal: Goal) -> tuple[float, float, float]:
     """What makes one form better than another, the lower the better; as the strategy compares its plans."""
-    if form.planned is None:
-        return 2, form.least, 0
+    if form.planned is None:  # a bound is compared with bounds, and what files take with what files take
+        return (3 if form.refusal is None else 2), form.least, 0
     peak, cost = form.planned.after.peak_activations, form.planned.plan.cost
     if goal.scope != ACTIVATIONS:
         return 0, cost, peak
