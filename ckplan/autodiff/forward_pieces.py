@@ -1,4 +1,4 @@
-"""A model that is only run, with regions in pieces: attention, and what works sample by sample."""
+"""A model that is only run, with regions in pieces: attention, and what works sample by sample or token by token."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from ckplan.autodiff.builder import Builder
 from ckplan.autodiff.micro_batches import cut_batch
 from ckplan.autodiff.paths import prune
 from ckplan.autodiff.regions import OFF, Chunks, Pieces, Region, refuse_idle, told
+from ckplan.autodiff.token_blocks import cut_tokens
 
 
 def forward_in_pieces(forward: ir.Model, chunks: Chunks = OFF) -> tuple[ir.Model, tuple[Region, ...], tuple[str, ...]]:
@@ -31,7 +32,8 @@ def forward_in_pieces(forward: ir.Model, chunks: Chunks = OFF) -> tuple[ir.Model
     op = Builder(graph, graph.opset_imports, functions=model.functions)
     _, batches, batch_notes = cut_batch(op, pieces.batch, set())
     _, attentions, row_notes = chunk_attentions(op, pieces.attention, set())
-    regions = (*attentions, *batches)
+    _, stretches = cut_tokens(op, pieces.tokens, set())
+    regions = (*attentions, *batches, *stretches)
     refuse_idle(pieces, regions)
     if any(region.pieces > 1 for region in regions):
         prune(graph, list(graph.outputs))

@@ -18,7 +18,7 @@ Chunks = int | str
 OFF, AUTO = "off", "auto"
 """No region is cut; the planner decides."""
 
-Kind = Literal["loss", "attention", "batch"]
+Kind = Literal["loss", "attention", "tokens", "batch"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 
 _BY_NUMBER: tuple[Kind, ...] = ("loss", "attention")
@@ -30,6 +30,7 @@ _TWICE = "x2"
 _REASONS = {
     "loss": "no loss is a cross-entropy of a linear layer whose logits nothing else reads",
     "attention": "no softmax of scores stands between two products with nothing else reading it",
+    "tokens": "no stretch works token by token with more inside than at its ends",
     "batch": "nothing that is heavy works sample by sample, as far as is known",
 }
 
@@ -41,12 +42,14 @@ class Pieces:
     Attributes:
         loss: cross-entropies with the linear layer before them, along samples.
         attention: scores, softmax and product with the values, along heads or queries.
+        tokens: what works token by token between two attentions, along tokens.
         batch: what works sample by sample, along samples.
         passes: how often a loss head goes through its logits: once where it can, or twice.
     """
 
     loss: int = 1
     attention: int = 1
+    tokens: int = 1
     batch: int = 1
     passes: int = 1
 

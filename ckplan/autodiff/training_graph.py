@@ -35,6 +35,7 @@ from ckplan.autodiff.reshapes import join_reshapes
 from ckplan.autodiff.rules.conv_batch_norm import outline_conv_batch_norms
 from ckplan.autodiff.rules.silu import outline_silus
 from ckplan.autodiff.tied_heads import split_tied_heads
+from ckplan.autodiff.token_blocks import cut_tokens
 from ckplan.autodiff.training_mode import TrainingForms, enter_training
 from ckplan.errors import ModelError, UsageError
 from ckplan.keys import PHASE
@@ -173,9 +174,10 @@ def build_training_graph(
     held = {*wanted, *(heads.get(value, value) for value in targets)}
     blocks, batches, batch_notes = cut_batch(op, pieces.batch, held)
     rows, attentions, row_notes = chunk_attentions(op, pieces.attention, set(wanted))
-    regions += [*attentions, *batches]
+    tokens, stretches = cut_tokens(op, pieces.tokens, {*held, *(blocks.get(value, value) for value in held)})
+    regions += [*attentions, *batches, *stretches]
     refuse_idle(pieces, regions)
-    heads |= blocks | rows | split_tied_heads(op, set(selection.parameters))
+    heads |= blocks | rows | tokens | split_tied_heads(op, set(selection.parameters))
     targets = {heads.get(value, value): seed for value, seed in targets.items()}
     results = [heads.get(value, value) for value in results]
     if heads:
