@@ -187,8 +187,8 @@ def _finer(form: _Form, step: Step, goal: Goal) -> Iterator[Pieces]:
     tight = None if budget and form.planned is not None else _tight(form)
     for kind, numbers in _rungs(step).items():
         if kind == "batch":
-            if goal.budget is not None and form.planned is None:
-                yield from _in_blocks(form, step, goal, numbers)
+            if goal.budget is not None and goal.scope == ACTIVATIONS and form.planned is None:
+                yield from _in_blocks(form, step, goal.budget, numbers)
             continue
         own = [region for region in form.step.regions if region.kind == kind]
         if tight is not None and not any(_is_there(region, tight) for region in own):
@@ -205,14 +205,14 @@ def _finer(form: _Form, step: Step, goal: Goal) -> Iterator[Pieces]:
             yield replace(form.pieces, loss=finer[0], passes=2)
 
 
-def _in_blocks(form: _Form, step: Step, goal: Goal, numbers: Sequence[int]) -> Iterator[Pieces]:
+def _in_blocks(form: _Form, step: Step, budget: int, numbers: Sequence[int]) -> Iterator[Pieces]:
     """The next cut of the batch, where nothing else keeps to a budget: no block needs less than its part of the bound.
 
-    Where a plan without will do, what blocks gain is seldom worth planning graphs of so many nodes.
+    Where a plan without will do, what blocks gain is seldom worth planning graphs of so many nodes. Nor are they asked
+    for budgets of more than activations: nothing rules a number of blocks out there before it is planned.
     """
-    assert goal.budget is not None
-    least = lower_bound(step.problem)[0] if goal.scope == ACTIVATIONS else 0
-    fitting = (number for number in numbers if number > form.pieces.batch and least <= number * goal.budget)
+    least = lower_bound(step.problem)[0]
+    fitting = (number for number in numbers if number > form.pieces.batch and least <= number * budget)
     if number := next(fitting, 0):
         yield replace(form.pieces, batch=number)
 

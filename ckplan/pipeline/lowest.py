@@ -70,17 +70,6 @@ def last_resorts(step: Step, strategy: Strategy, goal: Goal, budget: int) -> lis
     return [plan for plan in found if not limited or plan.overhead <= asked.overhead]
 
 
-def lowest_of_all(step: Step, strategy: Strategy, goal: Goal) -> Plan | None:
-    """The plan of the lowest peak that a strategy has, and for `auto` that others have: the same for every budget.
-
-    Args:
-        step: what to plan.
-        strategy: how to plan.
-        goal: its limits but for that of memory hold; None if no plan keeps to them.
-    """
-    return min(last_resorts(step, strategy, goal, 0), key=lambda plan: plan.predicted.peak_activations, default=None)
-
-
 def lowest_plan(step: Step, strategy: Strategy) -> Plan:
     """What a strategy plans without a budget; kept with the step, since it is the same for every budget."""
     if strategy not in step.lowest:

@@ -15,7 +15,7 @@ from ckplan.display import table_html
 from ckplan.errors import InfeasibleError
 from ckplan.keys import BUDGET, BUDGET_OF
 from ckplan.pipeline.goal import ACTIVATIONS, ANY, ARENA, TOTAL, Goal
-from ckplan.pipeline.lowest import last_resorts, lowest_of_all
+from ckplan.pipeline.lowest import last_resorts
 from ckplan.pipeline.step import Step
 from ckplan.planner import Plan, Timeline, lower_bound
 from ckplan.planner.allocations import held, written
@@ -287,23 +287,31 @@ def _within_footprint(step: Step, strategy: Strategy, goal: Goal) -> Planned:
 
 
 def _lowest(step: Step, strategy: Strategy, goal: Goal, limit: int) -> Planned:
-    """The plan of the lowest peak, in its best file.
+    """The cheapest of the plans of lowest peaks whose file keeps to a budget of more than activations.
+
+    The one of the lowest peak of all need not be among them: a peak that is a little higher may pack better. They are
+    the same for every budget, and so is what the best of their files takes.
 
     Raises:
-        InfeasibleError: it does not keep to the budget of more than activations.
+        InfeasibleError: none does.
     """
-    plan = lowest_of_all(step, strategy, goal)
-    if plan is None:
+    best: tuple[Planned, int] | None = None
+    for plan in sorted(last_resorts(step, strategy, goal, 0), key=lambda plan: plan.cost):
+        if best is not None and plan.predicted.peak_activations >= best[1]:
+            continue  # no file takes less than its plan
+        made, taken = _with_reservation(_written(step, plan, None), goal, limit)
+        if _fixed(made.footprint, goal) + taken <= limit:
+            return made
+        if best is None or taken < best[1]:
+            best = made, taken
+    if best is None:
         raise InfeasibleError(
             f"strategy `{strategy}` has no plan within its overhead for which {_HOLDER[goal.scope]} holds no more than "
             f"{format_bytes(limit)}",
             "allow more overhead, or raise the budget",
         )
-    made, taken = _with_reservation(_written(step, plan, None), goal, limit)
+    made, taken = best
     fixed = _fixed(made.footprint, goal)
-    least = fixed + taken
-    if least <= limit:
-        return made
     moment = made.after.steps[made.after.peak_step]
     parts = f"for a peak of {format_bytes(moment.activations)} at '{moment.op}'"
     if fixed:
@@ -313,9 +321,9 @@ def _lowest(step: Step, strategy: Strategy, goal: Goal, limit: int) -> Planned:
         )
     raise InfeasibleError(
         f"strategy `{strategy}` has no plan with which {_HOLDER[goal.scope]} holds no more than {format_bytes(limit)}: "
-        f"the least that was found is {format_bytes(least)}, {parts}; the arena grows in leaps",
-        f"raise the budget to {least} bytes, or choose a smaller batch (--dim)",
-        least,
+        f"the least that was found is {format_bytes(fixed + taken)}, {parts}; the arena grows in leaps",
+        f"raise the budget to {fixed + taken} bytes, or choose a smaller batch (--dim)",
+        fixed + taken,
     )
 
 
