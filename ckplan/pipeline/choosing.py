@@ -101,14 +101,14 @@ def rewrite(step: Step, strategy: Strategy, goal: Goal = ANY) -> Planned:
 
 def _in_pieces(step: Step, strategy: Strategy, goal: Goal) -> Planned:
     """Plan a step, in several forms where the plan is to decide on pieces."""
-    if step.recut is None or not _rungs(step):
+    if step.recut is None or not _rungs(step, goal):
         try:
             return planning.rewrite(step, strategy, goal)
         except InfeasibleError as error:
-            raise _with_advice(error, step) from error
+            raise _with_advice(error, step, goal) from error
     goal = _settled(step, goal)
     if goal.seconds is not None:  # are for all forms together
-        forms = {kind: len(numbers) * (2 if kind == "loss" else 1) for kind, numbers in _rungs(step).items()}
+        forms = {kind: len(numbers) * (2 if kind == "loss" else 1) for kind, numbers in _rungs(step, goal).items()}
         goal = replace(goal, seconds=goal.seconds / (1 + sum(forms.values())))
     best = _form(step, Pieces(), strategy, goal)
     while best.planned is None or not best.planned.plan.interrupted:
@@ -125,9 +125,9 @@ def _in_pieces(step: Step, strategy: Strategy, goal: Goal) -> Planned:
     return planning.rewrite(best.step, strategy, _for_form(best.step, strategy, goal) or goal)
 
 
-def _with_advice(refusal: InfeasibleError, step: Step) -> InfeasibleError:
+def _with_advice(refusal: InfeasibleError, step: Step, goal: Goal) -> InfeasibleError:
     """The same refusal, with the advice to cut regions where there are some that are whole."""
-    if not _rungs(step) or any(region.pieces > 1 for region in step.regions):
+    if not _rungs(step, goal) or any(region.pieces > 1 for region in step.regions):
         return refusal
     return InfeasibleError(refusal.message, f"{refusal.hint}, or let the plan run regions in pieces (--chunks auto)")
 
@@ -170,12 +170,16 @@ def _form(step: Step, pieces: Pieces, strategy: Strategy, goal: Goal, best: _For
         return _Form(pieces, form, None, min(form.files.values(), default=least), error)
 
 
-def _rungs(step: Step) -> dict[str, list[int]]:
-    """Into how many pieces the regions of each kind may go, those of little use left out."""
+def _rungs(step: Step, goal: Goal) -> dict[str, list[int]]:
+    """Into how many pieces the regions of each kind may go, those of little use left out.
+
+    The batch stays whole for budgets of more than activations: no bound rules a number of blocks out there before it is
+    planned.
+    """
     worth = [region for region in step.regions if region.bytes >= _SMALL * step.baseline.peak_activations]
     found = {kind: max((r.rows for r in worth if r.kind == kind), default=0) for kind in KINDS}
     rungs = {kind: [n for n in _LADDER if rows >= _FEWEST * n] for kind, rows in found.items()}
-    rungs["batch"] = [n for n in _BLOCKS if found["batch"] >= n]
+    rungs["batch"] = [n for n in _BLOCKS if goal.scope == ACTIVATIONS and found["batch"] >= n]
     return {kind: numbers for kind, numbers in rungs.items() if numbers}
 
 
@@ -185,9 +189,9 @@ def _finer(form: _Form, step: Step, goal: Goal) -> Iterator[Pieces]:
     if budget and form.planned is not None and form.planned.plan.overhead <= _CHEAP:
         return
     tight = None if budget and form.planned is not None else _tight(form)
-    for kind, numbers in _rungs(step).items():
+    for kind, numbers in _rungs(step, goal).items():
         if kind == "batch":
-            if goal.budget is not None and goal.scope == ACTIVATIONS and form.planned is None:
+            if goal.budget is not None and form.planned is None:
                 yield from _in_blocks(form, step, goal.budget, numbers)
             continue
         own = [region for region in form.step.regions if region.kind == kind]
@@ -208,8 +212,7 @@ def _finer(form: _Form, step: Step, goal: Goal) -> Iterator[Pieces]:
 def _in_blocks(form: _Form, step: Step, budget: int, numbers: Sequence[int]) -> Iterator[Pieces]:
     """The next cut of the batch, where nothing else keeps to a budget: no block needs less than its part of the bound.
 
-    Where a plan without will do, what blocks gain is seldom worth planning graphs of so many nodes. Nor are they asked
-    for budgets of more than activations: nothing rules a number of blocks out there before it is planned.
+    Where a plan without will do, what blocks gain is seldom worth planning graphs of so many nodes.
     """
     least = lower_bound(step.problem)[0]
     fitting = (number for number in numbers if number > form.pieces.batch and least <= number * budget)

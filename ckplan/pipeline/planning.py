@@ -295,35 +295,34 @@ def _lowest(step: Step, strategy: Strategy, goal: Goal, limit: int) -> Planned:
     Raises:
         InfeasibleError: none does.
     """
-    best: tuple[Planned, int] | None = None
+    best: Planned | None = None
     for plan in sorted(last_resorts(step, strategy, goal, 0), key=lambda plan: plan.cost):
-        if best is not None and plan.predicted.peak_activations >= best[1]:
-            continue  # no file takes less than its plan
-        made, taken = _with_reservation(_written(step, plan, None), goal, limit)
-        if _fixed(made.footprint, goal) + taken <= limit:
+        bound = _fixed(step.footprint, goal) + plan.predicted.peak_activations
+        if best is not None and bound >= share_of(best.footprint, goal):
+            continue  # no file takes less than its plan, and a plan adds nodes to what a session holds
+        made, _ = _with_reservation(_written(step, plan, None), goal, limit)
+        if share_of(made.footprint, goal) <= limit:
             return made
-        if best is None or taken < best[1]:
-            best = made, taken
+        best = made if best is None else min(best, made, key=lambda made: share_of(made.footprint, goal))
     if best is None:
         raise InfeasibleError(
             f"strategy `{strategy}` has no plan within its overhead for which {_HOLDER[goal.scope]} holds no more than "
             f"{format_bytes(limit)}",
             "allow more overhead, or raise the budget",
         )
-    made, taken = best
-    fixed = _fixed(made.footprint, goal)
-    moment = made.after.steps[made.after.peak_step]
+    least, fixed = share_of(best.footprint, goal), _fixed(best.footprint, goal)
+    moment = best.after.steps[best.after.peak_step]
     parts = f"for a peak of {format_bytes(moment.activations)} at '{moment.op}'"
     if fixed:
         parts = (
             f"{format_bytes(fixed)} of parameters, state, inputs and the session, and an arena of "
-            f"{format_bytes(taken)} {parts}"
+            f"{format_bytes(least - fixed)} {parts}"
         )
     raise InfeasibleError(
         f"strategy `{strategy}` has no plan with which {_HOLDER[goal.scope]} holds no more than {format_bytes(limit)}: "
-        f"the least that was found is {format_bytes(fixed + taken)}, {parts}; the arena grows in leaps",
-        f"raise the budget to {fixed + taken} bytes, or choose a smaller batch (--dim)",
-        fixed + taken,
+        f"the least that was found is {format_bytes(least)}, {parts}; the arena grows in leaps",
+        f"raise the budget to {least} bytes, or choose a smaller batch (--dim)",
+        least,
     )
 
 

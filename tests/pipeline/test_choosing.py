@@ -197,6 +197,14 @@ def test_a_batch_goes_in_blocks_where_a_budget_is_refused_otherwise() -> None:
     assert made.before.peak_activations == made.step.whole.baseline.peak_activations
 
 
+def test_no_blocks_are_advised_for_a_budget_that_they_are_not_tried_for() -> None:
+    step = convolutions()
+    budget = step.footprint.resident + step.footprint.returned + 1000
+    with pytest.raises(InfeasibleError) as refused:
+        ckplan.rewrite(step, strategy="auto:steps=0", budget=budget, of="total")
+    assert "--chunks" not in refused.value.hint
+
+
 def test_a_batch_stays_whole_where_a_plan_will_do() -> None:
     made = ckplan.rewrite(convolutions(chunks="auto"), strategy="auto:steps=0", budget="90%")
     assert not made.chosen_form
