@@ -14,12 +14,12 @@ import argparse
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
-
-import onnx_ir as ir
 
 from benchmarks.exports import EXPORTS, export, network_of
 from ckplan.isolation.arrays import save_arrays
+from ckplan.meter.facts import read_model
 from ckplan.meter.inputs import make_inputs
 from ckplan.meter.measurement import request_for
 from ckplan.meter.process import run_job
@@ -30,7 +30,6 @@ from ckplan.planner.strategies import parse_strategy
 
 def torch_heap(name: str, batch: int) -> int:
     """In a process of its own: bytes of one step of torch at its high-water, gradients included."""
-    import memray
     import torch
 
     network, example = network_of(name, batch)
@@ -44,6 +43,13 @@ def torch_heap(name: str, batch: int) -> int:
     for _ in range(2):  # the first builds what all share
         step()
         network.zero_grad(set_to_none=True)
+    return heap_of_run(step)
+
+
+def heap_of_run(step: Callable[[], object]) -> int:
+    """Bytes of the heap at its high-water while a function runs, beyond what there is before."""
+    import memray
+
     with tempfile.TemporaryDirectory() as folder:
         destination = memray.FileDestination(str(Path(folder) / "capture.bin"))
         with memray.Tracker(destination=destination, file_format=memray.FileFormat.AGGREGATED_ALLOCATIONS):
@@ -54,14 +60,19 @@ def torch_heap(name: str, batch: int) -> int:
 def heaps(name: str, batch: int) -> tuple[int, int]:
     """Bytes of one step at the high-water of the heap, gradients included: the plain file, and `memory`'s."""
     step = open_step(export(name, batch), StepOptions.of(loss="mse"))
-    return _heap(step.ordered), _heap(rewrite(step, parse_strategy("memory")).model)
-
-
-def _heap(model: ir.Model) -> int:
+    models = (step.ordered, rewrite(step, parse_strategy("memory")).model)
     with tempfile.TemporaryDirectory() as folder:
-        path, inputs = Path(folder) / "step.onnx", Path(folder) / "inputs"
-        save(model, path)
-        save_arrays(inputs, make_inputs(model).arrays)
+        files = [Path(folder) / f"{number}.onnx" for number in range(len(models))]
+        for model, path in zip(models, files, strict=True):
+            save(model, path)
+        return file_heap(files[0]), file_heap(files[1])
+
+
+def file_heap(path: Path) -> int:
+    """Bytes of one step of a file in onnxruntime at the high-water of the heap, in a process of its own."""
+    with tempfile.TemporaryDirectory() as folder:
+        inputs = Path(folder) / "inputs"
+        save_arrays(inputs, make_inputs(read_model(path)).arrays)
         return int(run_job("ckplan.meter.heap", request_for(path, inputs, "cpu", None))["run"])
 
 
