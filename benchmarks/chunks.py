@@ -30,6 +30,9 @@ from ckplan.meter.facts import read_model
 from ckplan.meter.inputs import make_inputs
 from ckplan.model import save
 
+HEAD = f"{'form':>22} {'promised':>9} {'counters':>9} {'heap':>9}  compute   time  search  difference"
+"""Above the rows."""
+
 _ATTENTION = """<ir_version: 10, opset_import: ["": 21]>
 attention (float[1,{tokens},{width}] x) => (float loss) {{
     qx = MatMul(x, wq)  qs = Reshape(qx, split)  q = Transpose<perm = [0, 2, 1, 3]>(qs)
@@ -81,7 +84,7 @@ def rows(model: Any, forms: list[str], repeats: int, options: dict[str, Any], go
         sizes = " ".join(f"{count / 2**20:9.1f}" for count in memory)
         cost = planned[form].plan.cost if form in planned else step.problem.cost
         extra = f"{100 * (cost / step.problem.cost - 1):+6.1f} %"
-        chosen = "".join(planned[form].chosen_pieces[:1]).rpartition(" ")[2] if form == "auto" else ""
+        chosen = "".join(planned[form].chosen_form[:1]).rpartition(" ")[2] if form == "auto" else ""
         searched = f"{seconds[form]:5.0f} s" if form in seconds else "       "
         name = f"{form} ({chosen})" if chosen else form
         yield f"{name:>22} {sizes} {extra} {times[form] / times['no plan']:6.2f} {searched}  {apart.get(form, 0.0):.0e}"
@@ -130,7 +133,7 @@ def main() -> None:
     dims = {name: int(size) for name, _, size in (text.partition("=") for text in chosen.dim)}
     options = {"dims": dims, "no_grad": chosen.no_grad}
     goal = {"strategy": chosen.strategy, "budget": chosen.budget, "overhead": chosen.overhead}
-    print(f"{'form':>22} {'promised':>9} {'counters':>9} {'heap':>9}  compute   time  search  difference")
+    print(HEAD)
     if chosen.model != "attention":
         print(*rows(chosen.model, chosen.forms, chosen.repeats, options, goal), sep="\n")
         return

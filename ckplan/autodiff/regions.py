@@ -18,11 +18,14 @@ Chunks = int | str
 OFF, AUTO = "off", "auto"
 """No region is cut; the planner decides."""
 
-Kind = Literal["loss", "attention", "tokens", "batch"]
+Kind = Literal["loss", "attention", "tokens", "batch", "masks"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 
 _BY_NUMBER: tuple[Kind, ...] = ("loss", "attention")
 """The kinds that a number without a kind holds for: what is large by itself, and not the network as a whole."""
+
+BITS = 8
+"""Elements of a mask in a byte: the only pieces that masks go into."""
 
 _TWICE = "x2"
 """What stands behind a number of pieces that go through their logits twice."""
@@ -32,6 +35,7 @@ _REASONS = {
     "attention": "no softmax of scores stands between two products with nothing else reading it",
     "tokens": "no stretch works token by token with more inside than at its ends",
     "batch": "nothing that is heavy works sample by sample, as far as is known",
+    "masks": "no Dropout draws a mask that the backward pass reads",
 }
 
 
@@ -44,6 +48,7 @@ class Pieces:
         attention: scores, softmax and product with the values, along heads or queries.
         tokens: what works token by token between two attentions, along tokens.
         batch: what works sample by sample, along samples.
+        masks: what a Dropout has drawn, so many elements in a byte; 1 or `BITS`.
         passes: how often a loss head goes through its logits: once where it can, or twice.
     """
 
@@ -51,6 +56,7 @@ class Pieces:
     attention: int = 1
     tokens: int = 1
     batch: int = 1
+    masks: int = 1
     passes: int = 1
 
     @classmethod
@@ -73,6 +79,8 @@ class Pieces:
                 f"regions cannot go into `{chunks}` pieces",
                 f"write auto, off, a number, or numbers by kind: {','.join(f'{kind}=8' for kind in KINDS)}",
             )
+        if int(given.get("masks", 1)) not in (1, BITS):
+            raise UsageError(f"masks cannot go into `{given['masks']}` pieces", f"a byte has {BITS} bits: masks={BITS}")
         return cls(**{kind: int(number) for kind, number in given.items()}, passes=passes)
 
     @classmethod
@@ -122,6 +130,8 @@ class Region:
     passes: int = 1
 
     def __str__(self) -> str:
+        if self.kind == "masks":
+            return f"mask of '{self.node}' {format_bytes(self.bytes)} -> {format_bytes(-(-self.bytes // self.pieces))}"
         sizes = format_bytes(self.bytes), format_bytes(self.bytes // self.pieces)
         twice = ", made twice" if self.passes == 2 else ""
         return (

@@ -27,6 +27,7 @@ from ckplan.autodiff.loss_scale import add_loss_scale
 from ckplan.autodiff.micro_batches import cut_batch
 from ckplan.autodiff.names import floating_tensors
 from ckplan.autodiff.objective import add_objective
+from ckplan.autodiff.packed_masks import pack_masks
 from ckplan.autodiff.parameters import request_of, select_parameters, shortened
 from ckplan.autodiff.paths import prune
 from ckplan.autodiff.quantisation import pass_straight_through, refuse_quantised
@@ -176,7 +177,6 @@ def build_training_graph(
     rows, attentions, row_notes = chunk_attentions(op, pieces.attention, set(wanted))
     tokens, stretches = cut_tokens(op, pieces.tokens, {*held, *(blocks.get(value, value) for value in held)})
     regions += [*attentions, *batches, *stretches]
-    refuse_idle(pieces, regions)
     heads |= blocks | rows | tokens | split_tied_heads(op, set(selection.parameters))
     targets = {heads.get(value, value): seed for value, seed in targets.items()}
     results = [heads.get(value, value) for value in results]
@@ -227,6 +227,9 @@ def build_training_graph(
     join_reshapes(op)
     prune(graph, list(graph.outputs))
     merge_twins(model)
+    masks = pack_masks(op, pieces.masks)
+    refuse_idle(pieces, [*regions, *masks])
+    notes += told(masks)
     notes += relabel(model)  # what needed a newer one may have been inlined
     for parameter in parameters:
         if str(parameter.name) not in graph.initializers:  # nothing reads it
@@ -243,7 +246,7 @@ def build_training_graph(
         retained={name: next(outputs) for name in retained},
         updates={str(old.name): next(outputs) for old in running},
         loss_scale="" if scale is None else scale.text,
-        regions=tuple(regions),
+        regions=(*regions, *masks),
     )
     describe(made, losses)
     call_back(graph, callbacks)

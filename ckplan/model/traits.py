@@ -30,6 +30,7 @@ def is_random(node: ir.Node) -> bool:
 
 _ONCE = {
     "mask": "it makes the mask of a Dropout, which the backward pass needs as it was and which takes a byte an element",
+    "bits": "it keeps the mask of a Dropout, which the backward pass needs as it was, an element a bit",
     "chunk": "it is part of a loss head that goes through its samples once, in pieces",
 }
 """What stands behind the words that nodes are marked with (`ckplan.keys.ONCE`)."""

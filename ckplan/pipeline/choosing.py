@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ckplan.autodiff.optimizers.rows import updated_by_rows
-from ckplan.autodiff.regions import KINDS, Pieces, Region
+from ckplan.autodiff.regions import BITS, KINDS, Pieces, Region
 from ckplan.errors import InfeasibleError
 from ckplan.pipeline import planning
 from ckplan.pipeline.goal import ACTIVATIONS, ANY, TOTAL, Goal
@@ -43,7 +43,7 @@ _FEWEST = 16
 """Rows of the smallest piece: products of fewer are slow."""
 
 _SMALL = 0.02
-"""A region whose largest tensor is less than this ratio of the peak without a plan is left alone."""
+"""A region whose largest tensor is less than this ratio of the peak without a plan is left alone; of masks, all."""
 
 _PAYS = 0.003
 """By how much a finer cut has to lower the peak or the cost, as a ratio of it."""
@@ -180,6 +180,8 @@ def _rungs(step: Step, goal: Goal) -> dict[str, list[int]]:
     found = {kind: max((r.rows for r in worth if r.kind == kind), default=0) for kind in KINDS}
     rungs = {kind: [n for n in _LADDER if rows >= _FEWEST * n] for kind, rows in found.items()}
     rungs["batch"] = [n for n in _BLOCKS if goal.scope == ACTIVATIONS and found["batch"] >= n]
+    masks = sum(region.bytes for region in step.regions if region.kind == "masks")
+    rungs["masks"] = [BITS] if masks >= _SMALL * step.baseline.peak_activations else []
     return {kind: numbers for kind, numbers in rungs.items() if numbers}
 
 
@@ -195,7 +197,7 @@ def _finer(form: _Form, step: Step, goal: Goal) -> Iterator[Pieces]:
                 yield from _in_blocks(form, step, goal.budget, numbers)
             continue
         own = [region for region in form.step.regions if region.kind == kind]
-        if tight is not None and not any(_is_there(region, tight) for region in own):
+        if tight is not None and not _are_there(kind, own, tight):
             continue
         finer = [number for number in numbers if number > getattr(form.pieces, kind)]
         if not finer:
@@ -233,6 +235,13 @@ def _tight(form: _Form) -> dict[str, int] | None:
     bound, index = lower_bound(problem)
     op = problem.ops[index]
     return {**{problem.tensors[t].name: problem.tensors[t].bytes for t in (*op.inputs, *op.outputs)}, op.name: bound}
+
+
+def _are_there(kind: str, regions: Sequence[Region], held: Mapping[str, int]) -> bool:
+    """Whether regions of a kind have a part in a peak: one of them, or masks together."""
+    if kind == "masks":
+        return sum(held.get(region.tensor, 0) for region in regions) > _PAYS * sum(held.values())
+    return any(_is_there(region, held) for region in regions)
 
 
 def _is_there(region: Region, held: Mapping[str, int]) -> bool:

@@ -23,6 +23,7 @@ HEAD = Region("loss", "logits", "samples", 2048, 250 * 2**20, "loss_node", 8)
         ("attention=4, loss=2", Pieces(2, 4), "loss=2,attention=4"),
         ("loss=16x2", Pieces(loss=16, passes=2), "loss=16x2"),
         ("batch=2,tokens=4", Pieces(tokens=4, batch=2), "tokens=4,batch=2"),
+        ("masks=8,loss=2", Pieces(loss=2, masks=8), "loss=2,masks=8"),
     ],
 )
 def test_pieces_as_one_writes_them(written: int | str, pieces: Pieces, spelled: str) -> None:

@@ -231,3 +231,45 @@ def test_a_model_that_is_only_run_goes_in_blocks() -> None:
 def test_a_model_that_is_only_run_has_no_loss_to_cut() -> None:
     with pytest.raises(UsageError, match="there is nothing to cut"):
         convolutions(inference=True, chunks="loss=4")
+
+
+def dropping(width: int = 64, layers: int = 10) -> onnx.ModelProto:
+    """Layers that are dropped out of: what no plan makes again are the masks."""
+    body = " ".join(
+        f"h{k} = MatMul ({'x' if k == 0 else f'd{k - 1}'}, w{k}) t{k} = Tanh (h{k}) d{k} = Dropout (t{k}, ratio, yes)"
+        for k in range(layers)
+    )
+    model = onnx.parser.parse_model(
+        f"""<ir_version: 10, opset_import: ["": 21]>
+        dropping (float[256,{width}] x) => (float loss)
+        <float ratio = {{0.3}}, bool yes = {{1}}> {{ {body} loss = ReduceSumSquare<keepdims=0>(d{layers - 1}) }}"""
+    )
+    rng = np.random.default_rng(0)
+    for k in range(layers):
+        array = (rng.standard_normal((width, width)) / width**0.5).astype(np.float32)
+        model.graph.initializer.append(onnx.numpy_helper.from_array(array, f"w{k}"))
+    return model
+
+
+@pytest.mark.parametrize("goal", [{"strategy": "memory"}, {"budget": "35%"}, {"overhead": 0.3}, {}])
+def test_masks_go_into_bits_where_that_is_the_better_bargain(goal: dict[str, Any]) -> None:
+    goal = {"strategy": "auto:steps=0", "training": True, **goal}
+    made, off = (ckplan.rewrite(dropping(), chunks=chunks, **goal) for chunks in ("auto", "off"))
+    cost, peak = made.plan.cost, made.after.peak_activations
+    assert cost <= off.plan.cost * (1 + 1e-9) or peak < off.after.peak_activations
+    if "budget" in goal:
+        assert cost < off.plan.cost
+    if goal["strategy"] == "memory":
+        assert peak < 0.9 * off.after.peak_activations
+        assert made.chosen_form[0] == "the plan takes --chunks masks=8"
+        assert ckplan.rewrite(dropping(), chunks="masks=8", **goal).after.peak_activations == peak
+    assert ckplan.measure(made).peak_activations == peak
+
+
+def test_masks_that_are_not_in_the_peak_stay_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    once = planning.rewrite
+    monkeypatch.setattr(planning, "rewrite", lambda step, *rest: asked.append(step) or once(step, *rest))
+    made = ckplan.rewrite(dropping(layers=1), chunks="auto", strategy="memory", training=True)
+    assert asked == [made.step]
+    assert made.step.whole is None
