@@ -30,7 +30,6 @@ from ckplan.pipeline import Goal, Step, StepOptions, open_step, rewrite
 from ckplan.pipeline.step import Source, forward_of
 from ckplan.planner import Timeline
 from ckplan.planner.strategies import Strategy
-from ckplan.writer.describe import promise
 
 DEFAULT_OPTIMIZER = "adamw"
 _UPDATE = ("optimizer", "clip_norm")
@@ -88,7 +87,6 @@ def make_graphs(
     evaluation = evaluation_graph(forward, options.option("loss"))
     if strategy is None:
         model, after = step.ordered.clone(), step.baseline
-        promise(model, after)
     else:
         planned = rewrite(step, strategy, goal or Goal())
         model, after = planned.model, planned.after

@@ -43,7 +43,6 @@ def command(folder: Path, force: bool, as_json: bool) -> None:
     from ckplan import api
     from ckplan.model import save
     from ckplan.model.read import read
-    from ckplan.writer.describe import promise
 
     model, step, base = folder / _MODEL, folder / _STEP, folder / _BASE
     save(read(source), model, force=force)
@@ -52,7 +51,6 @@ def command(folder: Path, force: bool, as_json: bool) -> None:
     with stage("planning"):
         opened = api.open_model(model, dims={"batch": _BATCH})
         planned = api.rewrite(opened, budget=_BUDGET, output=step, force=force)
-        promise(opened.ordered, opened.baseline)
         save(opened.ordered, base, force=force)
     notes(opened.notes)
     found = run_both(base, step, device="cpu", inputs=None, seed=0)

@@ -39,7 +39,6 @@ def command(model: Path, output: Path, force: bool, copy_weights: bool, as_json:
     initializers that a training loop may override by feeding inputs of their names.
     """
     check_output(output, force, model)
-    from ckplan.writer.describe import promise
 
     step = opened(model, asked)
     training = step.training
@@ -48,7 +47,6 @@ def command(model: Path, output: Path, force: bool, copy_weights: bool, as_json:
     with stage("simulating the step"):
         try:
             made = step.ordered
-            promise(made, step.baseline)
         except ModelError as error:  # a type that this onnxruntime has no kernels for on this machine
             notes([f"what the file takes is not predicted: {error}"])
     said = [*step.notes, *written(made, output, force=force, copy_weights=copy_weights)]

@@ -21,10 +21,8 @@ from ckplan.planner import Plan, Timeline, lower_bound
 from ckplan.planner.allocations import held, written
 from ckplan.planner.arena import DEFAULT
 from ckplan.planner.exact.stages import proven_overhead
-from ckplan.planner.plan import make_plan
 from ckplan.planner.strategies import Strategy
 from ckplan.planner.strategies.auto import Auto
-from ckplan.runtime.executed import executed_order
 from ckplan.runtime.footprint import Footprint, Reservation, best_reservation, footprint_of, needed_in_one_region
 from ckplan.runtime.occupancy import Occupancy, occupancy_of_executed
 from ckplan.runtime.problem_of import problem_of
@@ -399,16 +397,25 @@ def _fixed(found: Footprint, goal: Goal) -> int:
 
 def without_plan(step: Step, strategy: Strategy, budget: int | None = None) -> Planned:
     """The step without a plan, as `ckplan grad` writes it, as a plan of a strategy that repeats nothing."""
-    order = executed_order(list(step.fused.graph), step.executed)
-    plan = step.counted(make_plan(step.problem, str(strategy), order))
+    return _kept(step, replace(step.kept, strategy=str(strategy)), budget)
+
+
+def _kept(step: Step, plan: Plan, budget: int | None) -> Planned:
+    """The step without a plan, as a plan that does the same."""
+    plan = step.counted(plan)
     model = step.ordered.clone()
-    describe(model, problem_of(model), plan, sum(map(is_control, model.graph)), step.baseline)
+    if step.training is None:  # the graph as it came
+        describe(model, problem_of(model), plan, sum(map(is_control, model.graph)), step.baseline)
+    describe_plan(model, plan)
     if budget is not None:
         model.metadata_props[BUDGET] = str(budget)
     return Planned(step, plan, model, step.occupancy, step.executed, budget)
 
 
 def _written(step: Step, plan: Plan, budget: int | None, reserved: Reservation = ()) -> Planned:
+    if step.training is not None and not reserved and plan.schedule == step.kept.schedule:
+        step.files[plan.schedule] = step.baseline.peak_activations
+        return _kept(step, plan, budget)
     _log.info("writing the plan into the graph, and asking onnxruntime what it makes of it")
     plan = step.counted(plan)
     written = write(step.fused, plan, reserved=reserved)

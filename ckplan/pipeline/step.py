@@ -26,14 +26,16 @@ from ckplan.model.parameter_list import read_names
 from ckplan.model.read import read
 from ckplan.pipeline.options import TRAINING, StepOptions
 from ckplan.planner import Plan, Problem, Timeline
+from ckplan.planner.plan import make_plan
 from ckplan.planner.strategies import Strategy
+from ckplan.planner.strategies.keep_all import KeepAll
 from ckplan.runtime import problem_of
-from ckplan.runtime.executed import executed_model
+from ckplan.runtime.executed import executed_model, executed_order
 from ckplan.runtime.footprint import Footprint, footprint_of
 from ckplan.runtime.fused import fused_graph
 from ckplan.runtime.occupancy import Occupancy, occupancy_of_executed
-from ckplan.writer.emit import feed_weights
-from ckplan.writer.file_order import in_best_order, in_natural_order
+from ckplan.writer.emit import Written, feed_weights, write
+from ckplan.writer.file_order import in_natural_order
 from ckplan.writer.pooling import average_alike
 from ckplan.writer.updates import with_ordered_updates
 
@@ -90,23 +92,41 @@ class Step:
         return replace(plan, base_cost=self.whole.problem.cost, overhead_bound=0.0)
 
     @cached_property
-    def executed(self) -> ir.Model:
-        """The graph that onnxruntime executes if there is no plan, nodes in execution order.
+    def unplanned(self) -> Written:
+        """The step without a plan, and what onnxruntime makes of it; a graph that came as it is stays so.
+
+        It is written as a plan is that repeats nothing (strategy `none`): without that, onnxruntime would run nodes
+        early and hold dead buffers, and savings would count from what no graph needs.
 
         Raises:
             ModelError: onnxruntime does not load the model.
         """
-        return executed_model(self.ordered)
+        if self.training is not None:
+            return write(self.fused, self.kept)
+        executed = executed_model(self._updated)
+        return Written(self._updated, executed, problem_of(executed))
+
+    @cached_property
+    def kept(self) -> Plan:
+        """The step without a plan as a plan, which repeats nothing."""
+        if self.training is not None:
+            return KeepAll().solve(self.problem)
+        return make_plan(self.problem, str(KeepAll()), executed_order(list(self.fused.graph), self.executed))
+
+    @property
+    def ordered(self) -> ir.Model:
+        """The step without a plan, as `ckplan grad` writes it."""
+        return self.unplanned.model
+
+    @property
+    def executed(self) -> ir.Model:
+        """The graph that onnxruntime executes if there is no plan, nodes in execution order."""
+        return self.unplanned.executed
 
     @cached_property
     def occupancy(self) -> Occupancy:
         """What lies in memory over the step without a plan."""
-        return occupancy_of_executed(self.executed, self.ordered, self._executed_problem)
-
-    @cached_property
-    def _executed_problem(self) -> Problem:
-        """The numbers of ``executed``."""
-        return problem_of(self.executed)
+        return occupancy_of_executed(self.executed, self.ordered, self.unplanned.numbers)
 
     @property
     def baseline(self) -> Timeline:
@@ -117,18 +137,7 @@ class Step:
     def footprint(self) -> Footprint:
         """What a process holds that runs the step without a plan, in place if it has an optimizer."""
         in_place = keys.OPTIMIZER in self.model.metadata_props
-        return footprint_of(self.executed, self.ordered, in_place=in_place, problem=self._executed_problem)
-
-    @cached_property
-    def ordered(self) -> ir.Model:
-        """The step without a plan, as `ckplan grad` writes it; a graph that came as it is stays so.
-
-        See `ckplan.writer.file_order`.
-
-        Raises:
-            ModelError: onnxruntime does not load the model.
-        """
-        return self._updated if self.training is None else in_best_order(self._updated)
+        return footprint_of(self.executed, self.ordered, in_place=in_place, problem=self.unplanned.numbers)
 
     @cached_property
     def _updated(self) -> ir.Model:
@@ -142,9 +151,7 @@ class Step:
         Raises:
             ModelError: onnxruntime does not load the model.
         """
-        if self.training is None:
-            return fused_graph(in_natural_order(self._updated))
-        return fused_graph(self._updated, written=self.ordered)
+        return fused_graph(in_natural_order(self._updated) if self.training is None else self._updated)
 
     @cached_property
     def problem(self) -> Problem:

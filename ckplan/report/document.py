@@ -257,14 +257,15 @@ def saving(before: int, after: int, ordered: int | None = None, by: str = "order
         before: bytes without a plan.
         after: bytes with it.
         ordered: bytes in the best order without recomputation, if that is known. What is not above ``before`` and not
-            below ``after`` is a part of the saving.
+            below ``after`` is a part of the saving, told if it is not next to nothing.
         by: what that part is called.
     """
     shares = ""
     if before and ordered is not None:
         between = min(before, max(after, ordered))
         parts = ((by, between - before), ("recompute", after - between))
-        shares = ": " + ", ".join(f"{what} {100 * change / before:+.0f} %" for what, change in parts)
+        if round(100 * (between - before) / before):
+            shares = ": " + ", ".join(f"{what} {100 * change / before:+.0f} %" for what, change in parts)
     change = f" ({100 * (after / before - 1):+.1f} %{shares})" if before else ""
     return f"{format_bytes(before)} -> {format_bytes(after)}{change}"
 

@@ -49,14 +49,12 @@ LEFT_OUT = ("NchwcTransformer", "NhwcTransformer")
 """Optimisers of onnxruntime whose work is not adopted."""
 
 
-def fused_graph(model: ir.Model, runtime: Runtime = CPU, written: ir.Model | None = None) -> ir.Model:
+def fused_graph(model: ir.Model, runtime: Runtime = CPU) -> ir.Model:
     """The graph to plan: what onnxruntime executes of a graph, in the order of the graph's own nodes.
 
     Args:
         model: a training graph, or any other graph of static shapes; not changed.
         runtime: where it executes.
-        written: the same nodes as they stand in the file without a plan. Where a fusion has a choice (of two
-            convolutions that are added it takes one), the order in the file decides.
 
     Returns:
         A model with the same inputs, outputs and metadata. Nodes are named after those of the graph that make the same
@@ -65,16 +63,14 @@ def fused_graph(model: ir.Model, runtime: Runtime = CPU, written: ir.Model | Non
     Raises:
         ModelError: onnxruntime does not load the model.
     """
-    written = model if written is None else written
-    basic, fused = optimised(written, (Level.BASIC, Level.ALL), LEFT_OUT, runtime)
+    basic, fused = optimised(model, (Level.BASIC, Level.ALL), LEFT_OUT, runtime)
     for _ in range(_DEEPEST):
         functions = _inlined(basic.graph)
         if not functions:
             break
-        model, written = model.clone(), written.clone()
+        model = model.clone()
         inline_operators(model, functions)
-        inline_operators(written, functions)
-        basic, fused = optimised(written, (Level.BASIC, Level.ALL), LEFT_OUT, runtime)
+        basic, fused = optimised(model, (Level.BASIC, Level.ALL), LEFT_OUT, runtime)
     graph = basic.graph
     if any(str(value.name).startswith(_NOT_ADOPTED) for node in graph for value in node.outputs):
         return model.clone()

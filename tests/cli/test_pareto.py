@@ -12,6 +12,7 @@ from ckplan.answers.pareto import pareto
 from ckplan.pipeline import open_step
 from ckplan.planner import Problem
 from ckplan.planner.strategies.keep_all import KeepAll
+from ckplan.planner.strategies.sqrt import Sqrt
 from tests.cli.test_commands import failure, run
 
 FEW = ("--strategy", "none", "--strategy", "memory", "--strategy", "list", "--dim", "batch=64")
@@ -62,15 +63,15 @@ def test_an_existing_picture_is_kept(model: Path, tmp_path: Path) -> None:
 
 
 def test_an_interruption_shows_what_was_found(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupt(self: KeepAll, problem: Problem) -> None:
+    def interrupt(self: Sqrt, problem: Problem) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(KeepAll, "schedules", interrupt)
-    result = run("pareto", model, "--strategy", "memory", "--strategy", "none", "--json")
+    monkeypatch.setattr(Sqrt, "schedules", interrupt)
+    result = run("pareto", model, "--strategy", "memory", "--strategy", "sqrt", "--json")
     assert result.exit_code == 0, result.stderr
     data = json.loads(result.stdout)
     assert data["interrupted"]
-    assert data["strategies"][1] == {"strategy": "none", "reason": "interrupted"}
+    assert data["strategies"][1] == {"strategy": "sqrt", "reason": "interrupted"}
     assert "note: the search was interrupted" in result.stderr
 
 

@@ -30,7 +30,7 @@ DIGITS = {"dims": {"batch": 60}, "loss": "cross-entropy", "training": True, "opt
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The files of the digits example, with a plan, and its batches."""
     folder = tmp_path_factory.mktemp("loops")
-    ckplan.artifacts(FORWARD, folder / "planned", budget="60%", **DIGITS)
+    ckplan.artifacts(FORWARD, folder / "planned", budget="75%", **DIGITS)
     write_batches(folder / "batches.safetensors")
     return folder
 

@@ -38,7 +38,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("page")
     runtime = node_package("onnxruntime-web") / "onnxruntime-web" / "dist"
     for batch in SIZES:
-        plan = PLAN if batch == BATCH else {"budget": "60%"}
+        plan = PLAN if batch == BATCH else {"budget": "75%"}
         build(folder / str(batch), runtime, batch, plan)
     return folder
 

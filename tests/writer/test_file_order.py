@@ -1,19 +1,19 @@
-"""The order of nodes in a file without a plan."""
+"""The order of nodes in a file without a plan, and in one that came as it is."""
 
 from __future__ import annotations
 
 import itertools
 from pathlib import Path
 
+import onnx_ir as ir
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 import ckplan
+from ckplan import keys
 from ckplan.meter import verify
 from ckplan.pipeline import StepOptions, open_step
 from ckplan.runtime.executed import expected_timeline
-from ckplan.writer.file_order import file_orders, in_natural_order
+from ckplan.writer.file_order import in_natural_order
 
 SAMPLES = Path(__file__).parents[2] / "sample_models"
 
@@ -23,7 +23,8 @@ def test_a_step_takes_less_than_in_the_order_in_which_it_is_made(name: str) -> N
     step = open_step(SAMPLES / f"{name}.onnx")
     made = expected_timeline(step.model).peak_activations
     assert step.baseline.peak_activations < 0.9 * made
-    assert {node.name for node in step.ordered.graph} == {node.name for node in step.model.graph}
+    again = [node.name for node in step.ordered.graph if keys.RECOMPUTE_OF in node.metadata_props]
+    assert not again
 
 
 def test_onnxruntime_holds_what_the_order_promises_and_computes_the_same(tmp_path: Path) -> None:
@@ -48,23 +49,22 @@ def test_each_gradient_is_made_as_soon_as_it_can_be() -> None:
     assert max(later - sooner for sooner, later in itertools.pairwise(places)) < len(executed) / 10
 
 
-@given(st.lists(st.lists(st.integers(0, 100), max_size=4), max_size=30))
-def test_every_order_of_a_file_is_topological(drawn: list[list[int]]) -> None:
-    before = [sorted({number % index for number in numbers}) if index else [] for index, numbers in enumerate(drawn)]
-    for order in file_orders(before):
-        place = {node: index for index, node in enumerate(order)}
-        assert sorted(order) == list(range(len(before)))
-        assert all(place[maker] < place[node] for node, makers in enumerate(before) for maker in makers)
+def leaves_last(model: ir.Model) -> ir.Model:
+    """The same graph in another order, in which onnxruntime runs its nodes about as they were made."""
+    model = model.clone()
+    leaves = [node for node in model.graph if not any(value.uses() for value in node.outputs)]
+    model.graph.remove(leaves)
+    model.graph.extend(reversed(leaves))
+    return model
 
 
 def test_a_file_is_planned_in_the_order_in_which_it_runs(tmp_path: Path) -> None:
     step = open_step(SAMPLES / "tanh_chain.onnx")
     peaks = []
-    for number, model in enumerate((step.model, step.ordered)):
+    for number, model in enumerate((step.model, leaves_last(step.model))):
         ckplan.save(model, tmp_path / f"{number}.onnx")
         again = open_step(tmp_path / f"{number}.onnx", StepOptions.of(inference=True))
         peaks.append([ckplan.rewrite(again, strategy=name).after.peak_activations for name in ("speed", "evict")])
-    assert again.baseline.peak_activations == step.baseline.peak_activations
     assert peaks[1] == pytest.approx(peaks[0], rel=1e-3)  # signs that a node is there take a byte each
 
 

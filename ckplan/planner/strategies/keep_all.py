@@ -15,8 +15,9 @@ from ckplan.planner.strategies.base import Strategy
 class KeepAll(Strategy):
     """Keep every activation until its last reader; only the order of the backward ops is chosen.
 
-    The baseline of all comparisons. Two orders are tried, the natural one and one that runs ops which free
-    memory as soon as they can run. O(ops x ready ops). The wrong choice when memory is short.
+    The step without a plan, which `ckplan grad` writes and every saving is counted from. Two orders are tried, the
+    natural one and one that runs ops which free memory as soon as they can run. O(ops x ready ops). The wrong choice
+    when memory is short.
     """
 
     name: ClassVar[str] = "none"
