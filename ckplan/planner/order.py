@@ -1,12 +1,14 @@
 """Orders without repeats: when each backward op runs.
 
 A weight gradient that reads the last copy of an activation frees it; a sum that merges two partial gradients
-frees one of them. Running such ops as soon as they can run is never worse locally, and costs no compute.
+frees one of them. Running such ops as soon as they can run is never worse locally, and costs no compute. Nor does
+running those late that make more than they free: a gradient right before the op that reads it, so that a derivative
+that it is multiplied by is made, and what that is made of gone, before it is there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 
 from ckplan.planner.beam_order import forward_orders
@@ -18,6 +20,8 @@ _GROUPS = (2, 4, 8, 16, 32)
 """Numbers of groups of the forward pass by which the backward pass is ordered."""
 _MOST_OPS = 20_000
 """Ops of the largest graph for which orders by groups are made."""
+_LATE = 0.995
+"""Below which part of another order's peak the one of a late order must lie: strategies find more in a natural one."""
 
 
 def eager_order(problem: Problem) -> list[int]:
@@ -82,14 +86,66 @@ def eager_order(problem: Problem) -> list[int]:
     return order
 
 
+def late_order(problem: Problem, order: Sequence[int]) -> list[int]:
+    """An order with every backward op that makes more than it frees put off until right before its first reader.
+
+    The mirror of `eager_order`, made of an order that is there. Almost linear in the number of reads. What an op frees
+    is told by the order as it was.
+
+    Args:
+        problem: the ops and tensors.
+        order: op ids, none of them twice.
+    """
+    ops, root = problem.ops, problem.view_root
+    last = {root[tensor]: index for index in order for tensor in ops[index].inputs}
+    step = [0] * len(ops)
+    for place, index in enumerate(order):
+        step[index] = place
+
+    def activations(found: Iterable[int]) -> int:
+        return sum(problem.tensors[t].bytes for t in found if problem.tensors[t].kind is Kind.ACTIVATION)
+
+    def grows(index: int) -> bool:
+        op = ops[index]
+        freed = {root[tensor] for tensor in op.inputs if last[root[tensor]] == index}
+        return activations(tensor for tensor in op.outputs if tensor not in op.views) > activations(freed)
+
+    waiting: list[list[int]] = [[] for _ in ops]  # by op, what is put off until right before it, the first one last
+    settled: list[int] = []
+    for index in reversed(order):
+        op = ops[index]
+        readers = [reader for tensor in op.outputs for reader in problem.consumers[tensor]]
+        if op.backward and readers and (set(op.outputs) <= op.views.keys() or grows(index)):
+            first = min(readers, key=step.__getitem__)
+            step[index] = step[first]
+            waiting[first].append(index)
+        else:
+            settled.append(index)
+    found: list[int] = []
+    stack = settled
+    while stack:
+        index = stack.pop()
+        if waiting[index]:
+            stack += [index, *waiting[index]]
+            waiting[index] = []
+        else:
+            found.append(index)
+    return found
+
+
 @lru_cache(maxsize=8)
 def best_order(problem: Problem) -> Sequence[int]:
     """The order without repeats that has the lowest simulated peak.
 
-    Of the natural and the eager one; in a graph without a backward pass, of the natural one and those of
-    `ckplan.planner.beam_order.forward_orders`.
+    Of the natural and the eager one, and the late one made of that; in a graph without a backward pass, of the natural
+    one and those of `ckplan.planner.beam_order.forward_orders`.
     """
-    return min(_usual_orders(problem), key=lambda order: peak_of(problem, order))
+    found = min(_usual_orders(problem), key=lambda order: peak_of(problem, order))
+    if problem.backward:
+        late = late_order(problem, found)
+        if peak_of(problem, late) < _LATE * peak_of(problem, found):
+            return late
+    return found
 
 
 @lru_cache(maxsize=8)
@@ -99,7 +155,7 @@ def orders(problem: Problem) -> tuple[tuple[int, ...], ...]:
     In these the backward ops that read what a group of forward ops makes run one after the other, as they have to where
     groups are recomputed.
     """
-    found = [tuple(order) for order in _usual_orders(problem)]
+    found = [tuple(order) for order in (best_order(problem), *_usual_orders(problem))]
     if problem.backward and len(problem.ops) <= _MOST_OPS:
         for count in _GROUPS:
             group = [0] * len(problem.ops)

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckplan.planner import Kind, Problem, Timeline, recompute_schedule, simulate
-from ckplan.planner.order import eager_order
+from ckplan.planner.order import best_order, eager_order, late_order
 from ckplan.planner.peak import live_bytes, peak_of
 from ckplan.planner.simulate import lifetimes
 from tests.planner.problems import ProblemBuilder, problems
@@ -29,6 +29,31 @@ def test_eager_order_is_a_valid_order(problem: Problem) -> None:
     order = eager_order(problem)
     assert sorted(order) == list(range(len(problem.ops)))
     simulate(problem, order)
+
+
+@given(problems(), st.booleans())
+def test_late_order_is_a_valid_order(problem: Problem, eager: bool) -> None:
+    order = late_order(problem, eager_order(problem) if eager else range(len(problem.ops)))
+    assert sorted(order) == list(range(len(problem.ops)))
+    simulate(problem, order)
+
+
+def test_a_derivative_is_made_before_the_gradient_that_it_is_multiplied_by() -> None:
+    build = ProblemBuilder()
+    x = build.tensor(0, Kind.INPUT)
+    y, gradient, square, slope, product = (build.tensor(size) for size in (4, 4, 4, 4, 1))
+    seed = build.tensor(1)
+    build.op([x], [y])
+    build.op([x], [seed], backward=True)
+    build.op([seed], [gradient], backward=True)
+    build.op([y], [square], backward=True)
+    build.op([square], [slope], backward=True)
+    build.op([gradient, slope], [product], backward=True)
+    problem = build.build()
+    order = late_order(problem, range(6))
+    assert order.index(2) == 4
+    assert best_order(problem) == order
+    assert (peak_of(problem, order), peak_of(problem, range(6))) == (9, 12)
 
 
 @st.composite
