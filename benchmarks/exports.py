@@ -3,7 +3,8 @@
     python -m benchmarks.exports [NAMES] [--folder build/exports]
 
 Each is small in width and depth and large enough in its input that a training step takes some MiB of activations. What
-torch writes is kept as it is: its shape arithmetic, its masks, its opset. Needs torch, transformers and onnxscript.
+torch writes is kept as it is: its shape arithmetic, its masks, its opset. A few are of the size that people train, and
+one is the U-Net of `benchmarks.torch_models`. Needs torch, transformers and onnxscript.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ class Export:
     """A network to export.
 
     Attributes:
-        config: name of its configuration class in transformers.
+        config: name of its configuration class in transformers; none for the U-Net.
         model: name of its model class.
         options: arguments of the configuration.
         shape: of the input behind the batch: one number for token ids, several for pixels or spectra.
@@ -220,6 +221,21 @@ EXPORTS: Mapping[str, Export] = {
         {"hidden_sizes": [16, 32, 64, 128], "depths": [1, 1, 2, 1]},
         (3, 160, 160),
     ),
+    "unet": Export("", "UNet", {}, (3, 128, 128)),
+    "vit_small": Export(
+        "ViTConfig",
+        "ViTForImageClassification",
+        {"hidden_size": 384, "num_attention_heads": 6, "intermediate_size": 1536},
+        (3, 224, 224),
+    ),
+    "resnet50": Export("ResNetConfig", "ResNetForImageClassification", {}, (3, 224, 224)),
+    "efficientnet_b0": Export(
+        "EfficientNetConfig",
+        "EfficientNetForImageClassification",
+        {"width_coefficient": 1.0, "depth_coefficient": 1.0, "hidden_dim": 1280, "image_size": 224},
+        (3, 224, 224),
+    ),
+    "convnext_tiny": Export("ConvNextConfig", "ConvNextForImageClassification", {}, (3, 224, 224)),
 }
 """What `export` can make, by name."""
 
@@ -229,8 +245,12 @@ def network_of(name: str, batch: int) -> tuple[Any, Any]:
     import torch
     import transformers
 
+    from benchmarks.torch_models import UNet
+
     spec = EXPORTS[name]
     torch.manual_seed(0)
+    if not spec.config:
+        return UNet().eval(), torch.randn(batch, *spec.shape)
     config = getattr(transformers, spec.config)(**spec.options)
     config._attn_implementation = "eager"
     network = getattr(transformers, spec.model)(config).eval()

@@ -13,7 +13,9 @@ from ckplan import keys
 from ckplan.meter import verify
 from ckplan.pipeline import StepOptions, open_step
 from ckplan.runtime.executed import expected_timeline
+from ckplan.runtime.occupancy import Role
 from ckplan.writer.file_order import in_natural_order
+from ckplan.writer.ordering import TOLERANCE
 
 SAMPLES = Path(__file__).parents[2] / "sample_models"
 
@@ -25,6 +27,22 @@ def test_a_step_takes_less_than_in_the_order_in_which_it_is_made(name: str) -> N
     assert step.baseline.peak_activations < 0.9 * made
     again = [node.name for node in step.ordered.graph if keys.RECOMPUTE_OF in node.metadata_props]
     assert not again
+
+
+@pytest.mark.parametrize("name", ["gpt_tiny", "resnet_tiny", "unet_tiny", "densenet_tiny", "mobilenet_tiny"])
+def test_a_step_without_a_plan_holds_no_dead_buffer_at_its_peak(name: str) -> None:
+    step = open_step(SAMPLES / f"{name}.onnx")
+    peak = step.baseline.peak_step
+    held = [buffer.bytes for _, buffer in step.occupancy.alive(peak) if buffer.at(peak).role is Role.HELD]
+    assert sum(held) <= TOLERANCE * step.baseline.peak_activations
+
+
+def test_the_step_without_a_plan_is_the_plan_that_keeps_everything() -> None:
+    step = open_step(SAMPLES / "bert_tiny.onnx")
+    made = ckplan.rewrite(step, strategy="none")
+    assert made.plan.recomputed == 0
+    assert made.after == step.baseline
+    assert [node.name for node in made.model.graph] == [node.name for node in step.ordered.graph]
 
 
 def test_onnxruntime_holds_what_the_order_promises_and_computes_the_same(tmp_path: Path) -> None:
