@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, get_args
 
 import onnx_ir as ir
@@ -177,6 +177,7 @@ def build_training_graph(
     rows, attentions, row_notes = chunk_attentions(op, pieces.attention, set(wanted))
     tokens, stretches = cut_tokens(op, pieces.tokens, {*held, *(blocks.get(value, value) for value in held)})
     regions += [*attentions, *batches, *stretches]
+    refuse_idle(replace(pieces, masks=1), regions)  # masks are sought where gradients read them
     heads |= blocks | rows | tokens | split_tied_heads(op, set(selection.parameters))
     targets = {heads.get(value, value): seed for value, seed in targets.items()}
     results = [heads.get(value, value) for value in results]
@@ -228,7 +229,7 @@ def build_training_graph(
     prune(graph, list(graph.outputs))
     merge_twins(model)
     masks = pack_masks(op, pieces.masks)
-    refuse_idle(pieces, [*regions, *masks])
+    refuse_idle(Pieces(masks=pieces.masks), masks)
     notes += told(masks)
     notes += relabel(model)  # what needed a newer one may have been inlined
     for parameter in parameters:
