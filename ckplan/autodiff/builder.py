@@ -162,6 +162,7 @@ class Builder:
         pending: constant factors that those gradients still have to be multiplied by, where not 1.
         factor: the factor that a rule registered with ``factor="absorb"`` has to multiply its results by.
         sums: the results of the Adds that sum the gradients of a value with several readers, in order.
+        watched: values whose gradients are kept once they are complete, for rules of nodes that lie before them.
     """
 
     def __init__(
@@ -179,6 +180,7 @@ class Builder:
         self.pending: dict[ir.Value, float] = {}
         self.factor = 1.0
         self.sums: list[ir.Value] = []
+        self.watched: dict[ir.Value, ir.Value | None] = {}
         self._before: ir.Node | None = None
         self._forward: ir.Node | None = None
         self._scope = "ckplan"

@@ -114,6 +114,8 @@ def backpropagate(
         if not any(output in gradients for output in node.outputs):
             continue
         with op.scope(f"{node.name}/grad", forward=node):
+            for output in op.watched.keys() & gradients.keys() & set(node.outputs):
+                op.watched[output] = op.scale(gradients[output], op.pending.get(output, 1.0))
             try:
                 found = _apply(op, node, entry)
             except NoGradientError as error:
@@ -152,11 +154,11 @@ def _completed(graph: ir.Graph, values: Iterable[ir.Value]) -> dict[ir.Node, lis
 def _seed(op: Builder, loss: ir.Value) -> ir.Value:
     """Return the derivative of the loss by itself, one.
 
-    For a composite it is a constant, which its rule makes use of. Else it is made once the loss is there: from a
-    constant onnxruntime would compute parts of the backward pass when it loads the file, such as the gradient of a
+    For a composite, and where it is watched, it is a constant, which rules make use of. Else it is made once the loss is
+    there: from a constant onnxruntime would compute parts of the backward pass when it loads the file, such as the gradient of a
     mean, and hold the result, a tensor of an activation's size, forever.
     """
-    if is_composite(loss.producer()):
+    if is_composite(loss.producer()) or loss in op.watched:
         return op.constant(np.ones(shape_of(loss), dtype=dtype_of(loss)))
     with op.scope(f"{loss.name}/grad", forward=loss.producer()):
         return op.expand(op.Cast(there(op, loss), to=loss.dtype), shape_of(loss))

@@ -14,7 +14,7 @@ only, this is the one form that there is.
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Container, Mapping
 
 import numpy as np
 import onnx_ir as ir
@@ -23,55 +23,67 @@ from ckplan.autodiff.builder import Builder, dtype_of, required_input, shape_of,
 from ckplan.autodiff.composites import DOMAIN, outline
 from ckplan.autodiff.control_flow.bodies import BodyBuilder, close_body, emit_control, new_value
 from ckplan.autodiff.crossentropy import labels_of, reduce_losses
+from ckplan.autodiff.known_slopes import known_slopes
 from ckplan.autodiff.one_pass_head import emit_one_pass
 from ckplan.autodiff.output_layer import Layer, layer_of, product
 from ckplan.autodiff.paths import depends, discard
 from ckplan.autodiff.regions import Pieces, Region, largest_divisor
+from ckplan.autodiff.softmax_statistics import OPERATOR, wanted_of
+from ckplan.autodiff.statistics_head import emit_head
 from ckplan.keys import PHASE, PIECES
 
 
 def chunk_loss_heads(
-    op: Builder, pieces: Pieces, wanted: Container[ir.Value]
-) -> tuple[dict[ir.Value, ir.Value], list[Region]]:
-    """Make one composite of each cross-entropy and the linear layer before it.
+    op: Builder, pieces: Pieces, wanted: Container[ir.Value], targets: Mapping[ir.Value, ir.Value | None]
+) -> tuple[dict[ir.Value, ir.Value], list[Region], list[str]]:
+    """Make one composite of each loss of a softmax and the linear layer before it.
 
     A loss whose logits anybody else reads is left as it is, and so is one over another axis than the last. Where the
-    gradients of single losses are not known in the forward pass, a head takes two passes whatever was asked for.
+    gradients of single losses are not known in the forward pass, a cross-entropy takes two passes whatever was asked
+    for, and what is more than that stays whole.
 
     Args:
         op: builder of the forward graph, losses and all.
         pieces: into how many the samples go, at most, and in how many passes; a number that divides that of the
             samples is taken. 1 cuts nothing.
         wanted: the values that gradients are asked for.
+        targets: what the reverse sweep will start from, with the gradients that are given.
 
     Returns:
-        What took the place of losses; and the loss heads, whether they were cut or not.
+        What took the place of losses; the loss heads, whether they were cut or not; and notes on those that cannot be.
     """
     made: dict[ir.Value, ir.Value] = {}
-    regions = []
-    heads = [node for node in op.graph if node.domain == DOMAIN and node.op_type == "CrossEntropy"]
-    for node in heads:
-        layer = layer_of(node)
+    regions, notes = [], []
+    for node in [node for node in op.graph if node.domain == DOMAIN and node.op_type in ("CrossEntropy", OPERATOR)]:
+        plain = node.op_type == "CrossEntropy"
+        layer = layer_of(node, 1 if plain else wanted_of(node).count)
         if layer is None:
             continue
-        logits = required_input(node, 0)
-        samples = size_of(logits) // max(shape_of(logits)[-1], 1)
-        count = largest_divisor(samples, pieces.loss)
-        size = size_of(logits) * dtype_of(logits).itemsize
+        name, logits = str(node.name), required_input(node, 0)
+        known = None if plain else known_slopes(op, node.outputs[: wanted_of(node).count], targets)
+        if not plain and known is None:
+            if pieces.loss > 1:
+                notes.append(f"the loss head '{name}' stays whole: its loss is not linear in the losses of the samples")
+            continue
         asked = depends(layer.x, wanted), any(depends(v, wanted) for v in (layer.weight, layer.bias) if v is not None)
-        once = pieces.passes == 1 and labels_of(node).reduction != "none" and any(asked)
-        name = str(node.name)
+        samples = size_of(logits) // max(shape_of(logits)[-1], 1)
+        count, once = largest_divisor(samples, pieces.loss), pieces.passes == 1 and any(asked)
+        once = once and not (plain and labels_of(node).reduction == "none")
+        size = size_of(logits) * dtype_of(logits).itemsize
         regions.append(Region("loss", str(logits.name), "samples", samples, size, name, count, 1 if once else 2))
-        if count > 1:
-            old, title = node.outputs[0], node.outputs[0].name
-            with op.scope(name, "forward", before=node):
+        if count == 1:
+            continue
+        with op.scope(name, "forward", before=node):
+            if known is not None:
+                emit_head(op, node, layer, count, known, asked, 1 if once else 2)
+            else:
+                old, title = node.outputs[0], node.outputs[0].name
                 new = emit_one_pass(op, node, layer, count, asked) if once else _emit(op, node, layer, count)
-            old.replace_all_uses_with(new, replace_graph_outputs=True)
-            discard(op.graph, [node, *reversed(layer.nodes)])
-            op.functions.pop(node.op_identifier(), None)
-            new.name = title
-            made[old] = new
-    return made, regions
+                old.replace_all_uses_with(new, replace_graph_outputs=True)
+                new.name, made[old] = title, new
+        discard(op.graph, [node, *reversed(layer.nodes)])
+        op.functions.pop(node.op_identifier(), None)
+    return made, regions, notes
 
 
 def _emit(op: Builder, loss: ir.Node, layer: Layer, count: int) -> ir.Value:

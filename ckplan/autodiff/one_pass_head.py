@@ -15,7 +15,8 @@ features take 1.5 times as long as sixteen of 2,000 classes, copies included.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -64,31 +65,92 @@ def emit_one_pass(op: Builder, loss: ir.Node, layer: Layer, count: int, trained:
         x = op.reshape(layer.x, (samples, features))
         indices, factors = op.reshape(labels.indices, (samples, 1)), _factors(op, labels, dtype_of(layer.x))
         picked: list[ir.Value] = []
-        by_x: list[ir.Value] = []
-        bands: list[ir.Value] = []
-        bias: list[ir.Value] = []
-        for start, end in pairwise(range(0, samples + 1, samples // count)):
-            # One chunk after the other, in whatever order onnxruntime runs the file.
-            done = [*by_x, *bands][-1:]
-            rows = stretch(op, read_after(op, x, done[0]) if done else x, 0, start, end)
+
+        def slopes_of(logits: ir.Value, start: int, end: int) -> tuple[ir.Value, ir.Value]:
             part = factors if size_of(factors) == 1 else stretch(op, factors, 0, start, end)
-            losses, slopes = _chunk(op, layer, rows, stretch(op, indices, 0, start, end))
+            losses, slopes = _chunk(op, logits, stretch(op, indices, 0, start, end))
             picked.append(losses)
-            if trained[1]:
-                bands = _with_chunk(op, bands, slopes, op.Mul(rows, part), layer.by_rows)
-            if trained[1] and layer.bias is not None:
-                bias = [op.Gemm(slopes, op.expand(part, (end - start, 1)), *bias, transA=1)]
-            if trained[0]:
-                by_x.append(product(op, slopes, layer.weight, None, not layer.by_rows))
+            return slopes, part
+
+        found = go_through(op, layer, x, count, trained, slopes_of)
         losses = op.Neg(op.reshape(op.Concat(*picked, axis=0), shape_of(labels.indices)))
         value = reduce_losses(op, losses, labels, shape_of(loss.outputs[0]))
         # Right behind a product, onnxruntime would make an attribute of the factor, of single precision.
-        whole = [op.Mul(op.Concat(*by_x, axis=0), factors)] if by_x else []
+        whole = [op.Mul(op.Concat(*found.by_x, axis=0), factors)] if found.by_x else []
+    inputs = [layer.x, labels.weights, labels.indices, layer.weight, layer.bias]
+    outputs = [value, losses, *whole, *found.bands, *found.bias]
+    counts = {"by_rows": int(layer.by_rows), "by_x": len(whole), "bands": len(found.bands)}
+    attributes = {**counts, "reduction": labels.reduction}
+    return outline_once(op, "OnePassCrossEntropy", nodes, inputs, outputs, attributes)[0]
+
+
+@dataclass(frozen=True)
+class Gathered:
+    """What chunks of samples have made of the gradients of a layer.
+
+    Attributes:
+        by_x: of each chunk the gradient of the layer's input, but for the factors of its rows.
+        bands: the gradient of the weight, in bands of classes.
+        bias: that of the bias [classes, 1], if it is there.
+    """
+
+    by_x: list[ir.Value]
+    bands: list[ir.Value]
+    bias: list[ir.Value]
+
+
+def go_through(
+    op: Builder,
+    layer: Layer,
+    x: ir.Value,
+    count: int,
+    trained: tuple[bool, bool],
+    slopes_of: Callable[[ir.Value, int, int], tuple[ir.Value, ir.Value]],
+    bands: Sequence[ir.Value] = (),
+    bias: Sequence[ir.Value] = (),
+) -> Gathered:
+    """Emit the logits of one chunk of samples after the other, and what becomes of them.
+
+    Args:
+        op: the builder.
+        layer: what makes the logits.
+        x: its input [samples, features].
+        count: into how many chunks the samples go.
+        trained: whether gradients are asked for of the layer's input, and of its weight or bias.
+        slopes_of: from the logits of a chunk, its first sample and the one behind its last to the gradient of the
+            logits, in their buffer, and the factors that its rows still need [samples, 1] or [1, 1].
+        bands: what the gradient of the weight begins with, if not with nothing.
+        bias: the same of the bias.
+    """
+    samples = shape_of(x)[0]
+    found = Gathered([], list(bands), list(bias))
+    for start, end in pairwise(range(0, samples + 1, samples // count)):
+        # One chunk after the other, in whatever order onnxruntime runs the file.
+        done = [*found.by_x, *(found.bands if start else ())][-1:]
+        rows = stretch(op, read_after(op, x, done[0]) if done else x, 0, start, end)
+        logits = product(op, rows, layer.weight, layer.bias, layer.by_rows)
+        slopes, part = slopes_of(logits, start, end)
+        if trained[1]:
+            found.bands[:] = _with_chunk(op, found.bands, slopes, op.Mul(rows, part), layer.by_rows)
+        if trained[1] and layer.bias is not None:
+            found.bias[:] = [op.Gemm(slopes, op.expand(part, (end - start, 1)), *found.bias, transA=1)]
+        if trained[0]:
+            found.by_x.append(product(op, slopes, layer.weight, None, not layer.by_rows))
+    return found
+
+
+def outline_once(
+    op: Builder,
+    op_type: str,
+    nodes: Sequence[ir.Node],
+    inputs: Sequence[ir.Value | None],
+    outputs: Sequence[ir.Value],
+    attributes: Mapping[str, Any],
+) -> Sequence[ir.Value]:
+    """Put a composite in the place of nodes that are not made twice; see `composites.outline`."""
     for node in nodes:
         node.metadata_props[ONCE] = "chunk"
-    inputs = [layer.x, labels.weights, labels.indices, layer.weight, layer.bias]
-    attributes = {"by_rows": int(layer.by_rows), "by_x": len(whole), "bands": len(bands), "reduction": labels.reduction}
-    return outline(op, "OnePassCrossEntropy", nodes, inputs, [value, losses, *whole, *bands, *bias], attributes)[0]
+    return outline(op, op_type, nodes, inputs, outputs, attributes)
 
 
 def _factors(op: Builder, labels: Labels, dtype: np.dtype[Any]) -> ir.Value:
@@ -100,15 +162,15 @@ def _factors(op: Builder, labels: Labels, dtype: np.dtype[Any]) -> ir.Value:
     return weights if labels.reduction == "sum" else op.Mul(weights, op.Div(one, total(op, labels.weights)))
 
 
-def _chunk(op: Builder, layer: Layer, x: ir.Value, indices: ir.Value) -> tuple[ir.Value, ir.Value]:
+def _chunk(op: Builder, logits: ir.Value, indices: ir.Value) -> tuple[ir.Value, ir.Value]:
     """Logarithms of the chances of the labels [rows, 1], and the gradient of their negative sum by the logits.
 
     Logits, logarithms, chances and gradient are in one buffer, as for logits that are whole.
     """
-    logarithms = op.LogSoftmax(product(op, x, layer.weight, layer.bias, layer.by_rows), axis=-1)
+    logarithms = op.LogSoftmax(logits, axis=-1)
     picked = op.GatherElements(logarithms, indices, axis=1)
     chances = op.Softmax(read_after(op, logarithms, picked), axis=-1)
-    minus = op.constant(np.full(shape_of(indices), -1, dtype_of(x)))
+    minus = op.constant(np.full(shape_of(indices), -1, dtype_of(logits)))
     return picked, op.ScatterElements(chances, indices, minus, axis=1, reduction="add")
 
 

@@ -31,13 +31,18 @@ class Layer:
     nodes: tuple[ir.Node, ...]
 
 
-def layer_of(loss: ir.Node) -> Layer | None:
-    """Find the linear layer before a cross-entropy, None if there is none that may vanish."""
+def layer_of(loss: ir.Node, shown: int = 1) -> Layer | None:
+    """Find the linear layer before a loss, None if there is none that may vanish.
+
+    Args:
+        loss: a node that reads logits.
+        shown: how many of its outputs others may read.
+    """
     logits = required_input(loss, 0)
     rank = len(shape_of(logits))
     if attr_int(loss, "axis", -1) % rank != rank - 1 or logits.dtype not in _TYPES:
         return None
-    if any(value.uses() or value.is_graph_output() for value in loss.outputs[1:]):
+    if any(value.uses() or value.is_graph_output() for value in loss.outputs[shown:]):
         return None
     nodes: list[ir.Node] = []
     bias: ir.Value | None = None

@@ -35,6 +35,7 @@ from ckplan.autodiff.regions import OFF, Chunks, Pieces, Region, refuse_idle, to
 from ckplan.autodiff.reshapes import join_reshapes
 from ckplan.autodiff.rules.conv_batch_norm import outline_conv_batch_norms
 from ckplan.autodiff.rules.silu import outline_silus
+from ckplan.autodiff.softmax_statistics import join_statistics
 from ckplan.autodiff.tied_heads import split_tied_heads
 from ckplan.autodiff.token_blocks import cut_tokens
 from ckplan.autodiff.training_mode import TrainingForms, enter_training
@@ -171,7 +172,12 @@ def build_training_graph(
     prune(graph, [*results, *running.values()])
     pieces = Pieces.of(chunks)
     wanted = [*selection.parameters, *others.values()]
-    heads, regions = chunk_loss_heads(op, pieces, set(wanted))
+    joined = join_statistics(op, {*wanted, *targets})
+    if joined:
+        targets = {joined.get(value, value): seed for value, seed in targets.items()}
+        results = [joined.get(value, value) for value in results]
+        prune(graph, [*results, *running.values()])
+    heads, regions, head_notes = chunk_loss_heads(op, pieces, set(wanted), targets)
     held = {*wanted, *(heads.get(value, value) for value in targets)}
     blocks, batches, batch_notes = cut_batch(op, pieces.batch, held)
     rows, attentions, row_notes = chunk_attentions(op, pieces.attention, set(wanted))
@@ -205,7 +211,8 @@ def build_training_graph(
             f"no parameter reaches the loss ({objective.description})" + (f": {cause}" if cause else ""),
             "choose another output with --loss, or other parameters with --wrt",
         )
-    notes = [*forms.notes, *time_notes, *told(regions), *batch_notes, *row_notes, *request.notes, *selection.notes]
+    region_notes = [*told(regions), *head_notes, *batch_notes, *row_notes]
+    notes = [*forms.notes, *time_notes, *region_notes, *request.notes, *selection.notes]
     if idle:
         what = "a gradient of zero" if unused == "zero" else "no gradient"
         kind = "parameter" if others.keys().isdisjoint(idle) else "tensor"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,6 +15,7 @@ from ckplan.autodiff.crossentropy import labels_of
 from ckplan.autodiff.output_layer import product
 from ckplan.autodiff.regions import near_divisor
 from ckplan.autodiff.registry import rule
+from ckplan.autodiff.row_factors import Offsets
 from ckplan.autodiff.row_writing import block_of, write_rows
 from ckplan.autodiff.rules.losses import by_sample_weights, is_one, sample_slopes
 from ckplan.autodiff.slices import rows_from
@@ -44,11 +46,32 @@ def linear_cross_entropy(op: Builder, node: ir.Node, dy: Gradients) -> Gradients
 @rule("OnePassCrossEntropy", domain=DOMAIN, leading=5, fixed=(2,))
 def one_pass_cross_entropy(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
     """All gradients are there, for a loss whose own gradient is one."""
-    x, weight, bias = required_input(node, 0), required_input(node, 3), input_of(node, 4)
-    slope = dy[0]
+    slope, labels = dy[0], labels_of(node)
     assert slope is not None
+    layer = required_input(node, 0), required_input(node, 3), input_of(node, 4)
+    by_x, by_weight, by_bias = made_at_once(op, node, layer, node.outputs[2:], slope)
+    return [by_x, by_sample_weights(op, node, dy, labels), None, by_weight, by_bias]
+
+
+def made_at_once(
+    op: Builder,
+    node: ir.Node,
+    layer: tuple[ir.Value, ir.Value, ir.Value | None],
+    made: Sequence[ir.Value],
+    slope: ir.Value,
+) -> tuple[ir.Value | None, ir.Value | None, ir.Value | None]:
+    """The gradients of a layer that the forward pass has made in one pass.
+
+    Args:
+        op: the builder.
+        node: the composite, whose attributes say what there is.
+        layer: input, weight and bias.
+        made: the gradients for a loss whose own gradient is one: see `ckplan.autodiff.one_pass_head`.
+        slope: the gradient of the loss, of one element.
+    """
+    x, weight, bias = layer
     known = is_one(op, slope)
-    found = [value if known else op.Mul(value, op.reshape(slope, (1, 1))) for value in node.outputs[2:]]
+    found = [value if known else op.Mul(value, op.reshape(slope, (1, 1))) for value in made]
     first, bands = attr_int(node, "by_x", 0), attr_int(node, "bands", 0)
     by_x = op.reshape(found[0], shape_of(x)) if first and op.wants(x) else None
     by_weight = None
@@ -56,80 +79,110 @@ def one_pass_cross_entropy(op: Builder, node: ir.Node, dy: Gradients) -> Gradien
         axis, parts = 1 - attr_int(node, "by_rows", 0), found[first : first + bands]
         by_weight = op.Concat(*parts, axis=axis) if len(parts) > 1 else parts[0]
     by_bias = op.reshape(found[first + bands], shape_of(bias)) if bias is not None and op.wants(bias) else None
-    return [by_x, by_sample_weights(op, node, dy, labels_of(node)), None, by_weight, by_bias]
+    return by_x, by_weight, by_bias
 
 
 def _by_layer(op: Builder, node: ir.Node, slopes: ir.Value) -> tuple[ir.Value, ir.Value | None]:
-    """Gradients of weight and bias, chunks of classes one after the other: rows of the weight, or all at once.
+    """Gradients of weight and bias, from the two numbers that are kept of each sample.
 
     The gradient by a logit is ``exp(logit - largest) * chance of the largest - is the label``. Its row's factors go to
     the rows of x, which are fewer numbers.
     """
     x, weight, bias = required_input(node, 0), required_input(node, 3), input_of(node, 4)
-    indices, name = required_input(node, 2), f"{node.name}/grad/Scan"
-    by_rows = bool(attr_int(node, "by_rows", 0))
+    indices = required_input(node, 2)
     samples, features = size_of(indices), shape_of(x)[-1]
     largest, chance = (op.reshape(node.outputs[i], (samples, 1)) for i in (3, 4))
-    head = _Head(
+    head = Head(
         rows=op.reshape(x, (samples, features)),
-        labels=op.reshape(indices, (samples, 1)),
+        labels=(op.reshape(indices, (samples, 1)),),
         largest=largest,
-        share=op.Div(np.asarray(-1, dtype_of(x)), chance),
+        shares=(op.Div(np.asarray(-1, dtype_of(x)), chance),),
         factors=op.Mul(chance, slopes if size_of(slopes) == 1 else op.reshape(slopes, (samples, 1))),
     )
-    scaled = op.Mul(head.rows, head.factors)
-    block = block_of(weight) if by_rows and bias is None else 0
-
-    if block:
-        turned = op.Transpose(scaled, perm=(1, 0))
-
-        def rows_of(inner: Builder, start: ir.Value) -> ir.Value:
-            chunk = rows_from(inner, weight, start, block)
-            slopes = head.slopes(inner, start, block, product(inner, head.rows, chunk, None, True))
-            # The narrow factor stands right in both products: the right one is packed anew each time.
-            return inner.Transpose(inner.MatMul(turned, slopes), perm=(1, 0))
-
-        return write_rows(op, name, weight, block, rows_of), None
-    return _in_chunks(op, node, head, scaled)
+    return by_layer(op, node, head, weight, bias)
 
 
 @dataclass(frozen=True)
-class _Head:
+class Head:
     """What the gradients of a head's logits are made of.
 
     Attributes:
         rows: input of the layer [samples, features].
-        labels: class of each sample [samples, 1].
+        labels: classes of each sample [samples, 1] to which something is added.
         largest: its largest logit [samples, 1].
-        share: minus one over the chance of that [samples, 1].
-        factors: this chance times the derivative of the loss by that of the sample [samples, 1].
+        shares: what is added to each of these classes [samples, 1].
+        factors: what the rows still have to be multiplied by [samples, 1].
+        offsets: what is added to the gradients besides, None for nothing.
     """
 
     rows: ir.Value
-    labels: ir.Value
+    labels: tuple[ir.Value, ...]
     largest: ir.Value
-    share: ir.Value
+    shares: tuple[ir.Value, ...]
     factors: ir.Value
+    offsets: Offsets | None = None
 
     def slopes(self, op: Builder, start: ir.Value, width: int, logits: ir.Value) -> ir.Value:
         """The gradient of the logits of ``width`` classes from ``start`` on, but for the factors of its rows."""
-        powers = op.Exp(op.Sub(logits, self.largest))
-        place = op.Sub(self.labels, op.Cast(start, to=self.labels.dtype))
-        ends = np.asarray(0, dtype_of(self.labels)), np.asarray(width - 1, dtype_of(self.labels))
-        here = op.And(op.GreaterOrEqual(place, ends[0]), op.LessOrEqual(place, ends[1]))
-        target = op.Where(here, self.share, np.asarray(0, dtype_of(self.rows)))
-        return op.ScatterElements(powers, op.Clip(place, *ends), target, axis=1, reduction="add")
+        rows = op.Exp(op.Sub(logits, self.largest))
+        for labels, share in zip(self.labels, self.shares, strict=True):
+            place = op.Sub(labels, op.Cast(start, to=labels.dtype))
+            ends = np.asarray(0, dtype_of(labels)), np.asarray(width - 1, dtype_of(labels))
+            here = op.And(op.GreaterOrEqual(place, ends[0]), op.LessOrEqual(place, ends[1]))
+            target = op.Where(here, share, np.asarray(0, dtype_of(self.rows)))
+            rows = op.ScatterElements(rows, op.Clip(place, *ends), target, axis=1, reduction="add")
+        return rows
+
+    def added(self, op: Builder, sums: ir.Value | None, start: ir.Value, width: int) -> ir.Value | None:
+        """What offsets add to ``width`` rows of a gradient from ``start`` on: their sums [1, n], or [width, n]."""
+        if sums is None or self.offsets is None or self.offsets.columns is None:
+            return sums
+        return op.Gemm(rows_from(op, self.offsets.columns, start, width, axis=1), sums, transA=1)
 
 
-def _in_chunks(op: Builder, node: ir.Node, head: _Head, scaled: ir.Value) -> tuple[ir.Value, ir.Value | None]:
+def by_layer(
+    op: Builder, node: ir.Node, head: Head, weight: ir.Value, bias: ir.Value | None
+) -> tuple[ir.Value, ir.Value | None]:
+    """Gradients of weight and bias, chunks of classes one after the other: rows of the weight, or all at once.
+
+    Args:
+        op: the builder.
+        node: the composite; its attributes say how the weight lies, and how many chunks there are.
+        head: what the gradients of the logits are made of.
+        weight: of the layer.
+        bias: of the layer, None without.
+    """
+    name, by_rows = f"{node.name}/grad/Scan", bool(attr_int(node, "by_rows", 0))
+    scaled = op.Mul(head.rows, head.factors)
+    block = block_of(weight) if by_rows and bias is None else 0
+    if not block:
+        return _in_chunks(op, node, head, weight, bias, scaled)
+    turned = op.Transpose(scaled, perm=(1, 0))
+    sums = None if head.offsets is None else op.Gemm(head.offsets.rows, head.rows, transA=1)
+
+    def rows_of(inner: Builder, start: ir.Value) -> ir.Value:
+        chunk = rows_from(inner, weight, start, block)
+        slopes = head.slopes(inner, start, block, product(inner, head.rows, chunk, None, True))
+        # The narrow factor stands right in both products: the right one is packed anew each time.
+        found = inner.Transpose(inner.MatMul(turned, slopes), perm=(1, 0))
+        more = head.added(inner, sums, start, block)
+        return found if more is None else inner.Add(found, more)
+
+    return write_rows(op, name, weight, block, rows_of), None
+
+
+def _in_chunks(
+    op: Builder, node: ir.Node, head: Head, weight: ir.Value, bias: ir.Value | None, scaled: ir.Value
+) -> tuple[ir.Value, ir.Value | None]:
     """Gradients of weight and bias from a Scan over chunks of classes."""
-    weight, bias, name = required_input(node, 3), input_of(node, 4), f"{node.name}/grad/Scan"
-    by_rows = bool(attr_int(node, "by_rows", 0))
+    name, by_rows = f"{node.name}/grad/Scan", bool(attr_int(node, "by_rows", 0))
     features, classes = shape_of(head.rows)[1], shape_of(weight)[0 if by_rows else 1]
     count = near_divisor(classes, attr_int(node, "chunks", 1))
     width = classes // count
-    starts = op.constant(np.arange(count, dtype=dtype_of(head.labels)) * width)
-    start = new_value(op, f"{name}/start", head.labels.dtype, ())
+    starts = op.constant(np.arange(count) * width)
+    start = new_value(op, f"{name}/start", ir.DataType.INT64, ())
+    sums = None if head.offsets is None else op.Gemm(head.offsets.rows, head.rows, transA=1)
+    total = None if head.offsets is None else op.reduce_sum(head.offsets.rows, [0])
     chunk = new_value(op, f"{name}/weight", weight.dtype, (width, features))
     part = new_value(op, f"{name}/bias", weight.dtype, (width,))
     graph = ir.Graph([], [], nodes=[], name=op.unique_name(f"{name}/classes"))
@@ -147,9 +200,10 @@ def _in_chunks(op: Builder, node: ir.Node, head: _Head, scaled: ir.Value) -> tup
             inputs.append(op.reshape(bias, (count, width)))
         logits = product(inner, head.rows, chunk, None if bias is None else part, by_rows)
         slope = head.slopes(inner, start, width, logits)
-        graph.outputs.append(inner.Gemm(slope, scaled, transA=1))
+        graph.outputs.append(inner.Gemm(slope, scaled, head.added(inner, sums, start, width), transA=1))
         if bias is not None:
-            graph.outputs.append(inner.reshape(inner.Gemm(slope, head.factors, transA=1), (width,)))
+            found = inner.Gemm(slope, head.factors, head.added(inner, total, start, width), transA=1)
+            graph.outputs.append(inner.reshape(found, (width,)))
     close_body(inner)
     attributes = [ir.AttrGraph("body", graph), ir.AttrInt64("num_scan_inputs", len(inputs))]
     outputs = [new_value(op, f"{name}_out", weight.dtype, (count, width, features))]

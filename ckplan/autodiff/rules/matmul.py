@@ -8,7 +8,7 @@ import onnx_ir as ir
 
 from ckplan.autodiff.builder import Builder, Gradients, attr_float, attr_int, input_of, required_input, shape_of
 from ckplan.autodiff.registry import rule
-from ckplan.autodiff.row_factors import row_factors
+from ckplan.autodiff.row_factors import Rows, rows_of
 
 
 @rule("MatMul", factor="absorb")
@@ -38,25 +38,31 @@ def _by_matrix(op: Builder, a: ir.Value, b: ir.Value, dy: ir.Value, b_shape: tup
     """Differentiate a product with one matrix on the right: all rows of A as one matrix, without any copy."""
     inner = b_shape[0]
     rows = math.prod(shape_of(a)[:-1])
-    g, factors = _rows(op, dy, (rows, b_shape[1]), inner)
+    g = _rows(op, dy, (rows, b_shape[1]), inner)
     da = db = None
     if op.wants(b):
         left = op.reshape(a, (rows, inner))
-        db = op.reshape(op.Gemm(_times(op, left, factors), g, transA=1, alpha=op.factor), shape_of(b))
+        addend = None if g.offsets is None else g.offsets.after(op, left)
+        db = _product(op, g.scaled(op, left), g.matrix, addend, transA=1, alpha=op.factor)
+        db = op.reshape(db, shape_of(b))
     if op.wants(a):
-        da = _times(op, op.Gemm(g, op.reshape(b, b_shape), transB=1, alpha=op.factor), factors)
+        weight = op.reshape(b, b_shape)
+        da = g.scaled(op, op.Gemm(g.matrix, weight, transB=1, alpha=op.factor))
+        da = op.Add(da, g.offsets.before(op, weight, 1, op.factor)) if g.offsets else da
         da = op.reshape(da, shape_of(a))
     return [da, db]
 
 
-def _rows(op: Builder, dy: ir.Value, shape: tuple[int, int], inner: int) -> tuple[ir.Value, ir.Value | None]:
+def _rows(op: Builder, dy: ir.Value, shape: tuple[int, int], inner: int) -> Rows:
     """The gradient as a matrix, without the factors of its rows where it is cheaper to multiply others by them."""
-    found = row_factors(op, dy, shape[1]) if 2 * inner < shape[1] else None
-    return found or (op.reshape(dy, shape), None)
+    found = rows_of(op, dy, shape[1]) if 2 * inner < shape[1] else None
+    return found or Rows(op.reshape(dy, shape))
 
 
-def _times(op: Builder, matrix: ir.Value, factors: ir.Value | None) -> ir.Value:
-    return matrix if factors is None else op.Mul(matrix, factors)
+def _product(op: Builder, a: ir.Value, b: ir.Value, c: ir.Value | None, **attributes: float) -> ir.Value:
+    """A Gemm, its factor ``alpha`` that of c as well; c may be None."""
+    found: ir.Value = op.emit("Gemm", a, b, c, beta=None if c is None else attributes["alpha"], **attributes)
+    return found
 
 
 def _swapped(op: Builder, value: ir.Value) -> ir.Value:
@@ -72,22 +78,27 @@ def gemm(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
     flip_a, flip_b = attr_int(node, "transA", 0), attr_int(node, "transB", 0)
     assert dy[0] is not None
     rows, columns = shape_of(dy[0])
-    g, factors = (dy[0], None) if flip_a else _rows(op, dy[0], (rows, columns), shape_of(a)[1])
+    g = Rows(dy[0]) if flip_a else _rows(op, dy[0], (rows, columns), shape_of(a)[1])
     da = db = dc = None
     if op.wants(b):
-        left = _times(op, a, factors)
+        left = g.scaled(op, a)
         if flip_b:
-            db = op.Gemm(g, left, alpha=alpha, transA=1, transB=flip_a)
+            addend = None if g.offsets is None else g.offsets.turned_before(op, a)
+            db = _product(op, g.matrix, left, addend, alpha=alpha, transA=1, transB=flip_a)
         else:
-            db = op.Gemm(left, g, alpha=alpha, transA=1 - flip_a)
+            addend = None if g.offsets is None else g.offsets.after(op, a)
+            db = _product(op, left, g.matrix, addend, alpha=alpha, transA=1 - flip_a)
     if c is not None and op.wants(c):
-        if factors is not None and shape_of(c) in ((columns,), (1, columns)):
-            dc = op.scale(op.reshape(op.Gemm(factors, g, transA=1), shape_of(c)), beta)
+        if g.factors is not None and shape_of(c) in ((columns,), (1, columns)):
+            sums = None if g.offsets is None else g.offsets.column_sums(op)
+            dc = op.Gemm(g.factors, g.matrix, sums, transA=1)
+            dc = op.scale(op.reshape(dc, shape_of(c)), beta)
         else:
             dc = op.scale(op.sum_to_shape(dy[0], shape_of(c)), beta)
     if op.wants(a):
         if flip_a:
-            da = op.Gemm(b, g, alpha=alpha, transA=flip_b, transB=1)
+            da = op.Gemm(b, g.matrix, alpha=alpha, transA=flip_b, transB=1)
         else:
-            da = _times(op, op.Gemm(g, b, alpha=alpha, transB=1 - flip_b), factors)
+            da = g.scaled(op, op.Gemm(g.matrix, b, alpha=alpha, transB=1 - flip_b))
+            da = op.Add(da, g.offsets.before(op, b, 0 if flip_b else 1, alpha)) if g.offsets else da
     return [da, db, dc]

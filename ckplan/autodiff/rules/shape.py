@@ -15,6 +15,7 @@ from ckplan.autodiff.builder import (
     attr_ints,
     attr_str,
     dtype_of,
+    input_of,
     required_input,
     shape_of,
 )
@@ -44,11 +45,24 @@ def transpose(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
 def _turned_product(op: Builder, value: ir.Value) -> ir.Value | None:
     """The transpose of a value as the product ``B^T A^T``, if it is a product ``A B`` made for its sake alone."""
     node = value.producer()
-    if node is None or node.op_type != "Gemm" or len(node.inputs) > 2 or value.uses():
+    if node is None or node.op_type != "Gemm" or value.uses():
         return None
+    addend = input_of(node, 2)
+    if addend is not None:
+        addend = op.transpose(addend, (1, 0)) if len(shape_of(addend)) == 2 else None
+        if addend is None:
+            return None
     flip_a, flip_b = attr_int(node, "transA", 0), attr_int(node, "transB", 0)
-    alpha = attr_float(node, "alpha", 1.0)
-    return op.Gemm(node.inputs[1], node.inputs[0], alpha=alpha, transA=1 - flip_b, transB=1 - flip_a)
+    alpha, beta = attr_float(node, "alpha", 1.0), node.attributes.get("beta")
+    return op.Gemm(
+        node.inputs[1],
+        node.inputs[0],
+        addend,
+        alpha=alpha,
+        beta=None if beta is None else beta.as_float(),
+        transA=1 - flip_b,
+        transB=1 - flip_a,
+    )
 
 
 @rule("Concat")
