@@ -154,9 +154,9 @@ def _completed(graph: ir.Graph, values: Iterable[ir.Value]) -> dict[ir.Node, lis
 def _seed(op: Builder, loss: ir.Value) -> ir.Value:
     """Return the derivative of the loss by itself, one.
 
-    For a composite, and where it is watched, it is a constant, which rules make use of. Else it is made once the loss is
-    there: from a constant onnxruntime would compute parts of the backward pass when it loads the file, such as the gradient of a
-    mean, and hold the result, a tensor of an activation's size, forever.
+    For a composite, and where it is watched, it is a constant, which rules make use of. Else it is made once the loss
+    is there: from a constant onnxruntime would compute parts of the backward pass when it loads the file, such as the
+    gradient of a mean, and hold the result, a tensor of an activation's size, forever.
     """
     if is_composite(loss.producer()) or loss in op.watched:
         return op.constant(np.ones(shape_of(loss), dtype=dtype_of(loss)))

@@ -64,6 +64,19 @@ LABELS = {"t": np.array([4, 0, 2])}
 SUM = "e = Mul(y, q) l = ReduceSum <keepdims = 0> (e)"
 NORM = {name: values(3, seed=seed, low=0.5, high=1.5) for seed, name in enumerate("sb")}
 STATISTICS = {name: values(3, seed=seed, low=0.5, high=1.5) for seed, name in enumerate("mv", 2)}
+SMOOTHED = (
+    "chances = LogSoftmax({0}) norm = ReduceLogSumExp <keepdims = 0> ({0}, last) squares = Mul(norm, norm)"
+    " picked = GatherElements <axis = 1> (chances, column) evenly = ReduceMean(chances, last)"
+    " most = Mul(picked, many) least = Mul(evenly, few) both = Add(most, least) losses = Neg(both)"
+    " mean = ReduceMean <keepdims = 0> (losses) square = ReduceMean <keepdims = 0> (squares)"
+    " penalty = Mul(square, few) l = Add(mean, penalty)"
+)
+SMOOTHING = {
+    "column": np.array([[4], [0], [2]]),
+    "last": np.array([1]),
+    "many": np.asarray(0.75),
+    "few": np.asarray(0.25),
+}
 TABLE = {"table": values(8, 5, seed=6)}
 # Quantisation is of float32: these numbers are the same in both.
 SHORT = values(*ROWS, seed=9).astype(np.float32).astype(np.float64)
@@ -130,6 +143,21 @@ KINDS = {
         'y = MatMul(z, e) l = SoftmaxCrossEntropyLoss <reduction = "mean"> (y, t)',
         parameters={"e": values(5, 8, seed=6)},
         constants=LABELS,
+        options={"chunks": "loss=3x2"},
+    ),
+    "label smoothing and z-loss": Kind(ROWS, SMOOTHED.format("z"), constants=SMOOTHING),
+    "label smoothing and z-loss in chunks": Kind(
+        ROWS,
+        "y = MatMul(z, e) " + SMOOTHED.format("y"),
+        parameters={"e": values(5, 8, seed=6)},
+        constants=SMOOTHING,
+        options={"chunks": 3},
+    ),
+    "label smoothing and z-loss in chunks, in two passes": Kind(
+        ROWS,
+        "y = MatMul(z, e) " + SMOOTHED.format("y"),
+        parameters={"e": values(5, 8, seed=6)},
+        constants=SMOOTHING,
         options={"chunks": "loss=3x2"},
     ),
     "a tied table": Kind(

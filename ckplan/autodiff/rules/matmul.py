@@ -59,10 +59,9 @@ def _rows(op: Builder, dy: ir.Value, shape: tuple[int, int], inner: int) -> Rows
     return found or Rows(op.reshape(dy, shape))
 
 
-def _product(op: Builder, a: ir.Value, b: ir.Value, c: ir.Value | None, **attributes: float) -> ir.Value:
-    """A Gemm, its factor ``alpha`` that of c as well; c may be None."""
-    found: ir.Value = op.emit("Gemm", a, b, c, beta=None if c is None else attributes["alpha"], **attributes)
-    return found
+def _product(op: Builder, a: ir.Value, b: ir.Value, c: ir.Value | None, *, alpha: float, **flips: int) -> ir.Value:
+    """``alpha (a b + c)``; c may be None."""
+    return op.Gemm(a, b, c, alpha=alpha, beta=None if c is None else alpha, **flips)  # type: ignore[return-value]
 
 
 def _swapped(op: Builder, value: ir.Value) -> ir.Value:
