@@ -1,8 +1,10 @@
 """A loss head alone, whole and in chunks: memory by two meters, processor time, and how far numbers differ.
 
     python -m benchmarks.loss_head [--samples 2048] [--classes 32000] [--features 512] [--chunks 8 8x2 16 16x2]
+                                   [--loss plain smoothed z both]
 
-A linear layer tied to a table of words, and a cross-entropy. The time is the processor time of a step on one thread,
+A linear layer tied to a table of words, and a cross-entropy: plain, with label smoothing as torch computes it, with a
+z-loss, or with both. The time is the processor time of a step on one thread,
 the least of several; the forms take turns, so that what else the machine does meets all of them.
 """
 
@@ -24,18 +26,51 @@ head (float[{samples},{features}] x, int64[{samples}] labels) => (float loss) {{
     hidden = MatMul(x, v)
     turned = Transpose<perm = [1, 0]>(words)
     logits = MatMul(hidden, turned)
-    loss = SoftmaxCrossEntropyLoss(logits, labels)
+    {loss}
 }}"""
 
+_SMOOTHED = """
+    chances = LogSoftmax(logits)
+    column = Unsqueeze(labels, last)
+    picked = GatherElements<axis = 1>(chances, column)
+    evenly = ReduceMean(chances, last)
+    most = Mul(picked, many)
+    rest = Mul(evenly, few)
+    both = Add(most, rest)
+    losses = Neg(both)
+    {loss} = ReduceMean<keepdims = 0>(losses)
+"""
+_SQUARED = """
+    normaliser = ReduceLogSumExp<keepdims = 0>(logits, last)
+    squares = Mul(normaliser, normaliser)
+    square = ReduceMean<keepdims = 0>(squares)
+    penalty = Mul(square, little)
+    loss = Add(fit, penalty)
+"""
 
-def head(samples: int, classes: int, features: int) -> onnx.ModelProto:
+LOSSES = {
+    "plain": "loss = SoftmaxCrossEntropyLoss(logits, labels)",
+    "smoothed": _SMOOTHED.format(loss="loss"),
+    "z": f"fit = SoftmaxCrossEntropyLoss(logits, labels) {_SQUARED}",
+    "both": _SMOOTHED.format(loss="fit") + _SQUARED,
+}
+"""Losses of logits and labels; that with label smoothing of 0.1, the factor of a z-loss is 1e-4."""
+
+_NUMBERS = {"last": np.array([-1]), "many": np.float32(0.9), "few": np.float32(0.1), "little": np.float32(1e-4)}
+
+
+def head(samples: int, classes: int, features: int, loss: str = "plain") -> onnx.ModelProto:
     """The forward model: [samples, features] to a loss over [samples, classes]."""
-    model = onnx.parser.parse_model(_TEXT.format(samples=samples, features=features))
+    model = onnx.parser.parse_model(_TEXT.format(samples=samples, features=features, loss=LOSSES[loss]))
     rng = np.random.default_rng(0)
     del model.graph.initializer[:]
     for name, shape in (("v", (features, features)), ("words", (classes, features))):
         array = (rng.standard_normal(shape) / features**0.5).astype(np.float32)
         model.graph.initializer.append(onnx.numpy_helper.from_array(array, name))
+    read = {name for node in model.graph.node for name in node.input}
+    model.graph.initializer.extend(
+        onnx.numpy_helper.from_array(np.asarray(array), name) for name, array in _NUMBERS.items() if name in read
+    )
     return model
 
 
@@ -46,9 +81,17 @@ def main() -> None:
     parser.add_argument("--classes", type=int, default=32000)
     parser.add_argument("--features", type=int, default=512)
     parser.add_argument("--chunks", nargs="+", default=["8", "8x2", "16", "16x2"])
+    parser.add_argument("--loss", nargs="+", default=["plain"], choices=LOSSES)
     parser.add_argument("--repeats", type=int, default=5)
     chosen = parser.parse_args()
-    model = head(chosen.samples, chosen.classes, chosen.features)
+    print(f"{chosen.samples} samples x {chosen.classes} classes, {chosen.features} features, strategy memory")
+    for loss in chosen.loss:
+        _compare(chosen, loss)
+
+
+def _compare(chosen: argparse.Namespace, loss: str) -> None:
+    """Print the rows of one loss."""
+    model = head(chosen.samples, chosen.classes, chosen.features, loss)
     rng = np.random.default_rng(1)
     feeds = {
         "x": rng.standard_normal((chosen.samples, chosen.features), dtype=np.float32),
@@ -73,8 +116,10 @@ def main() -> None:
                 start = time.process_time()
                 session.run(names, feeds)
                 seconds[kind].append(time.process_time() - start)
-    print(f"{chosen.samples} samples x {chosen.classes} classes, {chosen.features} features, strategy memory")
-    print(f"{'chunks':>9} {'promised':>9} {'counters':>9} {'heap':>9} {'time':>6}  largest difference over largest")
+    print(
+        f"{loss}\n"
+        f"{'chunks':>9} {'promised':>9} {'counters':>9} {'heap':>9} {'time':>6}  largest difference over largest"
+    )
     for kind in kinds:
         heap = found[kind].heap
         memory = [planned[kind].after.peak_activations, found[kind].peak_activations, heap.activations if heap else 0]
