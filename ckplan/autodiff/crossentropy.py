@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from ckplan.autodiff.builder import Builder, attr_int, attr_str, dtype_of, input_of, required_input, shape_of
+from ckplan.autodiff.builder import Builder, attr_int, attr_ints, attr_str, dtype_of, input_of, required_input, shape_of
 from ckplan.autodiff.composites import outline
 from ckplan.autodiff.sums import total
 from ckplan.keys import CLASSES
@@ -165,6 +165,7 @@ def lower_losses(op: Builder) -> None:
         with op.scope(str(node.name), "forward", before=node):
             scores, target = required_input(node, 0), required_input(node, 1)
             declare_classes(target, shape_of(scores)[1])
+            axis = 1
             ignore = attr_int(node, "ignore_index", 0) if "ignore_index" in node.attributes else None
             logarithms = node.outputs[1] if len(node.outputs) > 1 else None
             if logarithms is not None and (logarithms.uses() or logarithms.is_graph_output()):
@@ -173,13 +174,23 @@ def lower_losses(op: Builder) -> None:
                 scores.name = logarithms.name
                 emit: Callable[[Builder, ir.Value, Labels], ir.Value] = emit_likelihood
             else:
+                scores, axis = _before_transpose(scores)
                 emit = emit_cross_entropy if node.op_type == "SoftmaxCrossEntropyLoss" else emit_likelihood
             reduction = attr_str(node, "reduction", "mean")
             classes = input_of(node, 2)
             if classes is not None and classes.is_initializer():
                 mark_constant(classes, "weights of classes")  # trained only if asked for by name
-            labels = prepare_labels(op, target, scores, 1, reduction, classes, ignore)
+            labels = prepare_labels(op, target, scores, axis, reduction, classes, ignore)
             loss = emit(op, scores, labels)
         node.outputs[0].replace_all_uses_with(loss, replace_graph_outputs=True)
         op.graph.remove(node, safe=True)
         loss.name = node.outputs[0].name
+
+
+def _before_transpose(scores: ir.Value) -> tuple[ir.Value, int]:
+    """Scores with their classes along axis 1, or last where they only were brought there; and that axis."""
+    maker, last = scores.producer(), len(shape_of(scores)) - 1
+    if maker is None or maker.domain or maker.op_type != "Transpose" or last < 2:
+        return scores, 1
+    perm = attr_ints(maker, "perm")
+    return (required_input(maker, 0), last) if perm == (0, last, *range(1, last)) else (scores, 1)

@@ -114,7 +114,7 @@ def backpropagate(
         if not any(output in gradients for output in node.outputs):
             continue
         with op.scope(f"{node.name}/grad", forward=node):
-            for output in op.watched.keys() & gradients.keys() & set(node.outputs):
+            for output in (value for value in node.outputs if value in op.watched and value in gradients):
                 op.watched[output] = op.scale(gradients[output], op.pending.get(output, 1.0))
             try:
                 found = _apply(op, node, entry)

@@ -65,6 +65,7 @@ def known_slopes(
     assert maker is not None
     op.graph.remove(nodes)
     op.graph.insert_before(maker, nodes)
+    op.graph.sort()  # what weighs the losses may be made later than the values were
     return KnownSlopes(losses[0], tuple(found.get(value) for value in values))
 
 
@@ -89,5 +90,7 @@ def _ends(op: Builder, values: Sequence[ir.Value], targets: Mapping[ir.Value, ir
         unread = {value for value in (*unread, *node.outputs) if left.get(value)}
         if len(unread) == 1 and not unread.isdisjoint(node.outputs) and size_of(next(iter(unread))) == 1:
             return list(unread)
-    ends = sorted(unread, key=lambda value: any(value in inputs for _, inputs in steps))
-    return ends if all(value in targets and targets[value] is None for value in ends) else []
+    ends = [value for value, seed in targets.items() if value in unread and seed is None]
+    if len(ends) < len(unread):
+        return []
+    return sorted(ends, key=lambda value: any(value in inputs for _, inputs in steps))

@@ -63,7 +63,8 @@ def chunk_loss_heads(
         known = None if plain else known_slopes(op, node.outputs[: wanted_of(node).count], targets)
         if not plain and known is None:
             if pieces.loss > 1:
-                notes.append(f"the loss head '{name}' stays whole: its loss is not linear in the losses of the samples")
+                why = "what its samples pass back is known in the backward pass only"
+                notes.append(f"the loss head of '{logits.name}' stays whole: {why}")
             continue
         asked = depends(layer.x, wanted), any(depends(v, wanted) for v in (layer.weight, layer.bias) if v is not None)
         samples = size_of(logits) // max(shape_of(logits)[-1], 1)

@@ -149,8 +149,13 @@ def told(regions: Sequence[Region]) -> list[str]:
     return [f"{found[0]}{more.get(key, '')}" for key, found in alike.items()]
 
 
-def refuse_idle(pieces: Pieces, regions: Sequence[Region]) -> None:
+def refuse_idle(pieces: Pieces, regions: Sequence[Region], heads: Sequence[str] = ()) -> None:
     """Make sure that what was to be cut is there.
+
+    Args:
+        pieces: into how many.
+        regions: what there is.
+        heads: notes on loss heads that cannot be cut.
 
     Raises:
         UsageError: no region of a kind that was to go into pieces can; where one number was given for all kinds, none
@@ -161,7 +166,8 @@ def refuse_idle(pieces: Pieces, regions: Sequence[Region]) -> None:
     there = {region.kind for region in regions}
     alike = tuple(wanted) == _BY_NUMBER and len({numbers[kind] for kind in wanted}) == 1
     if wanted and (there.isdisjoint(wanted) or (not alike and not set(wanted) <= there)):
-        what = " and ".join(_REASONS[kind] for kind in wanted if kind not in there)
+        reasons = {**_REASONS, "loss": heads[0]} if heads else _REASONS
+        what = " and ".join(reasons[kind] for kind in wanted if kind not in there)
         raise UsageError(f"there is nothing to cut: {what}", f"leave out --chunks {pieces}")
 
 

@@ -25,6 +25,7 @@ import onnx_ir as ir
 from ckplan.autodiff.builder import Builder, attr_int, required_input, shape_of, size_of
 from ckplan.autodiff.composites import DOMAIN
 from ckplan.autodiff.paths import depends
+from ckplan.autodiff.soft_targets import SoftTarget, soft_target_of
 
 Number = Literal["picked", "summed", "normaliser", "squared"]
 
@@ -43,6 +44,8 @@ class Reading:
         factor: what the number is multiplied by.
         indices: of ``picked`` the labels, one for each sample.
         raw: of ``picked`` whether it is the logit itself: the normaliser more.
+        target: of ``picked`` chances that the logarithms are multiplied by before they are summed up, in the place of
+            labels.
     """
 
     value: ir.Value
@@ -50,6 +53,7 @@ class Reading:
     factor: float = 1.0
     indices: ir.Value | None = None
     raw: bool = False
+    target: SoftTarget | None = None
 
 
 @dataclass
@@ -135,6 +139,7 @@ class _Search:
 
     def __init__(self, op: Builder, found: Readers, held: Container[ir.Value]) -> None:
         self._op, self._found, self._held = op, found, held
+        self._sums = False
 
     def logits(self, value: ir.Value) -> None:
         """Follow the readers of logits."""
@@ -226,16 +231,19 @@ class _Search:
                 raise _OtherReaderError
 
     def _weighted(self, node: ir.Node, value: ir.Value, factor: float) -> None:
-        """Follow logarithms of chances times weights of classes to their sums."""
-        weights = next((v for v in node.inputs if v is not value), None)
+        """Follow logarithms of chances times weights of classes, or times chances, to their sums."""
+        other = next((v for v in node.inputs if v is not value), None)
         classes = self._found.classes
-        if weights is None or shape_of(weights)[-1:] != (classes,) or size_of(weights) != classes:
+        if other is None or shape_of(node.outputs[0]) != shape_of(value):
             raise _OtherReaderError
-        if depends(weights, self._held) or shape_of(node.outputs[0]) != shape_of(value):
+        if shape_of(other)[-1:] == (classes,) and size_of(other) == classes and not depends(other, self._held):
+            self._weighted_sums(node.outputs[0], factor, other)
+        elif size_of(other) == size_of(value) and (target := soft_target_of(self._op, other, classes)) is not None:
+            self._weighted_sums(node.outputs[0], factor, target)
+        else:
             raise _OtherReaderError
-        self._weighted_sums(node.outputs[0], factor, weights)
 
-    def _weighted_sums(self, value: ir.Value, factor: float, weights: ir.Value) -> None:
+    def _weighted_sums(self, value: ir.Value, factor: float, weights: ir.Value | SoftTarget) -> None:
         for node in self._readers(value):
             if node.op_type == "Neg" and not node.domain:
                 self._weighted_sums(node.outputs[0], -factor, weights)
@@ -255,13 +263,16 @@ class _Search:
             raise _OtherReaderError
         self._found.readings.append(Reading(node.outputs[0], "picked", factor, indices, raw))
 
-    def _summed(self, node: ir.Node, factor: float, weights: ir.Value | None) -> None:
-        others = [reading for reading in self._found.readings if reading.number == "summed"]
-        if not self._reduces_rows(node) or (others and self._found.weights is not weights):
+    def _summed(self, node: ir.Node, factor: float, weights: ir.Value | SoftTarget | None) -> None:
+        target = weights if isinstance(weights, SoftTarget) else None
+        own = weights if isinstance(weights, ir.Value) else None
+        needed = target is None or target.others != 0
+        if not self._reduces_rows(node) or (needed and self._sums and self._found.weights is not own):
             raise _OtherReaderError
-        self._found.weights = weights
-        each = _SUMS[node.op_type] or 1 / self._found.classes
-        self._found.readings.append(Reading(node.outputs[0], "summed", factor * each))
+        if needed:
+            self._found.weights, self._sums = own, True
+        factor *= _SUMS[node.op_type] or 1 / self._found.classes
+        self._found.readings.append(Reading(node.outputs[0], "picked" if target else "summed", factor, target=target))
 
     def _normaliser(self, value: ir.Value) -> None:
         """Follow a normaliser to its squares; what else reads it goes on doing so."""

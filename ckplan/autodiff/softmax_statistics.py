@@ -23,6 +23,7 @@ from ckplan.autodiff.composites import outline
 from ckplan.autodiff.crossentropy import labels_of, reduce_losses
 from ckplan.autodiff.presence import read_after
 from ckplan.autodiff.row_factors import Offsets, Rows
+from ckplan.autodiff.soft_targets import SoftTarget
 from ckplan.autodiff.softmax_readers import Number, Readers, readers_of
 
 OPERATOR = "SoftmaxStatistics"
@@ -102,14 +103,19 @@ def _join(op: Builder, found: Readers) -> dict[ir.Value, ir.Value]:
     first = found.logits.consumers()[0]
     name = str(first.name)
     labels = [labels_of(loss) for loss in found.losses]
-    sought = [label.indices for label in labels]
-    sought += [reading.indices for reading in found.readings if reading.indices is not None]
-    numbers = {reading.number for reading in found.readings}
+    targets = dict.fromkeys(reading.target for reading in found.readings if reading.target is not None)
+    numbers = {reading.number for reading in found.readings if reading.target is None}
     if "squared" in numbers or any(reading.raw for reading in found.readings):
         numbers.add("normaliser")
+    if any(target.others for target in targets):
+        numbers.add("summed")
     others = [number for number in OTHERS if number in numbers]
     made: dict[ir.Value, ir.Value] = {}
     with op.scope(f"{name}/softmax", "forward", before=first):
+        soft = {target: target.picks(op, found.classes) for target in targets}
+        sought = [label.indices for label in labels]
+        sought += [reading.indices for reading in found.readings if reading.indices is not None]
+        sought += [indices for _, indices in soft.values()]
         flat = {value: op.reshape(value, (found.samples, 1)) for value in dict.fromkeys(sought)}
         weights = None if found.weights is None else op.reshape(found.weights, (1, found.classes))
         wanted = Wanted(tuple(flat.values()), weights, tuple(others))
@@ -117,7 +123,11 @@ def _join(op: Builder, found: Readers) -> dict[ir.Value, ir.Value]:
         picked = dict(zip(flat, values, strict=False))
         rest = dict(zip(others, values[len(flat) :], strict=True))
         for reading in found.readings:
-            value = rest[reading.number] if reading.indices is None else picked[reading.indices]
+            if reading.target is not None:
+                there, indices = soft[reading.target]
+                value = _expected(op, reading.target, there, picked[indices], rest.get("summed"))
+            else:
+                value = rest[reading.number] if reading.indices is None else picked[reading.indices]
             if reading.raw:
                 value = op.Add(value, rest["normaliser"])
             made[reading.value] = op.reshape(op.scale(value, reading.factor), shape_of(reading.value))
@@ -129,6 +139,12 @@ def _join(op: Builder, found: Readers) -> dict[ir.Value, ir.Value]:
         old.replace_all_uses_with(new, replace_graph_outputs=True)
         old.name, new.name = op.unique_name(f"{title}/before"), title
     return made
+
+
+def _expected(op: Builder, target: SoftTarget, there: ir.Value, picked: ir.Value, summed: ir.Value | None) -> ir.Value:
+    """The sum of logarithms of chances times a soft target, from what is picked of them where there is a class."""
+    value = op.scale(op.Where(op.reshape(there, shape_of(picked)), picked, 0.0), target.more)
+    return value if summed is None or not target.others else op.Add(value, op.scale(summed, target.others))
 
 
 def emit_statistics(op: Builder, logits: ir.Value, wanted: Wanted) -> tuple[ir.Value, ...]:

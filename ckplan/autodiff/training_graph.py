@@ -183,7 +183,7 @@ def build_training_graph(
     rows, attentions, row_notes = chunk_attentions(op, pieces.attention, set(wanted))
     tokens, stretches = cut_tokens(op, pieces.tokens, {*held, *(blocks.get(value, value) for value in held)})
     regions += [*attentions, *batches, *stretches]
-    refuse_idle(replace(pieces, masks=1), regions)  # masks are sought where gradients read them
+    refuse_idle(replace(pieces, masks=1), regions, head_notes)  # masks are sought where gradients read them
     heads |= blocks | rows | tokens | split_tied_heads(op, set(selection.parameters))
     targets = {heads.get(value, value): seed for value, seed in targets.items()}
     results = [heads.get(value, value) for value in results]
