@@ -371,8 +371,7 @@ class Builder:
             if value is None:
                 continue
             name = cast("str", value.name)
-            dtype = cast("ir.DataType", value.dtype)
-            types[name] = onnx.helper.make_tensor_type_proto(int(dtype), shape_of(value))
+            types[name] = onnx.helper.make_tensor_type_proto(int(cast("ir.DataType", value.dtype)), shape_of(value))
             if value.const_value is not None and value.const_value.size <= _SMALL and not value.is_graph_input():
                 data[name] = ir.serde.serialize_tensor(value.const_value)
         try:
@@ -466,8 +465,7 @@ class Builder:
 
         A constant would be simpler, but onnxruntime would compute it when the file is loaded and hold it forever.
         """
-        zero = self.Cast(self.Less(self.Size(like), np.int64(0)), to=cast("ir.DataType", like.dtype))
-        return self.expand(zero, shape)
+        return self.expand(self.Cast(self.Less(self.Size(like), np.int64(0)), to=like.dtype), shape)
 
     def expand(self, value: ir.Value, shape: Collection[int]) -> ir.Value:
         """Broadcast to a shape; no node if it is that shape already."""
