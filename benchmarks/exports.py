@@ -258,7 +258,7 @@ def network_of(name: str, batch: int) -> tuple[Any, Any]:
         network = network.get_encoder()
     shape = (batch, *spec.shape)
     example = torch.randint(5, VOCABULARY, shape) if spec.reads_tokens else torch.randn(shape)
-    return of_one_output(network, spec.result), example
+    return _only(network, spec.result), example
 
 
 def export(name: str, batch: int, folder: Path = FOLDER) -> Path:
@@ -293,7 +293,7 @@ def export(name: str, batch: int, folder: Path = FOLDER) -> Path:
     return path
 
 
-def of_one_output(network: Any, result: str) -> Any:
+def _only(network: Any, result: str) -> Any:
     """A module of one input and one output around a network of transformers."""
     import torch
 

@@ -27,7 +27,7 @@ import onnxruntime
 
 import ckplan
 from benchmarks.chunks import HEAD, rows
-from benchmarks.exports import network_of, of_one_output
+from benchmarks.exports import network_of
 from ckplan.errors import InfeasibleError
 from ckplan.runtime.occupancy import Occupancy, Role
 from sample_models.light_models import light_model
@@ -121,12 +121,14 @@ def _gpt(batch: int = 2, layers: int = 12) -> tuple[Any, Any]:
     import torch
     import transformers
 
+    from benchmarks.exports import _only
+
     torch.manual_seed(0)
     sizes = {"vocab_size": 2000, "n_layer": layers, "n_embd": 256, "n_head": 8, "n_positions": 256}
     config = transformers.GPT2Config(**sizes, use_cache=False)
     config._attn_implementation = "eager"
     network = transformers.GPT2LMHeadModel(config)
-    return of_one_output(network, "logits"), torch.randint(0, 2000, (batch, 256))
+    return _only(network, "logits"), torch.randint(0, 2000, (batch, 256))
 
 
 NETWORKS: Mapping[str, Callable[[Path], tuple[Any, dict[str, Any]]]] = {

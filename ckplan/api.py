@@ -53,7 +53,8 @@ def open_model(model: Model, *, cost: str = "flops", device: str = "auto", **opt
 
     Args:
         model: the model; a step is returned as it is, a `TrainingGraph` is taken as it is.
-        cost: what a node costs: ``flops`` (from its shapes) or ``measured`` (from a profiled run).
+        cost: what a node costs: ``flops`` (from its shapes), ``calibrated`` (from times of its kernels on this
+            machine's CPU) or ``measured`` (from a profiled run).
         device: where nodes are measured.
         options: the options of the command line that say how a model is loaded and differentiated, by name: ``dims``,
             ``shapes``, ``inference``, ``loss``, ``wrt``, ``no_grad``, ``training``, ``optimizer``, ...
@@ -114,14 +115,17 @@ def rewrite(
             holds.
         output: the file to write, if one is wanted.
         force: whether that may be overwritten.
-        options: see `open_model`.
+        options: see `open_model`; ``cost`` is ``calibrated`` by default where an overhead is given.
 
     Raises:
         InfeasibleError: no file keeps to the budget.
         ModelError, UsageError: the model or an option does not fit.
     """
+    goal = Goal.of(budget, overhead, seconds, of)
+    if not isinstance(model, Step):  # which has been priced
+        options["cost"] = goal.cost(options.get("cost"), options.get("device", "auto"))
     step = open_model(model, **options)
-    planned = choosing.rewrite(step, parse_strategy(strategy), Goal.of(budget, overhead, seconds, of))
+    planned = choosing.rewrite(step, parse_strategy(strategy), goal)
     if output is not None:
         save(planned.model, output, force=force)
     return planned

@@ -45,7 +45,7 @@ def command(
     overhead: float | None,
     seconds: float | None,
     plan_file: Path | None,
-    cost: str,
+    cost: str | None,
     device: str,
     as_json: bool,
     asked: StepOptions,
@@ -61,7 +61,7 @@ def command(
     from ckplan.planner.strategies import parse_strategy
 
     wanted, goal = parse_strategy(strategy), Goal.of(budget, overhead, seconds)
-    step = opened(model, asked, cost="flops" if plan_file else cost, device=device)
+    step = opened(model, asked, cost="flops" if plan_file else goal.cost(cost, device), device=device)
     made = planned(step, wanted, goal, plan_file)
     found = explain(made.step, made.plan, tensor)
     notes(found.notes)

@@ -420,8 +420,9 @@ training_loop_options = _stack(
 )  # fmt: skip
 
 cost_option = _section("Plan", click.option(
-    "--cost", type=click.Choice(["flops", "measured"]), default="flops", show_default=True,
-    help="What a node costs: from its shapes, or from a profiled run on the device, kept in the user's cache.",
+    "--cost", type=click.Choice(["flops", "calibrated", "measured"]),
+    help="What a node costs: from its shapes, from times of its kernels on this machine's CPU, or from a profiled run "
+    "on the device; times are kept in the user's cache. Default: calibrated for --overhead, else flops.",
 ))  # fmt: skip
 
 run_options = _section(

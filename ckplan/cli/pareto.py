@@ -46,7 +46,7 @@ def command(
     force: bool,
     strategies: tuple[str, ...],
     seconds: float | None,
-    cost: str,
+    cost: str | None,
     device: str,
     as_json: bool,
     asked: StepOptions,
@@ -54,8 +54,8 @@ def command(
     """Show the frontier of peak memory against extra compute, and where every strategy stands to it.
 
     Each point of the frontier is a plan that no other one found beats in both; `ckplan rewrite` with its peak as
-    --budget, or its overhead as --overhead, writes a plan like it. OUT gets the picture, as SVG. Ctrl-C shows what was
-    found until then.
+    --budget, or its overhead as --overhead and the same --cost, writes a plan like it. OUT gets the picture, as SVG.
+    Ctrl-C shows what was found until then.
     """
     if output is not None:
         if output.suffix.lower() != ".svg":
@@ -68,7 +68,7 @@ def command(
     from ckplan.planner.strategies import parse_strategy
 
     tried = [parse_strategy(text) for text in strategies] or None
-    step = opened(model, asked, cost=cost, device=device)
+    step = opened(model, asked, cost=cost or "flops", device=device)
     with stage("planning") as tell:
         found = pareto(step, tried, seconds=seconds, progress=tell)
     details(f"`{one.strategy}` makes no plan: {one.reason}" for one in found.offers if one.plan is None)

@@ -48,7 +48,7 @@ def command(
     overhead: float | None,
     seconds: float | None,
     of: str,
-    cost: str,
+    cost: str | None,
     device: str,
     as_json: bool,
     asked: StepOptions,
@@ -76,12 +76,12 @@ def command(
     wanted, goal = parse_strategy(strategy), Goal.of(budget, overhead, seconds, of)
     if model.suffix in SUFFIXES:
         with stage("planning"):
-            instance = plan_instance(model, wanted, goal, asked, cost)
+            instance = plan_instance(model, wanted, goal, asked, cost or "flops")
         plan, told = instance.plan, {}
         tell_bound(plan, instance.budget)
         document = plans.rewritten(output, plan, instance.base, plan.predicted)
     else:
-        step = opened(model, asked, cost=cost, device=device)
+        step = opened(model, asked, cost=goal.cost(cost, device), device=device)
         made = planned(step, wanted, goal)
         plan, kept = made.plan, chosen(made.step, made.plan, made.budget)
         tell(made)

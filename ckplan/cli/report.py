@@ -53,7 +53,7 @@ def command(
     device: str,
     inputs: Path | None,
     seed: int,
-    cost: str,
+    cost: str | None,
     as_json: bool,
     asked: StepOptions,
 ) -> None:
@@ -74,7 +74,7 @@ def command(
     from ckplan.writer.describe import promise
 
     wanted, goal = parse_strategy(strategy), Goal.of(budget, overhead, seconds)
-    step = opened(model, asked, cost=cost, device=device)
+    step = opened(model, asked, cost=goal.cost(cost, device), device=device)
     made = planned(step, wanted, goal)
     with stage("planning") as doing:
         frontier = pareto(step, seconds=seconds, progress=doing) if with_frontier else None

@@ -63,7 +63,7 @@ def command(
     device: str,
     inputs: Path | None,
     seed: int,
-    cost: str,
+    cost: str | None,
     page: Path | None,
     as_json: bool,
     asked: StepOptions,
@@ -84,7 +84,7 @@ def command(
     from ckplan.writer.describe import promise
 
     wanted, goal = parse_strategy(strategy), Goal.of(budget, overhead, seconds, of)
-    step = opened(model, asked, cost="flops" if plan_file else cost, device=device)
+    step = opened(model, asked, cost="flops" if plan_file else goal.cost(cost, device), device=device)
     made = planned(step, wanted, goal, plan_file)
     notes = [*step.notes, *tell(made)]
     notes += written(made.model, output, force=force, copy_weights=copy_weights)

@@ -32,4 +32,6 @@ def opened(model: Path, asked: StepOptions, *, cost: str = "flops", device: str 
     if cost == "flops":
         return step
     with stage("measuring what nodes cost"):
-        return step.priced(cost, device)
+        priced = step.priced(cost, device)
+    notes(priced.notes[len(step.notes) :])
+    return priced

@@ -229,7 +229,7 @@ def _solver(bench: Bench) -> str:
 
 
 def _cache(bench: Bench) -> str:
-    from ckplan.meter.costs import cache_folder
+    from ckplan.meter.cache import cache_folder
 
     folder = cache_folder()
     kept = [file.stat().st_size for file in folder.glob("*") if file.is_file()] if folder.is_dir() else []

@@ -4,24 +4,21 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import os
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import onnx_ir as ir
 
-from ckplan.errors import CkplanError
 from ckplan.isolation.arrays import save_arrays
+from ckplan.meter.cache import cache_folder, is_duration, read_kept, write_kept
 from ckplan.meter.inputs import make_inputs
 from ckplan.meter.process import run_job
 from ckplan.model import save
 from ckplan.model.costs import node_cost, seconds
 from ckplan.model.external import external_tensors
-from ckplan.model.saving import write_text
 from ckplan.model.weights import scratch_folder
 
 _SCHEMA = 1
@@ -51,10 +48,10 @@ def measured_costs(model: ir.Model, device: str = "auto", threads: int | None = 
         path = folder / "model.onnx"
         save(model, path)
         kept = cache_folder() / f"costs-{_key(model, path, device, threads)}.json"
-        found = _read(kept)
-        if found is None:
+        found = read_kept(kept)
+        if found is None or not all(map(is_duration, found.values())):
             found = _profiled(model, path, device, threads)
-            _write(kept, found)
+            write_kept(kept, found)
     return mapped(model, found)
 
 
@@ -66,20 +63,24 @@ def mapped(model: ir.Model, measured: Mapping[str, float]) -> dict[str, float]:
         measured: seconds by node name and operator, as ``"Conv conv1"``; a name that stands for a fused node has
             another operator than in the graph, and is not taken for it.
     """
-    analytic = {str(node.name): seconds(node_cost(node)) for node in model.graph}
-    known = {str(n.name): measured[key] for n in model.graph if (key := f"{n.op_type} {n.name}") in measured}
+    known = {n: measured[key] for n in model.graph if (key := f"{n.op_type} {n.name}") in measured}
+    return {str(node.name): taken for node, taken in filled(list(model.graph), known).items()}
+
+
+def filled(nodes: Sequence[ir.Node], known: Mapping[ir.Node, float]) -> dict[ir.Node, float]:
+    """Seconds for every node, given those of some of them.
+
+    The others take what the analytic model says, times the median ratio of known to analytic seconds of the nodes of
+    the same operator, or of all nodes.
+    """
+    analytic = {node: seconds(node_cost(node)) for node in nodes}
     ratios: dict[str, list[float]] = {}
-    for node in model.graph:
-        name = str(node.name)
-        if name in known and analytic[name] > 0:
-            ratios.setdefault(node.op_type, []).append(known[name] / analytic[name])
+    for node in nodes:
+        if node in known and analytic[node] > 0:
+            ratios.setdefault(node.op_type, []).append(known[node] / analytic[node])
     overall = median([ratio for found in ratios.values() for ratio in found] or [1.0])
     scale = {op_type: median(found) for op_type, found in ratios.items()}
-    return {
-        name: known.get(name, analytic[name] * scale.get(node.op_type, overall))
-        for node in model.graph
-        for name in [str(node.name)]
-    }
+    return {node: known.get(node, analytic[node] * scale.get(node.op_type, overall)) for node in nodes}
 
 
 def _profiled(model: ir.Model, path: Path, device: str, threads: int | None) -> dict[str, float]:
@@ -110,37 +111,12 @@ def _key(model: ir.Model, path: Path, device: str, threads: int | None) -> str:
             digest.update(block)
     data = {tensor.path: Path(tensor.path).stat() for tensor in external_tensors(model)}
     known = sorted((file, stat.st_size, stat.st_mtime_ns) for file, stat in data.items())
-    digest.update(json.dumps([_SCHEMA, _onnxruntime(), device, threads, os.cpu_count(), known]).encode())
+    digest.update(json.dumps([_SCHEMA, onnxruntime_version(), device, threads, os.cpu_count(), known]).encode())
     return digest.hexdigest()[:32]
 
 
-def _onnxruntime() -> str:
+def onnxruntime_version() -> str:
+    """The version of onnxruntime that runs here."""
     import onnxruntime
 
     return str(onnxruntime.__version__)
-
-
-def cache_folder() -> Path:
-    """Where measured costs are kept."""
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "ckplan"
-
-
-def _read(kept: Path) -> dict[str, float] | None:
-    """What the cache holds, None where it holds nothing that can be read."""
-    try:
-        found = json.loads(kept.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
-        return None
-    return found if isinstance(found, dict) and all(map(_is_duration, found.values())) else None
-
-
-def _is_duration(found: object) -> bool:
-    return isinstance(found, float) and 0 <= found < math.inf
-
-
-def _write(kept: Path, found: Mapping[str, float]) -> None:
-    """Keep it whole or not at all; a cache that cannot be written is no failure."""
-    with suppress(OSError, CkplanError):
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        write_text(json.dumps(found), kept, force=True)

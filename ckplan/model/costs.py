@@ -8,6 +8,8 @@ beyond the caches at 26 to 35 GB/s).
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+
 import onnx_ir as ir
 
 from ckplan.keys import PIECES
@@ -48,20 +50,39 @@ def node_cost(node: ir.Node) -> Cost:
     return elementwise(node)
 
 
-def _cost_in_pieces(node: ir.Node) -> Cost:
-    """Price a region that runs in pieces node by node, as the region whole is priced that it is weighed against.
+def seconds_of_bodies(node: ir.Node, price: Callable[[ir.Node], float]) -> float:
+    """What a node with nested graphs takes: its dearest branch, or its body as often as that runs.
 
-    Tensors of a piece are small enough for a cache, which halves what their traffic takes. An If in the body makes a
-    piece in its first branch, and in its second one what there is between two pieces.
+    Args:
+        node: If, Loop or Scan, or a region in pieces.
+        price: seconds of a node inside.
+    """
+    if PIECES in node.metadata_props:
+        return sum(number * sum(map(price, members)) for members, number in _runs(node))
+    trips = trips_of(node) if node.op_type in ("Loop", "Scan") else 1
+    return trips * max((sum(map(price, body)) for body in bodies_of(node)), default=0.0)
+
+
+def _runs(node: ir.Node) -> Iterator[tuple[list[ir.Node], int]]:
+    """The nodes in the body of a region that runs in pieces, and how often each of them runs.
+
+    An If in the body makes a piece in its first branch, and in its second one what there is between two pieces.
     """
     pieces, trips = int(node.metadata_props[PIECES]), trips_of(node)
-    flops, taken = 0, 0.0
     for inner in (inner for body in bodies_of(node) for inner in body):
         times = {"then_branch": pieces, "else_branch": trips - pieces}
         branches = {name: graph for name in times if (graph := inner.attributes.get_graph(name)) is not None}
-        runs = [(list(graph), times[name]) for name, graph in branches.items()] or [([inner], trips)]
-        for members, number in runs:
-            priced = [node_cost(member) for member in members]
-            flops += number * sum(one.flops for one in priced)
-            taken += number * sum(seconds(Cost(one.flops, one.bytes // 2)) for one in priced)
+        yield from [(list(graph), times[name]) for name, graph in branches.items()] or [([inner], trips)]
+
+
+def _cost_in_pieces(node: ir.Node) -> Cost:
+    """Price a region that runs in pieces node by node, as the region whole is priced that it is weighed against.
+
+    Tensors of a piece are small enough for a cache, which halves what their traffic takes.
+    """
+    flops, taken = 0, 0.0
+    for members, number in _runs(node):
+        priced = [node_cost(member) for member in members]
+        flops += number * sum(one.flops for one in priced)
+        taken += number * sum(seconds(Cost(one.flops, one.bytes // 2)) for one in priced)
     return Cost(flops, round(taken * BYTES_PER_SECOND))

@@ -72,6 +72,14 @@ class Goal:
         """The budget in bytes, given what the step takes without a plan."""
         return self.budget if self.share is None else int(self.share * base)
 
+    def cost(self, asked: str | None = None, device: str = "cpu") -> str:
+        """How to price nodes (see `ckplan.pipeline.step.COSTS`): as it was asked for, if it was.
+
+        Else a goal of time takes the times of this machine's kernels, if it is for the CPU, and every other goal what
+        shapes tell, which is the same on all machines.
+        """
+        return asked or ("calibrated" if self.overhead is not None and device != "cuda" else "flops")
+
     def applied(self, strategy: S) -> S:
         """The strategy with its options set to the goal.
 

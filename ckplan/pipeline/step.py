@@ -45,6 +45,11 @@ if TYPE_CHECKING:
 Source: TypeAlias = "str | os.PathLike[str] | ir.Model | onnx.ModelProto"
 """A model, or where it is: a path, a protobuf, or the IR's form of it."""
 
+COSTS = ("flops", "calibrated", "measured")
+"""How nodes may be priced."""
+
+_CALIBRATED = "costs are calibrated: what each kernel takes on one thread of this machine; --cost flops is free of it"
+
 Progress = Callable[[str], None]
 
 
@@ -62,6 +67,7 @@ class Step:
         training: what is known of it if it is a training graph.
         notes: what was chosen on the way, a sentence each.
         costs: seconds of nodes by name, where others than the analytic ones count.
+        pricing: makes these for the graph that is planned, where they are not known before that is.
         source: the model as it came, whose names a user knows.
         regions: what runs in pieces, or could.
         recut: makes the same step with regions in pieces, where plans are to decide on that.
@@ -74,6 +80,7 @@ class Step:
     training: TrainingGraph | None = None
     notes: tuple[str, ...] = ()
     costs: Mapping[str, float] = field(default_factory=dict)
+    pricing: Callable[[ir.Model], Mapping[str, float]] | None = None
     source: Source | None = None
     regions: tuple[Region, ...] = ()
     recut: Callable[[Pieces], Step] | None = None
@@ -156,7 +163,8 @@ class Step:
     @cached_property
     def problem(self) -> Problem:
         """The numbers that strategies plan by; op ids are the positions of the nodes of ``fused``."""
-        return problem_of(self.fused).with_costs(self.costs)
+        costs = self.costs if self.pricing is None else self.pricing(self.fused)
+        return problem_of(self.fused).with_costs(costs)
 
     @cached_property
     def lowest(self) -> dict[Strategy, Plan]:
@@ -169,18 +177,29 @@ class Step:
         return {}
 
     def priced(self, cost: str, device: str = "cpu") -> Step:
-        """The step with nodes that cost what ``flops`` say, or what was ``measured`` on a device.
+        """The step with nodes that cost what one of `COSTS` says.
+
+        Args:
+            cost: ``flops``, by shapes; ``calibrated``, by kernels that were timed on one thread of this machine; or
+                ``measured``, by a profiled run on a device.
+            device: where nodes are measured.
 
         Raises:
             UsageError: there is no such cost.
         """
-        if cost not in ("flops", "measured"):
-            raise UsageError(f"cost cannot be `{cost}`", "choose flops or measured")
+        if cost not in COSTS:
+            raise UsageError(f"cost cannot be `{cost}`", f"choose {', '.join(COSTS[:-1])} or {COSTS[-1]}")
         if cost == "flops":
             return self
-        from ckplan.meter.costs import measured_costs  # all of the meter, for one option
+        # All of the meter, for one option.
+        if cost == "calibrated":
+            from ckplan.meter.calibration import calibrated_costs
 
-        found = replace(self, costs=measured_costs(self.model, device))
+            found = replace(self, pricing=calibrated_costs, notes=(*self.notes, _CALIBRATED))
+        else:
+            from ckplan.meter.costs import measured_costs
+
+            found = replace(self, costs=measured_costs(self.model, device))
 
         def form(made: Step) -> Step:
             return replace(made.priced(cost, device), whole=found)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from ckplan.keys import PIECES
 from ckplan.model import Cost, node_cost, seconds
-from ckplan.model.costs import BYTES_PER_SECOND, FLOPS_PER_SECOND
+from ckplan.model.costs import BYTES_PER_SECOND, FLOPS_PER_SECOND, seconds_of_bodies
 
 Shape = Sequence[int]
 
@@ -138,3 +138,5 @@ def test_a_region_in_pieces_is_priced_node_by_node() -> None:
     halved = sum(max(one.flops / FLOPS_PER_SECOND, one.bytes / 2 / BYTES_PER_SECOND) for one in each)
     assert seconds(node_cost(scan)) == pytest.approx(8 * halved, rel=1e-6)
     assert seconds(node_cost(scan)) != pytest.approx(whole, rel=1e-6)
+    prices = {"MatMul": 3.0, "Exp": 1.0}
+    assert seconds_of_bodies(scan, lambda inner: prices[inner.op_type]) == 8 * 4.0
