@@ -1,8 +1,9 @@
 """From a module of torch to a file whose parameters bear torch's names.
 
 torch's exporter optimises for inference unless it is told otherwise: it merges equal tensors, drops biases of zeros and
-computes with weights. Here nothing is folded, the mode of the module (training or evaluation) stays, and parameters
-that require no gradient are marked. torch and onnxscript are imported when they are needed.
+computes with weights; and it leaves out label smoothing. Here nothing is folded or left out, the mode of the module
+(training or evaluation) stays, and parameters that require no gradient are marked. torch and onnxscript are imported
+when they are needed.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from ckplan.keys import FROZEN, STANDS_FOR
 from ckplan.model.literals import is_numbered
 from ckplan.model.saving import save
 from ckplan.model.structure import are_equal, structure_of
+from ckplan.model.torch_losses import translations
 
 if TYPE_CHECKING:
     import torch
@@ -82,6 +84,7 @@ def export(
             program = torch.onnx.export(
                 module, tuple(args), kwargs=None if kwargs is None else dict(kwargs), dynamo=True, optimize=False,
                 verbose=False, dynamic_shapes=dynamic_shapes, input_names=input_names, output_names=output_names,
+                custom_translation_table=translations(),
             )  # fmt: skip
         except Exception as error:  # torch raises its own kinds for each stage
             raise ModelError(

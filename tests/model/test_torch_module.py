@@ -155,6 +155,49 @@ def test_the_mode_of_the_module_is_kept(tmp_path: Path) -> None:
     assert "1 BatchNormalization node(s) were in training mode in torch" in notes
 
 
+class Smoothed(nn.Module):
+    """A cross-entropy with label smoothing behind a linear layer, over places of a batch or over samples."""
+
+    def __init__(self, places: bool, **options) -> None:
+        super().__init__()
+        self.head, self.places, self.options = nn.Linear(4, 9), places, options
+        self.register_buffer("classes", torch.linspace(0.5, 1.5, 9))
+
+    def forward(self, x, labels):
+        scores = self.head(x)
+        weight = self.classes if self.options.get("weighted") else None
+        options = {name: value for name, value in self.options.items() if name != "weighted"}
+        scores = scores.transpose(1, 2) if self.places else scores.flatten(0, 1)
+        labels = labels if self.places else labels.flatten()
+        return functional.cross_entropy(scores, labels, weight, **options).mean()
+
+
+@pytest.mark.parametrize("chunks", ["off", "loss=3"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"label_smoothing": 0.1},
+        {"label_smoothing": 0.2, "ignore_index": 4, "weighted": True},
+        {"label_smoothing": 0.1, "reduction": "sum", "weighted": True},
+        {"label_smoothing": 0.1, "reduction": "none", "ignore_index": 4},
+        {"ignore_index": 4},
+    ],
+)
+@pytest.mark.parametrize("places", [False, True])
+def test_label_smoothing_is_not_lost(tmp_path: Path, options: dict[str, object], places: bool, chunks: str) -> None:
+    torch.manual_seed(0)
+    module = Smoothed(places, **options)
+    x, labels = torch.randn(2, 3, 4), torch.tensor([[1, 4, 2], [8, 0, 4]])
+    path = ckplan.export(module, (x, labels), tmp_path / "net.onnx", input_names=["x", "labels"])
+    if places and "label_smoothing" in options:
+        chunks = "off"  # its softmax is over the axis in the middle
+    training = ckplan.build_training_graph(ckplan.load(path).model, chunks=chunks)
+    expected = module.double()(x.double(), labels)
+    expected.backward()
+    found = gradients_by(training, {"x": x.numpy(), "labels": labels.numpy()})
+    assert_like_torch(found, {name: p.grad.numpy() for name, p in module.named_parameters()})
+
+
 def test_one_line_from_a_module_to_a_training_file(tmp_path: Path) -> None:
     network = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 3))
     ckplan.rewrite(

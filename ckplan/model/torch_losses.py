@@ -1,0 +1,61 @@
+"""What torch's exporter makes of losses, where it would make something else than torch computes.
+
+Of a cross-entropy with label smoothing it writes one without, and says nothing (``aten_cross_entropy_loss`` in
+onnxscript). Here it is written out as torch defines it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+_REDUCTIONS = ("none", "mean", "sum")
+"""Names of torch's reductions by their numbers."""
+
+
+def translations() -> dict[Callable[..., Any], Callable[..., Any]]:
+    """Functions that write operators of torch in those of ONNX, as ``torch.onnx.export`` takes them.
+
+    Needs torch and onnxscript.
+    """
+    import torch
+
+    return {torch.ops.aten.cross_entropy_loss.default: _cross_entropy}
+
+
+def _cross_entropy(
+    self: Any,
+    target: Any,
+    weight: Any = None,
+    reduction: int = 1,
+    ignore_index: int = -100,
+    label_smoothing: float = 0.0,
+) -> Any:
+    """Write ``aten::cross_entropy_loss`` of labels; the scores have a batch, and their classes along axis 1.
+
+    Its loss of a sample is ``-(1 - s) w[y] log p[y] - s/C sum_c w[c] log p[c]``; a mean is over the weights of labels.
+    """
+    from onnxscript import opset18
+
+    op: Any = opset18
+
+    kind = _REDUCTIONS[reduction]
+    if not label_smoothing:
+        plain = op.SoftmaxCrossEntropyLoss(self, target, weight, reduction=kind, ignore_index=ignore_index)
+        return plain[0]
+    rank, classes, axis = len(self.shape), self.shape[1], op.Constant(value_ints=[1])
+    chances = op.LogSoftmax(self, axis=1)
+    ignored = op.Equal(target, ignore_index)
+    safe = op.Where(ignored, 0, target)
+    picked = op.Squeeze(op.GatherElements(chances, op.Unsqueeze(safe, axis), axis=1), axis)
+    if weight is None:
+        own = op.Cast(op.Not(ignored), to=self.dtype)
+    else:
+        own = op.Where(ignored, 0.0, op.Gather(weight, safe))
+        chances = op.Mul(chances, op.Reshape(weight, op.Constant(value_ints=[1, -1, *[1] * (rank - 2)])))
+    evenly = op.Where(ignored, 0.0, op.ReduceSum(chances, axis, keepdims=0))
+    losses = op.Add(op.Mul(op.Mul(picked, own), label_smoothing - 1.0), op.Mul(evenly, -label_smoothing / classes))
+    if kind == "none":
+        return losses
+    total = op.ReduceSum(losses, keepdims=0)
+    return total if kind == "sum" else op.Div(total, op.ReduceSum(own, keepdims=0))
