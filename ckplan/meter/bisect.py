@@ -30,6 +30,7 @@ from ckplan.meter.process import run_job
 from ckplan.meter.types import Prediction, jsonable
 from ckplan.model.fixing import Fixed
 from ckplan.planner.allocations import Allocations, allocations, expected_arena, smallest_limit
+from ckplan.runtime.feeds import has_memory_pattern
 from ckplan.units import format_bytes
 
 PRECISION = 1 / 256
@@ -225,7 +226,7 @@ def _simulated(
         return None
     try:
         problem, order, shapes, _ = replayed(executed_graph(file, model), run, inputs.arrays)
-        return allocations(problem, order, shapes)
+        return allocations(problem, order, shapes, pattern=has_memory_pattern(model.graph))
     except (CkplanError, ValueError):
         return None
 

@@ -86,7 +86,7 @@ def make_inputs(
         _infer_shapes(model)
     for value, shaped in zip(fed, shell.inputs, strict=True):
         name = value.name or ""
-        if not isinstance(value.type, ir.TensorType) or shaped.shape is None:
+        if not isinstance(shaped.type, ir.TensorType) or shaped.shape is None:
             raise ModelError(f"input `{name}` is not a tensor", "ckplan measures models with tensor inputs only")
         shape = tuple(int(size) for size in shaped.shape if isinstance(size, int))
         _check_memory(f"input `{name}`", math.prod(shape) * _DRAWN, "give smaller sizes with --dim or --shape")
@@ -118,8 +118,15 @@ def _infer_shapes(model: ir.Model) -> None:
 
 
 def fed_shells(values: Sequence[ir.Value]) -> list[ir.Value]:
-    """Free copies of graph inputs, so that binding their dimensions leaves the model as it is."""
-    return [ir.Value(name=value.name, shape=value.shape, type=value.type) for value in values]
+    """Free copies of graph inputs, so that binding their dimensions leaves the model as it is.
+
+    A tensor that may be left out is fed like any other.
+    """
+    return [ir.Value(name=value.name, shape=value.shape, type=_without_optional(value.type)) for value in values]
+
+
+def _without_optional(kind: ir.TypeProtocol | None) -> ir.TypeProtocol | None:
+    return kind.elem_type if isinstance(kind, ir.OptionalType) else kind
 
 
 def _draw(model: ir.Model, value: ir.Value, shape: tuple[int, ...], seed: int) -> tuple[Array, str]:

@@ -21,6 +21,7 @@ from ckplan.planner.allocations import allocations, expected_arena
 from ckplan.planner.problem import Problem
 from ckplan.planner.simulate import Lifetimes, lifetimes, simulate
 from ckplan.planner.timeline import Moment, Timeline
+from ckplan.runtime.feeds import has_memory_pattern
 from ckplan.runtime.problem_of import problem_of
 from ckplan.runtime.sizes import DIMENSIONS, SMALL, shape_classes
 
@@ -87,7 +88,9 @@ def look_inside(
         expected=Timeline(tuple(steps)),
         alive=tuple(sorted(alive, key=lambda entry: -entry.bytes)),
         workspaces=tuple(problem.ops[order[position]].workspace for position in at),
-        arena=expected_arena(allocations(problem, order, shapes, in_use_before(run))),
+        arena=expected_arena(
+            allocations(problem, order, shapes, in_use_before(run), pattern=has_memory_pattern(executed.graph))
+        ),
     )
 
 

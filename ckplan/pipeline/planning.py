@@ -6,7 +6,8 @@ import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING
+
+import onnx_ir as ir
 
 from ckplan import keys
 from ckplan.autodiff.optimizers.rows import updated_by_rows
@@ -18,21 +19,17 @@ from ckplan.pipeline.goal import ACTIVATIONS, ANY, ARENA, TOTAL, Goal
 from ckplan.pipeline.lowest import last_resorts
 from ckplan.pipeline.step import Step
 from ckplan.planner import Plan, Timeline, lower_bound
-from ckplan.planner.allocations import held, written
-from ckplan.planner.arena import DEFAULT
 from ckplan.planner.exact.stages import proven_overhead
+from ckplan.planner.pools import Pools, held_in_pools
 from ckplan.planner.strategies import Strategy
 from ckplan.planner.strategies.auto import Auto
-from ckplan.runtime.footprint import Footprint, Reservation, best_reservation, footprint_of, needed_in_one_region
+from ckplan.runtime.footprint import Footprint, Reservation, best_reservation, fitting_pools, footprint_of
 from ckplan.runtime.occupancy import Occupancy, occupancy_of_executed
 from ckplan.runtime.problem_of import problem_of
 from ckplan.units import format_bytes
 from ckplan.writer.control_edges import is_control
 from ckplan.writer.describe import describe, describe_plan
 from ckplan.writer.emit import write
-
-if TYPE_CHECKING:
-    import onnx_ir as ir
 
 _log = logging.getLogger(__name__)
 
@@ -42,11 +39,11 @@ _TRIES = 3
 _TRIES_OF_ALL = 6
 """How often a file is written until what a process with it holds keeps to a budget of more than activations."""
 
-_LESS = 0.98
-"""How much less than it is to be in proportion a plan is asked for, so that gaps in the arena find room as well."""
-
 _LITTLE_LESS = 0.995
-"""How much less is asked for at least where no regions have to be filled."""
+"""How much less is asked for at least."""
+
+_FITS = 3
+"""How often pools are fitted to what a file with pools asks for."""
 
 _WORTH_RESERVING = 2**24
 """Bytes from which it is worth the time to write a file again for what a process takes less with it."""
@@ -101,7 +98,9 @@ class Planned:
 
     @property
     def drawback(self) -> str | None:
-        """What is to be said of a file that takes more than the step does without a plan."""
+        """What is to be said of a file whose activations take more than those of the step without a plan."""
+        if self.scope == ARENA:
+            return None
         before, after = self.before.peak_activations, self.after.peak_activations
         if after <= before:
             return None
@@ -110,6 +109,19 @@ class Planned:
             f"the file takes {format_bytes(after)} of activations, {more:.1f} % more than the step without a plan: "
             "`ckplan grad` writes that; see `ckplan analyze` for other strategies"
         )
+
+    @property
+    def holding(self) -> list[str]:
+        """What is to be said of a file whose budget is of more than activations, a line each."""
+        if self.scope == ACTIVATIONS:
+            return []
+        footprints = (self.footprint, self.step.reference.footprint)
+        with_plan, without = (format_bytes(_share(found, self.scope)) for found in footprints)
+        optional = [str(value.name) for value in self.model.graph.inputs if isinstance(value.type, ir.OptionalType)]
+        return [
+            f"{_HOLDER[self.scope]} holds {with_plan} from the first steps on, {without} without a plan",
+            *(f"input `{name}` is declared optional, for the arena's sake: feed it as before" for name in optional),
+        ]
 
     @cached_property
     def footprint(self) -> Footprint:
@@ -160,7 +172,7 @@ def rewrite(step: Step, strategy: Strategy, goal: Goal = ANY) -> Planned:
         leaner = made.drawback is None
         if keys.OPTIMIZER in step.model.metadata_props:
             if (most := made.footprint.running - _WORTH_RESERVING) >= 0:
-                made = _reserving(made, TOTAL, most)
+                made = _reserving(made, most)
             leaner = leaner or made.footprint.running < step.footprint.running
         return made if leaner else without_plan(step, strategy)
     tried: list[tuple[Plan, int]] = []
@@ -280,7 +292,7 @@ def _within_footprint(step: Step, strategy: Strategy, goal: Goal) -> Planned:
         smallest = taken if smallest is None else min(taken, smallest)
         _log.info("%s with the file would hold %s", _HOLDER[goal.scope], format_bytes(limit - room + taken))
         lowest = lowest or _lowest(step, strategy, goal, limit)
-        target = min(target - 1, _next_target(made, goal, room, taken))
+        target = min(target - 1, _next_target(made, room, taken))
     return _told_of_all(lowest or _lowest(step, strategy, goal, limit), goal, limit)
 
 
@@ -332,7 +344,7 @@ def _told_of_all(made: Planned, goal: Goal, limit: int) -> Planned:
 
 
 def _with_reservation(made: Planned, goal: Goal, limit: int, most: int | None = None) -> tuple[Planned, int]:
-    """A plan's file, and what its arena takes; with tensors reserved first if it takes too much without.
+    """A plan's file, and what its arena takes; with tensors reserved first, or in pools, if it takes too much without.
 
     Args:
         made: the plan in a file.
@@ -342,17 +354,40 @@ def _with_reservation(made: Planned, goal: Goal, limit: int, most: int | None = 
     """
     room, taken = limit - _fixed(made.footprint, goal), _taken(made, goal.scope)
     if taken > room:
-        made = _reserving(made, goal.scope, max(room, taken if most is None else most))
+        best = max(room, taken if most is None else most)
+        made = in_pools(made, best) if goal.scope == ARENA else _reserving(made, best)
     return made, _taken(made, goal.scope)
 
 
-def _reserving(made: Planned, scope: str, most: int) -> Planned:
-    """The same plan in a file that reserves tensors first, if its arena takes less then, and no more than so much."""
-    reserved, expected = best_reservation(made.executed, made.model, held if scope == ARENA else written)
+def _reserving(made: Planned, most: int) -> Planned:
+    """The same plan in a file that reserves tensors first, if a process takes less then, and no more than so much."""
+    reserved, expected = best_reservation(made.executed, made.model)
     if not reserved or expected > most:
         return made
     again = _written(made.step, made.plan, made.budget, reserved)
-    return again if _taken(again, scope) < _taken(made, scope) else made
+    return again if again.footprint.running < made.footprint.running else made
+
+
+def in_pools(made: Planned, most: int | None = None) -> Planned:
+    """The same plan in a file whose arena is cut into pools, if it holds less then.
+
+    What makes the pools can move other nodes, and change what the pools are to fit: then others are tried.
+
+    Args:
+        made: a plan in a file.
+        most: bytes; where the arena would hold more, it is not worth writing.
+    """
+    best = source = made
+    for _ in range(_FITS):
+        pools = fitting_pools(source.executed, source.model)
+        bound = best.footprint.held if most is None else min(most, best.footprint.held)
+        if pools is None or held_in_pools(pools) > bound:
+            break
+        source = _written(made.step, made.plan, made.budget, pools=pools)
+        best = min(best, source, key=lambda made: made.footprint.held)
+        if source.footprint.held <= held_in_pools(pools):
+            break
+    return best
 
 
 def _taken(made: Planned, scope: str) -> int:
@@ -360,20 +395,13 @@ def _taken(made: Planned, scope: str) -> int:
     return made.footprint.held if scope == ARENA else made.footprint.running
 
 
-def _next_target(made: Planned, goal: Goal, room: int, taken: int) -> int:
+def _next_target(made: Planned, room: int, taken: int) -> int:
     """Bytes of activations to plan for after a file whose arena takes more than there is room for.
 
-    With as many gaps in proportion as there are now. Where whole regions count, a later run is to lie in the largest
-    one within the room; if most of what the arena holds are outputs, that is halfway to where it would be in
-    proportion.
+    With as many gaps in proportion as there are now.
     """
     peak, returned = made.after.peak_activations, made.footprint.returned
-    if goal.scope == TOTAL:
-        return int(peak * min(_LITTLE_LESS, max(room - returned, 0) / max(taken - returned, 1)))
-    region = DEFAULT.first_region << max((room // DEFAULT.first_region).bit_length() - 1, 0)
-    if returned >= region // 8:
-        return int(peak * min(_LESS, (max(room, 0) / max(made.footprint.held, 1)) ** 0.5))
-    return int(peak * min(_LESS, _LESS * region / max(needed_in_one_region(made.executed, made.model), 1)))
+    return int(peak * min(_LITTLE_LESS, max(room - returned, 0) / max(taken - returned, 1)))
 
 
 def renamed(made: Planned, strategy: str) -> Planned:
@@ -387,7 +415,11 @@ def renamed(made: Planned, strategy: str) -> Planned:
 
 def share_of(found: Footprint, goal: Goal) -> int:
     """Bytes of a footprint that a budget is of."""
-    return found.total if goal.scope == TOTAL else found.held
+    return _share(found, goal.scope)
+
+
+def _share(found: Footprint, scope: str) -> int:
+    return found.total if scope == TOTAL else found.held
 
 
 def _fixed(found: Footprint, goal: Goal) -> int:
@@ -412,13 +444,16 @@ def _kept(step: Step, plan: Plan, budget: int | None) -> Planned:
     return Planned(step, plan, model, step.occupancy, step.executed, budget)
 
 
-def _written(step: Step, plan: Plan, budget: int | None, reserved: Reservation = ()) -> Planned:
-    if step.training is not None and not reserved and plan.schedule == step.kept.schedule:
+def _written(
+    step: Step, plan: Plan, budget: int | None, reserved: Reservation = (), pools: Pools | None = None
+) -> Planned:
+    bare = not reserved and pools is None
+    if step.training is not None and bare and plan.schedule == step.kept.schedule:
         step.files[plan.schedule] = step.baseline.peak_activations
         return _kept(step, plan, budget)
     _log.info("writing the plan into the graph, and asking onnxruntime what it makes of it")
     plan = step.counted(plan)
-    written = write(step.fused, plan, reserved=reserved)
+    written = write(step.fused, plan, reserved=reserved, pools=pools)
     if budget is not None:
         written.model.metadata_props[BUDGET] = str(budget)
     occupancy = occupancy_of_executed(written.executed, written.model, written.numbers)

@@ -3,12 +3,13 @@
 In the first run every tensor is allocated when it is made and freed after its last reader. From the second run on
 (``enable_mem_pattern``) onnxruntime takes one block for all tensors but the outputs of the file, laid out from the
 lifetimes of the first run (`ckplan.planner.memory_pattern`). The block is there from the start of the run to its end,
-beside what the arena still holds of the first run. Where it does not fit into a limit, onnxruntime does without it.
+beside what the arena still holds of the first run. Where it does not fit into a limit, onnxruntime does without it; and
+it has none for a file that is fed more than tensors (`ckplan.runtime.feeds`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 
 from ckplan.planner.arena import DEFAULT, UNIT, Arena, ArenaFullError, ArenaSettings, tables_of
@@ -55,11 +56,13 @@ class Allocations:
         size: bytes of each buffer.
         steps: what each step asks for.
         resident: bytes that were handed out before the first run, such as packed weights.
+        pattern: whether later runs have the block of a memory pattern.
     """
 
     size: tuple[int, ...]
     steps: tuple[Demand, ...]
     resident: int = 0
+    pattern: bool = True
 
     @property
     def outside(self) -> int:
@@ -113,6 +116,8 @@ def allocations(
     schedule: Sequence[int],
     shapes: Sequence[Hashable | None] | None = None,
     resident: int = 0,
+    *,
+    pattern: bool = True,
 ) -> Allocations:
     """What a schedule asks of the allocator, step by step.
 
@@ -121,6 +126,7 @@ def allocations(
         schedule: op ids in execution order.
         shapes: see `ckplan.planner.simulate.lifetimes`.
         resident: see `Allocations`.
+        pattern: see `Allocations`.
 
     Raises:
         ValueError: the schedule is not valid.
@@ -144,7 +150,14 @@ def allocations(
         )
         for step, op in enumerate(problem.ops[index] for index in schedule)
     )
-    return Allocations(lives.size, steps, resident)
+    return Allocations(lives.size, steps, resident, pattern)
+
+
+def requests(asked: Allocations) -> Iterator[tuple[int, int]]:
+    """What a run without a block asks for in order, as key and bytes, and, at no bytes, gives back before it ends."""
+    for step in asked.steps:
+        yield from _work(step, [(buffer, asked.size[buffer]) for buffer in (*step.tensors, *step.outputs)])
+        yield from ((buffer, 0) for buffer in step.freed if asked.size[buffer])
 
 
 def pattern_block(asked: Allocations) -> int:
@@ -162,7 +175,7 @@ def expected_arena(asked: Allocations, settings: ArenaSettings = DEFAULT) -> Exp
     Raises:
         ArenaFullError: the limit of the settings is too small.
     """
-    block = pattern_block(asked)
+    block = pattern_block(asked) if asked.pattern else None
     arena, plain = _opened(asked, settings), _opened(asked, settings)
     first = _run(arena, asked)
     for _ in range(2):
@@ -172,7 +185,7 @@ def expected_arena(asked: Allocations, settings: ArenaSettings = DEFAULT) -> Exp
     _run(needed, asked, block)
     live = _opened(asked, _ENDLESS)
     _run(live, asked)
-    return ExpectedArena(live.high, first, block, needed.high, steady, without)
+    return ExpectedArena(live.high, first, block or 0, needed.high, steady, without)
 
 
 def written(asked: Allocations) -> int:
@@ -187,11 +200,6 @@ def written(asked: Allocations) -> int:
     return steady.touched + steady.tables + asked.outside
 
 
-def held(asked: Allocations) -> int:
-    """Bytes of the arena's regions in the end, with default settings."""
-    return expected_arena(asked).steady.held
-
-
 def smallest_limit(asked: Allocations, *, pattern: bool, settings: Callable[[int], ArenaSettings]) -> int:
     """The smallest limit of an arena in which a first run and later runs go through, in bytes.
 
@@ -202,7 +210,7 @@ def smallest_limit(asked: Allocations, *, pattern: bool, settings: Callable[[int
         pattern: whether later runs have to have the block of a memory pattern; else memory patterns are off.
         settings: from a limit to the settings of the arena.
     """
-    block = pattern_block(asked) if pattern else None
+    block = pattern_block(asked) if pattern and asked.pattern else None
 
     def runs(limit: int) -> bool:
         try:
@@ -235,7 +243,11 @@ def _run(arena: Arena, asked: Allocations, block: int | None = None) -> ArenaUse
     most = arena.in_use
     for step in asked.steps:
         own = step.outputs if block is not None else (*step.tensors, *step.outputs)
-        _work(arena, step, [(buffer, asked.size[buffer]) for buffer in own])
+        for key, size in _work(step, [(buffer, asked.size[buffer]) for buffer in own]):
+            if size:
+                arena.allocate(key, size)
+            else:
+                arena.free(key)
         most = max(most, arena.in_use)
         for buffer in step.freed:
             arena.free(buffer)
@@ -246,20 +258,19 @@ def _run(arena: Arena, asked: Allocations, block: int | None = None) -> ArenaUse
     return ArenaUse(most, arena.held, arena.touched)
 
 
-def _work(arena: Arena, step: Demand, outputs: Sequence[tuple[int, int]]) -> None:
-    """Let a kernel take its outputs, pairs of buffer and size, and its workspace, and give that back."""
+def _work(step: Demand, outputs: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int]]:
+    """What a kernel asks for in order, key and size of its outputs and its workspace, and, at no size, gives back."""
     given: list[tuple[int, int]] = []  # size and key of what is held
     pieces = step.pieces or ((step.workspace,) if step.workspace else ())
     for number, piece in enumerate(pieces if OUTPUTS in pieces else (OUTPUTS, *pieces)):
         key = _WORKSPACE - number
         if piece == OUTPUTS:
-            for buffer, size in outputs:
-                arena.allocate(buffer, size)
+            yield from ((buffer, size) for buffer, size in outputs if size)
         elif piece > 0:
-            arena.allocate(key, piece)
+            yield key, piece
             given.append((piece, key))
         else:
             freed = next(place for place in reversed(range(len(given))) if given[place][0] == -piece)
-            arena.free(given.pop(freed)[1])
+            yield given.pop(freed)[1], 0
     for _, key in given:
-        arena.free(key)
+        yield key, 0

@@ -18,12 +18,12 @@ as a whole. A limit of address space (``ulimit -v``, ``RLIMIT_DATA``) counts who
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 
 import onnx_ir as ir
 
 from ckplan import keys
+from ckplan.keys import RESERVATION, ROLE
 from ckplan.model.metadata import listed_names, told
 from ckplan.model.weights import lies_outside
 from ckplan.planner.allocations import (
@@ -32,9 +32,12 @@ from ckplan.planner.allocations import (
     ExpectedArena,
     allocations,
     expected_arena,
+    written,
 )
 from ckplan.planner.arena import DEFAULT, UNIT
+from ckplan.planner.pools import WALL, Pools, best_pools
 from ckplan.planner.problem import Problem
+from ckplan.runtime.feeds import has_memory_pattern
 from ckplan.runtime.problem_of import problem_of
 from ckplan.runtime.sizes import bytes_of, shape_classes
 
@@ -162,10 +165,8 @@ def session_bytes(model: ir.Model) -> int:
     return SESSION_NODE * nodes + SESSION_INITIALIZER * initializers + SESSION
 
 
-def best_reservation(
-    executed: ir.Model, model: ir.Model, taken: Callable[[Allocations], int]
-) -> tuple[Reservation, int]:
-    """The tensors that, made first and dead at once, let the arena take least, and what that is.
+def best_reservation(executed: ir.Model, model: ir.Model) -> tuple[Reservation, int]:
+    """The tensors that, made first and dead at once, let the arena write to least, and what that is.
 
     One of the size of the block of later runs keeps the first run and the others in one region; none is larger, see
     `ckplan.writer.reservation`. There are none where they make no difference.
@@ -173,11 +174,10 @@ def best_reservation(
     Args:
         executed: what onnxruntime executes of a file, nodes in execution order.
         model: the file.
-        taken: what counts: `ckplan.planner.allocations.written` or `held`.
     """
     asked = allocations_of(executed, model)
     reservations = [(), *_reservations(expected_arena(asked))]
-    found = {reserved: taken(_reserving(asked, reserved)) for reserved in reservations}
+    found = {reserved: written(_reserving(asked, reserved)) for reserved in reservations}
     reserved = min(found, key=lambda reserved: (found[reserved], sum(reserved)))
     return reserved, found[reserved]
 
@@ -209,9 +209,21 @@ def _reserving(asked: Allocations, reserved: Reservation) -> Allocations:
     return replace(asked, size=(*asked.size, 1, *reserved), steps=(*first, *asked.steps))
 
 
-def needed_in_one_region(executed: ir.Model, model: ir.Model) -> int:
-    """Bytes of a region in which a later run of a file lies with its block, gaps included; see `best_reservation`."""
-    return expected_arena(allocations_of(executed, model)).needed
+def fitting_pools(executed: ir.Model, model: ir.Model) -> Pools | None:
+    """Pools in which a run of a file finds room, whatever reservations and pools it makes itself; None if none do.
+
+    Args:
+        executed: what onnxruntime executes of a file, nodes in execution order.
+        model: the file.
+    """
+    asked = allocations_of(executed, model)
+    makers = {node.name for node in model.graph if node.metadata_props.get(ROLE) == RESERVATION}
+    places = [place for place, node in enumerate(executed.graph) if node.name in makers]
+    own = {buffer for place in places for buffer in asked.steps[place].tensors}
+    pools = {buffer for buffer in own if asked.size[buffer] != WALL}
+    there = max((place for place, step in enumerate(asked.steps) if not pools.isdisjoint(step.freed)), default=-1)
+    asked = replace(asked, size=tuple(0 if buffer in own else size for buffer, size in enumerate(asked.size)))
+    return best_pools(asked, there + 1)
 
 
 def allocations_of(executed: ir.Model, model: ir.Model) -> Allocations:
@@ -221,7 +233,8 @@ def allocations_of(executed: ir.Model, model: ir.Model) -> Allocations:
 
 def _asked(executed: ir.Model, model: ir.Model, in_place: bool, problem: Problem) -> Allocations:
     """What a file asks of the allocator, which has no part in new values that are in place."""
-    asked = allocations(problem, range(len(problem.ops)), shape_classes(executed.graph, problem))
+    shapes, pattern = shape_classes(executed.graph, problem), has_memory_pattern(executed.graph)
+    asked = allocations(problem, range(len(problem.ops)), shapes, pattern=pattern)
     bound = frozenset(map(str, told(model.metadata_props, keys.UPDATES).values())) if in_place else frozenset[str]()
     steps = []
     for step, op in zip(asked.steps, problem.ops, strict=True):

@@ -15,6 +15,7 @@ import onnx_ir as ir
 from ckplan.operators.outside import index_input, outside_bytes
 from ckplan.operators.table import operator_of
 from ckplan.planner.arena import chunk_size
+from ckplan.planner.problem import OUTPUTS
 from ckplan.runtime.einsum import einsum_pieces, einsum_workspace
 from ckplan.runtime.sizes import bytes_of, dimensions_of
 
@@ -46,8 +47,10 @@ def pieces_of(node: ir.Node) -> tuple[int, ...]:
     operands = _contracted(node)
     if operands is not None:
         return einsum_pieces(*operands)
-    tensors = [size for size in _tensors(node, 1) if size]  # one of no bytes would stand for the outputs
-    return tuple(map(chunk_size, tensors)) if len(tensors) > 1 else ()
+    tensors = [chunk_size(size) for size in _tensors(node, 1) if size]  # one of no bytes would stand for the outputs
+    if node.op_type == "Where":  # the branches come first (``core/providers/cpu/tensor/where_op.cc``)
+        return (*tensors, OUTPUTS)
+    return tuple(tensors) if len(tensors) > 1 else ()
 
 
 def outside_of(node: ir.Node) -> int:

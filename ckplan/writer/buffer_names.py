@@ -52,7 +52,7 @@ def hide_inputs(
         edges: maker of the aliases.
         after: a tensor that all these nodes are to wait for; see `ckplan.writer.reservation`.
     """
-    fed = {value for value in inputs if value.shape and not value.is_initializer()}
+    fed = {value for value in inputs if dimensions_of(value) and not value.is_initializer()}
     for node in nodes:
         for value in dict.fromkeys(node.inputs):
             if value is not None and value in fed and not is_control(node):

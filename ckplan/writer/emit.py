@@ -10,6 +10,7 @@ import onnx_ir as ir
 from ckplan.model.cleanup import drop_unread_initializers
 from ckplan.model.traits import all_nodes, is_heavy
 from ckplan.planner.plan import Plan
+from ckplan.planner.pools import Pools
 from ckplan.planner.problem import Problem
 from ckplan.planner.simulate import lifetimes, simulate
 from ckplan.planner.timeline import Timeline
@@ -40,6 +41,7 @@ from ckplan.writer.ordering import (
     repair,
     settle_order,
 )
+from ckplan.writer.pools import keep_walls, make_pools, take_optional
 from ckplan.writer.repeats import with_repeats
 from ckplan.writer.reservation import reserve
 from ckplan.writer.updates import tell_in_place, updates_of, wait_for_readers, write_last
@@ -105,7 +107,9 @@ def emit(model: ir.Model, plan: Plan) -> ir.Model:
     return write(model, plan).model
 
 
-def write(model: ir.Model, plan: Plan, runtime: Runtime = CPU, reserved: Sequence[int] = ()) -> Written:
+def write(
+    model: ir.Model, plan: Plan, runtime: Runtime = CPU, reserved: Sequence[int] = (), pools: Pools | None = None
+) -> Written:
     """Like `emit`, for a runtime, with what that makes of the file.
 
     Args:
@@ -113,6 +117,8 @@ def write(model: ir.Model, plan: Plan, runtime: Runtime = CPU, reserved: Sequenc
         plan: see `emit`.
         runtime: where the file is to run.
         reserved: bytes of tensors to make first of all; see `ckplan.writer.reservation`.
+        pools: what the arena is to be cut into instead, without a block for later runs; see `ckplan.writer.pools`. A
+            file that is fed nothing but its parameters does without.
     """
     copy = model.clone()
     feed_weights(copy.graph)
@@ -121,8 +127,11 @@ def write(model: ir.Model, plan: Plan, runtime: Runtime = CPU, reserved: Sequenc
     nodes = write_last(with_repeats(list(copy.graph), plan.schedule), updates, runtime)
     batch = next((value for value in inputs if not value.is_initializer() and value.name not in updates), None)
     edges = ControlEdges(copy.graph, runtime=runtime, batch=batch)
+    fed = list(inputs)
+    if pools is not None and batch is not None:
+        fed[fed.index(batch)] = take_optional(batch, edges)
     keep_repeats_apart(nodes, edges)
-    keep_unfolded(nodes, inputs, edges)
+    keep_unfolded(nodes, fed, edges)
     if model.meta.get(FUSED):
         fence_alone(nodes, edges)
     release_unused(nodes, edges)
@@ -134,10 +143,12 @@ def write(model: ir.Model, plan: Plan, runtime: Runtime = CPU, reserved: Sequenc
     hide_targets(nodes, edges, written_over(nodes, problem, lives, copy.graph.initializers))
     hide_channels(nodes, edges)
     hide_held_over(nodes, edges)
-    first = reserve(inputs, updates, reserved, edges)
-    batch_inputs = [value for value in inputs if value.name not in updates]
-    hide_inputs(nodes, batch_inputs, edges, first[-1] if first else None)
-    nodes = [*(maker for value in first if (maker := value.producer()) is not None), *nodes]
+    first, after = reserve(inputs, updates, reserved, edges)
+    if pools is not None and batch is not None:
+        first, after, walls = make_pools(pools, edges)
+        keep_walls(nodes, walls, edges)
+    hide_inputs(nodes, [value for value in fed if value.name not in updates], edges, after)
+    nodes = [*first, *nodes]
     # Aliases that hide sources cost a little themselves: where they do not help, the file stays as it was before.
     best: _Draft | None = None
     sparing = True

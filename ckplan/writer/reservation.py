@@ -15,7 +15,7 @@ from collections.abc import Collection, Sequence
 import numpy as np
 import onnx_ir as ir
 
-from ckplan.keys import ROLE
+from ckplan.keys import RESERVATION, ROLE
 from ckplan.runtime.sizes import dimensions_of
 from ckplan.writer.control_edges import ControlEdges
 
@@ -24,7 +24,7 @@ _NAME = "ckplan/reservation"
 
 def reserve(
     inputs: Sequence[ir.Value], updated: Collection[str], sizes: Sequence[int], edges: ControlEdges
-) -> list[ir.Value]:
+) -> tuple[list[ir.Node], ir.Value | None]:
     """Tensors that no node reads, each made when the one before it is dead; what reads the batch is to wait for them.
 
     Args:
@@ -34,19 +34,19 @@ def reserve(
         edges: maker of the control edges. A tensor's shape is one of theirs, or it would be made at load time.
 
     Returns:
-        The tensors, whose nodes are to stand first; none if nothing is fed that they could be tied to.
+        The nodes that make them, to stand first, and the last tensor; none if nothing is fed to tie them to.
     """
     after = next((value for value in inputs if not value.is_initializer() and value.name not in updated), None)
-    made: list[ir.Value] = []
-    if after is None or dimensions_of(after) is None:
-        return made
+    made: list[ir.Node] = []
+    if after is None or dimensions_of(after) is None or not sizes:
+        return made, None
     for number, size in enumerate(sizes):
         name = f"{_NAME}{number or ''}"
         node = ir.node(
-            "ConstantOfShape", [edges.shape_after((size,), after)], name=name, metadata_props={ROLE: "reservation"}
+            "ConstantOfShape", [edges.shape_after((size,), after)], name=name, metadata_props={ROLE: RESERVATION}
         )
         node.attributes["value"] = ir.AttrTensor("value", ir.tensor(np.zeros(1, np.uint8)))
         after = node.outputs[0]
         after.name, after.shape, after.type = name, ir.Shape([size]), ir.TensorType(ir.DataType.UINT8)
-        made.append(after)
-    return made
+        made.append(node)
+    return made, after

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ckplan.operators.costs import free
 from ckplan.operators.record import Operator
 
 _SEQUENCE = "what the sequence holds, or which element is meant, is only known at run time"
@@ -9,7 +10,7 @@ _SEQUENCE = "what the sequence holds, or which element is meant, is only known a
 OPERATORS = (
     Operator("ConcatFromSequence", no_gradient=_SEQUENCE),
     Operator("Optional", no_gradient=_SEQUENCE),
-    Operator("OptionalGetElement", no_gradient=_SEQUENCE),
+    Operator("OptionalGetElement", no_gradient=_SEQUENCE, cost=free, view=True),
     Operator("SequenceAt", no_gradient=_SEQUENCE),
     Operator("SequenceConstruct", no_gradient=_SEQUENCE),
     Operator("SequenceEmpty", no_gradient=_SEQUENCE),

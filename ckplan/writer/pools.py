@@ -1,0 +1,119 @@
+"""Lets onnxruntime's arena take regions of chosen sizes at the start of a step, cut into pools, and no block beside.
+
+A step first makes tensors that nothing reads the data of. Each region is asked for by a tensor of its size, the smaller
+ones before the larger, while all before it are taken. Then it is taken again by tensors of the sizes of its pools, from
+its beginning on, with a small one between two: a wall. When all are there, those that lie where pools are to be die;
+walls are there until the last node. See `ckplan.planner.pools` for what that is good for.
+
+The first region is as it comes. At its beginning a little is left free, for the shapes that are made meanwhile; it is
+too small for walls and pools.
+
+From the second run on onnxruntime would take one block for all tensors, in a region of its own. It does not do so for
+a graph that may be fed something other than tensors. So one input, which is fed as before, is an optional tensor: one
+that might be left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import onnx_ir as ir
+
+from ckplan.keys import RESERVATION, ROLE
+from ckplan.planner.arena import DEFAULT, UNIT
+from ckplan.planner.pools import WALL, Pools
+from ckplan.runtime.sizes import dimensions_of, hide_dimensions
+from ckplan.writer.control_edges import ControlEdges, read_instead
+
+_NAME = "ckplan/pool"
+
+_GAP, _SPARE = 8 * UNIT, 48 * UNIT
+"""Bytes left free in the first region for shapes and sizes, which take a unit each: while pools are made, and then."""
+
+
+def take_optional(batch: ir.Value, edges: ControlEdges) -> ir.Value:
+    """Make an input one that might be left out, though it never is, for onnxruntime to lay out no block.
+
+    Args:
+        batch: a graph input that is fed; whatever reads it reads what the new node makes.
+        edges: the control edges, of which some may hang on it.
+
+    Returns:
+        The same tensor without a copy, made by a node that stands nowhere yet.
+    """
+    dims = dimensions_of(batch)
+    assert batch.type is not None
+    assert dims is not None
+    given = ir.Value(name=f"{batch.name}/given", type=batch.type)
+    hide_dimensions(given, dims)
+    batch.replace_all_uses_with(given)
+    batch.type = ir.OptionalType(ir.TensorType(batch.type.dtype))
+    edges.batch = given
+    ir.node("OptionalGetElement", [batch], outputs=[given], name=str(given.name), metadata_props={ROLE: "control"})
+    return given
+
+
+def make_pools(pools: Pools, edges: ControlEdges) -> tuple[list[ir.Node], ir.Value, list[ir.Value]]:
+    """Nodes that cut the arena into pools.
+
+    Args:
+        pools: see `ckplan.planner.pools`.
+        edges: maker of control edges, with a batch that the first node can be tied to.
+
+    Returns:
+        The nodes, in order; what is there when they have run; and the walls, which are to be kept.
+    """
+    assert edges.batch is not None
+    nodes: list[ir.Node] = []
+    taken: list[ir.Value] = []
+    walls: list[ir.Value] = []
+    after = edges.batch
+
+    def take(size: int) -> ir.Value:
+        nonlocal after
+        name = f"{_NAME}{len(nodes)}"
+        node = ir.node(
+            "ConstantOfShape", [edges.shape_after((size,), after)], name=name, metadata_props={ROLE: RESERVATION}
+        )
+        node.attributes["value"] = ir.AttrTensor("value", ir.tensor(np.zeros(1, np.uint8)))
+        after = node.outputs[0]
+        after.name, after.shape, after.type = name, ir.Shape([size]), ir.TensorType(ir.DataType.UINT8)
+        nodes.append(node)
+        return after
+
+    gap = take(_GAP)
+    spare = take(_SPARE)
+    after = edges.alias(gap, spare)  # dies now that something keeps it apart from the rest of the region
+    taken.append(take(DEFAULT.first_region // 2))  # more than half of what is left, and so handed out whole
+    after = edges.alias(spare, taken[-1])  # and so does this
+    for region in pools:
+        if len(region) > 1:
+            take(sum(region) + (len(region) - 1) * WALL)
+        for number, size in enumerate(region):
+            if number:
+                walls.append(take(WALL))
+                taken.append(walls[-1])
+            taken.append(take(size))
+    # Each is read once more when the last one is there, and lives until then.
+    return nodes, edges.after_all([after, *(edges.alias(other, after) for other in taken if other is not after)]), walls
+
+
+def keep_walls(nodes: Sequence[ir.Node], walls: Sequence[ir.Value], edges: ControlEdges) -> None:
+    """Let the last node that can wait for something wait for the walls, each read when its last input is there.
+
+    Args:
+        nodes: the sequence.
+        walls: see `make_pools`.
+        edges: maker of control edges.
+    """
+    place = {node: number for number, node in enumerate(nodes)}
+    for node in reversed(nodes if walls else ()):
+        made = [value for value in node.inputs if value is not None and value.producer() in place]
+        made = [value for value in made if value.dtype is not None and dimensions_of(value) is not None]
+        if not made or edges.runtime.view(node) is not None:
+            continue
+        latest = max(made, key=lambda value: place[value.producer()])
+        late = edges.after_all([edges.alias(wall, latest) for wall in walls])
+        read_instead(node, latest, edges.alias(latest, late))
+        return

@@ -1,0 +1,66 @@
+"""Files whose arena is cut into pools: what it holds in every run is what was promised, and numbers stay the same."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import onnx
+import pytest
+
+import ckplan
+from ckplan.meter import measure, smallest_arena
+from ckplan.pipeline.planning import in_pools, rewrite_as
+from ckplan.runtime.executed import executed_model
+from ckplan.runtime.feeds import has_memory_pattern
+from ckplan.runtime.footprint import footprint_of
+
+SAMPLES = Path(__file__).parents[2] / "sample_models"
+
+
+@pytest.mark.parametrize(("model", "batch"), [("gpt_tiny", 16), ("unet_tiny", 16)])
+def test_the_arena_holds_what_is_promised(tmp_path: Path, model: str, batch: int) -> None:
+    step = ckplan.open_model(SAMPLES / f"{model}.onnx", dims={"batch": batch})
+    plain = rewrite_as(step, ckplan.plan(step, strategy="memory"))
+    made = in_pools(plain)
+    assert made.footprint.held < 0.7 * plain.footprint.held
+    assert made.footprint == footprint_of(executed_model(made.model), made.model)
+    ckplan.save(plain.model, tmp_path / "plain.onnx")
+    ckplan.save(made.model, tmp_path / "made.onnx")
+    onnx.checker.check_model(str(tmp_path / "made.onnx"))
+    found = ckplan.verify(tmp_path / "plain.onnx", tmp_path / "made.onnx", runs=1, threads=1, heap=False)
+    assert found.problems == ()
+    assert found.numerics.bitwise_equal
+    counters = found.new.counters
+    assert counters is not None
+    assert counters.steady is not None
+    # Beside its regions the counter tells what the session holds of small constants.
+    assert made.footprint.held <= counters.steady.held <= made.footprint.held + 2**14
+
+
+def test_an_input_that_might_be_left_out_is_fed_as_before() -> None:
+    step = ckplan.open_model(SAMPLES / "mlp.onnx", dims={"batch": 12000})
+    plain = rewrite_as(step, ckplan.plan(step, strategy="memory"))
+    made = in_pools(plain)
+    assert has_memory_pattern(plain.model.graph)
+    assert not has_memory_pattern(made.model.graph)
+    optional = [value for value in made.model.graph.inputs if type(value.type).__name__ == "OptionalType"]
+    assert [value.name for value in optional] == [plain.model.graph.inputs[0].name]
+    assert optional[0].shape == plain.model.graph.inputs[0].shape
+
+
+def test_a_file_in_pools_is_measured_as_expected(tmp_path: Path) -> None:
+    step = ckplan.open_model(SAMPLES / "gpt_tiny.onnx", dims={"batch": 16})
+    made = ckplan.rewrite(step, strategy="memory", budget="50%", of="arena")
+    assert made.budget is not None
+    assert made.footprint.held <= made.budget
+    ckplan.save(made.model, tmp_path / "made.onnx")
+    found = measure(tmp_path / "made.onnx", runs=1, heap=False, inside=True)
+    assert found.inside is not None
+    assert found.inside.arena is not None
+    assert found.counters is not None
+    assert found.counters.steady is not None
+    assert found.inside.arena.block == 0
+    assert found.inside.arena.steady.held == pytest.approx(found.counters.steady.held, abs=2**14)
+    smallest = smallest_arena(tmp_path / "made.onnx", device="cpu").default
+    assert smallest.expected is not None
+    assert smallest.limit == pytest.approx(smallest.expected, rel=0.02)
