@@ -3,8 +3,8 @@
 In the first run every tensor is allocated when it is made and freed after its last reader. From the second run on
 (``enable_mem_pattern``) onnxruntime takes one block for all tensors but the outputs of the file, laid out from the
 lifetimes of the first run (`ckplan.planner.memory_pattern`). The block is there from the start of the run to its end,
-beside what the arena still holds of the first run. Where it does not fit into a limit, onnxruntime does without it; and
-it has none for a file that is fed more than tensors (`ckplan.runtime.feeds`).
+beside what the arena still holds of the first run. Where it does not fit into a limit, onnxruntime does without it, and
+some files have none at all.
 """
 
 from __future__ import annotations

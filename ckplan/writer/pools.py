@@ -107,13 +107,13 @@ def keep_walls(nodes: Sequence[ir.Node], walls: Sequence[ir.Value], edges: Contr
         walls: see `make_pools`.
         edges: maker of control edges.
     """
-    place = {node: number for number, node in enumerate(nodes)}
+    place = {value: number for number, node in enumerate(nodes) for value in node.outputs}
     for node in reversed(nodes if walls else ()):
-        made = [value for value in node.inputs if value is not None and value.producer() in place]
+        made = [value for value in node.inputs if value is not None and value in place]
         made = [value for value in made if value.dtype is not None and dimensions_of(value) is not None]
         if not made or edges.runtime.view(node) is not None:
             continue
-        latest = max(made, key=lambda value: place[value.producer()])
+        latest = max(made, key=lambda value: place[value])
         late = edges.after_all([edges.alias(wall, latest) for wall in walls])
         read_instead(node, latest, edges.alias(latest, late))
         return
