@@ -457,7 +457,8 @@ def _written(
     if budget is not None:
         written.model.metadata_props[BUDGET] = str(budget)
     occupancy = occupancy_of_executed(written.executed, written.model, written.numbers)
-    step.files[plan.schedule] = occupancy.timeline.peak_activations
+    if pools is None:  # which are counted where they are made
+        step.files[plan.schedule] = occupancy.timeline.peak_activations
     return Planned(step, plan, written.model, occupancy, written.executed, budget)
 
 
