@@ -4,9 +4,9 @@
 
 Each sample network in four forms: *bare*, the convolutions without bias and without normalisation behind them, as
 exporters write untrained weights; with *biases*, what is left of a folded normalisation; with the *norm* in inference
-form in the file; and in *training* form. Then the committed samples, and files that are named. Nodes are
-`len(graph.node)`, initializers are none. Peaks are those of `ckplan analyze`, without a plan and by strategy `memory`.
-`--where` says which forward operators the nodes of the backward pass belong to.
+form in the file; and in *training* form. Then the committed samples, and files that are named. Nodes are those of the
+graph and, each once, of the bodies in it; initializers are none. Peaks are those of `ckplan analyze`, without a plan
+and by strategy `memory`. `--where` says which forward operators the nodes of the backward pass belong to.
 """
 
 from __future__ import annotations
@@ -100,10 +100,12 @@ def row(case: Case, folder: Path, where: bool) -> str:
         onnx.save(made, path)
     before = len(onnx.load(path, load_external_data=False).graph.node)
     step = open_step(str(path), StepOptions(training={"training": True} if case.training else {}))
-    after, plain = len(step.ordered.graph), step.baseline
+    graph, plain = step.ordered.graph, step.baseline
+    after = sum(1 for _ in graph.all_nodes())
     lowest = parse_strategy("memory").solve(step.problem).predicted
     peaks = (plain.peak_activations, plain.peak_total, lowest.peak_activations)
-    cells = [case.name, f"{after:,} of {before:,}", f"{after / before:.1f}", *map(format_bytes, peaks)]
+    nodes = [f"{after:,} of {before:,}", f"{after / before:.1f}", f"{len(graph) / before:.1f}"]
+    cells = [case.name, *nodes, *map(format_bytes, peaks)]
     return f"| {' | '.join(cells)} |" + ("\n" + belonging(path, case.training) if where else "")
 
 
@@ -127,7 +129,15 @@ def main() -> None:
     parser.add_argument("--only", default="", help="only rows whose name contains this")
     parser.add_argument("--where", action="store_true", help="which forward operators the nodes belong to")
     arguments = parser.parse_args()
-    heads = ["network", "nodes", "times", "peak of activations", "in total", "activations by `memory`"]
+    heads = [
+        "network",
+        "nodes",
+        "times",
+        "outside of bodies",
+        "peak of activations",
+        "in total",
+        "activations by `memory`",
+    ]
     print(f"| {' | '.join(heads)} |\n|{'---|' * len(heads)}")
     with tempfile.TemporaryDirectory() as folder:
         for case in cases(arguments.files):

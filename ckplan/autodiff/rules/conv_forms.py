@@ -24,7 +24,7 @@ kernel takes none but copies the kernel twice.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Literal
 from weakref import WeakKeyDictionary
 
@@ -32,6 +32,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ckplan.autodiff.builder import Builder, attr_int, dtype_of, shape_of, size_of
+from ckplan.autodiff.recurrent.time_loop import States, Values, scan
 from ckplan.autodiff.rules import depthwise_forms
 from ckplan.autodiff.rules.depthwise_forms import EINSUM_TYPES
 from ckplan.autodiff.rules.windows import Window, pad_axes, permuted, places_of, tap_of
@@ -59,7 +60,11 @@ EINSUM_RESULTS = 8
 #: copies are no larger than the model's largest tensor.
 EINSUM_COPIES = 4
 
-#: A weight gradient works through the batch in at most this many parts.
+#: Up to this many elements of copies for all taps of a sample, one product of them all is about as fast as one of each
+#: row: larger ones fall out of the processor's cache in between.
+SAMPLE_COPIES = 2**21
+
+#: A weight gradient works through the batch in at most about this many parts, of samples alike.
 MAX_PARTS = 4
 
 
@@ -102,6 +107,8 @@ def weight_gradient(op: Builder, x: ir.Value, dy: ir.Value, kernel: Sequence[int
         kernel: shape of the weight, (O, C / groups, ...).
         window: geometry.
     """
+    if not size_of(dy):  # kernels that have nothing to sum up leave what lay in memory
+        return op.zeros(kernel, dy)
     groups = shape_of(x)[1] // kernel[1]
     joined = _joined(x) if groups == 1 else []
     if not joined:
@@ -131,16 +138,42 @@ def _over_samples(
     """Emit a weight gradient in one form, in the layout of that form, for one part of the batch after the other."""
     samples, channels = shape_of(x)[:2]
     groups = channels // kernel[1]
-    parts = (
-        _parts(op, x, form, window) if form in ("image", "sample", "column", "dot", "row") and window.size > 1 else 1
-    )
-    sums = []
-    for index in range(parts):
-        first, last = samples * index // parts, samples * (index + 1) // parts
-        # Each part is finished before the next one is begun, so that one part's copies are alive at a time.
-        x_part, dy_part = (slice_axes(op, value, [0], [first], [last]) for value in (x, dy))
-        sums.append(FORMS[form](op, x_part, dy_part, kernel, groups, window))
-    return sums[0] if parts == 1 else op.Sum(*sums)
+    parts = _parts(op, x, form, window) if form in ("column", "dot", "row") and window.size > 1 else 1
+    if parts == 1:
+        return FORMS[form](op, x, dy, kernel, groups, window)
+    x, dy = (op.reshape(value, [parts, samples // parts, *shape_of(value)[1:]]) for value in (x, dy))
+
+    def of_part(inner: Builder, x: ir.Value, dy: ir.Value) -> ir.Value:
+        return FORMS[form](inner, x, dy, kernel, groups, window)
+
+    return op.reduce_sum(_of_each(op, x, dy, of_part), [0], keepdims=False)
+
+
+def _of_each(
+    op: Builder, x: ir.Value, dy: ir.Value, emit: Callable[[Builder, ir.Value, ir.Value], ir.Value]
+) -> ir.Value:
+    """Emit what is made of each row of two tensors, stacked up.
+
+    A Scan goes from row to row, which it hands to its body where they lie: only the copies of one are there at a time,
+    and the nodes that make them stand in the file once.
+
+    Args:
+        op: the builder.
+        x: (rows, ...).
+        dy: (rows, ...).
+        emit: emits it from a row of each.
+    """
+    if shape_of(x)[0] == 1:
+        made = emit(op, *(op.reshape(value, shape_of(value)[1:]) for value in (x, dy)))
+        return op.reshape(made, [1, *shape_of(made)])
+    largest = _largest(op)
+
+    def step(inner: Builder, _: States, read: Mapping[str, ir.Value]) -> tuple[States, Values]:
+        _LARGEST[inner.graph] = largest
+        return [], {"made": emit(inner, read["x"], read["dy"])}
+
+    name = f"{x.name}/weight_gradient"
+    return scan(op, name, "backward", step, [], {"x": x, "dy": dy}, {"made"}, backwards=False)[1]["made"]
 
 
 def _joined(x: ir.Value) -> list[ir.Value]:
@@ -165,20 +198,35 @@ def _joined(x: ir.Value) -> list[ir.Value]:
 
 def _image(op: Builder, x: ir.Value, dy: ir.Value, kernel: Sequence[int], groups: int, window: Window) -> ir.Value:
     samples, channels = shape_of(x)[:2]
-    lead = [samples] if groups == 1 else [samples, groups]
-    wide = channels // groups
-    dy = op.reshape(dy, [*lead, kernel[0] // groups, window.places])
     if window.size == 1:
+        lead = [samples] if groups == 1 else [samples, groups]
         # onnxruntime merges the transposition into the product, which then reads x where it lies.
-        x = op.reshape(_only_tap(op, x, window), [*lead, wide, window.places])
+        x = op.reshape(_only_tap(op, x, window), [*lead, channels // groups, window.places])
+        dy = op.reshape(dy, [*lead, kernel[0] // groups, window.places])
         products = op.MatMul(dy, _swapped(op, x))
     else:
-        split = [*lead, wide, *window.inputs]
-        perm = [*range(len(lead)), *range(len(lead) + 1, len(split)), len(lead)]
-        last = op.Transpose(op.reshape(x, split), perm=perm)
-        taps = _taps(op, last, len(lead), [*lead, window.places, wide], window, _together(op, x, window))
-        products = _side_by_side(op, [op.MatMul(dy, tap) for tap in taps])
+        products = _by_sample(op, x, dy, kernel, groups, window)
     return _by_tap(op, op.reduce_sum(products, [0], keepdims=False), kernel)
+
+
+def _by_sample(op: Builder, x: ir.Value, dy: ir.Value, kernel: Sequence[int], groups: int, window: Window) -> ir.Value:
+    """Emit the products of each sample with its taps, side by side, (N, groups, O / groups, taps C / groups).
+
+    Without groups there is no axis of them.
+    """
+    channels = shape_of(x)[1]
+    lead, wide, high = [groups] if groups > 1 else [], channels // groups, kernel[0] // groups
+    split = [*lead, wide, *window.inputs]
+    perm = [*range(len(lead)), *range(len(lead) + 1, len(split)), len(lead)]
+
+    def of_sample(inner: Builder, x: ir.Value, dy: ir.Value) -> ir.Value:
+        together = _together(inner, channels * window.places, window, SAMPLE_COPIES)
+        last = inner.Transpose(inner.reshape(x, split), perm=perm)
+        dy = inner.reshape(dy, [*lead, high, window.places])
+        taps = _taps(inner, last, len(lead), [*lead, window.places, wide], window, together)
+        return _side_by_side(inner, [inner.MatMul(dy, tap) for tap in taps])
+
+    return _of_each(op, x, dy, of_sample)
 
 
 def _batch(op: Builder, x: ir.Value, dy: ir.Value, kernel: Sequence[int], groups: int, window: Window) -> ir.Value:
@@ -198,21 +246,20 @@ def _batch(op: Builder, x: ir.Value, dy: ir.Value, kernel: Sequence[int], groups
         products = op.MatMul(dy, permuted(op, op.reshape(x, split), perm, [*lead, depth, wide]))
     else:
         last = op.Transpose(op.reshape(x, split), perm=perm)
-        taps = _taps(op, last, len(lead) + 1, [*lead, depth, wide], window, _together(op, x, window))
+        together = _together(op, samples * channels * window.places, window)
+        taps = _taps(op, last, len(lead) + 1, [*lead, depth, wide], window, together)
         products = _side_by_side(op, [op.MatMul(dy, tap) for tap in taps])
     return _by_tap(op, products, kernel)
 
 
 def _sample(op: Builder, x: ir.Value, dy: ir.Value, kernel: Sequence[int], groups: int, window: Window) -> ir.Value:
     samples, channels = shape_of(x)[:2]
-    dy = op.reshape(dy, [samples, kernel[0], window.places])
     if window.size == 1:
         x = op.reshape(_only_tap(op, x, window), [samples, channels, window.places])
+        dy = op.reshape(dy, [samples, kernel[0], window.places])
         products = op.MatMul(dy, _swapped(op, x))  # merged by onnxruntime, as in _image
     else:
-        last = op.Transpose(x, perm=[0, *range(2, len(kernel)), 1])
-        taps = _taps(op, last, 1, [samples, window.places, channels], window, _together(op, x, window))
-        products = _side_by_side(op, [op.MatMul(dy, tap) for tap in taps])
+        products = _by_sample(op, x, dy, kernel, groups, window)
     if samples == 1:
         return _channels_first(op, _by_tap(op, products, kernel))
     axes = "ijk"[: len(kernel) - 2]
@@ -235,7 +282,7 @@ def _einsum(op: Builder, x: ir.Value, dy: ir.Value, kernel: Sequence[int], group
     padded = pad_axes(op, last, range(1, rank + 1), window.begin, [max(size, 0) for size in window.end])
     samples, *sizes, channels = shape_of(padded)
     rows = op.reshape(padded, [samples, math.prod(sizes), channels])
-    together, each = _together(op, x, window), []
+    together, each = _together(op, samples * channels * window.places, window), []
     shape = window.kernel if together == window.size else (*[1] * (rank - 1), together)
     for first in range(0, window.size, together):
         read = np.stack([places_of(window, tap, sizes) for tap in window.taps[first : first + together]], axis=-1)
@@ -342,15 +389,22 @@ def _taps(
         yield op.reshape(found, [*shape[:-1], read.shape[1] * shape[-1]])
 
 
-def _together(op: Builder, x: ir.Value, window: Window) -> int:
+def _together(op: Builder, copy: int, window: Window, most: float = math.inf) -> int:
     """Into how many copies of x a product may read its taps: all of them, a row of them, or one.
 
     The fewer products, the fewer nodes and the faster. Copies that together are half of the model's largest tensor are
     of no account: there are such only where the layers are deep and the activations small.
+
+    Args:
+        op: the builder.
+        copy: elements of what one tap reads.
+        window: geometry.
+        most: elements of the copies for all taps, up to which all are worth while.
     """
-    copy = size_of(x) // math.prod(window.inputs) * window.places
     room = _largest(op) // 2
-    return next((taps for taps in (window.size, window.kernel[-1]) if taps * copy <= room), 1)
+    if window.size * copy <= min(room, most):
+        return window.size
+    return window.kernel[-1] if window.kernel[-1] * copy <= room else 1
 
 
 def _side_by_side(op: Builder, products: Sequence[ir.Value]) -> ir.Value:
@@ -381,7 +435,7 @@ def _channels_first(op: Builder, gradient: ir.Value) -> ir.Value:
 
 
 def _parts(op: Builder, x: ir.Value, form: Form, window: Window) -> int:
-    """Return in how many parts to go through the batch.
+    """Return in how many parts of as many samples each to go through the batch.
 
     A gradient holds about two copies of ``x`` (transposed and padded, and what products read), or what is told by
     :func:`depthwise_forms.dot_copies`. That is of no account for a small layer, but where ``x`` is among the largest
@@ -389,10 +443,13 @@ def _parts(op: Builder, x: ir.Value, form: Form, window: Window) -> int:
     """
     samples, size, largest = shape_of(x)[0], size_of(x), max(_largest(op), 1)
     if form == "dot":
-        channels = samples * shape_of(x)[1]
-        return min(samples, MAX_PARTS, -(-channels * depthwise_forms.dot_copies(window) // largest))
-    read = _together(op, x, window) * size // math.prod(window.inputs) * window.places
-    return min(samples, MAX_PARTS) if 2 * size > largest or size + read >= largest else 1
+        elements = samples * shape_of(x)[1] * depthwise_forms.dot_copies(window)
+        least = min(MAX_PARTS, -(-elements // largest))
+    else:
+        copy = size // math.prod(window.inputs) * window.places
+        read = _together(op, copy, window) * copy
+        least = MAX_PARTS if 2 * size > largest or size + read >= largest else 1
+    return next(parts for parts in range(min(least, samples), samples + 1) if samples % parts == 0)
 
 
 def _largest(op: Builder) -> int:
