@@ -5,7 +5,9 @@ two threads). Weights are not constants in a training graph, so onnxruntime pack
 
 Weight gradient, of ``x`` (N, C, ...) and ``dy`` (N, O, ...), K taps:
 
-``image``   one matrix product per tap and sample, summed over the samples at the end. No copy of ``dy``.
+``image``   one matrix product per sample, of all taps or of a row of them, summed over the samples at the end. A Scan
+            goes from sample to sample, so that copies are those of one. No copy of ``dy``. In 0.8 to 1.07 of the time
+            that products of the whole batch take, tap by tap.
 ``batch``   one matrix product per tap, which sums over the samples as well; needs ``dy`` transposed. Used when
             the N products of ``image`` would take more memory than the activations.
 ``einsum``  as ``batch`` without groups: the kernel of Einsum makes the same copies and the same product.
