@@ -4,7 +4,7 @@
 
 Prints, per shape, milliseconds in stock onnxruntime for each form of the weight gradient and of the data gradient, the
 forward convolution beside them, and the largest sum of temporaries of the weight gradient in MiB. The chosen form is
-marked. The thresholds of ``ckplan.autodiff.rules.conv_forms`` come from this table.
+marked. The thresholds of ``conv_forms`` and ``conv_data_gradient`` in ``ckplan.autodiff.rules`` come from this table.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import onnxruntime
 
 from ckplan.autodiff.builder import Builder, shape_of
 from ckplan.autodiff.rules import conv_forms
+from ckplan.autodiff.rules.conv_data_gradient import data_gradient, flips
 from ckplan.autodiff.rules.windows import Window
 
 #: Samples, channels, size, filters, kernel, stride, padding, groups.
@@ -122,9 +123,9 @@ def row(name: str, threads: int, repeats: int) -> str:
     for flip in (False, True):
         if flip and (groups > 1 or stride > 1):
             continue
-        call = functools.partial(conv_forms.data_gradient, groups=groups, window=window, flip=flip)
+        call = functools.partial(data_gradient, groups=groups, window=window, flip=flip)
         took, _ = run([dy, kernel], call, threads, repeats)
-        mark = "*" if conv_forms.flips(n, kernel, groups, window) == flip else ""
+        mark = "*" if flips(n, kernel, groups, window) == flip else ""
         cells.append(f"{'flipped' if flip else 'transposed'}{mark} {took:.1f}")
     return f"{name:18} forward {forward:.1f} | {' | '.join(cells)}"
 

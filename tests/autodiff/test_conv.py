@@ -10,7 +10,7 @@ import pytest
 
 from ckplan.autodiff import build_training_graph
 from ckplan.autodiff.builder import Builder
-from ckplan.autodiff.rules import conv_forms, depthwise_forms
+from ckplan.autodiff.rules import conv_data_gradient, conv_forms, depthwise_forms
 from ckplan.autodiff.rules.windows import Window
 from tests.autodiff.gradcheck import check_gradient, check_training_graph, node_model, parse, values
 from tests.autodiff.reference_operators import use_reference_operators
@@ -129,7 +129,7 @@ def test_conv_transpose(x, w, attributes):
     [((16, 16, 3, 3), {}), ((16, 16, 3, 3), {"pads": [0, 1, 2, 2]}), ((16, 16, 3, 2), {"dilations": [2, 3]})],
 )
 def test_a_flipped_kernel_gives_the_data_gradient(w, attributes, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(conv_forms, "flips", lambda *_: True)
+    monkeypatch.setattr(conv_data_gradient, "flips", lambda *_: True)
     check_gradient(node_model("Conv", values(2, 16, 7, 8), values(*w, seed=1), **attributes))
 
 

@@ -1,4 +1,4 @@
-"""Gradients of convolutions; the forms of the heavy part are in :mod:`ckplan.autodiff.rules.conv_forms`."""
+"""Gradients of convolutions; those of a weight take the forms of :mod:`ckplan.autodiff.rules.conv_forms`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ import onnx_ir as ir
 
 from ckplan.autodiff.builder import Builder, attr_int, attr_ints, attr_str, input_of, required_input, shape_of
 from ckplan.autodiff.registry import rule
-from ckplan.autodiff.rules.conv_forms import data_gradient, weight_gradient
+from ckplan.autodiff.rules.conv_data_gradient import data_gradient
+from ckplan.autodiff.rules.conv_forms import weight_gradient
 from ckplan.autodiff.rules.windows import Window, pad_axes, window_of
 
 Gradients = Sequence[ir.Value | None]

@@ -22,7 +22,8 @@ from ckplan.autodiff.composites import DOMAIN, outline
 from ckplan.autodiff.registry import rule
 from ckplan.autodiff.rules.batch_norm import EPSILON, deviation
 from ckplan.autodiff.rules.conv import bias_gradient
-from ckplan.autodiff.rules.conv_forms import data_gradient, weight_gradient
+from ckplan.autodiff.rules.conv_data_gradient import data_gradient
+from ckplan.autodiff.rules.conv_forms import weight_gradient
 from ckplan.autodiff.rules.windows import window_of
 
 
@@ -65,9 +66,9 @@ def conv_batch_norm(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
     assert upstream is not None
     kernel = shape_of(w)
     window = window_of(node, shape_of(x)[2:], shape_of(node.outputs[0])[2:], kernel[2:])
-    per_filter = [kernel[0], *[1] * (len(kernel) - 1)]
     spread = deviation(op, variance, attr_float(node, "epsilon", EPSILON))
     factor = op.Div(scale, spread)
+    for_filters = op.reshape(factor, [kernel[0], *[1] * (len(kernel) - 1)])
     dx = dw = dscale = sums = dbias = None
     if op.wants(scale) or op.wants(offset) or op.wants(bias):
         sums = bias_gradient(op, upstream)
@@ -78,10 +79,10 @@ def conv_batch_norm(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
             along = op.reduce_sum(op.Mul(w, raw), range(1, len(kernel)), keepdims=False)
             centre = mean if bias is None else op.Sub(mean, bias)
             dscale = op.Div(op.Sub(along, op.Mul(sums, centre)), spread)
-        dw = op.Mul(raw, op.reshape(factor, per_filter)) if op.wants(w) else None
+        dw = op.Mul(raw, for_filters) if op.wants(w) else None
     if op.wants(bias):
         dbias = op.Mul(sums, factor)
     if op.wants(x):
-        scaled = op.Mul(w, op.reshape(factor, per_filter))
+        scaled = op.Mul(w, for_filters)
         dx = data_gradient(op, upstream, scaled, attr_int(node, "group", 1), window)
     return [dx, dw, dbias, dscale, sums if op.wants(offset) else None]

@@ -1,4 +1,4 @@
-"""Gradients of a convolution: the forms they can take, and which one suits a shape.
+"""Gradients of a convolution's weight: the forms they can take, and which one suits a shape.
 
 Timings behind the choices come from ``benchmarks/gradient_forms.py`` (onnxruntime 1.31, x86-64 with AVX-512, one and
 two threads). Weights are not constants in a training graph, so onnxruntime packs nothing ahead and blocks no layout.
@@ -18,9 +18,6 @@ Weight gradient, of ``x`` (N, C, ...) and ``dy`` (N, O, ...), K taps:
             few channels and large kernels (7x7 stem: 39 ms against 125), of depthwise ones as well.
 ``dot``     for depthwise, and
 ``row``     for depthwise in small planes: see :mod:`ckplan.autodiff.rules.depthwise_forms`.
-
-Data gradient: ``ConvTranspose`` takes a buffer of K times one sample's input; a convolution with the flipped
-kernel takes none but copies the kernel twice.
 """
 
 from __future__ import annotations
@@ -38,7 +35,6 @@ from ckplan.autodiff.recurrent.time_loop import States, Values, scan
 from ckplan.autodiff.rules import depthwise_forms
 from ckplan.autodiff.rules.depthwise_forms import EINSUM_TYPES
 from ckplan.autodiff.rules.windows import Window, pad_axes, permuted, places_of, tap_of
-from ckplan.autodiff.slices import slice_axes
 
 Form = Literal["image", "batch", "einsum", "sample", "column", "conv", "dot", "row"]
 
@@ -47,12 +43,6 @@ FEW_CHANNELS = 8
 
 #: Up to this many taps are put side by side; with more, the convolution is as fast and has 4 nodes.
 COLUMN_TAPS = 9
-
-#: Below this many result channels a convolution with the flipped kernel is slower than ConvTranspose.
-FLIP_CHANNELS = 16
-
-#: From this many places of the output on, of all samples, copies of the kernel are of no account.
-FLIP_PLACES = 512
 
 #: The kernel of Einsum works in two more tensors of its result's size; so many of them are to be no larger than the
 #: model's largest tensor.
@@ -464,58 +454,3 @@ def _largest(op: Builder) -> int:
 
 
 _LARGEST: WeakKeyDictionary[ir.Graph, int] = WeakKeyDictionary()
-
-
-def flips(samples: int, kernel: Sequence[int], groups: int, window: Window) -> bool:
-    """Say whether the data gradient of a convolution is best a convolution with the flipped kernel.
-
-    It takes 0.7 to 0.85 of the time, and the time of two copies of the kernel, which are no larger than what the weight
-    gradient works in.
-
-    Args:
-        samples: batch size.
-        kernel: shape of the weight, (O, C / groups, ...).
-        groups: number of groups.
-        window: geometry.
-    """
-    inside = all(reach >= begin for reach, begin in zip(window.reach, window.begin, strict=True))
-    if groups > 1 or any(s > 1 for s in window.strides) or not inside or kernel[1] < FLIP_CHANNELS:
-        return False
-    copies = (2 if window.size > 1 else 1) * math.prod(kernel)
-    return copies <= window.size * kernel[1] * window.places or samples * window.places >= FLIP_PLACES
-
-
-def data_gradient(
-    op: Builder, dy: ir.Value, weight: ir.Value, groups: int, window: Window, flip: bool | None = None
-) -> ir.Value:
-    """Emit the gradient of a convolution's input.
-
-    Args:
-        op: the builder.
-        dy: gradient of the output, (N, O, ...).
-        weight: (O, C / groups, ...).
-        groups: number of groups.
-        window: geometry.
-        flip: whether to take the flipped kernel; None decides by :func:`flips`.
-    """
-    kernel = shape_of(weight)
-    if flips(shape_of(dy)[0], kernel, groups, window) if flip is None else flip:
-        spatial = range(2, len(kernel))
-        if window.size > 1:
-            low = np.iinfo(np.int64).min
-            weight = slice_axes(op, weight, spatial, [-1] * len(spatial), [low] * len(spatial), [-1] * len(spatial))
-        begin = [reach - first for reach, first in zip(window.reach, window.begin, strict=True)]
-        spans = zip(window.inputs, window.outputs, window.reach, begin, strict=True)
-        end = [size + reach - out - first for size, out, reach, first in spans]
-        flipped = permuted(op, weight, [1, 0, *spatial], [kernel[1], kernel[0], *kernel[2:]])
-        return op.Conv(dy, flipped, kernel_shape=window.kernel, dilations=window.dilations, pads=[*begin, *end])
-    return op.ConvTranspose(
-        dy,
-        weight,
-        kernel_shape=window.kernel,
-        strides=window.strides,
-        dilations=window.dilations,
-        group=groups,
-        pads=[*window.begin, *(max(size, 0) for size in window.end)],
-        output_padding=[max(-size, 0) for size in window.end],
-    )
