@@ -40,7 +40,7 @@ def layer_of(loss: ir.Node, shown: int = 1) -> Layer | None:
     """
     logits = required_input(loss, 0)
     rank = len(shape_of(logits))
-    if attr_int(loss, "axis", -1) % rank != rank - 1 or logits.dtype not in _TYPES:
+    if not rank or attr_int(loss, "axis", -1) % rank != rank - 1 or logits.dtype not in _TYPES:
         return None
     if any(value.uses() or value.is_graph_output() for value in loss.outputs[shown:]):
         return None

@@ -66,6 +66,12 @@ def test_mean_squared_error(spec):
     assert training.description == "mean squared error of 'y' against input 'target'"
 
 
+def test_mean_squared_error_of_a_scalar():
+    model = parse("g (double[6,3] x) => (double s) { y = MatMul(x, w) s = ReduceSum<keepdims=0>(y) }", w=W)
+    loss = check_training_graph(build_training_graph(model, loss="mse"), {"x": X, "target": np.asarray(2.0)})
+    assert loss == pytest.approx(((X @ W).sum() - 2) ** 2)
+
+
 @pytest.mark.parametrize("spec", ["cross-entropy", "cross-entropy:y"])
 def test_cross_entropy(spec):
     training = build_training_graph(parse(LINEAR, w=W), loss=spec)
