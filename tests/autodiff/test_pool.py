@@ -8,6 +8,7 @@ import onnx_ir as ir
 import pytest
 
 from ckplan.autodiff import build_training_graph
+from ckplan.runtime.sizes import bytes_of
 from tests.autodiff.gradcheck import check_gradient, infer, node_model, onnxruntime_run, to_dtype, values, weighed
 from tests.autodiff.reference_operators import use_reference_operators
 
@@ -25,6 +26,7 @@ WINDOWS = [
     pytest.param((2, 2, 7, 8), {"kernel_shape": [3, 3], "strides": [2, 2], "pads": [1, 1, 1, 1]}, id="strides"),
     pytest.param((2, 2, 7, 8), {"kernel_shape": [3, 3], "strides": [2, 3], "pads": [1, 0, 2, 1]}, id="uneven-pads"),
     pytest.param((2, 2, 8, 8), {"kernel_shape": [3, 3], "strides": [2, 2], "ceil_mode": 1}, id="ceil"),
+    pytest.param((2, 2, 3, 2), {"kernel_shape": [9, 9], "strides": [9, 9], "ceil_mode": 1}, id="far-larger"),
     pytest.param(
         (2, 2, 8, 7), {"kernel_shape": [3, 3], "strides": [2, 2], "pads": [0, 1, 1, 1], "ceil_mode": 1}, id="ceil-pads"
     ),
@@ -116,6 +118,12 @@ def test_indices_that_the_model_asks_for_serve_the_gradient():
 def test_column_major_indices_are_not_used():
     model = node_model("MaxPool", values(1, 2, 6, 4), outputs=2, kernel_shape=[2, 2], storage_order=1)
     check_gradient(model, torch=False)
+
+
+def test_a_window_far_larger_than_its_input_makes_nothing_of_its_own_size():
+    model = node_model("AveragePool", values(2, 2, 3, 2), kernel_shape=[9, 9], strides=[9, 9], ceil_mode=1)
+    graph = build_training_graph(infer(model), loss="loss", wrt=["p*"]).model.graph
+    assert max(bytes_of(value) for node in graph for value in node.outputs) == 2 * 2 * 3 * 2 * 8
 
 
 def test_average_pool_reads_no_activation():

@@ -153,9 +153,11 @@ def spread(op: Builder, value: ir.Value, window: Window, factor: float = 1.0) ->
     if undilated and window.strides == window.kernel and not any(window.begin):
         value = op.Mul(value, factor) if factor != 1.0 else value
         sizes = [p * k for p, k in zip(window.outputs, window.kernel, strict=True)]
-        if window.places == 1:
-            value = op.expand(value, [*shape[:2], *sizes])
-        elif window.size > 1:
+        if window.places == 1:  # a window may be far larger than what it covers
+            covered = [k - max(end, 0) for k, end in zip(window.kernel, window.end, strict=True)]
+            value = op.expand(value, [*shape[:2], *covered])
+            return pad_axes(op, value, axes, [0] * rank, [max(-end, 0) for end in window.end])
+        if window.size > 1:
             value = op.Resize(
                 value,
                 None,
