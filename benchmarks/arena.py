@@ -24,6 +24,7 @@ from typing import Any
 from benchmarks.bisect import SHARE
 from benchmarks.exports import export
 from benchmarks.workloads import Workload
+from ckplan.errors import InfeasibleError
 from ckplan.meter import measure, smallest_arena
 from ckplan.model import save
 from ckplan.pipeline import Goal, Step, StepOptions, open_step, rewrite, step_of
@@ -79,7 +80,10 @@ def rows(name: str, folder: Path, *, bisect: bool) -> Iterator[dict[str, Any]]:
     step = _step(name, folder)
     for strategy in STRATEGIES:
         goal = Goal(share=SHARE) if strategy.startswith("auto") else Goal()
-        made = rewrite(step, parse_strategy(strategy), goal)
+        try:
+            made = rewrite(step, parse_strategy(strategy), goal)
+        except InfeasibleError:
+            continue  # no plan has so little
         began = process_time()
         pooled = in_pools(made)
         path = folder / f"{strategy.partition(':')[0]}.onnx"
