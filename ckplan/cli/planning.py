@@ -40,18 +40,25 @@ def tell(made: Planned) -> list[str]:
     said = [*made.chosen_form, *made.holding]
     said += [] if made.drawback is None else [made.drawback]
     notes(said)
-    return [*said, *tell_bound(plan, made.budget)]
+    return [*said, *tell_bound(plan, made.budget, of_form=step.whole is not None)]
 
 
-def tell_bound(plan: Plan, budget: int | None = None) -> list[str]:
-    """Say on stderr how much better any plan could be, and whether this one was cut short; returns what was said."""
+def tell_bound(plan: Plan, budget: int | None = None, *, of_form: bool = False) -> list[str]:
+    """Say on stderr how much better any plan could be, and whether this one was cut short; returns what was said.
+
+    Args:
+        plan: the plan.
+        budget: bytes that it keeps to, if there was a budget.
+        of_form: whether it decided on the form of the step as well: the bound is one of plans in this form.
+    """
     said = []
     if plan.interrupted:
         said.append("the search was interrupted; this is the best plan until then")
     if plan.overhead_bound > 0:
         within = "of this peak" if budget is None else "within the budget"
+        form = " in this form" if of_form else ""
         said.append(
-            f"no plan {within} costs less than {100 * plan.overhead_bound:+.1f} % of compute; "
+            f"no plan {within}{form} costs less than {100 * plan.overhead_bound:+.1f} % of compute; "
             f"this one costs {100 * plan.overhead:+.1f} %"
         )
     notes(said)

@@ -467,8 +467,9 @@ def _proven_for(made: Planned, budget: int) -> Planned:
     plan = made.plan
     if not plan.overhead_bound:
         return made
-    bound = proven_overhead(made.step.problem, budget) / made.step.problem.cost
-    return replace(made, plan=replace(plan, overhead_bound=min(bound, plan.overhead)))
+    problem = made.step.problem
+    bound = (problem.cost + proven_overhead(problem, budget)) / plan.base_cost - 1
+    return replace(made, plan=replace(plan, overhead_bound=min(max(bound, 0.0), plan.overhead)))
 
 
 def rewrite_as(step: Step, plan: Plan) -> Planned:

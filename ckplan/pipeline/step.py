@@ -93,10 +93,12 @@ class Step:
         return self.whole or self
 
     def counted(self, plan: Plan) -> Plan:
-        """A plan whose extra compute counts from the step without pieces; nothing is proven of all forms."""
-        if self.whole is None:
+        """A plan whose extra compute, and its bound among plans of this form, count from the step without pieces."""
+        if self.whole is None or plan.base_cost == (base := self.whole.problem.cost):
             return plan
-        return replace(plan, base_cost=self.whole.problem.cost, overhead_bound=0.0)
+        least = (1 + plan.overhead_bound) * plan.base_cost / base - 1
+        counted = replace(plan, base_cost=base)
+        return replace(counted, overhead_bound=min(max(least, 0.0), counted.overhead))
 
     @cached_property
     def unplanned(self) -> Written:

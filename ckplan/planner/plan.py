@@ -36,7 +36,7 @@ class Plan:
         order_peak: bytes of activations at the peak of the best order without recomputation: what lies between the step
             as it is and this, order alone has saved.
         overhead_bound: overhead that no schedule within the budget can avoid, or of this peak where none was given, as
-            far as was proven (0: nothing was).
+            far as was proven (0: nothing was). It is one of schedules of these ops.
         interrupted: whether the search was ended before its time; the plan is the best until then.
     """
 

@@ -70,6 +70,14 @@ def test_savings_and_compute_count_from_the_step_without_pieces() -> None:
     assert explicit.after.peak_activations == made.after.peak_activations
 
 
+def test_the_bound_is_one_of_plans_in_the_form_that_was_chosen() -> None:
+    made = planned("memory")
+    pieces = made.step.problem.cost / made.plan.base_cost - 1
+    assert pieces > 0
+    assert pieces - 1e-9 <= made.plan.overhead_bound <= made.plan.overhead
+    assert made.step.counted(made.plan) == made.plan
+
+
 def test_an_overhead_counts_the_pieces() -> None:
     little, much = planned(overhead=0.05), planned(overhead=0.4)
     assert little.plan.overhead <= 0.05  # nothing left for a product more
