@@ -51,6 +51,8 @@ def _is_kept(node: ir.Node, value: ir.Value) -> bool:
     """Say whether a value is a mask of the forward pass that the backward pass reads and no plan makes again."""
     if value.dtype != ir.DataType.BOOL or _phase(node) == "backward":
         return False
+    if value.shape is None or not value.shape.is_static():  # what a Loop stacks whose steps the data count
+        return False
     is_read = any(_phase(reader) == "backward" for reader in value.consumers())
     return is_read and size_of(value) >= _SMALLEST and bool(why_only_once(node))
 
