@@ -23,9 +23,9 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from benchmarks.exports import export, network_of
+from benchmarks.exports import export
 from benchmarks.frontier_picture import draw
-from benchmarks.step_heap import file_heap, heap_of_run
+from benchmarks.step_heap import file_heap, heap_of_run, torch_step
 from ckplan.errors import InfeasibleError
 from ckplan.isolation.arrays import load_arrays, save_arrays
 from ckplan.meter.facts import read_model
@@ -47,37 +47,6 @@ PLANS: Mapping[str, tuple[str, Goal]] = {
 """Strategy and goal of the planned files."""
 PAUSE = 0.1
 """Seconds between two sides, in which idle threads go to sleep."""
-
-
-def torch_step(name: str, batch: int, *, checkpoints: bool) -> Callable[[], None]:
-    """A function that runs one step of a network in torch and lets go of the gradients of the one before.
-
-    Raises:
-        ValueError: checkpoints are asked for, and the network has none.
-    """
-    import torch
-
-    network, example = network_of(name, batch)
-    if checkpoints:
-        inner = network.network
-        if not getattr(inner, "supports_gradient_checkpointing", False):
-            raise ValueError(f"{name} has no checkpoints of its own")
-        for module in inner.modules():
-            if isinstance(module, torch.nn.Dropout):
-                module.p = 0.0
-        inner.gradient_checkpointing_enable({"use_reentrant": False})
-        for module in inner.modules():  # transformers looks at it there; normalisations stay as they are
-            if hasattr(module, "gradient_checkpointing"):
-                module.training = True
-    torch.manual_seed(0)
-    with torch.no_grad():
-        target = torch.randn_like(network(example))
-
-    def step() -> None:
-        network.zero_grad(set_to_none=True)
-        torch.nn.functional.mse_loss(network(example), target).backward()
-
-    return step
 
 
 def file_step(path: Path) -> Callable[[], object]:

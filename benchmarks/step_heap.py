@@ -28,21 +28,42 @@ from ckplan.pipeline import StepOptions, open_step, rewrite
 from ckplan.planner.strategies import parse_strategy
 
 
-def torch_heap(name: str, batch: int) -> int:
-    """In a process of its own: bytes of one step of torch at its high-water, gradients included."""
+def torch_step(name: str, batch: int, *, checkpoints: bool = False) -> Callable[[], None]:
+    """A function that runs one step of a network in torch and lets go of the gradients of the one before.
+
+    Raises:
+        ValueError: checkpoints are asked for, and the network has none.
+    """
     import torch
 
     network, example = network_of(name, batch)
+    if checkpoints:
+        inner = network.network
+        if not getattr(inner, "supports_gradient_checkpointing", False):
+            raise ValueError(f"{name} has no checkpoints of its own")
+        for module in inner.modules():
+            if isinstance(module, torch.nn.Dropout):
+                module.p = 0.0
+        inner.gradient_checkpointing_enable({"use_reentrant": False})
+        for module in inner.modules():  # transformers looks at it there; normalisations stay as they are
+            if hasattr(module, "gradient_checkpointing"):
+                module.training = True
     torch.manual_seed(0)
     with torch.no_grad():
         target = torch.randn_like(network(example))
 
     def step() -> None:
+        network.zero_grad(set_to_none=True)
         torch.nn.functional.mse_loss(network(example), target).backward()
 
+    return step
+
+
+def torch_heap(name: str, batch: int) -> int:
+    """In a process of its own: bytes of one step of torch at its high-water, gradients included."""
+    step = torch_step(name, batch)
     for _ in range(2):  # the first builds what all share
         step()
-        network.zero_grad(set_to_none=True)
     return heap_of_run(step)
 
 

@@ -17,14 +17,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
 import onnx_ir as ir
 
-from ckplan.keys import RESERVATION, ROLE
+from ckplan.keys import ROLE
 from ckplan.planner.arena import DEFAULT, UNIT
 from ckplan.planner.pools import WALL, Pools
 from ckplan.runtime.sizes import dimensions_of, hide_dimensions
 from ckplan.writer.control_edges import ControlEdges, read_instead
+from ckplan.writer.reservation import reserved
 
 _NAME = "ckplan/pool"
 
@@ -72,14 +72,8 @@ def make_pools(pools: Pools, edges: ControlEdges) -> tuple[list[ir.Node], ir.Val
 
     def take(size: int) -> ir.Value:
         nonlocal after
-        name = f"{_NAME}{len(nodes)}"
-        node = ir.node(
-            "ConstantOfShape", [edges.shape_after((size,), after)], name=name, metadata_props={ROLE: RESERVATION}
-        )
-        node.attributes["value"] = ir.AttrTensor("value", ir.tensor(np.zeros(1, np.uint8)))
-        after = node.outputs[0]
-        after.name, after.shape, after.type = name, ir.Shape([size]), ir.TensorType(ir.DataType.UINT8)
-        nodes.append(node)
+        nodes.append(reserved(f"{_NAME}{len(nodes)}", size, after, edges))
+        after = nodes[-1].outputs[0]
         return after
 
     gap = take(_GAP)

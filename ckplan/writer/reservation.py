@@ -41,12 +41,24 @@ def reserve(
     if after is None or dimensions_of(after) is None or not sizes:
         return made, None
     for number, size in enumerate(sizes):
-        name = f"{_NAME}{number or ''}"
-        node = ir.node(
-            "ConstantOfShape", [edges.shape_after((size,), after)], name=name, metadata_props={ROLE: RESERVATION}
-        )
-        node.attributes["value"] = ir.AttrTensor("value", ir.tensor(np.zeros(1, np.uint8)))
+        made.append(node := reserved(f"{_NAME}{number or ''}", size, after, edges))
         after = node.outputs[0]
-        after.name, after.shape, after.type = name, ir.Shape([size]), ir.TensorType(ir.DataType.UINT8)
-        made.append(node)
     return made, after
+
+
+def reserved(name: str, size: int, after: ir.Value, edges: ControlEdges) -> ir.Node:
+    """A node that makes a tensor of so many bytes, whose data nobody reads, once another value is there.
+
+    Args:
+        name: of the node and of the tensor.
+        size: bytes.
+        after: what it waits for.
+        edges: maker of the control edge; with a shape that is a constant it would be made at load time.
+    """
+    made = ir.node(
+        "ConstantOfShape", [edges.shape_after((size,), after)], name=name, metadata_props={ROLE: RESERVATION}
+    )
+    made.attributes["value"] = ir.AttrTensor("value", ir.tensor(np.zeros(1, np.uint8)))
+    made.outputs[0].name, made.outputs[0].shape = name, ir.Shape([size])
+    made.outputs[0].type = ir.TensorType(ir.DataType.UINT8)
+    return made
