@@ -21,7 +21,7 @@ from pathlib import Path
 from time import process_time
 from typing import Any
 
-from benchmarks.bisect import SHARE
+from benchmarks.bisect import GPT, SHARE
 from benchmarks.exports import export
 from benchmarks.workloads import Workload
 from ckplan.errors import InfeasibleError
@@ -37,11 +37,9 @@ from sample_models.light_models import light_model
 
 STRATEGIES = ("none", "memory", "auto:steps=0")
 
-_GPT = partial(BUILDERS["gpt"], layers=4, width=128, heads=4, vocabulary=512, sequence=64)
-
 _SAMPLES: Mapping[str, Workload] = {
     "tanh_chain": Workload(BUILDERS["tanh_chain"], dims={"batch": 2048}),
-    "gpt": Workload(_GPT, dims={"batch": 32}),
+    "gpt": Workload(GPT, dims={"batch": 32}),
     "bert_tiny": Workload(SMALL["bert_tiny"], dims={"batch": 128}),
     "mobilenet_tiny": Workload(SMALL["mobilenet_tiny"], dims={"batch": 64}),
     "resnet_tiny": Workload(SMALL["resnet_tiny"], dims={"batch": 256}),

@@ -31,11 +31,11 @@ STRATEGIES = ("none", "sqrt", "memory", "auto:steps=0")
 SHARE = 0.6
 """The budget of `auto`, as a ratio of the baseline's peak."""
 
-_GPT = partial(BUILDERS["gpt"], layers=4, width=128, heads=4, vocabulary=512, sequence=64)
+GPT = partial(BUILDERS["gpt"], layers=4, width=128, heads=4, vocabulary=512, sequence=64)
 
 MODELS: Mapping[str, Workload] = {
     "tanh_chain": Workload(BUILDERS["tanh_chain"], dims={"batch": 1024}),
-    "gpt": Workload(_GPT, dims={"batch": 8}),
+    "gpt": Workload(GPT, dims={"batch": 8}),
     "bert_tiny": Workload(SMALL["bert_tiny"], dims={"batch": 16}),
     "mobilenet_tiny": Workload(SMALL["mobilenet_tiny"], dims={"batch": 16}),
     "resnet_tiny": Workload(SMALL["resnet_tiny"], dims={"batch": 32}),

@@ -15,8 +15,6 @@ for a cell, and how many sessions of onnxruntime that took, is summed up as well
 
 from __future__ import annotations
 
-import argparse
-import json
 import math
 import re
 import subprocess
@@ -28,7 +26,8 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from benchmarks.exports import EXPORTS, export
+from benchmarks.children import run_exports
+from benchmarks.exports import export
 from benchmarks.files import Reference, peaks
 from ckplan.answers.analysis import quick_strategies
 from ckplan.errors import CkplanError, InfeasibleError
@@ -42,7 +41,6 @@ from ckplan.planner.strategies.search import Search
 
 EMIT = sys.modules["ckplan.writer.emit"]  # the package has a function of this name
 ROOT = Path(__file__).resolve().parent.parent
-RESULTS = ROOT / "build" / "budgets.jsonl"
 SHARES = (0.8, 0.6, 0.5, 0.4, 0.3, 0.2)
 TIME_LIMIT = 1800
 """Seconds for one export."""
@@ -50,7 +48,7 @@ SMALL = 4096
 """Bytes that the heap meter may lie above a budget: on the heap, a tensor of a few bytes takes 64."""
 
 
-def cases(name: str, batch: int, done: Collection[float]) -> Iterator[dict[str, Any]]:
+def cases(name: str, batch: int, done: Collection[str]) -> Iterator[dict[str, Any]]:
     """What became of each share for one export, but for those that are done."""
     step = open_step(export(name, batch), name=name)
     strategy, reference, lowest = parse_strategy("auto"), Reference(step.ordered), None
@@ -58,7 +56,7 @@ def cases(name: str, batch: int, done: Collection[float]) -> Iterator[dict[str, 
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "planned.onnx"
         for share in SHARES:
-            if share in done:
+            if str(share) in done:
                 continue
             case: dict[str, Any] = {"network": name, "share": share, "commit": _commit()}
             start = time.process_time()
@@ -151,47 +149,18 @@ def _cell(result: dict[str, Any] | None) -> str:
     return f"{result['outcome']}: {result['smallest'] / 2**20:.1f} MiB{above}"
 
 
-def _measured(name: str, batch: int, done: list[str], path: Path) -> list[dict[str, Any]]:
-    """The results of one export, from a process of its own; each is appended to a file."""
-    words = ["--child", "--only", name, "--batch", str(batch), "--done", *done]
-    command = ["timeout", str(TIME_LIMIT), sys.executable, "-m", "benchmarks.budgets", *words]
-    found = []
-    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as child:
-        assert child.stdout is not None
-        for line in child.stdout:
-            found.append(json.loads(line))
-            with path.open("a", encoding="utf-8") as file:
-                file.write(line)
-    if child.returncode:
-        print(f"{name}: ended with {child.returncode}", file=sys.stderr)
-    return found
-
-
 def main() -> None:
     """Run the command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", nargs="+", choices=list(EXPORTS), default=list(EXPORTS), metavar="EXPORT")
-    parser.add_argument("--batch", type=int, default=4)
-    parser.add_argument("--results", type=Path, default=RESULTS)
-    parser.add_argument("--table", action="store_true", help="print the table of the results only")
-    parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
-    parser.add_argument("--done", type=float, nargs="*", default=[], help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    if arguments.child:
-        try:
-            for case in cases(arguments.only[0], arguments.batch, arguments.done):
-                print(json.dumps(case), flush=True)
-        except CkplanError as error:
-            raise SystemExit(str(error)) from error
-        return
-    lines = arguments.results.read_text(encoding="utf-8").splitlines() if arguments.results.exists() else []
-    results = [json.loads(line) for line in lines]
-    arguments.results.parent.mkdir(parents=True, exist_ok=True)
-    for name in [] if arguments.table else arguments.only:
-        done = [str(result["share"]) for result in results if result["network"] == name]
-        if len(done) < len(SHARES):
-            results += _measured(name, arguments.batch, done, arguments.results)
-    print("\n".join(table([result for result in results if result["network"] in arguments.only])))
+    run_exports(
+        "benchmarks.budgets",
+        __doc__,
+        "budgets.jsonl",
+        tuple(map(str, SHARES)),
+        lambda result: str(result["share"]),
+        cases,
+        table,
+        TIME_LIMIT,
+    )
 
 
 if __name__ == "__main__":

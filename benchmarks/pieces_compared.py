@@ -12,25 +12,21 @@ they come.
 
 from __future__ import annotations
 
-import argparse
-import json
-import subprocess
-import sys
 import tempfile
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from benchmarks.exports import EXPORTS, export
+from benchmarks.children import run_exports
+from benchmarks.exports import export
 from benchmarks.files import peaks
-from ckplan.errors import CkplanError, InfeasibleError
+from ckplan.errors import InfeasibleError
 from ckplan.model import save
 from ckplan.pipeline import Goal, open_step, rewrite
 from ckplan.pipeline.options import StepOptions
 from ckplan.planner.strategies import parse_strategy
 
 ROOT = Path(__file__).resolve().parent.parent
-RESULTS = ROOT / "build" / "pieces.jsonl"
 GOALS: Mapping[str, tuple[str, Goal]] = {
     "memory": ("memory", Goal()),
     "60%": ("auto", Goal(share=0.6)),
@@ -109,47 +105,18 @@ def _told(answer: Mapping[str, Any] | None) -> str:
     return "refused" if answer is None else f"{answer['peak'] / 2**20:.1f} {100 * answer['overhead']:+.1f} %"
 
 
-def _measured(name: str, batch: int, done: list[str], path: Path) -> list[dict[str, Any]]:
-    """The results of one export, from a process of its own; each is appended to a file."""
-    words = ["--child", "--only", name, "--batch", str(batch), f"--done={','.join(done)}"]
-    command = ["timeout", str(TIME_LIMIT), sys.executable, "-m", "benchmarks.pieces_compared", *words]
-    found = []
-    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as child:
-        assert child.stdout is not None
-        for line in child.stdout:
-            found.append(json.loads(line))
-            with path.open("a", encoding="utf-8") as file:
-                file.write(line)
-    if child.returncode:
-        print(f"{name}: ended with {child.returncode}", file=sys.stderr)
-    return found
-
-
 def main() -> None:
     """Run the command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", nargs="+", choices=list(EXPORTS), default=list(EXPORTS), metavar="EXPORT")
-    parser.add_argument("--batch", type=int, default=4)
-    parser.add_argument("--results", type=Path, default=RESULTS)
-    parser.add_argument("--table", action="store_true", help="print the table of the results only")
-    parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
-    parser.add_argument("--done", default="", help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    if arguments.child:
-        try:
-            for case in cases(arguments.only[0], arguments.batch, arguments.done.split(",")):
-                print(json.dumps(case), flush=True)
-        except CkplanError as error:
-            raise SystemExit(str(error)) from error
-        return
-    lines = arguments.results.read_text(encoding="utf-8").splitlines() if arguments.results.exists() else []
-    results = [json.loads(line) for line in lines]
-    arguments.results.parent.mkdir(parents=True, exist_ok=True)
-    for name in [] if arguments.table else arguments.only:
-        done = [result["goal"] for result in results if result["network"] == name]
-        if len(done) < len(GOALS):
-            results += _measured(name, arguments.batch, done, arguments.results)
-    print("\n".join(table([result for result in results if result["network"] in arguments.only])))
+    run_exports(
+        "benchmarks.pieces_compared",
+        __doc__,
+        "pieces.jsonl",
+        tuple(GOALS),
+        lambda result: str(result["goal"]),
+        cases,
+        table,
+        TIME_LIMIT,
+    )
 
 
 if __name__ == "__main__":

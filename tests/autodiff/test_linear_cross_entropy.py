@@ -17,18 +17,7 @@ from ckplan.errors import UsageError
 from ckplan.model.bodies import bodies_of
 from ckplan.model.costs import node_cost
 from tests.autodiff.gradcheck import check_training_graph, onnxruntime_run, parse, values
-
-SAMPLES, FEATURES, CLASSES = 6, 3, 20
-LABELS = np.asarray([0, 4, 19, 4, 13, 3])
-X = values(SAMPLES, FEATURES, seed=8)
-
-LAYERS = {
-    "by_columns": ("logits = MatMul(h, w)", (FEATURES, CLASSES)),
-    "tied": ("t = Transpose<perm=[1,0]>(w) logits = MatMul(h, t)", (CLASSES, FEATURES)),
-    "gemm": ("logits = Gemm<transB=1>(h, w, b)", (CLASSES, FEATURES)),
-    "with_bias": ("product = MatMul(h, w) logits = Add(b, product)", (FEATURES, CLASSES)),
-}
-"""Linear layers as exporters write them, and the shapes of their weights."""
+from tests.autodiff.softmax_heads import CLASSES, FEATURES, LABELS, LAYERS, SAMPLES, X
 
 LOSSES = {
     "mean": "loss = SoftmaxCrossEntropyLoss(logits, labels)",
