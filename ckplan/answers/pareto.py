@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from ckplan.answers.analysis import Offer, offer, quick_strategies
 from ckplan.display import table_html
+from ckplan.errors import UsageError
 from ckplan.pipeline import Step
 from ckplan.planner import Plan, Timeline, lower_bound
 from ckplan.planner.frontier import Effort, frontier, knee, undominated
@@ -67,7 +68,12 @@ def pareto(
         strategies: whose own plans to add; by default every strategy, slow ones at a coarser setting.
         seconds: how long to search; what was found until then is returned.
         progress: called with what is being done, in words.
+
+    Raises:
+        UsageError: files are to be timed, of which a frontier has none.
     """
+    if step.clock is not None:
+        raise UsageError("a frontier is of plans, not of files that are timed", "take `--cost calibrated`")
     problem = step.problem
     effort = Effort(_STEPS, deadline=math.inf if seconds is None else time.monotonic() + seconds)
     progress("finding the lowest peak")

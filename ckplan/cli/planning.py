@@ -37,7 +37,7 @@ def tell(made: Planned) -> list[str]:
         from ckplan.report.documents.explanations import reasons
 
         details(reasons(only_once(step.fused), step.problem, plan, lower_bound(step.problem)[1]))
-    said = [*made.chosen_form, *made.holding]
+    said = [*made.chosen_form, *made.holding, *made.on_the_clock]
     said += [] if made.drawback is None else [made.drawback]
     notes(said)
     return [*said, *tell_bound(plan, made.budget, of_form=step.whole is not None)]

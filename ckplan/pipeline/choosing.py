@@ -13,11 +13,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from ckplan.autodiff.optimizers.rows import updated_by_rows
 from ckplan.autodiff.regions import BITS, KINDS, Pieces, Region
 from ckplan.errors import InfeasibleError
 from ckplan.pipeline import planning
+from ckplan.pipeline.clocked import rewrite_by_clock
 from ckplan.pipeline.goal import ACTIVATIONS, ANY, TOTAL, Goal
 from ckplan.pipeline.planning import Planned
 from ckplan.pipeline.step import Step
@@ -75,7 +77,8 @@ def rewrite(step: Step, strategy: Strategy, goal: Goal = ANY) -> Planned:
     """Plan a step and write the plan into a copy of its graph; see `ckplan.pipeline.planning.rewrite`.
 
     Where the plan is to decide on pieces (``--chunks auto``), the step is planned in several forms. A budget of
-    everything that none of them keeps to is given to the step with its large tables updated row by row.
+    everything that none of them keeps to is given to the step with its large tables updated row by row. Where files are
+    timed (``--cost clock``), it is planned until one costs what was asked for.
 
     Args:
         step: what to plan.
@@ -86,6 +89,13 @@ def rewrite(step: Step, strategy: Strategy, goal: Goal = ANY) -> Planned:
         UsageError: the goal does not fit the strategy.
         InfeasibleError: no plan of any form keeps to the budget.
     """
+    if step.clock is not None:
+        return rewrite_by_clock(step, strategy, goal, step.clock, partial(_rewrite, step, strategy))
+    return _rewrite(step, strategy, goal)
+
+
+def _rewrite(step: Step, strategy: Strategy, goal: Goal) -> Planned:
+    """Plan a step in its forms by what nodes cost, and see to a budget of everything."""
     if goal.scope != TOTAL:
         return _in_pieces(step, strategy, goal)
     try:

@@ -15,6 +15,7 @@ from ckplan.autodiff.regions import Pieces, told
 from ckplan.display import table_html
 from ckplan.errors import InfeasibleError
 from ckplan.keys import BUDGET, BUDGET_OF
+from ckplan.meter.types import Timing
 from ckplan.pipeline.goal import ACTIVATIONS, ANY, ARENA, TOTAL, Goal
 from ckplan.pipeline.lowest import last_resorts
 from ckplan.pipeline.step import Step
@@ -67,6 +68,7 @@ class Planned:
         budget: bytes that were not to be exceeded, if there was a budget.
         executed: what onnxruntime executes of it.
         scope: what the budget is of; see `Goal`.
+        timing: steps of the file beside steps without a plan, if the plan was chosen by the clock.
     """
 
     step: Step
@@ -76,6 +78,7 @@ class Planned:
     executed: ir.Model
     budget: int | None = None
     scope: str = ACTIVATIONS
+    timing: Timing | None = None
 
     @property
     def before(self) -> Timeline:
@@ -122,6 +125,20 @@ class Planned:
             f"{_HOLDER[self.scope]} holds {with_plan} from the first steps on, {without} without a plan",
             *(f"input `{name}` is declared optional, for the arena's sake: feed it as before" for name in optional),
         ]
+
+    @property
+    def extra_time(self) -> float:
+        """What a step takes more than one without a plan by the clock, as a ratio of that; 0 where it was not timed."""
+        return 0.0 if self.timing is None else self.timing.ratio - 1
+
+    @property
+    def on_the_clock(self) -> list[str]:
+        """What is to be said of a plan that was chosen by the clock, a line."""
+        if self.timing is None:
+            return []
+        spread = 100 * (self.timing.spread or 0)
+        clock = "processor time of one thread" if self.timing.clock == "processor" else "by the wall clock"
+        return [f"timed beside the step without a plan: {100 * self.extra_time:+.1f} % ({clock}, spread {spread:.1f})"]
 
     @cached_property
     def footprint(self) -> Footprint:
@@ -406,7 +423,12 @@ def _next_target(made: Planned, room: int, taken: int) -> int:
 
 def renamed(made: Planned, strategy: str) -> Planned:
     """The same by a strategy as it was asked for, where it was planned with other limits."""
-    if made.plan.strategy == strategy or made.step.whole is None:
+    return made if made.step.whole is None else by_strategy(made, strategy)
+
+
+def by_strategy(made: Planned, strategy: str) -> Planned:
+    """The same by a strategy of another name, in its metadata, too."""
+    if made.plan.strategy == strategy:
         return made
     plan = replace(made.plan, strategy=strategy)
     describe_plan(made.model, plan)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -19,6 +19,7 @@ from ckplan.autodiff.lora import Lora, add_adapters
 from ckplan.autodiff.optimizers.rows import updated_by_rows
 from ckplan.autodiff.regions import AUTO, OFF, Chunks, Pieces, Region
 from ckplan.errors import UsageError
+from ckplan.meter.types import Timing
 from ckplan.model import load
 from ckplan.model.half import half_precision_notes
 from ckplan.model.loading import ForwardModel, normalise
@@ -45,7 +46,7 @@ if TYPE_CHECKING:
 Source: TypeAlias = "str | os.PathLike[str] | ir.Model | onnx.ModelProto"
 """A model, or where it is: a path, a protobuf, or the IR's form of it."""
 
-COSTS = ("flops", "calibrated", "measured")
+COSTS = ("flops", "calibrated", "measured", "clock")
 """How nodes may be priced."""
 
 _CALIBRATED = "costs are calibrated: what each kernel takes on one thread of this machine; --cost flops is free of it"
@@ -73,6 +74,8 @@ class Step:
         recut: makes the same step with regions in pieces, where plans are to decide on that.
         whole: the step without pieces, where this is a form of it that a plan may choose.
         by_rows: makes the same step with its large tables updated row by row; None if there is none to update so.
+        clock: times files beside the step without a plan, where plans are to hold on the clock; see
+            `ckplan.pipeline.clocked`.
     """
 
     name: str
@@ -86,6 +89,7 @@ class Step:
     recut: Callable[[Pieces], Step] | None = None
     whole: Step | None = None
     by_rows: Callable[[], Step | None] | None = None
+    clock: Callable[[ir.Model, ir.Model], Timing] | None = None
 
     @property
     def reference(self) -> Step:
@@ -182,8 +186,9 @@ class Step:
         """The step with nodes that cost what one of `COSTS` says.
 
         Args:
-            cost: ``flops``, by shapes; ``calibrated``, by kernels that were timed on one thread of this machine; or
-                ``measured``, by a profiled run on a device.
+            cost: ``flops``, by shapes; ``calibrated``, by kernels that were timed on one thread of this machine;
+                ``measured``, by a profiled run on a device; or ``clock``, as the first of these that there is for the
+                device, and files are timed until one costs what was asked for.
             device: where nodes are measured.
 
         Raises:
@@ -194,6 +199,14 @@ class Step:
         if cost == "flops":
             return self
         # All of the meter, for one option.
+        if cost == "clock":
+            from ckplan.meter.clock import timed_in_turns
+
+            on = "cuda" if device == "cuda" else "cpu"
+            return replace(
+                self.priced("measured" if on == "cuda" else "calibrated", device),
+                clock=partial(timed_in_turns, device=on),
+            )
         if cost == "calibrated":
             from ckplan.meter.calibration import calibrated_costs
 

@@ -70,6 +70,7 @@ def _planned(made: Planned, output: Path, verification: Verification | None) -> 
         "base": _peaks(made.before),
         "planned": _peaks(made.after),
         "plan": made.plan.to_json(),
+        "timing": made.timing and made.timing.to_json(),
         "verification": verification and verification.to_json(),
     }
 
