@@ -38,6 +38,8 @@ def rewrite_by_clock(
 ) -> Planned:
     """The file of the lowest peak, of those tried, that costs no more on the clock than was asked for.
 
+    Ctrl-C takes the best of those that were timed until then.
+
     Args:
         step: what is planned.
         strategy: how.
@@ -52,13 +54,21 @@ def rewrite_by_clock(
     if asked is None or goal.budget is not None or goal.share is not None:
         raise UsageError("`--cost clock` is for a goal of time alone", "give --overhead, without --budget")
     tried: list[Planned] = []
+    interrupted = False
     fitting, exceeding, guess = 0.0, math.inf, asked
-    while len(tried) < _FILES:
-        made = plan(replace(goal, overhead=guess))
-        if any(made.plan.schedule == other.plan.schedule for other in tried):
+    while len(tried) < _FILES and not interrupted:
+        try:
+            made = plan(replace(goal, overhead=guess))
+            if any(made.plan.schedule == other.plan.schedule for other in tried):
+                break
+            tried.append(replace(made, timing=clock(step.reference.ordered, made.model)))
+        except KeyboardInterrupt:
+            if not tried:
+                raise
+            interrupted = True
             break
-        made = replace(made, timing=clock(step.reference.ordered, made.model))
-        tried.append(made)
+        made = tried[-1]
+        interrupted = made.plan.interrupted
         over = made.extra_time - asked
         _log.info("on the clock: %+.1f %% for a plan of %+.1f %%", 100 * made.extra_time, 100 * made.plan.overhead)
         if abs(over) <= _CLOSE:
@@ -71,6 +81,8 @@ def rewrite_by_clock(
             guess = (fitting + exceeding) / 2
         if guess >= exceeding or exceeding <= fitting:
             break
+    if interrupted:
+        tried = [replace(made, plan=replace(made.plan, interrupted=True)) for made in tried]
     within = [made for made in tried if made.extra_time <= asked + _CLOSE]
     best = min(within, key=lambda made: (made.after.peak_activations, made.extra_time), default=None)
     return without_plan(step, strategy) if best is None else by_strategy(best, str(goal.applied(strategy)))

@@ -83,6 +83,23 @@ def test_no_more_is_asked_for_where_no_plan_is_lower(model: onnx.ModelProto) -> 
     assert made.extra_time == -0.5
 
 
+def test_an_interruption_takes_what_was_timed_until_then(model: onnx.ModelProto) -> None:
+    told = iter([0.02])
+
+    def clock(overhead: float) -> float:
+        try:
+            return next(told)
+        except StopIteration:
+            raise KeyboardInterrupt from None
+
+    made, asked = by(model, clock, 0.1)
+    assert len(asked) == 2
+    assert made.extra_time == pytest.approx(0.02)
+    assert made.plan.interrupted
+    with pytest.raises(KeyboardInterrupt):
+        by(model, clock, 0.1)
+
+
 def test_a_goal_of_bytes_cannot_be_timed(model: onnx.ModelProto) -> None:
     with pytest.raises(UsageError, match="goal of time alone"):
         ckplan.rewrite(model, dims={"batch": 8}, cost="clock", budget="60%")
