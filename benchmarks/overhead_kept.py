@@ -4,9 +4,10 @@
 
 Each network is planned by `auto` for 5, 10 and 20 % more compute, by what shapes tell (`--cost flops`), by kernels that
 were timed on this machine (`--cost calibrated`), and by the clock (`--cost clock`). *Planned* is the overhead in the
-reckoning that the plan was made by, by the clock what it told when the plan was chosen; *measured* that of the file against the file without a plan, by processor time on one thread, steps in
-turns with pauses, least of each; *spread* how far the first and the second half of the pairs lie apart. The stages can
-be run one by one, since times want a machine to themselves and planning does not. Needs torch and transformers.
+reckoning that the plan was made by, by the clock what it told when the plan was chosen; *measured* that of the file
+against the file without a plan, by processor time on one thread, steps in turns with pauses, least of each; *spread*
+how far the first and the second half of the pairs lie apart. The stages can be run one by one, since times want a
+machine to themselves and planning does not. Needs torch and transformers.
 """
 
 from __future__ import annotations
