@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -78,6 +79,7 @@ def plan(name: str, costs: Sequence[str], folder: Path) -> None:
     """Write the files of a network, with and without plans."""
     step = opened(name, "flops", folder)
     save(rewrite(step, parse_strategy("none")).model, folder / f"{name}.base.onnx", force=True)
+    shutil.rmtree(folder / f"{name}.inputs", ignore_errors=True)
     save_arrays(folder / f"{name}.inputs", make_inputs(step.model).arrays.items())
     for cost in costs:
         step = opened(name, cost, folder)

@@ -422,8 +422,8 @@ training_loop_options = _stack(
 cost_option = _section("Plan", click.option(
     "--cost", type=click.Choice(["flops", "calibrated", "measured", "clock"]),
     help="What a node costs: from its shapes, from times of its kernels on this machine's CPU, or from a profiled run "
-    "on the device; times are kept in the user's cache. clock: calibrated, and files are timed and planned again until "
-    "a step costs the --overhead. Default: calibrated for --overhead, else flops.",
+    "on the device; times are kept in the user's cache. clock: from shapes, and files are timed and planned again "
+    "until a step costs the --overhead. Default: calibrated for --overhead, else flops.",
 ))  # fmt: skip
 
 run_options = _section(

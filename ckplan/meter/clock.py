@@ -12,7 +12,7 @@ from ckplan.meter.types import Timing
 from ckplan.model import save
 from ckplan.model.weights import scratch_folder
 
-_PAIRS = 8
+_PAIRS = 16
 """Pairs of steps for a figure that a plan is chosen by."""
 
 

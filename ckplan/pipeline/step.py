@@ -187,8 +187,8 @@ class Step:
 
         Args:
             cost: ``flops``, by shapes; ``calibrated``, by kernels that were timed on one thread of this machine;
-                ``measured``, by a profiled run on a device; or ``clock``, as the first of these that there is for the
-                device, and files are timed until one costs what was asked for.
+                ``measured``, by a profiled run on a device; or ``clock``, by shapes, with files timed until one
+                costs what was asked for.
             device: where nodes are measured.
 
         Raises:
@@ -202,11 +202,7 @@ class Step:
         if cost == "clock":
             from ckplan.meter.clock import timed_in_turns
 
-            on = "cuda" if device == "cuda" else "cpu"
-            return replace(
-                self.priced("measured" if on == "cuda" else "calibrated", device),
-                clock=partial(timed_in_turns, device=on),
-            )
+            return replace(self, clock=partial(timed_in_turns, device="cuda" if device == "cuda" else "cpu"))
         if cost == "calibrated":
             from ckplan.meter.calibration import calibrated_costs
 
