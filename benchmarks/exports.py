@@ -4,7 +4,7 @@
 
 Each is small in width and depth and large enough in its input that a training step takes some MiB of activations. What
 torch writes is kept as it is: its shape arithmetic, its masks, its opset. A few are of the size that people train, and
-one is the U-Net of `benchmarks.torch_models`. Needs torch, transformers and onnxscript.
+one is the U-Net of `benchmarks.torch_models`. Needs torch, transformers and onnxscript, for MobileNetV3 timm as well.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ class Export:
     """A network to export.
 
     Attributes:
-        config: name of its configuration class in transformers; none for the U-Net.
-        model: name of its model class.
+        config: name of its configuration class in transformers; none for the U-Net and networks of timm.
+        model: name of its model class, or in timm.
         options: arguments of the configuration.
         shape: of the input behind the batch: one number for token ids, several for pixels or spectra.
         result: attribute of the model's output that the file returns.
@@ -235,6 +235,7 @@ EXPORTS: Mapping[str, Export] = {
         {"width_coefficient": 1.0, "depth_coefficient": 1.0, "hidden_dim": 1280, "image_size": 224},
         (3, 224, 224),
     ),
+    "mobilenet_v3": Export("", "mobilenetv3_large_100", {}, (3, 224, 224)),
     "convnext_tiny": Export("ConvNextConfig", "ConvNextForImageClassification", {}, (3, 224, 224)),
 }
 """What `export` can make, by name."""
@@ -245,12 +246,10 @@ def network_of(name: str, batch: int) -> tuple[Any, Any]:
     import torch
     import transformers
 
-    from benchmarks.torch_models import UNet
-
     spec = EXPORTS[name]
     torch.manual_seed(0)
     if not spec.config:
-        return UNet().eval(), torch.randn(batch, *spec.shape)
+        return _without_config(spec.model).eval(), torch.randn(batch, *spec.shape)
     config = getattr(transformers, spec.config)(**spec.options)
     config._attn_implementation = "eager"
     network = getattr(transformers, spec.model)(config).eval()
@@ -259,6 +258,17 @@ def network_of(name: str, batch: int) -> tuple[Any, Any]:
     shape = (batch, *spec.shape)
     example = torch.randint(5, VOCABULARY, shape) if spec.reads_tokens else torch.randn(shape)
     return _only(network, spec.result), example
+
+
+def _without_config(model: str) -> Any:
+    """The U-Net, or a network of timm."""
+    if model == "UNet":
+        from benchmarks.torch_models import UNet
+
+        return UNet()
+    import timm
+
+    return timm.create_model(model)
 
 
 def export(name: str, batch: int, folder: Path = FOLDER) -> Path:

@@ -13,6 +13,7 @@ from ckplan.autodiff.accumulation import Accumulation, settle_sums
 from ckplan.autodiff.anchors import Anchors
 from ckplan.autodiff.assembly import Callback, call_back, describe, merge_twins, name_gradients, name_nodes, zeros
 from ckplan.autodiff.attention.pieces import chunk_attentions
+from ckplan.autodiff.batch_statistics import outline_batch_statistics
 from ckplan.autodiff.breaks import breaks, listed
 from ckplan.autodiff.builder import Builder, is_floating
 from ckplan.autodiff.composites import inline_composites, refuse_own_domain
@@ -189,6 +190,7 @@ def build_training_graph(
     results = [heads.get(value, value) for value in results]
     if heads:
         prune(graph, [*results, *running.values()])
+    outline_batch_statistics(op, {*wanted, *targets})
     outline_conv_batch_norms(op, targets)
     outline_silus(op, targets)
     for node in graph:

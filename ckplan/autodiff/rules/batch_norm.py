@@ -126,6 +126,13 @@ def training_batch_normalization(op: Builder, node: ir.Node, dy: Gradients) -> G
     return [*found, _of_old(op, node, 1, dy), _of_old(op, node, 2, dy)]
 
 
+@rule("StatelessBatchNormalization", domain=DOMAIN, leading=3)
+def stateless_batch_normalization(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
+    """As :func:`training_batch_normalization`, of which nothing outlasts the step."""
+    assert dy[0] is not None
+    return _of_batch(op, node, dy[0], *node.outputs[1:3])
+
+
 def _of_batch(op: Builder, node: ir.Node, dy: ir.Value, centred: ir.Value, variance: ir.Value) -> list[ir.Value | None]:
     """Return the gradients of x, scale and bias of a normalisation by the statistics of the batch.
 
