@@ -35,6 +35,7 @@ from ckplan.autodiff.quantisation import pass_straight_through, refuse_quantised
 from ckplan.autodiff.regions import OFF, Chunks, Pieces, Region, refuse_idle, told
 from ckplan.autodiff.reshapes import join_reshapes
 from ckplan.autodiff.rules.conv_batch_norm import outline_conv_batch_norms
+from ckplan.autodiff.rules.masked_softmax import outline_masked_softmaxes
 from ckplan.autodiff.rules.silu import outline_silus
 from ckplan.autodiff.softmax_statistics import join_statistics
 from ckplan.autodiff.tied_heads import split_tied_heads
@@ -193,6 +194,7 @@ def build_training_graph(
     outline_batch_statistics(op, {*wanted, *targets})
     outline_conv_batch_norms(op, targets)
     outline_silus(op, targets)
+    outline_masked_softmaxes(op, {*wanted, *targets})
     for node in graph:
         node.metadata_props[PHASE] = "forward"
 

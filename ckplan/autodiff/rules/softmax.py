@@ -10,16 +10,20 @@ from ckplan.autodiff.registry import rule
 
 @rule("Softmax", since=13)
 def softmax(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
-    """Gradient y (dy - sum(dy y)).
+    """Gradient y (dy - sum(dy y))."""
+    return [from_chances(op, node.outputs[0], dy[0], attr_int(node, "axis", -1))]
+
+
+def from_chances(op: Builder, y: ir.Value, dy: ir.Value | None, axis: int) -> ir.Value:
+    """Emit the gradient of a softmax from its result and the gradient of that.
 
     Attention over a row that is masked as a whole is 0 / 0, and what reads it puts zeros there by a Where. No gradient
     comes back to such a row, and none may come of it: not a number times zero is not zero.
     """
-    y = node.outputs[0]
     if _is_replaced_in_places(y):
         y = op.Where(op.IsNaN(y), 0.0, y)
-    total = op.reduce_sum(op.Mul(dy[0], y), [attr_int(node, "axis", -1)])
-    return [op.Mul(op.Sub(dy[0], total), y)]
+    total = op.reduce_sum(op.Mul(dy, y), [axis])
+    return op.Mul(op.Sub(dy, total), y)
 
 
 def _is_replaced_in_places(value: ir.Value) -> bool:
