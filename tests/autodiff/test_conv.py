@@ -162,9 +162,9 @@ def test_the_form_suits_the_shape():
     assert chosen(8, 2048, 7, 512, 1) == "batch"
     assert chosen(8, 3, 224, 64, 3) == "column"
     assert chosen(8, 3, 224, 64, 7) == "conv"
-    assert chosen(8, 144, 56, 144, 3, groups=144) == "dot"
+    assert chosen(8, 144, 56, 144, 3, groups=144) == chosen(8, 96, 56, 96, 7, groups=96) == "dot"
     assert chosen(8, 384, 14, 384, 3, groups=384) == "row"
-    assert chosen(8, 144, 56, 288, 3, groups=144) == chosen(8, 96, 56, 96, 7, groups=96) == "conv"
+    assert chosen(8, 144, 56, 288, 3, groups=144) == chosen(8, 96, 56, 96, 11, groups=96) == "conv"
 
 
 def test_einsum_is_for_weights_that_are_small_beside_the_activations():
