@@ -33,8 +33,8 @@ DOT_PLACES = 400
 #: Columns of dy by columns of x for each tap in a row, up to which products of all of them are no waste.
 ROW_PRODUCTS = 160
 
-#: The most taps along one axis for dot products; each takes a copy. For 4 x 96 planes of 56 x 56 and 7 x 7 taps a step of the
-#: layer takes 28 ms with them and 42 with a convolution, for 4 x 64 of 64 x 64 and 9 x 9 taps 36 and 55.
+#: The most taps along one axis for dot products; each takes a copy. For 4 x 96 planes of 56 x 56 and 7 x 7 taps a step
+#: of the layer takes 28 ms with them and 42 with a convolution, for 4 x 64 of 64 x 64 and 9 x 9 taps 36 and 55.
 DOT_TAPS = 9
 
 
