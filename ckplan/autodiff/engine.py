@@ -192,7 +192,7 @@ def _apply(op: Builder, node: ir.Node, entry: Entry) -> list[tuple[ir.Value, ir.
     if any(gradient is not None for gradient in results[len(read) :]):
         raise RuntimeError(f"the gradient rule of {node.op_type} returns more gradients than there are inputs")
     pairs = [(v, g) for v, g in zip(read, results, strict=False) if v is not None]
-    after = {"pass": left, "leave": op.factor}.get(entry.factor, 1.0)
+    after = op.factor if entry.factor in ("pass", "leave") else 1.0
     return [(value, gradient, after) for value, gradient in pairs if gradient is not None]
 
 

@@ -48,7 +48,8 @@ class Entry:
         domain: the operator's domain, empty for ai.onnx.
         since: first opset version of that domain the rule is written for.
         factor: what the rule does with a constant factor of the gradients it is given. Rules are linear, so a factor
-            may wait: ``pass`` leaves it to the results, for rules that cost next to nothing; ``absorb`` promises to
+            may wait: ``pass`` leaves it to the results, for rules that cost next to nothing, and what a rule multiplies
+            ``op.factor`` by, as well; ``absorb`` promises to
             multiply by ``op.factor`` on the way; with ``apply`` the gradients are multiplied before the rule runs.
             ``leave`` is for losses: the rule multiplies ``op.factor`` by what its results lack, and the factor of a
             constant, which is the seed itself, waits with that.

@@ -8,9 +8,11 @@ import pytest
 from tests.autodiff.gradcheck import (
     build_training_graph,
     check_gradient,
+    check_training_graph,
     infer,
     node_model,
     onnxruntime_run,
+    parse,
     reference,
     values,
 )
@@ -124,3 +126,24 @@ def test_elements_at_a_limit_get_nothing():
     assert found["p0"][[0, 2]].tolist() == [0, 0]
     assert found["p1"] > 0
     assert found["p2"] > 0
+
+
+def gelu_and(nodes: str, approximate: str):
+    """A training graph of a product, a GELU and what comes behind it, whose gradients are right."""
+    gelu = f'h = MatMul(x, w) y = Gelu <approximate = "{approximate}"> (h)'
+    text = f"g (double[6,3] x) => (double loss) {{ {gelu} {nodes} q = Mul(z, z) loss = ReduceSum <keepdims = 0> (q) }}"
+    training = build_training_graph(parse(text, w=values(3, 4), v=values(4, 2, seed=2)), loss="loss")
+    check_training_graph(training, {"x": values(6, 3, seed=8)})
+    return training
+
+
+@pytest.mark.parametrize(("approximate", "passes"), [("none", 8), ("tanh", 12)])
+def test_the_gradient_of_gelu_takes_few_passes(approximate, passes):
+    graph = gelu_and("z = MatMul(y, v)", approximate).model.graph
+    name = next(node.name for node in graph if node.op_type == "Gelu")
+    found = [node.op_type for node in graph if node.name.startswith(f"{name}/grad/")]
+    assert len([op_type for op_type in found if op_type != "Reshape"]) == passes
+
+
+def test_what_gelu_leaves_for_the_next_product_is_applied_where_another_gradient_is_added():
+    gelu_and("t = Mul(h, h) r = Add(y, t) z = MatMul(r, v)", "none")

@@ -27,9 +27,11 @@ from ckplan.autodiff.builder import (
     input_of,
     required_input,
     shape_of,
+    size_of,
 )
 from ckplan.autodiff.composites import DETACH, DOMAIN
 from ckplan.autodiff.registry import rule
+from ckplan.autodiff.rules.batch_norm import affine
 
 #: Operators whose gradients read what they multiply.
 _FACTORS = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul", "Mul", "Einsum"})
@@ -229,31 +231,47 @@ def swish(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
     return [op.Mul(outer, op.Add(op.Mul(op.Sub(1.0, s), scaled), 1.0))]
 
 
-@rule("Gelu")
+@rule("Gelu", factor="pass")
 def gelu(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
-    """Derivative P(x) + x p(x) with the normal distribution P and its density p, or that of the tanh approximation."""
+    """Derivative P(x) + x p(x) with the normal distribution P and its density p, or that of the tanh approximation.
+
+    With u = x / sqrt(2) it is (sqrt(pi) / 2 (1 + erf(u)) + u / exp(u^2)) / sqrt(pi). The last factor waits for the next
+    product. Where exp(u^2) is infinite, the quotient is the zero that it has to be.
+    """
     x = required_input(node, 0)
     if attr_str(node, "approximate", "none") == "tanh":
         return [_gelu_tanh(op, x, dy[0])]
-    density = op.Mul(op.Mul(op.Exp(op.Mul(op.Mul(x, x), -0.5)), x), 1 / math.sqrt(2 * math.pi))
-    below = op.Mul(op.Add(op.Erf(op.Mul(x, math.sqrt(0.5))), 1.0), 0.5)
+    u = op.Mul(x, math.sqrt(0.5))
+    density = op.Div(u, op.Exp(op.Mul(u, u)))
+    below = _affine(op, op.Erf(u), math.sqrt(math.pi) / 2, math.sqrt(math.pi) / 2)
+    op.factor /= math.sqrt(math.pi)
     return [op.Mul(dy[0], op.Add(density, below))]
 
 
 def _gelu_tanh(op: Builder, x: ir.Value, g: ir.Value | None) -> ir.Value:
     """The approximation is x s with s = sigmoid(v), v = x (2c + 2c k x^2); its derivative s (1 + (1 - s) x v').
 
-    In this order four tensors of the size of x live at a time. The two polynomials differ in their first product, as
+    In this order four tensors of the size of x live at a time. The two squares are made in different ways, as
     onnxruntime would merge equal ones and keep the result in between.
     """
     c = 2 * math.sqrt(2 / math.pi)
     k = 0.044715 * c
-    v = op.Mul(op.Add(op.Mul(op.Mul(x, k), x), c), x)
+    v = op.Mul(_affine(op, op.Mul(x, x), k, c), x)
     s = op.Sigmoid(v)
     scaled = op.Mul(g, s)
     rest = op.Mul(op.Sub(1.0, s), x)
-    slope = op.Add(op.Mul(op.Mul(x, x), 3 * k), c)
+    slope = _affine(op, op.Pow(x, 2.0), 3 * k, c)
     return op.Mul(scaled, op.Add(op.Mul(slope, rest), 1.0))
+
+
+def _affine(op: Builder, value: ir.Value, factor: float, offset: float) -> ir.Value:
+    """Emit ``factor * value + offset``, in one pass where there is a kernel for that."""
+    shape, dtype = shape_of(value), dtype_of(value)
+    if 0 in shape or dtype.itemsize < 4:
+        return op.Add(op.Mul(value, factor), offset)
+    one = [1, 1, size_of(value)]
+    terms = [op.constant(np.full(1, number, dtype)) for number in (factor, offset)]
+    return op.reshape(affine(op, op.reshape(value, one), *terms), shape)
 
 
 @rule("Shrink")
