@@ -61,6 +61,7 @@ def rewrite_by_clock(
             made = plan(replace(goal, overhead=guess))
             if any(made.plan.schedule == other.plan.schedule for other in tried):
                 break
+            _log.info("timing file %d beside the step without a plan", len(tried) + 1)
             tried.append(replace(made, timing=clock(step.reference.ordered, made.model)))
         except KeyboardInterrupt:
             if not tried:
