@@ -2,9 +2,9 @@
 
 Windowed attention masks by adding -100 to a score, and e^-100 is a denormal number: on x86 each product with one traps
 into microcode. Such a softmax of 49 x 49 windows takes the product with the values ten times as long, and both
-products of the backward pass. What lies below the smallest normal number is set to zero, as arithmetic that flushes
-denormal numbers does everywhere: an in-place pass over the chances, which costs a fiftieth of what it saves. Masks
-that are far lower, such as the lowest number there is, give zeros anyway.
+products of the backward pass. To add a number and to subtract it again rounds all that is far below it to multiples of
+the smallest normal number, zero among them, and leaves NaN what it is: two in-place passes over the chances, which cost
+a twentieth of what they save. Masks that are far lower, such as the lowest number there is, give zeros anyway.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ and scores differ by some tens themselves."""
 _ON_THE_WAY = frozenset({"Add", "Expand", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze", "Where"})
 _MOST_STEPS = 8
 """Nodes between a mask and a Softmax, at most."""
+_ROUNDER = 2.0**-102
+"""Single-precision numbers near this one are multiples of 2^-125. What exceeds its double by far stays as it is."""
 
 
 def outline_masked_softmaxes(op: Builder, held: Container[ir.Value] = ()) -> None:
@@ -34,7 +36,6 @@ def outline_masked_softmaxes(op: Builder, held: Container[ir.Value] = ()) -> Non
         op: builder of the forward graph.
         held: values that gradients are asked for, or that are differentiated; they stay what they are.
     """
-    smallest = float(np.finfo(np.float32).tiny)
     for softmax in list(op.graph):
         if softmax.op_type != "Softmax" or softmax.domain:
             continue
@@ -46,7 +47,7 @@ def outline_masked_softmaxes(op: Builder, held: Container[ir.Value] = ()) -> Non
         uses = tuple(chances.uses())
         following = next((node for node in op.graph if any(use.node is node for use in uses)), None)
         with op.scope(str(softmax.name), "forward", before=following), op.recording() as nodes:
-            flushed = op.ThresholdedRelu(chances, alpha=smallest)
+            flushed = op.Sub(op.Add(chances, _ROUNDER), _ROUNDER)
         for use in uses:
             use.node.replace_input_with(use.idx, flushed)
         outline(op, "MaskedSoftmax", [softmax, *nodes], [x], [flushed], {"axis": attr_int(softmax, "axis", -1)})
