@@ -35,39 +35,66 @@ def step(model: onnx.ModelProto) -> TrainingGraph:
     return build_training_graph(infer(to_dtype(model, np.float32)), loss="loss", wrt=["p*"])
 
 
-def chances_of(training: TrainingGraph) -> tuple[np.ndarray, np.ndarray]:
-    """What the Softmax makes, and what is read of it."""
-    graph = training.model.graph
-    softmax = next(node for node in graph if node.op_type == "Softmax")
-    (use,) = softmax.outputs[0].uses()
-    flushed = next(iter(use.node.outputs[0].uses())).node.outputs[0]
-    graph.outputs.extend([softmax.outputs[0], flushed])
-    found = onnxruntime_run(training.model)
-    return found[softmax.outputs[0].name], found[flushed.name]
+def chances_of(model: onnx.ModelProto) -> np.ndarray:
+    """What the Softmax of the training graph makes."""
+    training = step(model)
+    softmax = next(node for node in training.model.graph if node.op_type == "Softmax")
+    training.model.graph.outputs.append(softmax.outputs[0])
+    return onnxruntime_run(training.model)[str(softmax.outputs[0].name)]
+
+
+def plain_chances(model: onnx.ModelProto) -> np.ndarray:
+    """What it makes in the model."""
+    copy = onnx.ModelProto()
+    copy.CopyFrom(to_dtype(model, np.float32))
+    copy.graph.output.append(onnx.helper.make_tensor_value_info("chances", onnx.TensorProto.FLOAT, [2, 5, 5]))
+    return onnxruntime_run(infer(copy))["chances"]
+
+
+def set_array(model: onnx.ModelProto, name: str, array: np.ndarray) -> None:
+    next(tensor for tensor in model.graph.initializer if tensor.name == name).CopyFrom(
+        onnx.numpy_helper.from_array(array, name)
+    )
 
 
 @pytest.mark.parametrize("scores", ["s = Add(products, m)", "s = Where(masked, low, products)"])
 def test_no_chance_is_denormal(scores):
     model = attention(scores=scores)
     check_gradient(model)
-    before, after = chances_of(step(model))
-    smallest = np.finfo(np.float32).tiny
-    assert np.any((before > 0) & (before < smallest))
-    assert not np.any((after > 0) & (after < smallest))
-    np.testing.assert_array_equal(after[before > 2.0**-77], before[before > 2.0**-77])
-    np.testing.assert_allclose(after, before, rtol=0, atol=smallest)
+    before = plain_chances(model)
+    assert np.any((before > 0) & (before < np.finfo(np.float32).tiny))
+    after = chances_of(model)
+    assert after.min() > 1e-23
+    np.testing.assert_array_equal(after[before > 1e-20], before[before > 1e-20])
+    np.testing.assert_allclose(after, before, rtol=0, atol=1e-21)
 
 
-def test_nan_is_not_hidden():
+@pytest.mark.parametrize("slope", [0.0, 60.0, -60.0, 300.0])
+def test_scores_may_lie_anywhere(slope):
+    """A mask that scores exceed masks nothing."""
     model = attention()
-    scores = next(array for array in model.graph.initializer if array.name == "p0")
-    scores.CopyFrom(onnx.numpy_helper.from_array(np.full((2, 5, 4), np.nan), "p0"))
-    before, after = chances_of(step(model))
-    assert np.isnan(before).all()
-    assert np.isnan(after).all()
+    set_array(model, "m", -100.0 * MASK + slope * np.arange(5))
+    np.testing.assert_allclose(chances_of(model), plain_chances(model), rtol=0, atol=1e-21)
+
+
+@pytest.mark.parametrize("places", [slice(None), (0, 1, 2)])
+def test_nan_is_not_hidden(places):
+    model, scores = attention(), values(2, 5, 4)
+    scores[places] = np.nan
+    set_array(model, "p0", scores)
+    np.testing.assert_array_equal(np.isnan(chances_of(model)), np.isnan(plain_chances(model)))
+    assert np.isnan(chances_of(model)).any()
+
+
+def test_a_score_that_is_nan_alone_is_not_hidden():
+    model = attention()
+    mask = -100.0 * MASK
+    mask[1, 2] = np.nan
+    set_array(model, "m", mask)
+    assert np.isnan(chances_of(model)[:, 1]).all()
 
 
 @pytest.mark.parametrize("mask", [-3e38, -1e4, -10.0])
 def test_behind_other_masks_there_are_none(mask):
     softmax = next(node for node in step(attention(mask)).model.graph if node.op_type == "Softmax")
-    assert "MatMul" in [use.node.op_type for use in softmax.outputs[0].uses()]
+    assert softmax.inputs[0].producer().op_type == "Add"

@@ -1,10 +1,11 @@
-"""Softmax behind a mask of moderate numbers, whose chances are made normal numbers or zero.
+"""Softmax behind a mask of moderate numbers, without the denormal numbers that it would make.
 
-Windowed attention masks by adding -100 to a score, and e^-100 is a denormal number: on x86 each product with one traps
-into microcode. Such a softmax of 49 x 49 windows takes the product with the values ten times as long, and both
-products of the backward pass. To add a number and to subtract it again rounds all that is far below it to multiples of
-the smallest normal number, zero among them, and leaves NaN what it is: two in-place passes over the chances, which cost
-a twentieth of what they save. Masks that are far lower, such as the lowest number there is, give zeros anyway.
+Windowed attention masks by adding -100 to a score, and e^-100 is a denormal number: on x86 each operation with one
+traps into microcode. Such a softmax of 49 x 49 windows takes eight times as long as another, the product with the
+values ten times, and so do both products of the backward pass. So no score counts as further below the largest of its
+row than e^-50 tells. That is 2e-22, of which a sum of ones in single precision knows nothing, and 2e-22 times a value
+and a gradient is a normal number still. Masks that are far lower, such as the lowest number there is, give zeros
+anyway.
 """
 
 from __future__ import annotations
@@ -25,12 +26,12 @@ and scores differ by some tens themselves."""
 _ON_THE_WAY = frozenset({"Add", "Expand", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze", "Where"})
 _MOST_STEPS = 8
 """Nodes between a mask and a Softmax, at most."""
-_ROUNDER = 2.0**-102
-"""Single-precision numbers near this one are multiples of 2^-125. What exceeds its double by far stays as it is."""
+_DEPTH = 50.0
+"""How far below the largest of its row a score counts, at most."""
 
 
 def outline_masked_softmaxes(op: Builder, held: Container[ir.Value] = ()) -> None:
-    """Put composites that flush denormal numbers in the place of each Softmax behind such a mask, in single precision.
+    """Put composites without denormal numbers in the place of each Softmax behind such a mask, in single precision.
 
     Args:
         op: builder of the forward graph.
@@ -44,13 +45,12 @@ def outline_masked_softmaxes(op: Builder, held: Container[ir.Value] = ()) -> Non
             continue
         if not any(_is_moderate(mask) for mask in _constants(op, x, _MOST_STEPS)):
             continue
-        uses = tuple(chances.uses())
-        following = next((node for node in op.graph if any(use.node is node for use in uses)), None)
-        with op.scope(str(softmax.name), "forward", before=following), op.recording() as nodes:
-            flushed = op.Sub(op.Add(chances, _ROUNDER), _ROUNDER)
-        for use in uses:
-            use.node.replace_input_with(use.idx, flushed)
-        outline(op, "MaskedSoftmax", [softmax, *nodes], [x], [flushed], {"axis": attr_int(softmax, "axis", -1)})
+        axis = attr_int(softmax, "axis", -1)
+        with op.scope(str(softmax.name), "forward", before=softmax), op.recording() as nodes:
+            largest = op.ReduceMax(x, np.asarray([axis]), keepdims=1)
+            lifted = op.Max(x, op.Sub(largest, _DEPTH))
+        softmax.replace_input_with(0, lifted)
+        outline(op, "MaskedSoftmax", [*nodes, softmax], [x], [chances], {"axis": axis})
 
 
 def _constants(op: Builder, value: ir.Value, steps: int) -> Iterator[np.ndarray]:
@@ -72,5 +72,5 @@ def _is_moderate(mask: np.ndarray) -> bool:
 
 @rule("MaskedSoftmax", domain=DOMAIN, leading=1)
 def masked_softmax(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
-    """As that of Softmax; a chance of zero passes nothing on."""
+    """As that of Softmax."""
     return [from_chances(op, node.outputs[0], dy[0], attr_int(node, "axis", -1))]
