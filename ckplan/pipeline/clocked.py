@@ -84,6 +84,18 @@ def rewrite_by_clock(
             break
     if interrupted:
         tried = [replace(made, plan=replace(made.plan, interrupted=True)) for made in tried]
-    within = [made for made in tried if made.extra_time <= asked + _CLOSE]
-    best = min(within, key=lambda made: (made.after.peak_activations, made.extra_time), default=None)
-    return without_plan(step, strategy) if best is None else by_strategy(best, str(goal.applied(strategy)))
+    tried.sort(key=lambda made: (made.after.peak_activations, made.extra_time))
+    for made in tried:
+        if made.extra_time <= asked + _CLOSE:
+            confirmed = made if interrupted else _timed_again(made, step, clock)
+            if confirmed.extra_time <= asked + 2 * _CLOSE:
+                return by_strategy(confirmed, str(goal.applied(strategy)))
+    return without_plan(step, strategy)
+
+
+def _timed_again(made: Planned, step: Step, clock: Clock) -> Planned:
+    """The same with a figure of its own: the best of several figures is too good by chance as often as not."""
+    try:
+        return replace(made, timing=clock(step.reference.ordered, made.model))
+    except KeyboardInterrupt:
+        return replace(made, plan=replace(made.plan, interrupted=True))
