@@ -35,7 +35,7 @@ def drop_no_ops(model: ir.Model, state: Sweep, *, reshapes: bool = False, dropou
             continue
         if node.op_type == "Dropout" and dropouts and _is_inference_dropout(node, state):
             removed += 1
-        elif not _passes_on(node) and not (reshapes and _keeps_shape(node)):
+        elif not _passes_on(node, state) and not (reshapes and _keeps_shape(node)):
             continue
         _make_identity(node)
     for node in list(model.graph):
@@ -56,7 +56,7 @@ def _is_inference_dropout(node: ir.Node, state: Sweep) -> bool:
     return training is not None and not training.reshape(-1)[0]
 
 
-def _passes_on(node: ir.Node) -> bool:
+def _passes_on(node: ir.Node, state: Sweep) -> bool:
     source = node.inputs[0]
     assert source is not None
     match node.op_type:
@@ -64,6 +64,9 @@ def _passes_on(node: ir.Node) -> bool:
             return source.dtype is not None and source.dtype == ir.DataType(node.attributes.get_int("to", 0))
         case "Concat" | "Sum" | "Max" | "Min" | "Mean":
             return len(node.inputs) == 1
+        case "Pad":  # as exporters leave it where nothing has to be filled up
+            pads = state.constant(node.inputs[1])
+            return pads is not None and not pads.any()
     return False
 
 

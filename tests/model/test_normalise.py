@@ -189,6 +189,22 @@ def test_identities_and_dead_nodes_go(tmp_path: Path) -> None:
     assert not forward.model.graph.initializers
 
 
+def test_a_pad_that_pads_nothing_goes(tmp_path: Path) -> None:
+    text = """
+    <ir_version: 10, opset_import: ["" : 21]>
+    g (float[2, 3] x) => (float[2, 3] y, float[2, 4] z)
+    <int64[4] none = {0, 0, 0, 0}, int64[4] one = {0, 0, 0, 1}> {
+        a = Pad (x, none)
+        y = Relu (a)
+        z = Pad (a, one)
+    }"""
+    forward = loaded(tmp_path, text)
+    assert sorted(operators(forward.model)) == ["Pad", "Relu"]
+    feeds = {"x": normal(1, 2, 3)}
+    for got, expected in zip(run(forward.model, feeds), run(parse(text, {}), feeds), strict=True):
+        np.testing.assert_array_equal(got, expected)
+
+
 def test_constant_output_keeps_a_producer(tmp_path: Path) -> None:
     forward = loaded(
         tmp_path,
