@@ -93,7 +93,7 @@ def outline(
     body = [twin if node is main else node for node in nodes]
     for node in _with_inner(body):
         _read_instead(node, inside)
-    _become(main, (DOMAIN, op_type, str(main.name)), operands, convert_attributes(attributes or {}))
+    become(main, (DOMAIN, op_type, str(main.name)), operands, convert_attributes(attributes or {}))
 
     members = set(_with_inner(body))
     left = [v for n in body for v in n.outputs if v.is_graph_output() or any(u.node not in members for u in v.uses())]
@@ -159,7 +159,7 @@ def _inline(op: Builder, node: ir.Node, *, copied: bool) -> None:
         result.name = output.name
     node.resize_outputs(1)
     results[0].replace_all_uses_with(node.outputs[0])
-    _become(node, twin.op_identifier(), twin.inputs, list(twin.attributes.values()))
+    become(node, twin.op_identifier(), twin.inputs, list(twin.attributes.values()))
     twin.resize_inputs(0)
     graph, place = node.graph, body.index(twin)
     assert graph is not None
@@ -167,13 +167,20 @@ def _inline(op: Builder, node: ir.Node, *, copied: bool) -> None:
     graph.insert_after(node, body[place + 1 :])
 
 
-def _become(
+def become(
     node: ir.Node,
     identifier: tuple[str, str, str],
     inputs: Sequence[ir.Value | None],
     attributes: Iterable[ir.Attr],
 ) -> None:
-    """Make another operator of a node, with other inputs and attributes."""
+    """Make another operator of a node, with other inputs and attributes.
+
+    Args:
+        node: keeps its name and its outputs.
+        identifier: domain, operator and overload.
+        inputs: in the place of all that it reads.
+        attributes: in the place of all that it has.
+    """
     node.domain, node.op_type, node.overload = identifier
     node.resize_inputs(len(inputs))
     for index, value in enumerate(inputs):

@@ -22,6 +22,7 @@ from ckplan.autodiff.control_flow.chunks import prepare_recurrences
 from ckplan.autodiff.differences import subtract_in_products
 from ckplan.autodiff.engine import backpropagate
 from ckplan.autodiff.evidence import uses_of
+from ckplan.autodiff.gelus import join_gelus
 from ckplan.autodiff.inline import inline_functions
 from ckplan.autodiff.linear_cross_entropy import chunk_loss_heads
 from ckplan.autodiff.loss_scale import add_loss_scale
@@ -174,6 +175,7 @@ def build_training_graph(
     prune(graph, [*results, *running.values()])
     pieces = Pieces.of(chunks)
     wanted = [*selection.parameters, *others.values()]
+    join_gelus(op, {*wanted, *targets})
     joined = join_statistics(op, {*wanted, *targets})
     if joined:
         targets = {joined.get(value, value): seed for value, seed in targets.items()}

@@ -119,6 +119,26 @@ def test_a_table_that_is_looked_up_as_well(chunks: str) -> None:
         np.testing.assert_allclose(cut[name], whole[name], rtol=1e-12, atol=1e-15)
 
 
+def test_what_is_looked_up_is_scattered_once_and_not_into_each_band() -> None:
+    model = parse(
+        f"g (int64[{SAMPLES}] tokens, int64[{SAMPLES}] labels) => (double[] loss) "
+        "{ h = Gather(w, tokens) t = Transpose<perm=[1,0]>(w) logits = MatMul(h, t) "
+        "loss = SoftmaxCrossEntropyLoss(logits, labels) }",
+        w=values(3 * 256, 8, seed=2) / 8,
+    )
+    feeds = {"tokens": np.asarray([0, 300, 300, -1, 767, 0]), "labels": LABELS}
+    cut = build_training_graph(model, chunks="loss=3")
+    bands = [n for n in cut.model.graph if n.op_type == "Gemm" and n.outputs[0].shape == ir.Shape((256, 8))]
+    assert len({n.outputs[0].name for n in bands}) == 3 * 3
+    into = [
+        n.inputs[0].shape for n in cut.model.graph if n.op_type == "ScatterElements" and n.inputs[2].shape.rank() == 2
+    ]
+    assert sorted(shape[1] for shape in into) == [8, 768, 768, 768]
+    whole, found = onnxruntime_run(build_training_graph(model).model, feeds), onnxruntime_run(cut.model, feeds)
+    for name in whole:
+        np.testing.assert_allclose(found[name], whole[name], rtol=1e-12, atol=1e-15)
+
+
 @pytest.mark.parametrize("chunks", ["loss=3", "loss=3x2"])
 def test_logits_never_exist_whole(chunks: str) -> None:
     training = build_training_graph(head("tied", "mean"), chunks=chunks)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import onnx_ir as ir
@@ -16,9 +17,9 @@ from ckplan.autodiff.output_layer import product
 from ckplan.autodiff.regions import near_divisor
 from ckplan.autodiff.registry import rule
 from ckplan.autodiff.row_factors import Offsets
-from ckplan.autodiff.row_writing import block_of, write_rows
+from ckplan.autodiff.row_writing import WRITER, Added, block_of, write_rows
 from ckplan.autodiff.rules.losses import by_sample_weights, is_one, sample_slopes
-from ckplan.autodiff.slices import rows_from
+from ckplan.autodiff.slices import rows_from, slice_axes
 from ckplan.keys import PHASE, PIECES
 
 
@@ -78,8 +79,25 @@ def made_at_once(
     if op.wants(weight):
         axis, parts = 1 - attr_int(node, "by_rows", 0), found[first : first + bands]
         by_weight = op.Concat(*parts, axis=axis) if len(parts) > 1 else parts[0]
+        if axis == 0 and len(parts) > 1:
+            by_weight.meta[WRITER] = partial(_with_added, bands=parts)
     by_bias = op.reshape(found[first + bands], shape_of(bias)) if bias is not None and op.wants(bias) else None
     return by_x, by_weight, by_bias
+
+
+def _with_added(op: Builder, added: Added, bands: Sequence[ir.Value]) -> ir.Value:
+    """A table in bands of rows with something added to it, one band after the other.
+
+    What is added to a row is looked up. Scattering the same into each band would take as long for each as for all.
+    """
+    made: list[ir.Value] = []
+    start = 0
+    for band in bands:
+        end = start + shape_of(band)[0]
+        more = op.Gather(added.table, slice_axes(op, added.places, [0], [start], [end]), axis=0)
+        made.append(op.Add(band, more))
+        start = end
+    return op.Concat(*made, axis=0)
 
 
 def _by_layer(op: Builder, node: ir.Node, slopes: ir.Value) -> tuple[ir.Value, ir.Value | None]:

@@ -1,0 +1,190 @@
+"""GELUs that a model writes out in arithmetic, made one node again.
+
+A model that computes ``0.5 x (1 + erf(x / sqrt 2))``, or the approximation with a tanh, is exported as five to nine
+nodes, each of which writes a tensor of the size of x and has a gradient that reads some of them. onnxruntime's kernel
+of Gelu (https://onnx.ai/onnx/operators/onnx__Gelu.html) goes through x once, and the gradient of that operator reads x
+alone (Hendrycks and Gimpel, arXiv:1606.08415). It is made one where the kernel is: in single precision.
+
+Which nodes these are does not depend on how the formula is written: what is added, multiplied and raised to powers on
+the way from x to the bend, a Tanh or an Erf, and from there to the result, is a polynomial in x and the bend, and that
+tells.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Container, Iterable, Mapping
+from dataclasses import dataclass
+from functools import reduce
+
+import onnx_ir as ir
+
+from ckplan.autodiff.builder import Builder, shape_of, size_of
+from ckplan.autodiff.composites import become
+from ckplan.autodiff.paths import discard
+
+Polynomial = Mapping[tuple[int, int], float]
+"""The factor of each product of powers of x and of the bend, by these powers."""
+
+_BENDS: Mapping[str, tuple[str, Polynomial]] = {
+    "Erf": ("none", {(1, 0): math.sqrt(0.5)}),
+    "Tanh": ("tanh", {(1, 0): math.sqrt(2 / math.pi), (3, 0): 0.044715 * math.sqrt(2 / math.pi)}),
+}
+"""By operator, what Gelu calls the form that it belongs to, and what it is applied to."""
+
+_RESULT: Polynomial = {(1, 0): 0.5, (1, 1): 0.5}
+_ARITHMETIC = frozenset({"Add", "Div", "Mul", "Neg", "Pow", "Sub"})
+_MOST_STEPS = 8
+"""Nodes on the way from x to the bend, and from there to the result, at most."""
+
+
+@dataclass(frozen=True)
+class _Written:
+    """A GELU written out: its input, its result, and the nodes from the one to the other."""
+
+    x: ir.Value
+    y: ir.Value
+    nodes: frozenset[ir.Node]
+    approximate: str
+
+
+def join_gelus(op: Builder, held: Container[ir.Value]) -> None:
+    """Make one Gelu of each that is written out.
+
+    Args:
+        op: builder of the forward graph.
+        held: values that gradients are asked for, or that are differentiated: none of them is inside.
+    """
+    for bend in [node for node in op.graph if node.op_type in _BENDS and not node.domain]:
+        found = _written(bend, held)
+        if found is None:
+            continue
+        last = found.y.producer()
+        assert last is not None
+        attributes = [ir.AttrString("approximate", found.approximate)]
+        become(last, ("", "Gelu", ""), [found.x], attributes)
+        discard(op.graph, reversed([node for node in op.graph if node in found.nodes and node is not last]))
+
+
+def _written(bend: ir.Node, held: Container[ir.Value]) -> _Written | None:
+    """The GELU that a Tanh or an Erf belongs to."""
+    argument, bent = bend.inputs[0], bend.outputs[0]
+    approximate, wanted = _BENDS[bend.op_type]
+    if argument is None or bent.dtype != ir.DataType.FLOAT:
+        return None
+    sources = _upstream(argument, held)
+    x = next((v for v in sources if _is(_polynomial(argument, {v: {(1, 0): 1.0}}, held), wanted)), None)
+    if x is None:
+        return None
+    known: dict[ir.Value, Polynomial] = {x: {(1, 0): 1.0}, bent: {(0, 1): 1.0}}
+    y = bent
+    for _ in range(_MOST_STEPS):
+        readers = y.consumers()
+        if not _is_inner(y, held) or len(readers) != 1:
+            return None
+        y = readers[0].outputs[0]
+        made = _polynomial(y, known, held)
+        if made is None:
+            return None
+        if _is(made, _RESULT):
+            break
+    else:
+        return None
+    nodes = frozenset(_between(x, y))
+    inner = [value for node in nodes for value in node.outputs if value is not y]
+    alone = all(_is_inner(v, held) and all(use.node in nodes for use in v.uses()) for v in inner)
+    return _Written(x, y, nodes, approximate) if alone and shape_of(x) == shape_of(y) else None
+
+
+def _is_inner(value: ir.Value, held: Container[ir.Value]) -> bool:
+    return value not in held and not value.is_graph_output()
+
+
+def _upstream(value: ir.Value, held: Container[ir.Value]) -> list[ir.Value]:
+    """What a value is made of by arithmetic, the nearest first."""
+    found = {value: 0}
+    pending = [value]
+    for one in pending:  # grows meanwhile
+        node = one.producer()
+        if node is None or node.op_type not in _ARITHMETIC or node.domain or found[one] == _MOST_STEPS:
+            continue
+        new = [v for v in node.inputs if v is not None and v not in found and _number(v, held) is None]
+        found.update(dict.fromkeys(new, found[one] + 1))
+        pending += dict.fromkeys(new)
+    return pending
+
+
+def _between(x: ir.Value, y: ir.Value) -> Iterable[ir.Node]:
+    """The nodes on the ways from one value to another that is made of nothing but it and numbers."""
+    pending, seen = [y], {x}
+    while pending:
+        value = pending.pop()
+        node = value.producer()
+        if value in seen or node is None:
+            continue
+        seen.add(value)
+        yield node
+        pending += [read for read in node.inputs if read is not None]
+
+
+def _number(value: ir.Value, held: Container[ir.Value]) -> float | None:
+    """The number that a value of one element is, if it is fixed in the file and not trained."""
+    if value.const_value is None or value.is_graph_input() or value in held or size_of(value) != 1:
+        return None
+    return float(value.const_value.numpy().reshape(()))
+
+
+def _is(found: Polynomial | None, wanted: Polynomial) -> bool:
+    """Whether a polynomial is another one, as far as single precision tells."""
+    if found is None or found.keys() != wanted.keys():
+        return False
+    return all(math.isclose(found[powers], factor, rel_tol=1e-6) for powers, factor in wanted.items())
+
+
+def _polynomial(
+    value: ir.Value, known: Mapping[ir.Value, Polynomial], held: Container[ir.Value], steps: int = _MOST_STEPS
+) -> Polynomial | None:
+    """A value as a polynomial in those that are known; None if it is none, or too many nodes away."""
+    if value in known:
+        return known[value]
+    number = _number(value, held)
+    if number is not None:
+        return {(0, 0): number}
+    node = value.producer()
+    if node is None or node.op_type not in _ARITHMETIC or node.domain or not steps:
+        return None
+    read = [None if one is None else _polynomial(one, known, held, steps - 1) for one in node.inputs]
+    if any(one is None for one in read):
+        return None
+    return _applied(node.op_type, [one for one in read if one is not None])
+
+
+def _applied(op_type: str, read: list[Polynomial]) -> Polynomial | None:
+    """What an operator makes of polynomials."""
+    match op_type, read:
+        case "Neg", [one]:
+            return _product(one, {(0, 0): -1.0})
+        case "Add", [one, other]:
+            return _sum(one, other)
+        case "Sub", [one, other]:
+            return _sum(one, _product(other, {(0, 0): -1.0}))
+        case "Mul", [one, other]:
+            return _product(one, other)
+        case "Div", [one, other] if other.keys() == {(0, 0)} and other[0, 0]:
+            return _product(one, {(0, 0): 1 / other[0, 0]})
+        case "Pow", [one, other] if other.keys() == {(0, 0)} and other[0, 0] in (1, 2, 3):
+            return reduce(_product, [one] * int(other[0, 0]))
+    return None
+
+
+def _sum(one: Polynomial, other: Polynomial) -> Polynomial:
+    return {powers: one.get(powers, 0.0) + other.get(powers, 0.0) for powers in {**one, **other}}
+
+
+def _product(one: Polynomial, other: Polynomial) -> Polynomial:
+    made: dict[tuple[int, int], float] = {}
+    for (x, bend), factor in one.items():
+        for (more, bends), by in other.items():
+            powers = x + more, bend + bends
+            made[powers] = made.get(powers, 0.0) + factor * by
+    return made
