@@ -21,7 +21,8 @@ import onnx_ir as ir
 
 from ckplan.autodiff.builder import Builder, attr_float, attr_int, dtype_of, required_input, shape_of
 from ckplan.autodiff.presence import there
-from ckplan.autodiff.row_writing import WRITER, Added
+from ckplan.autodiff.row_writing import WRITER
+from ckplan.autodiff.scattering import Updates, joined, scatter_add, spread
 
 _KEY = "ckplan.lookups"
 """Key in ``Value.meta``: the lookups and the other contributions that a gradient is the sum of."""
@@ -45,21 +46,6 @@ class Lookups:
     before: ir.Value | None
 
 
-def scatter_add(
-    op: Builder, into: ir.Value, axis: int, rows: ir.Value, updates: ir.Value, reduction: str = "add"
-) -> ir.Value:
-    """Add slices of ``updates`` along an axis of ``into`` at the positions ``rows`` (rank 1); or reduce otherwise."""
-    shape = shape_of(updates)
-    column = [1] * len(shape)
-    column[axis] = shape[axis]
-    short = rows if rows.dtype == ir.DataType.INT32 else op.Cast(rows, to=ir.DataType.INT32)
-    # Nothing else ties the indices to the backward pass: expanded to the size of the updates when the step begins, they
-    # would lie there until its end.
-    short = op.Where(there(op, updates), short, short)
-    indices = op.expand(op.reshape(short, column), shape)
-    return op.ScatterElements(into, indices, updates, axis=axis, reduction=reduction)
-
-
 def add_lookups(op: Builder, shape: Sequence[int], found: Lookups) -> ir.Value:
     """Emit the gradient of a table: the gradients of the rows that were looked up, added to what others contribute.
 
@@ -70,19 +56,18 @@ def add_lookups(op: Builder, shape: Sequence[int], found: Lookups) -> ir.Value:
     """
     earlier = None if found.before is None else found.before.meta.get(_KEY)
     if earlier is not None:  # an encoder and a decoder that read one table: what was made of the first is not needed
-        rows = op.Concat(*(op.Cast(v.rows, to=ir.DataType.INT64) for v in (earlier, found)), axis=0)
-        gradients = op.Concat(earlier.gradients, found.gradients, axis=0)
-        found = Lookups(rows, gradients, earlier.before)
+        both = joined(op, [Updates(part.rows, part.gradients) for part in (earlier, found)])
+        found = Lookups(both.places, both.values, earlier.before)
     count, width = shape_of(found.gradients)
     factors = None if found.before is None else _factors(found.before)
     if found.before is None:
         if count + 1 < shape[0]:
-            few = _spread(op, found.rows, found.gradients, shape[0])
+            few = spread(op, Updates(found.rows, found.gradients), shape[0])
             result = op.Gather(few.table, few.places, axis=0)
         else:
             result = scatter_add(op, op.zeros((shape[0], width), found.gradients), 0, found.rows, found.gradients)
     elif WRITER in found.before.meta:
-        result = found.before.meta[WRITER](op, _spread(op, found.rows, found.gradients, shape[0]))
+        result = found.before.meta[WRITER](op, Updates(found.rows, found.gradients))
     elif factors is not None and 2 * shape_of(factors[0])[0] + count < width:
         result = _stacked(op, found, *factors)
     elif parts := _parts(found.before):
@@ -92,20 +77,6 @@ def add_lookups(op: Builder, shape: Sequence[int], found: Lookups) -> ir.Value:
     result = op.reshape(result, shape)
     result.meta[_KEY] = found
     return result
-
-
-def _spread(op: Builder, rows: ir.Value, gradients: ir.Value, size: int) -> Added:
-    """A table of those rows that were looked up, behind one of zeros, and where each of ``size`` rows is in it.
-
-    Equal rows are added up in their order.
-    """
-    count, width = shape_of(gradients)
-    nothing = op.expand(op.Cast(op.Not(there(op, gradients)), to=ir.DataType.INT32), (size,))
-    # Of equal rows the last one gives its place to all of them.
-    numbers = np.arange(1, count + 1, dtype=np.int32)
-    places = op.ScatterElements(nothing, rows, numbers, axis=0, reduction="max")
-    small = scatter_add(op, op.zeros((count + 1, width), gradients), 0, op.Gather(places, rows, axis=0), gradients)
-    return Added(small, places)
 
 
 def _factors(value: ir.Value) -> tuple[ir.Value, ir.Value, float] | None:

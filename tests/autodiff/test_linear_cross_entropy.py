@@ -195,8 +195,7 @@ def test_rows_of_a_gradient_cost_what_their_blocks_do() -> None:
     (choice,) = [node for node in bodies_of(scan)[0] if node.op_type == "If"]
     block, pieces = choice.attributes.get_graph("then_branch"), int(scan.metadata_props[keys.PIECES])
     assert block is not None
-    assert CLASSES % pieces == 0
-    assert pieces < CLASSES
+    assert 1 < pieces < CLASSES
     flops = node_cost(scan).flops
     made = sum(node_cost(node).flops for node in block)
     assert pieces * made <= flops < CLASSES * made
@@ -207,7 +206,8 @@ def test_rows_of_a_gradient_cost_what_their_blocks_do() -> None:
 
 
 @pytest.mark.parametrize(
-    ("shape", "rows"), [((32000, 512), 32), ((32000, 2048), 16), ((50257, 768), 29), ((7919, 64), 0)]
+    ("shape", "rows"),
+    [((32000, 512), 32), ((32000, 2048), 16), ((50257, 768), 32), ((7919, 4096), 8), ((50, 64), 16), ((15, 64), 0)],
 )
 def test_blocks_of_tables(shape: tuple[int, int], rows: int) -> None:
     table = ir.Value(name="table", type=ir.TensorType(ir.DataType.FLOAT), shape=ir.Shape(shape))

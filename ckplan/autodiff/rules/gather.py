@@ -17,8 +17,9 @@ import onnx_ir as ir
 from ckplan.autodiff.builder import Builder, Gradients, attr_int, dtype_of, input_of, required_input, shape_of
 from ckplan.autodiff.registry import NoGradientError, rule
 from ckplan.autodiff.rules.shape import pad
+from ckplan.autodiff.scattering import scatter_add
 from ckplan.autodiff.slices import stretch
-from ckplan.autodiff.tables import Lookups, add_lookups, scatter_add
+from ckplan.autodiff.tables import Lookups, add_lookups
 
 _MOST_RUNS = 32
 """Runs of neighbours beyond which fixed indices are scattered like any others: each takes three nodes."""

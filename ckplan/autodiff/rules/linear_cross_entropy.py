@@ -17,8 +17,9 @@ from ckplan.autodiff.output_layer import product
 from ckplan.autodiff.regions import near_divisor
 from ckplan.autodiff.registry import rule
 from ckplan.autodiff.row_factors import Offsets
-from ckplan.autodiff.row_writing import WRITER, Added, block_of, write_rows
+from ckplan.autodiff.row_writing import WRITER, block_of, write_rows
 from ckplan.autodiff.rules.losses import by_sample_weights, is_one, sample_slopes
+from ckplan.autodiff.scattering import Updates, joined, spread
 from ckplan.autodiff.slices import rows_from, slice_axes
 from ckplan.keys import PHASE, PIECES
 
@@ -85,11 +86,12 @@ def made_at_once(
     return by_x, by_weight, by_bias
 
 
-def _with_added(op: Builder, added: Added, bands: Sequence[ir.Value]) -> ir.Value:
+def _with_added(op: Builder, updates: Updates, bands: Sequence[ir.Value]) -> ir.Value:
     """A table in bands of rows with something added to it, one band after the other.
 
     What is added to a row is looked up. Scattering the same into each band would take as long for each as for all.
     """
+    added = spread(op, updates, sum(shape_of(band)[0] for band in bands))
     made: list[ir.Value] = []
     start = 0
     for band in bands:
@@ -140,9 +142,13 @@ class Head:
     factors: ir.Value
     offsets: Offsets | None = None
 
+    def shares_of(self, op: Builder, logits: ir.Value) -> ir.Value:
+        """The gradient of some logits [samples, n], but for the factors of its rows and what labels and offsets add."""
+        return op.Exp(op.Sub(logits, self.largest))
+
     def slopes(self, op: Builder, start: ir.Value, width: int, logits: ir.Value) -> ir.Value:
-        """The gradient of the logits of ``width`` classes from ``start`` on, but for the factors of its rows."""
-        rows = op.Exp(op.Sub(logits, self.largest))
+        """The same of the ``width`` classes from ``start`` on, with what labels add."""
+        rows = self.shares_of(op, logits)
         for labels, share in zip(self.labels, self.shares, strict=True):
             place = op.Sub(labels, op.Cast(start, to=labels.dtype))
             ends = np.asarray(0, dtype_of(labels)), np.asarray(width - 1, dtype_of(labels))
@@ -150,6 +156,13 @@ class Head:
             target = op.Where(here, share, np.asarray(0, dtype_of(self.rows)))
             rows = op.ScatterElements(rows, op.Clip(place, *ends), target, axis=1, reduction="add")
         return rows
+
+    def updates(self, op: Builder) -> list[Updates]:
+        """What labels add to the rows of the gradient of a weight that has a row for each class."""
+        return [
+            Updates(op.reshape(labels, (size_of(labels),)), op.Mul(self.rows, op.Mul(share, self.factors)))
+            for labels, share in zip(self.labels, self.shares, strict=True)
+        ]
 
     def added(self, op: Builder, sums: ir.Value | None, start: ir.Value, width: int) -> ir.Value | None:
         """What offsets add to ``width`` rows of a gradient from ``start`` on: their sums [1, n], or [width, n]."""
@@ -170,33 +183,45 @@ def by_layer(
         weight: of the layer.
         bias: of the layer, None without.
     """
-    name, by_rows = f"{node.name}/grad/Scan", bool(attr_int(node, "by_rows", 0))
-    scaled = op.Mul(head.rows, head.factors)
-    block = block_of(weight) if by_rows and bias is None else 0
+    block = block_of(weight) if attr_int(node, "by_rows", 0) and bias is None else 0
     if not block:
-        return _in_chunks(op, node, head, weight, bias, scaled)
-    turned = op.Transpose(scaled, perm=(1, 0))
+        return _in_chunks(op, node, head, weight, bias)
+    return _by_rows(op, f"{node.name}/grad/Scan", head, weight, block), None
+
+
+def _by_rows(
+    op: Builder, name: str, head: Head, weight: ir.Value, block: int, more: Sequence[Updates] = ()
+) -> ir.Value:
+    """The gradient of a weight with a row for each class, and what else is added to its rows, row by row.
+
+    What labels add goes to the rows of the gradient: to those of the logits it would take a search for each block.
+    """
+    turned = op.Transpose(op.Mul(head.rows, head.factors), perm=(1, 0))
     sums = None if head.offsets is None else op.Gemm(head.offsets.rows, head.rows, transA=1)
 
     def rows_of(inner: Builder, start: ir.Value) -> ir.Value:
         chunk = rows_from(inner, weight, start, block)
-        slopes = head.slopes(inner, start, block, product(inner, head.rows, chunk, None, True))
+        shares = head.shares_of(inner, product(inner, head.rows, chunk, None, True))
         # The narrow factor stands right in both products: the right one is packed anew each time.
-        found = inner.Transpose(inner.MatMul(turned, slopes), perm=(1, 0))
-        more = head.added(inner, sums, start, block)
-        return found if more is None else inner.Add(found, more)
+        found = inner.Transpose(inner.MatMul(turned, shares), perm=(1, 0))
+        added = head.added(inner, sums, start, block)
+        return found if added is None else inner.Add(found, added)
 
-    return write_rows(op, name, weight, block, rows_of), None
+    updates = joined(op, [*head.updates(op), *more])
+    result = write_rows(op, name, weight, block, rows_of, spread(op, updates, shape_of(weight)[0]))
+    result.meta[WRITER] = lambda other, last: _by_rows(other, name, head, weight, block, [*more, last])
+    return result
 
 
 def _in_chunks(
-    op: Builder, node: ir.Node, head: Head, weight: ir.Value, bias: ir.Value | None, scaled: ir.Value
+    op: Builder, node: ir.Node, head: Head, weight: ir.Value, bias: ir.Value | None
 ) -> tuple[ir.Value, ir.Value | None]:
     """Gradients of weight and bias from a Scan over chunks of classes."""
     name, by_rows = f"{node.name}/grad/Scan", bool(attr_int(node, "by_rows", 0))
     features, classes = shape_of(head.rows)[1], shape_of(weight)[0 if by_rows else 1]
     count = near_divisor(classes, attr_int(node, "chunks", 1))
     width = classes // count
+    scaled = op.Mul(head.rows, head.factors)
     starts = op.constant(np.arange(count) * width)
     start = new_value(op, f"{name}/start", ir.DataType.INT64, ())
     sums = None if head.offsets is None else op.Gemm(head.offsets.rows, head.rows, transA=1)

@@ -25,7 +25,7 @@ from ckplan.autodiff.builder import (
 )
 from ckplan.autodiff.registry import NoGradientError, rule
 from ckplan.autodiff.rules.resampling import Entries, Sampling, sampling_matrix
-from ckplan.autodiff.tables import scatter_add
+from ckplan.autodiff.scattering import scatter_add
 
 _SMALL = 4096
 """Matrices of up to this many elements are no burden in any case."""

@@ -27,7 +27,7 @@ from ckplan.autodiff.builder import (
 from ckplan.autodiff.registry import rule
 from ckplan.autodiff.rules.gather import flat_indices
 from ckplan.autodiff.rules.shape import cut
-from ckplan.autodiff.tables import scatter_add
+from ckplan.autodiff.scattering import scatter_add
 
 
 @dataclass(frozen=True)

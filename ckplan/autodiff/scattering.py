@@ -1,0 +1,79 @@
+"""Rows that are added to a table at their places: into memory that is there, or as a small table beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+
+from ckplan.autodiff.builder import Builder, shape_of
+from ckplan.autodiff.presence import there
+
+
+@dataclass(frozen=True)
+class Updates:
+    """What is added to rows of a table.
+
+    Attributes:
+        places: to which rows it is added [n], of any integer type, maybe counted from the end.
+        values: what is added [n, width].
+    """
+
+    places: ir.Value
+    values: ir.Value
+
+
+@dataclass(frozen=True)
+class Added:
+    """The same from the side of the table.
+
+    Attributes:
+        table: what is added [n + 1, width], a row of zeros first.
+        places: which of these is added to each row of the table [rows], int32.
+    """
+
+    table: ir.Value
+    places: ir.Value
+
+
+def scatter_add(
+    op: Builder, into: ir.Value, axis: int, rows: ir.Value, updates: ir.Value, reduction: str = "add"
+) -> ir.Value:
+    """Add slices of ``updates`` along an axis of ``into`` at the positions ``rows`` (rank 1); or reduce otherwise."""
+    shape = shape_of(updates)
+    column = [1] * len(shape)
+    column[axis] = shape[axis]
+    short = rows if rows.dtype == ir.DataType.INT32 else op.Cast(rows, to=ir.DataType.INT32)
+    # Nothing else ties the indices to the backward pass: expanded to the size of the updates when the step begins, they
+    # would lie there until its end.
+    short = op.Where(there(op, updates), short, short)
+    indices = op.expand(op.reshape(short, column), shape)
+    return op.ScatterElements(into, indices, updates, axis=axis, reduction=reduction)
+
+
+def joined(op: Builder, parts: Sequence[Updates]) -> Updates:
+    """All that is added to one table, in this order."""
+    if len(parts) == 1:
+        return parts[0]
+    places = op.Concat(*(op.Cast(part.places, to=ir.DataType.INT64) for part in parts), axis=0)
+    return Updates(places, op.Concat(*(part.values for part in parts), axis=0))
+
+
+def spread(op: Builder, updates: Updates, size: int) -> Added:
+    """Put what is added to the same row of a table together; equal rows are added up in their order.
+
+    Args:
+        op: the builder.
+        updates: what is added to which rows.
+        size: rows of the table.
+    """
+    count, width = shape_of(updates.values)
+    nothing = op.expand(op.Cast(op.Not(there(op, updates.values)), to=ir.DataType.INT32), (size,))
+    # Of equal rows the last one gives its place to all of them.
+    numbers = np.arange(1, count + 1, dtype=np.int32)
+    places = op.ScatterElements(nothing, updates.places, numbers, axis=0, reduction="max")
+    at = op.Gather(places, updates.places, axis=0)
+    table = scatter_add(op, op.zeros((count + 1, width), updates.values), 0, at, updates.values)
+    return Added(table, places)
