@@ -29,18 +29,23 @@ def predecessors(nodes: Sequence[ir.Node]) -> list[list[int]]:
     return found
 
 
-def default_order(before: Sequence[Sequence[int]], fused: AbstractSet[int] = frozenset()) -> list[int]:
+def default_order(
+    before: Sequence[Sequence[int]], fused: AbstractSet[int] = frozenset(), file: Sequence[int] | None = None
+) -> list[int]:
     """Positions in the order of ``ExecutionOrder.DEFAULT``.
 
     Args:
         before: for each node the positions it reads from, ascending (see `predecessors`).
         fused: the positions of nodes that optimisers make of several ones of the file.
+        file: the positions as their nodes stand in the file, by default ascending.
     """
+    order = _walk(before) if file is None else order_of_file(before, file)
     if not fused:
-        return _walk(before)
-    place = {position: step for step, position in enumerate(_walk(before))}
+        return order
+    place = {position: step for step, position in enumerate(order)}
     made = sorted(fused, key=place.__getitem__)
-    return order_of_file(before, [*(position for position in range(len(before)) if position not in fused), *made])
+    left = (position for position in file or range(len(before)) if position not in fused)
+    return order_of_file(before, [*left, *made])
 
 
 def order_of_file(before: Sequence[Sequence[int]], file: Sequence[int]) -> list[int]:

@@ -35,7 +35,7 @@ def describe(model: ir.Model, problem: Problem, plan: Plan, control_edges: int, 
 
     Args:
         model: the planned graph; its metadata are changed, nothing else.
-        problem: its problem; op ids are node positions.
+        problem: its problem, in planned order; ops are called as their nodes.
         plan: what it keeps to.
         control_edges: their number.
         timeline: what onnxruntime makes of it.
@@ -44,7 +44,8 @@ def describe(model: ir.Model, problem: Problem, plan: Plan, control_edges: int, 
     describe_plan(model, plan)
     model.metadata_props[RECOMPUTED] = str(plan.recomputed)
     model.metadata_props[CONTROL_EDGES] = str(control_edges)
-    nodes = list(model.graph)
+    named = {node.name: node for node in model.graph}
+    nodes = [named[op.name] for op in problem.ops]
     _give_control_edges_a_phase(nodes)
     values = {value.name: value for node in nodes for value in node.outputs if value.name}
     keeps: dict[int, list[str]] = {}

@@ -36,6 +36,7 @@ from ckplan.writer.ordering import (
     TOLERANCE,
     keep_repeats_apart,
     keep_unfolded,
+    leaves_last,
     place_control_nodes,
     release_unused,
     repair,
@@ -136,7 +137,7 @@ def write(
         fence_alone(nodes, edges)
     release_unused(nodes, edges)
     known = Numbering()
-    settle_order(nodes, inputs, outputs, edges, known)
+    moved = settle_order(nodes, inputs, outputs, edges, known)
     nodes = place_control_nodes(nodes)
     problem = problem_of_nodes(nodes, inputs, outputs, runtime=runtime, known=known)
     lives = lifetimes(problem, range(len(nodes)))
@@ -156,7 +157,7 @@ def write(
         nodes = place_control_nodes(nodes)
         problem = problem_of_nodes(nodes, inputs, outputs, runtime=runtime, known=known)
         name_buffers(nodes, problem, copy.graph.initializers, sparing)
-        assemble(copy, nodes, edges)
+        assemble(copy, [nodes[place] for place in leaves_last(nodes)] if moved else nodes, edges)
         executed = executed_model(copy, runtime=runtime)
         if edges.restore(executed):
             continue

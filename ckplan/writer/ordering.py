@@ -1,7 +1,8 @@
 """Makes onnxruntime run a file in the order in which it is written, where another order would cost memory.
 
-By default it runs another (see `execution_order`); wherever the order that the model of it predicts costs memory, pairs
-of neighbours that it would run the wrong way round get a control edge, and only those whose swap spans a step at which
+By default it runs another (see `execution_order`). Where that costs memory, leaves stand last in the file, the last of
+them first, and run in their places. Where the order that the model of it predicts still costs memory, pairs of
+neighbours that it would run the wrong way round get a control edge, and only those whose swap spans a step at which
 more memory is in use than planned at the peak. Every edge settles its pair for good, so this ends; usually after a few
 rounds and with edges on a fraction of the pairs.
 
@@ -179,7 +180,7 @@ def settle_order(
     outputs: Collection[ir.Value],
     edges: ControlEdges,
     known: Numbering,
-) -> None:
+) -> bool:
     """Add control edges until DEFAULT costs no more memory than the order of the sequence.
 
     Args:
@@ -188,44 +189,31 @@ def settle_order(
         outputs: graph outputs.
         edges: maker of the control edges.
         known: what is known of the nodes as numbers; grows.
+
+    Returns:
+        Whether the nodes are to stand in the file as `leaves_last` has them; else as in the sequence.
     """
-    gathered = False
+    moved = False
     while True:
         nodes = place_control_nodes(nodes)
         problem = problem_of_nodes(nodes, inputs, outputs, runtime=edges.runtime, known=known)
         fused = {position for position, node in enumerate(nodes) if PARTS in node.meta}
-        order = default_order(problem.predecessors, fused)
-        if not gathered and exceeds(problem, order) and gather_leaves(nodes, edges):
-            gathered = True
-            continue
-        if not repair(nodes, problem, order, edges):
-            return
+        order = default_order(problem.predecessors, fused, leaves_last(nodes) if moved else None)
+        if not moved and peak_of(problem, order) > peak_of(problem, range(len(nodes))) * (1 + TOLERANCE):
+            moved = True
+        elif not repair(nodes, problem, order, edges):
+            return moved
 
 
-def exceeds(problem: Problem, order: Sequence[int]) -> bool:
-    """Whether an execution order costs memory that the order of the file does not."""
-    return peak_of(problem, order) > peak_of(problem, range(len(problem.ops))) * (1 + TOLERANCE)
+def leaves_last(nodes: Sequence[ir.Node]) -> list[int]:
+    """The positions of nodes as they are to stand in the file: the leaves last, the last of them first.
 
-
-def gather_leaves(nodes: Sequence[ir.Node], edges: ControlEdges) -> bool:
-    """Let the last leaf wait for all others, in turn.
-
-    DEFAULT runs the leaf that stands last first, with all that it needs, and every other leaf long after its place: a
-    weight's gradient, with the activation that it reads.
-
-    Returns:
-        Whether that was possible.
+    DEFAULT finishes the leaf that stands last first, with all that it needs, then the one before it. So each runs in
+    its place in the sequence: a weight's gradient before the gradients of the layers below.
     """
-    real = [node for node in nodes if not is_control(node)]
-    leaves = [place for place, node in enumerate(real) if not any(value.uses() for value in node.outputs)]
-    while leaves:
-        last = leaves.pop()
-        signals = [signal for place in leaves if (signal := signal_of(real[place])) is not None]
-        if len(signals) < 2:
-            return False
-        if edges.runtime.view(real[last]) is None:
-            return gate(real[last], edges.after_all(signals), edges)
-    return False
+    leaves = [place for place, node in enumerate(nodes) if not any(value.uses() for value in node.outputs)]
+    last = set(leaves)
+    return [*(place for place in range(len(nodes)) if place not in last), *reversed(leaves)]
 
 
 def repair(nodes: Sequence[ir.Node], problem: Problem, order: Sequence[int], edges: ControlEdges) -> int:
