@@ -137,7 +137,7 @@ def write(
         fence_alone(nodes, edges)
     release_unused(nodes, edges)
     known = Numbering()
-    moved = settle_order(nodes, inputs, outputs, edges, known)
+    moved = settle_order(nodes, inputs, outputs, edges, known, gathered=pools is not None)
     nodes = place_control_nodes(nodes)
     problem = problem_of_nodes(nodes, inputs, outputs, runtime=runtime, known=known)
     lives = lifetimes(problem, range(len(nodes)))
