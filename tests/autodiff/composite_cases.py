@@ -116,6 +116,14 @@ KINDS = {
         constants={**STATISTICS, "q": values(*MAPS, seed=5)},
         options={"training": True},
     ),
+    "BatchNormalization by statistics of its input": Kind(
+        MAPS,
+        "mean = ReduceMean <keepdims = 0> (z, axes) again = ReduceMean <keepdims = 1> (z, axes) centred = Sub(z, again)"
+        " squares = Mul(centred, centred) variance = ReduceMean <keepdims = 0> (squares, axes)"
+        f" y = BatchNormalization(z, s, b, mean, variance) {SUM}",
+        parameters=NORM,
+        constants={"axes": np.array([0, 2, 3]), "q": values(*MAPS, seed=5)},
+    ),
     "Dropout": Kind(
         ROWS,
         f"y = Dropout(z, ratio) {SUM}",

@@ -65,7 +65,10 @@ def expect(name: str, reading: str, found: dict[str, float], *losses: str, names
 
 
 def test_no_composite_is_missing(monkeypatch):
-    """Whatever has a rule as a composite is met by the kinds above, read directly."""
+    """Whatever has a rule as a composite is met by the kinds above, read directly.
+
+    But for what is of single precision, where slopes in double precision tell nothing: see test_masked_softmax.py.
+    """
     met, inline = set(), training_graph.inline_composites
 
     def spy(op):
@@ -75,7 +78,7 @@ def test_no_composite_is_missing(monkeypatch):
     monkeypatch.setattr(training_graph, "inline_composites", spy)
     for name in KINDS:
         built(name, "directly")
-    assert met == {entry.op_type for entry in registry.entries() if entry.domain == DOMAIN} - {DETACH}
+    assert met == {entry.op_type for entry in registry.entries() if entry.domain == DOMAIN} - {DETACH, "MaskedSoftmax"}
 
 
 @each_kind
