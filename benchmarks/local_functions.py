@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import tempfile
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import onnx
@@ -28,22 +29,24 @@ DOMAIN = "gathered"
 
 
 def gathered(model: onnx.ModelProto, nodes: int) -> onnx.ModelProto:
-    """The same model, each so many nodes in a row as a call of a local function.
+    """The same model, each so many nodes in a row as a call of a local function; those with nested graphs stay.
 
     Args:
-        model: its nodes have no nested graphs.
-        nodes: how many to a call.
+        model: any model.
+        nodes: how many to a call, at most.
     """
-    source = list(model.graph.node)
+    parts = list(_runs(model.graph.node, nodes))
     readers: dict[str, set[int]] = {}
-    for position, node in enumerate(source):
-        for name in node.input:
-            readers.setdefault(name, set()).add(position // nodes)
+    for call, part in enumerate(parts):
+        for name in (name for node in part for name in _read_by(node)):
+            readers.setdefault(name, set()).add(call)
     returned = {value.name for value in model.graph.output}
     functions: dict[bytes, onnx.FunctionProto] = {}
     calls = []
-    for call in range(-(-len(source) // nodes)):
-        part = source[call * nodes : (call + 1) * nodes]
+    for call, part in enumerate(parts):
+        if _nested(part[0]):
+            calls.append(part[0])
+            continue
         made = [name for node in part for name in node.output if name]
         read = list(dict.fromkeys(name for node in part for name in node.input if name and name not in set(made)))
         given = [name for name in made if name in returned or readers.get(name, set()) - {call}]
@@ -68,6 +71,31 @@ def gathered(model: onnx.ModelProto, nodes: int) -> onnx.ModelProto:
     result.functions.extend(functions.values())
     result.opset_import.append(helper.make_opsetid(DOMAIN, 1))
     return result
+
+
+def _nested(node: onnx.NodeProto) -> list[onnx.GraphProto]:
+    """The graphs that a node has."""
+    return [attribute.g for attribute in node.attribute if attribute.HasField("g")]
+
+
+def _read_by(node: onnx.NodeProto) -> Iterator[str]:
+    """Names that a node reads, those in its graphs included."""
+    yield from node.input
+    for graph in _nested(node):
+        for inner in graph.node:
+            yield from _read_by(inner)
+
+
+def _runs(source: Iterable[onnx.NodeProto], most: int) -> Iterator[list[onnx.NodeProto]]:
+    """Nodes in a row, so many at most; one with nested graphs stands alone."""
+    run: list[onnx.NodeProto] = []
+    for node in source:
+        if run and (_nested(node) or _nested(run[0]) or len(run) == most):
+            yield run
+            run = []
+        run.append(node)
+    if run:
+        yield run
 
 
 def row(name: str, nodes: int, runs: int, folder: Path) -> str:
