@@ -71,7 +71,8 @@ def chunk_loss_heads(
         count, once = largest_divisor(samples, pieces.loss), pieces.passes == 1 and any(asked)
         once = once and not (plain and labels_of(node).reduction == "none")
         size = size_of(logits) * dtype_of(logits).itemsize
-        regions.append(Region("loss", str(logits.name), "samples", samples, size, name, count, 1 if once else 2))
+        weight, passes = str(layer.weight.name) if layer.weight in wanted else "", 1 if once else 2
+        regions.append(Region("loss", str(logits.name), "samples", samples, size, name, count, passes, weight))
         if count == 1:
             continue
         with op.scope(name, "forward", before=node):

@@ -118,6 +118,7 @@ class Region:
         node: name of the node that its nodes are called after.
         pieces: into how many pieces the region goes; 1: it is whole.
         passes: how often what is large in it is made.
+        weight: the parameter whose gradient it makes, as large as that may be; empty without one.
     """
 
     kind: Kind
@@ -128,6 +129,7 @@ class Region:
     node: str
     pieces: int = 1
     passes: int = 1
+    weight: str = ""
 
     def __str__(self) -> str:
         if self.kind == "masks":

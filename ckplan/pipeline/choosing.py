@@ -201,13 +201,14 @@ def _finer(form: _Form, step: Step, goal: Goal) -> Iterator[Pieces]:
     if budget and form.planned is not None and form.planned.plan.overhead <= _CHEAP:
         return
     tight = None if budget and form.planned is not None else _tight(form)
+    gradients = {} if form.step.training is None else form.step.training.gradients
     for kind, numbers in _rungs(step, goal).items():
         if kind == "batch":
             if goal.budget is not None and form.planned is None:
                 yield from _in_blocks(form, step, goal.budget, numbers)
             continue
         own = [region for region in form.step.regions if region.kind == kind]
-        if tight is not None and not _are_there(kind, own, tight):
+        if tight is not None and not _are_there(kind, own, tight, gradients):
             continue
         finer = [number for number in numbers if number > getattr(form.pieces, kind)]
         if not finer:
@@ -247,11 +248,11 @@ def _tight(form: _Form) -> dict[str, int] | None:
     return {**{problem.tensors[t].name: problem.tensors[t].bytes for t in (*op.inputs, *op.outputs)}, op.name: bound}
 
 
-def _are_there(kind: str, regions: Sequence[Region], held: Mapping[str, int]) -> bool:
-    """Whether regions of a kind have a part in a peak: one of them, or masks together."""
+def _are_there(kind: str, regions: Sequence[Region], held: Mapping[str, int], gradients: Mapping[str, str]) -> bool:
+    """Whether regions of a kind have a part in a peak: one of them, what it makes for a gradient, or masks together."""
     if kind == "masks":
         return sum(held.get(region.tensor, 0) for region in regions) > _PAYS * sum(held.values())
-    return any(_is_there(region, held) for region in regions)
+    return any(_is_there(region, held) or gradients.get(region.weight) in held for region in regions)
 
 
 def _is_there(region: Region, held: Mapping[str, int]) -> bool:

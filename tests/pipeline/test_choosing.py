@@ -57,6 +57,35 @@ def test_a_budget_below_the_logits_is_kept_in_pieces() -> None:
     assert json.loads(made.model.metadata_props[keys.CHUNKS]) == made.chosen_form[1:]
 
 
+def tied() -> onnx.ModelProto:
+    """A table that is looked up and multiplied by, larger than the logits that it makes."""
+    model = onnx.parser.parse_model(
+        """<ir_version: 10, opset_import: ["": 21]>
+        tied (int64[256] ids, int64[256] labels) => (float loss) {
+            found = Gather(table, ids)
+            hidden = MatMul(found, v)
+            bent = Tanh(hidden)
+            turned = Transpose(table)
+            logits = MatMul(bent, turned)
+            loss = SoftmaxCrossEntropyLoss(logits, labels)
+        }"""
+    )
+    rng = np.random.default_rng(0)
+    for name, shape in (("v", (512, 512)), ("table", (8000, 512))):
+        array = (rng.standard_normal(shape) / 32).astype(np.float32)
+        model.graph.initializer.append(onnx.numpy_helper.from_array(array, name))
+    return model
+
+
+def test_a_budget_below_the_gradient_of_a_tied_table_is_kept_in_pieces() -> None:
+    budget = 8000 * 512 * 4 // 2
+    with pytest.raises(InfeasibleError, match=r"no schedule has less than 15\.6 MiB"):
+        ckplan.rewrite(tied(), strategy="auto:steps=0", chunks="off", budget=budget)
+    made = ckplan.rewrite(tied(), strategy="auto:steps=0", chunks="auto", budget=budget)
+    assert made.after.peak_activations <= budget
+    assert [region.weight for region in made.step.regions if region.pieces > 1] == ["table"]
+
+
 def test_savings_and_compute_count_from_the_step_without_pieces() -> None:
     made, off = planned("memory"), planned("memory", chunks="off")
     assert made.step.whole is not None
