@@ -21,7 +21,7 @@ import onnx_ir as ir
 
 from ckplan.autodiff.builder import Builder, dtype_of, required_input, shape_of, size_of
 from ckplan.autodiff.composites import DOMAIN, outline
-from ckplan.autodiff.control_flow.bodies import BodyBuilder, close_body, emit_control, new_value
+from ckplan.autodiff.control_flow.bodies import BodyBuilder, close_body, emit_scan, new_value
 from ckplan.autodiff.crossentropy import labels_of, reduce_losses
 from ckplan.autodiff.known_slopes import known_slopes
 from ckplan.autodiff.one_pass_head import emit_one_pass
@@ -101,9 +101,8 @@ def _emit(op: Builder, loss: ir.Node, layer: Layer, count: int) -> ir.Value:
             new_value(op, f"{name}/{what}", layer.x.dtype, (count, samples // count, width))
             for what, width in (("picked", 1), ("largest", 1), ("chance", 1), ("x_grad", features))
         ]
-        attributes = [ir.AttrGraph("body", body), ir.AttrInt64("num_scan_inputs", 2)]
         about = {PHASE: "forward", PIECES: str(count)}
-        emit_control(op, "Scan", f"{name}/Scan", [rows, indices], attributes, outputs, about)
+        emit_scan(op, f"{name}/Scan", body, [], [rows, indices], outputs, about)
         picked, largest, chance, slope = outputs
         losses = op.Neg(op.reshape(picked, shape_of(labels.indices)))
         value = reduce_losses(op, losses, labels, shape_of(loss.outputs[0]))

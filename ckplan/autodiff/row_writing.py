@@ -18,7 +18,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ckplan.autodiff.builder import Builder, dtype_of, shape_of
-from ckplan.autodiff.control_flow.bodies import BodyBuilder, close_body, emit_control, new_value
+from ckplan.autodiff.control_flow.bodies import BodyBuilder, close_body, emit_control, emit_scan, new_value
 from ckplan.autodiff.scattering import Added, Updates
 from ckplan.autodiff.slices import rows_from
 from ckplan.keys import PHASE, PIECES
@@ -78,11 +78,10 @@ def write_rows(
         found = inner.Gather(now, place, axis=0)
     graph.outputs.extend([now, found])
     close_body(inner)
-    attributes = [ir.AttrGraph("body", graph), ir.AttrInt64("num_scan_inputs", len(inputs) - 1)]
     last = new_value(op, f"{name}/last", dtype, (block, shape[1]))
     result = new_value(op, f"{name}_out", dtype, shape)
     about = {PHASE: "backward", PIECES: str(-(-shape[0] // block))}
-    emit_control(op, "Scan", name, inputs, attributes, [last, result], about)
+    emit_scan(op, name, graph, inputs[:1], inputs[1:], [last, result], about)
     return result
 
 

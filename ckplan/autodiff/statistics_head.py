@@ -17,7 +17,7 @@ import onnx_ir as ir
 
 from ckplan.autodiff.builder import Builder, shape_of, size_of
 from ckplan.autodiff.composites import outline
-from ckplan.autodiff.control_flow.bodies import BodyBuilder, close_body, emit_control, new_value
+from ckplan.autodiff.control_flow.bodies import BodyBuilder, close_body, emit_scan, new_value
 from ckplan.autodiff.known_slopes import KnownSlopes
 from ckplan.autodiff.one_pass_head import bands_of, go_through, outline_once
 from ckplan.autodiff.output_layer import Layer, product
@@ -136,9 +136,8 @@ def _two_passes(
         outputs = [
             new_value(op, f"{name}/{value.name}", layer.x.dtype, (count, *shape_of(value))) for value in body.outputs
         ]
-        attributes = [ir.AttrGraph("body", body), ir.AttrInt64("num_scan_inputs", len(inputs))]
         about = {PHASE: "forward", PIECES: str(count)}
-        emit_control(op, "Scan", f"{name}/Scan", inputs, attributes, outputs, about)
+        emit_scan(op, f"{name}/Scan", body, [], inputs, outputs, about)
         flat = [op.reshape(value, (samples, shape_of(value)[-1])) for value in outputs]
     told = attributes_of(wanted) | {"by_rows": int(layer.by_rows), "chunks": count}
     operands = [layer.x, layer.weight, layer.bias, wanted.weights, *wanted.indices, *given]

@@ -8,7 +8,7 @@ import onnx_ir as ir
 
 from ckplan.autodiff.attention.pattern import Attention
 from ckplan.autodiff.builder import Builder, shape_of
-from ckplan.autodiff.control_flow.bodies import BodyBuilder, close_body, copy_nodes, emit_control, new_value
+from ckplan.autodiff.control_flow.bodies import BodyBuilder, close_body, copy_nodes, emit_scan, new_value
 from ckplan.autodiff.control_flow.policy import keep_patterns
 from ckplan.autodiff.paths import discard
 from ckplan.keys import PHASE, PIECES
@@ -58,9 +58,8 @@ def emit_pieces(
     """
     name = attention.name
     output = new_value(op, f"{name}/pieces", attention.result.outputs[0].dtype, shape)
-    attributes = [ir.AttrGraph("body", body), ir.AttrInt64("num_scan_inputs", len(inputs))]
     about = {PHASE: "forward", PIECES: str(shape[0])}
-    keep_patterns(emit_control(op, "Scan", f"{name}/Scan", inputs, attributes, [output], about), [])
+    keep_patterns(emit_scan(op, f"{name}/Scan", body, [], inputs, [output], about), [])
     return output
 
 

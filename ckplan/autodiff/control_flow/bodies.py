@@ -151,6 +151,32 @@ def emit_control(
     return node
 
 
+def emit_scan(
+    op: Builder,
+    name: str,
+    body: ir.Graph,
+    states: Sequence[ir.Value],
+    sequences: Sequence[ir.Value],
+    outputs: Sequence[ir.Value],
+    metadata: Mapping[str, str],
+    tracks: Sequence[ir.Attr] = (),
+) -> ir.Node:
+    """Emit a Scan (https://onnx.ai/onnx/operators/onnx__Scan.html).
+
+    Args:
+        op: builder of the graph that gets the node.
+        name: what to call it; made unique.
+        body: what is done in a step; its inputs are states, then an element of each sequence.
+        states: what the first step starts from.
+        sequences: what it goes over.
+        outputs: the last states, then what the steps have made.
+        metadata: of the node, its phase among it.
+        tracks: axes and directions of sequences and outputs, where they are not the first one and forwards.
+    """
+    attributes = [ir.AttrGraph("body", body), ir.AttrInt64("num_scan_inputs", len(sequences)), *tracks]
+    return emit_control(op, "Scan", name, [*states, *sequences], attributes, outputs, metadata)
+
+
 def remove_new(graph: ir.Graph, kept: Container[ir.Node]) -> None:
     """Remove the nodes of a body that were not there before."""
     discard(graph, [node for node in reversed(list(graph)) if node not in kept])

@@ -15,7 +15,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ckplan.autodiff.builder import Builder, shape_of
-from ckplan.autodiff.control_flow.bodies import BodyBuilder, close, copy_nodes, emit_control, new_value
+from ckplan.autodiff.control_flow.bodies import BodyBuilder, close, copy_nodes, emit_scan, new_value
 from ckplan.autodiff.control_flow.loop import loop_as_scan
 from ckplan.autodiff.control_flow.policy import keep_patterns, spread_patterns
 from ckplan.autodiff.control_flow.recurrence import Track, name_states, row_shape, scan_of, track_attributes
@@ -218,11 +218,7 @@ def _outer_scan(
         inner.replace_input_with(index, body.inputs[-1])
     indices = [*states.values(), *results]
     body.outputs.extend(close(BodyBuilder(op, body), [inner.outputs[i] for i in indices], "forward"))
-    attributes = [
-        ir.AttrGraph("body", body),
-        ir.AttrInt64("num_scan_inputs", len(outer)),
-        *track_attributes("input", tracks),
-    ]
+    attributes = track_attributes("input", tracks)
     if results:
         attributes += track_attributes("output", list(results.values()))
     outputs = [
@@ -233,8 +229,7 @@ def _outer_scan(
         outputs.append(
             new_value(op, f"{value.name}/chunks", value.dtype, (*shape[: track.axis], count, *shape[track.axis :]))
         )
-    metadata = {PHASE: "forward"}
-    scan = emit_control(op, "Scan", f"{node.name}/chunks", [*initial, *outer], attributes, outputs, metadata)
+    scan = emit_scan(op, f"{node.name}/chunks", body, initial, outer, outputs, {PHASE: "forward"}, attributes)
     keep_patterns(scan, ())
     made = dict(zip(indices, outputs, strict=True))
     for index, track in results.items():

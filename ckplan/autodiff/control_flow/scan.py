@@ -8,7 +8,7 @@ import onnx_ir as ir
 from ckplan.autodiff.builder import Builder, Gradients, shape_of
 from ckplan.autodiff.control_flow.backward import BackwardStep, Carried, Made, Read
 from ckplan.autodiff.control_flow.backward_step import backward_step
-from ckplan.autodiff.control_flow.bodies import dims_of, emit_control, new_value
+from ckplan.autodiff.control_flow.bodies import dims_of, emit_scan, new_value
 from ckplan.autodiff.control_flow.deferred import weight_gradient
 from ckplan.autodiff.control_flow.recurrence import Recurrence, Track, scan_of, track_attributes
 from ckplan.autodiff.paths import captured
@@ -53,11 +53,7 @@ def emit_backward_scan(op: Builder, loop: Recurrence, step: BackwardStep, count:
     graph = step.graph
     graph.inputs.extend([*(c.before for c in step.carried), *(r.inside for r in step.read)])
     graph.outputs.extend([*(c.after for c in step.carried), *(m.inside for m in step.made)])
-    attributes = [
-        ir.AttrGraph("body", graph),
-        ir.AttrInt64("num_scan_inputs", len(step.read)),
-        *track_attributes("input", [_backwards(r.track) for r in step.read]),
-    ]
+    attributes = track_attributes("input", [_backwards(r.track) for r in step.read])
     if step.made:
         attributes += track_attributes("output", [_backwards(m.track) for m in step.made])
     outputs = [new_value(op, f"{name}_out", c.after.dtype, shape_of(c.after)) for c in step.carried]
@@ -65,8 +61,8 @@ def emit_backward_scan(op: Builder, loop: Recurrence, step: BackwardStep, count:
         shape, axis = dims_of(made.inside), made.track.axis
         whole = (*shape[:axis], loop.steps, *shape[axis:])
         outputs.append(new_value(op, f"{name}_out", made.inside.dtype, whole))
-    inputs = [*(c.initial for c in step.carried), *(r.outer for r in step.read)]
-    emit_control(op, "Scan", name, inputs, attributes, outputs, backward_metadata(loop.node))
+    states, sequences = [c.initial for c in step.carried], [r.outer for r in step.read]
+    emit_scan(op, name, graph, states, sequences, outputs, backward_metadata(loop.node), attributes)
     gradients: list[ir.Value | None] = [None] * count
     parts: list[Carried | Made] = [*step.carried, *step.made]
     for part, output in zip(parts, outputs, strict=True):

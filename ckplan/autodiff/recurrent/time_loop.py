@@ -7,7 +7,7 @@ from collections.abc import Callable, Container, Mapping, Sequence
 import onnx_ir as ir
 
 from ckplan.autodiff.builder import Builder, shape_of
-from ckplan.autodiff.control_flow.bodies import BodyBuilder, close, emit_control, new_value
+from ckplan.autodiff.control_flow.bodies import BodyBuilder, close, emit_scan, new_value
 from ckplan.keys import PHASE
 
 States = Sequence[ir.Value]
@@ -58,18 +58,11 @@ def scan(
     stacked = {
         key: new_value(op, f"{name}/all_{key}", value.dtype, (steps, *shape_of(value))) for key, value in made.items()
     }
-    attributes = [ir.AttrGraph("body", graph), ir.AttrInt64("num_scan_inputs", len(read))]
+    tracks = []
     if backwards:
-        attributes.append(ir.AttrInt64s("scan_input_directions", [1] * len(read)))
+        tracks.append(ir.AttrInt64s("scan_input_directions", [1] * len(read)))
         if made:
-            attributes.append(ir.AttrInt64s("scan_output_directions", [1] * len(made)))
-    emit_control(
-        op,
-        "Scan",
-        name,
-        [*states, *sequences.values()],
-        attributes,
-        [*finals, *stacked.values()],
-        {PHASE: phase},
-    )
+            tracks.append(ir.AttrInt64s("scan_output_directions", [1] * len(made)))
+    outputs = [*finals, *stacked.values()]
+    emit_scan(op, name, graph, states, list(sequences.values()), outputs, {PHASE: phase}, tracks)
     return finals, stacked

@@ -11,7 +11,7 @@ import onnx_ir as ir
 
 from ckplan.autodiff.builder import Builder, Gradients, attr_int, dtype_of, input_of, required_input, shape_of, size_of
 from ckplan.autodiff.composites import DOMAIN
-from ckplan.autodiff.control_flow.bodies import BodyBuilder, close_body, emit_control, new_value
+from ckplan.autodiff.control_flow.bodies import BodyBuilder, close_body, emit_scan, new_value
 from ckplan.autodiff.crossentropy import labels_of
 from ckplan.autodiff.output_layer import product
 from ckplan.autodiff.regions import near_divisor
@@ -248,11 +248,10 @@ def _in_chunks(
             found = inner.Gemm(slope, head.factors, head.added(inner, total, start, width), transA=1)
             graph.outputs.append(inner.reshape(found, (width,)))
     close_body(inner)
-    attributes = [ir.AttrGraph("body", graph), ir.AttrInt64("num_scan_inputs", len(inputs))]
     outputs = [new_value(op, f"{name}_out", weight.dtype, (count, width, features))]
     if bias is not None:
         outputs.append(new_value(op, f"{name}_out", weight.dtype, (count, width)))
-    emit_control(op, "Scan", name, inputs, attributes, outputs, {PHASE: "backward", PIECES: str(count)})
+    emit_scan(op, name, graph, [], inputs, outputs, {PHASE: "backward", PIECES: str(count)})
     by_bias = op.reshape(outputs[1], (classes,)) if bias is not None else None
     by_weight = op.reshape(outputs[0], (classes, features))
     return by_weight if by_rows else op.transpose(by_weight, (1, 0)), by_bias
