@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import onnx_ir as ir
 
+from ckplan.autodiff.breaks import reached_by
 from ckplan.autodiff.builder import Builder, is_floating, shape_of, size_of
 from ckplan.autodiff.composites import outline
 from ckplan.autodiff.crossentropy import declare_classes, emit_cross_entropy, prepare_labels
@@ -17,6 +19,9 @@ from ckplan.errors import ModelError, UsageError
 
 #: Losses that can be put behind an output, as ``--loss`` names them.
 LOSSES = ("cross-entropy", "mse", "sum", "mean", "sum-of-squares")
+
+_LOSS = re.compile(r"(?<![a-z])loss(es)?(?![a-z])", re.IGNORECASE)
+_TOTAL = re.compile(r"(?<![a-z])(total|sum)(?![a-z])", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -34,14 +39,36 @@ class Loss:
     behind: ir.Value | None = None
 
 
+def own_losses(outputs: Sequence[ir.Value]) -> list[str]:
+    """Return the losses that a model has among its outputs, as :func:`add_loss` names them; none if it has none.
+
+    They are its scalar, if it has one; what is called the loss, or the total; else all single numbers that are called
+    losses of something, which are summed; else the mean of what is called a loss and has a number for each sample.
+
+    Args:
+        outputs: the outputs of a model, in order.
+    """
+    floating = [value for value in outputs if is_floating(value)]
+    called = [value for value in floating if _LOSS.search(str(value.name))]
+    single = [value for value in called if size_of(value) == 1]
+    for found in (
+        [value for value in floating if shape_of(value) == ()],
+        [value for value in single if str(value.name).lower() == "loss"],
+        [value for value in single if _TOTAL.search(str(value.name))],
+    ):
+        if len(found) == 1:
+            return [str(found[0].name)]
+    return [str(value.name) for value in single] or [f"mean:{value.name}" for value in called if len(called) == 1]
+
+
 def add_loss(op: Builder, spec: str | None) -> Loss:
     """Find the loss in the graph or append one, adding graph inputs for what the outputs are compared with.
 
     Args:
         op: builder of the forward graph.
         spec: an output of the model by name; one of :data:`LOSSES`, behind the first floating output; or
-            ``<loss>:<output>``. None takes the model's scalar output if it has one, or the one that is called loss,
-            else cross-entropy if the model's head makes scores of classes, else mse; the description says why.
+            ``<loss>:<output>``. None takes cross-entropy if the model's head makes scores of classes, else mse; the
+            description says why.
 
     Raises:
         UsageError: the output does not exist or cannot be used that way.
@@ -54,12 +81,8 @@ def add_loss(op: Builder, spec: str | None) -> Loss:
             "cut the model before its integer outputs, for example with onnx.utils.extract_model",
         )
     if spec is None:
-        scalars = [value for value in outputs if shape_of(value) == ()]
-        called = [value for value in outputs if size_of(value) == 1 and str(value.name).lower() == "loss"]
-        for single in (scalars, called):
-            if len(single) == 1:
-                return Loss(single[0], f"the model's output '{single[0].name}'")
-        return _default(op, main_output(outputs))
+        trained = reached_by(op.graph, op.opset_imports, op.graph.initializers.values())
+        return _default(op, main_output([value for value in outputs if value in trained] or outputs))
     by_name = {str(value.name): value for value in op.graph.outputs}
     if spec in by_name:
         return Loss(_scalar(by_name[spec]), f"the model's output '{spec}'")

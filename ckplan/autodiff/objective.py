@@ -11,7 +11,7 @@ import onnx_ir as ir
 from ckplan.autodiff.builder import Builder, is_floating, shape_of
 from ckplan.autodiff.composites import known_outputs
 from ckplan.autodiff.crossentropy import lower_losses
-from ckplan.autodiff.loss import Loss, add_loss
+from ckplan.autodiff.loss import Loss, add_loss, own_losses
 from ckplan.errors import UsageError
 
 
@@ -39,7 +39,8 @@ def add_objective(op: Builder, loss: Sequence[str], grad_ys: Sequence[str], defa
         loss: the losses, each as in :func:`ckplan.autodiff.loss.add_loss`. Several are summed, and each is an output
             of its own: under the name of the model's output, or ``loss_<output>`` (``loss_<output>_0``, ... where
             several are of one output); their sum is ``total_loss``. With none, the loss is chosen, unless ``grad_ys``
-            says what to differentiate.
+            says what to differentiate: the model's own (:func:`ckplan.autodiff.loss.own_losses`), else one that its
+            head suggests.
         grad_ys: names of floating-point tensors of any shape whose gradients the caller gives: an input
             ``<name>_given_grad`` is added for each, of its shape and element type.
         default: the loss to take if none is given and the model has it as an output.
@@ -51,7 +52,7 @@ def add_objective(op: Builder, loss: Sequence[str], grad_ys: Sequence[str], defa
     lower_losses(op)
     if default is not None and not loss and not grad_ys and default in [value.name for value in op.graph.outputs]:
         loss = [default]
-    specs: Sequence[str | None] = loss or ([] if grad_ys else [None])
+    specs: Sequence[str | None] = loss or ([] if grad_ys else own_losses(op.graph.outputs) or [None])
     losses = [add_loss(op, spec) for spec in specs]
     _name_losses(op, losses)
     targets: dict[ir.Value, ir.Value | None] = {}

@@ -195,6 +195,11 @@ def select_parameters(
         )
     if not chosen and not request.others:
         left = [value for value in candidates if value not in request.frozen]
+        if constants and len(constants) == len(left):
+            raise ModelError(
+                f"the model has no parameters to train, only constants ({shortened([said for _, said in constants])})",
+                "name with --wrt what should be trained",
+            )
         readers_of = dict.fromkeys(use.node for value in left for use in value.uses())
         if not request.all_parameters or request.frozen:
             readers_of = {node: None for node in readers_of if not asked.isdisjoint(node.inputs)}

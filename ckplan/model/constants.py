@@ -13,7 +13,19 @@ from ckplan import keys
 
 _MOST_FILLED = 1 << 35
 """Bytes of a filling that is taken for a weight, 32 GiB: it is written out when the model is saved."""
-_SETTINGS = {"Clip": (1, 2), "Dropout": (1,), "Pad": (2,), "Resize": (1, 2), "Upsample": (1,)}
+_SETTINGS = {
+    ("", "Clip"): (1, 2),
+    ("", "Dropout"): (1,),
+    ("", "OneHot"): (2,),  # off and on
+    ("", "Pad"): (2,),
+    ("", "Resize"): (1, 2),
+    ("", "RotaryEmbedding"): (1, 2),  # cosines and sines
+    ("", "STFT"): (2,),  # the window
+    ("", "Upsample"): (1,),
+    ("com.microsoft", "GroupQueryAttention"): (7, 8),  # cosines and sines
+    ("com.microsoft", "RotaryEmbedding"): (2, 3),
+}
+"""Operands that set how an operator works, by domain and operator."""
 # Initializers that exporters lift from literals in the source (torch's dynamo exporter, torch.fx).
 _LITERAL_NAME = re.compile(r"val_\d+|scalar_tensor_default(_\d+)?|_lifted_scalar.*|_lifted_tensor_constant\d+")
 
@@ -22,8 +34,9 @@ def is_constant(value: ir.Value) -> bool:
     """Whether a floating initializer is a literal of the program rather than something to train.
 
     Marked so are: scalars from Constant nodes (0.5 in a GELU, an epsilon), everything in Constant nodes of PyTorch's
-    exports, initializers that exporters make of scalar literals, operands such as the bounds of a Clip or the scales
-    of a Resize, and results of constant folding. The mark is metadata of the value, so it survives cloning and saving.
+    exports, initializers that exporters make of scalar literals, operands such as the bounds of a Clip, the scales of
+    a Resize or the window of an STFT, and results of constant folding. The mark is metadata of the value, so it
+    survives cloning and saving.
     """
     return keys.CONSTANT in value.metadata_props
 
@@ -111,10 +124,10 @@ def _hand_on(nested: ir.Graph, value: ir.Value) -> None:
 
 
 def _mark_settings(graph: ir.Graph) -> None:
-    """Floating operands that set how an operator works, and that no gradient reaches, are constants."""
+    """Operands that set how an operator works are constants, whether or not a gradient reaches them."""
     for value in graph.initializers.values():
-        uses = list(value.uses())
-        if uses and all(use.idx in _SETTINGS.get(use.node.op_type, ()) and use.node.domain == "" for use in uses):
+        uses = [(use.idx, (use.node.domain, use.node.op_type)) for use in value.uses()]
+        if uses and all(index in _SETTINGS.get(operator, ()) for index, operator in uses):
             mark_constant(value, "setting")
 
 

@@ -18,6 +18,9 @@ SMALL = 4096
 DIMENSIONS = "ckplan.dimensions"
 """Key in ``Value.meta`` for a shape learnt elsewhere, which the value itself does not show."""
 
+_STRING = 32
+"""Bytes of a string object in onnxruntime: ``sizeof(std::string)`` of libstdc++."""
+
 _NAMED = re.compile(r"(\d+)@(.+)")
 _HIDDEN = re.compile(r"\d{1,18}(x\d{1,18})*")
 
@@ -71,9 +74,14 @@ def _numbers(hidden: str) -> tuple[int, ...] | None:
 
 
 def bytes_of(value: ir.Value) -> int:
-    """Size of a value in bytes; 0 where it is no tensor of known size (a sequence, an optional)."""
+    """Size of a value in bytes; 0 where it is no tensor of known size (a sequence, an optional).
+
+    Of strings these are the objects; the letters of long ones lie elsewhere, and no graph tells how many there are.
+    """
     dims, dtype = dimensions_of(value), value.dtype
-    return 0 if dims is None or dtype is None else math.ceil(math.prod(dims) * dtype.itemsize)
+    if dims is None or dtype is None:
+        return 0
+    return math.ceil(math.prod(dims) * (_STRING if dtype is ir.DataType.STRING else dtype.itemsize))
 
 
 def shape_class(value: ir.Value) -> Hashable | None:

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from ckplan.autodiff import build_training_graph
+from ckplan.errors import ModelError
 from ckplan.keys import STANDS_FOR
 from ckplan.model.torch_export import KIND
 from tests.autodiff.gradcheck import parse, values
@@ -92,6 +93,13 @@ def test_patterns_overrule_it() -> None:
     text = "g (double[16,16] x) => (double loss) { h = Mul(x, zeros) loss = ReduceSum <keepdims = 0> (h) }"
     model = parse(text, zeros=np.zeros((16, 16)))
     assert list(build_training_graph(model, wrt=["zeros"]).gradients) == ["zeros"]
+
+
+def test_a_model_of_constants_has_nothing_to_train() -> None:
+    model = parse("g (double[3] x) => (double[3] y) { y = Mul(x, factor) }", factor=np.array(0.5))
+    with pytest.raises(ModelError, match=r"no parameters to train, only constants \('factor'\); name with --wrt"):
+        build_training_graph(model)
+    assert list(build_training_graph(model, wrt=["factor"]).gradients) == ["factor"]
 
 
 @pytest.mark.parametrize("training", [False, True])

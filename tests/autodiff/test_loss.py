@@ -27,6 +27,7 @@ from tests.autodiff.gradcheck import (
 LINEAR = "g (double[6,3] x) => (double[6,5] y) { y = MatMul(x, w) }"
 X = values(6, 3, seed=8)
 W = values(3, 5, seed=9)
+Y = X @ W
 LABELS = np.asarray([0, 4, 2, 2, 1, 3])
 
 
@@ -46,6 +47,38 @@ def test_scalar_output_is_the_default():
     assert training.loss == "s"
     assert training.description == "the model's output 's'"
     assert check_training_graph(training, {"x": X}) == pytest.approx((X @ W).max())
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "expected", "said"),
+    [
+        ("other", "the_loss", Y.min(), "the model's output 'the_loss'"),
+        ("total_loss", "loss", Y.min(), "the model's output 'loss'"),
+        ("loss_box", "Total_loss", Y.min(), "the model's output 'Total_loss'"),
+        ("loss1", "loss2", Y.max() + Y.min(), "the sum of the model's output 'loss1'; the model's output 'loss2'"),
+    ],
+)
+def test_what_is_called_a_loss_is_the_default(first, second, expected, said):
+    text = """g (double[6,3] x) => (double[6,5] y, double first, double second) {
+        y = MatMul(x, w)
+        first = ReduceMax <keepdims = 0> (y)
+        second = ReduceMin <keepdims = 0> (y)
+    }"""
+    training = build_training_graph(parse(text.replace("first", first).replace("second", second), w=W))
+    assert training.description == said
+    assert check_training_graph(training, {"x": X}) == pytest.approx(expected)
+
+
+def test_a_loss_for_each_sample_is_averaged():
+    text = "g (double[6,3] x) => (double[6,5] y, double[6,5] loss) { y = MatMul(x, w) loss = Mul(y, y) }"
+    training = build_training_graph(parse(text, w=W))
+    assert training.description == "mean of 'loss'"
+    assert check_training_graph(training, {"x": X}) == pytest.approx(np.square(Y).mean())
+
+
+def test_the_default_is_put_behind_an_output_that_depends_on_weights():
+    text = "g (double[6,5] x) => (double[6,5] x, double[6,5] z, double[6,3] y) { z = Tanh(x) y = MatMul(x, w) }"
+    assert "cross-entropy of 'y'" in build_training_graph(parse(text, w=values(5, 3))).description
 
 
 @pytest.mark.parametrize(

@@ -372,6 +372,28 @@ def test_settings_are_constants_and_decide_shapes(tmp_path: Path) -> None:
     }
 
 
+def test_what_an_operator_is_given_beside_its_input_is_constant(tmp_path: Path) -> None:
+    text = """
+    <ir_version: 10, opset_import: ["" : 23, "com.microsoft" : 1]>
+    g (float[1, 64, 1] x, float[1, 6, 16] q, int64[1, 6] at, int64[3] ids) => (float[] y, float[] z, float[] o) {
+        s = STFT(x, step, win)
+        y = Mul(s, w)
+        r = RotaryEmbedding <num_heads = 1> (q, cosines, sines, at)
+        z = com.microsoft.RotaryEmbedding(r, at, other_cosines, other_sines)
+        o = OneHot(ids, depth, off_on)
+    }"""
+    weights = {"step": np.array(8), "win": normal(0, 16), "w": normal(1, 2), "depth": np.array(4)}
+    weights |= {"cosines": normal(2, 9, 8), "sines": normal(3, 9, 8), "off_on": np.array([0, 1], np.float32)}
+    weights |= {"other_cosines": normal(4, 9, 8), "other_sines": normal(5, 9, 8)}
+    forward = loaded(tmp_path, text, weights)
+    kept = forward.model.graph.initializers
+    assert {name for name in weights if name in kept and is_constant(kept[name])} == set(weights) - {
+        "step",
+        "depth",
+        "w",
+    }
+
+
 @pytest.mark.parametrize("producer", ["pytorch", "paddle"])
 def test_what_a_constant_node_means_depends_on_the_exporter(tmp_path: Path, producer: str) -> None:
     model = parse("""

@@ -86,6 +86,17 @@ def test_value_that_nothing_produces(tmp_path: Path) -> None:
     assert "'w'" in text
 
 
+def test_sparse_initializers_are_refused_by_name(tmp_path: Path) -> None:
+    model = parse(TEXT)
+    sparse = model.graph.sparse_initializer.add(dims=[3, 4])
+    sparse.values.CopyFrom(onnx.numpy_helper.from_array(np.ones(1, np.float32), "w"))
+    sparse.indices.CopyFrom(onnx.numpy_helper.from_array(np.array([5])))
+    onnx.checker.check_model(model)
+    text = message(write(model, tmp_path))
+    assert "reads the sparse initializer 'w'" in text
+    assert "write it as a dense one" in text
+
+
 def test_output_that_nothing_produces(tmp_path: Path) -> None:
     model = parse(TEXT, {"w": normal(0, 3, 4)})
     model.graph.output[0].name = "elsewhere"
