@@ -98,9 +98,6 @@ def late_order(problem: Problem, order: Sequence[int]) -> list[int]:
     """
     ops, root = problem.ops, problem.view_root
     last = {root[tensor]: index for index in order for tensor in ops[index].inputs}
-    step = [0] * len(ops)
-    for place, index in enumerate(order):
-        step[index] = place
 
     def activations(found: Iterable[int]) -> int:
         return sum(problem.tensors[t].bytes for t in found if problem.tensors[t].kind is Kind.ACTIVATION)
@@ -110,27 +107,26 @@ def late_order(problem: Problem, order: Sequence[int]) -> list[int]:
         freed = {root[tensor] for tensor in op.inputs if last[root[tensor]] == index}
         return activations(tensor for tensor in op.outputs if tensor not in op.views) > activations(freed)
 
-    waiting: list[list[int]] = [[] for _ in ops]  # by op, what is put off until right before it, the first one last
-    settled: list[int] = []
+    # An op that stays and all that is put off until before it, in reverse; the last group first. What waits for an op
+    # stands behind it and is deeper.
+    groups: list[list[int]] = []
+    group, depth = [0] * len(ops), [0] * len(ops)
     for index in reversed(order):
         op = ops[index]
-        readers = [reader for tensor in op.outputs for reader in problem.consumers[tensor]]
+        readers = {reader for tensor in op.outputs for reader in problem.consumers[tensor]}
         if op.backward and readers and (set(op.outputs) <= op.views.keys() or grows(index)):
-            first = min(readers, key=step.__getitem__)
-            step[index] = step[first]
-            waiting[first].append(index)
+            group[index] = max(group[reader] for reader in readers)
+            members = groups[group[index]]
+            place = next(place for place in reversed(range(len(members))) if members[place] in readers)
+            depth[index] = depth[members[place]] + 1
+            place += 1
+            while place < len(members) and depth[members[place]] >= depth[index]:
+                place += 1
+            members.insert(place, index)
         else:
-            settled.append(index)
-    found: list[int] = []
-    stack = settled
-    while stack:
-        index = stack.pop()
-        if waiting[index]:
-            stack += [index, *waiting[index]]
-            waiting[index] = []
-        else:
-            found.append(index)
-    return found
+            group[index] = len(groups)
+            groups.append([index])
+    return [index for members in reversed(groups) for index in reversed(members)]
 
 
 @lru_cache(maxsize=8)

@@ -56,6 +56,20 @@ def test_a_derivative_is_made_before_the_gradient_that_it_is_multiplied_by() -> 
     assert (peak_of(problem, order), peak_of(problem, range(6))) == (9, 12)
 
 
+def test_an_op_is_put_off_until_before_the_first_of_readers_that_are_put_off_themselves() -> None:
+    build = ProblemBuilder()
+    x = build.tensor(0, Kind.INPUT)
+    y, seed = build.tensor(1), build.tensor(1)
+    left, right, one, other, last = (build.tensor(size) for size in (4, 4, 9, 9, 1))
+    build.op([x], [y])
+    build.op([y], [seed], backward=True)
+    build.op([seed], [left, right], backward=True)
+    build.op([right], [one], backward=True)
+    build.op([left], [other], backward=True)
+    build.op([one, other], [last], backward=True)
+    assert late_order(build.build(), range(6)) == [0, 1, 2, 3, 4, 5]
+
+
 @st.composite
 def graphs_with_repeats(draw: st.DrawFn) -> tuple[Problem, list[int]]:
     """Ops of several outputs that view, overwrite and return what they like, and schedules that repeat any of them."""
