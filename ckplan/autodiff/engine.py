@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 import numpy as np
 import onnx_ir as ir
@@ -13,8 +13,8 @@ from ckplan.autodiff.inline import inline_function
 from ckplan.autodiff.paths import captured, differentiable_inputs, entry_of, reads
 from ckplan.autodiff.presence import there
 from ckplan.autodiff.registry import NON_DIFFERENTIABLE, Entry, NoGradientError
-from ckplan.errors import UnsupportedOperatorsError
-from ckplan.keys import NOT_EXPANDED
+from ckplan.errors import ModelError, UnsupportedOperatorsError
+from ckplan.keys import DATA_SIZED, NOT_EXPANDED
 from ckplan.model.contrib import MICROSOFT, REFUSED
 
 Finish = Callable[[Builder, ir.Value, float], ir.Value]
@@ -81,9 +81,12 @@ def backpropagate(
             multiplied by; returns the gradient to hand out.
 
     Raises:
-        UnsupportedOperatorsError: nodes on the way from a parameter to a target cannot be differentiated.
+        ModelError: a value on the way from a parameter to a target has another size with other data, or a target is
+            computed from such a size.
+        UnsupportedOperatorsError: nodes on the way cannot be differentiated.
     """
     wanted = wanted_values(op, parameters, targets)
+    _refuse_data_sized(op.graph, wanted, targets)
     op.wanted = wanted
     gradients: dict[ir.Value, ir.Value] = {}
     op.partials = gradients
@@ -130,6 +133,22 @@ def backpropagate(
         if value in gradients and value not in finished:
             hand_out(value)
     return {value: finished[value] for value in parameters if value in finished}
+
+
+def _refuse_data_sized(graph: ir.Graph, wanted: Collection[ir.Value], targets: Iterable[ir.Value]) -> None:
+    """Raise where gradients or a target follow from a size that was learnt of one run, and is another in the next."""
+    needed = set(targets)
+    for node in reversed(graph):
+        if needed.isdisjoint(node.outputs):
+            continue
+        needed.update(reads(node))
+        counts = node.inputs if node.op_type in ("Shape", "Size") and not node.domain else ()
+        for value in (*counts, *(output for output in node.outputs if output in wanted)):
+            if value is not None and (source := value.metadata_props.get(DATA_SIZED)):
+                raise ModelError(
+                    f"'{value.name}' is as large as {source} finds in the data, and a training step has fixed sizes",
+                    "choose by a mask that is multiplied by, or a Where; let each expert of a mixture see all tokens",
+                )
 
 
 def _completed(graph: ir.Graph, values: Iterable[ir.Value]) -> dict[ir.Node, list[ir.Value]]:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import onnx_ir as ir
 
 from ckplan.errors import EnvironmentUnavailableError, ModelError
-from ckplan.keys import NOT_EXPANDED
+from ckplan.keys import DATA_SIZED, NOT_EXPANDED
 from ckplan.model.declared import is_own
 from ckplan.model.execute import execute, random_inputs
 from ckplan.model.infer import is_known
@@ -24,9 +24,14 @@ def unknown_values(graph: ir.Graph) -> list[ir.Value]:
     ]
 
 
+_COUNTING = frozenset({"Compress", "NonMaxSuppression", "NonZero", "Unique"})
+"""Operators whose results are as many as the data say."""
+
+
 def learn(model: ir.Model) -> tuple[str, ...]:
     """Fill in every type and shape still unknown from one run with seeded inputs (floats normal, integers 0 or 1).
 
+    Values that another run would give another size bear the node that counts, under `DATA_SIZED` in their metadata.
     Only shapes leave the session, not the tensors, unless a tensor's element type is unknown too.
 
     Args:
@@ -44,6 +49,7 @@ def learn(model: ir.Model) -> tuple[str, ...]:
         return ()
     for value in unknown:
         _refuse_fed_range(value.producer())
+    _mark_data_sized(model.graph, set(unknown))
     reason = ""
     own = next((node for node in model.graph.all_nodes() if is_own(node)), None)
     try:
@@ -66,6 +72,31 @@ def learn(model: ir.Model) -> tuple[str, ...]:
             else f"give the library of the kernels of {own.domain} with --custom-ops",
         )
     return (f"the shapes of {len(unknown)} value(s) come from a run in onnxruntime, first '{unknown[0].name}'",)
+
+
+def _mark_data_sized(graph: ir.Graph, unknown: Collection[ir.Value]) -> None:
+    """Note at each value of unknown shape which node counts its elements in the data, if one does."""
+    counted: dict[ir.Value, str] = {}  # such values, and whole numbers that follow from their sizes
+    for node in graph:
+        if _counts(node):
+            source = f"{node.op_type} '{node.name}'"
+        else:
+            found = next((counted[value] for value in node.inputs if value in counted), None)
+            if found is None:
+                continue
+            source = found
+        for output in node.outputs:
+            if output in unknown:
+                output.metadata_props[DATA_SIZED] = counted[output] = source
+            elif output.dtype is not None and output.dtype.is_integer():
+                counted[output] = source
+
+
+def _counts(node: ir.Node) -> bool:
+    """Whether a node has as many results as the data say; a Compress by a constant has not."""
+    if node.domain or node.op_type not in _COUNTING:
+        return False
+    return node.op_type != "Compress" or node.inputs[1] is None or not node.inputs[1].is_initializer()
 
 
 def _refuse_fed_range(node: ir.Node | None) -> None:

@@ -9,9 +9,12 @@ from __future__ import annotations
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import pytest
 
 from ckplan.autodiff import build_training_graph
+from ckplan.errors import ModelError
+from ckplan.model.loading import normalise
 from tests.autodiff.gradcheck import (
     check_gradient,
     infer,
@@ -79,3 +82,43 @@ def test_optional_outputs_are_not_demanded(op_type, inputs, attributes):
 def test_cross_entropy_over_pixels(op_type, reduction):
     labels = np.random.default_rng(0).integers(0, 3, (2, 4, 5))
     check_gradient(node_model(op_type, values(2, 3, 4, 5), labels, reduction=reduction))
+
+
+DATA_SIZED = {
+    "chosen rows": "n = NonZero(mask) i = Transpose(n) r = GatherND(p, i) loss = ReduceMean<keepdims = 0>(r)",
+    "their number": """n = NonZero(mask) k = Shape<start = 1>(n) j = Squeeze(k) d = Cast<to = 1>(j)
+        s = ReduceSum<keepdims = 0>(p) loss = Div(s, d)""",
+    "compressed": "r = Compress<axis = 0>(p, mask) loss = ReduceSum<keepdims = 0>(r)",
+}
+
+
+@pytest.mark.parametrize("case", DATA_SIZED)
+def test_what_is_as_large_as_the_data_say_is_refused(case):
+    """Its size is learnt of one run; with other data the step failed, or divided by the number of that run."""
+    model = onnx.parser.parse_model(f"""
+        <ir_version: 10, opset_import: ["" : 21]>
+        g (float[6] x, bool[6] mask) => (float loss) <float[6] w = {{1, 2, 3, 4, 5, 6}}> {{
+            p = Mul(x, w)
+            {DATA_SIZED[case]}
+        }}""")
+    with pytest.raises(ModelError, match=r"'.*' finds in the data"):
+        build_training_graph(normalise(ir.from_proto(model)).model, loss="loss", wrt=["w"])
+
+
+def test_places_that_are_counted_only_are_no_size():
+    """What is as large as before, whatever was found in the data, is differentiated."""
+    model = onnx.parser.parse_model("""
+        <ir_version: 10, opset_import: ["" : 21]>
+        g (float[6] x, bool[6] mask) => (float loss) <float[6] w = {1, 2, 3, 4, 5, 6}, int64[1] one = {1}> {
+            n = NonZero(mask)
+            i = Cast<to = 1>(n)
+            k = ReduceSum<keepdims = 0>(i)
+            p = Mul(x, w)
+            s = ReduceSum<keepdims = 0>(p)
+            loss = Mul(s, k)
+        }""")
+    training = build_training_graph(normalise(ir.from_proto(model)).model, loss="loss", wrt=["w"])
+    for found in (2, 5):
+        feeds = {"x": np.ones(6, np.float32), "mask": np.arange(6) < found}
+        results = onnxruntime_run(training.model, feeds)
+        np.testing.assert_array_equal(results["w_grad"], np.full(6, sum(range(found)), np.float32))
