@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import dataclass, field
 
 from hypothesis import strategies as st
@@ -55,6 +56,21 @@ def chain(layers: int, size: int = 100, weight: int = 10) -> Problem:
         if layer:
             gradient = build.tensor(size)
             build.op([product], [gradient], name=f"dx{layer}", cost=10.0, backward=True)
+    return build.build()
+
+
+def uneven_chain(layers: int, seed: int) -> Problem:
+    """A chain of ops of random sizes and costs; the gradient of each reads what the op reads."""
+    rng, build = random.Random(seed), ProblemBuilder()
+    values = [build.tensor(rng.randrange(1, 65), Kind.INPUT)]
+    for _ in range(layers):
+        values.append(build.tensor(rng.randrange(1, 65)))
+        build.op(values[-2:-1], values[-1:], cost=rng.uniform(0.2, 8))
+    gradient = build.tensor(1)
+    build.op(values[-1:], [gradient], backward=True)
+    for value in values[-2::-1]:
+        arriving, gradient = gradient, build.tensor(build.tensors[value].bytes)
+        build.op([arriving, value], [gradient], backward=True)
     return build.build()
 
 

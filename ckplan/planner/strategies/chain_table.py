@@ -54,11 +54,8 @@ class ChainTable:
         self.reverse = reverse
         self.levels: Slots = np.arange(self.top + 1)
         self.best = np.full((self.count, self.count, self.top + 1), np.inf, np.float32)
-        for stage in range(self.count):
-            self.best[stage, stage] = self._one_stage(stage, chain.reverse_cost[stage])
-        for length in range(1, self.count):
-            for start in range(self.count - length):
-                self.best[start, start + length] = self._options(start, start + length).min(0)
+        for start in range(self.count - 1, -1, -1):
+            self._reverse_from(start)
         # [s]: the same for stages s to the last one when the forward pass has just arrived at cut s.
         self.first = np.full((self.count, self.top + 1), np.inf, np.float32)
         self.first[-1] = self._one_stage(self.count - 1, 0.0)
@@ -72,6 +69,22 @@ class ChainTable:
     def _one_stage(self, stage: int, cost: float) -> Costs:
         least = max(self.record[stage] + self.gradient[stage], self.reverse[stage])
         return np.where(self.levels >= least, cost, np.inf).astype(np.float32)
+
+    def _reverse_from(self, start: int) -> None:
+        """The costs of reversing the stages from one on, given those from later ones on; as `_options` tells them."""
+        self.best[start, start] = self._one_stage(start, self.chain.reverse_cost[start])
+        held = np.full((self.count - start - 1, self.count, self.top + 1), np.inf, np.float32)
+        for cut, rows in enumerate(held, start + 1):
+            size, rest = self.added[start, cut], rows[cut:]
+            if size <= self.top:
+                rest[:, size:] = self.best[cut, cut:, : self.top + 1 - size]
+                np.putmask(rest, self.levels < (self.passing[start, cut] + self.gradient[cut:])[:, None], np.inf)
+                rest += self.distance[start, cut]
+        for last in range(start + 1, self.count):
+            cost = float(self.chain.record_cost[start])
+            recorded = self._recorded(start, last, self.best[start + 1, last], cost)
+            options = held[: last - start, last] + self.best[start, start:last]
+            np.minimum(recorded, options.min(0), out=self.best[start, last])
 
     def _recorded(self, start: int, last: int, rest: Costs, cost: float) -> Costs:
         least = max(self.record[start] + self.gradient[last], self.reverse[start], self.saved[start])

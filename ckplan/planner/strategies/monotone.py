@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
-from typing import ClassVar
+from typing import ClassVar, Protocol
 
 from ckplan.planner.bounds import lower_bound
 from ckplan.planner.order import best_order
@@ -16,11 +16,18 @@ from ckplan.planner.problem import Problem
 from ckplan.planner.retain import retain
 from ckplan.planner.strategies.base import Strategy
 
-_MOST_OPS = 2_000
+MOST_OPS = 2_000
 """Ops of the largest graph for which more than one budget is planned for."""
 
 Judged = tuple[float, int, tuple[int, ...]]
 """Seconds, peak, and the schedule."""
+
+
+class Pooled(Protocol):
+    """What has schedules that do not depend on a budget."""
+
+    def pool(self, problem: Problem) -> Iterable[Sequence[int]]:
+        """These schedules."""
 
 
 class MonotoneStrategy(Strategy):
@@ -60,7 +67,7 @@ class MonotoneStrategy(Strategy):
         pool = judged_pool(self, problem)
         yield from (schedule for _, _, schedule in pool)
         least = min((cost for cost, peak, _ in pool if peak <= budget), default=float("inf"))
-        for rung in [budget] if len(problem.ops) > _MOST_OPS else rungs(problem, budget, self.step):
+        for rung in [budget] if len(problem.ops) > MOST_OPS else rungs(problem, budget, self.step):
             if bound_below(problem, rung) >= least - problem.cost:
                 break
             if (found := cheapest_planned(self, problem, rung)) is not None:
@@ -69,7 +76,7 @@ class MonotoneStrategy(Strategy):
 
 
 @lru_cache(maxsize=16)
-def judged_pool(strategy: MonotoneStrategy, problem: Problem) -> tuple[Judged, ...]:
+def judged_pool(strategy: Pooled, problem: Problem) -> tuple[Judged, ...]:
     """The schedules of a strategy that do not depend on a budget, the cheapest first."""
     schedules = dict.fromkeys(tuple(schedule) for schedule in strategy.pool(problem))
     return tuple(sorted((problem.schedule_cost(found), peak_of(problem, found), found) for found in schedules))
