@@ -106,7 +106,9 @@ def exit_code_of(run: Callable[[], Any], settings: Settings) -> int:
         error.show()
         return error.exit_code
     except click.ClickException as error:
-        message = error.format_message().rstrip(".")
+        message = error.format_message()
+        if not message.endswith(".."):  # as in INPUT=N,N,...
+            message = message.removesuffix(".")
         context = getattr(error, "ctx", None)
         message = f"{message}; see `{context.command_path} --help`" if context else message
         return fail(message, error.exit_code, settings, type(error).__name__)

@@ -10,6 +10,19 @@ from ckplan.errors import CheckFailedError
 
 if TYPE_CHECKING:
     from ckplan.meter import Verification
+    from ckplan.pipeline import Step
+
+
+def check_inputs(step: Step, inputs: Path | None) -> None:
+    """Fail before anything is planned or written if the files of a step will not run on these inputs.
+
+    Raises:
+        UsageError: the arrays do not fit the step.
+    """
+    if inputs is not None:
+        from ckplan.meter.inputs import make_inputs
+
+        make_inputs(step.model, file=inputs)
 
 
 def run_both(base: Path, new: Path, *, device: str, inputs: Path | None, seed: int) -> Verification:

@@ -20,7 +20,7 @@ from ckplan.cli.options import (
     talk_options,
     verbose_option,
 )
-from ckplan.cli.proof import check, run_both
+from ckplan.cli.proof import check, check_inputs, run_both
 from ckplan.cli.step import opened
 from ckplan.cli.streams import show, show_json, stage
 
@@ -75,6 +75,8 @@ def command(
 
     wanted, goal = parse_strategy(strategy), Goal.of(budget, overhead, seconds)
     step = opened(model, asked, cost=goal.cost(cost, device), device=device)
+    if with_proof:
+        check_inputs(step, inputs)
     made = planned(step, wanted, goal)
     with stage("planning") as doing:
         frontier = pareto(step, seconds=seconds, progress=doing) if with_frontier else None

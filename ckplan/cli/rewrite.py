@@ -25,7 +25,7 @@ from ckplan.cli.options import (
     verbose_option,
 )
 from ckplan.cli.output import check_output, written
-from ckplan.cli.proof import check, run_both
+from ckplan.cli.proof import check, check_inputs, run_both
 from ckplan.cli.step import opened
 from ckplan.cli.streams import show, show_json, stage
 
@@ -85,6 +85,8 @@ def command(
 
     wanted, goal = parse_strategy(strategy), Goal.of(budget, overhead, seconds, of)
     step = opened(model, asked, cost="flops" if plan_file else goal.cost(cost, device), device=device)
+    if with_proof:
+        check_inputs(step, inputs)
     made = planned(step, wanted, goal, plan_file)
     notes = [*step.notes, *tell(made)]
     notes += written(made.model, output, force=force, copy_weights=copy_weights)

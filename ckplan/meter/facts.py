@@ -73,19 +73,13 @@ def read_model(path: Path) -> ir.Model:
     Raises:
         ModelError: the file is missing or is not an ONNX model, or its external data are not where they must be.
     """
-    import onnx_ir as ir
-
     from ckplan.model.external import settle
+    from ckplan.model.read import parse
     from ckplan.model.validity import check_names, check_tensors
 
-    if not path.is_file():
-        raise ModelError(f"there is no model file `{path}`", "check the path")
-    try:
-        model = ir.load(path)
-    except Exception as error:
-        raise ModelError(f"`{path}` is not a readable ONNX model ({type(error).__name__})") from error
+    model = parse(path)
     if not model.graph.outputs:
-        raise ModelError(f"`{path}` is not an ONNX model with outputs")
+        raise ModelError(f"{path} has no outputs", "export the model again, with its outputs")
     check_names(model, path)
     check_tensors(model, path)
     settle(model, path)

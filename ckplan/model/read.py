@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 from pathlib import Path
 
 import onnx_ir as ir
@@ -32,9 +33,23 @@ def read(path: str | os.PathLike[str]) -> ir.Model:
             and the remedy.
     """
     file = Path(path)
+    model = parse(file)
+    _check_graph(model, file)
+    check_names(model, file)
+    check_tensors(model, file)
+    settle(model, file)
+    return model
+
+
+def parse(file: Path) -> ir.Model:
+    """Read an ONNX file as it stands, whatever its graph says.
+
+    Raises:
+        ModelError: the file is missing, damaged or not ONNX.
+    """
     _check_plausible(file)
     try:
-        model = ir.load(file)
+        return ir.load(file)
     except OSError as error:
         raise ModelError(
             f"cannot read {file}: {error.strerror or error}", "check the path and its permissions"
@@ -45,25 +60,22 @@ def read(path: str | os.PathLike[str]) -> ir.Model:
             cause = earlier
         reason = " ".join(str(cause).split())[:200]
         raise ModelError(f"{file} is damaged or not an ONNX model ({reason})", "export or download it again") from error
-    _check_graph(model, file)
-    check_names(model, file)
-    check_tensors(model, file)
-    settle(model, file)
-    return model
 
 
 def _check_plausible(file: Path) -> None:
     if file.is_dir():
         raise ModelError(f"{file} is a directory", "name the .onnx file inside it")
     try:
-        size = file.stat().st_size
+        status = file.stat()
+        if not stat.S_ISREG(status.st_mode):  # a pipe would be waited for, and can be read only once
+            raise ModelError(f"{file} is no regular file", "save the model as a file first")
         with file.open("rb") as stream:
             head = stream.read(64)
     except FileNotFoundError:
         raise ModelError(f"no such file: {file}", "check the path") from None
     except OSError as error:
         raise ModelError(f"cannot read {file}: {error.strerror}", "check the path and its permissions") from None
-    if size == 0:
+    if status.st_size == 0:
         raise ModelError(f"{file} is empty", "export or download it again")
     for magic, what, hint in _FOREIGN:
         if head.startswith(magic):

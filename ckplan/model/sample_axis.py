@@ -47,7 +47,7 @@ def along_samples(node: ir.Node, axes: Axes, samples: int) -> Along | None:
     rule = None if node.domain else _RULES.get(node.op_type)
     shapes = [None if value is None else static_shape(value) for value in (*node.inputs, *node.outputs)]
     there = [shape for shape, value in zip(shapes, (*node.inputs, *node.outputs), strict=True) if value is not None]
-    if rule is None or any(shape is None for shape in there):
+    if rule is None or not samples or any(shape is None for shape in there):
         return None
     found = rule(node, axes, samples)
     if found is None or any(_shape(value)[found.axis] % samples for value in node.outputs if value.name):

@@ -127,10 +127,11 @@ def test_each_block_draws_no_mask_of_its_own() -> None:
     "text",
     [
         "g (float[1,3] x) => (float[] loss) { h = MatMul(x, w) loss = ReduceSum<keepdims=0>(h) }",
+        "g (float[0,3] x) => (float[] loss) { h = MatMul(x, w) loss = ReduceSum<keepdims=0>(h) }",
         "g (float[4,3] x) => (float[] loss) { h = Mul(x, b) loss = ReduceSum<keepdims=0>(h) }",
         "g () => (float[] loss) { h = MatMul(w, w) loss = ReduceSum<keepdims=0>(h) }",
     ],
-    ids=["one sample", "nothing heavy", "no input"],
+    ids=["one sample", "no sample", "nothing heavy", "no input"],
 )
 def test_nothing_to_cut(text: str) -> None:
     model = parse(text, w=values(3, 3).astype(np.float32), b=values(3).astype(np.float32))

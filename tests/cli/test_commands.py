@@ -75,6 +75,17 @@ def test_rewrite_with_proof(model: Path, tmp_path: Path) -> None:
     assert "note: ran on cpu" in result.stderr
 
 
+@pytest.mark.parametrize(("command", "name"), [("rewrite", "out.onnx"), ("report", "out.html")])
+def test_inputs_of_a_proof_are_checked_before_anything_is_written(
+    command: str, name: str, model: Path, tmp_path: Path
+) -> None:
+    np.savez(tmp_path / "inputs.npz", other=np.zeros(3))
+    result = run(command, model, "-o", tmp_path / name, "--verify", "--inputs", tmp_path / "inputs.npz")
+    assert result.exit_code == 2
+    assert "has no array for input `x`" in failure(result)
+    assert not (tmp_path / name).exists()
+
+
 def test_verify_fails_where_outputs_differ(model: Path, tmp_path: Path) -> None:
     one, other = tmp_path / "one.onnx", tmp_path / "other.onnx"
     run("grad", model, "-o", one, "--loss", "sum")

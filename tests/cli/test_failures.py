@@ -96,6 +96,7 @@ def test_options_reach_the_handler() -> None:
         (["analyze"], "Missing argument 'MODEL'; see `ckplan analyze --help`"),
         (["rewrite", "m.onnx"], "Missing option '-o' / '--output'; see `ckplan rewrite --help`"),
         (["analyze", "m.onnx", "--dim", "batch"], "'batch' is not NAME=N"),
+        (["analyze", "m.onnx", "--shape", "x"], "'x' is not INPUT=N,N,...; see `ckplan analyze --help`"),
         (["analyze", "m.onnx", "--device", "cpu"], "No such option"),
     ],
 )

@@ -107,7 +107,9 @@ def test_a_file_that_is_no_model(tmp_path: Path, content: bytes | None) -> None:
     path = tmp_path / "m.onnx"
     if content is not None:
         path.write_bytes(content)
-    assert "m.onnx" in failure(ckplan(path, *QUICK), 3)
+    line = failure(ckplan(path, *QUICK), 3)
+    assert "m.onnx" in line
+    assert "; " in line  # what to do about it
 
 
 def test_an_operator_that_onnxruntime_lacks(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -41,6 +42,13 @@ def message(path: Path) -> str:
 def test_missing_file_and_directory(tmp_path: Path) -> None:
     assert "no such file" in message(tmp_path / "nothing.onnx")
     assert "is a directory" in message(tmp_path)
+
+
+@pytest.mark.skipif(os.name == "nt", reason="needs named pipes")
+def test_a_pipe_is_refused_and_not_waited_for(tmp_path: Path) -> None:
+    path = tmp_path / "model.onnx"
+    os.mkfifo(path)
+    assert "is no regular file" in message(path)
 
 
 @pytest.mark.parametrize(
