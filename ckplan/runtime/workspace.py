@@ -76,6 +76,8 @@ def _tensors(node: ir.Node, threads: int) -> list[int]:
         return [_transposed_convolution(node)]
     if node.op_type in _GATES:
         return [_recurrent(node)]
+    if node.op_type == "Attention" and node.domain == "":
+        return _attention(node)
     copies = _copies(node)
     return [bytes_of(node.outputs[0])] * copies if copies else []
 
@@ -115,6 +117,25 @@ def _chosen(node: ir.Node) -> list[int]:
         return [whole, whole]
     condition, *branches = (shape for shape in shapes if shape is not None)
     return [math.prod(np.broadcast_shapes(condition, branch)) * whole // math.prod(made) for branch in branches]
+
+
+def _attention(node: ir.Node) -> list[int]:
+    """Bytes of the scores of all heads, and of a mask that is made or converted (``core/providers/cpu/llm``)."""
+    given = [*node.inputs, None, None]
+    query, key, mask, past = (None if given[i] is None else dimensions_of(given[i]) for i in (0, 1, 3, 4))
+    dtype = node.outputs[0].dtype
+    if query is None or key is None or dtype is None:
+        return []
+    heads = query[1] if len(query) == 4 else node.attributes.get_int("q_num_heads", 1)
+    queries, keys = query[-2], key[-2] + (0 if past is None else past[-2])
+    # With one query behind a past, everything is visible.
+    causal = node.attributes.get_int("is_causal", 0) == 1 and not (queries == 1 and past is not None and past[-2] > 0)
+    scores = math.ceil(query[0] * heads * queries * keys * dtype.itemsize)
+    if given[3] is None:
+        return [scores, math.ceil(queries * keys * dtype.itemsize)] if causal else [scores]
+    if mask is None or not (causal or given[3].dtype is ir.DataType.BOOL):
+        return [scores]
+    return [scores, math.ceil(math.prod(mask) * dtype.itemsize)]
 
 
 def _squares(node: ir.Node) -> list[int]:

@@ -90,6 +90,40 @@ def test_is_what_the_arena_shows(case: str) -> None:
     assert 0.9 * CPU.workspace(node, CPU.threads) <= seen <= 2 * CPU.workspace(node, CPU.threads) + SIZE / 4
 
 
+@pytest.mark.parametrize(
+    ("inputs", "causal", "expected"),
+    [
+        ("q, k, v", 0, 4 * 8 * 128 * 128),
+        ("q, k, v", 1, 4 * 8 * 128 * 128 + 128 * 128),
+        ("q, k, v, masked", 0, 4 * 8 * 128 * 128 + 8 * 128 * 128),
+        ("q, k, v, bias", 0, 4 * 8 * 128 * 128),
+        ("q, k, v, bias", 1, 4 * 8 * 128 * 128 + 8 * 128 * 128),
+        ('q, k, v, "", past, past', 1, 4 * 8 * 128 * 160 + 128 * 160),
+        ('one, k, v, "", past, past', 1, 4 * 8 * 160),
+    ],
+)
+def test_attention_as_one_node(inputs: str, causal: int, expected: int) -> None:
+    made = "y, keys, values" if "past" in inputs else "y"
+    text = f"""<ir_version: 11, opset_import: ["" : 23]>
+    g (float[4,128,64] x, float[4,1,64] one, float[4,128,32] k, float[4,128,32] v, float[4,4,32,8] past,
+       bool[8,128,128] masked, float[8,128,128] bias) => (float[N,M,K] y) {{
+        q = Neg(x)
+        {made} = Attention <is_causal = {causal}, q_num_heads = 8, kv_num_heads = 4> ({inputs})
+    }}"""
+    model = onnx.shape_inference.infer_shapes(onnx.parser.parse_model(text))
+    model.graph.node[-1].name = "probed"
+    node = next(node for node in ir.serde.deserialize_model(model).graph if node.name == "probed")
+    feeds = {
+        value.name: np.zeros(value.shape.numpy(), value.dtype.numpy())
+        for value in ir.serde.deserialize_model(model).graph.inputs
+    }
+    events = profile(model, feeds, priority=True, optimise=False, threads=1)
+    event = next(event for event in events if event["name"] == "probed")
+    assert workspace_of(node, 1) == 4 * expected
+    # As above.
+    assert 4 * expected <= int(event["mem_in_use_peak"]) - int(event["mem_bytes_in_use"]) <= 8 * expected
+
+
 def test_a_convolution_that_makes_nothing_takes_nothing() -> None:
     """Sizes are what a file says; those of a damaged one may leave no place in the output."""
     floats = ir.TensorType(ir.DataType.FLOAT)
