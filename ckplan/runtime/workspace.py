@@ -122,9 +122,10 @@ def _chosen(node: ir.Node) -> list[int]:
 def _attention(node: ir.Node) -> list[int]:
     """Bytes of the scores of all heads, and of a mask that is made or converted (``core/providers/cpu/llm``)."""
     given = [*node.inputs, None, None]
-    query, key, mask, past = (None if given[i] is None else dimensions_of(given[i]) for i in (0, 1, 3, 4))
+    shapes = [None if value is None else dimensions_of(value) for value in given]
+    query, key, mask, past = shapes[0], shapes[1], shapes[3], shapes[4]
     dtype = node.outputs[0].dtype
-    if query is None or key is None or dtype is None:
+    if query is None or key is None or dtype is None or min(len(query), len(key)) < 3:
         return []
     heads = query[1] if len(query) == 4 else node.attributes.get_int("q_num_heads", 1)
     queries, keys = query[-2], key[-2] + (0 if past is None else past[-2])
@@ -133,7 +134,7 @@ def _attention(node: ir.Node) -> list[int]:
     scores = math.ceil(query[0] * heads * queries * keys * dtype.itemsize)
     if given[3] is None:
         return [scores, math.ceil(queries * keys * dtype.itemsize)] if causal else [scores]
-    if mask is None or not (causal or given[3].dtype is ir.DataType.BOOL):
+    if mask is None or not (causal or given[3].dtype == ir.DataType.BOOL):
         return [scores]
     return [scores, math.ceil(math.prod(mask) * dtype.itemsize)]
 
