@@ -23,8 +23,8 @@ UNIT = 256
 _ENTRY = 8
 """Bytes that the arena keeps for each unit of a region."""
 
-_FIRST = 2**62
-"""Address of the first region."""
+_FIRST, _ABOVE = 2**62, 2**63
+"""Addresses: where the first region begins, and above that."""
 
 
 class ArenaFullError(Exception):
@@ -71,7 +71,15 @@ class Arena:
             so what the arena adds to the resident set, beside its tables.
     """
 
-    def __init__(self, settings: ArenaSettings = DEFAULT) -> None:
+    def __init__(self, settings: ArenaSettings = DEFAULT, *, first_below: bool = False) -> None:
+        """An arena without regions.
+
+        Args:
+            settings: of the arena.
+            first_below: whether the first region lies below all others, as it does where the C library takes it from
+                its heap and maps the larger ones that follow; else above them. Of free chunks of one size the one at
+                the lowest address is handed out, so that it makes a difference.
+        """
         self.in_use = self.held = self.high = self.touched = 0
         self._settings = settings
         self._growth = chunk_size(min(settings.first_region, settings.limit or settings.first_region))
@@ -81,7 +89,7 @@ class Arena:
         self._given: dict[int, int] = {}  # by key: address
         self._region: dict[int, int] = {}  # of each chunk, by address: where its region begins
         self._end: dict[int, int] = {}  # of what was asked for in each region
-        self._next_region = _FIRST
+        self._end_of_next = _ABOVE if first_below else _FIRST
 
     def allocate(self, key: int, size: int) -> None:
         """Hand out a chunk.
@@ -168,9 +176,10 @@ class Arena:
             size = self._growth if available is None else min(self._growth, available)
             if not increased:
                 self._growth = min(2 * self._growth, settings.largest_growth)
-        # Later regions tend to lie below earlier ones; they never touch.
-        address = self._next_region if not self.held else self._next_region - size - UNIT
-        self._next_region = address
+        # Later regions tend to lie below earlier ones, but for the first one; they never touch.
+        address = _FIRST
+        if self.held:
+            address = self._end_of_next = self._end_of_next - size - UNIT
         self._size[address], self._region[address], self._end[address] = size, address, address
         self._before[address] = None
         self.held += size

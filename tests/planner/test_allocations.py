@@ -50,6 +50,19 @@ def test_the_block_holds_all_tensors_but_outputs() -> None:
     assert pattern_block(asked) == 3 * MIB
 
 
+def test_where_the_first_region_lies_is_not_relied_on() -> None:
+    size = (MIB, MIB, MIB, MIB, 2 * MIB)
+    steps = (
+        Demand((0, 1), (), 0, (0,)),
+        Demand((2,), (), 0, ()),
+        Demand((3,), (), 0, (1, 2)),
+        Demand((4,), (), 0, (3, 4)),
+    )
+    asked = Allocations(size, steps, pattern=False)
+    # Regions of 1 and 2 MiB would do, if the third tensor went into the second one, which is so where that lies below.
+    assert expected_arena(asked).first.held == 7 * MIB
+
+
 def test_the_block_takes_the_smallest_gap() -> None:
     size = (3 * MIB, MIB, 2 * MIB, MIB, 2 * MIB, 3 * MIB)
     steps = (Demand((0, 1, 2, 3), (), 0, (0, 2)), Demand((4, 5), (), 0, (1, 3, 4, 5)))
