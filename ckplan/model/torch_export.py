@@ -32,6 +32,7 @@ KIND = "pkg.torch.export.graph_signature.InputSpec.kind"
 """Metadata of an initializer: PARAMETER, BUFFER or CONSTANT_TENSOR."""
 _OPERAND = "pkg.torch.onnx.original_node_name"
 _LINE = "pkg.torch.onnx.fx_node"
+_SCOPES = "pkg.torch.onnx.name_scopes"
 
 _INPUT = re.compile(r"^(\w+): (PARAMETER|BUFFER|CONSTANT_TENSOR) target='([^']*)'", re.MULTILINE)
 _BATCH_NORM_IN_TRAINING = re.compile(r"_native_batch_norm_legit\w*\.default\]\(args = \(.*, True, ")
@@ -92,11 +93,46 @@ def read_signature(model: ir.Model) -> tuple[str, ...]:
         for name, operand in operands.items()
         if operand.kind == "PARAMETER" and name not in present and operand.target not in stood_for
     ]
+    doubtful = [] if lost else _doubtful(graph)
     if not lost:
         for value in graph.initializers.values():
             if not _operand_of(value):
                 value.metadata_props.setdefault(keys.STANDS_FOR, "")
-    return _notes(graph, len(separated), lost)
+    return (*_notes(graph, len(separated), lost), *doubtful)
+
+
+def _doubtful(graph: ir.Graph) -> list[str]:
+    """Note the tensors that may be computed of parameters which the file holds as well.
+
+    Of the nodes that computed them nothing is left, and no gradient goes that way. It may be so where a tensor is read
+    in the module of a parameter of as many elements.
+    """
+    owned = defaultdict(list)
+    for value in graph.initializers.values():
+        if value.metadata_props.get(KIND) == "PARAMETER":
+            owned[str(value.name).rpartition(".")[0]].append(value)
+    found = {}
+    for value in graph.initializers.values():
+        if _operand_of(value) or value.metadata_props.get(keys.STANDS_FOR) or value.dtype is None:
+            continue
+        if not value.dtype.is_floating_point() or value.const_value is None or value.const_value.size < 2:
+            continue
+        for module in map(_module_of, value.consumers()):
+            for parameter in owned.get(module, ()):
+                if parameter.const_value is not None and parameter.const_value.size == value.const_value.size:
+                    found[value] = f"'{value.name}' of '{parameter.name}'"
+    if not found:
+        return []
+    return [
+        f"{len(found)} tensor(s) may be what torch's exporter computed of parameters that are in the file as well: "
+        f"{_first(list(found.values()))}; if so, their gradients lack a part, and ckplan.export keeps it"
+    ]
+
+
+def _module_of(node: ir.Node) -> str:
+    """The path of the module in which a node was made, empty if that is not known."""
+    scopes = re.findall(r"'([^']*)'", node.metadata_props.get(_SCOPES, ""))
+    return scopes[-2] if len(scopes) > 1 else ""
 
 
 def _notes(graph: ir.Graph, separated: int, lost: list[str]) -> tuple[str, ...]:

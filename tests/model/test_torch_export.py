@@ -232,3 +232,18 @@ def test_what_the_old_exporter_folded_is_said(weight: str, producer: str) -> Non
     _, notes = loaded(model)
     folded = "1 weight(s) of convolutions ('onnx::Conv_20') are products" in notes
     assert folded == (weight != "0.weight" and producer == "pytorch")
+
+
+@pytest.mark.parametrize("scope", ["a", "b"])
+def test_what_may_be_computed_of_a_parameter_that_is_there_as_well_is_noted(scope: str) -> None:
+    """As of a Snake, `x + sin(alpha * x) ** 2 / alpha`: a quotient of ones is a constant by all other evidence."""
+    model = exported(
+        "h = Mul(x, a.alpha) s = Sin(h) y = Mul(s, reciprocal)",
+        {"a.alpha": np.ones((1, 4), np.float32), "reciprocal": np.ones((1, 4), np.float32)},
+        {"p_a_alpha": ("PARAMETER", "a.alpha")},
+        ["aten.mul](args = (%x, %p_a_alpha))", "aten.sin](args = (%mul,))", "aten.mul](args = (%sin, %reciprocal))"],
+    )
+    model.graph.node[-1].metadata_props.add(key="pkg.torch.onnx.name_scopes", value=f"['', '{scope}', 'mul_1']")
+    _, notes = loaded(model)
+    assert ("1 tensor(s) may be what torch's exporter computed" in notes) == (scope == "a")
+    assert ("'reciprocal' of 'a.alpha'" in notes) == (scope == "a")
