@@ -156,8 +156,71 @@ ARCHITECTURES: dict[str, Architecture] = {
     ),
 }  # fmt: skip
 
-_TRAINED = ("bert", "resnet", "regnet", "gpt2", "vit", "timm mobilenetv3")
-_OLD = ("bert", "distilbert", "gptneox", "t5", "vit", "resnet", "convnext", "swin", "mobilevit", "opt")
+_SPEECH = {"conv_dim": [16] * 3, "conv_stride": [5, 4, 4], "conv_kernel": [10, 4, 4], "num_conv_pos_embeddings": 8,
+           "num_conv_pos_embedding_groups": 2, "mask_time_prob": 0.0}  # fmt: skip
+_PYRAMID = {"depths": [1, 1, 1, 1], "hidden_sizes": [8, 16, 24, 32]}
+_BACKBONE = {"model_type": "resnet", "embedding_size": 8, "hidden_sizes": [8, 16, 24], "depths": [1, 1, 1],
+             "layer_type": "basic", "out_features": ["stage1", "stage2", "stage3"]}  # fmt: skip
+
+ARCHITECTURES |= {
+    "mamba2": _text("Mamba2", _CAUSAL, num_heads=4, state_size=8, n_groups=1, chunk_size=4),
+    "recurrentgemma": _text("RecurrentGemma", _CAUSAL, lru_width=32, attention_window_size=8, num_hidden_layers=3),
+    "olmoe": _text("Olmoe", _CAUSAL, num_experts=4, num_experts_per_tok=2),
+    "xlnet": _text("XLNet", d_inner=64),
+    "wav2vec2conformer": Architecture(
+        "transformers", "Wav2Vec2ConformerModel", (1600,), "Wav2Vec2ConformerConfig",
+        {**_SPEECH, "position_embeddings_type": "relative", "conv_depthwise_kernel_size": 7},
+    ),
+    "dac": Architecture(
+        "transformers", "DacModel", (16, 20), "DacConfig",
+        {"encoder_hidden_size": 4, "downsampling_ratios": [2, 4], "decoder_hidden_size": 16, "hidden_size": 16,
+         "upsampling_ratios": [4, 2]},
+        part="decoder",
+    ),
+    "clip": Architecture("transformers", "CLIPVisionModel", (3, SIDE, SIDE), "CLIPVisionConfig"),
+    "siglip": Architecture("transformers", "SiglipVisionModel", (3, SIDE, SIDE), "SiglipVisionConfig"),
+    "levit": _image(
+        "Levit", hidden_sizes=[16, 24, 32], num_attention_heads=[2, 2, 2], depths=[1, 1, 1], key_dim=[8, 8, 8],
+        down_ops=[["Subsample", 8, 2, 2, 2, 2]] * 2,
+    ),
+    "efficientnet": _image("EfficientNet", width_coefficient=0.25, depth_coefficient=0.3, hidden_dim=320),
+    "swiftformer": _image("SwiftFormer", embed_dims=[16, 16, 24, 32], depths=[1, 1, 1, 1]),
+    "van": _image("Van", **_PYRAMID, patch_sizes=[7, 3, 3, 3]),
+    "sam": Architecture(
+        "transformers", "SamVisionModel", (3, SIDE, SIDE), "SamVisionConfig",
+        {"patch_size": 8, "window_size": 3, "global_attn_indexes": [1], "output_channels": 16, "num_pos_feats": 8},
+    ),
+    "deformable detr": Architecture(
+        "transformers", "DeformableDetrForObjectDetection", (3, SIDE, SIDE), "DeformableDetrConfig",
+        {"use_timm_backbone": False, "use_pretrained_backbone": False, "backbone": None, "backbone_config": _BACKBONE,
+         "num_queries": 5, "encoder_layers": 1, "decoder_layers": 1, "num_feature_levels": 3},
+    ),
+    "timm resnetblur18": Architecture("timm", "resnetblur18", (3, SIDE, SIDE)),
+    "timm nf_resnet26": Architecture("timm", "nf_resnet26", (3, SIDE, SIDE)),
+    "timm volo_d1": Architecture("timm", "volo_d1_224", (3, SIDE, SIDE), options={"img_size": SIDE}),
+    "timm gmlp_ti16": Architecture("timm", "gmlp_ti16_224", (3, SIDE, SIDE), options={"img_size": SIDE}),
+    "timm efficientvit_b0": Architecture("timm", "efficientvit_b0", (3, SIDE, SIDE)),
+    "timm csatv2": Architecture("timm", "csatv2", (3, SIDE, SIDE)),
+}  # fmt: skip
+"""Networks with unusual parts: scans, experts, relative positions, windows, deformable attention, spectral layers."""
+
+_TRAINED = ("bert", "resnet", "regnet", "gpt2", "vit", "timm mobilenetv3", "clip", "swiftformer")
+_OLD = (
+    "bert",
+    "distilbert",
+    "gptneox",
+    "t5",
+    "vit",
+    "resnet",
+    "convnext",
+    "swin",
+    "mobilevit",
+    "opt",
+    "xlnet",
+    "sam",
+    "van",
+    "levit",
+)
 
 ARCHITECTURES |= {
     **{f"{name}, training": replace(ARCHITECTURES[name], training=True) for name in _TRAINED},

@@ -205,7 +205,7 @@ def _by_module(step: Any, found: dict[str, Any], module: Any, given: Any) -> dic
         torch.nn.functional.mse_loss(output, torch.from_numpy(target).to(output.dtype)).backward()
         expected = {name: p.grad.numpy().copy() for name, p in judging.named_parameters() if p.grad is not None}
     contents = {name: p.detach().numpy() for name, p in module.named_parameters()}
-    buffers = {name: b.numpy() for name, b in module.named_buffers() if b.is_floating_point()}
+    buffers = {name: b.float().numpy() for name, b in module.named_buffers() if b.is_floating_point()}
     initializers = step.model.graph.initializers
     pairs, matched, strange, constants = {}, set(), [], []
     for name, gradient in found["gradients"].items():

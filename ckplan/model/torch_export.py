@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import onnx_ir as ir
@@ -94,11 +95,20 @@ def read_signature(model: ir.Model) -> tuple[str, ...]:
         if operand.kind == "PARAMETER" and name not in present and operand.target not in stood_for
     ]
     doubtful = [] if lost else _doubtful(graph)
-    if not lost:
-        for value in graph.initializers.values():
-            if not _operand_of(value):
-                value.metadata_props.setdefault(keys.STANDS_FOR, "")
+    frozen = _frozen_modules(operands.values())
+    for value in graph.initializers.values():
+        modules = set(map(_module_of, value.consumers()))
+        if not _operand_of(value) and (not lost or (modules and modules <= frozen)):
+            value.metadata_props.setdefault(keys.STANDS_FOR, "")
     return (*_notes(graph, len(separated), lost), *doubtful)
+
+
+def _frozen_modules(operands: Iterable[_Operand]) -> set[str]:
+    """Modules of buffers without parameters, such as a frozen BatchNorm: what they compute beforehand is no weight."""
+    owners: dict[str, set[str]] = defaultdict(set)
+    for operand in operands:
+        owners[operand.target.rpartition(".")[0]].add(operand.kind)
+    return {module for module, kinds in owners.items() if module and kinds == {"BUFFER"}}
 
 
 def _doubtful(graph: ir.Graph) -> list[str]:
