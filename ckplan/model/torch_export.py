@@ -104,11 +104,18 @@ def read_signature(model: ir.Model) -> tuple[str, ...]:
 
 
 def _frozen_modules(operands: Iterable[_Operand]) -> set[str]:
-    """Modules of buffers without parameters, such as a frozen BatchNorm: what they compute beforehand is no weight."""
-    owners: dict[str, set[str]] = defaultdict(set)
+    """Modules of buffers without parameters, such as a frozen BatchNorm: what they compute beforehand is no weight.
+
+    Those with parameters further down are none: a table of positions is read there, and added by the module above.
+    """
+    owners: dict[str, set[str]] = {"BUFFER": set(), "PARAMETER": set()}
     for operand in operands:
-        owners[operand.target.rpartition(".")[0]].add(operand.kind)
-    return {module for module, kinds in owners.items() if module and kinds == {"BUFFER"}}
+        module = operand.target.rpartition(".")[0]
+        owners.setdefault(operand.kind, set()).add(module)
+        while module and operand.kind == "PARAMETER":
+            module = module.rpartition(".")[0]
+            owners["PARAMETER"].add(module)
+    return owners["BUFFER"] - owners["PARAMETER"] - {""}
 
 
 def _doubtful(graph: ir.Graph) -> list[str]:
