@@ -164,7 +164,6 @@ _BACKBONE = {"model_type": "resnet", "embedding_size": 8, "hidden_sizes": [8, 16
 
 ARCHITECTURES |= {
     "mamba2": _text("Mamba2", _CAUSAL, num_heads=4, state_size=8, n_groups=1, chunk_size=4),
-    "recurrentgemma": _text("RecurrentGemma", _CAUSAL, lru_width=32, attention_window_size=8, num_hidden_layers=3),
     "olmoe": _text("Olmoe", _CAUSAL, num_experts=4, num_experts_per_tok=2),
     "xlnet": _text("XLNet", d_inner=64),
     "wav2vec2conformer": Architecture(
