@@ -13,6 +13,8 @@ from ckplan.model.execute import execute, random_inputs
 from ckplan.model.infer import is_known
 from ckplan.operators.sessions import clean
 
+_SIZED_BY_DATA = frozenset({"Compress", "NonMaxSuppression", "NonZero", "Unique"})
+
 
 def unknown_values(graph: ir.Graph) -> list[ir.Value]:
     """Tensors of the main graph whose type or shape is not known; sequences, maps and optionals are left out."""
@@ -71,7 +73,19 @@ def learn(model: ir.Model) -> tuple[str, ...]:
             if own is None
             else f"give the library of the kernels of {own.domain} with --custom-ops",
         )
-    return (f"the shapes of {len(unknown)} value(s) come from a run in onnxruntime, first '{unknown[0].name}'",)
+    notes = [f"the shapes of {len(unknown)} value(s) come from a run in onnxruntime, first '{unknown[0].name}'"]
+    makers = dict.fromkeys(value.producer() for value in unknown)
+    if sized := [f"{node.op_type} '{node.name}'" for node in makers if node is not None and _sized_by_data(node)]:
+        listed = ", ".join(sized[:3]) + (", ..." if len(sized) > 3 else "")
+        notes.append(
+            f"the data decide how many results {len(sized)} node(s) have ({listed}): sizes are those of a run on random "
+            "numbers, and the file is right only for data that give the same"
+        )
+    return tuple(notes)
+
+
+def _sized_by_data(node: ir.Node) -> bool:
+    return node.op_type in _SIZED_BY_DATA and node.domain in ("", "ai.onnx")
 
 
 def _mark_data_sized(graph: ir.Graph, unknown: Collection[ir.Value]) -> None:

@@ -275,6 +275,7 @@ def test_data_dependent_shapes_are_learnt(tmp_path: Path) -> None:
         }""",
     )
     assert any("run in onnxruntime" in note for note in forward.notes)
+    assert any("the data decide how many results 1 node(s) have (NonZero '" in note for note in forward.notes)
     assert forward.model.graph.outputs[0].shape == (20,)
 
 
