@@ -43,7 +43,8 @@ def learn(model: ir.Model) -> tuple[str, ...]:
         Notes; empty when nothing was unknown.
 
     Raises:
-        ModelError: onnxruntime cannot run the model, so that shapes remain unknown; or they are numbers that are fed.
+        ModelError: onnxruntime cannot run the model, so that shapes remain unknown; or they are numbers that are fed;
+            or they depend on an input that is no tensor.
         EnvironmentUnavailableError: onnxruntime is not installed.
     """
     unknown = unknown_values(model.graph)
@@ -51,6 +52,13 @@ def learn(model: ir.Model) -> tuple[str, ...]:
         return ()
     for value in unknown:
         _refuse_fed_range(value.producer())
+    for value in model.graph.inputs:
+        if isinstance(value.type, ir.SequenceType | ir.OptionalType):
+            raise ModelError(
+                f"input '{value.name}' is no tensor but a sequence or an optional, so nothing tells the shape of "
+                f"'{unknown[0].name}' or of {len(unknown) - 1} other value(s)",
+                "export the model with tensors as inputs",
+            )
     _mark_data_sized(model.graph, set(unknown))
     reason = ""
     own = next((node for node in model.graph.all_nodes() if is_own(node)), None)
@@ -78,8 +86,8 @@ def learn(model: ir.Model) -> tuple[str, ...]:
     if sized := [f"{node.op_type} '{node.name}'" for node in makers if node is not None and _sized_by_data(node)]:
         listed = ", ".join(sized[:3]) + (", ..." if len(sized) > 3 else "")
         notes.append(
-            f"the data decide how many results {len(sized)} node(s) have ({listed}): sizes are those of a run on random "
-            "numbers, and the file is right only for data that give the same"
+            f"the data decide how many results {len(sized)} node(s) have ({listed}): sizes are those of a run on "
+            "random numbers, and the file is right only for data that give the same"
         )
     return tuple(notes)
 

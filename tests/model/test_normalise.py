@@ -279,6 +279,17 @@ def test_data_dependent_shapes_are_learnt(tmp_path: Path) -> None:
     assert forward.model.graph.outputs[0].shape == (20,)
 
 
+def test_a_sequence_as_input_is_named(tmp_path: Path) -> None:
+    text = """
+    <ir_version: 8, opset_import: ["" : 17]>
+    g (seq(float[2, 3]) parts) => (float[] y) {
+        x = ConcatFromSequence <axis = 0> (parts)
+        y = Tanh(x)
+    }"""
+    with pytest.raises(ModelError, match=r"input 'parts' is no tensor .* with tensors as inputs"):
+        loaded(tmp_path, text)
+
+
 def test_unnamed_and_equal_names_become_unique(tmp_path: Path) -> None:
     text = (
         '<ir_version: 8, opset_import: ["" : 17]> g (float[2] x) => (float[2] y) { a = Relu(x) b = Exp(a) y = Tanh(b) }'
