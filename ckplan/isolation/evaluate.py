@@ -49,8 +49,9 @@ class _Evaluator:
             self.popen.kill()
 
         timer = threading.Timer(seconds, end)
-        timer.start()
+        timer.daemon = True  # an interruption in the middle of its start must not be waited for
         try:
+            timer.start()
             with suppress(BrokenPipeError):
                 self.popen.stdin.write(json.dumps(request) + "\n")
                 self.popen.stdin.flush()

@@ -72,6 +72,21 @@ def test_time_is_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert np.array_equal(execute(negation(), X, ["y"])[0][0], -X["x"])
 
 
+def test_an_interruption_while_the_clock_is_started_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Interrupted(threading.Timer):
+        def start(self) -> None:
+            super().start()
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(threading, "Timer", Interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        evaluate("nonsense", seconds=600)
+    left = [thread for thread in threading.enumerate() if isinstance(thread, Interrupted)]
+    for thread in left:
+        thread.join(10)
+    assert not any(thread.is_alive() for thread in left)
+
+
 def test_one_process_serves_many_requests_and_may_die() -> None:
     execute(negation(), X, ["y"])
     running = evaluation._running
