@@ -15,6 +15,7 @@ from ckplan.autodiff.paths import differentiable_inputs, entry_of
 from ckplan.errors import ModelError, UsageError
 from ckplan.keys import CONSTANT, STANDS_FOR
 from ckplan.model.contrib import EXPANSION
+from ckplan.model.opset import CONVERTED
 from ckplan.model.own_files import ORIGIN
 
 
@@ -176,7 +177,7 @@ def select_parameters(
             verdict = judge(value, uses.get(value, set()))
             said = f"'{name}': {verdict.why}" if verdict.why else f"'{name}'"
             if not verdict.trained:
-                if value.metadata_props.get(CONSTANT) not in (ORIGIN, EXPANSION):  # those need no mention
+                if value.metadata_props.get(CONSTANT) not in (ORIGIN, EXPANSION, CONVERTED):  # need no mention
                     constants.append((len(shape_of(value)), said))
                 continue
             if not verdict.certain:

@@ -76,7 +76,7 @@ def hoist(model: ir.Model) -> None:
             if node.domain == "" and node.op_type == operator:
                 hoisted = _hoist_node(graph, node, tensor_of(node), names)
                 if hoisted is not None and operator == "Constant" and _is_literal(model, hoisted):
-                    mark_constant(hoisted, "Constant node")
+                    mark_constant(hoisted, node.metadata_props.get(keys.CONSTANT, "Constant node"))
     _mark_settings(graph)
     for value in graph.initializers.values():
         tensor = value.const_value
@@ -127,7 +127,7 @@ def _mark_settings(graph: ir.Graph) -> None:
     """Operands that set how an operator works are constants, whether or not a gradient reaches them."""
     for value in graph.initializers.values():
         uses = [(use.idx, (use.node.domain, use.node.op_type)) for use in value.uses()]
-        if uses and all(index in _SETTINGS.get(operator, ()) for index, operator in uses):
+        if uses and not is_constant(value) and all(index in _SETTINGS.get(operator, ()) for index, operator in uses):
             mark_constant(value, "setting")
 
 

@@ -9,6 +9,7 @@ import onnx_ir as ir
 from ckplan.errors import ModelError
 from ckplan.isolation.evaluate import MEMORY, SECONDS, EvaluationError, evaluate
 from ckplan.isolation.folders import no_room, temporary_folder
+from ckplan.keys import CONSTANT
 from ckplan.model.converted import put_right
 from ckplan.model.validity import check_calls
 from ckplan.operators.gradients import find
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     import onnx
 
 MINIMUM_OPSET = 21
+CONVERTED = "attribute of an older operator set"
+"""Origin of the constants that stand for attributes which are inputs since, such as the bounds of a Clip."""
 MINIMUM_IR_VERSION = 10
 NEWEST_OPSET = 26
 """The newest that onnxruntime 1.31 loads; a model that needs no newer one is labelled with it."""
@@ -186,6 +189,10 @@ def _through_proto(model: ir.Model, version: int) -> ir.Model:
             f"export it with opset {MINIMUM_OPSET} or newer",
         ) from error
     lifted = ir.from_proto(proto)
+    if not model.functions:  # bodies that were inlined have constants of their own
+        for node in lifted.graph.all_nodes():
+            if node.op_type == "Constant":
+                node.metadata_props[CONSTANT] = CONVERTED
     for node in lifted.graph:
         if node.outputs and node.outputs[0].name in training:
             node.attributes["training_mode"] = ir.AttrInt64("training_mode", 1)

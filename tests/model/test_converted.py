@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import onnx
 import onnx_ir as ir
@@ -9,7 +11,7 @@ import onnxruntime
 import pytest
 
 from ckplan.autodiff import build_training_graph
-from ckplan.model import normalise
+from ckplan.model import load, normalise
 from ckplan.model.converted import put_right
 from tests.autodiff.gradcheck import values
 
@@ -149,3 +151,17 @@ def test_the_case_of_onnx_for_an_old_nearest_resize():
     found = run(ir.to_proto(training.model), {"zero": np.zeros_like(w)})
     assert found[training.loss] == 4
     np.testing.assert_array_equal(found[training.gradients["w"]].reshape(2, 4), [[1, 0, 1, 0], [0, 0, 0, 0]])
+
+
+def test_attributes_that_are_inputs_since_need_no_mention(tmp_path: Path) -> None:
+    model = onnx.parser.parse_model("""
+    <ir_version: 4, opset_import: ["" : 9]>
+    g (float[2,3] x) => (float[2,4] y) {
+        h = MatMul(x, w)
+        y = Clip <min = 0.0, max = 6.0> (h)
+    }""")
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.ones((3, 4), np.float32), "w"))
+    onnx.save(model, tmp_path / "m.onnx")
+    training = build_training_graph(load(tmp_path / "m.onnx"))
+    assert list(training.gradients) == ["w"]
+    assert not [note for note in training.notes if "not trained" in note]
