@@ -162,6 +162,6 @@ def test_attributes_that_are_inputs_since_need_no_mention(tmp_path: Path) -> Non
     }""")
     model.graph.initializer.append(onnx.numpy_helper.from_array(np.ones((3, 4), np.float32), "w"))
     onnx.save(model, tmp_path / "m.onnx")
-    training = build_training_graph(load(tmp_path / "m.onnx"))
+    training = build_training_graph(load(tmp_path / "m.onnx").model)
     assert list(training.gradients) == ["w"]
     assert not [note for note in training.notes if "not trained" in note]
