@@ -54,6 +54,10 @@ _MOST_REPEATABLE = 160
 """Most ops that may run again of a graph whose plan is finished by constraint programming."""
 _WORK = 0.003
 """What the solver may do for each of them, in its own deterministic units of about a second."""
+_FEW = 200
+"""Ops of the largest graph for which it may do more: most models of that size it has done with before."""
+_MORE_WORK = 0.012
+"""What it may do for each of them there."""
 _CLOSED = 1e-4
 """The gap between cost and bound, in the cost of a step, that is not worth closing."""
 
@@ -169,7 +173,7 @@ class Auto(Strategy):
             return found
         order = list(best_order(problem)) if found is None else list(dict.fromkeys(found))
         left = max(effort.deadline - time.monotonic(), 0.0)
-        work = _WORK * repeatable(problem)
+        work = (_MORE_WORK if len(problem.ops) <= _FEW else _WORK) * repeatable(problem)
         try:
             better = finished(problem, budget, found, order, seconds=left, work=work, seed=self.seed)
         except KeyboardInterrupt:
