@@ -26,6 +26,9 @@ _WAVES = frozenset({"Erf", "Tanh"})
 _BECOME_PART_OF_A_CONVOLUTION = frozenset({"Clip", "HardSigmoid", "LeakyRelu", "Relu", "Sigmoid", "Tanh"})
 """What onnxruntime merges with a convolution before it (``core/optimizer/conv_activation_fusion.cc``)."""
 
+_ADDING = frozenset({"ReduceL1", "ReduceL2", "ReduceLogSumExp", "ReduceMean", "ReduceSum", "ReduceSumSquare"})
+"""Operators whose results depend on the order of what they add."""
+
 
 def fence_alone(nodes: Sequence[ir.Node], edges: ControlEdges) -> None:
     """Hide the values whose only reader left onnxruntime would fuse with their maker, as plans commonly leave them.
@@ -81,6 +84,10 @@ def fence(nodes: Sequence[ir.Node], executed: ir.Model, edges: ControlEdges) -> 
                     read_instead(node, value, edges.hide(value))
             continue
         if (made.domain, made.op_type) == (node.domain, node.op_type):
+            # A Transpose before it moved behind it: its numbers are added in another order.
+            value = node.inputs[0] if node.op_type in _ADDING and _name(node, 0) != _name(made, 0) else None
+            if value is not None and (maker := value.producer()) is not None and not is_control(maker):
+                read_instead(node, value, edges.hide(value))
             continue
         if {made.op_type, node.op_type} <= _MOVING or made.op_type == "Cast":
             continue

@@ -12,7 +12,7 @@ from ckplan.pipeline.planning import rewrite_as
 from ckplan.planner.plan import make_plan
 from ckplan.runtime.executed import executed_model
 from ckplan.writer.control_edges import ControlEdges, is_control
-from ckplan.writer.fences import fence_alone
+from ckplan.writer.fences import fence, fence_alone
 
 GELU = "w = Tanh(x) s = Add(w, one) y = Mul(x, s)"
 FORMS = {
@@ -66,3 +66,22 @@ def test_a_part_of_a_fused_node_is_not_merged_with_that_of_its_repeat() -> None:
     file = rewrite_as(step, make_plan(problem, "by hand", order)).model
     fused = [node for node in executed_model(file).graph if node.op_type == "FusedConv" and len(node.inputs) == 4]
     assert len(fused) == 2
+
+
+@pytest.mark.parametrize("op_type", ["ReduceSum", "ReduceMean", "ReduceMax"])
+def test_what_is_added_up_is_added_in_the_planned_order(op_type: str) -> None:
+    """Where a plan leaves a Transpose one reader, onnxruntime moves it behind that: a sum then goes another way."""
+    model = ir.from_proto(
+        onnx.parser.parse_model(
+            '<ir_version: 10, opset_import: ["": 21]> g (float[2,4,8] x) => (float[8] y) <int64[2] axes = {0, 2}> '
+            f"{{ a = Neg(x) t = Transpose<perm = [0, 2, 1]>(a) y = {op_type}<keepdims = 0>(t, axes) }}"
+        )
+    )
+    transposed = model.graph[1].outputs[0]
+    transposed.shape, transposed.type = ir.Shape([2, 8, 4]), ir.TensorType(ir.DataType.FLOAT)
+    executed = executed_model(model)
+    assert [node.op_type for node in executed.graph] == ["Neg", op_type]
+    nodes = list(model.graph)
+    hidden = fence(nodes, executed, edges := ControlEdges(model.graph))
+    assert hidden == edges.count == (0 if op_type == "ReduceMax" else 1)
+    assert (nodes[-1].inputs[0] is transposed) == (op_type == "ReduceMax")
