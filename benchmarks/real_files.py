@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import copy
 import importlib
 import importlib.util
 import json
@@ -29,6 +28,7 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -133,7 +133,8 @@ def _file(name: str, folder: Path) -> tuple[Path, Arrays, Callable[..., dict[str
     _export(module, given, path, architecture.dynamo)
     (fed,) = (value.name for value in onnx.load(path, load_external_data=False).graph.input)
     options = {"loss": "mse", "training": architecture.training, "shapes": {fed: tuple(given.shape)}}
-    return path, {fed: given.numpy()}, lambda step, found: _by_module(step, found, module, given), options
+    made = partial(build, architecture)
+    return path, {fed: given.numpy()}, lambda step, found: _by_module(step, found, made, given), options
 
 
 def _export(module: Any, given: Any, path: Path, dynamo: bool) -> None:
@@ -190,20 +191,24 @@ def _by_graph(step: Any, found: dict[str, Any], wanted: list[str]) -> dict[str, 
     return {"parameters": [len(gradients), len(gradients)], "error": error}
 
 
-def _by_module(step: Any, found: dict[str, Any], module: Any, given: Any) -> dict[str, Any]:
-    """Gradients against those of the module that was exported, in float64; which parameters have none."""
+def _by_module(step: Any, found: dict[str, Any], build: Callable[[], Any], given: Any) -> dict[str, Any]:
+    """Gradients against those of the module that was exported, in float64; which parameters have none.
+
+    It is built anew: some modules keep what they computed.
+    """
     import torch
 
     target = next(array for name, array in found["fed"].items() if name == "target")
     expected = {}
     for dtype in (torch.float32, torch.float64):
-        judging = copy.deepcopy(module).to(dtype)  # some keep what they computed
+        judging = build().to(dtype)
         try:
             output = judging(given.to(dtype) if given.is_floating_point() else given)
         except RuntimeError:  # float32 written out in the module
             break
         torch.nn.functional.mse_loss(output, torch.from_numpy(target).to(output.dtype)).backward()
         expected = {name: p.grad.numpy().copy() for name, p in judging.named_parameters() if p.grad is not None}
+    module = build()
     contents = {name: p.detach().numpy() for name, p in module.named_parameters()}
     buffers = {name: b.float().numpy() for name, b in module.named_buffers() if b.is_floating_point()}
     initializers = step.model.graph.initializers
