@@ -17,7 +17,7 @@ from functools import partial
 
 from ckplan.autodiff.optimizers.rows import updated_by_rows
 from ckplan.autodiff.regions import BITS, KINDS, Pieces, Region
-from ckplan.errors import InfeasibleError
+from ckplan.errors import InfeasibleError, UsageError
 from ckplan.pipeline import planning
 from ckplan.pipeline.clocked import rewrite_by_clock
 from ckplan.pipeline.goal import ACTIVATIONS, ANY, TOTAL, Goal
@@ -118,11 +118,12 @@ def _in_pieces(step: Step, strategy: Strategy, goal: Goal) -> Planned:
             raise _with_advice(error, step, goal) from error
     goal = _settled(step, goal)
     if goal.seconds is not None:  # are for all forms together
-        forms = {kind: len(numbers) * (2 if kind == "loss" else 1) for kind, numbers in _rungs(step, goal).items()}
-        goal = replace(goal, seconds=goal.seconds / (1 + sum(forms.values())))
-    best = _form(step, Pieces(), strategy, goal)
+        counts = [len(numbers) * (2 if kind == "loss" else 1) for kind, numbers in _rungs(step, goal).items()]
+        goal = replace(goal, seconds=goal.seconds / (1 + sum(counts)))
+    best = _form(step, step, Pieces(), strategy, goal)
     while best.planned is None or not best.planned.plan.interrupted:
-        finer = [_form(step, pieces, strategy, goal, best) for pieces in _finer(best, step, goal)]
+        forms = ((pieces, _cut(step, pieces)) for pieces in _finer(best, step, goal))
+        finer = [_form(step, form, pieces, strategy, goal, best) for pieces, form in forms if form is not None]
         found = min(finer, key=lambda form: _measure(form, step, strategy, goal), default=best)
         if not _pays(_measure(found, step, strategy, goal), _measure(best, step, strategy, goal)):
             break
@@ -160,10 +161,18 @@ def _for_form(form: Step, strategy: Strategy, goal: Goal) -> Goal | None:
     return replace(goal, overhead=left) if left >= 0 else None
 
 
-def _form(step: Step, pieces: Pieces, strategy: Strategy, goal: Goal, best: _Form | None = None) -> _Form:
-    """Plan a form of a step, unless a bound says that it is in vain: it needs too much, or it costs too much."""
+def _cut(step: Step, pieces: Pieces) -> Step | None:
+    """A form of a step; None where there is none: a loss head in pieces may leave nothing of a batch to cut."""
     assert step.recut is not None
-    form = step if pieces == Pieces() else step.recut(pieces)
+    try:
+        return step.recut(pieces)
+    except UsageError as error:
+        _log.info("regions in pieces: %s: %s", pieces, error.message)
+        return None
+
+
+def _form(step: Step, form: Step, pieces: Pieces, strategy: Strategy, goal: Goal, best: _Form | None = None) -> _Form:
+    """Plan a form of a step, unless a bound says that it is in vain: it needs too much, or it costs too much."""
     least, own = lower_bound(form.problem)[0], _for_form(form, strategy, goal)
     in_vain = own is None or (goal.scope == ACTIVATIONS and goal.budget is not None and least > goal.budget)
     if goal.budget is not None and best is not None and best.planned is not None:

@@ -234,6 +234,17 @@ def test_a_batch_goes_in_blocks_where_a_budget_is_refused_otherwise() -> None:
     assert made.before.peak_activations == made.step.whole.baseline.peak_activations
 
 
+def test_a_head_in_pieces_that_leaves_no_batch_to_cut_is_no_form_and_no_error() -> None:
+    model = onnx.parser.parse_model("""<ir_version: 10, opset_import: ["": 21]>
+        g (float[8,64,12] x) => (float[8,64,5] z) { y = MatMul(x, w) z = Softmax(y) }""")
+    weight = np.random.default_rng(0).normal(size=(12, 5)).astype(np.float32)
+    model.graph.initializer.append(onnx.numpy_helper.from_array(weight, "w"))
+    with pytest.raises(UsageError, match="nothing to cut"):
+        ckplan.open_model(model, chunks="loss=4,batch=2")
+    made = ckplan.rewrite(model, strategy="auto:steps=0", chunks="auto", budget="60%")
+    assert made.after.peak_activations <= 0.6 * made.before.peak_activations
+
+
 def test_no_blocks_are_advised_for_a_budget_that_they_are_not_tried_for() -> None:
     step = convolutions()
     budget = step.footprint.resident + step.footprint.returned + 1000
