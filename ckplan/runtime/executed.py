@@ -162,7 +162,7 @@ def _optimised(
         except EvaluationError as error:
             first = str(error).splitlines()[0]
             hint = missing_kernel_advice(first, file)
-            raise ModelError(f"onnxruntime does not load the training graph: {first}", hint) from error
+            raise ModelError(f"onnxruntime does not load the graph: {first}", hint) from error
         return [ir.load(target) for target in targets.values()]
 
 

@@ -109,7 +109,7 @@ def test_what_onnxruntime_does_not_load_is_a_model_error() -> None:
     plan = parse_strategy("none").solve(problem_of(graph))
     next(iter(graph.graph)).domain = "nobody.knows"
     graph.opset_imports["nobody.knows"] = 1
-    with pytest.raises(ModelError, match=r"onnxruntime does not load the training graph: .*nobody\.knows"):
+    with pytest.raises(ModelError, match=r"onnxruntime does not load the graph: .*nobody\.knows"):
         emit(graph, plan)
 
 
