@@ -13,19 +13,16 @@ from ckplan import keys
 
 _MOST_FILLED = 1 << 35
 """Bytes of a filling that is taken for a weight, 32 GiB: it is written out when the model is saved."""
-_SETTINGS = {
-    ("", "Clip"): (1, 2),
-    ("", "Dropout"): (1,),
-    ("", "OneHot"): (2,),  # off and on
-    ("", "Pad"): (2,),
-    ("", "Resize"): (1, 2),
-    ("", "RotaryEmbedding"): (1, 2),  # cosines and sines
-    ("", "STFT"): (2,),  # the window
-    ("", "Upsample"): (1,),
-    ("com.microsoft", "GroupQueryAttention"): (7, 8),  # cosines and sines
+_SETTINGS = {"Clip": (1, 2), "Dropout": (1,), "Pad": (2,), "Resize": (1, 2), "Upsample": (1,)}
+_TABLES = {
+    ("", "OneHot"): (2,),
+    ("", "RotaryEmbedding"): (1, 2),
+    ("", "STFT"): (2,),
+    ("com.microsoft", "GroupQueryAttention"): (7, 8),
     ("com.microsoft", "RotaryEmbedding"): (2, 3),
 }
-"""Operands that set how an operator works, by domain and operator."""
+"""Operands by domain and operator that a gradient reaches and that are hardly ever weights: the two values of a
+OneHot, cosines and sines, a window. They are not trained unless they are named."""
 # Initializers that exporters lift from literals in the source (torch's dynamo exporter, torch.fx).
 _LITERAL_NAME = re.compile(r"val_\d+|scalar_tensor_default(_\d+)?|_lifted_scalar.*|_lifted_tensor_constant\d+")
 
@@ -34,9 +31,8 @@ def is_constant(value: ir.Value) -> bool:
     """Whether a floating initializer is a literal of the program rather than something to train.
 
     Marked so are: scalars from Constant nodes (0.5 in a GELU, an epsilon), everything in Constant nodes of PyTorch's
-    exports, initializers that exporters make of scalar literals, operands such as the bounds of a Clip, the scales of
-    a Resize or the window of an STFT, and results of constant folding. The mark is metadata of the value, so it
-    survives cloning and saving.
+    exports, initializers that exporters make of scalar literals, operands such as the bounds of a Clip or the scales
+    of a Resize, and results of constant folding. The mark is metadata of the value, so it survives cloning and saving.
     """
     return keys.CONSTANT in value.metadata_props
 
@@ -124,11 +120,15 @@ def _hand_on(nested: ir.Graph, value: ir.Value) -> None:
 
 
 def _mark_settings(graph: ir.Graph) -> None:
-    """Operands that set how an operator works are constants, whether or not a gradient reaches them."""
+    """Mark operands that set how an operator works: constants where no gradient reaches them, else left untrained."""
     for value in graph.initializers.values():
-        uses = [(use.idx, (use.node.domain, use.node.op_type)) for use in value.uses()]
-        if uses and not is_constant(value) and all(index in _SETTINGS.get(operator, ()) for index, operator in uses):
+        uses = [(use.node.domain, use.node.op_type, use.idx) for use in value.uses()]
+        if not uses or is_constant(value):
+            continue
+        if all(not domain and index in _SETTINGS.get(kind, ()) for domain, kind, index in uses):
             mark_constant(value, "setting")
+        elif all(index in _TABLES.get((domain, kind), ()) for domain, kind, index in uses):
+            value.metadata_props[keys.FROZEN] = f"a setting of {uses[0][1]}"
 
 
 def _is_literal(model: ir.Model, value: ir.Value) -> bool:

@@ -9,6 +9,7 @@ import onnx
 import pytest
 from onnx import helper, numpy_helper
 
+from ckplan import keys
 from ckplan.errors import ModelError
 from ckplan.model import ForwardModel, is_constant, load
 from tests.model.models import Arrays, assert_normal, normal, operators, parse, run, write
@@ -384,7 +385,7 @@ def test_settings_are_constants_and_decide_shapes(tmp_path: Path) -> None:
     }
 
 
-def test_what_an_operator_is_given_beside_its_input_is_constant(tmp_path: Path) -> None:
+def test_what_an_operator_is_given_beside_its_input_is_not_trained_by_default(tmp_path: Path) -> None:
     text = """
     <ir_version: 10, opset_import: ["" : 23, "com.microsoft" : 1]>
     g (float[1, 64, 1] x, float[1, 6, 16] q, int64[1, 6] at, int64[3] ids) => (float[] y, float[] z, float[] o) {
@@ -399,11 +400,9 @@ def test_what_an_operator_is_given_beside_its_input_is_constant(tmp_path: Path) 
     weights |= {"other_cosines": normal(4, 9, 8), "other_sines": normal(5, 9, 8)}
     forward = loaded(tmp_path, text, weights)
     kept = forward.model.graph.initializers
-    assert {name for name in weights if name in kept and is_constant(kept[name])} == set(weights) - {
-        "step",
-        "depth",
-        "w",
-    }
+    frozen = {name for name in weights if name in kept and keys.FROZEN in kept[name].metadata_props}
+    assert frozen == set(weights) - {"step", "depth", "w"}
+    assert not any(is_constant(kept[name]) for name in frozen)  # --wrt can ask for them
 
 
 @pytest.mark.parametrize("producer", ["pytorch", "paddle"])

@@ -14,6 +14,10 @@ from tests.node_cases.check import FAILED, MISSING, PASSED, SKIPPED, check
 
 REFUSED = {
     "test_attention_local_window_gqa_rank4_mask": "onnx cannot tell its shapes, and onnxruntime knows no opset 28",
+    **dict.fromkeys(
+        ("test_unique_bfloat16_sorted_without_axis", "test_unique_sorted_with_axis", "test_unique_sorted_without_axis"),
+        "what is unique is another number with other data",
+    ),
 }
 """Cases that ckplan refuses in so many words, and why."""
 
