@@ -13,7 +13,8 @@ from ckplan.model.execute import execute, random_inputs
 from ckplan.model.infer import is_known
 from ckplan.operators.sessions import clean
 
-_SIZED_BY_DATA = frozenset({"Compress", "NonMaxSuppression", "NonZero", "Unique"})
+_COUNTING = frozenset({"Compress", "NonMaxSuppression", "NonZero", "Unique"})
+"""Operators whose results are as many as the data say."""
 
 
 def unknown_values(graph: ir.Graph) -> list[ir.Value]:
@@ -24,10 +25,6 @@ def unknown_values(graph: ir.Graph) -> list[ir.Value]:
         for output in node.outputs
         if output.name and not is_known(output) and (output.type is None or isinstance(output.type, ir.TensorType))
     ]
-
-
-_COUNTING = frozenset({"Compress", "NonMaxSuppression", "NonZero", "Unique"})
-"""Operators whose results are as many as the data say."""
 
 
 def learn(model: ir.Model) -> tuple[str, ...]:
@@ -83,17 +80,13 @@ def learn(model: ir.Model) -> tuple[str, ...]:
         )
     notes = [f"the shapes of {len(unknown)} value(s) come from a run in onnxruntime, first '{unknown[0].name}'"]
     makers = dict.fromkeys(value.producer() for value in unknown)
-    if sized := [f"{node.op_type} '{node.name}'" for node in makers if node is not None and _sized_by_data(node)]:
+    if sized := [f"{node.op_type} '{node.name}'" for node in makers if node is not None and _is_counting(node)]:
         listed = ", ".join(sized[:3]) + (", ..." if len(sized) > 3 else "")
         notes.append(
             f"the data decide how many results {len(sized)} node(s) have ({listed}): sizes are those of a run on "
             "random numbers, and the file is right only for data that give the same"
         )
     return tuple(notes)
-
-
-def _sized_by_data(node: ir.Node) -> bool:
-    return node.op_type in _SIZED_BY_DATA and node.domain in ("", "ai.onnx")
 
 
 def _mark_data_sized(graph: ir.Graph, unknown: Collection[ir.Value]) -> None:
@@ -114,9 +107,13 @@ def _mark_data_sized(graph: ir.Graph, unknown: Collection[ir.Value]) -> None:
                 counted[output] = source
 
 
+def _is_counting(node: ir.Node) -> bool:
+    return node.op_type in _COUNTING and not node.domain
+
+
 def _counts(node: ir.Node) -> bool:
     """Whether a node has as many results as the data say; a Compress by a constant has not."""
-    if node.domain or node.op_type not in _COUNTING:
+    if not _is_counting(node):
         return False
     return node.op_type != "Compress" or node.inputs[1] is None or not node.inputs[1].is_initializer()
 
