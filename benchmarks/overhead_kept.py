@@ -5,9 +5,9 @@
 Each network is planned by `auto` for 5, 10 and 20 % more compute, by what shapes tell (`--cost flops`), by kernels that
 were timed on this machine (`--cost calibrated`), and by the clock (`--cost clock`). *Planned* is the overhead in the
 reckoning that the plan was made by, by the clock what it told when the plan was chosen; *measured* that of the file
-against the file without a plan, by processor time on one thread, steps in turns with pauses, least of each; *spread*
-how far the first and the second half of the pairs lie apart. The stages can be run one by one, since times want a
-machine to themselves and planning does not. Needs torch and transformers.
+against the file without a plan, by processor time on one thread, steps in turns with pauses, least of each over three
+processes; *spread* how far the first and the second half of the pairs lie apart. The stages can be run one by one,
+since times want a machine to themselves and planning does not. Needs torch and transformers.
 """
 
 from __future__ import annotations
@@ -33,6 +33,9 @@ from ckplan.model import save
 from ckplan.pipeline import Goal, Step, rewrite, step_of
 from ckplan.planner.strategies import parse_strategy
 from sample_models.catalogue import BUILDERS
+
+PROCESSES = 3
+"""Processes of each file, one after the other, each with the pairs that are asked for."""
 
 OVERHEADS = (0.05, 0.1, 0.2)
 COSTS = ("flops", "calibrated", "clock")
@@ -102,7 +105,7 @@ def timed(name: str, costs: Sequence[str], folder: Path, pairs: int | None) -> l
             told = json.loads(Path(f"{file}.json").read_text())
             common = {"inputs": str(folder / f"{name}.inputs"), "device": "cpu", "threads": None}
             base, new = ({"path": str(path), **common} for path in (folder / f"{name}.base.onnx", f"{file}.onnx"))
-            found = alternate(base, new, pairs)
+            found = alternate(base, new, pairs, PROCESSES)
             row = {"network": name, "cost": cost, "asked": overhead, "planned": told["planned"]}
             row |= {"peak": told["peaks"][1] / told["peaks"][0], "measured": found.ratio - 1, "spread": found.spread}
             rows.append(row | {"seconds": min(found.base_seconds)})
@@ -123,7 +126,7 @@ def main() -> None:
     parser.add_argument("stages", nargs="*", default=list(STAGES), choices=STAGES)
     parser.add_argument("--only", nargs="+", choices=[*EXPORTED, *BUILT], default=[*EXPORTED, *BUILT])
     parser.add_argument("--costs", nargs="+", choices=COSTS, default=list(COSTS))
-    parser.add_argument("--pairs", type=int, default=10)
+    parser.add_argument("--pairs", type=int, default=6)
     parser.add_argument("--folder", type=Path, default=FOLDER.parent / "overheads")
     arguments = parser.parse_args()
     arguments.folder.mkdir(parents=True, exist_ok=True)

@@ -12,8 +12,8 @@ from ckplan.meter.types import Timing
 from ckplan.model import save
 from ckplan.model.weights import scratch_folder
 
-_PAIRS = 16
-"""Pairs of steps for a figure that a plan is chosen by."""
+_PROCESSES, _PAIRS = 3, 6
+"""Processes of each file, and pairs of steps in each, for a figure that a plan is chosen by."""
 
 
 def timed_in_turns(base: ir.Model, new: ir.Model, device: str = "cpu") -> Timing:
@@ -33,4 +33,4 @@ def timed_in_turns(base: ir.Model, new: ir.Model, device: str = "cpu") -> Timing
             save(model, path)
         save_arrays(folder / "inputs", make_inputs(base).arrays)
         requests = [request_for(path, folder / "inputs", device, None) for path in paths]
-        return alternate(requests[0], requests[1], _PAIRS)
+        return alternate(requests[0], requests[1], _PAIRS, _PROCESSES)

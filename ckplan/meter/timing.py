@@ -85,28 +85,42 @@ def enough(asked: int | None, pairs: int, seconds: float) -> bool:
     return pairs >= _MOST * wanted or (pairs >= wanted and seconds >= _ENOUGH)
 
 
-def alternate(base: Mapping[str, Any], new: Mapping[str, Any], pairs: int | None) -> Timing:
+def alternate(base: Mapping[str, Any], new: Mapping[str, Any], pairs: int | None, processes: int = 1) -> Timing:
     """Time two files in turns.
+
+    Where the memory of a process lies differs from one to the next, and with it all its steps, by some percent. A
+    figure that is to hold in another process is that of several: the least over them varies by a few tenths.
 
     Args:
         base: request of the base file: ``path``, ``inputs``, ``device``, and ``threads``, which is None for what is
             said above and else the number of threads that the wall clock is read for.
         new: and of the new one.
         pairs: number of pairs of steps, up to four times as many where steps are short; None leaves it to `enough`.
+        processes: how many processes each file has, one after the other, with so many pairs each.
 
     Raises:
         CkplanError: as `ckplan.meter.process.run_job`.
     """
     base_seconds: list[float] = []
     new_seconds: list[float] = []
+    for _ in range(processes):
+        for one, other in _pairs(base, new, pairs):
+            base_seconds.append(one)
+            new_seconds.append(other)
+    return Timing(tuple(base_seconds), tuple(new_seconds), "processor" if _alone(base) else "wall")
+
+
+def _pairs(base: Mapping[str, Any], new: Mapping[str, Any], asked: int | None) -> list[tuple[float, float]]:
+    """Seconds of steps of two files, in one process each."""
+    found: list[tuple[float, float]] = []
     with started("timing", base) as first, started("timing", new) as second:
         first.ask("warm")  # the first answer comes when the file is loaded and warm: it is not counted
         second.ask("warm")
-        while not enough(pairs, len(base_seconds), sum(base_seconds) + sum(new_seconds)):
+        while not enough(asked, len(found), sum(map(sum, found))):
             time.sleep(_PAUSE)
-            base_seconds.append(float(first.ask("step")))
+            one = float(first.ask("step"))
             time.sleep(_PAUSE)
-            new_seconds.append(float(second.ask("step")))
+            found.append((one, float(second.ask("step"))))
         first.finish()
         second.finish()
-    return Timing(tuple(base_seconds), tuple(new_seconds), "processor" if _alone(base) else "wall")
+    return found

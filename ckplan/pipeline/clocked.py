@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import onnx_ir as ir
@@ -26,8 +26,11 @@ Clock = Callable[[ir.Model, ir.Model], Timing]
 
 _log = logging.getLogger(__name__)
 
-_FILES = 5
-"""How many files are timed at most."""
+_FILES, _PLANS = 6, 10
+"""How many files are timed at most, and how many plans are made for them: several goals may have one plan."""
+
+_FARTHEST = 3.0
+"""How many times the plan that was cheap on the clock the next one may cost by its nodes."""
 
 _CLOSE = 0.01
 """How far from what was asked for, as a ratio of the step, is close enough: so far a clock can be trusted."""
@@ -55,32 +58,33 @@ def rewrite_by_clock(
         raise UsageError("`--cost clock` is for a goal of time alone", "give --overhead, without --budget")
     tried: list[Planned] = []
     interrupted = False
-    fitting, exceeding, guess = 0.0, math.inf, asked
-    while len(tried) < _FILES and not interrupted:
+    fitting, exceeding, guess = (0.0, 0.0), (math.inf, math.inf), asked
+    for _ in range(_PLANS):
         try:
             made = plan(replace(goal, overhead=guess))
-            if any(made.plan.schedule == other.plan.schedule for other in tried):
-                break
-            _log.info("timing file %d beside the step without a plan", len(tried) + 1)
-            tried.append(replace(made, timing=clock(step.reference.ordered, made.model)))
+            if (known := _same_schedule(made, tried)) is None:
+                _log.info("timing file %d beside the step without a plan", len(tried) + 1)
+                tried.append(replace(made, timing=clock(step.reference.ordered, made.model)))
         except KeyboardInterrupt:
             if not tried:
                 raise
             interrupted = True
             break
-        made = tried[-1]
-        interrupted = made.plan.interrupted
-        over = made.extra_time - asked
+        made = known or tried[-1]
+        interrupted = interrupted or made.plan.interrupted
         _log.info("on the clock: %+.1f %% for a plan of %+.1f %%", 100 * made.extra_time, 100 * made.plan.overhead)
-        if abs(over) <= _CLOSE:
+        if interrupted or abs(made.extra_time - asked) <= _CLOSE:
             break
-        if over < 0:
-            fitting, guess = max(fitting, guess), guess - over
+        if made.extra_time < asked:
+            fitting = max(fitting, (guess, made.extra_time))
         else:
-            exceeding, guess = min(exceeding, made.plan.overhead), made.plan.overhead - over
-        if not fitting < guess < exceeding:
-            guess = (fitting + exceeding) / 2
-        if guess >= exceeding or exceeding <= fitting:
+            exceeding = min(exceeding, (made.plan.overhead, made.extra_time))
+        guess = _between(fitting, exceeding, asked)
+        if known is not None and math.isinf(exceeding[0]):
+            if fitting[0] >= _FARTHEST * known.plan.overhead:
+                break  # no plan is lower
+            guess = _FARTHEST * known.plan.overhead
+        if len(tried) == _FILES or not fitting[0] < guess < exceeding[0]:
             break
     if interrupted:
         tried = [replace(made, plan=replace(made.plan, interrupted=True)) for made in tried]
@@ -91,6 +95,27 @@ def rewrite_by_clock(
             if confirmed.extra_time <= asked + 2 * _CLOSE:
                 return by_strategy(confirmed, str(goal.applied(strategy)))
     return without_plan(step, strategy)
+
+
+def _between(fitting: tuple[float, float], exceeding: tuple[float, float], asked: float) -> float:
+    """The overhead to plan for next, where what the clock tells is taken to grow evenly between what is known.
+
+    Args:
+        fitting: the largest overhead that was planned for and cost less than was asked for, and what it cost.
+        exceeding: the smallest overhead that cost more, and what it cost; infinite where there is none yet.
+        asked: what it is to cost.
+    """
+    if math.isinf(exceeding[0]):
+        overhead, cost = fitting
+        evenly = overhead * asked / cost if cost > 0 else math.inf
+        return min(max(evenly, overhead + asked - cost), _FARTHEST * overhead)
+    share = (asked - fitting[1]) / (exceeding[1] - fitting[1])
+    return fitting[0] + min(max(share, 0.1), 0.9) * (exceeding[0] - fitting[0])
+
+
+def _same_schedule(made: Planned, tried: Sequence[Planned]) -> Planned | None:
+    """The file that was timed with the same schedule, if there is one."""
+    return next((other for other in tried if other.plan.schedule == made.plan.schedule), None)
 
 
 def _timed_again(made: Planned, step: Step, clock: Clock) -> Planned:

@@ -59,6 +59,15 @@ def test_a_plan_that_costs_more_on_the_clock_is_made_anew(model: onnx.ModelProto
     assert made.plan.overhead in asked
 
 
+@pytest.mark.parametrize("share", [0.2, 0.5, 1.6])
+def test_few_files_are_timed_where_the_clock_tells_a_share_of_what_nodes_cost(
+    model: onnx.ModelProto, share: float
+) -> None:
+    made, asked = by(model, lambda overhead: share * overhead, 0.1)
+    assert 0.075 <= made.extra_time <= 0.1 + CLOSE  # steps of the chain cost half a percent and more
+    assert len(set(asked)) <= 3
+
+
 def test_the_search_ends_where_the_clock_agrees(model: onnx.ModelProto) -> None:
     made, asked = by(model, lambda overhead: 0.1, 0.1)
     assert len(set(asked)) == 1
