@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from ckplan.display import table_html
 from ckplan.errors import InfeasibleError, ModelError, UsageError
+from ckplan.isolation.lifetime import interruptions
 from ckplan.pipeline import Goal, Planned, Step, StepOptions, open_step, planning, rewrite
 from ckplan.pipeline.goal import TOTAL
 from ckplan.pipeline.step import Source, model_of
@@ -55,17 +56,24 @@ class Fit:
         memory: bytes that a process may hold; see `ckplan.runtime.footprint`.
         sizes: what was tried, the smallest first.
         planned: the largest step that fits, with its plan.
+        interrupted: whether the user ended the search; a larger size may fit.
     """
 
     dimension: str
     memory: int
     sizes: tuple[Size, ...]
     planned: Planned
+    interrupted: bool = False
 
     @property
     def largest(self) -> Size:
         """The largest size that fits."""
         return max((size for size in self.sizes if size.fits), key=lambda size: size.size)
+
+    @property
+    def remarks(self) -> list[str]:
+        """What is to be said of the search, a line each."""
+        return ["the search was interrupted; this is the largest size that fits until then"] if self.interrupted else []
 
     def __repr__(self) -> str:
         return f"<Fit: {self.dimension}={self.largest.size} within {format_bytes(self.memory)}>"
@@ -119,7 +127,7 @@ def fit(
     """Find the largest size of a dimension with which a process keeps to some memory, by planning sizes.
 
     The first size is one that should do without a plan. It is doubled until it does not fit, and then narrowed down.
-    Where no plan is needed none is made.
+    Where no plan is needed none is made. Ctrl-C takes the largest size that fits until then.
 
     Args:
         source: the model.
@@ -159,23 +167,33 @@ def fit(
     fixed, slope = _growth(lambda size: opened(size).footprint.total)
     low, high = 0, _LARGEST + 1
     size = min(max(1, (memory - fixed) // slope), _LARGEST)
-    while True:
-        try:
-            low, high = (size, high) if fits(size) else (low, size)
-        except ModelError as error:  # sizes that the model does not work with: those that do not divide by a window
-            if size == 1:
-                raise
-            tried[size] = Size(size, 0, None, 0.0, error.message)
-            high = size
-        if high - low == 1:
-            break
-        size = _next_size(low, high, tried, fixed, memory)
+    ended = False
+    with interruptions() as heard:
+        while high - low > 1 and not ended:
+            try:
+                if fits(size):
+                    low = size
+                elif heard:
+                    del tried[size]  # with more time there might have been a plan
+                else:
+                    high = size
+            except ModelError as error:  # sizes that the model does not work with: those that do not divide by a window
+                if size == 1:
+                    raise
+                tried[size] = Size(size, 0, None, 0.0, error.message)
+                high = size
+            except KeyboardInterrupt:
+                ended = True
+            ended = ended or bool(heard)
+            size = _next_size(low, high, tried, fixed, memory)
+    if ended and best is None:
+        raise KeyboardInterrupt
     sizes = tuple(tried[size] for size in sorted(tried))
     if best is None:
         raise InfeasibleError(
             f"not even {name}=1 fits into {format_bytes(memory)}: {sizes[0].reason}", "give it more memory"
         )
-    return Fit(name, memory, sizes, best)
+    return Fit(name, memory, sizes, best, ended)
 
 
 def _growth(total: Callable[[int], int]) -> tuple[int, int]:

@@ -76,7 +76,7 @@ def command(
             seconds=seconds,
             progress=doing,
         )
-    notes(found.planned.step.notes)
+    notes([*found.planned.step.notes, *found.remarks])
     if output is not None:
         written(found.planned.model, output, force=force, copy_weights=copy_weights)
     if as_json:

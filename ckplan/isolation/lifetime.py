@@ -8,7 +8,8 @@ import platform
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import CodeType, FrameType, FunctionType
 from typing import Any, TypeVar, cast
 
@@ -103,6 +104,30 @@ def comes_again(number: int, frame: FrameType | None) -> bool:
             return True
         frame = frame.f_back
     return False
+
+
+@contextmanager
+def interruptions() -> Iterator[list[int]]:
+    """Note each Ctrl-C that comes while a block runs, those included that somebody within catches to keep what it has.
+
+    What handles them goes on doing so. Outside of the main thread, and where no function handles them, none is noted.
+    """
+    heard: list[int] = []
+    handler = signal.getsignal(signal.SIGINT)
+    if not callable(handler) or threading.current_thread() is not threading.main_thread():
+        yield heard
+        return
+
+    def note(number: int, frame: FrameType | None) -> None:
+        heard.append(number)
+        handler(number, frame)
+
+    signal.signal(signal.SIGINT, note)
+    try:
+        yield heard
+    finally:
+        if signal.getsignal(signal.SIGINT) is note:
+            signal.signal(signal.SIGINT, handler)
 
 
 _IMPORTING = "<frozen importlib._bootstrap>"

@@ -161,7 +161,7 @@ def fit(path: Path, output: Path | None, found: Fit) -> Json:
         dimension=found.dimension,
         memory=found.memory,
         size=found.largest.size,
-        notes=list(found.planned.step.notes),
+        notes=[*found.planned.step.notes, *found.remarks],
         sizes=[
             {
                 "size": one.size,

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
+from contextlib import nullcontext, suppress
 from pathlib import Path
 
 import pytest
 
 import ckplan
+from ckplan.answers import fit as fit_module
 from ckplan.answers.fit import Fit
 from ckplan.errors import InfeasibleError, UsageError
+from ckplan.pipeline import Goal, Planned, Step
+from ckplan.planner.strategies import Strategy
 from tests.cli.test_commands import failure, run
 
 ROOT = Path(__file__).parents[2]
@@ -53,6 +58,31 @@ def test_time_is_a_second_bound(found: Fit) -> None:
     bounded = ckplan.fit(MODEL, MEMORY, overhead="0%", optimizer="sgd")
     assert bounded.largest.overhead <= 1e-9
     assert bounded.largest.size <= found.largest.size
+
+
+@pytest.mark.parametrize("caught", [False, True])
+def test_an_interruption_takes_the_largest_size_until_then(monkeypatch: pytest.MonkeyPatch, caught: bool) -> None:
+    planned, sizes = fit_module._planned, []
+
+    def interrupted(step: Step, strategy: Strategy, goal: Goal) -> Planned:
+        sizes.append(step)
+        if len(sizes) == 2:
+            with suppress(KeyboardInterrupt) if caught else nullcontext():  # as a search that keeps what it has
+                signal.raise_signal(signal.SIGINT)
+            raise InfeasibleError("nothing was found until then")
+        return planned(step, strategy, goal)
+
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    monkeypatch.setattr(fit_module, "_planned", interrupted)
+    try:
+        found = ckplan.fit(MODEL, MEMORY, strategy="evict", optimizer="sgd")
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert found.interrupted
+    assert len(sizes) == 2
+    assert [one.size for one in found.sizes] == [found.largest.size]
+    assert found.remarks == ["the search was interrupted; this is the largest size that fits until then"]
 
 
 def test_what_cannot_fit_is_refused() -> None:
