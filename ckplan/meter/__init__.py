@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from ckplan.meter.alive import Gap, Inside, LiveTensor
     from ckplan.meter.bisect import Bisection, Smallest, smallest_arena
+    from ckplan.meter.compared import Numerics, OutputDifference, Timing, Verification
     from ckplan.meter.errors import RunFailedError, RunTooLongError
     from ckplan.meter.inputs import Inputs, make_inputs
     from ckplan.meter.limit import run_limit
@@ -22,15 +23,11 @@ if TYPE_CHECKING:
         Heap,
         Measurement,
         NonFinite,
-        Numerics,
         Origin,
-        OutputDifference,
         Prediction,
         Recomputation,
         Resident,
         Steady,
-        Timing,
-        Verification,
         Workspace,
     )
     from ckplan.meter.verification import verify
@@ -73,9 +70,13 @@ _HOMES = {
     "Gpu": "nvml",
     "Inside": "alive",
     "Inputs": "inputs",
+    "Numerics": "compared",
+    "OutputDifference": "compared",
     "RunFailedError": "errors",
     "RunTooLongError": "errors",
     "Smallest": "bisect",
+    "Timing": "compared",
+    "Verification": "compared",
     "make_inputs": "inputs",
     "measure": "measurement",
     "run_limit": "limit",

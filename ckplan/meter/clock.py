@@ -5,10 +5,10 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from ckplan.isolation.arrays import save_arrays
+from ckplan.meter.compared import Timing
 from ckplan.meter.inputs import make_inputs
 from ckplan.meter.measurement import request_for
 from ckplan.meter.timing import alternate
-from ckplan.meter.types import Timing
 from ckplan.model import save
 from ckplan.model.weights import scratch_folder
 

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 
 from ckplan.isolation.arrays import Array
+from ckplan.meter.compared import Numerics, OutputDifference
 from ckplan.meter.plain import same_bits
-from ckplan.meter.types import NonFinite, Numerics, OutputDifference
+from ckplan.meter.types import NonFinite
 
 _CHUNK = 1 << 20
 """Elements compared at a time: outputs are mapped files and may be larger than memory is free."""

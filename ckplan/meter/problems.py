@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from ckplan.meter.types import Measurement, NonFinite, Numerics, Origin, Verification
+from ckplan.meter.compared import Numerics, Verification
+from ckplan.meter.types import Measurement, NonFinite, Origin
 
 
 def problems_of(verification: Verification) -> tuple[str, ...]:

@@ -19,10 +19,10 @@ from typing import Any
 
 from ckplan.isolation.arrays import load_arrays
 from ckplan.meter.child import Channel
+from ckplan.meter.compared import Timing
 from ckplan.meter.plain import WARM_UP
 from ckplan.meter.process import started
 from ckplan.meter.session import open_session, step_of
-from ckplan.meter.types import Timing
 
 _PAUSE = 0.02
 """Seconds between steps: onnxruntime's threads spin for a while after a run and would slow the other file's."""

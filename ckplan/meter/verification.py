@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ckplan.errors import CkplanError, ModelError
 from ckplan.isolation.arrays import load_arrays, save_arrays
 from ckplan.isolation.folders import temporary_folder
+from ckplan.meter.compared import Timing, Verification
 from ckplan.meter.facts import fed_inputs, file_facts, read_model
 from ckplan.meter.in_place import compared_in_place
 from ckplan.meter.inputs import make_inputs
@@ -17,7 +18,7 @@ from ckplan.meter.measurement import check_options, measured, request_for
 from ckplan.meter.nonfinite import find_origin
 from ckplan.meter.numerics import compare_outputs
 from ckplan.meter.timing import alternate
-from ckplan.meter.types import Measurement, Origin, Timing, Verification
+from ckplan.meter.types import Measurement, Origin
 
 if TYPE_CHECKING:
     import onnx_ir as ir

@@ -15,7 +15,7 @@ from dataclasses import replace
 import onnx_ir as ir
 
 from ckplan.errors import UsageError
-from ckplan.meter.types import Timing
+from ckplan.meter.compared import Timing
 from ckplan.pipeline.goal import Goal
 from ckplan.pipeline.planning import Planned, by_strategy, without_plan
 from ckplan.pipeline.step import Step

@@ -15,7 +15,7 @@ from ckplan.autodiff.regions import Pieces, told
 from ckplan.display import table_html
 from ckplan.errors import InfeasibleError
 from ckplan.keys import BUDGET, BUDGET_OF
-from ckplan.meter.types import Timing
+from ckplan.meter.compared import Timing
 from ckplan.pipeline.goal import ACTIVATIONS, ANY, ARENA, TOTAL, Goal
 from ckplan.pipeline.lowest import last_resorts
 from ckplan.pipeline.step import Step

@@ -19,7 +19,7 @@ from ckplan.autodiff.lora import Lora, add_adapters
 from ckplan.autodiff.optimizers.rows import updated_by_rows
 from ckplan.autodiff.regions import AUTO, OFF, Chunks, Pieces, Region
 from ckplan.errors import UsageError
-from ckplan.meter.types import Timing
+from ckplan.meter.compared import Timing
 from ckplan.model import load
 from ckplan.model.half import half_precision_notes
 from ckplan.model.loading import ForwardModel, normalise

@@ -16,8 +16,9 @@ from onnx import helper, numpy_helper
 from ckplan.errors import ModelError, UsageError
 from ckplan.keys import GRADIENTS
 from ckplan.meter import Verification, measure, measurement, verify
+from ckplan.meter.compared import Timing
 from ckplan.meter.timing import enough
-from ckplan.meter.types import Prediction, Timing
+from ckplan.meter.types import Prediction
 from tests.meter.models import ACTIVATION, BATCH, WIDTH, chain, floats, save
 
 LAYERS = 6
