@@ -41,7 +41,7 @@ from ckplan.autodiff.rules.silu import outline_silus
 from ckplan.autodiff.softmax_statistics import join_statistics
 from ckplan.autodiff.tied_heads import split_tied_heads
 from ckplan.autodiff.token_blocks import cut_tokens
-from ckplan.autodiff.training_mode import TrainingForms, enter_training
+from ckplan.autodiff.training_mode import TrainingForms, enter_training, join_running_statistics
 from ckplan.errors import ModelError, UsageError
 from ckplan.keys import PHASE
 from ckplan.model.metadata import listed_names
@@ -239,6 +239,7 @@ def build_training_graph(
     settle_sums(op, accumulation)
     subtract_in_products(op)
     join_reshapes(op)
+    join_running_statistics(op, dict(zip(running, list(graph.outputs)[-len(running) :], strict=False)))
     prune(graph, list(graph.outputs))
     merge_twins(model)
     masks = pack_masks(op, pieces.masks)

@@ -14,6 +14,7 @@ import pytest
 import ckplan
 from ckplan import keys
 from ckplan.autodiff.rules import batch_norm
+from ckplan.autodiff.training_mode import running
 from ckplan.errors import ModelError, UsageError
 from tests.autodiff.gradcheck import check_training_graph, onnxruntime_run, parse, reference, values
 
@@ -219,6 +220,32 @@ def test_layers_that_the_loss_does_not_need_are_not_updated():
     model.graph.outputs.append(node.outputs[0])
     training = ckplan.build_training_graph(model, training=True, loss="loss")
     assert set(training.updates) == {"m", "v", "m2", "v2"}
+
+
+def test_the_statistics_of_all_layers_are_updated_at_once_and_to_the_bit_as_one_by_one(monkeypatch):
+    joined = ckplan.build_training_graph(convolutional("float"), training=True)
+    monkeypatch.setattr(running, "FEWEST", 5)
+    apart = ckplan.build_training_graph(convolutional("float"), training=True)
+    assert joined.updates == apart.updates
+    assert len(apart.model.graph) - len(joined.model.graph) == 4 * 3 + 2 - 8
+    found, expected = onnxruntime_run(joined.model), onnxruntime_run(apart.model)
+    for name in expected:
+        np.testing.assert_array_equal(found[name], expected[name])
+
+
+def test_a_running_statistic_that_the_loss_reads_is_updated_by_itself():
+    layers = [f"n{i}, n{i}m, n{i}v = {BN[:-1]}, training_mode = 1> (x, s{i}, b{i}, m{i}, v{i})" for i in range(3)]
+    text = " ".join(layers) + " q = Sum (n0, n1, n2) t = Tanh (q) y = Add (t, n0m) loss = ReduceSum <keepdims = 0> (y)"
+    arrays = {name: array for i in range(3) for name, array in statistics(3, str(i)).items()}
+    model = parse(f"g () => (double loss) {{ {text} }}", x=values(6, 3), **arrays)
+    training = ckplan.build_training_graph(model, training=True)
+    check_training_graph(training)
+    (split,) = (node for node in training.model.graph if node.op_type == "Split")
+    assert len(split.outputs) == 5
+    ran = reference(training.model)
+    for i in range(3):
+        expected = MOMENTUM * arrays[f"m{i}"] + (1 - MOMENTUM) * values(6, 3).mean(0)
+        np.testing.assert_allclose(ran[training.updates[f"m{i}"]], expected, rtol=1e-6)
 
 
 def dropped(inputs: str = "r, yes", attributes: str = "", **constants: np.ndarray) -> ir.Model:
