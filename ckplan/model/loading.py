@@ -21,6 +21,7 @@ from ckplan.model.fold import Sweep, sweep
 from ckplan.model.infer import static_shape
 from ckplan.model.opset import EXPORT_AGAIN, MINIMUM_OPSET, lift
 from ckplan.model.own_files import forget_training
+from ckplan.model.padding import mark_padding
 from ckplan.model.probe import learn, unknown_values
 from ckplan.model.read import read
 from ckplan.model.rebatch import Rebatch
@@ -131,6 +132,7 @@ def _normalised(
     own_notes = forget_training(model)
     hoist(model)
     names_notes = (*read_signature(model), *folded_notes(model), *separate_merged(model), *join_transposed(model))
+    names_notes = (*names_notes, *mark_padding(model))
     adopt(model)
     declared = declared_shapes(model)
     binding = bind(model.graph, dims, shapes, defaults)

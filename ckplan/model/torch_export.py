@@ -32,7 +32,7 @@ SIGNATURE = "pkg.torch.export.ExportedProgram.graph_signature"
 KIND = "pkg.torch.export.graph_signature.InputSpec.kind"
 """Metadata of an initializer: PARAMETER, BUFFER or CONSTANT_TENSOR."""
 _OPERAND = "pkg.torch.onnx.original_node_name"
-_LINE = "pkg.torch.onnx.fx_node"
+LINE = "pkg.torch.onnx.fx_node"
 _SCOPES = "pkg.torch.onnx.name_scopes"
 
 _INPUT = re.compile(r"^(\w+): (PARAMETER|BUFFER|CONSTANT_TENSOR) target='([^']*)'", re.MULTILINE)
@@ -168,7 +168,7 @@ def _notes(graph: ir.Graph, separated: int, lost: list[str]) -> tuple[str, ...]:
             f"{len(lost)} parameter(s) of the torch module are not in the file as such, being tied to others, all zero "
             f"or computed with ({_first([repr(name) for name in lost])}); ckplan.export keeps them"
         )
-    in_training = sum(_BATCH_NORM_IN_TRAINING.search(node.metadata_props.get(_LINE, "")) is not None for node in graph)
+    in_training = sum(_BATCH_NORM_IN_TRAINING.search(node.metadata_props.get(LINE, "")) is not None for node in graph)
     if in_training:
         notes.append(
             f"{in_training} BatchNormalization node(s) were in training mode in torch, whose exporter writes the "
@@ -205,7 +205,7 @@ def _matches(graph: ir.Graph, operands: dict[str, _Operand]) -> list[tuple[str, 
     """Which operands of the program are read in the place of others: each with where."""
     lines: dict[str, list[ir.Node]] = defaultdict(list)
     for node in graph:
-        if line := node.metadata_props.get(_LINE):
+        if line := node.metadata_props.get(LINE):
             lines[line].append(node)
     found: list[tuple[str, _Place]] = []
     for line, nodes in lines.items():

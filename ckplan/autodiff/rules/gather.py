@@ -20,6 +20,7 @@ from ckplan.autodiff.rules.shape import pad
 from ckplan.autodiff.scattering import scatter_add
 from ckplan.autodiff.slices import stretch
 from ckplan.autodiff.tables import Lookups, add_lookups
+from ckplan.keys import PADDING_ROW
 
 _MOST_RUNS = 32
 """Runs of neighbours beyond which fixed indices are scattered like any others: each takes three nodes."""
@@ -33,7 +34,7 @@ def gather(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
     """The gradient added to the rows that were picked.
 
     What other readers of a table (the output layer of a language model with tied embeddings) contributed already is
-    added to in place, so there is never a second tensor of its size.
+    added to in place, so there is never a second tensor of its size. The padding row of a table gets nothing.
     """
     data, indices, g = required_input(node, 0), required_input(node, 1), dy[0]
     assert g is not None
@@ -45,6 +46,10 @@ def gather(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
         return [None]
     rows = op.reshape(g, picked)
     known = op.constant_of(indices)
+    padding = node.metadata_props.get(PADDING_ROW)
+    if padding is not None and (known is None or int(padding) in known):
+        is_padding = op.Equal(op.reshape(indices, [picked[0], *[1] * (len(picked) - 1)]), int(padding))
+        rows = op.Where(is_padding, 0.0, rows)
     if known is not None:
         runs = _runs(known.reshape(-1) % shape[axis])
         if len(runs) == 1 or (len(runs) <= _MOST_RUNS and len(runs) * shape[axis] <= _PASSES * picked[axis]):

@@ -1,0 +1,46 @@
+"""The row of a table that a module of torch holds still: that of the token which fills up short sentences.
+
+``torch.nn.Embedding(..., padding_idx=0)`` gives row 0 no gradient of what is looked up. A Gather says nothing of it,
+but torch's default exporter writes into its metadata the line of the program that it was made of, and the line does.
+"""
+
+from __future__ import annotations
+
+import re
+
+import onnx_ir as ir
+
+from ckplan import keys
+from ckplan.model.torch_export import LINE
+
+_LOOKUP = re.compile(r"aten\.embedding\.default\]\(args = \(%\w+, %\w+, (\d+)(?:, (True|False))?")
+
+
+def mark_padding(model: ir.Model) -> tuple[str, ...]:
+    """Mark lookups whose tables have a padding row with `keys.PADDING_ROW`, in place.
+
+    Returns:
+        Notes: which rows these are, and which gradients torch would divide by how often a row is looked up.
+    """
+    rows, scaled = [], []
+    for node in model.graph.all_nodes():
+        if node.op_type != "Gather" or node.domain or node.inputs[0] is None or node.attributes.get_int("axis", 0) != 0:
+            continue
+        if found := _LOOKUP.search(node.metadata_props.get(LINE, "")):
+            node.metadata_props[keys.PADDING_ROW] = found[1]
+            rows.append(f"row {found[1]} of '{node.inputs[0].name}'")
+            scaled += [f"'{node.inputs[0].name}'"] if found[2] == "True" else []
+    notes = []
+    if rows:
+        notes.append(f"{_several(rows)}: padding, which gets no gradient of what is looked up, as in torch")
+    if scaled:
+        notes.append(
+            f"torch divides the gradient of {_several(scaled)} by how often a row is looked up (scale_grad_by_freq); "
+            "here it is the plain sum"
+        )
+    return tuple(notes)
+
+
+def _several(items: list[str], most: int = 3) -> str:
+    items = list(dict.fromkeys(items))
+    return ", ".join(items[:most]) + (", ..." if len(items) > most else "")
