@@ -29,6 +29,7 @@ from ckplan.model.rebatch_check import check_rebatched
 from ckplan.model.ties import join_transposed
 from ckplan.model.torch_export import read_signature
 from ckplan.model.torchscript import folded_notes, separate_merged
+from ckplan.model.unfold import unfold
 from ckplan.model.validity import check_size, sort
 
 _INVALID = (
@@ -132,7 +133,7 @@ def _normalised(
     own_notes = forget_training(model)
     hoist(model)
     names_notes = (*read_signature(model), *folded_notes(model), *separate_merged(model), *join_transposed(model))
-    names_notes = (*names_notes, *mark_padding(model))
+    names_notes = (*names_notes, *unfold(model), *mark_padding(model))
     adopt(model)
     declared = declared_shapes(model)
     binding = bind(model.graph, dims, shapes, defaults)

@@ -26,18 +26,20 @@ import onnx_ir as ir
 
 from ckplan import keys
 from ckplan.model.constants import unused_name
-from ckplan.model.structure import are_equal
+from ckplan.model.structure import are_equal, structure_of
 
 SIGNATURE = "pkg.torch.export.ExportedProgram.graph_signature"
 KIND = "pkg.torch.export.graph_signature.InputSpec.kind"
 """Metadata of an initializer: PARAMETER, BUFFER or CONSTANT_TENSOR."""
 _OPERAND = "pkg.torch.onnx.original_node_name"
 LINE = "pkg.torch.onnx.fx_node"
+_FOLDED_FROM = "pkg.onnxscript.optimizer.folded_from"
 _SCOPES = "pkg.torch.onnx.name_scopes"
 
 _INPUT = re.compile(r"^(\w+): (PARAMETER|BUFFER|CONSTANT_TENSOR) target='([^']*)'", re.MULTILINE)
 _BATCH_NORM_IN_TRAINING = re.compile(r"_native_batch_norm_legit\w*\.default\]\(args = \(.*, True, ")
 _NAME = re.compile(r"%(\w+)")
+_QUOTED = re.compile(r"'([^']*)'")
 
 
 @dataclass(frozen=True)
@@ -88,6 +90,13 @@ def read_signature(model: ir.Model) -> tuple[str, ...]:
             present[name] = separated[name] = _copy(graph, value, name, operand)
         place.node.replace_input_with(place.index, present[name])
     _join_copies(graph)
+    parameters = {operand.target for operand in operands.values() if operand.kind == "PARAMETER"}
+    for value in graph.initializers.values():
+        sources = parameters.intersection(folded_from(value))
+        if keys.STANDS_FOR in value.metadata_props or len(sources) != 1 or not sources.isdisjoint(graph.initializers):
+            continue
+        if is_unstructured(value):
+            value.metadata_props[keys.STANDS_FOR] = sources.pop()
     stood_for = {value.metadata_props.get(keys.STANDS_FOR) for value in graph.initializers.values()}
     lost = [
         operand.target
@@ -98,9 +107,22 @@ def read_signature(model: ir.Model) -> tuple[str, ...]:
     frozen = _frozen_modules(operands.values())
     for value in graph.initializers.values():
         modules = set(map(_module_of, value.consumers()))
-        if not _operand_of(value) and (not lost or (modules and modules <= frozen)):
+        if _operand_of(value) or not parameters.isdisjoint(folded_from(value)):
+            continue
+        if not lost or (modules and modules <= frozen):
             value.metadata_props.setdefault(keys.STANDS_FOR, "")
     return (*_notes(graph, len(separated), lost), *doubtful)
+
+
+def folded_from(value: ir.Value) -> list[str]:
+    """The names of what the exporter computed an initializer of, those on the way included; empty if it did not."""
+    return _QUOTED.findall(value.metadata_props.get(_FOLDED_FROM, ""))
+
+
+def is_unstructured(value: ir.Value) -> bool:
+    """Whether an initializer holds numbers that may come from a parameter's: zeros in its shape do not."""
+    tensor = value.const_value
+    return tensor is not None and tensor.dtype.is_floating_point() and tensor.size > 1 and structure_of(tensor) is None
 
 
 def _frozen_modules(operands: Iterable[_Operand]) -> set[str]:
@@ -122,7 +144,7 @@ def _doubtful(graph: ir.Graph) -> list[str]:
     """Note the tensors that may be computed of parameters which the file holds as well.
 
     Of the nodes that computed them nothing is left, and no gradient goes that way. It may be so where a tensor is read
-    in the module of a parameter of as many elements.
+    in the module of a parameter of as many elements. What the file says of it is certain; see `ckplan.model.unfold`.
     """
     owned = defaultdict(list)
     for value in graph.initializers.values():
@@ -130,7 +152,7 @@ def _doubtful(graph: ir.Graph) -> list[str]:
             owned[str(value.name).rpartition(".")[0]].append(value)
     found = {}
     for value in graph.initializers.values():
-        if _operand_of(value) or value.metadata_props.get(keys.STANDS_FOR) or value.dtype is None:
+        if _operand_of(value) or value.metadata_props.get(keys.STANDS_FOR) or value.dtype is None or folded_from(value):
             continue
         if not value.dtype.is_floating_point() or value.const_value is None or value.const_value.size < 2:
             continue

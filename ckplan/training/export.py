@@ -21,6 +21,7 @@ from ckplan.model.saving import save
 from ckplan.model.structure import are_equal, structure_of
 from ckplan.model.torch_export import read_signature
 from ckplan.model.torchscript import separate_merged
+from ckplan.model.unfold import unfold
 from ckplan.model.weights import scratch_folder
 from ckplan.training.adapters import insert_adapters, merged
 from ckplan.training.stepfile import Array
@@ -72,6 +73,7 @@ def export_weights(
 def with_weights(source: Path, weights: Mapping[str, Array]) -> ir.Model:
     """A model as it is in its file, with other weights; see `export_weights`."""
     model = read(source)
+    unfold(model)  # what was computed of the old values
     names = {name for name, _, _ in _holders(model)}
     if not weights.keys() <= names:
         read_signature(model)

@@ -1,0 +1,134 @@
+"""What torch's exporter computed of parameters beforehand is computed in the graph again, where values tell how.
+
+The optimiser of torch's default exporter computes what depends on parameters alone: the `1 - mix` of a time mix, the
+`1 / alpha` of a Snake. Where the parameter is read elsewhere as well it stays in the file, and its gradient lacks the
+part that went through what was computed. The result's metadata name the tensors that it was computed of.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from ckplan import keys
+from ckplan.model.constants import mark_constant, unused_name
+from ckplan.model.torch_export import KIND, folded_from, is_unstructured
+
+_ULPS = 4
+"""How far the results of another library's kernel may lie from the exporter's, in units of the last place."""
+
+_Array = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True)
+class _Function:
+    """A function of one tensor.
+
+    Attributes:
+        values: what it makes of an array.
+        nodes: the operators, the innermost first; ``1`` stands for a one of the parameter's type, ``x`` for the
+            parameter or what the operator before makes.
+        title: how torch calls the last of them.
+    """
+
+    values: Callable[[_Array], _Array]
+    nodes: Sequence[tuple[str, str]]
+    title: str
+
+
+_FUNCTIONS = (
+    _Function(lambda x: 1 - x, (("Sub", "1x"),), "sub"),
+    _Function(lambda x: 1 + x, (("Add", "1x"),), "add"),
+    _Function(lambda x: -x, (("Neg", "x"),), "neg"),
+    _Function(lambda x: 1 / x, (("Reciprocal", "x"),), "reciprocal"),
+    _Function(np.exp, (("Exp", "x"),), "exp"),
+    _Function(lambda x: -np.exp(x), (("Exp", "x"), ("Neg", "x")), "neg"),
+    _Function(np.sqrt, (("Sqrt", "x"),), "sqrt"),
+    _Function(lambda x: x * x, (("Mul", "xx"),), "pow"),
+)
+
+
+def unfold(model: ir.Model) -> tuple[str, ...]:
+    """Compute again, in place, what was computed of parameters that are in the file as well.
+
+    Returns:
+        Notes: what is computed again, and what cannot be, so that a gradient lacks a part.
+    """
+    graph = model.graph
+    again, lacking = [], []
+    for value in list(graph.initializers.values()):
+        parameters = [graph.initializers[name] for name in folded_from(value) if name in graph.initializers]
+        parameters = [one for one in parameters if one.metadata_props.get(KIND) == "PARAMETER"]
+        if not parameters or not _is_numbers(value) or value.metadata_props.get(keys.STANDS_FOR):
+            continue
+        function = _function(value, parameters[0]) if len(parameters) == 1 else None
+        said = f"'{value.name}' of '{parameters[0].name}'"
+        if function is not None and not value.is_graph_output():
+            _compute(graph, value, parameters[0], function)
+            again.append(said)
+        elif is_unstructured(value):
+            lacking.append(said)
+    notes = []
+    if again:
+        notes.append(f"{_several(again)}: computed by torch's exporter, and in the step again")
+    if lacking:
+        notes.append(
+            f"{len(lacking)} tensor(s) were computed by torch's exporter of parameters that are in the file as well: "
+            f"{_several(lacking)}; their gradients lack that part, and ckplan.export keeps it"
+        )
+    return tuple(notes)
+
+
+def _is_numbers(value: ir.Value) -> bool:
+    return value.const_value is not None and value.const_value.dtype.is_floating_point()
+
+
+def _function(value: ir.Value, parameter: ir.Value) -> _Function | None:
+    """How a tensor was computed of a parameter; None where nothing or more than one thing explains it."""
+    if value.const_value is None or parameter.const_value is None or value.shape != parameter.shape:
+        return None
+    result, array = value.const_value.numpy(), parameter.const_value.numpy()
+    if result.dtype != array.dtype or array.dtype.kind != "f":
+        return None
+    with np.errstate(all="ignore"):
+        near = _ULPS * float(np.finfo(array.dtype).eps)
+        found = [one for one in _FUNCTIONS if np.allclose(one.values(array), result, rtol=near, atol=0.0)]
+    named = [one for one in found if re.match(rf"r?{one.title}(_\d+)?$", str(value.name))]
+    if len(named) == 1 and len(found) > 1:
+        found = named
+    told = np.ptp(array) > 0 or found == named
+    return found[0] if len(found) == 1 and told else None
+
+
+def _compute(graph: ir.Graph, value: ir.Value, parameter: ir.Value, function: _Function) -> None:
+    """Put nodes in the place of an initializer, before all others."""
+    assert value.name is not None
+    assert parameter.dtype is not None
+    name, first = value.name, graph[0]
+    del graph.initializers[name]
+    made = parameter
+    for number, (operator, operands) in enumerate(function.nodes):
+        inputs = [made if operand == "x" else _one(graph, parameter.dtype) for operand in operands]
+        title = name if number == len(function.nodes) - 1 else unused_name(graph, f"{name}/{operator}")
+        result = ir.Value(name=title, shape=value.shape, type=value.type)
+        graph.insert_before(first, ir.Node("", operator, inputs, outputs=[result], name=title))
+        made = result
+    value.replace_all_uses_with(made)
+
+
+def _one(graph: ir.Graph, dtype: ir.DataType) -> ir.Value:
+    name = unused_name(graph, "one")
+    tensor = ir.tensor(np.ones((), dtype.numpy()), name=name)
+    value = ir.Value(name=name, shape=ir.Shape(()), type=ir.TensorType(dtype), const_value=tensor)
+    mark_constant(value, "a literal of the program")
+    graph.register_initializer(value)
+    return value
+
+
+def _several(items: list[str], most: int = 3) -> str:
+    return ", ".join(items[:most]) + (", ..." if len(items) > most else "")
