@@ -106,11 +106,6 @@ PREDICTED_ACTIVATIONS = PREFIX + "predicted_peak_activations"
 PREDICTED_TOTAL = PREFIX + "predicted_peak_total"
 """Bytes of everything at the peak that the file promises."""
 
-# -- in names of nodes -------------------------------------------------------------------------------------------------
-
-RUNNING_STATISTICS = "ckplan/running_statistics"
-"""What the names of nodes begin with that update the running statistics of all layers at once."""
-
 # -- for made-up inputs ------------------------------------------------------------------------------------------------
 
 CLASSES = PREFIX + "classes"

@@ -22,7 +22,7 @@ import numpy.typing as npt
 import onnx
 import onnx_ir as ir
 
-from ckplan.keys import PHASE, RUNNING_STATISTICS
+from ckplan.keys import PHASE
 from ckplan.model.traits import is_heavy
 from ckplan.operators.table import STANDARD
 
@@ -76,11 +76,10 @@ def patterns(model: ir.Model) -> tuple[Pattern, ...]:
 
     Returns:
         The layers, each of which occurs at least twice, then the groups, into which the forward nodes are divided
-        without remainder, some of which occur once. Nodes that update running statistics of all layers are in none.
-        Both by the nodes that they cover, most first. The layers of a network do not overlap each other.
+        without remainder, some of which occur once. Both by the nodes that they cover, most first. The layers of a
+        network do not overlap each other.
     """
-    forward = (node for node in model.graph if node.metadata_props.get(PHASE) != "backward")
-    nodes = [node for node in forward if not (node.name or "").startswith(RUNNING_STATISTICS)]
+    nodes = [node for node in model.graph if node.metadata_props.get(PHASE) != "backward"]
     if not nodes:
         return ()
     units = _units(nodes)
