@@ -366,7 +366,7 @@ def line(row: Mapping[str, Any]) -> str:
     if row.get("constants"):
         remarks.append(f"trains constants: {', '.join(row['constants'])}")
     if row.get("lacking"):
-        said = any("not in the file as such" in note for note in row["notes"])
+        said = any("not in the file as such" in note or "are what torch's exporter" in note for note in row["notes"])
         remarks.append(f"{len(row['lacking'])} not in the file as such{'' if said else ', unsaid'}")
     if any("may be what torch's exporter computed" in note for note in row["notes"]):
         remarks.append("a gradient may lack a part, says a note")

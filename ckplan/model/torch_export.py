@@ -38,6 +38,7 @@ _SCOPES = "pkg.torch.onnx.name_scopes"
 
 _INPUT = re.compile(r"^(\w+): (PARAMETER|BUFFER|CONSTANT_TENSOR) target='([^']*)'", re.MULTILINE)
 _BATCH_NORM_IN_TRAINING = re.compile(r"_native_batch_norm_legit\w*\.default\]\(args = \(.*, True, ")
+_SMOOTHED = re.compile(r"aten\.cross_entropy_loss\.default\]\(args = \((?:[^,]+, ){5}([\d.e-]+)\)")
 _NAME = re.compile(r"%(\w+)")
 _QUOTED = re.compile(r"'([^']*)'")
 
@@ -195,6 +196,12 @@ def _notes(graph: ir.Graph, separated: int, lost: list[str]) -> tuple[str, ...]:
         notes.append(
             f"{in_training} BatchNormalization node(s) were in training mode in torch, whose exporter writes the "
             "inference form; --training takes the statistics of the batch"
+        )
+    smoothed = {found[1] for node in graph if (found := _SMOOTHED.search(node.metadata_props.get(LINE, "")))}
+    if smoothed - {"0.0"}:
+        notes.append(
+            f"the loss had label_smoothing={', '.join(sorted(smoothed))} in torch, whose exporter leaves it out; "
+            "ckplan.export keeps it"
         )
     return tuple(notes)
 

@@ -174,6 +174,17 @@ SCRIPTED = """<ir_version: 10, opset_import: ["": 21], producer_name: "pytorch">
 }"""
 
 
+@pytest.mark.parametrize("smoothing", ["", ", 1, -100, 0.0", ", 1, -100, 0.1"])
+def test_smoothing_that_the_exporter_left_out_is_noted(smoothing: str) -> None:
+    model = exported(
+        "y = MatMul(x, a.weight)",
+        {"a.weight": normal(0, 4, 4)},
+        {"p_a_weight": ("PARAMETER", "a.weight")},
+        [f"aten.cross_entropy_loss.default](args = (%x, %p_a_weight, None{smoothing}), kwargs = {{}})"],
+    )
+    assert ("label_smoothing=0.1 in torch" in loaded(model)[1]) == smoothing.endswith("0.1")
+
+
 def test_what_the_old_exporter_merged_is_apart_again() -> None:
     arrays = {"a.weight": np.ones(4, np.float32), "a.bias": np.zeros(4, np.float32)}
     found, notes = loaded(parse(SCRIPTED, arrays))
