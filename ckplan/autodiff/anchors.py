@@ -26,6 +26,7 @@ class Anchors:
     def __init__(self, op: Builder) -> None:
         self._op = op
         self._anchors: dict[ir.Value, ir.Value] = {}
+        self._stops: list[ir.Value] = []
 
     def __getitem__(self, value: ir.Value) -> ir.Value:
         """The anchor of a value, or the value itself if it has none."""
@@ -55,6 +56,18 @@ class Anchors:
             assert node is not None
             outline(self._op, DETACH, [node], [value], [anchor])
 
+    def stop(self, node: ir.Node, index: int) -> None:
+        """Stop gradients at one input of a node."""
+        value = node.inputs[index]
+        if value is None:
+            return
+        stop = ir.Value(name=self._op.unique_name(f"{value.name}/detached"), type=value.type, shape=value.shape)
+        identity = ir.node("Identity", [value], outputs=[stop], name=stop.name)
+        self._op.graph.insert_before(node, identity)
+        node.replace_input_with(index, stop)
+        outline(self._op, DETACH, [identity], [value], [stop])
+        self._stops.append(stop)
+
     def hold(self, values: Iterable[ir.Value]) -> None:
         """Anchor those of some values whose makers may be replaced by the body of a function."""
         for value in values:
@@ -64,6 +77,14 @@ class Anchors:
 
     def remove(self) -> None:
         """Take all anchors out of the graph again."""
+        for stop in self._stops:
+            node = stop.producer()
+            assert node is not None
+            if node.graph is not None:  # else nothing needed it
+                assert node.inputs[0] is not None
+                stop.replace_all_uses_with(node.inputs[0], replace_graph_outputs=True)
+                self._op.graph.remove(node, safe=True)
+        self._stops.clear()
         for value, anchor in self._anchors.items():
             node = anchor.producer()
             assert node is not None

@@ -44,6 +44,7 @@ from ckplan.autodiff.token_blocks import cut_tokens
 from ckplan.autodiff.training_mode import TrainingForms, enter_training, join_running_statistics
 from ckplan.errors import ModelError, UsageError
 from ckplan.keys import PHASE
+from ckplan.model.detached import detached_inputs
 from ckplan.model.metadata import listed_names
 from ckplan.model.opset import relabel
 from ckplan.model.own_files import forget_training
@@ -161,6 +162,9 @@ def build_training_graph(
     scale = None if loss_scale is None else add_loss_scale(op, loss_scale, objective.targets)
 
     anchors = Anchors(op)
+    for node in list(graph):
+        for index in detached_inputs(node):
+            anchors.stop(node, index)
     anchors.detach(_current(graph, request.detached))
     others = {str(value.name): anchors.add(value) for value in _current(graph, request.others)}
     anchors.hold(objective.targets)
@@ -210,8 +214,8 @@ def build_training_graph(
     idle = {name: value for name, value in asked.items() if name not in gradients}
     stops = breaks(graph, graph.opset_imports, idle.values(), targets) if idle else []
     cause = f"no gradient passes {listed(stops)}" if stops else ""
-    if request.detached and not stops:
-        cause = "they reach the loss only through what --no-grad detaches, if at all"
+    if not stops and (request.detached or any(map(detached_inputs, graph))):
+        cause = "they reach the loss only through what is detached, if at all"
     if not found:
         raise ModelError(
             f"no parameter reaches the loss ({objective.description})" + (f": {cause}" if cause else ""),

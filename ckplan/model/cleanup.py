@@ -8,6 +8,7 @@ import onnx_ir as ir
 from onnx_ir.passes.common import NameFixPass, RemoveUnusedNodesPass
 
 from ckplan import keys
+from ckplan.model.detached import hand_on
 from ckplan.model.fold import Sweep
 from ckplan.model.infer import static_shape
 from ckplan.model.validity import sort
@@ -80,6 +81,7 @@ def _keeps_shape(node: ir.Node) -> bool:
 def _make_identity(node: ir.Node) -> None:
     assert node.graph is not None
     identity = ir.node("Identity", inputs=[node.inputs[0]], name=node.name)
+    identity.metadata_props.update(node.metadata_props)
     old, new = node.outputs[0], identity.outputs[0]
     new.type, new.shape, name = old.type, old.shape, old.name
     node.graph.insert_before(node, identity)
@@ -106,6 +108,7 @@ def _bypass(graph: ir.Graph, node: ir.Node) -> None:
         source.shape = output.shape
     if source.type is None:
         source.type = output.type
+    hand_on(node)
     ir.convenience.replace_all_uses_with(output, source, replace_graph_outputs=True)
     graph.remove(node, safe=True)
     if is_output:

@@ -15,6 +15,7 @@ from ckplan.model.constants import hoist
 from ckplan.model.contrib import adopt, expand_nested
 from ckplan.model.declared import declare, declared_shapes
 from ckplan.model.default_sizes import SizesError, check_sizes, tries
+from ckplan.model.detached import mark_detached
 from ckplan.model.dims import Binding, Defaults, bind
 from ckplan.model.fixing import Fixed, deciding_input, fix, shapes_of
 from ckplan.model.fold import Sweep, sweep
@@ -133,7 +134,7 @@ def _normalised(
     own_notes = forget_training(model)
     hoist(model)
     names_notes = (*read_signature(model), *folded_notes(model), *separate_merged(model), *join_transposed(model))
-    names_notes = (*names_notes, *unfold(model), *mark_padding(model))
+    names_notes = (*names_notes, *unfold(model), *mark_padding(model), *mark_detached(model))
     adopt(model)
     declared = declared_shapes(model)
     binding = bind(model.graph, dims, shapes, defaults)

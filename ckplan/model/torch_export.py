@@ -31,7 +31,7 @@ from ckplan.model.structure import are_equal, structure_of
 SIGNATURE = "pkg.torch.export.ExportedProgram.graph_signature"
 KIND = "pkg.torch.export.graph_signature.InputSpec.kind"
 """Metadata of an initializer: PARAMETER, BUFFER or CONSTANT_TENSOR."""
-_OPERAND = "pkg.torch.onnx.original_node_name"
+OPERAND = "pkg.torch.onnx.original_node_name"
 LINE = "pkg.torch.onnx.fx_node"
 _FOLDED_FROM = "pkg.onnxscript.optimizer.folded_from"
 _SCOPES = "pkg.torch.onnx.name_scopes"
@@ -227,7 +227,7 @@ def _join_copies(graph: ir.Graph) -> None:
 
 
 def _operand_of(value: ir.Value) -> str:
-    return value.metadata_props.get(_OPERAND, "")
+    return value.metadata_props.get(OPERAND, "")
 
 
 def _matches(graph: ir.Graph, operands: dict[str, _Operand]) -> list[tuple[str, _Place]]:
@@ -276,7 +276,7 @@ def _copy(graph: ir.Graph, value: ir.Value, name: str, operand: _Operand) -> ir.
     tensor = value.const_value
     assert tensor is not None  # of an initializer that is no graph input
     copy = ir.Value(
-        name=target, shape=value.shape, type=value.type, metadata_props={KIND: operand.kind, _OPERAND: name},
+        name=target, shape=value.shape, type=value.type, metadata_props={KIND: operand.kind, OPERAND: name},
         # What is merged is small; a tensor that two values shared would bear the name of one of them.
         const_value=ir.Tensor(tensor.numpy(), dtype=tensor.dtype, name=target),
     )  # fmt: skip

@@ -36,7 +36,7 @@ def chances(logits: np.ndarray) -> np.ndarray:
 
 @pytest.mark.parametrize("loss", ["cross-entropy", "mse"])
 def test_no_gradient_passes_logits_that_are_detached(loss):
-    with pytest.raises(ModelError, match="only through what --no-grad detaches"):
+    with pytest.raises(ModelError, match="only through what is detached"):
         build_training_graph(parse(LINEAR, **WEIGHTS), loss=loss, no_grad=["z"])
 
 

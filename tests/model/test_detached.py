@@ -1,0 +1,91 @@
+"""What torch's module detaches, told by the lines of the program that nodes bear."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import onnxruntime
+import pytest
+
+import ckplan
+from ckplan.keys import DETACHED
+from tests.model.models import normal
+from tests.model.test_torch_export import exported, loaded
+
+STRAIGHT_THROUGH = "h = MatMul(x, a.weight) q = Round(h) s = Sub(q, h) %s y = Mul(z, z)"
+"""z is the product, to the nearest integer, with the product's gradient."""
+LINES = [
+    "aten.matmul.default](args = (%x, %p_a_weight))",
+    "aten.round.default](args = (%h,))",
+    "aten.sub.Tensor](args = (%q, %h))",
+]
+SQUARE = "aten.mul.Tensor](args = (%z, %z))"
+FORMS = {
+    "default": ("z = Add(h, s)", ["aten.add.Tensor](args = (%h, %detach))"]),
+    "renumbered": ("z = Add(s, h)", ["aten.add.Tensor](args = (%detach_3, %h))"]),
+    "identity": (
+        "d = Identity(s) z = Add(h, d)", ["torch.ops.aten.detach.default](args = (%s,))", "aten.add](args = (%h, %d))"]
+    ),
+    "no-op": ("d = Concat<axis = 0>(s) z = Add(h, d)", ["aten.cat](args = (%detach,))", "aten.add](args = (%h, %d))"]),
+}  # fmt: skip
+
+
+def straight_through(form: str) -> onnx.ModelProto:
+    nodes, lines = FORMS[form]
+    weights = {"a.weight": normal(0, 4, 4)}
+    return exported(
+        STRAIGHT_THROUGH % nodes, weights, {"p_a_weight": ("PARAMETER", "a.weight")}, [*LINES, *lines, SQUARE]
+    )
+
+
+def gradient(step: ckplan.Step, feeds: dict[str, np.ndarray]) -> np.ndarray:
+    session = onnxruntime.InferenceSession(ir.to_proto(step.model).SerializeToString())
+    found: np.ndarray = session.run([step.training.gradients["a.weight"]], feeds)[0]
+    return found
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_gradients_stop_where_torch_detaches(form: str) -> None:
+    torch = pytest.importorskip("torch")
+    step = ckplan.open_model(straight_through(form), loss="mse")
+    assert any("gradients stop where torch's module detaches: 's'" in note for note in step.notes)
+    feeds = {"x": normal(1, 2, 4), "target": normal(2, 2, 4)}
+    weight = torch.tensor(normal(0, 4, 4), requires_grad=True)
+    h = torch.from_numpy(feeds["x"]) @ weight
+    z = h + (torch.round(h) - h).detach()
+    torch.nn.functional.mse_loss(z * z, torch.from_numpy(feeds["target"])).backward()
+    assert np.abs(weight.grad.numpy()).max() > 0
+    np.testing.assert_allclose(gradient(step, feeds), weight.grad.numpy(), rtol=1e-5, atol=1e-6)
+    assert not any("detached" in str(value.name) for node in step.model.graph for value in node.outputs)
+
+
+def test_where_nothing_else_reaches_the_loss_it_is_said() -> None:
+    model = exported(
+        "h = MatMul(x, a.weight) y = Mul(h, x)",
+        {"a.weight": normal(0, 4, 4)},
+        {"p_a_weight": ("PARAMETER", "a.weight")},
+        ["aten.matmul.default](args = (%x, %p_a_weight))", "aten.mul.Tensor](args = (%detach, %detach_1))"],
+    )
+    with pytest.raises(ckplan.CkplanError, match="only through what is detached"):
+        ckplan.open_model(model, loss="mse")
+
+
+def test_what_cannot_be_told_is_noted() -> None:
+    model = exported(
+        "h = MatMul(x, a.weight) s = Sin(x) y = Mul(h, s)",
+        {"a.weight": normal(0, 4, 4)},
+        {"p_a_weight": ("PARAMETER", "a.weight")},
+        ["aten.matmul.default](args = (%x, %p_a_weight))", "aten.sin](args = (%x,))", "aten.mul](args = (%detach,))"],
+    )
+    forward, notes = loaded(model)
+    assert "torch detaches something" in notes
+    assert all(DETACHED not in node.metadata_props for node in forward.graph)
+
+
+def test_marks_are_numbers_of_inputs() -> None:
+    forward, _ = loaded(straight_through("default"))
+    (marked,) = [node for node in forward.graph if DETACHED in node.metadata_props]
+    assert (marked.op_type, json.loads(marked.metadata_props[DETACHED])) == ("Add", [1])
