@@ -57,7 +57,7 @@ def reorder(graph: ir.Graph, nodes: Iterable[ir.Node]) -> None:
 
 
 def write_blocks(
-    op: Builder, stretch: Stretch, number: int, name: str, before: ir.Node | None
+    op: Builder, stretch: Stretch, number: int, name: str, before: ir.Node | None, phase: str = "forward"
 ) -> dict[ir.Value, ir.Value]:
     """Put blocks in the place of a stretch.
 
@@ -67,12 +67,13 @@ def write_blocks(
         number: of blocks; divides the number of samples.
         name: prefix of the names of what cuts and joins.
         before: the node that the blocks stand before, None for the end of the graph.
+        phase: of what cuts and joins, ``forward`` or ``backward``.
 
     Returns:
         What took the place of the values that are read elsewhere.
     """
     left = stretch.left
-    with op.scope(name, "forward", before=before):
+    with op.scope(name, phase, before=before):
         cuts = _cuts(op, stretch, number)
         parts = [_block(op, stretch, number, block, cuts) for block in range(number)]
         joined = {value: op.Concat(*(part[value] for part in parts), axis=stretch.axes[value]) for value in left}

@@ -65,6 +65,7 @@ def backpropagate(
     *,
     factor: float = 1.0,
     finish: Finish = Builder.scale,
+    begin: ir.Value | None = None,
 ) -> dict[ir.Value, ir.Value]:
     """Append gradient nodes to a graph, from given gradients of some of its values, and return those of parameters.
 
@@ -79,6 +80,7 @@ def backpropagate(
         factor: a constant that the gradients of the targets are multiplied by.
         finish: called with the builder, the gradient of a parameter, and the factor that it still has to be
             multiplied by; returns the gradient to hand out.
+        begin: a value that the backward pass may begin with; None: that a target is there.
 
     Raises:
         ModelError: a value on the way from a parameter to a target has another size with other data, or a target is
@@ -101,7 +103,7 @@ def backpropagate(
 
     for target, seed in targets.items():
         if target in wanted:
-            gradients[target] = _seed(op, target) if seed is None else seed
+            gradients[target] = _seed(op, target, begin or target) if seed is None else seed
             op.pending[target] = factor
     for node in reversed(list(op.graph)):
         entry = entry_of(node, op.opset_imports)
@@ -170,17 +172,17 @@ def _completed(graph: ir.Graph, values: Iterable[ir.Value]) -> dict[ir.Node, lis
     return due
 
 
-def _seed(op: Builder, loss: ir.Value) -> ir.Value:
+def _seed(op: Builder, loss: ir.Value, begin: ir.Value) -> ir.Value:
     """Return the derivative of the loss by itself, one.
 
-    For a composite, and where it is watched, it is a constant, which rules make use of. Else it is made once the loss
-    is there: from a constant onnxruntime would compute parts of the backward pass when it loads the file, such as the
-    gradient of a mean, and hold the result, a tensor of an activation's size, forever.
+    For a composite, and where it is watched, it is a constant, which rules make use of. Else it is made once what the
+    backward pass begins with is there: from a constant onnxruntime would compute parts of the backward pass when it
+    loads the file, such as the gradient of a mean, and hold the result, a tensor of an activation's size, forever.
     """
     if is_composite(loss.producer()) or loss in op.watched:
         return op.constant(np.ones(shape_of(loss), dtype=dtype_of(loss)))
     with op.scope(f"{loss.name}/grad", forward=loss.producer()):
-        return op.expand(op.Cast(there(op, loss), to=loss.dtype), shape_of(loss))
+        return op.expand(op.Cast(there(op, begin), to=loss.dtype), shape_of(loss))
 
 
 def _apply(op: Builder, node: ir.Node, entry: Entry) -> list[tuple[ir.Value, ir.Value, float]]:

@@ -31,6 +31,7 @@ from ckplan.autodiff.names import floating_tensors
 from ckplan.autodiff.objective import add_objective
 from ckplan.autodiff.packed_masks import pack_masks
 from ckplan.autodiff.parameters import request_of, select_parameters, shortened
+from ckplan.autodiff.passed_on import pass_blocks_on
 from ckplan.autodiff.paths import prune
 from ckplan.autodiff.quantisation import pass_straight_through, refuse_quantised
 from ckplan.autodiff.regions import OFF, Chunks, Pieces, Region, refuse_idle, told
@@ -205,7 +206,9 @@ def build_training_graph(
         node.metadata_props[PHASE] = "forward"
 
     if scale is None:
-        found = backpropagate(op, wanted, targets)
+        fed = (value for value in graph.inputs if not value.is_initializer())
+        begin = next(fed) if blocks else None  # no block waits for the loss of all
+        found = backpropagate(op, wanted, targets, begin=begin)
     else:
         seeds = scale.seeds(op, targets)
         found = backpropagate(op, wanted, seeds, factor=scale.constant, finish=scale.finish)
@@ -237,6 +240,9 @@ def build_training_graph(
     ordered = [gradients[str(value.name)] for value in parameters] + [gradients[name] for name in retained]
     prune(graph, [*results, *ordered, *running.values()])
     inline_composites(op)
+    prune(graph, list(graph.outputs))
+    for region in batches:
+        pass_blocks_on(op, blocks.values(), region.rows, region.pieces)
     prune(graph, list(graph.outputs))
     anchors.remove()
     inline_functions(model, wanted)

@@ -228,6 +228,17 @@ def _gather(node: ir.Node, axes: Axes, samples: int) -> Along | None:
     return Along(data if data < axis else data - 1 + more)
 
 
+def _elements(node: ir.Node, axes: Axes, samples: int) -> Along | None:
+    """Takes or puts single elements along one axis, at places that each sample has of its own: that is another axis."""
+    rank = len(_shape(node.outputs[0]))
+    places = {axis for axis in axes if axis is not None}
+    place = places.pop()
+    sizes = {_shape(value)[place] for value in node.inputs}
+    if places or len(sizes) > 1 or place == node.attributes.get_int("axis", 0) % rank:
+        return None
+    return Along(place, {index: place for index, axis in enumerate(axes) if axis is None})
+
+
 def _reduce(node: ir.Node, axes: Axes, samples: int) -> Along | None:
     rank = len(_shape(node.inputs[0]))
     named = node.attributes.get_ints("axes") if _input(node, 1) is None else _constant(node, 1)
@@ -274,6 +285,7 @@ _RULES: Mapping[str, _Rule] = {
     **dict.fromkeys(_SAMPLE_BY_SAMPLE, _first_of_first),
     **dict.fromkeys(_REDUCTIONS, _reduce),
     **dict.fromkeys(("ArgMax", "ArgMin"), _arg_reduce),
+    **dict.fromkeys(("GatherElements", "ScatterElements"), _elements),
     **dict.fromkeys(("Hardmax", "LogSoftmax", "Softmax", "TopK"), _other_axis(-1)),
     **dict.fromkeys(("LayerNormalization", "RMSNormalization"), _trailing),
     **dict.fromkeys(TO_SHAPE - {"Expand"}, _reshape),

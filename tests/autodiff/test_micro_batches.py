@@ -14,6 +14,7 @@ from ckplan.errors import UsageError
 from ckplan.keys import PHASE
 from ckplan.meter.inputs import make_inputs
 from ckplan.planner import lower_bound
+from ckplan.planner.order import demanded_order
 from sample_models.catalogue import SMALL
 from tests.autodiff.gradcheck import check_training_graph, onnxruntime_run, parse, reference, values
 
@@ -94,6 +95,24 @@ def test_an_output_is_joined_of_blocks(blocks: int) -> None:
     cut, whole = (build_training_graph(model, loss="mean:p", chunks=chunks) for chunks in (f"batch={blocks}", "off"))
     assert "Concat" in forward_of(cut)
     same_as_whole(cut, whole)
+
+
+@pytest.mark.parametrize("loss", ["loss", "mean:p", "mse:p", "cross-entropy:p"])
+@pytest.mark.parametrize("blocks", [2, 4])
+def test_a_block_goes_through_its_loss_and_back_before_the_next_one_begins(loss: str, blocks: int) -> None:
+    model = network(dtype=np.float32)
+    cut, whole = (build_training_graph(model, loss=loss, chunks=chunks) for chunks in (f"batch={blocks}", "off"))
+    problem = ckplan.problem_of(cut.model)
+    order = demanded_order(problem)
+    for block in range(1, blocks):
+        before = (step for step, index in enumerate(order) if f"/block{block}/" in problem.ops[index].name)
+        behind = (step for step, index in enumerate(order) if problem.ops[index].name.endswith(f"/block{block - 1}"))
+        assert max(before) < min(behind)
+    feeds = dict(make_inputs(whole.model).arrays)
+    expected, found = (onnxruntime_run(made.model, feeds) for made in (whole, cut))
+    np.testing.assert_array_equal(found[cut.loss], expected[whole.loss])
+    for name, gradient in whole.gradients.items():
+        np.testing.assert_allclose(found[cut.gradients[name]], expected[gradient], rtol=1e-4, atol=1e-6, err_msg=name)
 
 
 def test_a_value_whose_gradient_is_asked_for_is_whole() -> None:

@@ -183,6 +183,16 @@ CASES_BY_HAND: dict[str, list[Case]] = {
         Case("Gather", ((7, 5, SAMPLES),), (2, None), 1, {"axis": 0}, {1: np.asarray(3)}),
         Case("Gather", ((SAMPLES, 5),), (0, None), None, {"axis": 0}, {1: ints(2, 0)}),
     ],
+    "GatherElements": [
+        Case("GatherElements", ((SAMPLES, 9), (SAMPLES, 2)), (0, 0), 0, {"axis": 1}),
+        Case("GatherElements", ((9, SAMPLES), (2, SAMPLES)), (1, None), 1, {"axis": 0}),
+        Case("GatherElements", ((SAMPLES, 9), (SAMPLES, 2)), (0, 0), None, {"axis": 0}),
+        Case("GatherElements", ((SAMPLES, 9), (SAMPLES // 2, 2)), (0, None), None, {"axis": 1}),
+    ],
+    "ScatterElements": [
+        Case("ScatterElements", ((SAMPLES, 9), (SAMPLES, 1), (SAMPLES, 1)), (0, 0, None), 0, {"axis": -1}),
+        Case("ScatterElements", ((SAMPLES, 9), (SAMPLES, 1), (SAMPLES, 1)), (0, 0, None), None, {"axis": 0}),
+    ],
     "Slice": [
         Case("Slice", ((SAMPLES, 5),), (0, None, None, None), 0, constants={1: ints(1), 2: ints(4), 3: ints(-1)}),
         Case("Slice", ((SAMPLES, 5),), (0, None, None), None, constants={1: ints(1), 2: ints(4)}),
@@ -235,6 +245,7 @@ def _node(case: Case) -> tuple[ir.Node, dict[str, np.ndarray], int]:
         elif fed < len(case.shapes):
             array = 0.1 + rng.random(case.shapes[fed])
             kind = bool if case.op_type == "Where" and place == 0 else case.kind
+            kind = np.int64 if case.op_type.endswith("Elements") and place == 1 else kind
             feeds[name] = array > 0.6 if kind is bool else (8 * array if kind is np.int64 else array).astype(kind)
             fed += 1
         elif case.op_type == "Gather":

@@ -1,16 +1,19 @@
-"""Orders without repeats of graphs that have no backward pass."""
+"""Orders without repeats: of graphs that have no backward pass, and of batches in blocks."""
 
 from __future__ import annotations
 
 import itertools
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ckplan.planner import Op, Problem, Tensor
 from ckplan.planner.beam_order import beam_order, depth_first_order, forward_orders
-from ckplan.planner.order import best_order
+from ckplan.planner.order import best_order, demanded_order
 from ckplan.planner.peak import peak_of
+from ckplan.planner.problem import Kind
+from tests.planner.problems import ProblemBuilder, chain, problems
 
 
 def forward_problem(sizes: list[int], reads: list[list[int]]) -> Problem:
@@ -32,7 +35,7 @@ def forward_problems(draw: st.DrawFn, most: int = 6) -> Problem:
 def is_valid(problem: Problem, order: list[int]) -> bool:
     place = {index: position for position, index in enumerate(order)}
     return sorted(order) == list(range(len(problem.ops))) and all(
-        place[problem.producer[tensor]] < place[index] for index, op in enumerate(problem.ops) for tensor in op.inputs
+        place[maker] < place[index] for index, makers in enumerate(problem.predecessors) for maker in makers
     )
 
 
@@ -86,3 +89,67 @@ def test_orders_are_topological(problem: Problem, width: int) -> None:
     assert is_valid(problem, beam_order(problem, width))
     assert is_valid(problem, depth_first_order(problem))
     assert peak_of(problem, best_order(problem)) <= peak_of(problem, range(len(problem.ops)))
+
+
+def blocks(count: int, layers: int, *, joined: bool) -> Problem:
+    """A chain for each block of a batch, and gradients of weights that are summed from the last block to the first.
+
+    The loss reads all blocks. The gradient that each block begins with reads its last activation, or, where it is
+    joined, those of all blocks.
+    """
+    build, values = ProblemBuilder(), []
+    for block in range(count):
+        values.append([build.tensor(1, Kind.INPUT)])
+        for layer in range(layers):
+            values[block].append(build.tensor(100))
+            build.op(values[block][-2:-1], values[block][-1:], name=f"block{block}.{layer}")
+    ends = [chain[-1] for chain in values]
+    build.op(ends, [build.tensor(1, Kind.OUTPUT)], name="loss")
+    seeds = [build.tensor(100) for _ in range(count)]
+    for block, seed in enumerate(seeds):
+        build.op(ends if joined else [ends[block]], [seed], backward=True)
+    sums: dict[int, int] = {}
+    for block in reversed(range(count)):
+        arriving = seeds[block]
+        for layer in reversed(range(layers)):
+            gradient = build.tensor(10, Kind.ACTIVATION)
+            build.op([arriving, values[block][layer]], [gradient], backward=True)
+            if layer in sums:
+                total = build.tensor(10, Kind.ACTIVATION if block else Kind.OUTPUT)
+                build.op([sums[layer], gradient], [total], backward=True)
+                gradient = total
+            sums[layer] = gradient
+            if layer:
+                made = build.tensor(100)
+                build.op([arriving], [made], backward=True)
+                arriving = made
+    return build.build()
+
+
+@pytest.mark.parametrize("count", [2, 5])
+def test_a_block_is_over_in_both_passes_before_the_next_one_begins(count: int) -> None:
+    problem = blocks(count, 8, joined=False)
+    order = demanded_order(problem)
+    assert is_valid(problem, order)
+    begun = [order.index(index) for index, op in enumerate(problem.ops) if op.name.endswith(".0")]
+    assert begun == sorted(begun, reverse=True)
+    # All layers of a block, two gradients, and two sums; the end of each block, which the loss reads.
+    assert peak_of(problem, best_order(problem)) <= 100 * (8 + 2 + count) + 2 * 8 * 10
+    assert peak_of(problem, range(len(problem.ops))) > 100 * 8 * count
+
+
+def test_blocks_wait_for_each_other_where_they_are_joined() -> None:
+    problem = blocks(3, 4, joined=True)
+    assert is_valid(problem, demanded_order(problem))
+    assert peak_of(problem, best_order(problem)) >= 100 * 4 * 3
+
+
+def test_the_natural_order_is_demanded_of_a_chain() -> None:
+    problem = chain(6)
+    first = next(index for index in problem.backward if not problem.predecessors[index])
+    assert demanded_order(problem) == [first, *(index for index in range(len(problem.ops)) if index != first)]
+
+
+@given(problems(max_forward=16))
+def test_demanded_orders_are_topological(problem: Problem) -> None:
+    assert is_valid(problem, demanded_order(problem))
