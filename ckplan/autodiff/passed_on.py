@@ -59,7 +59,7 @@ def pass_blocks_on(op: Builder, joined: Iterable[ir.Value], samples: int, number
 def _cuts(node: ir.Node, axes: Mapping[ir.Value, int], number: int) -> bool:
     """Say whether a node cuts a value into the blocks that it could be made of."""
     value = node.inputs[0] if node.op_type == "Split" and not node.domain else None
-    if value not in axes or len(node.outputs) != number:
+    if value is None or value not in axes or len(node.outputs) != number:
         return False
     along = node.attributes.get_int("axis", 0) % len(shape_of(value)) == axes[value]
     return along and len({shape_of(output) for output in node.outputs}) == 1

@@ -89,7 +89,7 @@ def eager_order(problem: Problem) -> list[int]:
 
 
 def demanded_order(problem: Problem) -> list[int]:
-    """The natural order of the backward pass, begun as early as it can be: with as little of the forward pass as it takes.
+    """The natural order of the backward pass, begun with no more of the forward pass than that takes.
 
     Where the backward pass can begin with a part of the forward pass alone, as it may in blocks of a batch, that part
     is over in both passes before the next one begins. The last part goes first, as in the natural order: sums over
