@@ -12,7 +12,7 @@ from ckplan.autodiff import build_training_graph
 from ckplan.autodiff.builder import Builder
 from ckplan.autodiff.rules import conv_data_gradient, conv_forms, depthwise_forms
 from ckplan.autodiff.rules.windows import Window
-from tests.autodiff.gradcheck import check_gradient, check_training_graph, node_model, parse, values
+from tests.autodiff.gradcheck import check_gradient, check_training_graph, infer, node_model, parse, values
 from tests.autodiff.reference_operators import use_reference_operators
 
 pytestmark = pytest.mark.usefixtures("use_reference_operators")
@@ -87,6 +87,17 @@ def test_conv(x, w, attributes, form, monkeypatch: pytest.MonkeyPatch):
         monkeypatch.setattr(conv_forms, "weight_gradient_form", lambda *_: form)
     inputs = [values(*x), values(*w, seed=1), values(w[0], seed=2)]
     check_gradient(node_model("Conv", *inputs, **attributes), differences=form is None)
+
+
+@pytest.mark.parametrize(("x", "w", "attributes"), [case for case in CONVOLUTIONS if "group" not in case.values[2]])
+def test_rows_of_taps_by_columns_of_taps(x, w, attributes, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(conv_forms, "weight_gradient_form", lambda *_: "sample")
+    monkeypatch.setattr(conv_forms, "_largest", lambda _: 10**9)
+    model = node_model("Conv", values(*x), values(*w, seed=1), **attributes)
+    check_gradient(model, differences=False)
+    nodes = build_training_graph(infer(model), loss="loss").model.graph.all_nodes()
+    crossed = any(node.attributes.get_string("equation") == "oihw,hwjc->oijc" for node in nodes)
+    assert crossed == (len(w) == 4 and min(w[2:]) > 1 and attributes.get("strides", [1])[0] == 1)
 
 
 #: Spatial shape of the input and of the kernel, attributes.

@@ -11,7 +11,9 @@ Weight gradient, of ``x`` (N, C, ...) and ``dy`` (N, O, ...), K taps:
 ``batch``   one matrix product per tap, which sums over the samples as well; needs ``dy`` transposed. Used when
             the N products of ``image`` would take more memory than the activations.
 ``einsum``  as ``batch`` without groups: the kernel of Einsum makes the same copies and the same product.
-``sample``  as ``image`` without groups; the sum over the samples brings the taps into their places as well.
+``sample``  as ``image`` without groups; the sum over the samples brings the taps into their places as well. Of small
+            planes by one product for a sample, see :mod:`ckplan.autodiff.rules.crossed_taps`: 0.7 to 1.08 of the time,
+            in 8 nodes instead of 10 to 16.
 ``column``  as ``image`` with the taps side by side in one product, for the few channels of a first layer, where a
             product per tap is 3 to 5 times slower.
 ``conv``    a convolution of ``x`` with ``dy`` as the kernel. 2 to 4 times slower than products in general; best for
@@ -24,6 +26,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Literal
 from weakref import WeakKeyDictionary
 
@@ -32,7 +35,7 @@ import onnx_ir as ir
 
 from ckplan.autodiff.builder import Builder, attr_int, dtype_of, shape_of, size_of
 from ckplan.autodiff.recurrent.time_loop import States, Values, scan
-from ckplan.autodiff.rules import depthwise_forms
+from ckplan.autodiff.rules import crossed_taps, depthwise_forms
 from ckplan.autodiff.rules.depthwise_forms import EINSUM_TYPES
 from ckplan.autodiff.rules.windows import Window, pad_axes, permuted, places_of, tap_of
 
@@ -250,6 +253,8 @@ def _sample(op: Builder, x: ir.Value, dy: ir.Value, kernel: Sequence[int], group
         x = op.reshape(_only_tap(op, x, window), [samples, channels, window.places])
         dy = op.reshape(dy, [samples, kernel[0], window.places])
         products = op.MatMul(dy, _swapped(op, x))  # merged by onnxruntime, as in _image
+    elif _crosses(op, channels, kernel[0], window):
+        products = _of_each(op, x, dy, partial(crossed_taps.of_sample, window=window))
     else:
         products = _by_sample(op, x, dy, kernel, groups, window)
     if samples == 1:
@@ -397,6 +402,11 @@ def _together(op: Builder, copy: int, window: Window, most: float = math.inf) ->
     if window.size * copy <= min(room, most):
         return window.size
     return window.kernel[-1] if window.kernel[-1] * copy <= room else 1
+
+
+def _crosses(op: Builder, channels: int, filters: int, window: Window) -> bool:
+    """Whether to take one product of rows of taps and columns of taps: where their copies are of no account."""
+    return crossed_taps.suits(window) and 4 * crossed_taps.copies(channels, filters, window) <= _largest(op)
 
 
 def _side_by_side(op: Builder, products: Sequence[ir.Value]) -> ir.Value:
