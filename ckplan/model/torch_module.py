@@ -2,8 +2,8 @@
 
 torch's exporter optimises for inference unless it is told otherwise: it merges equal tensors, drops biases of zeros and
 computes with weights; and it leaves out label smoothing. Here nothing is folded or left out, the mode of the module
-(training or evaluation) stays, and parameters that require no gradient are marked. torch and onnxscript are imported
-when they are needed.
+(training or evaluation) stays, parameters that require no gradient are marked, and gradients stop where the module
+detaches or switches them off. torch and onnxscript are imported when they are needed.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from ckplan.model.literals import is_numbered
 from ckplan.model.saving import save
 from ckplan.model.structure import are_equal, structure_of
 from ckplan.model.torch_losses import translations
+from ckplan.model.torch_program import program_of
 
 if TYPE_CHECKING:
     import torch
@@ -80,11 +81,12 @@ def export(
     del onnxscript
     with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):
         warnings.simplefilter("ignore")
+        traced = program_of(module, args, kwargs, dynamic_shapes)
         try:
             program = torch.onnx.export(
-                module, tuple(args), kwargs=None if kwargs is None else dict(kwargs), dynamo=True, optimize=False,
-                verbose=False, dynamic_shapes=dynamic_shapes, input_names=input_names, output_names=output_names,
-                custom_translation_table=translations(),
+                module if traced is None else traced, tuple(args), kwargs=None if kwargs is None else dict(kwargs),
+                dynamo=True, optimize=False, verbose=False, dynamic_shapes=dynamic_shapes, input_names=input_names,
+                output_names=output_names, custom_translation_table=translations(),
             )  # fmt: skip
         except Exception as error:  # torch raises its own kinds for each stage
             raise ModelError(

@@ -8,6 +8,7 @@ import warnings
 from pathlib import Path
 
 import numpy as np
+import onnx_ir as ir
 import onnxruntime
 import pytest
 
@@ -211,6 +212,38 @@ def test_one_line_from_a_module_to_a_training_file(tmp_path: Path) -> None:
 class Refused(nn.Module):
     def forward(self, x):
         return x if x.sum() > 0 else -x
+
+
+class Stopped(nn.Module):
+    """A straight-through estimate, and a target that is computed without gradients."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x):
+        hidden = self.first(x)
+        hidden = hidden + (torch.round(hidden) - hidden).detach()
+        with torch.no_grad():
+            target = self.second(hidden)
+            other = torch.sigmoid(hidden)
+        return (self.second(hidden * other) - target) ** 2
+
+
+@pytest.mark.parametrize("free", [False, True])
+def test_gradients_stop_where_the_module_stops_them(tmp_path: Path, free: bool) -> None:
+    torch.manual_seed(0)
+    module, x = Stopped(), torch.randn(3, 4)
+    shapes = ({0: torch.export.Dim("rows", max=64)},) if free else None
+    path = ckplan.export(module, (x,), tmp_path / "net.onnx", dynamic_shapes=shapes)
+    step = ckplan.open_model(path, loss="sum", dims={"rows": 3} if free else {})
+    module(x).sum().backward()
+    session = onnxruntime.InferenceSession(ir.to_proto(step.model).SerializeToString())
+    gradients = step.training.gradients
+    assert set(gradients) == {"first.weight", "first.bias", "second.weight", "second.bias"}
+    found = session.run(list(gradients.values()), {session.get_inputs()[0].name: x.numpy()})
+    for name, value in zip(gradients, found, strict=True):
+        np.testing.assert_allclose(value, module.get_parameter(name).grad.numpy(), rtol=1e-5, atol=1e-6)
 
 
 def test_what_torch_cannot_export_is_one_line(tmp_path: Path) -> None:
