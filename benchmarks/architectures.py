@@ -203,6 +203,38 @@ ARCHITECTURES |= {
 }  # fmt: skip
 """Networks with unusual parts: scans, experts, relative positions, windows, deformable attention, spectral layers."""
 
+ARCHITECTURES |= {
+    **{
+        name.lower(): _text(name)
+        for name in ("BigBird", "Canine", "Deberta", "Funnel", "IBert", "RoCBert", "Splinter")
+    },
+    **{
+        name.lower(): _text(name, _CAUSAL)
+        for name in ("DeepseekV3", "FalconMamba", "Glm4", "Lfm2", "RecurrentGemma", "Rwkv", "xLSTM")
+    },
+    "hubert": Architecture("transformers", "HubertModel", (1600,), "HubertConfig", _SPEECH),
+    "wavlm": Architecture("transformers", "WavLMModel", (1600,), "WavLMConfig", _SPEECH),
+    "detr": Architecture(
+        "transformers", "DetrForObjectDetection", (3, SIDE, SIDE), "DetrConfig",
+        {"use_timm_backbone": False, "use_pretrained_backbone": False, "backbone": None, "backbone_config": _BACKBONE,
+         "num_queries": 5, "encoder_layers": 1, "decoder_layers": 1},
+    ),
+    "yolos": Architecture(
+        "transformers", "YolosForObjectDetection", (3, SIDE, SIDE), "YolosConfig",
+        {"image_size": [SIDE, SIDE], "num_detection_tokens": 5},
+    ),
+    "videomae": Architecture("transformers", "VideoMAEModel", (2, 3, SIDE, SIDE), "VideoMAEConfig", {"num_frames": 2}),
+    "diffusers VQModel": Architecture(
+        "diffusers", "VQModel", (3, 16, 16),
+        options={"block_out_channels": (8,), "norm_num_groups": 4, "latent_channels": 3},
+    ),
+    **{
+        f"timm {name}": Architecture("timm", name, (3, SIDE, SIDE))
+        for name in ("dla34", "edgenext_xx_small", "fastvit_t8", "gernet_s", "mambaout_femto", "resnest14d")
+    },
+}  # fmt: skip
+"""Networks that nothing here was made for: a time mix, straight-through estimates, tables with a padding row."""
+
 _TRAINED = ("bert", "resnet", "regnet", "gpt2", "vit", "timm mobilenetv3", "clip", "swiftformer")
 _OLD = (
     "bert",

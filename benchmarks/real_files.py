@@ -225,7 +225,7 @@ def _by_module(step: Any, found: dict[str, Any], build: Callable[[], Any], given
         else:
             constant = any(_order(buffer, array) is not None for buffer in buffers.values() if buffer.size > 1)
             (constants if constant else strange).append(name)
-    lacking = [name for name, gradient in expected.items() if name not in matched and np.abs(gradient).max() > 0]
+    lacking = [name for name, gradient in expected.items() if name not in matched and gradient.any()]
     row: dict[str, Any] = {
         "parameters": [len(matched), len(expected)],
         "error": _distance(list(pairs.values())),
