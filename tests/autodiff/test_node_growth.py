@@ -60,12 +60,12 @@ def step(*arguments, training: bool = False) -> TrainingGraph:
 @pytest.mark.parametrize(
     ("layers", "activation", "norm", "most"),
     [
-        (PLAIN, "Relu", False, 13),
-        (BOTTLENECKS, "Relu", False, 7),
-        (DEPTHWISE, "silu", False, 8),
-        (DEPTHWISE, "HardSwish", False, 10),
-        (PLAIN, "Relu", True, 18),
-        (DEPTHWISE, "silu", True, 12),
+        (PLAIN, "Relu", False, 8),
+        (BOTTLENECKS, "Relu", False, 6),
+        (DEPTHWISE, "silu", False, 5),
+        (DEPTHWISE, "HardSwish", False, 7),
+        (PLAIN, "Relu", True, 11),
+        (DEPTHWISE, "silu", True, 8),
     ],
 )
 def test_a_convolutional_network_grows_by_a_bounded_factor(layers, activation, norm, most):
