@@ -13,7 +13,7 @@ from typing import Generic, TypeVar
 
 from ckplan.planner.bounds import lower_bound
 from ckplan.planner.eviction import evict
-from ckplan.planner.order import best_order, orders
+from ckplan.planner.order import best_order, orders, searched_orders
 from ckplan.planner.peak import peak_of
 from ckplan.planner.problem import Problem
 from ckplan.planner.search import (
@@ -102,10 +102,13 @@ def cheapest(
 
     costs: dict[str, list[float]] = {name: [] for name in _METHODS}
     try:
-        for method, schedule in _seeds(problem, budget, order, most_cost):
-            costs[method].append(problem.schedule_cost(schedule))
-            note(schedule)
-            if effort.over:
+        for searched in searched_orders(problem):
+            for method, schedule in _seeds(problem, budget, searched, most_cost):
+                costs[method].append(problem.schedule_cost(schedule))
+                note(schedule)
+                if effort.over:
+                    break
+            if best is not None or effort.over:
                 break
         _tell(problem, budget, costs)
         if best is not None and not effort.over:
@@ -215,11 +218,14 @@ def lowest(problem: Problem, most_cost: float, effort: Effort) -> list[int]:
     for it each time.
     """
     best: Sequence[int] = best_order(problem)
-    if not effort.interrupted:
+    for order in searched_orders(problem) if not effort.interrupted else ():
         try:
-            best = _lowest(problem, most_cost, effort.steps, effort.seed, effort.deadline)
+            found = _lowest(problem, tuple(order), most_cost, effort.steps, effort.seed, effort.deadline)
         except _InterruptedError as error:
-            best, effort.interrupted = error.best, True
+            found, effort.interrupted = error.best, True
+        best = min(best, found, key=lambda schedule: peak_of(problem, schedule))
+        if effort.interrupted:
+            break
     bound = format_bytes(lower_bound(problem)[0])
     told = format_bytes(peak_of(problem, best)), _extra(problem, problem.schedule_cost(best)), bound
     _log.info("the lowest peak found is %s, at %s; no schedule has less than %s", *told)
@@ -229,15 +235,17 @@ def lowest(problem: Problem, most_cost: float, effort: Effort) -> list[int]:
 class _InterruptedError(Exception):
     """The user interrupted a search; ``best`` is the schedule that it had come to."""
 
-    def __init__(self, best: list[int]) -> None:
+    def __init__(self, best: Sequence[int]) -> None:
         super().__init__()
         self.best = best
 
 
 @lru_cache(maxsize=8)
-def _lowest(problem: Problem, most_cost: float, steps: int, seed: int, deadline: float) -> Sequence[int]:
-    """The same; arguments as those of `Effort`."""
-    order, best = list(best_order(problem)), list(_descended(problem, most_cost, deadline))
+def _lowest(
+    problem: Problem, order: tuple[int, ...], most_cost: float, steps: int, seed: int, deadline: float
+) -> Sequence[int]:
+    """The same along one order; arguments as those of `Effort`."""
+    best = list(_descended(problem, order, most_cost, deadline))
     try:
         if time.monotonic() <= deadline:
             most_tries = tries(problem, steps * _SQUEEZES) if steps else 0
@@ -248,11 +256,10 @@ def _lowest(problem: Problem, most_cost: float, steps: int, seed: int, deadline:
 
 
 @lru_cache(maxsize=8)
-def _descended(problem: Problem, most_cost: float, deadline: float) -> Sequence[int]:
+def _descended(problem: Problem, order: tuple[int, ...], most_cost: float, deadline: float) -> Sequence[int]:
     """The schedule of the lowest budget, tried downwards, at which seeds were found; kept, however much is searched."""
     effort = Effort(0, deadline=deadline)
-    order = list(best_order(problem))
-    best = order
+    best: Sequence[int] = order
     bound = lower_bound(problem)[0]
     budget = peak_of(problem, best)
     try:

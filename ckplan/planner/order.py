@@ -197,22 +197,35 @@ def late_order(problem: Problem, order: Sequence[int]) -> list[int]:
     return [index for members in reversed(groups) for index in reversed(members)]
 
 
-@lru_cache(maxsize=8)
 def best_order(problem: Problem) -> Sequence[int]:
     """The order without repeats that has the lowest simulated peak.
 
     Of the natural, the eager and the demanded one, and the late one made of that; in a graph without a backward pass,
     of the natural one and those of `ckplan.planner.beam_order.forward_orders`.
     """
-    found = min(_usual_orders(problem), key=lambda order: peak_of(problem, order))
-    if problem.backward:
-        demanded = demanded_order(problem)
-        if peak_of(problem, demanded) < _LATE * peak_of(problem, found):
-            found = demanded
-        late = late_order(problem, found)
-        if peak_of(problem, late) < _LATE * peak_of(problem, found):
-            return late
-    return found
+    return searched_orders(problem)[0]
+
+
+@lru_cache(maxsize=8)
+def searched_orders(problem: Problem) -> tuple[Sequence[int], ...]:
+    """The best order, and where that is a demanded one, the best of those that run the forward pass first.
+
+    A demanded order makes all gradients of a block before the next one begins, and holds what they are summed up to
+    meanwhile: the lowest peak with recomputation may be that of the other.
+    """
+    usual: Sequence[int] = min(_usual_orders(problem), key=lambda order: peak_of(problem, order))
+    if not problem.backward:
+        return (usual,)
+    demanded = demanded_order(problem)
+    if peak_of(problem, demanded) < _LATE * peak_of(problem, usual):
+        return _or_late(problem, demanded), _or_late(problem, usual)
+    return (_or_late(problem, usual),)
+
+
+def _or_late(problem: Problem, order: Sequence[int]) -> Sequence[int]:
+    """The late order made of one that is there, if its peak is lower."""
+    late = late_order(problem, order)
+    return late if peak_of(problem, late) < _LATE * peak_of(problem, order) else order
 
 
 @lru_cache(maxsize=8)

@@ -10,9 +10,11 @@ from hypothesis import strategies as st
 
 from ckplan.planner import Op, Problem, Tensor
 from ckplan.planner.beam_order import beam_order, depth_first_order, forward_orders
-from ckplan.planner.order import best_order, demanded_order
+from ckplan.planner.frontier import Effort, lowest
+from ckplan.planner.order import best_order, demanded_order, searched_orders
 from ckplan.planner.peak import peak_of
 from ckplan.planner.problem import Kind
+from ckplan.planner.strategies.base import one_more_forward
 from tests.planner.problems import ProblemBuilder, chain, problems
 
 
@@ -91,7 +93,7 @@ def test_orders_are_topological(problem: Problem, width: int) -> None:
     assert peak_of(problem, best_order(problem)) <= peak_of(problem, range(len(problem.ops)))
 
 
-def blocks(count: int, layers: int, *, joined: bool) -> Problem:
+def blocks(count: int, layers: int, *, joined: bool = False, weight: int = 10) -> Problem:
     """A chain for each block of a batch, and gradients of weights that are summed from the last block to the first.
 
     The loss reads all blocks. The gradient that each block begins with reads its last activation, or, where it is
@@ -112,10 +114,10 @@ def blocks(count: int, layers: int, *, joined: bool) -> Problem:
     for block in reversed(range(count)):
         arriving = seeds[block]
         for layer in reversed(range(layers)):
-            gradient = build.tensor(10, Kind.ACTIVATION)
+            gradient = build.tensor(weight)
             build.op([arriving, values[block][layer]], [gradient], backward=True)
             if layer in sums:
-                total = build.tensor(10, Kind.ACTIVATION if block else Kind.OUTPUT)
+                total = build.tensor(weight, Kind.ACTIVATION if block else Kind.OUTPUT)
                 build.op([sums[layer], gradient], [total], backward=True)
                 gradient = total
             sums[layer] = gradient
@@ -128,7 +130,7 @@ def blocks(count: int, layers: int, *, joined: bool) -> Problem:
 
 @pytest.mark.parametrize("count", [2, 5])
 def test_a_block_is_over_in_both_passes_before_the_next_one_begins(count: int) -> None:
-    problem = blocks(count, 8, joined=False)
+    problem = blocks(count, 8)
     order = demanded_order(problem)
     assert is_valid(problem, order)
     begun = [order.index(index) for index, op in enumerate(problem.ops) if op.name.endswith(".0")]
@@ -136,6 +138,14 @@ def test_a_block_is_over_in_both_passes_before_the_next_one_begins(count: int) -
     # All layers of a block, two gradients, and two sums; the end of each block, which the loss reads.
     assert peak_of(problem, best_order(problem)) <= 100 * (8 + 2 + count) + 2 * 8 * 10
     assert peak_of(problem, range(len(problem.ops))) > 100 * 8 * count
+
+
+def test_the_lowest_peak_may_be_that_of_blocks_which_all_run_forward_first() -> None:
+    problem = blocks(3, 12, weight=100)
+    demanded, usual = (peak_of(problem, order) for order in searched_orders(problem))
+    assert demanded < usual
+    # Along the first of these orders alone it is 1,900.
+    assert peak_of(problem, lowest(problem, one_more_forward(problem), Effort(0))) <= 1800
 
 
 def test_blocks_wait_for_each_other_where_they_are_joined() -> None:
