@@ -21,7 +21,7 @@ from ckplan.errors import InfeasibleError, UsageError
 from ckplan.pipeline import planning
 from ckplan.pipeline.clocked import rewrite_by_clock
 from ckplan.pipeline.goal import ACTIVATIONS, ANY, TOTAL, Goal
-from ckplan.pipeline.planning import Planned
+from ckplan.pipeline.planned import Planned, share_of
 from ckplan.pipeline.step import Step
 from ckplan.planner import lower_bound
 from ckplan.planner.strategies import Strategy
@@ -149,7 +149,7 @@ def _settled(step: Step, goal: Goal) -> Goal:
         return goal
     if goal.scope == ACTIVATIONS:
         return replace(goal, budget=goal.bytes(step.baseline), share=None)
-    return replace(goal, budget=goal.limit(planning.share_of(step.footprint, goal)), share=None)
+    return replace(goal, budget=goal.limit(share_of(step.footprint, goal)), share=None)
 
 
 def _for_form(form: Step, strategy: Strategy, goal: Goal) -> Goal | None:

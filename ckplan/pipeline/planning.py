@@ -4,28 +4,22 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
-
-import onnx_ir as ir
+from dataclasses import replace
 
 from ckplan import keys
-from ckplan.autodiff.optimizers.rows import updated_by_rows
-from ckplan.autodiff.regions import Pieces, told
-from ckplan.display import table_html
 from ckplan.errors import InfeasibleError
 from ckplan.keys import BUDGET, BUDGET_OF
-from ckplan.meter.compared import Timing
 from ckplan.pipeline.goal import ACTIVATIONS, ANY, ARENA, TOTAL, Goal
 from ckplan.pipeline.lowest import last_resorts
+from ckplan.pipeline.planned import HOLDER, Planned, share_of
 from ckplan.pipeline.step import Step
-from ckplan.planner import Plan, Timeline, lower_bound
+from ckplan.planner import Plan, lower_bound
+from ckplan.planner.cells import UNCUT, Regions, held_in
 from ckplan.planner.exact.stages import proven_overhead
-from ckplan.planner.pools import Pools, held_in_pools
 from ckplan.planner.strategies import Strategy
 from ckplan.planner.strategies.auto import Auto
-from ckplan.runtime.footprint import Footprint, Reservation, best_reservation, fitting_pools, footprint_of
-from ckplan.runtime.occupancy import Occupancy, occupancy_of_executed
+from ckplan.runtime.footprint import Footprint, Reservation, best_reservation, fitting_pools
+from ckplan.runtime.occupancy import occupancy_of_executed
 from ckplan.runtime.problem_of import problem_of
 from ckplan.units import format_bytes
 from ckplan.writer.control_edges import is_control
@@ -43,123 +37,14 @@ _TRIES_OF_ALL = 6
 _LITTLE_LESS = 0.995
 """How much less is asked for at least."""
 
-_FITS = 3
+_FITS = 4
 """How often pools are fitted to what a file with pools asks for."""
 
 _WORTH_RESERVING = 2**24
 """Bytes from which it is worth the time to write a file again for what a process takes less with it."""
 
-_HOLDER = {ARENA: "onnxruntime's arena", TOTAL: "a process"}
-"""Who holds what a budget is of."""
-
 _AT_ONCE = 1e-9
 """Seconds to search after the user has interrupted the search once: what is found first is taken."""
-
-
-@dataclass(frozen=True)
-class Planned:
-    """A plan and the file that keeps to it.
-
-    Attributes:
-        step: what was planned.
-        plan: the schedule.
-        model: the graph with the plan built in.
-        occupancy: what lies in memory when onnxruntime runs the file, simulated.
-        budget: bytes that were not to be exceeded, if there was a budget.
-        executed: what onnxruntime executes of it.
-        scope: what the budget is of; see `Goal`.
-        timing: steps of the file beside steps without a plan, if the plan was chosen by the clock.
-    """
-
-    step: Step
-    plan: Plan
-    model: ir.Model
-    occupancy: Occupancy
-    executed: ir.Model
-    budget: int | None = None
-    scope: str = ACTIVATIONS
-    timing: Timing | None = None
-
-    @property
-    def before(self) -> Timeline:
-        """What onnxruntime makes of the graph without a plan, and without pieces, simulated."""
-        return self.step.reference.baseline
-
-    @property
-    def after(self) -> Timeline:
-        """What onnxruntime makes of the file, simulated."""
-        return self.occupancy.timeline
-
-    @property
-    def chosen_form(self) -> list[str]:
-        """What the plan does otherwise than the step by its own decision, a line each: regions in pieces, rows."""
-        if self.step.whole is None:
-            return []
-        if tables := updated_by_rows(self.step.model.graph):
-            return [f"the plan updates `{name}` row by row, which takes less memory" for name in tables]
-        return [f"the plan takes --chunks {Pieces.taken(self.step.regions)}", *told(self.step.regions)]
-
-    @property
-    def drawback(self) -> str | None:
-        """What is to be said of a file whose activations take more than those of the step without a plan."""
-        if self.scope == ARENA:
-            return None
-        before, after = self.before.peak_activations, self.after.peak_activations
-        if after <= before:
-            return None
-        more = 100 * (after / before - 1) if before else 100.0
-        return (
-            f"the file takes {format_bytes(after)} of activations, {more:.1f} % more than the step without a plan: "
-            "`ckplan grad` writes that; see `ckplan analyze` for other strategies"
-        )
-
-    @property
-    def holding(self) -> list[str]:
-        """What is to be said of a file whose budget is of more than activations, a line each."""
-        if self.scope == ACTIVATIONS:
-            return []
-        footprints = (self.footprint, self.step.reference.footprint)
-        with_plan, without = (format_bytes(_share(found, self.scope)) for found in footprints)
-        optional = [str(value.name) for value in self.model.graph.inputs if isinstance(value.type, ir.OptionalType)]
-        return [
-            f"{_HOLDER[self.scope]} holds {with_plan} from the first steps on, {without} without a plan",
-            *(f"input `{name}` is declared optional, for the arena's sake: feed it as before" for name in optional),
-        ]
-
-    @property
-    def extra_time(self) -> float:
-        """What a step takes more than one without a plan by the clock, as a ratio of that; 0 where it was not timed."""
-        return 0.0 if self.timing is None else self.timing.ratio - 1
-
-    @property
-    def on_the_clock(self) -> list[str]:
-        """What is to be said of a plan that was chosen by the clock, a line."""
-        if self.timing is None:
-            return []
-        spread = 100 * (self.timing.spread or 0)
-        clock = "processor time of one thread" if self.timing.clock == "processor" else "by the wall clock"
-        return [f"timed beside the step without a plan: {100 * self.extra_time:+.1f} % ({clock}, spread {spread:.1f})"]
-
-    @cached_property
-    def footprint(self) -> Footprint:
-        """What a process with the file holds."""
-        return footprint_of(self.executed, self.model)
-
-    def __repr__(self) -> str:
-        before, after = (format_bytes(timeline.peak_activations) for timeline in (self.before, self.after))
-        return f"<{self.step.name} planned by {self.plan.strategy}: {before} -> {after}, {self.plan.overhead:+.1%}>"
-
-    def _repr_html_(self) -> str:
-        bound = self.plan.overhead_bound
-        rows = [
-            ("activations without a plan", format_bytes(self.before.peak_activations)),
-            ("activations", format_bytes(self.after.peak_activations)),
-            ("budget", "none" if self.budget is None else format_bytes(self.budget)),
-            ("nodes that run again", f"{self.plan.recomputed:,}"),
-            ("extra compute", f"{self.plan.overhead:+.1%}" + (f" (at least {bound:+.1%})" if bound > 0 else "")),
-            ("no schedule takes less than", format_bytes(self.plan.lower_bound)),
-        ]
-        return table_html(f"{self.step.name}, planned by {self.plan.strategy}", rows)
 
 
 def rewrite(step: Step, strategy: Strategy, goal: Goal = ANY) -> Planned:
@@ -290,7 +175,7 @@ def _within_footprint(step: Step, strategy: Strategy, goal: Goal) -> Planned:
     if target <= 0:
         named = "parameters, state, inputs, the session and outputs alone take" if fixed else "outputs alone take"
         raise InfeasibleError(
-            f"{named} {format_bytes(limit - target)}, the budget of what {_HOLDER[goal.scope]} holds is "
+            f"{named} {format_bytes(limit - target)}, the budget of what {HOLDER[goal.scope]} holds is "
             f"{format_bytes(limit)}",
             "raise it, or choose an optimizer with less state",
         )
@@ -307,7 +192,7 @@ def _within_footprint(step: Step, strategy: Strategy, goal: Goal) -> Planned:
         if taken <= (room := limit - _fixed(made.footprint, goal)):
             return _told_of_all(made, goal, limit)
         smallest = taken if smallest is None else min(taken, smallest)
-        _log.info("%s with the file would hold %s", _HOLDER[goal.scope], format_bytes(limit - room + taken))
+        _log.info("%s with the file would hold %s", HOLDER[goal.scope], format_bytes(limit - room + taken))
         lowest = lowest or _lowest(step, strategy, goal, limit)
         target = min(target - 1, _next_target(made, room, taken))
     return _told_of_all(lowest or _lowest(step, strategy, goal, limit), goal, limit)
@@ -333,7 +218,7 @@ def _lowest(step: Step, strategy: Strategy, goal: Goal, limit: int) -> Planned:
         best = made if best is None else min(best, made, key=lambda made: share_of(made.footprint, goal))
     if best is None:
         raise InfeasibleError(
-            f"strategy `{strategy}` has no plan within its overhead for which {_HOLDER[goal.scope]} holds no more than "
+            f"strategy `{strategy}` has no plan within its overhead for which {HOLDER[goal.scope]} holds no more than "
             f"{format_bytes(limit)}",
             "allow more overhead, or raise the budget",
         )
@@ -346,7 +231,7 @@ def _lowest(step: Step, strategy: Strategy, goal: Goal, limit: int) -> Planned:
             f"{format_bytes(least - fixed)} {parts}"
         )
     raise InfeasibleError(
-        f"strategy `{strategy}` has no plan with which {_HOLDER[goal.scope]} holds no more than {format_bytes(limit)}: "
+        f"strategy `{strategy}` has no plan with which {HOLDER[goal.scope]} holds no more than {format_bytes(limit)}: "
         f"the least that was found is {format_bytes(least)}, {parts}; the arena grows in leaps",
         f"raise the budget to {least} bytes, or choose a smaller batch (--dim)",
         least,
@@ -388,23 +273,31 @@ def _reserving(made: Planned, most: int) -> Planned:
 def in_pools(made: Planned, most: int | None = None) -> Planned:
     """The same plan in a file whose arena is cut into pools, if it holds less then.
 
-    What makes the pools can move other nodes, and change what the pools are to fit: then others are tried.
+    Addresses depend on the order of all nodes: they run in that in which they did before. That can change which buffers
+    are handed on, so a file is written first whose pools are for nothing else. What is made for places can still change
+    what the pools are to fit: then others are tried, and at last such as depend less on that.
 
     Args:
         made: a plan in a file.
         most: bytes; where the arena would hold more, it is not worth writing.
     """
-    best = source = made
-    for _ in range(_FITS):
-        pools = fitting_pools(source.executed, source.model)
+    best, source = made, _cut(made, made, UNCUT)
+    for places in (*[True] * _FITS, False):
+        pools = fitting_pools(source.executed, source.model, places=places)
         bound = best.footprint.held if most is None else min(most, best.footprint.held)
-        if pools is None or held_in_pools(pools) > bound:
-            break
-        source = _written(made.step, made.plan, made.budget, pools=pools)
+        if pools is None or held_in(pools) > bound:
+            continue
+        source = _cut(made, source, pools)
         best = min(best, source, key=lambda made: made.footprint.held)
-        if source.footprint.held <= held_in_pools(pools):
+        if source.footprint.held <= held_in(pools):
             break
     return best
+
+
+def _cut(made: Planned, source: Planned, regions: Regions) -> Planned:
+    """A plan in a file whose arena is cut into cells, nodes in the order in which another file of it runs."""
+    order = [str(value.name) for node in source.executed.graph for value in node.outputs]
+    return _written(made.step, made.plan, made.budget, pools=regions, order=order)
 
 
 def _taken(made: Planned, scope: str) -> int:
@@ -435,15 +328,6 @@ def by_strategy(made: Planned, strategy: str) -> Planned:
     return replace(made, plan=plan)
 
 
-def share_of(found: Footprint, goal: Goal) -> int:
-    """Bytes of a footprint that a budget is of."""
-    return _share(found, goal.scope)
-
-
-def _share(found: Footprint, scope: str) -> int:
-    return found.total if scope == TOTAL else found.held
-
-
 def _fixed(found: Footprint, goal: Goal) -> int:
     """Those of them that are there whatever the plan is."""
     return found.resident if goal.scope == TOTAL else 0
@@ -467,7 +351,12 @@ def _kept(step: Step, plan: Plan, budget: int | None) -> Planned:
 
 
 def _written(
-    step: Step, plan: Plan, budget: int | None, reserved: Reservation = (), pools: Pools | None = None
+    step: Step,
+    plan: Plan,
+    budget: int | None,
+    reserved: Reservation = (),
+    pools: Regions | None = None,
+    order: Sequence[str] = (),
 ) -> Planned:
     bare = not reserved and pools is None
     if step.training is not None and bare and plan.schedule == step.kept.schedule:
@@ -475,7 +364,7 @@ def _written(
         return _kept(step, plan, budget)
     _log.info("writing the plan into the graph, and asking onnxruntime what it makes of it")
     plan = step.counted(plan)
-    written = write(step.fused, plan, reserved=reserved, pools=pools)
+    written = write(step.fused, plan, reserved=reserved, pools=pools, order=order)
     if budget is not None:
         written.model.metadata_props[BUDGET] = str(budget)
     occupancy = occupancy_of_executed(written.executed, written.model, written.numbers)

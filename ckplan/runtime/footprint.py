@@ -18,12 +18,13 @@ as a whole. A limit of address space (``ulimit -v``, ``RLIMIT_DATA``) counts who
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 
 import onnx_ir as ir
 
 from ckplan import keys
-from ckplan.keys import RESERVATION, ROLE
+from ckplan.keys import PLACE, RESERVATION, ROLE
 from ckplan.model.metadata import listed_names, told
 from ckplan.model.weights import lies_outside
 from ckplan.planner.allocations import (
@@ -35,7 +36,8 @@ from ckplan.planner.allocations import (
     written,
 )
 from ckplan.planner.arena import DEFAULT, UNIT
-from ckplan.planner.pools import WALL, Pools, best_pools
+from ckplan.planner.cells import WALL_BYTES, Cell, Regions
+from ckplan.planner.pools import best_pools
 from ckplan.planner.problem import Problem
 from ckplan.runtime.feeds import has_memory_pattern
 from ckplan.runtime.problem_of import problem_of
@@ -209,21 +211,45 @@ def _reserving(asked: Allocations, reserved: Reservation) -> Allocations:
     return replace(asked, size=(*asked.size, 1, *reserved), steps=(*first, *asked.steps))
 
 
-def fitting_pools(executed: ir.Model, model: ir.Model) -> Pools | None:
+def fitting_pools(executed: ir.Model, model: ir.Model, *, places: bool = True) -> Regions | None:
     """Pools in which a run of a file finds room, whatever reservations and pools it makes itself; None if none do.
 
     Args:
         executed: what onnxruntime executes of a file, nodes in execution order.
         model: the file.
+        places: see `ckplan.planner.pools.best_pools`.
     """
     asked = allocations_of(executed, model)
-    makers = {node.name for node in model.graph if node.metadata_props.get(ROLE) == RESERVATION}
-    places = [place for place, node in enumerate(executed.graph) if node.name in makers]
-    own = {buffer for place in places for buffer in asked.steps[place].tensors}
-    pools = {buffer for buffer in own if asked.size[buffer] != WALL}
+    roles = {node.name: node.metadata_props.get(ROLE) for node in model.graph}
+    nodes = list(executed.graph)
+    own, pools = set[int](), set[int]()
+    for node, step in zip(nodes, asked.steps, strict=True):
+        if roles.get(node.name) in (RESERVATION, PLACE):
+            own.update(step.tensors)
+        if roles.get(node.name) == RESERVATION:
+            pools.update(buffer for buffer in step.tensors if asked.size[buffer] != WALL_BYTES)
     there = max((place for place, step in enumerate(asked.steps) if not pools.isdisjoint(step.freed)), default=-1)
     asked = replace(asked, size=tuple(0 if buffer in own else size for buffer, size in enumerate(asked.size)))
-    return best_pools(asked, there + 1)
+    found = best_pools(asked, there + 1, places=places)
+    if found is None:
+        return None
+    born = {buffer: place for place, step in enumerate(asked.steps) for buffer in (*step.tensors, *step.outputs)}
+    # What only looks at a buffer runs anywhere.
+    made = [
+        roles.get(node.name) not in ("control", RESERVATION, PLACE) and bool(step.tensors or step.outputs)
+        for node, step in zip(nodes, asked.steps, strict=True)
+    ]
+    return tuple(tuple(_named(cell, nodes, made, born.get(cell.use, -1)) for cell in region) for region in found)
+
+
+def _named(cell: Cell, nodes: Sequence[ir.Node], made: Sequence[bool], place: int) -> Cell:
+    """The same cell with the names of what is made when it is given back, if it is kept for a buffer."""
+    if place < 0:
+        return cell
+    before = next((nodes[number] for number in reversed(range(place)) if made[number]), None)
+    after = "" if before is None else before.outputs[0].name
+    node = nodes[place]
+    return replace(cell, node=str(node.name), tensor=str(node.outputs[0].name), after=str(after))
 
 
 def allocations_of(executed: ir.Model, model: ir.Model) -> Allocations:

@@ -9,8 +9,8 @@ import onnx_ir as ir
 
 from ckplan.model.cleanup import drop_unread_initializers
 from ckplan.model.traits import all_nodes, is_heavy
+from ckplan.planner.cells import WALL, Regions
 from ckplan.planner.plan import Plan
-from ckplan.planner.pools import Pools
 from ckplan.planner.problem import Problem
 from ckplan.planner.simulate import lifetimes, simulate
 from ckplan.planner.timeline import Timeline
@@ -34,6 +34,7 @@ from ckplan.writer.describe import describe
 from ckplan.writer.fences import fence, fence_alone
 from ckplan.writer.ordering import (
     TOLERANCE,
+    keep_order,
     keep_repeats_apart,
     keep_unfolded,
     leaves_last,
@@ -42,8 +43,8 @@ from ckplan.writer.ordering import (
     repair,
     settle_order,
 )
-from ckplan.writer.pools import keep_walls, make_pools, take_optional
-from ckplan.writer.repeats import with_repeats
+from ckplan.writer.pools import keep_places, keep_walls, make_cells, take_optional
+from ckplan.writer.repeats import in_order, with_repeats
 from ckplan.writer.reservation import reserve
 from ckplan.writer.updates import tell_in_place, updates_of, wait_for_readers, write_last
 
@@ -109,7 +110,12 @@ def emit(model: ir.Model, plan: Plan) -> ir.Model:
 
 
 def write(
-    model: ir.Model, plan: Plan, runtime: Runtime = CPU, reserved: Sequence[int] = (), pools: Pools | None = None
+    model: ir.Model,
+    plan: Plan,
+    runtime: Runtime = CPU,
+    reserved: Sequence[int] = (),
+    pools: Regions | None = None,
+    order: Sequence[str] = (),
 ) -> Written:
     """Like `emit`, for a runtime, with what that makes of the file.
 
@@ -120,12 +126,16 @@ def write(
         reserved: bytes of tensors to make first of all; see `ckplan.writer.reservation`.
         pools: what the arena is to be cut into instead, without a block for later runs; see `ckplan.writer.pools`. A
             file that is fed nothing but its parameters does without.
+        order: names of tensors in the order in which they are to be made, if the nodes of the plan are to run in just
+            that one: addresses depend on it.
     """
     copy = model.clone()
     feed_weights(copy.graph)
     inputs, outputs = copy.graph.inputs, copy.graph.outputs
     updates = updates_of(copy)
     nodes = write_last(with_repeats(list(copy.graph), plan.schedule), updates, runtime)
+    if order:
+        nodes = in_order(nodes, order)
     batch = next((value for value in inputs if not value.is_initializer() and value.name not in updates), None)
     edges = ControlEdges(copy.graph, runtime=runtime, batch=batch)
     fed = list(inputs)
@@ -146,8 +156,9 @@ def write(
     hide_held_over(nodes, edges)
     first, after = reserve(inputs, updates, reserved, edges)
     if pools is not None and batch is not None:
-        first, after, walls = make_pools(pools, edges)
-        keep_walls(nodes, walls, edges)
+        first, after, kept = make_cells(pools, edges)
+        keep_places(nodes, kept, edges)
+        keep_walls(nodes, [value for cell, value in kept if cell.use == WALL], edges)
     hide_inputs(nodes, [value for value in fed if value.name not in updates], edges, after)
     nodes = [*first, *nodes]
     # Aliases that hide sources cost a little themselves: where they do not help, the file stays as it was before.
@@ -166,6 +177,8 @@ def write(
         if updates and wait_for_readers(nodes, executed, updates, edges):
             continue
         if repair(nodes, problem, executed_order(nodes, executed), edges):
+            continue
+        if order and keep_order(nodes, executed_order(nodes, executed), edges):
             continue
         numbers = problem_of(executed, runtime)
         draft = _Draft(copy, problem, edges.count, executed_timeline(executed, numbers), executed, numbers)

@@ -262,18 +262,11 @@ def repair(nodes: Sequence[ir.Node], problem: Problem, order: Sequence[int], edg
     live = live_bytes(problem, order)
     if live.max(initial=0) <= limit:
         return 0
-    place = [0] * len(nodes)
+    place = {position: step for step, position in enumerate(order)}
     excess = [0]  # number of steps over the limit before each step
-    for step, position in enumerate(order):
-        place[position] = step
-        excess.append(excess[-1] + int(live[step] > limit))
-    # A view cannot be made to wait (see `gate`), not even where it is a copy, as an output of the file.
-    real = [
-        position
-        for position, node in enumerate(nodes)
-        if not is_control(node) and signal_of(node) is not None and edges.runtime.view(node) is None
-    ]
-    swapped = [(first, second) for first, second in itertools.pairwise(real) if place[second] < place[first]]
+    for most in live:
+        excess.append(excess[-1] + int(most > limit))
+    swapped = _swapped(nodes, order, edges)
     spanning = [(first, second) for first, second in swapped if excess[place[first] + 1] > excess[place[second]]]
     # A leaf runs out of its place until something waits for it, and takes its neighbours along: most other pairs come
     # right of themselves once the leaves do.
@@ -281,7 +274,38 @@ def repair(nodes: Sequence[ir.Node], problem: Problem, order: Sequence[int], edg
     # What makes a few bytes rarely matters, and a normalisation's gradient is full of it.
     large = [pair for pair in spanning if any(bytes_of(v) >= SMALL for place in pair for v in nodes[place].outputs)]
     for pairs in (leaves, large, spanning or swapped):
-        signals = [(signal_of(nodes[first]), nodes[second]) for first, second in pairs]
-        if added := sum(gate(second, first, edges) for first, second in signals if first is not None):
+        if added := _settle(nodes, pairs, edges):
             return added
     return 0
+
+
+def keep_order(nodes: Sequence[ir.Node], order: Sequence[int], edges: ControlEdges) -> int:
+    """Add control edges wherever an execution order is another than that of the sequence, whatever that costs.
+
+    Args:
+        nodes: the sequence in planned order.
+        order: the execution order, as positions in the sequence.
+        edges: maker of the control edges.
+
+    Returns:
+        How many edges were added; 0 if the order is that of the sequence, or cannot be made so.
+    """
+    return _settle(nodes, _swapped(nodes, order, edges), edges)
+
+
+def _swapped(nodes: Sequence[ir.Node], order: Sequence[int], edges: ControlEdges) -> list[tuple[int, int]]:
+    """Neighbours in the sequence, as positions in it, that an execution order has the other way round."""
+    place = {position: step for step, position in enumerate(order)}
+    # A view cannot be made to wait (see `gate`), not even where it is a copy, as an output of the file.
+    real = [
+        position
+        for position, node in enumerate(nodes)
+        if not is_control(node) and signal_of(node) is not None and edges.runtime.view(node) is None
+    ]
+    return [(first, second) for first, second in itertools.pairwise(real) if place[second] < place[first]]
+
+
+def _settle(nodes: Sequence[ir.Node], pairs: Sequence[tuple[int, int]], edges: ControlEdges) -> int:
+    """Let the second of each pair of positions wait for the first; how many edges that took."""
+    signals = [(signal_of(nodes[first]), nodes[second]) for first, second in pairs]
+    return sum(gate(second, first, edges) for first, second in signals if first is not None)

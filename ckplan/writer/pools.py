@@ -1,12 +1,13 @@
-"""Lets onnxruntime's arena take regions of chosen sizes at the start of a step, cut into pools, and no block beside.
+"""Lets onnxruntime's arena take regions of chosen sizes at the start of a step, cut into cells, and no block beside.
 
 A step first makes tensors that nothing reads the data of. Each region is asked for by a tensor of its size, the smaller
-ones before the larger, while all before it are taken. Then it is taken again by tensors of the sizes of its pools, from
-its beginning on, with a small one between two: a wall. When all are there, those that lie where pools are to be die;
-walls are there until the last node. See `ckplan.planner.pools` for what that is good for.
+ones before the larger, while all before it are taken. Then it is taken again by tensors of the sizes of its cells, from
+its beginning on. When all are there, those that lie where pools are to be die; walls are there until the last node, and
+what keeps a place dies when the tensor is about to be made that is to lie there. See `ckplan.planner.pools` for what
+that is good for.
 
 The first region is as it comes. At its beginning a little is left free, for the shapes that are made meanwhile; it is
-too small for walls and pools.
+too small for any cell.
 
 From the second run on onnxruntime would take one block for all tensors, in a region of its own. It does not do so for
 a graph that may be fed something other than tensors. So one input, which is fed as before, is an optional tensor: one
@@ -19,11 +20,12 @@ from collections.abc import Sequence
 
 import onnx_ir as ir
 
-from ckplan.keys import ROLE
+from ckplan.keys import PLACE, ROLE
 from ckplan.planner.arena import DEFAULT, UNIT
-from ckplan.planner.pools import WALL, Pools
+from ckplan.planner.cells import POOL, WALL, Cell, Regions
 from ckplan.runtime.sizes import dimensions_of, hide_dimensions
-from ckplan.writer.control_edges import ControlEdges, read_instead
+from ckplan.writer.control_edges import ControlEdges, is_control, read_instead
+from ckplan.writer.ordering import gate, signal_of
 from ckplan.writer.reservation import reserved
 
 _NAME = "ckplan/pool"
@@ -54,20 +56,21 @@ def take_optional(batch: ir.Value, edges: ControlEdges) -> ir.Value:
     return given
 
 
-def make_pools(pools: Pools, edges: ControlEdges) -> tuple[list[ir.Node], ir.Value, list[ir.Value]]:
-    """Nodes that cut the arena into pools.
+def make_cells(regions: Regions, edges: ControlEdges) -> tuple[list[ir.Node], ir.Value, list[tuple[Cell, ir.Value]]]:
+    """Nodes that cut the arena into cells.
 
     Args:
-        pools: see `ckplan.planner.pools`.
+        regions: see `ckplan.planner.cells`.
         edges: maker of control edges, with a batch that the first node can be tied to.
 
     Returns:
-        The nodes, in order; what is there when they have run; and the walls, which are to be kept.
+        The nodes, in order; what is there when they have run; and the tensors in all cells but pools, which are to be
+        kept.
     """
     assert edges.batch is not None
     nodes: list[ir.Node] = []
     taken: list[ir.Value] = []
-    walls: list[ir.Value] = []
+    kept: list[tuple[Cell, ir.Value]] = []
     after = edges.batch
 
     def take(size: int) -> ir.Value:
@@ -81,16 +84,40 @@ def make_pools(pools: Pools, edges: ControlEdges) -> tuple[list[ir.Node], ir.Val
     after = edges.alias(gap, spare)  # dies now that something keeps it apart from the rest of the region
     taken.append(take(DEFAULT.first_region // 2))  # more than half of what is left, and so handed out whole
     after = edges.alias(spare, taken[-1])  # and so does this
-    for region in pools:
+    for region in regions:
         if len(region) > 1:
-            take(sum(region) + (len(region) - 1) * WALL)
-        for number, size in enumerate(region):
-            if number:
-                walls.append(take(WALL))
-                taken.append(walls[-1])
-            taken.append(take(size))
+            take(sum(cell.bytes for cell in region))
+        for cell in region:
+            made = take(cell.bytes)
+            if cell.use == POOL:
+                taken.append(made)
+                continue
+            kept.append((cell, made))
+            if cell.use != WALL:
+                nodes[-1].metadata_props[ROLE] = PLACE
     # Each is read once more when the last one is there, and lives until then.
-    return nodes, edges.after_all([after, *(edges.alias(other, after) for other in taken if other is not after)]), walls
+    return nodes, edges.after_all([after, *(edges.alias(other, after) for other in taken if other is not after)]), kept
+
+
+def keep_places(nodes: Sequence[ir.Node], kept: Sequence[tuple[Cell, ir.Value]], edges: ControlEdges) -> None:
+    """Let what keeps places die right before the nodes run whose tensors are to lie there.
+
+    Args:
+        nodes: the sequence.
+        kept: see `make_cells`.
+        edges: maker of control edges.
+    """
+    named = {node.name: number for number, node in enumerate(nodes)}
+    maker = {value.name: number for number, node in enumerate(nodes) for value in node.outputs}
+    for cell, value in kept:
+        place = named.get(cell.node, maker.get(cell.tensor, -1)) if cell.use != WALL else -1
+        before = maker.get(cell.after, place)
+        if before >= place:
+            before = place - 1
+        while before >= 0 and (is_control(nodes[before]) or signal_of(nodes[before]) is None):
+            before -= 1
+        if before >= 0 and (signal := signal_of(nodes[before])) is not None:
+            gate(nodes[place], edges.alias(value, signal), edges)
 
 
 def keep_walls(nodes: Sequence[ir.Node], walls: Sequence[ir.Value], edges: ControlEdges) -> None:
@@ -98,7 +125,7 @@ def keep_walls(nodes: Sequence[ir.Node], walls: Sequence[ir.Value], edges: Contr
 
     Args:
         nodes: the sequence.
-        walls: see `make_pools`.
+        walls: of what `make_cells` keeps.
         edges: maker of control edges.
     """
     place = {value: number for number, node in enumerate(nodes) for value in node.outputs}

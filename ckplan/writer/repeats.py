@@ -1,7 +1,11 @@
-"""From a schedule to a node sequence: each repeat becomes a clone that reads the latest copies."""
+"""From a schedule to a node sequence: each repeat becomes a clone that reads the latest copies.
+
+Where addresses count, the sequence is put into the very order in which a file was seen to run.
+"""
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Sequence
 
 import onnx_ir as ir
@@ -9,7 +13,7 @@ import onnx_ir as ir
 from ckplan.keys import RECOMPUTE_OF, ROLE
 from ckplan.model.node_copies import copy_attribute
 from ckplan.runtime.problem_of import FIGURES
-from ckplan.runtime.reads import captured
+from ckplan.runtime.reads import captured, reads
 from ckplan.runtime.unfused import PARTS
 
 
@@ -77,3 +81,38 @@ def _redirect_captured(node: ir.Node, latest: dict[ir.Value, ir.Value]) -> None:
                 if value in stale:
                     member.replace_input_with(index, latest[value])
             _redirect_captured(member, latest)
+
+
+def in_order(nodes: Sequence[ir.Node], order: Sequence[str]) -> list[ir.Node]:
+    """A sequence in the order in which tensors are to be made.
+
+    Args:
+        nodes: the nodes, each behind those that it reads from.
+        order: names of tensors; a node none of whose tensors is named comes right before the first that reads it.
+    """
+    named = {name: place for place, name in enumerate(order)}
+    number = {node: place for place, node in enumerate(nodes)}
+    makers: list[set[int]] = []
+    for node in nodes:
+        producers = (value.producer() for value in reads(node))
+        makers.append({number[maker] for maker in producers if maker is not None and maker in number})
+    readers: list[list[int]] = [[] for _ in nodes]
+    for place, found in enumerate(makers):
+        for maker in found:
+            readers[maker].append(place)
+    rank = [len(order)] * len(nodes)
+    for place in reversed(range(len(nodes))):
+        own = [named[value.name] for value in nodes[place].outputs if value.name in named]
+        rank[place] = min(own or [rank[reader] for reader in readers[place]], default=len(order))
+    waits = [len(found) for found in makers]
+    ready = [(rank[place], place) for place in range(len(nodes)) if not waits[place]]
+    heapq.heapify(ready)
+    ordered: list[ir.Node] = []
+    while ready:
+        _, place = heapq.heappop(ready)
+        ordered.append(nodes[place])
+        for reader in readers[place]:
+            waits[reader] -= 1
+            if not waits[reader]:
+                heapq.heappush(ready, (rank[reader], reader))
+    return ordered

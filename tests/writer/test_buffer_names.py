@@ -27,12 +27,12 @@ SAMPLES = Path(__file__).parents[2] / "sample_models"
 
 
 @pytest.fixture(scope="module")
-def planned() -> ckplan.pipeline.planning.Planned:
+def planned() -> ckplan.pipeline.planned.Planned:
     return ckplan.rewrite(SAMPLES / "gpt_tiny.onnx", strategy="memory", dims={"batch": 2})
 
 
 def test_a_file_that_declares_few_shapes_tells_its_sizes(
-    planned: ckplan.pipeline.planning.Planned, tmp_path: Path
+    planned: ckplan.pipeline.planned.Planned, tmp_path: Path
 ) -> None:
     path = tmp_path / "planned.onnx"
     ckplan.save(planned.model, path)
@@ -45,7 +45,7 @@ def test_a_file_that_declares_few_shapes_tells_its_sizes(
     assert executed_timeline(executed_model(read)).peak_activations == planned.after.peak_activations
 
 
-def test_no_dead_buffer_is_held_or_looked_for(planned: ckplan.pipeline.planning.Planned) -> None:
+def test_no_dead_buffer_is_held_or_looked_for(planned: ckplan.pipeline.planned.Planned) -> None:
     executed = executed_model(planned.model)
     problem = problem_of(executed)
     shapes = shape_classes(executed.graph, problem)

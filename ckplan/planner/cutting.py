@@ -1,0 +1,225 @@
+"""Cutting the regions of an arena into cells with which a run finds room: hill climbing, judged by simulation."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from ckplan.planner.arena import UNIT
+from ckplan.planner.cells import POOL, WALL, WALL_BYTES, Row, lacking
+
+_CELLS = 40
+"""Cells beyond which none is added: each takes a few nodes of the file."""
+
+_WALL = WALL_BYTES // UNIT
+SMALLEST = 2 * _WALL
+"""Units of the smallest cell but walls: no small tensor that is made before they are may fall into a smaller gap."""
+
+_SMALL = 400
+"""What is smaller than this part of the regions has no place kept."""
+
+_PARTED = 8
+"""A cell is at most so many times as large as what lies behind it: it is made in some parts then."""
+
+_LONG = (0.7, 0.5, 0.35, 0.25, 0.15, 0.08, 0.04)
+"""Parts of a run: of what lives longer, places are kept at first."""
+
+_State = list[list[tuple[int, int]]]
+"""The cells of each region but for the pool that is left at its end."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """What is asked of the arena, in units.
+
+    Attributes:
+        variants: the requests of a run as they may come, and whether later regions lie below earlier ones.
+        size: of each buffer.
+        born: the step that asks for each buffer.
+        dies: the step after which it is given back; behind the last one for outputs.
+        kept: buffers of which the place may be kept.
+        steps: the step of each request of the first variant.
+    """
+
+    variants: Sequence[tuple[Sequence[tuple[int, int]], bool]]
+    size: Sequence[int]
+    born: Sequence[int]
+    dies: Sequence[int]
+    kept: Sequence[int]
+    steps: Sequence[int]
+
+
+def cut(run: Run, regions: Sequence[int], trials: int, rng: random.Random) -> list[Row] | None:
+    """Regions cut so that all requests find room, as few cells as were found; None if not found."""
+    large = max(SMALLEST, sum(regions) // _SMALL)
+    run = replace(run, kept=[buffer for buffer in run.kept if run.size[buffer] >= large])
+    uncut: _State = [[] for _ in regions]
+    starts = [_long_kept(run, regions), uncut]
+    for start in starts:
+        state = _climb(run, regions, start, trials // len(starts), rng)
+        if state is not None:
+            return _rows(regions, _fewer(run, regions, state))
+        if start == uncut:
+            break
+    return None
+
+
+def _long_kept(run: Run, regions: Sequence[int]) -> _State:
+    """Places kept for what lives long, of several ways to pack them into the regions that which lacks least."""
+    best: _State = [[] for _ in regions]
+    least, _ = _lacking(run, _rows(regions, best) or [], 1)
+    lives = [dies - born for born, dies in zip(run.born, run.dies, strict=True)]
+    keys = (run.dies, run.size, lives, [-born for born in run.born])
+    for part in _LONG:
+        long = [buffer for buffer in run.kept if lives[buffer] >= part * run.steps[-1]]
+        for key in keys:
+            ordered = sorted(long, key=lambda buffer: (-key[buffer], buffer))
+            for ascending in (True, False):
+                for spared in (0.0, 0.1):
+                    state = _packed(run, regions, ordered, ascending, spared)
+                    rows = _rows(regions, state)
+                    lacks = least if rows is None else _lacking(run, rows, 1, least)[0]
+                    if lacks < least:
+                        best, least = state, lacks
+    return best
+
+
+def _packed(run: Run, regions: Sequence[int], buffers: Sequence[int], ascending: bool, spared: float) -> _State:
+    """Places for buffers, each in the first region with room for it, in each region that first that is free last.
+
+    Args:
+        run: what is asked for.
+        regions: units of each.
+        buffers: the buffers, in the order in which they are placed.
+        ascending: whether small regions come first.
+        spared: part of each region that is left.
+    """
+    left = [int(size * (1 - spared)) for size in regions]
+    state: _State = [[] for _ in regions]
+    for buffer in buffers:
+        order = range(len(regions)) if ascending else reversed(range(len(regions)))
+        number = next((number for number in order if left[number] >= run.size[buffer]), None)
+        if number is not None:
+            left[number] -= run.size[buffer]
+            state[number].append((run.size[buffer], buffer))
+    for row in state:
+        row.sort(key=lambda cell: (-run.dies[cell[1]], cell[1]))
+    return state
+
+
+def _climb(run: Run, regions: Sequence[int], state: _State, trials: int, rng: random.Random) -> _State | None:
+    """Cells with which all requests find room, found by changing the best ones so far; None if not found."""
+    # One variant of the run is enough until it finds room.
+    variants = 1
+    least, fails = _lacking(run, _rows(regions, state) or [], variants)
+    for _ in range(trials):
+        if not least and variants < len(run.variants):
+            variants = len(run.variants)
+            least, fails = _lacking(run, _rows(regions, state) or [], variants)
+        if not least:
+            return state
+        tried = _changed(run, regions, state, fails, rng)
+        more = sum(map(len, tried)) - sum(map(len, state))
+        rows = None if more > 0 and sum(map(len, tried)) > _CELLS else _rows(regions, tried)
+        if rows is None:
+            continue
+        lacks, at = _lacking(run, rows, variants, least)
+        if lacks < least or (lacks == least and (more <= 0 or rng.random() < 0.2)):
+            state, least, fails = tried, lacks, at
+    return state if not least and variants == len(run.variants) else None
+
+
+def _fewer(run: Run, regions: Sequence[int], state: _State) -> _State:
+    """The same without cells that are not needed."""
+    for number, row in enumerate(state):
+        for cell in list(row):
+            tried = [list(row) for row in state]
+            tried[number].remove(cell)
+            rows = _rows(regions, tried)
+            if rows is not None and not _lacking(run, rows, len(run.variants), 0)[0]:
+                state = tried
+    return state
+
+
+def _rows(regions: Sequence[int], state: _State) -> list[Row] | None:
+    """All cells of the regions, the pool at the end of each among them; None where they cannot be made so.
+
+    They are made in the order of their addresses; see `ckplan.planner.cells.parts_of`.
+    """
+    rows: list[Row] = []
+    for whole, cells in zip(regions, state, strict=True):
+        rest = whole - sum(size for size, _ in cells)
+        if 0 < rest < SMALLEST or rest < 0:
+            return None
+        row: list[tuple[int, int]] = []
+        for size, use in (*cells, *([(rest, POOL)] if rest else [])):
+            if row and use == POOL == row[-1][1]:
+                row[-1] = (row[-1][0] + size, POOL)
+            else:
+                row.append((size, use))
+        behind = whole
+        for size, _ in row[:-1]:
+            behind -= size
+            if size > _PARTED * behind:
+                return None
+        rows.append(row)
+    return rows
+
+
+def _lacking(run: Run, rows: Sequence[Row], variants: int, enough: float = float("inf")) -> tuple[float, int]:
+    """What `lacking` tells of some variants of a run together, and the step at which the first that fails does."""
+    lacks, at = 0.0, -1
+    for made, later_below in run.variants[:variants]:
+        ordered = rows[::-1] if later_below else rows
+        if lacks <= enough:
+            more, place = lacking(made, ordered, first_above=later_below, enough=enough - lacks)
+            lacks += more
+            at = run.steps[min(place, len(run.steps) - 1)] if at < 0 <= place else at
+    return lacks, at
+
+
+def _changed(run: Run, regions: Sequence[int], state: _State, fails: int, rng: random.Random) -> _State:
+    """The same with a few cells added, moved or left out, above all places of what is alive where room is lacking."""
+    new = [list(row) for row in state]
+    numbers = range(len(regions))
+    for _ in range(rng.choice((1, 1, 2, 3)) if regions else 0):
+        row, other = (new[number] for number in rng.choices(numbers, regions, k=2))
+        way = rng.random()
+        if way < 0.2:
+            if row:
+                row.pop(rng.randrange(len(row)))
+        elif way < 0.38:
+            if row:
+                cell = row.pop(rng.randrange(len(row)))
+                other.insert(rng.randint(0, len(other)), cell)
+        elif way < 0.58:
+            alike = run.size[rng.choice(run.kept)] * rng.choice((1, 1, 2)) if run.kept and rng.random() < 0.5 else 0
+            size = alike or int(regions[new.index(row)] * rng.random() ** 2)
+            if size >= SMALLEST:
+                place = rng.randint(0, len(row))
+                pair = [(size, POOL), (_WALL, WALL)]
+                row[place:place] = pair if rng.random() < 0.5 else pair[::-1]
+        elif way < 0.65:
+            row.insert(rng.randint(0, len(row)), (_WALL, WALL))
+        else:
+            _keep_place(run, new, row, fails, rng)
+    return new
+
+
+def _keep_place(run: Run, state: _State, row: list[tuple[int, int]], fails: int, rng: random.Random) -> None:
+    """Add a place to a row, mostly before the first that is free before it is."""
+    have = {use for row in state for _, use in row}
+    found = [
+        buffer
+        for buffer in run.kept
+        if buffer not in have and (run.born[buffer] <= fails <= run.dies[buffer] or rng.random() < 0.1)
+    ]
+    if not found:
+        return
+    buffer = rng.choices(found, [run.size[buffer] ** 0.5 for buffer in found])[0]
+    place = rng.randint(0, len(row))
+    if rng.random() < 0.6:
+        later = (use < 0 or run.dies[use] < run.dies[buffer] for _, use in row)
+        place = next((place for place, stops in enumerate(later) if stops), len(row))
+    row.insert(place, (run.size[buffer], buffer))
