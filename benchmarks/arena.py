@@ -61,6 +61,8 @@ _EXPORTS: Mapping[str, int] = {
     "vit": 16,
     "resnet": 16,
     "convnext": 16,
+    "regnet": 8,
+    "mobilenet_v2": 8,
 }
 """Networks of `benchmarks.exports`, each with its batch size."""
 

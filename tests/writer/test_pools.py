@@ -8,11 +8,12 @@ import onnx
 import pytest
 
 import ckplan
+from ckplan.keys import PLACE, ROLE
 from ckplan.meter import measure, smallest_arena
 from ckplan.pipeline.planning import in_pools, rewrite_as
 from ckplan.runtime.executed import executed_model
 from ckplan.runtime.feeds import has_memory_pattern
-from ckplan.runtime.footprint import footprint_of
+from ckplan.runtime.footprint import allocations_of, footprint_of
 
 SAMPLES = Path(__file__).parents[2] / "sample_models"
 
@@ -64,3 +65,18 @@ def test_a_file_in_pools_is_measured_as_expected(tmp_path: Path) -> None:
     smallest = smallest_arena(tmp_path / "made.onnx", device="cpu").default
     assert smallest.expected is not None
     assert smallest.limit == pytest.approx(smallest.expected, rel=0.02)
+
+
+def test_places_are_given_back_right_before_the_tensors_that_lie_there() -> None:
+    step = ckplan.open_model(SAMPLES / "unet_tiny.onnx", dims={"batch": 16})
+    made = in_pools(rewrite_as(step, ckplan.plan(step, strategy="none")))
+    roles = {node.name: node.metadata_props.get(ROLE) for node in made.model.graph}
+    asked = allocations_of(made.executed, made.model)
+    role = [roles.get(node.name) for node in made.executed.graph]
+    ends = {buffer: place for place, step in enumerate(asked.steps) for buffer in step.freed}
+    made_at = [(*step.tensors, *step.outputs) for step in asked.steps]
+    kept = [buffer for place, made in enumerate(made_at) if role[place] == PLACE for buffer in made]
+    assert kept
+    for buffer in kept:
+        after = (made for place, made in enumerate(made_at) if place > ends[buffer] and role[place] is None and made)
+        assert asked.size[buffer] <= max(asked.size[other] for other in next(after))
