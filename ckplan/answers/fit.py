@@ -20,6 +20,9 @@ from ckplan.units import format_bytes
 _LARGEST = 2**20
 """Largest size that is tried."""
 
+_LOOKS = 4
+"""How many sizes beyond one that does not fit are tried: what an arena takes does not grow evenly."""
+
 
 @dataclass(frozen=True, slots=True)
 class Size:
@@ -165,27 +168,29 @@ def fit(
         return True
 
     fixed, slope = _growth(lambda size: opened(size).footprint.total)
-    low, high = 0, _LARGEST + 1
-    size = min(max(1, (memory - fixed) // slope), _LARGEST)
-    ended = False
+    low, size = 0, min(max(1, (memory - fixed) // slope), _LARGEST)
+    ended, looks = False, 0
     with interruptions() as heard:
-        while high - low > 1 and not ended:
+        while not ended:
             try:
                 if fits(size):
                     low = size
                 elif heard:
                     del tried[size]  # with more time there might have been a plan
-                else:
-                    high = size
             except ModelError as error:  # sizes that the model does not work with: those that do not divide by a window
                 if size == 1:
                     raise
                 tried[size] = Size(size, 0, None, 0.0, error.message)
-                high = size
             except KeyboardInterrupt:
                 ended = True
+            high = min((other for other, one in tried.items() if other > low and not one.fits), default=_LARGEST + 1)
+            if high - low > 1:
+                size = _next_size(low, high, tried, fixed, memory)
+            elif looks < _LOOKS and (beyond := _size_beyond(low, tried, fixed, memory)) is not None:
+                size, looks = beyond, looks + 1
+            else:
+                break
             ended = ended or bool(heard)
-            size = _next_size(low, high, tried, fixed, memory)
     if ended and best is None:
         raise KeyboardInterrupt
     sizes = tuple(tried[size] for size in sorted(tried))
@@ -225,6 +230,17 @@ def _next_size(low: int, high: int, tried: Mapping[int, Size], fixed: int, memor
         guess = int(high * (memory - fixed) / max(beyond.least - fixed, 1))
         return min(max(guess, low + 1), high - 1)
     return (low + high) // 2 if low else max(1, high // 2)
+
+
+def _size_beyond(low: int, tried: Mapping[int, Size], fixed: int, memory: int) -> int | None:
+    """A size above the largest that fits for which there is hope, though one between the two does not fit.
+
+    It is the one at which the least that a larger size takes, in proportion, is all memory. A step that is a little
+    larger may pack better in the arena.
+    """
+    failed = {one.size: one.least for one in tried.values() if not one.fits and one.least is not None}
+    hopes = [int(size * (memory - fixed) / max(least - fixed, 1)) for size, least in failed.items()]
+    return max((size for size in hopes if size > low and size not in tried), default=None)
 
 
 def _planned(step: Step, strategy: Strategy, goal: Goal) -> Planned:

@@ -60,6 +60,23 @@ def test_time_is_a_second_bound(found: Fit) -> None:
     assert bounded.largest.size <= found.largest.size
 
 
+def test_a_larger_size_may_fit_where_a_smaller_one_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    planned, ample = fit_module._planned, 1 << 40
+
+    def uneven(step: Step, strategy: Strategy, goal: Goal) -> Planned:
+        size = {value.name: value for value in step.model.graph.inputs}["x"].shape[0]
+        if size < 137 or 150 <= size <= 155:
+            return planned(step, strategy, Goal(ample, scope=goal.scope))
+        hope = 162 if size > 200 else 155 if size > 155 else 136
+        raise InfeasibleError("gaps", least=MEMORY * size // hope + 1)
+
+    monkeypatch.setattr(fit_module, "_planned", uneven)
+    monkeypatch.setattr(fit_module, "_growth", lambda total: (0, MEMORY // 125))
+    found = ckplan.fit(MODEL, MEMORY, strategy="evict", optimizer="sgd")
+    assert found.largest.size == 155
+    assert {one.size for one in found.sizes if not one.fits} >= {137, 156}
+
+
 @pytest.mark.parametrize("caught", [False, True])
 def test_an_interruption_takes_the_largest_size_until_then(monkeypatch: pytest.MonkeyPatch, caught: bool) -> None:
     planned, sizes = fit_module._planned, []
