@@ -16,8 +16,8 @@ import onnx_ir as ir
 
 from ckplan.autodiff.builder import Builder, required_input, shape_of, size_of
 
-#: Statistics from which on there are fewer nodes joined than apart.
 FEWEST = 4
+"""Statistics from which on there are fewer nodes joined than apart."""
 
 
 @dataclass(frozen=True)
