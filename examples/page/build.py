@@ -17,7 +17,7 @@ from examples.loops.batches import write_batches
 
 HERE = Path(__file__).parent
 LOOPS = HERE.parent / "loops"
-BATCH, PLAN = 750, {"strategy": "memory"}
+BATCH, PLAN = 1500, {"strategy": "memory"}
 REMOTE = "https://cdn.jsdelivr.net/npm/onnxruntime-web@1.30.0/dist/"
 RUNTIME = ("ort.wasm.min.mjs", "ort-wasm-simd-threaded.mjs", "ort-wasm-simd-threaded.wasm")
 
