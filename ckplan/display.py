@@ -1,9 +1,14 @@
-"""Small pictures of results for notebooks: a heading and a table of names and values."""
+"""Small pieces of text for people: lists cut short, and tables of names and values for notebooks."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from html import escape
+
+
+def shortened(names: Sequence[str], most: int = 5) -> str:
+    """List things for people, the first few of them."""
+    return ", ".join(names[:most]) + (", ..." if len(names) > most else "")
 
 
 def table_html(title: str, rows: Iterable[tuple[str, str]]) -> str:

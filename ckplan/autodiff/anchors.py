@@ -78,21 +78,21 @@ class Anchors:
     def remove(self) -> None:
         """Take all anchors out of the graph again."""
         for stop in self._stops:
-            node = stop.producer()
-            assert node is not None
-            if node.graph is not None:  # else nothing needed it
-                assert node.inputs[0] is not None
-                stop.replace_all_uses_with(node.inputs[0], replace_graph_outputs=True)
-                self._op.graph.remove(node, safe=True)
+            self._bypass(stop)
         self._stops.clear()
         for value, anchor in self._anchors.items():
-            node = anchor.producer()
-            assert node is not None
-            source = value
-            if node.graph is not None:  # else nothing needed it, and what has its name may be an input of the file
-                assert node.inputs[0] is not None
-                source = node.inputs[0]
-                anchor.replace_all_uses_with(source, replace_graph_outputs=True)
-                self._op.graph.remove(node, safe=True)
+            source = self._bypass(anchor) or value  # what has its name may be an input of the file
             source.name, anchor.name = anchor.name, None
         self._anchors.clear()
+
+    def _bypass(self, result: ir.Value) -> ir.Value | None:
+        """Let readers of an Identity's result read its input, and return that; None where nothing needed it."""
+        node = result.producer()
+        assert node is not None
+        if node.graph is None:
+            return None
+        source = node.inputs[0]
+        assert source is not None
+        result.replace_all_uses_with(source, replace_graph_outputs=True)
+        self._op.graph.remove(node, safe=True)
+        return source

@@ -12,6 +12,7 @@ from ckplan.autodiff.builder import Builder, shape_of
 from ckplan.autodiff.evidence import Use, judge
 from ckplan.autodiff.names import Tensors, matching_any
 from ckplan.autodiff.paths import differentiable_inputs, entry_of
+from ckplan.display import shortened
 from ckplan.errors import ModelError, UsageError
 from ckplan.keys import CONSTANT, STANDS_FOR
 from ckplan.model.contrib import EXPANSION
@@ -212,8 +213,3 @@ def select_parameters(
             "see `ckplan ops` for the operators that have gradients",
         )
     return Selection(tuple(chosen), tuple(idle), tuple(notes))
-
-
-def shortened(names: Sequence[str], most: int = 5) -> str:
-    """List things for people, the first few of them."""
-    return ", ".join(names[:most]) + (", ..." if len(names) > most else "")

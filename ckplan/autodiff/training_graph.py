@@ -30,7 +30,7 @@ from ckplan.autodiff.micro_batches import cut_batch
 from ckplan.autodiff.names import floating_tensors
 from ckplan.autodiff.objective import add_objective
 from ckplan.autodiff.packed_masks import pack_masks
-from ckplan.autodiff.parameters import request_of, select_parameters, shortened
+from ckplan.autodiff.parameters import request_of, select_parameters
 from ckplan.autodiff.passed_on import pass_blocks_on
 from ckplan.autodiff.paths import prune
 from ckplan.autodiff.quantisation import pass_straight_through, refuse_quantised
@@ -43,6 +43,7 @@ from ckplan.autodiff.softmax_statistics import join_statistics
 from ckplan.autodiff.tied_heads import split_tied_heads
 from ckplan.autodiff.token_blocks import cut_tokens
 from ckplan.autodiff.training_mode import TrainingForms, enter_training, join_running_statistics
+from ckplan.display import shortened
 from ckplan.errors import ModelError, UsageError
 from ckplan.keys import PHASE
 from ckplan.model.detached import detached_inputs
@@ -163,9 +164,9 @@ def build_training_graph(
     scale = None if loss_scale is None else add_loss_scale(op, loss_scale, objective.targets)
 
     anchors = Anchors(op)
-    for node in list(graph):
-        for index in detached_inputs(node):
-            anchors.stop(node, index)
+    detached = [(node, index) for node in graph for index in detached_inputs(node)]
+    for node, index in detached:
+        anchors.stop(node, index)
     anchors.detach(_current(graph, request.detached))
     others = {str(value.name): anchors.add(value) for value in _current(graph, request.others)}
     anchors.hold(objective.targets)
@@ -217,7 +218,7 @@ def build_training_graph(
     idle = {name: value for name, value in asked.items() if name not in gradients}
     stops = breaks(graph, graph.opset_imports, idle.values(), targets) if idle else []
     cause = f"no gradient passes {listed(stops)}" if stops else ""
-    if not stops and (request.detached or any(map(detached_inputs, graph))):
+    if not stops and (request.detached or detached):
         cause = "they reach the loss only through what is detached, if at all"
     if not found:
         raise ModelError(

@@ -15,9 +15,9 @@ from collections.abc import Iterator
 import onnx_ir as ir
 
 from ckplan import keys
-from ckplan.model.torch_export import LINE, OPERAND
+from ckplan.display import shortened
+from ckplan.model.torch_export import LINE, OPERAND, operands_of
 
-_OPERANDS = re.compile(r"%(\w+)")
 _DETACHED = re.compile(r"detach(_\d+)?")
 _IS_DETACH = "torch.ops.aten.detach.default]"
 
@@ -36,7 +36,7 @@ def mark_detached(model: ir.Model) -> tuple[str, ...]:
             for use in list(nodes[-1].outputs[0].uses()):
                 _mark(use.node, use.idx)
             continue
-        names = list(dict.fromkeys(_OPERANDS.findall(line.partition(" = ")[2])))
+        names = list(dict.fromkeys(operands_of(line)))
         if not any(map(_DETACHED.fullmatch, names)):
             continue
         read = dict.fromkeys(value for _, _, value in _read_from_outside(nodes))
@@ -53,9 +53,12 @@ def mark_detached(model: ir.Model) -> tuple[str, ...]:
                 _mark(node, index)
     notes = []
     if marked:
-        notes.append(f"gradients stop where torch's module detaches: {_several([repr(name) for name in marked])}")
+        named = shortened([repr(name) for name in dict.fromkeys(marked)], 3)
+        notes.append(f"gradients stop where torch's module detaches: {named}")
     if doubtful:
-        notes.append(f"torch detaches something that {_several(doubtful)} read: what it is, is told by ckplan.export")
+        notes.append(
+            f"torch detaches something that {shortened(doubtful, 3)} read: what it is, is told by ckplan.export"
+        )
     return tuple(notes)
 
 
@@ -88,8 +91,3 @@ def _read_from_outside(nodes: list[ir.Node]) -> Iterator[tuple[ir.Node, int, ir.
 def _name_of(value: ir.Value) -> str:
     """How the program calls a value."""
     return value.metadata_props.get(OPERAND) or str(value.name)
-
-
-def _several(items: list[str], most: int = 3) -> str:
-    items = list(dict.fromkeys(items))
-    return ", ".join(items[:most]) + (", ..." if len(items) > most else "")

@@ -133,8 +133,8 @@ def _normalised(
 ) -> ForwardModel:
     own_notes = forget_training(model)
     hoist(model)
-    names_notes = (*read_signature(model), *folded_notes(model), *separate_merged(model), *join_transposed(model))
-    names_notes = (*names_notes, *unfold(model), *mark_padding(model), *mark_detached(model))
+    passes = (read_signature, folded_notes, separate_merged, join_transposed, unfold, mark_padding, mark_detached)
+    names_notes = [note for one in passes for note in one(model)]
     adopt(model)
     declared = declared_shapes(model)
     binding = bind(model.graph, dims, shapes, defaults)

@@ -11,6 +11,7 @@ import re
 import onnx_ir as ir
 
 from ckplan import keys
+from ckplan.display import shortened
 from ckplan.model.torch_export import LINE
 
 _LOOKUP = re.compile(r"aten\.embedding\.default\]\(args = \(%\w+, %\w+, (\d+)(?:, (True|False))?")
@@ -22,25 +23,23 @@ def mark_padding(model: ir.Model) -> tuple[str, ...]:
     Returns:
         Notes: which rows these are, and which gradients torch would divide by how often a row is looked up.
     """
-    rows, scaled = [], []
+    rows: dict[str, None] = {}
+    scaled: dict[str, None] = {}
     for node in model.graph.all_nodes():
         if node.op_type != "Gather" or node.domain or node.inputs[0] is None or node.attributes.get_int("axis", 0) != 0:
             continue
         if found := _LOOKUP.search(node.metadata_props.get(LINE, "")):
             node.metadata_props[keys.PADDING_ROW] = found[1]
-            rows.append(f"row {found[1]} of '{node.inputs[0].name}'")
-            scaled += [f"'{node.inputs[0].name}'"] if found[2] == "True" else []
+            rows[f"row {found[1]} of '{node.inputs[0].name}'"] = None
+            if found[2] == "True":
+                scaled[f"'{node.inputs[0].name}'"] = None
     notes = []
     if rows:
-        notes.append(f"{_several(rows)}: padding, which gets no gradient of what is looked up, as in torch")
+        notes.append(f"{shortened(list(rows), 3)}: padding, which gets no gradient of what is looked up, as in torch")
     if scaled:
+        tables = shortened(list(scaled), 3)
         notes.append(
-            f"torch divides the gradient of {_several(scaled)} by how often a row is looked up (scale_grad_by_freq); "
-            "here it is the plain sum"
+            f"torch divides the gradient of {tables} by how often a row is looked up (scale_grad_by_freq); here it is "
+            "the plain sum"
         )
     return tuple(notes)
-
-
-def _several(items: list[str], most: int = 3) -> str:
-    items = list(dict.fromkeys(items))
-    return ", ".join(items[:most]) + (", ..." if len(items) > most else "")

@@ -25,6 +25,7 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from ckplan import keys
+from ckplan.display import shortened
 from ckplan.model.constants import unused_name
 from ckplan.model.structure import are_equal, structure_of
 
@@ -115,6 +116,11 @@ def read_signature(model: ir.Model) -> tuple[str, ...]:
     return (*_notes(graph, len(separated), lost), *doubtful)
 
 
+def operands_of(line: str) -> list[str]:
+    """The names that a line of the program reads, in order."""
+    return _NAME.findall(line.partition(" = ")[2])
+
+
 def folded_from(value: ir.Value) -> list[str]:
     """The names of what the exporter computed an initializer of, those on the way included; empty if it did not."""
     return _QUOTED.findall(value.metadata_props.get(_FOLDED_FROM, ""))
@@ -165,7 +171,7 @@ def _doubtful(graph: ir.Graph) -> list[str]:
         return []
     return [
         f"{len(found)} tensor(s) may be what torch's exporter computed of parameters that are in the file as well: "
-        f"{_first(list(found.values()))}; if so, their gradients lack a part, and ckplan.export keeps it"
+        f"{shortened(list(found.values()), 3)}; if so, their gradients lack a part, and ckplan.export keeps it"
     ]
 
 
@@ -185,11 +191,11 @@ def _notes(graph: ir.Graph, separated: int, lost: list[str]) -> tuple[str, ...]:
         if (target := value.metadata_props.get(keys.STANDS_FOR))
     ]
     if renamed:
-        notes.append(f"{len(renamed)} weight(s) are what torch's exporter computed: {_first(renamed)}")
+        notes.append(f"{len(renamed)} weight(s) are what torch's exporter computed: {shortened(renamed, 3)}")
     if lost:
         notes.append(
             f"{len(lost)} parameter(s) of the torch module are not in the file as such, being tied to others, all zero "
-            f"or computed with ({_first([repr(name) for name in lost])}); ckplan.export keeps them"
+            f"or computed with ({shortened([repr(name) for name in lost], 3)}); ckplan.export keeps them"
         )
     in_training = sum(_BATCH_NORM_IN_TRAINING.search(node.metadata_props.get(LINE, "")) is not None for node in graph)
     if in_training:
@@ -204,10 +210,6 @@ def _notes(graph: ir.Graph, separated: int, lost: list[str]) -> tuple[str, ...]:
             "ckplan.export keeps it"
         )
     return tuple(notes)
-
-
-def _first(items: list[str], most: int = 3) -> str:
-    return ", ".join(items[:most]) + (", ..." if len(items) > most else "")
 
 
 def _join_copies(graph: ir.Graph) -> None:
@@ -238,7 +240,7 @@ def _matches(graph: ir.Graph, operands: dict[str, _Operand]) -> list[tuple[str, 
             lines[line].append(node)
     found: list[tuple[str, _Place]] = []
     for line, nodes in lines.items():
-        named = [name for name in _NAME.findall(line.partition(" = ")[2]) if name in operands]
+        named = [name for name in operands_of(line) if name in operands]
         strange: list[_Place] = []
         for place in _places(nodes):
             name = _operand_of(place.value)

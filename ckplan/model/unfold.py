@@ -16,6 +16,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ckplan import keys
+from ckplan.display import shortened
 from ckplan.model.constants import mark_constant, unused_name
 from ckplan.model.torch_export import KIND, folded_from, is_unstructured
 
@@ -75,11 +76,11 @@ def unfold(model: ir.Model) -> tuple[str, ...]:
             lacking.append(said)
     notes = []
     if again:
-        notes.append(f"{_several(again)}: computed by torch's exporter, and in the step again")
+        notes.append(f"{shortened(again, 3)}: computed by torch's exporter, and in the step again")
     if lacking:
         notes.append(
             f"{len(lacking)} tensor(s) were computed by torch's exporter of parameters that are in the file as well: "
-            f"{_several(lacking)}; their gradients lack that part, and ckplan.export keeps it"
+            f"{shortened(lacking, 3)}; their gradients lack that part, and ckplan.export keeps it"
         )
     return tuple(notes)
 
@@ -128,7 +129,3 @@ def _one(graph: ir.Graph, dtype: ir.DataType) -> ir.Value:
     mark_constant(value, "a literal of the program")
     graph.register_initializer(value)
     return value
-
-
-def _several(items: list[str], most: int = 3) -> str:
-    return ", ".join(items[:most]) + (", ..." if len(items) > most else "")
