@@ -19,6 +19,7 @@ from ckplan.autodiff.builder import Builder, is_floating
 from ckplan.autodiff.composites import inline_composites, refuse_own_domain
 from ckplan.autodiff.control_flow.chunks import Chunks as TimeChunks
 from ckplan.autodiff.control_flow.chunks import prepare_recurrences
+from ckplan.autodiff.depthwise import convolve_by_rows
 from ckplan.autodiff.differences import subtract_in_products
 from ckplan.autodiff.engine import backpropagate
 from ckplan.autodiff.evidence import uses_of
@@ -249,6 +250,7 @@ def build_training_graph(
     inline_functions(model, wanted)
     settle_sums(op, accumulation)
     subtract_in_products(op)
+    convolve_by_rows(op)
     join_reshapes(op)
     join_running_statistics(op, dict(zip(running, list(graph.outputs)[-len(running) :], strict=False)))
     prune(graph, list(graph.outputs))

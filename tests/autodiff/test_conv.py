@@ -122,6 +122,48 @@ def test_depthwise(x, w, attributes, form, monkeypatch: pytest.MonkeyPatch):
     check_gradient(node_model("Conv", values(2, 3, *x), values(3, 1, *w, seed=1), group=3, **attributes))
 
 
+@pytest.mark.parametrize(("x", "w", "attributes"), DEPTHWISE)
+def test_gradients_of_input_and_weight_by_the_same_copies(x, w, attributes, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(conv_forms, "weight_gradient_form", lambda *_: "row")
+    monkeypatch.setattr(conv_forms, "_largest", lambda _: 10**9)
+    monkeypatch.setattr(conv_forms, "SHARED_ELEMENTS", 1)
+    model = node_model("Conv", values(2, 3, *x), values(3, 1, *w, seed=1), group=3, **attributes)
+    check_gradient(model)
+    nodes = build_training_graph(infer(model), loss="loss").model.graph.all_nodes()
+    shared = all(node.op_type != "ConvTranspose" for node in nodes)
+    assert shared == (max(attributes.get("strides", [1])) == 1)
+
+
+@pytest.mark.parametrize("frozen", ["x", "w"])
+def test_one_gradient_alone_where_the_other_is_not_asked_for(frozen, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(conv_forms, "weight_gradient_form", lambda *_: "row")
+    model = parse(
+        "g (double[2,3,5,6] x) => (double loss) "
+        "{ a = Conv<pads=[1,1,1,1], group=3>(x, w) b = Mul(a, a) loss = ReduceSum<keepdims=0>(b) }",
+        w=values(3, 1, 3, 3),
+    )
+    training = build_training_graph(model, wrt=[{"x": "w", "w": "x"}[frozen]])
+    check_training_graph(training, {"x": values(2, 3, 5, 6, seed=3)})
+
+
+@pytest.mark.parametrize("perm", ["[0,3,1,2]", "[3,0,1,2]"])
+def test_a_gradient_that_was_transposed_is_read_before_that(perm, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(conv_forms, "weight_gradient_form", lambda *_: "row")
+    monkeypatch.setattr(conv_forms, "_largest", lambda _: 10**9)
+    monkeypatch.setattr(conv_forms, "SHARED_ELEMENTS", 1)
+    back = {"[0,3,1,2]": "[0,2,3,1]", "[3,0,1,2]": "[1,2,3,0]"}[perm]
+    model = parse(
+        f"g (double[2,3,5,6] x) => (double loss) {{ a = Conv<pads=[1,1,1,1], group=3>(x, w, b) "
+        f"c = Transpose<perm={back}>(a) d = Tanh(c) e = Mul(d, d) loss = ReduceSum<keepdims=0>(e) }}",
+        w=values(3, 1, 3, 3),
+        b=values(3, seed=1),
+    )
+    training = build_training_graph(model, wrt=["x", "w", "b"])
+    check_training_graph(training, {"x": values(2, 3, 5, 6, seed=3)})
+    perms = [n.attributes.get_ints("perm") for n in training.model.graph if n.op_type == "Transpose"]
+    assert perms.count(tuple(map(int, perm.strip("[]").split(",")))) == 0
+
+
 def test_a_tap_that_reads_padding_only_has_no_place_in_the_forms_of_depthwise():
     assert depthwise_forms.is_inside(Window((4, 4), (4, 4), (3, 3), (1, 1), (1, 1), (1, 1)))
     assert not depthwise_forms.is_inside(Window((1, 9), (1, 9), (3, 3), (1, 1), (1, 1), (1, 1)))
@@ -174,7 +216,7 @@ def test_the_form_suits_the_shape():
     assert chosen(8, 3, 224, 64, 3) == "column"
     assert chosen(8, 3, 224, 64, 7) == "conv"
     assert chosen(8, 144, 56, 144, 3, groups=144) == chosen(8, 96, 56, 96, 7, groups=96) == "dot"
-    assert chosen(8, 384, 14, 384, 3, groups=384) == "row"
+    assert chosen(8, 384, 14, 384, 3, groups=384) == chosen(8, 96, 40, 96, 7, groups=96) == "row"
     assert chosen(8, 144, 56, 288, 3, groups=144) == chosen(8, 96, 56, 96, 11, groups=96) == "conv"
 
 

@@ -8,9 +8,10 @@ import onnx_ir as ir
 
 from ckplan.autodiff.builder import Builder, attr_int, attr_ints, attr_str, input_of, required_input, shape_of
 from ckplan.autodiff.registry import rule
-from ckplan.autodiff.rules.conv_data_gradient import data_gradient
 from ckplan.autodiff.rules.conv_forms import weight_gradient
+from ckplan.autodiff.rules.conv_gradients import gradients
 from ckplan.autodiff.rules.windows import Window, pad_axes, window_of
+from ckplan.autodiff.transposes import before_transpose
 
 Gradients = Sequence[ir.Value | None]
 
@@ -23,9 +24,8 @@ def conv(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
     assert upstream is not None
     groups, kernel = attr_int(node, "group", 1), shape_of(w)
     window = window_of(node, shape_of(x)[2:], shape_of(node.outputs[0])[2:], kernel[2:])
-    dw = weight_gradient(op, x, upstream, kernel, window) if op.wants(w) else None
+    dx, dw = gradients(op, x, upstream, w, groups, window, of_input=op.wants(x), of_weight=op.wants(w))
     db = bias_gradient(op, upstream) if op.wants(bias) else None
-    dx = data_gradient(op, upstream, w, groups, window) if op.wants(x) else None
     return [dx, dw, db][: len(node.inputs)]
 
 
@@ -85,4 +85,5 @@ def transposed_window(node: ir.Node, inputs: Sequence[int], outputs: Sequence[in
 
 def bias_gradient(op: Builder, dy: ir.Value) -> ir.Value:
     """Emit the sum of a gradient over everything but the channels, axis 1."""
-    return op.reduce_sum(dy, [axis for axis in range(len(shape_of(dy))) if axis != 1], keepdims=False)
+    source, perm = before_transpose(dy)
+    return op.reduce_sum(source, [axis for axis in range(len(perm)) if axis != perm[1]], keepdims=False)

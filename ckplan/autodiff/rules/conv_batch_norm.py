@@ -22,8 +22,7 @@ from ckplan.autodiff.composites import DOMAIN, outline
 from ckplan.autodiff.registry import rule
 from ckplan.autodiff.rules.batch_norm import EPSILON, deviation
 from ckplan.autodiff.rules.conv import bias_gradient
-from ckplan.autodiff.rules.conv_data_gradient import data_gradient
-from ckplan.autodiff.rules.conv_forms import weight_gradient
+from ckplan.autodiff.rules.conv_gradients import gradients
 from ckplan.autodiff.rules.windows import window_of
 
 
@@ -69,11 +68,13 @@ def conv_batch_norm(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
     spread = deviation(op, variance, attr_float(node, "epsilon", EPSILON))
     factor = op.Div(scale, spread)
     for_filters = op.reshape(factor, [kernel[0], *[1] * (len(kernel) - 1)])
-    dx = dw = dscale = sums = dbias = None
+    dw = dscale = sums = dbias = None
     if op.wants(scale) or op.wants(offset) or op.wants(bias):
         sums = bias_gradient(op, upstream)
-    if op.wants(w) or op.wants(scale):
-        raw = weight_gradient(op, x, upstream, kernel, window)
+    of_weight, groups = op.wants(w) or op.wants(scale), attr_int(node, "group", 1)
+    scaled = op.Mul(w, for_filters) if op.wants(x) else w
+    dx, raw = gradients(op, x, upstream, scaled, groups, window, of_input=op.wants(x), of_weight=of_weight)
+    if raw is not None:
         if op.wants(scale):
             assert sums is not None
             along = op.reduce_sum(op.Mul(w, raw), range(1, len(kernel)), keepdims=False)
@@ -82,7 +83,4 @@ def conv_batch_norm(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
         dw = op.Mul(raw, for_filters) if op.wants(w) else None
     if op.wants(bias):
         dbias = op.Mul(sums, factor)
-    if op.wants(x):
-        scaled = op.Mul(w, for_filters)
-        dx = data_gradient(op, upstream, scaled, attr_int(node, "group", 1), window)
     return [dx, dw, dbias, dscale, sums if op.wants(offset) else None]

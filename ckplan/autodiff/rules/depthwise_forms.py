@@ -7,7 +7,7 @@ that takes 2 to 3 times as long as these two forms do.
          copy of x per tap there is one of x per row of taps, moved by whole rows, and one of dy per column of taps,
          moved by columns the other way.
 ``row``  per row of taps the products of all columns of dy with all columns of x, for planes that are too small for
-         dot products to be fast. Those of a tap lie on a diagonal.
+         dot products to be fast, see :mod:`ckplan.autodiff.rules.depthwise_rows`.
 """
 
 from __future__ import annotations
@@ -21,17 +21,13 @@ import numpy as np
 import onnx_ir as ir
 
 from ckplan.autodiff.builder import Builder, dtype_of, shape_of
+from ckplan.autodiff.rules import depthwise_rows
+from ckplan.autodiff.rules.depthwise_rows import EINSUM_TYPES
 from ckplan.autodiff.rules.windows import Window, pad_axes, places_of
 from ckplan.autodiff.slices import slice_axes
 
-#: Element types for which the CPU has a kernel of Einsum.
-EINSUM_TYPES = (ir.DataType.FLOAT, ir.DataType.DOUBLE)
-
 #: Places of a channel from which on a dot product is fast enough.
 DOT_PLACES = 400
-
-#: Columns of dy by columns of x for each tap in a row, up to which products of all of them are no waste.
-ROW_PRODUCTS = 160
 
 #: The most taps along one axis for dot products; each takes a copy. For 4 x 96 planes of 56 x 56 and 7 x 7 taps a step
 #: of the layer takes 28 ms with them and 42 with a convolution, for 4 x 64 of 64 x 64 and 9 x 9 taps 36 and 55.
@@ -42,7 +38,7 @@ def form_for(window: Window) -> Literal["dot", "row"] | None:
     """Choose the form for a window; None where a convolution is as good."""
     if window.size == 1 or not is_inside(window):
         return None
-    if window.outputs[-1] * window.inputs[-1] <= ROW_PRODUCTS * window.kernel[-1]:
+    if depthwise_rows.is_narrow(window):
         return "row"
     return "dot" if window.places >= DOT_PLACES and max(window.kernel) <= DOT_TAPS else None
 
@@ -113,49 +109,7 @@ def row(op: Builder, x: ir.Value, dy: ir.Value, kernel: Sequence[int], window: W
         window: geometry.
         room: up to this many elements, copies of x for all rows of taps are made at once.
     """
-    samples, channels, *sizes = shape_of(x)
-    rank = len(sizes)
-    width, columns = window.inputs[-1], window.outputs[-1]
-    # The samples of a channel lie next to the last axis: (C, ..., N, W), a row of which is read for each tap.
-    x = op.transpose(x, [1, *range(2, rank + 1), 0, rank + 1])
-    dy = op.transpose(dy, [1, rank + 1, *range(2, rank + 1), 0])
-    axes = range(1, rank)
-    x = pad_axes(op, x, axes, window.begin[:-1], [max(size, 0) for size in window.end[:-1]])
-    outer = shape_of(x)[1:rank]
-    x = op.reshape(x, [channels, math.prod(outer), samples, width])
-    rows = math.prod(window.outputs[:-1])
-    dy = op.reshape(dy, [channels, 1, columns, rows * samples])
-    taps = list(itertools.product(*map(range, window.kernel[:-1])))
-    together = len(taps) if len(taps) * channels * rows * samples * width <= room else 1
-    diagonals = _diagonals(x, window)
-    sums = []
-    for first in range(0, len(taps), together):
-        read = [places_of(window, tap, outer) for tap in taps[first : first + together]]
-        part = x if len(read) == math.prod(outer) == 1 else op.Gather(x, np.concatenate(read), axis=1)
-        products = op.MatMul(dy, op.reshape(part, [channels, len(read), rows * samples, width]))
-        sums.append(_of_taps(op, products, diagonals))
-    return op.reshape(op.Concat(*sums, axis=2) if len(sums) > 1 else sums[0], kernel)
-
-
-def _of_taps(op: Builder, products: ir.Value, diagonals: np.ndarray) -> ir.Value:
-    """Sum (C, rows of taps, columns of dy, of x) along the diagonals, as (C, 1, rows of taps, taps in a row)."""
-    if products.dtype in EINSUM_TYPES:
-        return op.Einsum(products, op.constant(diagonals[..., None]), equation="ctvw,vwja->catj")
-    channels, taps, *columns = shape_of(products)
-    flat = op.reshape(products, [channels * taps, math.prod(columns)])
-    summed = op.MatMul(flat, op.constant(diagonals.reshape(math.prod(columns), -1)))
-    return op.reshape(summed, [channels, 1, taps, diagonals.shape[-1]])
-
-
-def _diagonals(x: ir.Value, window: Window) -> np.ndarray:
-    """Ones where a column of dy meets the column of x that a tap reads, (columns of dy, of x, taps in a row)."""
-    width, columns = window.inputs[-1], window.outputs[-1]
-    diagonals = np.zeros([columns, width, window.kernel[-1]], dtype_of(x))
-    for column, index in itertools.product(range(columns), range(window.kernel[-1])):
-        place = column * window.strides[-1] + index * window.dilations[-1] - window.begin[-1]
-        if 0 <= place < width:
-            diagonals[column, place, index] = 1
-    return diagonals
+    return op.reshape(depthwise_rows.weight_gradient(op, x, dy, window, room), kernel)
 
 
 def _split(window: Window, axis: int, tap: int) -> tuple[int, int]:

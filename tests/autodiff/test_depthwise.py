@@ -1,0 +1,78 @@
+"""Depthwise convolutions of the forward pass as products of rows."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+import onnxruntime
+import pytest
+
+from ckplan.autodiff import TrainingGraph, build_training_graph, depthwise
+from tests.autodiff.gradcheck import parse, values
+
+#: Kernel, attributes, shape of the result for x of 12 x 9.
+GEOMETRIES = [
+    pytest.param((5, 7), "pads=[2,3,2,3]", (12, 9), id="same"),
+    pytest.param((5, 5), "pads=[0,4,1,0]", (9, 9), id="uneven-pads"),
+    pytest.param((7, 5), "pads=[3,2,3,2], strides=[2,2]", (6, 5), id="strides"),
+    pytest.param((5, 5), "pads=[4,4,4,4], dilations=[2,2]", (12, 9), id="dilations"),
+    pytest.param((5, 5), "pads=[12,12,0,0], dilations=[3,3]", (12, 9), id="taps-in-padding-only"),
+]
+
+
+def model_of(kernel: tuple[int, int], attributes: str, *, bias: bool = True, behind: str = "Tanh(a)") -> ir.Model:
+    text = (
+        f"g (float[2,6,12,9] x) => (float loss) {{ z = Tanh(x) a = Conv<{attributes}, group=6>(z, w{', b' * bias}) "
+        f"c = {behind} d = Mul(c, c) loss = ReduceSum<keepdims=0>(d) }}"
+    )
+    arrays = {"w": values(6, 1, *kernel, seed=1)} | ({"b": values(6, seed=2)} if bias else {})
+    return parse(text, **{name: array.astype(np.float32) for name, array in arrays.items()})
+
+
+def training_of(model: ir.Model) -> TrainingGraph:
+    return build_training_graph(model, wrt=["x", "w"])
+
+
+def run(training: TrainingGraph) -> list[np.ndarray]:
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    content = ir.to_proto(training.model).SerializeToString()
+    session = onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
+    return session.run(None, {"x": values(2, 6, 12, 9, seed=3).astype(np.float32)})
+
+
+@pytest.fixture(autouse=True)
+def however_large_the_copies(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(depthwise.depthwise_rows, "MOST_COPIES", 10**9)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize(("kernel", "attributes", "shape"), GEOMETRIES)
+def test_products_of_rows_are_the_convolution(kernel, attributes, shape, bias, monkeypatch: pytest.MonkeyPatch):
+    rows = training_of(model_of(kernel, attributes, bias=bias))
+    (named,) = (node.outputs[0] for node in rows.model.graph if "a" in [value.name for value in node.outputs])
+    assert named.producer().op_type == "Transpose"
+    assert tuple(named.shape) == (2, 6, *shape)
+    monkeypatch.setattr(depthwise, "_TAPS", 10**9)
+    plain = training_of(model_of(kernel, attributes, bias=bias))
+    assert any(node.op_type == "Conv" and "a" in [v.name for v in node.outputs] for node in plain.model.graph)
+    for one, other in zip(run(rows), run(plain), strict=True):
+        np.testing.assert_allclose(one, other, rtol=2e-5, atol=2e-5)
+
+
+def test_a_transpose_behind_is_the_only_one():
+    training = training_of(model_of((5, 5), "pads=[2,2,2,2]", behind="Transpose<perm=[0,2,3,1]>(a)"))
+    assert all("a" not in [value.name for value in node.outputs] for node in training.model.graph)
+    (turned,) = (node for node in training.model.graph if "c" in [value.name for value in node.outputs])
+    assert list(turned.attributes.get_ints("perm")) == [1, 2, 3, 0]
+
+
+def test_kernels_of_few_taps_stay():
+    training = training_of(model_of((3, 5), "pads=[1,2,1,2]"))
+    assert any(node.op_type == "Conv" and "a" in [v.name for v in node.outputs] for node in training.model.graph)
+
+
+def test_copies_are_few_beside_the_largest_tensor(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(depthwise.depthwise_rows, "MOST_COPIES", 2)
+    training = training_of(model_of((5, 5), "pads=[2,2,2,2]"))
+    assert any(node.op_type == "Conv" and "a" in [v.name for v in node.outputs] for node in training.model.graph)
