@@ -3,8 +3,9 @@
     python -m benchmarks.gradient_forms [--threads 2] [--repeats 5] [--only r50]
 
 Prints, per shape, milliseconds in stock onnxruntime for each form of the weight gradient and of the data gradient, the
-forward convolution beside them, and the largest sum of temporaries of the weight gradient in MiB. The chosen form is
-marked. The thresholds of ``conv_forms`` and ``conv_data_gradient`` in ``ckplan.autodiff.rules`` come from this table.
+forward convolution beside them, and the largest sum of temporaries of the weight gradient in MiB; of depthwise shapes
+also both gradients by the same copies. The chosen form is marked. The thresholds of ``conv_forms`` and
+``conv_data_gradient`` in ``ckplan.autodiff.rules`` come from this table.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import onnx_ir as ir
 import onnxruntime
 
 from ckplan.autodiff.builder import Builder, shape_of
-from ckplan.autodiff.rules import conv_forms
+from ckplan.autodiff.rules import conv_forms, depthwise_rows
 from ckplan.autodiff.rules.conv_data_gradient import data_gradient, flips
 from ckplan.autodiff.rules.windows import Window
 
@@ -114,7 +115,7 @@ def row(name: str, threads: int, repeats: int) -> str:
     cells = []
     chosen = conv_forms.weight_gradient_form(n, c, o, groups, window)
     for form, emit in conv_forms.FORMS.items():
-        if form in ("dot", "row") and not c == o == groups:
+        if form in ("dot", "row") and not c == o == groups or form in conv_forms.WITHOUT_EINSUM and groups > 1:
             continue
         call = functools.partial(emit, kernel=kernel, groups=groups, window=window)
         took, nodes = run([x, dy], call, threads, repeats)
@@ -127,6 +128,15 @@ def row(name: str, threads: int, repeats: int) -> str:
         took, _ = run([dy, kernel], call, threads, repeats)
         mark = "*" if flips(n, kernel, groups, window) == flip else ""
         cells.append(f"{'flipped' if flip else 'transposed'}{mark} {took:.1f}")
+    if c == o == groups and stride == 1:
+
+        def both(op: Builder, x: ir.Value, dy: ir.Value, weight: ir.Value) -> ir.Value:
+            dx, dw = depthwise_rows.gradients(op, x, dy, weight, window)
+            op.graph.outputs.append(dw)
+            return dx
+
+        took, nodes = run([x, dy, kernel], both, threads, repeats)
+        cells.append(f"both by rows {took:.1f} ({temporaries(nodes):.0f} MiB, {len(nodes)} nodes)")
     return f"{name:18} forward {forward:.1f} | {' | '.join(cells)}"
 
 
