@@ -115,7 +115,7 @@ def row(name: str, threads: int, repeats: int) -> str:
     cells = []
     chosen = conv_forms.weight_gradient_form(n, c, o, groups, window)
     for form, emit in conv_forms.FORMS.items():
-        if form in ("dot", "row") and not c == o == groups or form in conv_forms.WITHOUT_EINSUM and groups > 1:
+        if (form in ("dot", "row") and not c == o == groups) or (form in conv_forms.WITHOUT_EINSUM and groups > 1):
             continue
         call = functools.partial(emit, kernel=kernel, groups=groups, window=window)
         took, nodes = run([x, dy], call, threads, repeats)
