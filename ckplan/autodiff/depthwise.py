@@ -1,7 +1,8 @@
 """Depthwise convolutions of the forward pass as products of rows, where these are faster.
 
 The numbers are sums of the same products in another order; see :mod:`ckplan.autodiff.rules.depthwise_rows`. That is
-done when the gradients are there, which read what a convolution reads and not its result.
+done when the gradients are there, which read what a convolution reads and not its result. Copies are made where as many
+numbers are kept behind them for the backward pass: there a step without a plan does not have its peak.
 """
 
 from __future__ import annotations
@@ -32,25 +33,47 @@ def convolve_by_rows(op: Builder) -> None:
         op: builder of the finished graph.
     """
     largest = max((size_of(v) for node in op.graph for v in node.outputs if v.shape is not None), default=0)
-    for node in list(op.graph):
-        if node.op_type != "Conv" or node.domain or node.metadata_props.get(PHASE) != "forward":
+    kept = 0  # elements that are made behind a node and wait for the backward pass
+    for node in reversed(list(op.graph)):
+        if node.metadata_props.get(PHASE) != "forward":
             continue
-        x, weight, bias = required_input(node, 0), required_input(node, 1), input_of(node, 2)
-        window = window_of(node, shape_of(x)[2:], shape_of(node.outputs[0])[2:], shape_of(weight)[2:])
-        if not _suits(x, weight, window, largest):
-            continue
-        with op.scope(str(node.name), "forward", before=node):
-            y = depthwise_rows.convolution(op, x, weight, bias, window)
-        become(node, ("", "Transpose", ""), [y], [ir.AttrInt64s("perm", [1, 0, *range(2, len(shape_of(y)))])])
-        read_past(node.outputs[0])
+        if node.op_type == "Conv" and not node.domain and _suits(node, min(kept, depthwise_rows.MOST_COPIES * largest)):
+            _replace(op, node)
+        kept += sum(size_of(value) for value in node.outputs if _waits(value))
 
 
-def _suits(x: ir.Value, weight: ir.Value, window: Window, largest: int) -> bool:
-    filters, wide, *taps = shape_of(weight)
-    if x.dtype != ir.DataType.FLOAT or wide > 1 or filters != shape_of(x)[1] or min(taps) < _TAPS:
+def _waits(value: ir.Value) -> bool:
+    """Say whether the backward pass reads a value."""
+    return any(reader.metadata_props.get(PHASE) == "backward" for reader in value.consumers())
+
+
+def _window(conv: ir.Node) -> Window:
+    x, weight = required_input(conv, 0), required_input(conv, 1)
+    return window_of(conv, shape_of(x)[2:], shape_of(conv.outputs[0])[2:], shape_of(weight)[2:])
+
+
+def _suits(conv: ir.Node, room: int) -> bool:
+    """Say whether a convolution is one for products of rows.
+
+    Args:
+        conv: the node.
+        room: elements that the copies may take.
+    """
+    x, window = required_input(conv, 0), _window(conv)
+    filters, wide, *taps = shape_of(required_input(conv, 1))
+    if x.dtype != ir.DataType.FLOAT or wide > 1 or filters != shape_of(x)[1] or len(taps) < 2 or min(taps) < _TAPS:
         return False
     if not size_of(x) or not window.places or not depthwise_rows.is_narrow(window):
         return False
     copies = depthwise_rows.copied(shape_of(x)[0] * filters, window)
     narrow = window.outputs[-1] * window.inputs[-1] <= _ROW_PRODUCTS * taps[-1]
-    return copies <= depthwise_rows.MOST_COPIES * largest and (narrow or copies <= _SMALL_COPIES)
+    # Beside the copies lies what they are made of.
+    return copies + size_of(x) <= room and (narrow or copies <= _SMALL_COPIES)
+
+
+def _replace(op: Builder, conv: ir.Node) -> None:
+    x, weight, bias = required_input(conv, 0), required_input(conv, 1), input_of(conv, 2)
+    with op.scope(str(conv.name), "forward", before=conv):
+        y = depthwise_rows.convolution(op, x, weight, bias, _window(conv))
+    become(conv, ("", "Transpose", ""), [y], [ir.AttrInt64s("perm", [1, 0, *range(2, len(shape_of(y)))])])
+    read_past(conv.outputs[0])

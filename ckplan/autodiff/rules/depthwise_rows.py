@@ -75,24 +75,25 @@ def by_channel(op: Builder, value: ir.Value) -> ir.Value:
     return op.transpose(source, [perm[1], perm[0], *perm[2:]])
 
 
-def copies(op: Builder, value: ir.Value, window: Window, taps: Sequence[Tap]) -> ir.Value:
+def copies(op: Builder, value: ir.Value, channels: int, window: Window, taps: Sequence[Tap]) -> ir.Value:
     """Emit the rows that rows of taps read, side by side, as (C, N places, taps columns).
 
     Args:
         op: the builder.
-        value: what the window slides over, (C, N, ...).
+        value: what the window slides over, two axes of C N planes, (C, N, ...) or (1, C N, ...).
+        channels: C.
         window: geometry.
         taps: along every axis but the last.
     """
-    channels, samples, *sizes = shape_of(value)
-    axes = range(2, 1 + len(sizes))
+    *planes, width = shape_of(value)[:2] + shape_of(value)[-1:]
+    axes = range(2, len(shape_of(value)) - 1)
     padded = pad_axes(op, value, axes, window.begin[:-1], [max(size, 0) for size in window.end[:-1]])
     outer = shape_of(padded)[2:-1]
-    rows = op.reshape(padded, [channels, samples, math.prod(outer), sizes[-1]])
+    rows = op.reshape(padded, [*planes, math.prod(outer), width])
     read = np.stack([places_of(window, tap, outer) for tap in taps], axis=-1)
     if read.size > 1 or math.prod(outer) > 1:
         rows = op.Gather(rows, read.reshape(-1), axis=2)
-    return op.reshape(rows, [channels, samples * len(read), len(taps) * sizes[-1]])
+    return op.reshape(rows, [channels, math.prod(planes) // channels * len(read), len(taps) * width])
 
 
 def bands(op: Builder, weight: ir.Value, window: Window, *, transposed: bool = False) -> ir.Value:
@@ -139,13 +140,16 @@ def convolution(op: Builder, x: ir.Value, weight: ir.Value, bias: ir.Value | Non
 
     Args:
         op: the builder.
-        x: (N, C, ...).
+        x: (N, C, ...), of two spatial axes or more.
         weight: (C, 1, ...).
         bias: (C,).
         window: geometry.
     """
-    samples, channels = shape_of(x)[:2]
-    rows = copies(op, by_channel(op, x), window, rows_of_taps(window))
+    samples, channels, *sizes = shape_of(x)
+    # Not as the gradients do it: nodes that make the same are merged, and the copies were kept for the backward pass.
+    turned = op.transpose(op.reshape(x, [samples, channels, math.prod(sizes)]), [1, 0, 2])
+    planes = op.reshape(turned, [1, channels * samples, *sizes])
+    rows = copies(op, planes, channels, window, rows_of_taps(window))
     y = op.reshape(op.MatMul(rows, bands(op, weight, window)), [channels, samples, *window.outputs])
     if bias is None:
         return y
@@ -169,7 +173,7 @@ def weight_gradient(op: Builder, x: ir.Value, dy: ir.Value, window: Window, room
     taps = rows_of_taps(window)
     together = len(taps) if copied(samples * channels, window) <= room else 1
     parts = [
-        sums_of_taps(op, copies(op, x, window, taps[first : first + together]), dy, window)
+        sums_of_taps(op, copies(op, x, channels, window, taps[first : first + together]), dy, window)
         for first in range(0, len(taps), together)
     ]
     return op.Concat(*parts, axis=2) if len(parts) > 1 else parts[0]
@@ -186,7 +190,7 @@ def gradients(op: Builder, x: ir.Value, dy: ir.Value, weight: ir.Value, window: 
         window: geometry, with strides of 1.
     """
     samples, channels, *sizes = shape_of(x)
-    rows = copies(op, by_channel(op, dy), adjoint(window), rows_of_taps(window)[::-1])
+    rows = copies(op, by_channel(op, dy), channels, adjoint(window), rows_of_taps(window)[::-1])
     shape = [channels, samples * math.prod(sizes[:-1]), sizes[-1]]
     dw = sums_of_taps(op, rows, op.reshape(by_channel(op, x), shape), window, transposed=True)
     dx = op.MatMul(rows, bands(op, weight, window, transposed=True))
