@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import onnx_ir as ir
 
-from ckplan.autodiff.builder import Builder, shape_of
+from ckplan.autodiff.builder import Builder, shape_of, size_of
 from ckplan.autodiff.presence import there
+
+_MOST_PLACES = 2**31 - 1
+"""Elements that indices of 32 bits tell apart."""
 
 
 @dataclass(frozen=True)
@@ -41,14 +45,24 @@ class Added:
 def scatter_add(
     op: Builder, into: ir.Value, axis: int, rows: ir.Value, updates: ir.Value, reduction: str = "add"
 ) -> ir.Value:
-    """Add slices of ``updates`` along an axis of ``into`` at the positions ``rows`` (rank 1); or reduce otherwise."""
-    shape = shape_of(updates)
-    column = [1] * len(shape)
-    column[axis] = shape[axis]
+    """Add slices of ``updates`` along an axis of ``into`` at the positions ``rows`` (rank 1); or reduce otherwise.
+
+    Along the first axis both go as one row of numbers: onnxruntime's kernel counts through all axes of each index, and
+    takes a third to a half of the time where there is one. Elements are added in the same order.
+    """
+    shape, whole = shape_of(updates), shape_of(into)
     short = rows if rows.dtype == ir.DataType.INT32 else op.Cast(rows, to=ir.DataType.INT32)
     # Nothing else ties the indices to the backward pass: expanded to the size of the updates when the step begins, they
     # would lie there until its end.
     short = op.Where(there(op, updates), short, short)
+    width = math.prod(shape[1:])
+    if axis == 0 and width > 1 and math.prod(whole) <= _MOST_PLACES:
+        starts = op.reshape(op.Mul(short, np.int32(width)), (shape[0], 1))  # from the end as well as from the start
+        places = op.reshape(op.Add(starts, np.arange(width, dtype=np.int32)), (size_of(updates),))
+        flat, added = op.reshape(into, (math.prod(whole),)), op.reshape(updates, (size_of(updates),))
+        return op.reshape(op.ScatterElements(flat, places, added, axis=0, reduction=reduction), whole)
+    column = [1] * len(shape)
+    column[axis] = shape[axis]
     indices = op.expand(op.reshape(short, column), shape)
     return op.ScatterElements(into, indices, updates, axis=axis, reduction=reduction)
 

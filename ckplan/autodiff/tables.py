@@ -27,6 +27,10 @@ from ckplan.autodiff.scattering import Updates, joined, scatter_add, spread
 _KEY = "ckplan.lookups"
 """Key in ``Value.meta``: the lookups and the other contributions that a gradient is the sum of."""
 
+_FEW_ROWS = 8
+"""Rows of a table, such as that of token types, whose gradient a product makes in less time than additions: each of
+these waits for the one before to the same place."""
+
 _WIDE = (ir.DataType.FLOAT, ir.DataType.DOUBLE)
 """Element types of which products are stacked; others are not added up in one go."""
 
@@ -61,7 +65,9 @@ def add_lookups(op: Builder, shape: Sequence[int], found: Lookups) -> ir.Value:
     count, width = shape_of(found.gradients)
     factors = None if found.before is None else _factors(found.before)
     if found.before is None:
-        if count + 1 < shape[0]:
+        if shape[0] <= _FEW_ROWS and found.gradients.dtype == ir.DataType.FLOAT:
+            result = _by_product(op, found, shape[0])
+        elif count + 1 < shape[0]:
             few = spread(op, Updates(found.rows, found.gradients), shape[0])
             result = op.Gather(few.table, few.places, axis=0)
         else:
@@ -77,6 +83,13 @@ def add_lookups(op: Builder, shape: Sequence[int], found: Lookups) -> ir.Value:
     result = op.reshape(result, shape)
     result.meta[_KEY] = found
     return result
+
+
+def _by_product(op: Builder, found: Lookups, size: int) -> ir.Value:
+    """Emit ``S^T G``, S holding a one for each lookup, made when the gradients are there, not before."""
+    rows = op.Cast(op.Where(there(op, found.gradients), found.rows, found.rows), to=ir.DataType.INT64)
+    chosen = op.OneHot(rows, np.int64(size), np.asarray([0, 1], dtype_of(found.gradients)), axis=0)
+    return op.MatMul(chosen, found.gradients)
 
 
 def _factors(value: ir.Value) -> tuple[ir.Value, ir.Value, float] | None:

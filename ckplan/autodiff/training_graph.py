@@ -24,6 +24,7 @@ from ckplan.autodiff.differences import subtract_in_products
 from ckplan.autodiff.engine import backpropagate
 from ckplan.autodiff.evidence import uses_of
 from ckplan.autodiff.gelus import join_gelus
+from ckplan.autodiff.idle_masks import drop_idle_masks
 from ckplan.autodiff.inline import inline_functions
 from ckplan.autodiff.linear_cross_entropy import chunk_loss_heads
 from ckplan.autodiff.loss_scale import add_loss_scale
@@ -182,6 +183,7 @@ def build_training_graph(
     prune(graph, [*results, *running.values()])
     pieces = Pieces.of(chunks)
     wanted = [*selection.parameters, *others.values()]
+    drop_idle_masks(op, {*wanted, *targets})
     join_gelus(op, {*wanted, *targets})
     joined = join_statistics(op, {*wanted, *targets})
     if joined:

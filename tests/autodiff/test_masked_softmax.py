@@ -7,9 +7,11 @@ import onnx
 import pytest
 
 from ckplan.autodiff import TrainingGraph, build_training_graph
+from ckplan.autodiff.rules import masked_softmax
 from tests.autodiff.gradcheck import check_gradient, infer, onnxruntime_run, to_dtype, values
 
 MASK = np.where(np.arange(5) > 2, 1.0, 0.0) * np.ones((5, 1))
+FEW = np.where(np.arange(5) > 3, 1.0, 0.0) * np.asarray([1, 1, 1, 1, 0.0]).reshape(5, 1)
 
 
 def attention(mask=-100.0, scores="s = Add(products, m)") -> onnx.ModelProto:
@@ -24,7 +26,8 @@ def attention(mask=-100.0, scores="s = Add(products, m)") -> onnx.ModelProto:
         loss = ReduceSum <keepdims = 0> (weighed)
     }}"""
     arrays = {"p0": values(2, 5, 4), "p1": values(2, 4, 5, seed=1), "p2": values(2, 5, 3, seed=2)}
-    arrays |= {"weights": values(2, 5, 3, seed=3), "m": mask * MASK, "masked": MASK > 0, "low": np.asarray(mask)}
+    arrays |= {"weights": values(2, 5, 3, seed=3), "m": np.where(MASK > 0, mask, 0.0)}
+    arrays |= {"masked": MASK > 0, "low": np.asarray(mask)}
     proto = onnx.parser.parse_model(text)
     read = {name for node in proto.graph.node for name in node.input}
     proto.graph.initializer.extend(onnx.numpy_helper.from_array(a, n) for n, a in arrays.items() if n in read)
@@ -94,7 +97,32 @@ def test_a_score_that_is_nan_alone_is_not_hidden():
     assert np.isnan(chances_of(model)[:, 1]).all()
 
 
-@pytest.mark.parametrize("mask", [-3e38, -1e4, -10.0])
-def test_behind_other_masks_there_are_none(mask):
-    softmax = next(node for node in step(attention(mask)).model.graph if node.op_type == "Softmax")
+@pytest.mark.parametrize("scores", ["s = Add(products, m)", "s = Where(masked, low, products)"])
+@pytest.mark.parametrize("mask", [-np.inf, -3e38, -1e4])
+def test_behind_a_far_lower_mask_nothing_changes_that_counts(scores, mask, monkeypatch):
+    monkeypatch.setattr(masked_softmax, "_LONG_ROW", 5)
+    model = attention(mask, scores)
+    before, after = plain_chances(model), chances_of(model)
+    assert not before[..., 3:].any()
+    np.testing.assert_array_equal(after[..., :3], before[..., :3])
+    np.testing.assert_allclose(after[..., 3:], 0.0, rtol=0, atol=1e-21)
+    assert after.min() > 1e-23
+
+
+def test_a_row_that_is_masked_as_a_whole_stays_what_it_is(monkeypatch):
+    monkeypatch.setattr(masked_softmax, "_LONG_ROW", 5)
+    model = attention()
+    mask = np.where(MASK > 0, -3e38, 0.0)
+    mask[2] = -3e38
+    mask[3] = -np.inf
+    set_array(model, "m", mask)
+    np.testing.assert_allclose(chances_of(model), plain_chances(model), rtol=0, atol=1e-21)
+
+
+@pytest.mark.parametrize(("mask", "long"), [(-10.0 * MASK, 5), (-3e38 * FEW, 5), (-3e38 * MASK, 6)])
+def test_behind_other_masks_there_are_no_such_nodes(mask, long, monkeypatch):
+    monkeypatch.setattr(masked_softmax, "_LONG_ROW", long)
+    model = attention()
+    set_array(model, "m", mask)
+    softmax = next(node for node in step(model).model.graph if node.op_type == "Softmax")
     assert softmax.inputs[0].producer().op_type == "Add"

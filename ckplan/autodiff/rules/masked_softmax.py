@@ -4,8 +4,12 @@ Windowed attention masks by adding -100 to a score, and e^-100 is a denormal num
 traps into microcode. Such a softmax of 49 x 49 windows takes eight times as long as another, the product with the
 values ten times, and so do both products of the backward pass. So no score counts as further below the largest of its
 row than e^-50 tells. That is 2e-22, of which a sum of ones in single precision knows nothing, and 2e-22 times a value
-and a gradient is a normal number still. Masks that are far lower, such as the lowest number there is, give zeros
-anyway.
+and a gradient is a normal number still.
+
+Far lower masks, such as the lowest number there is, give zeros, and yet MLAS passes through denormal numbers to get
+there (``core/mlas/lib/compute.cpp`` takes e to no less than -88.4): a softmax behind a causal mask takes seven times as
+long as one without. Three nodes more take two and a half times as long, so they are worth it where a fair share of the
+scores is masked.
 """
 
 from __future__ import annotations
@@ -15,7 +19,7 @@ from collections.abc import Container, Iterator
 import numpy as np
 import onnx_ir as ir
 
-from ckplan.autodiff.builder import Builder, Gradients, attr_int
+from ckplan.autodiff.builder import Builder, Gradients, attr_int, shape_of
 from ckplan.autodiff.composites import DOMAIN, outline
 from ckplan.autodiff.registry import rule
 from ckplan.autodiff.rules.softmax import from_chances
@@ -26,6 +30,12 @@ and scores differ by some tens themselves."""
 _ON_THE_WAY = frozenset({"Add", "Expand", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze", "Where"})
 _MOST_STEPS = 8
 """Nodes between a mask and a Softmax, at most."""
+_FAIR_SHARE = 0.2
+"""Of the scores, masked so low that nothing is left of them: below, exponentials cost less than the nodes that go
+around them."""
+_LONG_ROW = 128
+"""Scores of a row from which on such nodes are put before a mask that lets nothing through: a plan that makes scores
+again may keep the largest of each row, which then takes less than a hundredth of what they take."""
 _DEPTH = 50.0
 """How far below the largest of its row a score counts, at most."""
 
@@ -43,9 +53,11 @@ def outline_masked_softmaxes(op: Builder, held: Container[ir.Value] = ()) -> Non
         x, chances = softmax.inputs[0], softmax.outputs[0]
         if chances in held or chances.is_graph_output() or chances.dtype != ir.DataType.FLOAT or x is None:
             continue
-        if not any(_is_moderate(mask) for mask in _constants(op, x, _MOST_STEPS)):
-            continue
         axis = attr_int(softmax, "axis", -1)
+        moderate = any(_is_moderate(mask) for mask in _constants(op, x, _MOST_STEPS))
+        long = shape_of(x)[axis] >= _LONG_ROW
+        if not moderate and not (long and _lowest_share(op, x, _MOST_STEPS) >= _FAIR_SHARE):
+            continue
         with op.scope(str(softmax.name), "forward", before=softmax), op.recording() as nodes:
             largest = op.ReduceMax(x, np.asarray([axis]), keepdims=1)
             lifted = op.Max(x, op.Sub(largest, _DEPTH))
@@ -68,6 +80,25 @@ def _constants(op: Builder, value: ir.Value, steps: int) -> Iterator[np.ndarray]
 
 def _is_moderate(mask: np.ndarray) -> bool:
     return bool(np.any((mask > _LOWEST) & (mask < _HIGHEST)))
+
+
+def _lowest_share(op: Builder, value: ir.Value | None, steps: int) -> float:
+    """The share of scores that a mask fixed in the file takes to less than `_LOWEST`; the largest of several masks."""
+    known = op.constant_of(value)
+    if known is not None:
+        return float(np.mean(known < _LOWEST)) if known.size else 0.0
+    node = None if value is None else value.producer()
+    if node is None or node.op_type not in _ON_THE_WAY or node.domain or not steps:
+        return 0.0
+    read = [v for v in node.inputs if v is not None and v.dtype == ir.DataType.FLOAT]
+    shares = [_lowest_share(op, v, steps - 1) for v in read]
+    if node.op_type != "Where":
+        return max(shares)
+    chosen = op.constant_of(node.inputs[0])
+    if chosen is None or len(shares) < 2:
+        return 0.0
+    first = float(np.mean(chosen))
+    return shares[0] * first + shares[1] * (1 - first)
 
 
 @rule("MaskedSoftmax", domain=DOMAIN, leading=1)
