@@ -24,6 +24,8 @@ from ckplan.model.effort import TRANSIENT_BYTES, is_quick
 from ckplan.model.infer import NodeInference, is_known, static_shape
 from ckplan.model.opset import MINIMUM_IR_VERSION
 from ckplan.model.sequences import Contents, resolve
+from ckplan.model.trip_counts import fix_trip_count
+from ckplan.model.unchanging_states import capture_unchanging_states
 
 # A folded tensor that the model keeps: more would make the file larger than the node that computes it is worth.
 KEEP_BYTES = 1 << 20
@@ -40,6 +42,7 @@ _NEVER = frozenset(
         "RandomUniformLike",
     }
 )
+_COMPARISONS = frozenset({"Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual"})
 # Quantised weights are integers and still no shape arithmetic.
 _STORAGE_ONLY = frozenset({ir.DataType.INT8, ir.DataType.UINT8})
 
@@ -132,6 +135,9 @@ def _visit(node: ir.Node, state: Sweep, inference: NodeInference, repair: Repair
             return
         if not state.tried and write_bag_sequence(node, state.contents, again, state.constant):
             return
+        evaluate, initializer = partial(_evaluate, state=state), partial(_initializer, state)
+        if not state.tried and fix_trip_count(node, state.constants, state.constant, evaluate, initializer):
+            leave(node)
     if not all(is_known(output) for output in node.outputs):
         problem = inference.run(node, state.constant)
         if problem:
@@ -141,6 +147,8 @@ def _visit(node: ir.Node, state: Sweep, inference: NodeInference, repair: Repair
 
 def _visit_bodies(node: ir.Node, state: Sweep, inference: NodeInference) -> None:
     """Infer and fold what is inside a control-flow node."""
+    if not state.tried:
+        capture_unchanging_states(node)
     enter(node)
     tried = state.tried
     # Whether the states of a Loop keep their shapes is found out by a trial, in which nothing may be moved.
@@ -217,6 +225,8 @@ def _evaluate(node: ir.Node, state: Sweep) -> list[np.ndarray] | None:
     arrays: list[np.ndarray | None] = []
     for value in node.inputs:
         array = state.constant(value)
+        if array is None and node.op_type in _COMPARISONS:
+            array = _compared_number(value)
         if value is not None and array is None:
             return None
         arrays.append(array)
@@ -239,6 +249,13 @@ def _evaluate(node: ir.Node, state: Sweep) -> list[np.ndarray] | None:
         return None
     folded = [np.asarray(item) for item in results]
     return folded if all(array.dtype.kind in "iufb" for array in folded) else None
+
+
+def _compared_number(value: ir.Value | None) -> np.ndarray | None:
+    """The number of an initializer that is compared with another: whoever wrote the file has decided what comes out."""
+    if value is None or value.const_value is None or not value.is_initializer() or value.is_graph_input():
+        return None
+    return np.asarray(value.const_value.numpy()) if value.const_value.size == 1 else None
 
 
 def _small_enough(node: ir.Node, arrays: list[np.ndarray | None]) -> bool:

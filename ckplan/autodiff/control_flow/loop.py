@@ -50,9 +50,9 @@ def loop_gradient(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
         NoGradientError: its body cannot be differentiated, or how often it runs is neither fixed nor bounded.
     """
     outside, initial = captured(node), list(node.inputs[2:])
-    states = len(initial)
+    states, counts = len(initial), [None] * min(2, len(node.inputs))
     if fixed_trips(node) == 0:
-        return [None, None, *dy[:states]]
+        return [*counts, *dy[:states]]
     if loop_as_scan(op, node):
         read = [*node.inputs[states:], *captured(node)]
         gradients = list(scan_gradient(op, node, dy))
@@ -60,7 +60,7 @@ def loop_gradient(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
         for value, gradient in zip(read, gradients[states:], strict=False):
             if value is not None and gradient is not None:
                 found[value] = op.Add(found[value], gradient) if value in found else gradient
-        return [None, None, *gradients[:states], *(found.get(value) for value in outside)]
+        return [*counts, *gradients[:states], *(found.get(value) for value in outside)]
     most = most_steps(node)
     if most is None:
         raise NoGradientError("how often it runs depends on data and has no bound; give it a constant trip count")
