@@ -5,8 +5,9 @@ Files do not say it: exporters write weights, masks and tables alike as initiali
 1. what torch's exporter noted: parameter, buffer, constant (see :mod:`ckplan.model.torch_export`);
 2. a name that weights have (``layers.0.attn.weight``, ``gamma``, ``w1``);
 3. the values: those of a mask, of a table of sines or of an identity follow a formula, and weights do not;
-4. the use: what a Where chooses, what a Scatter writes into and what a Max compares with is seldom trained; operands
-   of products, tables of embeddings, and scale and shift of a normalisation are, even where all are zero or one.
+4. the use: what a Where chooses, what a Scatter writes into, what a Max compares with and the few numbers that an
+   image is normalised by are seldom trained; operands of products, tables of embeddings, and scale and shift of a
+   normalisation are, even where all are zero or one.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import onnx_ir as ir
 
 from ckplan.keys import FROZEN, STANDS_FOR
 from ckplan.model import is_literal
+from ckplan.model.infer import static_shape
 from ckplan.model.literals import is_numbered
 from ckplan.model.structure import structure_of
 from ckplan.model.torch_export import KIND
@@ -30,8 +32,12 @@ _WEIGHT = re.compile(
     r"|.*/(ReadVariableOp|read)(_\d+)?(:\d+)?",
     re.IGNORECASE,
 )
+_TENSORFLOW_CONSTANT = re.compile(r"(.*/)?Const(_\d+)?(:\d+)?")
+"""What TensorFlow calls a constant that nobody named; a frozen variable bears its own name."""
 _FEW = 8
 """So many numbers are too few for a formula to be seen in them."""
+_IMAGE_CHANNELS = 3
+"""Rank of the least that holds a number for each channel of an image, as (3, 1, 1)."""
 _VIEWS = frozenset(
     {"Cast", "Expand", "Flatten", "Identity", "Reshape", "Slice", "Split", "Squeeze", "Transpose", "Unsqueeze"}
 )
@@ -45,6 +51,7 @@ _AFFINE = frozenset(
     | {("Conv", 2), ("ConvTranspose", 2), ("Gemm", 2)}
 )
 _AFFINE_AFTER = {"Add": _NORMALISATIONS | _PRODUCTS, "Mul": _NORMALISATIONS}
+_ARITHMETIC = frozenset({"Add", "Div", "Mul", "Sub"})
 _PLACED = frozenset(
     {("Clip", 1), ("Clip", 2), ("Pow", 1), ("ScatterElements", 0), ("ScatterND", 0), ("Where", 1), ("Where", 2)}
     | {(kind, index) for kind in ("Max", "Min") for index in (0, 1)}
@@ -59,6 +66,7 @@ class Use(Enum):
     AFFINE = "scale or shift behind a normalisation or product"
     PLACED = "values that are put in the place of others"
     ELEMENTWISE = "element by element"
+    INPUT = "an input of the model, element by element"
 
 
 @dataclass(frozen=True)
@@ -100,9 +108,13 @@ def judge(value: ir.Value, uses: Set[Use]) -> Verdict:
         return Verdict(True, certain=False, why="a scalar")
     if _WEIGHT.fullmatch(name):
         return Verdict(True)
+    if _TENSORFLOW_CONSTANT.fullmatch(name):
+        return Verdict(False, why="a constant of TensorFlow's")
+    few = value.const_value is not None and value.const_value.size < _FEW
+    if few and value.shape is not None and len(value.shape) >= _IMAGE_CHANNELS and uses == {Use.INPUT}:
+        return Verdict(False, why="what an image is normalised by")
     formula = _formula(value)
     if formula is None:
-        few = value.const_value is not None and value.const_value.size < _FEW
         odd = is_numbered(name) and uses.isdisjoint({Use.PRODUCT, Use.TABLE, Use.AFFINE})
         if odd and few:
             return Verdict(False, why="a few numbers without a name")
@@ -131,11 +143,31 @@ def uses_of(value: ir.Value) -> set[Use]:
             found.add(Use.TABLE)
         elif place in _PLACED:
             found.add(Use.PLACED)
-        elif node.op_type in _AFFINE_AFTER and _follows(node.inputs[1 - use.idx], _AFFINE_AFTER[node.op_type]):
+        elif node.op_type in _AFFINE_AFTER and _is_affine(value, node.inputs[1 - use.idx], node.op_type):
             found.add(Use.AFFINE)
+        elif node.op_type in _ARITHMETIC and _is_input(node.inputs[1 - use.idx]):
+            found.add(Use.INPUT)
         else:
             found.add(Use.ELEMENTWISE)
     return found
+
+
+def _is_affine(value: ir.Value, other: ir.Value | None, op_type: str) -> bool:
+    """Whether a value scales or shifts what a normalisation or product gives, by a number for each channel."""
+    channels = () if other is None else (static_shape(other) or ())[1:]
+    alone = value.const_value is not None and value.const_value.size == 1 and any(size > 1 for size in channels)
+    return not alone and _follows(other, _AFFINE_AFTER[op_type])
+
+
+def _is_input(value: ir.Value | None) -> bool:
+    """Whether a value is an input of the model, or an input that was normalised by initializers."""
+    while value is not None and (node := value.producer()) is not None:
+        if node.op_type in _ARITHMETIC:
+            data = [operand for operand in node.inputs if operand is not None and not operand.is_initializer()]
+            value = data[0] if len(data) == 1 else None
+        else:
+            value = node.inputs[0] if node.op_type in _VIEWS else None
+    return value is not None and value.is_graph_input() and not value.is_initializer()
 
 
 def _follows(value: ir.Value | None, kinds: frozenset[str], hops: int = 4) -> bool:

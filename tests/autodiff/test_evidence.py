@@ -113,3 +113,33 @@ def test_composites_do_not_hide_how_the_model_reads_a_tensor(training: bool) -> 
     statistics = {"mean": np.zeros(4), "variance": np.ones(4)}
     model = parse(text, val_1=values(4, 3, 3, 3), val_2=np.ones(4), val_3=np.zeros(4), **statistics)
     assert list(build_training_graph(model, training=training).gradients) == ["val_1", "val_2", "val_3"]
+
+
+IMAGE = """g (float[2,8,8,3] image) => (double loss) {
+    c = Cast <to = 11> (image)
+    s = Mul(c, "model/rescaling/mul:0")
+    t = Add(s, "model/rescaling/add:0")
+    x = Transpose <perm = [0, 3, 1, 2]> (t)
+    y = Conv(x, w)
+    n = BatchNormalization(y, "model/bn/Const:0", beta, mean, variance)
+    a = Add(n, "const_fold_opt__7")
+    b = Add(a, shift)
+    sq = Mul(b, b)
+    loss = ReduceSum <keepdims = 0> (sq)
+}"""
+
+
+def test_constants_that_keras_leaves_among_the_weights() -> None:
+    """What an image is normalised by, a scale that a layer does without, and the three of a hard swish."""
+    arrays = {
+        "model/rescaling/mul:0": np.full((1, 1, 1, 3), 1 / 127.5),
+        "model/rescaling/add:0": np.array([0.1, 0.2, 0.3]).reshape(1, 1, 1, 3),
+        "model/bn/Const:0": np.ones(4),
+        "const_fold_opt__7": np.full((1, 1, 1, 1), 3.0),
+        "shift": np.arange(4.0).reshape(4, 1, 1),
+    }
+    own = {"w": values(4, 3, 3, 3), "beta": np.zeros(4), "mean": np.zeros(4), "variance": np.ones(4)}
+    training = build_training_graph(parse(IMAGE, **arrays, **own))
+    assert set(training.gradients) == {"w", "beta", "shift"}
+    for name, why in (("rescaling/add", "an image"), ("Const:0", "TensorFlow"), ("fold_opt__7", "all 3")):
+        assert any(name in note and why in note and "not trained" in note for note in training.notes), (name, why)
