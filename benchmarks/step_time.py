@@ -189,7 +189,7 @@ def compare(name: str, runs: int, threads: int, peer: Path | None, explain: bool
         worker = [sys.executable, "-m", "benchmarks.step_worker"]
         commands = {"ckplan": [*worker, "ckplan"], "torch": [*worker, "torch"]}
         if peer is not None:
-            commands["peer"] = [str(peer), str(Path(__file__).with_name("training_peer.py"))]
+            commands["peer"] = [str(peer), "-P", str(Path(__file__).with_name("training_peer.py"))]
         sides = []
         for key, command in commands.items():
             try:
