@@ -21,6 +21,7 @@ import onnx_ir as ir
 
 from ckplan.keys import FROZEN, STANDS_FOR
 from ckplan.model import is_literal
+from ckplan.model.bodies import state_count
 from ckplan.model.infer import static_shape
 from ckplan.model.literals import is_numbered
 from ckplan.model.structure import structure_of
@@ -32,7 +33,7 @@ _WEIGHT = re.compile(
     r"|.*/(ReadVariableOp|read)(_\d+)?(:\d+)?",
     re.IGNORECASE,
 )
-_TENSORFLOW_CONSTANT = re.compile(r"(.*/)?Const(_\d+)?(:\d+)?")
+_TENSORFLOW_CONSTANT = re.compile(r"(.*/)?Const(_\d+)?(:\d+)?|(.*/)?(zeros|ones)(_like)?(_\d+)?:\d+")
 """What TensorFlow calls a constant that nobody named; a frozen variable bears its own name."""
 _FEW = 8
 """So many numbers are too few for a formula to be seen in them."""
@@ -51,6 +52,9 @@ _AFFINE = frozenset(
     | {("Conv", 2), ("ConvTranspose", 2), ("Gemm", 2)}
 )
 _AFFINE_AFTER = {"Add": _NORMALISATIONS | _PRODUCTS, "Mul": _NORMALISATIONS}
+_INITIAL_STATES = frozenset({("GRU", 5), ("LSTM", 5), ("LSTM", 6), ("RNN", 5)})
+_RECURRENT_RANK = 3
+"""Rank of the state of a recurrent layer: directions, batch, units."""
 _ARITHMETIC = frozenset({"Add", "Div", "Mul", "Sub"})
 _PLACED = frozenset(
     {("Clip", 1), ("Clip", 2), ("Pow", 1), ("ScatterElements", 0), ("ScatterND", 0), ("Where", 1), ("Where", 2)}
@@ -67,6 +71,7 @@ class Use(Enum):
     PLACED = "values that are put in the place of others"
     ELEMENTWISE = "element by element"
     INPUT = "an input of the model, element by element"
+    STATE = "the state that a recurrence of several samples begins with"
 
 
 @dataclass(frozen=True)
@@ -119,6 +124,8 @@ def judge(value: ir.Value, uses: Set[Use]) -> Verdict:
         if odd and few:
             return Verdict(False, why="a few numbers without a name")
         return Verdict(True, not odd, f"read {Use.ELEMENTWISE.value}" if odd else "")
+    if formula.startswith("all ") and uses == {Use.STATE}:
+        return Verdict(False, why="a state to begin with")
     if formula.startswith("all "):
         return Verdict(Use.AFFINE in uses or (not is_numbered(name) and uses != {Use.PLACED}), why=formula)
     return Verdict(False, why=formula)
@@ -137,6 +144,8 @@ def uses_of(value: ir.Value) -> set[Use]:
             found |= {way for output in node.outputs for way in uses_of(output)}
         elif place in _AFFINE:
             found.add(Use.AFFINE)
+        elif _is_state(value, node, use.idx):
+            found.add(Use.STATE)
         elif node.op_type in _PRODUCTS:
             found.add(Use.PRODUCT)
         elif place == ("Gather", 0):
@@ -150,6 +159,15 @@ def uses_of(value: ir.Value) -> set[Use]:
         else:
             found.add(Use.ELEMENTWISE)
     return found
+
+
+def _is_state(value: ir.Value, node: ir.Node, slot: int) -> bool:
+    """Whether a recurrence begins with a value that has a row for each of several samples, as no parameter has."""
+    shape = static_shape(value) or ()
+    if node.op_type in ("Loop", "Scan"):
+        first = 2 if node.op_type == "Loop" else 0
+        return first <= slot < first + state_count(node) and len(shape) > 1 and shape[0] > 1
+    return (node.op_type, slot) in _INITIAL_STATES and len(shape) == _RECURRENT_RANK and shape[1] > 1
 
 
 def _is_affine(value: ir.Value, other: ir.Value | None, op_type: str) -> bool:

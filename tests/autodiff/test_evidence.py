@@ -143,3 +143,17 @@ def test_constants_that_keras_leaves_among_the_weights() -> None:
     assert set(training.gradients) == {"w", "beta", "shift"}
     for name, why in (("rescaling/add", "an image"), ("Const:0", "TensorFlow"), ("fold_opt__7", "all 3")):
         assert any(name in note and why in note and "not trained" in note for note in training.notes), (name, why)
+
+
+@pytest.mark.parametrize(("batch", "is_trained"), [(2, False), (1, True)])
+def test_a_state_of_each_sample_is_no_parameter(batch: int, is_trained: bool) -> None:
+    """One for all samples may be learnt; zeros for each of them are where a recurrence begins."""
+    text = f"""g (float[5,{batch},3] x) => (float loss) {{
+        y, last = GRU <hidden_size = 4> (x, w, r, b, "", state)
+        loss = ReduceSumSquare <keepdims = 0> (last)
+    }}"""
+    shapes = {"w": (1, 12, 3), "r": (1, 12, 4), "b": (1, 24)}
+    own = {name: values(*shape, seed=seed).astype(np.float32) for seed, (name, shape) in enumerate(shapes.items())}
+    training = build_training_graph(parse(text, **own, state=np.zeros((1, batch, 4), np.float32)))
+    assert ("state" in training.gradients) is is_trained
+    assert any("'state': a state to begin with" in note for note in training.notes) is not is_trained
