@@ -8,6 +8,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from benchmarks.strategies_compared import random_graph
 from ckplan.errors import InfeasibleError
 from ckplan.planner import Kind, Problem, lower_bound, simulate
 from ckplan.planner.bounds import working_set
@@ -160,3 +161,13 @@ def test_several_moments_prove_more_than_one() -> None:
     assert true is not None
     assert least_overhead(problem, budget) < 30
     assert staged_overhead(problem, budget, 20.0) == pytest.approx(problem.schedule_cost(true) - problem.cost, rel=1e-3)
+
+
+@pytest.mark.parametrize("seed", [24, 56])
+def test_two_moments_prove_more_than_one_where_there_is_little_time(seed: int) -> None:
+    problem = random_graph(seed, most=200)
+    assert len(problem.ops) > 100
+    budget = int(0.7 * peak_of(problem, best_order(problem)))
+    plan = Auto().solve(problem, budget)
+    assert least_overhead(problem, budget) / problem.cost < 0.95 * plan.overhead_bound
+    assert plan.overhead_bound <= plan.overhead

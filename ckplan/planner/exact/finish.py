@@ -29,8 +29,10 @@ def finished(
     work: float = math.inf,
     workers: int = 1,
     seed: int = 0,
-) -> list[int] | None:
+) -> tuple[list[int] | None, bool]:
     """The cheapest schedule within a budget that constraint programming finds along one order; None if none is found.
+
+    And whether it is proven that with so many repeats there is no cheaper one, or none at all.
 
     Args:
         problem: the ops and tensors.
@@ -47,8 +49,8 @@ def finished(
     model = IntervalModel(problem, budget, order, [max(repeats, runs[index] - 1) for index in range(len(problem.ops))])
     if start is not None:
         model.hint(start)
-    found = model.solve(seconds, workers, seed, work)
+    found, proven = model.solve(seconds, workers, seed, work)
     if found is None:
-        return None
+        return None, proven
     found = without_dead_repeats(problem, found)
-    return retain(problem, found, budget) if peak_of(problem, found) <= budget else None
+    return (retain(problem, found, budget), proven) if peak_of(problem, found) <= budget else (None, False)

@@ -23,6 +23,9 @@ _UNITS: Final = 1_000_000
 """The budget in the integers of the solver."""
 _COST_UNITS: Final = 10_000_000
 """The cost of the step in the integers of the solver."""
+_SHORT: Final = 200
+"""Ops of the longest order along which one thread searches without a linear relaxation. Along longer ones its
+deterministic units last several times as long then, and it finds no more in them."""
 
 
 @dataclass(frozen=True)
@@ -205,8 +208,10 @@ class IntervalModel:
         for key, literal in self.chosen.items():
             hint(literal, int(key in read))
 
-    def solve(self, seconds: float, workers: int, seed: int, work: float = math.inf) -> list[int] | None:
-        """The schedule of the best solution within the time, or None where none was found.
+    def solve(self, seconds: float, workers: int, seed: int, work: float = math.inf) -> tuple[list[int] | None, bool]:
+        """The schedule of the best solution within the time, and whether it is proven that there is no better one.
+
+        None where no solution was found; that there is none may be proven as well.
 
         Args:
             seconds: time limit.
@@ -221,13 +226,19 @@ class IntervalModel:
         solver.parameters.max_deterministic_time = work
         solver.parameters.num_workers = workers
         solver.parameters.random_seed = seed
+        if workers == 1 and len(self.order) <= _SHORT:
+            # The linear relaxation of what is held takes most of the time and proves next to nothing; nor does it pay
+            # to simplify the model for a search this short. Several threads search in several ways of themselves.
+            solver.parameters.linearization_level = 0
+            solver.parameters.cp_model_presolve = False
         status = solver.solve(self.model)
+        proven = status in (cp_model.OPTIMAL, cp_model.INFEASIBLE)
         if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
-            return None
+            return None, proven
         events = sorted(
             (solver.value(run.start) if run.number else run.start, index)
             for index, runs in self.runs.items()
             for run in runs
             if run.present is None or solver.value(run.present)
         )
-        return with_views(self.problem, [index for _, index in events])
+        return with_views(self.problem, [index for _, index in events]), proven

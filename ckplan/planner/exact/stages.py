@@ -31,6 +31,10 @@ _QUICK: Final = 6
 """How many moments are taken into account where the bound is to be had soon."""
 _MOST_OPS: Final = 100
 """Ops of the largest graph for which that is soon."""
+_PAIR: Final = 2
+"""How many are taken into account for larger graphs."""
+_MOST_OPS_OF_PAIR: Final = 600
+"""Ops of the largest graph for which that is soon."""
 _SHARE: Final = 0.5
 """Of the time left, what one of these may take."""
 
@@ -38,15 +42,17 @@ _SHARE: Final = 0.5
 def proven_overhead(problem: Problem, budget: int) -> float:
     """Seconds of recomputation that no schedule within a budget can avoid: the best bound that is had soon.
 
-    That of several moments for graphs of up to 100 ops, that of one moment for larger ones; the same every time.
+    That of several moments for graphs of up to 100 ops, of two for those of up to 600, of one for larger ones; the same
+    every time.
     """
-    if len(problem.ops) > _MOST_OPS:
+    if len(problem.ops) > _MOST_OPS_OF_PAIR:
         return float(least_overhead(problem, budget))
     best, values = _at_moments(problem, budget)
     path = _heaviest_path(problem, values)
     if path and best > 0:
         path.sort(key=lambda index: (-values[index], index))
-        best = max(best, _Stages(problem, budget, sorted(path[:_QUICK]), False).bound())
+        count = _QUICK if len(problem.ops) <= _MOST_OPS else _PAIR
+        best = max(best, _Stages(problem, budget, sorted(path[:count]), False).bound())
     return best
 
 

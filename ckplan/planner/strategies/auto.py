@@ -28,6 +28,7 @@ from ckplan.planner.strategies.lower_sets import LowerSets
 from ckplan.planner.strategies.memory import Memory
 from ckplan.planner.strategies.mincut import MinCut
 from ckplan.planner.strategies.mirror import Mirror
+from ckplan.planner.strategies.monotone import bound_below, rungs
 from ckplan.planner.strategies.revolve import Revolve
 from ckplan.planner.strategies.segments import Segments
 from ckplan.planner.strategies.speed import Speed
@@ -56,11 +57,18 @@ _WORK = 0.003
 """What the solver may do for each of them, in its own deterministic units of about a second."""
 _FEW = 200
 """Ops of the largest graph for which it may do more: most models of that size it has done with before."""
-_MORE_WORK = 0.012
+_MORE_WORK = 0.006
 """What it may do for each of them there."""
+_REPEATS = (1, 2)
+"""How often an op may run again, one after the other; of larger graphs the first alone."""
 _CLOSED = 1e-4
 """The gap between cost and bound, in the cost of a step, that is not worth closing."""
-
+_RUNG = 1.01
+"""Ratio of one budget to the next of those that are planned for as well where what the solver found is chance."""
+_RUNGS = 2
+"""How many of them."""
+_ROUNDING = 1e-9
+"""By how much sums of seconds may differ that are added up in another order, as a ratio."""
 _SHAVING = 1e-3
 """What it may cost to shave a plan, as a ratio of the step."""
 
@@ -112,6 +120,8 @@ class Auto(Strategy):
             if found is None:
                 effort.steps = self.steps  # as without a budget: the lowest peak is the same for all that are too low
                 found = lowest(problem, most_cost if self.overhead >= 0 else 3 * problem.cost, effort)
+                if peak_of(problem, found) <= budget:
+                    found = self._finished(problem, budget, found, effort, most)[0] or found
         elif self.overhead >= 0:
             found = lowest(problem, most_cost, effort)
         else:
@@ -148,14 +158,16 @@ class Auto(Strategy):
         other = self._best_of_others(problem, budget, effort)
         if other is not None and problem.schedule_cost(other) < _cost(problem, found, most_cost):
             found = self._improved(problem, other, budget, effort)
-        found = self._finished(problem, budget, found, effort, most_cost)
+        found, settled = self._finished(problem, budget, found, effort, most_cost)
         # Near the lowest peak a plan that eviction makes for less memory may cost less than all those for the budget.
         if not effort.over and len(problem.ops) <= (_REFUSED if found is None else _SMALL):
             cheaper = Evict().cheaper(problem, budget, _cost(problem, found, most_cost))
             if cheaper is not None:
                 found = self._improved(problem, retain(problem, cheaper, budget), budget, effort)
-                found = self._finished(problem, budget, found, effort, most_cost)
-        return found
+                found, settled = self._finished(problem, budget, found, effort, most_cost)
+        if settled or len(problem.ops) > _FEW:
+            return found
+        return self._from_below(problem, budget, found, effort, most_cost)
 
     def _improved(self, problem: Problem, schedule: Sequence[int], budget: int, effort: Effort) -> list[int]:
         """A schedule by another strategy, improved in its own order."""
@@ -163,28 +175,58 @@ class Auto(Strategy):
         return improve(problem, schedule, budget, along, effort.steps, effort.seed, effort.deadline)
 
     def _finished(
+        self,
+        problem: Problem,
+        budget: int,
+        found: list[int] | None,
+        effort: Effort,
+        most_cost: float,
+        repeated: Sequence[int] = _REPEATS,
+    ) -> tuple[list[int] | None, bool]:
+        """A schedule that constraint programming makes of one where few ops may run again and a bound leaves a gap.
+
+        And whether that is settled: proven, or found to be no cheaper. What is found when the work is over is chance.
+        """
+        if effort.over or repeatable(problem) > _MOST_REPEATABLE:
+            return found, True
+        settled, least = True, least_overhead(problem, budget)
+        work = (_MORE_WORK if len(problem.ops) <= _FEW else _WORK) * repeatable(problem)
+        for repeats in repeated if len(problem.ops) <= _FEW else repeated[:1]:
+            if found is not None and problem.schedule_cost(found) - problem.cost <= least + _CLOSED * problem.cost:
+                return found, True
+            order = list(best_order(problem)) if found is None else list(dict.fromkeys(found))
+            left = max(effort.deadline - time.monotonic(), 0.0)
+            try:
+                better, proven = finished(
+                    problem, budget, found, order, repeats=repeats, seconds=left, work=work, seed=self.seed
+                )
+            except KeyboardInterrupt:
+                effort.interrupted = True
+                break
+            cost = _cost(problem, found, most_cost)
+            gained = found is None
+            if better is not None and problem.schedule_cost(better) < cost * (1 - _ROUNDING):
+                found, gained = better, True
+                told = 100 * (problem.schedule_cost(better) / problem.cost - 1)
+                _log.info("constraint programming: %.1f %% of compute more", told)
+            settled = proven or (settled and not gained)
+            if proven and not gained:
+                work /= 2  # the search was there already: what more repeats are good for shows soon
+        return found, settled
+
+    def _from_below(
         self, problem: Problem, budget: int, found: list[int] | None, effort: Effort, most_cost: float
     ) -> list[int] | None:
-        """A schedule that constraint programming makes of one where few ops may run again and a bound leaves a gap."""
-        if effort.over or repeatable(problem) > _MOST_REPEATABLE:
-            return found
-        least = least_overhead(problem, budget)
-        if found is not None and problem.schedule_cost(found) - problem.cost <= least + _CLOSED * problem.cost:
-            return found
-        order = list(best_order(problem)) if found is None else list(dict.fromkeys(found))
-        left = max(effort.deadline - time.monotonic(), 0.0)
-        work = (_MORE_WORK if len(problem.ops) <= _FEW else _WORK) * repeatable(problem)
-        try:
-            better = finished(problem, budget, found, order, seconds=left, work=work, seed=self.seed)
-        except KeyboardInterrupt:
-            effort.interrupted = True
-            return found
-        if better is None or problem.schedule_cost(better) > most_cost:
-            return found
-        _log.info(
-            "constraint programming: %.1f %% of compute more", 100 * (problem.schedule_cost(better) / problem.cost - 1)
-        )
-        return better if found is None else min(found, better, key=problem.schedule_cost)
+        """A schedule, or a cheaper one that is found for a little less memory, for budgets that the graph fixes."""
+        for rung in [rung for rung in rungs(problem, budget, _RUNG) if rung < budget][:_RUNGS]:
+            cost = _cost(problem, found, most_cost)
+            if effort.over or bound_below(problem, rung) >= cost - problem.cost:
+                break
+            start = cheapest(problem, rung, effort, most_cost=most_cost)
+            below, _ = self._finished(problem, rung, start, effort, most_cost, _REPEATS[-1:])
+            if below is not None and problem.schedule_cost(below) < cost:
+                found = retain(problem, below, budget)
+        return found
 
     def _best_of_others(self, problem: Problem, budget: int, effort: Effort) -> list[int] | None:
         """The cheapest schedule within a budget that other strategies have."""

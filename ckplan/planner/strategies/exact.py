@@ -81,7 +81,7 @@ class Exact(Strategy):
                 if start is None or problem.schedule_cost(start) - problem.cost > bound + _CLOSED * problem.cost:
                     order = list(best_order(problem)) if start is None else list(dict.fromkeys(start))
                     limits: dict[str, Any] = {"repeats": self.repeats, "seconds": seconds * (1 - _PROVING)}
-                    found = finished(problem, budget, start, order, **limits, workers=_WORKERS, seed=self.seed)
+                    found, _ = finished(problem, budget, start, order, **limits, workers=_WORKERS, seed=self.seed)
                     candidates += [] if found is None else [found]
         except KeyboardInterrupt:
             effort.interrupted = True
