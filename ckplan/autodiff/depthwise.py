@@ -7,6 +7,8 @@ numbers are kept behind them for the backward pass: there a step without a plan 
 
 from __future__ import annotations
 
+import math
+
 import onnx_ir as ir
 
 from ckplan.autodiff.builder import Builder, input_of, required_input, shape_of, size_of
@@ -15,6 +17,7 @@ from ckplan.autodiff.rules import depthwise_rows
 from ckplan.autodiff.rules.windows import Window, window_of
 from ckplan.autodiff.transposes import read_past
 from ckplan.keys import PHASE
+from ckplan.model.infer import static_shape
 
 #: Taps along each axis from which on products of rows are faster.
 _TAPS = 5
@@ -32,14 +35,20 @@ def convolve_by_rows(op: Builder) -> None:
     Args:
         op: builder of the finished graph.
     """
-    largest = max((size_of(v) for node in op.graph for v in node.outputs if v.shape is not None), default=0)
+    largest = max((_size(value) for node in op.graph for value in node.outputs), default=0)
     kept = 0  # elements that are made behind a node and wait for the backward pass
     for node in reversed(list(op.graph)):
         if node.metadata_props.get(PHASE) != "forward":
             continue
         if node.op_type == "Conv" and not node.domain and _suits(node, min(kept, depthwise_rows.MOST_COPIES * largest)):
             _replace(op, node)
-        kept += sum(size_of(value) for value in node.outputs if _waits(value))
+        kept += sum(_size(value) for value in node.outputs if _waits(value))
+
+
+def _size(value: ir.Value) -> int:
+    """Elements of a value; none where data decide its shape, as that of rows of a loop."""
+    shape = static_shape(value)
+    return 0 if shape is None else math.prod(shape)
 
 
 def _waits(value: ir.Value) -> bool:
