@@ -141,16 +141,16 @@ def test_attention_that_a_loss_reads(options):
 def test_a_convolution_behind_a_function():
     text = """
     g (double[1,3,6,6] x) => (double[1,4,3,3] y) {
-        h = Mul(x, p)
+        h = Mul(x, gamma)
         cropped = CenterCropPad <axes = [2, 3]> (h, size)
         c = Conv(cropped, w)
         y = BatchNormalization(c, s, b, m, v)
     }
     """
-    weights = {"p": values(1, 3, 1, 1, seed=2), "w": values(4, 3, 3, 3, seed=1), "size": np.array([5, 5])}
+    weights = {"gamma": values(1, 3, 1, 1, seed=2), "w": values(4, 3, 3, 3, seed=1), "size": np.array([5, 5])}
     weights |= {name: values(4, seed=seed, low=0.5, high=1.5) for seed, name in enumerate("sbmv")}
     training = build_training_graph(parse(text, **weights), loss="sum-of-squares")
-    assert set(training.gradients) == {"p", "w", "s", "b"}
+    assert set(training.gradients) == {"gamma", "w", "s", "b"}
     single = build_training_graph(
         parse(
             text.replace("double", "float"),
