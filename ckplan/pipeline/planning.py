@@ -14,7 +14,7 @@ from ckplan.pipeline.lowest import last_resorts
 from ckplan.pipeline.planned import HOLDER, Planned, share_of
 from ckplan.pipeline.step import Step
 from ckplan.planner import Plan, lower_bound
-from ckplan.planner.cells import UNCUT, Regions, held_in
+from ckplan.planner.cells import UNCUT, Layout
 from ckplan.planner.exact.stages import proven_overhead
 from ckplan.planner.strategies import Strategy
 from ckplan.planner.strategies.auto import Auto
@@ -257,7 +257,7 @@ def _with_reservation(made: Planned, goal: Goal, limit: int, most: int | None = 
     room, taken = limit - _fixed(made.footprint, goal), _taken(made, goal.scope)
     if taken > room:
         best = max(room, taken if most is None else most)
-        made = in_pools(made, best) if goal.scope == ARENA else _reserving(made, best)
+        made = in_pools(made, best, room) if goal.scope == ARENA else _reserving(made, best)
     return made, _taken(made, goal.scope)
 
 
@@ -270,7 +270,7 @@ def _reserving(made: Planned, most: int) -> Planned:
     return again if again.footprint.running < made.footprint.running else made
 
 
-def in_pools(made: Planned, most: int | None = None) -> Planned:
+def in_pools(made: Planned, most: int | None = None, enough: int | None = None) -> Planned:
     """The same plan in a file whose arena is cut into pools, if it holds less then.
 
     Addresses depend on the order of all nodes: they run in that in which they did before. That can change which buffers
@@ -280,24 +280,45 @@ def in_pools(made: Planned, most: int | None = None) -> Planned:
     Args:
         made: a plan in a file.
         most: bytes; where the arena would hold more, it is not worth writing.
+        enough: bytes; where it holds no more, no smaller one is looked for.
     """
-    best, source = made, _cut(made, made, UNCUT)
-    for places in (*[True] * _FITS, False):
-        pools = fitting_pools(source.executed, source.model, places=places)
+    best, plain = made, _cut(made, made, UNCUT)
+    source = plain
+    for seed in range(_FITS + 1):
+        pools = fitting_pools(source.executed, source.model, seed, places=seed < _FITS)
         bound = best.footprint.held if most is None else min(most, best.footprint.held)
-        if pools is None or held_in(pools) > bound:
+        if pools is None or pools.held > bound:
             continue
         source = _cut(made, source, pools)
         best = min(best, source, key=lambda made: made.footprint.held)
-        if source.footprint.held <= held_in(pools):
+        if source.footprint.held <= pools.held:
             break
+    if enough is None or best.footprint.held > enough:
+        best = _steered(made, plain, best, enough)
     return best
 
 
-def _cut(made: Planned, source: Planned, regions: Regions) -> Planned:
+def _steered(made: Planned, source: Planned, best: Planned, enough: int | None) -> Planned:
+    """A file with placeholders beside the cells, if it holds less than the best one without.
+
+    Each takes some nodes, with shapes of their own, so they are fitted again to the file that has them.
+    """
+    pools = None
+    for seed in range(_FITS):
+        held = best.footprint.held
+        pools = fitting_pools(source.executed, source.model, seed, below=held, enough=enough, start=pools)
+        if pools is None:
+            break
+        source = _cut(made, source, pools)
+        if source.footprint.held < held:
+            return source
+    return best
+
+
+def _cut(made: Planned, source: Planned, layout: Layout) -> Planned:
     """A plan in a file whose arena is cut into cells, nodes in the order in which another file of it runs."""
     order = [str(value.name) for node in source.executed.graph for value in node.outputs]
-    return _written(made.step, made.plan, made.budget, pools=regions, order=order)
+    return _written(made.step, made.plan, made.budget, pools=layout, order=order)
 
 
 def _taken(made: Planned, scope: str) -> int:
@@ -355,7 +376,7 @@ def _written(
     plan: Plan,
     budget: int | None,
     reserved: Reservation = (),
-    pools: Regions | None = None,
+    pools: Layout | None = None,
     order: Sequence[str] = (),
 ) -> Planned:
     bare = not reserved and pools is None

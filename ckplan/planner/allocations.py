@@ -17,7 +17,7 @@ from ckplan.planner.memory_pattern import block_of
 from ckplan.planner.problem import OUTPUTS, Problem
 from ckplan.planner.simulate import lifetimes
 
-_RESIDENT, _BLOCK, _WORKSPACE = -1, -2, -3
+_BLOCK, _WORKSPACE = -2, -3
 """Keys of what is no tensor."""
 
 _ENDLESS = ArenaSettings(first_region=2**50, waste=0)
@@ -241,7 +241,7 @@ def smallest_limit(asked: Allocations, *, pattern: bool, settings: Callable[[int
 
 def _opened(asked: Allocations, settings: ArenaSettings, first_below: bool = False) -> Arena:
     arena = Arena(settings, first_below=first_below)
-    arena.allocate(_RESIDENT, asked.resident)
+    arena.reserve(asked.resident)
     return arena
 
 

@@ -119,6 +119,18 @@ class Arena:
             self.touched += address + wanted - self._end[region]
             self._end[region] = address + wanted
 
+    def end_of(self, key: int) -> int:
+        """Bytes from the beginning of a region to the end of the chunk that was handed out for a key."""
+        address = self._given[key]
+        return address + self._size[address] - self._region[address]
+
+    def reserve(self, size: int) -> None:
+        """Take bytes of the system apart from all regions, to the end, as a session does when it is opened."""
+        self.in_use += size
+        self.held += size
+        self.touched += size
+        self.high = max(self.high, self.in_use)
+
     def free(self, key: int) -> None:
         """Take a chunk back; nothing happens if none was handed out for the key."""
         address = self._given.pop(key, None)
@@ -178,7 +190,7 @@ class Arena:
                 self._growth = min(2 * self._growth, settings.largest_growth)
         # Later regions tend to lie below earlier ones, but for the first one; they never touch.
         address = _FIRST
-        if self.held:
+        if self._before:
             address = self._end_of_next = self._end_of_next - size - UNIT
         self._size[address], self._region[address], self._end[address] = size, address, address
         self._before[address] = None

@@ -1,22 +1,27 @@
 """Cells: what the regions of an arena are cut into before a run, and whether the run finds room there.
 
-Regions are powers of two from the second one on, each larger than the one before, so that their sum can be any even
-number of first regions beside the first.
+Regions are powers of two, each larger than the one before: together they can be any number of MiB.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ckplan.planner.arena import DEFAULT, UNIT
+from ckplan.planner.gaps import Gaps
 
 POOL, WALL = -1, -2
 """What cells are that are kept for no tensor: free from the start, or taken to the end."""
 
 WALL_BYTES = 20 * 2**10
 """Bytes of a wall, which keeps what is free on its two sides apart."""
+
+SPARE = 56
+"""Units at the beginning of the first region that a wall keeps apart: shapes and numbers lie there, in no other gap."""
+
+APART = SPARE + WALL_BYTES // UNIT + 4
+"""Units up to the end of that wall, if nothing else is known, with some shapes that are made before."""
 
 REGION = DEFAULT.first_region // UNIT
 """Units of the first region."""
@@ -32,35 +37,78 @@ Row = Sequence[tuple[int, int]]
 
 
 @dataclass(frozen=True, slots=True)
-class Cell:
-    """A part of a region.
+class Moment:
+    """When a step of a run begins.
 
     Attributes:
-        bytes: its size.
-        use: `POOL`, `WALL` or the number of the buffer that it is kept for: free once that is about to be made.
-        node: name of the node that makes that buffer, where nodes have names.
+        step: its number.
+        node: name of the node that runs then, where nodes have names.
         tensor: name of a tensor that this node makes.
         after: name of the tensor that is made last before.
     """
 
-    bytes: int
-    use: int = POOL
+    step: int
     node: str = ""
     tensor: str = ""
     after: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """A part of a region.
+
+    Attributes:
+        bytes: its size.
+        use: `POOL`, `WALL` or the number of the buffer that it is kept for.
+        end: when that is about to be made, and the cell is given back.
+    """
+
+    bytes: int
+    use: int = POOL
+    end: Moment | None = None
+
+
 Regions = tuple[tuple[Cell, ...], ...]
-"""The cells of each region behind the first, which is one pool; smaller regions first."""
+"""The cells of each region behind the first; smaller regions first."""
 
 
-UNCUT: Regions = ((Cell(2 * DEFAULT.first_region),),)
-"""One region, the smallest there is, as one pool."""
+@dataclass(frozen=True, slots=True)
+class Placeholder:
+    """A tensor that nobody reads, made in the middle of a run so that others lie elsewhere.
+
+    Attributes:
+        bytes: its size.
+        begin: it is made right before that.
+        end: it is given back right before that.
+    """
+
+    bytes: int
+    begin: Moment
+    end: Moment
 
 
-def held_in(regions: Regions) -> int:
-    """Bytes of all regions, the first one included."""
-    return DEFAULT.first_region + sum(cell.bytes for region in regions for cell in region)
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """What is made in an arena beside the tensors of a run, so that they find room.
+
+    Attributes:
+        regions: the cells of each region behind the first.
+        first: bytes of the first region, which is one pool.
+        placeholders: what is made in the middle of the run, in order.
+    """
+
+    regions: Regions
+    first: int = DEFAULT.first_region
+    placeholders: tuple[Placeholder, ...] = ()
+
+    @property
+    def held(self) -> int:
+        """Bytes of all regions."""
+        return self.first + sum(cell.bytes for region in self.regions for cell in region)
+
+
+UNCUT = Layout(((Cell(2 * DEFAULT.first_region),),))
+"""One region beside the first, the smallest there is, as one pool."""
 
 
 def parts_of(row: Row) -> list[tuple[int, int]]:
@@ -87,15 +135,21 @@ def released(buffer: int) -> tuple[int, int]:
 
 
 def lacking(
-    made: Sequence[tuple[int, int]], rows: Sequence[Row], *, first_above: bool = True, enough: float = float("inf")
+    made: Sequence[tuple[int, int]],
+    rows: Sequence[Row],
+    *,
+    first: int = REGION,
+    apart: int = APART,
+    first_above: bool = True,
+    enough: float = float("inf"),
 ) -> tuple[int, int]:
-    """Whether the requests of a run find room in regions that are there already.
-
-    The rules are those of `ckplan.planner.arena.Arena`; what finds no room is left out.
+    """Whether the requests of a run find room in regions that are there already; what finds none is left out.
 
     Args:
         made: key and units of each request in order, no units where it is given back; `MADE` and `released`.
         rows: the regions but the first in the order of their addresses.
+        first: units of the first region.
+        apart: units at its beginning that are no part of its pool.
         first_above: whether the first region lies above all of them, not below.
         enough: where so many lack, no more are counted.
 
@@ -103,55 +157,39 @@ def lacking(
         How many units too short the largest gaps are for the requests that find no room, 0 if all do; and the place of
         the first of them among the requests, or -1.
     """
-    waste = DEFAULT.waste // UNIT
-    free: list[tuple[int, int]] = []  # size and address, sorted
-    begins: dict[int, int] = {}  # size of each gap, by address
-    ends: dict[int, int] = {}  # address of each gap, by where it ends
-    address = sum(size + 1 for row in rows for size, _ in row) + 1 if first_above else -REGION - 1
-    free.append((REGION, address))
-    begins[address], ends[address + REGION] = REGION, address
-    given: dict[int, tuple[int, int]] = {}
-    lacks, first = 0, -1
+    gaps = opened(rows, first, apart, first_above=first_above)
+    lacks, at = 0, -1
     for place, (key, size) in enumerate(made):
         if size > 0:
-            position = bisect_left(free, (size, -1))
-            if position == len(free):
-                lacks += size - (free[-1][0] if free else 0)
-                first = place if first < 0 else first
+            if short := gaps.take(key, size):
+                lacks += short
+                at = place if at < 0 else at
                 if lacks > enough:
                     break
-                continue
-            there, address = free.pop(position)
-            del begins[address], ends[address + there]
-            if there >= 2 * size or there - size >= waste:
-                rest, behind = there - size, address + size
-                insort(free, (rest, behind))
-                begins[behind], ends[behind + rest] = rest, behind
-                there = size
-            given[key] = (address, there)
-        elif key in given:
-            address, there = given.pop(key)
-            behind = address + there
-            if behind in begins:
-                more = begins.pop(behind)
-                del ends[behind + more], free[bisect_left(free, (more, behind))]
-                there += more
-            if address in ends:
-                before = ends.pop(address)
-                more = address - before
-                del begins[before], free[bisect_left(free, (more, before))]
-                there, address = there + more, before
-            begins[address], ends[address + there] = there, address
-            insort(free, (there, address))
-        elif size < 0:
-            address = 0
-            for row in rows:
-                for whole, use in row:
-                    if use == POOL:
-                        insort(free, (whole, address))
-                        begins[address], ends[address + whole] = whole, address
-                    else:
-                        given[released(use)[0]] = (address, whole)
-                    address += whole
-                address += 1
-    return lacks, first
+        elif size == 0:
+            gaps.give_back(key)
+        else:
+            make(rows, gaps)
+    return lacks, at
+
+
+def opened(rows: Sequence[Row], first: int, apart: int = APART, *, first_above: bool) -> Gaps:
+    """The first region alone, above or below others that are to be made; see `lacking`."""
+    gaps = Gaps()
+    address = sum(size + 1 for row in rows for size, _ in row) + 1 if first_above else -first - 1
+    gaps.add(address, SPARE)
+    gaps.add(address + apart, first - apart)
+    return gaps
+
+
+def make(rows: Sequence[Row], gaps: Gaps) -> None:
+    """Add the cells of all regions but the first."""
+    address = 0
+    for row in rows:
+        for whole, use in row:
+            if use == POOL:
+                gaps.add(address, whole)
+            else:
+                gaps.given[released(use)[0]] = (address, whole)
+            address += whole
+        address += 1

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from ckplan.planner.arena import UNIT
 from ckplan.planner.cells import POOL, WALL, WALL_BYTES, Row, lacking
 
-_CELLS = 40
+MOST_CELLS = 40
 """Cells beyond which none is added: each takes a few nodes of the file."""
 
 _WALL = WALL_BYTES // UNIT
 SMALLEST = 2 * _WALL
 """Units of the smallest cell but walls: no small tensor that is made before they are may fall into a smaller gap."""
-
-_SMALL = 400
-"""What is smaller than this part of the regions has no place kept."""
 
 _PARTED = 8
 """A cell is at most so many times as large as what lies behind it: it is made in some parts then."""
@@ -25,7 +22,7 @@ _PARTED = 8
 _LONG = (0.7, 0.5, 0.35, 0.25, 0.15, 0.08, 0.04)
 """Parts of a run: of what lives longer, places are kept at first."""
 
-_State = list[list[tuple[int, int]]]
+State = list[list[tuple[int, int]]]
 """The cells of each region but for the pool that is left at its end."""
 
 
@@ -40,6 +37,10 @@ class Run:
         dies: the step after which it is given back; behind the last one for outputs.
         kept: buffers of which the place may be kept.
         steps: the step of each request of the first variant.
+        first: units of the first region.
+        apart: units at its beginning that are no part of its pool.
+        gates: steps before which something else can be made, ascending, cells being there.
+        stages: the requests of the variants, step by step.
     """
 
     variants: Sequence[tuple[Sequence[tuple[int, int]], bool]]
@@ -48,27 +49,34 @@ class Run:
     dies: Sequence[int]
     kept: Sequence[int]
     steps: Sequence[int]
+    first: int
+    apart: int
+    gates: Sequence[int]
+    stages: Sequence[Sequence[Sequence[tuple[int, int]]]]
+
+    @property
+    def later_below(self) -> Sequence[bool]:
+        """Of each variant, whether later regions lie below earlier ones."""
+        return [later_below for _, later_below in self.variants]
 
 
-def cut(run: Run, regions: Sequence[int], trials: int, rng: random.Random) -> list[Row] | None:
+def cut(run: Run, regions: Sequence[int], trials: int, rng: random.Random) -> State | None:
     """Regions cut so that all requests find room, as few cells as were found; None if not found."""
-    large = max(SMALLEST, sum(regions) // _SMALL)
-    run = replace(run, kept=[buffer for buffer in run.kept if run.size[buffer] >= large])
-    uncut: _State = [[] for _ in regions]
-    starts = [_long_kept(run, regions), uncut]
+    uncut: State = [[] for _ in regions]
+    starts = [long_kept(run, regions), uncut]
     for start in starts:
         state = _climb(run, regions, start, trials // len(starts), rng)
         if state is not None:
-            return _rows(regions, _fewer(run, regions, state))
+            return _fewer(run, regions, state)
         if start == uncut:
             break
     return None
 
 
-def _long_kept(run: Run, regions: Sequence[int]) -> _State:
+def long_kept(run: Run, regions: Sequence[int]) -> State:
     """Places kept for what lives long, of several ways to pack them into the regions that which lacks least."""
-    best: _State = [[] for _ in regions]
-    least, _ = _lacking(run, _rows(regions, best) or [], 1)
+    best: State = [[] for _ in regions]
+    least, _ = _lacking(run, rows_of(regions, best) or [], 1)
     lives = [dies - born for born, dies in zip(run.born, run.dies, strict=True)]
     keys = (run.dies, run.size, lives, [-born for born in run.born])
     for part in _LONG:
@@ -78,14 +86,14 @@ def _long_kept(run: Run, regions: Sequence[int]) -> _State:
             for ascending in (True, False):
                 for spared in (0.0, 0.1):
                     state = _packed(run, regions, ordered, ascending, spared)
-                    rows = _rows(regions, state)
+                    rows = rows_of(regions, state)
                     lacks = least if rows is None else _lacking(run, rows, 1, least)[0]
                     if lacks < least:
                         best, least = state, lacks
     return best
 
 
-def _packed(run: Run, regions: Sequence[int], buffers: Sequence[int], ascending: bool, spared: float) -> _State:
+def _packed(run: Run, regions: Sequence[int], buffers: Sequence[int], ascending: bool, spared: float) -> State:
     """Places for buffers, each in the first region with room for it, in each region that first that is free last.
 
     Args:
@@ -96,7 +104,7 @@ def _packed(run: Run, regions: Sequence[int], buffers: Sequence[int], ascending:
         spared: part of each region that is left.
     """
     left = [int(size * (1 - spared)) for size in regions]
-    state: _State = [[] for _ in regions]
+    state: State = [[] for _ in regions]
     for buffer in buffers:
         order = range(len(regions)) if ascending else reversed(range(len(regions)))
         number = next((number for number in order if left[number] >= run.size[buffer]), None)
@@ -108,20 +116,20 @@ def _packed(run: Run, regions: Sequence[int], buffers: Sequence[int], ascending:
     return state
 
 
-def _climb(run: Run, regions: Sequence[int], state: _State, trials: int, rng: random.Random) -> _State | None:
+def _climb(run: Run, regions: Sequence[int], state: State, trials: int, rng: random.Random) -> State | None:
     """Cells with which all requests find room, found by changing the best ones so far; None if not found."""
     # One variant of the run is enough until it finds room.
     variants = 1
-    least, fails = _lacking(run, _rows(regions, state) or [], variants)
+    least, fails = _lacking(run, rows_of(regions, state) or [], variants)
     for _ in range(trials):
         if not least and variants < len(run.variants):
             variants = len(run.variants)
-            least, fails = _lacking(run, _rows(regions, state) or [], variants)
+            least, fails = _lacking(run, rows_of(regions, state) or [], variants)
         if not least:
             return state
-        tried = _changed(run, regions, state, fails, rng)
+        tried = changed(run, regions, state, fails, rng)
         more = sum(map(len, tried)) - sum(map(len, state))
-        rows = None if more > 0 and sum(map(len, tried)) > _CELLS else _rows(regions, tried)
+        rows = None if more > 0 and sum(map(len, tried)) > MOST_CELLS else rows_of(regions, tried)
         if rows is None:
             continue
         lacks, at = _lacking(run, rows, variants, least)
@@ -130,19 +138,19 @@ def _climb(run: Run, regions: Sequence[int], state: _State, trials: int, rng: ra
     return state if not least and variants == len(run.variants) else None
 
 
-def _fewer(run: Run, regions: Sequence[int], state: _State) -> _State:
+def _fewer(run: Run, regions: Sequence[int], state: State) -> State:
     """The same without cells that are not needed."""
     for number, row in enumerate(state):
         for cell in list(row):
             tried = [list(row) for row in state]
             tried[number].remove(cell)
-            rows = _rows(regions, tried)
+            rows = rows_of(regions, tried)
             if rows is not None and not _lacking(run, rows, len(run.variants), 0)[0]:
                 state = tried
     return state
 
 
-def _rows(regions: Sequence[int], state: _State) -> list[Row] | None:
+def rows_of(regions: Sequence[int], state: State) -> list[Row] | None:
     """All cells of the regions, the pool at the end of each among them; None where they cannot be made so.
 
     They are made in the order of their addresses; see `ckplan.planner.cells.parts_of`.
@@ -173,13 +181,15 @@ def _lacking(run: Run, rows: Sequence[Row], variants: int, enough: float = float
     for made, later_below in run.variants[:variants]:
         ordered = rows[::-1] if later_below else rows
         if lacks <= enough:
-            more, place = lacking(made, ordered, first_above=later_below, enough=enough - lacks)
+            more, place = lacking(
+                made, ordered, first=run.first, apart=run.apart, first_above=later_below, enough=enough - lacks
+            )
             lacks += more
             at = run.steps[min(place, len(run.steps) - 1)] if at < 0 <= place else at
     return lacks, at
 
 
-def _changed(run: Run, regions: Sequence[int], state: _State, fails: int, rng: random.Random) -> _State:
+def changed(run: Run, regions: Sequence[int], state: State, fails: int, rng: random.Random) -> State:
     """The same with a few cells added, moved or left out, above all places of what is alive where room is lacking."""
     new = [list(row) for row in state]
     numbers = range(len(regions))
@@ -207,7 +217,7 @@ def _changed(run: Run, regions: Sequence[int], state: _State, fails: int, rng: r
     return new
 
 
-def _keep_place(run: Run, state: _State, row: list[tuple[int, int]], fails: int, rng: random.Random) -> None:
+def _keep_place(run: Run, state: State, row: list[tuple[int, int]], fails: int, rng: random.Random) -> None:
     """Add a place to a row, mostly before the first that is free before it is."""
     have = {use for row in state for _, use in row}
     found = [

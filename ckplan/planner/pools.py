@@ -17,67 +17,177 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import chain, groupby
 
 from ckplan.planner.allocations import Allocations, Demand, requests
-from ckplan.planner.arena import UNIT
-from ckplan.planner.cells import MADE, REGION, Cell, Regions, parts_of, released
-from ckplan.planner.cutting import SMALLEST, Run, cut
+from ckplan.planner.arena import DEFAULT, UNIT
+from ckplan.planner.cells import APART, MADE, POOL, REGION, Cell, Layout, Moment, Placeholder, parts_of, released
+from ckplan.planner.courses import Held
+from ckplan.planner.cutting import SMALLEST, Run, State, cut, long_kept, rows_of
 from ckplan.planner.problem import OUTPUTS
+from ckplan.planner.steering import steer
 
 _EFFORT = 2_000_000
-"""Requests that are simulated for one size of the arena; a simulation takes a microsecond for each."""
+"""Requests that are simulated to cut an arena of one size into cells; a simulation takes a microsecond for each."""
 
 _FEWEST, _MOST = 100, 2_000
 """Changes that are tried for one size of the arena, whatever the effort allows."""
 
-_LEVELS = 6
-"""Sizes of the arena that are tried."""
+_STEERED = 600_000
+"""Steps that are simulated in a search for placeholders."""
+
+_SEARCHES, _NEAR = 9, 3
+"""Searches for placeholders, and how many sizes are near what is enough."""
+
+_GOAL = 1.1
+"""Ratio of what is alive that is enough for an arena with placeholders."""
+
+_SMALL = 400
+"""What is smaller than this part of the arena has no place kept."""
 
 _USUAL, _LARGEST = 1.25, 2.0
 """Ratios of what is alive up to which an arena is looked for, first and then."""
+
+_CLOSE = 1 / 64
+"""Part of the size to which it is bisected."""
 
 _SHORT = 3
 """Steps for which a tensor has to live for its place to be kept."""
 
 
-def best_pools(asked: Allocations, before: int = 0, seed: int = 0, *, places: bool = True) -> Regions | None:
+def best_pools(
+    asked: Allocations,
+    before: int = 0,
+    seed: int = 0,
+    *,
+    places: bool = True,
+    gates: Sequence[int] | None = None,
+    spread: int | None = None,
+    apart: int = APART,
+    below: int | None = None,
+    enough: int | None = None,
+    start: Layout | None = None,
+) -> Layout | None:
     """Cells in which a run goes through that together are as small as were found; None where there are none.
 
-    Bisection over the size of the arena; for each, hill climbing over how its regions are cut. A simulation of a run
-    of n requests takes O(n log n), and there are at most some thousands of them.
+    Bisection over the size of the arena; for each, hill climbing over how its regions are cut, and if that is not
+    enough, over placeholders. A simulation of a run of n requests takes O(n log n), and there are at most some
+    thousands of them.
 
     Args:
         asked: the allocations of one run.
         before: number of its steps that come before the cells are there.
         seed: of the search.
-        places: whether places may be kept; else there are pools and walls only.
+        places: whether places may be kept and placeholders made; else there are pools and walls only.
+        gates: steps before which a placeholder can be made; None for all of them.
+        spread: bytes of a tensor that is there before the run, of which the first one in the arena can be made: first
+            regions that are larger have one. None if they are not to be.
+        apart: units at the beginning of the first region that are no part of its pool.
+        below: bytes; an arena that holds less is looked for, with placeholders. None for cells alone.
+        enough: bytes that it may hold then; by default a tenth more than is alive.
+        start: what nearly does, to be changed a little.
     """
-    run = _run(asked, before, places=places)
-    least = -(-max(_most_alive(made) for made, _ in run.variants) // REGION)
+    run = _run(asked, before, range(len(asked.steps)) if gates is None else gates, apart, places=places)
+    units = max(_most_alive(made) for made, _ in run.variants)
+    alive = max(-(-units // REGION), 2)
     rng = random.Random(seed)
+    if below is None:
+        return _by_cells(run, alive, spread, rng)
+    if not run.gates:
+        return None
+    if start is not None:
+        return _mended(run, start, spread, rng)
+    goal = int(_GOAL * units) // REGION if enough is None else enough // DEFAULT.first_region
+    return _by_placeholders(run, range(alive, -(-below // DEFAULT.first_region)), goal, spread, rng)
+
+
+def _by_cells(run: Run, alive: int, spread: int | None, rng: random.Random) -> Layout | None:
+    """An arena in which a run goes through with cells alone, found by bisection over its MiB."""
     trials = min(max(_EFFORT // max(len(run.steps), 1), _FEWEST), _MOST)
-    # In pairs of first regions: the first one stands, and the sum of the others is even.
-    low, best = (least - 1) // 2, None
     for ratio in (_USUAL, _LARGEST):
-        high = max(int(least * ratio) // 2, least // 2 + 1)
-        for level in range(_LEVELS):
-            if low >= high and (level or best):
+        low, high, best = alive, max(int(alive * ratio), alive + 1), None
+        middle = high
+        while low <= high and (best is None or high - low >= _CLOSE * low):
+            sized = _sized(run, middle, spread)
+            state = None if sized is None else cut(*sized, trials, rng)
+            if sized is not None and state is not None:
+                best, high = _laid_out(*sized, state, []), middle - 1
+            elif best is None and middle <= int(alive * ratio) - 2:
                 break
-            middle = high if level == 0 else (low + high) // 2
-            found = cut(run, _regions(2 * middle), trials, rng)
-            if found is None and level == 0:
-                low = middle + 1
-                break
-            if found is None:
-                low = middle + 1
+            elif best is None:  # the largest cannot be made, or does not do: the next smaller one may
+                high = middle - 1
             else:
-                best, high = found, middle
+                low = middle + 1
+            middle = high if best is None else (low + high) // 2
         if best is not None:
+            return best
+    return None
+
+
+def _by_placeholders(run: Run, counts: range, goal: int, spread: int | None, rng: random.Random) -> Layout | None:
+    """An arena of some number of MiB in which a run goes through with placeholders, if one was found.
+
+    First those are tried that hold what is enough or little less, where the most is more than that: which of them suits
+    best is hard to foresee. Then what is between that and the most.
+    """
+    best = None
+    for number in range(_SEARCHES if counts.start <= goal < counts.stop else 0):
+        if best is not None:
+            counts = range(counts.start, best.held // DEFAULT.first_region)
+            count = (counts.start + counts.stop) // 2
+        elif number < _SEARCHES * 2 // 3:
+            count = max(goal - number % _NEAR, counts.start)
+        else:
+            count = (goal + counts.stop) // 2
+        sized = _sized(run, count, spread) if count in counts else None
+        if sized is None:
+            continue
+        start = [[] for _ in sized[1]] if number // _NEAR % 2 else long_kept(*sized)
+        found = steer(*sized, start, _STEERED, rng)
+        if best is not None and found is None:
             break
-    return None if best is None else tuple(tuple(Cell(size * UNIT, use) for size, use in parts_of(row)) for row in best)
+        best = best if found is None else _laid_out(*sized, *found)
+    return best
 
 
-def _run(asked: Allocations, before: int, *, places: bool) -> Run:
+def _mended(run: Run, start: Layout, spread: int | None, rng: random.Random) -> Layout | None:
+    """The same with other placeholders, in which a run goes through; None if not found."""
+    sized = _sized(run, start.held // DEFAULT.first_region, spread)
+    if sized is None or not run.gates:
+        return None
+    state: State = []
+    for region in start.regions:
+        parts = groupby(region, lambda cell: cell.use)
+        row = [(sum(cell.bytes for cell in cells) // UNIT, use) for use, cells in parts]
+        state.append(row[:-1] if row[-1][1] == POOL else row)
+    held = tuple(
+        Held(one.bytes // UNIT, one.begin.step, one.end.step, number) for number, one in enumerate(start.placeholders)
+    )
+    found = steer(*sized, state, _STEERED, rng, held)
+    return None if found is None else _laid_out(*sized, *found)
+
+
+def _sized(run: Run, count: int, spread: int | None) -> tuple[Run, list[int]] | None:
+    """A run in an arena of so many MiB, and units of the regions behind the first; None where it cannot be made."""
+    first = (count & -count) * REGION
+    if first > REGION and (spread is None or spread > first * UNIT):
+        return None
+    regions = [REGION << bit for bit in range(count.bit_length()) if count >> bit & 1][1:]
+    large = max(SMALLEST, count * REGION // _SMALL)
+    return replace(run, first=first, kept=[buffer for buffer in run.kept if run.size[buffer] >= large]), regions
+
+
+def _laid_out(run: Run, regions: Sequence[int], state: State, held: Sequence[Held]) -> Layout:
+    """What was found, in bytes."""
+    rows = rows_of(regions, state)
+    assert rows is not None
+    cells = tuple(tuple(Cell(size * UNIT, use) for size, use in parts_of(row)) for row in rows)
+    ordered = sorted(held, key=lambda one: one.begin)
+    placeholders = tuple(Placeholder(one.size * UNIT, Moment(one.begin), Moment(one.end)) for one in ordered)
+    return Layout(cells, run.first * UNIT, placeholders)
+
+
+def _run(asked: Allocations, before: int, gates: Sequence[int], apart: int, *, places: bool) -> Run:
     size = [-(-bytes_ // UNIT) for bytes_ in asked.size]
     end = len(asked.steps)
     born, dies = [end] * len(size), [end] * len(size)
@@ -86,24 +196,36 @@ def _run(asked: Allocations, before: int, *, places: bool) -> Run:
             born[buffer] = number
         for buffer in step.freed:
             dies[buffer] = number
+    later = dict.fromkeys(step for step in gates if step >= before and places)
     kept = [
         buffer
         for buffer, units in enumerate(size)
-        if places and units >= SMALLEST and before <= born[buffer] < end and dies[buffer] - born[buffer] >= _SHORT
+        if units >= SMALLEST and dies[buffer] - born[buffer] >= _SHORT and born[buffer] in later
     ]
     mine = set(kept)
-    usual: list[tuple[int, int]] = []
-    early: list[tuple[int, int]] = []
-    steps: list[int] = []
+    usual: list[list[tuple[int, int]]] = []
+    early: list[list[tuple[int, int]]] = []
     for number, step in enumerate(asked.steps):
         first = [MADE] if number == before else []
         first += [released(buffer) for buffer in (*step.tensors, *step.outputs) if buffer in mine]
-        for made, way in ((usual, step), (early, _workspace_first(step))):
-            made += first
-            made += [(key, -(-bytes_ // UNIT)) for key, bytes_ in requests(replace(asked, steps=(way,)))]
-        steps += [number] * (len(usual) - len(steps))
+        for stages, way in ((usual, step), (early, _workspace_first(step))):
+            asks = requests(replace(asked, steps=(way,)))
+            stages.append([*first, *((key, -(-bytes_ // UNIT)) for key, bytes_ in asks)])
+    steps = [number for number, stage in enumerate(usual) for _ in stage]
     # Later regions tend to lie below earlier ones, but that is for the system to say.
-    return Run(((usual, True), (usual, False), (early, True)), size, born, dies, kept, steps)
+    ways = ((usual, True), (usual, False), (early, True))
+    return Run(
+        variants=[(list(chain.from_iterable(stages)), later_below) for stages, later_below in ways],
+        size=size,
+        born=born,
+        dies=dies,
+        kept=kept,
+        steps=steps,
+        first=REGION,
+        apart=apart,
+        gates=[step for step in later if step > before],
+        stages=[stages for stages, _ in ways],
+    )
 
 
 def _workspace_first(step: Demand) -> Demand:
@@ -116,11 +238,6 @@ def _workspace_first(step: Demand) -> Demand:
         return step
     pieces = step.pieces or ((step.workspace,) if step.workspace else ())
     return replace(step, pieces=(UNIT, *pieces, OUTPUTS))
-
-
-def _regions(count: int) -> list[int]:
-    """Units of regions that are distinct powers of two and together as large as so many first regions, ascending."""
-    return [REGION << bit for bit in range(count.bit_length()) if count >> bit & 1]
 
 
 def _most_alive(made: Sequence[tuple[int, int]]) -> int:

@@ -18,7 +18,7 @@ as a whole. A limit of address space (``ulimit -v``, ``RLIMIT_DATA``) counts who
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 
 import onnx_ir as ir
@@ -35,13 +35,14 @@ from ckplan.planner.allocations import (
     expected_arena,
     written,
 )
-from ckplan.planner.arena import DEFAULT, UNIT
-from ckplan.planner.cells import WALL_BYTES, Cell, Regions
+from ckplan.planner.arena import DEFAULT, UNIT, Arena
+from ckplan.planner.cells import APART, POOL, WALL, WALL_BYTES, Cell, Layout, Moment
 from ckplan.planner.pools import best_pools
 from ckplan.planner.problem import Problem
+from ckplan.runtime.cpu import CPU
 from ckplan.runtime.feeds import has_memory_pattern
 from ckplan.runtime.problem_of import problem_of
-from ckplan.runtime.sizes import bytes_of, shape_classes
+from ckplan.runtime.sizes import bytes_of, shape_classes, smallest_fed
 
 Reservation = tuple[int, ...]
 """Bytes of tensors that a file makes first of all, one after the other; see `ckplan.writer.reservation`."""
@@ -211,13 +212,26 @@ def _reserving(asked: Allocations, reserved: Reservation) -> Allocations:
     return replace(asked, size=(*asked.size, 1, *reserved), steps=(*first, *asked.steps))
 
 
-def fitting_pools(executed: ir.Model, model: ir.Model, *, places: bool = True) -> Regions | None:
+def fitting_pools(
+    executed: ir.Model,
+    model: ir.Model,
+    seed: int = 0,
+    *,
+    places: bool = True,
+    below: int | None = None,
+    enough: int | None = None,
+    start: Layout | None = None,
+) -> Layout | None:
     """Pools in which a run of a file finds room, whatever reservations and pools it makes itself; None if none do.
 
     Args:
         executed: what onnxruntime executes of a file, nodes in execution order.
         model: the file.
-        places: see `ckplan.planner.pools.best_pools`.
+        seed: see `ckplan.planner.pools.best_pools`.
+        places: see there.
+        below: see there.
+        enough: see there.
+        start: see there.
     """
     asked = allocations_of(executed, model)
     roles = {node.name: node.metadata_props.get(ROLE) for node in model.graph}
@@ -228,28 +242,95 @@ def fitting_pools(executed: ir.Model, model: ir.Model, *, places: bool = True) -
             own.update(step.tensors)
         if roles.get(node.name) == RESERVATION:
             pools.update(buffer for buffer in step.tensors if asked.size[buffer] != WALL_BYTES)
+    apart = _apart(asked, nodes, roles)
     there = max((place for place, step in enumerate(asked.steps) if not pools.isdisjoint(step.freed)), default=-1)
     asked = replace(asked, size=tuple(0 if buffer in own else size for buffer, size in enumerate(asked.size)))
-    found = best_pools(asked, there + 1, places=places)
-    if found is None:
-        return None
-    born = {buffer: place for place, step in enumerate(asked.steps) for buffer in (*step.tensors, *step.outputs)}
     # What only looks at a buffer runs anywhere.
     made = [
         roles.get(node.name) not in ("control", RESERVATION, PLACE) and bool(step.tensors or step.outputs)
         for node, step in zip(nodes, asked.steps, strict=True)
     ]
-    return tuple(tuple(_named(cell, nodes, made, born.get(cell.use, -1)) for cell in region) for region in found)
+    gates, before = [], None
+    for place, node in enumerate(nodes):
+        # It waits for something made before, which waits for what runs before: not so a view, nor the shape of what is
+        # transposed, which onnxruntime reads before that.
+        waits = made[place] and node.name in roles and CPU.view(node) is None
+        if waits and before is not None and before.op_type != "Transpose":
+            gates.append(place)
+        before = node if made[place] else before
+    fed = smallest_fed(model.graph.inputs, told(model.metadata_props, keys.UPDATES))
+    spread = None if fed is None else bytes_of(fed)
+    start = None if start is None else _renumbered(start, nodes, asked)
+    found = best_pools(
+        asked,
+        there + 1,
+        seed,
+        places=places,
+        gates=gates,
+        spread=spread,
+        apart=apart,
+        below=below,
+        enough=enough,
+        start=start,
+    )
+    if found is None:
+        return None
+    born = {buffer: place for place, step in enumerate(asked.steps) for buffer in (*step.tensors, *step.outputs)}
+    regions = [[_named(cell, nodes, made, born.get(cell.use, -1)) for cell in region] for region in found.regions]
+    return replace(
+        found,
+        regions=tuple(map(tuple, regions)),
+        placeholders=tuple(
+            replace(one, begin=_moment(nodes, made, one.begin.step), end=_moment(nodes, made, one.end.step))
+            for one in found.placeholders
+        ),
+    )
+
+
+def _apart(asked: Allocations, nodes: Sequence[ir.Node], roles: Mapping[str | None, str | None]) -> int:
+    """Units of the first region up to the end of the wall in it, which stands behind what is left for shapes."""
+    arena = Arena()
+    for node, step in zip(nodes, asked.steps, strict=True):
+        for buffer in step.tensors:
+            arena.allocate(buffer, asked.size[buffer])
+            if roles.get(node.name) == RESERVATION and asked.size[buffer] == WALL_BYTES:
+                return arena.end_of(buffer) // UNIT
+        for buffer in step.freed:
+            arena.free(buffer)
+    return APART
+
+
+def _renumbered(layout: Layout, nodes: Sequence[ir.Node], asked: Allocations) -> Layout:
+    """The same for the steps and buffers of another file of the same plan."""
+    places = {str(node.name): place for place, node in enumerate(nodes)}
+
+    def buffer_of(cell: Cell) -> int:
+        place = -1 if cell.end is None else places.get(cell.end.node, -1)
+        step = asked.steps[place]
+        found = (*step.tensors, *step.outputs) if place >= 0 else ()
+        return max(found, key=lambda buffer: asked.size[buffer], default=cell.use if cell.use == WALL else POOL)
+
+    def again(moment: Moment) -> Moment:
+        return replace(moment, step=places.get(moment.node, -1))
+
+    held = [replace(one, begin=again(one.begin), end=again(one.end)) for one in layout.placeholders]
+    return replace(
+        layout,
+        regions=tuple(tuple(replace(cell, use=buffer_of(cell)) for cell in region) for region in layout.regions),
+        placeholders=tuple(one for one in held if 0 <= one.begin.step < one.end.step),
+    )
 
 
 def _named(cell: Cell, nodes: Sequence[ir.Node], made: Sequence[bool], place: int) -> Cell:
-    """The same cell with the names of what is made when it is given back, if it is kept for a buffer."""
-    if place < 0:
-        return cell
+    """The same cell with what is made when it is given back, if it is kept for a buffer."""
+    return cell if place < 0 else replace(cell, end=_moment(nodes, made, place))
+
+
+def _moment(nodes: Sequence[ir.Node], made: Sequence[bool], place: int) -> Moment:
+    """When a node runs, by names."""
     before = next((nodes[number] for number in reversed(range(place)) if made[number]), None)
     after = "" if before is None else before.outputs[0].name
-    node = nodes[place]
-    return replace(cell, node=str(node.name), tensor=str(node.outputs[0].name), after=str(after))
+    return Moment(place, str(nodes[place].name), str(nodes[place].outputs[0].name), str(after))
 
 
 def allocations_of(executed: ir.Model, model: ir.Model) -> Allocations:

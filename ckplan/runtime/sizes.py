@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Collection, Hashable, Iterable, Sequence
 from functools import lru_cache
 
 import onnx_ir as ir
@@ -82,6 +82,17 @@ def bytes_of(value: ir.Value) -> int:
     if dims is None or dtype is None:
         return 0
     return math.ceil(math.prod(dims) * (_STRING if dtype is ir.DataType.STRING else dtype.itemsize))
+
+
+def smallest_fed(inputs: Iterable[ir.Value], besides: Collection[str]) -> ir.Value | None:
+    """The smallest tensor of numbers that a graph is fed, weights among them, but for some by name; None if none is."""
+    fed = [
+        value
+        for value in inputs
+        if isinstance(value.type, ir.TensorType) and value.name not in besides and bytes_of(value)
+        if value.dtype in (ir.DataType.FLOAT, ir.DataType.INT64)
+    ]
+    return min(fed, key=bytes_of, default=None)
 
 
 def shape_class(value: ir.Value) -> Hashable | None:

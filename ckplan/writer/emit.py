@@ -9,7 +9,8 @@ import onnx_ir as ir
 
 from ckplan.model.cleanup import drop_unread_initializers
 from ckplan.model.traits import all_nodes, is_heavy
-from ckplan.planner.cells import WALL, Regions
+from ckplan.planner.arena import DEFAULT
+from ckplan.planner.cells import WALL, Layout
 from ckplan.planner.plan import Plan
 from ckplan.planner.problem import Problem
 from ckplan.planner.simulate import lifetimes, simulate
@@ -18,7 +19,7 @@ from ckplan.runtime.cpu import CPU
 from ckplan.runtime.executed import executed_model, executed_order, executed_timeline
 from ckplan.runtime.problem_of import Numbering, problem_of, problem_of_nodes
 from ckplan.runtime.runtime import Runtime
-from ckplan.runtime.sizes import shape_classes
+from ckplan.runtime.sizes import shape_classes, smallest_fed
 from ckplan.runtime.unfused import FUSED, unfuse
 from ckplan.writer.buffer_names import (
     hide_channels,
@@ -43,7 +44,7 @@ from ckplan.writer.ordering import (
     repair,
     settle_order,
 )
-from ckplan.writer.pools import keep_places, keep_walls, make_cells, take_optional
+from ckplan.writer.pools import keep_places, keep_walls, make_cells, make_placeholders, open_first, take_optional
 from ckplan.writer.repeats import in_order, with_repeats
 from ckplan.writer.reservation import reserve
 from ckplan.writer.updates import tell_in_place, updates_of, wait_for_readers, write_last
@@ -114,7 +115,7 @@ def write(
     plan: Plan,
     runtime: Runtime = CPU,
     reserved: Sequence[int] = (),
-    pools: Regions | None = None,
+    pools: Layout | None = None,
     order: Sequence[str] = (),
 ) -> Written:
     """Like `emit`, for a runtime, with what that makes of the file.
@@ -139,8 +140,13 @@ def write(
     batch = next((value for value in inputs if not value.is_initializer() and value.name not in updates), None)
     edges = ControlEdges(copy.graph, runtime=runtime, batch=batch)
     fed = list(inputs)
+    opening: list[ir.Node] = []
     if pools is not None and batch is not None:
-        fed[fed.index(batch)] = take_optional(batch, edges)
+        place = fed.index(batch)
+        fed[place] = take_optional(batch, edges)
+        source = smallest_fed(inputs, updates)
+        if pools.first > DEFAULT.first_region and source is not None:
+            opening, fed[place] = open_first(pools.first, source, edges)
     keep_repeats_apart(nodes, edges)
     keep_unfolded(nodes, fed, edges)
     if model.meta.get(FUSED):
@@ -158,9 +164,10 @@ def write(
     if pools is not None and batch is not None:
         first, after, kept = make_cells(pools, edges)
         keep_places(nodes, kept, edges)
+        nodes = make_placeholders(nodes, pools.placeholders, edges)
         keep_walls(nodes, [value for cell, value in kept if cell.use == WALL], edges)
     hide_inputs(nodes, [value for value in fed if value.name not in updates], edges, after)
-    nodes = [*first, *nodes]
+    nodes = [*opening, *first, *nodes]
     # Aliases that hide sources cost a little themselves: where they do not help, the file stays as it was before.
     best: _Draft | None = None
     sparing = True

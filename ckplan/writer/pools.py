@@ -6,8 +6,8 @@ its beginning on. When all are there, those that lie where pools are to be die; 
 what keeps a place dies when the tensor is about to be made that is to lie there. See `ckplan.planner.pools` for what
 that is good for.
 
-The first region is as it comes. At its beginning a little is left free, for the shapes that are made meanwhile; it is
-too small for any cell.
+At the beginning of the first region a little is left free, for the shapes that are made meanwhile and later; a wall
+keeps it apart from the rest, which is one pool.
 
 From the second run on onnxruntime would take one block for all tensors, in a region of its own. It does not do so for
 a graph that may be fed something other than tensors. So one input, which is fed as before, is an optional tensor: one
@@ -16,22 +16,22 @@ that might be left out.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import onnx_ir as ir
 
-from ckplan.keys import PLACE, ROLE
-from ckplan.planner.arena import DEFAULT, UNIT
-from ckplan.planner.cells import POOL, WALL, Cell, Regions
-from ckplan.runtime.sizes import dimensions_of, hide_dimensions
-from ckplan.writer.control_edges import ControlEdges, is_control, read_instead
+from ckplan.keys import PLACE, RESERVATION, ROLE
+from ckplan.planner.arena import UNIT
+from ckplan.planner.cells import POOL, SPARE, WALL, WALL_BYTES, Cell, Layout, Moment, Placeholder
+from ckplan.runtime.sizes import bytes_of, dimensions_of, hide_dimensions
+from ckplan.writer.control_edges import ControlEdges, is_control, read_instead, shape_constant
 from ckplan.writer.ordering import gate, signal_of
 from ckplan.writer.reservation import reserved
 
 _NAME = "ckplan/pool"
 
-_GAP, _SPARE = 8 * UNIT, 48 * UNIT
-"""Bytes left free in the first region for shapes and sizes, which take a unit each: while pools are made, and then."""
+_GAP = 8 * UNIT
+"""Bytes left free in the first region for shapes and sizes, which take a unit each, while pools are made."""
 
 
 def take_optional(batch: ir.Value, edges: ControlEdges) -> ir.Value:
@@ -56,11 +56,57 @@ def take_optional(batch: ir.Value, edges: ControlEdges) -> ir.Value:
     return given
 
 
-def make_cells(regions: Regions, edges: ControlEdges) -> tuple[list[ir.Node], ir.Value, list[tuple[Cell, ir.Value]]]:
+def open_first(region: int, fed: ir.Value, edges: ControlEdges) -> tuple[list[ir.Node], ir.Value]:
+    """A node that makes the first tensor in the arena, for a first region that is larger than usual.
+
+    It does without a shape that is made before, which would lie in a region of the usual size: it repeats what is there
+    before the run. While it is there nothing else finds room. So what waits for it reads a part of it without elements,
+    which takes no memory; the batch does, and all control edges with it.
+
+    Args:
+        region: bytes of the region, a power of two.
+        fed: a tensor that is there before the run, not larger.
+        edges: maker of control edges; its batch changes.
+
+    Returns:
+        The node, and the batch that waits for it.
+    """
+    dims, batch = dimensions_of(fed), edges.batch
+    assert dims is not None
+    assert batch is not None
+    shape = (region // bytes_of(fed), *dims)
+
+    def constant(*numbers: int) -> ir.Value:
+        return shape_constant(numbers, edges.initializers)
+
+    name = f"{_NAME}/first"
+    first = ir.node("Expand", [fed, constant(*shape)], name=name, metadata_props={ROLE: RESERVATION})
+    nothing = ir.node("Slice", [first.outputs[0], constant(0), constant(0)], name=f"{name}/nothing")
+    row = ir.node("Reshape", [nothing.outputs[0], constant(0)], {"allowzero": 1}, name=f"{name}/row")
+    axes = ir.node("Cast", row.outputs, {"to": ir.DataType.INT64}, name=f"{name}/axes")
+    again = ir.node("Unsqueeze", [batch, axes.outputs[0]], name=f"{batch.name}/again")
+    kinds = [(fed.dtype, shape), (fed.dtype, (0, *shape[1:])), (fed.dtype, (0,)), (ir.DataType.INT64, (0,))]
+    for node, (dtype, made) in zip((first, nothing, row, axes), kinds, strict=True):
+        value = node.outputs[0]
+        assert dtype is not None
+        value.name, value.shape, value.type = node.name, ir.Shape(made), ir.TensorType(dtype)
+    for node in (nothing, row, axes, again):
+        node.metadata_props[ROLE] = "control"
+    batch.replace_all_uses_with(again.outputs[0])
+    again.replace_input_with(0, batch)
+    edges.batch = again.outputs[0]
+    edges.batch.name, edges.batch.type = again.name, batch.type
+    known = dimensions_of(batch)
+    assert known is not None
+    hide_dimensions(edges.batch, known)
+    return [first], edges.batch
+
+
+def make_cells(layout: Layout, edges: ControlEdges) -> tuple[list[ir.Node], ir.Value, list[tuple[Cell, ir.Value]]]:
     """Nodes that cut the arena into cells.
 
     Args:
-        regions: see `ckplan.planner.cells`.
+        layout: see `ckplan.planner.cells`.
         edges: maker of control edges, with a batch that the first node can be tied to.
 
     Returns:
@@ -80,11 +126,12 @@ def make_cells(regions: Regions, edges: ControlEdges) -> tuple[list[ir.Node], ir
         return after
 
     gap = take(_GAP)
-    spare = take(_SPARE)
+    spare = take(SPARE * UNIT - _GAP)
     after = edges.alias(gap, spare)  # dies now that something keeps it apart from the rest of the region
-    taken.append(take(DEFAULT.first_region // 2))  # more than half of what is left, and so handed out whole
+    kept.append((Cell(WALL_BYTES, WALL), take(WALL_BYTES)))
+    taken.append(take(layout.first // 2))  # more than half of what is left, and so handed out whole
     after = edges.alias(spare, taken[-1])  # and so does this
-    for region in regions:
+    for region in layout.regions:
         if len(region) > 1:
             take(sum(cell.bytes for cell in region))
         for cell in region:
@@ -107,17 +154,67 @@ def keep_places(nodes: Sequence[ir.Node], kept: Sequence[tuple[Cell, ir.Value]],
         kept: see `make_cells`.
         edges: maker of control edges.
     """
-    named = {node.name: number for number, node in enumerate(nodes)}
-    maker = {value.name: number for number, node in enumerate(nodes) for value in node.outputs}
+    makers = _makers(nodes)
     for cell, value in kept:
-        place = named.get(cell.node, maker.get(cell.tensor, -1)) if cell.use != WALL else -1
-        before = maker.get(cell.after, place)
-        if before >= place:
-            before = place - 1
-        while before >= 0 and (is_control(nodes[before]) or signal_of(nodes[before]) is None):
-            before -= 1
-        if before >= 0 and (signal := signal_of(nodes[before])) is not None:
-            gate(nodes[place], edges.alias(value, signal), edges)
+        if cell.end is not None:
+            _give_back(value, cell.end, nodes, makers, edges)
+
+
+def make_placeholders(
+    nodes: Sequence[ir.Node], placeholders: Sequence[Placeholder], edges: ControlEdges
+) -> list[ir.Node]:
+    """The same sequence with nodes for placeholders, each tied to the nodes before which it is made and dies.
+
+    Those before one node are made one after the other, the last one before that node.
+
+    Args:
+        nodes: the sequence.
+        placeholders: in the order in which they are made.
+        edges: maker of control edges.
+    """
+    makers = _makers(nodes)
+    made: dict[int, list[ir.Value]] = {}
+    inserted: dict[int, list[ir.Node]] = {}
+    for number, one in enumerate(placeholders):
+        found = _place(one.begin, nodes, makers)
+        if found is None:
+            continue
+        place, signal = found
+        after = made[place][-1] if place in made else signal
+        node = reserved(f"{_NAME}/placeholder{number}", one.bytes, after, edges)
+        node.metadata_props[ROLE] = PLACE
+        inserted.setdefault(place, []).append(node)
+        made.setdefault(place, []).append(node.outputs[0])
+        _give_back(node.outputs[0], one.end, nodes, makers, edges)
+    for place, values in made.items():
+        gate(nodes[place], values[-1], edges)
+    return [other for place, node in enumerate(nodes) for other in (*inserted.get(place, ()), node)]
+
+
+def _makers(nodes: Sequence[ir.Node]) -> dict[str, int]:
+    """The places of nodes by their names, and by the names of what they make."""
+    named = {str(value.name): number for number, node in enumerate(nodes) for value in node.outputs}
+    return named | {f"{node.name}()": number for number, node in enumerate(nodes)}
+
+
+def _place(moment: Moment, nodes: Sequence[ir.Node], makers: Mapping[str, int]) -> tuple[int, ir.Value] | None:
+    """Where a node stands, and what tells that the one before it has run."""
+    place = makers.get(f"{moment.node}()", makers.get(moment.tensor, -1))
+    before = makers.get(moment.after, place)
+    if before >= place:
+        before = place - 1
+    while before >= 0 and (is_control(nodes[before]) or signal_of(nodes[before]) is None):
+        before -= 1
+    signal = signal_of(nodes[before]) if before >= 0 else None
+    return None if signal is None else (place, signal)
+
+
+def _give_back(
+    value: ir.Value, moment: Moment, nodes: Sequence[ir.Node], makers: Mapping[str, int], edges: ControlEdges
+) -> None:
+    """Let a tensor that nobody reads die right before a node runs."""
+    if (found := _place(moment, nodes, makers)) is not None:
+        gate(nodes[found[0]], edges.alias(value, found[1]), edges)
 
 
 def keep_walls(nodes: Sequence[ir.Node], walls: Sequence[ir.Value], edges: ControlEdges) -> None:

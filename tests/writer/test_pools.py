@@ -11,11 +11,14 @@ import ckplan
 from ckplan.keys import PLACE, ROLE
 from ckplan.meter import measure, smallest_arena
 from ckplan.pipeline.planning import in_pools, rewrite_as
+from ckplan.planner.cells import Cell, Layout, Moment, Placeholder
 from ckplan.runtime.executed import executed_model
 from ckplan.runtime.feeds import has_memory_pattern
 from ckplan.runtime.footprint import allocations_of, footprint_of
+from ckplan.writer.emit import write
 
 SAMPLES = Path(__file__).parents[2] / "sample_models"
+MIB = 2**20
 
 
 @pytest.mark.parametrize(("model", "batch"), [("gpt_tiny", 16), ("unet_tiny", 16)])
@@ -75,8 +78,34 @@ def test_places_are_given_back_right_before_the_tensors_that_lie_there() -> None
     role = [roles.get(node.name) for node in made.executed.graph]
     ends = {buffer: place for place, step in enumerate(asked.steps) for buffer in step.freed}
     made_at = [(*step.tensors, *step.outputs) for step in asked.steps]
-    kept = [buffer for place, made in enumerate(made_at) if role[place] == PLACE for buffer in made]
+    names = [str(node.name) for node in made.executed.graph]
+    places = [place for place, name in enumerate(names) if role[place] == PLACE and "placeholder" not in name]
+    kept = [buffer for place in places for buffer in made_at[place]]
     assert kept
     for buffer in kept:
         after = (made for place, made in enumerate(made_at) if place > ends[buffer] and role[place] is None and made)
         assert asked.size[buffer] <= max(asked.size[other] for other in next(after))
+
+
+def test_a_larger_first_region_and_placeholders_are_held_as_promised(tmp_path: Path) -> None:
+    step = ckplan.open_model(SAMPLES / "unet_tiny.onnx", dims={"batch": 16})
+    plan = ckplan.plan(step, strategy="none")
+    plain = rewrite_as(step, plan)
+    order = [str(value.name) for node in plain.executed.graph for value in node.outputs]
+    relus = [node for node in plain.executed.graph if node.op_type == "Relu"]
+    begin, end = (Moment(0, str(node.name), str(node.outputs[0].name)) for node in relus[2:4])
+    layout = Layout(((Cell(32 * MIB),),), 8 * MIB, (Placeholder(3 * MIB, begin, end),))
+    made = write(step.fused, plan, pools=layout, order=order)
+    assert footprint_of(made.executed, made.model).held == layout.held == 40 * MIB
+    asked = allocations_of(made.executed, made.model)
+    places = {str(node.name): place for place, node in enumerate(made.executed.graph)}
+    born = next(place for name, place in places.items() if "placeholder" in name)
+    (held,) = asked.steps[born].tensors
+    dies = next(place for place, step in enumerate(asked.steps) if held in step.freed)
+    assert asked.size[held] == 3 * MIB
+    assert born < places[begin.node] < dies < places[end.node]
+    ckplan.save(made.model, tmp_path / "made.onnx")
+    counters = measure(tmp_path / "made.onnx", runs=1, heap=False).counters
+    assert counters is not None
+    assert counters.steady is not None
+    assert layout.held <= counters.steady.held <= layout.held + 2**14
