@@ -22,7 +22,7 @@ from ckplan.autodiff.control_flow.chunks import prepare_recurrences
 from ckplan.autodiff.depthwise import convolve_by_rows
 from ckplan.autodiff.differences import subtract_in_products
 from ckplan.autodiff.engine import backpropagate
-from ckplan.autodiff.evidence import uses_of
+from ckplan.autodiff.evidence import judge, uses_of
 from ckplan.autodiff.gelus import join_gelus
 from ckplan.autodiff.idle_masks import drop_idle_masks
 from ckplan.autodiff.inline import inline_functions
@@ -183,7 +183,9 @@ def build_training_graph(
     prune(graph, [*results, *running.values()])
     pieces = Pieces.of(chunks)
     wanted = [*selection.parameters, *others.values()]
-    drop_idle_masks(op, {*wanted, *targets})
+    # A parameter that is left out may be all zeros for now only.
+    frozen = {value for value in tensors.parameters if judge(value, uses.get(value, set())).trained}
+    drop_idle_masks(op, {*wanted, *targets, *frozen})
     join_gelus(op, {*wanted, *targets})
     joined = join_statistics(op, {*wanted, *targets})
     if joined:

@@ -42,3 +42,7 @@ def test_what_masks_or_broadcasts_stays():
     assert {"Add", "Where"} <= set(sums([CHOICE], {**EVERY_KEY, "seen": one_hidden}, ("p0", "mask")))
     assert "Add" in sums([], {"mask": np.zeros((3, 2, 4, 5, 5))}, ("p0", "mask"))
     assert "Add" in sums([], {"mask": np.full((5,), 1e-30)}, ("p0", "mask"))
+
+
+def test_a_parameter_that_is_zero_for_now_stays():
+    assert "Add" in sums([], {"layer.bias": np.zeros(5)}, ("p0", "layer.bias"))
