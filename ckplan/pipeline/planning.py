@@ -14,11 +14,12 @@ from ckplan.pipeline.lowest import last_resorts
 from ckplan.pipeline.planned import HOLDER, Planned, share_of
 from ckplan.pipeline.step import Step
 from ckplan.planner import Plan, lower_bound
+from ckplan.planner.allocations import held_wherever
 from ckplan.planner.cells import UNCUT, Layout
 from ckplan.planner.exact.stages import proven_overhead
 from ckplan.planner.strategies import Strategy
 from ckplan.planner.strategies.auto import Auto
-from ckplan.runtime.footprint import Footprint, Reservation, best_reservation, fitting_pools
+from ckplan.runtime.footprint import Footprint, Reservation, allocations_of, best_reservation, fitting_pools
 from ckplan.runtime.occupancy import occupancy_of_executed
 from ckplan.runtime.problem_of import problem_of
 from ckplan.units import format_bytes
@@ -290,6 +291,8 @@ def in_pools(made: Planned, most: int | None = None, enough: int | None = None) 
         if pools is None or pools.held > bound:
             continue
         source = _cut(made, source, pools)
+        if not _holds(source):
+            continue
         best = min(best, source, key=lambda made: made.footprint.held)
         if source.footprint.held <= pools.held:
             break
@@ -310,9 +313,14 @@ def _steered(made: Planned, source: Planned, best: Planned, enough: int | None) 
         if pools is None:
             break
         source = _cut(made, source, pools)
-        if source.footprint.held < held:
+        if source.footprint.held < held and _holds(source):
             return source
     return best
+
+
+def _holds(made: Planned) -> bool:
+    """Whether the arena holds what it is said to, in whatever order its regions lie."""
+    return held_wherever(allocations_of(made.executed, made.model)) <= made.footprint.held
 
 
 def _cut(made: Planned, source: Planned, layout: Layout) -> Planned:

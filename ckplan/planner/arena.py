@@ -71,14 +71,14 @@ class Arena:
             so what the arena adds to the resident set, beside its tables.
     """
 
-    def __init__(self, settings: ArenaSettings = DEFAULT, *, first_below: bool = False) -> None:
+    def __init__(self, settings: ArenaSettings = DEFAULT, *, below: int = 0) -> None:
         """An arena without regions.
 
         Args:
             settings: of the arena.
-            first_below: whether the first region lies below all others, as it does where the C library takes it from
-                its heap and maps the larger ones that follow; else above them. Of free chunks of one size the one at
-                the lowest address is handed out, so that it makes a difference.
+            below: how many regions the C library takes from its heap, each above the one before, before it maps those
+                that follow, each below the one before. Of free chunks of one size the one at the lowest address is
+                handed out, so that it makes a difference.
         """
         self.in_use = self.held = self.high = self.touched = 0
         self._settings = settings
@@ -89,7 +89,8 @@ class Arena:
         self._given: dict[int, int] = {}  # by key: address
         self._region: dict[int, int] = {}  # of each chunk, by address: where its region begins
         self._end: dict[int, int] = {}  # of what was asked for in each region
-        self._end_of_next = _ABOVE if first_below else _FIRST
+        self._below, self._behind = below, _FIRST
+        self._end_of_next = _ABOVE if below else _FIRST
 
     def allocate(self, key: int, size: int) -> None:
         """Hand out a chunk.
@@ -188,9 +189,11 @@ class Arena:
             size = self._growth if available is None else min(self._growth, available)
             if not increased:
                 self._growth = min(2 * self._growth, settings.largest_growth)
-        # Later regions tend to lie below earlier ones, but for the first one; they never touch.
-        address = _FIRST
-        if self._before:
+        # Later regions tend to lie below earlier ones, but for the first ones; they never touch.
+        if self._below or not self._before:
+            address, self._behind = self._behind, self._behind + size + UNIT
+            self._below = max(self._below - 1, 0)
+        else:
             address = self._end_of_next = self._end_of_next - size - UNIT
         self._size[address], self._region[address], self._end[address] = size, address, address
         self._before[address] = None

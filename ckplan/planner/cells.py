@@ -140,24 +140,25 @@ def lacking(
     *,
     first: int = REGION,
     apart: int = APART,
-    first_above: bool = True,
+    below: int = 0,
     enough: float = float("inf"),
 ) -> tuple[int, int]:
     """Whether the requests of a run find room in regions that are there already; what finds none is left out.
 
     Args:
         made: key and units of each request in order, no units where it is given back; `MADE` and `released`.
-        rows: the regions but the first in the order of their addresses.
+        rows: the regions but the first, as they are made.
         first: units of the first region.
         apart: units at its beginning that are no part of its pool.
-        first_above: whether the first region lies above all of them, not below.
+        below: how many regions, the first among them, lie below those that follow; see `Arena`.
         enough: where so many lack, no more are counted.
 
     Returns:
         How many units too short the largest gaps are for the requests that find no room, 0 if all do; and the place of
         the first of them among the requests, or -1.
     """
-    gaps = opened(rows, first, apart, first_above=first_above)
+    gaps = opened(rows, first, apart, first_above=not below)
+    ordered = arranged(rows, below)
     lacks, at = 0, -1
     for place, (key, size) in enumerate(made):
         if size > 0:
@@ -169,8 +170,14 @@ def lacking(
         elif size == 0:
             gaps.give_back(key)
         else:
-            make(rows, gaps)
+            make(ordered, gaps)
     return lacks, at
+
+
+def arranged(rows: Sequence[Row], below: int) -> list[Row]:
+    """The regions but the first in the order of their addresses; see `lacking`."""
+    heap = max(below - 1, 0)
+    return [*rows[:heap], *reversed(rows[heap:])]
 
 
 def opened(rows: Sequence[Row], first: int, apart: int = APART, *, first_above: bool) -> Gaps:

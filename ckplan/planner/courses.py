@@ -9,7 +9,7 @@ import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from ckplan.planner.cells import Row, make, opened
+from ckplan.planner.cells import Row, arranged, make, opened
 from ckplan.planner.cutting import Run, State
 from ckplan.planner.gaps import Gaps
 
@@ -75,11 +75,11 @@ def followed(
     short, wanted, gaps = 0, (0, 0), Gaps()
     begins, ends = _by_step(held)
     saved: list[list[Gaps]] = []
-    for variant, (stages, later_below) in enumerate(zip(run.stages, run.later_below, strict=True)):
-        ordered = rows[::-1] if later_below else rows
+    for variant, (stages, below) in enumerate(zip(run.stages, run.below, strict=True)):
+        ordered = arranged(rows, below)
         known = [] if before is None else before.saved[variant][: since // _EVERY + 1]
         saved.append(known)
-        now = known[-1].copy() if known else opened(ordered, run.first, run.apart, first_above=later_below)
+        now = known[-1].copy() if known else opened(ordered, run.first, run.apart, first_above=not below)
         for step in range(max(len(known) - 1, 0) * _EVERY, min(stop + 1, len(stages))):
             if step % _EVERY == 0 and step // _EVERY == len(known):
                 known.append(now.copy())
@@ -122,7 +122,7 @@ def _requests(step: int, begins: dict[int, list[Held]], ends: dict[int, list[Hel
 
 def gaps_at(run: Run, course: Course, step: int) -> Gaps:
     """The gaps before a step of the first variant, when its placeholders are made."""
-    stages, later_below = run.stages[0], run.later_below[0]
+    stages, rows = run.stages[0], arranged(course.rows, run.below[0])
     saved = course.saved[0]
     number = min(step // _EVERY, len(saved) - 1)
     now = saved[number].copy()
@@ -135,5 +135,5 @@ def gaps_at(run: Run, course: Course, step: int) -> Gaps:
             elif size == 0:
                 now.give_back(key)
             else:
-                make(course.rows[::-1] if later_below else course.rows, now)
+                make(rows, now)
     return now

@@ -31,7 +31,7 @@ class Run:
     """What is asked of the arena, in units.
 
     Attributes:
-        variants: the requests of a run as they may come, and whether later regions lie below earlier ones.
+        variants: the requests of a run as they may come, and how many regions lie below those that follow.
         size: of each buffer.
         born: the step that asks for each buffer.
         dies: the step after which it is given back; behind the last one for outputs.
@@ -43,7 +43,7 @@ class Run:
         stages: the requests of the variants, step by step.
     """
 
-    variants: Sequence[tuple[Sequence[tuple[int, int]], bool]]
+    variants: Sequence[tuple[Sequence[tuple[int, int]], int]]
     size: Sequence[int]
     born: Sequence[int]
     dies: Sequence[int]
@@ -55,9 +55,9 @@ class Run:
     stages: Sequence[Sequence[Sequence[tuple[int, int]]]]
 
     @property
-    def later_below(self) -> Sequence[bool]:
-        """Of each variant, whether later regions lie below earlier ones."""
-        return [later_below for _, later_below in self.variants]
+    def below(self) -> Sequence[int]:
+        """Of each variant, how many regions lie below those that follow; see `ckplan.planner.arena.Arena`."""
+        return [below for _, below in self.variants]
 
 
 def cut(run: Run, regions: Sequence[int], trials: int, rng: random.Random) -> State | None:
@@ -178,12 +178,9 @@ def rows_of(regions: Sequence[int], state: State) -> list[Row] | None:
 def _lacking(run: Run, rows: Sequence[Row], variants: int, enough: float = float("inf")) -> tuple[float, int]:
     """What `lacking` tells of some variants of a run together, and the step at which the first that fails does."""
     lacks, at = 0.0, -1
-    for made, later_below in run.variants[:variants]:
-        ordered = rows[::-1] if later_below else rows
+    for made, below in run.variants[:variants]:
         if lacks <= enough:
-            more, place = lacking(
-                made, ordered, first=run.first, apart=run.apart, first_above=later_below, enough=enough - lacks
-            )
+            more, place = lacking(made, rows, first=run.first, apart=run.apart, below=below, enough=enough - lacks)
             lacks += more
             at = run.steps[min(place, len(run.steps) - 1)] if at < 0 <= place else at
     return lacks, at

@@ -51,6 +51,9 @@ _USUAL, _LARGEST = 1.25, 2.0
 _CLOSE = 1 / 64
 """Part of the size to which it is bisected."""
 
+_BELOW = (1, 2, 3, 9)
+"""How many regions may lie below those that follow, besides none."""
+
 _SHORT = 3
 """Steps for which a tensor has to live for its place to be kept."""
 
@@ -212,10 +215,10 @@ def _run(asked: Allocations, before: int, gates: Sequence[int], apart: int, *, p
             asks = requests(replace(asked, steps=(way,)))
             stages.append([*first, *((key, -(-bytes_ // UNIT)) for key, bytes_ in asks)])
     steps = [number for number, stage in enumerate(usual) for _ in stage]
-    # Later regions tend to lie below earlier ones, but that is for the system to say.
-    ways = ((usual, True), (usual, False), (early, True))
+    # Later regions tend to lie below earlier ones, but that is for the C library to say.
+    ways = ((usual, 0), *((usual, below) for below in _BELOW), (early, 0))
     return Run(
-        variants=[(list(chain.from_iterable(stages)), later_below) for stages, later_below in ways],
+        variants=[(list(chain.from_iterable(stages)), below) for stages, below in ways],
         size=size,
         born=born,
         dies=dies,

@@ -78,8 +78,8 @@ def test_the_smallest_chunk_that_fits_is_taken() -> None:
 def test_of_two_chunks_of_one_size_the_lower_is_taken() -> None:
     """Handed out of the first region, a tensor leaves the second one whole for a larger tensor."""
     held = {}
-    for first_below in (False, True):
-        arena = Arena(ArenaSettings(first_region=4 * UNIT), first_below=first_below)
+    for below in (0, 1):
+        arena = Arena(ArenaSettings(first_region=4 * UNIT), below=below)
         for key in (0, 1):
             arena.allocate(key, 4 * UNIT)
         assert arena.held == 12 * UNIT  # 4 and 8, of which half is free
@@ -87,8 +87,8 @@ def test_of_two_chunks_of_one_size_the_lower_is_taken() -> None:
         arena.allocate(2, 4 * UNIT)
         arena.free(1)
         arena.allocate(3, 8 * UNIT)
-        held[first_below] = arena.held
-    assert held == {False: 28 * UNIT, True: 12 * UNIT}
+        held[below] = arena.held
+    assert held == {0: 28 * UNIT, 1: 12 * UNIT}
 
 
 def test_a_limit_is_kept() -> None:

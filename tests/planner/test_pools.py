@@ -150,7 +150,7 @@ def test_what_is_made_before_the_pools_lies_in_the_first_region() -> None:
 def test_a_place_that_is_kept_is_where_its_buffer_lies() -> None:
     """Best fit would put the small tensor that stays into the middle: then the second large one finds no room."""
     run = [MADE, (1, 3), released(2), (2, 1), (1, 0), (3, 6)]
-    assert lacking(run, [[(7, POOL)]], first_above=False, enough=100)[0] == 0  # the first region takes all
+    assert lacking(run, [[(7, POOL)]], below=9, enough=100)[0] == 0  # the first region takes all
     small = [(0, ROOM), (7, SPARE), *run]
     assert lacking(small, [[(7, POOL)]])[0] == 3
     assert lacking(small, [[(1, 2), (6, POOL)]]) == (0, -1)
