@@ -98,7 +98,7 @@ def fixed_trips(node: ir.Node) -> int | None:
         if not array.reshape(-1)[0]:
             return 0
     goes_on = body.outputs[0]
-    source = _through_identity(goes_on)
+    source = through_identity(goes_on)
     if source is body.inputs[1]:
         return most
     array = constant_array(source)
@@ -116,13 +116,14 @@ def most_trips(node: ir.Node) -> int | None:
 
 def constant_array(value: ir.Value) -> np.ndarray | None:
     """The content of an initializer that nobody feeds."""
-    value = _through_identity(value)
+    value = through_identity(value)
     if value.const_value is None or value.is_graph_input():
         return None
     return np.asarray(value.const_value.numpy())
 
 
-def _through_identity(value: ir.Value) -> ir.Value:
+def through_identity(value: ir.Value) -> ir.Value:
+    """What a value is an identity of, or the value itself."""
     producer = value.producer()
     while producer is not None and producer.op_type == "Identity" and producer.inputs[0] is not None:
         value = producer.inputs[0]

@@ -65,15 +65,15 @@ def fix_trip_count(
 def _count(node: ir.Node, constants: dict[ir.Value, np.ndarray], constant: Constant, evaluate: Evaluate) -> int | None:
     """Count the steps of a Loop; None if data decide, or if there are too many."""
     (body,) = bodies_of(node)
-    states, most = _deciding_states(body), most_trips(node)
+    deciding, most = _deciding(body), most_trips(node)
     given, start = [*node.inputs, None, None][:2]
-    if states is None or (given is not None and constant(given) is None):
+    if deciding is None or (given is not None and constant(given) is None):
         return None
+    states, inner = deciding
     goes_on = np.asarray(True) if start is None else constant(start)
     current = {index: constant(node.inputs[index + 2]) for index in states}
     if goes_on is None or any(array is None or array.size > _MOST_ELEMENTS for array in current.values()):
         return None
-    inner = _in_order(body, [body.outputs[0], *(body.outputs[index + 1] for index in states)])
     for step in range(_MOST_STEPS):
         if step == most or not goes_on.reshape(-1)[0]:
             return step
@@ -93,9 +93,13 @@ def _count(node: ir.Node, constants: dict[ir.Value, np.ndarray], constant: Const
     return None
 
 
-def _deciding_states(body: ir.Graph) -> list[int] | None:
-    """States of a Loop, by number, that its condition depends on; None where nodes with bodies are in between."""
+def _deciding(body: ir.Graph) -> tuple[list[int], list[ir.Node]] | None:
+    """States of a Loop, by number, that its condition depends on, and the nodes that make it and them, in order.
+
+    None where nodes with bodies are among these.
+    """
     found: set[int] = set()
+    needed: set[ir.Node] = set()
     waiting, seen = [body.outputs[0]], set()
     entering = {value: index for index, value in enumerate(body.inputs)}
     while waiting:
@@ -114,18 +118,6 @@ def _deciding_states(body: ir.Graph) -> list[int] | None:
             continue
         if bodies_of(producer):
             return None
-        waiting.extend(one for one in producer.inputs if one is not None)
-    return sorted(found)
-
-
-def _in_order(body: ir.Graph, wanted: list[ir.Value]) -> list[ir.Node]:
-    """Return the nodes of a body that some of its values are made by, in the order in which they run."""
-    needed: set[ir.Node] = set()
-    waiting = list(wanted)
-    while waiting:
-        producer = waiting.pop().producer()
-        if producer is None or producer.graph is not body or producer in needed:
-            continue
         needed.add(producer)
         waiting.extend(one for one in producer.inputs if one is not None)
-    return [made for made in body if made in needed]
+    return sorted(found), [made for made in body if made in needed]

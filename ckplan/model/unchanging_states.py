@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from ckplan.model.bodies import bodies_of, state_count
+from ckplan.model.bodies import bodies_of, state_count, through_identity
 
 
 def capture_unchanging_states(node: ir.Node) -> None:
@@ -22,7 +22,7 @@ def capture_unchanging_states(node: ir.Node) -> None:
     (body,) = bodies_of(node)
     first, ahead = (2, 1) if node.op_type == "Loop" else (0, 0)
     states, results = range(state_count(node)), list(body.outputs)
-    going = [index for index in states if _is(results[ahead + index], body.inputs[first + index])]
+    going = [index for index in states if through_identity(results[ahead + index]) is body.inputs[first + index]]
     going = [index for index in going if _can_go(node, first + index, index, results)]
     if not going:
         return
@@ -41,16 +41,6 @@ def _can_go(node: ir.Node, slot: int, index: int, results: list[ir.Value]) -> bo
     (body,) = bodies_of(node)
     once = results.count(body.inputs[slot]) <= 1
     return once and node.inputs[slot] is not None and not node.outputs[index].is_graph_output()
-
-
-def _is(value: ir.Value, inner: ir.Value) -> bool:
-    """Whether a value is another one, or an identity of it."""
-    while value is not inner:
-        producer = value.producer()
-        if producer is None or producer.op_type != "Identity" or producer.domain or producer.inputs[0] is None:
-            return False
-        value = producer.inputs[0]
-    return True
 
 
 def _drop_inputs(node: ir.Node, body: ir.Graph, going: list[int]) -> None:
