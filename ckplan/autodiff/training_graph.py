@@ -184,8 +184,9 @@ def build_training_graph(
     pieces = Pieces.of(chunks)
     wanted = [*selection.parameters, *others.values()]
     # A parameter that is left out may be all zeros for now only.
-    frozen = {value for value in tensors.parameters if judge(value, uses.get(value, set())).trained}
-    drop_idle_masks(op, {*wanted, *targets, *frozen})
+    held = {*wanted, *targets}
+    held |= {v for v in tensors.parameters if v not in held and judge(v, uses.get(v, set())).trained}
+    drop_idle_masks(op, held)
     join_gelus(op, {*wanted, *targets})
     joined = join_statistics(op, {*wanted, *targets})
     if joined:
