@@ -15,7 +15,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
 
 from ckplan.planner.cuts import Cut, forward_cuts, kept_by_cuts, segment_cuts, segment_limits
-from ckplan.planner.eviction import Pass, Weights, evict, evicting
+from ckplan.planner.eviction import Pass, evict, evicting
+from ckplan.planner.eviction_weights import Weights
 from ckplan.planner.minimum_cut import between_passes
 from ckplan.planner.order import best_order, orders
 from ckplan.planner.peak import peak_of
