@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
 import sys
 import tempfile
 import time
@@ -32,9 +31,10 @@ from statistics import median
 
 import numpy as np
 import onnx
-from onnx import TensorProto, helper
 
 import ckplan.model
+from benchmarks.forward_files import add_cross_entropy, add_optional_outputs, set_batch
+from benchmarks.sides import TRAINING_PEER, Side, SideError
 from ckplan.autodiff import build_training_graph
 from ckplan.planner.strategies import parse_strategy
 from ckplan.runtime import problem_of
@@ -72,78 +72,26 @@ MODELS = {
 }
 
 
-class SideError(Exception):
-    """A side cannot run the model."""
+def seconds_of_step(side: Side) -> float:
+    """Seconds by the clock of one step, after which the side rests."""
+    seconds, _ = side.ask("step").split()
+    time.sleep(PAUSE)
+    return float(seconds)
 
 
-class Side:
-    """One side's process."""
-
-    def __init__(self, name: str, command: list[str], folder: Path, threads: int) -> None:
-        self.name = name
-        self.seconds: list[float] = []
-        self._folder = folder
-        arguments = [*command, str(folder), str(threads)]
-        self._errors = folder / f"{name}.stderr"
-        with self._errors.open("w") as errors:
-            self._process = subprocess.Popen(
-                arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True
-            )
-        self._answer()
-
-    def ask(self, command: str) -> str:
-        assert self._process.stdin is not None
-        self._process.stdin.write(command + "\n")
-        self._process.stdin.flush()
-        return self._answer()
-
-    def _answer(self) -> str:
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        if not line:
-            last = self._errors.read_text().strip().splitlines() or ["it said nothing"]
-            raise SideError(f"{self.name} ended: {last[-1]}")
-        return line.strip()
-
-    def step(self) -> float:
-        seconds = float(self.ask("step"))
-        time.sleep(PAUSE)
-        return seconds
-
-    def gradients(self) -> dict[str, np.ndarray]:
-        self.ask("gradients")
-        return dict(np.load(self._folder / f"{self.name}.npz"))
-
-    def close(self) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        self._process.wait()
-
-
-def with_loss(model: onnx.ModelProto, batch: int) -> onnx.ModelProto:
-    """Add a mean cross-entropy to a model that ends with logits, and outputs that onnxruntime-training insists on."""
-    if model.graph.output[0].type.tensor_type.shape.dim:
-        logits = model.graph.output.pop(0)
-        shape = [dim.dim_value or batch for dim in logits.type.tensor_type.shape.dim]
-        model.graph.input.append(helper.make_tensor_value_info("labels", TensorProto.INT64, [shape[0], *shape[2:]]))
-        loss = helper.make_node("SoftmaxCrossEntropyLoss", [logits.name, "labels"], ["loss"], name="loss")
-        model.graph.node.append(loss)
-        model.graph.output.append(helper.make_tensor_value_info("loss", TensorProto.FLOAT, []))
-    optional = {"LayerNormalization": ("mean", "inverse"), "SoftmaxCrossEntropyLoss": ("log_prob",)}
-    for node in model.graph.node:
-        node.output.extend(
-            f"{node.output[0]}_{name}" for name in optional.get(node.op_type, ())[len(node.output) - 1 :]
-        )
-    for value in model.graph.input:
-        for dim in value.type.tensor_type.shape.dim:
-            if dim.dim_param:
-                dim.dim_value = batch
-    return model
+def gradients_of(side: Side, folder: Path) -> dict[str, np.ndarray]:
+    """The loss and the gradients that a side computes."""
+    side.ask("gradients")
+    return dict(np.load(folder / f"{side.name}.npz"))
 
 
 def prepare(case: Case, folder: Path) -> None:
     """Write what the sides read."""
-    model = with_loss(case.build(), case.batch)
+    model = case.build()
+    set_batch(model, case.batch)
+    if model.graph.output[0].type.tensor_type.shape.dim:
+        add_cross_entropy(model)
+    add_optional_outputs(model)
     onnx.save(model, folder / "forward.onnx")
     training = build_training_graph(ckplan.model.load(folder / "forward.onnx").model, training=True)
     plan = parse_strategy("none").solve(problem_of(training.model))
@@ -189,19 +137,19 @@ def compare(name: str, runs: int, threads: int, peer: Path | None, explain: bool
         worker = [sys.executable, "-m", "benchmarks.step_worker"]
         commands = {"ckplan": [*worker, "ckplan"], "torch": [*worker, "torch"]}
         if peer is not None:
-            commands["peer"] = [str(peer), "-P", str(Path(__file__).with_name("training_peer.py"))]
+            commands["peer"] = [str(peer), "-P", str(TRAINING_PEER)]
         sides = []
         for key, command in commands.items():
             try:
-                sides.append(Side(key, command, folder, threads))
+                sides.append(Side(key, [*command, str(folder), str(threads)], folder / f"{key}.stderr"))
             except SideError as error:
                 if key != "peer":
                     raise
                 print(f"{name}: {error}", file=sys.stderr, flush=True)
-        gradients = {side.name: side.gradients() for side in sides}
+        gradients = {side.name: gradients_of(side, folder) for side in sides}
         for side in sides:
-            side.step()
-        rounds = [[side.step() for side in sides] for _ in range(runs)]
+            seconds_of_step(side)
+        rounds = [[seconds_of_step(side) for side in sides] for _ in range(runs)]
         columns = list(zip(*rounds, strict=True))
         cells = [f"{median(columns[0]):.3f}"]
         for index, side in enumerate(sides[1:], 1):

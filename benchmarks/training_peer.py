@@ -1,14 +1,14 @@
-"""One side of `benchmarks.step_time`: a training step in onnxruntime-training, run by that package's own interpreter.
+"""One side of `benchmarks.step_time` and `benchmarks.frontier`: a training step in onnxruntime-training.
 
     python benchmarks/training_peer.py FOLDER THREADS
 
-onnxruntime-training-cpu 1.19.2 was the last of its line and wants older packages than ckplan, hence a virtual
-environment of its own; `benchmarks/step_time.py` says how to make it. This file imports nothing of ckplan.
+onnxruntime-training-cpu 1.19.2 was the last of its line and wants older packages than ckplan, hence an interpreter of
+its own; `benchmarks/step_time.py` says how to make its virtual environment. This file imports nothing of ckplan.
 
 The folder holds `forward.onnx` (loss included), `feeds.npz` and `step.json` with the names of the loss and of the
 parameters. The gradient graph is built as `onnxruntime.training.artifacts` does, without the nodes that add up
 gradients of several steps, which would cost it a copy. Commands on stdin: `step` runs one step and answers with its
-seconds, `gradients` writes `peer.npz`, `profile` answers with the name of a profile.
+seconds by the clock and of processor time, `gradients` writes `peer.npz`, `profile` answers with the name of a profile.
 """
 
 from __future__ import annotations
@@ -64,9 +64,10 @@ def main() -> None:
     for line in sys.stdin:
         command = line.strip()
         if command == "step":
-            started = time.perf_counter()
-            session.run_with_ort_values(outputs, bound)
-            print(time.perf_counter() - started, flush=True)
+            started, used = time.perf_counter(), time.process_time()
+            result = session.run_with_ort_values(outputs, bound)
+            print(time.perf_counter() - started, time.process_time() - used, flush=True)
+            del result
         elif command == "gradients":
             found = dict(zip(outputs, session.run_with_ort_values(outputs, bound), strict=True))
             arrays = {name: found[f"{name}_grad"].numpy() for name in names["parameters"]}
