@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import TYPE_CHECKING
 
@@ -139,7 +139,7 @@ def analyze(
     offers = []
     for number, strategy in enumerate(tried, start=1):
         progress(f"planning with `{strategy}`, {number} of {len(tried)}")
-        offers.append(offer(problem, strategy, limit))
+        offers.append(offer(step, strategy, limit))
     values = {str(value.name): value for node in step.fused.graph for value in node.outputs}
     return Analysis(
         contents=contents_of(step),
@@ -172,12 +172,18 @@ def quick_strategies() -> list[Strategy]:
     return [_QUICK.get(kind.name) or kind() for kind in STRATEGIES if kind.name not in _WHEN_ASKED]
 
 
-def offer(problem: Problem, strategy: Strategy, budget: int | None) -> Offer:
-    """What a strategy makes of a problem, or why nothing."""
+def offer(step: Step, strategy: Strategy, budget: int | None) -> Offer:
+    """What a strategy makes of a step, or why nothing.
+
+    A plan that repeats nothing and keeps the step's order is the step itself, of which is told what its file takes.
+    """
     try:
-        return Offer(str(strategy), strategy.solve(problem, budget))
+        plan = strategy.solve(step.problem, budget)
     except CkplanError as error:
         return Offer(str(strategy), None, error.message)
+    if step.training is not None and plan.schedule == step.kept.schedule:
+        plan = replace(plan, predicted=step.baseline)
+    return Offer(str(strategy), plan)
 
 
 def _at_peak(occupancy: Occupancy) -> tuple[TensorFacts, ...]:

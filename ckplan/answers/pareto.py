@@ -87,7 +87,7 @@ def pareto(
             if effort.over:
                 break
             progress(f"planning with `{strategy}`, {number} of {len(tried)}")
-            offers.append(offer(problem, strategy, None))
+            offers.append(offer(step, strategy, None))
     except KeyboardInterrupt:
         effort.interrupted = True
     reason = "interrupted" if effort.interrupted else "the time was up before it was tried"

@@ -9,13 +9,16 @@ import onnx_ir as ir
 
 from ckplan.errors import ModelError
 from ckplan.model.dims import DEFAULT_LENGTH, Defaults
+from ckplan.model.fixing import deciding_input
 from ckplan.model.infer import static_shape
+from ckplan.model.traits import all_nodes
 
 PIXELS = (64, 128, 224, 640)
 """Heights and widths, in the order in which they are tried: detectors halve an image five times and more."""
 LENGTHS = (DEFAULT_LENGTH, 16, 512, 16000)
 """Lengths of everything else: sound needs more than text."""
 _TRIES = 7
+_RECURRENT = ("GRU", "LSTM", "RNN")
 
 
 class SizesError(ModelError):
@@ -35,20 +38,43 @@ def tries(pixels: bool, lengths: bool) -> Iterator[Defaults]:
 
 
 def check_sizes(graph: ir.Graph) -> None:
-    """Look for what shape inference lets pass: windows that are larger than what they move over.
+    """Look for what shape inference lets pass, in branches and loops, too.
+
+    Windows that are larger than what they move over, and states of a recurrence for another batch than its input has.
 
     Raises:
         SizesError: a node cannot run with the shapes of its inputs.
     """
-    for node in graph:
-        negative = any(size < 0 for value in node.outputs for size in static_shape(value) or ())
-        if negative or (node.op_type == "Conv" and not node.domain and not _has_room(node)):
+    for node in all_nodes(graph):
+        if not _fits(node):
             read = [static_shape(value) for value in node.inputs if value is not None]
             listed = ", ".join(str(list(shape)) for shape in read if shape is not None)
-            raise SizesError(
-                f"{node.op_type} '{node.name}' does not fit its inputs of shapes {listed}",
-                "give input shapes that the model accepts with --shape",
-            )
+            place, hint = "", "give input shapes that the model accepts with --shape"
+            if node.graph is not graph and (decides := deciding_input(graph, node)):
+                place, hint = " in a branch", branch_hint(decides)
+            raise SizesError(f"{node.op_type} '{node.name}'{place} does not fit its inputs of shapes {listed}", hint)
+
+
+def branch_hint(decides: str) -> str:
+    """What to do about a branch that cannot run, where the input `decides` alone chooses it."""
+    return f"if that branch is not for this input, fix what decides: --set {decides}=VALUE"
+
+
+def _fits(node: ir.Node) -> bool:
+    """Whether a node can run with the shapes of its inputs, as far as they are known."""
+    if any(size < 0 for value in node.outputs for size in static_shape(value) or ()):
+        return False
+    if node.domain:
+        return True
+    return _has_room(node) if node.op_type == "Conv" else node.op_type not in _RECURRENT or _of_one_batch(node)
+
+
+def _of_one_batch(node: ir.Node) -> bool:
+    """Whether the states that an LSTM, a GRU or an RNN begins with are for as many samples as its input."""
+    batch_first = node.attributes.get_int("layout", 0) == 1
+    read = [node.inputs[place] if place < len(node.inputs) else None for place in (0, 5, 6)]
+    shapes = [None if value is None else static_shape(value) for value in read]
+    return len({shape[0 if batch_first else 1] for shape in shapes if shape is not None and len(shape) == 3}) <= 1
 
 
 def _has_room(node: ir.Node) -> bool:

@@ -10,6 +10,8 @@ a dimension called height or width, or axes 2, 3 of an image          224
 everything else (sequence lengths, features)                           64
 ====================================================================  =====
 
+A nameless axis 1 between two known ones (layers, ?, size) beside an input with an open batch is that batch: a state.
+
 Where the last two are not enough to go by, `ckplan.model.default_sizes` says what is tried instead.
 """
 
@@ -85,7 +87,7 @@ def bind(
         ModelError: an input's rank is unknown and no shape was given.
     """
     inputs = [value for value in graph.inputs if isinstance(value.type, ir.TensorType) or value.type is None]
-    declared = {_name(value): _declared(value) for value in inputs}
+    declared = _with_states({_name(value): _declared(value) for value in inputs}, shapes)
     for name, given in shapes.items():
         if name not in declared:
             raise UsageError(f"the model has no input '{name}'", _nearest(name, declared, "its inputs are"))
@@ -144,6 +146,34 @@ def _declared(value: ir.Value) -> tuple[int | str, ...] | None:
             text = (dim.value or "").strip()
             result.append("" if text in _ANONYMOUS else text)
     return tuple(result)
+
+
+def _with_states(
+    declared: Mapping[str, tuple[int | str, ...] | None], given: Mapping[str, Sequence[int]]
+) -> dict[str, tuple[int | str, ...] | None]:
+    """Name the nameless batch of recurrent states as that of the input beside them, or both `batch`.
+
+    Args:
+        declared: input name -> its shape in the file, as of `_declared`.
+        given: input name -> the shape that the user gave; these inputs stay as they are.
+    """
+    shapes = dict(declared)
+    led = [name for name, shape in declared.items() if shape and isinstance(shape[0], str)]
+    symbols = {shape[0] for name in led if (shape := declared[name])}
+    states = [name for name, shape in declared.items() if name not in given and shape and _is_state(shape)]
+    known = {axis for shape in declared.values() for axis in shape or () if isinstance(axis, str)}
+    if not states or len(symbols) != 1 or (symbols == {""} and (len(led) > 1 or "batch" in known)):
+        return shapes
+    batch = symbols.pop() or "batch"
+    for name, axis in [*((name, 0) for name in led), *((name, 1) for name in states)]:
+        shape = declared[name] or ()
+        shapes[name] = (*shape[:axis], batch, *shape[axis + 1 :])
+    return shapes
+
+
+def _is_state(shape: tuple[int | str, ...]) -> bool:
+    """Whether a shape may be that of a state of a recurrent network, with a nameless batch."""
+    return len(shape) == 3 and shape[1] == "" and isinstance(shape[0], int) and isinstance(shape[2], int)
 
 
 def _symbol_sizes(

@@ -14,7 +14,7 @@ from ckplan.model.cleanup import drop_no_ops, tidy
 from ckplan.model.constants import hoist
 from ckplan.model.contrib import adopt, expand_nested
 from ckplan.model.declared import declare, declared_shapes
-from ckplan.model.default_sizes import SizesError, check_sizes, tries
+from ckplan.model.default_sizes import SizesError, branch_hint, check_sizes, tries
 from ckplan.model.detached import mark_detached
 from ckplan.model.dims import Binding, Defaults, bind
 from ckplan.model.fixing import Fixed, deciding_input, fix, shapes_of
@@ -174,6 +174,7 @@ def _normalised(
     try:
         notes.extend(learn(model))
     except ModelError as error:
+        check_sizes(model.graph)
         raise _blame(error, state, model) from error
     check_sizes(model.graph)
     if reference is not None and not repair.certain:
@@ -226,7 +227,7 @@ def _blame(error: ModelError, state: Sweep, model: ir.Model) -> ModelError:
             if any(words in problem for words in _INVALID):
                 return ModelError(f"the file is not valid: {node.op_type} '{node.name}', {reason}", EXPORT_AGAIN)
             if node.graph is not model.graph and (decides := deciding_input(model.graph, node)):
-                hint = f"if that branch is not for this input, fix what decides: --set {decides}=VALUE"
-                return SizesError(f"{node.op_type} '{node.name}' in a branch does not fit its inputs ({reason})", hint)
+                problem = f"{node.op_type} '{node.name}' in a branch does not fit its inputs ({reason})"
+                return SizesError(problem, branch_hint(decides))
             return SizesError(f"{node.op_type} '{node.name}' does not fit its inputs ({reason})", error.hint)
     return error

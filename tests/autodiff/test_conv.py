@@ -186,6 +186,22 @@ def test_a_flipped_kernel_gives_the_data_gradient(w, attributes, monkeypatch: py
     check_gradient(node_model("Conv", values(2, 16, 7, 8), values(*w, seed=1), **attributes))
 
 
+@pytest.mark.parametrize(("filters", "transposed"), [(4, False), (9, True)])
+def test_few_channels_take_the_flipped_kernel_where_filters_are_no_more(filters: int, transposed: bool):
+    # The buffer of a ConvTranspose is as large as 15 copies of a sample; a product of few, long rows is slower.
+    model = node_model("Conv", values(2, 4, 9, 9), values(filters, 4, 3, 5, seed=1), pads=[1, 2, 1, 2])
+    nodes = build_training_graph(infer(model), loss="loss").model.graph
+    assert any(node.op_type == "ConvTranspose" for node in nodes) == transposed
+    check_gradient(model)
+
+
+def test_wide_kernels_of_sound_take_no_table_of_their_taps():
+    model = node_model("Conv", values(2, 1, 1, 596), values(1, 1, 1, 256, seed=1), strides=[1, 2])
+    initializers = build_training_graph(infer(model), loss="loss").model.graph.initializers.values()
+    assert max(value.const_value.size for value in initializers) == 2 * 596
+    check_gradient(model, differences=False)
+
+
 def test_a_large_input_goes_through_the_batch_in_parts():
     model = node_model("Conv", values(7, 9, 5, 5), values(2, 9, 3, 3, seed=1), pads=[1, 1, 1, 1])
     check_gradient(model)

@@ -63,3 +63,36 @@ def test_sound_needs_more_than_text(tmp_path: Path) -> None:
     """
     forward = load(write(parse(text, {"w": normal(0, 4, 1, 400)}), tmp_path))
     assert [list(value.shape or ()) for value in forward.model.graph.inputs] == [[8, 1, 512]]
+
+
+def test_states_for_another_batch_than_the_input_has(tmp_path: Path) -> None:
+    text = """
+    <ir_version: 8, opset_import: ["" : 17]>
+    g (float[time, batch, 4] x, float[1, samples, 5] h) => (float[s, d, b, o] y) {
+        y = GRU <hidden_size = 5> (x, w, r, , , h)
+    }
+    """
+    path = write(parse(text, {"w": normal(0, 1, 15, 4), "r": normal(1, 1, 15, 5)}), tmp_path)
+    assert load(path, dims={"batch": 3, "samples": 3}).model.graph.outputs[0].shape == [64, 1, 3, 5]
+    with pytest.raises(ModelError, match=r"GRU '.*' does not fit its inputs of shapes \[64, 3, 4\].* --shape"):
+        load(path, dims={"batch": 3, "samples": 2})
+
+
+def test_a_window_in_a_branch_decides_the_length_or_what_to_set(tmp_path: Path) -> None:
+    text = """
+    <ir_version: 8, opset_import: ["" : 17]>
+    g (float[batch, 1, samples] x, int64 rate) => (float[batch, c, s] y)
+    <int64 low = {8000}>
+    {
+        is_low = Equal (rate, low)
+        y = If (is_low) <
+            then_branch = low_rate () => (float[batch, c, s] a) { a = Conv (x, short) },
+            else_branch = high_rate () => (float[batch, c, s] b) { b = Conv (x, long) }
+        >
+    }
+    """
+    path = write(parse(text, {"short": normal(0, 2, 1, 20), "long": normal(0, 2, 1, 400)}), tmp_path)
+    assert [list(value.shape or ()) for value in load(path).model.graph.inputs] == [[8, 1, 512], []]
+    with pytest.raises(ModelError, match=r"Conv '.*' in a branch does not fit .*--set rate=VALUE"):
+        load(path, dims={"samples": 64})
+    assert load(path, dims={"samples": 64}, fixed={"rate": 8000})

@@ -40,6 +40,34 @@ def test_anonymous_dimensions_are_independent() -> None:
     assert shapes(main) == {"x": (8, 64)}
 
 
+def test_the_nameless_batch_of_states_is_that_of_the_input_beside_them() -> None:
+    main = graph(input=[None, None], state=[2, None, 128], context=[1, 4, 5])
+    notes = bind(main, {}, {}).notes
+    assert shapes(main) == {"input": (8, 64), "state": (2, 8, 128), "context": (1, 4, 5)}
+    assert "dimension 'batch' is 8 by default" in notes
+
+    main = graph(input=["N", 16], state=[2, None, 128])
+    bind(main, {"N": 3}, {})
+    assert shapes(main) == {"input": (3, 16), "state": (2, 3, 128)}
+
+    main = graph(input=[None, 16], state=[2, None, 128])
+    bind(main, {}, {"input": [4, 16]})
+    assert shapes(main) == {"input": (4, 16), "state": (2, 4, 128)}
+
+    main = graph(input=[None, 16], tokens=[2, None, 128])
+    bind(main, {}, {"input": [4, 16], "tokens": [2, 7, 128]})
+    assert shapes(main) == {"input": (4, 16), "tokens": (2, 7, 128)}
+
+
+def test_a_sequence_beside_no_batch_or_several_is_no_state() -> None:
+    main = graph(audio=[1, None, 80])
+    bind(main, {}, {})
+    assert shapes(main) == {"audio": (1, 64, 80)}
+    main = graph(a=["N", 4], b=["M", 4], c=[2, None, 80])
+    bind(main, {}, {})
+    assert shapes(main)["c"] == (2, 64, 80)
+
+
 @pytest.mark.parametrize(
     ("dims", "expected"),
     [

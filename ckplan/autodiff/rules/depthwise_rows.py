@@ -36,11 +36,16 @@ MOST_COPIES = 2
 #: and where a window steps over columns, which other forms have to pick one by one.
 ROW_PRODUCTS, STRIDED_ROW_PRODUCTS = 240, 1100
 
+#: Elements of the constant that says which column a tap reads for which other: kernels of sound are hundreds of taps
+#: wide, and their tables would be larger than the whole model.
+LARGEST_TABLE = 2**17
+
 
 def is_narrow(window: Window) -> bool:
     """Say whether the planes of a window are narrow enough beside its kernel."""
     most = ROW_PRODUCTS if window.strides[-1] == 1 else STRIDED_ROW_PRODUCTS
-    return window.outputs[-1] * window.inputs[-1] <= most * window.kernel[-1]
+    products = window.outputs[-1] * window.inputs[-1]
+    return products <= most * window.kernel[-1] and products * window.kernel[-1] <= LARGEST_TABLE
 
 
 def copied(planes: int, window: Window) -> int:
