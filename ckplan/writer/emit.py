@@ -44,9 +44,17 @@ from ckplan.writer.ordering import (
     repair,
     settle_order,
 )
-from ckplan.writer.pools import keep_places, keep_walls, make_cells, make_placeholders, open_first, take_optional
+from ckplan.writer.pools import (
+    keep_places,
+    keep_walls,
+    make_cells,
+    make_placeholders,
+    open_first,
+    take_optional,
+    wait_for_cells,
+)
 from ckplan.writer.repeats import in_order, with_repeats
-from ckplan.writer.reservation import reserve
+from ckplan.writer.reservation import reserve, reserved_names, without_tensors
 from ckplan.writer.updates import tell_in_place, updates_of, wait_for_readers, write_last
 
 
@@ -74,6 +82,7 @@ class _Draft:
         problem: the numbers of its nodes.
         edges: how many aliases it has.
         timeline: what onnxruntime makes of it.
+        peak: bytes of activations that are alive at once, without what is reserved.
         executed: what onnxruntime executes of it.
         numbers: the problem of that.
     """
@@ -82,13 +91,9 @@ class _Draft:
     problem: Problem
     edges: int
     timeline: Timeline
+    peak: int
     executed: ir.Model
     numbers: Problem
-
-    @property
-    def peak(self) -> int:
-        """Bytes of activations that are alive at once."""
-        return self.timeline.peak_activations
 
 
 def emit(model: ir.Model, plan: Plan) -> ir.Model:
@@ -167,14 +172,18 @@ def write(
         nodes = make_placeholders(nodes, pools.placeholders, edges)
         keep_walls(nodes, [value for cell, value in kept if cell.use == WALL], edges)
     hide_inputs(nodes, [value for value in fed if value.name not in updates], edges, after)
+    if pools is not None and after is not None:
+        wait_for_cells(nodes, inputs, after, edges)
     nodes = [*opening, *first, *nodes]
+    own = reserved_names(nodes)
     # Aliases that hide sources cost a little themselves: where they do not help, the file stays as it was before.
     best: _Draft | None = None
-    sparing = True
+    sparing = pools is None  # a second buffer that lies within the peak needs room of its own in the arena
     while True:
         nodes = place_control_nodes(nodes)
         problem = problem_of_nodes(nodes, inputs, outputs, runtime=runtime, known=known)
-        name_buffers(nodes, problem, copy.graph.initializers, sparing)
+        counted = without_tensors(problem, own)
+        name_buffers(nodes, counted, copy.graph.initializers, sparing)
         assemble(copy, [nodes[place] for place in leaves_last(nodes)] if moved else nodes, edges)
         executed = executed_model(copy, runtime=runtime)
         if edges.restore(executed):
@@ -183,15 +192,17 @@ def write(
             continue
         if updates and wait_for_readers(nodes, executed, updates, edges):
             continue
-        if repair(nodes, problem, executed_order(nodes, executed), edges):
+        if repair(nodes, counted, executed_order(nodes, executed), edges):
             continue
         if order and keep_order(nodes, executed_order(nodes, executed), edges):
             continue
         numbers = problem_of(executed, runtime)
-        draft = _Draft(copy, problem, edges.count, executed_timeline(executed, numbers), executed, numbers)
+        timeline = executed_timeline(executed, numbers)
+        needed = executed_timeline(executed, without_tensors(numbers, own)) if own else timeline
+        draft = _Draft(copy, problem, edges.count, timeline, needed.peak_activations, executed, numbers)
         # As planned, and what onnxruntime keeps to the end because nothing reads it.
         shapes = shape_classes(nodes, problem)
-        limit = simulate(problem, range(len(nodes)), shapes).peak_activations * (1 + TOLERANCE)
+        limit = simulate(counted, range(len(nodes)), shapes).peak_activations * (1 + TOLERANCE)
         held = draft.peak > limit
         if held and (best is None or draft.peak < best.peak):
             best = replace(draft, model=copy.clone())

@@ -16,16 +16,17 @@ that might be left out.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import onnx_ir as ir
 
 from ckplan.keys import PLACE, RESERVATION, ROLE
 from ckplan.planner.arena import UNIT
 from ckplan.planner.cells import POOL, SPARE, WALL, WALL_BYTES, Cell, Layout, Moment, Placeholder
-from ckplan.runtime.sizes import bytes_of, dimensions_of, hide_dimensions
+from ckplan.runtime.reads import reads
+from ckplan.runtime.sizes import SMALL, bytes_of, dimensions_of, hide_dimensions
 from ckplan.writer.control_edges import ControlEdges, is_control, read_instead, shape_constant
-from ckplan.writer.ordering import gate, signal_of
+from ckplan.writer.ordering import gate, place_control_nodes, signal_of
 from ckplan.writer.reservation import reserved
 
 _NAME = "ckplan/pool"
@@ -144,6 +145,29 @@ def make_cells(layout: Layout, edges: ControlEdges) -> tuple[list[ir.Node], ir.V
                 nodes[-1].metadata_props[ROLE] = PLACE
     # Each is read once more when the last one is there, and lives until then.
     return nodes, edges.after_all([after, *(edges.alias(other, after) for other in taken if other is not after)]), kept
+
+
+def wait_for_cells(
+    nodes: Sequence[ir.Node], inputs: Collection[ir.Value], there: ir.Value, edges: ControlEdges
+) -> None:
+    """Let nodes that compute something of parameters alone wait for the cells, as those do that read the batch.
+
+    They would run as soon as they can, and what they make would lie where cells are to be.
+
+    Args:
+        nodes: the sequence; what reads the batch waits already.
+        inputs: graph inputs; what reads none of them is computed when the file is loaded.
+        there: what is there when the cells are.
+        edges: maker of control edges.
+    """
+    late, fed = {there}, set(inputs)
+    for node in place_control_nodes(nodes):
+        if fed.isdisjoint(reads(node)):
+            continue
+        fed.update(node.outputs)
+        large = not is_control(node) and any(bytes_of(value) >= SMALL for value in node.outputs if value.name)
+        if not late.isdisjoint(reads(node)) or (large and gate(node, there, edges)):
+            late.update(node.outputs)
 
 
 def keep_places(nodes: Sequence[ir.Node], kept: Sequence[tuple[Cell, ir.Value]], edges: ControlEdges) -> None:

@@ -11,11 +11,13 @@ region then, by a tensor of that size before the large one.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 
 import numpy as np
 import onnx_ir as ir
 
-from ckplan.keys import RESERVATION, ROLE
+from ckplan.keys import PLACE, RESERVATION, ROLE
+from ckplan.planner.problem import Problem
 from ckplan.runtime.sizes import dimensions_of
 from ckplan.writer.control_edges import ControlEdges
 
@@ -44,6 +46,25 @@ def reserve(
         made.append(node := reserved(f"{_NAME}{number or ''}", size, after, edges))
         after = node.outputs[0]
     return made, after
+
+
+def reserved_names(nodes: Sequence[ir.Node]) -> set[str]:
+    """Names of the tensors of which nobody reads the data."""
+    return {
+        str(value.name)
+        for node in nodes
+        if node.metadata_props.get(ROLE) in (RESERVATION, PLACE)
+        for value in node.outputs
+    }
+
+
+def without_tensors(problem: Problem, names: Collection[str]) -> Problem:
+    """The same problem where some tensors take no memory.
+
+    What is reserved is no part of what a run needs: that it is there does not leave room for anything.
+    """
+    tensors = (replace(tensor, bytes=0) if tensor.name in names else tensor for tensor in problem.tensors)
+    return replace(problem, tensors=tuple(tensors)) if names else problem
 
 
 def reserved(name: str, size: int, after: ir.Value, edges: ControlEdges) -> ir.Node:
