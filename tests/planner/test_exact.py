@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from itertools import pairwise
 
 import pytest
@@ -13,6 +14,7 @@ from ckplan.errors import InfeasibleError
 from ckplan.planner import Kind, Problem, lower_bound, simulate
 from ckplan.planner.bounds import working_set
 from ckplan.planner.exact import TINY, optimum, optimum_of_lowest_peak
+from ckplan.planner.exact.finish import finished
 from ckplan.planner.exact.stages import staged_overhead
 from ckplan.planner.order import best_order
 from ckplan.planner.overhead_bound import bound_at, least_overhead
@@ -130,6 +132,20 @@ def test_exact_agrees_with_brute_force_through_the_strategy() -> None:
                 Exact().solve(problem, budget)
         else:
             assert Exact().solve(problem, budget).cost == pytest.approx(true)
+
+
+@settings(max_examples=60)
+@given(problem=stashing_problems(), share=st.floats(0, 1))
+def test_constraint_programming_leaves_no_run_out_that_the_optimum_needs(problem: Problem, share: float) -> None:
+    assume(not any(op.views or op.inplace for op in problem.ops))  # of which the model takes the simpler course
+    budget = some_budget(problem, share)
+    best = optimum_of_lowest_peak(problem, budget)
+    assume(best is not None)
+    assert best is not None
+    found, proven = finished(problem, budget, None, list(dict.fromkeys(best)), repeats=max(Counter(best).values()) - 1)
+    assert proven
+    assert found is not None
+    assert problem.schedule_cost(found) == pytest.approx(problem.schedule_cost(best), rel=1e-6)
 
 
 def test_constraint_programming_reaches_the_optimum_of_a_chain() -> None:

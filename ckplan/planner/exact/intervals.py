@@ -3,9 +3,9 @@
 As in Moccasin (Bartan et al., ICML 2023): each op runs for the first time in a given order, and up to so many times
 again; each copy of what it makes is held for an interval of time, a cumulative constraint keeps the sum of all that
 is held within the budget. Time is ``stage x (n + 1) + rank``: stage j ends with the first run of the j-th op, and
-before it ops of lower rank may run again. There are O(n) variables for n ops, where Checkmate (Jain et al., MLSys
-2020) has O(n^2). Views are made anew where what they are views of was; a kernel that overwrites its input in place
-frees it one moment earlier.
+before it ops of lower rank may run again: not before memory can run out, and not after the last op that may read what
+they make. There are O(n) variables for n ops, where Checkmate (Jain et al., MLSys 2020) has O(n^2). Views are made anew
+where what they are views of was; a kernel that overwrites its input in place frees it one moment earlier.
 """
 
 from __future__ import annotations
@@ -69,6 +69,7 @@ class IntervalModel:
             for op in problem.ops
         ]
         self.reads = [self._reads(index) for index in range(len(problem.ops))]
+        self.earliest, self.latest = self._earliest(budget), self._latest()
         self.runs: dict[int, list[_Run]] = {}
         self.ends: dict[tuple[int, int], Any] = {}
         """By tensor and run, the time at which the copy ends."""
@@ -91,6 +92,32 @@ class IntervalModel:
                     early.add(base)
         return {base: int(base in early) for base in needed}
 
+    def _earliest(self, budget: int) -> int:
+        """The first stage in which to run again can save memory: all that was made by the one before fits at once."""
+        total = workspace = 0
+        for stage, index in enumerate(self.order):
+            op = self.problem.ops[index]
+            workspace = max(workspace, op.workspace)
+            total += sum(self.problem.tensors[tensor].bytes for tensor in op.outputs if tensor in self.held)
+            if total + workspace > budget:
+                return stage + 1
+        return self.span
+
+    def _latest(self) -> list[int]:
+        """For each op the last stage in which something may read what it makes again."""
+        latest = [0] * len(self.problem.ops)
+        for index in reversed(self.order):
+            last = max(self.rank[index], latest[index] if self.repeatable[index] else 0)
+            for base in self.reads[index]:
+                maker = self.problem.producer[base]
+                latest[maker] = max(latest[maker], last)
+        return latest
+
+    def _stages(self, index: int) -> range:
+        """The stages in which an op may run again."""
+        stages = range(max(self.rank[index] + 1, self.earliest), self.latest[index] + 1)
+        return stages if self.repeatable[index] else range(0)
+
     def _build(self) -> None:
         model, problem, span = self.model, self.problem, self.span
         horizon = span * span
@@ -98,10 +125,11 @@ class IntervalModel:
         for index in self.order:
             op, rank = problem.ops[index], self.rank[index]
             runs = [_Run(index, 0, rank * span + rank)]
-            for number in range(1, self.repeats[index] + 1 if self.repeatable[index] else 1):
-                if rank + 1 <= span - 2:
-                    stage = model.new_int_var(rank + 1, span - 2, "")
-                    runs.append(_Run(index, number, stage * span + rank, stage, model.new_bool_var("")))
+            stages = self._stages(index)
+            for number in range(1, min(self.repeats[index], len(stages)) + 1):
+                # Each is later than the one before, also where it does not take place.
+                stage = model.new_int_var(stages[0] + number - 1, stages[-1] + number - 1, "")
+                runs.append(_Run(index, number, stage * span + rank, stage, model.new_bool_var("")))
             self.runs[index] = runs
             for run in runs:
                 for tensor in op.outputs:
@@ -145,14 +173,18 @@ class IntervalModel:
 
     def _read(self, run: _Run, base: int, early: int) -> None:
         """A run reads one of the copies of a root, which has been made and is still there."""
-        sources = self.runs[self.problem.producer[base]]
+        maker = self.problem.producer[base]
+        last = self.latest[run.index] if run.number else self.rank[run.index]
+        stages = self._stages(maker)
+        sources = self.runs[maker] if stages and stages[0] <= last else self.runs[maker][:1]
         literals = []
         for source in sources:
             literal = self.model.new_bool_var("")
             literals.append(literal)
             self.chosen[run.index, run.number, base, source.number] = literal
             for view in self._lasting_views(run.index, base):
-                self.model.add_implication(literal, self.chosen[view, 0, base, source.number])
+                viewed = self.chosen.get((view, 0, base, source.number), False)  # it cannot be a view of that copy
+                self.model.add_implication(literal, viewed)
             self.model.add(source.start < run.start).only_enforce_if(literal)
             self.model.add(self.ends[base, source.number] >= run.start - early).only_enforce_if(literal)
             if source.present is not None:

@@ -57,7 +57,7 @@ _WORK = 0.003
 """What the solver may do for each of them, in its own deterministic units of about a second."""
 _FEW = 200
 """Ops of the largest graph for which it may do more: most models of that size it has done with before."""
-_MORE_WORK = 0.006
+_MORE_WORK = 0.0045
 """What it may do for each of them there."""
 _REPEATS = (1, 2)
 """How often an op may run again, one after the other; of larger graphs the first alone."""
@@ -210,6 +210,8 @@ class Auto(Strategy):
                 told = 100 * (problem.schedule_cost(better) / problem.cost - 1)
                 _log.info("constraint programming: %.1f %% of compute more", told)
             settled = proven or (settled and not gained)
+            if found is None and not proven:
+                break  # to find one with more repeats takes longer still
             if proven and not gained:
                 work /= 2  # the search was there already: what more repeats are good for shows soon
         return found, settled
