@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from itertools import pairwise
 
 import pytest
@@ -26,14 +27,16 @@ from tests.planner.problems import ProblemBuilder, chain, problems
 
 
 @st.composite
-def stashing_problems(draw: st.DrawFn, max_layers: int = 5) -> Problem:
+def stashing_problems(
+    draw: st.DrawFn, max_layers: int = 5, shapes: Sequence[str] = ("new", "new", "new", "view", "inplace")
+) -> Problem:
     """Random networks in which each backward op reads what the forward pass made: most need recomputation."""
     build = ProblemBuilder()
     values = [build.tensor(draw(st.integers(1, 30)), Kind.INPUT)]
     layers: list[tuple[list[int], int]] = []
     for _ in range(draw(st.integers(2, max_layers))):
         inputs = list(dict.fromkeys([values[-1], draw(st.sampled_from(values))]))
-        shape = draw(st.sampled_from(["new", "new", "new", "view", "inplace"]))
+        shape = draw(st.sampled_from(shapes))
         size = build.tensors[inputs[0]].bytes if shape != "new" else draw(st.integers(1, 30))
         made = build.tensor(size)
         build.op(
@@ -135,9 +138,8 @@ def test_exact_agrees_with_brute_force_through_the_strategy() -> None:
 
 
 @settings(max_examples=60)
-@given(problem=stashing_problems(), share=st.floats(0, 1))
+@given(problem=stashing_problems(shapes=("new",)), share=st.floats(0, 1))
 def test_constraint_programming_leaves_no_run_out_that_the_optimum_needs(problem: Problem, share: float) -> None:
-    assume(not any(op.views or op.inplace for op in problem.ops))  # of which the model takes the simpler course
     budget = some_budget(problem, share)
     best = optimum_of_lowest_peak(problem, budget)
     assume(best is not None)
