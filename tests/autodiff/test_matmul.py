@@ -10,9 +10,10 @@ import onnx_ir as ir
 import pytest
 
 from ckplan.autodiff import build_training_graph
+from ckplan.autodiff.rules import matmul as rules
 from ckplan.errors import UnsupportedOperatorsError
 from ckplan.model import normalise
-from tests.autodiff.gradcheck import check_gradient, check_training_graph, node_model, values
+from tests.autodiff.gradcheck import check_gradient, check_training_graph, infer, node_model, values
 
 
 @pytest.mark.parametrize(
@@ -32,6 +33,8 @@ from tests.autodiff.gradcheck import check_gradient, check_training_graph, node_
         ((2, 3, 4), (4,)),
         ((2, 1, 4), (2, 4, 1)),
         ((1, 1), (1, 1)),
+        ((2, 3, 130), (2, 130, 4)),
+        ((2, 2, 3, 130), (1, 2, 130, 4)),
     ],
 )
 def test_matmul(a, b):
@@ -44,6 +47,26 @@ def test_gemm_flags(flip_a, flip_b, scales):
     a = values(*((4, 3) if flip_a else (3, 4)))
     b = values(*((5, 4) if flip_b else (4, 5)), seed=5)
     check_gradient(node_model("Gemm", a, b, values(5, seed=6), transA=flip_a, transB=flip_b, **scales))
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        node_model("MatMul", values(2, 3, 130), values(2, 130, 4, seed=5)),
+        node_model("MatMul", values(2, 40, 8), values(8, 4, seed=5)),
+        node_model("Gemm", values(80, 8), values(8, 4, seed=5), alpha=0.5),
+        node_model("Gemm", values(80, 4), values(8, 4, seed=5), transB=1),
+    ],
+    ids=["attention", "rows", "gemm", "gemm of a transposed weight"],
+)
+def test_products_of_columns_gather_those_of_the_narrower_side(model, monkeypatch):
+    monkeypatch.setattr(rules, "_CACHE", 0)
+    check_gradient(model)
+    training = build_training_graph(infer(model), loss="loss", wrt=["p1"])
+    product = next(node for node in training.model.graph if node.op_type == "MatMul" and "/grad/" in (node.name or ""))
+    gathered, other = (value for value in product.inputs)
+    assert gathered.producer().op_type == "Transpose"
+    assert gathered.shape[-2] < other.shape[-1]
 
 
 @pytest.mark.parametrize("c", [(3, 5), (1, 5), (3, 1), (5,), (1,), (), None])

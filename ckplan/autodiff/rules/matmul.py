@@ -10,6 +10,15 @@ from ckplan.autodiff.builder import Builder, Gradients, attr_float, attr_int, in
 from ckplan.autodiff.registry import rule
 from ckplan.autodiff.row_factors import Rows, rows_of
 
+_BLOCK = 128
+"""Columns of a product that onnxruntime makes at a time."""
+
+_CACHE = 2**18
+"""Elements that are too many for a processor's second cache."""
+
+_TALL = 16
+"""A product of columns is small beside these where they are so many times as long as it is."""
+
 
 @rule("MatMul", factor="absorb")
 def matmul(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
@@ -26,7 +35,7 @@ def matmul(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
     da = db = None
     # onnxruntime fuses the Transpose into the product (FusedMatMul), so that it costs neither time nor memory.
     if op.wants(b):
-        product = op.MatMul(_swapped(op, op.reshape(a, a_shape)), g)
+        product = _batched_column_products(op, op.reshape(a, a_shape), g)
         db = op.reshape(op.sum_to_shape(product, b_shape), shape_of(b))
     if op.wants(a):
         product = op.MatMul(g, _swapped(op, op.reshape(b, b_shape)))
@@ -43,7 +52,7 @@ def _by_matrix(op: Builder, a: ir.Value, b: ir.Value, dy: ir.Value, b_shape: tup
     if op.wants(b):
         left = op.reshape(a, (rows, inner))
         addend = None if g.offsets is None else g.offsets.after(op, left)
-        db = _product(op, g.scaled(op, left), g.matrix, addend, transA=1, alpha=op.factor)
+        db = _column_products(op, g.scaled(op, left), g.matrix, addend, op.factor)
         db = op.reshape(db, shape_of(b))
     if op.wants(a):
         weight = op.reshape(b, b_shape)
@@ -62,6 +71,33 @@ def _rows(op: Builder, dy: ir.Value, shape: tuple[int, int], inner: int) -> Rows
 def _product(op: Builder, a: ir.Value, b: ir.Value, c: ir.Value | None, *, alpha: float, **flips: int) -> ir.Value:
     """``alpha (a b + c)``; c may be None."""
     return op.Gemm(a, b, c, alpha=alpha, beta=None if c is None else alpha, **flips)  # type: ignore[return-value]
+
+
+def _column_products(op: Builder, a: ir.Value, b: ir.Value, c: ir.Value | None, alpha: float) -> ir.Value:
+    """``alpha (a^T b + c)``; c may be None.
+
+    onnxruntime's product gathers what is transposed column by column, which takes long where it comes from memory: of
+    two matrices the one with fewer columns is better there, and the result, small beside them, is transposed: that of
+    a MatMul, as a Gemm's would be merged into it.
+    """
+    (rows, wide), narrow = shape_of(a), shape_of(b)[1]
+    if c is None and 2 * narrow <= wide and narrow < _BLOCK and rows * wide >= _CACHE and rows >= _TALL * narrow:
+        return op.transpose(op.scale(op.MatMul(op.Transpose(b, perm=[1, 0]), a), alpha), (1, 0))
+    return _product(op, a, b, c, alpha=alpha, transA=1)
+
+
+def _batched_column_products(op: Builder, a: ir.Value, b: ir.Value) -> ir.Value:
+    """Products of ``a`` (..., rows, m), transposed, with ``b`` (..., rows, n); see :func:`_column_products`.
+
+    In attention these are the chances and the gradient of the result, and what is made is transposed anyway.
+    onnxruntime fuses the Transpose into the product (FusedMatMul).
+    """
+    wide, narrow = shape_of(a)[-1], shape_of(b)[-1]
+    if len(shape_of(a)) == len(shape_of(b)) and 2 * narrow <= wide and narrow < _BLOCK <= wide:
+        last = len(shape_of(b)) - 1
+        turned = op.Transpose(b, perm=[*range(last - 1), last, last - 1])
+        return _swapped(op, op.MatMul(turned, a))
+    return op.MatMul(_swapped(op, a), b)
 
 
 def _swapped(op: Builder, value: ir.Value) -> ir.Value:
@@ -83,10 +119,16 @@ def gemm(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
         left = g.scaled(op, a)
         if flip_b:
             addend = None if g.offsets is None else g.offsets.turned_before(op, a)
-            db = _product(op, g.matrix, left, addend, alpha=alpha, transA=1, transB=flip_a)
+            if flip_a:
+                db = _product(op, g.matrix, left, addend, alpha=alpha, transA=1, transB=1)
+            else:
+                db = _column_products(op, g.matrix, left, addend, alpha)
         else:
             addend = None if g.offsets is None else g.offsets.after(op, a)
-            db = _product(op, left, g.matrix, addend, alpha=alpha, transA=1 - flip_a)
+            if flip_a:
+                db = _product(op, left, g.matrix, addend, alpha=alpha)
+            else:
+                db = _column_products(op, left, g.matrix, addend, alpha)
     if c is not None and op.wants(c):
         if g.factors is not None and shape_of(c) in ((columns,), (1, columns)):
             sums = None if g.offsets is None else g.offsets.column_sums(op)
