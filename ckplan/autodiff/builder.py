@@ -17,6 +17,7 @@ import onnx.shape_inference
 import onnx_ir as ir
 from onnx_ir.convenience import convert_attribute
 
+from ckplan.autodiff.broadcasting import shape_of_number
 from ckplan.autodiff.precision import in_single, narrow_type
 from ckplan.autodiff.registry import NoGradientError
 from ckplan.errors import ModelError
@@ -307,7 +308,7 @@ class Builder:
         given_values = [value for value in inputs if isinstance(value, ir.Value)]
         # The condition of Where does not tell the type of its branches.
         like = next((v for v in given_values if v.dtype != ir.DataType.BOOL), given_values[0] if given_values else None)
-        operands = [self._operand(value, like) for value in inputs]
+        operands = [self._operand(value, like, op_type) for value in inputs]
         while operands and operands[-1] is None:
             operands.pop()
         schema = None if _domain else onnx.defs.get_schema(op_type, self.opset_imports[""])
@@ -319,8 +320,7 @@ class Builder:
         kind = narrow_type(operands)
         if schema is not None and kind is not None and in_single(schema, operands, attributes):
             return self._emit_in_single(kind, op_type, operands, _outputs, attributes)
-        count = _outputs or 1
-        endings = ["_out"] if count == 1 else [f"_out{i}" for i in range(count)]
+        endings = ["_out"] if _outputs is None or _outputs == 1 else [f"_out{i}" for i in range(_outputs)]
         name = self._unique(f"{self._scope}/{op_type}", always=True)
         while any(name + ending in self._names for ending in endings):  # left by a node that was folded
             name = self._unique(f"{self._scope}/{op_type}", always=True)
@@ -391,14 +391,14 @@ class Builder:
             if not found.tensor_type.HasField("shape") or not value.shape.is_static():
                 raise ModelError(f"the shape of {node.op_type} '{node.name}' depends on values known only at run time")
 
-    def _operand(self, value: Operand, like: ir.Value | None) -> ir.Value | None:
+    def _operand(self, value: Operand, like: ir.Value | None, op_type: str) -> ir.Value | None:
         if value is None or isinstance(value, ir.Value):
             return value
         if isinstance(value, (np.ndarray, np.generic)):
             return self.constant(value)
         if like is None:
             raise TypeError("a number among the inputs takes its element type from a value, and there is none")
-        return self.constant(np.asarray(value, dtype=dtype_of(like)))
+        return self.constant(np.full(shape_of_number(op_type, shape_of(like)), value, dtype=dtype_of(like)))
 
     # -- small helpers ---------------------------------------------------------------------------------------------
 

@@ -67,6 +67,14 @@ def test_numbers_take_the_type_of_the_tensor_beside_them(op):
         op.Add(1, 2)
 
 
+def test_numbers_have_as_many_axes_as_a_tensor_whose_last_has_one_element(op):
+    column = op.ReduceSum(op.graph.inputs[0], np.asarray([1]))
+    for made in (op.Mul(column, 2.0), op.Sub(1.0, column)):
+        assert shape_of(made) == (2, 1)
+        assert {shape_of(value) for value in made.producer().inputs} == {(2, 1), (1, 1)}
+    assert shape_of(op.Clip(column, 0.0).producer().inputs[1]) == ()
+
+
 def test_helpers_emit_nothing_where_nothing_is_to_do(op):
     x = op.graph.inputs[0]
     before = len(op.graph)
