@@ -9,7 +9,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from ckplan.errors import CkplanError
 from ckplan.planner.exact import TooLargeError, optimum_of_lowest_peak
 from ckplan.planner.exact.finish import finished, repeatable
 from ckplan.planner.frontier import Effort, cheapest, frontier, knee, lowest
@@ -155,8 +154,8 @@ class Auto(Strategy):
         if len(problem.ops) <= _SMALL:
             effort.steps = effort.steps * 5 // 2  # as many as `search` tries
         found = cheapest(problem, budget, effort, most_cost=most_cost)
-        other = self._best_of_others(problem, budget, effort)
-        if other is not None and problem.schedule_cost(other) < _cost(problem, found, most_cost):
+        other = self._cheapest_of_others(problem, budget, effort, _cost(problem, found, most_cost))
+        if other is not None:
             found = self._improved(problem, other, budget, effort)
         found, settled = self._finished(problem, budget, found, effort, most_cost)
         # Near the lowest peak a plan that eviction makes for less memory may cost less than all those for the budget.
@@ -212,8 +211,8 @@ class Auto(Strategy):
             settled = proven or (settled and not gained)
             if found is None and not proven:
                 break  # to find one with more repeats takes longer still
-            if proven and not gained:
-                work /= 2  # the search was there already: what more repeats are good for shows soon
+            if not gained:
+                work /= 2  # what more repeats are good for shows soon
         return found, settled
 
     def _from_below(
@@ -230,22 +229,23 @@ class Auto(Strategy):
                 found = retain(problem, below, budget)
         return found
 
-    def _best_of_others(self, problem: Problem, budget: int, effort: Effort) -> list[int] | None:
-        """The cheapest schedule within a budget that other strategies have."""
+    def _cheapest_of_others(self, problem: Problem, budget: int, effort: Effort, most_cost: float) -> list[int] | None:
+        """The cheapest schedule within a budget that other strategies have for less than so many seconds."""
         best: list[int] | None = None
         if peak_of(problem, orders(problem)[0]) <= budget:
             return None
+        least = problem.cost + (least_overhead(problem, budget) if len(problem.ops) <= _SMALL else 0.0)
         thorough = (strategy for strategy, most_ops in _THOROUGH if len(problem.ops) <= most_ops)
         for strategy in (*_QUICK, *thorough):
-            if effort.over or (best is not None and problem.schedule_cost(best) <= problem.cost):
+            if effort.over or most_cost <= least * (1 + _ROUNDING):
                 break
-            try:
-                found = strategy.solve(problem, budget).schedule
-            except CkplanError:
+            # What costs a little more may cost less with what there is room for retained; quick ones are asked for it.
+            found = strategy.cheaper(problem, budget, math.inf if strategy in _QUICK else most_cost)
+            if found is None:
                 continue
             retained = retain(problem, found, budget)
-            if best is None or problem.schedule_cost(retained) < problem.schedule_cost(best):
-                best = retained
+            if (cost := problem.schedule_cost(retained)) < most_cost:
+                best, most_cost = retained, cost
         return best
 
     def _most_cost(self, problem: Problem) -> float:

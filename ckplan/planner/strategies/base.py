@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from ckplan.choices import spell
-from ckplan.errors import InfeasibleError
+from ckplan.errors import CkplanError, InfeasibleError
 from ckplan.planner.bounds import lower_bound
 from ckplan.planner.exact.stages import proven_overhead
 from ckplan.planner.peak import peak_of
@@ -52,6 +52,20 @@ class Strategy(ABC):
             InfeasibleError: the best schedule of this strategy exceeds the budget.
         """
         return self.choose(problem, self.schedules(problem), budget)
+
+    def cheaper(self, problem: Problem, budget: int, most_cost: float) -> Sequence[int] | None:
+        """A schedule of this strategy within a budget that costs less than something else, else None.
+
+        Args:
+            problem: the ops and tensors.
+            budget: bytes of activations.
+            most_cost: seconds that the schedule must stay below; the fewer they are, the sooner that is known.
+        """
+        try:
+            plan = self.solve(problem, budget)
+        except CkplanError:
+            return None
+        return plan.schedule if plan.cost < most_cost else None
 
     def choose(
         self,

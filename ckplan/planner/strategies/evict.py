@@ -60,13 +60,7 @@ class Evict(MonotoneStrategy):
         return within(problem, evictions(problem, budget, best_order(problem), 3 * problem.cost), budget)
 
     def cheaper(self, problem: Problem, budget: int, most_cost: float) -> Sequence[int] | None:
-        """What `solve` plans if it costs less than that, else None; known the sooner, the less it may cost.
-
-        Args:
-            problem: the ops and tensors.
-            budget: bytes of activations.
-            most_cost: seconds that the schedule must stay below.
-        """
+        """What `solve` plans if it costs less than something else, else None; see `Strategy.cheaper`."""
         best: Sequence[int] | None = None
         for rung in _budgets(problem) if len(problem.ops) <= _POOLED_OPS else ():
             if bound_below(problem, rung) >= most_cost - problem.cost or not (found := _pooled(problem, rung)):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
@@ -63,10 +64,22 @@ class MonotoneStrategy(Strategy):
             return self.choose(problem, [order], budget)
         return self.choose(problem, self._within(problem, budget), budget)
 
-    def _within(self, problem: Problem, budget: int) -> Iterator[Sequence[int]]:
+    def cheaper(self, problem: Problem, budget: int, most_cost: float) -> Sequence[int] | None:
+        """What `solve` plans if it costs less than something else, else None; see `Strategy.cheaper`."""
+        judged = (
+            (problem.schedule_cost(schedule), peak_of(problem, schedule), schedule)
+            for schedule in self._within(problem, budget, most_cost)
+        )
+        fitting = (one for one in judged if one[0] < most_cost and one[1] <= budget)
+        best = min(fitting, key=lambda one: one[:2], default=None)
+        return None if best is None else best[2]
+
+    def _within(self, problem: Problem, budget: int, most_cost: float = math.inf) -> Iterator[Sequence[int]]:
+        """The schedules of which the cheapest within a budget is one, if it costs less than so many seconds."""
         pool = judged_pool(self, problem)
         yield from (schedule for _, _, schedule in pool)
-        least = min((cost for cost, peak, _ in pool if peak <= budget), default=float("inf"))
+        least = min((cost for cost, peak, _ in pool if peak <= budget), default=math.inf)
+        least = min(least, most_cost)
         for rung in [budget] if len(problem.ops) > MOST_OPS else rungs(problem, budget, self.step):
             if bound_below(problem, rung) >= least - problem.cost:
                 break
