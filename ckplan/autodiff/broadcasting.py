@@ -1,11 +1,11 @@
-"""What shape a number has beside a tensor, so that onnxruntime stretches it fast."""
+"""Operands that onnxruntime stretches to each other's shapes, and what shape a number has among them to be fast."""
 
 from __future__ import annotations
 
 import math
 
 #: Operators whose operands are stretched to each other's shapes.
-_BROADCASTING = frozenset(
+BROADCASTING = frozenset(
     ("Add", "Div", "Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Max", "Min", "Mul", "Pow", "Sub")
 )
 
@@ -20,5 +20,5 @@ def shape_of_number(op_type: str, beside: tuple[int, ...]) -> tuple[int, ...]:
         op_type: of the node.
         beside: shape of the tensor that the number stands beside.
     """
-    slow = op_type in _BROADCASTING and beside[-1:] == (1,) and math.prod(beside) > 1
+    slow = op_type in BROADCASTING and beside[-1:] == (1,) and math.prod(beside) > 1
     return (1,) * len(beside) if slow else ()

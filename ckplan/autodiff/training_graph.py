@@ -23,6 +23,7 @@ from ckplan.autodiff.depthwise import convolve_by_rows
 from ckplan.autodiff.differences import subtract_in_products
 from ckplan.autodiff.engine import backpropagate
 from ckplan.autodiff.evidence import judge, uses_of
+from ckplan.autodiff.expands import read_past_expands
 from ckplan.autodiff.gelus import join_gelus
 from ckplan.autodiff.idle_masks import drop_idle_masks
 from ckplan.autodiff.inline import inline_functions
@@ -255,6 +256,7 @@ def build_training_graph(
     inline_functions(model, wanted)
     settle_sums(op, accumulation)
     subtract_in_products(op)
+    read_past_expands(op)
     convolve_by_rows(op)
     join_reshapes(op)
     join_running_statistics(op, dict(zip(running, list(graph.outputs)[-len(running) :], strict=False)))
