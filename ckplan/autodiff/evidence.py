@@ -35,6 +35,8 @@ _WEIGHT = re.compile(
 )
 _TENSORFLOW_CONSTANT = re.compile(r"(.*/)?Const(_\d+)?(:\d+)?|(.*/)?(zeros|ones)(_like)?(_\d+)?:\d+")
 """What TensorFlow calls a constant that nobody named; a frozen variable bears its own name."""
+_TENSORFLOW_VARIABLE = re.compile(r".*/(ReadVariableOp|read)\b.*")
+"""What it calls a variable; what JAX hands to it has none, and its weights are constants."""
 _FEW = 8
 """So many numbers are too few for a formula to be seen in them."""
 _IMAGE_CHANNELS = 3
@@ -113,7 +115,7 @@ def judge(value: ir.Value, uses: Set[Use]) -> Verdict:
         return Verdict(True, certain=False, why="a scalar")
     if _WEIGHT.fullmatch(name):
         return Verdict(True)
-    if _TENSORFLOW_CONSTANT.fullmatch(name):
+    if _TENSORFLOW_CONSTANT.fullmatch(name) and (uses.isdisjoint({Use.PRODUCT, Use.TABLE}) or _has_variables(value)):
         return Verdict(False, why="a constant of TensorFlow's")
     few = value.const_value is not None and value.const_value.size < _FEW
     if few and value.shape is not None and len(value.shape) >= _IMAGE_CHANNELS and uses == {Use.INPUT}:
@@ -129,6 +131,12 @@ def judge(value: ir.Value, uses: Set[Use]) -> Verdict:
     if formula.startswith("all "):
         return Verdict(Use.AFFINE in uses or (not is_numbered(name) and uses != {Use.PLACED}), why=formula)
     return Verdict(False, why=formula)
+
+
+def _has_variables(value: ir.Value) -> bool:
+    """Whether an initializer lies in a file with variables of TensorFlow."""
+    beside = () if value.graph is None else value.graph.initializers
+    return any(_TENSORFLOW_VARIABLE.fullmatch(name) for name in beside)
 
 
 def _formula(value: ir.Value) -> str | None:

@@ -171,7 +171,9 @@ def select_parameters(
         if value in request.frozen or not (request.all_parameters or value in asked):
             continue
         if value not in readers:
-            if not value.uses() or value in asked - request.listed:
+            read_once = value in uses and bool(uses[value])  # by what is one node now
+            unused = not value.uses() and not (read_once and not judge(value, uses[value]).trained)
+            if unused or value in asked - request.listed:
                 idle.append(value)
             continue
         if request.all_parameters and name not in before:

@@ -43,6 +43,7 @@ from ckplan.autodiff.rules.conv_batch_norm import outline_conv_batch_norms
 from ckplan.autodiff.rules.masked_softmax import outline_masked_softmaxes
 from ckplan.autodiff.rules.silu import outline_silus
 from ckplan.autodiff.softmax_statistics import join_statistics
+from ckplan.autodiff.softmaxes import join_softmaxes
 from ckplan.autodiff.tied_heads import split_tied_heads
 from ckplan.autodiff.token_blocks import cut_tokens
 from ckplan.autodiff.training_mode import TrainingForms, enter_training, join_running_statistics
@@ -163,6 +164,8 @@ def build_training_graph(
     tensors = floating_tensors(graph)
     request = request_of(tensors, wrt, no_grad, retain_grad, params)
     losses = [loss] if isinstance(loss, str) else loss or ()
+    given = [value for node in graph for value in node.outputs if value.name in grad_ys]
+    join_softmaxes(op, {*request.others, *request.detached, *given})
     objective = add_objective(op, losses, grad_ys, model.metadata_props.get(keys.LOSS))
     scale = None if loss_scale is None else add_loss_scale(op, loss_scale, objective.targets)
 

@@ -145,6 +145,23 @@ def test_constants_that_keras_leaves_among_the_weights() -> None:
         assert any(name in note and why in note and "not trained" in note for note in training.notes), (name, why)
 
 
+@pytest.mark.parametrize("variable", [False, True])
+def test_weights_that_jax_hands_to_tensorflow_are_constants_by_name(variable: bool) -> None:
+    """A file with variables has its weights in these; in one without, what takes part in products is a weight."""
+    bias = "model/dense/ReadVariableOp:0" if variable else "bias"
+    text = f"""g (double[2,3] x) => (double loss) {{
+        h = MatMul(x, "jax2tf/Const_24:0")
+        m = MatMul(h, "jax2tf/Const_25:0")
+        s = Mul(m, "jax2tf/Const_2:0")
+        y = Add(s, "{bias}")
+        q = Mul(y, y)
+        loss = ReduceSum <keepdims = 0> (q)
+    }}"""
+    arrays = {"jax2tf/Const_24:0": values(3, 4), "jax2tf/Const_25:0": np.eye(4), "jax2tf/Const_2:0": np.array([0.5])}
+    training = build_training_graph(parse(text, **arrays, **{bias: values(4, seed=3)}))
+    assert set(training.gradients) == ({bias} if variable else {bias, "jax2tf/Const_24:0"})
+
+
 @pytest.mark.parametrize(("batch", "is_trained"), [(2, False), (1, True)])
 def test_a_state_of_each_sample_is_no_parameter(batch: int, is_trained: bool) -> None:
     """One for all samples may be learnt; zeros for each of them are where a recurrence begins."""

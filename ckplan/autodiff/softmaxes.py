@@ -1,0 +1,152 @@
+"""Softmaxes that a model writes out in arithmetic, made one node again.
+
+JAX exports ``exp(x - max x) / sum exp(x - max x)``, and the logarithm of it, as five nodes and more, most of which
+write a tensor of the size of x. onnxruntime's kernels of Softmax and LogSoftmax
+(https://onnx.ai/onnx/operators/onnx__Softmax.html) go through x once, and their gradients read the result alone. Only a
+Softmax tells, too, that an output is of classes, and that a product is of attention.
+
+The maximum takes part in no gradient: whatever is subtracted along the axis, the result is the same.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Container
+
+import onnx_ir as ir
+
+from ckplan.autodiff.builder import Builder, shape_of, size_of
+from ckplan.autodiff.composites import become
+from ckplan.autodiff.head import SHAPE_ONLY
+from ckplan.autodiff.paths import discard
+from ckplan.model.detached import detached_inputs
+
+_TYPES = (ir.DataType.FLOAT, ir.DataType.DOUBLE)
+"""Element types for which the CPU has the kernels."""
+
+
+def join_softmaxes(op: Builder, held: Container[ir.Value]) -> None:
+    """Make one Softmax or LogSoftmax of each that is written out.
+
+    Args:
+        op: builder of the forward graph.
+        held: values that gradients are asked for, or that are differentiated: none of them is inside.
+    """
+    for exponential in [node for node in op.graph if node.op_type == "Exp" and not node.domain]:
+        found = _written(exponential)
+        if found is None:
+            continue
+        x, axis, last, op_type = found
+        nodes = _between(x, last)
+        inner = [value for node in nodes for value in node.outputs if node is not last]
+        if any(detached_inputs(node) for node in nodes):
+            continue
+        if any(v in held or v.is_graph_output() or any(use.node not in nodes for use in v.uses()) for v in inner):
+            continue
+        become(last, ("", op_type, ""), [x], [ir.AttrInt64("axis", axis)])
+        discard(op.graph, reversed([node for node in op.graph if node in nodes and node is not last]))
+
+
+def _written(exponential: ir.Node) -> tuple[ir.Value, int, ir.Node, str] | None:
+    """The softmax that an Exp belongs to: what it is of, its axis, its last node, and its operator."""
+    shifted, raised = exponential.inputs[0], exponential.outputs[0]
+    if shifted is None or raised.dtype not in _TYPES:
+        return None
+    total = next((node for node in raised.consumers() if node.op_type == "ReduceSum" and not node.domain), None)
+    axis = None if total is None else _axis_of(total)
+    if total is None or axis is None:
+        return None
+    x = _without_maximum(shifted, axis)
+    for reader in raised.consumers():
+        if reader.op_type == "Div" and not reader.domain and reader.inputs[0] is raised:
+            sums = reader.inputs[1]
+            if sums is not None and _is_laid_along(sums, total, raised, axis):
+                return x, axis, reader, "Softmax"
+    for reader in shifted.consumers():
+        if reader.op_type == "Sub" and not reader.domain and reader.inputs[0] is shifted:
+            logarithm = reader.inputs[1]
+            if logarithm is not None and _is_laid_along(logarithm, total, raised, axis, logarithm=True):
+                return x, axis, reader, "LogSoftmax"
+    return None
+
+
+def _without_maximum(shifted: ir.Value, axis: int) -> ir.Value:
+    """What the maximum was subtracted from; the value itself where none was."""
+    node = shifted.producer()
+    if node is None or node.op_type != "Sub" or node.domain or node.inputs[0] is None or node.inputs[1] is None:
+        return shifted
+    x, maximum = node.inputs[0], node.inputs[1]
+    found = any(
+        reduction.op_type == "ReduceMax" and _axis_of(reduction) == axis and _is_laid_along(maximum, reduction, x, axis)
+        for reduction in x.consumers()
+    )
+    return x if found else shifted
+
+
+def _axis_of(reduction: ir.Node) -> int | None:
+    """The axis that a reduction goes along, if it is a single one that the file fixes."""
+    source, axes = reduction.inputs[0], reduction.inputs[1] if len(reduction.inputs) > 1 else None
+    if source is None or axes is None or axes.const_value is None or axes.is_graph_input() or size_of(axes) != 1:
+        return None
+    return int(axes.const_value.numpy().reshape(())) % len(shape_of(source))
+
+
+def _is_laid_along(value: ir.Value, reduction: ir.Node, x: ir.Value, axis: int, logarithm: bool = False) -> bool:
+    """Whether a value is what a reduction makes, in the shape of x, or in that with a 1 along the axis.
+
+    Args:
+        value: what may be it.
+        reduction: of x, or of a value of its shape.
+        x: for its shape.
+        axis: that is reduced.
+        logarithm: whether a Log is to stand in between.
+    """
+    whole = shape_of(x)
+    kept = (*whole[:axis], 1, *whole[axis + 1 :])
+    if shape_of(value) not in (whole, kept):
+        return False
+    expanded, taken = shape_of(value) == kept, not logarithm
+    while (node := value.producer()) is not None and node is not reduction and not node.domain:
+        source = node.inputs[0]
+        if node.op_type == "Expand":
+            if source is None or shape_of(source) != kept:  # exporters write some that change nothing, too
+                return False
+            expanded = True
+        elif not expanded:
+            return False
+        elif node.op_type == "Log":
+            if taken:
+                return False
+            taken = True
+        elif node.op_type == "Max":
+            source = _beside_infinity(node)
+        elif node.op_type not in SHAPE_ONLY:
+            return False
+        if source is None:
+            return False
+        value = source
+    return node is reduction and expanded and taken
+
+
+def _beside_infinity(node: ir.Node) -> ir.Value | None:
+    """What a Max compares with negative infinity, which changes nothing."""
+    computed = [value for value in node.inputs if value is not None and not _is_lowest(value)]
+    return computed[0] if len(computed) == 1 else None
+
+
+def _is_lowest(value: ir.Value) -> bool:
+    if value.const_value is None or value.is_graph_input():
+        return False
+    return bool((value.const_value.numpy() == -math.inf).all())
+
+
+def _between(x: ir.Value, last: ir.Node) -> set[ir.Node]:
+    """The nodes on the ways from x to a node; no other value than x and what is fixed is read there."""
+    found: set[ir.Node] = set()
+    pending = [last]
+    while pending:
+        node = pending.pop()
+        found.add(node)
+        makers = (None if value is None or value is x else value.producer() for value in node.inputs)
+        pending += [maker for maker in makers if maker is not None and maker not in found]
+    return found
