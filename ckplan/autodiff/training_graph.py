@@ -22,11 +22,12 @@ from ckplan.autodiff.control_flow.chunks import prepare_recurrences
 from ckplan.autodiff.depthwise import convolve_by_rows
 from ckplan.autodiff.differences import subtract_in_products
 from ckplan.autodiff.engine import backpropagate
-from ckplan.autodiff.evidence import judge, uses_of
+from ckplan.autodiff.evidence import Use, judge, uses_of
 from ckplan.autodiff.expands import read_past_expands
 from ckplan.autodiff.gelus import join_gelus
 from ckplan.autodiff.idle_masks import drop_idle_masks
 from ckplan.autodiff.inline import inline_functions
+from ckplan.autodiff.layer_norms import join_layer_norms
 from ckplan.autodiff.linear_cross_entropy import chunk_loss_heads
 from ckplan.autodiff.loss_scale import add_loss_scale
 from ckplan.autodiff.micro_batches import cut_batch
@@ -165,7 +166,15 @@ def build_training_graph(
     request = request_of(tensors, wrt, no_grad, retain_grad, params)
     losses = [loss] if isinstance(loss, str) else loss or ()
     given = [value for node in graph for value in node.outputs if value.name in grad_ys]
-    join_softmaxes(op, {*request.others, *request.detached, *given})
+    known = {*request.others, *request.detached, *given}
+    join_softmaxes(op, known)
+    named = () if request.all_parameters else request.parameters
+
+    def is_constant(value: ir.Value) -> bool:
+        return value not in named and not value.is_graph_input() and not judge(value, uses.get(value, set())).trained
+
+    for value in join_layer_norms(op, known, is_constant):
+        uses.setdefault(value, set()).add(Use.AFFINE)
     objective = add_objective(op, losses, grad_ys, model.metadata_props.get(keys.LOSS))
     scale = None if loss_scale is None else add_loss_scale(op, loss_scale, objective.targets)
 

@@ -1,0 +1,338 @@
+"""Layer normalisations that a model writes out in arithmetic, made one node again.
+
+Files of JAX and TensorFlow, and older ones of torch, have seven to a dozen nodes for a LayerNormalization
+(https://onnx.ai/onnx/operators/onnx__LayerNormalization.html; Ba et al., arXiv:1607.06450), most of which write a
+tensor of the size of x. The gradient of the operator reads x and two numbers for each row. A scale of ones and a shift
+of zeros, as they are before training, are known as what they are, too.
+
+There are many ways to write the formula, with the variance as the mean of squared deviations or as the mean of squares
+less the square of the mean, and with the scale multiplied into the deviation first. All of them are the same polynomial
+in x, the means of x and of its square, the deviation and the parameters, and that tells.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+
+from ckplan.autodiff.builder import Builder, dtype_of, shape_of, size_of
+from ckplan.autodiff.composites import become
+from ckplan.autodiff.head import SHAPE_ONLY
+from ckplan.autodiff.paths import discard
+from ckplan.model.detached import detached_inputs
+
+Monomial = tuple[tuple[str, int], ...]
+"""Powers of symbols, sorted."""
+Polynomial = Mapping[Monomial, float]
+
+_X, _MEAN, _SQUARE, _DEVIATION = ":x", ":mean", ":square", ":deviation"
+_MEANS: Mapping[int, Polynomial] = {0: {(): 1.0}, 1: {((_MEAN, 1),): 1.0}, 2: {((_SQUARE, 1),): 1.0}}
+"""Of each power of x."""
+_VARIANCE: Polynomial = {((_SQUARE, 1),): 1.0, ((_MEAN, 2),): -1.0}
+_MOST_STEPS = 12
+"""Nodes from a mean of x to the deviation, and from there to the result, at most."""
+_LARGEST_EPSILON = 0.1
+_TYPES = (ir.DataType.FLOAT, ir.DataType.DOUBLE)
+"""Element types for which the CPU has a kernel that computes in them."""
+
+
+@dataclass(frozen=True)
+class _Written:
+    """A normalisation written out: its last node, and what the operator takes."""
+
+    last: ir.Node
+    x: ir.Value
+    scale: ir.Value | None
+    shift: ir.Value | None
+    epsilon: float
+
+
+def join_layer_norms(op: Builder, held: Container[ir.Value], is_constant: Callable[[ir.Value], bool]) -> list[ir.Value]:
+    """Make one LayerNormalization of each that is written out along the last axis.
+
+    Args:
+        op: builder of the forward graph.
+        held: values that gradients are asked for, or that are differentiated: none of them is inside.
+        is_constant: whether an initializer of one number is no parameter.
+
+    Returns:
+        The initializers that are scales and shifts.
+    """
+    affine: list[ir.Value] = []
+    for root in [node for node in op.graph if node.op_type == "Sqrt" and not node.domain]:
+        found = _written(root, held, is_constant)
+        if found is None:
+            continue
+        size = shape_of(found.x)[-1]
+        scale = found.scale or op.constant(np.ones(size, dtype_of(found.x)))
+        with op.scope(str(found.last.name), "forward", before=found.last):
+            parts = [op.reshape(part, [size]) for part in (scale, found.shift) if part is not None]
+        inside = _inside(found)
+        attributes = [ir.AttrInt64("axis", -1), ir.AttrFloat32("epsilon", found.epsilon)]
+        become(found.last, ("", "LayerNormalization", ""), [found.x, *parts], attributes)
+        discard(op.graph, reversed([node for node in op.graph if node in inside and node is not found.last]))
+        affine += [_source(part) for part in (found.scale, found.shift) if part is not None]
+    return affine
+
+
+def _written(root: ir.Node, held: Container[ir.Value], is_constant: Callable[[ir.Value], bool]) -> _Written | None:
+    """The normalisation that a square root belongs to."""
+    argument, deviation = root.inputs[0], root.outputs[0]
+    if argument is None or deviation.dtype not in _TYPES:
+        return None
+    x = _normalised(argument)
+    if x is None or len(shape_of(x)) < 2:
+        return None
+    formula = _Formula(x, deviation, is_constant)
+    epsilon = _epsilon(formula.of(argument))
+    if epsilon is None:
+        return None
+    results = [value for value in _downstream(deviation) if shape_of(value) == shape_of(x)]
+    for y in reversed(results):
+        made = formula.of(y)
+        parts = None if made is None else _parts(made)
+        last = y.producer()
+        if parts is None or last is None:
+            continue
+        scale, shift = (None if name is None else formula.tensors[name] for name in parts)
+        found = _Written(last, x, scale, shift, epsilon)
+        if all(part is None or _is_of_columns(part, x) for part in (scale, shift)) and _is_alone(found, held):
+            return found
+    return None
+
+
+def _normalised(argument: ir.Value) -> ir.Value | None:
+    """What the argument of the square root is a variance of: the first value behind it of which a mean is taken."""
+    pending, seen = [argument], {argument}
+    for value in pending:  # grows meanwhile
+        node = value.producer()
+        if node is None or node.domain or len(pending) > 4 * _MOST_STEPS:
+            continue
+        if node.op_type == "ReduceMean":
+            source = node.inputs[0]
+            squared = None if source is None else source.producer()
+            if source is None or squared is None or squared.op_type not in ("Mul", "Pow") or squared.inputs[0] is None:
+                return None
+            base = squared.inputs[0]
+            centred = base.producer()
+            subtracts = centred is not None and centred.op_type == "Sub" and not centred.domain
+            return centred.inputs[0] if subtracts and centred is not None else base
+        new = [read for read in node.inputs if read is not None and read not in seen]
+        seen.update(new)
+        pending += new
+    return None
+
+
+class _Formula:
+    """What values are made of, as polynomials in x, its means, the deviation and the parameters.
+
+    Attributes:
+        tensors: the parameters, by the symbols that stand for them.
+    """
+
+    def __init__(self, x: ir.Value, deviation: ir.Value, is_constant: Callable[[ir.Value], bool]) -> None:
+        self.tensors: dict[str, ir.Value] = {}
+        self._is_constant = is_constant
+        self._whole = shape_of(x)
+        self._known: dict[ir.Value, Polynomial | None] = {x: _symbol(_X)}
+        self._deviation = deviation
+
+    def of(self, value: ir.Value, steps: int = _MOST_STEPS) -> Polynomial | None:
+        """The polynomial of a value; None if it is none, or too many nodes away."""
+        if value not in self._known:
+            self._known[value] = self._made(value, steps)
+        return self._known[value]
+
+    def _made(self, value: ir.Value, steps: int) -> Polynomial | None:
+        if value is self._deviation:
+            return _symbol(_DEVIATION)
+        if _source(value).is_initializer():
+            return self._fixed(value)
+        node = value.producer()
+        if node is None or node.domain or not steps or not self._is_row_or_whole(value):
+            return None
+        read = [one for one in node.inputs if one is not None]
+        if node.op_type == "ReduceMean":
+            return self._mean(node, steps)
+        if node.op_type in SHAPE_ONLY:  # a number for each row, with or without an axis for it
+            return self.of(read[0], steps - 1) if self._is_row_or_whole(read[0]) else None
+        if node.op_type == "Expand":  # the same number all along the row
+            return self.of(read[0], steps - 1) if len(shape_of(read[0])) == len(shape_of(value)) else None
+        computed = [one for one in read if not _source(one).is_initializer()]
+        if any(len(shape_of(one)) < len(shape_of(value)) for one in computed):
+            return None  # laid along other axes than its own
+        return _applied(node.op_type, [self.of(one, steps - 1) for one in read])
+
+    def _fixed(self, value: ir.Value) -> Polynomial | None:
+        """Of what the file holds: a number, or a tensor."""
+        data = _source(value)
+        if size_of(value) == 1 and data.const_value is not None and self._is_constant(data):
+            number = float(data.const_value.numpy().reshape(()))
+            return {(): number} if number else {}
+        self.tensors[str(value.name)] = value
+        return _symbol(str(value.name))
+
+    def _mean(self, node: ir.Node, steps: int) -> Polynomial | None:
+        """Of a mean along the last axis, in which only x and its square change."""
+        source, axes = node.inputs[0], node.inputs[1] if len(node.inputs) > 1 else None
+        if source is None or axes is None or axes.const_value is None or axes.is_graph_input():
+            return None
+        along = axes.const_value.numpy().reshape(-1)
+        if shape_of(source) != self._whole or [int(axis) % len(self._whole) for axis in along] != [
+            len(self._whole) - 1
+        ]:
+            return None
+        inner = self.of(source, steps - 1)
+        if inner is None:
+            return None
+        terms: list[Polynomial] = []
+        for monomial, factor in inner.items():
+            powers = dict(monomial)
+            if powers.keys() - {_X, _MEAN, _SQUARE} or powers.get(_X, 0) not in _MEANS:
+                return None
+            terms.append(_product(_MEANS[powers.pop(_X, 0)], {tuple(sorted(powers.items())): factor}))
+        return _total(terms)
+
+    def _is_row_or_whole(self, value: ir.Value) -> bool:
+        rows = self._whole[:-1]
+        return shape_of(value) in (self._whole, (*rows, 1), rows)
+
+
+def _source(value: ir.Value) -> ir.Value:
+    """What a value is, before it was given another shape."""
+    while (node := value.producer()) is not None and node.op_type in SHAPE_ONLY and not node.domain:
+        if node.inputs[0] is None:
+            break
+        value = node.inputs[0]
+    return value
+
+
+def _is_of_columns(value: ir.Value, x: ir.Value) -> bool:
+    """Whether a tensor has a number for each column of x, and is of its type."""
+    shape = shape_of(value)
+    return value.dtype == x.dtype and shape[-1:] == shape_of(x)[-1:] and size_of(value) == shape[-1]
+
+
+def _epsilon(found: Polynomial | None) -> float | None:
+    """What is added to the variance, where a polynomial is that of a variance and a number."""
+    if found is None or found.keys() != {*_VARIANCE, ()}:
+        return None
+    is_variance = all(math.isclose(found[term], factor, rel_tol=1e-6) for term, factor in _VARIANCE.items())
+    return found[()] if is_variance and 0 < found[()] <= _LARGEST_EPSILON else None
+
+
+def _parts(made: Polynomial) -> tuple[str | None, str | None] | None:
+    """Scale and shift of a polynomial that is a normalisation, by their symbols."""
+    scale: str | None = None
+    shift: str | None = None
+    seen: dict[str, float] = {}
+    for monomial, factor in made.items():
+        powers = dict(monomial)
+        own = [name for name in powers if not name.startswith(":")]
+        if len(own) > 1 or any(powers[name] != 1 for name in own) or not math.isclose(abs(factor), 1.0, rel_tol=1e-6):
+            return None
+        rest = {name: power for name, power in powers.items() if name.startswith(":")}
+        if not rest and own and factor > 0:
+            shift = own[0]
+        elif rest in ({_X: 1, _DEVIATION: -1}, {_MEAN: 1, _DEVIATION: -1}):
+            seen[_X if _X in rest else _MEAN] = factor
+            scale = own[0] if own else None
+        else:
+            return None
+    scales = {name for monomial in made if len(monomial) > 1 for name, _ in monomial if not name.startswith(":")}
+    complete = seen.get(_X, 0.0) > 0 > seen.get(_MEAN, 0.0) and len(made) == 2 + (shift is not None)
+    return (scale, shift) if complete and len(scales) == (scale is not None) else None
+
+
+def _downstream(value: ir.Value) -> list[ir.Value]:
+    """What is made of a value in a few steps, the nearest first."""
+    found: dict[ir.Value, None] = {}
+    pending = [value]
+    for _ in range(_MOST_STEPS):
+        pending = [
+            made for one in pending for reader in one.consumers() for made in reader.outputs if made not in found
+        ]
+        found.update(dict.fromkeys(pending))
+        if len(found) > 4 * _MOST_STEPS:
+            break
+    return list(found)
+
+
+def _inside(found: _Written) -> set[ir.Node]:
+    """The nodes on the ways from x and the parameters to the last node."""
+    ends = {found.x, found.scale, found.shift}
+    nodes: set[ir.Node] = set()
+    pending = [found.last]
+    while pending:
+        node = pending.pop()
+        nodes.add(node)
+        makers = (None if value is None or value in ends else value.producer() for value in node.inputs)
+        pending += [maker for maker in makers if maker is not None and maker not in nodes]
+    return nodes
+
+
+def _is_alone(found: _Written, held: Container[ir.Value]) -> bool:
+    """Whether nobody else reads, knows or asks for what is inside."""
+    nodes = _inside(found)
+    inner: Iterable[ir.Value] = (value for node in nodes if node is not found.last for value in node.outputs)
+    return not any(detached_inputs(node) for node in nodes) and all(
+        value not in held and not value.is_graph_output() and all(use.node in nodes for use in value.uses())
+        for value in inner
+    )
+
+
+def _symbol(name: str) -> Polynomial:
+    return {((name, 1),): 1.0}
+
+
+def _applied(op_type: str, read: list[Polynomial | None]) -> Polynomial | None:
+    """What an operator makes of polynomials."""
+    if any(one is None for one in read):
+        return None
+    match op_type, [one for one in read if one is not None]:
+        case "Neg", [one]:
+            return _product(one, {(): -1.0})
+        case "Add", [one, other]:
+            return _total([one, other])
+        case "Sub", [one, other]:
+            return _total([one, _product(other, {(): -1.0})])
+        case "Mul", [one, other]:
+            return _product(one, other)
+        case "Div", [one, other] if len(other) == 1:
+            return _product(one, dict(_inverted(other)))
+        case "Reciprocal", [other] if len(other) == 1:
+            return dict(_inverted(other))
+        case "Pow", [one, other] if other == {(): 2.0}:
+            return _product(one, one)
+        case "Max", [one, other] if not one or not other:  # with zero: a variance is not less
+            return one or other
+    return None
+
+
+def _inverted(one: Polynomial) -> Iterator[tuple[Monomial, float]]:
+    for monomial, factor in one.items():
+        yield tuple((name, -power) for name, power in monomial), 1 / factor
+
+
+def _total(terms: Iterable[Polynomial]) -> Polynomial:
+    made: dict[Monomial, float] = {}
+    for one in terms:
+        for term, factor in one.items():
+            made[term] = made.get(term, 0.0) + factor
+    return {term: factor for term, factor in made.items() if factor}
+
+
+def _product(one: Polynomial, other: Polynomial) -> Polynomial:
+    made: dict[Monomial, float] = {}
+    for left, factor in one.items():
+        for right, by in other.items():
+            powers = dict(left)
+            for name, power in right:
+                powers[name] = powers.get(name, 0) + power
+            term = tuple(sorted((name, power) for name, power in powers.items() if power))
+            made[term] = made.get(term, 0.0) + factor * by
+    return made

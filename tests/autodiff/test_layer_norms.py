@@ -1,0 +1,104 @@
+"""Layer normalisations that are written out in arithmetic are one node again, however they are written."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ckplan.autodiff import TrainingGraph, build_training_graph
+from tests.autodiff.gradcheck import onnxruntime_run, parse, reference, values
+
+TENSORS = {"gain": values(5, seed=3) + 1.5, "offset": values(5, seed=4), "wide_gain": values(1, 1, 5, seed=5) + 1.5}
+NUMBERS = {"/eps": np.array(1e-3), "/two": np.array(2.0), "/zero": np.array(0.0)}
+SHAPES = {"last": np.array([-1]), "kept": np.array([2, 3, 1]), "whole": np.array([2, 3, 5]), "first": np.array([0])}
+
+CENTRED = 'm = ReduceMean(h, last) d = Sub(h, m) p = Pow(d, "/two") v = ReduceMean(p, last) '
+WRITTEN = {
+    "torch": CENTRED + 'e = Add(v, "/eps") s = Sqrt(e) n = Div(d, s) g = Mul(n, gain) y = Add(g, offset)',
+    "without a shift": CENTRED + 'e = Add(v, "/eps") s = Sqrt(e) n = Div(d, s) y = Mul(gain, n)',
+    "without parameters": CENTRED + 'e = Add(v, "/eps") s = Sqrt(e) y = Div(d, s)',
+    "keras": 'm = ReduceMean(h, last) d = Sub(h, m) p = Mul(d, d) v = ReduceMean(p, last) e = Add(v, "/eps") '
+    "s = Sqrt(e) r = Reciprocal(s) i = Mul(r, wide_gain) a = Mul(h, i) b = Mul(m, i) c = Sub(offset, b) y = Add(a, c)",
+    "flax": "m = ReduceMean<keepdims = 0>(h, last) p = Mul(h, h) q = ReduceMean<keepdims = 0>(p, last) f = Mul(m, m) "
+    'v = Sub(q, f) z = Max("/zero", v) u = Reshape(m, kept) k = Unsqueeze(z, last) d = Sub(h, u) e = Add(k, "/eps") '
+    "s = Sqrt(e) r = Reciprocal(s) i = Mul(r, wide_gain) o = Expand(i, whole) n = Mul(d, o) y = Add(n, offset)",
+}
+LEFT_ALONE = {
+    "another mean": WRITTEN["torch"].replace("m = ReduceMean(h, last)", "m = ReduceMean(h, first)"),
+    "another axis": WRITTEN["torch"].replace("ReduceMean(p, last)", "ReduceMean(p, first)"),
+    "a sum": WRITTEN["torch"].replace("v = ReduceMean", "v = ReduceSum"),
+    "twice the deviation": WRITTEN["torch"].replace("n = Div(d, s)", "t = Add(d, d) n = Div(t, s)"),
+    "the deviation is read elsewhere": WRITTEN["without parameters"].replace("y =", "c =") + " y = Add(c, d)",
+}
+
+
+def graph(nodes: str, dtype: str = "double", outputs: str = "", extra: Any = (), **options: Any) -> TrainingGraph:
+    """The training graph of a product, the nodes from h to y, and another product."""
+    kind = np.float32 if dtype == "float" else np.float64
+    arrays = {"w": values(4, 5), "right": values(5, 2, seed=2), **TENSORS, **NUMBERS, **dict(extra)}
+    read = set(re.findall(r"[\w/]+", f"w right {nodes}"))
+    used = {name: np.asarray(array, kind) for name, array in arrays.items() if name in read}
+    model = parse(
+        f"g ({dtype}[2,3,4] x) => ({outputs} {dtype} loss) {{ h = MatMul(x, w) {nodes} out = MatMul(y, right) "
+        "squares = Mul(out, out) loss = ReduceSum<keepdims = 0>(squares) }",
+        **used,
+        **{name: array for name, array in SHAPES.items() if name in read},
+    )
+    return build_training_graph(model, **{"loss": "loss", **options})
+
+
+def forward(training: TrainingGraph) -> Counter[str]:
+    return Counter(n.op_type for n in training.model.graph if n.metadata_props["pkg.ckplan.phase"] == "forward")
+
+
+@pytest.mark.parametrize("nodes", WRITTEN.values(), ids=WRITTEN)
+def test_it_is_one_node_and_its_gradients_are_those_of_what_was_written(nodes: str) -> None:
+    joined, written = graph(nodes), graph(nodes, retain_grad=["s"])
+    kinds = forward(joined) - Counter(["Reshape"])
+    assert kinds == Counter(["MatMul", "LayerNormalization", "MatMul", "Mul", "ReduceSum"])
+    assert forward(written)["Sqrt"] == 1  # somebody asks for what is inside
+    assert set(joined.gradients) == {"w", "right", *(name for name in TENSORS if re.search(rf"\b{name}\b", nodes))}
+    feeds = {"x": values(2, 3, 4, seed=8)}
+    expected, found = reference(written.model, feeds), reference(joined.model, feeds)
+    single = onnxruntime_run(graph(nodes, "float").model, {"x": feeds["x"].astype(np.float32)})
+    for name, array in found.items():
+        scale = np.abs(array).max()
+        np.testing.assert_allclose(array, expected[name], rtol=1e-6, atol=1e-8 * scale)
+        np.testing.assert_allclose(single[name], expected[name], rtol=1e-3, atol=1e-4 * scale)
+
+
+@pytest.mark.parametrize("nodes", LEFT_ALONE.values(), ids=LEFT_ALONE)
+def test_another_function_and_what_is_read_inside_are_left_alone(nodes: str) -> None:
+    assert not forward(graph(nodes))["LayerNormalization"]
+
+
+@pytest.mark.parametrize(
+    ("outputs", "options"),
+    [
+        ("double[2,3,1] s,", {"loss": ["loss", "sum:s"]}),
+        ("", {"retain_grad": ["d"]}),
+        ("", {"no_grad": ["s"]}),
+        ("", {"grad_ys": ["v"], "loss": None}),
+        ("", {"wrt": ["w", "/eps"]}),
+    ],
+    ids=["a loss of it", "asked for its gradient", "where gradients stop", "differentiated", "trained"],
+)
+def test_what_somebody_knows_inside_stays(outputs: str, options: dict[str, Any]) -> None:
+    assert not forward(graph(WRITTEN["torch"], outputs=outputs, **options))["LayerNormalization"]
+
+
+def test_scales_of_ones_and_shifts_of_zeros_without_a_name_are_trained() -> None:
+    nodes = WRITTEN["torch"].replace("gain", "const_2").replace("offset", "const_3")
+    training = graph(nodes, extra={"const_2": np.ones(5), "const_3": np.zeros(5)})
+    assert set(training.gradients) == {"w", "right", "const_2", "const_3"}
+
+
+def test_a_number_that_is_trained_stays_a_factor() -> None:
+    """It is one today."""
+    nodes = WRITTEN["without parameters"].replace("y =", "c =") + " y = Mul(c, scale_weight)"
+    training = graph(nodes, extra={"scale_weight": np.array([1.0])})
+    assert "scale_weight" in training.gradients
