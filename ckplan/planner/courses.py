@@ -42,6 +42,7 @@ class Course:
         short: units that the largest gap is too short then.
         wanted: key and units of that request.
         gaps: the gaps then.
+        variant: the variant of the run in which that is so.
         saved: of each variant, the state before every twelfth step.
         spent: steps that were simulated for it.
     """
@@ -53,6 +54,7 @@ class Course:
     short: int = 0
     wanted: tuple[int, int] = (0, 0)
     gaps: Gaps = field(default_factory=Gaps)
+    variant: int = 0
     saved: Sequence[list[Gaps]] = ()
     spent: int = 0
 
@@ -69,16 +71,30 @@ def followed(
     held: tuple[Held, ...],
     before: Course | None = None,
     since: int = 0,
+    least: float = 0,
 ) -> Course:
-    """How far a run comes with cells and placeholders; before a step it is as in another course."""
+    """How far a run comes with cells and placeholders.
+
+    Args:
+        run: what is asked of the arena.
+        state: the cells but for the last pool of each region.
+        rows: all of them.
+        held: the placeholders.
+        before: another course. The variant in which it ends first is simulated first.
+        since: the step before which both are the same; 0 where the cells are not.
+        least: a step that has to be reached; a course that ends before is of no use, and not all of it is simulated.
+    """
     stop, spent = len(run.stages[0]), 0
     short, wanted, gaps = 0, (0, 0), Gaps()
     begins, ends = _by_step(held)
-    saved: list[list[Gaps]] = []
-    for variant, (stages, below) in enumerate(zip(run.stages, run.below, strict=True)):
+    saved: list[list[Gaps]] = [[] for _ in run.stages]
+    worst = 0 if before is None else before.variant
+    for variant in (worst, *(other for other in range(len(run.stages)) if other != worst)):
+        stages, below = run.stages[variant], run.below[variant]
         ordered = arranged(rows, below)
-        known = [] if before is None else before.saved[variant][: since // _EVERY + 1]
-        saved.append(known)
+        known = saved[variant]
+        if before is not None and since:
+            known += before.saved[variant][: since // _EVERY + 1]
         now = known[-1].copy() if known else opened(ordered, run.first, run.apart, first_above=not below)
         for step in range(max(len(known) - 1, 0) * _EVERY, min(stop + 1, len(stages))):
             if step % _EVERY == 0 and step // _EVERY == len(known):
@@ -96,9 +112,11 @@ def followed(
                     make(ordered, now)
             if lacks is not None:
                 if step < stop or lacks[0] > short:
-                    stop, (short, wanted), gaps = step, lacks, now
+                    stop, (short, wanted), gaps, worst = step, lacks, now, variant
                 break
-    return Course(state, rows, held, stop, short, wanted, gaps, saved, spent)
+        if stop < least:
+            break
+    return Course(state, rows, held, stop, short, wanted, gaps, worst, saved, spent)
 
 
 def _by_step(held: Sequence[Held]) -> tuple[dict[int, list[Held]], dict[int, list[Held]]]:

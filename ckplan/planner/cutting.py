@@ -65,9 +65,9 @@ def cut(run: Run, regions: Sequence[int], trials: int, rng: random.Random) -> St
     uncut: State = [[] for _ in regions]
     starts = [long_kept(run, regions), uncut]
     for start in starts:
-        state = _climb(run, regions, start, trials // len(starts), rng)
-        if state is not None:
-            return _fewer(run, regions, state)
+        state, lacks = climbed(run, regions, start, trials // len(starts), rng)
+        if not lacks:
+            return fewer(run, regions, state)
         if start == uncut:
             break
     return None
@@ -116,8 +116,8 @@ def _packed(run: Run, regions: Sequence[int], buffers: Sequence[int], ascending:
     return state
 
 
-def _climb(run: Run, regions: Sequence[int], state: State, trials: int, rng: random.Random) -> State | None:
-    """Cells with which all requests find room, found by changing the best ones so far; None if not found."""
+def climbed(run: Run, regions: Sequence[int], state: State, trials: int, rng: random.Random) -> tuple[State, int]:
+    """Cells found by changing the best ones so far, and units that are lacking then: none if all requests find room."""
     # One variant of the run is enough until it finds room.
     variants = 1
     least, fails = _lacking(run, rows_of(regions, state) or [], variants)
@@ -126,7 +126,7 @@ def _climb(run: Run, regions: Sequence[int], state: State, trials: int, rng: ran
             variants = len(run.variants)
             least, fails = _lacking(run, rows_of(regions, state) or [], variants)
         if not least:
-            return state
+            break
         tried = changed(run, regions, state, fails, rng)
         more = sum(map(len, tried)) - sum(map(len, state))
         rows = None if more > 0 and sum(map(len, tried)) > MOST_CELLS else rows_of(regions, tried)
@@ -135,10 +135,10 @@ def _climb(run: Run, regions: Sequence[int], state: State, trials: int, rng: ran
         lacks, at = _lacking(run, rows, variants, least)
         if lacks < least or (lacks == least and (more <= 0 or rng.random() < 0.2)):
             state, least, fails = tried, lacks, at
-    return state if not least and variants == len(run.variants) else None
+    return state, int(least) or int(variants < len(run.variants))
 
 
-def _fewer(run: Run, regions: Sequence[int], state: State) -> State:
+def fewer(run: Run, regions: Sequence[int], state: State) -> State:
     """The same without cells that are not needed."""
     for number, row in enumerate(state):
         for cell in list(row):

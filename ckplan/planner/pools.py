@@ -23,7 +23,7 @@ from ckplan.planner.allocations import Allocations, Demand, requests
 from ckplan.planner.arena import DEFAULT, UNIT
 from ckplan.planner.cells import APART, MADE, POOL, REGION, Cell, Layout, Moment, Placeholder, parts_of, released
 from ckplan.planner.courses import Held
-from ckplan.planner.cutting import SMALLEST, Run, State, cut, long_kept, rows_of
+from ckplan.planner.cutting import SMALLEST, Run, State, climbed, cut, fewer, long_kept, rows_of
 from ckplan.planner.problem import OUTPUTS
 from ckplan.planner.steering import steer
 
@@ -36,7 +36,7 @@ _FEWEST, _MOST = 100, 2_000
 _STEERED = 600_000
 """Steps that are simulated in a search for placeholders."""
 
-_SEARCHES, _NEAR = 9, 3
+_SEARCHES, _NEAR = 6, 3
 """Searches for placeholders, and how many sizes are near what is enough."""
 
 _GOAL = 1.1
@@ -50,6 +50,9 @@ _USUAL, _LARGEST = 1.25, 2.0
 
 _CLOSE = 1 / 64
 """Part of the size to which it is bisected."""
+
+_SIZES, _FEWEST_SIZES, _ROUNDS = 8, 3, 5
+"""Sizes of the arena that are tried where bisection ends at more than enough, how many to the end, and how often."""
 
 _BELOW = (1, 2, 3, 9)
 """How many regions may lie below those that follow, besides none."""
@@ -95,7 +98,10 @@ def best_pools(
     alive = max(-(-units // REGION), 2)
     rng = random.Random(seed)
     if below is None:
-        return _by_cells(run, alive, spread, rng)
+        best = _by_cells(run, alive, spread, rng)
+        if best is None or best.held <= _GOAL * units * UNIT:
+            return best
+        return _by_fewer_mib(run, range(alive, best.held // DEFAULT.first_region), spread, rng) or best
     if not run.gates:
         return None
     if start is not None:
@@ -106,7 +112,7 @@ def best_pools(
 
 def _by_cells(run: Run, alive: int, spread: int | None, rng: random.Random) -> Layout | None:
     """An arena in which a run goes through with cells alone, found by bisection over its MiB."""
-    trials = min(max(_EFFORT // max(len(run.steps), 1), _FEWEST), _MOST)
+    trials = _trials(run)
     for ratio in (_USUAL, _LARGEST):
         low, high, best = alive, max(int(alive * ratio), alive + 1), None
         middle = high
@@ -125,6 +131,36 @@ def _by_cells(run: Run, alive: int, spread: int | None, rng: random.Random) -> L
         if best is not None:
             return best
     return None
+
+
+def _by_fewer_mib(run: Run, counts: range, spread: int | None, rng: random.Random) -> Layout | None:
+    """The same for the smallest of some numbers of MiB with which a run goes through, if one was found.
+
+    A run can go through in an arena that is smaller than another one in which it does not: what counts is into which
+    regions it falls, and those of few suit best. How near a run comes is told by trying for a while: the nearer half is
+    gone on with, in turn from where it was and from the start.
+    """
+    found: Layout | None = None
+    width = max(-(-len(counts) // _SIZES), 1)
+    buckets = (range(first, min(first + width, counts.stop)) for first in counts[::width])
+    sized = {count: _sized(run, count, spread) for count in (min(bucket, key=int.bit_count) for bucket in buckets)}
+    left = [(0, count, one, long_kept(*one)) for count, one in sized.items() if one is not None]
+    for number in range(_ROUNDS):
+        tried = []
+        for _, count, one, state in sorted(left, key=lambda entry: entry[1]):
+            start = [[] for _ in one[1]] if number % 2 else state
+            reached, lacks = climbed(*one, start, _trials(run), rng)
+            if not lacks:
+                found = _laid_out(*one, fewer(*one, reached), [])
+                break
+            tried.append((lacks, count, one, state if number % 2 else reached))
+        left = sorted(tried, key=lambda entry: entry[:2])[: max(-(-len(tried) // 2), _FEWEST_SIZES)]
+    return found
+
+
+def _trials(run: Run) -> int:
+    """Changes that are tried for one size of the arena."""
+    return min(max(_EFFORT // max(len(run.steps), 1), _FEWEST), _MOST)
 
 
 def _by_placeholders(run: Run, counts: range, goal: int, spread: int | None, rng: random.Random) -> Layout | None:

@@ -54,14 +54,17 @@ def steer(
     numbers = itertools.count(len(held))
     patience = 0
     while effort > 0 and course.step < len(run.stages[0]):
-        tried = _tried(run, regions, course, numbers, rng)
+        least = float(course.step)
+        if patience > _PATIENCE[0] and rng.random() < 0.2:
+            least -= rng.random() ** 2 * _BACK
+        tried = _tried(run, regions, course, numbers, least, rng)
         if tried is None:
             effort -= _TRIAL
             continue
         effort -= tried.spent + _TRIAL
         more = len(tried.held) - len(course.held)
         patience += 1
-        back = patience > _PATIENCE[0] and rng.random() < 0.2 and tried.step >= course.step - rng.random() ** 2 * _BACK
+        back = least <= tried.step < course.step
         alike = tried.score == course.score and (more <= 0 or rng.random() < 0.1)
         if tried.score > course.score or alike or back:
             course = tried
@@ -77,22 +80,29 @@ def steer(
 def _fewer(run: Run, regions: Sequence[int], course: Course) -> tuple[State, list[Held]]:
     """The same without placeholders and cells that are not needed."""
     for held in course.held:
-        tried = followed(run, course.state, course.rows, tuple(other for other in course.held if other != held))
+        others = tuple(other for other in course.held if other != held)
+        tried = followed(run, course.state, course.rows, others, course, held.begin, course.step)
         course = tried if tried.step >= course.step else course
     for number, row in enumerate(course.state):
         for cell in list(row):
             state = [list(row) for row in course.state]
             state[number].remove(cell)
             rows = rows_of(regions, state)
-            if rows is not None and (tried := followed(run, state, rows, course.held)).step >= course.step:
+            if (
+                rows is not None
+                and (tried := followed(run, state, rows, course.held, course, 0, course.step)).step >= course.step
+            ):
                 course = tried
     return course.state, list(course.held)
 
 
 def _tried(
-    run: Run, regions: Sequence[int], course: Course, numbers: Iterator[int], rng: random.Random
+    run: Run, regions: Sequence[int], course: Course, numbers: Iterator[int], least: float, rng: random.Random
 ) -> Course | None:
-    """A course with other placeholders, mostly for what is in the way where this one ends, or with other cells."""
+    """A course with other placeholders, mostly for what is in the way where this one ends, or with other cells.
+
+    It is simulated as a whole where it reaches a step.
+    """
     way = rng.random()
     held = list(course.held)
     if way < 0.1:
@@ -100,7 +110,7 @@ def _tried(
         rows = rows_of(regions, state)
         if rows is None or sum(map(len, state)) > MOST_CELLS:
             return None
-        return followed(run, state, rows, course.held)
+        return followed(run, state, rows, course.held, course, 0, least)
     since = course.step
     if held and way < 0.2:
         since = held.pop(rng.randrange(len(held))).begin
@@ -118,7 +128,7 @@ def _tried(
             since = min([since, *(one.begin for one in added)])
     if tuple(held) == course.held or len(held) > max(_MOST, len(course.held)):
         return None
-    return followed(run, course.state, course.rows, tuple(held), course, since)
+    return followed(run, course.state, course.rows, tuple(held), course, since, least)
 
 
 def _sent_elsewhere(run: Run, course: Course, numbers: Iterator[int], rng: random.Random) -> list[Held]:

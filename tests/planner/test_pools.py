@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 
+from ckplan.planner import pools as pools_of_arena
 from ckplan.planner.allocations import Allocations, Demand, requests
 from ckplan.planner.arena import UNIT, Arena
 from ckplan.planner.cells import APART, MADE, POOL, SPARE, WALL, WALL_BYTES, Layout, Regions, lacking, released
@@ -102,7 +103,7 @@ def test_pools_hold_a_run_and_little_more(seed: int) -> None:
     assert most <= pools.held <= 1.2 * most + MIB
 
 
-@pytest.mark.parametrize("seed", [3, 5, 6])
+@pytest.mark.parametrize("seed", [0, 5, 8])
 def test_placeholders_hold_a_run_in_less_than_cells_alone(seed: int) -> None:
     asked = random_run(seed)
     cells = best_pools(asked, spread=UNIT)
@@ -117,8 +118,21 @@ def test_placeholders_hold_a_run_in_less_than_cells_alone(seed: int) -> None:
     assert lacking(in_layout(asked, replace(less, placeholders=())), rows, first=first)[0] > 0
 
 
+@pytest.mark.parametrize("seed", [3, 8, 18])
+def test_sizes_are_tried_that_bisection_passes_over(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = random_run(seed)
+    tried = best_pools(asked, spread=UNIT)
+    monkeypatch.setattr(pools_of_arena, "_ROUNDS", 0)
+    bisected = best_pools(asked, spread=UNIT)
+    assert tried is not None
+    assert bisected is not None
+    assert tried.held < bisected.held
+    rows, first = rows_of(tried.regions), tried.first // UNIT
+    assert lacking(in_layout(asked, tried), rows, first=first) == (0, -1)
+
+
 def test_a_first_region_of_more_than_a_mib_needs_a_tensor_to_be_made_of() -> None:
-    asked = random_run(8)
+    asked = random_run(6)
     with_one, without = best_pools(asked, spread=UNIT), best_pools(asked)
     assert with_one is not None
     assert without is not None
