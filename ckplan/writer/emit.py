@@ -175,7 +175,7 @@ def write(
     if pools is not None and after is not None:
         wait_for_cells(nodes, inputs, after, edges)
     nodes = [*opening, *first, *nodes]
-    own = reserved_names(nodes)
+    own = set[str]() if pools is None else reserved_names(nodes)
     # Aliases that hide sources cost a little themselves: where they do not help, the file stays as it was before.
     best: _Draft | None = None
     sparing = pools is None  # a second buffer that lies within the peak needs room of its own in the arena
