@@ -17,7 +17,7 @@ from ckplan.errors import UsageError
 from ckplan.pipeline import step_of
 from tests.autodiff.gradcheck import parse, values
 
-EVEN, ODD = (16, 96), (25, 43)
+EVEN, ODD = (16, 96), (101, 43)
 """Shapes of a number of elements that bytes are filled by, and of one that they are not."""
 
 
