@@ -189,7 +189,8 @@ def _reservations(expected: ExpectedArena) -> list[Reservation]:
     """Tensors to be tried: one that gets a region of twice its size, one of the block, and one before it.
 
     A region that is less than twice as large as the block is handed out whole for it. What later runs take beside the
-    block gets one of its own then: a small one, if it is asked for first.
+    block gets one of its own then: a small one, if it is asked for first. Where the first region of all would hold it,
+    one that goes beyond that region is tried as well: the first is where what is made before a step lies.
     """
     half, sizes, block = DEFAULT.first_region // 2, [], expected.block
     while half + UNIT <= block:
@@ -197,7 +198,10 @@ def _reservations(expected: ExpectedArena) -> list[Reservation]:
         half *= 2
     beside = expected.needed - block
     larger = [*sizes[-1:], *([block] if block else [])]
-    twice = [(beside, size) for size in larger if DEFAULT.first_region // 2 < beside <= size]
+    small = (
+        dict.fromkeys((beside, max(beside, DEFAULT.first_region + UNIT))) if 2 * beside > DEFAULT.first_region else ()
+    )
+    twice = [(one, size) for one in dict.fromkeys(small) for size in larger if one <= size]
     return [*((size,) for size in sizes[-_LARGEST_RESERVATIONS:]), *((size,) for size in larger[-1:]), *twice]
 
 
