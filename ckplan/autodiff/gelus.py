@@ -15,25 +15,21 @@ from __future__ import annotations
 import math
 from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
-from functools import reduce
 
 import onnx_ir as ir
 
 from ckplan.autodiff.builder import Builder, shape_of, size_of
 from ckplan.autodiff.composites import become
 from ckplan.autodiff.paths import discard
-
-Polynomial = Mapping[tuple[int, int], float]
-"""The factor of each product of powers of x and of the bend, by these powers."""
+from ckplan.autodiff.polynomials import ARITHMETIC, Polynomial, applied, is_same, number, quantity, term
 
 _BENDS: Mapping[str, tuple[str, Polynomial]] = {
-    "Erf": ("none", {(1, 0): math.sqrt(0.5)}),
-    "Tanh": ("tanh", {(1, 0): math.sqrt(2 / math.pi), (3, 0): 0.044715 * math.sqrt(2 / math.pi)}),
+    "Erf": ("none", {term(x=1): math.sqrt(0.5)}),
+    "Tanh": ("tanh", {term(x=1): math.sqrt(2 / math.pi), term(x=3): 0.044715 * math.sqrt(2 / math.pi)}),
 }
 """By operator, what Gelu calls the form that it belongs to, and what it is applied to."""
 
-_RESULT: Polynomial = {(1, 0): 0.5, (1, 1): 0.5}
-_ARITHMETIC = frozenset({"Add", "Div", "Mul", "Neg", "Pow", "Sub"})
+_RESULT: Polynomial = {term(x=1): 0.5, term(x=1, bend=1): 0.5}
 _MOST_STEPS = 8
 """Nodes on the way from x to the bend, and from there to the result, at most."""
 
@@ -73,10 +69,10 @@ def _written(bend: ir.Node, held: Container[ir.Value]) -> _Written | None:
     if argument is None or bent.dtype != ir.DataType.FLOAT:
         return None
     sources = _upstream(argument, held)
-    x = next((v for v in sources if _is(_polynomial(argument, {v: {(1, 0): 1.0}}, held), wanted)), None)
+    x = next((v for v in sources if is_same(_polynomial(argument, {v: quantity("x")}, held), wanted)), None)
     if x is None:
         return None
-    known: dict[ir.Value, Polynomial] = {x: {(1, 0): 1.0}, bent: {(0, 1): 1.0}}
+    known: dict[ir.Value, Polynomial] = {x: quantity("x"), bent: quantity("bend")}
     y = bent
     for _ in range(_MOST_STEPS):
         readers = y.consumers()
@@ -86,7 +82,7 @@ def _written(bend: ir.Node, held: Container[ir.Value]) -> _Written | None:
         made = _polynomial(y, known, held)
         if made is None:
             return None
-        if _is(made, _RESULT):
+        if is_same(made, _RESULT):
             break
     else:
         return None
@@ -106,7 +102,7 @@ def _upstream(value: ir.Value, held: Container[ir.Value]) -> list[ir.Value]:
     pending = [value]
     for one in pending:  # grows meanwhile
         node = one.producer()
-        if node is None or node.op_type not in _ARITHMETIC or node.domain or found[one] == _MOST_STEPS:
+        if node is None or node.op_type not in ARITHMETIC or node.domain or found[one] == _MOST_STEPS:
             continue
         new = [v for v in node.inputs if v is not None and v not in found and _number(v, held) is None]
         found.update(dict.fromkeys(new, found[one] + 1))
@@ -134,57 +130,17 @@ def _number(value: ir.Value, held: Container[ir.Value]) -> float | None:
     return float(value.const_value.numpy().reshape(()))
 
 
-def _is(found: Polynomial | None, wanted: Polynomial) -> bool:
-    """Whether a polynomial is another one, as far as single precision tells."""
-    if found is None or found.keys() != wanted.keys():
-        return False
-    return all(math.isclose(found[powers], factor, rel_tol=1e-6) for powers, factor in wanted.items())
-
-
 def _polynomial(
     value: ir.Value, known: Mapping[ir.Value, Polynomial], held: Container[ir.Value], steps: int = _MOST_STEPS
 ) -> Polynomial | None:
     """A value as a polynomial in those that are known; None if it is none, or too many nodes away."""
     if value in known:
         return known[value]
-    number = _number(value, held)
-    if number is not None:
-        return {(0, 0): number}
+    fixed = _number(value, held)
+    if fixed is not None:
+        return number(fixed)
     node = value.producer()
-    if node is None or node.op_type not in _ARITHMETIC or node.domain or not steps:
+    if node is None or node.op_type not in ARITHMETIC or node.domain or not steps:
         return None
     read = [None if one is None else _polynomial(one, known, held, steps - 1) for one in node.inputs]
-    if any(one is None for one in read):
-        return None
-    return _applied(node.op_type, [one for one in read if one is not None])
-
-
-def _applied(op_type: str, read: list[Polynomial]) -> Polynomial | None:
-    """What an operator makes of polynomials."""
-    match op_type, read:
-        case "Neg", [one]:
-            return _product(one, {(0, 0): -1.0})
-        case "Add", [one, other]:
-            return _sum(one, other)
-        case "Sub", [one, other]:
-            return _sum(one, _product(other, {(0, 0): -1.0}))
-        case "Mul", [one, other]:
-            return _product(one, other)
-        case "Div", [one, other] if other.keys() == {(0, 0)} and other[0, 0]:
-            return _product(one, {(0, 0): 1 / other[0, 0]})
-        case "Pow", [one, other] if other.keys() == {(0, 0)} and other[0, 0] in (1, 2, 3):
-            return reduce(_product, [one] * int(other[0, 0]))
-    return None
-
-
-def _sum(one: Polynomial, other: Polynomial) -> Polynomial:
-    return {powers: one.get(powers, 0.0) + other.get(powers, 0.0) for powers in {**one, **other}}
-
-
-def _product(one: Polynomial, other: Polynomial) -> Polynomial:
-    made: dict[tuple[int, int], float] = {}
-    for (x, bend), factor in one.items():
-        for (more, bends), by in other.items():
-            powers = x + more, bend + bends
-            made[powers] = made.get(powers, 0.0) + factor * by
-    return made
+    return applied(node.op_type, read)

@@ -12,8 +12,8 @@ in x, the means of x and of its square, the deviation and the parameters, and th
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+import itertools
+from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,16 +23,15 @@ from ckplan.autodiff.builder import Builder, dtype_of, shape_of, size_of
 from ckplan.autodiff.composites import become
 from ckplan.autodiff.head import SHAPE_ONLY
 from ckplan.autodiff.paths import discard
+from ckplan.autodiff.polynomials import Polynomial, applied, is_same, number, product, quantity, term, total
 from ckplan.model.detached import detached_inputs
 
-Monomial = tuple[tuple[str, int], ...]
-"""Powers of symbols, sorted."""
-Polynomial = Mapping[Monomial, float]
-
-_X, _MEAN, _SQUARE, _DEVIATION = ":x", ":mean", ":square", ":deviation"
-_MEANS: Mapping[int, Polynomial] = {0: {(): 1.0}, 1: {((_MEAN, 1),): 1.0}, 2: {((_SQUARE, 1),): 1.0}}
+_MEANS: Mapping[int, Polynomial] = {0: number(1.0), 1: quantity("mean"), 2: quantity("square")}
 """Of each power of x."""
-_VARIANCE: Polynomial = {((_SQUARE, 1),): 1.0, ((_MEAN, 2),): -1.0}
+_VARIANCE: Polynomial = {term(square=1): 1.0, term(mean=2): -1.0}
+_NORMALISED: Polynomial = {term(x=1, deviation=-1): 1.0, term(mean=1, deviation=-1): -1.0}
+_TENSOR = "tensor "
+"""Begins the name of a quantity that is a tensor of the file."""
 _MOST_STEPS = 12
 """Nodes from a mean of x to the deviation, and from there to the result, at most."""
 _LARGEST_EPSILON = 0.1
@@ -131,14 +130,14 @@ class _Formula:
     """What values are made of, as polynomials in x, its means, the deviation and the parameters.
 
     Attributes:
-        tensors: the parameters, by the symbols that stand for them.
+        tensors: the parameters, by the quantities that they are.
     """
 
     def __init__(self, x: ir.Value, deviation: ir.Value, is_constant: Callable[[ir.Value], bool]) -> None:
         self.tensors: dict[str, ir.Value] = {}
         self._is_constant = is_constant
         self._whole = shape_of(x)
-        self._known: dict[ir.Value, Polynomial | None] = {x: _symbol(_X)}
+        self._known: dict[ir.Value, Polynomial | None] = {x: quantity("x")}
         self._deviation = deviation
 
     def of(self, value: ir.Value, steps: int = _MOST_STEPS) -> Polynomial | None:
@@ -149,7 +148,7 @@ class _Formula:
 
     def _made(self, value: ir.Value, steps: int) -> Polynomial | None:
         if value is self._deviation:
-            return _symbol(_DEVIATION)
+            return quantity("deviation")
         if _source(value).is_initializer():
             return self._fixed(value)
         node = value.producer()
@@ -165,37 +164,38 @@ class _Formula:
         computed = [one for one in read if not _source(one).is_initializer()]
         if any(len(shape_of(one)) < len(shape_of(value)) for one in computed):
             return None  # laid along other axes than its own
-        return _applied(node.op_type, [self.of(one, steps - 1) for one in read])
+        of_read = [self.of(one, steps - 1) for one in read]
+        if node.op_type == "Max" and {} in of_read:  # of zero and a variance, which is not less
+            return next((one for one in of_read if one != {}), None)
+        return applied(node.op_type, of_read)
 
     def _fixed(self, value: ir.Value) -> Polynomial | None:
         """Of what the file holds: a number, or a tensor."""
         data = _source(value)
         if size_of(value) == 1 and data.const_value is not None and self._is_constant(data):
-            number = float(data.const_value.numpy().reshape(()))
-            return {(): number} if number else {}
-        self.tensors[str(value.name)] = value
-        return _symbol(str(value.name))
+            return number(float(data.const_value.numpy().reshape(())))
+        self.tensors[_TENSOR + str(value.name)] = value
+        return quantity(_TENSOR + str(value.name))
 
     def _mean(self, node: ir.Node, steps: int) -> Polynomial | None:
         """Of a mean along the last axis, in which only x and its square change."""
         source, axes = node.inputs[0], node.inputs[1] if len(node.inputs) > 1 else None
         if source is None or axes is None or axes.const_value is None or axes.is_graph_input():
             return None
-        along = axes.const_value.numpy().reshape(-1)
-        if shape_of(source) != self._whole or [int(axis) % len(self._whole) for axis in along] != [
-            len(self._whole) - 1
-        ]:
+        along, last = axes.const_value.numpy().reshape(-1), len(self._whole) - 1
+        if shape_of(source) != self._whole or [int(axis) % (last + 1) for axis in along] != [last]:
             return None
         inner = self.of(source, steps - 1)
         if inner is None:
             return None
-        terms: list[Polynomial] = []
-        for monomial, factor in inner.items():
-            powers = dict(monomial)
-            if powers.keys() - {_X, _MEAN, _SQUARE} or powers.get(_X, 0) not in _MEANS:
+        parts: list[Polynomial] = []
+        for powers, factor in inner.items():
+            others = dict(powers)
+            mean = _MEANS.get(others.pop("x", 0))
+            if mean is None or others.keys() - {"mean", "square"}:
                 return None
-            terms.append(_product(_MEANS[powers.pop(_X, 0)], {tuple(sorted(powers.items())): factor}))
-        return _total(terms)
+            parts.append(product(mean, {term(**others): factor}))
+        return total(parts)
 
     def _is_row_or_whole(self, value: ir.Value) -> bool:
         rows = self._whole[:-1]
@@ -219,33 +219,21 @@ def _is_of_columns(value: ir.Value, x: ir.Value) -> bool:
 
 def _epsilon(found: Polynomial | None) -> float | None:
     """What is added to the variance, where a polynomial is that of a variance and a number."""
-    if found is None or found.keys() != {*_VARIANCE, ()}:
-        return None
-    is_variance = all(math.isclose(found[term], factor, rel_tol=1e-6) for term, factor in _VARIANCE.items())
-    return found[()] if is_variance and 0 < found[()] <= _LARGEST_EPSILON else None
+    epsilon = 0.0 if found is None else found.get((), 0.0)
+    is_added = 0 < epsilon <= _LARGEST_EPSILON and is_same(found, total([_VARIANCE, number(epsilon)]))
+    return epsilon if is_added else None
 
 
 def _parts(made: Polynomial) -> tuple[str | None, str | None] | None:
-    """Scale and shift of a polynomial that is a normalisation, by their symbols."""
-    scale: str | None = None
-    shift: str | None = None
-    seen: dict[str, float] = {}
-    for monomial, factor in made.items():
-        powers = dict(monomial)
-        own = [name for name in powers if not name.startswith(":")]
-        if len(own) > 1 or any(powers[name] != 1 for name in own) or not math.isclose(abs(factor), 1.0, rel_tol=1e-6):
-            return None
-        rest = {name: power for name, power in powers.items() if name.startswith(":")}
-        if not rest and own and factor > 0:
-            shift = own[0]
-        elif rest in ({_X: 1, _DEVIATION: -1}, {_MEAN: 1, _DEVIATION: -1}):
-            seen[_X if _X in rest else _MEAN] = factor
-            scale = own[0] if own else None
-        else:
-            return None
-    scales = {name for monomial in made if len(monomial) > 1 for name, _ in monomial if not name.startswith(":")}
-    complete = seen.get(_X, 0.0) > 0 > seen.get(_MEAN, 0.0) and len(made) == 2 + (shift is not None)
-    return (scale, shift) if complete and len(scales) == (scale is not None) else None
+    """Scale and shift of a polynomial that is a normalisation, by the names of these quantities."""
+    own = {name for powers in made for name, _ in powers if name.startswith(_TENSOR)}
+    if len(own) > 2:
+        return None
+    for scale, shift in itertools.product([None, *sorted(own)], repeat=2):
+        scaled = _NORMALISED if scale is None else product(_NORMALISED, quantity(scale))
+        if is_same(made, scaled if shift is None else total([scaled, quantity(shift)])):
+            return scale, shift
+    return None
 
 
 def _downstream(value: ir.Value) -> list[ir.Value]:
@@ -283,56 +271,3 @@ def _is_alone(found: _Written, held: Container[ir.Value]) -> bool:
         value not in held and not value.is_graph_output() and all(use.node in nodes for use in value.uses())
         for value in inner
     )
-
-
-def _symbol(name: str) -> Polynomial:
-    return {((name, 1),): 1.0}
-
-
-def _applied(op_type: str, read: list[Polynomial | None]) -> Polynomial | None:
-    """What an operator makes of polynomials."""
-    if any(one is None for one in read):
-        return None
-    match op_type, [one for one in read if one is not None]:
-        case "Neg", [one]:
-            return _product(one, {(): -1.0})
-        case "Add", [one, other]:
-            return _total([one, other])
-        case "Sub", [one, other]:
-            return _total([one, _product(other, {(): -1.0})])
-        case "Mul", [one, other]:
-            return _product(one, other)
-        case "Div", [one, other] if len(other) == 1:
-            return _product(one, dict(_inverted(other)))
-        case "Reciprocal", [other] if len(other) == 1:
-            return dict(_inverted(other))
-        case "Pow", [one, other] if other == {(): 2.0}:
-            return _product(one, one)
-        case "Max", [one, other] if not one or not other:  # with zero: a variance is not less
-            return one or other
-    return None
-
-
-def _inverted(one: Polynomial) -> Iterator[tuple[Monomial, float]]:
-    for monomial, factor in one.items():
-        yield tuple((name, -power) for name, power in monomial), 1 / factor
-
-
-def _total(terms: Iterable[Polynomial]) -> Polynomial:
-    made: dict[Monomial, float] = {}
-    for one in terms:
-        for term, factor in one.items():
-            made[term] = made.get(term, 0.0) + factor
-    return {term: factor for term, factor in made.items() if factor}
-
-
-def _product(one: Polynomial, other: Polynomial) -> Polynomial:
-    made: dict[Monomial, float] = {}
-    for left, factor in one.items():
-        for right, by in other.items():
-            powers = dict(left)
-            for name, power in right:
-                powers[name] = powers.get(name, 0) + power
-            term = tuple(sorted((name, power) for name, power in powers.items() if power))
-            made[term] = made.get(term, 0.0) + factor * by
-    return made
