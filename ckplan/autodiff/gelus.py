@@ -13,14 +13,13 @@ tells.
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass
 
 import onnx_ir as ir
 
 from ckplan.autodiff.builder import Builder, shape_of, size_of
-from ckplan.autodiff.composites import become
-from ckplan.autodiff.paths import discard
+from ckplan.autodiff.formulas import is_private, nodes_inside, replace_formula
 from ckplan.autodiff.polynomials import ARITHMETIC, Polynomial, applied, is_same, number, quantity, term
 
 _BENDS: Mapping[str, tuple[str, Polynomial]] = {
@@ -36,11 +35,11 @@ _MOST_STEPS = 8
 
 @dataclass(frozen=True)
 class _Written:
-    """A GELU written out: its input, its result, and the nodes from the one to the other."""
+    """A GELU written out: its input, the node that makes its result, and all nodes of it."""
 
     x: ir.Value
-    y: ir.Value
-    nodes: frozenset[ir.Node]
+    last: ir.Node
+    nodes: set[ir.Node]
     approximate: str
 
 
@@ -55,11 +54,8 @@ def join_gelus(op: Builder, held: Container[ir.Value]) -> None:
         found = _written(bend, held)
         if found is None:
             continue
-        last = found.y.producer()
-        assert last is not None
         attributes = [ir.AttrString("approximate", found.approximate)]
-        become(last, ("", "Gelu", ""), [found.x], attributes)
-        discard(op.graph, reversed([node for node in op.graph if node in found.nodes and node is not last]))
+        replace_formula(op.graph, found.nodes, found.last, "Gelu", [found.x], attributes)
 
 
 def _written(bend: ir.Node, held: Container[ir.Value]) -> _Written | None:
@@ -86,10 +82,11 @@ def _written(bend: ir.Node, held: Container[ir.Value]) -> _Written | None:
             break
     else:
         return None
-    nodes = frozenset(_between(x, y))
-    inner = [value for node in nodes for value in node.outputs if value is not y]
-    alone = all(_is_inner(v, held) and all(use.node in nodes for use in v.uses()) for v in inner)
-    return _Written(x, y, nodes, approximate) if alone and shape_of(x) == shape_of(y) else None
+    last = y.producer()
+    assert last is not None
+    nodes = nodes_inside({x}, last)
+    alone = is_private(nodes, last, held)
+    return _Written(x, last, nodes, approximate) if alone and shape_of(x) == shape_of(y) else None
 
 
 def _is_inner(value: ir.Value, held: Container[ir.Value]) -> bool:
@@ -108,19 +105,6 @@ def _upstream(value: ir.Value, held: Container[ir.Value]) -> list[ir.Value]:
         found.update(dict.fromkeys(new, found[one] + 1))
         pending += dict.fromkeys(new)
     return pending
-
-
-def _between(x: ir.Value, y: ir.Value) -> Iterable[ir.Node]:
-    """The nodes on the ways from one value to another that is made of nothing but it and numbers."""
-    pending, seen = [y], {x}
-    while pending:
-        value = pending.pop()
-        node = value.producer()
-        if value in seen or node is None:
-            continue
-        seen.add(value)
-        yield node
-        pending += [read for read in node.inputs if read is not None]
 
 
 def _number(value: ir.Value, held: Container[ir.Value]) -> float | None:

@@ -13,18 +13,16 @@ in x, the means of x and of its square, the deviation and the parameters, and th
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 import onnx_ir as ir
 
 from ckplan.autodiff.builder import Builder, dtype_of, shape_of, size_of
-from ckplan.autodiff.composites import become
+from ckplan.autodiff.formulas import is_private, nodes_inside, replace_formula
 from ckplan.autodiff.head import SHAPE_ONLY
-from ckplan.autodiff.paths import discard
 from ckplan.autodiff.polynomials import Polynomial, applied, is_same, number, product, quantity, term, total
-from ckplan.model.detached import detached_inputs
 
 _MEANS: Mapping[int, Polynomial] = {0: number(1.0), 1: quantity("mean"), 2: quantity("square")}
 """Of each power of x."""
@@ -49,6 +47,11 @@ class _Written:
     shift: ir.Value | None
     epsilon: float
 
+    @property
+    def nodes(self) -> set[ir.Node]:
+        """All nodes of it."""
+        return nodes_inside({self.x, self.scale, self.shift}, self.last)
+
 
 def join_layer_norms(op: Builder, held: Container[ir.Value], is_constant: Callable[[ir.Value], bool]) -> list[ir.Value]:
     """Make one LayerNormalization of each that is written out along the last axis.
@@ -70,10 +73,8 @@ def join_layer_norms(op: Builder, held: Container[ir.Value], is_constant: Callab
         scale = found.scale or op.constant(np.ones(size, dtype_of(found.x)))
         with op.scope(str(found.last.name), "forward", before=found.last):
             parts = [op.reshape(part, [size]) for part in (scale, found.shift) if part is not None]
-        inside = _inside(found)
         attributes = [ir.AttrInt64("axis", -1), ir.AttrFloat32("epsilon", found.epsilon)]
-        become(found.last, ("", "LayerNormalization", ""), [found.x, *parts], attributes)
-        discard(op.graph, reversed([node for node in op.graph if node in inside and node is not found.last]))
+        replace_formula(op.graph, found.nodes, found.last, "LayerNormalization", [found.x, *parts], attributes)
         affine += [_source(part) for part in (found.scale, found.shift) if part is not None]
     return affine
 
@@ -83,47 +84,46 @@ def _written(root: ir.Node, held: Container[ir.Value], is_constant: Callable[[ir
     argument, deviation = root.inputs[0], root.outputs[0]
     if argument is None or deviation.dtype not in _TYPES:
         return None
-    x = _normalised(argument)
-    if x is None or len(shape_of(x)) < 2:
-        return None
-    formula = _Formula(x, deviation, is_constant)
-    epsilon = _epsilon(formula.of(argument))
-    if epsilon is None:
-        return None
-    results = [value for value in _downstream(deviation) if shape_of(value) == shape_of(x)]
-    for y in reversed(results):
-        made = formula.of(y)
-        parts = None if made is None else _parts(made)
-        last = y.producer()
-        if parts is None or last is None:
+    for x in _squared(argument):
+        formula = _Formula(x, deviation, is_constant)
+        epsilon = _epsilon(formula.of(argument))
+        if epsilon is None:
             continue
-        scale, shift = (None if name is None else formula.tensors[name] for name in parts)
-        found = _Written(last, x, scale, shift, epsilon)
-        if all(part is None or _is_of_columns(part, x) for part in (scale, shift)) and _is_alone(found, held):
-            return found
+        for y in reversed(_downstream(deviation)):
+            found = _normalised(formula, x, y, epsilon)
+            if found is not None and is_private(found.nodes, found.last, held):
+                return found
     return None
 
 
-def _normalised(argument: ir.Value) -> ir.Value | None:
-    """What the argument of the square root is a variance of: the first value behind it of which a mean is taken."""
+def _squared(argument: ir.Value) -> list[ir.Value]:
+    """What a square root may be the deviation of: what is squared under a mean, or what that was centred from."""
     pending, seen = [argument], {argument}
     for value in pending:  # grows meanwhile
         node = value.producer()
         if node is None or node.domain or len(pending) > 4 * _MOST_STEPS:
             continue
         if node.op_type == "ReduceMean":
-            source = node.inputs[0]
-            squared = None if source is None else source.producer()
-            if source is None or squared is None or squared.op_type not in ("Mul", "Pow") or squared.inputs[0] is None:
-                return None
-            base = squared.inputs[0]
-            centred = base.producer()
-            subtracts = centred is not None and centred.op_type == "Sub" and not centred.domain
-            return centred.inputs[0] if subtracts and centred is not None else base
+            square = None if node.inputs[0] is None else node.inputs[0].producer()
+            base = square.inputs[0] if square is not None and square.op_type in ("Mul", "Pow") else None
+            centred = None if base is None else base.producer()
+            before = centred.inputs[0] if centred is not None and centred.op_type == "Sub" else None
+            return [x for x in (base, before) if x is not None and len(shape_of(x)) > 1]
         new = [read for read in node.inputs if read is not None and read not in seen]
         seen.update(new)
         pending += new
-    return None
+    return []
+
+
+def _normalised(formula: _Formula, x: ir.Value, y: ir.Value, epsilon: float) -> _Written | None:
+    """The normalisation of x that a value is, if it is one."""
+    made, last = formula.of(y), y.producer()
+    parts = None if made is None or shape_of(y) != shape_of(x) else _parts(made)
+    if parts is None or last is None:
+        return None
+    scale, shift = (None if name is None else formula.tensors[name] for name in parts)
+    fits = all(part is None or _is_of_columns(part, x) for part in (scale, shift))
+    return _Written(last, x, scale, shift, epsilon) if fits else None
 
 
 class _Formula:
@@ -248,26 +248,3 @@ def _downstream(value: ir.Value) -> list[ir.Value]:
         if len(found) > 4 * _MOST_STEPS:
             break
     return list(found)
-
-
-def _inside(found: _Written) -> set[ir.Node]:
-    """The nodes on the ways from x and the parameters to the last node."""
-    ends = {found.x, found.scale, found.shift}
-    nodes: set[ir.Node] = set()
-    pending = [found.last]
-    while pending:
-        node = pending.pop()
-        nodes.add(node)
-        makers = (None if value is None or value in ends else value.producer() for value in node.inputs)
-        pending += [maker for maker in makers if maker is not None and maker not in nodes]
-    return nodes
-
-
-def _is_alone(found: _Written, held: Container[ir.Value]) -> bool:
-    """Whether nobody else reads, knows or asks for what is inside."""
-    nodes = _inside(found)
-    inner: Iterable[ir.Value] = (value for node in nodes if node is not found.last for value in node.outputs)
-    return not any(detached_inputs(node) for node in nodes) and all(
-        value not in held and not value.is_graph_output() and all(use.node in nodes for use in value.uses())
-        for value in inner
-    )

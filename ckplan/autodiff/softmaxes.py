@@ -16,10 +16,8 @@ from collections.abc import Container
 import onnx_ir as ir
 
 from ckplan.autodiff.builder import Builder, shape_of, size_of
-from ckplan.autodiff.composites import become
+from ckplan.autodiff.formulas import is_private, nodes_inside, replace_formula
 from ckplan.autodiff.head import SHAPE_ONLY
-from ckplan.autodiff.paths import discard
-from ckplan.model.detached import detached_inputs
 
 _TYPES = (ir.DataType.FLOAT, ir.DataType.DOUBLE)
 """Element types for which the CPU has the kernels."""
@@ -37,14 +35,9 @@ def join_softmaxes(op: Builder, held: Container[ir.Value]) -> None:
         if found is None:
             continue
         x, axis, last, op_type = found
-        nodes = _between(x, last)
-        inner = [value for node in nodes for value in node.outputs if node is not last]
-        if any(detached_inputs(node) for node in nodes):
-            continue
-        if any(v in held or v.is_graph_output() or any(use.node not in nodes for use in v.uses()) for v in inner):
-            continue
-        become(last, ("", op_type, ""), [x], [ir.AttrInt64("axis", axis)])
-        discard(op.graph, reversed([node for node in op.graph if node in nodes and node is not last]))
+        nodes = nodes_inside({x}, last)
+        if is_private(nodes, last, held):
+            replace_formula(op.graph, nodes, last, op_type, [x], [ir.AttrInt64("axis", axis)])
 
 
 def _written(exponential: ir.Node) -> tuple[ir.Value, int, ir.Node, str] | None:
@@ -138,15 +131,3 @@ def _is_lowest(value: ir.Value) -> bool:
     if value.const_value is None or value.is_graph_input():
         return False
     return bool((value.const_value.numpy() == -math.inf).all())
-
-
-def _between(x: ir.Value, last: ir.Node) -> set[ir.Node]:
-    """The nodes on the ways from x to a node; no other value than x and what is fixed is read there."""
-    found: set[ir.Node] = set()
-    pending = [last]
-    while pending:
-        node = pending.pop()
-        found.add(node)
-        makers = (None if value is None or value is x else value.producer() for value in node.inputs)
-        pending += [maker for maker in makers if maker is not None and maker not in found]
-    return found
