@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, MutableMapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, get_args
 
@@ -34,7 +34,7 @@ from ckplan.autodiff.micro_batches import cut_batch
 from ckplan.autodiff.names import floating_tensors
 from ckplan.autodiff.objective import add_objective
 from ckplan.autodiff.packed_masks import pack_masks
-from ckplan.autodiff.parameters import request_of, select_parameters
+from ckplan.autodiff.parameters import Request, request_of, select_parameters
 from ckplan.autodiff.passed_on import pass_blocks_on
 from ckplan.autodiff.paths import prune
 from ckplan.autodiff.quantisation import pass_straight_through, refuse_quantised
@@ -165,16 +165,7 @@ def build_training_graph(
     tensors = floating_tensors(graph)
     request = request_of(tensors, wrt, no_grad, retain_grad, params)
     losses = [loss] if isinstance(loss, str) else loss or ()
-    given = [value for node in graph for value in node.outputs if value.name in grad_ys]
-    known = {*request.others, *request.detached, *given}
-    join_softmaxes(op, known)
-    named = () if request.all_parameters else request.parameters
-
-    def is_constant(value: ir.Value) -> bool:
-        return value not in named and not value.is_graph_input() and not judge(value, uses.get(value, set())).trained
-
-    for value in join_layer_norms(op, known, is_constant):
-        uses.setdefault(value, set()).add(Use.AFFINE)
+    _join_formulas(op, request, grad_ys, uses)
     objective = add_objective(op, losses, grad_ys, model.metadata_props.get(keys.LOSS))
     scale = None if loss_scale is None else add_loss_scale(op, loss_scale, objective.targets)
 
@@ -315,6 +306,29 @@ def _enter_training(op: Builder, model: ir.Model) -> TrainingForms:
             "keep them with ckplan.load(..., training=True)",
         )
     return enter_training(op)
+
+
+def _join_formulas(
+    op: Builder, request: Request, grad_ys: Collection[str], uses: MutableMapping[ir.Value, set[Use]]
+) -> None:
+    """Make one node each of softmaxes and layer normalisations that are written out.
+
+    Args:
+        op: builder of the forward graph.
+        request: what gradients are asked for.
+        grad_ys: names of tensors whose gradients are given.
+        uses: how initializers are used; learns which of them are scales and shifts.
+    """
+    given = [value for node in op.graph for value in node.outputs if value.name in grad_ys]
+    held = {*request.others, *request.detached, *given}
+    named = () if request.all_parameters else request.parameters
+
+    def is_constant(value: ir.Value) -> bool:
+        return value not in named and not value.is_graph_input() and not judge(value, uses.get(value, set())).trained
+
+    join_softmaxes(op, held)
+    for value in join_layer_norms(op, held, is_constant):
+        uses.setdefault(value, set()).add(Use.AFFINE)
 
 
 def _current(graph: ir.Graph, values: Sequence[ir.Value]) -> list[ir.Value]:
