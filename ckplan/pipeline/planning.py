@@ -14,7 +14,7 @@ from ckplan.pipeline.lowest import last_resorts
 from ckplan.pipeline.planned import HOLDER, Planned, share_of
 from ckplan.pipeline.step import Step
 from ckplan.planner import Plan, lower_bound
-from ckplan.planner.allocations import held_wherever
+from ckplan.planner.allocations import expected_arena, held_wherever
 from ckplan.planner.cells import UNCUT, Layout
 from ckplan.planner.exact.stages import proven_overhead
 from ckplan.planner.strategies import Strategy
@@ -40,6 +40,9 @@ _LITTLE_LESS = 0.995
 
 _FITS = 4
 """How often pools are fitted to what a file with pools asks for."""
+
+_CLOSE = 1.1
+"""Ratio of what is alive up to which no second form of a file is tried for what its arena holds."""
 
 _WORTH_RESERVING = 2**24
 """Bytes from which it is worth the time to write a file again for what a process takes less with it."""
@@ -274,34 +277,54 @@ def _reserving(made: Planned, most: int) -> Planned:
 def in_pools(made: Planned, most: int | None = None, enough: int | None = None) -> Planned:
     """The same plan in a file whose arena is cut into pools, if it holds less then.
 
-    Addresses depend on the order of all nodes: they run in that in which they did before. That can change which buffers
-    are handed on, so a file is written first whose pools are for nothing else. What is made for places can still change
-    what the pools are to fit: then others are tried, and at last such as depend less on that.
+    A second buffer for a tensor, where that lies within the peak, is an address of its own: it may fit in between, or
+    may be in the way. So files without are tried where those with them leave large gaps.
 
     Args:
         made: a plan in a file.
         most: bytes; where the arena would hold more, it is not worth writing.
         enough: bytes; where it holds no more, no smaller one is looked for.
     """
-    best, plain = made, _cut(made, made, UNCUT)
+    best, live = made, expected_arena(allocations_of(made.executed, made.model)).live
+    for sparing in (True, False):
+        found = _in_pools(made, sparing, best.footprint.held if most is None else most, enough)
+        best = min(best, found, key=lambda made: made.footprint.held)
+        if best.footprint.held <= (_CLOSE * live if enough is None else enough):
+            break
+    return best
+
+
+def _in_pools(made: Planned, sparing: bool, most: int, enough: int | None) -> Planned:
+    """The same plan in a file with cells, and with placeholders beside these if need be.
+
+    Addresses depend on the order of all nodes: they run in that in which they did before. That can change which buffers
+    are handed on, so a file is written first whose pools are for nothing else. What is made for places can still change
+    what the pools are to fit: then others are tried, and at last such as depend less on that.
+
+    Args:
+        made: a plan in a file.
+        sparing: see `ckplan.writer.emit.write`.
+        most: bytes; see `in_pools`.
+        enough: bytes; see `in_pools`.
+    """
+    best, plain = made, _cut(made, made, UNCUT, sparing)
     source = plain
     for seed in range(_FITS + 1):
         pools = fitting_pools(source.executed, source.model, seed, places=seed < _FITS)
-        bound = best.footprint.held if most is None else min(most, best.footprint.held)
-        if pools is None or pools.held > bound:
+        if pools is None or pools.held > min(most, best.footprint.held):
             continue
-        source = _cut(made, source, pools)
+        source = _cut(made, source, pools, sparing)
         if not _holds(source):
             continue
         best = min(best, source, key=lambda made: made.footprint.held)
         if source.footprint.held <= pools.held:
             break
     if enough is None or best.footprint.held > enough:
-        best = _steered(made, plain, best, enough)
+        best = _steered(made, plain, best, sparing, enough)
     return best
 
 
-def _steered(made: Planned, source: Planned, best: Planned, enough: int | None) -> Planned:
+def _steered(made: Planned, source: Planned, best: Planned, sparing: bool, enough: int | None) -> Planned:
     """A file with placeholders beside the cells, if it holds less than the best one without.
 
     Each takes some nodes, with shapes of their own, so they are fitted again to the file that has them.
@@ -312,7 +335,7 @@ def _steered(made: Planned, source: Planned, best: Planned, enough: int | None) 
         pools = fitting_pools(source.executed, source.model, seed, below=held, enough=enough, start=pools)
         if pools is None:
             break
-        source = _cut(made, source, pools)
+        source = _cut(made, source, pools, sparing)
         if source.footprint.held < held and _holds(source):
             return source
     return best
@@ -323,10 +346,10 @@ def _holds(made: Planned) -> bool:
     return held_wherever(allocations_of(made.executed, made.model)) <= made.footprint.held
 
 
-def _cut(made: Planned, source: Planned, layout: Layout) -> Planned:
+def _cut(made: Planned, source: Planned, layout: Layout, sparing: bool) -> Planned:
     """A plan in a file whose arena is cut into cells, nodes in the order in which another file of it runs."""
     order = [str(value.name) for node in source.executed.graph for value in node.outputs]
-    return _written(made.step, made.plan, made.budget, pools=layout, order=order)
+    return _written(made.step, made.plan, made.budget, pools=layout, order=order, sparing=sparing)
 
 
 def _taken(made: Planned, scope: str) -> int:
@@ -386,6 +409,7 @@ def _written(
     reserved: Reservation = (),
     pools: Layout | None = None,
     order: Sequence[str] = (),
+    sparing: bool = True,
 ) -> Planned:
     bare = not reserved and pools is None
     if step.training is not None and bare and plan.schedule == step.kept.schedule:
@@ -393,7 +417,7 @@ def _written(
         return _kept(step, plan, budget)
     _log.info("writing the plan into the graph, and asking onnxruntime what it makes of it")
     plan = step.counted(plan)
-    written = write(step.fused, plan, reserved=reserved, pools=pools, order=order)
+    written = write(step.fused, plan, reserved=reserved, pools=pools, order=order, sparing=sparing)
     if budget is not None:
         written.model.metadata_props[BUDGET] = str(budget)
     occupancy = occupancy_of_executed(written.executed, written.model, written.numbers)

@@ -122,6 +122,7 @@ def write(
     reserved: Sequence[int] = (),
     pools: Layout | None = None,
     order: Sequence[str] = (),
+    sparing: bool = True,
 ) -> Written:
     """Like `emit`, for a runtime, with what that makes of the file.
 
@@ -134,6 +135,7 @@ def write(
             file that is fed nothing but its parameters does without.
         order: names of tensors in the order in which they are to be made, if the nodes of the plan are to run in just
             that one: addresses depend on it.
+        sparing: whether a tensor may have a second buffer where that lies within the peak; see `name_buffers`.
     """
     copy = model.clone()
     feed_weights(copy.graph)
@@ -178,7 +180,6 @@ def write(
     own = set[str]() if pools is None else reserved_names(nodes)
     # Aliases that hide sources cost a little themselves: where they do not help, the file stays as it was before.
     best: _Draft | None = None
-    sparing = pools is None  # a second buffer that lies within the peak needs room of its own in the arena
     while True:
         nodes = place_control_nodes(nodes)
         problem = problem_of_nodes(nodes, inputs, outputs, runtime=runtime, known=known)

@@ -89,7 +89,7 @@ def test_buffers_are_handed_on_as_before_however_much_is_reserved(model: str, st
     plan = ckplan.plan(step, strategy=strategy)
 
     def made(region: int) -> list[int]:
-        written = write(step.fused, plan, pools=Layout(((Cell(region),),)))
+        written = write(step.fused, plan, pools=Layout(((Cell(region),),)), sparing=False)
         roles = {node.name: node.metadata_props.get(ROLE) for node in written.model.graph}
         asked = allocations_of(written.executed, written.model)
         steps = zip(written.executed.graph, asked.steps, strict=True)
