@@ -37,6 +37,8 @@ _TENSORFLOW_CONSTANT = re.compile(r"(.*/)?Const(_\d+)?(:\d+)?|(.*/)?(zeros|ones)
 """What TensorFlow calls a constant that nobody named; a frozen variable bears its own name."""
 _TENSORFLOW_VARIABLE = re.compile(r".*/(ReadVariableOp|read)\b.*")
 """What it calls a variable; what JAX hands to it has none, and its weights are constants."""
+_PADDLE_CONSTANT = re.compile(r"(p2o\.)?helper\.constant\.\d+(\.\d+)?")
+"""What Paddle's exporter calls numbers of its formulas: an exponent, an epsilon, the three of a hard swish."""
 _FEW = 8
 """So many numbers are too few for a formula to be seen in them."""
 _IMAGE_CHANNELS = 3
@@ -111,6 +113,8 @@ def judge(value: ir.Value, uses: Set[Use]) -> Verdict:
         return Verdict(bool(stands_for), why="" if stands_for else "no parameter of the module")
     if is_literal(value):
         return Verdict(False)
+    if _PADDLE_CONSTANT.fullmatch(name):
+        return Verdict(False, why="a constant of Paddle's")
     if value.shape is not None and len(value.shape) == 0:
         return Verdict(True, certain=False, why="a scalar")
     if _WEIGHT.fullmatch(name):

@@ -145,6 +145,22 @@ def test_constants_that_keras_leaves_among_the_weights() -> None:
         assert any(name in note and why in note and "not trained" in note for note in training.notes), (name, why)
 
 
+def test_numbers_of_paddles_formulas_are_not_trained() -> None:
+    """An exponent, what a hard swish adds and divides by: scalars, or of one element for all channels."""
+    text = """g (double[2,3] x) => (double loss) {
+        h = MatMul(x, "linear_0.w_0")
+        d = Pow(h, "helper.constant.11")
+        a = Add(d, "p2o.helper.constant.2")
+        y = Div(a, "p2o.helper.constant.1.0")
+        loss = ReduceSum <keepdims = 0> (y)
+    }"""
+    numbers = {"helper.constant.11": np.array(2.0), "p2o.helper.constant.2": np.array([3.0])}
+    arrays = {"linear_0.w_0": values(3, 4), **numbers, "p2o.helper.constant.1.0": np.array([6.0])}
+    training = build_training_graph(parse(text, **arrays))
+    assert list(training.gradients) == ["linear_0.w_0"]
+    assert any("a constant of Paddle's" in note for note in training.notes)
+
+
 @pytest.mark.parametrize("variable", [False, True])
 def test_weights_that_jax_hands_to_tensorflow_are_constants_by_name(variable: bool) -> None:
     """A file with variables has its weights in these; in one without, what takes part in products is a weight."""
