@@ -89,11 +89,18 @@ def head_of(graph: ir.Graph, output: ir.Value) -> Head:
     return Head(output, axis, f"{layer.op_type} '{layer.name}' makes {shape[axis]} scores a {unit}")
 
 
+def before_reshapes(value: ir.Value) -> ir.Value:
+    """What a value is, before it was given another shape."""
+    while (node := value.producer()) is not None and node.op_type in SHAPE_ONLY and not node.domain:
+        if node.inputs[0] is None:
+            break
+        value = node.inputs[0]
+    return value
+
+
 def behind_softmax(output: ir.Value) -> tuple[ir.Value, int | None]:
     """Return what a trailing softmax is applied to, and the axis of the classes; (output, None) without one."""
-    value = output
-    while (node := value.producer()) is not None and node.op_type in SHAPE_ONLY and node.inputs[0] is not None:
-        value = node.inputs[0]
+    node = before_reshapes(output).producer()
     if node is None or node.op_type not in SOFTMAX or node.domain or node.inputs[0] is None:
         return output, None
     logits = node.inputs[0]

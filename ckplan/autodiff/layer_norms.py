@@ -20,8 +20,8 @@ import numpy as np
 import onnx_ir as ir
 
 from ckplan.autodiff.builder import Builder, dtype_of, shape_of, size_of
-from ckplan.autodiff.formulas import is_private, nodes_inside, replace_formula
-from ckplan.autodiff.head import SHAPE_ONLY
+from ckplan.autodiff.formulas import TYPES, is_private, nodes_inside, reduced_axis, replace_formula
+from ckplan.autodiff.head import SHAPE_ONLY, before_reshapes
 from ckplan.autodiff.polynomials import Polynomial, applied, is_same, number, product, quantity, term, total
 
 _MEANS: Mapping[int, Polynomial] = {0: number(1.0), 1: quantity("mean"), 2: quantity("square")}
@@ -33,8 +33,6 @@ _TENSOR = "tensor "
 _MOST_STEPS = 12
 """Nodes from a mean of x to the deviation, and from there to the result, at most."""
 _LARGEST_EPSILON = 0.1
-_TYPES = (ir.DataType.FLOAT, ir.DataType.DOUBLE)
-"""Element types for which the CPU has a kernel that computes in them."""
 
 
 @dataclass(frozen=True)
@@ -75,14 +73,14 @@ def join_layer_norms(op: Builder, held: Container[ir.Value], is_constant: Callab
             parts = [op.reshape(part, [size]) for part in (scale, found.shift) if part is not None]
         attributes = [ir.AttrInt64("axis", -1), ir.AttrFloat32("epsilon", found.epsilon)]
         replace_formula(op.graph, found.nodes, found.last, "LayerNormalization", [found.x, *parts], attributes)
-        affine += [_source(part) for part in (found.scale, found.shift) if part is not None]
+        affine += [before_reshapes(part) for part in (found.scale, found.shift) if part is not None]
     return affine
 
 
 def _written(root: ir.Node, held: Container[ir.Value], is_constant: Callable[[ir.Value], bool]) -> _Written | None:
     """The normalisation that a square root belongs to."""
     argument, deviation = root.inputs[0], root.outputs[0]
-    if argument is None or deviation.dtype not in _TYPES:
+    if argument is None or deviation.dtype not in TYPES:
         return None
     for x in _squared(argument):
         formula = _Formula(x, deviation, is_constant)
@@ -149,7 +147,7 @@ class _Formula:
     def _made(self, value: ir.Value, steps: int) -> Polynomial | None:
         if value is self._deviation:
             return quantity("deviation")
-        if _source(value).is_initializer():
+        if before_reshapes(value).is_initializer():
             return self._fixed(value)
         node = value.producer()
         if node is None or node.domain or not steps or not self._is_row_or_whole(value):
@@ -161,7 +159,7 @@ class _Formula:
             return self.of(read[0], steps - 1) if self._is_row_or_whole(read[0]) else None
         if node.op_type == "Expand":  # the same number all along the row
             return self.of(read[0], steps - 1) if len(shape_of(read[0])) == len(shape_of(value)) else None
-        computed = [one for one in read if not _source(one).is_initializer()]
+        computed = [one for one in read if not before_reshapes(one).is_initializer()]
         if any(len(shape_of(one)) < len(shape_of(value)) for one in computed):
             return None  # laid along other axes than its own
         of_read = [self.of(one, steps - 1) for one in read]
@@ -171,7 +169,7 @@ class _Formula:
 
     def _fixed(self, value: ir.Value) -> Polynomial | None:
         """Of what the file holds: a number, or a tensor."""
-        data = _source(value)
+        data = before_reshapes(value)
         if size_of(value) == 1 and data.const_value is not None and self._is_constant(data):
             return number(float(data.const_value.numpy().reshape(())))
         self.tensors[_TENSOR + str(value.name)] = value
@@ -179,11 +177,8 @@ class _Formula:
 
     def _mean(self, node: ir.Node, steps: int) -> Polynomial | None:
         """Of a mean along the last axis, in which only x and its square change."""
-        source, axes = node.inputs[0], node.inputs[1] if len(node.inputs) > 1 else None
-        if source is None or axes is None or axes.const_value is None or axes.is_graph_input():
-            return None
-        along, last = axes.const_value.numpy().reshape(-1), len(self._whole) - 1
-        if shape_of(source) != self._whole or [int(axis) % (last + 1) for axis in along] != [last]:
+        source = node.inputs[0]
+        if source is None or shape_of(source) != self._whole or reduced_axis(node) != len(self._whole) - 1:
             return None
         inner = self.of(source, steps - 1)
         if inner is None:
@@ -200,15 +195,6 @@ class _Formula:
     def _is_row_or_whole(self, value: ir.Value) -> bool:
         rows = self._whole[:-1]
         return shape_of(value) in (self._whole, (*rows, 1), rows)
-
-
-def _source(value: ir.Value) -> ir.Value:
-    """What a value is, before it was given another shape."""
-    while (node := value.producer()) is not None and node.op_type in SHAPE_ONLY and not node.domain:
-        if node.inputs[0] is None:
-            break
-        value = node.inputs[0]
-    return value
 
 
 def _is_of_columns(value: ir.Value, x: ir.Value) -> bool:

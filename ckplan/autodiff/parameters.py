@@ -171,8 +171,8 @@ def select_parameters(
         if value in request.frozen or not (request.all_parameters or value in asked):
             continue
         if value not in readers:
-            read_once = value in uses and bool(uses[value])  # by what is one node now
-            unused = not value.uses() and not (read_once and not judge(value, uses[value]).trained)
+            # A constant of a formula that has become one node is read no more, and is no parameter all the same.
+            unused = not value.uses() and (not uses.get(value) or judge(value, uses[value]).trained)
             if unused or value in asked - request.listed:
                 idle.append(value)
             continue

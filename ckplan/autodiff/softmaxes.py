@@ -15,12 +15,9 @@ from collections.abc import Container
 
 import onnx_ir as ir
 
-from ckplan.autodiff.builder import Builder, shape_of, size_of
-from ckplan.autodiff.formulas import is_private, nodes_inside, replace_formula
+from ckplan.autodiff.builder import Builder, shape_of
+from ckplan.autodiff.formulas import TYPES, is_private, nodes_inside, reduced_axis, replace_formula
 from ckplan.autodiff.head import SHAPE_ONLY
-
-_TYPES = (ir.DataType.FLOAT, ir.DataType.DOUBLE)
-"""Element types for which the CPU has the kernels."""
 
 
 def join_softmaxes(op: Builder, held: Container[ir.Value]) -> None:
@@ -43,10 +40,10 @@ def join_softmaxes(op: Builder, held: Container[ir.Value]) -> None:
 def _written(exponential: ir.Node) -> tuple[ir.Value, int, ir.Node, str] | None:
     """The softmax that an Exp belongs to: what it is of, its axis, its last node, and its operator."""
     shifted, raised = exponential.inputs[0], exponential.outputs[0]
-    if shifted is None or raised.dtype not in _TYPES:
+    if shifted is None or raised.dtype not in TYPES:
         return None
     total = next((node for node in raised.consumers() if node.op_type == "ReduceSum" and not node.domain), None)
-    axis = None if total is None else _axis_of(total)
+    axis = None if total is None else reduced_axis(total)
     if total is None or axis is None:
         return None
     x = _without_maximum(shifted, axis)
@@ -70,18 +67,12 @@ def _without_maximum(shifted: ir.Value, axis: int) -> ir.Value:
         return shifted
     x, maximum = node.inputs[0], node.inputs[1]
     found = any(
-        reduction.op_type == "ReduceMax" and _axis_of(reduction) == axis and _is_laid_along(maximum, reduction, x, axis)
+        reduction.op_type == "ReduceMax"
+        and reduced_axis(reduction) == axis
+        and _is_laid_along(maximum, reduction, x, axis)
         for reduction in x.consumers()
     )
     return x if found else shifted
-
-
-def _axis_of(reduction: ir.Node) -> int | None:
-    """The axis that a reduction goes along, if it is a single one that the file fixes."""
-    source, axes = reduction.inputs[0], reduction.inputs[1] if len(reduction.inputs) > 1 else None
-    if source is None or axes is None or axes.const_value is None or axes.is_graph_input() or size_of(axes) != 1:
-        return None
-    return int(axes.const_value.numpy().reshape(())) % len(shape_of(source))
 
 
 def _is_laid_along(value: ir.Value, reduction: ir.Node, x: ir.Value, axis: int, logarithm: bool = False) -> bool:

@@ -285,11 +285,12 @@ def in_pools(made: Planned, most: int | None = None, enough: int | None = None) 
         most: bytes; where the arena would hold more, it is not worth writing.
         enough: bytes; where it holds no more, no smaller one is looked for.
     """
-    best, live = made, expected_arena(allocations_of(made.executed, made.model)).live
+    close = int(_CLOSE * expected_arena(allocations_of(made.executed, made.model)).live) if enough is None else enough
+    best = made
     for sparing in (True, False):
         found = _in_pools(made, sparing, best.footprint.held if most is None else most, enough)
         best = min(best, found, key=lambda made: made.footprint.held)
-        if best.footprint.held <= (_CLOSE * live if enough is None else enough):
+        if best.footprint.held <= close:
             break
     return best
 

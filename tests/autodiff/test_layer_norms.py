@@ -9,9 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ckplan.autodiff import TrainingGraph, build_training_graph
-from tests.autodiff.gradcheck import onnxruntime_run, parse, reference, values
+from ckplan.autodiff import TrainingGraph
+from tests.autodiff.gradcheck import values
+from tests.autodiff.written_formulas import between_products, forward_operators, results_of
 
+FED = (2, 3, 4)
 TENSORS = {"gain": values(5, seed=3) + 1.5, "offset": values(5, seed=4), "wide_gain": values(1, 1, 5, seed=5) + 1.5}
 NUMBERS = {"/eps": np.array(1e-3), "/two": np.array(2.0), "/zero": np.array(0.0)}
 SHAPES = {"last": np.array([-1]), "kept": np.array([2, 3, 1]), "whole": np.array([2, 3, 5]), "first": np.array([0])}
@@ -37,43 +39,26 @@ LEFT_ALONE = {
 
 
 def graph(nodes: str, dtype: str = "double", outputs: str = "", extra: Any = (), **options: Any) -> TrainingGraph:
-    """The training graph of a product, the nodes from h to y, and another product."""
-    kind = np.float32 if dtype == "float" else np.float64
-    arrays = {"w": values(4, 5), "right": values(5, 2, seed=2), **TENSORS, **NUMBERS, **dict(extra)}
-    read = set(re.findall(r"[\w/]+", f"w right {nodes}"))
-    used = {name: np.asarray(array, kind) for name, array in arrays.items() if name in read}
-    model = parse(
-        f"g ({dtype}[2,3,4] x) => ({outputs} {dtype} loss) {{ h = MatMul(x, w) {nodes} out = MatMul(y, right) "
-        "squares = Mul(out, out) loss = ReduceSum<keepdims = 0>(squares) }",
-        **used,
-        **{name: array for name, array in SHAPES.items() if name in read},
-    )
-    return build_training_graph(model, **{"loss": "loss", **options})
-
-
-def forward(training: TrainingGraph) -> Counter[str]:
-    return Counter(n.op_type for n in training.model.graph if n.metadata_props["pkg.ckplan.phase"] == "forward")
+    return between_products(nodes, FED, 5, {**TENSORS, **NUMBERS, **SHAPES, **dict(extra)}, dtype, outputs, **options)
 
 
 @pytest.mark.parametrize("nodes", WRITTEN.values(), ids=WRITTEN)
 def test_it_is_one_node_and_its_gradients_are_those_of_what_was_written(nodes: str) -> None:
     joined, written = graph(nodes), graph(nodes, retain_grad=["s"])
-    kinds = forward(joined) - Counter(["Reshape"])
+    kinds = forward_operators(joined) - Counter(["Reshape"])
     assert kinds == Counter(["MatMul", "LayerNormalization", "MatMul", "Mul", "ReduceSum"])
-    assert forward(written)["Sqrt"] == 1  # somebody asks for what is inside
+    assert forward_operators(written)["Sqrt"] == 1  # somebody asks for what is inside
     assert set(joined.gradients) == {"w", "right", *(name for name in TENSORS if re.search(rf"\b{name}\b", nodes))}
-    feeds = {"x": values(2, 3, 4, seed=8)}
-    expected, found = reference(written.model, feeds), reference(joined.model, feeds)
-    single = onnxruntime_run(graph(nodes, "float").model, {"x": feeds["x"].astype(np.float32)})
-    for name, array in found.items():
+    compared = results_of(joined, written, graph(nodes, "float"), FED)
+    for array, expected, single in compared.values():
         scale = np.abs(array).max()
-        np.testing.assert_allclose(array, expected[name], rtol=1e-6, atol=1e-8 * scale)
-        np.testing.assert_allclose(single[name], expected[name], rtol=1e-3, atol=1e-4 * scale)
+        np.testing.assert_allclose(array, expected, rtol=1e-6, atol=1e-8 * scale)
+        np.testing.assert_allclose(single, expected, rtol=1e-3, atol=1e-4 * scale)
 
 
 @pytest.mark.parametrize("nodes", LEFT_ALONE.values(), ids=LEFT_ALONE)
 def test_another_function_and_what_is_read_inside_are_left_alone(nodes: str) -> None:
-    assert not forward(graph(nodes))["LayerNormalization"]
+    assert not forward_operators(graph(nodes))["LayerNormalization"]
 
 
 @pytest.mark.parametrize(
@@ -88,7 +73,7 @@ def test_another_function_and_what_is_read_inside_are_left_alone(nodes: str) -> 
     ids=["a loss of it", "asked for its gradient", "where gradients stop", "differentiated", "trained"],
 )
 def test_what_somebody_knows_inside_stays(outputs: str, options: dict[str, Any]) -> None:
-    assert not forward(graph(WRITTEN["torch"], outputs=outputs, **options))["LayerNormalization"]
+    assert not forward_operators(graph(WRITTEN["torch"], outputs=outputs, **options))["LayerNormalization"]
 
 
 def test_scales_of_ones_and_shifts_of_zeros_without_a_name_are_trained() -> None:

@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 
 from ckplan.autodiff import TrainingGraph, build_training_graph
-from tests.autodiff.gradcheck import onnxruntime_run, parse, reference, values
+from tests.autodiff.gradcheck import parse, values
+from tests.autodiff.written_formulas import between_products, forward_operators, results_of
 
+FED = (6, 3)
 LAST, FIRST = np.array([-1]), np.array([0])
 KEPT, WHOLE = np.array([6, 1]), np.array([6, 4])
 CONSTANTS = {"last": LAST, "first": FIRST, "kept": KEPT, "whole": WHOLE, "lowest": np.array(-np.inf)}
@@ -39,19 +41,7 @@ LEFT_ALONE = {
 
 
 def graph(nodes: str, dtype: str = "double", outputs: str = "", **options: Any) -> TrainingGraph:
-    """The training graph of a product, the nodes from h to y, and another product."""
-    kind = np.float32 if dtype == "float" else np.float64
-    arrays = {"w": values(3, 4), "right": values(4, 2, seed=2), **CONSTANTS, "four": np.array([4])}
-    model = parse(
-        f"g ({dtype}[6,3] x) => ({outputs} {dtype} loss) {{ h = MatMul(x, w) {nodes} out = MatMul(y, right) "
-        "squares = Mul(out, out) loss = ReduceSum<keepdims = 0>(squares) }",
-        **{name: array if array.dtype == np.int64 else np.asarray(array, kind) for name, array in arrays.items()},
-    )
-    return build_training_graph(model, **{"loss": "loss", **options})
-
-
-def forward(training: TrainingGraph) -> Counter[str]:
-    return Counter(n.op_type for n in training.model.graph if n.metadata_props["pkg.ckplan.phase"] == "forward")
+    return between_products(nodes, FED, 4, {**CONSTANTS, "four": np.array([4])}, dtype, outputs, **options)
 
 
 @pytest.mark.parametrize(
@@ -61,19 +51,17 @@ def forward(training: TrainingGraph) -> Counter[str]:
 )
 def test_it_is_one_node_and_its_gradients_are_those_of_what_was_written(op_type: str, nodes: str) -> None:
     joined, written = graph(nodes), graph(nodes, retain_grad=["e"])
-    assert forward(joined) == Counter(["MatMul", op_type, "MatMul", "Mul", "ReduceSum"])
-    assert forward(written)["Exp"] == 1  # somebody asks for what is inside
-    feeds = {"x": values(6, 3, seed=8)}
-    expected, found = reference(written.model, feeds), reference(joined.model, feeds)
-    single = onnxruntime_run(graph(nodes, "float").model, {"x": feeds["x"].astype(np.float32)})
-    for name, array in found.items():
-        np.testing.assert_allclose(array, expected[name], rtol=1e-9, atol=1e-12)
-        np.testing.assert_allclose(single[name], expected[name], rtol=1e-4, atol=1e-5 * np.abs(array).max())
+    assert forward_operators(joined) == Counter(["MatMul", op_type, "MatMul", "Mul", "ReduceSum"])
+    assert forward_operators(written)["Exp"] == 1  # somebody asks for what is inside
+    compared = results_of(joined, written, graph(nodes, "float"), FED)
+    for array, expected, single in compared.values():
+        np.testing.assert_allclose(array, expected, rtol=1e-9, atol=1e-12)
+        np.testing.assert_allclose(single, expected, rtol=1e-4, atol=1e-5 * np.abs(array).max())
 
 
 @pytest.mark.parametrize("nodes", LEFT_ALONE.values(), ids=LEFT_ALONE)
 def test_another_function_and_what_is_read_inside_are_left_alone(nodes: str) -> None:
-    kinds = forward(graph(nodes))
+    kinds = forward_operators(graph(nodes))
     assert not kinds["Softmax"]
     assert not kinds["LogSoftmax"]
 
@@ -89,7 +77,7 @@ def test_another_function_and_what_is_read_inside_are_left_alone(nodes: str) -> 
     ids=["a loss of it", "asked for its gradient", "where gradients stop", "differentiated"],
 )
 def test_what_somebody_knows_inside_stays(outputs: str, options: dict[str, Any]) -> None:
-    assert not forward(graph(SOFTMAX["plain"], outputs=outputs, **options))["Softmax"]
+    assert not forward_operators(graph(SOFTMAX["plain"], outputs=outputs, **options))["Softmax"]
 
 
 def test_an_output_that_ends_in_one_is_of_classes() -> None:
