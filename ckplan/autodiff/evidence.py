@@ -6,8 +6,8 @@ Files do not say it: exporters write weights, masks and tables alike as initiali
 2. a name that weights have (``layers.0.attn.weight``, ``gamma``, ``w1``);
 3. the values: those of a mask, of a table of sines or of an identity follow a formula, and weights do not;
 4. the use: what a Where chooses, what a Scatter writes into, what a Max compares with and the few numbers that an
-   image is normalised by are seldom trained; operands of products, tables of embeddings, and scale and shift of a
-   normalisation are, even where all are zero or one.
+   image is normalised by are seldom trained; operands of products, tables of embeddings, biases, the slopes of a
+   PRelu, and scale and shift of a normalisation are, even where all are zero or one.
 """
 
 from __future__ import annotations
@@ -35,6 +35,8 @@ _WEIGHT = re.compile(
 )
 _TENSORFLOW_CONSTANT = re.compile(r"(.*/)?Const(_\d+)?(:\d+)?|(.*/)?(zeros|ones)(_like)?(_\d+)?:\d+")
 """What TensorFlow calls a constant that nobody named; a frozen variable bears its own name."""
+_TENSORFLOW_CAPTURED = re.compile(r"Func/.*/input/_\d+(:\d+)?")
+"""What it calls a tensor that a function reads from outside: a number of a lambda, or what a layer reads."""
 _TENSORFLOW_VARIABLE = re.compile(r".*/(ReadVariableOp|read)\b.*")
 """What it calls a variable; what JAX hands to it has none, and its weights are constants."""
 _PADDLE_CONSTANT = re.compile(r"(p2o\.)?helper\.constant\.\d+(\.\d+)?")
@@ -53,7 +55,8 @@ _PRODUCTS = frozenset({"Conv", "ConvTranspose", "Einsum", "Gemm", "GRU", "LSTM",
 # Not of InstanceNormalization: exporters write a group normalisation as one by ones and zeros.
 _AFFINE = frozenset(
     {(kind, index) for kind in _NORMALISATIONS - {"InstanceNormalization"} for index in (1, 2)}
-    | {("Conv", 2), ("ConvTranspose", 2), ("Gemm", 2)}
+    | {("Conv", 2), ("ConvTranspose", 2), ("Gemm", 2), ("GRU", 3), ("LSTM", 3), ("RNN", 3)}
+    | {("PRelu", 1)}  # one slope for all channels is learnt, too; what is not learnt is a LeakyRelu
 )
 _AFFINE_AFTER = {"Add": _NORMALISATIONS | _PRODUCTS, "Mul": _NORMALISATIONS}
 _INITIAL_STATES = frozenset({("GRU", 5), ("LSTM", 5), ("LSTM", 6), ("RNN", 5)})
@@ -71,7 +74,7 @@ class Use(Enum):
 
     PRODUCT = "an operand of a product"
     TABLE = "a table that is looked up"
-    AFFINE = "scale or shift behind a normalisation or product"
+    AFFINE = "scale or shift behind a normalisation or product, or a slope"
     PLACED = "values that are put in the place of others"
     ELEMENTWISE = "element by element"
     INPUT = "an input of the model, element by element"
@@ -120,6 +123,8 @@ def judge(value: ir.Value, uses: Set[Use]) -> Verdict:
     if _WEIGHT.fullmatch(name):
         return Verdict(True)
     if _TENSORFLOW_CONSTANT.fullmatch(name) and (uses.isdisjoint({Use.PRODUCT, Use.TABLE}) or _has_variables(value)):
+        return Verdict(False, why="a constant of TensorFlow's")
+    if _TENSORFLOW_CAPTURED.fullmatch(name) and uses <= {Use.ELEMENTWISE, Use.INPUT, Use.PLACED}:
         return Verdict(False, why="a constant of TensorFlow's")
     few = value.const_value is not None and value.const_value.size < _FEW
     if few and value.shape is not None and len(value.shape) >= _IMAGE_CHANNELS and uses == {Use.INPUT}:

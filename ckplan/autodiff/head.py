@@ -99,8 +99,17 @@ def before_reshapes(value: ir.Value) -> ir.Value:
 
 
 def behind_softmax(output: ir.Value) -> tuple[ir.Value, int | None]:
-    """Return what a trailing softmax is applied to, and the axis of the classes; (output, None) without one."""
-    node = before_reshapes(output).producer()
+    """Return what a trailing softmax is applied to, and the axis of the classes; (output, None) without one.
+
+    Behind it there may be other shapes, channels that move to the end, and a Cast of probabilities in half precision.
+    """
+    value = before_reshapes(output)
+    while (node := value.producer()) is not None and not node.domain and node.op_type in ("Cast", "Transpose"):
+        source = node.inputs[0]
+        if source is None or not is_floating(source):
+            break
+        value = before_reshapes(source)
+    node = value.producer()
     if node is None or node.op_type not in SOFTMAX or node.domain or node.inputs[0] is None:
         return output, None
     logits = node.inputs[0]

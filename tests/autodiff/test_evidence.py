@@ -22,6 +22,8 @@ READ = {
     "chosen": "y = Where(where, h, tensor)",
     "written into": 'y = ScatterElements <axis = 0, reduction = "add"> (tensor, ids2, h)',
     "scale": "y = LayerNormalization(h, tensor)",
+    "slope": "y = PRelu(h, tensor)",
+    "bias of a recurrence": "t = Unsqueeze(h, axis) y = LSTM <hidden_size = 16> (t, input_weight, own_weight, tensor)",
     "scale behind a reshape": "n = LayerNormalization(h, norm) r = Unsqueeze(tensor, axis) y = Mul(n, r)",
 }
 
@@ -35,6 +37,7 @@ def trained(name: str, array: np.ndarray, how: str, **metadata: str) -> tuple[li
         loss = ReduceSum <keepdims = 0> (s)
     }}"""
     own = {"first": values(16, 16), "norm": values(16, seed=2), "axis": np.array([0])}
+    own |= {"input_weight": values(1, 64, 16), "own_weight": values(1, 64, 16)}
     model = parse(text.replace("tensor", f'"{name}"'), **own, **{name: array})
     model.graph.initializers[name].metadata_props.update(metadata)
     training = build_training_graph(model)
@@ -51,6 +54,8 @@ def trained(name: str, array: np.ndarray, how: str, **metadata: str) -> tuple[li
         ("onnx::MatMul_120", values(16, 16, seed=1), "product", True),
         ("val_3", np.zeros(16), "scale", True),
         ("val_3", np.ones(16), "scale behind a reshape", True),
+        ("onnx::PRelu_4", np.full((1, 1), 0.25), "slope", True),
+        ("192", np.zeros((1, 128)), "bias of a recurrence", True),
         ("rows", values(16, 16, seed=1), "table", True),
         ("val_3", MASK, "added", False),
         ("attention.mask", MASK, "added", False),
@@ -62,6 +67,8 @@ def trained(name: str, array: np.ndarray, how: str, **metadata: str) -> tuple[li
         ("buffer", np.zeros((16, 16)), "chosen", False),
         ("val_3", np.full((1, 16), 2.0), "multiplied", False),
         ("val_3", values(1, 1, seed=1), "multiplied", False),
+        ("Func/StatefulPartitionedCall/input/_15:0", np.full((1, 1), 1.5), "added", False),
+        ("Func/StatefulPartitionedCall/input/_15:0", values(16, 16, seed=1), "product", True),
     ],
 )
 def test_names_values_and_uses(name: str, array: np.ndarray, how: str, is_trained: bool) -> None:

@@ -79,6 +79,15 @@ CLASSIFIERS = [
         "it ends in a softmax",
         id="softmax",
     ),
+    pytest.param(
+        "double[2,3,4] x",
+        "float[2,4,5] y",
+        "h = Conv(x, w) s = Softmax <axis = 1> (h) t = Transpose <perm = [0, 2, 1]> (s) y = Cast <to = 1> (t)",
+        (5, 3, 1),
+        "y",
+        "it ends in a softmax",
+        id="softmax-of-channels",
+    ),
 ]
 
 NUMBERS = [
