@@ -1,9 +1,11 @@
-"""Layer normalisations that a model writes out in arithmetic, made one node again.
+"""Layer normalisations that a model writes out in arithmetic, made one node again, with a mean or without.
 
 Files of JAX and TensorFlow, and older ones of torch, have seven to a dozen nodes for a LayerNormalization
-(https://onnx.ai/onnx/operators/onnx__LayerNormalization.html; Ba et al., arXiv:1607.06450), most of which write a
-tensor of the size of x. The gradient of the operator reads x and two numbers for each row. A scale of ones and a shift
-of zeros, as they are before training, are known as what they are, too.
+(https://onnx.ai/onnx/operators/onnx__LayerNormalization.html; Ba et al., arXiv:1607.06450), and nearly all files have
+six for an RMSNormalization (https://onnx.ai/onnx/operators/onnx__RMSNormalization.html; Zhang and Sennrich,
+arXiv:1910.07467), most of which write a tensor of the size of x. The gradient of the operator reads x, and of the first
+two numbers for each row. A scale of ones and a shift of zeros, as they are before training, are known as what they are,
+too.
 
 There are many ways to write the formula, with the variance as the mean of squared deviations or as the mean of squares
 less the square of the mean, and with the scale multiplied into the deviation first. All of them are the same polynomial
@@ -23,11 +25,24 @@ from ckplan.autodiff.builder import Builder, dtype_of, shape_of, size_of
 from ckplan.autodiff.formulas import TYPES, is_private, nodes_inside, reduced_axis, replace_formula
 from ckplan.autodiff.head import SHAPE_ONLY, before_reshapes
 from ckplan.autodiff.polynomials import Polynomial, applied, is_same, number, product, quantity, term, total
+from ckplan.model.opset import raise_opset
 
 _MEANS: Mapping[int, Polynomial] = {0: number(1.0), 1: quantity("mean"), 2: quantity("square")}
 """Of each power of x."""
-_VARIANCE: Polynomial = {term(square=1): 1.0, term(mean=2): -1.0}
-_NORMALISED: Polynomial = {term(x=1, deviation=-1): 1.0, term(mean=1, deviation=-1): -1.0}
+_CENTRED = "LayerNormalization"
+_PLAIN = "RMSNormalization"
+_VARIANCE: Mapping[str, Polynomial] = {
+    _CENTRED: {term(square=1): 1.0, term(mean=2): -1.0},
+    _PLAIN: {term(square=1): 1.0},
+}
+"""What the deviation is the root of, but for a number that is added, by operator."""
+_NORMALISED: Mapping[str, Polynomial] = {
+    _CENTRED: {term(x=1, deviation=-1): 1.0, term(mean=1, deviation=-1): -1.0},
+    _PLAIN: {term(x=1, deviation=-1): 1.0},
+}
+"""The result without scale and shift, by operator."""
+_OPSET = 23
+"""The first operator set with an RMSNormalization."""
 _TENSOR = "tensor "
 """Begins the name of a quantity that is a tensor of the file."""
 _MOST_STEPS = 12
@@ -37,8 +52,9 @@ _LARGEST_EPSILON = 0.1
 
 @dataclass(frozen=True)
 class _Written:
-    """A normalisation written out: its last node, and what the operator takes."""
+    """A normalisation written out: the operator, its last node, and what the operator takes."""
 
+    op_type: str
     last: ir.Node
     x: ir.Value
     scale: ir.Value | None
@@ -52,7 +68,9 @@ class _Written:
 
 
 def join_layer_norms(op: Builder, held: Container[ir.Value], is_constant: Callable[[ir.Value], bool]) -> list[ir.Value]:
-    """Make one LayerNormalization of each that is written out along the last axis.
+    """Make one LayerNormalization or RMSNormalization of each that is written out along the last axis.
+
+    A graph that gets one of the second kind belongs to the first operator set with it from then on.
 
     Args:
         op: builder of the forward graph.
@@ -72,7 +90,9 @@ def join_layer_norms(op: Builder, held: Container[ir.Value], is_constant: Callab
         with op.scope(str(found.last.name), "forward", before=found.last):
             parts = [op.reshape(part, [size]) for part in (scale, found.shift) if part is not None]
         attributes = [ir.AttrInt64("axis", -1), ir.AttrFloat32("epsilon", found.epsilon)]
-        replace_formula(op.graph, found.nodes, found.last, "LayerNormalization", [found.x, *parts], attributes)
+        replace_formula(op.graph, found.nodes, found.last, found.op_type, [found.x, *parts], attributes)
+        if found.op_type == _PLAIN:
+            raise_opset(op.graph, _OPSET)
         affine += [before_reshapes(part) for part in (found.scale, found.shift) if part is not None]
     return affine
 
@@ -82,13 +102,14 @@ def _written(root: ir.Node, held: Container[ir.Value], is_constant: Callable[[ir
     argument, deviation = root.inputs[0], root.outputs[0]
     if argument is None or deviation.dtype not in TYPES:
         return None
-    for x in _squared(argument):
+    sources = _squared(argument)
+    for op_type, x in itertools.product((_CENTRED, _PLAIN), sources):  # the first is the second of what is centred
         formula = _Formula(x, deviation, is_constant)
-        epsilon = _epsilon(formula.of(argument))
+        epsilon = _epsilon(formula.of(argument), _VARIANCE[op_type])
         if epsilon is None:
             continue
         for y in reversed(_downstream(deviation)):
-            found = _normalised(formula, x, y, epsilon)
+            found = _normalised(op_type, formula, x, y, epsilon)
             if found is not None and is_private(found.nodes, found.last, held):
                 return found
     return None
@@ -113,15 +134,15 @@ def _squared(argument: ir.Value) -> list[ir.Value]:
     return []
 
 
-def _normalised(formula: _Formula, x: ir.Value, y: ir.Value, epsilon: float) -> _Written | None:
+def _normalised(op_type: str, formula: _Formula, x: ir.Value, y: ir.Value, epsilon: float) -> _Written | None:
     """The normalisation of x that a value is, if it is one."""
     made, last = formula.of(y), y.producer()
-    parts = None if made is None or shape_of(y) != shape_of(x) else _parts(made)
+    parts = None if made is None or shape_of(y) != shape_of(x) else _parts(made, op_type)
     if parts is None or last is None:
         return None
     scale, shift = (None if name is None else formula.tensors[name] for name in parts)
     fits = all(part is None or _is_of_columns(part, x) for part in (scale, shift))
-    return _Written(last, x, scale, shift, epsilon) if fits else None
+    return _Written(op_type, last, x, scale, shift, epsilon) if fits else None
 
 
 class _Formula:
@@ -203,20 +224,22 @@ def _is_of_columns(value: ir.Value, x: ir.Value) -> bool:
     return value.dtype == x.dtype and shape[-1:] == shape_of(x)[-1:] and size_of(value) == shape[-1]
 
 
-def _epsilon(found: Polynomial | None) -> float | None:
+def _epsilon(found: Polynomial | None, variance: Polynomial) -> float | None:
     """What is added to the variance, where a polynomial is that of a variance and a number."""
     epsilon = 0.0 if found is None else found.get((), 0.0)
-    is_added = 0 < epsilon <= _LARGEST_EPSILON and is_same(found, total([_VARIANCE, number(epsilon)]))
+    is_added = 0 < epsilon <= _LARGEST_EPSILON and is_same(found, total([variance, number(epsilon)]))
     return epsilon if is_added else None
 
 
-def _parts(made: Polynomial) -> tuple[str | None, str | None] | None:
+def _parts(made: Polynomial, op_type: str) -> tuple[str | None, str | None] | None:
     """Scale and shift of a polynomial that is a normalisation, by the names of these quantities."""
     own = {name for powers in made for name, _ in powers if name.startswith(_TENSOR)}
     if len(own) > 2:
         return None
-    for scale, shift in itertools.product([None, *sorted(own)], repeat=2):
-        scaled = _NORMALISED if scale is None else product(_NORMALISED, quantity(scale))
+    names = [None, *sorted(own)]
+    for scale, shift in itertools.product(names, names if op_type == _CENTRED else [None]):
+        normalised = _NORMALISED[op_type]
+        scaled = normalised if scale is None else product(normalised, quantity(scale))
         if is_same(made, scaled if shift is None else total([scaled, quantity(shift)])):
             return scale, shift
     return None

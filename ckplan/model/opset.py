@@ -133,6 +133,15 @@ def _label_for_pools(model: ir.Model) -> None:
         _label(model, _POOLS_OPSET)
 
 
+def raise_opset(graph: ir.Graph, version: int) -> None:
+    """Label a graph with an operator set of at least a version, and the graphs inside of it, in place.
+
+    From `MINIMUM_OPSET` on, no operator that is there has come to read or to mean something else.
+    """
+    for one in (graph, *graph.subgraphs()):
+        one.opset_imports[""] = max(version, one.opset_imports.get("", 0))
+
+
 def _label(model: ir.Model, version: int) -> None:
     for graph in (model.graph, *model.graph.subgraphs()):
         graph.opset_imports[""] = version

@@ -29,6 +29,15 @@ WRITTEN = {
     'v = Sub(q, f) z = Max("/zero", v) u = Reshape(m, kept) k = Unsqueeze(z, last) d = Sub(h, u) e = Add(k, "/eps") '
     "s = Sqrt(e) r = Reciprocal(s) i = Mul(r, wide_gain) o = Expand(i, whole) n = Mul(d, o) y = Add(n, offset)",
 }
+SQUARED = 'p = Pow(h, "/two") v = ReduceMean(p, last) e = Add(v, "/eps") s = Sqrt(e) '
+WITHOUT_A_MEAN = {
+    "torch": SQUARED + "r = Reciprocal(s) n = Mul(h, r) y = Mul(gain, n)",
+    "a quotient": SQUARED + "n = Div(h, s) y = Mul(n, wide_gain)",
+    "scaled first": SQUARED + "r = Reciprocal(s) i = Mul(r, gain) y = Mul(h, i)",
+    "without parameters": SQUARED + "y = Div(h, s)",
+    "of what is centred otherwise": CENTRED.replace("m = ReduceMean(h, last)", "m = ReduceMean(h, first)")
+    + 'e = Add(v, "/eps") s = Sqrt(e) y = Div(d, s)',
+}
 LEFT_ALONE = {
     "another mean": WRITTEN["torch"].replace("m = ReduceMean(h, last)", "m = ReduceMean(h, first)"),
     "another axis": WRITTEN["torch"].replace("ReduceMean(p, last)", "ReduceMean(p, first)"),
@@ -42,11 +51,19 @@ def graph(nodes: str, dtype: str = "double", outputs: str = "", extra: Any = (),
     return between_products(nodes, FED, 5, {**TENSORS, **NUMBERS, **SHAPES, **dict(extra)}, dtype, outputs, **options)
 
 
-@pytest.mark.parametrize("nodes", WRITTEN.values(), ids=WRITTEN)
-def test_it_is_one_node_and_its_gradients_are_those_of_what_was_written(nodes: str) -> None:
+@pytest.mark.parametrize(
+    ("nodes", "expected"),
+    [
+        *((nodes, ["LayerNormalization"]) for nodes in WRITTEN.values()),
+        *((nodes, ["RMSNormalization"]) for nodes in list(WITHOUT_A_MEAN.values())[:-1]),
+        (WITHOUT_A_MEAN["of what is centred otherwise"], ["ReduceMean", "Sub", "RMSNormalization"]),
+    ],
+    ids=[*WRITTEN, *(f"{name}, no mean" for name in WITHOUT_A_MEAN)],
+)
+def test_it_is_one_node_and_its_gradients_are_those_of_what_was_written(nodes: str, expected: list[str]) -> None:
     joined, written = graph(nodes), graph(nodes, retain_grad=["s"])
     kinds = forward_operators(joined) - Counter(["Reshape"])
-    assert kinds == Counter(["MatMul", "LayerNormalization", "MatMul", "Mul", "ReduceSum"])
+    assert kinds == Counter([*expected, "MatMul", "MatMul", "Mul", "ReduceSum"])
     assert forward_operators(written)["Sqrt"] == 1  # somebody asks for what is inside
     assert set(joined.gradients) == {"w", "right", *(name for name in TENSORS if re.search(rf"\b{name}\b", nodes))}
     compared = results_of(joined, written, graph(nodes, "float"), FED)
@@ -74,6 +91,19 @@ def test_another_function_and_what_is_read_inside_are_left_alone(nodes: str) -> 
 )
 def test_what_somebody_knows_inside_stays(outputs: str, options: dict[str, Any]) -> None:
     assert not forward_operators(graph(WRITTEN["torch"], outputs=outputs, **options))["LayerNormalization"]
+
+
+def test_the_graph_belongs_to_an_operator_set_that_has_the_operator() -> None:
+    centred, plain = (graph(nodes["torch"]).model.graph.opset_imports[""] for nodes in (WRITTEN, WITHOUT_A_MEAN))
+    assert (centred, plain) == (21, 23)
+
+
+def test_what_the_gradient_reads_is_the_tensor_itself() -> None:
+    """Not its normalised form, which is one more tensor of its size: it is read inside of the operator only."""
+    made = graph(WITHOUT_A_MEAN["torch"]).model.graph
+    norm = next(node for node in made if node.op_type == "RMSNormalization")
+    readers = {use.node.op_type for use in norm.outputs[0].uses()}
+    assert readers <= {"MatMul", "Gemm", "Reshape", "Transpose"}
 
 
 def test_scales_of_ones_and_shifts_of_zeros_without_a_name_are_trained() -> None:
