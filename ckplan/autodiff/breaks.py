@@ -63,6 +63,27 @@ def reached_by(graph: ir.Graph, opset_imports: dict[str, int], parameters: Itera
     return reached
 
 
+def sources_of(graph: ir.Graph, opset_imports: dict[str, int], targets: Iterable[ir.Value]) -> set[ir.Value]:
+    """Return the initializers that targets depend on differentiably, function bodies not counted."""
+    needed = set(targets)
+    for node in reversed(graph):
+        if not needed.isdisjoint(node.outputs):
+            needed |= differentiable_inputs(node, entry_of(node, opset_imports))
+    return {value for value in needed if value.is_initializer()}
+
+
+def reached_beside(
+    graph: ir.Graph, opset_imports: dict[str, int], targets: Iterable[ir.Value]
+) -> dict[str, set[ir.Value]]:
+    """Return by name of an output the initializers that it depends on differentiably and targets do not, if any."""
+    outputs = [value for value in graph.outputs if is_floating(value)]
+    reached = sources_of(graph, opset_imports, targets)
+    if len(outputs) < 2 or sources_of(graph, opset_imports, outputs) <= reached:
+        return {}
+    beside = {str(value.name): sources_of(graph, opset_imports, [value]) - reached for value in outputs}
+    return {name: found for name, found in beside.items() if found}
+
+
 def _needed(graph: ir.Graph, targets: Iterable[ir.Value]) -> set[ir.Value]:
     """Return all values that targets depend on, in whatever way."""
     needed = set(targets)

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from ckplan.autodiff.builder import attr_int, attr_ints, is_floating, shape_of
+from ckplan.autodiff.breaks import sources_of
+from ckplan.autodiff.builder import Builder, attr_int, attr_ints, is_floating, shape_of
 
 SOFTMAX = ("Softmax", "LogSoftmax")
 SHAPE_ONLY = ("Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity")
@@ -40,13 +41,22 @@ class Head:
     reason: str
 
 
-def main_output(outputs: Sequence[ir.Value]) -> ir.Value:
-    """The output that a default loss is put behind: the one that is called logits, else the first.
+def main_output(op: Builder, outputs: Sequence[ir.Value]) -> ir.Value:
+    """The output that a default loss is put behind: the one that is called logits, else the first that trains most.
+
+    An output in the middle of a network (of the first of several stages, of a layer on the way) trains what stands
+    before it alone: the first counts that half of all parameters reach.
 
     Args:
+        op: builder of the forward graph.
         outputs: the floating-point outputs of a model, in order; one at least.
     """
-    return next((value for value in outputs if str(value.name).lower() == "logits"), outputs[0])
+    called = next((value for value in outputs if str(value.name).lower() == "logits"), None)
+    if called is not None or len(outputs) == 1:
+        return called or outputs[0]
+    every = sources_of(op.graph, op.opset_imports, outputs)
+    halves = (value for value in outputs if 2 * len(sources_of(op.graph, op.opset_imports, [value])) >= len(every))
+    return next(halves, outputs[0])
 
 
 def head_of(graph: ir.Graph, output: ir.Value) -> Head:

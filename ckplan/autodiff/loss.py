@@ -82,7 +82,7 @@ def add_loss(op: Builder, spec: str | None) -> Loss:
         )
     if spec is None:
         trained = reached_by(op.graph, op.opset_imports, op.graph.initializers.values())
-        return _default(op, main_output([value for value in outputs if value in trained] or outputs))
+        return _default(op, main_output(op, [value for value in outputs if value in trained] or outputs))
     by_name = {str(value.name): value for value in op.graph.outputs}
     if spec in by_name:
         return Loss(_scalar(by_name[spec]), f"the model's output '{spec}'")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, MutableMapping, Sequence
+from collections.abc import Collection, Mapping, MutableMapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from typing import Literal, get_args
 
@@ -14,7 +14,7 @@ from ckplan.autodiff.anchors import Anchors
 from ckplan.autodiff.assembly import Callback, call_back, describe, merge_twins, name_gradients, name_nodes, zeros
 from ckplan.autodiff.attention.pieces import chunk_attentions
 from ckplan.autodiff.batch_statistics import outline_batch_statistics
-from ckplan.autodiff.breaks import breaks, listed
+from ckplan.autodiff.breaks import breaks, listed, reached_beside
 from ckplan.autodiff.builder import Builder, is_floating
 from ckplan.autodiff.composites import inline_composites, refuse_own_domain
 from ckplan.autodiff.control_flow.chunks import Chunks as TimeChunks
@@ -167,6 +167,7 @@ def build_training_graph(
     losses = [loss] if isinstance(loss, str) else loss or ()
     _join_formulas(op, request, grad_ys, uses)
     objective = add_objective(op, losses, grad_ys, model.metadata_props.get(keys.LOSS))
+    beside = reached_beside(graph, graph.opset_imports, objective.targets)
     scale = None if loss_scale is None else add_loss_scale(op, loss_scale, objective.targets)
 
     anchors = Anchors(op)
@@ -240,7 +241,7 @@ def build_training_graph(
     if idle:
         what = "a gradient of zero" if unused == "zero" else "no gradient"
         kind = "parameter" if others.keys().isdisjoint(idle) else "tensor"
-        cause = cause or "the loss does not depend on them"
+        cause = cause or f"the loss does not depend on them{_remedy(beside, idle.values())}"
         notes.append(f"{len(idle)} {kind}(s) get {what} because {cause}: {shortened([repr(name) for name in idle])}")
     if unused == "zero":
         gradients |= {name: zeros(op, value, results[0], scale is not None) for name, value in idle.items()}
@@ -289,6 +290,16 @@ def build_training_graph(
     describe(made, losses)
     call_back(graph, callbacks)
     return made
+
+
+def _remedy(beside: Mapping[str, Set[ir.Value]], idle: Collection[ir.Value]) -> str:
+    """Name the output that most of the parameters without a gradient reach, if any."""
+    reaching = {name: len(found.intersection(idle)) for name, found in beside.items()}
+    most = max(reaching.values(), default=0)
+    if not most:
+        return ""
+    output = next(name for name, count in reaching.items() if count == most)
+    return f", but output '{output}' does (several --loss are summed)"
 
 
 def _enter_training(op: Builder, model: ir.Model) -> TrainingForms:

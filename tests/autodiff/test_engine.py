@@ -133,7 +133,24 @@ def test_only_what_the_loss_needs_is_left():
         "ReduceSum",
     ]
     assert "unused" not in training.model.graph.initializers
-    assert training.notes == ("1 parameter(s) get no gradient because the loss does not depend on them: 'unused'",)
+    (note,) = training.notes
+    assert note.startswith("1 parameter(s) get no gradient because the loss does not depend on them, but output 'o")
+    assert note.endswith(": 'unused'")
+
+
+def test_parameters_of_another_output_are_told_with_what_trains_them():
+    text = """g (double[2,3] x) => (double[2,3] a, double[2,3] b, double[2,3] c) {
+        a = MatMul(x, first)
+        h = Mul(a, a)
+        b = MatMul(a, second)
+        c = MatMul(h, third)
+    }"""
+    weights = {name: values(3, 3, seed=seed) for seed, name in enumerate(("first", "second", "third"))}
+    training = build_training_graph(parse(text, **weights), loss="mse:a")
+    assert list(training.gradients) == ["first"]
+    assert "but output 'b' does (several --loss are summed): 'second', 'third'" in training.notes[-1]
+    training = build_training_graph(parse(text, **weights))
+    assert list(training.gradients) == ["first", "second"]
 
 
 def test_gradients_that_are_equal_or_constant_have_values_of_their_own():

@@ -72,6 +72,15 @@ CLASSIFIERS = [
     ),
     pytest.param(
         "double[2,3] x",
+        "double[2,5] stage, double[2,5] y",
+        "stage = MatMul(x, w) h = Add(stage, b) i = Tanh(h) j = Mul(i, t) y = Softmax(j)",
+        (3, 5),
+        "y",
+        "it ends in a softmax",
+        id="last-stage",
+    ),
+    pytest.param(
+        "double[2,3] x",
         "double[2,5] y",
         "h = MatMul(x, w) y = Softmax(h)",
         (3, 5),
