@@ -12,12 +12,16 @@ from ckplan.autodiff.builder import Builder, shape_of
 from ckplan.autodiff.evidence import Use, judge
 from ckplan.autodiff.names import Tensors, matching_any
 from ckplan.autodiff.paths import differentiable_inputs, entry_of
+from ckplan.autodiff.quantisation import is_quantised
 from ckplan.display import shortened
 from ckplan.errors import ModelError, UsageError
 from ckplan.keys import CONSTANT, STANDS_FOR
 from ckplan.model.contrib import EXPANSION
 from ckplan.model.opset import CONVERTED
 from ckplan.model.own_files import ORIGIN
+
+_CLASSICAL = "ai.onnx.ml"
+"""The domain of decision trees, scalers and the like."""
 
 
 @dataclass(frozen=True)
@@ -104,6 +108,22 @@ def request_of(
     )
 
 
+def _without_parameters(graph: ir.Graph) -> ModelError:
+    """Say of a model that has no floating-point initializers what it may be instead, and what to do."""
+    what = "the model has no floating-point parameters, so there is nothing to train"
+    learnt = next((node for node in graph if node.domain == _CLASSICAL), None)
+    if learnt is not None:
+        return ModelError(
+            f"{what}: {learnt.op_type} '{learnt.name}' ({_CLASSICAL}) holds its numbers as attributes",
+            "such a model is fitted by the library that made it",
+        )
+    hint = "export it with its weights, or name an input with --wrt"
+    integers = any(value.dtype is not None and value.dtype.is_integer() for value in graph.initializers.values())
+    if integers or any(is_quantised(node) for node in graph):
+        hint = f"take the model as it was before quantisation, or {hint}"
+    return ModelError(what, hint)
+
+
 def _listed(tensors: Tensors, names: Sequence[str]) -> tuple[tuple[ir.Value, ...], tuple[str, ...]]:
     """Return the initializers that a list names, and a note on those it names that are not there.
 
@@ -153,10 +173,7 @@ def select_parameters(
         UsageError: nothing is left.
     """
     if request.all_parameters and not candidates and not request.others:
-        raise ModelError(
-            "the model has no floating-point parameters, so there is nothing to train",
-            "take the model as it was before quantisation, or export it with its weights; or name an input with --wrt",
-        )
+        raise _without_parameters(op.graph)
     readers: set[ir.Value] = set()
     for node in op.graph:
         readers |= differentiable_inputs(node, entry_of(node, op.opset_imports))

@@ -294,7 +294,7 @@ def build_training_graph(
 
 def _remedy(beside: Mapping[str, Set[ir.Value]], idle: Collection[ir.Value]) -> str:
     """Name the output that most of the parameters without a gradient reach, if any."""
-    reaching = {name: len(found.intersection(idle)) for name, found in beside.items()}
+    reaching = {name: sum(value in found for value in idle) for name, found in beside.items()}
     most = max(reaching.values(), default=0)
     if not most:
         return ""

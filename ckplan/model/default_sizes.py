@@ -25,16 +25,20 @@ class SizesError(ModelError):
     """The model does not work with the sizes of its inputs."""
 
 
-def tries(pixels: bool, lengths: bool) -> Iterator[Defaults]:
-    """Defaults to try, one after the other.
+def tries(batches: bool, pixels: bool, lengths: bool) -> Iterator[Defaults]:
+    """Defaults to try, one after the other; at last a batch of one, which is what exporters run a model with.
 
     Args:
+        batches: whether a batch is open.
         pixels: whether a height or width is open.
         lengths: whether any other size is that has a default of its own.
     """
     pairs = product(enumerate(PIXELS if pixels else PIXELS[:1]), enumerate(LENGTHS if lengths else LENGTHS[:1]))
     ordered = sorted(pairs, key=lambda pair: pair[0][0] + pair[1][0])
-    yield from (Defaults(height, length) for (_, height), (_, length) in ordered[:_TRIES])
+    sizes = [(height, length) for (_, height), (_, length) in ordered[:_TRIES]]
+    yield from (Defaults(pixels=height, length=length) for height, length in sizes)
+    if batches:
+        yield Defaults(1, *sizes[0])
 
 
 def check_sizes(graph: ir.Graph) -> None:

@@ -40,8 +40,9 @@ _ANONYMOUS = frozenset({"", "?", "*", "-1", "0", "None", "none", "unk", "unknown
 
 @dataclass(frozen=True)
 class Defaults:
-    """Sizes for dimensions of which nothing is known: heights and widths of images, and all others."""
+    """Sizes for dimensions of which nothing is known: batches, heights and widths of images, and all others."""
 
+    batch: int = DEFAULT_BATCH
     pixels: int = DEFAULT_PIXELS
     length: int = DEFAULT_LENGTH
 
@@ -56,7 +57,7 @@ class Binding:
             nothing static was overridden. Needed to find numbers of the old size baked into the graph.
         old_batch, new_batch: the leading dimension that was overridden, equal when none was.
         sizes: dimension name -> its size.
-        pixels, lengths: whether a height or width, or another size, is a default.
+        batches, pixels, lengths: whether a batch, a height or width, or another size is a default.
     """
 
     notes: tuple[str, ...]
@@ -64,6 +65,7 @@ class Binding:
     old_batch: int = 1
     new_batch: int = 1
     sizes: Mapping[str, int] = field(default_factory=dict)
+    batches: bool = False
     pixels: bool = False
     lengths: bool = False
 
@@ -131,7 +133,8 @@ def bind(
     if old != new:
         _follow(inputs, shapes, declared, old, new, notes)
     changed = any(reference.get(_name(v)) not in (None, tuple(v.shape or ())) for v in inputs)
-    return Binding(tuple(notes), reference if changed else {}, old, new, sizes, "pixels" in chosen, "length" in chosen)
+    kinds = (kind in chosen for kind in ("batch", "pixels", "length"))
+    return Binding(tuple(notes), reference if changed else {}, old, new, sizes, *kinds)
 
 
 def _declared(value: ir.Value) -> tuple[int | str, ...] | None:
@@ -233,7 +236,7 @@ def _default(value: ir.Value, axis: int, symbol: str, shape: tuple[int | str, ..
     """The default of an open dimension, or which of the `Defaults` it is."""
     word = symbol.lower()
     if re.search(r"batch|^(n|b|bs)$", word):
-        return DEFAULT_BATCH
+        return "batch"
     if re.search(r"height|width|^(h|w)$", word):
         return "pixels"
     if "past" in word:
@@ -241,7 +244,7 @@ def _default(value: ir.Value, axis: int, symbol: str, shape: tuple[int | str, ..
     if re.search(r"seq|len|time|token|frame|^t$", word):
         return "length"
     if axis == 0:
-        return DEFAULT_BATCH
+        return "batch"
     if len(shape) == 4:
         channels_last = shape[3] in (1, 3, 4) and shape[1] not in (1, 3, 4)
         if axis == 1 and not channels_last:

@@ -102,7 +102,7 @@ def normalise(
     """Like `load`, for a model in memory, which is consumed; `path` is for messages only."""
     sizes = dict(dims or {}), {**shapes_of(model.graph, fixed or {}), **(shapes or {})}
     open_sizes = _open_sizes(model, *sizes)
-    attempts = list(tries(open_sizes.pixels, open_sizes.lengths))
+    attempts = list(tries(open_sizes.batches, open_sizes.pixels, open_sizes.lengths))
     if len(attempts) == 1:
         return _normalised(model, path, *sizes, training, fixed or {}, attempts[0])
     model.graph.sort()

@@ -190,7 +190,7 @@ def _through_proto(model: ir.Model, version: int) -> ir.Model:
     try:
         proto = _converted(proto, bool(model.functions), version)
     except EvaluationError as error:
-        if unknown := _unknown_operator(model, version):
+        if unknown := _unknown_operator(model, version) or _unknown_domain(model):
             raise ModelError(f"the file is not valid: {unknown}", EXPORT_AGAIN) from error
         reason = clean(str(error))[:300]
         raise ModelError(
@@ -250,6 +250,15 @@ def _unknown_operator(model: ir.Model, version: int) -> str:
         if node.domain in ("", "ai.onnx") and not local and not onnx.defs.has(node.op_type, version, ""):
             return f"there is no operator {node.op_type} ('{node.name}') in opset {version}"
     return ""
+
+
+def _unknown_domain(model: ir.Model) -> str:
+    """The first node of a domain that the file does not import, in words; empty if there is none."""
+    imported = {"", "ai.onnx", *model.graph.opset_imports, *(name[0] for name in model.functions)}
+    found = next((node for node in model.graph.all_nodes() if node.domain not in imported), None)
+    if found is None:
+        return ""
+    return f"{found.op_type} '{found.name}' is of domain {found.domain}, of which the file imports no opset"
 
 
 def _trim_training_form(proto: onnx.ModelProto) -> set[str]:

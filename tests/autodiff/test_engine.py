@@ -254,6 +254,10 @@ def test_models_without_parameters():
     )
     with pytest.raises(ModelError, match="take the model as it was before quantisation"):
         build_training_graph(integers)
+    tree = parse("g (double[3] x) => (double[3] y) { y = Relu(x) }")
+    tree.graph[0].domain, tree.graph[0].op_type = "ai.onnx.ml", "Normalizer"
+    with pytest.raises(ModelError, match=r"Normalizer '.*' \(ai.onnx.ml\) holds its numbers as attributes"):
+        build_training_graph(tree)
 
 
 def test_no_parameter_reaches_the_loss():

@@ -46,6 +46,17 @@ def test_a_window_that_is_larger_than_the_image(tmp_path: Path, window: str) -> 
         load(path, dims={"height": 90, "width": 128})
 
 
+def test_a_model_of_one_sample(tmp_path: Path) -> None:
+    text = """
+    <ir_version: 8, opset_import: ["" : 17]>
+    g (float[batch, 4, 5] x) => (float[batch, c] y) { h = Flatten <axis = 0> (x) y = Gemm (h, w) }
+    """
+    path = write(parse(text, {"w": normal(0, 20, 2)}), tmp_path)
+    assert "dimension 'batch' is 1 by default" in load(path).notes
+    with pytest.raises(ModelError, match="between 20 and 40"):
+        load(path, dims={"batch": 2})
+
+
 def test_sizes_that_are_given_stay(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="between 147 and 192"):
         load(pooled(tmp_path, 32, 147), dims={"height": 256, "width": 256})

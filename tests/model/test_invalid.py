@@ -16,6 +16,7 @@ GRAPHS = {
     "attribute": "g (float[2, 3] x) => (float[2, 3] y) { y = Softmax <axes = 1> (x) }",
     "too few inputs": "g (float[2, 3] x) => (float[2, 3] y) { y = MatMul (x) }",
     "no such operator": "g (float[2, 3] x) => (float[2, 3] y) { y = Frobnicate (x) }",
+    "no such domain": "g (float[2, 3] x) => (float[2, 3] y) { s = other.maker.Quant (x) y = Softmax (s) }",
 }
 
 
