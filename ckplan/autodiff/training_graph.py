@@ -34,6 +34,7 @@ from ckplan.autodiff.micro_batches import cut_batch
 from ckplan.autodiff.names import floating_tensors
 from ckplan.autodiff.objective import add_objective
 from ckplan.autodiff.packed_masks import pack_masks
+from ckplan.autodiff.paddings import pad_in_convolutions
 from ckplan.autodiff.parameters import Request, request_of, select_parameters
 from ckplan.autodiff.passed_on import pass_blocks_on
 from ckplan.autodiff.paths import prune
@@ -192,6 +193,7 @@ def build_training_graph(
     held = {*wanted, *targets}
     held |= {v for v in tensors.parameters if v not in held and judge(v, uses.get(v, set())).trained}
     drop_idle_masks(op, held)
+    pad_in_convolutions(op, {*wanted, *targets})
     join_gelus(op, {*wanted, *targets})
     joined = join_statistics(op, {*wanted, *targets})
     if joined:
