@@ -25,6 +25,7 @@ from ckplan.autodiff.engine import backpropagate
 from ckplan.autodiff.evidence import Use, judge, uses_of
 from ckplan.autodiff.expands import read_past_expands
 from ckplan.autodiff.gelus import join_gelus
+from ckplan.autodiff.grouped_heads import group_heads
 from ckplan.autodiff.idle_masks import drop_idle_masks
 from ckplan.autodiff.inline import inline_functions
 from ckplan.autodiff.layer_norms import join_layer_norms
@@ -216,6 +217,7 @@ def build_training_graph(
     outline_conv_batch_norms(op, targets)
     outline_silus(op, targets)
     outline_masked_softmaxes(op, {*wanted, *targets})
+    group_heads(op, {*wanted, *targets})
     for node in graph:
         node.metadata_props[PHASE] = "forward"
 
