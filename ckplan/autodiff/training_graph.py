@@ -47,6 +47,7 @@ from ckplan.autodiff.rules.masked_softmax import outline_masked_softmaxes
 from ckplan.autodiff.rules.silu import outline_silus
 from ckplan.autodiff.softmax_statistics import join_statistics
 from ckplan.autodiff.softmaxes import join_softmaxes
+from ckplan.autodiff.subpixels import interleave_convolutions
 from ckplan.autodiff.tied_heads import split_tied_heads
 from ckplan.autodiff.token_blocks import cut_tokens
 from ckplan.autodiff.training_mode import TrainingForms, enter_training, join_running_statistics
@@ -266,6 +267,7 @@ def build_training_graph(
     subtract_in_products(op)
     read_past_expands(op)
     convolve_by_rows(op)
+    interleave_convolutions(op)
     join_reshapes(op)
     join_running_statistics(op, dict(zip(running, list(graph.outputs)[-len(running) :], strict=False)))
     prune(graph, list(graph.outputs))
