@@ -93,12 +93,17 @@ def read_signature(model: ir.Model) -> tuple[str, ...]:
         place.node.replace_input_with(place.index, present[name])
     _join_copies(graph)
     parameters = {operand.target for operand in operands.values() if operand.kind == "PARAMETER"}
+    buffers = {operand.target for operand in operands.values() if operand.kind == "BUFFER"}
     for value in graph.initializers.values():
-        sources = parameters.intersection(folded_from(value))
-        if keys.STANDS_FOR in value.metadata_props or len(sources) != 1 or not sources.isdisjoint(graph.initializers):
+        computed_of = set(folded_from(value))
+        sources = parameters & computed_of
+        if keys.STANDS_FOR in value.metadata_props or not sources.isdisjoint(graph.initializers):
             continue
-        if is_unstructured(value):
+        if len(sources) == 1 and (is_unstructured(value) or _is_one_number(value)):
             value.metadata_props[keys.STANDS_FOR] = sources.pop()
+        elif not sources and not buffers.isdisjoint(computed_of) and is_unstructured(value):
+            # Not where all values are equal: then it may come of a parameter that was merged with a buffer.
+            value.metadata_props[keys.STANDS_FOR] = ""
     stood_for = {value.metadata_props.get(keys.STANDS_FOR) for value in graph.initializers.values()}
     lost = [
         operand.target
@@ -130,6 +135,14 @@ def is_unstructured(value: ir.Value) -> bool:
     """Whether an initializer holds numbers that may come from a parameter's: zeros in its shape do not."""
     tensor = value.const_value
     return tensor is not None and tensor.dtype.is_floating_point() and tensor.size > 1 and structure_of(tensor) is None
+
+
+def _is_one_number(value: ir.Value) -> bool:
+    """Whether an initializer holds one number that is neither zero nor one, as what `zeros_like` makes is."""
+    tensor = value.const_value
+    if tensor is None or not tensor.dtype.is_floating_point() or tensor.size != 1:
+        return False
+    return float(tensor.numpy().reshape(())) not in (0.0, 1.0)
 
 
 def _frozen_modules(operands: Iterable[_Operand]) -> set[str]:

@@ -282,3 +282,48 @@ def test_what_is_computed_of_buffers_is_no_parameter_though_one_is_not_in_the_fi
     assert "1 parameter(s) of the torch module are not in the file as such" in notes
     stands = [found.graph.initializers[name].metadata_props.get(STANDS_FOR) for name in ("mul_4", "sub_2")]
     assert stands == ([""] * 2 if missing == "level" else [None] * 2)
+
+
+FOLDED = "pkg.onnxscript.optimizer.folded_from"
+
+
+@pytest.mark.parametrize("source", ["rope.inv_freq", "level"])
+def test_what_the_file_says_is_computed_of_buffers_is_no_parameter(source: str) -> None:
+    """A table of sines over positions in two directions follows no formula along one axis."""
+    model = exported(
+        "h = MatMul(x, l.weight) y = Mul(h, sin)",
+        {"l.weight": normal(0, 4, 4), "sin": normal(1, 2, 4)},
+        {
+            "p_l_weight": ("PARAMETER", "l.weight"),
+            "p_level": ("PARAMETER", "level"),
+            "b_inv_freq": ("BUFFER", "rope.inv_freq"),
+        },
+        ["aten.mm](args = (%x, %p_l_weight))", "aten.mul](args = (%mm, %sin))"],
+    )
+    add_source(model, "sin", source)
+    found, _ = loaded(model)
+    expected = "" if source == "rope.inv_freq" else "level"
+    assert found.graph.initializers["sin"].metadata_props[STANDS_FOR] == expected
+
+
+@pytest.mark.parametrize("number", [0.78, 0.0])
+def test_one_number_that_was_computed_of_a_parameter_stands_for_it(number: float) -> None:
+    """As of the slopes of an activation that softplus keeps above zero."""
+    model = exported(
+        "y = Mul(x, add_347)",
+        {"add_347": np.full(1, number, np.float32)},
+        {"p_alpha": ("PARAMETER", "act.alpha")},
+        ["aten.mul](args = (%x, %add_347))"],
+    )
+    add_source(model, "add_347", "act.alpha")
+    found, _ = loaded(model)
+    stands_for = found.graph.initializers["add_347"].metadata_props.get(STANDS_FOR)
+    assert stands_for == ("act.alpha" if number else None)
+
+
+def add_source(model: onnx.ModelProto, name: str, source: str) -> None:
+    """Say of an initializer what it was computed of, as torch's optimiser does."""
+    (array,) = [one for one in model.graph.initializer if one.name == name]
+    info = onnx.helper.make_tensor_value_info(name, array.data_type, list(array.dims))
+    info.metadata_props.add(key=FOLDED, value=repr([source, "mul_3"]))
+    model.graph.value_info.append(info)
