@@ -34,6 +34,9 @@ _ARITHMETIC = frozenset(
     }
 )
 
+#: Biases, which no scale multiplies, among the inputs of operators of com.microsoft.
+_BIASES = {"DynamicQuantizeLSTM": 3, "DynamicQuantizeMatMul": 4, "MatMulIntegerToFloat": 6, "QAttention": 2}
+
 #: Attributes of QuantizeLinear that decide what is cut off, with their defaults.
 _ATTRIBUTES = {"axis": 1, "block_size": 0, "saturate": 1}
 
@@ -99,7 +102,10 @@ def _cuts(op: Builder, graph: ir.Graph, sources: Iterable[ir.Value], targets: Se
 def _only_scales(value: ir.Value) -> bool:
     """Say whether nothing reads a value but quantisation, as one of its scales."""
     uses = list(value.uses())
-    return bool(uses) and all(use.idx > 0 and (is_quantised(use.node) or _is_pass(use.node)) for use in uses)
+    return bool(uses) and all(
+        use.idx not in (0, _BIASES.get(use.node.op_type)) and (is_quantised(use.node) or _is_pass(use.node))
+        for use in uses
+    )
 
 
 def _is_pass(node: ir.Node) -> bool:

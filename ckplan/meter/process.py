@@ -130,6 +130,8 @@ class Process:
             from ckplan.model.half import missing_kernel_advice  # the jobs import this module, and none of that
 
             hint = missing_kernel_advice(reason, ir.load(self._path))
+            if not hint and stage.endswith("run"):
+                hint = "give the sizes that it works with (--dim, --shape), or what it reads (--inputs)"
             return ModelError(f"onnxruntime failed in {stage} of `{self._path}`: {reason}", hint)
         return self._failed(f"{error['type']} in {stage} of `{self._path}`: {reason}")
 

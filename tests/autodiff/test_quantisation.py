@@ -182,6 +182,28 @@ def test_a_quantised_model_is_refused_with_its_nodes_and_the_ways_out() -> None:
     assert caught.value.exit_code == 3
 
 
+def test_a_bias_of_a_quantised_layer_is_no_scale() -> None:
+    text = """g (float[3,4] x) => (float[3,6] y) {
+        h = com.microsoft.DynamicQuantizeMatMul (x, w, scale, , inner)
+        q, s, z = DynamicQuantizeLinear (h)
+        d = DequantizeLinear (q, s, z)
+        y = Add (d, b)
+    }"""
+    model = onnx.parser.parse_model(f'<ir_version: 11, opset_import: ["": 23, "com.microsoft": 1]> {text}')
+    arrays = {
+        "w": np.ones((4, 6), np.int8),
+        "scale": np.asarray(0.5, np.float32),
+        "inner": _W[0],
+        "b": np.zeros(6, np.float32),
+    }
+    for name, array in arrays.items():
+        model.graph.initializer.append(onnx.numpy_helper.from_array(array, name))
+    loaded = normalise(ir.from_proto(model)).model
+    with pytest.raises(ModelError, match=r"DynamicQuantizeMatMul '.*', DynamicQuantizeLinear"):
+        build_training_graph(loaded)
+    assert set(build_training_graph(loaded, no_grad=["inner"]).gradients) == {"b"}
+
+
 def test_what_stands_behind_the_last_quantisation_is_trained_without_ado() -> None:
     training = build_training_graph(_model(_LAYER, w=_W, **_SCALES), no_grad=["w"])
     assert set(training.gradients) == {"b"}

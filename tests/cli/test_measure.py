@@ -112,6 +112,16 @@ def test_a_file_that_is_no_model(tmp_path: Path, content: bytes | None) -> None:
     assert "; " in line  # what to do about it
 
 
+def test_sizes_that_the_model_does_not_work_with(tmp_path: Path) -> None:
+    text = """<ir_version: 10, opset_import: ["": 21]>
+    g (float[batch,4] x, float[4,4] w) => (float[rows,4] y) { h = Flatten <axis = 0> (x) y = MatMul (h, w) }"""
+    onnx.save(onnx.parser.parse_model(text), tmp_path / "m.onnx")
+    line = failure(ckplan(tmp_path / "m.onnx", *QUICK), 3)
+    assert "in the first run" in line
+    assert "give the sizes that it works with (--dim" in line
+    assert ckplan(tmp_path / "m.onnx", *QUICK, "--dim", "batch=1").exit_code == 0
+
+
 def test_an_operator_that_onnxruntime_lacks(tmp_path: Path) -> None:
     line = failure(ckplan(one_node(tmp_path / "m.onnx", "Bar", domain="test"), *QUICK), 3)
     assert "onnxruntime failed in the loading" in line
