@@ -106,8 +106,8 @@ def main() -> None:
     parser.add_argument("--strategy", default="memory")
     chosen = parser.parse_args()
     print(
-        "| file | trained | no plan | promised | measured | compute | outputs that differ | apart |\n"
-        + "|---" * 8
+        "| file | trained | no plan | promised | counters | heap | compute | outputs that differ | apart |\n"
+        + "|---" * 9
         + "|"
     )
     for file in chosen.files:
