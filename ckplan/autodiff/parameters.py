@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from ckplan.autodiff.breaks import listed
-from ckplan.autodiff.builder import Builder, shape_of
+from ckplan.autodiff.builder import Builder, shape_of, size_of
 from ckplan.autodiff.evidence import Use, judge
 from ckplan.autodiff.names import Tensors, matching_any
 from ckplan.autodiff.paths import differentiable_inputs, entry_of
@@ -16,6 +16,7 @@ from ckplan.autodiff.quantisation import is_quantised
 from ckplan.display import shortened
 from ckplan.errors import ModelError, UsageError
 from ckplan.keys import CONSTANT, STANDS_FOR
+from ckplan.model.constants import is_constant
 from ckplan.model.contrib import EXPANSION
 from ckplan.model.opset import CONVERTED
 from ckplan.model.own_files import ORIGIN
@@ -181,7 +182,7 @@ def select_parameters(
     chosen: list[ir.Value] = []
     idle: list[ir.Value] = []
     notes: list[str] = []
-    constants: list[tuple[int, str]] = []
+    constants: dict[ir.Value, str] = {}
     doubtful: list[str] = []
     for value in candidates:
         name = str(value.name)
@@ -198,7 +199,7 @@ def select_parameters(
             said = f"'{name}': {verdict.why}" if verdict.why else f"'{name}'"
             if not verdict.trained:
                 if value.metadata_props.get(CONSTANT) not in (ORIGIN, EXPANSION, CONVERTED):  # need no mention
-                    constants.append((len(shape_of(value)), said))
+                    constants[value] = said
                 continue
             if not verdict.certain:
                 doubtful.append(said)
@@ -208,17 +209,19 @@ def select_parameters(
             f"{len(doubtful)} tensor(s) are trained that may be constants ({shortened(doubtful)}); "
             "leave them out with --no-grad if they are, or name all parameters with --params"
         )
-    if constants:
+    # Of a number that a node of the file writes out nobody would think that it is trained.
+    told = [value for value in constants if not (is_constant(value) and size_of(value) == 1)]
+    if told:
         # Scalars are seldom meant to be trained: what else is left out comes first.
-        named = [said for rank, said in sorted(constants, key=lambda constant: constant[0] == 0)]
+        named = [constants[value] for value in sorted(told, key=lambda value: not shape_of(value))]
         notes.append(
-            f"{len(constants)} constant(s) are not trained ({shortened(named)}); name them with --wrt if they should be"
+            f"{len(told)} constant(s) are not trained ({shortened(named)}); name them with --wrt if they should be"
         )
     if not chosen and not request.others:
         left = [value for value in candidates if value not in request.frozen]
         if constants and len(constants) == len(left):
             raise ModelError(
-                f"the model has no parameters to train, only constants ({shortened([said for _, said in constants])})",
+                f"the model has no parameters to train, only constants ({shortened(list(constants.values()))})",
                 "name with --wrt what should be trained",
             )
         readers_of = dict.fromkeys(use.node for value in left for use in value.uses())

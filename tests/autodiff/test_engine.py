@@ -234,6 +234,8 @@ def test_literals_are_not_trained():
     assert list(training.gradients) == ["w"]
     assert training.notes == ("1 constant(s) are not trained ('half'); name them with --wrt if they should be",)
     assert list(build_training_graph(model, wrt=["half"]).gradients) == ["half"]
+    mark_constant(model.graph.initializers["half"], "Constant node")
+    assert build_training_graph(model).notes == ()
 
 
 def test_what_the_loader_took_for_a_constant_is_not_trained():
