@@ -104,7 +104,12 @@ def normalise(
     open_sizes = _open_sizes(model, *sizes)
     attempts = list(tries(open_sizes.batches, open_sizes.pixels, open_sizes.lengths))
     if len(attempts) == 1:
-        return _normalised(model, path, *sizes, training, fixed or {}, attempts[0])
+        try:
+            return _normalised(model, path, *sizes, training, fixed or {}, attempts[0])
+        except SizesError as error:
+            if any(sizes) or open_sizes.notes or "--shape" not in error.hint:
+                raise
+            raise ModelError(error.message, EXPORT_AGAIN) from error  # all sizes are the file's own
     model.graph.sort()
     failures: list[SizesError] = []
     for defaults in attempts:

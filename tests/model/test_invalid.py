@@ -27,6 +27,13 @@ def test_the_exporter_is_named(tmp_path: Path, text: str) -> None:
         load(path)
 
 
+def test_sizes_of_the_file_that_do_not_fit(tmp_path: Path) -> None:
+    text = "g (float[2, 3] x, float[5, 4] w) => (float[2, 4] y) { y = MatMul (x, w) }"
+    path = write(parse(f'<ir_version: 8, opset_import: ["" : 17]> {text}'), tmp_path)
+    with pytest.raises(ModelError, match=r"MatMul '.*' does not fit its inputs.*; the exporter wrote it so"):
+        load(path)
+
+
 def test_sizes_that_do_not_fit_are_told_apart(tmp_path: Path) -> None:
     text = "g (float[2, 3] x, float[n, 4] w) => (float[2, 4] y) { y = MatMul (x, w) }"
     path = write(parse(f'<ir_version: 8, opset_import: ["" : 17]> {text}'), tmp_path)
