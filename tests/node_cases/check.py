@@ -379,7 +379,7 @@ def at_kink(function: Callable[[float], float], mismatch: float) -> bool:
     """
     here = function(0.0)
     jumps = [abs(function(step) + function(-step) - 2 * here) / step for step in (1e-5, 4e-4)]
-    slopes = [(function(step) - function(-step)) / (2 * step) for step in (1e-4, 4e-4, 2e-3)]
+    slopes = [(function(step) - function(-step)) / (2 * step) for step in (1e-4, 4e-4, 2e-3, 4e-3)]
     return max(jumps) > 0.5 * mismatch or max(slopes) - min(slopes) > 0.25 * mismatch
 
 
