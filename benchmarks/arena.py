@@ -1,12 +1,13 @@
 """What onnxruntime's arena holds in the steady state under default options, against what is alive at once.
 
-    python -m benchmarks.arena [--only gpt unet] [--bisect] [--json results.json]
+    python -m benchmarks.arena [--only gpt unet] [--bisect] [--times] [--json results.json]
 
 Of each network the step without a plan and the plans of two strategies are written twice: as they are, and with the
 arena cut into pools, as `--of arena` does where a budget asks for it. *Live* is the peak of what must be alive at once:
 activations, outputs, workspaces. *Default* is what the arena holds of the file as it is, *pools* of the other one, and
 *measured* what it is found to hold after some runs. With `--bisect`, the smallest limit with which the file in pools
-runs in an arena that is one region and cuts its chunks to size. MiB.
+runs in an arena that is one region and cuts its chunks to size. MiB. With `--times`, what a step of the file in pools
+takes and what it takes to open it, in times of the file as it is: processor time, one thread, in turns.
 """
 
 from __future__ import annotations
@@ -23,9 +24,11 @@ from typing import Any
 
 from benchmarks.bisect import GPT, SHARE
 from benchmarks.exports import export
+from benchmarks.session_opening import opening
 from benchmarks.workloads import Workload
 from ckplan.errors import InfeasibleError
 from ckplan.meter import measure, smallest_arena
+from ckplan.meter.clock import timed_in_turns
 from ckplan.model import save
 from ckplan.pipeline import Goal, Step, StepOptions, open_step, rewrite, step_of
 from ckplan.pipeline.planning import in_pools
@@ -68,6 +71,11 @@ _EXPORTS: Mapping[str, int] = {
 
 COLUMNS = ("network", "strategy", "live", "default", "to live", "pools", "measured", "to live", "seconds")
 
+_TIMES = ("step", "spread", "opening")
+
+_OPENINGS = 5
+"""How often a file is opened."""
+
 
 def _step(name: str, folder: Path) -> Step:
     if name in _SAMPLES:
@@ -75,7 +83,7 @@ def _step(name: str, folder: Path) -> Step:
     return open_step(export(name, _EXPORTS[name]), StepOptions())
 
 
-def rows(name: str, folder: Path, *, bisect: bool) -> Iterator[dict[str, Any]]:
+def rows(name: str, folder: Path, *, bisect: bool, times: bool) -> Iterator[dict[str, Any]]:
     """What is found of one network, strategy by strategy."""
     step = _step(name, folder)
     for strategy in STRATEGIES:
@@ -101,6 +109,12 @@ def rows(name: str, folder: Path, *, bisect: bool) -> Iterator[dict[str, Any]]:
         if bisect:
             smallest = smallest_arena(path, device="cpu").default
             found |= {"smallest": smallest.limit, "expected": smallest.expected}
+        if times:
+            plain = folder / "plain.onnx"
+            save(made.model, plain, force=True)
+            timing = timed_in_turns(made.model, pooled.model)
+            opened = opening({"plain": plain, "pools": path}, _OPENINGS)
+            found |= {"step": timing.ratio, "spread": timing.spread, "opening": opened["pools"] / opened["plain"]}
         yield found
 
 
@@ -113,7 +127,8 @@ def cells(found: Mapping[str, Any]) -> list[str]:
     ratios = [f"{found[key] / found['live']:.2f}" for key in ("default", "pools")]
     row = [found["network"], found["strategy"], mib("live"), mib("default"), ratios[0], mib("pools"), mib("measured")]
     row += [ratios[1], f"{found['seconds']:.1f}"]
-    return [*row, mib("expected"), mib("smallest")] if "smallest" in found else row
+    row += [mib("expected"), mib("smallest")] if "smallest" in found else []
+    return [*row, *(f"{found[key]:.2f}" for key in _TIMES)] if "step" in found else row
 
 
 def main() -> None:
@@ -121,15 +136,20 @@ def main() -> None:
     names = [*_SAMPLES, *_EXPORTS]
     parser.add_argument("--only", nargs="+", choices=names, default=names, metavar="NETWORK")
     parser.add_argument("--bisect", action="store_true", help="find the smallest limit of each file in pools, too")
+    parser.add_argument("--times", action="store_true", help="time steps and openings of both files, too")
     parser.add_argument("--json", type=Path, help="write everything that was found")
     arguments = parser.parse_args()
-    columns = [*COLUMNS, *(("expected limit", "smallest") if arguments.bisect else ())]
+    columns = [
+        *COLUMNS,
+        *(("expected limit", "smallest") if arguments.bisect else ()),
+        *(_TIMES if arguments.times else ()),
+    ]
     print("| " + " | ".join(columns) + " |")
     print("|" + "---|" * len(columns))
     details = []
     for name in arguments.only:
         with tempfile.TemporaryDirectory() as folder:
-            for found in rows(name, Path(folder), bisect=arguments.bisect):
+            for found in rows(name, Path(folder), bisect=arguments.bisect, times=arguments.times):
                 print("| " + " | ".join(cells(found)) + " |")
                 sys.stdout.flush()
                 details.append(found)

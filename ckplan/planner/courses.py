@@ -138,6 +138,11 @@ def _requests(step: int, begins: dict[int, list[Held]], ends: dict[int, list[Hel
         yield 2 * KEY - held.number, 0
 
 
+def requests_of(step: int, held: Sequence[Held]) -> list[tuple[int, int]]:
+    """What placeholders ask for right before a step, as keys and units, and, at no units, give back."""
+    return list(_requests(step, *_by_step([one for one in held if step in (one.begin, one.end)])))
+
+
 def gaps_at(run: Run, course: Course, step: int) -> Gaps:
     """The gaps before a step of the first variant, when its placeholders are made."""
     stages, rows = run.stages[0], arranged(course.rows, run.below[0])

@@ -24,6 +24,7 @@ from ckplan.planner.arena import DEFAULT, UNIT
 from ckplan.planner.cells import APART, MADE, POOL, REGION, Cell, Layout, Moment, Placeholder, parts_of, released
 from ckplan.planner.courses import Held
 from ckplan.planner.cutting import SMALLEST, Run, State, climbed, cut, fewer, long_kept, rows_of
+from ckplan.planner.directing import direct
 from ckplan.planner.problem import OUTPUTS
 from ckplan.planner.steering import steer
 
@@ -35,6 +36,9 @@ _FEWEST, _MOST = 100, 2_000
 
 _STEERED = 600_000
 """Steps that are simulated in a search for placeholders."""
+
+_DIRECTED = 300_000
+"""Addresses that are looked for and steps that are simulated to bring best fit to addresses."""
 
 _SEARCHES, _NEAR = 6, 3
 """Searches for placeholders, and how many sizes are near what is enough."""
@@ -170,6 +174,12 @@ def _by_placeholders(run: Run, counts: range, goal: int, spread: int | None, rng
     best is hard to foresee. Then what is between that and the most.
     """
     best = None
+    # Those of little less than is enough, too: what counts is into which regions they fall.
+    for count in range(goal, max(goal - _NEAR, counts.start - 1), -1) if goal < counts.stop else ():
+        if (sized := _sized(run, count, spread)) is not None:
+            found = direct(*sized, _DIRECTED // _NEAR, random.Random(count))
+            if found is not None:
+                return _laid_out(*sized, *found)
     for number in range(_SEARCHES if counts.start <= goal < counts.stop else 0):
         if best is not None:
             counts = range(counts.start, best.held // DEFAULT.first_region)
@@ -213,7 +223,12 @@ def _sized(run: Run, count: int, spread: int | None) -> tuple[Run, list[int]] | 
         return None
     regions = [REGION << bit for bit in range(count.bit_length()) if count >> bit & 1][1:]
     large = max(SMALLEST, count * REGION // _SMALL)
-    return replace(run, first=first, kept=[buffer for buffer in run.kept if run.size[buffer] >= large]), regions
+    kept = [buffer for buffer in run.kept if run.size[buffer] >= large]
+    # So few regions lie in fewer orders.
+    unlike = {(id(run.stages[number]), min(below, len(regions))): number for number, below in enumerate(run.below)}
+    numbers = sorted(unlike.values())
+    variants, stages = [run.variants[number] for number in numbers], [run.stages[number] for number in numbers]
+    return replace(run, first=first, kept=kept, variants=variants, stages=stages), regions
 
 
 def _laid_out(run: Run, regions: Sequence[int], state: State, held: Sequence[Held]) -> Layout:

@@ -74,10 +74,10 @@ def steer(
             course, patience = best, 0
     if course.step < len(run.stages[0]):
         return None
-    return _fewer(run, regions, course)
+    return fewer(run, regions, course)
 
 
-def _fewer(run: Run, regions: Sequence[int], course: Course) -> tuple[State, list[Held]]:
+def fewer(run: Run, regions: Sequence[int], course: Course) -> tuple[State, list[Held]]:
     """The same without placeholders and cells that are not needed."""
     for held in course.held:
         others = tuple(other for other in course.held if other != held)
@@ -147,11 +147,11 @@ def _sent_elsewhere(run: Run, course: Course, numbers: Iterator[int], rng: rando
     if not fitting or end == born:
         return []
     gap = fitting[0] if rng.random() < 0.4 else rng.choice(fitting)
-    made = _directed(gaps, size, gap, above=rng.random() < 0.6)
+    made = directed(gaps, size, gap, above=rng.random() < 0.6)
     return [Held(part, born, end, next(numbers)) for part in made]
 
 
-def _directed(gaps: Gaps, size: int, gap: tuple[int, int], *, above: bool) -> list[int]:
+def directed(gaps: Gaps, size: int, gap: tuple[int, int], *, above: bool) -> list[int]:
     """Units of placeholders after which a tensor goes into one gap, to its upper end or to where the gap begins.
 
     Whatever gap fits better is taken as a whole. For the upper end, what is below is taken, in parts where it is more

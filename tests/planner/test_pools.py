@@ -35,6 +35,20 @@ def random_run(seed: int) -> Allocations:
     return Allocations(tuple(size), tuple(steps))
 
 
+def long_run(seed: int) -> Allocations:
+    """Tensors of a long forward pass, freed in reverse, with as large ones that live shortly beside them."""
+    rng = random.Random(seed)
+    size: list[int] = []
+    steps: list[Demand] = []
+    for _ in range(25):
+        size += [rng.randint(1, 40) * 64 * 2**10, rng.randint(1, 30) * 64 * 2**10]
+        steps.append(Demand((len(size) - 2, len(size) - 1), (), rng.choice((0, 2**18)), (len(size) - 1,)))
+    for buffer in range(48, -1, -2):
+        size += [rng.randint(1, 2000) * 10, size[buffer]]
+        steps.append(Demand((len(size) - 1,), (len(size) - 2,), 0, (buffer, len(size) - 1)))
+    return Allocations(tuple(size), tuple(steps))
+
+
 def in_units(asked: Allocations) -> list[tuple[int, int]]:
     return [(key, -(-size // UNIT)) for key, size in requests(asked)]
 
@@ -180,3 +194,20 @@ def test_cells_can_be_made_one_after_the_other(seed: int) -> None:
         for place, size in enumerate(sizes[:-1]):
             assert size <= sum(sizes[place + 1 :])
         assert all((cell.bytes == WALL_BYTES) == (cell.use == WALL) for cell in region)
+
+
+@pytest.mark.parametrize(("seed", "size"), [(0, 38), (6, 37), (7, 40)])
+def test_best_fit_is_brought_to_addresses_that_were_found_for_all(
+    seed: int, size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Little more than is alive holds a long run, with no search for placeholders by repair."""
+    monkeypatch.setattr(pools_of_arena, "_SEARCHES", 0)
+    asked = long_run(seed)
+    found = best_pools(asked, spread=UNIT, below=(size + 1) * MIB, enough=size * MIB)
+    assert found is not None
+    assert found.held <= size * MIB
+    assert found.placeholders
+    rows, first = rows_of(found.regions), found.first // UNIT
+    for below in range(4):
+        assert lacking(in_layout(asked, found), rows, first=first, below=below) == (0, -1)
+    assert lacking(in_layout(asked, replace(found, placeholders=())), rows, first=first)[0] > 0

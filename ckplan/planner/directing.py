@@ -1,0 +1,326 @@
+"""Bringing best fit to addresses that were found for all tensors at once, with places and placeholders.
+
+Of what is the first at its address a place is kept. Then the run is walked through: where best fit puts a tensor
+elsewhere than it is meant to lie, the rest is given other addresses around it. Only where that does not work is the
+tensor sent to its own address, by placeholders. Where something finds no room, the walk goes back and takes another
+turn.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from ckplan.planner.addresses import Addresses, Asked, Effort, asked_in
+from ckplan.planner.cells import POOL, Row, arranged, make, opened
+from ckplan.planner.courses import Held, followed, requests_of
+from ckplan.planner.cutting import MOST_CELLS, SMALLEST, Run, State, rows_of
+from ckplan.planner.gaps import Gaps
+from ckplan.planner.steering import directed, fewer
+
+_MOST, _AT_ONCE = 60, 6
+"""Placeholders of a walk, before those that are not needed are left out, and of one tensor."""
+
+_TRIALS, _AT_FIRST = 200, 6
+"""Addresses that are looked for when something lies elsewhere, and at first for each tensor."""
+
+_TURNS = 60
+"""How often a walk goes back before another one is begun, with other addresses."""
+
+_BACK, _REACH = 10, 3
+"""Steps that it goes back, and how many more each time that it comes no further."""
+
+_WAYS, _ROUNDS = 8, 3
+"""Gaps that a tensor is sent to in turn, and tensors of one step."""
+
+
+@dataclass
+class _Walk:
+    """One variant of a run, up to some step.
+
+    Attributes:
+        asked: what it asks for.
+        stages: its requests, step by step.
+        rows: the regions in the order of their addresses.
+        gaps: the gaps at that step.
+        addresses: what lies where, and is to lie where.
+        place: how many requests there were.
+    """
+
+    asked: Asked
+    stages: Sequence[Sequence[tuple[int, int]]]
+    rows: Sequence[Row]
+    gaps: Gaps
+    addresses: Addresses
+    place: int = 0
+
+    def copy(self) -> _Walk:
+        return _Walk(self.asked, self.stages, self.rows, self.gaps.copy(), self.addresses.copy(), self.place)
+
+    def before(self, step: int, held: Sequence[Held]) -> int:
+        """Give back and make the placeholders that are due; how many units find no room."""
+        lacks = 0
+        for key, size in requests_of(step, held):
+            if size:
+                lacks += self.gaps.take(key, size)
+            else:
+                self.gaps.give_back(key)
+        return lacks
+
+    def walk(self, step: int, held: Sequence[Held]) -> tuple[int, int, list[int]]:
+        """One step: units that find no room, of what has no address then, and what led to that."""
+        lacks, blamed = self.before(step, held), list[int]()
+        for key, size in self.stages[step]:
+            if size > 0:
+                number = self.asked.at[self.place]
+                if lack := self.gaps.take(key, size):
+                    lacks += lack
+                    blamed.append(number)
+                elif not self.addresses.lies(number, *self.gaps.given[key], _TRIALS):
+                    blamed.append(number)
+            elif size == 0:
+                self.gaps.give_back(key)
+            else:
+                make(self.rows, self.gaps)
+            self.place += 1
+        homeless = sum(self.asked.size[number] for number in self.addresses.homeless) if blamed else 0
+        return lacks, homeless, blamed
+
+
+_Found = tuple[tuple[int, int], list[Held], list[list[int]], list[_Walk]]
+"""What lacks in a step, the placeholders made before it, for each variant what led to that, and the variants after."""
+
+
+def direct(run: Run, regions: Sequence[int], effort: int, rng: random.Random) -> tuple[State, list[Held]] | None:
+    """Cells and placeholders with which all requests find room; None if not found.
+
+    Args:
+        run: what is asked of the arena.
+        regions: units of each but the first, ascending.
+        effort: addresses that are looked for and steps that are simulated.
+        rng: of the search.
+    """
+    asked = {id(stages): asked_in(stages) for stages in run.stages}
+    left = Effort(effort)
+    while left.left > 0:
+        begun = _begun(run, regions, asked, left, rng)
+        if begun is None:
+            return None
+        state, rows, walks = begun
+        held = _through(run, walks, left, rng)
+        if held is not None:
+            course = followed(run, state, rows, tuple(held))
+            if course.step >= len(run.stages[0]):
+                return fewer(run, regions, course)
+    return None
+
+
+def _begun(
+    run: Run, regions: Sequence[int], asked: Mapping[int, Asked], effort: Effort, rng: random.Random
+) -> tuple[State, list[Row], list[_Walk]] | None:
+    """Cells for addresses that were found, and the variants of the run that are unlike each other, before the first."""
+    bare = rows_of(regions, [[] for _ in regions])
+    assert bare is not None
+    usual = asked[id(run.stages[0])]
+    spaces = _spaces(run, bare, 0)
+    first = Addresses(usual, usual.beside(), spaces, effort, rng)
+    large = _large(usual)
+    if not first.place(large, _AT_FIRST * len(large)):
+        return None
+    meant = {number: address for number in large if (address := first.of(number)) is not None}
+    offsets = {
+        number: (region, address - begin)
+        for number, address in meant.items()
+        for region, (begin, units) in enumerate(spaces)
+        if begin <= address < begin + units
+    }
+    state, kept = _places(run, regions, usual, offsets)
+    rows = rows_of(regions, state)
+    assert rows is not None
+    walks, seen = [], set[tuple[int, bool, tuple[int, ...]]]()
+    for stages, below in zip(run.stages, run.below, strict=True):
+        ordered = arranged(rows, below)
+        alike = id(stages), not below, tuple(map(id, ordered))
+        if alike in seen:
+            continue
+        seen.add(alike)
+        mine = asked[id(stages)]
+        number_of = {key: number for number, key in enumerate(mine.key) if key >= 0}
+        since = {number_of[buffer] for buffer in kept}
+        own = _spaces(run, rows, below)
+        addresses = Addresses(mine, mine.beside(since), own, effort, rng)
+        for number, (region, offset) in offsets.items():
+            same = number if mine is usual else number_of.get(usual.key[number])
+            if same is not None:
+                addresses.mean(same, own[region][0] + offset)
+        addresses.place([number for number in _large(mine) if number not in addresses.meant], _TRIALS)
+        gaps = opened(ordered, run.first, run.apart, first_above=not below)
+        walks.append(_Walk(mine, stages, ordered, gaps, addresses))
+    return state, rows, walks
+
+
+def _large(asked: Asked) -> list[int]:
+    """What is there with the cells and is given an address."""
+    return [
+        number
+        for number, (size, end) in enumerate(zip(asked.size, asked.end, strict=True))
+        if size >= SMALLEST and end > asked.there
+    ]
+
+
+def _spaces(run: Run, rows: Sequence[Row], below: int) -> list[tuple[int, int]]:
+    """Address and units of each region as `make` and `opened` have them, but for what is apart in the first."""
+    cells = sum(size + 1 for row in rows for size, _ in row)
+    found = {-1: (cells + 1 if not below else -run.first - 1) + run.apart}
+    address = 0
+    for row in arranged(rows, below):
+        found[next(number for number, other in enumerate(rows) if other is row)] = address
+        address += sum(size for size, _ in row) + 1
+    return [
+        (found[-1], run.first - run.apart),
+        *((found[number], sum(size for size, _ in row)) for number, row in enumerate(rows)),
+    ]
+
+
+def _places(
+    run: Run, regions: Sequence[int], asked: Asked, offsets: Mapping[int, tuple[int, int]]
+) -> tuple[State, set[int]]:
+    """Places for what is the first where it lies, the largest of them, as they can be made; and their buffers."""
+    keepable = set(run.kept)
+    firsts: list[tuple[int, int, int, int]] = []
+    used: list[list[tuple[int, int]]] = [[] for _ in range(len(regions) + 1)]
+    for number in sorted(offsets, key=lambda number: asked.begin[number]):
+        region, offset = offsets[number]
+        size, buffer = asked.size[number], asked.key[number]
+        free = all(offset >= end or offset + size <= begin for begin, end in used[region])
+        if free and region and buffer in keepable:
+            firsts.append((size, region - 1, offset, buffer))
+        used[region].append((offset, offset + size))
+    chosen = sorted(firsts, reverse=True)[:MOST_CELLS]
+    state: State = []
+    for region, units in enumerate(regions):
+        row = sorted((offset, size, buffer) for size, other, offset, buffer in chosen if other == region)
+        while (cells := _cells(row, units)) is None:
+            row.remove(min(row, key=lambda place: place[1]))
+        state.append(cells)
+    return state, {use for cells in state for _, use in cells if use >= 0}
+
+
+def _cells(places: Sequence[tuple[int, int, int]], units: int) -> list[tuple[int, int]] | None:
+    """Places in a region with pools between them; None where they cannot be made."""
+    row: list[tuple[int, int]] = []
+    reached = 0
+    for offset, size, buffer in places:
+        if 0 < offset - reached < SMALLEST:
+            return None
+        row += [(offset - reached, POOL)] if offset > reached else []
+        row.append((size, buffer))
+        reached = offset + size
+    return None if rows_of([units], [row]) is None else row
+
+
+def _through(run: Run, walks: list[_Walk], effort: Effort, rng: random.Random) -> list[Held] | None:
+    """Placeholders with which all requests find room; None if it went back too often."""
+    held: list[Held] = []
+    gates, numbers = set(run.gates), itertools.count()
+    saved: dict[int, tuple[list[_Walk], int]] = {}
+    step = furthest = stuck = turns = 0
+    turned = False
+    while step < len(run.stages[0]):
+        if step in gates:
+            saved[step] = walks, len(held)
+        homeless = sum(len(walk.addresses.homeless) for walk in walks)
+        found = _after(walks, step, held, [], effort)
+        if (found[0] != (0, 0) or turned) and step in gates and len(held) < _MOST and step < run.gates[-1]:
+            found = _directed_ones(run, walks, step, held, found, turned, numbers, effort, rng)
+        turned = False
+        more = sum(len(walk.addresses.homeless) for walk in found[3]) > homeless
+        if found[0][0] or (more and rng.random() < 0.3):
+            stuck = 0 if step > furthest else stuck + 1
+            furthest, turns = max(step, furthest), turns + 1
+            if turns > _TURNS or effort.left <= 0 or not saved:
+                return None
+            back = step - int(rng.random() ** 2 * (_BACK + _REACH * stuck))
+            step = max((other for other in saved if other <= back), default=min(saved))
+            saved = {other: kept for other, kept in saved.items() if other <= step}
+            walks, count = saved[step]
+            held, turned = held[:count], True
+            continue
+        held, walks = [*held, *found[1]], found[3]
+        step += 1
+    return held
+
+
+def _after(walks: Sequence[_Walk], step: int, held: Sequence[Held], added: list[Held], effort: Effort) -> _Found:
+    """What comes of a step if some placeholders are made before it."""
+    lacks = homeless = 0
+    blamed, after = [], []
+    for walk in walks:
+        walk = walk.copy()
+        effort.left -= 1
+        found = walk.walk(step, [*held, *added])
+        lacks, homeless = lacks + found[0], homeless + found[1]
+        blamed.append(found[2])
+        after.append(walk)
+    return (lacks, homeless), added, blamed, after
+
+
+def _directed_ones(
+    run: Run,
+    walks: Sequence[_Walk],
+    step: int,
+    held: Sequence[Held],
+    found: _Found,
+    turned: bool,
+    numbers: Iterator[int],
+    effort: Effort,
+    rng: random.Random,
+) -> _Found:
+    """The same step with placeholders that send elsewhere what led to a lack, or, for another turn, anything."""
+    end = run.gates[bisect_right(run.gates, step)]
+    for _ in range(_ROUNDS):
+        which = next((number for number, blamed in enumerate(found[2]) if blamed), 0)
+        walk = walks[which].copy()
+        made = [walk.asked.at[walk.place + at] for at, (_, size) in enumerate(walk.stages[step]) if size >= SMALLEST]
+        if not found[2][which] and not (turned and made):
+            break
+        number = found[2][which][0] if found[2][which] else rng.choice(made)
+        walk.before(step, [*held, *found[1]])
+        size, meant = walk.asked.size[number], walk.addresses.of(number) if found[2][which] else None
+        before = found[1]
+        for gap, above in _ways(walk.gaps, size, meant, turned, rng):
+            parts = directed(walk.gaps.copy(), size, gap, above=above)
+            if not 0 < len(parts) <= _AT_ONCE:
+                continue
+            added = [*before, *(Held(part, step, end, next(numbers)) for part in parts)]
+            tried = _after(walks, step, held, added, effort)
+            if tried[0] < found[0] or (turned and tried[0] == found[0] == (0, 0)):
+                found = tried
+            if tried[0] == (0, 0):
+                break
+        turned = False
+        if found[1] is before or found[0] == (0, 0):
+            break
+    return found
+
+
+def _ways(
+    gaps: Gaps, size: int, meant: int | None, turned: bool, rng: random.Random
+) -> list[tuple[tuple[int, int], bool]]:
+    """Gaps that something could go to, and whether to their upper ends: first the one that it is meant for."""
+
+    def holds(gap: tuple[int, int]) -> bool:
+        return meant is not None and gap[1] <= meant < gap[1] + gap[0]
+
+    fitting = [gap for gap in gaps.free if gap[0] >= size]
+    fitting.sort(key=lambda gap: (not holds(gap), rng.random()))
+    ways = []
+    for gap in fitting[:_WAYS]:
+        upper = holds(gap) and meant != gap[1]
+        ways += [(gap, upper), (gap, not upper)]
+    if turned:
+        rng.shuffle(ways)
+    return ways
