@@ -235,6 +235,41 @@ ARCHITECTURES |= {
 }  # fmt: skip
 """Networks that nothing here was made for: a time mix, straight-through estimates, tables with a padding row."""
 
+_EXPERTS = {"_experts_implementation": "batched_mm"}
+"""Each token multiplies by the weights of its experts; the default of transformers has no ONNX form."""
+_STAGES = {"out_features": ["stage1", "stage2", "stage3", "stage4"], "reshape_hidden_states": False}
+
+ARCHITECTURES |= {
+    "apertus": _text("Apertus", _CAUSAL),
+    "bamba": _text("Bamba", _CAUSAL, mamba_n_heads=4, mamba_d_head=16, mamba_d_state=8, mamba_chunk_size=4),
+    "gemma3": Architecture("transformers", "Gemma3ForCausalLM", (LENGTH,), "Gemma3TextConfig"),
+    "gemma3n": Architecture(
+        "transformers", "Gemma3nForCausalLM", (LENGTH,), "Gemma3nTextConfig",
+        {"vocab_size_per_layer_input": VOCABULARY, "hidden_size_per_layer_input": 8, "laurel_rank": 4,
+         "num_kv_shared_layers": 0},
+    ),
+    "gptoss": Architecture(
+        "transformers", "GptOssForCausalLM", (LENGTH,), "GptOssConfig",
+        {"num_local_experts": 4, "num_experts_per_tok": 2, **_EXPERTS},
+    ),
+    "jamba": _text(
+        "Jamba", _CAUSAL, num_experts=4, num_experts_per_tok=2, attn_layer_period=2, attn_layer_offset=1,
+        use_mamba_kernels=False, mamba_d_state=8, **_EXPERTS,
+    ),
+    "mixtral": _text("Mixtral", _CAUSAL, num_local_experts=4, **_EXPERTS),
+    "mobilebert": _text("MobileBert", intra_bottleneck_size=16),
+    "dinov3": Architecture("transformers", "DINOv3ViTModel", (3, SIDE, SIDE), "DINOv3ViTConfig"),
+    "depth anything": Architecture(
+        "transformers", "DepthAnythingForDepthEstimation", (3, SIDE, SIDE), "DepthAnythingConfig",
+        {"backbone_config": {"model_type": "dinov2", "hidden_size": 32, "num_hidden_layers": 4, "mlp_ratio": 2,
+                             "num_attention_heads": 2, "image_size": SIDE, "patch_size": 16, **_STAGES},
+         "reassemble_hidden_size": 32, "neck_hidden_sizes": [8, 8, 8, 8], "fusion_hidden_size": 8,
+         "head_hidden_size": 8},
+    ),
+    "superpoint": Architecture("transformers", "SuperPointForKeypointDetection", (3, SIDE, SIDE), "SuperPointConfig"),
+}  # fmt: skip
+"""More of transformers 5: experts by products, scans among attention, norms of heads, pyramids behind a transformer."""
+
 _TRAINED = ("bert", "resnet", "regnet", "gpt2", "vit", "timm mobilenetv3", "clip", "swiftformer")
 _OLD = (
     "bert",

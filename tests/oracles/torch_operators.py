@@ -26,6 +26,7 @@ UNARY: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "Exp": torch.exp,
     "Floor": torch.floor,
     "Identity": torch.clone,
+    "IsNaN": torch.isnan,
     "Log": torch.log,
     "Mish": functional.mish,
     "Neg": torch.neg,
