@@ -198,6 +198,7 @@ def _through_proto(model: ir.Model, version: int) -> ir.Model:
             f"export it with opset {MINIMUM_OPSET} or newer",
         ) from error
     lifted = ir.from_proto(proto)
+    _hand_on_marks(graph, lifted.graph)
     if not model.functions:  # bodies that were inlined have constants of their own
         for node in lifted.graph.all_nodes():
             if node.op_type == "Constant":
@@ -216,6 +217,18 @@ def _through_proto(model: ir.Model, version: int) -> ir.Model:
         if name in graph.initializers:
             value.metadata_props.update(graph.initializers[name].metadata_props)
     return lifted
+
+
+def _hand_on_marks(old: ir.Graph, new: ir.Graph) -> None:
+    """Hand on what nodes bear, of which the converter writes nothing: where gradients stop, padding rows, lines.
+
+    Nodes are the same that are of one operator and make a value of one name.
+    """
+    bearers = {node.outputs[0].name: node for node in old if node.outputs and node.metadata_props}
+    for node in new:
+        bearer = bearers.get(node.outputs[0].name) if node.outputs else None
+        if bearer is not None and bearer.op_identifier() == node.op_identifier():
+            node.metadata_props.update(bearer.metadata_props)
 
 
 def _converted(proto: onnx.ModelProto, inline: bool, version: int) -> onnx.ModelProto:

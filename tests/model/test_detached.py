@@ -62,6 +62,17 @@ def test_gradients_stop_where_torch_detaches(form: str) -> None:
     assert not any("detached" in str(value.name) for node in step.model.graph for value in node.outputs)
 
 
+def test_gradients_stop_in_files_that_are_converted_to_a_newer_operator_set() -> None:
+    model = straight_through("default")
+    model.opset_import[0].version = 17
+    found = ckplan.open_model(model, loss="mse")
+    feeds = {"x": normal(1, 2, 4), "target": normal(2, 2, 4)}
+    assert any("converted from opset 17" in note for note in found.notes)
+    expected = gradient(ckplan.open_model(straight_through("default"), loss="mse"), feeds)
+    assert np.abs(expected).max() > 0
+    np.testing.assert_array_equal(gradient(found, feeds), expected)
+
+
 def test_where_nothing_else_reaches_the_loss_it_is_said() -> None:
     model = exported(
         "h = MatMul(x, a.weight) y = Mul(h, x)",
