@@ -69,6 +69,8 @@ _EXPORTS: Mapping[str, int] = {
 }
 """Networks of `benchmarks.exports`, each with its batch size."""
 
+NETWORKS = (*_SAMPLES, *_EXPORTS)
+
 COLUMNS = ("network", "strategy", "live", "default", "to live", "pools", "measured", "to live", "seconds")
 
 _TIMES = ("step", "spread", "opening")
@@ -77,7 +79,8 @@ _OPENINGS = 5
 """How often a file is opened."""
 
 
-def _step(name: str, folder: Path) -> Step:
+def opened(name: str, folder: Path) -> Step:
+    """The training step of a network."""
     if name in _SAMPLES:
         return step_of(_SAMPLES[name].training_graph(folder))
     return open_step(export(name, _EXPORTS[name]), StepOptions())
@@ -85,7 +88,7 @@ def _step(name: str, folder: Path) -> Step:
 
 def rows(name: str, folder: Path, *, bisect: bool, times: bool) -> Iterator[dict[str, Any]]:
     """What is found of one network, strategy by strategy."""
-    step = _step(name, folder)
+    step = opened(name, folder)
     for strategy in STRATEGIES:
         goal = Goal(share=SHARE) if strategy.startswith("auto") else Goal()
         try:
@@ -113,8 +116,8 @@ def rows(name: str, folder: Path, *, bisect: bool, times: bool) -> Iterator[dict
             plain = folder / "plain.onnx"
             save(made.model, plain, force=True)
             timing = timed_in_turns(made.model, pooled.model)
-            opened = opening({"plain": plain, "pools": path}, _OPENINGS)
-            found |= {"step": timing.ratio, "spread": timing.spread, "opening": opened["pools"] / opened["plain"]}
+            opens = opening({"plain": plain, "pools": path}, _OPENINGS)
+            found |= {"step": timing.ratio, "spread": timing.spread, "opening": opens["pools"] / opens["plain"]}
         yield found
 
 
@@ -133,8 +136,7 @@ def cells(found: Mapping[str, Any]) -> list[str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    names = [*_SAMPLES, *_EXPORTS]
-    parser.add_argument("--only", nargs="+", choices=names, default=names, metavar="NETWORK")
+    parser.add_argument("--only", nargs="+", choices=NETWORKS, default=NETWORKS, metavar="NETWORK")
     parser.add_argument("--bisect", action="store_true", help="find the smallest limit of each file in pools, too")
     parser.add_argument("--times", action="store_true", help="time steps and openings of both files, too")
     parser.add_argument("--json", type=Path, help="write everything that was found")

@@ -37,7 +37,7 @@ _FEWEST, _MOST = 100, 2_000
 _STEERED = 600_000
 """Steps that are simulated in a search for placeholders."""
 
-_DIRECTED = 300_000
+_DIRECTED = 150_000
 """Addresses that are looked for and steps that are simulated to bring best fit to addresses."""
 
 _SEARCHES, _NEAR = 6, 3
