@@ -97,11 +97,12 @@ def read_signature(model: ir.Model) -> tuple[str, ...]:
     for value in graph.initializers.values():
         computed_of = set(folded_from(value))
         sources = parameters & computed_of
+        known = {name for name in computed_of if "." in name}  # the others were made on the way
         if keys.STANDS_FOR in value.metadata_props or not sources.isdisjoint(graph.initializers):
             continue
         if len(sources) == 1 and (is_unstructured(value) or _is_one_number(value)):
             value.metadata_props[keys.STANDS_FOR] = sources.pop()
-        elif not sources and not buffers.isdisjoint(computed_of) and is_unstructured(value):
+        elif computed_of and not sources and known <= buffers and is_unstructured(value):
             # Not where all values are equal: then it may come of a parameter that was merged with a buffer.
             value.metadata_props[keys.STANDS_FOR] = ""
     stood_for = {value.metadata_props.get(keys.STANDS_FOR) for value in graph.initializers.values()}

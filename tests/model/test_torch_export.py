@@ -287,8 +287,8 @@ def test_what_is_computed_of_buffers_is_no_parameter_though_one_is_not_in_the_fi
 FOLDED = "pkg.onnxscript.optimizer.folded_from"
 
 
-@pytest.mark.parametrize("source", ["rope.inv_freq", "level"])
-def test_what_the_file_says_is_computed_of_buffers_is_no_parameter(source: str) -> None:
+@pytest.mark.parametrize("source", ["rope.inv_freq", "arange", "level"])
+def test_what_the_file_says_is_computed_of_buffers_or_of_nothing_is_no_parameter(source: str) -> None:
     """A table of sines over positions in two directions follows no formula along one axis."""
     model = exported(
         "h = MatMul(x, l.weight) y = Mul(h, sin)",
@@ -302,7 +302,7 @@ def test_what_the_file_says_is_computed_of_buffers_is_no_parameter(source: str) 
     )
     add_source(model, "sin", source)
     found, _ = loaded(model)
-    expected = "" if source == "rope.inv_freq" else "level"
+    expected = "level" if source == "level" else ""
     assert found.graph.initializers["sin"].metadata_props[STANDS_FOR] == expected
 
 
