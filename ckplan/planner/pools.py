@@ -223,12 +223,7 @@ def _sized(run: Run, count: int, spread: int | None) -> tuple[Run, list[int]] | 
         return None
     regions = [REGION << bit for bit in range(count.bit_length()) if count >> bit & 1][1:]
     large = max(SMALLEST, count * REGION // _SMALL)
-    kept = [buffer for buffer in run.kept if run.size[buffer] >= large]
-    # So few regions lie in fewer orders.
-    unlike = {(id(run.stages[number]), min(below, len(regions))): number for number, below in enumerate(run.below)}
-    numbers = sorted(unlike.values())
-    variants, stages = [run.variants[number] for number in numbers], [run.stages[number] for number in numbers]
-    return replace(run, first=first, kept=kept, variants=variants, stages=stages), regions
+    return replace(run, first=first, kept=[buffer for buffer in run.kept if run.size[buffer] >= large]), regions
 
 
 def _laid_out(run: Run, regions: Sequence[int], state: State, held: Sequence[Held]) -> Layout:
