@@ -77,8 +77,10 @@ def reached_beside(
 ) -> dict[str, set[ir.Value]]:
     """Return by name of an output the initializers that it depends on differentiably and targets do not, if any."""
     outputs = [value for value in graph.outputs if is_floating(value)]
+    if len(outputs) < 2:
+        return {}
     reached = sources_of(graph, opset_imports, targets)
-    if len(outputs) < 2 or sources_of(graph, opset_imports, outputs) <= reached:
+    if sources_of(graph, opset_imports, outputs) <= reached:
         return {}
     beside = {str(value.name): sources_of(graph, opset_imports, [value]) - reached for value in outputs}
     return {name: found for name, found in beside.items() if found}

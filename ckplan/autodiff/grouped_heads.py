@@ -29,7 +29,7 @@ def group_heads(op: Builder, held: Container[ir.Value]) -> None:
         if node.op_type == "MatMul" and not node.domain:
             left, right = (required_input(node, index) for index in (0, 1))
             ahead, own = shape_of(left)[:-2], shape_of(right)[:-2]
-            if own and own[-1] == 1 < math.prod(ahead[-1:]) and own[:-1] == ahead[:-1]:
+            if ahead and ahead[-1] > 1 and own == (*ahead[:-1], 1):
                 _group(op, node, right, ahead[-1], [], held)  # the product repeats it itself
             elif behind := _behind_copies(right, held):
                 expand, *others = behind

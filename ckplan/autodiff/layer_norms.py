@@ -81,6 +81,7 @@ def join_layer_norms(op: Builder, held: Container[ir.Value], is_constant: Callab
         The initializers that are scales and shifts.
     """
     affine: list[ir.Value] = []
+    made: set[str] = set()
     for root in [node for node in op.graph if node.op_type == "Sqrt" and not node.domain]:
         found = _written(root, held, is_constant)
         if found is None:
@@ -91,9 +92,10 @@ def join_layer_norms(op: Builder, held: Container[ir.Value], is_constant: Callab
             parts = [op.reshape(part, [size]) for part in (scale, found.shift) if part is not None]
         attributes = [ir.AttrInt64("axis", -1), ir.AttrFloat32("epsilon", found.epsilon)]
         replace_formula(op.graph, found.nodes, found.last, found.op_type, [found.x, *parts], attributes)
-        if found.op_type == _PLAIN:
-            raise_opset(op.graph, _OPSET)
+        made.add(found.op_type)
         affine += [before_reshapes(part) for part in (found.scale, found.shift) if part is not None]
+    if _PLAIN in made:
+        raise_opset(op.graph, _OPSET)
     return affine
 
 

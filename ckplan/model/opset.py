@@ -73,7 +73,7 @@ def lift(model: ir.Model) -> tuple[ir.Model, tuple[str, ...]]:
     lifted = model if _means_the_same(model, version) else _through_proto(model, version)
     if lifted is model:
         model.graph.opset_imports.pop("ai.onnx", None)
-        _label(model, MINIMUM_OPSET)
+        _label(model.graph, MINIMUM_OPSET)
     lifted.functions.update(own)
     put_right(lifted, version)
     _label_for_pools(lifted)
@@ -121,16 +121,15 @@ def relabel(model: ir.Model) -> tuple[str, ...]:
     version = model.graph.opset_imports.get("", MINIMUM_OPSET)
     if version <= NEWEST_OPSET or not _fits(model, NEWEST_OPSET):
         return ()
-    _label(model, NEWEST_OPSET)
+    _label(model.graph, NEWEST_OPSET)
     return (f"labelled opset {NEWEST_OPSET}, since nothing in it needs {version}",)
 
 
 def _label_for_pools(model: ir.Model) -> None:
     """Label a model with the opset whose inference is right for its pools; the two differ in nothing else but types."""
-    version = model.graph.opset_imports.get("", MINIMUM_OPSET)
     nodes = (node for node in model.graph.all_nodes() if node.op_type in _POOLS and node.domain in ("", "ai.onnx"))
-    if version < _POOLS_OPSET and any(node.attributes.get_int("ceil_mode", 0) for node in nodes):
-        _label(model, _POOLS_OPSET)
+    if any(node.attributes.get_int("ceil_mode", 0) for node in nodes):
+        raise_opset(model.graph, _POOLS_OPSET)
 
 
 def raise_opset(graph: ir.Graph, version: int) -> None:
@@ -138,13 +137,13 @@ def raise_opset(graph: ir.Graph, version: int) -> None:
 
     From `MINIMUM_OPSET` on, no operator that is there has come to read or to mean something else.
     """
+    if graph.opset_imports.get("", MINIMUM_OPSET) < version:
+        _label(graph, version)
+
+
+def _label(graph: ir.Graph, version: int) -> None:
     for one in (graph, *graph.subgraphs()):
-        one.opset_imports[""] = max(version, one.opset_imports.get("", 0))
-
-
-def _label(model: ir.Model, version: int) -> None:
-    for graph in (model.graph, *model.graph.subgraphs()):
-        graph.opset_imports[""] = version
+        one.opset_imports[""] = version
 
 
 def _fits(model: ir.Model, version: int) -> bool:

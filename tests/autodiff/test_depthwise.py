@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import onnx_ir as ir
-import onnxruntime
 import pytest
 
 from ckplan.autodiff import TrainingGraph, build_training_graph, depthwise
-from tests.autodiff.gradcheck import parse, values
+from tests.autodiff.gradcheck import onnxruntime_run, parse, values
 
 #: Kernel, attributes, shape of the result for x of 12 x 9.
 GEOMETRIES = [
@@ -41,11 +40,7 @@ def training_of(model: ir.Model) -> TrainingGraph:
 
 
 def run(training: TrainingGraph) -> list[np.ndarray]:
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 3
-    content = ir.to_proto(training.model).SerializeToString()
-    session = onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
-    return session.run(None, {"x": values(2, 6, 12, 9, seed=3).astype(np.float32)})
+    return list(onnxruntime_run(training.model, {"x": values(2, 6, 12, 9, seed=3).astype(np.float32)}).values())
 
 
 @pytest.fixture(autouse=True)

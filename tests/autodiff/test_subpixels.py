@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import onnx_ir as ir
-import onnxruntime
 import pytest
 
 from ckplan.autodiff import TrainingGraph, build_training_graph, subpixels
-from tests.autodiff.gradcheck import parse, values
+from tests.autodiff.gradcheck import onnxruntime_run, parse, values
 
 #: Kernel, attributes, and height and width of the result for x of 6 x 5.
 GEOMETRIES = [
@@ -36,11 +35,7 @@ def operator_of(training: TrainingGraph) -> str:
 
 
 def run(training: TrainingGraph) -> list[np.ndarray]:
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 3
-    content = ir.to_proto(training.model).SerializeToString()
-    session = onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
-    return session.run(None, {"x": values(2, 3, 6, 5, seed=3).astype(np.float32)})
+    return list(onnxruntime_run(training.model, {"x": values(2, 3, 6, 5, seed=3).astype(np.float32)}).values())
 
 
 @pytest.mark.parametrize("bias", [True, False])
