@@ -9,7 +9,8 @@ too.
 
 There are many ways to write the formula, with the variance as the mean of squared deviations or as the mean of squares
 less the square of the mean, and with the scale multiplied into the deviation first. All of them are the same polynomial
-in x, the means of x and of its square, the deviation and the parameters, and that tells.
+in x, the means of x and of its square, the deviation and the parameters, and that tells. A scale may be computed of a
+parameter, as one and what is learnt.
 """
 
 from __future__ import annotations
@@ -47,6 +48,8 @@ _TENSOR = "tensor "
 """Begins the name of a quantity that is a tensor of the file."""
 _MOST_STEPS = 12
 """Nodes from a mean of x to the deviation, and from there to the result, at most."""
+_MOST_READ = 8
+"""Values that a scale is computed of, at most."""
 _LARGEST_EPSILON = 0.1
 
 
@@ -93,7 +96,7 @@ def join_layer_norms(op: Builder, held: Container[ir.Value], is_constant: Callab
         attributes = [ir.AttrInt64("axis", -1), ir.AttrFloat32("epsilon", found.epsilon)]
         replace_formula(op.graph, found.nodes, found.last, found.op_type, [found.x, *parts], attributes)
         made.add(found.op_type)
-        affine += [before_reshapes(part) for part in (found.scale, found.shift) if part is not None]
+        affine += [value for part in (found.scale, found.shift) if part is not None for value in _stored(part)]
     if _PLAIN in made:
         raise_opset(op.graph, _OPSET)
     return affine
@@ -157,6 +160,7 @@ class _Formula:
     def __init__(self, x: ir.Value, deviation: ir.Value, is_constant: Callable[[ir.Value], bool]) -> None:
         self.tensors: dict[str, ir.Value] = {}
         self._is_constant = is_constant
+        self._x = x
         self._whole = shape_of(x)
         self._known: dict[ir.Value, Polynomial | None] = {x: quantity("x")}
         self._deviation = deviation
@@ -170,7 +174,7 @@ class _Formula:
     def _made(self, value: ir.Value, steps: int) -> Polynomial | None:
         if value is self._deviation:
             return quantity("deviation")
-        if before_reshapes(value).is_initializer():
+        if before_reshapes(value).is_initializer() or (size_of(value) == self._whole[-1] and self._is_fixed(value)):
             return self._fixed(value)
         node = value.producer()
         if node is None or node.domain or not steps or not self._is_row_or_whole(value):
@@ -182,13 +186,17 @@ class _Formula:
             return self.of(read[0], steps - 1) if self._is_row_or_whole(read[0]) else None
         if node.op_type == "Expand":  # the same number all along the row
             return self.of(read[0], steps - 1) if len(shape_of(read[0])) == len(shape_of(value)) else None
-        computed = [one for one in read if not before_reshapes(one).is_initializer()]
+        computed = [one for one in read if not self._is_fixed(one)]
         if any(len(shape_of(one)) < len(shape_of(value)) for one in computed):
             return None  # laid along other axes than its own
         of_read = [self.of(one, steps - 1) for one in read]
         if node.op_type == "Max" and {} in of_read:  # of zero and a variance, which is not less
             return next((one for one in of_read if one != {}), None)
         return applied(node.op_type, of_read)
+
+    def _is_fixed(self, value: ir.Value) -> bool:
+        """Whether nothing but what the file holds goes into a value."""
+        return bool(_stored(value, self._x))
 
     def _fixed(self, value: ir.Value) -> Polynomial | None:
         """Of what the file holds: a number, or a tensor."""
@@ -218,6 +226,26 @@ class _Formula:
     def _is_row_or_whole(self, value: ir.Value) -> bool:
         rows = self._whole[:-1]
         return shape_of(value) in (self._whole, (*rows, 1), rows)
+
+
+def _stored(value: ir.Value, x: ir.Value | None = None) -> list[ir.Value]:
+    """The initializers that a value is computed of, if it is of them alone, in a few nodes, and not of x.
+
+    Of several, single numbers are left out: they are no parameter of the value's own.
+    """
+    found: dict[ir.Value, None] = {}
+    pending = [before_reshapes(value)]
+    for one in pending:  # grows meanwhile
+        node = one.producer()
+        if one is x or len(pending) > _MOST_READ:
+            return []
+        if one.is_initializer():
+            found[one] = None
+        elif node is None:
+            return []
+        else:
+            pending += [before_reshapes(read) for read in node.inputs if read is not None]
+    return [one for one in found if size_of(one) > 1 or len(found) == 1]
 
 
 def _is_of_columns(value: ir.Value, x: ir.Value) -> bool:

@@ -15,7 +15,7 @@ from tests.autodiff.written_formulas import between_products, forward_operators,
 
 FED = (2, 3, 4)
 TENSORS = {"gain": values(5, seed=3) + 1.5, "offset": values(5, seed=4), "wide_gain": values(1, 1, 5, seed=5) + 1.5}
-NUMBERS = {"/eps": np.array(1e-3), "/two": np.array(2.0), "/zero": np.array(0.0)}
+NUMBERS = {"/eps": np.array(1e-3), "/one": np.array(1.0), "/two": np.array(2.0), "/zero": np.array(0.0)}
 SHAPES = {"last": np.array([-1]), "kept": np.array([2, 3, 1]), "whole": np.array([2, 3, 5]), "first": np.array([0])}
 
 CENTRED = 'm = ReduceMean(h, last) d = Sub(h, m) p = Pow(d, "/two") v = ReduceMean(p, last) '
@@ -34,6 +34,8 @@ WITHOUT_A_MEAN = {
     "torch": SQUARED + "r = Reciprocal(s) n = Mul(h, r) y = Mul(gain, n)",
     "a quotient": SQUARED + "n = Div(h, s) y = Mul(n, wide_gain)",
     "scaled first": SQUARED + "r = Reciprocal(s) i = Mul(r, gain) y = Mul(h, i)",
+    "what is learnt and one": SQUARED + 'r = Reciprocal(s) n = Mul(h, r) a = Add(gain, "/one") y = Mul(n, a)',
+    "one and what is learnt, at once": SQUARED + 'a = Add("/one", wide_gain) i = Div(a, s) y = Mul(i, h)',
     "without parameters": SQUARED + "y = Div(h, s)",
     "of what is centred otherwise": CENTRED.replace("m = ReduceMean(h, last)", "m = ReduceMean(h, first)")
     + 'e = Add(v, "/eps") s = Sqrt(e) y = Div(d, s)',
@@ -63,7 +65,8 @@ def graph(nodes: str, dtype: str = "double", outputs: str = "", extra: Any = (),
 def test_it_is_one_node_and_its_gradients_are_those_of_what_was_written(nodes: str, expected: list[str]) -> None:
     joined, written = graph(nodes), graph(nodes, retain_grad=["s"])
     kinds = forward_operators(joined) - Counter(["Reshape"])
-    assert kinds == Counter([*expected, "MatMul", "MatMul", "Mul", "ReduceSum"])
+    scale = ["Add"] if "/one" in nodes else []
+    assert kinds == Counter([*expected, *scale, "MatMul", "MatMul", "Mul", "ReduceSum"])
     assert forward_operators(written)["Sqrt"] == 1  # somebody asks for what is inside
     assert set(joined.gradients) == {"w", "right", *(name for name in TENSORS if re.search(rf"\b{name}\b", nodes))}
     compared = results_of(joined, written, graph(nodes, "float"), FED)
@@ -110,6 +113,18 @@ def test_scales_of_ones_and_shifts_of_zeros_without_a_name_are_trained() -> None
     nodes = WRITTEN["torch"].replace("gain", "const_2").replace("offset", "const_3")
     training = graph(nodes, extra={"const_2": np.ones(5), "const_3": np.zeros(5)})
     assert set(training.gradients) == {"w", "right", "const_2", "const_3"}
+
+
+def test_what_one_is_added_to_is_trained_even_where_it_is_zero_and_has_no_name() -> None:
+    nodes = WITHOUT_A_MEAN["what is learnt and one"].replace("gain", "const_2")
+    assert set(graph(nodes, extra={"const_2": np.zeros(5)}).gradients) == {"w", "right", "const_2"}
+
+
+def test_a_norm_of_what_the_file_holds_is_one_node_as_well() -> None:
+    nodes = 'q = Mul(tokens, tokens) m = ReduceMean(q, last) e = Add(m, "/eps") s = Sqrt(e) n = Div(tokens, s) '
+    training = graph(nodes + "y = Mul(h, n)", extra={"tokens": values(1, 5, seed=6)})
+    assert forward_operators(training)["RMSNormalization"] == 1
+    assert "tokens" in training.gradients
 
 
 def test_a_number_that_is_trained_stays_a_factor() -> None:
