@@ -122,6 +122,15 @@ def test_depthwise(x, w, attributes, form, monkeypatch: pytest.MonkeyPatch):
     check_gradient(node_model("Conv", values(2, 3, *x), values(3, 1, *w, seed=1), group=3, **attributes))
 
 
+def test_one_pass_tells_columns_of_all_residues_apart(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(conv_forms, "weight_gradient_form", lambda *_: "dot")
+    model = node_model("Conv", values(2, 3, 7, 7), values(3, 1, 3, 3, seed=1), group=3, strides=[2, 2])
+    check_gradient(model)
+    kinds = [node.op_type for node in build_training_graph(infer(model), loss="loss").model.graph.all_nodes()]
+    assert kinds.count("Split") == 1
+    assert "Slice" not in kinds
+
+
 @pytest.mark.parametrize(("x", "w", "attributes"), DEPTHWISE)
 def test_gradients_of_input_and_weight_by_the_same_copies(x, w, attributes, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(conv_forms, "weight_gradient_form", lambda *_: "row")
@@ -217,10 +226,11 @@ def test_conv_without_bias_and_with_one_gradient_wanted():
 
 
 def chosen(
-    samples: int, channels: int, size: int, filters: int, taps: int, groups: int = 1, largest: int = 0
+    samples: int, channels: int, size: int, filters: int, taps: int, groups: int = 1, largest: int = 0, stride: int = 1
 ) -> conv_forms.Form:
-    pair = (1, 1)
-    window = Window((size, size), (size, size), (taps, taps), pair, pair, (taps // 2, taps // 2))
+    places = size // stride
+    pairs = (size, size), (places, places), (taps, taps), (stride, stride), (1, 1), (taps // 2, taps // 2)
+    window = Window(*pairs)
     return conv_forms.weight_gradient_form(samples, channels, filters, groups, window, largest)
 
 
@@ -233,6 +243,8 @@ def test_the_form_suits_the_shape():
     assert chosen(8, 3, 224, 64, 7) == "conv"
     assert chosen(8, 144, 56, 144, 3, groups=144) == chosen(8, 96, 56, 96, 7, groups=96) == "dot"
     assert chosen(8, 384, 14, 384, 3, groups=384) == chosen(8, 96, 40, 96, 7, groups=96) == "row"
+    assert chosen(8, 144, 56, 144, 3, groups=144, stride=2) == "dot"
+    assert chosen(8, 144, 28, 144, 3, groups=144, stride=2) == "row"
     assert chosen(8, 144, 56, 288, 3, groups=144) == chosen(8, 96, 56, 96, 11, groups=96) == "conv"
 
 
