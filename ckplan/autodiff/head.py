@@ -2,7 +2,8 @@
 
 A file does not say what a model was trained for. Where the scores of classes come from is told by how the output is
 made: behind a softmax, by the vocabulary of the tokens that go in, or straight from the weights of a last layer. An
-output that looks like an input (of an autoencoder, of a network that removes noise) holds no classes.
+output that looks like an input (of an autoencoder, of a network that removes noise) holds no classes, nor does one of
+several maps of different sizes.
 """
 
 from __future__ import annotations
@@ -95,6 +96,8 @@ def head_of(graph: ir.Graph, output: ir.Value) -> Head:
         return Head(output, None, f"it has as many channels as input '{like.name}'")
     if shape[axis] == 1:
         return Head(output, None, "there is one number a place")
+    if layer.op_type.startswith("Conv") and _is_of_a_pyramid(graph, output, axis):
+        return Head(output, None, "there are maps of several sizes")
     unit = "sample" if math.prod(shape) == shape[0] * shape[axis] else "place"
     return Head(output, axis, f"{layer.op_type} '{layer.name}' makes {shape[axis]} scores a {unit}")
 
@@ -169,6 +172,24 @@ def _layer_of(output: ir.Value) -> tuple[ir.Node, int] | None:
         behind.append((node, inputs[0]))
         value = inputs[0]
     return None
+
+
+def _is_of_a_pyramid(graph: ir.Graph, output: ir.Value, axis: int) -> bool:
+    """Whether a map is one of several of different sizes, as features for another network and heads of detectors are.
+
+    Maps of classes that are supervised at several sizes have as many channels each, and are of the size of the image.
+    """
+    rank, sizes = len(shape_of(output)), _without(shape_of(output), axis)
+    maps = [shape_of(value) for value in graph.outputs if is_floating(value) and len(shape_of(value)) == rank > 2]
+    if all(_without(shape, axis) == sizes for shape in maps):
+        return False
+    images = [value for value in graph.inputs if not value.is_initializer() and len(shape_of(value)) == rank]
+    is_whole = any(_without(shape_of(image), place) == sizes for image in images for place in (1, rank - 1))
+    return not is_whole or len({shape[axis] for shape in maps}) > 1
+
+
+def _without(shape: Sequence[int], axis: int) -> tuple[int, ...]:
+    return (*shape[:axis], *shape[axis + 1 :])
 
 
 def _is_weight(value: ir.Value) -> bool:

@@ -42,6 +42,15 @@ CLASSIFIERS = [
         "5 scores a place",
         id="channels-last",
     ),
+    pytest.param(
+        "double[2,3,4,4] x",
+        "double[2,5,4,4] y, double[2,5,2,2] half",
+        "y = Conv(x, w) half = AveragePool <kernel_shape = [2, 2], strides = [2, 2]> (y)",
+        (5, 3, 1, 1),
+        "y",
+        "5 scores a place",
+        id="segments-of-several-sizes",
+    ),
     pytest.param("double[2,7,3] x", "double[2,7,5] y", "y = MatMul(x, w)", (3, 5), "y", "5 scores a place", id="steps"),
     pytest.param(
         "int64[2,7] x",
@@ -112,6 +121,22 @@ NUMBERS = [
         (3, 3, 2, 2),
         "as many channels as input 'x'",
         id="upsampling",
+    ),
+    pytest.param(
+        "double[2,3,4,4] x",
+        "double[2,5,4,4] y, double[2,10,2,2] deep",
+        "y = Conv(x, w) h = AveragePool <kernel_shape = [2, 2], strides = [2, 2]> (y) deep = Concat <axis = 1> (h, h)",
+        (5, 3, 1, 1),
+        "maps of several sizes",
+        id="features-of-several-sizes",
+    ),
+    pytest.param(
+        "double[2,3,8,8] x",
+        "double[2,5,4,4] y, double[2,5,2,2] deep",
+        "y = Conv <strides = [2, 2]> (x, w) deep = AveragePool <kernel_shape = [2, 2], strides = [2, 2]> (y)",
+        (5, 3, 1, 1),
+        "maps of several sizes",
+        id="pyramid",
     ),
     pytest.param(
         "double[2,7,3] x",
