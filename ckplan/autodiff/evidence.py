@@ -3,11 +3,13 @@
 Files do not say it: exporters write weights, masks and tables alike as initializers. In this order it is decided by
 
 1. what torch's exporter noted: parameter, buffer, constant (see :mod:`ckplan.model.torch_export`);
-2. a name that weights have (``layers.0.attn.weight``, ``gamma``, ``w1``);
+2. a name that weights have (``layers.0.attn.weight``, ``gamma``, ``w1``), unless the values are a table of sines; one
+   that running statistics have;
 3. the values: those of a mask, of a table of sines or of an identity follow a formula, and weights do not;
 4. the use: what a Where chooses, what a Scatter writes into, what a Max compares with and the few numbers that an
    image is normalised by are seldom trained; operands of products, tables of embeddings, biases, the slopes of a
-   PRelu, and scale and shift of a normalisation are, even where all are zero or one.
+   PRelu, and scale and shift of a normalisation are, even where all are zero or one. What is subtracted before a scale
+   and a shift is a running mean.
 """
 
 from __future__ import annotations
@@ -19,20 +21,24 @@ from enum import Enum
 
 import onnx_ir as ir
 
-from ckplan.keys import FROZEN, STANDS_FOR
+from ckplan.keys import CONSTANT, FROZEN, STANDS_FOR
 from ckplan.model import is_literal
 from ckplan.model.bodies import state_count
+from ckplan.model.constants import FOLDED, IN_NODE
 from ckplan.model.infer import static_shape
 from ckplan.model.literals import is_numbered
-from ckplan.model.structure import structure_of
+from ckplan.model.structure import TABLE, is_rounded, structure_of
 from ckplan.model.torch_export import KIND
 
 _WEIGHT = re.compile(
-    r"(.*[._/])?(weights?|bias(es)?|kernel|filters?|gamma|beta|embeddings?|lora_[ab])(_?\d+)?"
+    r"(.*[._/])?((?P<matrix>weights?|kernel|filters?|embeddings?)|bias(es)?|gamma|beta|lora_[ab])"
+    r"(_[ih]h|_hr|_[gv])?(_l\d+)?(_reverse)?(_?\d+)?"
     r"|[WwBbVvUuRr](_?[qkvoghizrx]{1,2})?_?\d*"
     r"|.*/(ReadVariableOp|read)(_\d+)?(:\d+)?",
     re.IGNORECASE,
 )
+_STATISTIC = re.compile(r"(.*[._/])?(running|moving)_(mean|var|variance)([/:].*)?")
+"""What frameworks call what a batch normalisation keeps of the batches before."""
 _TENSORFLOW_CONSTANT = re.compile(r"(.*/)?Const(_\d+)?(:\d+)?|(.*/)?(zeros|ones)(_like)?(_\d+)?:\d+")
 """What TensorFlow calls a constant that nobody named; a frozen variable bears its own name."""
 _TENSORFLOW_CAPTURED = re.compile(r"Func/.*/input/_\d+(:\d+)?")
@@ -43,6 +49,10 @@ _PADDLE_CONSTANT = re.compile(r"(p2o\.)?helper\.constant\.\d+(\.\d+)?")
 """What Paddle's exporter calls numbers of its formulas: an exponent, an epsilon, the three of a hard swish."""
 _FEW = 8
 """So many numbers are too few for a formula to be seen in them."""
+_MANY = 64
+"""So many numbers in a product are weights, if they follow no formula, even where an exporter calls them constants."""
+_LEVELS = 32
+"""So many different values, in equal steps, are weights that were rounded; a program has fewer, or in a row."""
 _IMAGE_CHANNELS = 3
 """Rank of the least that holds a number for each channel of an image, as (3, 1, 1)."""
 _VIEWS = frozenset(
@@ -60,6 +70,8 @@ _AFFINE = frozenset(
 )
 _AFFINE_AFTER = {"Add": _NORMALISATIONS | _PRODUCTS, "Mul": _NORMALISATIONS}
 _INITIAL_STATES = frozenset({("GRU", 5), ("LSTM", 5), ("LSTM", 6), ("RNN", 5)})
+_MOST_STEPS = 3
+"""From what a running mean is subtracted from to a shift: a quotient by the deviation, a scale, the shift."""
 _RECURRENT_RANK = 3
 """Rank of the state of a recurrent layer: directions, batch, units."""
 _ARITHMETIC = frozenset({"Add", "Div", "Mul", "Sub"})
@@ -78,6 +90,7 @@ class Use(Enum):
     PLACED = "values that are put in the place of others"
     ELEMENTWISE = "element by element"
     INPUT = "an input of the model, element by element"
+    MEAN = "a running mean: subtracted before a scale and a shift"
     STATE = "the state that a recurrence of several samples begins with"
 
 
@@ -115,13 +128,16 @@ def judge(value: ir.Value, uses: Set[Use]) -> Verdict:
     if (stands_for := value.metadata_props.get(STANDS_FOR)) is not None:
         return Verdict(bool(stands_for), why="" if stands_for else "no parameter of the module")
     if is_literal(value):
-        return Verdict(False)
+        return _judge_literal(value, uses)
+    if _STATISTIC.fullmatch(name) or uses == {Use.MEAN}:
+        return Verdict(False, why="a running statistic")
     if _PADDLE_CONSTANT.fullmatch(name):
         return Verdict(False, why="a constant of Paddle's")
     if value.shape is not None and len(value.shape) == 0:
         return Verdict(True, certain=False, why="a scalar")
-    if _WEIGHT.fullmatch(name):
-        return Verdict(True)
+    if (weight := _WEIGHT.fullmatch(name)) is not None:
+        of_formula = bool(weight["matrix"]) and len(value.shape or ()) > 1 and _formula(value) == TABLE
+        return Verdict(not of_formula, why=TABLE if of_formula else "")
     if _TENSORFLOW_CONSTANT.fullmatch(name) and (uses.isdisjoint({Use.PRODUCT, Use.TABLE}) or _has_variables(value)):
         return Verdict(False, why="a constant of TensorFlow's")
     if _TENSORFLOW_CAPTURED.fullmatch(name) and uses <= {Use.ELEMENTWISE, Use.INPUT, Use.PLACED}:
@@ -139,7 +155,40 @@ def judge(value: ir.Value, uses: Set[Use]) -> Verdict:
         return Verdict(False, why="a state to begin with")
     if formula.startswith("all "):
         return Verdict(Use.AFFINE in uses or (not is_numbered(name) and uses != {Use.PLACED}), why=formula)
+    if Use.PRODUCT in uses and value.const_value is not None and is_rounded(value.const_value, _LEVELS):
+        return Verdict(True, certain=False, why=f"{formula} in equal steps")
     return Verdict(False, why=formula)
+
+
+def _judge_literal(value: ir.Value, uses: Set[Use]) -> Verdict:
+    """Judge what the loader marked as a constant: weights of a frozen module of torch's are Constant nodes as well."""
+    tensor, origin = value.const_value, value.metadata_props.get(CONSTANT)
+    if tensor is None or origin not in (IN_NODE, FOLDED) or not tensor.shape.numpy():
+        return Verdict(False)
+    in_product = tensor.size >= _MANY and uses == {Use.PRODUCT}
+    for_channels = origin == IN_NODE and tensor.size >= _FEW and max(tensor.shape.numpy()) == tensor.size
+    if (in_product or (for_channels and _is_of_layers(value))) and _formula(value) is None:
+        return Verdict(True, certain=False, why="in a Constant node")
+    return Verdict(False)
+
+
+def _is_of_layers(value: ir.Value) -> bool:
+    """Whether a value is the bias of layers, or a scale or shift between two: not of what the model gives out."""
+    uses = [(use.node, use.node.inputs[1 - use.idx]) for use in value.uses() if use.node.op_type in _AFFINE_AFTER]
+    return 0 < len(uses) == len(value.uses()) and all(
+        (node.op_type == "Add" and _follows(other, _PRODUCTS, through=_VIEWS))
+        or (_follows(other, _PRODUCTS, through=_VIEWS | _AFFINE_AFTER.keys()) and not _is_given_out(node))
+        for node, other in uses
+    )
+
+
+def _is_given_out(node: ir.Node, hops: int = 4) -> bool:
+    """Whether what a node makes is an output of the model, perhaps reshaped, scaled or shifted."""
+    value = node.outputs[0]
+    return value.is_graph_output() or any(
+        use.node.op_type in _VIEWS | _AFFINE_AFTER.keys() and hops and _is_given_out(use.node, hops - 1)
+        for use in value.uses()
+    )
 
 
 def _has_variables(value: ir.Value) -> bool:
@@ -171,6 +220,8 @@ def uses_of(value: ir.Value) -> set[Use]:
             found.add(Use.PLACED)
         elif node.op_type in _AFFINE_AFTER and _is_affine(value, node.inputs[1 - use.idx], node.op_type):
             found.add(Use.AFFINE)
+        elif place == ("Sub", 1) and _is_mean(node):
+            found.add(Use.MEAN)
         elif node.op_type in _ARITHMETIC and _is_input(node.inputs[1 - use.idx]):
             found.add(Use.INPUT)
         else:
@@ -194,6 +245,34 @@ def _is_affine(value: ir.Value, other: ir.Value | None, op_type: str) -> bool:
     return not alone and _follows(other, _AFFINE_AFTER[op_type])
 
 
+def _is_mean(node: ir.Node) -> bool:
+    """Whether a difference is multiplied by what the file holds, and something that it holds added, by nobody else."""
+    scaled = False
+    for _ in range(_MOST_STEPS):
+        uses = list(node.outputs[0].uses())
+        if len(uses) != 1 or node.outputs[0].is_graph_output():
+            return False
+        node, index = uses[0].node, uses[0].idx
+        if (
+            node.op_type not in ("Add", "Div", "Mul")
+            or (node.op_type == "Div" and index)
+            or not _is_stored(node.inputs[1 - index])
+        ):
+            return False
+        if node.op_type == "Add":
+            return scaled
+        scaled = True
+    return False
+
+
+def _is_stored(value: ir.Value | None, steps: int = 4) -> bool:
+    """Whether a value is an initializer, of several numbers, or is computed of such ones alone, in a few steps."""
+    if value is None or value.is_initializer():
+        return value is not None
+    node = value.producer()
+    return node is not None and steps > 0 and all(_is_stored(read, steps - 1) for read in node.inputs if read)
+
+
 def _is_input(value: ir.Value | None) -> bool:
     """Whether a value is an input of the model, or an input that was normalised by initializers."""
     while value is not None and (node := value.producer()) is not None:
@@ -205,13 +284,14 @@ def _is_input(value: ir.Value | None) -> bool:
     return value is not None and value.is_graph_input() and not value.is_initializer()
 
 
-def _follows(value: ir.Value | None, kinds: frozenset[str], hops: int = 4) -> bool:
+def _follows(
+    value: ir.Value | None, kinds: Set[str], hops: int = 4, through: Set[str] = _VIEWS | frozenset({"Mul"})
+) -> bool:
     """Whether a value comes out of an operator of these kinds, perhaps reshaped or scaled since."""
     node = value.producer() if value is not None else None
     if node is None or not hops:
         return False
     if node.op_type in kinds:
         return True
-    if node.op_type in _VIEWS:
-        return _follows(node.inputs[0], kinds, hops - 1)
-    return node.op_type == "Mul" and any(_follows(operand, kinds, hops - 1) for operand in node.inputs)
+    sources = node.inputs[:1] if node.op_type in _VIEWS else node.inputs
+    return node.op_type in through and any(_follows(operand, kinds, hops - 1, through) for operand in sources)

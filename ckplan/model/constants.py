@@ -11,6 +11,10 @@ import onnx_ir as ir
 
 from ckplan import keys
 
+IN_NODE = "Constant node"
+"""The origin of what an exporter wrote as a Constant node."""
+FOLDED = "folded"
+"""The origin of what was computed of constants when the file was read."""
 _MOST_FILLED = 1 << 35
 """Bytes of a filling that is taken for a weight, 32 GiB: it is written out when the model is saved."""
 _SETTINGS = {"Clip": (1, 2), "Dropout": (1,), "Pad": (2,), "Resize": (1, 2), "Upsample": (1,)}
@@ -72,7 +76,7 @@ def hoist(model: ir.Model) -> None:
             if node.domain == "" and node.op_type == operator:
                 hoisted = _hoist_node(graph, node, tensor_of(node), names)
                 if hoisted is not None and operator == "Constant" and _is_literal(model, hoisted):
-                    mark_constant(hoisted, node.metadata_props.get(keys.CONSTANT, "Constant node"))
+                    mark_constant(hoisted, node.metadata_props.get(keys.CONSTANT, IN_NODE))
     _mark_settings(graph)
     for value in graph.initializers.values():
         tensor = value.const_value

@@ -18,7 +18,7 @@ from ckplan import keys
 from ckplan.model.bag_sequences import write_bag_sequence
 from ckplan.model.bags import write_bags
 from ckplan.model.bodies import bodies_of, changing_states, enter, forget_shapes, leave
-from ckplan.model.constants import filled, is_constant, mark_constant, unused_name
+from ckplan.model.constants import FOLDED, filled, is_constant, mark_constant, unused_name
 from ckplan.model.contrib import expand
 from ckplan.model.effort import TRANSIENT_BYTES, is_quick
 from ckplan.model.infer import NodeInference, is_known, static_shape
@@ -370,7 +370,7 @@ def _initializer(state: Sweep, array: np.ndarray, name: str = "resolved") -> ir.
         shape=ir.Shape(array.shape),
         type=ir.TensorType(ir.DataType.from_numpy(array.dtype)),
         const_value=ir.Tensor(array),
-        metadata_props={keys.CONSTANT: "folded"},
+        metadata_props={keys.CONSTANT: FOLDED},
     )
     graph.register_initializer(initializer)
     mark_constant(initializer, "folded")

@@ -17,6 +17,8 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
+#: What `structure_of` says of sines, straight lines and the like.
+TABLE = "a table of a formula"
 #: A value at or below this is minus infinity for a softmax.
 _MASKED = -1e4
 #: How many values are looked at, at most.
@@ -59,8 +61,26 @@ def structure_of(tensor: ir.TensorProtocol) -> str | None:
         return f"mostly {float(common[most]):.6g}"
     narrow = array.dtype.itemsize < 4
     if any(_follows_formula(array, axis, 1e-2 if narrow else 1e-4) for axis in range(array.ndim)):
-        return "a table of a formula"
+        return TABLE
     return None
+
+
+def is_rounded(tensor: ir.TensorProtocol, levels: int) -> bool:
+    """Whether the values of a tensor are many multiples of one step, in no order: weights that were quantised once.
+
+    Args:
+        tensor: of any shape and size.
+        levels: how many different values there are at least.
+    """
+    array = np.asarray(tensor.numpy())
+    common = np.unique(_sampled(array))
+    if len(common) < levels:
+        return False
+    steps = np.diff(common)
+    counts = steps / steps.min()
+    tolerance = 1e-2 if array.dtype.itemsize < 4 else 1e-4
+    in_steps = bool((np.abs(counts - np.round(counts)) <= 1e-2 * np.round(counts)).all())
+    return in_steps and not any(_follows_formula(array, axis, tolerance) for axis in range(array.ndim))
 
 
 def _sampled(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

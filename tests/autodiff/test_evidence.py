@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import numpy as np
+import onnx_ir as ir
 import pytest
 
 from ckplan.autodiff import build_training_graph
 from ckplan.errors import ModelError
 from ckplan.keys import STANDS_FOR
+from ckplan.model.constants import IN_NODE, mark_constant
 from ckplan.model.torch_export import KIND
 from tests.autodiff.gradcheck import parse, values
 
@@ -57,6 +59,9 @@ def trained(name: str, array: np.ndarray, how: str, **metadata: str) -> tuple[li
         ("onnx::PRelu_4", np.full((1, 1), 0.25), "slope", True),
         ("192", np.zeros((1, 128)), "bias of a recurrence", True),
         ("rows", values(16, 16, seed=1), "table", True),
+        ("stft.weight", POSITIONS, "product", False),
+        ("norm.running_var", values(16, seed=1), "multiplied", False),
+        ("bn/moving_mean/read:0", values(16, seed=1), "added", False),
         ("val_3", MASK, "added", False),
         ("attention.mask", MASK, "added", False),
         ("rotary.cos_cached", POSITIONS, "multiplied", False),
@@ -94,6 +99,63 @@ def test_what_torch_said_decides() -> None:
     found, notes = trained("positions.weight", POSITIONS, "added", **{KIND: "PARAMETER"})
     assert found == ["positions.weight"]
     assert "may be constants ('positions.weight': a table of a formula)" in notes
+
+
+BETWEEN = """g (double[2,16] x) => (double loss, double[2,16] out) {
+    h = MatMul(x, weight)
+    t = Mul(h, scale)
+    a = Add(t, shift)
+    b = Tanh(a)
+    d = MatMul(b, matrix)
+    y = Mul(d, own_scale)
+    out = Add(y, own_shift)
+    loss = ReduceSumSquare <keepdims = 0> (out)
+}"""
+
+
+def test_weights_of_a_frozen_module_are_constant_nodes() -> None:
+    """The matrix, and what scales and shifts between two products; at the end it may be what undoes a normalisation."""
+    arrays = {"matrix": values(16, 16, seed=2)} | {name: values(16, seed=3) for name in ("scale", "shift")}
+    arrays |= {"own_scale": values(16, seed=4), "own_shift": values(16, seed=5)}
+    model = parse(BETWEEN, weight=values(16, 16), **arrays)
+    for name in arrays:
+        mark_constant(model.graph.initializers[name], IN_NODE)
+    training = build_training_graph(model, loss="loss")
+    assert set(training.gradients) == {"weight", "matrix", "scale", "shift"}
+    assert "3 tensor(s) are trained that may be constants ('matrix': in a Constant node" in " ".join(training.notes)
+    tables = {"matrix": POSITIONS, "scale": np.ones(16), "shift": POSITIONS[3]}
+    for name, table in tables.items():
+        model.graph.initializers[name].const_value = ir.tensor(table)
+    assert set(build_training_graph(model, loss="loss").gradients) == {"weight"}
+
+
+@pytest.mark.parametrize(
+    ("array", "is_trained"), [(np.round(values(64, 64), 1), True), (np.indices((64, 64)).sum(0), False)]
+)
+def test_weights_that_were_quantised_once_are_told_from_steps(array: np.ndarray, is_trained: bool) -> None:
+    nodes = "h = Mul(x, w) y = MatMul(h, val_1) loss = ReduceSumSquare <keepdims = 0> (y)"
+    text = f"g (double[2,64] x) => (double loss) {{ {nodes} }}"
+    training = build_training_graph(parse(text, w=values(64, seed=2), val_1=array.astype(float)))
+    assert ("val_1" in training.gradients) is is_trained
+    said = "may be constants ('val_1': of " if is_trained else "not trained ('val_1': "
+    assert any(said in note for note in training.notes)
+
+
+NORMALISED = {
+    "at once": "d = Sub(h, statistic) s = Mul(d, scale) y = Add(s, shift)",
+    "by a deviation": "d = Sub(h, statistic) v = Sqrt(scale) n = Div(d, v) s = Mul(scale, n) y = Add(shift, s)",
+}
+
+
+@pytest.mark.parametrize("nodes", NORMALISED.values(), ids=NORMALISED)
+def test_a_mean_of_a_normalisation_that_is_written_out_is_not_trained(nodes: str) -> None:
+    nodes = f"h = MatMul(x, w) {nodes} loss = ReduceSumSquare <keepdims = 0> (y)"
+    text = f"g (double[2,3] x) => (double loss) {{ {nodes} }}"
+    arrays = {"w": values(3, 16), "scale": values(16, seed=2) + 2.0, "shift": values(16, seed=3)}
+    arrays["statistic"] = values(16, seed=4)
+    assert set(build_training_graph(parse(text, **arrays)).gradients) == {"w", "scale", "shift"}
+    read_elsewhere = text.replace("y = Add", "e = Tanh(d) z = Add").replace("loss = ", "y = Mul(e, z) loss = ")
+    assert "statistic" in build_training_graph(parse(read_elsewhere, **arrays)).gradients
 
 
 def test_patterns_overrule_it() -> None:
