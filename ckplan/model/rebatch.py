@@ -16,6 +16,7 @@ import onnx_ir as ir
 
 from ckplan.errors import ModelError
 from ckplan.model.constants import mark_constant, unused_name
+from ckplan.model.default_sizes import SizesError
 from ckplan.model.fold import Sweep
 from ckplan.model.infer import static_shape
 
@@ -43,7 +44,7 @@ class Rebatch:
         """Repair one node before its shapes are inferred.
 
         Raises:
-            ModelError: a Reshape cannot hold its input any more and no rebinding helps.
+            SizesError: a Reshape cannot hold its input any more and no rebinding helps.
         """
         if node.domain != "":
             return
@@ -69,7 +70,7 @@ class Rebatch:
         before = self.reference.get(node.inputs[0].name or "")
         rebound = rebind_target(sizes, before, shape, self.old, self.new, zero_is_size)
         if rebound is None:
-            raise ModelError(
+            raise SizesError(
                 f"Reshape '{node.name}' cannot make {sizes} of {list(shape)}: the model has a size baked in",
                 "use the file's own input shape, or export the model with dynamic axes",
             )

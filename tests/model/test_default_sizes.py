@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from ckplan.errors import ModelError
@@ -54,6 +55,26 @@ def test_a_model_of_one_sample(tmp_path: Path) -> None:
     path = write(parse(text, {"w": normal(0, 20, 2)}), tmp_path)
     assert "dimension 'batch' is 1 by default" in load(path).notes
     with pytest.raises(ModelError, match="between 20 and 40"):
+        load(path, dims={"batch": 2})
+
+
+def test_a_batch_of_one_that_a_shape_was_written_out_with(tmp_path: Path) -> None:
+    text = """
+    <ir_version: 8, opset_import: ["" : 17]>
+    g (float[batch, n, 4] x) => (float[k, n, d] y) {
+        size = Shape <start = 1, end = 2> (x)
+        samples = Shape <start = 0, end = 1> (x)
+        first = Slice (x, zero, one, zero)
+        doubled = Mul (samples, two)
+        shape = Concat <axis = 0> (doubled, size, two)
+        h = Reshape (first, shape)
+        y = MatMul (h, w)
+    }
+    """
+    sizes = {"one": np.array([1]), "two": np.array([2]), "zero": np.array([0])}
+    path = write(parse(text, {"w": normal(0, 2, 2), **sizes}), tmp_path)
+    assert "dimension 'batch' is 1 by default" in load(path).notes
+    with pytest.raises(ModelError, match="has a size baked in"):
         load(path, dims={"batch": 2})
 
 
