@@ -14,6 +14,7 @@ Files do not say it: exporters write weights, masks and tables alike as initiali
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Set
 from dataclasses import dataclass
@@ -47,6 +48,9 @@ _TENSORFLOW_VARIABLE = re.compile(r".*/(ReadVariableOp|read)\b.*")
 """What it calls a variable; what JAX hands to it has none, and its weights are constants."""
 _PADDLE_CONSTANT = re.compile(r"(p2o\.)?helper\.constant\.\d+(\.\d+)?")
 """What Paddle's exporter calls numbers of its formulas: an exponent, an epsilon, the three of a hard swish."""
+_LETTER_AND_NUMBER = re.compile(r"([A-Za-z]_?)\d+")
+_FIRST = 32
+"""So many nodes are looked at for how an exporter names what they make."""
 _FEW = 8
 """So many numbers are too few for a formula to be seen in them."""
 _MANY = 64
@@ -135,7 +139,8 @@ def judge(value: ir.Value, uses: Set[Use]) -> Verdict:
         return Verdict(False, why="a constant of Paddle's")
     if value.shape is not None and len(value.shape) == 0:
         return Verdict(True, certain=False, why="a scalar")
-    if (weight := _WEIGHT.fullmatch(name)) is not None:
+    numbered = is_numbered(name) or _is_one_of_a_series(value)
+    if (weight := _WEIGHT.fullmatch(name)) is not None and not numbered:
         of_formula = bool(weight["matrix"]) and len(value.shape or ()) > 1 and _formula(value) == TABLE
         return Verdict(not of_formula, why=TABLE if of_formula else "")
     if _TENSORFLOW_CONSTANT.fullmatch(name) and (uses.isdisjoint({Use.PRODUCT, Use.TABLE}) or _has_variables(value)):
@@ -147,14 +152,14 @@ def judge(value: ir.Value, uses: Set[Use]) -> Verdict:
         return Verdict(False, why="what an image is normalised by")
     formula = _formula(value)
     if formula is None:
-        odd = is_numbered(name) and uses.isdisjoint({Use.PRODUCT, Use.TABLE, Use.AFFINE})
+        odd = numbered and uses.isdisjoint({Use.PRODUCT, Use.TABLE, Use.AFFINE})
         if odd and few:
             return Verdict(False, why="a few numbers without a name")
         return Verdict(True, not odd, f"read {Use.ELEMENTWISE.value}" if odd else "")
     if formula.startswith("all ") and uses == {Use.STATE}:
         return Verdict(False, why="a state to begin with")
     if formula.startswith("all "):
-        return Verdict(Use.AFFINE in uses or (not is_numbered(name) and uses != {Use.PLACED}), why=formula)
+        return Verdict(Use.AFFINE in uses or (not numbered and uses != {Use.PLACED}), why=formula)
     if Use.PRODUCT in uses and value.const_value is not None and is_rounded(value.const_value, _LEVELS):
         return Verdict(True, certain=False, why=f"{formula} in equal steps")
     return Verdict(False, why=formula)
@@ -189,6 +194,16 @@ def _is_given_out(node: ir.Node, hops: int = 4) -> bool:
         use.node.op_type in _VIEWS | _AFFINE_AFTER.keys() and hops and _is_given_out(use.node, hops - 1)
         for use in value.uses()
     )
+
+
+def _is_one_of_a_series(value: ir.Value) -> bool:
+    """Whether an exporter calls everything by one letter and a number, so that ``v12`` or ``w_3`` tells nothing."""
+    numbered = _LETTER_AND_NUMBER.fullmatch(str(value.name))
+    if numbered is None or value.graph is None:
+        return False
+    made = [str(output.name) for node in itertools.islice(value.graph, _FIRST) for output in node.outputs]
+    alike = [found for name in made if (found := _LETTER_AND_NUMBER.fullmatch(name)) is not None]
+    return 2 * len([found for found in alike if found[1] == numbered[1]]) > max(len(made), 2)
 
 
 def _has_variables(value: ir.Value) -> bool:

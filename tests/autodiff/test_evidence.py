@@ -141,6 +141,20 @@ def test_weights_that_were_quantised_once_are_told_from_steps(array: np.ndarray,
     assert any(said in note for note in training.notes)
 
 
+def test_one_letter_for_everything_tells_nothing() -> None:
+    """Where an exporter calls all tensors v1, v2 and so on, a window of a spectrogram is no weight by its name."""
+    text = """g (double[4,16] x) => (double loss) {
+        v1 = MatMul(x, v2)
+        v3 = Mul(v1, v4)
+        v5 = MatMul(v3, v6)
+        loss = ReduceSumSquare <keepdims = 0> (v5)
+    }"""
+    arrays = {"v2": values(16, 16), "v4": np.hanning(16), "v6": values(16, 3, seed=2)}
+    assert set(build_training_graph(parse(text, **arrays)).gradients) == {"v2", "v6"}
+    named = text.replace("v1", "h").replace("v3", "windowed").replace("v5", "y")
+    assert set(build_training_graph(parse(named, **arrays)).gradients) == {"v2", "v4", "v6"}
+
+
 NORMALISED = {
     "at once": "d = Sub(h, statistic) s = Mul(d, scale) y = Add(s, shift)",
     "by a deviation": "d = Sub(h, statistic) v = Sqrt(scale) n = Div(d, v) s = Mul(scale, n) y = Add(shift, s)",
