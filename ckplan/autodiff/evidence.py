@@ -66,6 +66,7 @@ _NORMALISATIONS = frozenset(
     {"BatchNormalization", "GroupNormalization", "InstanceNormalization", "LayerNormalization", "RMSNormalization"}
 )
 _PRODUCTS = frozenset({"Conv", "ConvTranspose", "Einsum", "Gemm", "GRU", "LSTM", "MatMul", "RNN"})
+_LAYERS = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
 # Not of InstanceNormalization: exporters write a group normalisation as one by ones and zeros.
 _AFFINE = frozenset(
     {(kind, index) for kind in _NORMALISATIONS - {"InstanceNormalization"} for index in (1, 2)}
@@ -159,7 +160,8 @@ def judge(value: ir.Value, uses: Set[Use]) -> Verdict:
     if formula.startswith("all ") and uses == {Use.STATE}:
         return Verdict(False, why="a state to begin with")
     if formula.startswith("all "):
-        return Verdict(Use.AFFINE in uses or (not numbered and uses != {Use.PLACED}), why=formula)
+        is_layer = formula == "all 0" and _weighs(value)  # where a module begins with one that adds nothing
+        return Verdict(is_layer or Use.AFFINE in uses or (not numbered and uses != {Use.PLACED}), why=formula)
     if Use.PRODUCT in uses and value.const_value is not None and is_rounded(value.const_value, _LEVELS):
         return Verdict(True, certain=False, why=f"{formula} in equal steps")
     return Verdict(False, why=formula)
@@ -193,6 +195,15 @@ def _is_given_out(node: ir.Node, hops: int = 4) -> bool:
     return value.is_graph_output() or any(
         use.node.op_type in _VIEWS | _AFFINE_AFTER.keys() and hops and _is_given_out(use.node, hops - 1)
         for use in value.uses()
+    )
+
+
+def _weighs(value: ir.Value) -> bool:
+    """Whether layers read a value as their weight, or a view of it."""
+    uses = [(use.node, use.idx) for use in value.uses()]
+    return bool(uses) and all(
+        (index == 1 and node.op_type in _LAYERS) or (node.op_type in _VIEWS and _weighs(node.outputs[0]))
+        for node, index in uses
     )
 
 

@@ -102,6 +102,26 @@ def head_of(graph: ir.Graph, output: ir.Value) -> Head:
     return Head(output, axis, f"{layer.op_type} '{layer.name}' makes {shape[axis]} scores a {unit}")
 
 
+def chosen_from(outputs: Sequence[ir.Value]) -> Head | None:
+    """The scores that an ArgMax chooses from, where outputs of the model are made of its choice.
+
+    Args:
+        outputs: the outputs of a model, none of which is floating.
+    """
+    pending = list(outputs)
+    for value in pending:  # grows meanwhile
+        node = value.producer()
+        if node is None:
+            continue
+        if node.op_type == "ArgMax" and not node.domain and (scores := node.inputs[0]) and is_floating(scores):
+            logits, axis = behind_softmax(scores)
+            if axis is None:
+                axis = attr_int(node, "axis", 0) % len(shape_of(scores))
+            return Head(logits, axis, f"ArgMax '{node.name}' chooses one of {shape_of(logits)[axis]}")
+        pending += [read for read in node.inputs if read and not is_floating(read) and read not in pending]
+    return None
+
+
 def before_reshapes(value: ir.Value) -> ir.Value:
     """What a value is, before it was given another shape."""
     while (node := value.producer()) is not None and node.op_type in SHAPE_ONLY and not node.domain:

@@ -13,7 +13,7 @@ from ckplan.autodiff.breaks import reached_by
 from ckplan.autodiff.builder import Builder, is_floating, shape_of, size_of
 from ckplan.autodiff.composites import outline
 from ckplan.autodiff.crossentropy import declare_classes, emit_cross_entropy, prepare_labels
-from ckplan.autodiff.head import Head, behind_softmax, classes_axis, head_of, main_output
+from ckplan.autodiff.head import Head, behind_softmax, chosen_from, classes_axis, head_of, main_output
 from ckplan.autodiff.sums import total
 from ckplan.errors import ModelError, UsageError
 
@@ -68,13 +68,16 @@ def add_loss(op: Builder, spec: str | None) -> Loss:
         op: builder of the forward graph.
         spec: an output of the model by name; one of :data:`LOSSES`, behind the first floating output; or
             ``<loss>:<output>``. None takes cross-entropy if the model's head makes scores of classes, else mse; the
-            description says why.
+            description says why. Where the one output is what an ArgMax chose, it is of what was chosen from.
 
     Raises:
         UsageError: the output does not exist or cannot be used that way.
         ModelError: no output is floating point.
     """
     outputs = [value for value in op.graph.outputs if is_floating(value)]
+    chosen_of = None if outputs else chosen_from(op.graph.outputs)
+    if chosen_of is not None and spec in (None, "cross-entropy"):
+        return _of_head(op, chosen_of.scores, chosen_of)
     if not outputs:
         raise ModelError(
             "the model has no floating-point output, so there is nothing to differentiate",
@@ -128,7 +131,10 @@ def _scalar(value: ir.Value) -> ir.Value:
 
 def _default(op: Builder, output: ir.Value) -> Loss:
     """Put the loss behind an output that its head suggests."""
-    head = head_of(op.graph, output)
+    return _of_head(op, output, head_of(op.graph, output))
+
+
+def _of_head(op: Builder, output: ir.Value, head: Head) -> Loss:
     with op.scope("loss", "forward"):
         loss = _mean_squared_error(op, output) if head.axis is None else _cross_entropy(op, output, head)
     return replace(loss, description=f"{loss.description}, since {head.reason}")

@@ -49,7 +49,7 @@ def structure_of(tensor: ir.TensorProtocol) -> str | None:
     sample = _sampled(array)
     common, counts = np.unique(sample, return_counts=True)
     if len(common) == 1:
-        return f"all {float(common[0]):.6g}"
+        return f"all {float(common[0]) + 0.0:.6g}"  # zero has no sign
     if common[0] <= _MASKED and (common[1:] > _MASKED).all() and len(common) <= 3:
         return "a mask"
     if array.size < _SHORTEST:

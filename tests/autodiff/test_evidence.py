@@ -54,6 +54,8 @@ def trained(name: str, array: np.ndarray, how: str, **metadata: str) -> tuple[li
         ("w1", np.eye(16), "product", True),
         ("val_3", values(16, 16, seed=1), "product", True),
         ("onnx::MatMul_120", values(16, 16, seed=1), "product", True),
+        ("onnx::MatMul_120", -np.zeros((16, 16)), "product", True),
+        ("onnx::MatMul_120", np.ones((16, 16)), "product", False),
         ("val_3", np.zeros(16), "scale", True),
         ("val_3", np.ones(16), "scale behind a reshape", True),
         ("onnx::PRelu_4", np.full((1, 1), 0.25), "slope", True),

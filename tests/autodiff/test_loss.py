@@ -262,9 +262,28 @@ def test_integer_outputs_cannot_be_a_loss():
     text = "g (double[6,3] x) => (double[6,5] y, int64[6,1] i) { y = MatMul(x, w) i = ArgMax <axis = 1> (y) }"
     with pytest.raises(UsageError, match="`i` is not floating point"):
         build_training_graph(parse(text, w=W), loss="mean:i")
-    only = "g (double[6,3] x) => (int64[6,1] i) { y = MatMul(x, w) i = ArgMax <axis = 1> (y) }"
+    only = "g (double[6,3] x) => (bool[6,5] i) { y = MatMul(x, w) i = Less(y, zero) }"
     with pytest.raises(ModelError, match="no floating-point output"):
-        build_training_graph(parse(only, w=W))
+        build_training_graph(parse(only, w=W, zero=np.zeros(1)))
+
+
+@pytest.mark.parametrize("loss", [None, "cross-entropy"])
+@pytest.mark.parametrize(
+    ("nodes", "logits"),
+    [
+        ("i = ArgMax <axis = 1> (y)", "y"),
+        ("p = Softmax <axis = 1> (y) i = ArgMax <axis = 1> (p)", "y"),
+        ("p = Softmax(y) m = ReduceMax(p, one) c = Less(m, tenth) a = ArgMax <axis = 1> (p) i = Where(c, one, a)", "y"),
+    ],
+    ids=["scores", "softmax", "a choice that may be none"],
+)
+def test_scores_that_the_one_output_is_chosen_from(nodes, logits, loss):
+    text = f"g (double[6,3] x) => (int64[6,1] i) {{ y = MatMul(x, w) {nodes} }}"
+    training = build_training_graph(parse(text, w=W, one=np.array([1]), tenth=np.array([0.1])), loss=loss)
+    assert training.description.startswith("cross-entropy of ")
+    assert f"'{logits}'" in training.description
+    assert "chooses one of 5" in training.description
+    check_training_graph(training, {"x": values(6, 3, seed=8), "labels": np.array([0, 1, 2, 3, 4, 0])})
 
 
 # -- loss operators inside the model --------------------------------------------------------------------------------
