@@ -14,14 +14,14 @@ import argparse
 import functools
 import time
 from collections.abc import Callable
+from typing import get_args
 
 import numpy as np
 import onnx_ir as ir
 import onnxruntime
 
 from ckplan.autodiff.builder import Builder, shape_of
-from ckplan.autodiff.rules import conv_forms, depthwise_rows
-from ckplan.autodiff.rules.conv_data_gradient import data_gradient, flips
+from ckplan.autodiff.rules import conv_data_gradient, conv_forms, depthwise_rows
 from ckplan.autodiff.rules.windows import Window
 
 #: Samples, channels, size, filters, kernel, stride, padding, groups.
@@ -121,13 +121,13 @@ def row(name: str, threads: int, repeats: int) -> str:
         took, nodes = run([x, dy], call, threads, repeats)
         mark = "*" if form == chosen else ""
         cells.append(f"{form}{mark} {took:.1f} ({temporaries(nodes):.0f} MiB, {len(nodes)} nodes)")
-    for flip in (False, True):
-        if flip and (groups > 1 or stride > 1):
+    for form in get_args(conv_data_gradient.Form):
+        if (form == "flipped" and (groups > 1 or stride > 1)) or (form == "product" and not window.is_pointwise):
             continue
-        call = functools.partial(data_gradient, groups=groups, window=window, flip=flip)
+        call = functools.partial(conv_data_gradient.data_gradient, groups=groups, window=window, form=form)
         took, _ = run([dy, kernel], call, threads, repeats)
-        mark = "*" if flips(n, kernel, groups, window) == flip else ""
-        cells.append(f"{'flipped' if flip else 'transposed'}{mark} {took:.1f}")
+        mark = "*" if conv_data_gradient.data_gradient_form(n, kernel, groups, window) == form else ""
+        cells.append(f"{form}{mark} {took:.1f}")
     if c == o == groups and stride == 1:
 
         def both(op: Builder, x: ir.Value, dy: ir.Value, weight: ir.Value) -> ir.Value:

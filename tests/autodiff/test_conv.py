@@ -191,8 +191,16 @@ def test_conv_transpose(x, w, attributes):
     [((16, 16, 3, 3), {}), ((16, 16, 3, 3), {"pads": [0, 1, 2, 2]}), ((16, 16, 3, 2), {"dilations": [2, 3]})],
 )
 def test_a_flipped_kernel_gives_the_data_gradient(w, attributes, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(conv_data_gradient, "flips", lambda *_: True)
+    monkeypatch.setattr(conv_data_gradient, "data_gradient_form", lambda *_: "flipped")
     check_gradient(node_model("Conv", values(2, 16, 7, 8), values(*w, seed=1), **attributes))
+
+
+@pytest.mark.parametrize(("plane", "product"), [((5,), True), ((7, 7), True), ((2, 3, 4), True), ((7, 8), False)])
+def test_kernels_of_one_tap_on_small_planes_take_one_product(plane, product: bool):
+    model = node_model("Conv", values(2, 3, *plane), values(4, 3, *[1] * len(plane), seed=1))
+    nodes = build_training_graph(infer(model), loss="loss").model.graph
+    assert all(node.op_type != "ConvTranspose" for node in nodes) == product
+    check_gradient(model)
 
 
 @pytest.mark.parametrize(("filters", "transposed"), [(4, False), (9, True)])

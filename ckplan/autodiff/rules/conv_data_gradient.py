@@ -1,13 +1,18 @@
-"""Gradients of a convolution's input: the two forms they can take, and which one suits a shape.
+"""Gradients of a convolution's input: the forms they can take, and which one suits a shape.
 
-``ConvTranspose`` takes a buffer of K times one sample's input, for K taps; a convolution with the flipped kernel takes
-none but copies the kernel twice. Timings behind the choice come from ``benchmarks/gradient_forms.py``.
+``transposed``  a ConvTranspose, which takes a buffer of K times one sample's input, for K taps.
+``flipped``     a convolution with the flipped kernel, which takes no buffer but copies the kernel twice.
+``product``     of kernels of one tap on small planes: one product for all samples, of a copy with the channels last.
+                0.6 to 0.9 of the time of ``transposed``, whose product for one sample has too few columns to be fast.
+
+Timings behind the choice come from ``benchmarks/gradient_forms.py``.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Literal
 
 import numpy as np
 import onnx_ir as ir
@@ -16,6 +21,8 @@ from ckplan.autodiff.builder import Builder, shape_of
 from ckplan.autodiff.rules.windows import Window, permuted
 from ckplan.autodiff.slices import slice_axes
 
+Form = Literal["transposed", "flipped", "product"]
+
 #: Below this many result channels a convolution with the flipped kernel is slower than ConvTranspose, if there are more
 #: filters than that: its product has few rows, each of them long.
 FLIP_CHANNELS = 16
@@ -23,12 +30,15 @@ FLIP_CHANNELS = 16
 #: From this many places of the output on, of all samples, copies of the kernel are of no account.
 FLIP_PLACES = 512
 
+#: Up to this many places of a plane one product for all samples is faster than one for each.
+SMALL_PLACES = 49
 
-def flips(samples: int, kernel: Sequence[int], groups: int, window: Window) -> bool:
-    """Say whether the data gradient of a convolution is best a convolution with the flipped kernel.
 
-    It takes 0.4 to 1.0 of the time, and the time of two copies of the kernel, which are no larger than what the weight
-    gradient works in.
+def data_gradient_form(samples: int, kernel: Sequence[int], groups: int, window: Window) -> Form:
+    """Choose the form of the gradient of a convolution's input.
+
+    The flipped kernel takes 0.4 to 1.0 of the time, and the time of two copies of the kernel, which are no larger than
+    what the weight gradient works in.
 
     Args:
         samples: batch size.
@@ -36,15 +46,18 @@ def flips(samples: int, kernel: Sequence[int], groups: int, window: Window) -> b
         groups: number of groups.
         window: geometry.
     """
+    if groups == 1 and window.is_pointwise and window.places <= SMALL_PLACES:
+        return "product"
     inside = all(reach >= begin for reach, begin in zip(window.reach, window.begin, strict=True))
     if groups > 1 or any(s > 1 for s in window.strides) or not inside or kernel[1] < min(FLIP_CHANNELS, kernel[0]):
-        return False
+        return "transposed"
     copies = (2 if window.size > 1 else 1) * math.prod(kernel)
-    return copies <= window.size * kernel[1] * window.places or samples * window.places >= FLIP_PLACES
+    few = copies <= window.size * kernel[1] * window.places or samples * window.places >= FLIP_PLACES
+    return "flipped" if few else "transposed"
 
 
 def data_gradient(
-    op: Builder, dy: ir.Value, weight: ir.Value, groups: int, window: Window, flip: bool | None = None
+    op: Builder, dy: ir.Value, weight: ir.Value, groups: int, window: Window, form: Form | None = None
 ) -> ir.Value:
     """Emit the gradient of a convolution's input.
 
@@ -54,19 +67,14 @@ def data_gradient(
         weight: (O, C / groups, ...).
         groups: number of groups.
         window: geometry.
-        flip: whether to take the flipped kernel; None decides by :func:`flips`.
+        form: the form; None leaves it to :func:`data_gradient_form`.
     """
     kernel = shape_of(weight)
-    if flips(shape_of(dy)[0], kernel, groups, window) if flip is None else flip:
-        spatial = range(2, len(kernel))
-        if window.size > 1:
-            low = np.iinfo(np.int64).min
-            weight = slice_axes(op, weight, spatial, [-1] * len(spatial), [low] * len(spatial), [-1] * len(spatial))
-        begin = [reach - first for reach, first in zip(window.reach, window.begin, strict=True)]
-        spans = zip(window.inputs, window.outputs, window.reach, begin, strict=True)
-        end = [size + reach - out - first for size, out, reach, first in spans]
-        flipped = permuted(op, weight, [1, 0, *spatial], [kernel[1], kernel[0], *kernel[2:]])
-        return op.Conv(dy, flipped, kernel_shape=window.kernel, dilations=window.dilations, pads=[*begin, *end])
+    form = form or data_gradient_form(shape_of(dy)[0], kernel, groups, window)
+    if form == "product":
+        return _product(op, dy, weight)
+    if form == "flipped":
+        return _flipped(op, dy, weight, window)
     return op.ConvTranspose(
         dy,
         weight,
@@ -77,3 +85,23 @@ def data_gradient(
         pads=[*window.begin, *(max(size, 0) for size in window.end)],
         output_padding=[max(-size, 0) for size in window.end],
     )
+
+
+def _product(op: Builder, dy: ir.Value, weight: ir.Value) -> ir.Value:
+    kernel = shape_of(weight)
+    last = len(kernel) - 1
+    product = op.MatMul(op.transpose(dy, [0, *range(2, last + 1), 1]), op.reshape(weight, kernel[:2]))
+    return op.transpose(product, [0, last, *range(1, last)])
+
+
+def _flipped(op: Builder, dy: ir.Value, weight: ir.Value, window: Window) -> ir.Value:
+    kernel = shape_of(weight)
+    spatial = range(2, len(kernel))
+    if window.size > 1:
+        low = np.iinfo(np.int64).min
+        weight = slice_axes(op, weight, spatial, [-1] * len(spatial), [low] * len(spatial), [-1] * len(spatial))
+    begin = [reach - first for reach, first in zip(window.reach, window.begin, strict=True)]
+    spans = zip(window.inputs, window.outputs, window.reach, begin, strict=True)
+    end = [size + reach - out - first for size, out, reach, first in spans]
+    flipped = permuted(op, weight, [1, 0, *spatial], [kernel[1], kernel[0], *kernel[2:]])
+    return op.Conv(dy, flipped, kernel_shape=window.kernel, dilations=window.dilations, pads=[*begin, *end])
