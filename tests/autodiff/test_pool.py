@@ -8,6 +8,8 @@ import onnx_ir as ir
 import pytest
 
 from ckplan.autodiff import build_training_graph
+from ckplan.autodiff.builder import size_of
+from ckplan.autodiff.rules import pool_maxima
 from ckplan.runtime.sizes import bytes_of
 from tests.autodiff.gradcheck import check_gradient, infer, node_model, onnxruntime_run, to_dtype, values, weighed
 from tests.autodiff.reference_operators import use_reference_operators
@@ -43,6 +45,45 @@ WINDOWS = [
 @pytest.mark.parametrize(("x", "attributes"), WINDOWS)
 def test_max_pool(x, attributes):
     check_gradient(node_model("MaxPool", values(*x), **attributes))
+
+
+@pytest.fixture
+def compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gradients of MaxPool are made by comparisons, however small the input."""
+    monkeypatch.setattr(pool_maxima, "MANY_ELEMENTS", 1)
+    monkeypatch.setattr(pool_maxima, "LEAST_PARTS", 2)
+    monkeypatch.setattr(pool_maxima, "MOST_TAPS", 9)
+
+
+@pytest.mark.parametrize(("x", "attributes"), WINDOWS)
+def test_max_pool_by_comparisons(x, attributes, compared):
+    model = node_model("MaxPool", values(*x), **attributes)
+    kinds = [node.op_type for node in build_training_graph(infer(model), loss="loss", wrt=["p*"]).model.graph]
+    assert "Scan" in kinds
+    assert "ScatterElements" not in kinds
+    check_gradient(model)
+
+
+def test_of_equal_maxima_the_first_in_memory_takes_the_gradient(compared):
+    # The maximum of the first window is 1, twice: to the right in the first row, to the left in the second.
+    x = np.zeros((1, 2, 4, 4))
+    x[0, 0, 0, 1] = x[0, 0, 1, 0] = 1.0
+    model = node_model("MaxPool", x, kernel_shape=[2, 2], strides=[2, 2])
+    single = build_training_graph(infer(to_dtype(model, np.float32)), loss="loss", wrt=["p*"])
+    gradient = onnxruntime_run(single.model)[single.gradients["p0"]][0]
+    assert gradient[0, 0, 1] > 0 == gradient[0, 1, 0]
+    assert (gradient[1, ::2, ::2] > 0).all()
+    assert np.count_nonzero(gradient) == 8
+
+
+def test_comparisons_are_for_large_inputs_and_work_in_small_parts_of_them():
+    def inside(*shape: int) -> list[ir.Node]:
+        model = node_model("MaxPool", values(*shape), kernel_shape=[3, 3], strides=[2, 2], pads=[1, 1, 1, 1])
+        graph = build_training_graph(infer(model), loss="loss", wrt=["p*"]).model.graph
+        return [node for scan in graph if scan.op_type == "Scan" for node in scan.attributes["body"].as_graph()]
+
+    assert not inside(4, 8, 60, 60)
+    assert max(size_of(value) for node in inside(4, 8, 72, 72) for value in node.outputs) <= 4 * 8 * 72 * 72 / 8
 
 
 @pytest.mark.parametrize("include", [0, 1])

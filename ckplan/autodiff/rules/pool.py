@@ -19,6 +19,7 @@ from ckplan.autodiff.builder import (
     size_of,
 )
 from ckplan.autodiff.registry import rule
+from ckplan.autodiff.rules import pool_maxima
 from ckplan.autodiff.rules.windows import Window, pad_axes, window_of
 
 Gradients = Sequence[ir.Value | None]
@@ -36,9 +37,10 @@ def max_pool(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
     """Scatters dy to where the maxima were; of equal values the one that onnxruntime reports takes it, the first.
 
     Where they were is an int64 per output. It is made in the forward pass where x need not be kept for anything else
-    and is the larger tensor. Otherwise, as behind a Relu, x is read again by a second MaxPool in the backward pass
-    that makes nothing else last: its indices die at once, and no merging of common subexpressions can mistake it
-    for the first, which has one output fewer. Comparing x with y tap by tap takes 5 times as long.
+    and is the larger tensor. Otherwise, as behind a Relu, x is read again: where it is large it is compared with its
+    maxima, see :mod:`ckplan.autodiff.rules.pool_maxima`, else a second MaxPool in the backward pass makes nothing
+    else that lasts: its indices die at once, and no merging of common subexpressions can mistake it for the first,
+    which has one output fewer.
 
     Windows that overlap add up in onnxruntime's order, which is fixed on a CPU; on a GPU it may not be.
     """
@@ -51,6 +53,8 @@ def max_pool(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
     if len(node.outputs) > 1 and node.outputs[1].name and not by_columns:
         indices = node.outputs[1]
     elif by_columns or _is_kept(x, node) or size_of(upstream) * _INT64 >= size_of(x) * dtype_of(x).itemsize:
+        if pool_maxima.suits(x, window):
+            return [pool_maxima.gradient(op, x, upstream, window)]
         indices = op.MaxPool(
             x,
             _outputs=2,
