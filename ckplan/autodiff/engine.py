@@ -147,9 +147,13 @@ def _refuse_data_sized(graph: ir.Graph, wanted: Collection[ir.Value], targets: I
         counts = node.inputs if node.op_type in ("Shape", "Size") and not node.domain else ()
         for value in (*counts, *(output for output in node.outputs if output in wanted)):
             if value is not None and (source := value.metadata_props.get(DATA_SIZED)):
+                chosen = (
+                    "choose by a mask that is multiplied by, or a Where; let each expert of a mixture see all tokens"
+                )
+                cut = "cut the model before it, for example with onnx.utils.extract_model: it chooses what is shown"
                 raise ModelError(
                     f"'{value.name}' is as large as {source} finds in the data, and a training step has fixed sizes",
-                    "choose by a mask that is multiplied by, or a Where; let each expert of a mixture see all tokens",
+                    cut if source.startswith("NonMaxSuppression") else chosen,
                 )
 
 

@@ -14,6 +14,7 @@ from ckplan.autodiff.builder import Builder, is_floating, shape_of, size_of
 from ckplan.autodiff.composites import outline
 from ckplan.autodiff.crossentropy import declare_classes, emit_cross_entropy, prepare_labels
 from ckplan.autodiff.head import Head, behind_softmax, chosen_from, classes_axis, head_of, main_output
+from ckplan.autodiff.quantisation import is_quantised
 from ckplan.autodiff.sums import total
 from ckplan.errors import ModelError, UsageError
 
@@ -79,9 +80,12 @@ def add_loss(op: Builder, spec: str | None) -> Loss:
     if chosen_of is not None and spec in (None, "cross-entropy"):
         return _of_head(op, chosen_of.scores, chosen_of)
     if not outputs:
+        quantised = any(is_quantised(node) for value in op.graph.outputs if (node := value.producer()))
         raise ModelError(
             "the model has no floating-point output, so there is nothing to differentiate",
-            "cut the model before its integer outputs, for example with onnx.utils.extract_model",
+            "train the model as it was before quantisation"
+            if quantised
+            else "cut the model before its integer outputs, for example with onnx.utils.extract_model",
         )
     if spec is None:
         trained = reached_by(op.graph, op.opset_imports, op.graph.initializers.values())

@@ -93,6 +93,12 @@ def _check_graph(model: ir.Model, file: Path) -> None:
     if not graph.outputs:
         raise ModelError(f"{file} has no outputs", "export the model again, with its outputs")
     for node in ir.traversal.RecursiveGraphIterator(graph):
+        for attribute in node.attributes.values():
+            if attribute.type == ir.AttributeType.UNDEFINED:
+                raise ModelError(
+                    f"{file} is not valid: attribute '{attribute.name}' of {node.op_type} '{node.name}' has no type",
+                    "export it again; onnx.checker.check_model tells more",
+                )
         for value in node.inputs:
             if value is None or value.producer() is not None or value.is_graph_input() or value.is_initializer():
                 continue

@@ -267,6 +267,15 @@ def test_integer_outputs_cannot_be_a_loss():
         build_training_graph(parse(only, w=W, zero=np.zeros(1)))
 
 
+def test_a_model_that_gives_out_quantised_numbers_is_to_be_trained_as_it_was_before():
+    text = """g (float[6,3] x) => (uint8[6,5] i) <float step = {0.1}, uint8 zero = {0}> {
+        y = MatMul(x, w)
+        i = QuantizeLinear(y, step, zero)
+    }"""
+    with pytest.raises(ModelError, match="train the model as it was before quantisation"):
+        build_training_graph(parse(text, w=W.astype(np.float32)))
+
+
 @pytest.mark.parametrize("loss", [None, "cross-entropy"])
 @pytest.mark.parametrize(
     ("nodes", "logits"),

@@ -105,6 +105,22 @@ def test_what_is_as_large_as_the_data_say_is_refused(case):
         build_training_graph(normalise(ir.from_proto(model)).model, loss="loss", wrt=["w"])
 
 
+def test_a_detector_that_suppresses_boxes_is_to_be_cut_before_it():
+    model = onnx.parser.parse_model("""
+        <ir_version: 10, opset_import: ["" : 21]>
+        g (float[1,6,4] x, float[1,1,6] scores) => (float[k,4] loss)
+        <float[4] w = {1, 2, 3, 4}, int64[1] zero = {0}, int64[1] one = {1}, int64[1] two = {2}, int64[1] three = {3}> {
+            boxes = Mul(x, w)
+            chosen = NonMaxSuppression(boxes, scores, three)
+            n = Slice(chosen, two, three, one)
+            i = Squeeze(n, one)
+            all = Squeeze(boxes, zero)
+            loss = Gather(all, i)
+        }""")
+    with pytest.raises(ModelError, match=r"NonMaxSuppression .* finds in the data.*; cut the model before it"):
+        build_training_graph(normalise(ir.from_proto(model)).model)
+
+
 def test_places_that_are_counted_only_are_no_size():
     """What is as large as before, whatever was found in the data, is differentiated."""
     model = onnx.parser.parse_model("""

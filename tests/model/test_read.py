@@ -94,6 +94,12 @@ def test_value_that_nothing_produces(tmp_path: Path) -> None:
     assert "'w'" in text
 
 
+def test_an_attribute_without_a_type(tmp_path: Path) -> None:
+    model = parse(TEXT, {"w": normal(0, 3, 4)})
+    model.graph.node[0].attribute.add(name="mode")
+    assert "attribute 'mode' of MatMul" in message(write(model, tmp_path))
+
+
 def test_sparse_initializers_are_refused_by_name(tmp_path: Path) -> None:
     model = parse(TEXT)
     sparse = model.graph.sparse_initializer.add(dims=[3, 4])

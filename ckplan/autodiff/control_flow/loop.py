@@ -63,7 +63,10 @@ def loop_gradient(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
         return [*counts, *gradients[:states], *(found.get(value) for value in outside)]
     most = most_steps(node)
     if most is None:
-        raise NoGradientError("how often it runs depends on data and has no bound; give it a constant trip count")
+        count = node.inputs[0]
+        given = count is not None and count.is_graph_input() and not count.is_initializer()
+        what_to_do = f"fix it with --set {count.name}=NUMBER" if count and given else "give it a constant trip count"
+        raise NoGradientError(f"how often it runs depends on data and has no bound; {what_to_do}")
     for output, gradient in zip(node.outputs[states:], dy[states:], strict=False):
         if gradient is not None and not is_of_rows(gradient, output):
             raise NoGradientError(f"its output '{output.name}' has as many rows as it runs, which depends on data")

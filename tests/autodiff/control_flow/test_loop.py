@@ -89,6 +89,18 @@ def test_an_unbounded_number_of_steps_is_refused():
         training_graph(model)
 
 
+def test_a_number_of_steps_that_is_fed_can_be_fixed():
+    text = """g (int64 steps, bool start) => (double loss) {
+        last = Loop <body = b (int64 i, bool c, double[3] h) => (bool goes, double[3] n) {
+            goes = Identity(c)
+            n = Mul(h, W)
+        }> (steps, start, H)
+        loss = ReduceSum<keepdims = 0>(last)
+    }"""
+    with pytest.raises(UnsupportedOperatorsError, match=r"has no bound; fix it with --set steps=NUMBER"):
+        training_graph(parse(text, H=np.ones(3), W=np.array([2.0, 3.0, 0.5])))
+
+
 def again(model, training):
     """Differentiate the sum of the squares of all gradients of a training graph, in a model that holds them."""
     return build_training_graph(model, loss=[f"sum-of-squares:{name}" for name in training.gradients.values()])
