@@ -122,7 +122,9 @@ def row(name: str, threads: int, repeats: int) -> str:
         mark = "*" if form == chosen else ""
         cells.append(f"{form}{mark} {took:.1f} ({temporaries(nodes):.0f} MiB, {len(nodes)} nodes)")
     for form in get_args(conv_data_gradient.Form):
-        if (form == "flipped" and (groups > 1 or stride > 1)) or (form == "product" and not window.is_pointwise):
+        if form == "flipped" and (groups > 1 or stride > 1):
+            continue
+        if form == "product" and not conv_data_gradient.reads_apart(window):
             continue
         call = functools.partial(conv_data_gradient.data_gradient, groups=groups, window=window, form=form)
         took, _ = run([dy, kernel], call, threads, repeats)

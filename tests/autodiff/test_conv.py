@@ -195,9 +195,20 @@ def test_a_flipped_kernel_gives_the_data_gradient(w, attributes, monkeypatch: py
     check_gradient(node_model("Conv", values(2, 16, 7, 8), values(*w, seed=1), **attributes))
 
 
-@pytest.mark.parametrize(("plane", "product"), [((5,), True), ((7, 7), True), ((2, 3, 4), True), ((7, 8), False)])
-def test_kernels_of_one_tap_on_small_planes_take_one_product(plane, product: bool):
-    model = node_model("Conv", values(2, 3, *plane), values(4, 3, *[1] * len(plane), seed=1))
+@pytest.mark.parametrize(
+    ("plane", "strides", "product"),
+    [
+        ((5,), [1], True),
+        ((7, 7), [1, 1], True),
+        ((2, 3, 4), [1, 1, 1], True),
+        ((13, 14), [2, 2], True),
+        ((5, 4, 7), [2, 1, 3], True),
+        ((7, 8), [1, 1], False),
+        ((15, 15), [2, 2], False),
+    ],
+)
+def test_kernels_of_one_tap_on_small_planes_take_one_product(plane, strides, product: bool):
+    model = node_model("Conv", values(2, 3, *plane), values(4, 3, *[1] * len(plane), seed=1), strides=strides)
     nodes = build_training_graph(infer(model), loss="loss").model.graph
     assert all(node.op_type != "ConvTranspose" for node in nodes) == product
     check_gradient(model)
