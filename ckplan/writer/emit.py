@@ -226,11 +226,22 @@ def feed_weights(graph: ir.Graph) -> None:
 
     Of a constant weight onnxruntime keeps a second, packed copy, and it may move a convolution to a blocked layout. Of
     a constant that is quantised it makes floats when it loads the file, which take four or eight times the memory.
+    Past a Transpose it moves a DequantizeLinear whose scale is constant, and quantises again for it; where the zero
+    point is not of UINT8, onnxruntime 1.31 then refuses the file, whose QuantizeLinear it wrote for two types at once.
     """
     fed = set(graph.inputs)
     for node in all_nodes(graph):
         quantised = node.op_type == "DequantizeLinear"
-        for value in node.inputs[:1] if quantised else node.inputs if is_heavy(node) else ():
-            if value is not None and value.is_initializer() and value not in fed and len(value.shape or ()) > 1:
+        read = node.inputs[:1] if quantised else node.inputs if is_heavy(node) else ()
+        weights = [v for v in read if v is not None and v.is_initializer() and len(v.shape or ()) > 1]
+        if quantised and weights and _zero_point_type(node) not in (None, ir.DataType.UINT8):
+            weights += [scale for scale in node.inputs[1:2] if scale is not None and scale.is_initializer()]
+        for value in weights:
+            if value not in fed:
                 fed.add(value)
                 graph.inputs.append(value)
+
+
+def _zero_point_type(node: ir.Node) -> ir.DataType | None:
+    zero_point = node.inputs[2] if len(node.inputs) > 2 else None
+    return None if zero_point is None else zero_point.dtype
