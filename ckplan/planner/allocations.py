@@ -50,6 +50,11 @@ class Demand:
     outside: int = 0
     pieces: tuple[int, ...] = ()
 
+    @property
+    def work(self) -> tuple[int, ...]:
+        """The workspace tensor by tensor, also where the kernel takes all at once."""
+        return self.pieces if any(self.pieces) or not self.workspace else (*self.pieces, self.workspace)
+
 
 @dataclass(frozen=True, slots=True)
 class Allocations:
@@ -281,8 +286,8 @@ def _run(arena: Arena, asked: Allocations, block: int | None = None) -> ArenaUse
 def _work(step: Demand, outputs: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int]]:
     """What a kernel asks for in order, key and size of its outputs and its workspace, and, at no size, gives back."""
     given: list[tuple[int, int]] = []  # size and key of what is held
-    pieces = step.pieces or ((step.workspace,) if step.workspace else ())
-    for number, piece in enumerate(pieces if OUTPUTS in pieces else (OUTPUTS, *pieces)):
+    work = step.work
+    for number, piece in enumerate(work if OUTPUTS in work else (OUTPUTS, *work)):
         key = _WORKSPACE - number
         if piece == OUTPUTS:
             yield from ((buffer, size) for buffer, size in outputs if size)

@@ -11,13 +11,13 @@ from __future__ import annotations
 import itertools
 import random
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from ckplan.planner.addresses import Addresses, Asked, Effort, asked_in
 from ckplan.planner.cells import POOL, Row, arranged, make, opened
 from ckplan.planner.courses import Held, followed, requests_of
-from ckplan.planner.cutting import MOST_CELLS, SMALLEST, Run, State, rows_of
+from ckplan.planner.cutting import SMALLEST, Run, State, rows_of
 from ckplan.planner.gaps import Gaps
 from ckplan.planner.steering import directed, fewer
 
@@ -27,11 +27,20 @@ _MOST, _AT_ONCE = 60, 6
 _TRIALS, _AT_FIRST = 200, 6
 """Addresses that are looked for when something lies elsewhere, and at first for each tensor."""
 
-_TURNS = 60
+_PLACES = 30
+"""Places that are kept at most: where more are, nothing else can go there before their tensors are made."""
+
+_TURNS = 12
 """How often a walk goes back before another one is begun, with other addresses."""
+
+_MISSES = 4
+"""How often addresses for all are not found before the regions are taken for too small."""
 
 _BACK, _REACH = 10, 3
 """Steps that it goes back, and how many more each time that it comes no further."""
+
+_AIMED = 0.5
+"""How often it goes back to where something was made that is there, of the later ones rather than of the earlier."""
 
 _WAYS, _ROUNDS = 8, 3
 """Gaps that a tensor is sent to in turn, and tensors of one step."""
@@ -105,10 +114,12 @@ def direct(run: Run, regions: Sequence[int], effort: int, rng: random.Random) ->
     """
     asked = {id(stages): asked_in(stages) for stages in run.stages}
     left = Effort(effort)
-    while left.left > 0:
+    misses = 0
+    while left.left > 0 and misses < _MISSES:
         begun = _begun(run, regions, asked, left, rng)
         if begun is None:
-            return None
+            misses += 1
+            continue
         state, rows, walks = begun
         held = _through(run, walks, left, rng)
         if held is not None:
@@ -199,7 +210,7 @@ def _places(
         if free and region and buffer in keepable:
             firsts.append((size, region - 1, offset, buffer))
         used[region].append((offset, offset + size))
-    chosen = sorted(firsts, reverse=True)[:MOST_CELLS]
+    chosen = sorted(firsts, reverse=True)[:_PLACES]
     state: State = []
     for region, units in enumerate(regions):
         row = sorted((offset, size, buffer) for size, other, offset, buffer in chosen if other == region)
@@ -237,13 +248,12 @@ def _through(run: Run, walks: list[_Walk], effort: Effort, rng: random.Random) -
         if (found[0] != (0, 0) or turned) and step in gates and len(held) < _MOST and step < run.gates[-1]:
             found = _directed_ones(run, walks, step, held, found, turned, numbers, effort, rng)
         turned = False
-        more = sum(len(walk.addresses.homeless) for walk in found[3]) > homeless
-        if found[0][0] or (more and rng.random() < 0.3):
+        if found[0][0] or sum(len(walk.addresses.homeless) for walk in found[3]) > homeless:
             stuck = 0 if step > furthest else stuck + 1
             furthest, turns = max(step, furthest), turns + 1
             if turns > _TURNS or effort.left <= 0 or not saved:
                 return None
-            back = step - int(rng.random() ** 2 * (_BACK + _REACH * stuck))
+            back = _back(step, stuck, rng.choice(walks), saved, rng)
             step = max((other for other in saved if other <= back), default=min(saved))
             saved = {other: kept for other, kept in saved.items() if other <= step}
             walks, count = saved[step]
@@ -254,11 +264,33 @@ def _through(run: Run, walks: list[_Walk], effort: Effort, rng: random.Random) -
     return held
 
 
-def _after(walks: Sequence[_Walk], step: int, held: Sequence[Held], added: list[Held], effort: Effort) -> _Found:
-    """What comes of a step if some placeholders are made before it."""
+def _back(step: int, stuck: int, walk: _Walk, saved: Collection[int], rng: random.Random) -> int:
+    """The step to go back to: one that made what is there now, or some steps, the more the longer it is stuck."""
+    asked = walk.asked
+    made = [
+        asked.step[number]
+        for number, (begin, end) in enumerate(zip(asked.begin, asked.end, strict=True))
+        if begin < walk.place <= end and asked.size[number] >= SMALLEST and asked.step[number] in saved
+    ]
+    if made and rng.random() < _AIMED:
+        return max(rng.choices(made, k=2))
+    return step - int(rng.random() ** 2 * (_BACK + _REACH * stuck))
+
+
+def _after(
+    walks: Sequence[_Walk],
+    step: int,
+    held: Sequence[Held],
+    added: list[Held],
+    effort: Effort,
+    enough: tuple[int, int] | None = None,
+) -> _Found:
+    """What comes of a step if some placeholders are made before it; not all of it where at least so much lacks."""
     lacks = homeless = 0
     blamed, after = [], []
     for walk in walks:
+        if enough is not None and (0, 0) < (lacks, homeless) >= enough:
+            break
         walk = walk.copy()
         effort.left -= 1
         found = walk.walk(step, [*held, *added])
@@ -296,7 +328,7 @@ def _directed_ones(
             if not 0 < len(parts) <= _AT_ONCE:
                 continue
             added = [*before, *(Held(part, step, end, next(numbers)) for part in parts)]
-            tried = _after(walks, step, held, added, effort)
+            tried = _after(walks, step, held, added, effort, found[0])
             if tried[0] < found[0] or (turned and tried[0] == found[0] == (0, 0)):
                 found = tried
             if tried[0] == (0, 0):

@@ -37,7 +37,7 @@ _FEWEST, _MOST = 100, 2_000
 _STEERED = 600_000
 """Steps that are simulated in a search for placeholders."""
 
-_DIRECTED = 150_000
+_DIRECTED = 600_000
 """Addresses that are looked for and steps that are simulated to bring best fit to addresses."""
 
 _SEARCHES, _NEAR = 6, 3
@@ -262,7 +262,9 @@ def _run(asked: Allocations, before: int, gates: Sequence[int], apart: int, *, p
             stages.append([*first, *((key, -(-bytes_ // UNIT)) for key, bytes_ in asks)])
     steps = [number for number, stage in enumerate(usual) for _ in stage]
     # Later regions tend to lie below earlier ones, but that is for the C library to say.
-    ways = ((usual, 0), *((usual, below) for below in _BELOW), (early, 0))
+    ways = [(usual, 0), *((usual, below) for below in _BELOW)]
+    if early != usual:
+        ways.append((early, 0))
     return Run(
         variants=[(list(chain.from_iterable(stages)), below) for stages, below in ways],
         size=size,
@@ -280,13 +282,10 @@ def _run(asked: Allocations, before: int, gates: Sequence[int], apart: int, *, p
 def _workspace_first(step: Demand) -> Demand:
     """The same step with what its kernel works in, and a little more, asked for before its outputs.
 
-    Not of all kernels is it known in which order they ask, nor what they take that is too small to matter. A run has
-    to find room either way: what lies a little elsewhere leaves other gaps.
+    Not of all kernels is it known in which order they ask, nor what they take that is too small to matter. Where it is
+    not, a run has to find room either way: what lies a little elsewhere leaves other gaps.
     """
-    if OUTPUTS in step.pieces:
-        return step
-    pieces = step.pieces or ((step.workspace,) if step.workspace else ())
-    return replace(step, pieces=(UNIT, *pieces, OUTPUTS))
+    return step if OUTPUTS in step.pieces else replace(step, pieces=(UNIT, *step.work, OUTPUTS))
 
 
 def _most_alive(made: Sequence[tuple[int, int]]) -> int:

@@ -56,7 +56,7 @@ class Op:
         workspace: bytes that the kernel takes while it runs, beyond its outputs.
         outside: the part of ``workspace`` that does not come from the runtime's allocator.
         pieces: the rest of it tensor by tensor, as the kernel takes them, negative where it frees one of that size, and
-            `OUTPUTS` where it asks for its outputs if that is not first of all; empty where it takes all at once.
+            `OUTPUTS` where it asks for its outputs, if that is known; no tensors where it takes all at once.
         backward: whether the op belongs to the backward pass.
         recomputable: whether running it again gives the same result and has no other effect.
         heavy: whether it is one of the few expensive kinds (convolution, matrix product) that

@@ -25,6 +25,26 @@ _GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
 _PIECE = 2**16
 """Bytes of the buffer that a thread of a convolution works in."""
 
+OUTPUTS_FIRST = frozenset(
+    (
+        *("Abs", "Add", "And", "ArgMax", "ArgMin", "Atan", "AveragePool", "BatchNormalization", "BiasGelu", "Cast"),
+        *("Ceil", "Celu", "Clip", "Concat", "Conv", "ConvTranspose", "Cos", "CumSum", "DepthToSpace", "Div"),
+        *("Dropout", "Elu", "Equal", "Erf", "Exp", "Expand", "FastGelu", "Floor", "FusedConv", "FusedGemm"),
+        *("FusedMatMul", "Gather", "GatherElements", "GatherND", "Gelu", "Gemm", "GlobalAveragePool"),
+        *("GlobalMaxPool", "Greater", "GreaterOrEqual", "HardSigmoid", "Identity", "InstanceNormalization"),
+        *("IsNaN", "LRN", "LayerNormalization", "LeakyRelu", "Less", "LessOrEqual", "Log", "LogSoftmax"),
+        *("LpNormalization", "MatMul", "MaxPool", "Mul", "Neg", "Not", "Or", "PRelu", "Pad", "Pow", "QuickGelu"),
+        *("RMSNormalization", "Reciprocal", "ReduceL2", "ReduceLogSumExp", "ReduceMax", "ReduceMean", "ReduceSum"),
+        *("ReduceSumSquare", "Relu", "Reshape", "Resize", "Round", "ScatterElements", "ScatterND", "Selu", "Shape"),
+        *("Sigmoid", "Sign", "Sin", "Sinh", "Size", "Slice", "Softmax", "Softplus", "Softsign", "SpaceToDepth"),
+        *("Split", "Sqrt", "Sub", "Tanh", "ThresholdedRelu", "Tile", "Transpose", "Trilu"),
+    )
+)
+"""Operators whose kernels ask for their outputs first of all; ``tests/runtime/test_asking_order.py`` shows it."""
+
+_VARIADIC = frozenset({"Max", "Mean", "Min", "Sum"})
+"""Operators whose kernel joins its operands two by two, all but the last results in tensors of their own."""
+
 
 def workspace_of(node: ir.Node, threads: int) -> int:
     """Workspace of a node in bytes, as the arena hands it out; 0 where the kernel needs none worth counting.
@@ -42,7 +62,8 @@ def workspace_of(node: ir.Node, threads: int) -> int:
 def pieces_of(node: ir.Node) -> tuple[int, ...]:
     """The workspace of a node tensor by tensor, in bytes; see `ckplan.planner.problem.Op`. Empty if it is a single one.
 
-    Where an arena cuts its regions into chunks, several tensors are not one of the same size.
+    Where an arena cuts its regions into chunks, several tensors are not one of the same size. Only where `OUTPUTS` is
+    among them is it known when the kernel asks for its outputs.
     """
     operands = _contracted(node)
     if operands is not None:
@@ -50,7 +71,10 @@ def pieces_of(node: ir.Node) -> tuple[int, ...]:
     tensors = [chunk_size(size) for size in _tensors(node, 1) if size]  # one of no bytes would stand for the outputs
     if node.op_type == "Where":  # the branches come first (``core/providers/cpu/tensor/where_op.cc``)
         return (*tensors, OUTPUTS)
-    return tuple(tensors) if len(tensors) > 1 else ()
+    if node.op_type in _VARIADIC and len(node.inputs) < 4:
+        return (*tensors, OUTPUTS)
+    first = (OUTPUTS,) if node.op_type in OUTPUTS_FIRST else ()
+    return (*first, *tensors) if len(tensors) > 1 else first
 
 
 def outside_of(node: ir.Node) -> int:
@@ -70,6 +94,8 @@ def _tensors(node: ir.Node, threads: int) -> list[int]:
         return _chosen(node)
     if node.op_type == "LRN":
         return _squares(node)
+    if node.op_type in _VARIADIC:
+        return _joined(node)
     if node.op_type in ("Conv", "FusedConv"):
         return [_convolution(node, threads)]
     if node.op_type == "ConvTranspose":
@@ -88,8 +114,6 @@ def _copies(node: ir.Node) -> int:
         rank = len(node.outputs[0].shape or ())
         axis = node.attributes["axis"].as_int() if "axis" in node.attributes else -1
         return 0 if axis in (-1, rank - 1) else 2  # transposed, in and out
-    if node.op_type == "Sum":
-        return 1 if len(node.inputs) > 2 else 0
     if node.op_type in ("BiasGelu", "FastGelu"):
         return 1 if len(node.inputs) > 1 else 0
     # An Einsum whose operands are of unknown size copies its output at least.
@@ -117,6 +141,18 @@ def _chosen(node: ir.Node) -> list[int]:
         return [whole, whole]
     condition, *branches = (shape for shape in shapes if shape is not None)
     return [math.prod(np.broadcast_shapes(condition, branch)) * whole // math.prod(made) for branch in branches]
+
+
+def _joined(node: ir.Node) -> list[int]:
+    """Bytes of the first two operands joined, where there is a third: of more, two are there at once or the output."""
+    whole, made = bytes_of(node.outputs[0]), dimensions_of(node.outputs[0])
+    if len(node.inputs) < 3:
+        return []
+    shapes = [None if value is None else dimensions_of(value) for value in node.inputs[:2]]
+    first, second = shapes
+    if len(node.inputs) > 3 or not whole or not made or first is None or second is None:
+        return [whole]
+    return [math.prod(np.broadcast_shapes(first, second)) * whole // math.prod(made)]
 
 
 def _attention(node: ir.Node) -> list[int]:
