@@ -321,24 +321,25 @@ def _in_pools(made: Planned, sparing: bool, most: int, enough: int | None) -> Pl
         if source.footprint.held <= pools.held:
             break
     if enough is None or best.footprint.held > enough:
-        best = _steered(made, plain, best, sparing, enough)
+        best = _steered(made, plain, best, sparing, min(most, best.footprint.held), enough)
     return best
 
 
-def _steered(made: Planned, source: Planned, best: Planned, sparing: bool, enough: int | None) -> Planned:
-    """A file with placeholders beside the cells, if it holds less than the best one without.
+def _steered(made: Planned, source: Planned, best: Planned, sparing: bool, below: int, enough: int | None) -> Planned:
+    """A file with placeholders beside the cells, if it holds less than some bytes; else the best one without.
 
     Each takes some nodes, with shapes of their own, so they are fitted again to the file that has them.
     """
     pools = None
     for seed in range(_FITS):
-        held = best.footprint.held
-        pools = fitting_pools(source.executed, source.model, seed, below=held, enough=enough, start=pools)
+        pools = fitting_pools(source.executed, source.model, seed, below=below, enough=enough, start=pools)
         if pools is None:
             break
         source = _cut(made, source, pools, sparing)
-        if source.footprint.held < held and _holds(source):
-            return source
+        if source.footprint.held < below and _holds(source):
+            best, below = source, source.footprint.held
+        if source.footprint.held <= pools.held:
+            break
     return best
 
 

@@ -37,11 +37,11 @@ _FEWEST, _MOST = 100, 2_000
 _STEERED = 600_000
 """Steps that are simulated in a search for placeholders."""
 
-_DIRECTED = 600_000
-"""Addresses that are looked for and steps that are simulated to bring best fit to addresses."""
+_DIRECTED = 200_000
+"""Addresses that are looked for and steps that are simulated to bring best fit to addresses in one arena."""
 
 _SEARCHES, _NEAR = 6, 3
-"""Searches for placeholders, and how many sizes are near what is enough."""
+"""Searches by repair, and how many sizes are near what is enough, and are tried between that and the most."""
 
 _GOAL = 1.1
 """Ratio of what is alive that is enough for an arena with placeholders."""
@@ -173,14 +173,34 @@ def _by_placeholders(run: Run, counts: range, goal: int, spread: int | None, rng
     First those are tried that hold what is enough or little less, where the most is more than that: which of them suits
     best is hard to foresee. Then what is between that and the most.
     """
-    best = None
+    if goal not in counts:
+        return None
     # Those of little less than is enough, too: what counts is into which regions they fall.
-    for count in range(goal, max(goal - _NEAR, counts.start - 1), -1) if goal < counts.stop else ():
-        if (sized := _sized(run, count, spread)) is not None:
-            found = direct(*sized, _DIRECTED // _NEAR, random.Random(count))
-            if found is not None:
-                return _laid_out(*sized, *found)
-    for number in range(_SEARCHES if counts.start <= goal < counts.stop else 0):
+    for count in range(goal, max(goal - _NEAR, counts.start - 1), -1):
+        if (found := _directed(run, count, spread)) is not None:
+            return found
+    best = None
+    low, high = goal + 1, counts.stop - 1
+    for _ in range(_NEAR):
+        if low <= high:
+            middle = (low + high) // 2
+            found = _directed(run, middle, spread)
+            low, high = (middle + 1, high) if found is None else (low, middle - 1)
+            best = found or best
+    return best or _by_repair(run, counts, goal, spread, rng)
+
+
+def _directed(run: Run, count: int, spread: int | None) -> Layout | None:
+    """An arena of a number of MiB in which best fit was brought to addresses for all tensors, if they were found."""
+    sized = _sized(run, count, spread)
+    found = None if sized is None else direct(*sized, _DIRECTED, random.Random(count))
+    return None if sized is None or found is None else _laid_out(*sized, *found)
+
+
+def _by_repair(run: Run, counts: range, goal: int, spread: int | None, rng: random.Random) -> Layout | None:
+    """An arena of some number of MiB in which a run goes through with placeholders, found by repair, if one was found."""
+    best = None
+    for number in range(_SEARCHES):
         if best is not None:
             counts = range(counts.start, best.held // DEFAULT.first_region)
             count = (counts.start + counts.stop) // 2

@@ -249,19 +249,22 @@ def fitting_pools(
     apart = _apart(asked, nodes, roles)
     there = max((place for place, step in enumerate(asked.steps) if not pools.isdisjoint(step.freed)), default=-1)
     asked = replace(asked, size=tuple(0 if buffer in own else size for buffer, size in enumerate(asked.size)))
-    # What only looks at a buffer runs anywhere.
-    made = [
-        roles.get(node.name) not in ("control", RESERVATION, PLACE) and bool(step.tensors or step.outputs)
+    # What only looks at a buffer runs anywhere. What writes over one is waited for, and not what it writes over, which
+    # has no reader then.
+    ran = [
+        roles.get(node.name) not in ("control", RESERVATION, PLACE)
+        and (bool(step.tensors or step.outputs) or CPU.overwritten(node) is not None)
         for node, step in zip(nodes, asked.steps, strict=True)
     ]
     gates, before = [], None
-    for place, node in enumerate(nodes):
+    for place, (node, step) in enumerate(zip(nodes, asked.steps, strict=True)):
         # It waits for something made before, which waits for what runs before: not so a view, nor the shape of what is
         # transposed, which onnxruntime reads before that.
-        waits = made[place] and node.name in roles and CPU.view(node) is None
+        made = ran[place] and bool(step.tensors or step.outputs)
+        waits = made and node.name in roles and CPU.view(node) is None
         if waits and before is not None and before.op_type != "Transpose":
             gates.append(place)
-        before = node if made[place] else before
+        before = node if ran[place] else before
     fed = smallest_fed(model.graph.inputs, told(model.metadata_props, keys.UPDATES))
     spread = None if fed is None else bytes_of(fed)
     start = None if start is None else _renumbered(start, nodes, asked)
@@ -280,12 +283,12 @@ def fitting_pools(
     if found is None:
         return None
     born = {buffer: place for place, step in enumerate(asked.steps) for buffer in (*step.tensors, *step.outputs)}
-    regions = [[_named(cell, nodes, made, born.get(cell.use, -1)) for cell in region] for region in found.regions]
+    regions = [[_named(cell, nodes, ran, born.get(cell.use, -1)) for cell in region] for region in found.regions]
     return replace(
         found,
         regions=tuple(map(tuple, regions)),
         placeholders=tuple(
-            replace(one, begin=_moment(nodes, made, one.begin.step), end=_moment(nodes, made, one.end.step))
+            replace(one, begin=_moment(nodes, ran, one.begin.step), end=_moment(nodes, ran, one.end.step))
             for one in found.placeholders
         ),
     )
@@ -325,14 +328,14 @@ def _renumbered(layout: Layout, nodes: Sequence[ir.Node], asked: Allocations) ->
     )
 
 
-def _named(cell: Cell, nodes: Sequence[ir.Node], made: Sequence[bool], place: int) -> Cell:
+def _named(cell: Cell, nodes: Sequence[ir.Node], ran: Sequence[bool], place: int) -> Cell:
     """The same cell with what is made when it is given back, if it is kept for a buffer."""
-    return cell if place < 0 else replace(cell, end=_moment(nodes, made, place))
+    return cell if place < 0 else replace(cell, end=_moment(nodes, ran, place))
 
 
-def _moment(nodes: Sequence[ir.Node], made: Sequence[bool], place: int) -> Moment:
+def _moment(nodes: Sequence[ir.Node], ran: Sequence[bool], place: int) -> Moment:
     """When a node runs, by names."""
-    before = next((nodes[number] for number in reversed(range(place)) if made[number]), None)
+    before = next((nodes[number] for number in reversed(range(place)) if ran[number]), None)
     after = "" if before is None else before.outputs[0].name
     return Moment(place, str(nodes[place].name), str(nodes[place].outputs[0].name), str(after))
 
