@@ -198,7 +198,7 @@ def _directed(run: Run, count: int, spread: int | None) -> Layout | None:
 
 
 def _by_repair(run: Run, counts: range, goal: int, spread: int | None, rng: random.Random) -> Layout | None:
-    """An arena of some number of MiB in which a run goes through with placeholders, found by repair, if one was found."""
+    """The same, found by repairing what comes furthest."""
     best = None
     for number in range(_SEARCHES):
         if best is not None:
