@@ -212,10 +212,19 @@ class Addresses:
         """The address at which what is in the way weighs least, None if something cannot go elsewhere anywhere."""
         starts = np.concatenate((ends, begins - size))
         starts = starts[np.abs(starts) < _NOWHERE]
-        costs = ((begins < (starts + size)[:, None]) & (ends > starts[:, None])) @ weights
+        # What begins before the end, less what ends before the beginning: the latter is among the former.
+        fixed = weights >= _FIXED
+        loose = np.where(fixed, 0.0, weights)
+        costs, blocked = np.zeros(len(starts)), np.zeros(len(starts), dtype=np.int64)
+        for sign, bounds, reached in ((1, begins, starts + size), (-1, ends, starts + 1)):
+            order = np.argsort(bounds)
+            places = np.searchsorted(bounds[order], reached)
+            costs += sign * np.concatenate(([0.0], np.cumsum(loose[order])))[places]
+            blocked += sign * np.concatenate(([0], np.cumsum(fixed[order])))[places]
         costs *= self._random.uniform(1 - _SPREAD, 1 + _SPREAD, len(costs))
+        costs[blocked > 0] = _FIXED
         best = int(costs.argmin())
-        return None if costs[best] >= _FIXED / 2 else int(starts[best])
+        return None if blocked[best] else int(starts[best])
 
 
 def _smallest_gap(begins: Numbers, ends: Numbers, size: int) -> int | None:
