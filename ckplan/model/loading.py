@@ -32,6 +32,7 @@ from ckplan.model.torch_export import read_signature
 from ckplan.model.torchscript import folded_notes, separate_merged
 from ckplan.model.unfold import unfold
 from ckplan.model.validity import check_size, sort
+from ckplan.model.vectors import make_columns
 
 _INVALID = (
     "has inconsistent type",
@@ -182,6 +183,7 @@ def _normalised(
         check_sizes(model.graph)
         raise _blame(error, state, model) from error
     check_sizes(model.graph)
+    make_columns(model)
     if reference is not None and not repair.certain:
         check_rebatched(reference, model, repair)
         notes.append("checked by a run: the rebatched model computes what the file's own batch does")
