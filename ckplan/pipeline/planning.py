@@ -312,8 +312,10 @@ def _in_pools(made: Planned, sparing: bool, most: int, enough: int | None) -> Pl
     source = plain
     for seed in range(_FITS + 1):
         pools = fitting_pools(source.executed, source.model, seed, places=seed < _FITS)
-        if pools is None or pools.held > min(most, best.footprint.held):
+        if pools is None:
             continue
+        if pools.held > min(most, best.footprint.held):
+            break
         source = _cut(made, source, pools, sparing)
         if not _holds(source):
             continue

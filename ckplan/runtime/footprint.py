@@ -249,19 +249,14 @@ def fitting_pools(
     apart = _apart(asked, nodes, roles)
     there = max((place for place, step in enumerate(asked.steps) if not pools.isdisjoint(step.freed)), default=-1)
     asked = replace(asked, size=tuple(0 if buffer in own else size for buffer, size in enumerate(asked.size)))
-    # What only looks at a buffer runs anywhere. What writes over one is waited for, and not what it writes over, which
-    # has no reader then.
-    ran = [
-        roles.get(node.name) not in ("control", RESERVATION, PLACE)
-        and (bool(step.tensors or step.outputs) or CPU.overwritten(node) is not None)
-        for node, step in zip(nodes, asked.steps, strict=True)
-    ]
+    # What only looks at a buffer runs anywhere. What takes over one is waited for, and not what lay in it, which would
+    # have a reader more and still lie there.
+    ran = [roles.get(node.name) not in ("control", RESERVATION, PLACE) and CPU.view(node) is None for node in nodes]
     gates, before = [], None
     for place, (node, step) in enumerate(zip(nodes, asked.steps, strict=True)):
         # It waits for something made before, which waits for what runs before: not so a view, nor the shape of what is
         # transposed, which onnxruntime reads before that.
-        made = ran[place] and bool(step.tensors or step.outputs)
-        waits = made and node.name in roles and CPU.view(node) is None
+        waits = ran[place] and bool(step.tensors or step.outputs) and node.name in roles
         if waits and before is not None and before.op_type != "Transpose":
             gates.append(place)
         before = node if ran[place] else before

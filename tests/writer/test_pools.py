@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 
 import onnx
@@ -16,7 +18,7 @@ from ckplan.planner.allocations import held_wherever
 from ckplan.planner.cells import Cell, Layout, Moment, Placeholder
 from ckplan.runtime.executed import executed_model
 from ckplan.runtime.feeds import has_memory_pattern
-from ckplan.runtime.footprint import allocations_of, footprint_of
+from ckplan.runtime.footprint import allocations_of, fitting_pools, footprint_of
 from ckplan.writer.control_edges import ControlEdges
 from ckplan.writer.emit import write
 from ckplan.writer.pools import wait_for_cells
@@ -160,3 +162,26 @@ def test_a_larger_first_region_and_placeholders_are_held_as_promised(tmp_path: P
     assert counters is not None
     assert counters.steady is not None
     assert layout.held <= counters.steady.held <= layout.held + 2**14
+
+
+def test_nothing_waits_for_what_is_written_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who waits for a tensor reads it, and its buffer is not handed on before: what takes over is waited for."""
+    step = ckplan.open_model(SAMPLES / "resnet_tiny.onnx", dims={"batch": 16})
+    plain = rewrite_as(step, ckplan.plan(step, strategy="none"))
+    nodes = list(plain.executed.graph)
+    asked = allocations_of(plain.executed, plain.model)
+    over = {
+        place for place, one in enumerate(asked.steps) if not one.tensors and nodes[place].op_type in ("Mul", "Relu")
+    }
+
+    def behind_them(_: object, __: int, ___: int, *, gates: Sequence[int], **____: object) -> Layout:
+        pairs = [pair for pair in pairwise(gates) if pair[0] - 1 in over]
+        held = [Placeholder(MIB, Moment(begin), Moment(end)) for begin, end in pairs]
+        return Layout(((Cell(64 * MIB),),), MIB, tuple(held))
+
+    monkeypatch.setattr("ckplan.runtime.footprint.best_pools", behind_them)
+    pools = fitting_pools(plain.executed, plain.model)
+    assert pools is not None
+    assert len(pools.placeholders) >= 3
+    for one in pools.placeholders:
+        assert one.begin.after == nodes[one.begin.step - 1].outputs[0].name
