@@ -2,8 +2,9 @@
 
 Of what is the first at its address a place is kept. Then the run is walked through: where best fit puts a tensor
 elsewhere than it is meant to lie, the rest is given other addresses around it. Only where that does not work is the
-tensor sent to its own address, by placeholders. Where something finds no room, the walk goes back and takes another
-turn.
+tensor sent to its own address, by placeholders. Where something finds no room, or no address, the walk goes back at
+once and takes another turn: what goes on without an address piles up. A walk that comes to the end does so after a few
+turns, so others are begun rather than this one gone on with.
 """
 
 from __future__ import annotations
