@@ -20,6 +20,9 @@ WALL_BYTES = 20 * 2**10
 SPARE = 56
 """Units at the beginning of the first region that a wall keeps apart: shapes and numbers lie there, in no other gap."""
 
+SMALLEST = 2 * WALL_BYTES // UNIT
+"""Units of the smallest cell but walls: nothing small that is made before they are may fall into a smaller gap."""
+
 APART = SPARE + WALL_BYTES // UNIT + 4
 """Units up to the end of that wall, if nothing else is known, with some shapes that are made before."""
 
@@ -115,16 +118,17 @@ def parts_of(row: Row) -> list[tuple[int, int]]:
     """The cells of a region as they can be made, one after the other.
 
     The arena cuts a gap only for what is at most half of it: a cell that is larger than what lies behind it is made in
-    parts, which are one when all are given back.
+    parts, which are one when all are given back. None is so small that it would fall into the gap that is left for
+    shapes.
     """
     parts: list[tuple[int, int]] = []
     behind = sum(size for size, _ in row)
     for size, use in row:
         behind -= size
         while size > behind > 0:
-            part = (size + behind) // 2
-            parts.append((part, use))
-            size -= part
+            rest = max(min(size // 2, behind), (size - behind + 1) // 2)
+            parts.append((size - rest, use))
+            size = rest
         parts.append((size, use))
     return parts
 

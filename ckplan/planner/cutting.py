@@ -7,15 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ckplan.planner.arena import UNIT
-from ckplan.planner.cells import POOL, WALL, WALL_BYTES, Row, lacking
+from ckplan.planner.cells import POOL, SMALLEST, WALL, WALL_BYTES, Row, lacking
 
 MOST_CELLS = 40
 """Cells beyond which none is added: each takes a few nodes of the file."""
 
 _WALL = WALL_BYTES // UNIT
-SMALLEST = 2 * _WALL
-"""Units of the smallest cell but walls: no small tensor that is made before they are may fall into a smaller gap."""
-
 _PARTED = 8
 """A cell is at most so many times as large as what lies behind it: it is made in some parts then."""
 

@@ -16,9 +16,9 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from ckplan.planner.addresses import Addresses, Asked, Effort, asked_in
-from ckplan.planner.cells import POOL, Row, arranged, make, opened
+from ckplan.planner.cells import POOL, SMALLEST, Row, arranged, make, opened
 from ckplan.planner.courses import Held, followed, requests_of
-from ckplan.planner.cutting import SMALLEST, Run, State, rows_of
+from ckplan.planner.cutting import Run, State, rows_of
 from ckplan.planner.gaps import Gaps
 from ckplan.planner.steering import directed, fewer
 

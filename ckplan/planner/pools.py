@@ -21,9 +21,21 @@ from itertools import chain, groupby
 
 from ckplan.planner.allocations import Allocations, Demand, requests
 from ckplan.planner.arena import DEFAULT, UNIT
-from ckplan.planner.cells import APART, MADE, POOL, REGION, Cell, Layout, Moment, Placeholder, parts_of, released
+from ckplan.planner.cells import (
+    APART,
+    MADE,
+    POOL,
+    REGION,
+    SMALLEST,
+    Cell,
+    Layout,
+    Moment,
+    Placeholder,
+    parts_of,
+    released,
+)
 from ckplan.planner.courses import Held
-from ckplan.planner.cutting import SMALLEST, Run, State, climbed, cut, fewer, long_kept, rows_of
+from ckplan.planner.cutting import Run, State, climbed, cut, fewer, long_kept, rows_of
 from ckplan.planner.directing import direct
 from ckplan.planner.problem import OUTPUTS
 from ckplan.planner.steering import steer
