@@ -189,7 +189,8 @@ def make_placeholders(
 ) -> list[ir.Node]:
     """The same sequence with nodes for placeholders, each tied to the nodes before which it is made and dies.
 
-    Those before one node are made one after the other, the last one before that node.
+    Those before one node are made one after the other, the last one before that node, and the first one when all that
+    die before it are dead.
 
     Args:
         nodes: the sequence.
@@ -198,18 +199,29 @@ def make_placeholders(
     """
     makers = _makers(nodes)
     made: dict[int, list[ir.Value]] = {}
+    dying: dict[int, list[ir.Value]] = {}
+    signals: dict[int, ir.Value] = {}
     inserted: dict[int, list[ir.Node]] = {}
     for number, one in enumerate(placeholders):
-        found = _place(one.begin, nodes, makers)
+        found, end = _place(one.begin, nodes, makers), _place(one.end, nodes, makers)
         if found is None:
             continue
-        place, signal = found
-        after = made[place][-1] if place in made else signal
+        place, after = found
+        if place in made:
+            after = made[place][-1]
+        else:
+            for value in dying.pop(place, ()):
+                after = edges.alias(value, after)
         node = reserved(f"{_NAME}/placeholder{number}", one.bytes, after, edges)
         node.metadata_props[ROLE] = PLACE
         inserted.setdefault(place, []).append(node)
         made.setdefault(place, []).append(node.outputs[0])
-        _give_back(node.outputs[0], one.end, nodes, makers, edges)
+        if end is not None:
+            dying.setdefault(end[0], []).append(node.outputs[0])
+            signals[end[0]] = end[1]
+    for place, values in dying.items():
+        for value in values:
+            gate(nodes[place], edges.alias(value, signals[place]), edges)
     for place, values in made.items():
         gate(nodes[place], values[-1], edges)
     return [other for place, node in enumerate(nodes) for other in (*inserted.get(place, ()), node)]

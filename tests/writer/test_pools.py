@@ -185,3 +185,18 @@ def test_nothing_waits_for_what_is_written_over(monkeypatch: pytest.MonkeyPatch)
     assert len(pools.placeholders) >= 3
     for one in pools.placeholders:
         assert one.begin.after == nodes[one.begin.step - 1].outputs[0].name
+
+
+def test_what_dies_before_a_node_is_dead_before_a_placeholder_is_made_there() -> None:
+    step = ckplan.open_model(SAMPLES / "unet_tiny.onnx", dims={"batch": 16})
+    plan = ckplan.plan(step, strategy="none")
+    plain = rewrite_as(step, plan)
+    order = [str(value.name) for node in plain.executed.graph for value in node.outputs]
+    relus = [node for node in plain.executed.graph if node.op_type == "Relu"]
+    moments = [Moment(0, str(node.name), str(node.outputs[0].name)) for node in relus[2:5]]
+    held = tuple(Placeholder(size * MIB, *ends) for size, ends in zip((3, 2), pairwise(moments), strict=True))
+    made = write(step.fused, plan, pools=Layout(((Cell(32 * MIB),),), MIB, held), order=order)
+    asked = allocations_of(made.executed, made.model)
+    first, second = (place for place, node in enumerate(made.executed.graph) if "placeholder" in str(node.name))
+    (buffer,) = asked.steps[first].tensors
+    assert next(place for place, step in enumerate(asked.steps) if buffer in step.freed) < second
