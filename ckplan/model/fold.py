@@ -373,7 +373,7 @@ def _initializer(state: Sweep, array: np.ndarray, name: str = "resolved") -> ir.
         metadata_props={keys.CONSTANT: FOLDED},
     )
     graph.register_initializer(initializer)
-    mark_constant(initializer, "folded")
+    mark_constant(initializer, FOLDED)
     state.constants[initializer] = array
     return initializer
 

@@ -140,7 +140,7 @@ def _chosen(node: ir.Node) -> list[int]:
     if not whole or not made or len(shapes) != 3 or any(shape is None for shape in shapes):
         return [whole, whole]
     condition, *branches = (shape for shape in shapes if shape is not None)
-    return [math.prod(np.broadcast_shapes(condition, branch)) * whole // math.prod(made) for branch in branches]
+    return [_broadcast(whole, made, condition, branch) for branch in branches]
 
 
 def _joined(node: ir.Node) -> list[int]:
@@ -152,7 +152,12 @@ def _joined(node: ir.Node) -> list[int]:
     first, second = shapes
     if len(node.inputs) > 3 or not whole or not made or first is None or second is None:
         return [whole]
-    return [math.prod(np.broadcast_shapes(first, second)) * whole // math.prod(made)]
+    return [_broadcast(whole, made, first, second)]
+
+
+def _broadcast(whole: int, made: tuple[int, ...], first: tuple[int, ...], second: tuple[int, ...]) -> int:
+    """Bytes of two operands of these shapes broadcast, of a result that takes ``whole`` bytes in shape ``made``."""
+    return math.prod(np.broadcast_shapes(first, second)) * whole // math.prod(made)
 
 
 def _attention(node: ir.Node) -> list[int]:

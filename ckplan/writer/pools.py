@@ -16,6 +16,7 @@ that might be left out.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Collection, Mapping, Sequence
 
 import onnx_ir as ir
@@ -199,8 +200,7 @@ def make_placeholders(
     """
     makers = _makers(nodes)
     made: dict[int, list[ir.Value]] = {}
-    dying: dict[int, list[ir.Value]] = {}
-    signals: dict[int, ir.Value] = {}
+    dying: dict[int, list[tuple[ir.Value, Moment]]] = {}
     inserted: dict[int, list[ir.Node]] = {}
     for number, one in enumerate(placeholders):
         found, end = _place(one.begin, nodes, makers), _place(one.end, nodes, makers)
@@ -210,18 +210,16 @@ def make_placeholders(
         if place in made:
             after = made[place][-1]
         else:
-            for value in dying.pop(place, ()):
+            for value, _ in dying.pop(place, ()):
                 after = edges.alias(value, after)
         node = reserved(f"{_NAME}/placeholder{number}", one.bytes, after, edges)
         node.metadata_props[ROLE] = PLACE
         inserted.setdefault(place, []).append(node)
         made.setdefault(place, []).append(node.outputs[0])
         if end is not None:
-            dying.setdefault(end[0], []).append(node.outputs[0])
-            signals[end[0]] = end[1]
-    for place, values in dying.items():
-        for value in values:
-            gate(nodes[place], edges.alias(value, signals[place]), edges)
+            dying.setdefault(end[0], []).append((node.outputs[0], one.end))
+    for value, moment in itertools.chain.from_iterable(dying.values()):
+        _give_back(value, moment, nodes, makers, edges)
     for place, values in made.items():
         gate(nodes[place], values[-1], edges)
     return [other for place, node in enumerate(nodes) for other in (*inserted.get(place, ()), node)]
