@@ -24,7 +24,7 @@ import onnx_ir as ir
 from ckplan.autodiff.builder import Builder, dtype_of, shape_of
 from ckplan.autodiff.rules import depthwise_rows
 from ckplan.autodiff.rules.depthwise_rows import EINSUM_TYPES
-from ckplan.autodiff.rules.windows import Window, pad_axes, places_of
+from ckplan.autodiff.rules.windows import Window, pad_axes, places_of, told_apart
 from ckplan.autodiff.slices import slice_axes
 
 #: Places of a channel from which on a dot product is fast enough.
@@ -126,9 +126,7 @@ def _columns(op: Builder, x: ir.Value, stride: int, residues: Sequence[int]) -> 
     """
     *lead, width = shape_of(x)
     if 1 < stride == len(residues):
-        pairs = op.reshape(x, [*lead, width // stride, stride])
-        parts = op.Split(pairs, axis=-1, num_outputs=stride, _outputs=stride)
-        yield from (op.reshape(part, [*lead, width // stride]) for part in parts)
+        yield from told_apart(op, x, len(lead), stride)
     else:
         yield from (slice_axes(op, x, [len(lead)], [residue], [width], [stride]) for residue in residues)
 

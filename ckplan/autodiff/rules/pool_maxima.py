@@ -17,7 +17,7 @@ import onnx_ir as ir
 
 from ckplan.autodiff.builder import Builder, shape_of, size_of
 from ckplan.autodiff.recurrent.time_loop import States, Values, scan
-from ckplan.autodiff.rules.windows import Window, pad_axes
+from ckplan.autodiff.rules.windows import Window, pad_axes, told_apart
 
 #: Elements of x from which on comparisons are faster: a part takes some 40 small nodes.
 MANY_ELEMENTS = 2**17
@@ -94,7 +94,7 @@ def _maxima(op: Builder, value: ir.Value, window: Window, axis: int) -> _Axis:
     low = float("-inf")
     value = pad_axes(op, value, [at], [0], [-size % stride], low)
     width = shape_of(value)[at] // stride
-    parts = _told_apart(op, value, at, stride)
+    parts = list(told_apart(op, value, at, stride))
     places = [
         divmod(tap * window.dilations[axis] - window.begin[axis], stride)[::-1] for tap in range(window.kernel[axis])
     ]
@@ -124,20 +124,8 @@ def _spread(op: Builder, maxima: _Axis, dy: ir.Value, window: Window, axis: int)
     return pad_axes(op, joined, [at], [0], [window.inputs[axis] - shape_of(joined)[at]])
 
 
-def _told_apart(op: Builder, value: ir.Value, axis: int, stride: int) -> Sequence[ir.Value]:
-    """The elements of each residue modulo the stride along an axis, whose size the stride divides."""
-    if stride == 1:
-        return [value]
-    lead, rest = shape_of(value)[:axis], shape_of(value)[axis + 1 :]
-    width = shape_of(value)[axis] // stride
-    parts = op.Split(
-        op.reshape(value, [*lead, width, stride, *rest]), axis=axis + 1, num_outputs=stride, _outputs=stride
-    )
-    return [op.reshape(part, [*lead, width, *rest]) for part in parts]
-
-
 def _joined(op: Builder, parts: Sequence[ir.Value], axis: int) -> ir.Value:
-    """What :func:`_told_apart` told apart."""
+    """What :func:`told_apart` told apart."""
     if len(parts) == 1:
         return parts[0]
     lead, rest = shape_of(parts[0])[:axis], shape_of(parts[0])[axis + 1 :]

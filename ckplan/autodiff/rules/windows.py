@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -132,6 +132,25 @@ def permuted(op: Builder, value: ir.Value, perm: Sequence[int], shape: Sequence[
     if moving != sorted(moving):
         value = op.Transpose(value, perm=list(perm))
     return op.reshape(value, shape)
+
+
+def told_apart(op: Builder, value: ir.Value, axis: int, stride: int) -> Iterator[ir.Value]:
+    """Yield the elements of each residue modulo the stride along an axis, all of them by one pass.
+
+    Args:
+        op: the builder.
+        value: of a size that the stride divides along the axis.
+        axis: not negative.
+        stride: step between the elements of a residue.
+    """
+    if stride == 1:
+        yield value
+        return
+    lead, rest = shape_of(value)[:axis], shape_of(value)[axis + 1 :]
+    width = shape_of(value)[axis] // stride
+    split = op.reshape(value, [*lead, width, stride, *rest])
+    parts = op.Split(split, axis=axis + 1, num_outputs=stride, _outputs=stride)
+    yield from (op.reshape(part, [*lead, width, *rest]) for part in parts)
 
 
 def places_of(window: Window, tap: Sequence[int], sizes: Sequence[int]) -> np.ndarray:
