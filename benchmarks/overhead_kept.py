@@ -1,6 +1,6 @@
 """What a plan for an overhead costs on the clock: asked, planned, measured, by shapes, by kernels and by the clock.
 
-    python -m benchmarks.overhead_kept [calibrate plan time] [--only bert unet] [--costs calibrated clock] [--pairs 10]
+    python -m benchmarks.overhead_kept [--stages plan time] [--only bert unet] [--costs calibrated clock] [--pairs 10]
 
 Each network is planned by `auto` for 5, 10 and 20 % more compute, by what shapes tell (`--cost flops`), by kernels that
 were timed on this machine (`--cost calibrated`), and by the clock (`--cost clock`). *Planned* is the overhead in the
@@ -123,7 +123,7 @@ def line(row: dict[str, Any]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("stages", nargs="*", default=list(STAGES), choices=STAGES)
+    parser.add_argument("--stages", nargs="+", choices=STAGES, default=list(STAGES))
     parser.add_argument("--only", nargs="+", choices=[*EXPORTED, *BUILT], default=[*EXPORTED, *BUILT])
     parser.add_argument("--costs", nargs="+", choices=COSTS, default=list(COSTS))
     parser.add_argument("--pairs", type=int, default=6)
