@@ -130,7 +130,7 @@ def backpropagate(
                 if value in inputs and value in wanted:
                     _accumulate(op, value, gradient, left)
     if unsupported:
-        raise _unsupported(op, parameters, unsupported)
+        raise _unsupported(op, parameters, targets, unsupported)
     for value in parameters:
         if value in gradients and value not in finished:
             hand_out(value)
@@ -265,18 +265,38 @@ def _reason(node: ir.Node) -> str | None:
     return NON_DIFFERENTIABLE.get(node.op_type)
 
 
-def _unsupported(op: Builder, parameters: Sequence[ir.Value], nodes: dict[ir.Node, str]) -> UnsupportedOperatorsError:
-    """Make the error that lists the nodes and says whether freezing parameters is a way out."""
-    upstream = {value for node in nodes for value in differentiable_inputs(node, None)}
-    for node in reversed(op.graph):
-        if not upstream.isdisjoint(node.outputs):
-            upstream |= differentiable_inputs(node, entry_of(node, op.opset_imports))
-    frozen = [str(value.name) for value in parameters if value in upstream]
+def _unsupported(
+    op: Builder, parameters: Sequence[ir.Value], targets: Iterable[ir.Value], nodes: dict[ir.Node, str]
+) -> UnsupportedOperatorsError:
+    """Make the error that lists the nodes and says what to freeze, or where to stop gradients, as a way out."""
+    before = _upstream(op, nodes)
+    frozen = [value for value in parameters if value in before]
     free = len(parameters) - len(frozen)
     if free:
-        names = " ".join(f"--no-grad '{name}'" for name in frozen[:3]) + (" ..." if len(frozen) > 3 else "")
+        names = _no_grad(frozen)
         hint = f"freeze the {len(frozen)} parameter(s) before them ({names}); {free} other(s) can still be trained"
+    elif not _upstream(op, targets, without=nodes).isdisjoint(parameters):
+        outputs = [value for node in reversed(nodes) for value in node.outputs if value.uses()]
+        hint = (
+            f"stop gradients at what they make ({_no_grad(outputs)}); parameters reach the loss on other paths as well"
+        )
     else:
         hint = "no choice of --no-grad helps: every parameter reaches the loss only through them"
     listed = [(f"{_qualified(node)} '{node.name}'", reason) for node, reason in nodes.items()]
     return UnsupportedOperatorsError(list(reversed(listed)), hint)
+
+
+def _upstream(op: Builder, of: Iterable[ir.Node | ir.Value], without: Collection[ir.Node] = ()) -> set[ir.Value]:
+    """Return the values from which gradient paths lead to some values, or through nodes, and do not pass others."""
+    found: set[ir.Value] = set()
+    for start in of:
+        found |= {start} if isinstance(start, ir.Value) else differentiable_inputs(start, None)
+    for node in reversed(op.graph):
+        if node not in without and not found.isdisjoint(node.outputs):
+            found |= differentiable_inputs(node, entry_of(node, op.opset_imports))
+    return found
+
+
+def _no_grad(values: Sequence[ir.Value]) -> str:
+    """The options of the command line that leave out some values; no more than three of them."""
+    return " ".join(f"--no-grad '{value.name}'" for value in values[:3]) + (" ..." if len(values) > 3 else "")

@@ -308,6 +308,18 @@ def test_nothing_helps_where_every_parameter_is_cut_off():
         build_training_graph(model)
 
 
+def test_gradients_can_be_stopped_where_parameters_reach_the_loss_on_another_path_as_well():
+    model = parse(
+        """g (double[4,4] x) => (double loss) {
+            a = Mul(x, w) b = Hardmax(a) c = Mul(a, b) loss = ReduceSum <keepdims = 0> (c)
+        }""",
+        w=values(4, 4),
+    )
+    with pytest.raises(UnsupportedOperatorsError, match="stop gradients at what they make .--no-grad 'b'."):
+        build_training_graph(model)
+    assert list(build_training_graph(model, no_grad=["b"]).gradients) == ["w"]
+
+
 def test_arguments_computed_at_run_time_are_reported_with_the_node():
     model = parse(
         """g (double[4,4] x, int64[1] n) => (double loss) {
