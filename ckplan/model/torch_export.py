@@ -5,8 +5,9 @@ which inputs were parameters of the module, which buffers and which constants. T
 and
 
 - computes what depends on parameters alone: a transposed weight becomes ``val_110``, a name as constants have it;
-- merges initializers of up to a thousand equal values: the biases of an untrained module, all zero, become one, so
-  that layers share what they did not share;
+- merges initializers of up to a thousand equal values: the biases of an untrained module, all zero, become one, and
+  of layers that begin as copies of one (``torch.nn.TransformerEncoder``) everything, so that layers share what they did
+  not share;
 - drops biases of zeros.
 
 And of a module in training mode it writes BatchNormalization in its inference form.
@@ -81,16 +82,21 @@ def read_signature(model: ir.Model) -> tuple[str, ...]:
     if not operands:
         return ()
     present = {_operand_of(value): value for value in graph.initializers.values()}
-    separated: dict[str, ir.Value] = {}
+    separated = 0
     for name, place in _matches(graph, operands):
         value, operand = place.value, operands[name]
-        if not _operand_of(value):
-            if operand.kind == "PARAMETER" and name not in present:
-                value.metadata_props[keys.STANDS_FOR] = operand.target
-            continue
-        if name not in present:
-            present[name] = separated[name] = _copy(graph, value, name, operand)
-        place.node.replace_input_with(place.index, present[name])
+        if _operand_of(value):
+            if name not in present:
+                present[name] = _copy(graph, value, operand.target, {KIND: operand.kind, OPERAND: name})
+                separated += 1
+            place.node.replace_input_with(place.index, present[name])
+        elif operand.kind == "PARAMETER" and name not in present:
+            # Of equal parameters it was computed several times, and what was computed was merged.
+            stands_for = value.metadata_props.setdefault(keys.STANDS_FOR, operand.target)
+            if stands_for != operand.target:
+                copy = _copy(graph, value, str(value.name), {keys.STANDS_FOR: operand.target})
+                place.node.replace_input_with(place.index, copy)
+                separated += 1
     _join_copies(graph)
     parameters = {operand.target for operand in operands.values() if operand.kind == "PARAMETER"}
     buffers = {operand.target for operand in operands.values() if operand.kind == "BUFFER"}
@@ -119,7 +125,7 @@ def read_signature(model: ir.Model) -> tuple[str, ...]:
             continue
         if not lost or (modules and modules <= frozen):
             value.metadata_props.setdefault(keys.STANDS_FOR, "")
-    return (*_notes(graph, len(separated), lost), *doubtful)
+    return (*_notes(graph, separated, lost), *doubtful)
 
 
 def operands_of(line: str) -> list[str]:
@@ -287,14 +293,13 @@ def _places(nodes: list[ir.Node]) -> list[_Place]:
     ]
 
 
-def _copy(graph: ir.Graph, value: ir.Value, name: str, operand: _Operand) -> ir.Value:
-    target = unused_name(graph, operand.target)
-    tensor = value.const_value
+def _copy(graph: ir.Graph, value: ir.Value, name: str, metadata: dict[str, str]) -> ir.Value:
+    name, tensor = unused_name(graph, name), value.const_value
     assert tensor is not None  # of an initializer that is no graph input
     copy = ir.Value(
-        name=target, shape=value.shape, type=value.type, metadata_props={KIND: operand.kind, OPERAND: name},
+        name=name, shape=value.shape, type=value.type, metadata_props=metadata,
         # What is merged is small; a tensor that two values shared would bear the name of one of them.
-        const_value=ir.Tensor(tensor.numpy(), dtype=tensor.dtype, name=target),
+        const_value=ir.Tensor(tensor.numpy(), dtype=tensor.dtype, name=name),
     )  # fmt: skip
     graph.register_initializer(copy)
     return copy

@@ -315,7 +315,7 @@ def test_gradients_can_be_stopped_where_parameters_reach_the_loss_on_another_pat
         }""",
         w=values(4, 4),
     )
-    with pytest.raises(UnsupportedOperatorsError, match="stop gradients at what they make .--no-grad 'b'."):
+    with pytest.raises(UnsupportedOperatorsError, match="stop gradients at what they make"):
         build_training_graph(model)
     assert list(build_training_graph(model, no_grad=["b"]).gradients) == ["w"]
 

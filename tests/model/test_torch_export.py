@@ -110,6 +110,21 @@ def test_a_computed_weight_is_matched_with_its_parameter() -> None:
     assert "'val_7' of 'l.weight', 'val_9' of 'l.bias'" in notes
 
 
+def test_what_was_computed_of_equal_parameters_is_apart_again() -> None:
+    model = exported(
+        "h = MatMul(x, val_7) y = MatMul(h, val_7)",
+        {"val_7": normal(0, 4, 4)},
+        {f"p_{n}_weight": ("PARAMETER", f"{n}.weight") for n in "ab"},
+        [f"aten.linear.default](args = (%x, %p_{n}_weight), kwargs = {{}})" for n in "ab"],
+    )
+    found, notes = loaded(model)
+    read = [node.inputs[1] for node in found.graph]
+    assert [value is not None and value.metadata_props[STANDS_FOR] for value in read] == ["a.weight", "b.weight"]
+    assert "1 tensor(s) that torch's exporter merged" in notes
+    x = normal(1, 2, 4)
+    np.testing.assert_array_equal(run(found, {"x": x})[0], run(model, {"x": x})[0])
+
+
 def test_a_layer_that_is_used_twice_is_computed_with_once() -> None:
     line = "aten.linear.default](args = (%{x}, %p_l_weight), kwargs = {{}})"
     weight = normal(0, 4, 4)
@@ -193,10 +208,61 @@ def test_what_the_old_exporter_merged_is_apart_again() -> None:
     assert "2 tensor(s) that torch's exporter merged" in notes
 
 
-def test_what_was_tied_on_purpose_stays_one() -> None:
-    found, notes = loaded(parse(SCRIPTED, {"a.weight": normal(0, 4), "a.bias": normal(1, 4)}))
-    assert sorted(found.graph.initializers) == ["a.bias", "a.weight"]
-    assert "merged" not in notes
+def scripted(nodes: str, arrays: dict[str, np.ndarray], names: dict[str, str]) -> onnx.ModelProto:
+    """A file as torch's old exporter writes it, from x and ids to y, with names for some nodes, by what they make."""
+    nodes = re.sub(r"onnx::\w+|\w+(\.\w+)+", r'"\g<0>"', nodes)  # as the text form has such names
+    operands = "float[2,4] x, int64[2] ids"
+    model = parse(f'<ir_version: 10, opset_import: ["": 21]> g ({operands}) => (float[2,4] y) {{ {nodes} }}', arrays)
+    model.producer_name = "pytorch"
+    for node in model.graph.node:
+        node.name = names.get(node.output[0], node.name)
+    return model
+
+
+def test_layers_that_begin_as_copies_are_apart_again() -> None:
+    """Whatever their values: torch.nn.TransformerEncoder copies one layer, and a target network is a copy, too."""
+    model = scripted(
+        "b.weight = Identity(a.weight) b.gate = Identity(a.gate) bias2 = Identity(bias1) "
+        "h = Mul(x, a.weight) i = Mul(h, a.gate) j = Add(i, bias1) "
+        "k = Mul(j, b.weight) l = Mul(k, b.gate) y = Add(l, bias2)",
+        {"a.weight": normal(0, 4), "a.gate": np.array(0.1, np.float32), "bias1": np.zeros(4, np.float32)},
+        {},
+    )
+    found, notes = loaded(model)
+    assert sorted(found.graph.initializers) == ["a.gate", "a.weight", "b.gate", "b.weight", "bias1", "bias2"]
+    assert "3 tensor(s) that torch's exporter merged" in notes
+
+
+def test_a_table_that_was_copied_for_the_old_exporter_stays_one() -> None:
+    model = scripted(
+        "head.weight = Identity(wte.weight) h = Gather(wte.weight, ids) t = Mul(x, head.weight) y = Add(t, h)",
+        {"wte.weight": normal(0, 2, 4)},
+        {},
+    )
+    assert list(loaded(model)[0].graph.initializers) == ["wte.weight"]
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "identity", "bias", "apart"),
+    [
+        ("/net/layers.0/linear/MatMul", "/net/layers.1/linear/MatMul", "", "bias", True),
+        ("/net/net.0/MatMul", "/net/net.1/MatMul", "", "bias", True),
+        ("/online/MatMul", "/target/MatMul", "target.scale = Identity(online.scale)", "bias", True),
+        ("/online/MatMul", "/target/MatMul", "", "bias", False),  # two modules may share a weight
+        ("/net/layer/MatMul", "/net/layer_1/MatMul", "", "bias", False),  # one module that is used twice
+        ("/net/net.0/MatMul", "/net/net.1/MatMul", "", "net.1.bias", False),  # no copy: it has a bias of its own
+    ],
+)
+def test_turned_weights_of_layers_that_begin_as_copies_are_apart_again(
+    first: str, second: str, identity: str, bias: str, apart: bool
+) -> None:
+    model = scripted(
+        f"onnx::MatMul_19 = Identity(onnx::MatMul_18) {identity} "
+        f"h = MatMul(x, onnx::MatMul_18) i = Mul(h, online.scale) j = MatMul(i, onnx::MatMul_19) y = Add(j, {bias})",
+        {"onnx::MatMul_18": normal(0, 4, 4), "online.scale": normal(1, 4), bias: normal(2, 4)},
+        {"h": first, "j": second},
+    )
+    assert ("onnx::MatMul_19" in loaded(model)[0].graph.initializers) == apart
 
 
 TIED = """<ir_version: 10, opset_import: ["": 21]> g (int64[2] ids) => (float[2,9] y) {
