@@ -17,7 +17,7 @@ _EVERY = 12
 """Steps between two states that are kept, to simulate from there."""
 
 KEY = -(2**30)
-"""Below this are keys of placeholders, and, a half of it below, of the shapes that they are made with."""
+"""Below this are keys of placeholders."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,13 +129,14 @@ def _by_step(held: Sequence[Held]) -> tuple[dict[int, list[Held]], dict[int, lis
 
 
 def _requests(step: int, begins: dict[int, list[Held]], ends: dict[int, list[Held]]) -> Iterator[tuple[int, int]]:
-    """What is asked for before a step for placeholders: each is made of a shape, which takes a unit."""
+    """What is asked for before a step for placeholders.
+
+    The shapes that they are made of are not: onnxruntime puts them where shapes were before.
+    """
     for held in ends.get(step, ()):
         yield KEY - held.number, 0
     for held in begins.get(step, ()):
-        yield 2 * KEY - held.number, 1
         yield KEY - held.number, held.size
-        yield 2 * KEY - held.number, 0
 
 
 def requests_of(step: int, held: Sequence[Held]) -> list[tuple[int, int]]:

@@ -28,6 +28,7 @@ from ckplan.runtime.sizes import SMALL, bytes_of, dimensions_of, hide_dimensions
 from ckplan.runtime.unfused import PARTS, Part
 from ckplan.writer.control_edges import ControlEdges, is_control, read_instead, shape_constant
 from ckplan.writer.known_shapes import KnownShapes, is_named, tells_shape
+from ckplan.writer.reservation import reserved_names
 
 _SHAPED_BY_ALL = frozenset(
     [
@@ -155,6 +156,7 @@ def hide_sources(nodes: Sequence[ir.Node], executed: ir.Model, edges: ControlEdg
         How many values got an alias. It is none at last, since an alias is not hidden again.
     """
     known = {value.name for node in executed.graph for value in node.outputs if is_static(value)}
+    known -= reserved_names(nodes)
     large = [value for node in nodes for value in node.outputs if value.name in known and bytes_of(value) >= SMALL]
     before = edges.count
     _hide_sources(nodes, [value for value in large if not value.is_graph_output()], edges)

@@ -210,7 +210,9 @@ def write(
         # A node that onnxruntime fuses reads for longer, and then a second buffer may be one too many.
         if held and sparing:
             sparing = False
-        elif not (held and hide_sources(nodes, executed, edges)):
+        # Where tensors are to lie in cells, it matters in any case which buffers are handed on: what waits for places
+        # hides shapes, by which others would be handed on than in the file without.
+        elif not ((held or pools is not None) and hide_sources(nodes, executed, edges)):
             break
     if best is None or draft.peak <= best.peak:
         best = draft

@@ -15,13 +15,16 @@ from ckplan.keys import PLACE, ROLE
 from ckplan.meter import measure, smallest_arena
 from ckplan.pipeline.planning import in_pools, rewrite_as
 from ckplan.planner.allocations import held_wherever
-from ckplan.planner.cells import Cell, Layout, Moment, Placeholder
+from ckplan.planner.cells import UNCUT, Cell, Layout, Moment, Placeholder
 from ckplan.runtime.executed import executed_model
 from ckplan.runtime.feeds import has_memory_pattern
 from ckplan.runtime.footprint import allocations_of, fitting_pools, footprint_of
+from ckplan.runtime.sizes import SMALL, bytes_of
+from ckplan.writer.buffer_names import is_static
 from ckplan.writer.control_edges import ControlEdges
 from ckplan.writer.emit import write
 from ckplan.writer.pools import wait_for_cells
+from ckplan.writer.reservation import reserved_names
 
 SAMPLES = Path(__file__).parents[2] / "sample_models"
 MIB = 2**20
@@ -200,3 +203,29 @@ def test_what_dies_before_a_node_is_dead_before_a_placeholder_is_made_there() ->
     first, second = (place for place, node in enumerate(made.executed.graph) if "placeholder" in str(node.name))
     (buffer,) = asked.steps[first].tensors
     assert next(place for place, step in enumerate(asked.steps) if buffer in step.freed) < second
+
+
+def test_shapes_of_placeholders_lie_where_shapes_were_before() -> None:
+    """So the search for placeholders leaves no room for them."""
+    step = ckplan.open_model(SAMPLES / "unet_tiny.onnx", dims={"batch": 16})
+    plan = ckplan.plan(step, strategy="none")
+    relus = [node for node in rewrite_as(step, plan).executed.graph if node.op_type == "Relu"]
+    moments = [Moment(0, str(node.name), str(node.outputs[0].name)) for node in relus[2:8]]
+    held = tuple(Placeholder(MIB, *ends) for ends in pairwise(moments))
+    made = write(step.fused, plan, pools=Layout(((Cell(32 * MIB),),), MIB, held))
+    nodes = list(made.executed.graph)
+    shapes = {node.inputs[0] for node in nodes if "placeholder" in str(node.name)}
+    assert len(shapes) == len(held)
+    asked = allocations_of(made.executed, made.model)
+    apart = [step for node, step in zip(nodes, asked.steps, strict=True) if shapes & set(node.outputs) and step.tensors]
+    assert len(apart) <= 1
+
+
+@pytest.mark.parametrize(("model", "strategy"), [("unet_tiny", "none"), ("mobilenet_tiny", "memory")])
+def test_no_buffer_is_handed_on_by_a_shape_that_cells_might_hide(model: str, strategy: str) -> None:
+    step = ckplan.open_model(SAMPLES / f"{model}.onnx", dims={"batch": 16})
+    made = write(step.fused, ckplan.plan(step, strategy=strategy), pools=UNCUT)
+    own = reserved_names(made.executed.graph)
+    inside = [value for node in made.executed.graph if node.op_type != "OptionalGetElement" for value in node.outputs]
+    large = [value for value in inside if bytes_of(value) >= SMALL and value.name not in own]
+    assert [value.name for value in large if is_static(value) and not value.is_graph_output()] == []
