@@ -107,7 +107,7 @@ def best_pools(
         apart: units at the beginning of the first region that are no part of its pool.
         below: bytes; an arena that holds less is looked for, with placeholders. None for cells alone.
         enough: bytes that it may hold then; by default a tenth more than is alive.
-        start: what nearly does, to be changed a little.
+        start: what nearly does: it is changed a little, or else its size is tried anew.
     """
     run = _run(asked, before, range(len(asked.steps)) if gates is None else gates, apart, places=places)
     units = max(_most_alive(made) for made, _ in run.variants)
@@ -121,7 +121,7 @@ def best_pools(
     if not run.gates:
         return None
     if start is not None:
-        return _mended(run, start, spread, rng)
+        return _mended(run, start, spread, rng) or _directed(run, start.held // DEFAULT.first_region, spread, seed)
     goal = int(_GOAL * units) // REGION if enough is None else enough // DEFAULT.first_region
     return _by_placeholders(run, range(alive, -(-below // DEFAULT.first_region)), goal, spread, rng)
 
@@ -202,10 +202,10 @@ def _by_placeholders(run: Run, counts: range, goal: int, spread: int | None, rng
     return best or _by_repair(run, counts, goal, spread, rng)
 
 
-def _directed(run: Run, count: int, spread: int | None) -> Layout | None:
+def _directed(run: Run, count: int, spread: int | None, seed: int = 0) -> Layout | None:
     """An arena of a number of MiB in which best fit was brought to addresses for all tensors, if they were found."""
     sized = _sized(run, count, spread)
-    found = None if sized is None else direct(*sized, _DIRECTED, random.Random(count))
+    found = None if sized is None else direct(*sized, _DIRECTED, random.Random(count + 1000 * seed))
     return None if sized is None or found is None else _laid_out(*sized, *found)
 
 

@@ -151,9 +151,9 @@ def make_cells(layout: Layout, edges: ControlEdges) -> tuple[list[ir.Node], ir.V
 def wait_for_cells(
     nodes: Sequence[ir.Node], inputs: Collection[ir.Value], there: ir.Value, edges: ControlEdges
 ) -> None:
-    """Let nodes that compute something of parameters alone wait for the cells, as those do that read the batch.
+    """Let shapes and what is computed of parameters alone wait for the cells, as nodes do that read the batch.
 
-    They would run as soon as they can, and what they make would lie where cells are to be.
+    They would run as soon as they can, and what they make would lie where cells are to be, or move what is behind.
 
     Args:
         nodes: the sequence; what reads the batch waits already.
@@ -167,7 +167,8 @@ def wait_for_cells(
             continue
         fed.update(node.outputs)
         large = not is_control(node) and any(bytes_of(value) >= SMALL for value in node.outputs if value.name)
-        if not late.isdisjoint(reads(node)) or (large and gate(node, there, edges)):
+        shape = is_control(node) and node.op_type == "Concat"
+        if not late.isdisjoint(reads(node)) or ((large or shape) and gate(node, there, edges)):
             late.update(node.outputs)
 
 

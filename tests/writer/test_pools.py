@@ -229,3 +229,17 @@ def test_no_buffer_is_handed_on_by_a_shape_that_cells_might_hide(model: str, str
     inside = [value for node in made.executed.graph if node.op_type != "OptionalGetElement" for value in node.outputs]
     large = [value for value in inside if bytes_of(value) >= SMALL and value.name not in own]
     assert [value.name for value in large if is_static(value) and not value.is_graph_output()] == []
+
+
+@pytest.mark.parametrize("model", ["bert_tiny", "unet_tiny", "gpt_tiny"])
+def test_shapes_do_not_move_what_lies_behind_them(model: str) -> None:
+    """Whether the first region is a usual one or not, and whatever else waits, its pool begins where it did."""
+    step = ckplan.open_model(SAMPLES / f"{model}.onnx", dims={"batch": 16})
+    plan = ckplan.plan(step, strategy="none")
+
+    def shapes(layout: Layout) -> list[str]:
+        nodes = list(write(step.fused, plan, pools=layout).executed.graph)
+        first = next(place for place, node in enumerate(nodes) if node.op_type == "ConstantOfShape")
+        return [str(node.name) for node in nodes[:first] if node.op_type == "Concat"]
+
+    assert len(shapes(UNCUT)) == len(shapes(Layout(((Cell(32 * MIB),),), 4 * MIB))) == 1
