@@ -42,7 +42,16 @@ _INPUT = re.compile(r"^(\w+): (PARAMETER|BUFFER|CONSTANT_TENSOR) target='([^']*)
 _BATCH_NORM_IN_TRAINING = re.compile(r"_native_batch_norm_legit\w*\.default\]\(args = \(.*, True, ")
 _SMOOTHED = re.compile(r"aten\.cross_entropy_loss\.default\]\(args = \((?:[^,]+, ){5}([\d.e-]+)\)")
 _NAME = re.compile(r"%(\w+)")
+_MOVED = re.compile(
+    r"(alias|clone|expand|permute|reshape|select|slice|squeeze|t|_to_copy|transpose|unsqueeze|view)(_\d+)?"
+)
+"""What a line of the program is called that only moves numbers to other places."""
+_MADE = re.compile(r"(empty|full|new|ones|zeros)(_\w+)?")
+"""What one is called that makes a tensor of nothing, or of the shape of another."""
 _QUOTED = re.compile(r"'([^']*)'")
+_RECURRENT = frozenset({"GRU", "LSTM", "RNN"})
+_BIASES = 3
+"""The input of a recurrent layer that holds both of its biases."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +72,7 @@ class _Place:
 
     @property
     def shifts(self) -> bool:
-        return self.node.op_type == "Add" or self.index == 2
+        return self.node.op_type == "Add" or (self.index == 2 and self.node.op_type not in _RECURRENT)
 
 
 def read_signature(model: ir.Model) -> tuple[str, ...]:
@@ -82,7 +91,7 @@ def read_signature(model: ir.Model) -> tuple[str, ...]:
     if not operands:
         return ()
     present = {_operand_of(value): value for value in graph.initializers.values()}
-    separated = 0
+    separated = _separate_computed(graph, operands)
     for name, place in _matches(graph, operands):
         value, operand = place.value, operands[name]
         if _operand_of(value):
@@ -91,12 +100,11 @@ def read_signature(model: ir.Model) -> tuple[str, ...]:
                 separated += 1
             place.node.replace_input_with(place.index, present[name])
         elif operand.kind == "PARAMETER" and name not in present:
-            # Of equal parameters it was computed several times, and what was computed was merged.
-            stands_for = value.metadata_props.setdefault(keys.STANDS_FOR, operand.target)
-            if stands_for != operand.target:
-                copy = _copy(graph, value, str(value.name), {keys.STANDS_FOR: operand.target})
-                place.node.replace_input_with(place.index, copy)
+            if value.metadata_props.get(keys.STANDS_FOR, operand.target) != operand.target:
+                value = _copy(graph, value, str(value.name), {})
+                place.node.replace_input_with(place.index, value)
                 separated += 1
+            value.metadata_props[keys.STANDS_FOR] = operand.target
     _join_copies(graph)
     parameters = {operand.target for operand in operands.values() if operand.kind == "PARAMETER"}
     buffers = {operand.target for operand in operands.values() if operand.kind == "BUFFER"}
@@ -106,7 +114,7 @@ def read_signature(model: ir.Model) -> tuple[str, ...]:
         known = {name for name in computed_of if "." in name}  # the others were made on the way
         if keys.STANDS_FOR in value.metadata_props or not sources.isdisjoint(graph.initializers):
             continue
-        if len(sources) == 1 and (is_unstructured(value) or _is_one_number(value)):
+        if len(sources) == 1 and (is_unstructured(value) or _is_one_number(value) or _is_moved(value)):
             value.metadata_props[keys.STANDS_FOR] = sources.pop()
         elif computed_of and not sources and known <= buffers and is_unstructured(value):
             # Not where all values are equal: then it may come of a parameter that was merged with a buffer.
@@ -150,6 +158,12 @@ def _is_one_number(value: ir.Value) -> bool:
     if tensor is None or not tensor.dtype.is_floating_point() or tensor.size != 1:
         return False
     return float(tensor.numpy().reshape(())) not in (0.0, 1.0)
+
+
+def _is_moved(value: ir.Value) -> bool:
+    """Whether an initializer holds the very numbers of what it was computed of, were they all zero."""
+    made = any(map(_MADE.fullmatch, (str(value.name), *folded_from(value))))
+    return _MOVED.fullmatch(str(value.name)) is not None and not made
 
 
 def _frozen_modules(operands: Iterable[_Operand]) -> set[str]:
@@ -252,6 +266,36 @@ def _operand_of(value: ir.Value) -> str:
     return value.metadata_props.get(OPERAND, "")
 
 
+def _separate_computed(graph: ir.Graph, operands: dict[str, _Operand]) -> int:
+    """Copy what was computed of several equal parameters and merged: lines that read it name none in common.
+
+    Zeros and the like may be of no parameter; of which they are, `_matches` tells.
+
+    Returns:
+        How many copies there are.
+    """
+    readers: dict[ir.Value, list[tuple[set[str], list[_Place]]]] = defaultdict(list)
+    for node in graph:
+        read = {name for name in operands_of(node.metadata_props.get(LINE, "")) if name in operands}
+        named = {name for name in read if operands[name].kind == "PARAMETER"}
+        for place in _places([node]) if named else ():
+            if _operand_of(place.value):
+                continue
+            groups = readers[place.value]
+            joined = [group for group in groups if not named.isdisjoint(group[0])]
+            groups[:] = [group for group in groups if named.isdisjoint(group[0])]
+            groups.append((named.union(*(names for names, _ in joined)), [*(p for _, ps in joined for p in ps), place]))
+    copies = 0
+    for value, groups in readers.items():
+        recurrent = all(place.node.op_type in _RECURRENT for _, places in groups for place in places)
+        for _, places in groups[1:] if recurrent or is_unstructured(value) else ():
+            copy = _copy(graph, value, str(value.name), {})
+            copies += 1
+            for place in places:
+                place.node.replace_input_with(place.index, copy)
+    return copies
+
+
 def _matches(graph: ir.Graph, operands: dict[str, _Operand]) -> list[tuple[str, _Place]]:
     """Which operands of the program are read in the place of others: each with where."""
     lines: dict[str, list[ir.Node]] = defaultdict(list)
@@ -266,8 +310,7 @@ def _matches(graph: ir.Graph, operands: dict[str, _Operand]) -> list[tuple[str, 
             name = _operand_of(place.value)
             if name in named:
                 named.remove(name)
-            elif not (place.node.op_type == "InstanceNormalization" and "group_norm" in line):
-                # A group norm is written as a normalisation by ones and zeros, and its scale and shift behind that.
+            elif not _is_of_several(place, line):
                 strange.append(place)
         for shifts in (False, True):
             names = [name for name in named if ("bias" in operands[name].target.rpartition(".")[2]) == shifts]
@@ -278,6 +321,16 @@ def _matches(graph: ir.Graph, operands: dict[str, _Operand]) -> list[tuple[str, 
                 found.extend(zip(named, strange, strict=True))
                 break
     return found
+
+
+def _is_of_several(place: _Place, line: str) -> bool:
+    """Whether what a node reads stands for no parameter: for several, or for none.
+
+    A group norm is written as a normalisation by ones and zeros, and its scale and shift behind that.
+    """
+    if place.node.op_type in _RECURRENT:
+        return place.index == _BIASES
+    return place.node.op_type == "InstanceNormalization" and "group_norm" in line
 
 
 def _places(nodes: list[ir.Node]) -> list[_Place]:

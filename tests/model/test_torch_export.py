@@ -125,6 +125,35 @@ def test_what_was_computed_of_equal_parameters_is_apart_again() -> None:
     np.testing.assert_array_equal(run(found, {"x": x})[0], run(model, {"x": x})[0])
 
 
+@pytest.mark.parametrize("second", ["a", "b"])
+def test_what_was_computed_of_several_equal_parameters_each_is_apart_again(second: str) -> None:
+    """Recurrent layers whose weights begin as copies: two biases are one input, whichever parameters there are."""
+    leaves = ("weight_ih_l0", "weight_hh_l0", "bias_ih_l0", "bias_hh_l0")
+    line = "aten.lstm.input](args = (%x, [%zeros, %zeros_1], [{}], True, 1, 0.0, False, False, True), kwargs = {{}})"
+    model = exported(
+        "s = Unsqueeze(x, one) h = LSTM<hidden_size=4>(s, val_1, val_2, val_3) q = Squeeze(h, one) "
+        "g = LSTM<hidden_size=4>(q, val_1, val_2, val_3) y = Squeeze(g, both)",
+        {
+            "val_1": normal(0, 1, 16, 4),
+            "val_2": normal(1, 1, 16, 4),
+            "val_3": np.zeros((1, 32), np.float32),
+            "one": np.array([1]),
+            "both": np.array([1, 2]),
+        },
+        {f"p_{n}_{leaf}": ("PARAMETER", f"{n}.{leaf}") for n in {"a", second} for leaf in leaves},
+        [
+            "aten.unsqueeze](args = (%x, 1))",
+            line.format(", ".join(f"%p_a_{leaf}" for leaf in leaves)),
+            "aten.squeeze](args = (%lstm, 1))",
+            line.format(", ".join(f"%p_{second}_{leaf}" for leaf in leaves)),
+            "aten.squeeze](args = (%lstm_1, 1))",
+        ],
+    )
+    found, _ = loaded(model)
+    first, last = (list(node.inputs[1:4]) for node in found.graph if node.op_type == "LSTM")
+    assert (not set(first) & set(last)) == (second == "b")
+
+
 def test_a_layer_that_is_used_twice_is_computed_with_once() -> None:
     line = "aten.linear.default](args = (%{x}, %p_l_weight), kwargs = {{}})"
     weight = normal(0, 4, 4)
@@ -387,9 +416,23 @@ def test_one_number_that_was_computed_of_a_parameter_stands_for_it(number: float
     assert stands_for == ("act.alpha" if number else None)
 
 
-def add_source(model: onnx.ModelProto, name: str, source: str) -> None:
+@pytest.mark.parametrize("on_the_way", ["val_3", "zeros_like"])
+def test_a_table_of_zeros_that_was_cut_stands_for_its_parameter(on_the_way: str) -> None:
+    """Positions often begin as zeros; what is made in the shape of a parameter is none."""
+    model = exported(
+        "h = MatMul(x, l.weight) y = Add(h, slice_1)",
+        {"l.weight": normal(0, 4, 4), "slice_1": np.zeros((2, 4), np.float32)},
+        {f"p_{name}": ("PARAMETER", name) for name in ("l.weight", "positions", "other")},
+        ["aten.mm](args = (%x, %p_l.weight))", "aten.add](args = (%mm, %slice_1))"],
+    )
+    add_source(model, "slice_1", "positions", on_the_way)
+    stands = loaded(model)[0].graph.initializers["slice_1"].metadata_props.get(STANDS_FOR)
+    assert stands == ("positions" if on_the_way == "val_3" else None)
+
+
+def add_source(model: onnx.ModelProto, name: str, source: str, on_the_way: str = "mul_3") -> None:
     """Say of an initializer what it was computed of, as torch's optimiser does."""
     (array,) = [one for one in model.graph.initializer if one.name == name]
     info = onnx.helper.make_tensor_value_info(name, array.data_type, list(array.dims))
-    info.metadata_props.add(key=FOLDED, value=repr([source, "mul_3"]))
+    info.metadata_props.add(key=FOLDED, value=repr([source, on_the_way]))
     model.graph.value_info.append(info)
