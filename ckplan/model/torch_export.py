@@ -49,6 +49,8 @@ _MOVED = re.compile(
 _MADE = re.compile(r"(empty|full|new|ones|zeros)(_\w+)?")
 """What one is called that makes a tensor of nothing, or of the shape of another."""
 _QUOTED = re.compile(r"'([^']*)'")
+_COMPARED = re.compile(r"(bitwise_(and|not|or)|eq|ge|gt|le|logical_(and|not|or)|lt|ne)(_\d+)?")
+"""What one is called that makes a mask."""
 _RECURRENT = frozenset({"GRU", "LSTM", "RNN"})
 _BIASES = 3
 """The input of a recurrent layer that holds both of its biases."""
@@ -116,7 +118,7 @@ def read_signature(model: ir.Model) -> tuple[str, ...]:
             continue
         if len(sources) == 1 and (is_unstructured(value) or _is_one_number(value) or _is_moved(value)):
             value.metadata_props[keys.STANDS_FOR] = sources.pop()
-        elif computed_of and not sources and known <= buffers and is_unstructured(value):
+        elif computed_of and not sources and known <= buffers and (is_unstructured(value) or _is_compared(value)):
             # Not where all values are equal: then it may come of a parameter that was merged with a buffer.
             value.metadata_props[keys.STANDS_FOR] = ""
     stood_for = {value.metadata_props.get(keys.STANDS_FOR) for value in graph.initializers.values()}
@@ -164,6 +166,11 @@ def _is_moved(value: ir.Value) -> bool:
     """Whether an initializer holds the very numbers of what it was computed of, were they all zero."""
     made = any(map(_MADE.fullmatch, (str(value.name), *folded_from(value))))
     return _MOVED.fullmatch(str(value.name)) is not None and not made
+
+
+def _is_compared(value: ir.Value) -> bool:
+    """Whether an initializer was computed of a comparison, as a mask is, were it all zero."""
+    return any(map(_COMPARED.fullmatch, folded_from(value)))
 
 
 def _frozen_modules(operands: Iterable[_Operand]) -> set[str]:

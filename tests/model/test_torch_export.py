@@ -430,6 +430,20 @@ def test_a_table_of_zeros_that_was_cut_stands_for_its_parameter(on_the_way: str)
     assert stands == ("positions" if on_the_way == "val_3" else None)
 
 
+@pytest.mark.parametrize("made_by", ["ge_1", "val_5"])
+def test_a_mask_of_zeros_is_no_parameter(made_by: str) -> None:
+    """Where no token is masked, all of it is zero, as a bias is that nothing has trained."""
+    model = exported(
+        "h = MatMul(x, l.weight) y = Add(h, val_9)",
+        {"l.weight": normal(0, 4, 4), "val_9": np.zeros((2, 4), np.float32)},
+        {f"p_{name}": ("PARAMETER", name) for name in ("l.weight", "other")},
+        ["aten.mm](args = (%x, %p_l.weight))", "aten.scaled_dot_product_attention](args = (%mm, %expand))"],
+    )
+    add_source(model, "val_9", "arange", made_by)
+    stands = loaded(model)[0].graph.initializers["val_9"].metadata_props.get(STANDS_FOR)
+    assert stands == ("" if made_by == "ge_1" else None)
+
+
 def add_source(model: onnx.ModelProto, name: str, source: str, on_the_way: str = "mul_3") -> None:
     """Say of an initializer what it was computed of, as torch's optimiser does."""
     (array,) = [one for one in model.graph.initializer if one.name == name]
