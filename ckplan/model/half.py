@@ -6,7 +6,15 @@ import re
 
 import onnx_ir as ir
 
+from ckplan.model.opset import EXPORT_AGAIN
+
+NO_BFLOAT16 = (
+    "many operators take bfloat16 from opset 22 on only, and onnxruntime has few kernels for it: export the model in "
+    "float32 or float16"
+)
+"""What to do about a file whose operators do not take bfloat16."""
 _UNKNOWN = re.compile(r"(\S+?):(\w+)\(-?\d+\) is not a registered function/op")
+_ENDED = "it ends the process"
 _MISSING = re.compile(r"Could not find an implementation|Failed to find kernel|NOT_IMPLEMENTED", re.IGNORECASE)
 
 
@@ -18,8 +26,12 @@ def missing_kernel_advice(reason: str, model: ir.Model) -> str:
         model: what it was to load.
     """
     unknown = _UNKNOWN.search(reason)
+    if unknown and unknown[1] == "ai.onnx":
+        return EXPORT_AGAIN
     if unknown:
         return f"give the library of the kernels of {unknown[1]}::{unknown[2]} with --custom-ops"
+    if _ENDED in reason and ir.DataType.FLOAT16 in _types(model.graph):
+        return "onnxruntime's optimisers fail on some models in float16 on a CPU: export it in float32"
     if not _MISSING.search(reason):
         return ""
     if ir.DataType.BFLOAT16 in _types(model.graph):

@@ -19,6 +19,7 @@ from ckplan.model.detached import mark_detached
 from ckplan.model.dims import Binding, Defaults, bind
 from ckplan.model.fixing import Fixed, deciding_input, fix, shapes_of
 from ckplan.model.fold import Sweep, sweep
+from ckplan.model.half import NO_BFLOAT16
 from ckplan.model.infer import static_shape
 from ckplan.model.opset import EXPORT_AGAIN, MINIMUM_OPSET, lift
 from ckplan.model.own_files import forget_training
@@ -232,7 +233,8 @@ def _blame(error: ModelError, state: Sweep, model: ir.Model) -> ModelError:
         if node.graph is not None:
             reason = problem.split(") ", 1)[-1][:200]
             if any(words in problem for words in _INVALID):
-                return ModelError(f"the file is not valid: {node.op_type} '{node.name}', {reason}", EXPORT_AGAIN)
+                hint = NO_BFLOAT16 if "bfloat16" in reason else EXPORT_AGAIN
+                return ModelError(f"the file is not valid: {node.op_type} '{node.name}', {reason}", hint)
             if node.graph is not model.graph and (decides := deciding_input(model.graph, node)):
                 problem = f"{node.op_type} '{node.name}' in a branch does not fit its inputs ({reason})"
                 return SizesError(problem, branch_hint(decides))

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnx.parser
 import onnx_ir as ir
 import pytest
 from onnx import TensorProto, helper, numpy_helper
@@ -15,7 +16,7 @@ from ckplan.autodiff import TrainingGraph, build_training_graph
 from ckplan.errors import ModelError
 from ckplan.meter import measure
 from ckplan.model.execute import random_inputs
-from ckplan.model.half import half_precision_notes
+from ckplan.model.half import half_precision_notes, missing_kernel_advice
 from ckplan.model.loading import normalise
 from ckplan.model.saving import save
 from tests.autodiff.gradcheck import onnxruntime_run, parse, reference
@@ -179,6 +180,28 @@ def test_bfloat16_that_onnxruntime_cannot_run_is_said_so(tmp_path: Path) -> None
     save(training.model, path)
     with pytest.raises(ModelError, match="few CPU kernels and inserts no Casts"):
         measure(path)
+
+
+def test_operators_that_take_no_bfloat16_are_named_with_what_to_do() -> None:
+    text = (
+        """<ir_version: 8, opset_import: ["" : 17]> g (bfloat16[1,2,3] x) => (bfloat16[1,2,3] y) { y = Conv(x, w) }"""
+    )
+    model = onnx.parser.parse_model(text)
+    weight = helper.make_tensor("w", TensorProto.BFLOAT16, [2, 2, 1], [1.0, 2.0, 3.0, 4.0])
+    model.graph.initializer.append(weight)
+    with pytest.raises(ModelError, match=r"Conv .* tensor\(bfloat16\).* export the model in float32 or float16"):
+        normalise(ir.from_proto(model))
+
+
+def test_what_onnxruntime_does_not_load_is_told_with_what_to_do() -> None:
+    half, single = (
+        retyped(onnx.load(_SAMPLES / "mlp.onnx"), kind) for kind in (TensorProto.FLOAT16, TensorProto.FLOAT)
+    )
+    ended = "it ends the process that opens it, which may take 1.5 GiB"
+    assert "export it in float32" in missing_kernel_advice(ended, ir.from_proto(half))
+    assert not missing_kernel_advice(ended, ir.from_proto(single))
+    unknown = "Fatal error: ai.onnx:ConstantFill(-1) is not a registered function/op"
+    assert "to another opset" in missing_kernel_advice(unknown, ir.from_proto(single))
 
 
 def test_what_a_cpu_makes_of_float16_is_noted(tmp_path: Path) -> None:
