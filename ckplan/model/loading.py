@@ -28,6 +28,7 @@ from ckplan.model.probe import learn, unknown_values
 from ckplan.model.read import read
 from ckplan.model.rebatch import Rebatch
 from ckplan.model.rebatch_check import check_rebatched
+from ckplan.model.repeats import join_repeated
 from ckplan.model.ties import join_transposed
 from ckplan.model.torch_export import read_signature
 from ckplan.model.torchscript import folded_notes, separate_merged
@@ -140,7 +141,16 @@ def _normalised(
 ) -> ForwardModel:
     own_notes = forget_training(model)
     hoist(model)
-    passes = (read_signature, folded_notes, separate_merged, join_transposed, unfold, mark_padding, mark_detached)
+    passes = (
+        read_signature,
+        join_repeated,
+        folded_notes,
+        separate_merged,
+        join_transposed,
+        unfold,
+        mark_padding,
+        mark_detached,
+    )
     names_notes = [note for one in passes for note in one(model)]
     adopt(model)
     declared = declared_shapes(model)

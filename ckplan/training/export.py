@@ -17,6 +17,7 @@ from ckplan.autodiff.lora import Layer, Lora
 from ckplan.errors import UsageError
 from ckplan.model.literals import is_numbered
 from ckplan.model.read import read
+from ckplan.model.repeats import join_repeated
 from ckplan.model.saving import save
 from ckplan.model.structure import are_equal, structure_of
 from ckplan.model.torch_export import read_signature
@@ -77,6 +78,7 @@ def with_weights(source: Path, weights: Mapping[str, Array]) -> ir.Model:
     names = {name for name, _, _ in _holders(model)}
     if not weights.keys() <= names:
         read_signature(model)
+        join_repeated(model)
         separate_merged(model)
         separate_statistics(model.graph, weights)
         names = {name for name, _, _ in _holders(model)}

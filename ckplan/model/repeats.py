@@ -1,0 +1,63 @@
+"""Parameters that torch's exporter repeated for each sample of an example are one again.
+
+Of a file whose batch is fixed, the optimiser of torch's default exporter computes beforehand what a module expands: the
+class token of a vision transformer, the positions of an encoder, once for each sample. Trained as they are, samples
+would come to differ.
+"""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import onnx_ir as ir
+
+from ckplan import keys
+from ckplan.display import shortened
+from ckplan.model.constants import mark_constant, unused_name
+from ckplan.model.torch_export import folded_from
+
+_EXPANDED = re.compile(r"(expand|repeat)(_\d+)?")
+
+
+def join_repeated(model: ir.Model) -> tuple[str, ...]:
+    """Hold one row of what stands for a parameter that was expanded along the first axis, in place, and expand it.
+
+    Returns:
+        Notes.
+    """
+    graph = model.graph
+    joined = []
+    for value in list(graph.initializers.values()):
+        expanded = any(map(_EXPANDED.fullmatch, (str(value.name), *folded_from(value))))
+        if expanded and value.metadata_props.get(keys.STANDS_FOR) and not value.is_graph_output():
+            array = value.const_value.numpy() if value.const_value is not None else np.zeros(())
+            if array.ndim > 1 and len(array) > 1 and (array == array[:1]).all():
+                joined.append(repr(_expand(graph, value, array)))
+    if not joined:
+        return ()
+    return (f"{len(joined)} weight(s) that torch's exporter repeated for each sample are one: {shortened(joined, 3)}",)
+
+
+def _expand(graph: ir.Graph, value: ir.Value, array: np.ndarray) -> str:
+    """Put one row and an Expand in the place of an initializer; return the name of the row."""
+    name, dtype = str(value.name), value.dtype
+    assert dtype is not None  # of a tensor that the file holds
+    del graph.initializers[name]
+    row = _initializer(graph, ir.tensor(array[:1].copy(), dtype=dtype, name=unused_name(graph, f"{name}_row")))
+    row.metadata_props.update(value.metadata_props)
+    sizes = ir.tensor(np.array(array.shape, np.int64), name=unused_name(graph, f"{name}_shape"))
+    shape = _initializer(graph, sizes)
+    mark_constant(shape, "a shape")
+    result = ir.Value(name=name, shape=value.shape, type=value.type)
+    graph.insert_before(graph[0], ir.Node("", "Expand", [row, shape], outputs=[result], name=name))
+    value.replace_all_uses_with(result)
+    return str(row.name)
+
+
+def _initializer(graph: ir.Graph, tensor: ir.TensorProtocol) -> ir.Value:
+    value = ir.Value(
+        name=tensor.name, shape=ir.Shape(tensor.shape.numpy()), type=ir.TensorType(tensor.dtype), const_value=tensor
+    )
+    graph.register_initializer(value)
+    return value

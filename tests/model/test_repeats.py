@@ -1,0 +1,56 @@
+"""Parameters that torch's exporter repeated for each sample of a fixed batch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+from ckplan.keys import STANDS_FOR
+from ckplan.training.export import with_weights
+from tests.model.models import normal, run, write
+from tests.model.test_torch_export import add_source, exported, loaded
+
+ROW = normal(0, 1, 4)
+
+
+def expanded(array: np.ndarray, on_the_way: str = "expand") -> onnx.ModelProto:
+    """A product and what was computed of a parameter that is not in the file."""
+    model = exported(
+        "h = MatMul(x, l.weight) y = Add(h, val_1)",
+        {"l.weight": normal(1, 4, 4), "val_1": array},
+        {f"p_{name}": ("PARAMETER", name) for name in ("l.weight", "token")},
+        ["aten.mm](args = (%x, %p_l.weight))", "aten.add](args = (%mm, %expand))"],
+    )
+    add_source(model, "val_1", "token", on_the_way)
+    return model
+
+
+def test_what_was_repeated_for_each_sample_is_one_again() -> None:
+    model = expanded(np.repeat(ROW, 2, axis=0))
+    found, notes = loaded(model)
+    row = found.graph.initializers["val_1_row"]
+    assert list(row.shape or ()) == [1, 4]
+    assert row.metadata_props[STANDS_FOR] == "token"
+    assert "1 weight(s) that torch's exporter repeated for each sample are one: 'val_1_row'" in notes
+    x = normal(2, 2, 4)
+    np.testing.assert_array_equal(run(found, {"x": x})[0], run(model, {"x": x})[0])
+
+
+@pytest.mark.parametrize(
+    ("array", "on_the_way"),
+    [(normal(3, 2, 4), "expand"), (np.repeat(ROW, 2, axis=0), "permute")],
+    ids=["rows that differ", "equal rows of a parameter"],
+)
+def test_other_weights_stay_as_they_are(array: np.ndarray, on_the_way: str) -> None:
+    found, _ = loaded(expanded(array, on_the_way))
+    assert list(found.graph.initializers["val_1"].shape or ()) == [2, 4]
+
+
+def test_its_trained_values_are_written_into_the_model(tmp_path: Path) -> None:
+    path = write(expanded(np.repeat(ROW, 2, axis=0)), tmp_path)
+    trained = with_weights(path, {"l.weight": normal(1, 4, 4), "val_1_row": ROW + 1})
+    x = np.zeros((2, 4), np.float32)
+    np.testing.assert_array_equal(run(trained, {"x": x})[0], np.repeat(ROW + 1, 2, axis=0))
