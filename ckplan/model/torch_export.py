@@ -293,9 +293,13 @@ def _separate_computed(graph: ir.Graph, operands: dict[str, _Operand]) -> int:
             groups[:] = [group for group in groups if named.isdisjoint(group[0])]
             groups.append((named.union(*(names for names, _ in joined)), [*(p for _, ps in joined for p in ps), place]))
     copies = 0
+    parameters = {operand.target for operand in operands.values() if operand.kind == "PARAMETER"}
     for value, groups in readers.items():
+        targets = {operands[name].target for names, _ in groups for name in names}
+        # What is computed of a parameter that no such line names, as a table of positions that layers share, is one.
+        is_of_them = not targets.isdisjoint(folded_from(value)) if folded_from(value) else value.name in parameters
         recurrent = all(place.node.op_type in _RECURRENT for _, places in groups for place in places)
-        for _, places in groups[1:] if recurrent or is_unstructured(value) else ():
+        for _, places in groups[1:] if is_of_them and (recurrent or is_unstructured(value)) else ():
             copy = _copy(graph, value, str(value.name), {})
             copies += 1
             for place in places:

@@ -25,6 +25,7 @@ _PATH = re.compile(r"[A-Za-z_]\w*(\.\w+)*")
 """How it calls parameters and buffers: attributes of modules."""
 _TURNED = re.compile(r"onnx::\w+_\d+")
 """How it calls weights that it turned."""
+_LAYERS = frozenset({"Conv", "ConvTranspose", "Gemm", "GRU", "LSTM", "MatMul", "RNN"})
 _INDEX = re.compile(r"(?<=\.)\d+(?=[./]|$)")
 
 
@@ -113,18 +114,23 @@ def _are_of_copies(node: ir.Node, copies: Set[tuple[str, str]], others: Set[str]
     one, other = node.inputs[0], node.outputs[0]
     if one is None or not (_TURNED.fullmatch(str(one.name)) and _TURNED.fullmatch(str(other.name))):
         return False
-    pairs = {
-        (_scope(first), _scope(second))
-        for first in one.consumers()
-        for second in other.consumers()
-        if first.op_type != "Identity"
-    }
+    is_vector = len(one.shape or ()) == 1
+    pairs = {(first, second) for first in _readers(one, is_vector) for second in _readers(other, is_vector)}
     listed = {
         (first, second)
         for first, second in pairs
         if first != second and second not in others and _INDEX.sub("", first) == _INDEX.sub("", second)
     }
     return not copies.isdisjoint(pairs) or bool(listed)
+
+
+def _readers(value: ir.Value, is_vector: bool) -> set[str]:
+    """The modules in which a value is read as weights and biases are, and masks and tables of positions are not."""
+    return {
+        _scope(use.node)
+        for use in value.uses()
+        if (use.node.op_type in _LAYERS and use.idx) or (use.node.op_type == "Add" and is_vector)
+    }
 
 
 def _scope(node: ir.Node) -> str:

@@ -149,9 +149,30 @@ def test_what_was_computed_of_several_equal_parameters_each_is_apart_again(secon
             "aten.squeeze](args = (%lstm_1, 1))",
         ],
     )
+    for number, sources in enumerate((leaves[:1], leaves[1:2], leaves[2:]), start=1):
+        add_source(model, f"val_{number}", f"a.{sources[0]}")
     found, _ = loaded(model)
     first, last = (list(node.inputs[1:4]) for node in found.graph if node.op_type == "LSTM")
     assert (not set(first) & set(last)) == (second == "b")
+
+
+@pytest.mark.parametrize("source", ["positions.weight", "arange"])
+def test_what_layers_share_stays_one(source: str) -> None:
+    """A table of positions that was computed beforehand, and is multiplied by a weight of each layer."""
+    model = exported(
+        "p = MatMul(pos, a.weight) h = Add(x, p) q = MatMul(pos, b.weight) y = Add(h, q)",
+        {"pos": normal(0, 2, 4), "a.weight": normal(1, 4, 4), "b.weight": normal(2, 4, 4)},
+        {f"p_{n}_weight": ("PARAMETER", f"{n}.weight") for n in ("a", "b", "positions")},
+        [
+            "aten.matmul](args = (%pos, %p_a_weight))",
+            "aten.add](args = (%x, %matmul))",
+            "aten.matmul](args = (%pos, %p_b_weight))",
+            "aten.add](args = (%add, %matmul_1))",
+        ],
+    )
+    add_source(model, "pos", source)
+    found, _ = loaded(model)
+    assert sorted(found.graph.initializers) == ["a.weight", "b.weight", "pos"]
 
 
 def test_a_layer_that_is_used_twice_is_computed_with_once() -> None:
@@ -260,6 +281,16 @@ def test_layers_that_begin_as_copies_are_apart_again() -> None:
     found, notes = loaded(model)
     assert sorted(found.graph.initializers) == ["a.gate", "a.weight", "b.gate", "b.weight", "bias1", "bias2"]
     assert "3 tensor(s) that torch's exporter merged" in notes
+
+
+def test_a_table_of_positions_that_layers_share_stays_one() -> None:
+    """The old exporter computes what layers make of it once for each, too, but none of them has it for a weight."""
+    model = scripted(
+        "onnx::MatMul_19 = Identity(onnx::MatMul_18) h = MatMul(onnx::MatMul_18, x) y = MatMul(onnx::MatMul_19, h)",
+        {"onnx::MatMul_18": normal(0, 2, 2)},
+        {"h": "/net/layers.0/MatMul", "y": "/net/layers.1/MatMul"},
+    )
+    assert list(loaded(model)[0].graph.initializers) == ["onnx::MatMul_18"]
 
 
 def test_a_table_that_was_copied_for_the_old_exporter_stays_one() -> None:
