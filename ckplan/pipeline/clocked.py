@@ -21,6 +21,7 @@ from ckplan.pipeline.planned import Planned
 from ckplan.pipeline.planning import by_strategy, without_plan
 from ckplan.pipeline.step import Step
 from ckplan.planner.strategies import Strategy
+from ckplan.planner.strategies.auto import ALIKE
 
 Clock = Callable[[ir.Model, ir.Model], Timing]
 """Times a step of a base model and one of another model in turns."""
@@ -89,13 +90,21 @@ def rewrite_by_clock(
             break
     if interrupted:
         tried = [replace(made, plan=replace(made.plan, interrupted=True)) for made in tried]
-    tried.sort(key=lambda made: (made.after.peak_activations, made.extra_time))
-    for made in tried:
-        if made.extra_time <= asked + _CLOSE:
-            confirmed = made if interrupted else _timed_again(made, step, clock)
-            if confirmed.extra_time <= asked + 2 * _CLOSE:
-                return by_strategy(confirmed, str(goal.applied(strategy)))
+    left = [made for made in tried if made.extra_time <= asked + _CLOSE]
+    while left:
+        made = _lowest(left)
+        left.remove(made)
+        confirmed = made if interrupted else _timed_again(made, step, clock)
+        if confirmed.extra_time <= asked + 2 * _CLOSE:
+            return by_strategy(confirmed, str(goal.applied(strategy)))
     return without_plan(step, strategy)
+
+
+def _lowest(files: Sequence[Planned]) -> Planned:
+    """The file of the lowest peak, and of those whose peak is alike the fastest."""
+    least = min(made.after.peak_activations for made in files)
+    alike = [made for made in files if made.after.peak_activations <= (1 + ALIKE) * least]
+    return min(alike, key=lambda made: made.extra_time)
 
 
 def _between(fitting: tuple[float, float], exceeding: tuple[float, float], asked: float) -> float:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import random
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -13,9 +16,9 @@ from ckplan.planner.order import best_order, orders
 from ckplan.planner.peak import peak_of
 from ckplan.planner.shave import shave
 from ckplan.planner.strategies import STRATEGIES
-from ckplan.planner.strategies.auto import Auto
+from ckplan.planner.strategies.auto import ALIKE, Auto
 from ckplan.planner.strategies.exact import Exact
-from tests.planner.problems import problems
+from tests.planner.problems import problems, uneven_chain
 
 
 def cost(problem: Problem, name: str, budget: int) -> float:
@@ -68,3 +71,15 @@ def test_shaving_keeps_the_budget_and_runs_every_op(problem: Problem, share: flo
         if schedule is not None:
             assert peak_of(problem, schedule) <= budget
             assert list(dict.fromkeys(schedule)) == list(order)
+
+
+def test_a_few_bytes_less_are_worth_no_seconds() -> None:
+    """Where the last bytes of the lowest peak would cost seconds, it is the plan of a peak alike."""
+    problem, rng = uneven_chain(16, seed=12), random.Random(12)
+    even, uneven = (
+        replace(problem, tensors=tuple(replace(tensor, bytes=size(tensor.bytes)) for tensor in problem.tensors))
+        for size in (lambda size: 100_000 * size, lambda size: 100_000 * size + rng.randrange(8))
+    )
+    first, second = (Auto(overhead=0.3).solve(one) for one in (even, uneven))
+    assert second.overhead <= first.overhead + 1e-9
+    assert second.predicted.peak_activations <= (1 + ALIKE) ** 2 * first.predicted.peak_activations

@@ -68,6 +68,8 @@ _RUNGS = 2
 """How many of them."""
 _ROUNDING = 1e-9
 """By how much sums of seconds may differ that are added up in another order, as a ratio."""
+ALIKE = 1e-4
+"""By how much peaks may differ that are alike, as a ratio."""
 _SHAVING = 1e-3
 """What it may cost to shave a plan, as a ratio of the step."""
 
@@ -75,6 +77,8 @@ _SHAVING = 1e-3
 @dataclass(frozen=True)
 class Auto(Strategy):
     """The cheapest plan within a budget; or the lowest peak within an overhead; or, given neither, the knee.
+
+    Of peaks that are alike within an overhead, it is the cheaper plan: a few bytes are not worth a tenth of a step.
 
     Runs what suits the graph and takes the best: reordering alone where that is enough, eviction with the future known,
     minimum cuts, segments, and a local search (`search`); for up to 14 ops the optimum (`exact`). The knee is the plan
@@ -123,6 +127,8 @@ class Auto(Strategy):
                     found = self._finished(problem, budget, found, effort, most)[0] or found
         elif self.overhead >= 0:
             found = lowest(problem, most_cost, effort)
+            if not effort.over:
+                found = cheapest(problem, int(peak_of(problem, found) * (1 + ALIKE)), effort, found, most_cost) or found
         else:
             points = frontier(problem, Effort(0, self.seed, effort.deadline), most_cost)
             found = knee(problem, points)
