@@ -100,14 +100,14 @@ def _hoist_node(
     if output.is_graph_output():
         # An output needs a producer: initializer -> Identity -> output.
         names[f"{name}_value"] += 1
-        value = _initializer(graph, _claim(f"{name}_value", names), tensor)
+        value = add_initializer(graph, _claim(f"{name}_value", names), tensor)
         identity = ir.node("Identity", inputs=[value], name=node.name)
         identity.outputs[0].type, identity.outputs[0].shape = output.type, output.shape
         holder.insert_before(node, identity)
         ir.convenience.replace_all_uses_with(output, identity.outputs[0], replace_graph_outputs=True)
         identity.outputs[0].name = name
     else:
-        value = _initializer(graph, _claim(name, names), tensor)
+        value = add_initializer(graph, _claim(name, names), tensor)
         ir.convenience.replace_all_uses_with(output, value)
     holder.remove(node, safe=True)
     return value
@@ -142,7 +142,8 @@ def _is_literal(model: ir.Model, value: ir.Value) -> bool:
     return len(value.shape) == 0 or model.producer_name == "pytorch"
 
 
-def _initializer(graph: ir.Graph, name: str, tensor: ir.TensorProtocol) -> ir.Value:
+def add_initializer(graph: ir.Graph, name: str, tensor: ir.TensorProtocol) -> ir.Value:
+    """Give a graph an initializer of a name that none has yet."""
     value = ir.Value(
         name=name, shape=ir.Shape(tensor.shape.numpy()), type=ir.TensorType(tensor.dtype), const_value=tensor
     )

@@ -15,7 +15,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ckplan.errors import ModelError
-from ckplan.model.constants import mark_constant, unused_name
+from ckplan.model.constants import add_initializer, mark_constant, unused_name
 from ckplan.model.default_sizes import SizesError
 from ckplan.model.fold import Sweep
 from ckplan.model.infer import static_shape
@@ -155,12 +155,8 @@ class Rebatch:
     def _set_constant(self, node: ir.Node, index: int, sizes: Sequence[int]) -> None:
         assert node.graph is not None
         name = unused_name(node.graph, f"{node.name or node.outputs[0].name}/rebound_shape")
-        tensor = ir.Tensor(np.asarray(sizes, dtype=np.int64), name=name)
-        value = ir.Value(
-            name=name, shape=ir.Shape([len(sizes)]), type=ir.TensorType(ir.DataType.INT64), const_value=tensor
-        )
+        value = add_initializer(node.graph, name, ir.Tensor(np.asarray(sizes, dtype=np.int64), name=name))
         mark_constant(value, "rebound")
-        node.graph.register_initializer(value)
         node.replace_input_with(index, value)
 
 

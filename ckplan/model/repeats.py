@@ -14,7 +14,7 @@ import onnx_ir as ir
 
 from ckplan import keys
 from ckplan.display import shortened
-from ckplan.model.constants import mark_constant, unused_name
+from ckplan.model.constants import add_initializer, mark_constant, unused_name
 from ckplan.model.torch_export import folded_from
 
 _EXPANDED = re.compile(r"(expand|repeat)(_\d+)?")
@@ -44,20 +44,12 @@ def _expand(graph: ir.Graph, value: ir.Value, array: np.ndarray) -> str:
     name, dtype = str(value.name), value.dtype
     assert dtype is not None  # of a tensor that the file holds
     del graph.initializers[name]
-    row = _initializer(graph, ir.tensor(array[:1].copy(), dtype=dtype, name=unused_name(graph, f"{name}_row")))
+    row_name, shape_name = (unused_name(graph, f"{name}_{part}") for part in ("row", "shape"))
+    row = add_initializer(graph, row_name, ir.tensor(array[:1].copy(), dtype=dtype, name=row_name))
     row.metadata_props.update(value.metadata_props)
-    sizes = ir.tensor(np.array(array.shape, np.int64), name=unused_name(graph, f"{name}_shape"))
-    shape = _initializer(graph, sizes)
+    shape = add_initializer(graph, shape_name, ir.tensor(np.array(array.shape, np.int64), name=shape_name))
     mark_constant(shape, "a shape")
     result = ir.Value(name=name, shape=value.shape, type=value.type)
     graph.insert_before(graph[0], ir.Node("", "Expand", [row, shape], outputs=[result], name=name))
     value.replace_all_uses_with(result)
     return str(row.name)
-
-
-def _initializer(graph: ir.Graph, tensor: ir.TensorProtocol) -> ir.Value:
-    value = ir.Value(
-        name=tensor.name, shape=ir.Shape(tensor.shape.numpy()), type=ir.TensorType(tensor.dtype), const_value=tensor
-    )
-    graph.register_initializer(value)
-    return value

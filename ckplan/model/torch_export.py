@@ -27,7 +27,7 @@ import onnx_ir as ir
 
 from ckplan import keys
 from ckplan.display import shortened
-from ckplan.model.constants import unused_name
+from ckplan.model.constants import add_initializer, unused_name
 from ckplan.model.structure import are_equal, structure_of
 
 SIGNATURE = "pkg.torch.export.ExportedProgram.graph_signature"
@@ -360,10 +360,7 @@ def _places(nodes: list[ir.Node]) -> list[_Place]:
 def _copy(graph: ir.Graph, value: ir.Value, name: str, metadata: dict[str, str]) -> ir.Value:
     name, tensor = unused_name(graph, name), value.const_value
     assert tensor is not None  # of an initializer that is no graph input
-    copy = ir.Value(
-        name=name, shape=value.shape, type=value.type, metadata_props=metadata,
-        # What is merged is small; a tensor that two values shared would bear the name of one of them.
-        const_value=ir.Tensor(tensor.numpy(), dtype=tensor.dtype, name=name),
-    )  # fmt: skip
-    graph.register_initializer(copy)
+    # What is merged is small; a tensor that two values shared would bear the name of one of them.
+    copy = add_initializer(graph, name, ir.Tensor(tensor.numpy(), dtype=tensor.dtype, name=name))
+    copy.metadata_props.update(metadata)
     return copy

@@ -16,6 +16,7 @@ from collections.abc import Set
 
 import onnx_ir as ir
 
+from ckplan.model.constants import add_initializer
 from ckplan.model.literals import is_numbered
 from ckplan.model.torch_export import is_unstructured
 
@@ -146,12 +147,8 @@ def _scope(node: ir.Node) -> str:
 def _make_initializer(graph: ir.Graph, node: ir.Node) -> None:
     value, output = node.inputs[0], node.outputs[0]
     assert value is not None
-    tensor, name = value.const_value, output.name
+    tensor, name = value.const_value, str(output.name)
     assert tensor is not None  # of an initializer that is no graph input
-    copy = ir.Value(
-        name=name, shape=value.shape, type=value.type,
-        const_value=ir.Tensor(tensor.numpy(), dtype=tensor.dtype, name=name),
-    )  # fmt: skip
+    copy = add_initializer(graph, name, ir.Tensor(tensor.numpy(), dtype=tensor.dtype, name=name))
     output.replace_all_uses_with(copy)
     graph.remove(node, safe=True)
-    graph.register_initializer(copy)

@@ -17,7 +17,7 @@ import onnx_ir as ir
 
 from ckplan import keys
 from ckplan.display import shortened
-from ckplan.model.constants import mark_constant, unused_name
+from ckplan.model.constants import add_initializer, mark_constant, unused_name
 from ckplan.model.torch_export import KIND, folded_from, is_unstructured
 
 _ULPS = 4
@@ -124,8 +124,6 @@ def _compute(graph: ir.Graph, value: ir.Value, parameter: ir.Value, function: _F
 
 def _one(graph: ir.Graph, dtype: ir.DataType) -> ir.Value:
     name = unused_name(graph, "one")
-    tensor = ir.tensor(np.ones((), dtype.numpy()), name=name)
-    value = ir.Value(name=name, shape=ir.Shape(()), type=ir.TensorType(dtype), const_value=tensor)
+    value = add_initializer(graph, name, ir.tensor(np.ones((), dtype.numpy()), name=name))
     mark_constant(value, "a literal of the program")
-    graph.register_initializer(value)
     return value

@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from ckplan.model.constants import mark_constant, unused_name
+from ckplan.model.constants import add_initializer, mark_constant, unused_name
 from ckplan.model.infer import static_shape
 from ckplan.model.traits import all_nodes
 
@@ -55,8 +55,7 @@ def _make_column(node: ir.Node, axis: ir.Value) -> None:
 
 
 def _last_axis(graph: ir.Graph) -> ir.Value:
-    tensor = ir.tensor(np.array([-1], dtype=np.int64), name=unused_name(graph, "last_axis"))
-    value = ir.Value(name=tensor.name, shape=ir.Shape([1]), type=ir.TensorType(ir.DataType.INT64), const_value=tensor)
+    name = unused_name(graph, "last_axis")
+    value = add_initializer(graph, name, ir.tensor(np.array([-1], dtype=np.int64), name=name))
     mark_constant(value, "setting")
-    graph.register_initializer(value)
     return value

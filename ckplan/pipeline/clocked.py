@@ -20,8 +20,8 @@ from ckplan.pipeline.goal import Goal
 from ckplan.pipeline.planned import Planned
 from ckplan.pipeline.planning import by_strategy, without_plan
 from ckplan.pipeline.step import Step
+from ckplan.planner.peak import ALIKE
 from ckplan.planner.strategies import Strategy
-from ckplan.planner.strategies.auto import ALIKE
 
 Clock = Callable[[ir.Model, ir.Model], Timing]
 """Times a step of a base model and one of another model in turns."""

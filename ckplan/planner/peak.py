@@ -12,6 +12,9 @@ from functools import lru_cache
 from ckplan.planner.copies import Copies, Integers
 from ckplan.planner.problem import Problem
 
+ALIKE = 1e-4
+"""By how much peaks may differ that are alike, as a ratio."""
+
 _SHORT = 4_000
 """Steps of the longest schedule whose bytes are kept."""
 

@@ -16,7 +16,6 @@ that might be left out.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Collection, Mapping, Sequence
 
 import onnx_ir as ir
@@ -182,8 +181,9 @@ def keep_places(nodes: Sequence[ir.Node], kept: Sequence[tuple[Cell, ir.Value]],
     """
     makers = _makers(nodes)
     for cell, value in kept:
-        if cell.end is not None:
-            _give_back(value, cell.end, nodes, makers, edges)
+        found = None if cell.end is None else _place(cell.end, nodes, makers)
+        if found is not None:
+            gate(nodes[found[0]], edges.alias(value, found[1]), edges)
 
 
 def make_placeholders(
@@ -201,7 +201,7 @@ def make_placeholders(
     """
     makers = _makers(nodes)
     made: dict[int, list[ir.Value]] = {}
-    dying: dict[int, list[tuple[ir.Value, Moment]]] = {}
+    dying: dict[int, list[tuple[ir.Value, ir.Value]]] = {}
     inserted: dict[int, list[ir.Node]] = {}
     for number, one in enumerate(placeholders):
         found, end = _place(one.begin, nodes, makers), _place(one.end, nodes, makers)
@@ -218,9 +218,10 @@ def make_placeholders(
         inserted.setdefault(place, []).append(node)
         made.setdefault(place, []).append(node.outputs[0])
         if end is not None:
-            dying.setdefault(end[0], []).append((node.outputs[0], one.end))
-    for value, moment in itertools.chain.from_iterable(dying.values()):
-        _give_back(value, moment, nodes, makers, edges)
+            dying.setdefault(end[0], []).append((node.outputs[0], end[1]))
+    for place, ended in dying.items():
+        for value, last in ended:
+            gate(nodes[place], edges.alias(value, last), edges)
     for place, values in made.items():
         gate(nodes[place], values[-1], edges)
     return [other for place, node in enumerate(nodes) for other in (*inserted.get(place, ()), node)]
@@ -242,14 +243,6 @@ def _place(moment: Moment, nodes: Sequence[ir.Node], makers: Mapping[str, int]) 
         before -= 1
     signal = signal_of(nodes[before]) if before >= 0 else None
     return None if signal is None else (place, signal)
-
-
-def _give_back(
-    value: ir.Value, moment: Moment, nodes: Sequence[ir.Node], makers: Mapping[str, int], edges: ControlEdges
-) -> None:
-    """Let a tensor that nobody reads die right before a node runs."""
-    if (found := _place(moment, nodes, makers)) is not None:
-        gate(nodes[found[0]], edges.alias(value, found[1]), edges)
 
 
 def keep_walls(nodes: Sequence[ir.Node], walls: Sequence[ir.Value], edges: ControlEdges) -> None:

@@ -13,10 +13,10 @@ from benchmarks.strategies_compared import random_graph
 from ckplan.errors import CkplanError
 from ckplan.planner import Problem
 from ckplan.planner.order import best_order, orders
-from ckplan.planner.peak import peak_of
+from ckplan.planner.peak import ALIKE, peak_of
 from ckplan.planner.shave import shave
 from ckplan.planner.strategies import STRATEGIES
-from ckplan.planner.strategies.auto import ALIKE, Auto
+from ckplan.planner.strategies.auto import Auto
 from ckplan.planner.strategies.exact import Exact
 from tests.planner.problems import problems, uneven_chain
 

@@ -30,6 +30,12 @@ SAMPLES = Path(__file__).parents[2] / "sample_models"
 MIB = 2**20
 
 
+def relus_of(made: ckplan.Planned, first: int, last: int) -> list[Moment]:
+    """When some of the Relu nodes of a file run."""
+    relus = [node for node in made.executed.graph if node.op_type == "Relu"]
+    return [Moment(0, str(node.name), str(node.outputs[0].name)) for node in relus[first:last]]
+
+
 @pytest.mark.parametrize(("model", "batch"), [("gpt_tiny", 16), ("unet_tiny", 16)])
 def test_the_arena_holds_what_is_promised(tmp_path: Path, model: str, batch: int) -> None:
     step = ckplan.open_model(SAMPLES / f"{model}.onnx", dims={"batch": batch})
@@ -148,8 +154,7 @@ def test_a_larger_first_region_and_placeholders_are_held_as_promised(tmp_path: P
     plan = ckplan.plan(step, strategy="none")
     plain = rewrite_as(step, plan)
     order = [str(value.name) for node in plain.executed.graph for value in node.outputs]
-    relus = [node for node in plain.executed.graph if node.op_type == "Relu"]
-    begin, end = (Moment(0, str(node.name), str(node.outputs[0].name)) for node in relus[2:4])
+    begin, end = relus_of(plain, 2, 4)
     layout = Layout(((Cell(32 * MIB),),), 8 * MIB, (Placeholder(3 * MIB, begin, end),))
     made = write(step.fused, plan, pools=layout, order=order)
     assert footprint_of(made.executed, made.model).held == layout.held == 40 * MIB
@@ -195,9 +200,8 @@ def test_what_dies_before_a_node_is_dead_before_a_placeholder_is_made_there() ->
     plan = ckplan.plan(step, strategy="none")
     plain = rewrite_as(step, plan)
     order = [str(value.name) for node in plain.executed.graph for value in node.outputs]
-    relus = [node for node in plain.executed.graph if node.op_type == "Relu"]
-    moments = [Moment(0, str(node.name), str(node.outputs[0].name)) for node in relus[2:5]]
-    held = tuple(Placeholder(size * MIB, *ends) for size, ends in zip((3, 2), pairwise(moments), strict=True))
+    ends = pairwise(relus_of(plain, 2, 5))
+    held = tuple(Placeholder(size * MIB, *each) for size, each in zip((3, 2), ends, strict=True))
     made = write(step.fused, plan, pools=Layout(((Cell(32 * MIB),),), MIB, held), order=order)
     asked = allocations_of(made.executed, made.model)
     first, second = (place for place, node in enumerate(made.executed.graph) if "placeholder" in str(node.name))
@@ -209,9 +213,7 @@ def test_shapes_of_placeholders_lie_where_shapes_were_before() -> None:
     """So the search for placeholders leaves no room for them."""
     step = ckplan.open_model(SAMPLES / "unet_tiny.onnx", dims={"batch": 16})
     plan = ckplan.plan(step, strategy="none")
-    relus = [node for node in rewrite_as(step, plan).executed.graph if node.op_type == "Relu"]
-    moments = [Moment(0, str(node.name), str(node.outputs[0].name)) for node in relus[2:8]]
-    held = tuple(Placeholder(MIB, *ends) for ends in pairwise(moments))
+    held = tuple(Placeholder(MIB, *ends) for ends in pairwise(relus_of(rewrite_as(step, plan), 2, 8)))
     made = write(step.fused, plan, pools=Layout(((Cell(32 * MIB),),), MIB, held))
     nodes = list(made.executed.graph)
     shapes = {node.inputs[0] for node in nodes if "placeholder" in str(node.name)}

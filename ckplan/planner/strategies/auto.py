@@ -14,7 +14,7 @@ from ckplan.planner.exact.finish import finished, repeatable
 from ckplan.planner.frontier import Effort, cheapest, frontier, knee, lowest
 from ckplan.planner.order import best_order, orders
 from ckplan.planner.overhead_bound import least_overhead
-from ckplan.planner.peak import peak_of
+from ckplan.planner.peak import ALIKE, peak_of
 from ckplan.planner.plan import Plan, make_plan
 from ckplan.planner.problem import Problem
 from ckplan.planner.retain import retain
@@ -68,8 +68,6 @@ _RUNGS = 2
 """How many of them."""
 _ROUNDING = 1e-9
 """By how much sums of seconds may differ that are added up in another order, as a ratio."""
-ALIKE = 1e-4
-"""By how much peaks may differ that are alike, as a ratio."""
 _SHAVING = 1e-3
 """What it may cost to shave a plan, as a ratio of the step."""
 
