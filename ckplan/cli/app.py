@@ -27,6 +27,11 @@ from ckplan.isolation.lifetime import asked_to_end, end_cleanly
 BUG = 3
 _LONGEST = 400
 """Letters of another program's message that are told."""
+_REMEDIES = {
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "; free some space, or set TMPDIR to another folder"),
+    errno.EMFILE: "; let a process open more with `ulimit -n 65536`",
+}
+"""What to do where the system refuses something."""
 BROKEN_PIPE = 141
 _ALLOCATIONS = 400_000
 """How many new objects make Python look for cycles that are garbage."""
@@ -123,8 +128,8 @@ def exit_code_of(run: Callable[[], Any], settings: Settings) -> int:
             tell_traceback()
         if isinstance(error, MemoryError | OSError):
             message = str(error) if isinstance(error, OSError) else "out of memory"
-            if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-                message += "; free some space, or set TMPDIR to another folder"
+            if isinstance(error, OSError):
+                message += _REMEDIES.get(error.errno or 0, "")
             kind = EnvironmentUnavailableError
             return fail(message, kind.exit_code, settings, kind.__name__)
         message = _blame(settings.arguments)

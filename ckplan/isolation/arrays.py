@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from ckplan.isolation.folders import no_room
+from ckplan.isolation.open_files import make_room
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -77,7 +78,10 @@ def load_arrays(folder: Path, *, mapped: bool = False) -> dict[str, Array]:
         mapped: map the files read-only instead of reading them.
     """
     arrays: dict[str, Array] = {}
-    for number, entry in enumerate(json.loads((folder / "index.json").read_text(encoding="utf-8"))):
+    index = json.loads((folder / "index.json").read_text(encoding="utf-8"))
+    if mapped:
+        make_room(len(index))
+    for number, entry in enumerate(index):
         raw = np.load(folder / f"{number}.npy", mmap_mode="r" if mapped else None)
         same = entry["dtype"] in ("text", raw.dtype.name)
         arrays[entry["name"]] = raw if same else raw.view(dtype_named(entry["dtype"]))

@@ -21,6 +21,7 @@ from ckplan.errors import EnvironmentUnavailableError
 from ckplan.isolation.arrays import Array, dtype_named, is_exotic, load_arrays, save_arrays
 from ckplan.isolation.folders import take_place_of_parent
 from ckplan.isolation.lifetime import end_with, limit_memory
+from ckplan.isolation.open_files import make_room
 from ckplan.operators.sessions import open_session, use_only
 
 
@@ -63,6 +64,7 @@ def run(request: Mapping[str, Any]) -> dict[str, str]:
         options.add_session_config_entry("session.model_external_initializers_file_folder_path", request["root"])
     session = open_session(Path(request["source"]).read_bytes(), options)
     wanted = {value.name for value in session.get_inputs()}
+    make_room(len(request["elsewhere"]))
     given = {**load_arrays(Path(request["inputs"]), mapped=True), **dict(map(_elsewhere, request["elsewhere"]))}
     feeds = {name: array for name, array in given.items() if name in wanted}
     names = request["outputs"]

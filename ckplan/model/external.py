@@ -13,6 +13,7 @@ from pathlib import Path, PurePosixPath, PureWindowsPath
 import onnx_ir as ir
 
 from ckplan.errors import ModelError
+from ckplan.isolation.open_files import make_room
 
 _SMALL = 1024
 _SMALL_INTEGERS = 1 << 16
@@ -68,6 +69,7 @@ def settle(model: ir.Model, file: Path) -> None:
         )
 
     replace_external(model, settled)
+    make_room(sum(map(len, ranges.values())))
     for path, found in ranges.items():
         last: tuple[int, int, str] = (0, 0, "")
         for (start, end), name in sorted(found.items()):

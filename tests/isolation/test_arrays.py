@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from ckplan.isolation.arrays import Array, load_arrays, save_arrays
+from tests.isolation.limits import few_open_files
 
 
 @pytest.mark.parametrize("mapped", [False, True])
@@ -32,3 +33,10 @@ def test_every_kind_of_array_comes_back_as_it_was(tmp_path: Path, mapped: bool) 
         if name != "text":
             assert found[name].dtype == array.dtype, name
             assert found[name].tobytes() == array.tobytes(), name
+
+
+def test_more_arrays_than_files_may_be_open(tmp_path: Path) -> None:
+    save_arrays(tmp_path / "arrays", {str(number): np.array([number]) for number in range(80)})
+    with few_open_files():
+        loaded = load_arrays(tmp_path / "arrays", mapped=True)
+    assert [array.item() for array in loaded.values()] == list(range(80))

@@ -15,6 +15,7 @@ from ckplan.errors import ModelError
 from ckplan.model import load
 from ckplan.model.external import external_tensors, in_one_folder
 from ckplan.model.read import read
+from tests.isolation.limits import few_open_files
 from tests.model.external_models import arrays, attention, refer, write_external, write_hub_cache
 
 
@@ -207,3 +208,18 @@ def test_one_folder_for_all_data_files(tmp_path: Path) -> None:
             np.testing.assert_array_equal(array.reshape(parts[tensor.name].shape), parts[tensor.name])
         else:
             np.testing.assert_array_equal(numpy_helper.to_array(tensor), parts.get(tensor.name, np.float32(-1e4)))
+
+
+def test_more_tensors_than_files_may_be_open(tmp_path: Path) -> None:
+    rows = np.arange(80 * 512, dtype=np.float32).reshape(80, 512)
+    names = [f"layer{i}.weight" for i in range(len(rows))]
+    nodes = [helper.make_node("Sum", ["x", *names], ["y"])]
+    tensors = [refer(name, row, "data", i * row.nbytes) for i, (name, row) in enumerate(zip(names, rows, strict=True))]
+    ends = [helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [512]) for name in "xy"]
+    graph = helper.make_graph(nodes, "graph", ends[:1], ends[1:], tensors)
+    (tmp_path / "data").write_bytes(rows.tobytes())
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)]), tmp_path / "model.onnx")
+    with few_open_files():
+        found = held(tmp_path / "model.onnx")  # each array holds its file open
+    for name, row in zip(names, rows, strict=True):
+        np.testing.assert_array_equal(found[name], row)
