@@ -133,7 +133,7 @@ def read_signature(model: ir.Model) -> tuple[str, ...]:
         modules = set(map(_module_of, value.consumers()))
         if _operand_of(value) or not parameters.isdisjoint(folded_from(value)):
             continue
-        if not lost or (modules and modules <= frozen):
+        if not lost or (modules and modules <= frozen) or _is_made(value):
             value.metadata_props.setdefault(keys.STANDS_FOR, "")
     return (*_notes(graph, separated, lost), *doubtful)
 
@@ -166,6 +166,16 @@ def _is_moved(value: ir.Value) -> bool:
     """Whether an initializer holds the very numbers of what it was computed of, were they all zero."""
     made = any(map(_MADE.fullmatch, (str(value.name), *folded_from(value))))
     return _MOVED.fullmatch(str(value.name)) is not None and not made
+
+
+def _is_made(value: ir.Value) -> bool:
+    """Whether all lines that read an initializer name it as what the program makes, such as ``zeros_3``."""
+    name, readers = str(value.name), value.consumers()
+    return (
+        _MADE.fullmatch(name) is not None
+        and bool(readers)
+        and all(name in operands_of(node.metadata_props.get(LINE, "")) for node in readers)
+    )
 
 
 def _is_compared(value: ir.Value) -> bool:

@@ -475,6 +475,19 @@ def test_a_mask_of_zeros_is_no_parameter(made_by: str) -> None:
     assert stands == ("" if made_by == "ge_1" else None)
 
 
+@pytest.mark.parametrize("line", ["aten.add](args = (%mm, %zeros_3))", "aten.add](args = (%mm, %p_other))"])
+def test_zeros_that_the_program_makes_are_no_parameter(line: str) -> None:
+    """As T5 adds zeros for positions where attention goes across; a bias that was merged with them is one."""
+    model = exported(
+        "h = MatMul(x, l.weight) y = Add(h, zeros_3)",
+        {"l.weight": normal(0, 4, 4), "zeros_3": np.zeros((1, 2, 4), np.float32)},
+        {"p_weight": ("PARAMETER", "l.weight"), "p_other": ("PARAMETER", "other"), "p_tied": ("PARAMETER", "tied")},
+        ["aten.mm](args = (%x, %p_weight))", line],
+    )
+    stands = loaded(model)[0].graph.initializers["zeros_3"].metadata_props.get(STANDS_FOR)
+    assert stands == ("other" if "p_other" in line else "")
+
+
 def add_source(model: onnx.ModelProto, name: str, source: str, on_the_way: str = "mul_3") -> None:
     """Say of an initializer what it was computed of, as torch's optimiser does."""
     (array,) = [one for one in model.graph.initializer if one.name == name]
