@@ -17,6 +17,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from itertools import count
 
 import onnx_ir as ir
 
@@ -77,6 +78,7 @@ def fused_graph(model: ir.Model, runtime: Runtime = CPU) -> ir.Model:
     _adopt(graph, fused.graph, runtime)
     _remove_unread(graph)
     _restore(basic, model)
+    _name_apart(graph)
     _in_order(graph, model.graph)
     basic.meta[FUSED] = True
     return basic
@@ -249,6 +251,17 @@ def _restore(model: ir.Model, original: ir.Model) -> None:
             name = f"{node.name or node.op_type}_{number}"
         node.name = name
         taken.add(name)
+
+
+def _name_apart(graph: ir.Graph, around: Collection[str] = ()) -> None:
+    """Rename what bodies make where a graph around has that name: onnxruntime's optimisers take one without looking."""
+    taken = {*around, *_values(graph)}
+    for body in (body for node in graph for body in graphs_in(node)):
+        own = set(_values(body))
+        for value in (value for node in body for value in node.outputs if value.name in taken):
+            value.name = next(name for i in count() if (name := f"{value.name}_{i}") not in taken | own)
+            own.add(value.name)
+        _name_apart(body, taken)
 
 
 def _in_order(graph: ir.Graph, source: ir.Graph) -> None:

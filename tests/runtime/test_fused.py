@@ -217,3 +217,29 @@ def test_shapes_in_the_layout_of_blocks_are_known() -> None:
     made = [value for node in executed.graph if node.op_type in ("ReorderInput", "MaxPool") for value in node.outputs]
     assert made
     assert all(value.shape is not None and value.shape.is_static() for value in made)
+
+
+def test_what_optimisers_add_to_a_branch_bears_no_name_of_the_graph_around() -> None:
+    """As where torch.cond has linear layers in both: a product and a sum of three axes become Reshape and Gemm."""
+    linear = "p{0} = MatMul (x, weight) s{0} = Add (p{0}, bias) y{0} = Tanh (s{0})"
+    text = f"""
+    <ir_version: 10, opset_import: ["" : 21]>
+    chosen (float[2,5,6] x, bool first) => (float loss) <float[6,6] weight = {{}}, float[6] bias = {{}}>
+    {{
+        {linear.format(0)}
+        z = If (first) <
+            then_branch = a () => (float[2,5,6] y1) {{ {linear.format(1)} }},
+            else_branch = b () => (float[2,5,6] y2) {{ y2 = Identity (x) }}
+        >
+        sum = Add (y0, z)
+        loss = ReduceSumSquare <keepdims = 0> (sum)
+    }}
+    """
+    proto = onnx.parser.parse_model(text)
+    for tensor in proto.graph.initializer:
+        tensor.float_data.extend(np.linspace(-1, 1, int(np.prod(tensor.dims))))
+    graph = fused_graph(ir.from_proto(proto)).graph
+    nodes = list(ir.traversal.RecursiveGraphIterator(graph))
+    assert [node.op_type for node in nodes].count("Gemm") == 2
+    names = [value.name for node in nodes for value in node.outputs]
+    assert len(names) == len(set(names))
