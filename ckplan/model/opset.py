@@ -65,6 +65,7 @@ def lift(model: ir.Model) -> tuple[ir.Model, tuple[str, ...]]:
         model.ir_version = max(model.ir_version or 0, MINIMUM_IR_VERSION)
         return model, relabel(model)
     check_calls(model)
+    _write_defaults(model)
     _refuse_batched_scans(model, version)
     own = _with_rules(model)
     inlined = len(model.functions) - len(own)
@@ -87,6 +88,17 @@ def lift(model: ir.Model) -> tuple[ir.Model, tuple[str, ...]]:
     if version < MINIMUM_OPSET:
         notes.append(f"converted from opset {version} to {lifted.graph.opset_imports['']}")
     return lifted, tuple(notes)
+
+
+def _write_defaults(model: ir.Model) -> None:
+    """Give each call of a function the attributes that it leaves to its defaults: onnx's inliner does not."""
+    scopes: list[ir.Graph | ir.Function] = [model.graph, *model.functions.values()]
+    for scope in scopes:
+        for node in scope.all_nodes():
+            called = model.functions.get(node.op_identifier())
+            for name, default in called.attributes.items() if called is not None else ():
+                if default.value is not None and name not in node.attributes:
+                    node.attributes[name] = default
 
 
 def _refuse_batched_scans(model: ir.Model, version: int) -> None:

@@ -100,6 +100,33 @@ def test_functions_are_inlined(tmp_path: Path) -> None:
     np.testing.assert_array_equal(run(forward.model, {"x": np.ones((2, 3), np.float32)})[0], 2)
 
 
+def test_what_calls_of_functions_leave_out_has_the_default_of_the_function(tmp_path: Path) -> None:
+    """Not that of the operator; also where the call is one of a function's or of a branch's."""
+    forward = loaded(
+        tmp_path,
+        """
+        <ir_version: 9, opset_import: ["" : 17, "local" : 1]>
+        g (float[2, 3] x, bool first) => (float[2, 3] y, float[2, 3] z, float[2, 3] b) {
+            y = local.slope(x)
+            z = local.outer(x)
+            b = If (first) <
+                then_branch = one () => (float[2, 3] p) { p = local.slope(x) },
+                else_branch = two () => (float[2, 3] q) { q = local.slope <alpha = 0.75> (x) }
+            >
+        }
+        <domain: "local", opset_import: ["" : 17]>
+        slope <alpha: float = 0.25> (a) => (c) { c = LeakyRelu <alpha: float = @alpha> (a) }
+        <domain: "local", opset_import: ["" : 17, "local" : 1]>
+        outer (a) => (c) { c = local.slope(a) }
+        """,
+    )
+    x = np.full((2, 3), -1, np.float32)
+    for first, branch in ((True, -0.25), (False, -0.75)):
+        found = run(forward.model, {"x": x, "first": np.array(first)})
+        for array, expected in zip(found, (-0.25, -0.25, branch), strict=True):
+            np.testing.assert_array_equal(array, expected)
+
+
 SHAPE_ARITHMETIC = """
 <ir_version: 8, opset_import: ["" : 17]>
 g (float["n", 6] x) => (float[] y) {
