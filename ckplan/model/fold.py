@@ -15,6 +15,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ckplan import keys
+from ckplan.model.appended import write_appended
 from ckplan.model.bag_sequences import write_bag_sequence
 from ckplan.model.bags import write_bags
 from ckplan.model.bodies import bodies_of, changing_states, enter, forget_shapes, leave
@@ -134,6 +135,8 @@ def _visit(node: ir.Node, state: Sweep, inference: NodeInference, repair: Repair
         if not state.tried and write_bags(node, again, state.constant):
             return
         if not state.tried and write_bag_sequence(node, state.contents, again, state.constant):
+            return
+        if not state.tried and write_appended(node, state.contents, again, state.constant):
             return
         evaluate, initializer = partial(_evaluate, state=state), partial(_initializer, state)
         if not state.tried and fix_trip_count(node, state.constants, state.constant, evaluate, initializer):
