@@ -223,6 +223,22 @@ def test_few_channels_take_the_flipped_kernel_where_filters_are_no_more(filters:
     check_gradient(model)
 
 
+@pytest.mark.parametrize(
+    ("size", "kernel", "pads"), [(8, 3, [1, 1]), (9, 3, [1, 1]), (8, 5, [2, 2]), (8, 3, [0, 1]), (8, 2, [0, 0])]
+)
+def test_transposed_convolutions_pad_both_ends_alike_where_they_can(size: int, kernel: int, pads: list[int]):
+    # onnxruntime's CUDA provider leaves others to the CPU.
+    ends = [pads[0]] * 2 + [pads[1]] * 2
+    model = node_model(
+        "Conv", values(2, 3, size, size), values(4, 3, kernel, kernel, seed=1), strides=[2, 2], pads=ends
+    )
+    nodes = build_training_graph(infer(model), loss="loss").model.graph
+    (found,) = (node for node in nodes if node.op_type == "ConvTranspose")
+    padding = found.attributes["pads"].as_ints()
+    assert (padding[:2] == padding[2:]) == (pads[0] == pads[1])
+    check_gradient(model)
+
+
 def test_wide_kernels_of_sound_take_no_table_of_their_taps():
     model = node_model("Conv", values(2, 1, 1, 596), values(1, 1, 1, 256, seed=1), strides=[1, 2])
     initializers = build_training_graph(infer(model), loss="loss").model.graph.initializers.values()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 
@@ -143,6 +145,16 @@ def test_the_gradient_of_gelu_takes_few_passes(approximate, passes):
     name = next(node.name for node in graph if node.op_type == "Gelu")
     found = [node.op_type for node in graph if node.name.startswith(f"{name}/grad/")]
     assert len([op_type for op_type in found if op_type != "Reshape"]) == passes
+
+
+@pytest.mark.parametrize("shape", [(6, 1024), (7,), (2, 521)])
+def test_numbers_that_are_scaled_alike_lie_in_many_channels(shape):
+    # A GPU works at all channels at a time, and at each with few threads.
+    model = node_model("Gelu", values(*shape))
+    graph = build_training_graph(infer(model), loss="loss").model.graph
+    (scaled,) = (node for node in graph if node.op_type == "BatchNormalization")
+    assert scaled.inputs[1].shape[0] == {6144: 512, 7: 7, 1042: 2}[math.prod(shape)]
+    check_gradient(model)
 
 
 def test_what_gelu_leaves_for_the_next_product_is_applied_where_another_gradient_is_added():

@@ -64,6 +64,19 @@ def test_max_pool_by_comparisons(x, attributes, compared):
     check_gradient(model)
 
 
+@pytest.mark.parametrize(("elements", "parts"), [(10**9, 5), (100, 15), (1, 30)])
+def test_many_parts_are_larger_instead(elements, parts, compared, monkeypatch):
+    # 30 planes of 49 elements: by smallness alone there would be a part for each.
+    monkeypatch.setattr(pool_maxima, "PART_ELEMENTS", 1)
+    monkeypatch.setattr(pool_maxima, "ENOUGH_PARTS", 4)
+    monkeypatch.setattr(pool_maxima, "MOST_ELEMENTS", elements)
+    model = node_model("MaxPool", values(5, 6, 7, 7), kernel_shape=[3, 3], strides=[2, 2])
+    graph = build_training_graph(infer(model), loss="loss", wrt=["p*"]).model.graph
+    (scan,) = (node for node in graph if node.op_type == "Scan")
+    assert scan.inputs[0].shape[0] == parts
+    check_gradient(model)
+
+
 def test_of_equal_maxima_the_first_in_memory_takes_the_gradient(compared):
     # The maximum of the first window is 1, twice: to the right in the first row, to the left in the second.
     x = np.zeros((1, 2, 4, 4))

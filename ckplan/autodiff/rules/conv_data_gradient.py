@@ -83,8 +83,7 @@ def data_gradient(
         strides=window.strides,
         dilations=window.dilations,
         group=groups,
-        pads=[*window.begin, *(max(size, 0) for size in window.end)],
-        output_padding=[max(-size, 0) for size in window.end],
+        **window.transposed_padding,
     )
 
 

@@ -36,6 +36,9 @@ from ckplan.autodiff.rules.batch_norm import affine
 #: Operators whose gradients read what they multiply.
 _FACTORS = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul", "Mul", "Einsum"})
 
+#: Numbers that are to be scaled alike are divided into up to so many channels: each part of a GPU then has some.
+_CHANNELS = 512
+
 _SELU_ALPHA = 1.67326319217681884765625
 _SELU_GAMMA = 1.05070102214813232421875
 
@@ -265,13 +268,18 @@ def _gelu_tanh(op: Builder, x: ir.Value, g: ir.Value | None) -> ir.Value:
 
 
 def _affine(op: Builder, value: ir.Value, factor: float, offset: float) -> ir.Value:
-    """Emit ``factor * value + offset``, in one pass where there is a kernel for that."""
+    """Emit ``factor * value + offset``, in one pass where there is a kernel for that.
+
+    The kernel takes factors by channel, and on a GPU it works at all channels at a time, but at each with few threads:
+    of one channel, 25 million numbers took 19 ms on an H100, where 8,192 channels took less than 1.
+    """
     shape, dtype = shape_of(value), dtype_of(value)
     if 0 in shape or dtype.itemsize < 4:
         return op.Add(op.Mul(value, factor), offset)
-    one = [1, 1, size_of(value)]
-    terms = [op.constant(np.full(1, number, dtype)) for number in (factor, offset)]
-    return op.reshape(affine(op, op.reshape(value, one), *terms), shape)
+    size = size_of(value)
+    channels = next(number for number in range(min(_CHANNELS, size), 0, -1) if size % number == 0)
+    terms = [op.constant(np.full(channels, number, dtype)) for number in (factor, offset)]
+    return op.reshape(affine(op, op.reshape(value, [1, channels, size // channels]), *terms), shape)
 
 
 @rule("Shrink")

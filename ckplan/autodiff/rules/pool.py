@@ -187,8 +187,7 @@ def spread(op: Builder, value: ir.Value, window: Window, factor: float = 1.0) ->
         kernel_shape=window.kernel,
         strides=window.strides,
         dilations=window.dilations,
-        pads=[*window.begin, *(max(size, 0) for size in window.end)],
-        output_padding=[max(-size, 0) for size in window.end],
+        **window.transposed_padding,
     )
     return op.reshape(result, [*shape[:2], *window.inputs])
 

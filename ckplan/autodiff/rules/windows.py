@@ -44,6 +44,20 @@ class Window:
         return tuple((p - 1) * s + (k - 1) * d + 1 - size - b for p, s, k, d, size, b in spans)
 
     @property
+    def transposed_padding(self) -> dict[str, list[int]]:
+        """Attributes of the ConvTranspose that writes what the window reads: ``pads`` and ``output_padding``.
+
+        Both ends of all axes are padded alike where that is possible: onnxruntime's CUDA kernel knows no other padding,
+        and others run on the CPU, with a copy there and back.
+        """
+        extra = [begin - end for begin, end in zip(self.begin, self.end, strict=True)]
+        steps = map(max, self.strides, self.dilations)
+        if all(0 <= size < step for size, step in zip(extra, steps, strict=True)):
+            return {"pads": [*self.begin, *self.begin], "output_padding": extra}
+        pads = [*self.begin, *(max(size, 0) for size in self.end)]
+        return {"pads": pads, "output_padding": [max(-size, 0) for size in self.end]}
+
+    @property
     def reach(self) -> tuple[int, ...]:
         """Distance from the first to the last tap."""
         return tuple((k - 1) * d for k, d in zip(self.kernel, self.dilations, strict=True))
