@@ -16,6 +16,7 @@ from ckplan.autodiff.quantisation import is_quantised
 from ckplan.display import shortened
 from ckplan.errors import ModelError, UsageError
 from ckplan.keys import CONSTANT, STANDS_FOR
+from ckplan.model import is_literal
 from ckplan.model.constants import is_constant
 from ckplan.model.contrib import EXPANSION
 from ckplan.model.opset import CONVERTED
@@ -190,7 +191,8 @@ def select_parameters(
             continue
         if value not in readers:
             # A constant of a formula that has become one node is read no more, and is no parameter all the same.
-            unused = not value.uses() and (not uses.get(value) or judge(value, uses[value]).trained)
+            unused = not value.uses() and not is_literal(value)
+            unused &= not uses.get(value) or judge(value, uses[value]).trained
             if unused or value in asked - request.listed:
                 idle.append(value)
             continue

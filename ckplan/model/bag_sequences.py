@@ -13,8 +13,9 @@ import numpy as np
 import onnx_ir as ir
 
 from ckplan.model.bags import Bags, emit_bags
-from ckplan.model.bodies import bodies_of, constant_array
-from ckplan.model.contrib.emitter import Emitter
+from ckplan.model.bodies import bodies_of, constant_array, through_identity
+from ckplan.model.constants import mark_constant
+from ckplan.model.contrib.emitter import EXPANSION, Emitter
 from ckplan.model.infer import static_shape
 from ckplan.model.sequences import Contents
 
@@ -36,14 +37,17 @@ def write_bag_sequence(node: ir.Node, contents: Contents, visit: Callable[[ir.No
     Returns:
         Whether it was such a Loop.
     """
-    if node.op_type != "Loop" or node.domain or len(node.outputs) != 2 or node.outputs[1].uses():
+    if node.op_type != "Loop" or node.domain or len(node.outputs) != 2 or len(bodies_of(node)[0].inputs) != 4:
         return False
-    readers = [use.node for use in node.outputs[0].uses()]
+    # Which of the two states comes first is left to chance by torch's exporter.
+    place = 0 if node.outputs[0].uses() else 1
+    readers = [use.node for use in node.outputs[place].uses()]
     joins = all(r.op_type == "ConcatFromSequence" and not _int(r, "axis") and not _int(r, "new_axis") for r in readers)
-    bags = _Reading(node, constant).bags() if readers and joins and len(bodies_of(node)[0].inputs) == 4 else None
+    unread = not node.outputs[1 - place].uses()
+    bags = _Reading(node, place, constant).bags() if readers and joins and unread else None
     if bags is None:
         return False
-    contents.elements[node.outputs[0]] = (emit_bags(Emitter(node, visit, constant), bags),)
+    contents.elements[node.outputs[place]] = (emit_bags(Emitter(node, visit, constant), bags),)
     return True
 
 
@@ -53,24 +57,25 @@ def _int(node: ir.Node, name: str, default: int = 0) -> int:
 
 @dataclass(frozen=True)
 class _Reading:
-    """A Loop with a sequence and a counter as states, and how to read it."""
+    """A Loop with a sequence and a counter as states, the place of the sequence among the two, and how to read it."""
 
     loop: ir.Node
+    place: int
     constant: Constant
 
     def bags(self) -> Bags | None:
         """What the Loop reads; None if it is another one than those over bags."""
         (body,) = bodies_of(self.loop)
-        first, goes = self.number(self.loop.inputs[3]), self.loop.inputs[1]
-        insert, again = body.outputs[1].producer(), body.outputs[0].producer()
+        first, goes = self.number(self.loop.inputs[3 - self.place]), self.loop.inputs[1]
+        insert, again = body.outputs[1 + self.place].producer(), body.outputs[0].producer()
         if first != 0 or (goes is not None and not self.number(goes)) or self.loop.inputs[0] is not None:
             return None
-        if self.step(body.outputs[2]) != 1 or again is None or again.op_type != "Less":
+        if self.step(body.outputs[2 - self.place]) != 1 or again is None or again.op_type != "Less":
             return None
         count = self.number(again.inputs[1])
         if count is None or count < 1 or self.step(again.inputs[0]) != 1:
             return None
-        if insert is None or insert.op_type != "SequenceInsert" or insert.inputs[0] is not body.inputs[2]:
+        if insert is None or insert.op_type != "SequenceInsert" or insert.inputs[0] is not body.inputs[2 + self.place]:
             return None
         choice = insert.inputs[1].producer() if len(insert.inputs) == 2 and insert.inputs[1] is not None else None
         if choice is None or choice.op_type != "If":
@@ -89,6 +94,7 @@ class _Reading:
             return None
         if to_end and self.last(starts, count) != shape[0]:
             return None
+        mark_constant(through_identity(then), EXPANSION)  # a row of zeros, which nobody reads any more
         return Bags(reduction, rows, starts, count, default=True)
 
     def number(self, value: ir.Value | None) -> int | None:
@@ -109,7 +115,7 @@ class _Reading:
     def step(self, value: ir.Value | None) -> int | None:
         """How far a number is behind the Loop's own counter; None if it is something else."""
         node = _producer(value)
-        if value is bodies_of(self.loop)[0].inputs[3]:
+        if value is bodies_of(self.loop)[0].inputs[3 - self.place]:
             return 0
         if node is None or node.domain:
             return None

@@ -140,8 +140,13 @@ BRANCHES = {
 """What torch's default exporter writes into a step of its Loop."""
 
 
-def listed_bags(branch: str) -> onnx.ModelProto:
-    model = onnx.parser.parse_model(SEQUENCE.replace("SPARE", '""').replace("BRANCH", branch))
+def listed_bags(branch: str, counter_first: bool = False) -> onnx.ModelProto:
+    """The sequence and the counter are states of the Loop, in an order that the exporter leaves to chance."""
+    text = SEQUENCE.replace("SPARE", '""').replace("BRANCH", branch)
+    states = {"listed, spare": "spare, listed", "empty, first": "first, empty", "q, int64 i": "int64 i, q"}
+    for one, other in {**states, "longer, j)": "j, longer)"}.items() if counter_first else ():
+        text = text.replace(one, other)
+    model = onnx.parser.parse_model(text)
     whole = {"n": [8], "minus": [-1], "zero": [0], "twice": [2], "first": 0, "step": 1, "two": 2, "count": 3}
     arrays = {name: np.asarray(value, np.int64) for name, value in whole.items()}
     arrays |= {"true": np.asarray(True), "table": TABLE, "weight": WEIGHT}
@@ -151,14 +156,27 @@ def listed_bags(branch: str) -> onnx.ModelProto:
 
 @pytest.mark.parametrize("offsets", [[0, 3, 4], [0, 0, 5], [1, 6, 8]])
 @pytest.mark.parametrize("reduction", list(BRANCHES))
-def test_bags_in_a_sequence_are_written_without_a_loop(reduction: str, offsets: list[int]) -> None:
-    model = listed_bags(BRANCHES[reduction])
+@pytest.mark.parametrize("counter_first", [False, True])
+def test_bags_in_a_sequence_are_written_without_a_loop(reduction: str, offsets: list[int], counter_first: bool) -> None:
+    model = listed_bags(BRANCHES[reduction], counter_first)
     loaded = normalise(ir.from_proto(model)).model
     assert {"Loop", "ConcatFromSequence"}.isdisjoint(node.op_type for node in loaded.graph)
     training = build_training_graph(loaded, loss="loss", wrt=["table"])
     found = run(ir.to_proto(training.model), offsets)
     assert float(found["loss"]) == pytest.approx(float(run(model, offsets)["loss"]), rel=1e-5)
     np.testing.assert_allclose(found["table_grad"], expected(reduction, offsets), rtol=1e-5, atol=1e-6)
+
+
+def test_the_zeros_of_an_empty_bag_are_no_parameter() -> None:
+    model = listed_bags(BRANCHES["ReduceSum"])
+    (loop,) = (node for node in model.graph.node if node.op_type == "Loop")
+    (choice,) = (node for node in loop.attribute[0].g.node if node.op_type == "If")
+    branch = choice.attribute[0].g
+    branch.initializer.append(onnx.numpy_helper.from_array(np.zeros((1, 4), np.float32), "zeros"))
+    del branch.node[:]
+    training = build_training_graph(normalise(ir.from_proto(model)).model, loss="loss")
+    assert set(training.gradients) == {"table", "weight"}
+    assert not [note for note in training.notes if "zeros" in note]
 
 
 @pytest.mark.parametrize(
