@@ -20,6 +20,10 @@ _FOREIGN = (
     (b"\x1f\x8b", "is compressed with gzip", "decompress it first"),
 )
 
+_SPARSE = "Sparse tensors are not supported"
+"""What onnx-ir says of a Constant with one."""
+_DENSE = "write it as a dense one"
+
 
 def read(path: str | os.PathLike[str]) -> ir.Model:
     """Read an ONNX file; tensors in external data files stay on disk until they are used.
@@ -59,6 +63,8 @@ def parse(file: Path) -> ir.Model:
         while earlier := cause.__cause__ or cause.__context__:
             cause = earlier
         reason = " ".join(str(cause).split())[:200]
+        if _SPARSE in reason:
+            raise ModelError(f"{file} holds a sparse tensor, and ckplan reads dense ones only", _DENSE) from error
         raise ModelError(f"{file} is damaged or not an ONNX model ({reason})", "export or download it again") from error
 
 
@@ -106,7 +112,7 @@ def _check_graph(model: ir.Model, file: Path) -> None:
                 raise ModelError(
                     f"{node.op_type} '{node.name}' of {file} reads the sparse initializer '{value.name}', and ckplan "
                     "reads dense ones only",
-                    "write it as a dense one",
+                    _DENSE,
                 )
             raise ModelError(
                 f"{file} is not valid: {node.op_type} '{node.name}' reads '{value.name}', which nothing produces",

@@ -245,8 +245,8 @@ def _notes(graph: ir.Graph, separated: int, lost: list[str]) -> tuple[str, ...]:
         notes.append(f"{len(renamed)} weight(s) are what torch's exporter computed: {shortened(renamed, 3)}")
     if lost:
         notes.append(
-            f"{len(lost)} parameter(s) of the torch module are not in the file as such, being tied to others, all zero "
-            f"or computed with ({shortened([repr(name) for name in lost], 3)}); ckplan.export keeps them"
+            f"{len(lost)} parameter(s) of the torch module are not in the file as such, being unused, tied to others, "
+            f"all zero or computed with ({shortened([repr(name) for name in lost], 3)}); ckplan.export keeps them"
         )
     in_training = sum(_BATCH_NORM_IN_TRAINING.search(node.metadata_props.get(LINE, "")) is not None for node in graph)
     if in_training:

@@ -111,6 +111,18 @@ def test_sparse_initializers_are_refused_by_name(tmp_path: Path) -> None:
     assert "write it as a dense one" in text
 
 
+def test_a_sparse_constant_is_no_damage(tmp_path: Path) -> None:
+    model = parse(TEXT, {"w": normal(0, 3, 4)})
+    values, indices = (
+        onnx.numpy_helper.from_array(array) for array in (np.ones(1, np.float32), np.array([5], np.int64))
+    )
+    sparse = onnx.helper.make_sparse_tensor(values, indices, [3, 4])
+    model.graph.node.insert(0, onnx.helper.make_node("Constant", [], ["s"], sparse_value=sparse))
+    text = message(write(model, tmp_path))
+    assert "damaged" not in text
+    assert "write it as a dense one" in text
+
+
 def test_output_that_nothing_produces(tmp_path: Path) -> None:
     model = parse(TEXT, {"w": normal(0, 3, 4)})
     model.graph.output[0].name = "elsewhere"
