@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable, Iterator
 from pathlib import Path, PurePosixPath, PureWindowsPath
 
+import numpy as np
 import onnx_ir as ir
 
 from ckplan.errors import ModelError
@@ -50,13 +51,14 @@ def settle(model: ir.Model, file: Path) -> None:
     sizes: dict[str, int] = {}
     ranges: dict[str, dict[tuple[int, int], str]] = {}
 
-    def settled(tensor: ir.ExternalTensor) -> ir.ExternalTensor:
+    def settled(tensor: ir.ExternalTensor) -> ir.TensorProtocol:
         path = _path(tensor, file, allowed)
         if path not in sizes:
             sizes[path] = _size(path, tensor, file)
         start, end = _range(tensor, sizes[path], file)
-        if end > start:
-            ranges.setdefault(path, {})[start, end] = str(tensor.name)
+        if start == end:  # there is nothing to be mapped, and onnx-ir tries to each time that it is asked for bytes
+            return ir.tensor(np.empty(tensor.shape.numpy(), tensor.dtype.numpy()), tensor.dtype, name=tensor.name)
+        ranges.setdefault(path, {})[start, end] = str(tensor.name)
         return ir.ExternalTensor(
             path,
             start,

@@ -223,3 +223,19 @@ def test_more_tensors_than_files_may_be_open(tmp_path: Path) -> None:
         found = held(tmp_path / "model.onnx")  # each array holds its file open
     for name, row in zip(names, rows, strict=True):
         np.testing.assert_array_equal(found[name], row)
+
+
+def test_a_tensor_without_elements(tmp_path: Path) -> None:
+    graph = helper.make_graph(
+        [helper.make_node("Concat", ["x", "w"], ["y"], axis=0)],
+        "graph",
+        [helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, [2])],
+        [helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, [2])],
+        [refer("w", np.zeros(0, np.float32), "data", 0)],
+    )
+    (tmp_path / "data").touch()
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)]), tmp_path / "model.onnx")
+    tensor = read(tmp_path / "model.onnx").graph.initializers["w"].const_value
+    assert tensor is not None
+    assert [tensor.tobytes(), tensor.tobytes()] == [b"", b""]
+    assert tensor.numpy().shape == (0,)
