@@ -14,7 +14,7 @@ from ckplan import keys
 from ckplan.display import shortened
 from ckplan.model.torch_export import LINE
 
-_LOOKUP = re.compile(r"aten\.embedding\.default\]\(args = \(%\w+, %\w+, (\d+)(?:, (True|False))?")
+_LOOKUP = re.compile(r"aten\.embedding\.default\]\(args = \(%\w+, %\w+, (-1|\d+)(?:, (True|False))?")
 
 
 def mark_padding(model: ir.Model) -> tuple[str, ...]:
@@ -29,8 +29,9 @@ def mark_padding(model: ir.Model) -> tuple[str, ...]:
         if node.op_type != "Gather" or node.domain or node.inputs[0] is None or node.attributes.get_int("axis", 0) != 0:
             continue
         if found := _LOOKUP.search(node.metadata_props.get(LINE, "")):
-            node.metadata_props[keys.PADDING_ROW] = found[1]
-            rows[f"row {found[1]} of '{node.inputs[0].name}'"] = None
+            if found[1] != "-1":  # which is no row
+                node.metadata_props[keys.PADDING_ROW] = found[1]
+                rows[f"row {found[1]} of '{node.inputs[0].name}'"] = None
             if found[2] == "True":
                 scaled[f"'{node.inputs[0].name}'"] = None
     notes = []

@@ -1,8 +1,8 @@
 """Parameters that torch's exporter repeated for each sample of an example are one again.
 
 Of a file whose batch is fixed, the optimiser of torch's default exporter computes beforehand what a module expands: the
-class token of a vision transformer, the positions of an encoder, once for each sample. Trained as they are, samples
-would come to differ.
+class token of a vision transformer, the positions of an encoder, the states with which a recurrent layer begins, once
+for each sample. Trained as they are, samples would come to differ.
 """
 
 from __future__ import annotations
@@ -15,13 +15,15 @@ import onnx_ir as ir
 from ckplan import keys
 from ckplan.display import shortened
 from ckplan.model.constants import add_initializer, mark_constant, unused_name
-from ckplan.model.torch_export import folded_from
+from ckplan.model.torch_export import folded_from, is_state, is_unstructured
 
 _EXPANDED = re.compile(r"(expand|repeat)(_\d+)?")
 
 
 def join_repeated(model: ir.Model) -> tuple[str, ...]:
-    """Hold one row of what stands for a parameter that was expanded along the first axis, in place, and expand it.
+    """Hold one row of what stands for a parameter that was expanded along the batch, in place, and expand it.
+
+    That is the first axis, and the second one of what is laid out by steps, ``[1, batch, features]``.
 
     Returns:
         Notes.
@@ -32,20 +34,27 @@ def join_repeated(model: ir.Model) -> tuple[str, ...]:
         expanded = any(map(_EXPANDED.fullmatch, (str(value.name), *folded_from(value))))
         if expanded and value.metadata_props.get(keys.STANDS_FOR) and not value.is_graph_output():
             array = value.const_value.numpy() if value.const_value is not None else np.zeros(())
-            if array.ndim > 1 and len(array) > 1 and (array == array[:1]).all():
-                joined.append(repr(_expand(graph, value, array)))
+            axis = _batch_axis(value, array)
+            if array.ndim > 1 and array.shape[axis] > 1 and (array == array.take([0], axis)).all():
+                joined.append(repr(_expand(graph, value, array, axis)))
     if not joined:
         return ()
     return (f"{len(joined)} weight(s) that torch's exporter repeated for each sample are one: {shortened(joined, 3)}",)
 
 
-def _expand(graph: ir.Graph, value: ir.Value, array: np.ndarray) -> str:
-    """Put one row and an Expand in the place of an initializer; return the name of the row."""
+def _batch_axis(value: ir.Value, array: np.ndarray) -> int:
+    """The axis of samples: the second one of states of recurrent layers, and of one row, as a further key is."""
+    one_row = array.ndim == 3 and len(array) == 1 and is_unstructured(value)
+    return int(is_state(value) or one_row)
+
+
+def _expand(graph: ir.Graph, value: ir.Value, array: np.ndarray, axis: int) -> str:
+    """Put one row of an axis and an Expand in the place of an initializer; return the name of the row."""
     name, dtype = str(value.name), value.dtype
     assert dtype is not None  # of a tensor that the file holds
     del graph.initializers[name]
     row_name, shape_name = (unused_name(graph, f"{name}_{part}") for part in ("row", "shape"))
-    row = add_initializer(graph, row_name, ir.tensor(array[:1].copy(), dtype=dtype, name=row_name))
+    row = add_initializer(graph, row_name, ir.tensor(array.take([0], axis), dtype=dtype, name=row_name))
     row.metadata_props.update(value.metadata_props)
     shape = add_initializer(graph, shape_name, ir.tensor(np.array(array.shape, np.int64), name=shape_name))
     mark_constant(shape, "a shape")

@@ -54,6 +54,8 @@ _COMPARED = re.compile(r"(bitwise_(and|not|or)|eq|ge|gt|le|logical_(and|not|or)|
 _RECURRENT = frozenset({"GRU", "LSTM", "RNN"})
 _BIASES = 3
 """The input of a recurrent layer that holds both of its biases."""
+_STATES = 5
+"""The first of its inputs that are states before the first step."""
 
 
 @dataclass(frozen=True)
@@ -71,6 +73,11 @@ class _Place:
     node: ir.Node
     index: int
     value: ir.Value
+
+    @property
+    def is_state(self) -> bool:
+        """Whether a recurrent layer begins with the value."""
+        return self.node.op_type in _RECURRENT and self.index in (_STATES, _STATES + 1)
 
     @property
     def shifts(self) -> bool:
@@ -169,13 +176,28 @@ def _is_moved(value: ir.Value) -> bool:
 
 
 def _is_made(value: ir.Value) -> bool:
-    """Whether all lines that read an initializer name it as what the program makes, such as ``zeros_3``."""
-    name, readers = str(value.name), value.consumers()
-    return (
-        _MADE.fullmatch(name) is not None
-        and bool(readers)
-        and all(name in operands_of(node.metadata_props.get(LINE, "")) for node in readers)
+    """Whether all lines that read an initializer name it as what the program makes, such as ``zeros_3``.
+
+    Of the states with which a recurrent layer begins its nodes may read a part, under another name.
+    """
+    name, uses = str(value.name), value.uses()
+    return bool(uses) and all(
+        _MADE.fullmatch(_state_of(_Place(node, index, value)) or name) is not None
+        and (_state_of(_Place(node, index, value)) or name) in operands_of(node.metadata_props.get(LINE, ""))
+        for node, index in uses
     )
+
+
+def is_state(value: ir.Value) -> bool:
+    """Whether an initializer is what recurrent layers begin with, ``[directions, batch, hidden]``, and nothing else."""
+    return bool(value.uses()) and all(_Place(node, index, value).is_state for node, index in value.uses())
+
+
+def _state_of(place: _Place) -> str:
+    """What the program calls the states of which a recurrent layer reads its first; empty elsewhere."""
+    named = operands_of(place.node.metadata_props.get(LINE, ""))
+    number = 1 + place.index - _STATES  # behind the sequence
+    return named[number] if place.is_state and number < len(named) else ""
 
 
 def _is_compared(value: ir.Value) -> bool:
@@ -327,8 +349,15 @@ def _matches(graph: ir.Graph, operands: dict[str, _Operand]) -> list[tuple[str, 
     for line, nodes in lines.items():
         named = [name for name in operands_of(line) if name in operands]
         strange: list[_Place] = []
+        layers = sum(node.op_type in _RECURRENT for node in nodes)
         for place in _places(nodes):
             name = _operand_of(place.value)
+            state = _state_of(place)
+            if state in named:
+                named.remove(state)
+                if layers == 1:  # else each reads a part
+                    found.append((state, place))
+                continue
             if name in named:
                 named.remove(name)
             elif not _is_of_several(place, line):
@@ -350,7 +379,7 @@ def _is_of_several(place: _Place, line: str) -> bool:
     A group norm is written as a normalisation by ones and zeros, and its scale and shift behind that.
     """
     if place.node.op_type in _RECURRENT:
-        return place.index == _BIASES
+        return place.index == _BIASES or place.is_state
     return place.node.op_type == "InstanceNormalization" and "group_norm" in line
 
 

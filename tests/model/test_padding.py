@@ -48,8 +48,9 @@ def test_the_padding_row_gets_no_gradient_of_lookups(padding: int | None, litera
 GETS = "which gets no gradient of what is looked up, as in torch"
 
 
-def test_what_torch_divides_is_noted() -> None:
-    step = ckplan.open_model(model(".default](args = (%p_w, %ids, 0, True), kwargs = {})"), loss="mse")
+@pytest.mark.parametrize("rest", ["0, True", "-1, True"])
+def test_what_torch_divides_is_noted(rest: str) -> None:
+    step = ckplan.open_model(model(f".default](args = (%p_w, %ids, {rest}), kwargs = {{}})"), loss="mse")
     assert any("scale_grad_by_freq" in note for note in step.notes)
 
 

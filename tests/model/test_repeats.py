@@ -11,7 +11,7 @@ import pytest
 from ckplan.keys import STANDS_FOR
 from ckplan.training.export import with_weights
 from tests.model.models import normal, run, write
-from tests.model.test_torch_export import add_source, exported, loaded
+from tests.model.test_torch_export import add_source, exported, loaded, recurrent
 
 ROW = normal(0, 1, 4)
 
@@ -37,6 +37,30 @@ def test_what_was_repeated_for_each_sample_is_one_again() -> None:
     assert "1 weight(s) that torch's exporter repeated for each sample are one: 'val_1_row'" in notes
     x = normal(2, 2, 4)
     np.testing.assert_array_equal(run(found, {"x": x})[0], run(model, {"x": x})[0])
+
+
+def test_states_of_a_recurrent_layer_are_repeated_along_the_second_axis() -> None:
+    state = normal(3, 1, 1, 4)
+    model = recurrent(np.repeat(state, 2, axis=1), "%clone, %clone", {"p_h0": "h0"})
+    add_source(model, "val_4", "h0", "expand")
+    found, _ = loaded(model)
+    row = found.graph.initializers["val_4_row"]
+    assert (list(row.shape or ()), row.metadata_props[STANDS_FOR]) == ([1, 1, 4], "h0")
+    x = normal(2, 2, 4)
+    np.testing.assert_array_equal(run(found, {"x": x})[0], run(model, {"x": x})[0])
+
+
+def test_a_further_key_of_attention_is_repeated_along_the_second_axis() -> None:
+    model = expanded(np.repeat(ROW[None], 2, axis=1), "repeat")
+    model.graph.node[1].op_type = "Concat"
+    model.graph.node[1].attribute.add(name="axis", i=0, type=onnx.AttributeProto.INT)
+    model.graph.node[0].input[0] = "steps"
+    model.graph.input[0].name = "steps"
+    for value in (model.graph.input[0], model.graph.output[0]):
+        value.type.tensor_type.shape.dim.insert(0, onnx.TensorShapeProto.Dimension(dim_value=1))
+    model.graph.output[0].type.tensor_type.shape.dim[0].dim_value = 2
+    found, _ = loaded(model)
+    assert list(found.graph.initializers["val_1_row"].shape or ()) == [1, 1, 4]
 
 
 @pytest.mark.parametrize(

@@ -156,6 +156,56 @@ def test_what_was_computed_of_several_equal_parameters_each_is_apart_again(secon
     assert (not set(first) & set(last)) == (second == "b")
 
 
+def recurrent(state: np.ndarray, states: str, operands: dict[str, str], name: str = "val_4") -> onnx.ModelProto:
+    """An LSTM over one step of two samples.
+
+    Args:
+        state: what it begins with.
+        states: the names of its states in the program.
+        operands: names of parameters in the program beside the weights -> in the module.
+        name: of the state in the file.
+    """
+    leaves = ("weight_ih_l0", "weight_hh_l0", "bias_ih_l0", "bias_hh_l0")
+    weights = ", ".join(f"%p_{leaf}" for leaf in leaves)
+    return exported(
+        f"s = Unsqueeze(x, one) h = LSTM<hidden_size=4>(s, val_1, val_2, val_3, , {name}, {name}) y = Squeeze(h, both)",
+        {
+            "val_1": normal(0, 1, 16, 4),
+            "val_2": normal(1, 1, 16, 4),
+            "val_3": normal(2, 1, 32),
+            name: state,
+            "one": np.array([0]),
+            "both": np.array([0, 1]),
+        },
+        {f"p_{leaf}": ("PARAMETER", f"r.{leaf}") for leaf in leaves}
+        | {operand: ("PARAMETER", target) for operand, target in operands.items()},
+        [
+            "aten.unsqueeze](args = (%x, 0))",
+            f"aten.lstm.input](args = (%unsqueeze, [{states}], [{weights}], True, 1, 0.0), kwargs = {{}})",
+            "aten.squeeze](args = (%lstm, 1))",
+        ],
+    )
+
+
+def test_zeros_with_which_a_recurrent_layer_begins_are_no_parameter() -> None:
+    found, _ = loaded(recurrent(np.zeros((1, 2, 4), np.float32), "%zeros, %zeros_1", {}))
+    stands = {name: value.metadata_props.get(STANDS_FOR) for name, value in found.graph.initializers.items()}
+    assert [stands[f"val_{number}"] for number in (1, 2, 4)] == ["r.weight_ih_l0", "r.weight_hh_l0", ""]
+    assert sorted(stands) == ["both", "one", "val_1", "val_2", "val_3", "val_4"]
+
+
+def test_learnt_states_of_a_recurrent_layer_are_no_weights() -> None:
+    """Both begin as zeros, and were merged."""
+    operands = {"p_h0": "h0", "p_c0": "c0"}
+    found, _ = loaded(recurrent(np.zeros((1, 2, 4), np.float32), "%p_h0, %p_c0", operands, name="h0"))
+    (node,) = (node for node in found.graph if node.op_type == "LSTM")
+    assert [value.name for value in node.inputs[5:] if value is not None] == ["h0", "c0"]
+    assert [value.metadata_props[STANDS_FOR] for value in node.inputs[1:3] if value is not None] == [
+        "r.weight_ih_l0",
+        "r.weight_hh_l0",
+    ]
+
+
 @pytest.mark.parametrize("source", ["positions.weight", "arange"])
 def test_what_layers_share_stays_one(source: str) -> None:
     """A table of positions that was computed beforehand, and is multiplied by a weight of each layer."""
