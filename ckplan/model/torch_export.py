@@ -136,11 +136,17 @@ def read_signature(model: ir.Model) -> tuple[str, ...]:
     ]
     doubtful = [] if lost else _doubtful(graph)
     frozen = _frozen_modules(operands.values())
+    unstructured = filter(is_unstructured, graph.initializers.values())
+    here = {value.metadata_props.get(keys.STANDS_FOR) or value.name for value in unstructured}
     for value in graph.initializers.values():
-        modules = set(map(_module_of, value.consumers()))
-        if _operand_of(value) or not parameters.isdisjoint(folded_from(value)):
+        modules, sources = set(map(_module_of, value.consumers())), parameters.intersection(folded_from(value))
+        if _operand_of(value):
             continue
-        if not lost or (modules and modules <= frozen) or _is_made(value):
+        if sources:  # zeros computed of what is not zero are what it was multiplied by
+            no_parameter = sources <= here and _is_zero(value)
+        else:
+            no_parameter = not lost or (bool(modules) and modules <= frozen) or _is_made(value)
+        if no_parameter:
             value.metadata_props.setdefault(keys.STANDS_FOR, "")
     return (*_notes(graph, separated, lost), *doubtful)
 
@@ -159,6 +165,10 @@ def is_unstructured(value: ir.Value) -> bool:
     """Whether an initializer holds numbers that may come from a parameter's: zeros in its shape do not."""
     tensor = value.const_value
     return tensor is not None and tensor.dtype.is_floating_point() and tensor.size > 1 and structure_of(tensor) is None
+
+
+def _is_zero(value: ir.Value) -> bool:
+    return value.const_value is not None and not value.const_value.numpy().any()
 
 
 def _is_one_number(value: ir.Value) -> bool:

@@ -3,6 +3,9 @@
 The optimiser of torch's default exporter computes what depends on parameters alone: the `1 - mix` of a time mix, the
 `1 / alpha` of a Snake. Where the parameter is read elsewhere as well it stays in the file, and its gradient lacks the
 part that went through what was computed. The result's metadata name the tensors that it was computed of.
+
+Of a file with a fixed batch it also computes the first step of a recurrent cell that begins with zeros: what is left of
+the product of the state is a bias, once for each sample.
 """
 
 from __future__ import annotations
@@ -68,8 +71,12 @@ def unfold(model: ir.Model) -> tuple[str, ...]:
         if not parameters or not _is_numbers(value) or value.metadata_props.get(keys.STANDS_FOR):
             continue
         function = _function(value, parameters[0]) if len(parameters) == 1 else None
-        said = f"'{value.name}' of '{parameters[0].name}'"
-        if function is not None and not value.is_graph_output():
+        row = _repeated(value, parameters)
+        said = f"'{value.name}' of '{(row or parameters[0]).name}'"
+        if row is not None and not value.is_graph_output():
+            _expand(graph, value, row)
+            again.append(said)
+        elif function is not None and not value.is_graph_output():
             _compute(graph, value, parameters[0], function)
             again.append(said)
         elif is_unstructured(value):
@@ -104,6 +111,40 @@ def _function(value: ir.Value, parameter: ir.Value) -> _Function | None:
         found = named
     told = np.ptp(array) > 0 or found == named
     return found[0] if len(found) == 1 and told else None
+
+
+def _repeated(value: ir.Value, parameters: Sequence[ir.Value]) -> ir.Value | None:
+    """Which of the parameters that a tensor was computed of it holds again and again; None if it is not one alone.
+
+    The others have no part in it: none of them is zero, so that of a product what they were multiplied by is.
+    """
+    if value.const_value is None or not all(map(is_unstructured, parameters)):
+        return None
+    array = value.const_value.numpy()
+    found = []
+    for parameter in parameters:
+        assert parameter.const_value is not None  # it has numbers
+        row = parameter.const_value.numpy()
+        repeated = (
+            row.ndim <= array.ndim and row.size < array.size and row.shape == array.shape[array.ndim - row.ndim :]
+        )
+        if repeated and row.dtype == array.dtype and (array == row).all():
+            found.append(parameter)
+    return found[0] if len(found) == 1 else None
+
+
+def _expand(graph: ir.Graph, value: ir.Value, row: ir.Value) -> None:
+    """Put an Expand in the place of an initializer, before all other nodes."""
+    assert value.name is not None
+    name, shape_name = value.name, unused_name(graph, f"{value.name}_shape")
+    del graph.initializers[name]
+    assert value.const_value is not None  # of an initializer
+    sizes = np.array(value.const_value.shape.numpy(), np.int64)
+    shape = add_initializer(graph, shape_name, ir.tensor(sizes, name=shape_name))
+    mark_constant(shape, "a shape")
+    result = ir.Value(name=name, shape=value.shape, type=value.type)
+    graph.insert_before(graph[0], ir.Node("", "Expand", [row, shape], outputs=[result], name=name))
+    value.replace_all_uses_with(result)
 
 
 def _compute(graph: ir.Graph, value: ir.Value, parameter: ir.Value, function: _Function) -> None:

@@ -194,6 +194,24 @@ def test_zeros_with_which_a_recurrent_layer_begins_are_no_parameter() -> None:
     assert sorted(stands) == ["both", "one", "val_1", "val_2", "val_3", "val_4"]
 
 
+@pytest.mark.parametrize("weight", [normal(0, 4, 4), np.zeros((4, 4), np.float32)], ids=["a weight", "zeros"])
+def test_zeros_computed_of_a_weight_are_no_parameter(weight: np.ndarray) -> None:
+    """The first step of a recurrent cell, which begins with zeros."""
+    model = exported(
+        "h = MatMul(x, val_1) t = Tanh(h) y = Add(t, linear)",
+        {"val_1": weight, "linear": np.zeros((2, 4), np.float32)},
+        {"p_weight": ("PARAMETER", "weight"), "p_other": ("PARAMETER", "other")},
+        [
+            "aten.linear](args = (%x, %p_weight))",
+            "aten.tanh](args = (%linear_1,))",
+            "aten.add](args = (%tanh, %linear))",
+        ],
+    )
+    add_source(model, "linear", "weight", "zeros")
+    stands = {name: value.metadata_props.get(STANDS_FOR) for name, value in loaded(model)[0].graph.initializers.items()}
+    assert stands == {"val_1": "weight", "linear": "" if weight.any() else None}
+
+
 def test_learnt_states_of_a_recurrent_layer_are_no_weights() -> None:
     """Both begin as zeros, and were merged."""
     operands = {"p_h0": "h0", "p_c0": "c0"}

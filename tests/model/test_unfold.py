@@ -95,3 +95,19 @@ def test_a_trained_parameter_is_computed_with_in_the_exported_file(tmp_path: Pat
     new, x = PARAMETER * 3, normal(0, 2, 4)
     found = run(with_weights(tmp_path / "model.onnx", {"a.mix": new}), {"x": x})[0]
     np.testing.assert_allclose(found, x * new + x * x * (1 - new), rtol=1e-6)
+
+
+@pytest.mark.parametrize("row", [PARAMETER, np.zeros(4, np.float32)], ids=["numbers", "zeros"])
+def test_a_bias_that_was_repeated_is_expanded(row: np.ndarray) -> None:
+    """The first step of a recurrent cell: of zeros times a weight, plus a bias, the bias is left."""
+    model = mixed("linear_2", np.tile(row, (2, 1)), row)
+    forward, _ = loaded(model)
+    assert ("linear_2" in forward.graph.initializers) == (not row.any())
+    x = normal(0, 2, 4)
+    np.testing.assert_array_equal(run(forward, {"x": x})[0], run(model, {"x": x})[0])
+
+
+def test_what_only_resembles_a_repeated_bias_stays() -> None:
+    values = np.tile(PARAMETER, (2, 1))
+    values[1, 3] += 1
+    assert "linear_2" in loaded(mixed("linear_2", values, PARAMETER))[0].graph.initializers
