@@ -28,7 +28,7 @@ import onnx_ir as ir
 from ckplan import keys
 from ckplan.display import shortened
 from ckplan.model.constants import add_initializer, unused_name
-from ckplan.model.structure import are_equal, structure_of
+from ckplan.model.structure import TABLE, are_equal, structure_of
 
 SIGNATURE = "pkg.torch.export.ExportedProgram.graph_signature"
 KIND = "pkg.torch.export.graph_signature.InputSpec.kind"
@@ -48,6 +48,8 @@ _MOVED = re.compile(
 """What a line of the program is called that only moves numbers to other places."""
 _MADE = re.compile(r"(empty|full|new|ones|zeros)(_\w+)?")
 """What one is called that makes a tensor of nothing, or of the shape of another."""
+_OF_CONSTANTS = re.compile(r"(arange|empty|full|linspace|new|ones|scalar_tensor|val|zeros)(_\w+)?")
+"""What one is called that may hold constants of the program."""
 _QUOTED = re.compile(r"'([^']*)'")
 _COMPARED = re.compile(r"(bitwise_(and|not|or)|eq|ge|gt|le|logical_(and|not|or)|lt|ne)(_\d+)?")
 """What one is called that makes a mask."""
@@ -123,7 +125,10 @@ def read_signature(model: ir.Model) -> tuple[str, ...]:
         known = {name for name in computed_of if "." in name}  # the others were made on the way
         if keys.STANDS_FOR in value.metadata_props or not sources.isdisjoint(graph.initializers):
             continue
-        if len(sources) == 1 and (is_unstructured(value) or _is_one_number(value) or _is_moved(value)):
+        of_one = (
+            is_unstructured(value) or _is_one_number(value) or _is_moved(value) or _is_of_nothing_else(value, sources)
+        )
+        if len(sources) == 1 and of_one:
             value.metadata_props[keys.STANDS_FOR] = sources.pop()
         elif computed_of and not sources and known <= buffers and (is_unstructured(value) or _is_compared(value)):
             # Not where all values are equal: then it may come of a parameter that was merged with a buffer.
@@ -185,17 +190,31 @@ def _is_moved(value: ir.Value) -> bool:
     return _MOVED.fullmatch(str(value.name)) is not None and not made
 
 
+def _is_of_nothing_else(value: ir.Value, sources: set[str]) -> bool:
+    """Whether an initializer is a function of parameters alone that happen to follow a formula, as decays begin so.
+
+    What a program makes of no tensor, or of constants, may follow one as well.
+    """
+    on_the_way = set(folded_from(value)) - sources
+    tensor = value.const_value
+    if tensor is None or not tensor.dtype.is_floating_point() or any(map(_OF_CONSTANTS.fullmatch, on_the_way)):
+        return False
+    return structure_of(tensor) == TABLE
+
+
 def _is_made(value: ir.Value) -> bool:
-    """Whether all lines that read an initializer name it as what the program makes, such as ``zeros_3``.
+    """Whether all lines that read an initializer name it as what the program makes, such as ``zeros_3``, or of that.
 
     Of the states with which a recurrent layer begins its nodes may read a part, under another name.
     """
-    name, uses = str(value.name), value.uses()
-    return bool(uses) and all(
-        _MADE.fullmatch(_state_of(_Place(node, index, value)) or name) is not None
-        and (_state_of(_Place(node, index, value)) or name) in operands_of(node.metadata_props.get(LINE, ""))
-        for node, index in uses
-    )
+    uses = value.uses()
+    ways = {str(value.name), *folded_from(value)}
+    for node, index in uses:
+        name = _state_of(_Place(node, index, value)) or str(value.name)
+        made = any(map(_MADE.fullmatch, ways | {name}))
+        if not made or name not in operands_of(node.metadata_props.get(LINE, "")):
+            return False
+    return bool(uses)
 
 
 def is_state(value: ir.Value) -> bool:

@@ -212,6 +212,34 @@ def test_zeros_computed_of_a_weight_are_no_parameter(weight: np.ndarray) -> None
     assert stands == {"val_1": "weight", "linear": "" if weight.any() else None}
 
 
+@pytest.mark.parametrize("on_the_way", ["exp", "arange"])
+def test_what_is_computed_of_a_parameter_that_follows_a_formula_is_trained(on_the_way: str) -> None:
+    """As decays begin: unless a table of the program had a part in it."""
+    model = exported(
+        "h = Mul(x, neg) y = Add(h, other)",
+        {"neg": np.linspace(-1, 2, 8, dtype=np.float32), "other": normal(0, 8)},
+        {"p_decay": ("PARAMETER", "decay"), "p_other": ("PARAMETER", "other"), "p_gone": ("PARAMETER", "gone")},
+        ["aten.mul](args = (%x, %neg))", "aten.add](args = (%mul, %p_other))"],
+    )
+    for value in (model.graph.input[0], model.graph.output[0]):
+        value.type.tensor_type.shape.dim[1].dim_value = 8
+    add_source(model, "neg", "decay", on_the_way)
+    stands = loaded(model)[0].graph.initializers["neg"].metadata_props.get(STANDS_FOR)
+    assert stands == ("decay" if on_the_way == "exp" else None)
+
+
+def test_a_mask_of_ones_is_no_parameter() -> None:
+    """As a DeBERTa multiplies embeddings by one."""
+    model = exported(
+        "h = Mul(x, unsqueeze) y = MatMul(h, l.weight)",
+        {"unsqueeze": np.ones((2, 1), np.float32), "l.weight": normal(0, 4, 4)},
+        {"p_weight": ("PARAMETER", "l.weight"), "p_tied": ("PARAMETER", "tied")},
+        ["aten.mul](args = (%x, %unsqueeze))", "aten.mm](args = (%mul, %p_weight))"],
+    )
+    add_source(model, "unsqueeze", "ones")
+    assert loaded(model)[0].graph.initializers["unsqueeze"].metadata_props.get(STANDS_FOR) == ""
+
+
 def test_learnt_states_of_a_recurrent_layer_are_no_weights() -> None:
     """Both begin as zeros, and were merged."""
     operands = {"p_h0": "h0", "p_c0": "c0"}
