@@ -205,16 +205,22 @@ def _is_of_nothing_else(value: ir.Value, sources: set[str]) -> bool:
 def _is_made(value: ir.Value) -> bool:
     """Whether all lines that read an initializer name it as what the program makes, such as ``zeros_3``, or of that.
 
-    Of the states with which a recurrent layer begins its nodes may read a part, under another name.
+    Of the states with which a recurrent layer begins its nodes may read a part, under another name; and what each layer
+    makes anew was merged: then a line names ``unsqueeze_10`` where the file has ``unsqueeze``.
     """
     uses = value.uses()
     ways = {str(value.name), *folded_from(value)}
     for node, index in uses:
         name = _state_of(_Place(node, index, value)) or str(value.name)
         made = any(map(_MADE.fullmatch, ways | {name}))
-        if not made or name not in operands_of(node.metadata_props.get(LINE, "")):
+        if not made or _root(name) not in map(_root, operands_of(node.metadata_props.get(LINE, ""))):
             return False
     return bool(uses)
+
+
+def _root(name: str) -> str:
+    """What the program calls an operation, without the number that tells it from others of its kind."""
+    return re.sub(r"_\d+$", "", name)
 
 
 def is_state(value: ir.Value) -> bool:

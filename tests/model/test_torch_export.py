@@ -228,13 +228,14 @@ def test_what_is_computed_of_a_parameter_that_follows_a_formula_is_trained(on_th
     assert stands == ("decay" if on_the_way == "exp" else None)
 
 
-def test_a_mask_of_ones_is_no_parameter() -> None:
-    """As a DeBERTa multiplies embeddings by one."""
+@pytest.mark.parametrize("name", ["unsqueeze", "unsqueeze_10"])
+def test_a_mask_of_ones_is_no_parameter(name: str) -> None:
+    """As a DeBERTa multiplies embeddings by one; what layers make anew is merged."""
     model = exported(
         "h = Mul(x, unsqueeze) y = MatMul(h, l.weight)",
         {"unsqueeze": np.ones((2, 1), np.float32), "l.weight": normal(0, 4, 4)},
         {"p_weight": ("PARAMETER", "l.weight"), "p_tied": ("PARAMETER", "tied")},
-        ["aten.mul](args = (%x, %unsqueeze))", "aten.mm](args = (%mul, %p_weight))"],
+        [f"aten.mul](args = (%x, %{name}))", "aten.mm](args = (%mul, %p_weight))"],
     )
     add_source(model, "unsqueeze", "ones")
     assert loaded(model)[0].graph.initializers["unsqueeze"].metadata_props.get(STANDS_FOR) == ""
