@@ -19,6 +19,9 @@ from ckplan.model.contrib import MICROSOFT, REFUSED
 
 Finish = Callable[[Builder, ir.Value, float], ir.Value]
 
+_PLACING = frozenset({"ScatterElements", "ScatterND"})
+"""Operators whose second input says where something is written over: zeros in the gradient."""
+
 
 def reachable(op: Builder, parameters: Sequence[ir.Value]) -> set[ir.Value]:
     """Return the values that depend differentiably on a parameter.
@@ -144,8 +147,10 @@ def _refuse_data_sized(graph: ir.Graph, wanted: Collection[ir.Value], targets: I
         if needed.isdisjoint(node.outputs):
             continue
         needed.update(reads(node))
+        differentiated = [output for output in node.outputs if output in wanted]
         counts = node.inputs if node.op_type in ("Shape", "Size") and not node.domain else ()
-        for value in (*counts, *(output for output in node.outputs if output in wanted)):
+        places = node.inputs[1:2] if node.op_type in _PLACING and differentiated and not node.domain else ()
+        for value in (*counts, *places, *differentiated):
             if value is not None and (source := value.metadata_props.get(DATA_SIZED)):
                 chosen = (
                     "choose by a mask that is multiplied by, or a Where; let each expert of a mixture see all tokens"

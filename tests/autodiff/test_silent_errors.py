@@ -88,6 +88,8 @@ DATA_SIZED = {
     "chosen rows": "n = NonZero(mask) i = Transpose(n) r = GatherND(p, i) loss = ReduceMean<keepdims = 0>(r)",
     "their number": """n = NonZero(mask) k = Shape<start = 1>(n) j = Squeeze(k) d = Cast<to = 1>(j)
         s = ReduceSum<keepdims = 0>(p) loss = Div(s, d)""",
+    "places written over": """n = NonZero(mask) i = Transpose(n) m = Cast<to = 7>(mask) k = ReduceSum(m)
+        z = ReduceMax(x) u = Expand(z, k) y = ScatterND(p, i, u) loss = ReduceSum<keepdims = 0>(y)""",
     "compressed": "r = Compress<axis = 0>(p, mask) loss = ReduceSum<keepdims = 0>(r)",
 }
 
