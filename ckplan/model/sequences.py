@@ -237,8 +237,7 @@ def _map(site: _Site) -> None:
             source = value if elements is None else elements[index]
             assert source is not None
             ir.convenience.replace_all_uses_with(parameter, source, replace_graph_outputs=True)
-        for result, output in zip(results, copy.outputs, strict=True):
-            result.append(output)
+        held = ir.Node("", "Identity", list(copy.outputs))  # reads what comes in the place of a node that is visited
         copy.outputs.clear()
         inner = list(copy)
         copy.remove(inner)
@@ -246,9 +245,13 @@ def _map(site: _Site) -> None:
             fresh.name = f"{node.name}/{index}/{fresh.name}"
             for output in fresh.outputs:
                 output.name = f"{node.name}/{index}/{output.name}" if output.name else ""
-        graph.insert_before(node, inner)
+        graph.insert_before(node, [*inner, held])
         for fresh in inner:
             site.visit(fresh)
+        for result, element in zip(results, held.inputs, strict=True):
+            assert element is not None  # bodies have no outputs left out
+            result.append(element)
+        graph.remove(held, safe=True)
     for output, result in zip(node.outputs, results, strict=True):
         site.contents.elements[output] = tuple(result)
 

@@ -53,6 +53,11 @@ GRAPHS = {
     "map over two sequences": """
         s = SequenceConstruct(a, b) r = SequenceConstruct(b, b) t = SequenceMap(s, r) <body = g (double[3, 4] e,
             double[3, 4] v) => (double[3, 4] w) { w = Mul(e, v) }> y = ConcatFromSequence<axis = 0>(t)""",
+    "map by a branch": """
+        s = SequenceConstruct(a, b) t = SequenceMap(s) <body = g (double[3, 4] e) => (double[3, 4] w) {
+            h = Shape(e) n = Size(h) one = Constant<value_int = 1>() k = LessOrEqual(n, one)
+            w = If(k) <then_branch = f () => (double[3, 4] u) { u = Neg(e) },
+                else_branch = f () => (double[3, 4] v) { v = Exp(e) }> }> y = ConcatFromSequence<axis = 0>(t)""",
     "optional": """
         o = Optional(a) v = OptionalGetElement(o) y = Mul(v, v)""",
     "optional sequence": """
