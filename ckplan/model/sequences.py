@@ -9,11 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 import onnx_ir as ir
 
 from ckplan.model.infer import static_shape
+from ckplan.model.node_copies import copy_nodes
 
 Constant = Callable[[ir.Value | None], np.ndarray | None]
 Visit = Callable[[ir.Node], None]
@@ -232,19 +234,14 @@ def _map(site: _Site) -> None:
         return
     results: list[list[ir.Value]] = [[] for _ in node.outputs]
     for index in range(len(first)):
-        copy = body.clone(allow_outer_scope_values=True)
-        for parameter, value, elements in zip(list(copy.inputs), node.inputs, lists, strict=True):
+        values: dict[ir.Value, ir.Value] = {}
+        for parameter, value, elements in zip(body.inputs, node.inputs, lists, strict=True):
             source = value if elements is None else elements[index]
             assert source is not None
-            ir.convenience.replace_all_uses_with(parameter, source, replace_graph_outputs=True)
-        held = ir.Node("", "Identity", list(copy.outputs))  # reads what comes in the place of a node that is visited
-        copy.outputs.clear()
-        inner = list(copy)
-        copy.remove(inner)
-        for fresh in inner:
-            fresh.name = f"{node.name}/{index}/{fresh.name}"
-            for output in fresh.outputs:
-                output.name = f"{node.name}/{index}/{output.name}" if output.name else ""
+            values[parameter] = source
+        inner = copy_nodes(body, values, partial("{}/{}/{}".format, node.name, index), {})
+        # This reads what comes in the place of a node that is visited.
+        held = ir.Node("", "Identity", [values.get(output, output) for output in body.outputs])
         graph.insert_before(node, [*inner, held])
         for fresh in inner:
             site.visit(fresh)

@@ -56,8 +56,8 @@ GRAPHS = {
     "map by a branch": """
         s = SequenceConstruct(a, b) t = SequenceMap(s) <body = g (double[3, 4] e) => (double[3, 4] w) {
             h = Shape(e) n = Size(h) one = Constant<value_int = 1>() k = LessOrEqual(n, one)
-            w = If(k) <then_branch = f () => (double[3, 4] u) { u = Neg(e) },
-                else_branch = f () => (double[3, 4] v) { v = Exp(e) }> }> y = ConcatFromSequence<axis = 0>(t)""",
+            w = If(k) <then_branch = t () => (double[3, 4] few) { few = Neg(e) },
+                else_branch = e () => (double[3, 4] many) { many = Exp(e) }> }> y = ConcatFromSequence<axis = 0>(t)""",
     "optional": """
         o = Optional(a) v = OptionalGetElement(o) y = Mul(v, v)""",
     "optional sequence": """
