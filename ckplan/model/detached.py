@@ -43,6 +43,13 @@ def mark_detached(model: ir.Model) -> tuple[str, ...]:
         unknown = [value for value in read if _name_of(value) not in names]
         lacking = [name for name in names if name not in map(_name_of, read)]
         stops = [name for name in lacking if _DETACHED.fullmatch(name)]
+        places, in_order = list(_read_from_outside(nodes)), operands_of(line)
+        if not unknown and len(nodes) == 1 and len(places) == len(in_order):  # one value, once detached and once not
+            for (node, index, value), name in zip(places, in_order, strict=True):
+                if name in stops:
+                    marked.append(str(value.name))
+                    _mark(node, index)
+            continue
         if len(unknown) != len(lacking):
             doubtful += [f"'{nodes[-1].name}'"] if stops and unknown else []
             continue

@@ -12,6 +12,7 @@ import pytest
 
 import ckplan
 from ckplan.keys import DETACHED
+from ckplan.model.detached import detached_inputs
 from tests.model.models import normal
 from tests.model.test_torch_export import exported, loaded
 
@@ -100,3 +101,15 @@ def test_marks_are_numbers_of_inputs() -> None:
     forward, _ = loaded(straight_through("default"))
     (marked,) = [node for node in forward.graph if DETACHED in node.metadata_props]
     assert (marked.op_type, json.loads(marked.metadata_props[DETACHED])) == ("Add", [1])
+
+
+def test_a_value_that_is_multiplied_by_itself_detached_is_one_factor() -> None:
+    model = exported(
+        "h = MatMul(x, w) y = Mul(h, h)",
+        {"w": normal(0, 4, 4)},
+        {"p_w": ("PARAMETER", "w")},
+        ["aten.mm](args = (%x, %p_w))", "aten.mul](args = (%h, %detach))"],
+    )
+    found, notes = loaded(model)
+    assert [detached_inputs(node) for node in found.graph] == [[], [1]]
+    assert "gradients stop where torch's module detaches: 'h'" in notes
