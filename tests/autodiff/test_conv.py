@@ -239,6 +239,14 @@ def test_transposed_convolutions_pad_both_ends_alike_where_they_can(size: int, k
     check_gradient(model)
 
 
+@pytest.mark.parametrize(("pads", "group"), [([1, 0], 1), ([1, 0], 2), ([2, 1], 2)])
+def test_output_padding_is_less_than_a_stride(pads: list[int], group: int):
+    # With dilations more would be an attribute that onnx allows and onnxruntime refuses.
+    ends = [pads[0]] * 2 + [pads[1]] * 2
+    weight = values(4, 4 // group, 2, 2, seed=1)
+    check_gradient(node_model("Conv", values(2, 4, 7, 7), weight, dilations=[2, 2], pads=ends, group=group))
+
+
 def test_wide_kernels_of_sound_take_no_table_of_their_taps():
     model = node_model("Conv", values(2, 1, 1, 596), values(1, 1, 1, 256, seed=1), strides=[1, 2])
     initializers = build_training_graph(infer(model), loss="loss").model.graph.initializers.values()

@@ -48,11 +48,10 @@ class Window:
         """Attributes of the ConvTranspose that writes what the window reads: ``pads`` and ``output_padding``.
 
         Both ends of all axes are padded alike where that is possible: onnxruntime's CUDA kernel knows no other padding,
-        and others run on the CPU, with a copy there and back.
+        and others run on the CPU, with a copy there and back. It takes no ``output_padding`` of a stride or more.
         """
         extra = [begin - end for begin, end in zip(self.begin, self.end, strict=True)]
-        steps = map(max, self.strides, self.dilations)
-        if all(0 <= size < step for size, step in zip(extra, steps, strict=True)):
+        if all(0 <= size < stride for size, stride in zip(extra, self.strides, strict=True)):
             return {"pads": [*self.begin, *self.begin], "output_padding": extra}
         pads = [*self.begin, *(max(size, 0) for size in self.end)]
         return {"pads": pads, "output_padding": [max(-size, 0) for size in self.end]}
