@@ -3,8 +3,8 @@
     python -m benchmarks.gpu [NAMES] [--device cuda] [--steps 10] [--kernels]
 
 Files are run in onnxruntime with default options, inputs and outputs bound to the device, each in a process of its own.
-Milliseconds are the least of the steps, by the wall clock; memory is what the device has more in use than before
-(NVML), CUDA's context included, or what torch has reserved. ``--kernels`` also runs the step without a plan with
+Milliseconds are the least of the steps, by the wall clock; memory is what the process takes, as the driver (NVML) has
+it, CUDA's context included, or what torch has reserved. ``--kernels`` also runs the step without a plan with
 CUDA_LAUNCH_BLOCKING=1 and prints which operators take the time, and which of them run on the CPU. Needs a GPU, torch
 with CUDA, torchvision, transformers and nvidia-ml-py; ``--device cpu`` tries the files out without.
 """
@@ -29,6 +29,8 @@ import numpy as np
 import onnx
 
 from benchmarks.forward_files import add_cross_entropy, set_batch
+from ckplan.meter import nvml
+from ckplan.meter.session import open_session
 from sample_models.catalogue import BUILDERS
 from sample_models.feeds import random_feeds
 
@@ -89,17 +91,10 @@ def run_file(path: Path, device: str, steps: int, kernels: bool) -> dict[str, An
     """Run a file; in this process, which is to do nothing else."""
     import onnxruntime as ort
 
-    before = used(device)
-    if device == "cuda":
-        ort.preload_dlls()
-    options = ort.SessionOptions()
-    options.log_severity_level = 3
-    options.enable_profiling = kernels
-    options.profile_file_prefix = str(path.with_suffix(""))
-    providers = ["CUDAExecutionProvider"] * (device == "cuda") + ["CPUExecutionProvider"]
-    session = ort.InferenceSession(str(path), options, providers=providers)
-    if session.get_providers()[0] != providers[0]:
-        raise SystemExit(f"onnxruntime could not start {providers[0]}")
+    gpu, why = nvml.meter() if device == "cuda" else (None, "")
+    if why:
+        raise SystemExit(why)
+    session, _ = open_session(str(path), device, profile=path.with_suffix("") if kernels else None)
     binding = session.io_binding()
     for name, array in np.load(path.with_name("feeds.npz")).items():
         binding.bind_ortvalue_input(name, ort.OrtValue.ortvalue_from_numpy(array, device, 0))
@@ -110,20 +105,11 @@ def run_file(path: Path, device: str, steps: int, kernels: bool) -> dict[str, An
         session.run_with_iobinding(binding)
         binding.synchronize_outputs()
 
-    found: dict[str, Any] = {"milliseconds": least(step, steps), "bytes": used(device) - before}
+    found: dict[str, Any] = {"milliseconds": least(step, steps)}
+    found["bytes"] = nvml.settled(gpu).used() if gpu else 0
     if kernels:
         found["kernels"] = kernel_times(session.end_profiling(), WARM_UP + steps)
     return found
-
-
-def used(device: str) -> int:
-    """Bytes in use on the first GPU."""
-    if device == "cpu":
-        return 0
-    import pynvml
-
-    pynvml.nvmlInit()
-    return int(pynvml.nvmlDeviceGetMemoryInfo(pynvml.nvmlDeviceGetHandleByIndex(0)).used)
 
 
 def kernel_times(profile: str, steps: int) -> list[tuple[str, float, int]]:

@@ -50,15 +50,24 @@ def _batch_axis(value: ir.Value, array: np.ndarray) -> int:
 
 def _expand(graph: ir.Graph, value: ir.Value, array: np.ndarray, axis: int) -> str:
     """Put one row of an axis and an Expand in the place of an initializer; return the name of the row."""
-    name, dtype = str(value.name), value.dtype
+    dtype = value.dtype
     assert dtype is not None  # of a tensor that the file holds
-    del graph.initializers[name]
-    row_name, shape_name = (unused_name(graph, f"{name}_{part}") for part in ("row", "shape"))
+    row_name = unused_name(graph, f"{value.name}_row")
     row = add_initializer(graph, row_name, ir.tensor(array.take([0], axis), dtype=dtype, name=row_name))
     row.metadata_props.update(value.metadata_props)
-    shape = add_initializer(graph, shape_name, ir.tensor(np.array(array.shape, np.int64), name=shape_name))
+    put_expand(graph, value, row)
+    return row_name
+
+
+def put_expand(graph: ir.Graph, value: ir.Value, row: ir.Value) -> None:
+    """Put an Expand of a row in the place of an initializer that holds it again and again, before all other nodes."""
+    name = str(value.name)
+    assert value.const_value is not None  # of an initializer
+    sizes = np.array(value.const_value.shape.numpy(), np.int64)
+    del graph.initializers[name]
+    shape_name = unused_name(graph, f"{name}_shape")
+    shape = add_initializer(graph, shape_name, ir.tensor(sizes, name=shape_name))
     mark_constant(shape, "a shape")
     result = ir.Value(name=name, shape=value.shape, type=value.type)
     graph.insert_before(graph[0], ir.Node("", "Expand", [row, shape], outputs=[result], name=name))
     value.replace_all_uses_with(result)
-    return str(row.name)

@@ -21,6 +21,7 @@ import onnx_ir as ir
 from ckplan import keys
 from ckplan.display import shortened
 from ckplan.model.constants import add_initializer, mark_constant, unused_name
+from ckplan.model.repeats import put_expand
 from ckplan.model.torch_export import KIND, folded_from, is_unstructured
 
 _ULPS = 4
@@ -74,7 +75,7 @@ def unfold(model: ir.Model) -> tuple[str, ...]:
         row = _repeated(value, parameters)
         said = f"'{value.name}' of '{(row or parameters[0]).name}'"
         if row is not None and not value.is_graph_output():
-            _expand(graph, value, row)
+            put_expand(graph, value, row)
             again.append(said)
         elif function is not None and not value.is_graph_output():
             _compute(graph, value, parameters[0], function)
@@ -131,20 +132,6 @@ def _repeated(value: ir.Value, parameters: Sequence[ir.Value]) -> ir.Value | Non
         if repeated and row.dtype == array.dtype and (array == row).all():
             found.append(parameter)
     return found[0] if len(found) == 1 else None
-
-
-def _expand(graph: ir.Graph, value: ir.Value, row: ir.Value) -> None:
-    """Put an Expand in the place of an initializer, before all other nodes."""
-    assert value.name is not None
-    name, shape_name = value.name, unused_name(graph, f"{value.name}_shape")
-    del graph.initializers[name]
-    assert value.const_value is not None  # of an initializer
-    sizes = np.array(value.const_value.shape.numpy(), np.int64)
-    shape = add_initializer(graph, shape_name, ir.tensor(sizes, name=shape_name))
-    mark_constant(shape, "a shape")
-    result = ir.Value(name=name, shape=value.shape, type=value.type)
-    graph.insert_before(graph[0], ir.Node("", "Expand", [row, shape], outputs=[result], name=name))
-    value.replace_all_uses_with(result)
 
 
 def _compute(graph: ir.Graph, value: ir.Value, parameter: ir.Value, function: _Function) -> None:
