@@ -18,6 +18,16 @@ from ckplan.model.fold import infer_with_bodies
 
 #: Results of at most this many elements are computed on the spot when all their inputs are known.
 _FOLDED = 4096
+_CHANGED = {
+    "GridSample": 20,
+    "GroupNormalization": 21,
+    "Hardmax": 13,
+    "LogSoftmax": 13,
+    "PRelu": 7,
+    "RoiAlign": 16,
+    "Softmax": 13,
+}
+"""Operators that mean something else since a version, though they read the same inputs."""
 
 
 def inline_functions(model: ir.Model, wanted: Collection[ir.Value] = ()) -> None:
@@ -211,14 +221,16 @@ def _version(body: onnx.FunctionProto) -> int:
 
 
 def _fits(op: Builder, body: onnx.FunctionProto) -> bool:
-    """Whether the operators of a function body take the same inputs in the model's operator set."""
-    version = _version(body)
+    """Whether the operators of a function body take the same inputs in the model's operator set and mean the same."""
+    version, target = _version(body), op.opset_imports[""]
     imports = {entry.domain: entry.version for entry in body.opset_import}
     for inner in body.node:
         if not onnx.defs.has(inner.op_type, inner.domain):
             continue  # of a domain of its own
+        if inner.domain in ("", "ai.onnx") and version < _CHANGED.get(inner.op_type, 0) <= target:
+            return False
         theirs = onnx.defs.get_schema(inner.op_type, imports.get(inner.domain, version), inner.domain)
-        ours = onnx.defs.get_schema(inner.op_type, op.opset_imports[""], inner.domain)
+        ours = onnx.defs.get_schema(inner.op_type, target, inner.domain)
         if [i.name for i in theirs.inputs] != [i.name for i in ours.inputs]:
             return False
     return True

@@ -19,17 +19,36 @@ _ASYMMETRIC = 10
 _BROADCASTING = 7
 #: GroupNormalization has a scale and a bias per group before this version, and per channel from it on.
 _PER_CHANNEL = 21
+#: Hardmax looks along one axis since this version, and from one axis on before.
+_ALONG_ONE_AXIS = 13
+_VERSION = "ckplan.version"
+"""Attribute of the operators that are put right: the version that they were written for. The converter hands it on."""
+_MARKED = ("GroupNormalization", "Hardmax", "PRelu", "Resize")
 
 
-def put_right(model: ir.Model, version: int) -> None:
-    """Give nodes back what they meant, after the converter ran.
+def mark_versions(model: ir.Model) -> None:
+    """Mark nodes with the operator set that they were written for, for `put_right` to read, in place.
+
+    Each local function has an operator set of its own.
+    """
+    scopes: list[ir.Graph | ir.Function] = [model.graph, *model.functions.values()]
+    for scope in scopes:
+        imports = scope.opset_imports
+        version = imports.get("", imports.get("ai.onnx", _PER_CHANNEL))
+        for node in scope.all_nodes():
+            if node.op_type in _MARKED and node.domain in ("", "ai.onnx"):
+                node.attributes[_VERSION] = ir.AttrInt64(_VERSION, version)
+
+
+def put_right(model: ir.Model) -> None:
+    """Give nodes back what they meant, after the converter ran, in place.
 
     Args:
-        model: of the new version.
-        version: the operator set that it was written for. The converter renames values, but it has nodes of one version
-            only, so that the version tells what they meant.
+        model: of the new version, marked by `mark_versions` before. A Resize without a mark was an Upsample.
     """
     for node in list(_nodes(model)):
+        mark = node.attributes.pop(_VERSION, None)
+        version = _ASYMMETRIC if mark is None else mark.as_int()
         if node.op_type == "STFT" and "onesided" not in node.attributes:
             node.attributes["onesided"] = ir.AttrInt64("onesided", 1)  # the default, which shape inference takes for 0
         if node.op_type == "Pad":
@@ -38,6 +57,8 @@ def put_right(model: ir.Model, version: int) -> None:
             _place_as_once(model, node)
         elif node.op_type == "Resize":
             _without_tensorflow(node)
+        elif node.op_type == "Hardmax" and version < _ALONG_ONE_AXIS:
+            _from_axis_on(node)
         elif node.op_type == "PRelu" and version < _BROADCASTING:
             _slope_per_channel(model, node)
         elif node.op_type == "GroupNormalization" and version < _PER_CHANNEL:
@@ -129,6 +150,22 @@ def _slope_per_channel(model: ir.Model, node: ir.Node) -> None:
     ones = _emit(node, "Expand", _numbers(model, node, 1), rest)
     shape = _emit(node, "Concat", _numbers(model, node, -1), ones, axis=0)
     node.replace_input_with(1, _emit(node, "Reshape", slope, shape))
+
+
+def _from_axis_on(node: ir.Node) -> None:
+    """Let a Hardmax look for the largest of all elements from its axis on, as Softmax-11 sums them up."""
+    data = node.inputs[0]
+    matrix = _emit(node, "Flatten", data, axis=node.attributes.get_int("axis", 1))
+    node.attributes["axis"] = ir.AttrInt64("axis", -1)
+    shape, result, name = _emit(node, "Shape", data), node.outputs[0], node.outputs[0].name
+    node.replace_input_with(0, matrix)
+    back = ir.node("Reshape", [result, shape])
+    result.replace_all_uses_with(back.outputs[0], replace_graph_outputs=True)
+    back.replace_input_with(0, result)
+    result.name, back.outputs[0].name = f"{name}/Hardmax", name
+    graph = node.graph
+    assert graph is not None
+    graph.insert_after(node, back)
 
 
 def _repeat_for_channels(model: ir.Model, node: ir.Node, index: int) -> None:

@@ -10,7 +10,7 @@ from ckplan.errors import ModelError
 from ckplan.isolation.evaluate import MEMORY, SECONDS, EvaluationError, evaluate
 from ckplan.isolation.folders import no_room, temporary_folder
 from ckplan.keys import CONSTANT
-from ckplan.model.converted import put_right
+from ckplan.model.converted import mark_versions, put_right
 from ckplan.model.validity import check_calls
 from ckplan.operators.gradients import find
 from ckplan.operators.sessions import clean
@@ -60,7 +60,8 @@ def lift(model: ir.Model) -> tuple[ir.Model, tuple[str, ...]]:
     """
     version = model.graph.opset_imports.get("", model.graph.opset_imports.get("ai.onnx", 0))
     if version >= MINIMUM_OPSET and not model.functions:
-        put_right(model, version)
+        mark_versions(model)
+        put_right(model)
         _label_for_pools(model)
         model.ir_version = max(model.ir_version or 0, MINIMUM_IR_VERSION)
         return model, relabel(model)
@@ -71,12 +72,13 @@ def lift(model: ir.Model) -> tuple[ir.Model, tuple[str, ...]]:
     inlined = len(model.functions) - len(own)
     for identifier in own:
         del model.functions[identifier]
+    mark_versions(model)
     lifted = model if _means_the_same(model, version) else _through_proto(model, version)
     if lifted is model:
         model.graph.opset_imports.pop("ai.onnx", None)
         _label(model.graph, MINIMUM_OPSET)
     lifted.functions.update(own)
-    put_right(lifted, version)
+    put_right(lifted)
     _label_for_pools(lifted)
     lifted.ir_version = max(model.ir_version or 0, MINIMUM_IR_VERSION)
     lifted.producer_name, lifted.producer_version = model.producer_name, model.producer_version

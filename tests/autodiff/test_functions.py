@@ -9,7 +9,9 @@ import onnx_ir as ir
 import pytest
 
 from ckplan.autodiff import build_training_graph
+from ckplan.autodiff.inline import inline_functions
 from ckplan.autodiff.registry import lookup
+from ckplan.errors import ModelError
 from ckplan.model.loading import normalise
 from tests.autodiff.control_flow.models import Scan
 from tests.autodiff.gradcheck import (
@@ -239,3 +241,20 @@ def test_what_is_left_of_a_new_operator_is_labelled_with_a_version_that_runs(op_
         float((found[f"{n}_grad"] * onnx.numpy_helper.to_array(t)).sum()) for n, t in zip(names, weights, strict=True)
     )
     assert whole == pytest.approx((along(1e-2) - along(-1e-2)) / 2e-2, rel=1e-2)
+
+
+@pytest.mark.parametrize("own", [11, 13])
+def test_a_body_in_which_an_operator_means_something_else_is_refused(own):
+    """Softmax reads the same inputs since ever, but until opset 13 it summed up all axes from one on."""
+    model = ir.from_onnx_text(
+        f"""<ir_version: 10, opset_import: ["" : 21, "local" : 1]>
+        g (float[2,3,4] x) => (float[2,3,4] y) {{ y = local.F(x) }}
+        <domain: "local", opset_import: ["" : {own}]>
+        F (x) => (y) {{ y = Softmax<axis=1>(x) }}"""
+    )
+    if own < 13:
+        with pytest.raises(ModelError, match="is written for operator set 11"):
+            inline_functions(model)
+    else:
+        inline_functions(model)
+        assert [node.op_type for node in model.graph] == ["Softmax"]

@@ -77,6 +77,11 @@ CASES = [
     ("Mod", 10, (3, 3), [floats(3, 3)], {"fmod": 1}),
     ("Compress", 9, (4, 2), [np.asarray([1, 0, 1, 1], bool)], {"axis": 0}),
 ]
+#: Those that have no gradient.
+WITHOUT_GRADIENT = [
+    ("Hardmax", 11, (2, 3, 4), [], {}),
+    ("Hardmax", 9, (2, 3, 4), [], {"axis": 2}),
+]
 
 
 def run(model: onnx.ModelProto, feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -125,6 +130,35 @@ def test_meaning_is_kept(op_type, opset, shape, rest, attributes):
     assert float(along.sum()) == pytest.approx(slope, rel=0.02, abs=0.02 * float(np.abs(along).sum()) + 1e-3)
 
 
+@pytest.mark.parametrize("opset", [11, 21])
+@pytest.mark.parametrize(
+    ("op_type", "own", "shape", "rest", "attributes"),
+    [*CASES, *WITHOUT_GRADIENT],
+    ids=[f"{case[0]}-{case[1]}" for case in [*CASES, *WITHOUT_GRADIENT]],
+)
+def test_functions_mean_what_they_mean_in_their_own_operator_set(op_type, own, shape, rest, attributes, opset):
+    if own > opset:
+        pytest.skip("a function of a newer operator set than its model is refused")
+    names = ["x", *(f"c{index}" for index in range(len(rest)))]
+    node = onnx.helper.make_node(op_type, names, ["y"], **attributes)
+    tensors = [onnx.numpy_helper.from_array(array, name) for array, name in zip(rest, names[1:], strict=True)]
+    feeds = {"x": values(*shape, low=0.3, high=1.7).astype(np.float32)}
+    x = onnx.helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, shape)
+    y = onnx.helper.make_empty_tensor_value_info("y")
+    y.type.tensor_type.elem_type = onnx.TensorProto.FLOAT
+    plain = onnx.helper.make_graph([node], "g", [x], [y], tensors)
+    expected = run(
+        onnx.helper.make_model(plain, opset_imports=[onnx.helper.make_opsetid("", own)], ir_version=4), feeds
+    )["y"]
+    function = onnx.helper.make_function("local", "F", names, ["y"], [node], [onnx.helper.make_opsetid("", own)])
+    call = onnx.helper.make_node("F", names, ["y"], domain="local")
+    imports = [onnx.helper.make_opsetid("", opset), onnx.helper.make_opsetid("local", 1)]
+    graph = onnx.helper.make_graph([call], "g", [x], [y], tensors)
+    model = onnx.helper.make_model(graph, opset_imports=imports, functions=[function], ir_version=8)
+    loaded = normalise(ir.from_proto(model)).model
+    np.testing.assert_allclose(run(ir.to_proto(loaded), feeds)["y"], expected, rtol=1e-5, atol=1e-6)
+
+
 def test_scales_of_an_old_resize_may_be_fed():
     """Which way each axis is resampled is decided when it runs, if it is not known before."""
     text = """<ir_version: 4, opset_import: ["" : 10]>
@@ -132,7 +166,7 @@ def test_scales_of_an_old_resize_may_be_fed():
     model = onnx.parser.parse_model(text)
     x = values(1, 1, 5, 4).astype(np.float32)
     lifted = ir.from_proto(onnx.version_converter.convert_version(model, 21))
-    put_right(lifted, 10)
+    put_right(lifted)
     for scales in ([1, 1, 1.7, 0.6], [1, 1, 0.6, 0.6], [1, 1, 2, 2.5]):
         feeds = {"x": x, "scales": np.asarray(scales, np.float32)}
         assert run(ir.to_proto(lifted), feeds)["y"] == pytest.approx(run(model, feeds)["y"], rel=1e-6)
