@@ -18,6 +18,8 @@ import importlib
 import os
 from typing import TYPE_CHECKING, Any
 
+from ckplan.version import __version__ as __version__
+
 if TYPE_CHECKING:
     from ckplan.answers.analysis import Analysis as Analysis
     from ckplan.answers.explanation import Explanation as Explanation
@@ -73,8 +75,6 @@ if TYPE_CHECKING:
     from ckplan.training.export import export_weights as export_weights
     from ckplan.training.trainer import Trainer as Trainer
     from ckplan.writer.emit import emit as emit
-
-__version__ = "0.1.0"
 
 # onnxruntime reads it once, when its library is loaded (docs/Privacy.md of its repository).
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")

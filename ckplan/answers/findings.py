@@ -18,6 +18,7 @@ from ckplan.pipeline import Step
 from ckplan.planner import Plan, Problem
 from ckplan.runtime.occupancy import Occupancy, Role, executed_occupancy, occupancy
 from ckplan.runtime.sizes import dimensions_of
+from ckplan.version import __version__
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from ckplan.comparison import Comparison
     from ckplan.meter import Verification
 
-_PACKAGES = ("ckplan", "onnx", "onnx-ir", "numpy")
+_PACKAGES = ("onnx", "onnx-ir", "numpy")
 _RUNTIMES = ("onnxruntime-gpu", "onnxruntime")
 
 
@@ -214,7 +215,7 @@ def environment(device: str = "cpu") -> tuple[tuple[str, str], ...]:
     Args:
         device: ``cpu`` or ``cuda``: what ran, or what the figures are for.
     """
-    found = [(package, version(package)) for package in _PACKAGES]
+    found = [("ckplan", __version__), *((package, version(package)) for package in _PACKAGES)]
     for package in _RUNTIMES:
         with suppress(ModuleNotFoundError):
             found.append((package, version(package)))

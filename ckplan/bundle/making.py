@@ -30,6 +30,7 @@ from ckplan.pipeline import Goal, Step, StepOptions, open_step, rewrite
 from ckplan.pipeline.step import Source, forward_of
 from ckplan.planner import Timeline
 from ckplan.planner.strategies import Strategy
+from ckplan.version import __version__
 
 DEFAULT_OPTIMIZER = "adamw"
 _UPDATE = ("optimizer", "clip_norm")
@@ -202,7 +203,7 @@ def _head(graphs: Graphs, source: Source) -> dict[str, Any]:
     model = {"name": graphs.step.name}
     if isinstance(source, str | os.PathLike):
         model["sha256"] = hash_of(Path(source))
-    versions = {name: version(name) for name in ("ckplan", "onnx", "onnx-ir")}
+    versions = {"ckplan": __version__, **{name: version(name) for name in ("onnx", "onnx-ir")}}
     opset = graphs.step.model.graph.opset_imports[""]
     peaks = {"without_a_plan": graphs.step.baseline.peak_activations, "predicted": graphs.after.peak_activations}
     return {"schema": SCHEMA, "versions": versions, "opset": opset, "model": model, "peak_activations": peaks}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ from ckplan.comparison.snapshot import PeakBuffer, Snapshot
 from ckplan.errors import ModelError
 from ckplan.model.saving import write_text
 from ckplan.planner import Timeline
+from ckplan.version import __version__
 
 SCHEMA = 1
 """Version of the form of baselines; raised when a reader of the old form would misunderstand the new one."""
@@ -86,7 +86,7 @@ def read_snapshots(path: Path) -> Sides:
         raise ModelError(f"'{path}' is neither a baseline nor a result of `ckplan {'`, `'.join(_COMMANDS)}`", advice)
     if data.get("schema") != SCHEMA:
         raise ModelError(
-            f"'{path}' has schema {data.get('schema')!r}, ckplan {version('ckplan')} reads {SCHEMA}",
+            f"'{path}' has schema {data.get('schema')!r}, ckplan {__version__} reads {SCHEMA}",
             "save it again with this version",
         )
     try:

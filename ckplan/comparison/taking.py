@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from importlib.metadata import version
 from pathlib import Path
 
 import onnx_ir as ir
@@ -24,6 +23,7 @@ from ckplan.planner.strategies import Strategy, parse_strategy
 from ckplan.planner.strategies.exact import Exact
 from ckplan.runtime.occupancy import Occupancy
 from ckplan.runtime.sizes import bytes_of
+from ckplan.version import __version__
 
 _TOLD = frozenset({ir.AttributeType.INT, ir.AttributeType.INTS, ir.AttributeType.STRING})
 """Kinds of attributes that are part of a fingerprint."""
@@ -141,7 +141,7 @@ def versions() -> tuple[str, str]:
     """Versions of ckplan and of the onnxruntime that is installed."""
     import onnxruntime
 
-    return version("ckplan"), str(onnxruntime.__version__)
+    return __version__, str(onnxruntime.__version__)
 
 
 def _planned(step: Step, strategy: Strategy, goal: Goal) -> Planned:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from importlib.metadata import version
 
 import onnx_ir as ir
 
@@ -27,6 +26,7 @@ from ckplan.keys import (
 from ckplan.planner.plan import Plan
 from ckplan.planner.problem import Kind, Problem
 from ckplan.planner.timeline import Timeline
+from ckplan.version import __version__
 from ckplan.writer.control_edges import is_control
 
 
@@ -70,7 +70,7 @@ def promise(model: ir.Model, timeline: Timeline) -> None:
         model: any graph; its metadata are changed, nothing else.
         timeline: what onnxruntime makes of it, simulated.
     """
-    model.metadata_props[VERSION] = version("ckplan")
+    model.metadata_props[VERSION] = __version__
     model.metadata_props[PREDICTED_ACTIVATIONS] = str(timeline.peak_activations)
     model.metadata_props[PREDICTED_TOTAL] = str(timeline.peak_total)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from importlib import metadata
 from pathlib import Path
 
 import numpy as np
@@ -185,3 +186,21 @@ def test_a_device_that_is_not_there(model: Path, tmp_path: Path) -> None:
     result = run("verify", plain, plain, "--device", "cuda")
     assert result.exit_code == (0 if ran_on == "cuda" else 5)
     assert ("CUDA" in result.stderr) == (ran_on != "cuda")
+
+
+@pytest.mark.parametrize("command", ["analyze", "artifacts", "rewrite"])
+def test_commands_run_from_a_tree_that_is_not_installed(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    find = metadata.distribution
+
+    def lacking(name: str) -> metadata.Distribution:
+        if name == "ckplan":
+            raise metadata.PackageNotFoundError(name)
+        return find(name)
+
+    monkeypatch.setattr(metadata, "distribution", lacking)
+    with pytest.raises(metadata.PackageNotFoundError):
+        metadata.version("ckplan")
+    result = run(command, model, *([] if command == "analyze" else ["-o", tmp_path / "made"]))
+    assert result.exit_code == 0, result.stderr
