@@ -81,7 +81,7 @@ def unfold(model: ir.Model) -> tuple[str, ...]:
             _compute(graph, value, parameters[0], function)
             again.append(said)
         elif is_unstructured(value):
-            lacking.append(said)
+            lacking.append(f"'{value.name}' of {_listed(value, parameters)}")
     notes = []
     if again:
         notes.append(f"{shortened(again, 3)}: computed by torch's exporter, and in the step again")
@@ -91,6 +91,15 @@ def unfold(model: ir.Model) -> tuple[str, ...]:
             f"{shortened(lacking, 3)}; their gradients lack that part, and ckplan.export keeps it"
         )
     return tuple(notes)
+
+
+def _listed(value: ir.Value, parameters: Sequence[ir.Value]) -> str:
+    """Name the parameters that a tensor was computed of and that are read elsewhere, turned ones by torch's names."""
+    graph = parameters[0].graph
+    assert graph is not None
+    turned = {one.metadata_props.get(keys.STANDS_FOR) for one in graph.initializers.values() if one is not value}
+    here = {one.name for one in parameters}
+    return " and ".join(repr(name) for name in folded_from(value) if name in here or name in turned)
 
 
 def _is_numbers(value: ir.Value) -> bool:

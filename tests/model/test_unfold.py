@@ -84,6 +84,24 @@ def test_what_is_not_known_is_noted() -> None:
     assert "'mul_3' of 'a.mix'; their gradients lack that part" in notes
 
 
+def test_all_parameters_whose_gradients_lack_a_part_are_named() -> None:
+    """As of the first step of a recurrent cell that begins with learnt states, in a file with a fixed batch."""
+    weight, bias, state = normal(0, 4, 4), normal(1, 4), normal(2, 4)
+    first = np.tile(state @ weight + bias, (2, 1))
+    model = exported(
+        "m = MatMul(x, weight) b = Add(m, r.bias) y = Add(b, linear)",
+        {"weight": weight, "r.bias": bias, "linear": first},
+        {"p_w": ("PARAMETER", "r.weight"), "p_b": ("PARAMETER", "r.bias"), "p_s": ("PARAMETER", "state")},
+        ["aten.mm](args = (%x, %p_w))", "aten.add](args = (%m, %p_b))", "aten.add](args = (%b, %linear))"],
+    )
+    info = onnx.helper.make_tensor_value_info("linear", onnx.TensorProto.FLOAT, first.shape)
+    info.metadata_props.add(key=FOLDED, value="['expand', 'r.bias', 'r.weight', 'state']")
+    model.graph.value_info.append(info)
+    notes = loaded(model)[1]
+    assert "'linear' of 'r.bias' and 'r.weight'; their gradients lack that part" in notes
+    assert "('state')" in notes
+
+
 def test_what_is_left_of_a_parameter_stands_for_it() -> None:
     step = ckplan.open_model(mixed("neg", -normal(5, 4), PARAMETER, source="a.gone"), loss="mse")
     assert set(step.training.gradients) == {"a.mix", "neg"}
