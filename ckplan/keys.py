@@ -47,6 +47,8 @@ DATA_SIZED = PREFIX + "data_sized"
 """Of a value whose size follows from the data when the model runs: the node that counts."""
 STANDS_FOR = PREFIX + "stands_for"
 """Of an initializer that torch's exporter computed: the parameter that it holds, empty if it holds none."""
+SPARSE = PREFIX + "sparse"
+"""Of an initializer that was sparse in the file: how many of its elements stood there."""
 FROZEN = PREFIX + "frozen"
 """Of an initializer that is a parameter and not trained by default: why."""
 

@@ -29,6 +29,7 @@ from ckplan.model.read import read
 from ckplan.model.rebatch import Rebatch
 from ckplan.model.rebatch_check import check_rebatched
 from ckplan.model.repeats import join_repeated
+from ckplan.model.sparse import sparse_notes
 from ckplan.model.ties import join_transposed
 from ckplan.model.torch_export import read_signature
 from ckplan.model.torchscript import folded_notes, separate_merged
@@ -150,6 +151,7 @@ def _normalised(
         unfold,
         mark_padding,
         mark_detached,
+        sparse_notes,
     )
     names_notes = [note for one in passes for note in one(model)]
     adopt(model)

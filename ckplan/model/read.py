@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Iterator
 from pathlib import Path
 
 import onnx_ir as ir
 
 from ckplan.errors import ModelError
 from ckplan.model.external import settle
+from ckplan.model.sparse import read_dense
 from ckplan.model.validity import check_names, check_tensors
 
 _FOREIGN = (
@@ -22,7 +24,6 @@ _FOREIGN = (
 
 _SPARSE = "Sparse tensors are not supported"
 """What onnx-ir says of a Constant with one."""
-_DENSE = "write it as a dense one"
 
 
 def read(path: str | os.PathLike[str]) -> ir.Model:
@@ -46,26 +47,49 @@ def read(path: str | os.PathLike[str]) -> ir.Model:
 
 
 def parse(file: Path) -> ir.Model:
-    """Read an ONNX file as it stands, whatever its graph says.
+    """Read an ONNX file as it stands, whatever its graph says; sparse tensors become dense.
 
     Raises:
         ModelError: the file is missing, damaged or not ONNX.
     """
     _check_plausible(file)
     try:
-        return ir.load(file)
+        return _load(file)
     except OSError as error:
         raise ModelError(
             f"cannot read {file}: {error.strerror or error}", "check the path and its permissions"
         ) from None
     except Exception as error:  # protobuf, text parser and onnx-ir each raise their own kinds
-        cause: BaseException = error
-        while earlier := cause.__cause__ or cause.__context__:
-            cause = earlier
-        reason = " ".join(str(cause).split())[:200]
-        if _SPARSE in reason:
-            raise ModelError(f"{file} holds a sparse tensor, and ckplan reads dense ones only", _DENSE) from error
+        reason = _reason(error)
         raise ModelError(f"{file} is damaged or not an ONNX model ({reason})", "export or download it again") from error
+
+
+def _load(file: Path) -> ir.Model:
+    """Read a file; once more where onnx-ir refused or left out a sparse tensor."""
+    try:
+        model = ir.load(file)
+    except Exception as error:
+        dense = read_dense(file) if _SPARSE in _reason(error) else None
+        if dense is None:
+            raise
+        return dense
+    lacks = next(_reads_of_nothing(model.graph), None) is not None
+    return (read_dense(file) if lacks else None) or model
+
+
+def _reason(error: BaseException) -> str:
+    while earlier := error.__cause__ or error.__context__:
+        error = earlier
+    return " ".join(str(error).split())[:200]
+
+
+def _reads_of_nothing(graph: ir.Graph) -> Iterator[tuple[ir.Node, ir.Value]]:
+    """Nodes, and what they read that nothing produces."""
+    for node in ir.traversal.RecursiveGraphIterator(graph):
+        for value in node.inputs:
+            if value is None or value.producer() is not None or value.is_graph_input() or value.is_initializer():
+                continue
+            yield node, value
 
 
 def _check_plausible(file: Path) -> None:
@@ -105,28 +129,13 @@ def _check_graph(model: ir.Model, file: Path) -> None:
                     f"{file} is not valid: attribute '{attribute.name}' of {node.op_type} '{node.name}' has no type",
                     "export it again; onnx.checker.check_model tells more",
                 )
-        for value in node.inputs:
-            if value is None or value.producer() is not None or value.is_graph_input() or value.is_initializer():
-                continue
-            if value.name in _sparse(file):
-                raise ModelError(
-                    f"{node.op_type} '{node.name}' of {file} reads the sparse initializer '{value.name}', and ckplan "
-                    "reads dense ones only",
-                    _DENSE,
-                )
-            raise ModelError(
-                f"{file} is not valid: {node.op_type} '{node.name}' reads '{value.name}', which nothing produces",
-                "export it again; onnx.checker.check_model tells more",
-            )
+    for node, value in _reads_of_nothing(graph):
+        raise ModelError(
+            f"{file} is not valid: {node.op_type} '{node.name}' reads '{value.name}', which nothing produces",
+            "export it again; onnx.checker.check_model tells more",
+        )
     for output in graph.outputs:
         if output.producer() is None and not output.is_graph_input() and not output.is_initializer():
             raise ModelError(
                 f"{file} is not valid: nothing produces its output '{output.name}'", "export or download it again"
             )
-
-
-def _sparse(file: Path) -> set[str]:
-    """Names of the sparse initializers of a file, which onnx-ir leaves out."""
-    import onnx
-
-    return {tensor.values.name for tensor in onnx.load(file, load_external_data=False).graph.sparse_initializer}

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from ckplan.errors import ModelError
 from ckplan.model import load
-from tests.model.models import normal, parse, write
+from tests.model.models import normal, parse, run, write
 
 TEXT = """
 <ir_version: 8, opset_import: ["" : 13]>
@@ -100,27 +100,44 @@ def test_an_attribute_without_a_type(tmp_path: Path) -> None:
     assert "attribute 'mode' of MatMul" in message(write(model, tmp_path))
 
 
-def test_sparse_initializers_are_refused_by_name(tmp_path: Path) -> None:
-    model = parse(TEXT)
-    sparse = model.graph.sparse_initializer.add(dims=[3, 4])
-    sparse.values.CopyFrom(onnx.numpy_helper.from_array(np.ones(1, np.float32), "w"))
-    sparse.indices.CopyFrom(onnx.numpy_helper.from_array(np.array([5])))
+def sparse_tensor(indices: np.ndarray) -> onnx.SparseTensorProto:
+    values = onnx.numpy_helper.from_array(np.asarray([2, -1], np.float32), "w")
+    return onnx.helper.make_sparse_tensor(values, onnx.numpy_helper.from_array(indices), [3, 4])
+
+
+@pytest.mark.parametrize("indices", [[1, 7], [[0, 1], [1, 3]]], ids=["places", "axes"])
+@pytest.mark.parametrize("where", ["initializer", "Constant", "branch"])
+def test_sparse_tensors_become_dense(tmp_path: Path, indices: list[int], where: str) -> None:
+    model, sparse = parse(TEXT), sparse_tensor(np.asarray(indices, np.int64))
+    constant = onnx.helper.make_node("Constant", [], ["w"], sparse_value=sparse)
+    if where == "initializer":
+        model.graph.sparse_initializer.append(sparse)
+    elif where == "Constant":
+        model.graph.node.insert(0, constant)
+    else:
+        model = parse(
+            """<ir_version: 10, opset_import: ["": 21]> g (float[2,3] x, bool c) => (float[2,4] y) {
+                y = If(c) <then_branch = t () => (float[2,4] a) { a = MatMul(x, w) },
+                           else_branch = e () => (float[2,4] b) { b = MatMul(x, v) }>
+            }""",
+            {"v": normal(0, 3, 4)},
+        )
+        model.graph.node[0].attribute[0].g.node.insert(0, constant)
     onnx.checker.check_model(model)
-    text = message(write(model, tmp_path))
-    assert "reads the sparse initializer 'w'" in text
-    assert "write it as a dense one" in text
+    forward = load(write(model, tmp_path), fixed={"c": 1} if where == "branch" else None)
+    weight = forward.model.graph.initializers["w"].const_value
+    assert weight is not None
+    np.testing.assert_array_equal(weight.numpy(), [[0, 2, 0, 0], [0, 0, 0, -1], [0, 0, 0, 0]])
+    assert any("('w', 2 of 12 elements)" in note for note in forward.notes)
+    feeds = {"x": normal(1, 2, 3)}
+    expected = run(model, {**feeds, **({"c": np.asarray(True)} if where == "branch" else {})})
+    np.testing.assert_allclose(run(forward.model, feeds)[0], expected[0], rtol=1e-6)
 
 
-def test_a_sparse_constant_is_no_damage(tmp_path: Path) -> None:
-    model = parse(TEXT, {"w": normal(0, 3, 4)})
-    values, indices = (
-        onnx.numpy_helper.from_array(array) for array in (np.ones(1, np.float32), np.array([5], np.int64))
-    )
-    sparse = onnx.helper.make_sparse_tensor(values, indices, [3, 4])
-    model.graph.node.insert(0, onnx.helper.make_node("Constant", [], ["s"], sparse_value=sparse))
-    text = message(write(model, tmp_path))
-    assert "damaged" not in text
-    assert "write it as a dense one" in text
+def test_a_sparse_tensor_that_does_not_fit_its_shape(tmp_path: Path) -> None:
+    model = parse(TEXT)
+    model.graph.sparse_initializer.append(sparse_tensor(np.asarray([1, 12])))
+    assert "damaged" in message(write(model, tmp_path))
 
 
 def test_output_that_nothing_produces(tmp_path: Path) -> None:
