@@ -126,7 +126,7 @@ def read_signature(model: ir.Model) -> tuple[str, ...]:
         if keys.STANDS_FOR in value.metadata_props or not sources.isdisjoint(graph.initializers):
             continue
         of_one = (
-            is_unstructured(value) or _is_one_number(value) or _is_moved(value) or _is_of_nothing_else(value, sources)
+            is_unstructured(value) or is_one_number(value) or _is_moved(value) or _is_of_nothing_else(value, sources)
         )
         if len(sources) == 1 and of_one:
             value.metadata_props[keys.STANDS_FOR] = sources.pop()
@@ -176,7 +176,7 @@ def _is_zero(value: ir.Value) -> bool:
     return value.const_value is not None and not value.const_value.numpy().any()
 
 
-def _is_one_number(value: ir.Value) -> bool:
+def is_one_number(value: ir.Value) -> bool:
     """Whether an initializer holds one number that is neither zero nor one, as what `zeros_like` makes is."""
     tensor = value.const_value
     if tensor is None or not tensor.dtype.is_floating_point() or tensor.size != 1:

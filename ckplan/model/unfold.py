@@ -1,8 +1,13 @@
-"""What torch's exporter computed of parameters beforehand is computed in the graph again, where values tell how.
+"""What exporters of torch computed of parameters beforehand is computed in the graph again, where values tell how.
 
 The optimiser of torch's default exporter computes what depends on parameters alone: the `1 - mix` of a time mix, the
-`1 / alpha` of a Snake. Where the parameter is read elsewhere as well it stays in the file, and its gradient lacks the
-part that went through what was computed. The result's metadata name the tensors that it was computed of.
+`1 / p` of a generalised mean, the normalised rows of a classifier by cosines. Where the parameter is read elsewhere as
+well it stays in the file, and its gradient lacks the part that went through what was computed. The result's metadata
+name the tensors that it was computed of. Where the parameter is not read itself but two things of it are, the
+`sigmoid(g)` and `1 - sigmoid(g)` of a gate, each would be trained by itself: the one is computed of the other.
+
+The exporter before it folds as well (norms of rows, differences, squares), and says of nothing what it is of. There the
+values have to tell alone.
 
 Of a file with a fixed batch it also computes the first step of a recurrent cell that begins with zeros: what is left of
 the product of the state is a bias, once for each sample.
@@ -10,52 +15,34 @@ the product of the state is a bias, once for each sample.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections import defaultdict
+from collections.abc import Sequence
 
 import numpy as np
 import onnx_ir as ir
 
 from ckplan import keys
 from ckplan.display import shortened
-from ckplan.model.constants import add_initializer, mark_constant, unused_name
-from ckplan.model.repeats import put_expand
-from ckplan.model.torch_export import KIND, folded_from, is_unstructured
-
-_ULPS = 4
-"""How far the results of another library's kernel may lie from the exporter's, in units of the last place."""
-
-_Array = np.ndarray[Any, Any]
-
-
-@dataclass(frozen=True)
-class _Function:
-    """A function of one tensor.
-
-    Attributes:
-        values: what it makes of an array.
-        nodes: the operators, the innermost first; ``1`` stands for a one of the parameter's type, ``x`` for the
-            parameter or what the operator before makes.
-        title: how torch calls the last of them.
-    """
-
-    values: Callable[[_Array], _Array]
-    nodes: Sequence[tuple[str, str]]
-    title: str
-
-
-_FUNCTIONS = (
-    _Function(lambda x: 1 - x, (("Sub", "1x"),), "sub"),
-    _Function(lambda x: 1 + x, (("Add", "1x"),), "add"),
-    _Function(lambda x: -x, (("Neg", "x"),), "neg"),
-    _Function(lambda x: 1 / x, (("Reciprocal", "x"),), "reciprocal"),
-    _Function(np.exp, (("Exp", "x"),), "exp"),
-    _Function(lambda x: -np.exp(x), (("Exp", "x"), ("Neg", "x")), "neg"),
-    _Function(np.sqrt, (("Sqrt", "x"),), "sqrt"),
-    _Function(lambda x: x * x, (("Mul", "xx"),), "pow"),
+from ckplan.model.functions import (
+    ELEMENTWISE,
+    Array,
+    Function,
+    compute,
+    is_named_in,
+    matching,
+    norm,
+    normalised,
+    scaled,
+    transposed,
 )
+from ckplan.model.literals import is_numbered
+from ckplan.model.repeats import put_expand
+from ckplan.model.torch_export import KIND, folded_from, is_one_number, is_unstructured
+
+_LISTED = 4
+"""How many parameters of a tensor a note names."""
+_FEWEST = 4
+"""How many numbers there are at least where nothing but the numbers tells what a tensor was computed of."""
 
 
 def unfold(model: ir.Model) -> tuple[str, ...]:
@@ -78,10 +65,12 @@ def unfold(model: ir.Model) -> tuple[str, ...]:
             put_expand(graph, value, row)
             again.append(said)
         elif function is not None and not value.is_graph_output():
-            _compute(graph, value, parameters[0], function)
+            compute(graph, value, parameters[0], function)
             again.append(said)
-        elif is_unstructured(value):
+        elif is_unstructured(value) or is_one_number(value):
             lacking.append(f"'{value.name}' of {_listed(value, parameters)}")
+    again.extend(_of_each_other(graph))
+    again.extend(_of_named(graph, model.opset_imports.get("", 1)))
     notes = []
     if again:
         notes.append(f"{shortened(again, 3)}: computed by torch's exporter, and in the step again")
@@ -99,28 +88,131 @@ def _listed(value: ir.Value, parameters: Sequence[ir.Value]) -> str:
     assert graph is not None
     turned = {one.metadata_props.get(keys.STANDS_FOR) for one in graph.initializers.values() if one is not value}
     here = {one.name for one in parameters}
-    return " and ".join(repr(name) for name in folded_from(value) if name in here or name in turned)
+    names = [repr(name) for name in folded_from(value) if name in here or name in turned]
+    return " and ".join(names) if len(names) <= _LISTED else shortened(names, _LISTED)
+
+
+def _of_each_other(graph: ir.Graph) -> list[str]:
+    """Compute again what is a function of something simpler that stands for the same parameter; say what of what."""
+    groups: dict[str, list[ir.Value]] = defaultdict(list)
+    for value in graph.initializers.values():
+        target = value.metadata_props.get(keys.STANDS_FOR)
+        if target and folded_from(value) and _is_numbers(value) and not value.is_graph_output():
+            groups[target].append(value)
+    again = []
+    for group in groups.values():
+        kept: list[ir.Value] = []
+        for value in sorted(group, key=lambda one: len(folded_from(one))):
+            for simpler in kept:
+                function = _function(value, simpler)
+                if function is not None and (is_unstructured(value) or is_one_number(value)):
+                    again.append(f"'{value.name}' of '{simpler.name}'")
+                    compute(graph, value, simpler, function)
+                    break
+            else:
+                kept.append(value)
+    return again
+
+
+def _of_named(graph: ir.Graph, opset: int) -> list[str]:
+    """Compute again what has a name of the older exporter's own and is a function of a weight; say what of what."""
+    weights = [one for one in graph.initializers.values() if _is_numbers(one) and not folded_from(one)]
+    made = [one for one in weights if (one.name or "").startswith("onnx::") and not one.is_graph_output()]
+    firsts = {weight: _of_first(weight) for weight in weights} if made else {}
+    again = []
+    for value in made:
+        first = _first(value)
+        for weight in weights:
+            if weight is value or weight.dtype != value.dtype or weight.name not in graph.initializers:
+                continue
+            if weight.shape == value.shape and not np.isclose(firsts[weight], first, rtol=1e-3, atol=0.0).any():
+                continue
+            function = _function_by_values(value, weight, opset)
+            if function is not None:
+                again.append(f"'{value.name}' of '{weight.name}'")
+                compute(graph, value, weight, function)
+                break
+    return again
+
+
+def _first(value: ir.Value) -> Array:
+    array = value.const_value.numpy() if value.const_value is not None else np.zeros(0)
+    return np.array(array.reshape(-1)[0] if array.size else np.nan, np.float64)
+
+
+def _of_first(weight: ir.Value) -> Array:
+    """What all functions make of the first number of a tensor: hardly any two tensors need be compared further."""
+    with np.errstate(all="ignore"):
+        return np.array([function.values(_first(weight)) for function in ELEMENTWISE])
 
 
 def _is_numbers(value: ir.Value) -> bool:
     return value.const_value is not None and value.const_value.dtype.is_floating_point()
 
 
-def _function(value: ir.Value, parameter: ir.Value) -> _Function | None:
-    """How a tensor was computed of a parameter; None where nothing or more than one thing explains it."""
-    if value.const_value is None or parameter.const_value is None or value.shape != parameter.shape:
+def _function(value: ir.Value, source: ir.Value) -> Function | None:
+    """How a tensor was computed of another one, as is known that it was; None if nothing or several things explain it.
+
+    Of equal numbers too many functions may be right: one of the operations must be named as torch names it.
+    """
+    if value.const_value is None or source.const_value is None:
         return None
-    result, array = value.const_value.numpy(), parameter.const_value.numpy()
-    if result.dtype != array.dtype or array.dtype.kind != "f":
-        return None
-    with np.errstate(all="ignore"):
-        near = _ULPS * float(np.finfo(array.dtype).eps)
-        found = [one for one in _FUNCTIONS if np.allclose(one.values(array), result, rtol=near, atol=0.0)]
-    named = [one for one in found if re.match(rf"r?{one.title}(_\d+)?$", str(value.name))]
+    array, result = source.const_value.numpy(), value.const_value.numpy()
+    found = matching(array, result, _functions(array, result))
+    named = [one for one in found if is_named_in(one, [str(value.name)])]
     if len(named) == 1 and len(found) > 1:
         found = named
-    told = np.ptp(array) > 0 or found == named
+    told = bool((array != array.reshape(-1)[:1]).any()) or found == named
+    told = told or all(is_named_in(one, folded_from(value)) for one in found)
     return found[0] if len(found) == 1 and told else None
+
+
+def _functions(array: Array, result: Array) -> list[Function]:
+    if array.dtype != result.dtype or array.dtype.kind != "f" or array.ndim != result.ndim:
+        return []
+    found: list[Function] = []
+    if array.shape == result.shape:
+        found += [*ELEMENTWISE, *map(normalised, range(array.ndim))]
+        by = scaled(array, result)
+        found += [by] if by is not None and array.size > 1 else []
+    if array.ndim == 2 and array.shape[::-1] == result.shape:
+        by = scaled(array.T, result)
+        found += [transposed()] + ([transposed(by)] if by is not None else [])
+    return found
+
+
+def _function_by_values(value: ir.Value, weight: ir.Value, opset: int) -> Function | None:
+    """How a tensor was computed of a weight, where its values alone can tell: of many numbers that follow no formula.
+
+    Of one number there is but the other weight of a mean of two.
+    """
+    shape, result = tuple(weight.shape or ()), tuple(value.shape or ())
+    if shape == result:
+        functions: Sequence[Function] = ELEMENTWISE
+        if _is_one(value):
+            functions = ELEMENTWISE[:1] if _weigh_two(value, weight) else ()
+    else:
+        by = None if is_numbered(str(weight.name)) else norm(shape, result, opset)  # type: ignore[arg-type]
+        functions = () if by is None else (by,)
+    if not functions or weight.const_value is None or value.const_value is None:
+        return None
+    array = weight.const_value.numpy()
+    found = matching(array, value.const_value.numpy(), functions)
+    many = array.size >= _FEWEST and is_unstructured(weight) and is_unstructured(value)
+    return found[0] if len(found) == 1 and (many or _is_one(value)) else None
+
+
+def _is_one(value: ir.Value) -> bool:
+    return value.const_value is not None and value.const_value.size == 1
+
+
+def _weigh_two(value: ir.Value, weight: ir.Value) -> bool:
+    """Whether both are read by products alone, which one Add each sums up: ``w a + (1 - w) b``."""
+    products = [*value.consumers(), *weight.consumers()]
+    if any(node.op_type != "Mul" for node in products) or not value.uses() or not weight.uses():
+        return False
+    sums = [{reader for reader in node.outputs[0].consumers() if reader.op_type == "Add"} for node in products]
+    return all(sums) and len(set.union(*sums)) * 2 == len(products)
 
 
 def _repeated(value: ir.Value, parameters: Sequence[ir.Value]) -> ir.Value | None:
@@ -141,26 +233,3 @@ def _repeated(value: ir.Value, parameters: Sequence[ir.Value]) -> ir.Value | Non
         if repeated and row.dtype == array.dtype and (array == row).all():
             found.append(parameter)
     return found[0] if len(found) == 1 else None
-
-
-def _compute(graph: ir.Graph, value: ir.Value, parameter: ir.Value, function: _Function) -> None:
-    """Put nodes in the place of an initializer, before all others."""
-    assert value.name is not None
-    assert parameter.dtype is not None
-    name, first = value.name, graph[0]
-    del graph.initializers[name]
-    made = parameter
-    for number, (operator, operands) in enumerate(function.nodes):
-        inputs = [made if operand == "x" else _one(graph, parameter.dtype) for operand in operands]
-        title = name if number == len(function.nodes) - 1 else unused_name(graph, f"{name}/{operator}")
-        result = ir.Value(name=title, shape=value.shape, type=value.type)
-        graph.insert_before(first, ir.Node("", operator, inputs, outputs=[result], name=title))
-        made = result
-    value.replace_all_uses_with(made)
-
-
-def _one(graph: ir.Graph, dtype: ir.DataType) -> ir.Value:
-    name = unused_name(graph, "one")
-    value = add_initializer(graph, name, ir.tensor(np.ones((), dtype.numpy()), name=name))
-    mark_constant(value, "a literal of the program")
-    return value

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,7 @@ import pytest
 
 import ckplan
 from ckplan.training.export import with_weights
-from tests.model.models import normal, run
+from tests.model.models import normal, parse, run
 from tests.model.test_torch_export import exported, loaded
 
 FOLDED = "pkg.onnxscript.optimizer.folded_from"
@@ -25,10 +26,19 @@ FUNCTIONS = {
     "neg_2": lambda x: -np.exp(x),
     "sqrt": np.sqrt,
     "pow_1": lambda x: x * x,
+    "exp_2": lambda x: np.exp(-x),
+    "log": np.log,
+    "sigmoid": lambda x: 1 / (1 + np.exp(-x)),
+    "tanh": np.tanh,
+    "softplus": lambda x: np.log1p(np.exp(x)),
+    "mul_3": lambda x: np.float32(2.5) * x,
+    "div_1": lambda x: x / np.sqrt((x * x).sum()),
 }
 
 
-def mixed(name: str, values: np.ndarray, parameter: np.ndarray, source: str = "a.mix") -> onnx.ModelProto:
+def mixed(
+    name: str, values: np.ndarray, parameter: np.ndarray, source: str = "a.mix", way: str = "val_1"
+) -> onnx.ModelProto:
     """As of a time mix: x times a parameter, plus its square times what was computed of the parameter."""
     model = exported(
         f"h = Mul(x, a.mix) s = Mul(x, x) t = Mul(s, {name}) y = Add(h, t)",
@@ -42,11 +52,19 @@ def mixed(name: str, values: np.ndarray, parameter: np.ndarray, source: str = "a
         ],
     )
     info = onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, values.shape)
-    info.metadata_props.add(key=FOLDED, value=f"['{source}', 'val_1']")
+    info.metadata_props.add(key=FOLDED, value=f"['{source}', '{way}']")
     model.graph.value_info.append(info)
     return model
 
 
+DIRECT = ("exp", "log", "sqrt", "sigmoid", "tanh")
+TORCH = {
+    "neg_2": lambda p: -p.exp(),
+    "exp_2": lambda p: (-p).exp(),
+    "softplus": lambda p: p.exp().log1p(),
+    "mul_3": lambda p: 2.5 * p,
+    "div_1": lambda p: p / p.norm(),
+}
 PARAMETER = np.abs(normal(3, 4)) + np.float32(0.5)
 
 
@@ -56,7 +74,7 @@ def test_it_is_computed_again_and_has_a_gradient(name: str) -> None:
     model = mixed(name, FUNCTIONS[name](PARAMETER), PARAMETER)
     forward, notes = loaded(model)
     assert f"'{name}' of 'a.mix': computed by torch's exporter, and in the step again" in notes
-    assert set(forward.graph.initializers) <= {"a.mix", "one"}
+    assert set(forward.graph.initializers) <= {"a.mix", "one", "factor"}
     x = normal(0, 2, 4)
     np.testing.assert_allclose(run(forward, {"x": x})[0], run(model, {"x": x})[0], rtol=1e-6)
 
@@ -66,7 +84,7 @@ def test_it_is_computed_again_and_has_a_gradient(name: str) -> None:
     session = onnxruntime.InferenceSession(ir.to_proto(step.model).SerializeToString())
     found = session.run(list(step.training.gradients.values()), {"x": x, "target": target})[0]
     mix = torch.tensor(PARAMETER, requires_grad=True)
-    values = {"exp": torch.exp, "neg_2": lambda p: -torch.exp(p), "sqrt": torch.sqrt}.get(name, FUNCTIONS[name])(mix)
+    values = TORCH.get(name, FUNCTIONS[name])(mix) if name not in DIRECT else getattr(torch, name)(mix)
     read = torch.from_numpy(x)
     torch.nn.functional.mse_loss(read * mix + read * read * values, torch.from_numpy(target)).backward()
     np.testing.assert_allclose(found, mix.grad.numpy(), rtol=1e-5, atol=1e-6)
@@ -79,9 +97,94 @@ def test_equal_values_are_told_apart_by_torch_s_name() -> None:
 
 
 def test_what_is_not_known_is_noted() -> None:
-    _, notes = loaded(mixed("mul_3", np.sin(PARAMETER), PARAMETER))
-    assert "1 tensor(s) were computed by torch's exporter of parameters" in notes
-    assert "'mul_3' of 'a.mix'; their gradients lack that part" in notes
+    for number in (PARAMETER, PARAMETER[:1]):
+        _, notes = loaded(mixed("mul_3", np.sin(number), number))
+        assert "1 tensor(s) were computed by torch's exporter of parameters" in notes
+        assert "'mul_3' of 'a.mix'; their gradients lack that part" in notes
+
+
+def test_one_number_is_computed_again_if_torch_names_how() -> None:
+    """The exponent of a generalised mean: of one number several functions may be right."""
+    power = np.full(1, 3.07, np.float32)
+    assert "mul_3" in loaded(mixed("mul_3", 1 / power, power))[0].graph.initializers
+    assert "mul_3" not in loaded(mixed("mul_3", 1 / power, power, way="reciprocal"))[0].graph.initializers
+
+
+@pytest.mark.parametrize("number", [PARAMETER, PARAMETER[:1]], ids=["numbers", "one"])
+def test_the_two_halves_of_a_gate_are_of_one_parameter(number: np.ndarray) -> None:
+    gate = 1 / (1 + np.exp(-number))
+    model = mixed("sub", 1 - gate, PARAMETER, source="a.gone", way="sigmoid_1")
+    model.graph.initializer.append(onnx.numpy_helper.from_array(gate.astype(np.float32), "sigmoid"))
+    model.graph.node[0].input[1] = "sigmoid"
+    info = onnx.helper.make_tensor_value_info("sigmoid", onnx.TensorProto.FLOAT, gate.shape)
+    info.metadata_props.add(key=FOLDED, value="['a.gone']")
+    model.graph.value_info.append(info)
+    forward, notes = loaded(model)
+    assert "'sub' of 'sigmoid': computed by torch's exporter, and in the step again" in notes
+    x = normal(0, 2, 4)
+    np.testing.assert_allclose(run(forward, {"x": x})[0], run(model, {"x": x})[0], rtol=1e-6)
+    assert set(ckplan.open_model(model, loss="mse").training.gradients) == {"sigmoid"}
+
+
+WEIGHT = normal(7, 6, 4)
+NORMS = np.sqrt((WEIGHT * WEIGHT).sum(1, keepdims=True))
+CLASSIFIER = 'w = Div("a.w", "onnx::Div_9") t = Transpose <perm=[1,0]> (w) y = MatMul(x, t)'
+SUM = 'v = Add("a.w", "onnx::Add_9") t = Transpose <perm=[1,0]> (v) y = MatMul(x, t)'
+MIX = 's = Neg(x) a = Mul(x, "a.w") b = Mul(s, "onnx::Mul_9") y = Add(a, b)'
+
+
+def older(nodes: str, weight: np.ndarray, made: np.ndarray, opset: int) -> onnx.ModelProto:
+    """As torch's older exporter writes it: what it folded has a number, and no word of what it is of."""
+    name = re.search(r"onnx::\w+", nodes)[0]
+    text = f'<ir_version: 8, opset_import: ["": {opset}]> g (float[2,4] x) => (float[2,n] y) {{ {nodes} }}'
+    return parse(text, {"a.w": weight, name: made})
+
+
+@pytest.mark.parametrize(
+    ("nodes", "weight", "made", "opset"),
+    [
+        (CLASSIFIER, WEIGHT, NORMS, 13),
+        (CLASSIFIER, WEIGHT, NORMS, 18),
+        (SUM, WEIGHT, WEIGHT * WEIGHT, 17),
+        (MIX, np.float32(0.3), np.float32(0.7), 17),
+    ],
+    ids=["norms", "norms-18", "squares", "mix"],
+)
+def test_what_the_older_exporter_folded_is_told_by_its_values(
+    nodes: str, weight: np.ndarray, made: np.ndarray, opset: int
+) -> None:
+    torch = pytest.importorskip("torch")
+    model = older(nodes, weight, made, opset)
+    forward, notes = loaded(model)
+    assert "of 'a.w': computed by torch's exporter, and in the step again" in notes
+    x = normal(0, 2, 4)
+    (want,) = run(model, {"x": x})
+    np.testing.assert_allclose(run(forward, {"x": x})[0], want, rtol=1e-5)
+
+    step = ckplan.open_model(model, loss="mse", wrt=["a.w"])
+    session = onnxruntime.InferenceSession(ir.to_proto(step.model).SerializeToString())
+    target = normal(1, *want.shape)
+    (found,) = session.run(list(step.training.gradients.values()), {"x": x, "target": target})
+    w, read = torch.tensor(weight, requires_grad=True), torch.from_numpy(x)
+    results = {
+        CLASSIFIER: lambda: read @ (w / w.norm(dim=1, keepdim=True)).T,
+        SUM: lambda: read @ (w + w * w).T,
+    }.get(nodes, lambda: w * read - (1 - w) * read)()
+    torch.nn.functional.mse_loss(results, torch.from_numpy(target)).backward()
+    np.testing.assert_allclose(found, w.grad.numpy(), rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "weight", "made"),
+    [
+        (SUM, WEIGHT, WEIGHT + np.float32(1.5)),
+        (CLASSIFIER, WEIGHT, NORMS * np.float32(1.01)),
+        ('b = Mul(x, "onnx::Mul_9") c = Exp("a.w") y = Add(b, c)', np.float32(0.3), np.float32(0.7)),
+    ],
+    ids=["no function", "no norms", "no mix"],
+)
+def test_what_the_older_exporter_did_not_fold_stays(nodes: str, weight: np.ndarray, made: np.ndarray) -> None:
+    assert "in the step again" not in loaded(older(nodes, weight, made, 17))[1]
 
 
 def test_all_parameters_whose_gradients_lack_a_part_are_named() -> None:

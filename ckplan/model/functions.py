@@ -1,0 +1,193 @@
+"""Of what function of one tensor another one holds the values, and the nodes that compute it in the graph.
+
+Exporters compute beforehand what depends on parameters alone. Only functions of one tensor are known here: they are
+told by the values, to a few units in the last place.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from ckplan.model.constants import add_initializer, mark_constant, unused_name
+
+_ULPS = 4
+"""How far the results of another library's kernel may lie from the exact ones, in units of the last place."""
+_SUMMED_ULPS = 64
+"""The same of a kernel that sums up."""
+_FEW = 16
+"""How many values are compared before all are."""
+_AXES_AS_INPUT = 18
+"""The opset since which most reductions take their axes as an input."""
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True)
+class Operation:
+    """A node of a function.
+
+    Attributes:
+        operator: of the standard.
+        operands: ``x`` is the tensor or what the node before makes, ``1`` a one; others are constants of the function.
+        attributes: of the node.
+    """
+
+    operator: str
+    operands: str = "x"
+    attributes: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Function:
+    """A function of one tensor.
+
+    Attributes:
+        title: how torch calls the last of its operations.
+        values: what it makes of an array.
+        operations: the innermost first.
+        ulps: how far results may lie apart.
+        constants: what operands other than ``x`` and ``1`` stand for.
+    """
+
+    title: str
+    values: Callable[[Array], Array]
+    operations: tuple[Operation, ...]
+    ulps: int = _ULPS
+    constants: Mapping[str, Array] = field(default_factory=dict)
+
+
+#: Functions of each element.
+ELEMENTWISE = (
+    Function("sub", lambda x: 1 - x, (Operation("Sub", "1x"),)),
+    Function("add", lambda x: 1 + x, (Operation("Add", "1x"),)),
+    Function("neg", lambda x: -x, (Operation("Neg"),)),
+    Function("reciprocal", lambda x: 1 / x, (Operation("Reciprocal"),)),
+    Function("exp", np.exp, (Operation("Exp"),)),
+    Function("exp", lambda x: np.exp(-x), (Operation("Neg"), Operation("Exp"))),
+    Function("neg", lambda x: -np.exp(x), (Operation("Exp"), Operation("Neg"))),
+    Function("log", np.log, (Operation("Log"),)),
+    Function("sqrt", np.sqrt, (Operation("Sqrt"),)),
+    Function("pow", lambda x: x * x, (Operation("Mul", "xx"),)),
+    Function("sigmoid", lambda x: 1 / (1 + np.exp(-x)), (Operation("Sigmoid"),)),
+    Function("tanh", np.tanh, (Operation("Tanh"),)),
+    Function("softplus", lambda x: np.logaddexp(0, x), (Operation("Softplus"),)),
+)
+
+
+def norm(shape: tuple[int, ...], result: tuple[int, ...], opset: int) -> Function | None:
+    """The Euclidean norm along the axes that a result has one element of; None if its shape is of no such.
+
+    Args:
+        shape: of the tensor.
+        result: shape of the norm.
+        opset: of the graph, for the form of the node.
+    """
+    if len(shape) != len(result):
+        return None
+    axes = tuple(axis for axis, (size, left) in enumerate(zip(shape, result, strict=True)) if size != left)
+    if not axes or any(result[axis] != 1 for axis in axes):
+        return None
+    if opset < _AXES_AS_INPUT:
+        operation = Operation("ReduceL2", "x", {"axes": axes, "keepdims": 1})
+    else:
+        operation = Operation("ReduceL2", "xa", {"keepdims": 1})
+    constants = {"a": np.array(axes, np.int64)}
+    return Function(
+        "norm", lambda x: np.sqrt((x * x).sum(axis=axes, keepdims=True)), (operation,), _SUMMED_ULPS, constants
+    )
+
+
+def normalised(axis: int) -> Function:
+    """Division by the Euclidean norm along an axis."""
+    return Function(
+        "div",
+        lambda x: x / np.sqrt((x * x).sum(axis=axis, keepdims=True)),
+        (Operation("LpNormalization", "x", {"axis": axis, "p": 2}),),
+        _SUMMED_ULPS,
+    )
+
+
+def scaled(array: Array, result: Array) -> Function | None:
+    """Multiplication by the one number that fits at the largest element; None if there is none."""
+    largest = int(np.abs(array).argmax()) if array.size else 0
+    if not array.size or not array.reshape(-1)[largest]:
+        return None
+    factor = float(result.reshape(-1)[largest]) / float(array.reshape(-1)[largest])
+    constants = {"c": np.array(factor, array.dtype)}
+    return Function("mul", lambda x: x * factor, (Operation("Mul", "xc"),), _ULPS, constants)
+
+
+def transposed(function: Function | None = None) -> Function:
+    """A function of the transpose of a matrix; that itself without one."""
+    operation = Operation("Transpose", "x", {"perm": (1, 0)})
+    if function is None:
+        return Function("permute", np.transpose, (operation,), 0)
+    of = function.values
+    return Function(
+        function.title,
+        lambda x: of(np.transpose(x)),
+        (operation, *function.operations),
+        function.ulps,
+        function.constants,
+    )
+
+
+def matching(array: Array, result: Array, functions: Iterable[Function]) -> list[Function]:
+    """Which functions make a result of an array, both of one floating type."""
+    if array.dtype != result.dtype or array.dtype.kind != "f":
+        return []
+    return [one for one in functions if _makes(one, array, result)]
+
+
+def is_named_in(function: Function, names: Iterable[str]) -> bool:
+    """Whether one of the names is torch's of the last operation of a function: ``sub_3``, ``rsub`` of ``sub``."""
+    return any(re.match(rf"r?{function.title}(_\d+)?$", name) for name in names)
+
+
+def compute(graph: ir.Graph, value: ir.Value, source: ir.Value, function: Function) -> None:
+    """Put nodes that compute it of another tensor in the place of an initializer, before all other nodes."""
+    assert value.name is not None
+    assert source.dtype is not None
+    name, first = value.name, graph[0]
+    del graph.initializers[name]
+    made = source
+    for number, operation in enumerate(function.operations):
+        inputs = [_operand(graph, letter, made, source.dtype, function) for letter in operation.operands]
+        last = number == len(function.operations) - 1
+        title = name if last else unused_name(graph, f"{name}/{operation.operator}")
+        attributes = ir.convenience.convert_attributes(operation.attributes)
+        node = ir.Node("", operation.operator, inputs, attributes, num_outputs=1, name=title)
+        node.outputs[0].name = title
+        node.outputs[0].type = value.type
+        if last:
+            node.outputs[0].shape = value.shape
+        graph.insert_before(first, node)
+        made = node.outputs[0]
+    value.replace_all_uses_with(made)
+
+
+def _makes(function: Function, array: Array, result: Array) -> bool:
+    tolerance = function.ulps * float(np.finfo(array.dtype).eps)
+    with np.errstate(all="ignore"):
+        if function in ELEMENTWISE:
+            few = function.values(array.reshape(-1)[:_FEW].astype(np.float64))
+            if not np.allclose(few, result.reshape(-1)[:_FEW], rtol=tolerance, atol=0.0):
+                return False
+        made = function.values(array.astype(np.float64))
+        return made.shape == result.shape and np.allclose(made, result, rtol=tolerance, atol=0.0)
+
+
+def _operand(graph: ir.Graph, letter: str, made: ir.Value, dtype: ir.DataType, function: Function) -> ir.Value:
+    if letter == "x":
+        return made
+    numbers = np.ones((), dtype.numpy()) if letter == "1" else function.constants[letter]
+    name = unused_name(graph, {"1": "one", "a": "axes"}.get(letter, "factor"))
+    value = add_initializer(graph, name, ir.tensor(numbers, name=name))
+    mark_constant(value, "a literal of the program")
+    return value
