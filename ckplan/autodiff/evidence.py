@@ -44,6 +44,8 @@ _TENSORFLOW_CONSTANT = re.compile(r"(.*/)?Const(_\d+)?(:\d+)?|(.*/)?(zeros|ones)
 """What TensorFlow calls a constant that nobody named; a frozen variable bears its own name."""
 _TENSORFLOW_CAPTURED = re.compile(r"Func/.*/input/_\d+(:\d+)?")
 """What it calls a tensor that a function reads from outside: a number of a lambda, or what a layer reads."""
+_TENSORFLOW_BIAS = re.compile(r"(.*/)?BiasAdd(_\d+)?(:\d+)?")
+"""How TensorFlow calls what adds a bias to a product, or to the sum of two."""
 _TENSORFLOW_VARIABLE = re.compile(r".*/(ReadVariableOp|read)\b.*")
 """What it calls a variable; what JAX hands to it has none, and its weights are constants."""
 _PADDLE_CONSTANT = re.compile(r"(p2o\.)?helper\.constant\.\d+(\.\d+)?")
@@ -146,7 +148,8 @@ def judge(value: ir.Value, uses: Set[Use]) -> Verdict:
         return Verdict(not of_formula, why=TABLE if of_formula else "")
     if _TENSORFLOW_CONSTANT.fullmatch(name) and (uses.isdisjoint({Use.PRODUCT, Use.TABLE}) or _has_variables(value)):
         return Verdict(False, why="a constant of TensorFlow's")
-    if _TENSORFLOW_CAPTURED.fullmatch(name) and uses <= {Use.ELEMENTWISE, Use.INPUT, Use.PLACED}:
+    captured = _TENSORFLOW_CAPTURED.fullmatch(name) and not _is_bias_of_tensorflow(value)
+    if captured and uses <= {Use.ELEMENTWISE, Use.INPUT, Use.PLACED}:
         return Verdict(False, why="a constant of TensorFlow's")
     few = value.const_value is not None and value.const_value.size < _FEW
     if few and value.shape is not None and len(value.shape) >= _IMAGE_CHANNELS and uses == {Use.INPUT}:
@@ -215,6 +218,14 @@ def _is_one_of_a_series(value: ir.Value) -> bool:
     made = [str(output.name) for node in itertools.islice(value.graph, _FIRST) for output in node.outputs]
     alike = [found for name in made if (found := _LETTER_AND_NUMBER.fullmatch(name)) is not None]
     return 2 * len([found for found in alike if found[1] == numbered[1]]) > max(len(made), 2)
+
+
+def _is_bias_of_tensorflow(value: ir.Value) -> bool:
+    """Whether a vector is added by an operation that TensorFlow names a BiasAdd, as in a layer that runs in a loop."""
+    adds = [node for node in value.consumers() if node.op_type == "Add"]
+    return len(value.shape or ()) == 1 and any(
+        _TENSORFLOW_BIAS.fullmatch(str(node.outputs[0].name)) is not None for node in adds
+    )
 
 
 def _has_variables(value: ir.Value) -> bool:

@@ -230,6 +230,20 @@ def test_constants_that_keras_leaves_among_the_weights() -> None:
         assert any(name in note and why in note and "not trained" in note for note in training.notes), (name, why)
 
 
+@pytest.mark.parametrize("added", ["cell/BiasAdd:0", "cell/add_1:0"])
+def test_the_bias_of_a_cell_that_tensorflow_runs_in_a_loop_is_trained(added: str) -> None:
+    """It is added to the sum of two products, and the function of the layer takes it like a constant."""
+    text = """g (double[4,3] x, double[4,4] h) => (double loss) {
+        a = MatMul(x, w)  b = MatMul(h, r)  sum = Add(a, b)
+        "added" = Add(sum, "Func/lstm/PartitionedCall/input/_5:0")
+        y = Tanh("added")
+        loss = ReduceSum <keepdims = 0> (y)
+    }""".replace("added", added)
+    arrays = {"w": values(3, 4), "r": values(4, 4), "Func/lstm/PartitionedCall/input/_5:0": values(4)}
+    training = build_training_graph(parse(text, **arrays))
+    assert set(arrays) - set(training.gradients) == (set() if "BiasAdd" in added else {list(arrays)[-1]})
+
+
 def test_numbers_of_paddles_formulas_are_not_trained() -> None:
     """An exponent, what a hard swish adds and divides by: scalars, or of one element for all channels."""
     text = """g (double[2,3] x) => (double loss) {
