@@ -21,6 +21,7 @@ from ckplan.model.fixing import Fixed, deciding_input, fix, shapes_of
 from ckplan.model.fold import Sweep, sweep
 from ckplan.model.half import NO_BFLOAT16
 from ckplan.model.infer import static_shape
+from ckplan.model.masked_weights import keep_masks
 from ckplan.model.opset import EXPORT_AGAIN, MINIMUM_OPSET, lift
 from ckplan.model.own_files import forget_training
 from ckplan.model.padding import mark_padding
@@ -149,6 +150,7 @@ def _normalised(
         separate_merged,
         join_transposed,
         unfold,
+        keep_masks,
         mark_padding,
         mark_detached,
         sparse_notes,

@@ -166,6 +166,12 @@ def folded_from(value: ir.Value) -> list[str]:
     return _QUOTED.findall(value.metadata_props.get(_FOLDED_FROM, ""))
 
 
+def buffers_of(graph: ir.Graph) -> set[str]:
+    """The names in the module of what the exported program has as buffers, whether they are in the file or not."""
+    listed = _INPUT.findall(graph.metadata_props.get(SIGNATURE, ""))
+    return {target for _, kind, target in listed if kind == "BUFFER"}
+
+
 def is_unstructured(value: ir.Value) -> bool:
     """Whether an initializer holds numbers that may come from a parameter's: zeros in its shape do not."""
     tensor = value.const_value

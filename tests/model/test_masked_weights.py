@@ -1,0 +1,67 @@
+"""Weights into which torch's exporter multiplied a mask."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import onnxruntime
+import pytest
+
+import ckplan
+from tests.model.models import normal, parse, run
+from tests.model.test_torch_export import exported, loaded
+from tests.model.test_unfold import FOLDED
+
+MASK = np.tril(np.ones((4, 4), np.float32))
+WEIGHT = normal(1, 4, 4)
+
+
+def masked(kind: str, weight: np.ndarray, way: str = "val_1") -> onnx.ModelProto:
+    model = exported(
+        "y = MatMul(x, mul)",
+        {"mul": weight},
+        {"p_a_weight": ("PARAMETER", "a.weight"), "b_a_mask": (kind, "a.mask")},
+        ["aten.linear.default](args = (%x, %mul))"],
+    )
+    info = onnx.helper.make_tensor_value_info("mul", onnx.TensorProto.FLOAT, weight.shape)
+    info.metadata_props.add(key=FOLDED, value=f"['a.mask', 'a.weight', '{way}']")
+    model.graph.value_info.append(info)
+    return model
+
+
+def test_no_gradient_reaches_the_zeros() -> None:
+    torch = pytest.importorskip("torch")
+    model = masked("BUFFER", WEIGHT * MASK)
+    forward, notes = loaded(model)
+    assert "1 weight(s) keep the zeros of a mask that torch's exporter multiplied in: 'mul'" in notes
+    x, target = normal(2, 2, 4), normal(3, 2, 4)
+    np.testing.assert_array_equal(run(forward, {"x": x})[0], run(model, {"x": x})[0])
+
+    step = ckplan.open_model(model, loss="mse")
+    assert set(step.training.gradients) == {"mul"}
+    session = onnxruntime.InferenceSession(ir.to_proto(step.model).SerializeToString())
+    (found,) = session.run(list(step.training.gradients.values()), {"x": x, "target": target})
+    weight = torch.tensor(WEIGHT, requires_grad=True)
+    product = torch.from_numpy(x) @ (weight * torch.from_numpy(MASK))
+    torch.nn.functional.mse_loss(product, torch.from_numpy(target)).backward()
+    np.testing.assert_allclose(found, weight.grad.numpy(), rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize(
+    ("kind", "weight"),
+    [("PARAMETER", WEIGHT * MASK), ("BUFFER", WEIGHT), ("BUFFER", np.zeros((4, 4), np.float32))],
+    ids=["of two parameters", "no zeros", "all zeros"],
+)
+def test_other_products_are_as_they_were(kind: str, weight: np.ndarray) -> None:
+    forward, notes = loaded(masked(kind, weight))
+    assert "keep the zeros" not in notes
+    assert [node.op_type for node in forward.graph] == ["MatMul"]
+
+
+@pytest.mark.parametrize(("name", "is_noted"), [("onnx::MatMul_7", True), ("a.weight", False)])
+def test_zeros_in_what_the_older_exporter_computed_are_noted(name: str, is_noted: bool) -> None:
+    text = f'<ir_version: 8, opset_import: ["": 17]> g (float[2,4] x) => (float[2,4] y) {{ y = MatMul(x, "{name}") }}'
+    _, notes = loaded(parse(text, {name: WEIGHT * MASK}))
+    assert (f"1 weight(s) hold zeros among other numbers ('{name}')" in notes) == is_noted
+    assert "hold zeros" not in loaded(parse(text, {name: WEIGHT}))[1]
