@@ -16,6 +16,7 @@ from ckplan.autodiff.registry import NON_DIFFERENTIABLE, Entry, NoGradientError
 from ckplan.errors import ModelError, UnsupportedOperatorsError
 from ckplan.keys import DATA_SIZED, NOT_EXPANDED
 from ckplan.model.contrib import MICROSOFT, REFUSED
+from ckplan.model.costs import BLOCKED
 
 Finish = Callable[[Builder, ir.Value, float], ir.Value]
 
@@ -263,6 +264,10 @@ def _qualified(node: ir.Node) -> str:
     return f"{node.domain}::{node.op_type}" if node.domain else node.op_type
 
 
+def _named(node: ir.Node) -> str:
+    return f"{_qualified(node)} '{node.name}'"
+
+
 def _reason(node: ir.Node) -> str | None:
     """Say why a node is not differentiated whatever rules there are, None if nothing is known against it."""
     if node.domain:
@@ -274,6 +279,13 @@ def _unsupported(
     op: Builder, parameters: Sequence[ir.Value], targets: Iterable[ir.Value], nodes: dict[ir.Node, str]
 ) -> UnsupportedOperatorsError:
     """Make the error that lists the nodes and says what to freeze, or where to stop gradients, as a way out."""
+    blocked = {node: "in a layout of one processor" for node in nodes if node.domain in BLOCKED}
+    if blocked:  # what these make is of no known shape, so that others may have no rule only behind them
+        hint = (
+            "hand in the model as it was before onnxruntime optimised it, or let onnxruntime write it with "
+            "ORT_ENABLE_EXTENDED in place of ORT_ENABLE_ALL"
+        )
+        return UnsupportedOperatorsError([(_named(node), why) for node, why in reversed(blocked.items())], hint)
     before = _upstream(op, nodes)
     frozen = [value for value in parameters if value in before]
     free = len(parameters) - len(frozen)
@@ -287,7 +299,7 @@ def _unsupported(
         )
     else:
         hint = "no choice of --no-grad helps: every parameter reaches the loss only through them"
-    listed = [(f"{_qualified(node)} '{node.name}'", reason) for node, reason in nodes.items()]
+    listed = [(_named(node), reason) for node, reason in nodes.items()]
     return UnsupportedOperatorsError(list(reversed(listed)), hint)
 
 

@@ -20,7 +20,7 @@ from ckplan.operators.table import operator_of
 FLOPS_PER_SECOND = 150e9
 BYTES_PER_SECOND = 30e9
 
-_BLOCKED = ("com.microsoft.nchwc", "com.ms.internal.nhwc")
+BLOCKED = ("com.microsoft.nchwc", "com.ms.internal.nhwc")
 """Domains of onnxruntime's operators in another layout, whose shapes the formulas do not fit."""
 
 
@@ -37,7 +37,7 @@ def node_cost(node: ir.Node) -> Cost:
     An operator whose record says nothing counts as elementwise: one operation an output element, all operands read
     and all outputs written.
     """
-    rule = operator_of(node).cost if node.domain not in _BLOCKED else None
+    rule = operator_of(node).cost if node.domain not in BLOCKED else None
     if rule is not None:
         return rule(node)
     if PIECES in node.metadata_props:

@@ -128,3 +128,20 @@ def test_a_decoder_with_a_cache_is_trained_on_prompts() -> None:
     }  # fmt: skip
     found = gradcheck.onnxruntime_run(training.model, feeds)
     assert all(np.abs(found[gradient]).max() > 0 for gradient in training.gradients.values())
+
+
+def test_a_file_in_the_layout_of_one_processor_names_the_way_back(tmp_path: Path) -> None:
+    """What follows has no rule only for want of shapes, and is not listed."""
+    text = "g (float[1,8,4,4] x) => (float[1,8,4,4] y) { h = Conv(x, w) s = Sigmoid(h) y = Mul(h, s) }"
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL
+    options.optimized_model_filepath = str(tmp_path / "optimised.onnx")
+    options.log_severity_level = 4
+    model = gradcheck.parse(text, w=numbers(8, 8, 1, 1).astype(np.float32))
+    onnxruntime.InferenceSession(ir.to_proto(model).SerializeToString(), options, providers=["CPUExecutionProvider"])
+    optimised = ir.load(tmp_path / "optimised.onnx")
+    if all(node.domain != "com.microsoft.nchwc" for node in optimised.graph):
+        pytest.skip("onnxruntime knows no such layout on this processor")
+    with pytest.raises(UnsupportedOperatorsError, match="ORT_ENABLE_EXTENDED") as error:
+        build_training_graph(normalise(optimised).model, loss=["sum"])
+    assert {why for _, why in error.value.nodes} == {"in a layout of one processor"}
