@@ -21,6 +21,7 @@ from ckplan.model.fixing import Fixed, deciding_input, fix, shapes_of
 from ckplan.model.fold import Sweep, sweep
 from ckplan.model.half import NO_BFLOAT16
 from ckplan.model.infer import static_shape
+from ckplan.model.masked import without_masks
 from ckplan.model.masked_weights import keep_masks
 from ckplan.model.opset import EXPORT_AGAIN, MINIMUM_OPSET, lift
 from ckplan.model.own_files import forget_training
@@ -179,6 +180,8 @@ def _normalised(
     removed = drop_no_ops(model, state, reshapes=old_opset < MINIMUM_OPSET, dropouts=not training)
     notes = [*own_notes, *names_notes, *binding.notes, *set_notes, *lift_notes, *removed]
     if unknown_values(model.graph):
+        model, masked_notes = without_masks(model)
+        notes.extend(masked_notes)
         _infer_whole(model)
         nested = expand_nested(model)
         if nested:

@@ -85,12 +85,13 @@ def test_cross_entropy_over_pixels(op_type, reduction):
 
 
 DATA_SIZED = {
-    "chosen rows": "n = NonZero(mask) i = Transpose(n) r = GatherND(p, i) loss = ReduceMean<keepdims = 0>(r)",
+    "chosen rows": """n = NonZero(mask) i = Transpose(n) r = GatherND(p, i) c = Shape(r) d = Cast<to = 1>(c)
+        s = ReduceSum<keepdims = 0>(r) j = Squeeze(d) loss = Div(s, j)""",
     "their number": """n = NonZero(mask) k = Shape<start = 1>(n) j = Squeeze(k) d = Cast<to = 1>(j)
         s = ReduceSum<keepdims = 0>(p) loss = Div(s, d)""",
     "places written over": """n = NonZero(mask) i = Transpose(n) m = Cast<to = 7>(mask) k = ReduceSum(m)
-        z = ReduceMax(x) u = Expand(z, k) y = ScatterND(p, i, u) loss = ReduceSum<keepdims = 0>(y)""",
-    "compressed": "r = Compress<axis = 0>(p, mask) loss = ReduceSum<keepdims = 0>(r)",
+        z = ReduceMax(x) u = Expand(z, k) v = Pow(u, u) y = ScatterND(p, i, v) loss = ReduceSum<keepdims = 0>(y)""",
+    "compressed": "r = Compress<axis = 0>(p, mask) s = ReduceProd<keepdims = 0>(r) loss = Neg(s)",
 }
 
 

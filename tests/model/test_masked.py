@@ -1,0 +1,129 @@
+"""What masks choose is computed of all elements, whatever the data choose."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+
+from ckplan.autodiff import build_training_graph
+from ckplan.model.loading import normalise
+from tests.model.models import normal, operators, parse, run
+
+_PLACES = "n = NonZero(mask) i = Transpose<perm = [1, 0]>(n)"
+_ROWS = "j = Gather<axis = 1>(mask, zero) m = Squeeze(j, one) n = NonZero(m) i = Transpose<perm = [1, 0]>(n)"
+_COUNTED = "f = Reshape(mask, all) c = Cast<to = 7>(f) k = ReduceSum(c)"
+ACCEPTED = {
+    "sum": f"{_PLACES} r = GatherND(p, i) s = Mul(r, r) loss = ReduceSum<keepdims = 0>(s)",
+    "mean": f"{_PLACES} r = GatherND(p, i) s = Mul(r, r) loss = ReduceMean<keepdims = 0>(s)",
+    "logarithm": f"""{_PLACES} a = Abs(p) z = Where(mask, a, a0) r = GatherND(z, i) s = Log(r)
+        loss = ReduceMean<keepdims = 0>(s)""",
+    "norm": f"{_PLACES} r = GatherND(p, i) loss = ReduceL2<keepdims = 0>(r)",
+    "largest": f"{_PLACES} r = GatherND(p, i) loss = ReduceMax<keepdims = 0>(r)",
+    "difference of what two nodes choose": f"""{_PLACES} n2 = NonZero(mask) i2 = Transpose<perm = [1, 0]>(n2)
+        r = GatherND(p, i) q = GatherND(x, i2) o = Shape(r) z = ConstantOfShape(o) z1 = Add(z, r) z2 = Add(z1, q)
+        h = Shape(z2) r1 = Expand(r, h) q1 = Expand(q, h) d = Sub(r1, q1) s = Mul(d, d)
+        loss = ReduceMean<keepdims = 0>(s)""",
+    "less their mean": f"""{_PLACES} r = GatherND(p, i) a = ReduceMean<keepdims = 0>(r) d = Sub(r, a) s = Mul(d, d)
+        loss = ReduceSum<keepdims = 0>(s)""",
+    "rows": f"""{_ROWS} r = GatherND(p, i) t = MatMul(r, v) u = Tanh(t) a = ReduceMean<keepdims = 0>(u, zero)
+        s = Mul(a, a) loss = ReduceSum<keepdims = 0>(s)""",
+    "rows by a vector of places": f"""{_ROWS} g = Squeeze(i, one) r = Gather(p, g) s = Mul(r, r)
+        a = ReduceSum<keepdims = 0>(s, one)
+        loss = ReduceMean<keepdims = 0>(a)""",
+    "rows, end to end": f"""{_ROWS} r = GatherND(p, i) e = Reshape(r, all) s = Mul(e, e)
+        loss = ReduceMean<keepdims = 0>(s)""",
+    "rows, turned": f"""{_ROWS} r = GatherND(p, i) t = Transpose(r) s = ReduceSum<keepdims = 0>(t, one) q = Mul(s, s)
+        loss = ReduceSum<keepdims = 0>(q)""",
+    "compressed": """j = Gather<axis = 1>(mask, zero) m = Squeeze(j, one) r = Compress<axis = 0>(p, m) s = Mul(r, r)
+        loss = ReduceMean<keepdims = 0>(s)""",
+    "labels": f"""{_ROWS} n2 = NonZero(m) i2 = Transpose(n2) r = GatherND(p, i) l = GatherND(labels, i2)
+        loss = SoftmaxCrossEntropyLoss(r, l)""",
+    "labels, each": f"""{_ROWS} n2 = NonZero(m) i2 = Transpose(n2) r = GatherND(p, i) l = GatherND(labels, i2)
+        s = SoftmaxCrossEntropyLoss<reduction = "none">(r, l) loss = ReduceMean<keepdims = 0>(s)""",
+    "written": f"""{_PLACES} {_COUNTED} e = Expand(a0, k) u = Reshape(e, all) y = ScatterND(p, i, u) s = Mul(y, y)
+        loss = ReduceSum<keepdims = 0>(s)""",
+    "changed": f"""{_PLACES} r = GatherND(p, i) d = Mul(r, r) o = Shape(i) c = Gather(o, zero) e = Reshape(d, all)
+        u = Slice(e, zero, c, zero) y = ScatterND(p, i, u) s = Mul(y, y) loss = ReduceSum<keepdims = 0>(s)""",
+}
+REFUSED = {
+    "divided by their number": f"""{_PLACES} r = GatherND(p, i) s = ReduceSum<keepdims = 0>(r) o = Shape<end = 1>(i)
+        c = Cast<to = 1>(o) q = Div(s, c) loss = Squeeze(q)""",
+    "divided by the size of what is chosen": f"""{_PLACES} r = GatherND(p, i) s = ReduceSum<keepdims = 0>(r) o = Size(r)
+        c = Cast<to = 1>(o) loss = Div(s, c)""",
+    "times as many ones": f"""{_PLACES} r = GatherND(p, i) s = ReduceSum<keepdims = 0>(r) o = Shape(r)
+        c = ConstantOfShape<value = float[1] {{1}}>(o) d = ReduceSum<keepdims = 0>(c) loss = Mul(s, d)""",
+    "their mean, as often": f"""{_PLACES} r = GatherND(p, i) s = ReduceMean<keepdims = 0>(r) o = Shape(r)
+        e = Expand(s, o) loss = ReduceSum<keepdims = 0>(e)""",
+    "running sums": f"""{_PLACES} r = GatherND(p, i) c = CumSum(r, first) s = Mul(c, c)
+        loss = ReduceSum<keepdims = 0>(s)""",
+    "all but the first": f"{_PLACES} r = GatherND(p, i) c = Slice(r, one, all, zero) loss = ReduceSum<keepdims = 0>(c)",
+    "a softmax across": f"""{_ROWS} r = GatherND(p, i) c = Softmax<axis = 0>(r) s = Mul(c, c)
+        loss = ReduceSum<keepdims = 0>(s)""",
+    "products of all with all": f"""{_ROWS} r = GatherND(p, i) t = Transpose(r) c = MatMul(r, t)
+        loss = ReduceSum<keepdims = 0>(c)""",
+    "scattered in their order": f"""{_PLACES} e = Reshape(p, all) o = Shape(i) c = Gather(o, zero)
+        u = Slice(e, zero, c, zero) y = ScatterND(x, i, u) s = Mul(y, y) loss = ReduceSum<keepdims = 0>(s)""",
+}
+
+
+def masked(nodes: str) -> onnx.ModelProto:
+    integers = {"zero": [0], "one": [1], "all": [-1]}
+    arrays = {name: np.asarray(numbers, np.int64) for name, numbers in integers.items()}
+    arrays |= {"first": np.asarray(0, np.int64), "a0": np.asarray([0.7], np.float32)}
+    arrays |= {"w": normal(0, 3), "v": normal(1, 3, 2)}
+    text = f"""<ir_version: 10, opset_import: ["": 21]>
+        g (float[4,3] x, bool[4,3] mask, int64[4] labels) => (float loss) {{ p = Mul(x, w) {nodes} }}"""
+    return parse(text, arrays)
+
+
+def feeds(chosen: np.ndarray) -> dict[str, np.ndarray]:
+    return {"x": normal(2, 4, 3), "mask": chosen, "labels": np.asarray([0, 2, 1, 2])}
+
+
+MASKS = [np.random.default_rng(seed).random((4, 3)) < 0.5 for seed in range(3)] + [np.ones((4, 3), bool)]
+
+
+@pytest.mark.parametrize("form", ACCEPTED)
+def test_chosen_elements_have_gradients_whatever_is_chosen(form: str) -> None:
+    model = masked(ACCEPTED[form])
+    forward = normalise(ir.from_proto(model))
+    assert not {"NonZero", "Compress", "GatherND", "ScatterND"} & set(operators(forward.model))
+    assert any("those that are not chosen left out" in note for note in forward.notes)
+    training = build_training_graph(forward.model, loss="loss", wrt=["w"])
+    names = [value.name for value in training.model.graph.outputs]
+    start, direction = normal(0, 3), normal(5, 3)
+
+    def loss(step: float, chosen: np.ndarray) -> float:
+        """That of the file as it is."""
+        moved = onnx.ModelProto()
+        moved.CopyFrom(model)
+        weight = next(one for one in moved.graph.initializer if one.name == "w")
+        weight.CopyFrom(onnx.numpy_helper.from_array((start + step * direction).astype(np.float32), "w"))
+        return float(run(moved, feeds(chosen))[0])
+
+    for chosen in MASKS:
+        found = dict(zip(names, run(training.model, feeds(chosen)), strict=True))
+        assert float(found[training.loss]) == pytest.approx(loss(0, chosen), rel=1e-5, abs=1e-6)
+        slope = (loss(1e-2, chosen) - loss(-1e-2, chosen)) / 2e-2
+        along = found[training.gradients["w"]] * direction
+        assert np.isfinite(along).all()
+        assert float(along.sum()) == pytest.approx(slope, rel=2e-2, abs=2e-3 * (1 + float(np.abs(along).sum())))
+
+
+@pytest.mark.parametrize("form", REFUSED)
+def test_what_their_number_or_order_decides_is_left_alone(form: str) -> None:
+    model = masked(REFUSED[form])
+    run(model, feeds(MASKS[0]))
+    forward = normalise(ir.from_proto(model))
+    assert "NonZero" in operators(forward.model)
+    assert not any("left out" in note for note in forward.notes)
+
+
+def test_of_nothing_a_sum_has_no_gradient_and_a_mean_is_no_number() -> None:
+    for form, expected in (("sum", 0.0), ("mean", np.nan)):
+        training = build_training_graph(normalise(ir.from_proto(masked(ACCEPTED[form]))).model, loss="loss", wrt=["w"])
+        names = [value.name for value in training.model.graph.outputs]
+        found = dict(zip(names, run(training.model, feeds(np.zeros((4, 3), bool))), strict=True))
+        np.testing.assert_array_equal(found[training.loss], np.float32(expected))
