@@ -7,6 +7,9 @@ some thousand values anywhere, and a few lines along each axis.
 That one rule holds for sines, cosines, straight lines and powers alike: along an axis each value is a fixed linear
 combination of the few before it, ``x[t] = c1 x[t-1] + ... + cr x[t-r]``. (One sine needs two terms, a Hann window
 three.) Then a matrix of shifted copies of the line, a Hankel matrix, does not have full rank.
+
+Lines of fewer values are too short for that. Sines, cosines and straight lines obey ``x[t] = c x[t-1] - x[t-2]``, which
+four values show where several lines do; and a sine beside its cosine lies on a circle.
 """
 
 from __future__ import annotations
@@ -29,6 +32,10 @@ _RUN = 128
 _LINES, _LENGTH = 6, 64
 #: The shortest line that a formula can be seen in, and the most terms of one that is looked for.
 _SHORTEST, _TERMS = 8, 6
+#: How far from a formula values of float32 may lie where a few are looked at, relative to the largest.
+_CLOSE = 1e-5
+#: The shortest lines in which sines are seen, and how many of them it takes.
+_SHORT, _SEVERAL = 4, 4
 #: The share of the sample that one value must have for a tensor to be filled with it but for a few places.
 _MOSTLY = 0.9
 
@@ -60,9 +67,10 @@ def structure_of(tensor: ir.TensorProtocol) -> str | None:
     if counts[most] >= _MOSTLY * sample.size:
         return f"mostly {float(common[most]):.6g}"
     narrow = array.dtype.itemsize < 4
-    if any(_follows_formula(array, axis, 1e-2 if narrow else 1e-4) for axis in range(array.ndim)):
+    tolerance = 1e-2 if narrow else 1e-4
+    if any(_follows_formula(array, axis, tolerance) or _are_short_sines(array, axis) for axis in range(array.ndim)):
         return TABLE
-    return None
+    return TABLE if _is_on_circles(array) else None
 
 
 def is_rounded(tensor: ir.TensorProtocol, levels: int) -> bool:
@@ -118,6 +126,32 @@ def _follows_formula(array: np.ndarray[Any, Any], axis: int, tolerance: float) -
             if not _recurs(line, tolerance):
                 return False
     return changing > 0
+
+
+def _are_short_sines(array: np.ndarray[Any, Any], axis: int) -> bool:
+    """Whether all lines along a short axis that change, and those are several, are sines or straight."""
+    if not _SHORT <= array.shape[axis] < _SHORTEST or array.size > _SAMPLE:
+        return False
+    lines = np.moveaxis(np.asarray(array, np.float64), axis, 0).reshape(array.shape[axis], -1)
+    lines = lines[:, np.ptp(lines, axis=0) > _CLOSE * np.abs(lines).max()]
+    sums, middle = lines[2:] + lines[:-2], lines[1:-1]
+    largest = np.abs(lines).max(axis=0, initial=0)
+    crossed = np.abs(sums[1:] * middle[:-1] - sums[:-1] * middle[1:])
+    agree = (crossed <= _CLOSE * largest**2).all() and (np.abs(middle) > _CLOSE * largest).all()
+    return lines.shape[1] >= _SEVERAL and bool(agree)
+
+
+def _is_on_circles(array: np.ndarray[Any, Any]) -> bool:
+    """Whether all pairs along the last axis lie on one circle, as sine and cosine do: neighbours, or of both halves."""
+    width = array.shape[-1]
+    if array.ndim < 2 or width % 2 or width < _SEVERAL or array.size > _SAMPLE:
+        return False
+    rows = np.asarray(array, np.float64).reshape(-1, width)
+    for pairs in (rows.reshape(-1, width // 2, 2), np.stack(np.split(rows, 2, axis=1), axis=2)):
+        radii = (pairs**2).sum(2)
+        if 0 < radii.max() <= (1 + _CLOSE) * radii.min():
+            return True
+    return False
 
 
 def _recurs(line: np.ndarray[Any, Any], tolerance: float) -> bool:

@@ -8,7 +8,7 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
-from ckplan.model.structure import are_equal, structure_of
+from ckplan.model.structure import TABLE, are_equal, structure_of
 
 POSITIONS = np.arange(128)[:, None]
 ANGLES = POSITIONS * 10000.0 ** (-np.arange(32) / 32)
@@ -26,18 +26,21 @@ FORMULAS = {
     "shifted windows": (np.where(np.add.outer(LENGTHS, LENGTHS) % 7 < 3, -100.0, 0.0), "of 2 values"),
     "coordinates": (np.repeat(np.log2(1 + np.arange(8)), 40).reshape(20, 16), "of 8 values"),
     "band": (np.triu(np.tril(np.random.default_rng(0).random((64, 64)), 1), -1), "mostly 0"),
-    "rotary table": (np.cos(ANGLES), "a table of a formula"),
-    "positions": (SINES, "a table of a formula"),
-    "positions with padding": (np.concatenate([np.zeros((2, 64)), SINES]), "a table of a formula"),
-    "DFT": (np.cos(2 * np.pi / 32 * np.outer(LENGTHS, LENGTHS)), "a table of a formula"),
-    "Hann window": (0.5 - 0.5 * np.cos(2 * np.pi * np.arange(400) / 400), "a table of a formula"),
+    "rotary table": (np.cos(ANGLES), TABLE),
+    "positions": (SINES, TABLE),
+    "three positions": (SINES[:3], TABLE),
+    "two positions, sine beside cosine": (np.stack([np.sin(ANGLES), np.cos(ANGLES)], 2)[:2].reshape(1, 2, 64), TABLE),
+    "rotary table of five": (np.cos(ANGLES)[3:8], TABLE),
+    "positions with padding": (np.concatenate([np.zeros((2, 64)), SINES]), TABLE),
+    "DFT": (np.cos(2 * np.pi / 32 * np.outer(LENGTHS, LENGTHS)), TABLE),
+    "Hann window": (0.5 - 0.5 * np.cos(2 * np.pi * np.arange(400) / 400), TABLE),
     "windowed DFT": (
         np.hanning(64) * np.sin(2 * np.pi / 64 * np.outer(np.arange(1, 20), np.arange(64))),
-        "a table of a formula",
+        TABLE,
     ),
-    "arange": (np.arange(50.0), "a table of a formula"),
-    "inverse frequencies": (10000.0 ** (-np.arange(32) / 32), "a table of a formula"),
-    "slopes of ALiBi": (2.0 ** -np.arange(1, 9), "a table of a formula"),
+    "arange": (np.arange(50.0), TABLE),
+    "inverse frequencies": (10000.0 ** (-np.arange(32) / 32), TABLE),
+    "slopes of ALiBi": (2.0 ** -np.arange(1, 9), TABLE),
 }  # fmt: skip
 
 
@@ -50,7 +53,9 @@ def test_formulas_are_seen(kind: str) -> None:
     assert structure_of(ir.Tensor(array)) == said
 
 
-@pytest.mark.parametrize("shape", [(9,), (64,), (4, 4), (8, 8), (64, 3, 3, 3), (16, 1, 9, 9), (500, 300), (2, 3)])
+@pytest.mark.parametrize(
+    "shape", [(9,), (64,), (2, 8), (4, 4), (5, 6), (8, 8), (64, 3, 3, 3), (16, 1, 9, 9), (500, 300), (2, 3)]
+)
 @pytest.mark.parametrize("dtype", [np.float64, np.float32, np.float16])
 def test_weights_are_not(shape: tuple[int, ...], dtype: type) -> None:
     for seed in range(4):
@@ -62,6 +67,13 @@ def test_smooth_weights_are_no_formula() -> None:
     # Learnt positions are smooth along the axis of positions, but not to the fourth digit.
     noise = np.random.default_rng(0).standard_normal(SINES.shape)
     assert structure_of(ir.Tensor((SINES + 0.01 * noise).astype(np.float32))) is None
+
+
+@pytest.mark.parametrize("row", range(5))
+def test_one_row_that_was_trained_is_no_formula(row: int) -> None:
+    table = np.zeros((5, 24), np.float32)
+    table[row] = np.random.default_rng(0).standard_normal(24)
+    assert structure_of(ir.Tensor(table)) is None
 
 
 def test_nothing_is_said_of_a_few_values() -> None:
