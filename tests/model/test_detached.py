@@ -14,7 +14,7 @@ import ckplan
 from ckplan.keys import DETACHED
 from ckplan.model.detached import detached_inputs
 from tests.model.models import normal
-from tests.model.test_torch_export import exported, loaded
+from tests.model.torch_files import exported, loaded
 
 STRAIGHT_THROUGH = "h = MatMul(x, a.weight) q = Round(h) s = Sub(q, h) %s y = Mul(z, z)"
 """z is the product, to the nearest integer, with the product's gradient."""

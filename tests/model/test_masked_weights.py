@@ -10,8 +10,8 @@ import pytest
 
 import ckplan
 from tests.model.models import normal, parse, run
-from tests.model.test_torch_export import exported, loaded
 from tests.model.test_unfold import FOLDED
+from tests.model.torch_files import exported, loaded
 
 MASK = np.tril(np.ones((4, 4), np.float32))
 WEIGHT = normal(1, 4, 4)

@@ -11,7 +11,7 @@ import pytest
 from ckplan.keys import STANDS_FOR
 from ckplan.training.export import with_weights
 from tests.model.models import normal, run, write
-from tests.model.test_torch_export import add_source, exported, loaded, recurrent
+from tests.model.torch_files import add_source, exported, loaded, recurrent
 
 ROW = normal(0, 1, 4)
 

@@ -14,7 +14,7 @@ import pytest
 import ckplan
 from ckplan.training.export import with_weights
 from tests.model.models import normal, parse, run
-from tests.model.test_torch_export import exported, loaded
+from tests.model.torch_files import exported, loaded
 
 FOLDED = "pkg.onnxscript.optimizer.folded_from"
 FUNCTIONS = {

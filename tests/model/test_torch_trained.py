@@ -1,0 +1,192 @@
+"""Which tensors of files of torch's default exporter are trained: what stands for no parameter is not."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from ckplan.keys import STANDS_FOR
+from tests.model.models import normal
+from tests.model.torch_files import add_source, exported, loaded, recurrent
+
+
+def test_zeros_with_which_a_recurrent_layer_begins_are_no_parameter() -> None:
+    found, _ = loaded(recurrent(np.zeros((1, 2, 4), np.float32), "%zeros, %zeros_1", {}))
+    stands = {name: value.metadata_props.get(STANDS_FOR) for name, value in found.graph.initializers.items()}
+    assert [stands[f"val_{number}"] for number in (1, 2, 4)] == ["r.weight_ih_l0", "r.weight_hh_l0", ""]
+    assert sorted(stands) == ["both", "one", "val_1", "val_2", "val_3", "val_4"]
+
+
+@pytest.mark.parametrize("weight", [normal(0, 4, 4), np.zeros((4, 4), np.float32)], ids=["a weight", "zeros"])
+def test_zeros_computed_of_a_weight_are_no_parameter(weight: np.ndarray) -> None:
+    """The first step of a recurrent cell, which begins with zeros."""
+    model = exported(
+        "h = MatMul(x, val_1) t = Tanh(h) y = Add(t, linear)",
+        {"val_1": weight, "linear": np.zeros((2, 4), np.float32)},
+        {"p_weight": ("PARAMETER", "weight"), "p_other": ("PARAMETER", "other")},
+        [
+            "aten.linear](args = (%x, %p_weight))",
+            "aten.tanh](args = (%linear_1,))",
+            "aten.add](args = (%tanh, %linear))",
+        ],
+    )
+    add_source(model, "linear", "weight", "zeros")
+    stands = {name: value.metadata_props.get(STANDS_FOR) for name, value in loaded(model)[0].graph.initializers.items()}
+    assert stands == {"val_1": "weight", "linear": "" if weight.any() else None}
+
+
+@pytest.mark.parametrize("on_the_way", ["exp", "arange"])
+def test_what_is_computed_of_a_parameter_that_follows_a_formula_is_trained(on_the_way: str) -> None:
+    """As decays begin: unless a table of the program had a part in it."""
+    model = exported(
+        "h = Mul(x, neg) y = Add(h, other)",
+        {"neg": np.linspace(-1, 2, 8, dtype=np.float32), "other": normal(0, 8)},
+        {"p_decay": ("PARAMETER", "decay"), "p_other": ("PARAMETER", "other"), "p_gone": ("PARAMETER", "gone")},
+        ["aten.mul](args = (%x, %neg))", "aten.add](args = (%mul, %p_other))"],
+    )
+    for value in (model.graph.input[0], model.graph.output[0]):
+        value.type.tensor_type.shape.dim[1].dim_value = 8
+    add_source(model, "neg", "decay", on_the_way)
+    stands = loaded(model)[0].graph.initializers["neg"].metadata_props.get(STANDS_FOR)
+    assert stands == ("decay" if on_the_way == "exp" else None)
+
+
+@pytest.mark.parametrize("name", ["unsqueeze", "unsqueeze_10"])
+def test_a_mask_of_ones_is_no_parameter(name: str) -> None:
+    """As a DeBERTa multiplies embeddings by one; what layers make anew is merged."""
+    model = exported(
+        "h = Mul(x, unsqueeze) y = MatMul(h, l.weight)",
+        {"unsqueeze": np.ones((2, 1), np.float32), "l.weight": normal(0, 4, 4)},
+        {"p_weight": ("PARAMETER", "l.weight"), "p_tied": ("PARAMETER", "tied")},
+        [f"aten.mul](args = (%x, %{name}))", "aten.mm](args = (%mul, %p_weight))"],
+    )
+    add_source(model, "unsqueeze", "ones")
+    assert loaded(model)[0].graph.initializers["unsqueeze"].metadata_props.get(STANDS_FOR) == ""
+
+
+def test_learnt_states_of_a_recurrent_layer_are_no_weights() -> None:
+    """Both begin as zeros, and were merged."""
+    operands = {"p_h0": "h0", "p_c0": "c0"}
+    found, _ = loaded(recurrent(np.zeros((1, 2, 4), np.float32), "%p_h0, %p_c0", operands, name="h0"))
+    (node,) = (node for node in found.graph if node.op_type == "LSTM")
+    assert [value.name for value in node.inputs[5:] if value is not None] == ["h0", "c0"]
+    assert [value.metadata_props[STANDS_FOR] for value in node.inputs[1:3] if value is not None] == [
+        "r.weight_ih_l0",
+        "r.weight_hh_l0",
+    ]
+
+
+@pytest.mark.parametrize("bias_is_there", [True, False])
+def test_what_stands_for_no_parameter_is_known_where_all_are_there(bias_is_there: bool) -> None:
+    operands = {"p_l_weight": ("PARAMETER", "l.weight")}
+    if not bias_is_there:
+        operands["p_l_bias"] = ("PARAMETER", "l.bias")
+    model = exported(
+        "h = MatMul(x, l.weight) y = Mul(h, table)",
+        {"l.weight": normal(0, 4, 4), "table": normal(1, 2, 4)},
+        operands,
+        ["aten.matmul](args = (%x, %p_l_weight), kwargs = {})", "aten.mul](args = (%matmul, %cos), kwargs = {})"],
+    )
+    found, notes = loaded(model)
+    known = found.graph.initializers["table"].metadata_props.get(STANDS_FOR)
+    assert known == ("" if bias_is_there else None)
+    assert ("1 parameter(s) of the torch module are not in the file" in notes) is not bias_is_there
+
+
+@pytest.mark.parametrize("missing", ["level", "n.table.weight"])
+def test_what_is_computed_of_buffers_is_no_parameter_though_one_is_not_in_the_file(missing: str) -> None:
+    """A frozen BatchNorm keeps its scale and shift as buffers; the shift left of these is read as a bias is.
+
+    Of a module with a table further down, it may be what is read there.
+    """
+    model = exported(
+        "h = MatMul(x, l.weight) s = Mul(h, mul_4) y = Add(s, sub_2)",
+        {"l.weight": normal(0, 4, 4), "mul_4": normal(1, 4), "sub_2": normal(2, 4)},
+        {
+            "p_l_weight": ("PARAMETER", "l.weight"),
+            "p_missing": ("PARAMETER", missing),
+            **{f"b_n_{leaf}": ("BUFFER", f"n.{leaf}") for leaf in ("weight", "bias", "running_mean", "running_var")},
+        },
+        ["aten.mm](args = (%x, %p_l_weight))", "aten.mul](args = (%mm, %mul_4))", "aten.add](args = (%mul, %sub_2))"],
+    )
+    for node in model.graph.node[1:]:
+        node.metadata_props.add(key="pkg.torch.onnx.name_scopes", value="['', 'n', 'made']")
+    found, notes = loaded(model)
+    assert "1 parameter(s) of the torch module are not in the file as such" in notes
+    stands = [found.graph.initializers[name].metadata_props.get(STANDS_FOR) for name in ("mul_4", "sub_2")]
+    assert stands == ([""] * 2 if missing == "level" else [None] * 2)
+
+
+@pytest.mark.parametrize("source", ["rope.inv_freq", "arange", "level"])
+def test_what_the_file_says_is_computed_of_buffers_or_of_nothing_is_no_parameter(source: str) -> None:
+    """A table of sines over positions in two directions follows no formula along one axis."""
+    model = exported(
+        "h = MatMul(x, l.weight) y = Mul(h, sin)",
+        {"l.weight": normal(0, 4, 4), "sin": normal(1, 2, 4)},
+        {
+            "p_l_weight": ("PARAMETER", "l.weight"),
+            "p_level": ("PARAMETER", "level"),
+            "b_inv_freq": ("BUFFER", "rope.inv_freq"),
+        },
+        ["aten.mm](args = (%x, %p_l_weight))", "aten.mul](args = (%mm, %sin))"],
+    )
+    add_source(model, "sin", source)
+    found, _ = loaded(model)
+    expected = "level" if source == "level" else ""
+    assert found.graph.initializers["sin"].metadata_props[STANDS_FOR] == expected
+
+
+@pytest.mark.parametrize("number", [0.78, 0.0])
+def test_one_number_that_was_computed_of_a_parameter_stands_for_it(number: float) -> None:
+    """As of the slopes of an activation that softplus keeps above zero."""
+    model = exported(
+        "y = Mul(x, add_347)",
+        {"add_347": np.full(1, number, np.float32)},
+        {"p_alpha": ("PARAMETER", "act.alpha")},
+        ["aten.mul](args = (%x, %add_347))"],
+    )
+    add_source(model, "add_347", "act.alpha")
+    found, _ = loaded(model)
+    stands_for = found.graph.initializers["add_347"].metadata_props.get(STANDS_FOR)
+    assert stands_for == ("act.alpha" if number else None)
+
+
+@pytest.mark.parametrize("on_the_way", ["val_3", "zeros_like"])
+def test_a_table_of_zeros_that_was_cut_stands_for_its_parameter(on_the_way: str) -> None:
+    """Positions often begin as zeros; what is made in the shape of a parameter is none."""
+    model = exported(
+        "h = MatMul(x, l.weight) y = Add(h, slice_1)",
+        {"l.weight": normal(0, 4, 4), "slice_1": np.zeros((2, 4), np.float32)},
+        {f"p_{name}": ("PARAMETER", name) for name in ("l.weight", "positions", "other")},
+        ["aten.mm](args = (%x, %p_l.weight))", "aten.add](args = (%mm, %slice_1))"],
+    )
+    add_source(model, "slice_1", "positions", on_the_way)
+    stands = loaded(model)[0].graph.initializers["slice_1"].metadata_props.get(STANDS_FOR)
+    assert stands == ("positions" if on_the_way == "val_3" else None)
+
+
+@pytest.mark.parametrize("made_by", ["ge_1", "val_5"])
+def test_a_mask_of_zeros_is_no_parameter(made_by: str) -> None:
+    """Where no token is masked, all of it is zero, as a bias is that nothing has trained."""
+    model = exported(
+        "h = MatMul(x, l.weight) y = Add(h, val_9)",
+        {"l.weight": normal(0, 4, 4), "val_9": np.zeros((2, 4), np.float32)},
+        {f"p_{name}": ("PARAMETER", name) for name in ("l.weight", "other")},
+        ["aten.mm](args = (%x, %p_l.weight))", "aten.scaled_dot_product_attention](args = (%mm, %expand))"],
+    )
+    add_source(model, "val_9", "arange", made_by)
+    stands = loaded(model)[0].graph.initializers["val_9"].metadata_props.get(STANDS_FOR)
+    assert stands == ("" if made_by == "ge_1" else None)
+
+
+@pytest.mark.parametrize("line", ["aten.add](args = (%mm, %zeros_3))", "aten.add](args = (%mm, %p_other))"])
+def test_zeros_that_the_program_makes_are_no_parameter(line: str) -> None:
+    """As T5 adds zeros for positions where attention goes across; a bias that was merged with them is one."""
+    model = exported(
+        "h = MatMul(x, l.weight) y = Add(h, zeros_3)",
+        {"l.weight": normal(0, 4, 4), "zeros_3": np.zeros((1, 2, 4), np.float32)},
+        {"p_weight": ("PARAMETER", "l.weight"), "p_other": ("PARAMETER", "other"), "p_tied": ("PARAMETER", "tied")},
+        ["aten.mm](args = (%x, %p_weight))", line],
+    )
+    stands = loaded(model)[0].graph.initializers["zeros_3"].metadata_props.get(STANDS_FOR)
+    assert stands == ("other" if "p_other" in line else "")
