@@ -28,6 +28,7 @@ from ckplan.autodiff.one_pass_head import emit_one_pass
 from ckplan.autodiff.output_layer import Layer, layer_of, product
 from ckplan.autodiff.paths import depends, discard
 from ckplan.autodiff.regions import Pieces, Region, largest_divisor
+from ckplan.autodiff.row_maxima import row_maxima
 from ckplan.autodiff.softmax_statistics import OPERATOR, wanted_of
 from ckplan.autodiff.statistics_head import emit_head
 from ckplan.keys import PHASE, PIECES
@@ -120,11 +121,11 @@ def _samples_body(op: Builder, layer: Layer, name: str, samples: int, index_type
     inner = BodyBuilder(op, graph)
     with inner.scope(name, "forward"):
         logits = product(inner, x, layer.weight, layer.bias, layer.by_rows)
-        largest = inner.ReduceMax(logits, np.asarray([1], dtype=np.int64), keepdims=1)
+        largest = row_maxima(inner, logits)
         logarithms = inner.LogSoftmax(logits, axis=-1)
         picked = inner.GatherElements(logarithms, indices, axis=1)
         chances = inner.Softmax(logarithms, axis=-1)
-        chance = inner.ReduceMax(chances, np.asarray([1], dtype=np.int64), keepdims=1)
+        chance = row_maxima(inner, chances)
         ones = inner.expand(inner.constant(np.asarray(-1, dtype_of(logits))), (samples, 1))
         slopes = inner.ScatterElements(chances, indices, ones, axis=1, reduction="add")
         found = product(inner, slopes, layer.weight, None, not layer.by_rows)

@@ -23,6 +23,7 @@ from ckplan.autodiff.composites import outline
 from ckplan.autodiff.crossentropy import labels_of, reduce_losses
 from ckplan.autodiff.presence import read_after
 from ckplan.autodiff.row_factors import Offsets, Rows
+from ckplan.autodiff.row_maxima import row_maxima
 from ckplan.autodiff.soft_targets import SoftTarget
 from ckplan.autodiff.softmax_readers import Number, Readers, readers_of
 
@@ -195,10 +196,10 @@ def numbers_of(
     last = np.asarray([1], dtype=np.int64)
     normalised = "normaliser" in wanted.others
     if normalised and largest is None:
-        largest = op.ReduceMax(logits, last, keepdims=1)
+        largest = row_maxima(op, logits)
     logarithms = op.LogSoftmax(logits if largest is None else _after(op, logits, largest), axis=-1)
     values = [op.GatherElements(logarithms, indices, axis=1) for indices in wanted.indices]
-    normaliser = op.Sub(largest, op.ReduceMax(logarithms, last, keepdims=1)) if normalised else None
+    normaliser = op.Sub(largest, row_maxima(op, logarithms)) if normalised else None
     for number in wanted.others:
         if number == "summed":
             weights = wanted.weights

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
 import onnx_ir as ir
 
 from ckplan.autodiff.builder import Builder, shape_of, size_of
@@ -22,6 +21,7 @@ from ckplan.autodiff.known_slopes import KnownSlopes
 from ckplan.autodiff.one_pass_head import bands_of, go_through, outline_once
 from ckplan.autodiff.output_layer import Layer, product
 from ckplan.autodiff.row_factors import Offsets
+from ckplan.autodiff.row_maxima import row_maxima
 from ckplan.autodiff.slices import slice_axes, stretch
 from ckplan.autodiff.softmax_statistics import (
     Derivatives,
@@ -155,16 +155,15 @@ def _samples_body(
     parts = [new_value(op, f"{name}/part", value.dtype, shape_of(value)[1:]) for value in inputs]
     graph = ir.Graph(parts, [], nodes=[], name=op.unique_name(f"{name}/samples"))
     inner = BodyBuilder(op, graph)
-    last = np.asarray([1], dtype=np.int64)
     x, *columns = parts
     indices, slopes = tuple(columns[: len(wanted.indices)]), iter(columns[len(wanted.indices) :])
     part = Wanted(indices, wanted.weights, wanted.others)
     given = derivatives_of(wanted, [None if value is None else next(slopes) for value in by.listed(wanted)])
     with inner.scope(name, "forward"):
         logits = product(inner, x, layer.weight, layer.bias, layer.by_rows)
-        largest = inner.ReduceMax(logits, last, keepdims=1)
+        largest = row_maxima(inner, logits)
         numbers, logarithms = numbers_of(inner, logits, part, largest)
-        chance = inner.Exp(inner.ReduceMax(logarithms, last, keepdims=1))
+        chance = inner.Exp(row_maxima(inner, logarithms))
         rows = slopes_of(inner, logarithms, part, given, numbers, [chance])
         found = rows.scaled(inner, product(inner, rows.matrix, layer.weight, None, not layer.by_rows))
         if sums is not None:

@@ -23,6 +23,7 @@ from ckplan.autodiff.composites import DOMAIN, outline
 from ckplan.autodiff.crossentropy import labels_of, reduce_losses
 from ckplan.autodiff.output_layer import Layer, layer_of
 from ckplan.autodiff.paths import discard
+from ckplan.autodiff.row_maxima import row_maxima
 from ckplan.autodiff.slices import stretch
 from ckplan.autodiff.sums import total
 
@@ -93,9 +94,9 @@ def _cross_entropy(op: Builder, loss: ir.Node, layer: Layer) -> ir.Value:
         last = np.asarray([1], dtype=np.int64)
         for start, end in parts_of(rows):
             logits = op.Gemm(x, part_of(op, layer.weight, start, end), transB=1)
-            largest.append(op.ReduceMax(logits, last, keepdims=1))
+            largest.append(row_maxima(op, logits))
             logarithms.append(op.LogSoftmax(logits, axis=-1))
-            tops.append(op.ReduceMax(logarithms[-1], last, keepdims=1))
+            tops.append(row_maxima(op, logarithms[-1]))
         whole = op.Max(*largest)
         sums = [op.Sub(op.Sub(most, whole), top) for most, top in zip(largest, tops, strict=True)]
         norm = op.ReduceLogSumExp(op.Concat(*sums, axis=1), last, keepdims=1)

@@ -18,7 +18,7 @@ from tests.autodiff.reference_operators import use_reference_operators
 pytestmark = pytest.mark.usefixtures("use_reference_operators")
 __all__ = ["use_reference_operators"]
 
-FORMS = ("image", "batch", "column", "conv")
+FORMS = ("image", "batch", "unfold", "conv")
 
 #: Input, weight, attributes.
 CONVOLUTIONS = [
@@ -98,6 +98,19 @@ def test_rows_of_taps_by_columns_of_taps(x, w, attributes, monkeypatch: pytest.M
     nodes = build_training_graph(infer(model), loss="loss").model.graph.all_nodes()
     crossed = any(node.attributes.get_string("equation") == "oihw,hwjc->oijc" for node in nodes)
     assert crossed == (len(w) == 4 and min(w[2:]) > 1 and attributes.get("strides", [1])[0] == 1)
+
+
+@pytest.mark.parametrize("size", [3, 6])
+def test_a_convolution_by_dy_has_a_group_for_each_sample_unless_the_sums_of_all_are_large(
+    size, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(conv_forms, "weight_gradient_form", lambda *_: "conv")
+    monkeypatch.setattr(conv_forms, "APART_ELEMENTS", 1)
+    model = node_model("Conv", values(3, 2, size, size), values(4, 2, 3, 3, seed=1), pads=[1, 1, 1, 1])
+    check_gradient(model, differences=False)
+    nodes = build_training_graph(infer(model), loss="loss", wrt=["p1"]).model.graph
+    groups = [node.attributes.get_int("group", 1) for node in nodes if node.op_type == "Conv"]
+    assert sorted(groups) == [1, 3 if size == 6 else 1]
 
 
 #: Spatial shape of the input and of the kernel, attributes.
@@ -282,13 +295,14 @@ def test_the_form_suits_the_shape():
     assert chosen(8, 64, 56, 64, 3, groups=4) == "image"
     assert chosen(8, 512, 7, 512, 3) == "batch"
     assert chosen(8, 2048, 7, 512, 1) == "batch"
-    assert chosen(8, 3, 224, 64, 3) == "column"
+    assert chosen(8, 3, 224, 64, 3) == "unfold"
     assert chosen(8, 3, 224, 64, 7) == "conv"
     assert chosen(8, 144, 56, 144, 3, groups=144) == chosen(8, 96, 56, 96, 7, groups=96) == "dot"
     assert chosen(8, 384, 14, 384, 3, groups=384) == chosen(8, 96, 40, 96, 7, groups=96) == "row"
     assert chosen(8, 144, 56, 144, 3, groups=144, stride=2) == "dot"
     assert chosen(8, 144, 28, 144, 3, groups=144, stride=2) == "row"
-    assert chosen(8, 144, 56, 288, 3, groups=144) == chosen(8, 96, 56, 96, 11, groups=96) == "conv"
+    assert chosen(8, 96, 56, 96, 11, groups=96) == chosen(8, 1, 28, 32, 3) == "conv"
+    assert chosen(8, 144, 56, 288, 3, groups=144) == chosen(8, 128, 56, 128, 3, groups=32) == "unfold"
 
 
 def test_einsum_is_for_weights_that_are_small_beside_the_activations():

@@ -126,3 +126,13 @@ def test_behind_other_masks_there_are_no_such_nodes(mask, long, monkeypatch):
     set_array(model, "m", mask)
     softmax = next(node for node in step(model).model.graph if node.op_type == "Softmax")
     assert softmax.inputs[0].producer().op_type == "Add"
+
+
+def test_chances_of_a_row_behind_infinite_masks_alone_are_no_numbers_as_in_the_model():
+    model = attention()
+    mask = np.where(MASK > 0, -100.0, 0.0)
+    mask[1] = -np.inf
+    set_array(model, "m", mask)
+    found, expected = chances_of(model), plain_chances(model)
+    assert np.isnan(expected[:, 1]).all()
+    assert np.array_equal(np.isnan(found), np.isnan(expected))

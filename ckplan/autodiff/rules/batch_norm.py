@@ -183,11 +183,11 @@ def centre(op: Builder, x: ir.Value) -> tuple[ir.Value, ir.Value, ir.Value]:
     axes = [axis for axis in range(len(shape_of(x))) if axis != 1]
     assert x.dtype is not None
     wide = cast(op, x, ir.DataType.FLOAT if dtype_of(x).itemsize < 4 else x.dtype)
-    mean = op.ReduceMean(wide, np.asarray(axes), keepdims=1)
+    mean = op.reduce_mean(wide, axes)
     centred = op.Sub(wide, mean)
     # From c: the mean of the squares less the square of the mean loses all digits where the mean is large. Dot products
     # as in the gradient would take a hundredth of a network's step less, and three nodes more for each normalisation.
-    return mean, centred, op.ReduceMean(op.Mul(centred, centred), np.asarray(axes), keepdims=0)
+    return mean, centred, op.reduce_mean(op.Mul(centred, centred), axes, keepdims=False)
 
 
 def cast(op: Builder, value: ir.Value, dtype: ir.DataType) -> ir.Value:

@@ -14,10 +14,10 @@ Weight gradient, of ``x`` (N, C, ...) and ``dy`` (N, O, ...), K taps:
 ``sample``  as ``image`` without groups; the sum over the samples brings the taps into their places as well. Of small
             planes by one product for a sample, see :mod:`ckplan.autodiff.rules.crossed_taps`: 0.7 to 1.08 of the time,
             in 8 nodes instead of 10 to 16.
-``column``  as ``image`` with the taps side by side in one product, for the few channels of a first layer, where a
-            product per tap is 3 to 5 times slower.
-``conv``    a convolution of ``x`` with ``dy`` as the kernel. 2 to 4 times slower than products in general; best for
-            few channels and large kernels (7x7 stem: 39 ms against 125), of depthwise ones as well.
+``unfold``  of few channels in a group and few taps, where a product per tap is 3 to 5 times slower: one product with
+            what all taps read, see :mod:`ckplan.autodiff.rules.unfolded`.
+``conv``    a convolution of ``x`` with ``dy`` as the kernel, a group for each sample. 2 to 4 times slower than products
+            in general; best for few channels and large kernels (7x7 stem: 32 ms against 45), of depthwise ones as well.
 ``dot``     for depthwise, and
 ``row``     for depthwise in small planes: see :mod:`ckplan.autodiff.rules.depthwise_forms`.
 """
@@ -35,17 +35,14 @@ import onnx_ir as ir
 
 from ckplan.autodiff.builder import Builder, attr_int, dtype_of, shape_of, size_of
 from ckplan.autodiff.recurrent.time_loop import States, Values, scan
-from ckplan.autodiff.rules import crossed_taps, depthwise_forms, depthwise_rows
+from ckplan.autodiff.rules import crossed_taps, depthwise_forms, depthwise_rows, unfolded
 from ckplan.autodiff.rules.depthwise_rows import EINSUM_TYPES
 from ckplan.autodiff.rules.windows import Window, pad_axes, permuted, places_of, tap_of
 
-Form = Literal["image", "batch", "einsum", "sample", "column", "conv", "dot", "row"]
+Form = Literal["image", "batch", "einsum", "sample", "unfold", "conv", "dot", "row"]
 
 #: Up to this many input channels of a group, a product per tap is too narrow to be fast.
 FEW_CHANNELS = 8
-
-#: Up to this many taps are put side by side; with more, the convolution is as fast and has 4 nodes.
-COLUMN_TAPS = 9
 
 #: The kernel of Einsum works in two more tensors of its result's size; so many of them are to be no larger than the
 #: model's largest tensor.
@@ -62,6 +59,9 @@ SAMPLE_COPIES = 2**21
 #: Elements of dy from which on the gradients of input and weight are made of the same copies: that is half of the time
 #: that they take apart or up to nine tenths of it, and five nodes more.
 SHARED_ELEMENTS = 2**14
+
+#: Elements of dy from which on a convolution by dy has a group for each sample: four nodes more.
+APART_ELEMENTS = 2**16
 
 #: A weight gradient works through the batch in at most about this many parts, of samples alike.
 MAX_PARTS = 4
@@ -84,7 +84,7 @@ def weight_gradient_form(
     if wide == high == 1 and (form := depthwise_forms.form_for(window)):
         return form
     if wide <= FEW_CHANNELS and not window.is_pointwise:
-        return "column" if window.size * wide <= high and window.size <= COLUMN_TAPS else "conv"
+        return "unfold" if unfolded.suits(samples, channels, window) else "conv"
     products = samples * filters * wide * window.size
     activations = samples * (channels * math.prod(window.inputs) + filters * window.places)
     small = groups == 1 and EINSUM_RESULTS * filters * wide * window.size <= largest
@@ -158,7 +158,7 @@ def _over_samples(
     """Emit a weight gradient in one form, in the layout of that form, for one part of the batch after the other."""
     samples, channels = shape_of(x)[:2]
     groups = channels // kernel[1]
-    parts = _parts(op, x, form, window) if form in ("column", "dot", "row") and window.size > 1 else 1
+    parts = _parts(op, x, form, window) if form in ("unfold", "dot", "row") and window.size > 1 else 1
     if parts == 1:
         return FORMS[form](op, x, dy, kernel, groups, window)
     x, dy = (op.reshape(value, [parts, samples // parts, *shape_of(value)[1:]]) for value in (x, dy))
@@ -313,20 +313,6 @@ def _einsum(op: Builder, x: ir.Value, dy: ir.Value, kernel: Sequence[int], group
     return op.reshape(op.Concat(*each, axis=2), kernel) if len(each) > 1 else each[0]
 
 
-def _column(op: Builder, x: ir.Value, dy: ir.Value, kernel: Sequence[int], groups: int, window: Window) -> ir.Value:
-    samples, channels = shape_of(x)[:2]
-    lead = [samples] if groups == 1 else [samples, groups]
-    wide = channels // groups
-    axes = range(len(lead) + 1, len(lead) + 1 + len(window.inputs))
-    x = op.reshape(x, [*lead, wide, *window.inputs])
-    x = pad_axes(op, x, axes, window.begin, [max(size, 0) for size in window.end])
-    taps = [tap_of(op, x, window, tap, axes) for tap in window.taps]
-    stacked = op.Concat(*taps, axis=len(lead)) if len(taps) > 1 else taps[0]
-    rows = op.reshape(stacked, [*lead, window.size * wide, window.places])
-    products = op.MatMul(op.reshape(dy, [*lead, kernel[0] // groups, window.places]), _swapped(op, rows))
-    return _by_tap(op, op.reduce_sum(products, [0], keepdims=False), kernel)
-
-
 def _conv(op: Builder, x: ir.Value, dy: ir.Value, kernel: Sequence[int], groups: int, window: Window) -> ir.Value:
     samples, channels = shape_of(x)[:2]
     filters, wide = kernel[0], channels // groups
@@ -341,16 +327,15 @@ def _conv(op: Builder, x: ir.Value, dy: ir.Value, kernel: Sequence[int], groups:
         "kernel_shape": window.outputs,
     }
     swap = [1, 0, *spatial]
-    if groups == 1:
+    together = size_of(dy) < APART_ELEMENTS or samples * math.prod(kernel) > size_of(x) + size_of(dy)
+    if groups == 1 and together:
         x = permuted(op, x, swap, [channels, samples, *sizes])
         dy = permuted(op, dy, swap, [filters, samples, *window.outputs])
         return permuted(op, op.Conv(x, dy, **attributes), swap, kernel)
-    # One group per sample and group of channels; the channels of a group take the place of the samples.
-    if wide == 1:
-        x = op.reshape(x, [1, samples * channels, *sizes])
-    else:
-        split = op.reshape(x, [samples, groups, wide, *sizes])
-        x = op.reshape(op.Transpose(split, perm=[2, 0, 1, *range(3, rank + 1)]), [wide, samples * groups, *sizes])
+    # One group per sample and group of channels; the channels of a group take the place of the samples. So dy is read
+    # where it lies, and a GPU has as many sums to work at: of a 7x7 stem, 64 samples, SECONDS.
+    split = op.reshape(x, [samples, groups, wide, *sizes])
+    x = permuted(op, split, [2, 0, 1, *range(3, rank + 1)], [wide, samples * groups, *sizes])
     dy = op.reshape(dy, [samples * filters, 1, *window.outputs])
     each = op.Conv(x, dy, group=samples * groups, **attributes)
     total = op.reduce_sum(op.reshape(each, [wide, samples, filters, *kernel[2:]]), [1], keepdims=False)
@@ -368,14 +353,14 @@ def _row(op: Builder, x: ir.Value, dy: ir.Value, kernel: Sequence[int], groups: 
 _Emit = Callable[[Builder, ir.Value, ir.Value, Sequence[int], int, Window], ir.Value]
 #: Forms whose products have the channels last: sums and joints are made in this layout, and the transposition after
 #: them is the last node. onnxruntime would put it there, as a node of its own that stands behind all others.
-BY_TAP: frozenset[Form] = frozenset({"image", "batch", "column"})
+BY_TAP: frozenset[Form] = frozenset({"image", "batch"})
 #: What emits each form of the weight gradient, for the whole batch at once.
 FORMS: dict[Form, _Emit] = {
     "image": _image,
     "batch": _batch,
     "einsum": _einsum,
     "sample": _sample,
-    "column": _column,
+    "unfold": unfolded.weight_gradient,
     "conv": _conv,
     "dot": _dot,
     "row": _row,
@@ -464,18 +449,20 @@ def _channels_first(op: Builder, gradient: ir.Value) -> ir.Value:
 def _parts(op: Builder, x: ir.Value, form: Form, window: Window) -> int:
     """Return in how many parts of as many samples each to go through the batch.
 
-    A gradient holds about two copies of ``x`` (transposed and padded, and what products read), or what is told by
-    :func:`depthwise_forms.dot_copies`. That is of no account for a small layer, but where ``x`` is among the largest
-    tensors of the model, the peak may well lie here.
+    A gradient holds about two copies of ``x`` (transposed and padded, and what products read), what is told by
+    :func:`depthwise_forms.dot_copies`, or what all taps read. That is of no account for a small layer, but where ``x``
+    is among the largest tensors of the model, the peak may well lie here. What all taps read is to be no more than half
+    of such a tensor.
     """
     samples, size, largest = shape_of(x)[0], size_of(x), max(_largest(op), 1)
-    if form == "dot":
+    read = size // math.prod(window.inputs) * window.places
+    if form == "unfold":
+        least = -(-2 * window.size * read // largest)
+    elif form == "dot":
         elements = samples * shape_of(x)[1] * depthwise_forms.dot_copies(window)
         least = min(MAX_PARTS, -(-elements // largest))
     else:
-        copy = size // math.prod(window.inputs) * window.places
-        read = _together(op, copy, window) * copy
-        least = MAX_PARTS if 2 * size > largest or size + read >= largest else 1
+        least = MAX_PARTS if 2 * size > largest or size + _together(op, read, window) * read >= largest else 1
     return next(parts for parts in range(min(least, samples), samples + 1) if samples % parts == 0)
 
 

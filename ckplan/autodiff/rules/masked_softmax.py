@@ -8,7 +8,7 @@ and a gradient is a normal number still.
 
 Far lower masks, such as the lowest number there is, give zeros, and yet MLAS passes through denormal numbers to get
 there (``core/mlas/lib/compute.cpp`` takes e to no less than -88.4): a softmax behind a causal mask takes seven times as
-long as one without. Three nodes more take two and a half times as long, so they are worth it where a fair share of the
+long as one without. A few nodes more take two and a half times as long, so they are worth it where a fair share of the
 scores is masked.
 """
 
@@ -22,6 +22,7 @@ import onnx_ir as ir
 from ckplan.autodiff.builder import Builder, Gradients, attr_int, shape_of
 from ckplan.autodiff.composites import DOMAIN, outline
 from ckplan.autodiff.registry import rule
+from ckplan.autodiff.row_maxima import LEAST, row_maxima
 from ckplan.autodiff.rules.softmax import from_chances
 
 _LOWEST, _HIGHEST = -150.0, -60.0
@@ -59,10 +60,18 @@ def outline_masked_softmaxes(op: Builder, held: Container[ir.Value] = ()) -> Non
         if not moderate and not (long and _lowest_share(op, x, _MOST_STEPS) >= _FAIR_SHARE):
             continue
         with op.scope(str(softmax.name), "forward", before=softmax), op.recording() as nodes:
-            largest = op.ReduceMax(x, np.asarray([axis]), keepdims=1)
-            lifted = op.Max(x, op.Sub(largest, _DEPTH))
+            lifted = op.Max(x, _floors(op, x, axis))
         softmax.replace_input_with(0, lifted)
         outline(op, "MaskedSoftmax", [*nodes, softmax], [x], [chances], {"axis": axis})
+
+
+def _floors(op: Builder, x: ir.Value, axis: int) -> ir.Value:
+    """The lowest score of each row that counts; that of a row of -inf, whose chances are not numbers, is -inf."""
+    if axis not in (-1, len(shape_of(x)) - 1):
+        return op.Sub(op.ReduceMax(x, np.asarray([axis]), keepdims=1), _DEPTH)
+    largest = row_maxima(op, x)
+    floors = op.Sub(largest, _DEPTH)
+    return op.Where(op.Equal(largest, LEAST), np.float32(-np.inf), floors)
 
 
 def _constants(op: Builder, value: ir.Value, steps: int) -> Iterator[np.ndarray]:
