@@ -465,3 +465,14 @@ def test_batch_normalization_of_old_files(opset, outputs, tmp_path):
     np.testing.assert_allclose(
         ran["m_new"], MOMENTUM * statistics(3)["m"] + (1 - MOMENTUM) * x.mean(0), rtol=1e-5, atol=1e-6
     )
+
+
+@pytest.mark.parametrize(("size", "means"), [(6, 2), (600, 4)])
+def test_means_of_a_large_tensor_are_taken_over_places_first(size, means):
+    model = parse(
+        f"g (float[2,3,{size},{size}] x, float[3] s, float[3] b, float[3] m, float[3] v) => (float loss) {{"
+        " y, m2, v2 = BatchNormalization <training_mode = 1> (x, s, b, m, v)"
+        " loss = ReduceSumSquare <keepdims = 0> (y) }"
+    )
+    nodes = ckplan.build_training_graph(model, loss="loss", wrt=["s"], training=True).model.graph
+    assert sum(node.op_type == "ReduceMean" for node in nodes) == means

