@@ -3,6 +3,9 @@
 A straight-through estimate, `x + (quantised(x) - x).detach()`, has the gradient of x there; as plain operators it has
 none. Each node still bears the line of the program that it was made of, and that line reads ``%detach`` where the node
 reads what was detached.
+
+Other exporters' nodes bear no such line. There a straight-through estimate is told by its form: nobody adds `q - x` to
+x but to hide q from the gradient.
 """
 
 from __future__ import annotations
@@ -20,6 +23,13 @@ from ckplan.model.torch_export import LINE, OPERAND, operands_of
 
 _DETACHED = re.compile(r"detach(_\d+)?")
 _IS_DETACH = "torch.ops.aten.detach.default]"
+_STEPS = frozenset(
+    {"ArgMax", "ArgMin", "Ceil", "Equal", "Floor", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "QuantizeLinear"}
+    | {"Round", "Sign", "TopK"}
+)
+"""Operators by which a quantiser or a choice is made."""
+_FARTHEST = 24
+"""How many nodes a quantiser has at most between what it reads and what it makes."""
 
 
 def mark_detached(model: ir.Model) -> tuple[str, ...]:
@@ -58,7 +68,13 @@ def mark_detached(model: ir.Model) -> tuple[str, ...]:
         for node, index, value in _read_from_outside(nodes):
             if value in found:
                 _mark(node, index)
+    straight = _mark_straight_through(model.graph)
     notes = []
+    if straight:
+        notes.append(
+            f"gradients pass straight through {len(straight)} quantisation(s), added as differences from what they "
+            f"quantise: {shortened(straight, 3)}"
+        )
     if marked:
         named = shortened([repr(name) for name in dict.fromkeys(marked)], 3)
         notes.append(f"gradients stop where torch's module detaches: {named}")
@@ -67,6 +83,49 @@ def mark_detached(model: ir.Model) -> tuple[str, ...]:
             f"torch detaches something that {shortened(doubtful, 3)} read: what it is, is told by ckplan.export"
         )
     return tuple(notes)
+
+
+def _mark_straight_through(graph: ir.Graph) -> list[str]:
+    """Stop gradients at `q - x` in `x + (q - x)` and `x - (x - q)`, and return the names of what is made so."""
+    found = []
+    for node in graph:
+        if node.op_type not in ("Add", "Sub") or node.domain or LINE in node.metadata_props:
+            continue
+        for index in (0, 1) if node.op_type == "Add" else (1,):
+            change, kept = node.inputs[index], node.inputs[1 - index]
+            difference = change.producer() if change is not None and len(change.uses()) == 1 else None
+            if difference is None or difference.op_type != "Sub" or difference.domain:
+                continue
+            order = (0, 1) if node.op_type == "Add" else (1, 0)
+            hidden, read = (difference.inputs[place] for place in order)
+            if read is kept and kept is not hidden and (_is_quantised(hidden, kept) or _is_scaled(kept, hidden)):
+                _mark(node, index)
+                found.append(repr(node.outputs[0].name))
+                break
+    return found
+
+
+def _is_quantised(value: ir.Value | None, of: ir.Value | None) -> bool:
+    """Whether a step or a choice lies between two values."""
+    behind, seen = [value], {of, None}
+    while behind and len(seen) < _FARTHEST:
+        value = behind.pop()
+        if value in seen or value is None:
+            continue
+        seen.add(value)
+        node = value.producer()
+        if node is None:
+            continue
+        if node.op_type in _STEPS and not node.domain:
+            return True
+        behind.extend(node.inputs)
+    return False
+
+
+def _is_scaled(value: ir.Value | None, of: ir.Value | None) -> bool:
+    """Whether one value is a multiple of the other: what a gradient is scaled by is written so."""
+    node = None if value is None else value.producer()
+    return node is not None and node.op_type == "Mul" and of in node.inputs
 
 
 def detached_inputs(node: ir.Node) -> list[int]:

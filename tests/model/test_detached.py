@@ -13,7 +13,7 @@ import pytest
 import ckplan
 from ckplan.keys import DETACHED
 from ckplan.model.detached import detached_inputs
-from tests.model.models import normal
+from tests.model.models import normal, parse
 from tests.model.torch_files import exported, loaded
 
 STRAIGHT_THROUGH = "h = MatMul(x, a.weight) q = Round(h) s = Sub(q, h) %s y = Mul(z, z)"
@@ -113,3 +113,48 @@ def test_a_value_that_is_multiplied_by_itself_detached_is_one_factor() -> None:
     found, notes = loaded(model)
     assert [detached_inputs(node) for node in found.graph] == [[], [1]]
     assert "gradients stop where torch's module detaches: 'h'" in notes
+
+
+ESTIMATES = {
+    "added": ("q = Round(h) s = Sub(q, h) z = Add(h, s)", True),
+    "added to": ("q = Round(h) s = Sub(q, h) z = Add(s, h)", True),
+    "subtracted": ("r = Floor(h) q = Neg(r) s = Sub(h, q) z = Sub(h, s)", True),
+    "signs of a scaled one": ("g = Sign(h) m = Abs(h) q = Mul(g, m) s = Sub(q, h) z = Add(h, s)", True),
+    "a smooth function": ("q = Tanh(h) s = Sub(q, h) z = Add(h, s)", False),
+    "another difference": ("q = Round(h) s = Sub(h, q) z = Add(h, s)", False),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("form", ESTIMATES)
+def test_a_straight_through_estimate_is_told_by_its_form(form: str) -> None:
+    """As torch's older exporter and tf2onnx write it: nodes bear no lines of a program."""
+    torch = pytest.importorskip("torch")
+    nodes, is_straight = ESTIMATES[form]
+    text = f"g (float[2,4] x) => (float[2,4] y) {{ h = MatMul(x, w) {nodes} y = Mul(z, z) }}"
+    step = ckplan.open_model(
+        parse('<ir_version: 8, opset_import: ["": 17]> ' + text, {"w": normal(0, 4, 4)}), loss="mse"
+    )
+    assert any("straight through 1 quantisation(s)" in note for note in step.notes) == is_straight
+    feeds = {"x": normal(1, 2, 4), "target": normal(2, 2, 4)}
+    session = onnxruntime.InferenceSession(ir.to_proto(step.model).SerializeToString())
+    (found,) = session.run([step.training.gradients["w"]], feeds)
+    weight = torch.tensor(normal(0, 4, 4), requires_grad=True)
+    h = torch.from_numpy(feeds["x"]) @ weight
+    q = {"subtracted": -torch.floor(h), "signs of a scaled one": h.sign() * h.abs(), "a smooth function": h.tanh()}
+    hidden = q.get(form, torch.round(h))
+    z = h + (hidden - h).detach() if is_straight else hidden if form == "a smooth function" else 2 * h - hidden
+    torch.nn.functional.mse_loss(z * z, torch.from_numpy(feeds["target"])).backward()
+    np.testing.assert_allclose(found, weight.grad.numpy(), rtol=1e-4, atol=1e-5)
+
+
+def test_a_gradient_that_is_scaled_by_itself() -> None:
+    """As learnt steps of a quantiser do: `(x - x c).detach() + x c`."""
+    text = """<ir_version: 8, opset_import: ["": 17]> g (float[2,4] x) => (float y) {
+        c = Constant <value_float = 0.25> () h = Mul(x, a.w) g = Mul(h, c)
+        s = Sub(h, g) z = Add(s, g) y = ReduceSum <keepdims = 0> (z)
+    }""".replace("a.w", '"a.w"')
+    step = ckplan.open_model(parse(text, {"a.w": normal(0, 4)}))
+    session = onnxruntime.InferenceSession(ir.to_proto(step.model).SerializeToString())
+    x = normal(1, 2, 4)
+    (found,) = session.run([step.training.gradients["a.w"]], {"x": x})
+    np.testing.assert_allclose(found, x.sum(0) / 4, rtol=1e-5)
