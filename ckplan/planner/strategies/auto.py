@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -56,16 +56,19 @@ _WORK = 0.003
 """What the solver may do for each of them, in its own deterministic units of about a second."""
 _FEW = 200
 """Ops of the largest graph for which it may do more: most models of that size it has done with before."""
-_MORE_WORK = 0.0045
-"""What it may do for each of them there."""
-_REPEATS = (1, 2)
-"""How often an op may run again, one after the other; of larger graphs the first alone."""
+_WORK_OF_FEW = {1: 0.00225, 2: 0.018}
+"""What it may do for each of them there, by how often an op may run again. What it proves is not chance: so most of it
+is for a single attempt."""
+_BELOW = {2: 0.0045}
+"""The same for a budget a little below where what the solver found is chance."""
+_AGAIN = {2: 0.009}
+"""The same for going on at the budget itself with what was found there."""
 _CLOSED = 1e-4
 """The gap between cost and bound, in the cost of a step, that is not worth closing."""
 _RUNG = 1.01
 """Ratio of one budget to the next of those that are planned for as well where what the solver found is chance."""
 _RUNGS = 2
-"""How many of them."""
+"""How many of them where nothing has been found, else one."""
 _ROUNDING = 1e-9
 """By how much sums of seconds may differ that are added up in another order, as a ratio."""
 _SHAVING = 1e-3
@@ -184,7 +187,7 @@ class Auto(Strategy):
         found: list[int] | None,
         effort: Effort,
         most_cost: float,
-        repeated: Sequence[int] = _REPEATS,
+        repeated: Mapping[int, float] | None = None,
     ) -> tuple[list[int] | None, bool]:
         """A schedule that constraint programming makes of one where few ops may run again and a bound leaves a gap.
 
@@ -193,15 +196,25 @@ class Auto(Strategy):
         if effort.over or repeatable(problem) > _MOST_REPEATABLE:
             return found, True
         settled, least = True, least_overhead(problem, budget)
-        work = (_MORE_WORK if len(problem.ops) <= _FEW else _WORK) * repeatable(problem)
-        for repeats in repeated if len(problem.ops) <= _FEW else repeated[:1]:
+        if repeated is None:
+            repeated = _WORK_OF_FEW if len(problem.ops) <= _FEW else {1: _WORK}
+            if found is None:  # to find a first one takes longer than to find a better one
+                repeated = {**repeated, 1: max(repeated[1], _WORK)}
+        for repeats, work in repeated.items():
             if found is not None and problem.schedule_cost(found) - problem.cost <= least + _CLOSED * problem.cost:
                 return found, True
             order = list(best_order(problem)) if found is None else list(dict.fromkeys(found))
             left = max(effort.deadline - time.monotonic(), 0.0)
             try:
                 better, proven = finished(
-                    problem, budget, found, order, repeats=repeats, seconds=left, work=work, seed=self.seed
+                    problem,
+                    budget,
+                    found,
+                    order,
+                    repeats=repeats,
+                    seconds=left,
+                    work=work * repeatable(problem),
+                    seed=self.seed,
                 )
             except KeyboardInterrupt:
                 effort.interrupted = True
@@ -215,23 +228,24 @@ class Auto(Strategy):
             settled = proven or (settled and not gained)
             if found is None and not proven:
                 break  # to find one with more repeats takes longer still
-            if not gained:
-                work /= 2  # what more repeats are good for shows soon
         return found, settled
 
     def _from_below(
         self, problem: Problem, budget: int, found: list[int] | None, effort: Effort, most_cost: float
     ) -> list[int] | None:
         """A schedule, or a cheaper one that is found for a little less memory, for budgets that the graph fixes."""
-        for rung in [rung for rung in rungs(problem, budget, _RUNG) if rung < budget][:_RUNGS]:
-            cost = _cost(problem, found, most_cost)
+        cheaper, most = None, _RUNGS if found is None else 1
+        for rung in [rung for rung in rungs(problem, budget, _RUNG) if rung < budget][:most]:
+            cost = _cost(problem, cheaper or found, most_cost)
             if effort.over or bound_below(problem, rung) >= cost - problem.cost:
                 break
             start = cheapest(problem, rung, effort, most_cost=most_cost)
-            below, _ = self._finished(problem, rung, start, effort, most_cost, _REPEATS[-1:])
+            below, _ = self._finished(problem, rung, start, effort, most_cost, _BELOW)
             if below is not None and problem.schedule_cost(below) < cost:
-                found = retain(problem, below, budget)
-        return found
+                cheaper = retain(problem, below, budget)
+        if cheaper is None:
+            return found
+        return self._finished(problem, budget, cheaper, effort, most_cost, _AGAIN)[0]
 
     def _cheapest_of_others(self, problem: Problem, budget: int, effort: Effort, most_cost: float) -> list[int] | None:
         """The cheapest schedule within a budget that other strategies have for less than so many seconds."""
