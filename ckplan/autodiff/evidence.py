@@ -170,6 +170,17 @@ def judge(value: ir.Value, uses: Set[Use]) -> Verdict:
     return Verdict(False, why=formula)
 
 
+def may_be_merged(value: ir.Value, uses: Set[Use]) -> bool:
+    """Whether several layers read a scale or shift that nothing has trained yet, of which no exporter says it is one.
+
+    Tools that simplify a file hold equal tensors once.
+    """
+    told = {KIND, STANDS_FOR} & value.metadata_props.keys()
+    if told or Use.AFFINE not in uses or len(value.shape or ()) != 1 or len(set(value.consumers())) == 1:
+        return False
+    return str(_formula(value)).startswith("all ")
+
+
 def _judge_literal(value: ir.Value, uses: Set[Use]) -> Verdict:
     """Judge what the loader marked as a constant: weights of a frozen module of torch's are Constant nodes as well."""
     tensor, origin = value.const_value, value.metadata_props.get(CONSTANT)

@@ -9,7 +9,7 @@ import onnx_ir as ir
 
 from ckplan.autodiff.breaks import listed
 from ckplan.autodiff.builder import Builder, shape_of, size_of
-from ckplan.autodiff.evidence import Use, judge
+from ckplan.autodiff.evidence import Use, judge, may_be_merged
 from ckplan.autodiff.names import Tensors, matching_any
 from ckplan.autodiff.paths import differentiable_inputs, entry_of
 from ckplan.autodiff.quantisation import is_quantised
@@ -185,6 +185,7 @@ def select_parameters(
     notes: list[str] = []
     constants: dict[ir.Value, str] = {}
     doubtful: list[str] = []
+    merged: list[str] = []
     for value in candidates:
         name = str(value.name)
         if value in request.frozen or not (request.all_parameters or value in asked):
@@ -205,11 +206,18 @@ def select_parameters(
                 continue
             if not verdict.certain:
                 doubtful.append(said)
+            if may_be_merged(value, uses.get(value, set())):
+                merged.append(f"'{name}' of {len(set(value.consumers()))}")
         chosen.append(value)
     if doubtful:
         notes.append(
             f"{len(doubtful)} tensor(s) are trained that may be constants ({shortened(doubtful)}); "
             "leave them out with --no-grad if they are, or name all parameters with --params"
+        )
+    if merged:
+        notes.append(
+            f"{len(merged)} parameter(s) of equal numbers are read by several layers ({shortened(merged)}): where a "
+            "tool merged what nothing has trained yet, hand in the file as it was before"
         )
     # Of a number that a node of the file writes out nobody would think that it is trained.
     told = [value for value in constants if not (is_constant(value) and size_of(value) == 1)]

@@ -289,3 +289,24 @@ def test_a_state_of_each_sample_is_no_parameter(batch: int, is_trained: bool) ->
     training = build_training_graph(parse(text, **own, state=np.zeros((1, batch, 4), np.float32)))
     assert ("state" in training.gradients) is is_trained
     assert any("'state': a state to begin with" in note for note in training.notes) is not is_trained
+
+
+@pytest.mark.parametrize(
+    ("array", "second", "is_noted"),
+    [
+        (np.zeros(16), "b", True),
+        (values(16), "b", False),
+        (np.zeros(16), "c", False),
+    ],
+    ids=["equal numbers", "trained", "read once"],
+)
+def test_what_a_tool_may_have_merged_is_noted(array: np.ndarray, second: str, is_noted: bool) -> None:
+    text = f"""g (double[16,16] x) => (double loss) {{
+        h = MatMul(x, w) s = Add(h, b) t = Tanh(s)
+        k = MatMul(t, v) y = Add(k, {second}) loss = ReduceSum <keepdims = 0> (y)
+    }}"""
+    arrays = {"w": values(16, 16), "v": values(16, 16, seed=2), "b": array}
+    if second == "c":
+        arrays["c"] = values(16, seed=3)
+    notes = " ".join(build_training_graph(parse(text, **arrays)).notes)
+    assert ("1 parameter(s) of equal numbers are read by several layers ('b' of 2)" in notes) == is_noted
