@@ -43,10 +43,30 @@ def work_on_all(rewriting: Rewriting) -> bool:
             return False
         along = _alone(node, places) or along_samples(node, places, math.prod(static_shape(root) or ()))
         if along is not None and all(_is_uniform(node.inputs[index]) for index in along.cut):
+            if not _is_sized_by_count(rewriting, node, along.axis, root):
+                return False
             axes.update((output, (root, along.axis)) for output in node.outputs if output.name)
         elif not _leave_out(rewriting, node, root, places):
             return False
     return all(node.graph is rewriting.graph for node in rewriting.sized) and all(map(_is_inside, axes))
+
+
+def _is_sized_by_count(rewriting: Rewriting, node: ir.Node, axis: int, root: ir.Value) -> bool:
+    """Whether a result has its size along the axis of what is chosen from that, and others not by chance or by it."""
+    shapes = [static_shape(value) for value in node.inputs if value is not None]
+    result = static_shape(node.outputs[0]) or ()
+    named = integers(node, 3 if node.op_type == "Slice" else 1)
+    if node in rewriting.sized and node.op_type == "Slice":
+        return [one % len(result) for one in named or ()] == [axis]
+    if node in rewriting.sized:
+        size = math.prod(static_shape(root) or ())
+        return result in shapes or all(other == axis or one % size for other, one in enumerate(result))
+    if node.op_type == "Reshape":
+        return named is not None and named[axis] in (-1, 0)
+    if node.op_type == "Expand":
+        place = axis - len(result)
+        return named is not None and (-place > len(named) or named[place] == 1)
+    return True
 
 
 def _is_inside(value: ir.Value) -> bool:

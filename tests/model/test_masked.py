@@ -63,16 +63,20 @@ REFUSED = {
         loss = ReduceSum<keepdims = 0>(s)""",
     "products of all with all": f"""{_ROWS} r = GatherND(p, i) t = Transpose(r) c = MatMul(r, t)
         loss = ReduceSum<keepdims = 0>(c)""",
+    "features cut to their number": f"""{_ROWS} r = GatherND(p, i) t = Transpose(r) o = Shape(r) c = Gather(o, zero)
+        u = Slice(t, zero, c, zero) s = Mul(u, u) loss = ReduceSum<keepdims = 0>(s)""",
+    "in as many rows as the mask, by chance": f"""{_ROWS} r = GatherND(p, i) t = MatMul(r, wide) e = Reshape(t, four)
+        a = ReduceSum<keepdims = 0>(e, one) s = Mul(a, a) loss = ReduceSum<keepdims = 0>(s)""",
     "scattered in their order": f"""{_PLACES} e = Reshape(p, all) o = Shape(i) c = Gather(o, zero)
         u = Slice(e, zero, c, zero) y = ScatterND(x, i, u) s = Mul(y, y) loss = ReduceSum<keepdims = 0>(s)""",
 }
 
 
 def masked(nodes: str) -> onnx.ModelProto:
-    integers = {"zero": [0], "one": [1], "all": [-1]}
+    integers = {"zero": [0], "one": [1], "all": [-1], "four": [4, -1]}
     arrays = {name: np.asarray(numbers, np.int64) for name, numbers in integers.items()}
     arrays |= {"first": np.asarray(0, np.int64), "a0": np.asarray([0.7], np.float32)}
-    arrays |= {"w": normal(0, 3), "v": normal(1, 3, 2)}
+    arrays |= {"w": normal(0, 3), "v": normal(1, 3, 2), "wide": normal(3, 3, 4)}
     text = f"""<ir_version: 10, opset_import: ["": 21]>
         g (float[4,3] x, bool[4,3] mask, int64[4] labels) => (float loss) {{ p = Mul(x, w) {nodes} }}"""
     return parse(text, arrays)
