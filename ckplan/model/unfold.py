@@ -35,12 +35,15 @@ from ckplan.model.functions import (
     scaled,
     transposed,
 )
+from ckplan.model.infer import static_shape
 from ckplan.model.literals import is_numbered
 from ckplan.model.repeats import put_expand
 from ckplan.model.torch_export import KIND, folded_from, is_one_number, is_unstructured
 
 _LISTED = 4
 """How many parameters of a tensor a note names."""
+_NEAR = 1e-3
+"""How far the first number of a tensor may lie from what a function makes of another's, to compare all of them."""
 _FEWEST = 4
 """How many numbers there are at least where nothing but the numbers tells what a tensor was computed of."""
 
@@ -118,14 +121,20 @@ def _of_named(graph: ir.Graph, opset: int) -> list[str]:
     """Compute again what has a name of the older exporter's own and is a function of a weight; say what of what."""
     weights = [one for one in graph.initializers.values() if _is_numbers(one) and not folded_from(one)]
     made = [one for one in weights if (one.name or "").startswith("onnx::") and not one.is_graph_output()]
-    firsts = {weight: _of_first(weight) for weight in weights} if made else {}
+    groups: dict[tuple[int, ...], list[ir.Value]] = defaultdict(list)
+    for weight in weights if made else ():
+        groups[static_shape(weight) or ()].append(weight)
+    firsts = {shape: _of_first(group) for shape, group in groups.items()}
     again = []
     for value in made:
+        shape = static_shape(value) or ()
         first = _first(value)
-        for weight in weights:
+        alike = np.flatnonzero((np.abs(firsts[shape] - first) <= _NEAR * np.abs(first)).any(axis=1))
+        near = [groups[shape][int(place)] for place in alike]
+        if len(shape) > 1 and 1 in shape:  # a norm, perhaps
+            near += [weight for other, group in groups.items() if _may_be_norm(other, shape) for weight in group]
+        for weight in near:
             if weight is value or weight.dtype != value.dtype or weight.name not in graph.initializers:
-                continue
-            if weight.shape == value.shape and not np.isclose(firsts[weight], first, rtol=1e-3, atol=0.0).any():
                 continue
             function = _function_by_values(value, weight, opset)
             if function is not None:
@@ -140,10 +149,17 @@ def _first(value: ir.Value) -> Array:
     return np.array(array.reshape(-1)[0] if array.size else np.nan, np.float64)
 
 
-def _of_first(weight: ir.Value) -> Array:
-    """What all functions make of the first number of a tensor: hardly any two tensors need be compared further."""
+def _of_first(weights: Sequence[ir.Value]) -> Array:
+    """What all functions make of the first numbers of tensors: hardly any two tensors need be compared further."""
+    numbers = np.array([_first(weight) for weight in weights])
     with np.errstate(all="ignore"):
-        return np.array([function.values(_first(weight)) for function in ELEMENTWISE])
+        return np.stack([function.values(numbers) for function in ELEMENTWISE], axis=1)
+
+
+def _may_be_norm(shape: tuple[int, ...], result: tuple[int, ...]) -> bool:
+    """Whether a result has one element along some axes, and otherwise the shape of a tensor."""
+    pairs = zip(shape, result, strict=False)
+    return len(shape) == len(result) and shape != result and all(left in (size, 1) for size, left in pairs)
 
 
 def _is_numbers(value: ir.Value) -> bool:
@@ -186,13 +202,13 @@ def _function_by_values(value: ir.Value, weight: ir.Value, opset: int) -> Functi
 
     Of one number there is but the other weight of a mean of two.
     """
-    shape, result = tuple(weight.shape or ()), tuple(value.shape or ())
+    shape, result = static_shape(weight) or (), static_shape(value) or ()
     if shape == result:
         functions: Sequence[Function] = ELEMENTWISE
         if _is_one(value):
             functions = ELEMENTWISE[:1] if _weigh_two(value, weight) else ()
     else:
-        by = None if is_numbered(str(weight.name)) else norm(shape, result, opset)  # type: ignore[arg-type]
+        by = None if is_numbered(str(weight.name)) else norm(shape, result, opset)
         functions = () if by is None else (by,)
     if not functions or weight.const_value is None or value.const_value is None:
         return None
