@@ -26,7 +26,7 @@ LEAST_ELEMENTS = 2**18
 def suits(samples: int, channels: int, window: Window) -> bool:
     """Say whether to unfold what a convolution of few channels in a group reads.
 
-    A single channel is no group of several: onnxruntime puts a convolution of one into its blocked layout, and back.
+    One channel alone is left out: onnxruntime would put its convolution into a blocked layout, and what it makes back.
 
     Args:
         samples: batch size.
