@@ -69,6 +69,12 @@ _RUNG = 1.01
 """Ratio of one budget to the next of those that are planned for as well where what the solver found is chance."""
 _RUNGS = 2
 """How many of them where nothing has been found, else one."""
+_OVERHEAD_STEP = 1.08
+"""Ratio of one overhead to the next of those that the lowest peak is looked for within as well."""
+_OVERHEADS = 2
+"""How many of them."""
+_MOST_OPS_OF_OVERHEADS = 1_000
+"""Ops of the largest graph for which that is done."""
 _ROUNDING = 1e-9
 """By how much sums of seconds may differ that are added up in another order, as a ratio."""
 _SHAVING = 1e-3
@@ -127,7 +133,7 @@ class Auto(Strategy):
                 if peak_of(problem, found) <= budget:
                     found = self._finished(problem, budget, found, effort, most)[0] or found
         elif self.overhead >= 0:
-            found = lowest(problem, most_cost, effort)
+            found = self._lowest(problem, effort)
             if not effort.over:
                 found = cheapest(problem, int(peak_of(problem, found) * (1 + ALIKE)), effort, found, most_cost) or found
         else:
@@ -174,6 +180,23 @@ class Auto(Strategy):
         if settled or len(problem.ops) > _FEW:
             return found
         return self._from_below(problem, budget, found, effort, most_cost)
+
+    def _lowest(self, problem: Problem, effort: Effort) -> list[int]:
+        """The schedule of the lowest peak within the overhead, or within a little less.
+
+        The search is led by what a schedule may cost, and more room may lead it to a worse place.
+        """
+        found = lowest(problem, self._most_cost(problem), effort)
+        if len(problem.ops) > _MOST_OPS_OF_OVERHEADS:
+            return found
+        steps = math.ceil(math.log(max(self.overhead, _ROUNDING), _OVERHEAD_STEP)) - 1
+        for step in range(steps, steps - _OVERHEADS, -1):
+            extra = _OVERHEAD_STEP**step * problem.cost
+            if effort.over or bound_below(problem, peak_of(problem, found) - 1) >= extra:
+                break
+            less = lowest(problem, problem.cost + extra, effort)
+            found = min(found, less, key=lambda schedule: (peak_of(problem, schedule), problem.schedule_cost(schedule)))
+        return found
 
     def _improved(self, problem: Problem, schedule: Sequence[int], budget: int, effort: Effort) -> list[int]:
         """A schedule by another strategy, improved in its own order."""
