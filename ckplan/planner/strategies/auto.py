@@ -47,9 +47,9 @@ _THOROUGH: tuple[tuple[Strategy, int], ...] = (
 )
 """Those that take some tenths of a second for graphs of so many ops; of larger ones they are not asked."""
 _SMALL = 400
-"""Ops of the largest graph for which the local search takes longer, and for which `evict` is asked as well."""
+"""Ops of the largest graph for which the local search takes longer, and `evict` and less overhead are tried as well."""
 _REFUSED = 2_000
-"""Ops of the largest graph for which that is asked where nothing else was found."""
+"""Ops of the largest graph for which `evict` is asked where nothing else was found."""
 _MOST_REPEATABLE = 160
 """Most ops that may run again of a graph whose plan is finished by constraint programming."""
 _WORK = 0.003
@@ -73,8 +73,6 @@ _OVERHEAD_STEP = 1.08
 """Ratio of one overhead to the next of those that the lowest peak is looked for within as well."""
 _OVERHEADS = 2
 """How many of them."""
-_MOST_OPS_OF_OVERHEADS = 1_000
-"""Ops of the largest graph for which that is done."""
 _ROUNDING = 1e-9
 """By how much sums of seconds may differ that are added up in another order, as a ratio."""
 _SHAVING = 1e-3
@@ -187,7 +185,7 @@ class Auto(Strategy):
         The search is led by what a schedule may cost, and more room may lead it to a worse place.
         """
         found = lowest(problem, self._most_cost(problem), effort)
-        if len(problem.ops) > _MOST_OPS_OF_OVERHEADS:
+        if len(problem.ops) > _SMALL:
             return found
         steps = math.ceil(math.log(max(self.overhead, _ROUNDING), _OVERHEAD_STEP)) - 1
         for step in range(steps, steps - _OVERHEADS, -1):
