@@ -157,3 +157,20 @@ HEAVY = {"numpy", "onnx", "onnx_ir", "onnxruntime", "rich", "rustworkx", "sympy"
 )
 def test_start_up_loads_nothing_heavy(statement: str) -> None:
     assert not loaded_by(statement) & HEAVY
+
+
+_SHADOWED = """
+import importlib, pkgutil, types
+import ckplan
+names = [found.name for found in pkgutil.walk_packages(ckplan.__path__, "ckplan.") if not found.name.endswith("__main__")]
+modules = [importlib.import_module(name) for name in names]
+for module in (ckplan, *modules):
+    for name in getattr(module, "__all__", ()):
+        if isinstance(getattr(module, name), types.ModuleType):
+            print(module.__name__, name)
+"""
+
+
+def test_no_module_that_is_loaded_later_takes_the_place_of_what_a_package_exports() -> None:
+    done = subprocess.run([sys.executable, "-c", _SHADOWED], capture_output=True, text=True, timeout=120, check=True)
+    assert done.stdout == ""

@@ -12,7 +12,7 @@ import onnx
 
 from ckplan.autodiff.crossentropy import LOSS_OPERATORS
 from ckplan.autodiff.registry import NON_DIFFERENTIABLE, ZERO_DERIVATIVE, entries, lookup
-from ckplan.model.contrib import MICROSOFT, REFUSED, expansions
+from ckplan.model.contrib import MICROSOFT, REFUSED, expansion_rules
 from ckplan.model.sequences import RESOLVED
 
 _FLOATS = frozenset({"tensor(float)", "tensor(double)", "tensor(float16)", "tensor(bfloat16)"})
@@ -65,7 +65,7 @@ def counts(operators: Sequence[Coverage]) -> dict[Kind, int]:
 
 def microsoft_operators() -> list[Coverage]:
     """Return the same for the operators of com.microsoft that ckplan knows."""
-    known = [Coverage(name, 1, Kind.FUNCTION, _first_line(rule)) for name, rule in expansions().items()]
+    known = [Coverage(name, 1, Kind.FUNCTION, _first_line(rule)) for name, rule in expansion_rules().items()]
     rules = [entry for entry in entries() if entry.domain == MICROSOFT]
     known += [Coverage(entry.op_type, entry.since, Kind.RULE, _first_line(entry.function)) for entry in rules]
     known += [Coverage(name, 1, Kind.NOT, reason) for name, reason in REFUSED.items()]

@@ -12,7 +12,7 @@ import pytest
 
 from ckplan.errors import ModelError
 from ckplan.keys import NOT_EXPANDED
-from ckplan.model.contrib import REFUSED, expansions
+from ckplan.model.contrib import REFUSED, expansion_rules
 from ckplan.model.contrib.registry import expansion
 from ckplan.model.loading import ForwardModel, normalise
 from tests.model.contrib_cases import CASES, Case, case, integers, model_of, numbers
@@ -52,8 +52,8 @@ def test_the_expansion_computes_what_the_operator_does(given: Case) -> None:
 
 def test_every_expansion_has_a_case_and_no_operator_is_both_expanded_and_refused() -> None:
     # A Range whose inputs are floating point, as all cases feed them, is refused: see below.
-    assert set(expansions()) - {"Range"} <= {given.op_type for given in CASES}
-    assert not set(expansions()) & set(REFUSED)
+    assert set(expansion_rules()) - {"Range"} <= {given.op_type for given in CASES}
+    assert not set(expansion_rules()) & set(REFUSED)
 
 
 def test_two_expansions_of_one_operator_are_an_error() -> None:

@@ -7,6 +7,6 @@ this package holds for them, and the training graph runs anywhere; onnxruntime f
 from ckplan.model.contrib.emitter import EXPANSION
 from ckplan.model.contrib.expand import adopt, expand
 from ckplan.model.contrib.nested import expand_nested
-from ckplan.model.contrib.registry import MICROSOFT, QUANTISED, REFUSED, expansions
+from ckplan.model.contrib.registry import MICROSOFT, QUANTISED, REFUSED, expansion_rules
 
-__all__ = ["EXPANSION", "MICROSOFT", "QUANTISED", "REFUSED", "adopt", "expand", "expand_nested", "expansions"]
+__all__ = ["EXPANSION", "MICROSOFT", "QUANTISED", "REFUSED", "adopt", "expand", "expand_nested", "expansion_rules"]

@@ -9,7 +9,7 @@ import onnx_ir as ir
 
 from ckplan.keys import NOT_EXPANDED
 from ckplan.model.contrib.emitter import Emitter, NotExpandableError
-from ckplan.model.contrib.registry import ADOPTED, MICROSOFT, REFUSED, expansions
+from ckplan.model.contrib.registry import ADOPTED, MICROSOFT, REFUSED, expansion_rules
 
 
 def adopt(model: ir.Model) -> None:
@@ -48,7 +48,7 @@ def expand(
     """
     if node.domain != MICROSOFT:
         return False
-    function = expansions().get(node.op_type)
+    function = expansion_rules().get(node.op_type)
     if function is None:
         if node.op_type in REFUSED:
             node.metadata_props[NOT_EXPANDED] = REFUSED[node.op_type]

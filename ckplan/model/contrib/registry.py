@@ -124,7 +124,7 @@ def expansion(*op_types: str) -> Callable[[Expansion], Expansion]:
     return register
 
 
-def expansions() -> dict[str, Expansion]:
+def expansion_rules() -> dict[str, Expansion]:
     """Return all expansions, by operator of com.microsoft."""
     _collect()
     return dict(sorted(_EXPANSIONS.items()))
