@@ -162,8 +162,8 @@ def test_start_up_loads_nothing_heavy(statement: str) -> None:
 _SHADOWED = """
 import importlib, pkgutil, types
 import ckplan
-names = [found.name for found in pkgutil.walk_packages(ckplan.__path__, "ckplan.") if not found.name.endswith("__main__")]
-modules = [importlib.import_module(name) for name in names]
+names = [found.name for found in pkgutil.walk_packages(ckplan.__path__, "ckplan.")]
+modules = [importlib.import_module(name) for name in names if not name.endswith("__main__")]
 for module in (ckplan, *modules):
     for name in getattr(module, "__all__", ()):
         if isinstance(getattr(module, name), types.ModuleType):
