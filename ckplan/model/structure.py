@@ -129,16 +129,24 @@ def _follows_formula(array: np.ndarray[Any, Any], axis: int, tolerance: float) -
 
 
 def _are_short_sines(array: np.ndarray[Any, Any], axis: int) -> bool:
-    """Whether all lines along a short axis that change, and those are several, are sines or straight."""
+    """Whether all lines along a short axis that change, and those are several, are sines or straight, and one a sine.
+
+    Slow sines are straight as far as single precision tells. Numbers that are counted, as people write them for
+    weights, are straight throughout; of powers each is less than half of what its neighbours add up to.
+    """
     if not _SHORT <= array.shape[axis] < _SHORTEST or array.size > _SAMPLE:
         return False
     lines = np.moveaxis(np.asarray(array, np.float64), axis, 0).reshape(array.shape[axis], -1)
+    if not np.isfinite(lines).all():
+        return False
     lines = lines[:, np.ptp(lines, axis=0) > _CLOSE * np.abs(lines).max()]
     sums, middle = lines[2:] + lines[:-2], lines[1:-1]
     largest = np.abs(lines).max(axis=0, initial=0)
     crossed = np.abs(sums[1:] * middle[:-1] - sums[:-1] * middle[1:])
     agree = (crossed <= _CLOSE * largest**2).all() and (np.abs(middle) > _CLOSE * largest).all()
-    return lines.shape[1] >= _SEVERAL and bool(agree)
+    bent = np.abs(sums) - 2 * np.abs(middle)
+    sines = (bent <= _CLOSE * largest).all() and (bent < -_CLOSE * largest).any()
+    return lines.shape[1] >= _SEVERAL and bool(agree) and bool(sines)
 
 
 def _is_on_circles(array: np.ndarray[Any, Any]) -> bool:

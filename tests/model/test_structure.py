@@ -76,6 +76,13 @@ def test_one_row_that_was_trained_is_no_formula(row: int) -> None:
     assert structure_of(ir.Tensor(table)) is None
 
 
+@pytest.mark.parametrize("kind", ["counted", "powers", "masked"])
+def test_a_few_rows_that_are_no_sines_are_no_table(kind: str) -> None:
+    counted = np.arange(28, dtype=np.float32).reshape(7, 4)
+    rows = {"counted": counted, "powers": 1.5**counted, "masked": np.where(counted % 5 == 4, -np.inf, counted)}[kind]
+    assert structure_of(ir.tensor(rows)) is None
+
+
 def test_nothing_is_said_of_a_few_values() -> None:
     assert structure_of(ir.Tensor(np.array([1.0, 2.0, 3.0]))) is None
     assert structure_of(ir.Tensor(np.zeros((0, 3)))) is None
