@@ -303,6 +303,8 @@ def test_the_form_suits_the_shape():
     assert chosen(8, 144, 28, 144, 3, groups=144, stride=2) == "row"
     assert chosen(8, 96, 56, 96, 11, groups=96) == chosen(8, 1, 28, 32, 3) == "conv"
     assert chosen(8, 144, 56, 288, 3, groups=144) == chosen(8, 128, 56, 128, 3, groups=32) == "unfold"
+    assert chosen(8, 128, 56, 128, 3, groups=32, largest=8 * 256 * 56 * 56) == "conv"  # copies of half a tensor
+    assert chosen(16, 128, 56, 128, 3, groups=32, largest=16 * 256 * 56 * 56) == "unfold"
 
 
 def test_einsum_is_for_weights_that_are_small_beside_the_activations():

@@ -84,7 +84,7 @@ def weight_gradient_form(
     if wide == high == 1 and (form := depthwise_forms.form_for(window)):
         return form
     if wide <= FEW_CHANNELS and not window.is_pointwise:
-        return "unfold" if unfolded.suits(samples, channels, window) else "conv"
+        return "unfold" if unfolded.suits(samples, channels, window, largest) else "conv"
     products = samples * filters * wide * window.size
     activations = samples * (channels * math.prod(window.inputs) + filters * window.places)
     small = groups == 1 and EINSUM_RESULTS * filters * wide * window.size <= largest

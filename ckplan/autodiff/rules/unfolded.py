@@ -23,7 +23,7 @@ MOST_TAPS = 9
 LEAST_ELEMENTS = 2**18
 
 
-def suits(samples: int, channels: int, window: Window) -> bool:
+def suits(samples: int, channels: int, window: Window, largest: int = 0) -> bool:
     """Say whether to unfold what a convolution of few channels in a group reads.
 
     One channel alone is left out: onnxruntime would put its convolution into a blocked layout, and what it makes back.
@@ -32,9 +32,11 @@ def suits(samples: int, channels: int, window: Window) -> bool:
         samples: batch size.
         channels: input channels, of all groups.
         window: geometry.
+        largest: elements of the model's largest tensor, of which the copies of one sample are to be half at most.
     """
-    copies = samples * channels * window.size * window.places
-    return channels > 1 and 1 < window.size <= MOST_TAPS and copies >= LEAST_ELEMENTS
+    copies = channels * window.size * window.places
+    small = not largest or 2 * copies <= largest
+    return channels > 1 and 1 < window.size <= MOST_TAPS and samples * copies >= LEAST_ELEMENTS and small
 
 
 def weight_gradient(
