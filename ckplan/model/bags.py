@@ -18,6 +18,7 @@ import onnx_ir as ir
 from ckplan.model.bodies import bodies_of
 from ckplan.model.contrib.emitter import Emitter
 from ckplan.model.infer import static_shape
+from ckplan.model.rewiring import put_in_place
 
 Constant = Callable[[ir.Value | None], np.ndarray | None]
 
@@ -83,12 +84,7 @@ def write_bags(node: ir.Node, visit: Callable[[ir.Node], None], constant: Consta
     emitter = Emitter(node, visit, constant)
     rows = emitter.Gather(found.table, found.indices, axis=0)
     result = emit_bags(emitter, Bags(found.reduction, rows, found.bounds, found.count))
-    output, graph = node.outputs[0], node.graph
-    assert graph is not None
-    name = output.name
-    ir.convenience.replace_all_uses_with(output, result, replace_graph_outputs=True)
-    output.name, result.name = None, name
-    graph.remove(node, safe=True)
+    put_in_place(node, result)
     return True
 
 

@@ -11,6 +11,7 @@ from ckplan import keys
 from ckplan.model.detached import hand_on
 from ckplan.model.fold import Sweep
 from ckplan.model.infer import static_shape
+from ckplan.model.rewiring import put_in_place
 from ckplan.model.validity import sort
 
 
@@ -83,11 +84,9 @@ def _make_identity(node: ir.Node) -> None:
     identity = ir.node("Identity", inputs=[node.inputs[0]], name=node.name)
     identity.metadata_props.update(node.metadata_props)
     old, new = node.outputs[0], identity.outputs[0]
-    new.type, new.shape, name = old.type, old.shape, old.name
+    new.type, new.shape = old.type, old.shape
     node.graph.insert_before(node, identity)
-    ir.convenience.replace_all_uses_with(old, new, replace_graph_outputs=True)
-    node.graph.remove(node, safe=True)
-    new.name = name
+    put_in_place(node, new)
 
 
 def _bypass(graph: ir.Graph, node: ir.Node) -> None:

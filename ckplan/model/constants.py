@@ -151,6 +151,14 @@ def add_initializer(graph: ir.Graph, name: str, tensor: ir.TensorProtocol) -> ir
     return value
 
 
+def add_constant(graph: ir.Graph, name: str, array: np.ndarray, origin: str) -> ir.Value:
+    """Give a graph a constant under a name, numbered if one has it; `origin` says where it came from."""
+    name = unused_name(graph, name)
+    value = add_initializer(graph, name, ir.tensor(array, name=name))
+    mark_constant(value, origin)
+    return value
+
+
 def _constant_tensor(node: ir.Node) -> ir.TensorProtocol | None:
     if len(node.attributes) != 1:
         return None

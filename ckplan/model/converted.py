@@ -12,6 +12,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ckplan.model.constants import mark_constant
+from ckplan.model.rewiring import put_behind
 
 #: Upsample, and Resize up to this version, know one way to place their results.
 _ASYMMETRIC = 10
@@ -157,15 +158,9 @@ def _from_axis_on(node: ir.Node) -> None:
     data = node.inputs[0]
     matrix = _emit(node, "Flatten", data, axis=node.attributes.get_int("axis", 1))
     node.attributes["axis"] = ir.AttrInt64("axis", -1)
-    shape, result, name = _emit(node, "Shape", data), node.outputs[0], node.outputs[0].name
+    back = ir.node("Reshape", [node.outputs[0], _emit(node, "Shape", data)])
     node.replace_input_with(0, matrix)
-    back = ir.node("Reshape", [result, shape])
-    result.replace_all_uses_with(back.outputs[0], replace_graph_outputs=True)
-    back.replace_input_with(0, result)
-    result.name, back.outputs[0].name = f"{name}/Hardmax", name
-    graph = node.graph
-    assert graph is not None
-    graph.insert_after(node, back)
+    put_behind(node, back, "Hardmax")
 
 
 def _repeat_for_channels(model: ir.Model, node: ir.Node, index: int) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from ckplan.model.constants import add_initializer, mark_constant, unused_name
+from ckplan.model.constants import add_constant, unused_name
 
 _ULPS = 4
 """How far the results of another library's kernel may lie from the exact ones, in units of the last place."""
@@ -190,7 +190,4 @@ def _operand(graph: ir.Graph, letter: str, made: ir.Value, dtype: ir.DataType, f
     if letter == "x":
         return made
     numbers = np.ones((), dtype.numpy()) if letter == "1" else function.constants[letter]
-    name = unused_name(graph, {"1": "one", "a": "axes"}.get(letter, "factor"))
-    value = add_initializer(graph, name, ir.tensor(numbers, name=name))
-    mark_constant(value, "a literal of the program")
-    return value
+    return add_constant(graph, {"1": "one", "a": "axes"}.get(letter, "factor"), numbers, "a literal of the program")

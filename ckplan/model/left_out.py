@@ -9,6 +9,7 @@ import onnx_ir as ir
 
 from ckplan.model.infer import static_shape
 from ckplan.model.mask_rewriting import Rewriting, integers
+from ckplan.model.rewiring import put_behind
 from ckplan.model.sample_axis import Along, along_samples
 
 _LABEL = -100
@@ -120,18 +121,13 @@ def _leave_out(rewriting: Rewriting, node: ir.Node, root: ir.Value, places: list
 
 def _divide_by_count(rewriting: Rewriting, node: ir.Node, root: ir.Value) -> None:
     """Let a mean of all elements be one of those that are chosen; of none it is not a number, as before."""
-    data, output = node.inputs[0], node.outputs[0]
-    assert data is not None
+    output = node.outputs[0]
     assert output.dtype is not None
-    graph, name = rewriting.graph, output.name
     flat = rewriting.mask(node, root, [math.prod(static_shape(root) or ())], 0)
     share = rewriting.emit(node, "ReduceMean", rewriting.emit(node, "Cast", flat, to=int(output.dtype)), keepdims=0)
     result = ir.node("Div", [output, share], name=f"{node.name}/masked/Div")
-    ir.convenience.replace_all_uses_with(output, result.outputs[0], replace_graph_outputs=True)
-    result.replace_input_with(0, output)
-    output.name, result.outputs[0].name = f"{name}/of_all", name
     result.outputs[0].dtype, result.outputs[0].shape = output.dtype, output.shape
-    graph.insert_after(node, result)
+    put_behind(node, result, "of_all")
 
 
 def _ignore(rewriting: Rewriting, node: ir.Node, root: ir.Value, places: list[int | None]) -> bool:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import onnx_ir as ir
 
-from ckplan.model.constants import add_initializer, mark_constant, unused_name
+from ckplan.model.constants import add_constant
 from ckplan.model.infer import static_shape
 
 
@@ -63,10 +63,7 @@ class Rewriting:
 
     def constant(self, array: np.ndarray) -> ir.Value:
         """Return an initializer of the program."""
-        name = unused_name(self.graph, "masked")
-        value = add_initializer(self.graph, name, ir.tensor(array, name=name))
-        mark_constant(value, "what a mask does not choose")
-        return value
+        return add_constant(self.graph, "masked", array, "what a mask does not choose")
 
     def numbers(self, *numbers: int) -> ir.Value:
         """Return an initializer of whole numbers [n]."""

@@ -18,6 +18,7 @@ from ckplan.model.fold import sweep
 from ckplan.model.infer import is_known, static_shape
 from ckplan.model.left_out import work_on_all
 from ckplan.model.mask_rewriting import Mask, Rewriting, integers, mask_of
+from ckplan.model.rewiring import put_in_place
 
 _FILLING = 0.5
 """What stands in the place of what is not chosen: logarithms, roots and quotients of it, and slopes, are numbers."""
@@ -134,7 +135,7 @@ def _at_places(
     shaper = full.producer()
     assert shaper is not None
     rewriting.scattered[shaper] = mask.root
-    _replace(node, rewriting.emit(node, "Where", chosen, full, data))
+    put_in_place(node, rewriting.emit(node, "Where", chosen, full, data))
     return True
 
 
@@ -147,17 +148,8 @@ def _read_all(rewriting: Rewriting, node: ir.Node, data: ir.Value, mask: Mask, a
     other = rewriting.constant(np.asarray(number, data.dtype.numpy()))
     result = rewriting.emit(node, "Where", rewriting.mask(node, mask.root, shape, 0), rows, other)
     rewriting.chosen[result] = mask.root
-    _replace(node, result)
+    put_in_place(node, result)
     return True
-
-
-def _replace(node: ir.Node, result: ir.Value) -> None:
-    output, graph = node.outputs[0], node.graph
-    assert graph is not None
-    name = output.name
-    ir.convenience.replace_all_uses_with(output, result, replace_graph_outputs=True)
-    output.name, result.name = None, name
-    graph.remove(node, safe=True)
 
 
 def _size_by_all(rewriting: Rewriting) -> bool:

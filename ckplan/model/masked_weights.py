@@ -15,7 +15,7 @@ import onnx_ir as ir
 
 from ckplan import keys
 from ckplan.display import shortened
-from ckplan.model.constants import add_initializer, mark_constant, unused_name
+from ckplan.model.constants import add_constant
 from ckplan.model.torch_export import buffers_of, folded_from, is_unstructured
 
 _COMPUTED = re.compile(r"onnx::(Conv\w*|Gemm|MatMul)_\d+")
@@ -68,9 +68,7 @@ def _doubtful(graph: ir.Graph) -> tuple[str, ...]:
 
 def _mask(graph: ir.Graph, value: ir.Value, array: np.ndarray) -> None:
     """Put a product with ones and zeros between a weight and its readers."""
-    name = unused_name(graph, f"{value.name}_mask")
-    mask = add_initializer(graph, name, ir.tensor((array != 0).astype(array.dtype), dtype=value.dtype, name=name))
-    mark_constant(mask, "a mask")
+    mask = add_constant(graph, f"{value.name}_mask", (array != 0).astype(array.dtype), "a mask")
     readers = list(value.uses())
     node = ir.node("Mul", inputs=[value, mask], name=f"{value.name}_masked")
     result = node.outputs[0]

@@ -15,7 +15,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ckplan.errors import ModelError
-from ckplan.model.constants import add_initializer, mark_constant, unused_name
+from ckplan.model.constants import add_constant
 from ckplan.model.default_sizes import SizesError
 from ckplan.model.fold import Sweep
 from ckplan.model.infer import static_shape
@@ -154,10 +154,8 @@ class Rebatch:
 
     def _set_constant(self, node: ir.Node, index: int, sizes: Sequence[int]) -> None:
         assert node.graph is not None
-        name = unused_name(node.graph, f"{node.name or node.outputs[0].name}/rebound_shape")
-        value = add_initializer(node.graph, name, ir.Tensor(np.asarray(sizes, dtype=np.int64), name=name))
-        mark_constant(value, "rebound")
-        node.replace_input_with(index, value)
+        name = f"{node.name or node.outputs[0].name}/rebound_shape"
+        node.replace_input_with(index, add_constant(node.graph, name, np.asarray(sizes, np.int64), "rebound"))
 
 
 def rebind_target(

@@ -14,7 +14,7 @@ import onnx_ir as ir
 
 from ckplan import keys
 from ckplan.display import shortened
-from ckplan.model.constants import add_initializer, mark_constant, unused_name
+from ckplan.model.constants import add_constant, add_initializer, unused_name
 from ckplan.model.torch_export import folded_from, is_state, is_unstructured
 
 _EXPANDED = re.compile(r"(expand|repeat)(_\d+)?")
@@ -65,9 +65,7 @@ def put_expand(graph: ir.Graph, value: ir.Value, row: ir.Value) -> None:
     assert value.const_value is not None  # of an initializer
     sizes = np.array(value.const_value.shape.numpy(), np.int64)
     del graph.initializers[name]
-    shape_name = unused_name(graph, f"{name}_shape")
-    shape = add_initializer(graph, shape_name, ir.tensor(sizes, name=shape_name))
-    mark_constant(shape, "a shape")
+    shape = add_constant(graph, f"{name}_shape", sizes, "a shape")
     result = ir.Value(name=name, shape=value.shape, type=value.type)
     graph.insert_before(graph[0], ir.Node("", "Expand", [row, shape], outputs=[result], name=name))
     value.replace_all_uses_with(result)

@@ -10,8 +10,9 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from ckplan.model.constants import add_initializer, mark_constant, unused_name
+from ckplan.model.constants import add_constant
 from ckplan.model.infer import static_shape
+from ckplan.model.rewiring import put_in_place
 from ckplan.model.traits import all_nodes
 
 
@@ -49,13 +50,8 @@ def _make_column(node: ir.Node, axis: ir.Value) -> None:
         made.outputs[0].name = f"{result.name}/{made.op_type.lower()}"
     node.graph.insert_before(node, [column, product, squeezed])
     squeezed.outputs[0].metadata_props.update(result.metadata_props)
-    ir.convenience.replace_all_uses_with(result, squeezed.outputs[0], replace_graph_outputs=True)
-    node.graph.remove(node, safe=True)
-    squeezed.outputs[0].name = result.name
+    put_in_place(node, squeezed.outputs[0])
 
 
 def _last_axis(graph: ir.Graph) -> ir.Value:
-    name = unused_name(graph, "last_axis")
-    value = add_initializer(graph, name, ir.tensor(np.array([-1], dtype=np.int64), name=name))
-    mark_constant(value, "setting")
-    return value
+    return add_constant(graph, "last_axis", np.array([-1], dtype=np.int64), "setting")
