@@ -90,7 +90,7 @@ def compare_files(
         name = _entry(head, heads, base.stem)
         settings = _settings(heads[name].settings, options)
         older, notes = take(base, settings, device=how.device, progress=how.progress)
-        _check_fit(str(base), older, str(head), heads[name])
+        notes += _fit(str(base), older, str(head), heads[name])
         return Comparison((judge(name, str(head), older, heads[name], limits),), notes, _RAISE_LIMIT)
     settings, paths = Settings.of(**options), [path for path in (base, head) if path is not None]
     sides = [take(path, settings, device=how.device, progress=how.progress) for path in paths]
@@ -117,7 +117,7 @@ def compare_targets(targets: Sequence[Target], baseline: Path | None, accept: st
     sides: Sides = {}
     if baseline is not None and (baseline.exists() or not how.accepting):
         sides = _base_sides(baseline, how)
-    checks, notes = [], []
+    checks, notes = [], list(dict.fromkeys(note for side in sides.values() for note in _aged(baseline, side, how)))
     for target in targets:
         try:
             check, said = _checked(target, sides.get(target.name), baseline, how)
@@ -139,7 +139,6 @@ def _checked(target: Target, base: Snapshot | None, baseline: Path | None, how: 
         # Before the work: what does not fit need not be planned, and the settings of another model fail oddly.
         mark = fingerprint_of(read(target.path))
         if not how.accepting:
-            _check_versions(str(baseline), base, "this is", versions(), ", or install {} {}")
             _check_model(str(baseline), base.fingerprint, str(target.path), mark)
         base = base if base.fingerprint.same_model(mark) else None
     head, notes = take(target.path, settings, device=how.device, progress=how.progress)
@@ -156,6 +155,8 @@ def _against_baseline(path: Path, bases: Sides, target: Target, how: How) -> Com
     check, notes = _checked(replace(target, name=name, options=settings.options()), base, path, how)
     if base is not None and base.settings == settings and not target.options and settings != Settings():
         notes = (f"settings are the baseline's: {settings}", *notes)
+    if base is not None:
+        notes = (*_aged(path, base, how), *notes)
     others = {other: side for other, side in bases.items() if other != name}
     return Comparison((check,), notes, accept, others)
 
@@ -175,13 +176,14 @@ def _compare_sides(
             f"'{base}' ({', '.join(bases)}) and '{head}' ({', '.join(heads)}) have no model in common",
             "compare results of the same models",
         )
-    checks = []
+    checks: list[Check] = []
+    notes: list[str] = []
     for name in names:
-        _check_fit(str(base), bases[name], str(head), heads[name])
+        notes += _fit(str(base), bases[name], str(head), heads[name])
         checks.append(judge(name, str(head), bases[name], heads[name], limits))
-    odd = sorted({*bases, *heads} - set(names)) if len(names) > 1 else []
-    notes = (f"only one of the files has {', '.join(odd)}",) if odd else ()
-    return Comparison(tuple(checks), notes, _RAISE_LIMIT)
+    if len(names) > 1 and (odd := sorted({*bases, *heads} - set(names))):
+        notes.append(f"only one of the files has {', '.join(odd)}")
+    return Comparison(tuple(checks), tuple(dict.fromkeys(notes)), _RAISE_LIMIT)
 
 
 def _base_sides(path: Path, how: How) -> Sides:
@@ -218,10 +220,10 @@ def _limits(asked: Limits, how: How) -> Limits:
     return replace(asked, max_regression=None, warn_regression=None) if how.accepting else asked
 
 
-def _check_fit(older: str, base: Snapshot, newer: str, head: Snapshot) -> None:
-    """Raises ModelError for two sides of other models or versions."""
+def _fit(older: str, base: Snapshot, newer: str, head: Snapshot) -> tuple[str, ...]:
+    """What must be known of two sides to compare them. Raises ModelError for two of other models."""
     _check_model(older, base.fingerprint, newer, head.fingerprint)
-    _check_versions(older, base, f"'{newer}' with", (head.ckplan, head.onnxruntime))
+    return _other_versions(older, base, f"'{newer}' with", (head.ckplan, head.onnxruntime))
 
 
 def _check_model(older: str, base: Fingerprint | None, newer: str, head: Fingerprint | None) -> None:
@@ -233,14 +235,24 @@ def _check_model(older: str, base: Fingerprint | None, newer: str, head: Fingerp
         )
 
 
-def _check_versions(older: str, base: Snapshot, newer: str, versions: tuple[str, str], remedy: str = "") -> None:
-    """Raises ModelError for a side that other versions of ckplan and onnxruntime made."""
-    programs = zip(("ckplan", "onnxruntime"), (base.ckplan, base.onnxruntime), versions, strict=True)
-    for program, old, new in programs:
-        # Patches of onnxruntime leave its planner alone.
-        told = [made.split(".")[:2] if program == "onnxruntime" else made for made in (old, new)]
-        if old and new and told[0] != told[1]:
-            raise ModelError(
-                f"'{older}' was made with {program} {old}, {newer} {program} {new}",
-                f"their figures differ; save the baseline again{remedy.format(program, old)}",
-            )
+def _aged(baseline: Path | None, base: Snapshot, how: How) -> tuple[str, ...]:
+    """A note for a baseline of other versions than these, unless it is about to be replaced."""
+    return () if how.accepting else _other_versions(str(baseline), base, "this is", versions())
+
+
+def _other_versions(older: str, base: Snapshot, newer: str, made: tuple[str, str]) -> tuple[str, ...]:
+    """A note for a side that other versions of ckplan or onnxruntime made.
+
+    It is compared all the same: an upgrade that takes more memory is what a check is there to show.
+    """
+    programs = zip(("ckplan", "onnxruntime"), (base.ckplan, base.onnxruntime), made, strict=True)
+    return tuple(
+        f"'{older}' was made with {program} {old}, {newer} {program} {new}; what differs may come from that"
+        for program, old, new in programs
+        if old and new and _planner(program, old) != _planner(program, new)
+    )
+
+
+def _planner(program: str, version: str) -> list[str]:
+    """The part of a version that counts: patches of onnxruntime leave its planner alone."""
+    return version.split(".")[:2] if program == "onnxruntime" else [version]
