@@ -12,7 +12,7 @@ import onnx_ir as ir
 from ckplan.answers.patterns import patterns
 from ckplan.errors import UsageError
 from ckplan.model.costs import node_cost
-from ckplan.model.traits import why_only_once
+from ckplan.model.traits import all_nodes, graphs_in, why_only_once
 from ckplan.pipeline import Step
 from ckplan.planner import Kind, Plan, Problem
 from ckplan.planner.alternatives import Copy, copies_of, keeping_instead, recomputed_with, recomputing_instead
@@ -234,8 +234,7 @@ def _named(name: str, ids: Mapping[str, int], model: ir.Model, original: Callabl
             _near(name, ids) or "name another tensor",
         )
     for node in model.graph:
-        bodies = [attribute.as_graph() for attribute in node.attributes.values() if attribute.type in _BODIES]
-        if any(value.name == name for body in bodies for inner in body.all_nodes() for value in inner.outputs):
+        if any(value.name == name for body in graphs_in(node) for inner in all_nodes(body) for value in inner.outputs):
             raise UsageError(
                 f"tensor '{name}' is made in the body of {node.op_type} '{node.name}', which is planned as a whole",
                 f"explain what that makes: `{node.outputs[0].name}`",
@@ -245,7 +244,6 @@ def _named(name: str, ids: Mapping[str, int], model: ir.Model, original: Callabl
     )
 
 
-_BODIES = frozenset({ir.AttributeType.GRAPH})
 _PASSING = frozenset({"Identity", "Dropout", "Cast"})
 
 

@@ -23,7 +23,8 @@ import onnx
 import onnx_ir as ir
 
 from ckplan.keys import PHASE
-from ckplan.model.traits import is_heavy
+from ckplan.model.node_reads import reads
+from ckplan.model.traits import graphs_in, is_heavy
 from ckplan.operators.table import STANDARD
 
 Level = Literal["layer", "group"]
@@ -135,7 +136,7 @@ def _units(nodes: Sequence[ir.Node]) -> list[_Unit]:
 
 def _is_heavy(node: ir.Node) -> bool:
     """Whether a node begins a group: an expensive operator, or one with a body."""
-    return is_heavy(node) or any(a.type == ir.AttributeType.GRAPH for a in node.attributes.values())
+    return is_heavy(node) or bool(graphs_in(node))
 
 
 def _unit_names(block: Sequence[int], units: Sequence[_Unit]) -> list[str]:
@@ -217,21 +218,11 @@ def _elements(node: ir.Node) -> int:
 def _producers(node: ir.Node, place: dict[ir.Node, int]) -> set[int]:
     """The forward nodes that a node reads from, its bodies included."""
     found = set()
-    for value in _read(node):
+    for value in reads(node):
         producer = value.producer()
         if producer is not None and producer in place:
             found.add(place[producer])
     return found
-
-
-def _read(node: ir.Node) -> list[ir.Value]:
-    """What a node reads of its own graph, values that its bodies read from outside included."""
-    read = [value for value in node.inputs if value is not None]
-    for attribute in node.attributes.values():
-        if attribute.type == ir.AttributeType.GRAPH:
-            for inner in attribute.as_graph().all_nodes():
-                read.extend(value for value in inner.inputs if value is not None and value.graph is node.graph)
-    return read
 
 
 # -- layers ------------------------------------------------------------------------------------------------------------

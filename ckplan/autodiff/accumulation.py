@@ -16,9 +16,9 @@ from typing import Literal, get_args
 import onnx_ir as ir
 
 from ckplan.autodiff.builder import FORWARD, Builder
-from ckplan.autodiff.paths import reads
 from ckplan.errors import UsageError
 from ckplan.keys import PHASE
+from ckplan.model.node_reads import reads
 
 Accumulation = Literal["auto", "eager", "lazy"]
 

@@ -8,8 +8,9 @@ import onnx_ir as ir
 
 from ckplan.autodiff.builder import is_floating
 from ckplan.autodiff.composites import DETACH
-from ckplan.autodiff.paths import differentiable_inputs, entry_of, reads
+from ckplan.autodiff.paths import differentiable_inputs, entry_of
 from ckplan.autodiff.registry import ZERO_DERIVATIVE
+from ckplan.model.node_reads import reads
 
 
 def between(graph: ir.Graph, sources: Iterable[ir.Value], targets: Iterable[ir.Value]) -> list[ir.Node]:
@@ -91,7 +92,7 @@ def _needed(graph: ir.Graph, targets: Iterable[ir.Value]) -> set[ir.Value]:
     needed = set(targets)
     for node in reversed(graph):
         if not needed.isdisjoint(node.outputs):
-            needed |= reads(node)
+            needed.update(reads(node))
     return needed
 
 

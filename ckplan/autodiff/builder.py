@@ -22,6 +22,7 @@ from ckplan.autodiff.precision import in_single, narrow_type
 from ckplan.autodiff.registry import NoGradientError
 from ckplan.errors import ModelError
 from ckplan.keys import PHASE
+from ckplan.model.node_reads import fixed_tensor, input_of
 
 #: Key in ``Node.meta`` of a gradient node: the forward node that it belongs to.
 FORWARD = "ckplan.forward"
@@ -125,11 +126,6 @@ def attr_ints(node: ir.Node, name: str, default: Sequence[int] | None = None) ->
     return tuple(attribute.as_ints())
 
 
-def input_of(node: ir.Node, index: int) -> ir.Value | None:
-    """Return an input of a node, None if it is absent or left out."""
-    return node.inputs[index] if index < len(node.inputs) else None
-
-
 def required_input(node: ir.Node, index: int) -> ir.Value:
     """Return an input that the operator demands.
 
@@ -206,9 +202,8 @@ class Builder:
 
     def constant_of(self, value: ir.Value | None) -> np.ndarray | None:
         """Return the content of a value that is fixed in the file, None if it is absent, computed, fed or trained."""
-        if value is None or value.const_value is None or value.is_graph_input() or self.wants(value):
-            return None
-        return value.const_value.numpy()
+        tensor = None if self.wants(value) else fixed_tensor(value)
+        return None if tensor is None else tensor.numpy()
 
     def constant_ints(self, node: ir.Node, index: int, what: str) -> tuple[int, ...] | None:
         """Return an integer input of a node such as its axes, None if it is left out.
@@ -372,8 +367,9 @@ class Builder:
                 continue
             name = cast("str", value.name)
             types[name] = onnx.helper.make_tensor_type_proto(int(cast("ir.DataType", value.dtype)), shape_of(value))
-            if value.const_value is not None and value.const_value.size <= _SMALL and not value.is_graph_input():
-                data[name] = ir.serde.serialize_tensor(value.const_value)
+            tensor = fixed_tensor(value)
+            if tensor is not None and tensor.size <= _SMALL:
+                data[name] = ir.serde.serialize_tensor(tensor)
         try:
             # The generic ir.to_proto takes ten times as long to find out what it was given.
             inferred = onnx.shape_inference.infer_node_outputs(schema, ir.serde.serialize_node(node), types, data)

@@ -16,10 +16,10 @@ import onnx_ir as ir
 from onnx_ir.convenience import convert_attributes
 
 from ckplan.autodiff.builder import Builder
-from ckplan.autodiff.paths import captured
 from ckplan.errors import ModelError
 from ckplan.keys import PHASE
 from ckplan.model.node_copies import copy_nodes
+from ckplan.model.node_reads import captured
 from ckplan.model.traits import graphs_in
 
 DOMAIN = "pkg.ckplan"

@@ -16,11 +16,12 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from ckplan.autodiff.builder import Builder, attr_int, attr_ints, attr_str, dtype_of, input_of, required_input, shape_of
+from ckplan.autodiff.builder import Builder, attr_int, attr_ints, attr_str, dtype_of, required_input, shape_of
 from ckplan.autodiff.composites import outline
 from ckplan.autodiff.sums import total
 from ckplan.keys import CLASSES
 from ckplan.model.constants import mark_constant
+from ckplan.model.node_reads import input_of
 
 #: Operators that compute a cross-entropy and are replaced by the nodes emitted here.
 LOSS_OPERATORS = ("SoftmaxCrossEntropyLoss", "NegativeLogLikelihoodLoss")

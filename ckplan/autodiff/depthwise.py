@@ -11,13 +11,14 @@ import math
 
 import onnx_ir as ir
 
-from ckplan.autodiff.builder import Builder, input_of, required_input, shape_of, size_of
+from ckplan.autodiff.builder import Builder, required_input, shape_of, size_of
 from ckplan.autodiff.composites import become
 from ckplan.autodiff.rules import depthwise_rows
 from ckplan.autodiff.rules.windows import Window, window_of
 from ckplan.autodiff.transposes import read_past
 from ckplan.keys import PHASE
 from ckplan.model.infer import static_shape
+from ckplan.model.node_reads import input_of
 
 #: Taps along each axis from which on products of rows are faster.
 _TAPS = 5

@@ -10,13 +10,14 @@ import onnx_ir as ir
 from ckplan.autodiff.builder import Builder, dtype_of, shape_of
 from ckplan.autodiff.composites import is_composite
 from ckplan.autodiff.inline import inline_function
-from ckplan.autodiff.paths import captured, differentiable_inputs, entry_of, reads
+from ckplan.autodiff.paths import differentiable_inputs, entry_of
 from ckplan.autodiff.presence import there
 from ckplan.autodiff.registry import NON_DIFFERENTIABLE, Entry, NoGradientError
 from ckplan.errors import ModelError, UnsupportedOperatorsError
 from ckplan.keys import DATA_SIZED, NOT_EXPANDED
 from ckplan.model.contrib import MICROSOFT, REFUSED
 from ckplan.model.costs import BLOCKED
+from ckplan.model.node_reads import captured, reads
 
 Finish = Callable[[Builder, ir.Value, float], ir.Value]
 

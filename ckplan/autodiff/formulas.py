@@ -6,10 +6,11 @@ from collections.abc import Container, Iterable, Sequence
 
 import onnx_ir as ir
 
-from ckplan.autodiff.builder import shape_of, size_of
+from ckplan.autodiff.builder import shape_of
 from ckplan.autodiff.composites import become
 from ckplan.autodiff.paths import discard
 from ckplan.model.detached import detached_inputs
+from ckplan.model.node_reads import fixed_integers
 
 TYPES = (ir.DataType.FLOAT, ir.DataType.DOUBLE)
 """Element types in which the CPU's kernels of Softmax, LogSoftmax and LayerNormalization compute."""
@@ -17,10 +18,10 @@ TYPES = (ir.DataType.FLOAT, ir.DataType.DOUBLE)
 
 def reduced_axis(reduction: ir.Node) -> int | None:
     """The axis that a reduction goes along, if it is a single one that the file fixes."""
-    source, axes = reduction.inputs[0], reduction.inputs[1] if len(reduction.inputs) > 1 else None
-    if source is None or axes is None or axes.const_value is None or axes.is_graph_input() or size_of(axes) != 1:
+    source, axes = reduction.inputs[0], fixed_integers(reduction, 1)
+    if source is None or axes is None or len(axes) != 1:
         return None
-    return int(axes.const_value.numpy().reshape(())) % len(shape_of(source))
+    return axes[0] % len(shape_of(source))
 
 
 def nodes_inside(ends: Container[ir.Value | None], last: ir.Node) -> set[ir.Node]:

@@ -18,9 +18,10 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from ckplan.autodiff.builder import Builder, shape_of, size_of
+from ckplan.autodiff.builder import Builder, shape_of
 from ckplan.autodiff.formulas import is_private, nodes_inside, replace_formula
 from ckplan.autodiff.polynomials import ARITHMETIC, Polynomial, applied, is_same, number, quantity, term
+from ckplan.model.node_reads import fixed_tensor
 
 _BENDS: Mapping[str, tuple[str, Polynomial]] = {
     "Erf": ("none", {term(x=1): math.sqrt(0.5)}),
@@ -109,9 +110,8 @@ def _upstream(value: ir.Value, held: Container[ir.Value]) -> list[ir.Value]:
 
 def _number(value: ir.Value, held: Container[ir.Value]) -> float | None:
     """The number that a value of one element is, if it is fixed in the file and not trained."""
-    if value.const_value is None or value.is_graph_input() or value in held or size_of(value) != 1:
-        return None
-    return float(value.const_value.numpy().reshape(()))
+    tensor = fixed_tensor(value)
+    return None if tensor is None or value in held or tensor.size != 1 else float(tensor.numpy().reshape(()))
 
 
 def _polynomial(

@@ -16,6 +16,7 @@ import onnx_ir as ir
 from ckplan.autodiff.builder import Builder, attr_int, attr_ints, required_input, shape_of, size_of
 from ckplan.autodiff.composites import become
 from ckplan.autodiff.paths import discard
+from ckplan.model.node_reads import fixed_tensor
 
 
 def group_heads(op: Builder, held: Container[ir.Value]) -> None:
@@ -71,8 +72,7 @@ def _factor(node: ir.Node, held: Container[ir.Value]) -> ir.Value | None:
     if node.op_type not in ("Mul", "Div") or node.domain:
         return None
     value = required_input(node, 1)
-    is_fixed = value.const_value is not None and not value.is_graph_input() and value not in held
-    return value if is_fixed and size_of(value) == 1 else None
+    return value if fixed_tensor(value) is not None and value not in held and size_of(value) == 1 else None
 
 
 def _group(

@@ -9,25 +9,10 @@ import onnx_ir as ir
 from ckplan.autodiff.builder import is_floating
 from ckplan.autodiff.registry import NON_DIFFERENTIABLE, ZERO_DERIVATIVE, Entry, lookup
 from ckplan.model.cleanup import drop_unread_initializers
+from ckplan.model.node_reads import captured, reads
 from ckplan.model.traits import graphs_in
 
 _ANY_VERSION = 1 << 30
-
-
-def captured(node: ir.Node) -> list[ir.Value]:
-    """Return the outer values that the bodies of a control-flow node read, each once, in the order of reading."""
-    found: dict[ir.Value, None] = {}
-    for graph in graphs_in(node):
-        defined = {*graph.inputs, *graph.initializers.values()}
-        defined.update(output for inner in graph for output in inner.outputs)
-        read = [value for inner in graph for value in (*inner.inputs, *captured(inner)) if value is not None]
-        found.update((value, None) for value in (*read, *graph.outputs) if value not in defined)
-    return list(found)
-
-
-def reads(node: ir.Node) -> set[ir.Value]:
-    """Return all values a node needs, those its bodies capture included."""
-    return {value for value in (*node.inputs, *captured(node)) if value is not None}
 
 
 def entry_of(node: ir.Node, opset_imports: Mapping[str, int]) -> Entry | None:

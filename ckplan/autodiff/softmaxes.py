@@ -18,6 +18,7 @@ import onnx_ir as ir
 from ckplan.autodiff.builder import Builder, shape_of
 from ckplan.autodiff.formulas import TYPES, is_private, nodes_inside, reduced_axis, replace_formula
 from ckplan.autodiff.head import SHAPE_ONLY
+from ckplan.model.node_reads import fixed_tensor
 
 
 def join_softmaxes(op: Builder, held: Container[ir.Value]) -> None:
@@ -119,6 +120,5 @@ def _beside_infinity(node: ir.Node) -> ir.Value | None:
 
 
 def _is_lowest(value: ir.Value) -> bool:
-    if value.const_value is None or value.is_graph_input():
-        return False
-    return bool((value.const_value.numpy() == -math.inf).all())
+    tensor = fixed_tensor(value)
+    return tensor is not None and bool((tensor.numpy() == -math.inf).all())

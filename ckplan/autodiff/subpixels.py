@@ -17,12 +17,13 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from ckplan.autodiff.builder import Builder, attr_int, input_of, required_input, shape_of
+from ckplan.autodiff.builder import Builder, attr_int, required_input, shape_of
 from ckplan.autodiff.composites import become
 from ckplan.autodiff.rules.conv import transposed_window
 from ckplan.autodiff.rules.windows import pad_axes, permuted
 from ckplan.autodiff.slices import slice_axes
 from ckplan.keys import PHASE
+from ckplan.model.node_reads import input_of
 
 #: Taps that add up to an element of the result, from which on the convolution is faster.
 _TAPS = 16

@@ -13,8 +13,8 @@ import onnx_ir as ir
 
 from ckplan.autodiff.blocks import Stretch, bytes_of, reorder, write_blocks
 from ckplan.autodiff.builder import Builder, shape_of, size_of
-from ckplan.autodiff.paths import reads
 from ckplan.autodiff.regions import Region, largest_divisor
+from ckplan.model.node_reads import reads
 from ckplan.model.sample_axis import Along, along_samples
 from ckplan.model.traits import is_heavy, is_random
 

@@ -7,10 +7,9 @@ from pathlib import Path
 import onnx_ir as ir
 
 from ckplan.errors import ModelError
-from ckplan.isolation.arrays import Array
 from ckplan.meter.child import Channel
 from ckplan.meter.session import open_session
-from ckplan.model.infer import NodeInference
+from ckplan.model.infer import NodeInference, small_constant
 from ckplan.runtime.executed import mark_executed
 
 _SMALL = 2048
@@ -72,12 +71,7 @@ def _infer(executed: ir.Model, model: ir.Model) -> None:
 
 def infer_shapes(model: ir.Model) -> None:
     """Set shapes and types where they are missing or open, node by node as onnxruntime does, as far as that goes."""
-
-    def constant(value: ir.Value) -> Array | None:
-        tensor = None if value.is_graph_input() else ir.convenience.get_const_tensor(value)
-        return tensor.numpy() if tensor is not None and tensor.size <= _SMALL else None
-
     inference = NodeInference(model.graph, model.ir_version)
     for node in model.graph:
         if any(value.shape is None or not value.shape.is_static() for value in node.outputs):
-            inference.run(node, constant)
+            inference.run(node, small_constant)

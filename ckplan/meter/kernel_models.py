@@ -12,6 +12,7 @@ import onnx_ir as ir
 
 from ckplan.isolation.arrays import Array
 from ckplan.model.costs import node_cost, seconds
+from ckplan.model.node_reads import fixed_tensor
 from ckplan.model.traits import graphs_in
 from ckplan.runtime.sizes import dimensions_of
 
@@ -130,9 +131,8 @@ def _input(value: ir.Value, name: str, made: dict[str, ir.Value]) -> ir.Value:
 
 def _numbers(value: ir.Value) -> Array | None:
     """The constant that is part of a kernel, None for data."""
-    if value.const_value is None or value.is_graph_input() or value.const_value.size > _NUMBERS:
-        return None
-    return np.asarray(value.const_value.numpy())
+    tensor = fixed_tensor(value)
+    return None if tensor is None or tensor.size > _NUMBERS else np.asarray(tensor.numpy())
 
 
 def _text(attribute: ir.Attr) -> str:

@@ -8,6 +8,8 @@ import numpy as np
 import onnx_ir as ir
 
 from ckplan.model.infer import static_shape
+from ckplan.model.node_reads import fixed_tensor, input_of
+from ckplan.model.traits import graphs_in
 
 _TRIPS = 1 << 31
 
@@ -16,7 +18,7 @@ def bodies_of(node: ir.Node) -> list[ir.Graph]:
     """The graphs that a node of If, Loop or Scan holds, none for other nodes."""
     if node.domain != "" or node.op_type not in ("If", "Loop", "Scan"):
         return []
-    return [attribute.as_graph() for attribute in node.attributes.values() if attribute.type == ir.AttributeType.GRAPH]
+    return graphs_in(node)
 
 
 def enter(node: ir.Node) -> None:
@@ -90,7 +92,7 @@ def fixed_trips(node: ir.Node) -> int | None:
     most = most_trips(node)
     if most is None:
         return None
-    start = node.inputs[1] if len(node.inputs) > 1 else None
+    start = input_of(node, 1)
     if start is not None:
         array = constant_array(start)
         if array is None:
@@ -116,10 +118,8 @@ def most_trips(node: ir.Node) -> int | None:
 
 def constant_array(value: ir.Value) -> np.ndarray | None:
     """The content of an initializer that nobody feeds."""
-    value = through_identity(value)
-    if value.const_value is None or value.is_graph_input():
-        return None
-    return np.asarray(value.const_value.numpy())
+    tensor = fixed_tensor(through_identity(value))
+    return None if tensor is None else np.asarray(tensor.numpy())
 
 
 def through_identity(value: ir.Value) -> ir.Value:

@@ -10,6 +10,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ckplan import keys
+from ckplan.model.node_reads import fixed_integers
 
 IN_NODE = "Constant node"
 """The origin of what an exporter wrote as a Constant node."""
@@ -174,10 +175,8 @@ def _constant_tensor(node: ir.Node) -> ir.TensorProtocol | None:
 
 
 def _filled_tensor(node: ir.Node) -> ir.TensorProtocol | None:
-    shape = node.inputs[0]
-    if shape is None or shape.const_value is None or not shape.is_initializer() or shape.is_graph_input():
-        return None
-    return filled(node, [int(size) for size in shape.const_value.numpy()])
+    shape = fixed_integers(node, 0)
+    return None if shape is None else filled(node, shape)
 
 
 def filled(node: ir.Node, shape: list[int]) -> ir.TensorProtocol | None:

@@ -12,6 +12,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ckplan.model.constants import mark_constant
+from ckplan.model.node_reads import input_of
 from ckplan.model.rewiring import put_behind
 
 #: Upsample, and Resize up to this version, know one way to place their results.
@@ -77,7 +78,7 @@ def _place_as_once(model: ir.Model, node: ir.Node) -> None:
     An axis that grows and one that shrinks need a node each; so do scales that are not known yet.
     """
     _set_text(node, "coordinate_transformation_mode", "asymmetric")
-    scales = node.inputs[2] if len(node.inputs) > 2 else None
+    scales = input_of(node, 2)
     if scales is None or node.attributes.get_string("mode", "nearest") != "nearest":
         _set_text(node, "nearest_mode", "floor")
         return

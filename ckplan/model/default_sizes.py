@@ -11,6 +11,7 @@ from ckplan.errors import ModelError
 from ckplan.model.dims import DEFAULT_LENGTH, Defaults
 from ckplan.model.fixing import deciding_input
 from ckplan.model.infer import static_shape
+from ckplan.model.node_reads import input_of
 from ckplan.model.traits import all_nodes
 
 PIXELS = (64, 128, 224, 640)
@@ -76,7 +77,7 @@ def _fits(node: ir.Node) -> bool:
 def _of_one_batch(node: ir.Node) -> bool:
     """Whether the states that an LSTM, a GRU or an RNN begins with are for as many samples as its input."""
     batch_first = node.attributes.get_int("layout", 0) == 1
-    read = [node.inputs[place] if place < len(node.inputs) else None for place in (0, 5, 6)]
+    read = [input_of(node, place) for place in (0, 5, 6)]
     shapes = [None if value is None else static_shape(value) for value in read]
     return len({shape[0 if batch_first else 1] for shape in shapes if shape is not None and len(shape) == 3}) <= 1
 

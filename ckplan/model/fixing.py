@@ -12,6 +12,7 @@ import onnx_ir as ir
 from ckplan.errors import UsageError
 from ckplan.model.constants import mark_constant
 from ckplan.model.infer import static_shape
+from ckplan.model.traits import graphs_in
 
 Number: TypeAlias = "int | float | bool"
 Fixed: TypeAlias = "Mapping[str, Number | Sequence[Number]]"
@@ -63,8 +64,7 @@ def deciding_input(graph: ir.Graph, node: ir.Node) -> str:
     """The input of a main graph that alone decides whether a node inside of an If runs; empty if none does."""
     pending: list[ir.Value | None] = []
     for holder in graph:
-        bodies = [a.as_graph() for a in holder.attributes.values() if a.type == ir.AttributeType.GRAPH]
-        inside = any(inner is node for body in bodies for inner in body.all_nodes())
+        inside = any(inner is node for body in graphs_in(holder) for inner in body.all_nodes())
         if holder.op_type == "If" and inside:
             pending.append(holder.inputs[0])
     found: dict[str, None] = {}

@@ -23,8 +23,10 @@ from ckplan.model.constants import FOLDED, filled, is_constant, mark_constant, u
 from ckplan.model.contrib import expand
 from ckplan.model.effort import TRANSIENT_BYTES, is_quick
 from ckplan.model.infer import NodeInference, is_known, static_shape
+from ckplan.model.node_reads import fixed_tensor
 from ckplan.model.opset import MINIMUM_IR_VERSION
 from ckplan.model.sequences import Contents, resolve
+from ckplan.model.traits import graphs_in
 from ckplan.model.trip_counts import fix_trip_count
 from ckplan.model.unchanging_states import capture_unchanging_states
 
@@ -193,8 +195,7 @@ def _forget(body: ir.Graph, state: Sweep) -> None:
 def _fold(node: ir.Node, state: Sweep) -> None:
     if node.domain != "" or node.op_type in _NEVER:
         return
-    bodies = (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
-    if any(attribute.type in bodies for attribute in node.attributes.values()):
+    if graphs_in(node):
         return
     arrays = _fold_by_shape(node)
     if arrays is None:
@@ -256,9 +257,8 @@ def _evaluate(node: ir.Node, state: Sweep) -> list[np.ndarray] | None:
 
 def _compared_number(value: ir.Value | None) -> np.ndarray | None:
     """The number of an initializer that is compared with another: whoever wrote the file has decided what comes out."""
-    if value is None or value.const_value is None or not value.is_initializer() or value.is_graph_input():
-        return None
-    return np.asarray(value.const_value.numpy()) if value.const_value.size == 1 else None
+    tensor = fixed_tensor(value)
+    return np.asarray(tensor.numpy()) if tensor is not None and tensor.size == 1 else None
 
 
 def _small_enough(node: ir.Node, arrays: list[np.ndarray | None]) -> bool:
@@ -284,8 +284,8 @@ def _attribute(attribute: ir.Attr) -> object:
 
 
 def _constant_initializer(value: ir.Value) -> np.ndarray | None:
-    tensor = value.const_value
-    if tensor is None or not value.is_initializer() or value.is_graph_input() or tensor.nbytes > TRANSIENT_BYTES:
+    tensor = fixed_tensor(value)
+    if tensor is None or tensor.nbytes > TRANSIENT_BYTES:
         return None
     dtype = tensor.dtype
     if dtype == ir.DataType.STRING or (dtype.is_floating_point() and not is_constant(value)):

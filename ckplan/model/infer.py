@@ -8,8 +8,13 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
+from ckplan.model.node_reads import captured, fixed_tensor
+
 # Operands that decide a shape (targets, pads, axes, repeats) are small; larger ones are not worth serialising.
 _DATA_LIMIT = 2048
+
+# Of initializers, which may be weights, only as many numbers as such operands have are looked at.
+_OPERAND = 64
 
 # Operators whose schema says nothing of the output's shape.
 _LIKE_ITS_INPUT = frozenset({"GroupNormalization", "MeanVarianceNormalization"})
@@ -46,7 +51,7 @@ class NodeInference:
         values = [value for value in node.inputs if value is not None]
         nested = [attribute for attribute in node.attributes.values() if attribute.type == ir.AttributeType.GRAPH]
         if nested:
-            values.extend(captures(node))
+            values.extend(captured(node))
         if any(value.type is None for value in values):
             return ""
         arrays = [_operand(value, constant) for value in values]
@@ -126,27 +131,16 @@ def _dimension(dim: int | ir.SymbolicDim) -> int | str | None:
 
 def _small_initializer(value: ir.Value) -> np.ndarray | None:
     """Operands such as the scales of a Resize decide shapes too, though folding treats floats as weights."""
-    tensor = value.const_value
-    if tensor is None or not value.is_initializer() or value.is_graph_input() or tensor.size > 64:
+    tensor = fixed_tensor(value)
+    if tensor is None or tensor.size > _OPERAND or tensor.dtype == ir.DataType.STRING:
         return None
-    return None if tensor.dtype == ir.DataType.STRING else np.asarray(tensor.numpy())
+    return np.asarray(tensor.numpy())
 
 
-def captures(node: ir.Node) -> Sequence[ir.Value]:
-    """Values of enclosing graphs that the bodies of a control flow node read."""
-    inside: set[ir.Value] = set()
-    read: dict[ir.Value, None] = {}
-    for attribute in node.attributes.values():
-        if attribute.type != ir.AttributeType.GRAPH:
-            continue
-        body = attribute.as_graph()
-        for scope in (body, *body.subgraphs()):
-            inside.update(scope.inputs)
-            inside.update(scope.initializers.values())
-            inside.update(output for inner in scope for output in inner.outputs)
-            read.update({value: None for inner in scope for value in inner.inputs if value is not None})
-            read.update(dict.fromkeys(scope.outputs))
-    return [value for value in read if value not in inside]
+def small_constant(value: ir.Value) -> np.ndarray | None:
+    """The content of a value that the file fixes, in a Constant node or an initializer, if it may decide a shape."""
+    tensor = None if value.is_graph_input() else ir.convenience.get_const_tensor(value)
+    return tensor.numpy() if tensor is not None and tensor.size <= _OPERAND else None
 
 
 def type_of(value: ir.Value) -> onnx.TypeProto | None:

@@ -8,7 +8,8 @@ import numpy as np
 import onnx_ir as ir
 
 from ckplan.model.infer import static_shape
-from ckplan.model.mask_rewriting import Rewriting, integers
+from ckplan.model.mask_rewriting import Rewriting
+from ckplan.model.node_reads import fixed_integers, fixed_tensor
 from ckplan.model.rewiring import put_behind
 from ckplan.model.sample_axis import Along, along_samples
 
@@ -56,7 +57,7 @@ def _is_sized_by_count(rewriting: Rewriting, node: ir.Node, axis: int, root: ir.
     """Whether a result has its size along the axis of what is chosen from that, and others not by chance or by it."""
     shapes = [static_shape(value) for value in node.inputs if value is not None]
     result = static_shape(node.outputs[0]) or ()
-    named = integers(node, 3 if node.op_type == "Slice" else 1)
+    named = fixed_integers(node, 3 if node.op_type == "Slice" else 1)
     if node in rewriting.sized and node.op_type == "Slice":
         return [one % len(result) for one in named or ()] == [axis]
     if node in rewriting.sized:
@@ -85,16 +86,17 @@ def _alone(node: ir.Node, places: list[int | None]) -> Along | None:
         return None
     if node.op_type in _LOSSES and node.attributes.get_string("reduction", "mean") == "none":
         return Along(0) if places[:2] == [0, 0] and not any(place is not None for place in places[2:]) else None
-    steps = integers(node, 4) or [1]
+    steps = fixed_integers(node, 4) or [1]
     whole = node.inputs[0] is not None and static_shape(node.inputs[0]) == static_shape(node.outputs[0])
     return Along(places[0]) if node.op_type == "Slice" and whole and all(step == 1 for step in steps) else None
 
 
 def _is_uniform(value: ir.Value | None) -> bool:
     """Whether a value is a constant whose elements are all equal."""
-    if value is None or value.const_value is None or not value.is_initializer():
+    tensor = fixed_tensor(value)
+    if tensor is None:
         return False
-    array = value.const_value.numpy()
+    array = tensor.numpy()
     return array.size > 0 and bool((array == array.reshape(-1)[0]).all())
 
 
@@ -106,9 +108,10 @@ def _leave_out(rewriting: Rewriting, node: ir.Node, root: ir.Value, places: list
         return False
     if node.op_type in _LOSSES:
         return _ignore(rewriting, node, root, places)
-    if node.op_type not in _NEUTRAL or (len(node.inputs) > 1 and (places[1] is not None or integers(node, 1) is None)):
+    axes_vary = len(node.inputs) > 1 and (places[1] is not None or fixed_integers(node, 1) is None)
+    if node.op_type not in _NEUTRAL or axes_vary:
         return False
-    named = integers(node, 1) or range(len(shape))
+    named = fixed_integers(node, 1) or range(len(shape))
     if not data.dtype.is_floating_point() or places[0] not in {axis % len(shape) for axis in named}:
         return False
     neutral = rewriting.constant(np.asarray(_NEUTRAL[node.op_type], data.dtype.numpy()))

@@ -97,11 +97,3 @@ def mask_of(value: ir.Value | None) -> Mask:
             inner = mask_of(source)
             return Mask(inner.root, inner.repeats * math.prod(shape[same:]))
     return Mask(value)
-
-
-def integers(node: ir.Node, index: int) -> list[int] | None:
-    """Return the integers of an input that is fixed in the file."""
-    value = node.inputs[index] if index < len(node.inputs) else None
-    if value is None or value.const_value is None or not value.is_initializer():
-        return None
-    return [int(number) for number in value.const_value.numpy().reshape(-1)]

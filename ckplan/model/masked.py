@@ -17,7 +17,8 @@ import onnx_ir as ir
 from ckplan.model.fold import sweep
 from ckplan.model.infer import is_known, static_shape
 from ckplan.model.left_out import work_on_all
-from ckplan.model.mask_rewriting import Mask, Rewriting, integers, mask_of
+from ckplan.model.mask_rewriting import Mask, Rewriting, mask_of
+from ckplan.model.node_reads import fixed_integers
 from ckplan.model.rewiring import put_in_place
 
 _FILLING = 0.5
@@ -103,11 +104,11 @@ def _turned(node: ir.Node, index: int, in_rows: bool, whole: bool, axes: int) ->
         return None
     if node.op_type == "Transpose" and whole and list(node.attributes.get_ints("perm") or (1, 0)) == [1, 0]:
         return not in_rows, True
-    if node.op_type == "Squeeze" and whole and axes == 1 and len(integers(node, 1) or ()) == 1:
+    if node.op_type == "Squeeze" and whole and axes == 1 and len(fixed_integers(node, 1) or ()) == 1:
         return False, False
     if node.op_type == "Unsqueeze" and not whole:
-        return (True, True) if integers(node, 1) in ([1], [-1]) else None
-    if node.op_type == "Reshape" and axes == 1 and integers(node, 1) == [-1]:
+        return (True, True) if fixed_integers(node, 1) in ([1], [-1]) else None
+    if node.op_type == "Reshape" and axes == 1 and fixed_integers(node, 1) == [-1]:
         return False, False
     alone = node.op_type in ("Identity", "Max", "Min") and len(node.inputs) == 1
     return (in_rows, whole) if alone or (node.op_type == "Expand" and not whole) else None

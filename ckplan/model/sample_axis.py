@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 import onnx_ir as ir
 
 from ckplan.model.infer import static_shape
+from ckplan.model.node_reads import fixed_integers, input_of
 
 
 @dataclass(frozen=True)
@@ -60,18 +61,6 @@ def _shape(value: ir.Value | None) -> tuple[int, ...]:
     return () if shape is None else shape
 
 
-def _input(node: ir.Node, index: int) -> ir.Value | None:
-    return node.inputs[index] if index < len(node.inputs) else None
-
-
-def _constant(node: ir.Node, index: int) -> list[int] | None:
-    """The integers of an input that is fixed in the file."""
-    value = _input(node, index)
-    if value is None or value.const_value is None or value.is_graph_input():
-        return None
-    return [int(number) for number in value.const_value.numpy().reshape(-1)]
-
-
 def _broadcast(node: ir.Node, axes: Axes, samples: int, rank: int | None = None) -> Along | None:
     """Samples along one axis of all operands, counted from behind; of others a block, where they are as long there."""
     rank = len(_shape(node.outputs[0])) if rank is None else rank
@@ -106,7 +95,7 @@ def _batch_normalization(node: ir.Node, axes: Axes, samples: int) -> Along | Non
 def _resize(node: ir.Node, axes: Axes, samples: int) -> Along | None:
     """Between places of a sample; sizes that name the samples would have to be written anew."""
     named = node.attributes.get_ints("axes")
-    if _input(node, 3) is not None and (named is None or 0 in named):
+    if input_of(node, 3) is not None and (named is None or 0 in named):
         return None
     same = _shape(node.inputs[0])[0] == _shape(node.outputs[0])[0]
     return _first_of_first(node, axes, samples) if same else None
@@ -138,7 +127,7 @@ def _gemm(node: ir.Node, axes: Axes, samples: int) -> Along | None:
     row = 1 if node.attributes.get_int("transA", 0) else 0
     if axes[0] != row or axes[1] is not None:
         return None
-    shape = _shape(_input(node, 2))
+    shape = _shape(input_of(node, 2))
     rows = _shape(node.outputs[0])[0]
     full = len(shape) == 2 and shape[0] == rows
     if len(axes) > 2 and axes[2] is not None:
@@ -156,7 +145,7 @@ def _transpose(node: ir.Node, axes: Axes, samples: int) -> Along | None:
 def _reshape(node: ir.Node, axes: Axes, samples: int) -> Along | None:
     """Samples stay whole where as much stands before them, and a multiple of their number is an axis there."""
     axis, before, after = axes[0], _shape(node.inputs[0]), _shape(node.outputs[0])
-    if axis is None or 0 in before or (node.op_type == "Reshape" and _constant(node, 1) is None):
+    if axis is None or 0 in before or (node.op_type == "Reshape" and fixed_integers(node, 1) is None):
         return None
     ahead = math.prod(before[:axis])
     places = (place for place, dim in enumerate(after) if math.prod(after[:place]) == ahead and dim % samples == 0)
@@ -165,7 +154,7 @@ def _reshape(node: ir.Node, axes: Axes, samples: int) -> Along | None:
 
 
 def _expand(node: ir.Node, axes: Axes, samples: int) -> Along | None:
-    if axes[0] is None or _constant(node, 1) is None:
+    if axes[0] is None or fixed_integers(node, 1) is None:
         return None
     return Along(axes[0] + len(_shape(node.outputs[0])) - len(_shape(node.inputs[0])))
 
@@ -200,16 +189,16 @@ def _trailing(node: ir.Node, axes: Axes, samples: int) -> Along | None:
 
 def _slice(node: ir.Node, axes: Axes, samples: int) -> Along | None:
     rank = len(_shape(node.inputs[0]))
-    starts = _shape(_input(node, 1))
-    named = list(range(starts[0])) if _input(node, 3) is None else _constant(node, 3)
+    starts = _shape(input_of(node, 1))
+    named = list(range(starts[0])) if input_of(node, 3) is None else fixed_integers(node, 3)
     if named is None or axes[0] is None or axes[0] in {axis % rank for axis in named}:
         return None
     return Along(axes[0])
 
 
 def _pad(node: ir.Node, axes: Axes, samples: int) -> Along | None:
-    rank, pads = len(_shape(node.inputs[0])), _constant(node, 1)
-    named = list(range(rank)) if _input(node, 3) is None else _constant(node, 3)
+    rank, pads = len(_shape(node.inputs[0])), fixed_integers(node, 1)
+    named = list(range(rank)) if input_of(node, 3) is None else fixed_integers(node, 3)
     if pads is None or named is None or axes[0] is None:
         return None
     sizes = zip(named, pads, pads[len(named) :], strict=False)
@@ -241,7 +230,7 @@ def _elements(node: ir.Node, axes: Axes, samples: int) -> Along | None:
 
 def _reduce(node: ir.Node, axes: Axes, samples: int) -> Along | None:
     rank = len(_shape(node.inputs[0]))
-    named = node.attributes.get_ints("axes") if _input(node, 1) is None else _constant(node, 1)
+    named = node.attributes.get_ints("axes") if input_of(node, 1) is None else fixed_integers(node, 1)
     if not named and not node.attributes.get_int("noop_with_empty_axes", 0):
         return None
     return _reduced(node, axes[0], {axis % rank for axis in named or ()})

@@ -16,6 +16,7 @@ import onnx_ir as ir
 
 from ckplan.model.infer import static_shape
 from ckplan.model.node_copies import copy_nodes
+from ckplan.model.node_reads import input_of
 
 Constant = Callable[[ir.Value | None], np.ndarray | None]
 Visit = Callable[[ir.Node], None]
@@ -50,7 +51,7 @@ class _Site:
     initializer: Initializer
 
     def input(self, index: int) -> ir.Value | None:
-        return self.node.inputs[index] if index < len(self.node.inputs) else None
+        return input_of(self.node, index)
 
     def emit(self, op_type: str, *inputs: ir.Value, outputs: int = 1, **attributes: int) -> Sequence[ir.Value]:
         """Put a node before this one; its types and shapes are inferred."""

@@ -12,6 +12,7 @@ from pathlib import Path
 import onnx_ir as ir
 
 from ckplan.model.infer import is_known, static_shape
+from ckplan.model.node_reads import fixed_tensor
 from ckplan.model.traits import graphs_in, subgraphs
 from ckplan.operators.table import operator_of
 
@@ -71,7 +72,7 @@ def _fold(graph: ir.Graph, absent: set[ir.Value], folder: Path) -> None:
     """Replace what is computed from constants, one stand-in at least among them, as onnxruntime's folding would."""
     for node in list(graph):
         values = [value for value in node.inputs if value is not None]
-        if not any(value in absent for value in values) or not all(_is_constant(value) for value in values):
+        if not any(value in absent for value in values) or not all(fixed_tensor(value) is not None for value in values):
             continue
         if node.domain not in ("", "ai.onnx") or operator_of(node).random or graphs_in(node) or not _is_small(node):
             continue
@@ -94,10 +95,6 @@ def _fold(graph: ir.Graph, absent: set[ir.Value], folder: Path) -> None:
         if value.name and value.name in graph.initializers and not value.uses() and not value.is_graph_output():
             del graph.initializers[value.name]
             absent.discard(value)
-
-
-def _is_constant(value: ir.Value) -> bool:
-    return value.is_initializer() and not value.is_graph_input() and value.const_value is not None
 
 
 def _is_small(node: ir.Node) -> bool:

@@ -17,7 +17,8 @@ from ckplan.isolation.evaluate import MEMORY, SECONDS, EvaluationError, evaluate
 from ckplan.isolation.folders import temporary_folder
 from ckplan.model.bodies import bodies_of
 from ckplan.model.half import missing_kernel_advice
-from ckplan.model.infer import NodeInference
+from ckplan.model.infer import NodeInference, small_constant
+from ckplan.model.node_reads import reads
 from ckplan.model.stand_ins import KEEP_BYTES, KEEP_IN_ALL, stand_in
 from ckplan.model.traits import all_nodes, subgraphs
 from ckplan.planner.problem import Problem
@@ -27,7 +28,6 @@ from ckplan.runtime.cpu import CPU
 from ckplan.runtime.execution_order import default_order, predecessors
 from ckplan.runtime.inner import EXECUTED
 from ckplan.runtime.problem_of import problem_of
-from ckplan.runtime.reads import reads
 from ckplan.runtime.runtime import Runtime
 from ckplan.runtime.sizes import DIMENSIONS, SMALL, dimensions_of, shape_classes
 from ckplan.runtime.unfused import unfuse
@@ -38,9 +38,6 @@ SINGLE = "InsertedPrecisionFreeCast_"
 
 _BLOCKS = "com.microsoft.nchwc"
 """The domain of operators in a layout of blocks of channels."""
-
-_TARGET = 64
-"""Elements of constants that shape inference reads: target shapes, axes, pads."""
 
 _SAME_SIZE = ("Transpose", "ReorderInput", "ReorderOutput")
 """Operators that optimisers put in, and whose output has the values of their input."""
@@ -217,12 +214,7 @@ def _infer_shapes(executed: ir.Model, everywhere: bool) -> None:
     inference = NodeInference(executed.graph, executed.ir_version)
     for node in all_nodes(executed.graph):
         if everywhere or any(value.name and value.shape is None for value in node.outputs):
-            inference.run(node, _small_constant)
-
-
-def _small_constant(value: ir.Value) -> np.ndarray | None:
-    tensor = None if value.is_graph_input() else ir.convenience.get_const_tensor(value)
-    return tensor.numpy() if tensor is not None and tensor.size <= _TARGET else None
+            inference.run(node, small_constant)
 
 
 def _learn_dimensions(executed: ir.Model, model: ir.Model, runtime: Runtime) -> None:
@@ -292,7 +284,7 @@ def _learn_from_inputs(node: ir.Node, inference: NodeInference) -> None:
     twin = ir.Node(node.domain, node.op_type, inputs, node.attributes.values(), num_outputs=len(node.outputs))
     for value, original in zip(twin.outputs, node.outputs, strict=True):
         value.name = original.name
-    inference.run(twin, _small_constant)
+    inference.run(twin, small_constant)
     for value, original in zip(twin.outputs, node.outputs, strict=True):
         found = dimensions_of(value)
         if found is not None and dimensions_of(original) is None:

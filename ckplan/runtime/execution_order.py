@@ -13,7 +13,7 @@ from collections.abc import Set as AbstractSet
 
 import onnx_ir as ir
 
-from ckplan.runtime.reads import reads
+from ckplan.model.node_reads import reads
 
 
 def predecessors(nodes: Sequence[ir.Node]) -> list[list[int]]:

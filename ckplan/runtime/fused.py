@@ -24,12 +24,12 @@ import onnx_ir as ir
 from ckplan.autodiff.inline import inline_operators
 from ckplan.keys import PHASE
 from ckplan.model.costs import node_cost, seconds
+from ckplan.model.node_reads import reads
 from ckplan.model.traits import graphs_in, is_heavy
 from ckplan.runtime.cpu import CPU
 from ckplan.runtime.executed import SINGLE, Level, optimised
 from ckplan.runtime.inner import Inner
 from ckplan.runtime.problem_of import FIGURES
-from ckplan.runtime.reads import reads
 from ckplan.runtime.runtime import Runtime
 from ckplan.runtime.sizes import dimensions_of
 from ckplan.runtime.unfused import FUSED, PARTS, Part

@@ -12,11 +12,11 @@ from ckplan.errors import ModelError
 from ckplan.keys import CHECKPOINTS, PHASE
 from ckplan.model.costs import node_cost, seconds
 from ckplan.model.metadata import listed_names
+from ckplan.model.node_reads import reads
 from ckplan.model.traits import is_heavy, why_only_once
 from ckplan.planner.problem import Kind, Op, Problem, Tensor
 from ckplan.runtime.cpu import CPU
 from ckplan.runtime.inner import Inner, inner_workspace
-from ckplan.runtime.reads import reads
 from ckplan.runtime.runtime import Runtime
 from ckplan.runtime.sizes import bytes_of
 

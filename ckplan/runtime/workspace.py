@@ -12,6 +12,7 @@ import math
 import numpy as np
 import onnx_ir as ir
 
+from ckplan.model.node_reads import input_of
 from ckplan.operators.outside import index_input, outside_bytes
 from ckplan.operators.table import operator_of
 from ckplan.planner.arena import chunk_size
@@ -80,7 +81,7 @@ def pieces_of(node: ir.Node) -> tuple[int, ...]:
 def outside_of(node: ir.Node) -> int:
     """What a node's kernel takes outside the allocator, in bytes; 0 where sizes are not known."""
     place = index_input(node.op_type)
-    value = node.inputs[place] if place is not None and len(node.inputs) > place else None
+    value = input_of(node, place) if place is not None else None
     shape = None if value is None else dimensions_of(value)
     return 0 if shape is None else outside_bytes(node.op_type, shape)
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import onnx_ir as ir
 
 from ckplan.model.cleanup import drop_unread_initializers
+from ckplan.model.node_reads import input_of
 from ckplan.model.traits import all_nodes, is_heavy
 from ckplan.planner.arena import DEFAULT
 from ckplan.planner.cells import WALL, Layout
@@ -245,5 +246,5 @@ def feed_weights(graph: ir.Graph) -> None:
 
 
 def _zero_point_type(node: ir.Node) -> ir.DataType | None:
-    zero_point = node.inputs[2] if len(node.inputs) > 2 else None
+    zero_point = input_of(node, 2)
     return None if zero_point is None else zero_point.dtype

@@ -18,12 +18,12 @@ from collections.abc import Collection, Sequence
 import onnx_ir as ir
 
 from ckplan.keys import RECOMPUTE_OF
+from ckplan.model.node_reads import reads
 from ckplan.model.traits import is_random
 from ckplan.planner.peak import live_bytes, peak_of
 from ckplan.planner.problem import Problem
 from ckplan.runtime.execution_order import default_order
 from ckplan.runtime.problem_of import Numbering, problem_of_nodes
-from ckplan.runtime.reads import reads
 from ckplan.runtime.sizes import SMALL, bytes_of, dimensions_of
 from ckplan.runtime.unfused import PARTS, Part
 from ckplan.writer.control_edges import ControlEdges, is_control, read_instead

@@ -21,9 +21,9 @@ from collections.abc import Collection, Mapping, Sequence
 import onnx_ir as ir
 
 from ckplan.keys import PLACE, RESERVATION, ROLE
+from ckplan.model.node_reads import reads
 from ckplan.planner.arena import UNIT
 from ckplan.planner.cells import POOL, SPARE, WALL, WALL_BYTES, Cell, Layout, Moment, Placeholder
-from ckplan.runtime.reads import reads
 from ckplan.runtime.sizes import SMALL, bytes_of, dimensions_of, hide_dimensions
 from ckplan.writer.control_edges import ControlEdges, is_control, read_instead, shape_constant
 from ckplan.writer.ordering import gate, place_control_nodes, signal_of

@@ -12,8 +12,9 @@ import onnx_ir as ir
 
 from ckplan.keys import RECOMPUTE_OF, ROLE
 from ckplan.model.node_copies import copy_attribute
+from ckplan.model.node_reads import captured, reads
+from ckplan.model.traits import graphs_in
 from ckplan.runtime.problem_of import FIGURES
-from ckplan.runtime.reads import captured, reads
 from ckplan.runtime.unfused import PARTS
 
 
@@ -72,10 +73,7 @@ def _redirect_captured(node: ir.Node, latest: dict[ir.Value, ir.Value]) -> None:
     stale = {value for value in captured(node) if value in latest}
     if not stale:
         return
-    graphs = [
-        attribute.as_graph() for attribute in node.attributes.values() if attribute.type == ir.AttributeType.GRAPH
-    ]
-    for graph in graphs:
+    for graph in graphs_in(node):
         for member in graph:
             for index, value in enumerate(member.inputs):
                 if value in stale:

@@ -19,9 +19,9 @@ import onnx_ir as ir
 from ckplan import keys
 from ckplan.keys import PHASE
 from ckplan.model.metadata import told
+from ckplan.model.node_reads import captured, reads
 from ckplan.runtime.cpu import CPU
 from ckplan.runtime.executed import executed_model
-from ckplan.runtime.reads import captured, reads
 from ckplan.runtime.runtime import Runtime
 from ckplan.writer.control_edges import ControlEdges, assemble, is_control
 from ckplan.writer.ordering import gate, place_control_nodes, signal_of

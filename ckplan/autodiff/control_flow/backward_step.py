@@ -28,10 +28,11 @@ from ckplan.autodiff.control_flow.recurrence import Recurrence, name_states
 from ckplan.autodiff.control_flow.supply import supply
 from ckplan.autodiff.control_flow.trim import extra_outputs, trim
 from ckplan.autodiff.engine import backpropagate, reachable
-from ckplan.autodiff.paths import captured, differentiable_inputs, discard, entry_of
+from ckplan.autodiff.paths import differentiable_inputs, discard, entry_of
 from ckplan.autodiff.registry import NoGradientError
 from ckplan.errors import UnsupportedOperatorsError
 from ckplan.keys import PHASE
+from ckplan.model.node_reads import captured
 
 
 def backward_step(op: Builder, loop: Recurrence, dy: Sequence[ir.Value | None]) -> BackwardStep | None:

@@ -30,9 +30,10 @@ from ckplan.autodiff.control_flow.policy import is_stored
 from ckplan.autodiff.control_flow.scan import backward_metadata
 from ckplan.autodiff.control_flow.trim import extra_outputs, trim
 from ckplan.autodiff.engine import backpropagate, reachable
-from ckplan.autodiff.paths import captured, discard
+from ckplan.autodiff.paths import discard
 from ckplan.autodiff.registry import NoGradientError
 from ckplan.errors import UnsupportedOperatorsError
+from ckplan.model.node_reads import captured
 
 _BRANCHES = ("then_branch", "else_branch")
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import onnx_ir as ir
 
-from ckplan.autodiff.paths import reads
+from ckplan.model.node_reads import reads
 
 
 @dataclass

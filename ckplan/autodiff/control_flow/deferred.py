@@ -18,7 +18,8 @@ import onnx_ir as ir
 from ckplan.autodiff.builder import Builder, attr_int, shape_of
 from ckplan.autodiff.control_flow.bodies import dims_of, new_value, origin
 from ckplan.autodiff.control_flow.recurrence import Recurrence, Track
-from ckplan.autodiff.paths import captured, entry_of
+from ckplan.autodiff.paths import entry_of
+from ckplan.model.node_reads import captured
 
 _CARRIED = 3
 _PLACES = {"MatMul": (1, 0), "Gather": (0, 1)}

@@ -28,11 +28,12 @@ from ckplan.autodiff.control_flow.picked_rows import (
 )
 from ckplan.autodiff.control_flow.recurrence import Recurrence, row_shape
 from ckplan.autodiff.control_flow.scan import backward_metadata, scan_gradient
-from ckplan.autodiff.paths import captured, discard, needed_nodes
+from ckplan.autodiff.paths import discard, needed_nodes
 from ckplan.autodiff.registry import NoGradientError
 from ckplan.keys import PHASE
 from ckplan.model.bodies import changing_states, fixed_trips
 from ckplan.model.infer import static_shape
+from ckplan.model.node_reads import captured
 
 
 def loop_gradient(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:

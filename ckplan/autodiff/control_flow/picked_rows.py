@@ -13,10 +13,10 @@ import onnx_ir as ir
 
 from ckplan.autodiff.builder import Builder, attr_int
 from ckplan.autodiff.control_flow.recurrence import Track
-from ckplan.autodiff.paths import captured
 from ckplan.autodiff.registry import NoGradientError
 from ckplan.keys import PHASE
 from ckplan.model.bodies import constant_array, fixed_trips, most_trips, state_count
+from ckplan.model.node_reads import captured
 
 _ROWS_OF = "ckplan rows of"
 

@@ -11,8 +11,8 @@ from ckplan.autodiff.control_flow.backward_step import backward_step
 from ckplan.autodiff.control_flow.bodies import dims_of, emit_scan, new_value
 from ckplan.autodiff.control_flow.deferred import weight_gradient
 from ckplan.autodiff.control_flow.recurrence import Recurrence, Track, scan_of, track_attributes
-from ckplan.autodiff.paths import captured
 from ckplan.keys import PHASE, PIECES, STORE
+from ckplan.model.node_reads import captured
 
 
 def scan_gradient(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:

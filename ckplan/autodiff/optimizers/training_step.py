@@ -16,8 +16,8 @@ from ckplan.autodiff.builder import Builder, dtype_of, shape_of
 from ckplan.autodiff.optimizers.base import Optimizer
 from ckplan.autodiff.optimizers.clipping import clip_factor
 from ckplan.autodiff.optimizers.rows import update_rows
-from ckplan.autodiff.paths import reads
 from ckplan.errors import UsageError
+from ckplan.model.node_reads import reads
 
 if TYPE_CHECKING:
     from ckplan.autodiff.training_graph import TrainingGraph

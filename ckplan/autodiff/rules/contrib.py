@@ -7,9 +7,10 @@ import math
 import numpy as np
 import onnx_ir as ir
 
-from ckplan.autodiff.builder import Builder, Gradients, attr_int, input_of, is_floating, required_input, shape_of
+from ckplan.autodiff.builder import Builder, Gradients, attr_int, is_floating, required_input, shape_of
 from ckplan.autodiff.presence import there
 from ckplan.autodiff.registry import NoGradientError, rule
+from ckplan.model.node_reads import input_of
 
 
 @rule("Inverse", domain="com.microsoft")

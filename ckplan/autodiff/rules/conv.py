@@ -6,12 +6,13 @@ from collections.abc import Sequence
 
 import onnx_ir as ir
 
-from ckplan.autodiff.builder import Builder, attr_int, attr_ints, attr_str, input_of, required_input, shape_of
+from ckplan.autodiff.builder import Builder, attr_int, attr_ints, attr_str, required_input, shape_of
 from ckplan.autodiff.registry import rule
 from ckplan.autodiff.rules.conv_forms import weight_gradient
 from ckplan.autodiff.rules.conv_gradients import gradients
 from ckplan.autodiff.rules.windows import Window, pad_axes, window_of
 from ckplan.autodiff.transposes import before_transpose
+from ckplan.model.node_reads import input_of
 
 Gradients = Sequence[ir.Value | None]
 

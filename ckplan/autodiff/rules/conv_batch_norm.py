@@ -17,13 +17,14 @@ from collections.abc import Container
 
 import onnx_ir as ir
 
-from ckplan.autodiff.builder import Builder, Gradients, attr_float, attr_int, input_of, required_input, shape_of
+from ckplan.autodiff.builder import Builder, Gradients, attr_float, attr_int, required_input, shape_of
 from ckplan.autodiff.composites import DOMAIN, outline
 from ckplan.autodiff.registry import rule
 from ckplan.autodiff.rules.batch_norm import EPSILON, deviation
 from ckplan.autodiff.rules.conv import bias_gradient
 from ckplan.autodiff.rules.conv_gradients import gradients
 from ckplan.autodiff.rules.windows import window_of
+from ckplan.model.node_reads import input_of
 
 
 def outline_conv_batch_norms(op: Builder, targets: Container[ir.Value] = ()) -> None:

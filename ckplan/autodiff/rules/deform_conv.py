@@ -7,11 +7,12 @@ import math
 import numpy as np
 import onnx_ir as ir
 
-from ckplan.autodiff.builder import Builder, Gradients, attr_int, dtype_of, input_of, required_input, shape_of
+from ckplan.autodiff.builder import Builder, Gradients, attr_int, dtype_of, required_input, shape_of
 from ckplan.autodiff.registry import NoGradientError, rule
 from ckplan.autodiff.rules import sampling
 from ckplan.autodiff.rules.windows import Window, window_of
 from ckplan.autodiff.slices import stretch
+from ckplan.model.node_reads import input_of
 
 
 @rule("DeformConv", since=19)

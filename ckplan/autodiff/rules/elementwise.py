@@ -24,7 +24,6 @@ from ckplan.autodiff.builder import (
     attr_float,
     attr_str,
     dtype_of,
-    input_of,
     required_input,
     shape_of,
     size_of,
@@ -32,6 +31,7 @@ from ckplan.autodiff.builder import (
 from ckplan.autodiff.composites import DETACH, DOMAIN
 from ckplan.autodiff.registry import rule
 from ckplan.autodiff.rules.batch_norm import affine
+from ckplan.model.node_reads import input_of
 
 #: Operators whose gradients read what they multiply.
 _FACTORS = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul", "Mul", "Einsum"})

@@ -14,13 +14,14 @@ from collections.abc import Sequence
 import numpy as np
 import onnx_ir as ir
 
-from ckplan.autodiff.builder import Builder, Gradients, attr_int, dtype_of, input_of, required_input, shape_of
+from ckplan.autodiff.builder import Builder, Gradients, attr_int, dtype_of, required_input, shape_of
 from ckplan.autodiff.registry import NoGradientError, rule
 from ckplan.autodiff.rules.shape import pad
 from ckplan.autodiff.scattering import scatter_add
 from ckplan.autodiff.slices import stretch
 from ckplan.autodiff.tables import Lookups, add_lookups
 from ckplan.keys import PADDING_ROW
+from ckplan.model.node_reads import input_of
 
 _MOST_RUNS = 32
 """Runs of neighbours beyond which fixed indices are scattered like any others: each takes three nodes."""

@@ -9,7 +9,7 @@ from functools import partial
 import numpy as np
 import onnx_ir as ir
 
-from ckplan.autodiff.builder import Builder, Gradients, attr_int, dtype_of, input_of, required_input, shape_of, size_of
+from ckplan.autodiff.builder import Builder, Gradients, attr_int, dtype_of, required_input, shape_of, size_of
 from ckplan.autodiff.composites import DOMAIN
 from ckplan.autodiff.control_flow.bodies import BodyBuilder, close_body, emit_scan, new_value
 from ckplan.autodiff.crossentropy import labels_of
@@ -22,6 +22,7 @@ from ckplan.autodiff.rules.losses import by_sample_weights, is_one, sample_slope
 from ckplan.autodiff.scattering import Updates, joined, spread
 from ckplan.autodiff.slices import rows_from, slice_axes
 from ckplan.keys import PHASE, PIECES
+from ckplan.model.node_reads import input_of
 
 
 @rule("LinearCrossEntropy", domain=DOMAIN, leading=5, fixed=(2,))

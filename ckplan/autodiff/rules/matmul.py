@@ -6,9 +6,10 @@ import math
 
 import onnx_ir as ir
 
-from ckplan.autodiff.builder import Builder, Gradients, attr_float, attr_int, input_of, required_input, shape_of
+from ckplan.autodiff.builder import Builder, Gradients, attr_float, attr_int, required_input, shape_of
 from ckplan.autodiff.registry import rule
 from ckplan.autodiff.row_factors import Rows, rows_of
+from ckplan.model.node_reads import input_of
 
 _BLOCK = 128
 """Columns of a product that onnxruntime makes at a time."""

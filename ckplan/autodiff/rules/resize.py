@@ -19,13 +19,13 @@ from ckplan.autodiff.builder import (
     attr_ints,
     attr_str,
     dtype_of,
-    input_of,
     required_input,
     shape_of,
 )
 from ckplan.autodiff.registry import NoGradientError, rule
 from ckplan.autodiff.rules.resampling import Entries, Sampling, sampling_matrix
 from ckplan.autodiff.scattering import scatter_add
+from ckplan.model.node_reads import input_of
 
 _SMALL = 4096
 """Matrices of up to this many elements are no burden in any case."""

@@ -14,20 +14,12 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from ckplan.autodiff.builder import (
-    Builder,
-    Gradients,
-    attr_int,
-    attr_str,
-    dtype_of,
-    input_of,
-    required_input,
-    shape_of,
-)
+from ckplan.autodiff.builder import Builder, Gradients, attr_int, attr_str, dtype_of, required_input, shape_of
 from ckplan.autodiff.registry import rule
 from ckplan.autodiff.rules.gather import flat_indices
 from ckplan.autodiff.rules.shape import cut
 from ckplan.autodiff.scattering import scatter_add
+from ckplan.model.node_reads import input_of
 
 
 @dataclass(frozen=True)

@@ -15,11 +15,11 @@ from ckplan.autodiff.builder import (
     attr_ints,
     attr_str,
     dtype_of,
-    input_of,
     required_input,
     shape_of,
 )
 from ckplan.autodiff.registry import rule
+from ckplan.model.node_reads import input_of
 
 
 @rule("Reshape", fixed=[1], factor="pass")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from ckplan.autodiff.builder import Builder, Gradients, attr_int, input_of, required_input, shape_of, size_of
+from ckplan.autodiff.builder import Builder, Gradients, attr_int, required_input, shape_of, size_of
 from ckplan.autodiff.composites import DOMAIN
 from ckplan.autodiff.registry import rule
 from ckplan.autodiff.row_factors import Offsets, with_row_factors
@@ -12,6 +12,7 @@ from ckplan.autodiff.rules.linear_cross_entropy import Head, by_layer, made_at_o
 from ckplan.autodiff.rules.losses import is_one
 from ckplan.autodiff.softmax_statistics import OPERATOR, derivatives_of, shares_of, slopes_of, wanted_of
 from ckplan.autodiff.statistics_head import LOSS
+from ckplan.model.node_reads import input_of
 
 
 @rule(OPERATOR, domain=DOMAIN, leading=1)

@@ -8,9 +8,10 @@ import ml_dtypes
 import numpy as np
 import onnx_ir as ir
 
-from ckplan.autodiff.builder import Builder, Gradients, attr_int, dtype_of, input_of, required_input, shape_of
+from ckplan.autodiff.builder import Builder, Gradients, attr_int, dtype_of, required_input, shape_of
 from ckplan.autodiff.composites import DOMAIN
 from ckplan.autodiff.registry import rule
+from ckplan.model.node_reads import input_of
 
 
 @rule("StraightThrough", domain=DOMAIN, leading=1)

@@ -12,10 +12,11 @@ import numpy as np
 import onnx_ir as ir
 
 from ckplan import keys
-from ckplan.autodiff.builder import Builder, Operand, attr_int, dtype_of, input_of, required_input, shape_of
+from ckplan.autodiff.builder import Builder, Operand, attr_int, dtype_of, required_input, shape_of
 from ckplan.autodiff.composites import outline
 from ckplan.autodiff.presence import there
 from ckplan.errors import ModelError
+from ckplan.model.node_reads import input_of
 
 _SEEDS = 1 << 24
 """Some seeds are float32 attributes: whole numbers below this are exact."""

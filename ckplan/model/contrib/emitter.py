@@ -11,6 +11,7 @@ import onnx_ir as ir
 
 from ckplan.model.constants import mark_constant, unused_name
 from ckplan.model.infer import static_shape
+from ckplan.model.node_reads import input_of
 
 _NARROW = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 
@@ -65,7 +66,7 @@ class Emitter:
 
     def input(self, index: int) -> ir.Value | None:
         """Return an input of the node, None if it is left out."""
-        return self.node.inputs[index] if index < len(self.node.inputs) else None
+        return input_of(self.node, index)
 
     def required(self, index: int) -> ir.Value:
         """Return an input that the operator demands."""

@@ -8,6 +8,7 @@ import onnx_ir as ir
 from ckplan.model.contrib.expand import expand
 from ckplan.model.contrib.registry import MICROSOFT
 from ckplan.model.infer import NodeInference, is_known
+from ckplan.model.node_reads import fixed_tensor
 
 
 def expand_nested(model: ir.Model) -> list[str]:
@@ -41,6 +42,5 @@ def _infer(inference: NodeInference, node: ir.Node) -> None:
 
 def _constant(value: ir.Value | None) -> np.ndarray | None:
     """The content of a value that is fixed in the file."""
-    if value is None or value.const_value is None or not value.is_initializer() or value.is_graph_input():
-        return None
-    return np.asarray(value.const_value.numpy())
+    tensor = fixed_tensor(value)
+    return None if tensor is None else np.asarray(tensor.numpy())

@@ -1,0 +1,40 @@
+"""What a node reads, in its bodies too."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from ckplan.model.traits import graphs_in, may_hold_graphs
+
+
+def input_of(node: ir.Node, index: int) -> ir.Value | None:
+    """An input of a node, None if it is absent or left out."""
+    return node.inputs[index] if index < len(node.inputs) else None
+
+
+def captured(node: ir.Node) -> list[ir.Value]:
+    """Values of enclosing graphs that the bodies of a control-flow node read, each once, in the order of reading."""
+    found: dict[ir.Value, None] = {}
+    for graph in graphs_in(node):
+        inner = {*graph.inputs, *graph.initializers.values()}
+        inner.update(value for member in graph for value in member.outputs)
+        read = [value for member in graph for value in (*member.inputs, *captured(member)) if value is not None]
+        found.update(dict.fromkeys(value for value in (*read, *graph.outputs) if value not in inner))
+    return list(found)
+
+
+def reads(node: ir.Node) -> list[ir.Value]:
+    """What a node reads: its inputs with their multiplicity, then what its bodies capture."""
+    read = [value for value in node.inputs if value is not None]
+    return [*read, *captured(node)] if may_hold_graphs(node) else read
+
+
+def fixed_tensor(value: ir.Value | None) -> ir.TensorProtocol | None:
+    """The tensor of a value that the file fixes, a weight or a constant; None if it is left out, computed or fed."""
+    return None if value is None or value.is_graph_input() else value.const_value
+
+
+def fixed_integers(node: ir.Node, index: int) -> list[int] | None:
+    """The integers of an input that the file fixes, such as axes; None if it is left out, computed or fed."""
+    tensor = fixed_tensor(input_of(node, index))
+    return None if tensor is None else [int(number) for number in tensor.numpy().reshape(-1)]
