@@ -18,7 +18,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -29,6 +28,7 @@ import numpy as np
 import onnx
 
 from benchmarks.forward_files import add_cross_entropy, set_batch
+from benchmarks.kernel_times import kernel_times
 from ckplan.meter import nvml
 from ckplan.meter.session import open_session
 from sample_models.catalogue import BUILDERS
@@ -110,18 +110,6 @@ def run_file(path: Path, device: str, steps: int, kernels: bool) -> dict[str, An
     if kernels:
         found["kernels"] = kernel_times(session.end_profiling(), WARM_UP + steps)
     return found
-
-
-def kernel_times(profile: str, steps: int) -> list[tuple[str, float, int]]:
-    """Milliseconds and number of the last step's kernels, by operator and by where they ran."""
-    events = [e for e in json.loads(Path(profile).read_text()) if e["name"].endswith("_kernel_time")]
-    times: Counter[str] = Counter()
-    numbers: Counter[str] = Counter()
-    for event in events[len(events) * (steps - 1) // steps :]:
-        where = "" if event["args"].get("provider", "").startswith("CUDA") else " (CPU)"
-        times[event["args"]["op_name"] + where] += event["dur"] / 1e3
-        numbers[event["args"]["op_name"] + where] += 1
-    return [(name, took, numbers[name]) for name, took in times.most_common()]
 
 
 def run_torch(name: str, steps: int) -> dict[str, Any]:

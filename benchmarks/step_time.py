@@ -22,7 +22,6 @@ import json
 import sys
 import tempfile
 import time
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -34,6 +33,7 @@ import onnx
 
 import ckplan.model
 from benchmarks.forward_files import add_cross_entropy, add_optional_outputs, set_batch
+from benchmarks.kernel_times import kernel_times
 from benchmarks.sides import TRAINING_PEER, Side, SideError
 from ckplan.autodiff import build_training_graph
 from ckplan.planner.strategies import parse_strategy
@@ -44,6 +44,9 @@ from sample_models.feeds import random_feeds
 
 PAUSE = 0.05
 """Seconds between two sides, in which the idle threads of the first go to sleep."""
+
+PROFILED = 3
+"""Runs that the sides profile; the last one counts."""
 
 
 @dataclass(frozen=True)
@@ -108,23 +111,13 @@ def distance(found: dict[str, np.ndarray], reference: dict[str, np.ndarray]) -> 
     return float(np.sqrt(error / sum(float(np.sum(reference[n].astype(np.float64) ** 2)) for n in names)))
 
 
-def operator_times(path: str) -> Counter[str]:
-    """Milliseconds per operator type in the last of three runs that onnxruntime profiled."""
-    events = [event for event in json.loads(Path(path).read_text()) if event.get("cat") == "Node"]
-    kernels = [event for event in events if event["name"].endswith("_kernel_time")]
-    times: Counter[str] = Counter()
-    for event in kernels[len(kernels) * 2 // 3 :]:
-        times[event["args"]["op_name"]] += event["dur"] / 1000
-    return times
-
-
 def where(side: Side) -> str:
     """Say which operators take most of a side's time, in milliseconds."""
     path = side.ask("profile")
     if side.name == "torch":
         rows = [(name, seconds * 1000) for name, seconds, _ in json.loads(Path(path).read_text())]
     else:
-        rows = operator_times(path).most_common()
+        rows = [(name, milliseconds) for name, milliseconds, _ in kernel_times(path, PROFILED)]
     total = sum(milliseconds for _, milliseconds in rows)
     return f"{side.name} {total:.0f} ms: " + ", ".join(f"{name} {milliseconds:.0f}" for name, milliseconds in rows[:14])
 
