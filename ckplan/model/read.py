@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterator
 from pathlib import Path
 
 import onnx_ir as ir
@@ -38,8 +37,14 @@ def read(path: str | os.PathLike[str]) -> ir.Model:
             and the remedy.
     """
     file = Path(path)
-    model = parse(file)
+    model, unmade = _parse(file)
     _check_graph(model, file)
+    if unmade is not None:
+        node, value = unmade
+        raise ModelError(
+            f"{file} is not valid: {node.op_type} '{node.name}' reads '{value.name}', which nothing produces",
+            "export it again; onnx.checker.check_model tells more",
+        )
     check_names(model, file)
     check_tensors(model, file)
     settle(model, file)
@@ -52,6 +57,15 @@ def parse(file: Path) -> ir.Model:
     Raises:
         ModelError: the file is missing, damaged or not ONNX.
     """
+    return _parse(file)[0]
+
+
+_Read = tuple[ir.Node, ir.Value]
+"""A node, and a value that it reads."""
+
+
+def _parse(file: Path) -> tuple[ir.Model, _Read | None]:
+    """The model of a file, and where it reads a value that nothing produces."""
     _check_plausible(file)
     try:
         return _load(file)
@@ -64,7 +78,7 @@ def parse(file: Path) -> ir.Model:
         raise ModelError(f"{file} is damaged or not an ONNX model ({reason})", "export or download it again") from error
 
 
-def _load(file: Path) -> ir.Model:
+def _load(file: Path) -> tuple[ir.Model, _Read | None]:
     """Read a file; once more where onnx-ir refused or left out a sparse tensor."""
     try:
         model = ir.load(file)
@@ -72,9 +86,12 @@ def _load(file: Path) -> ir.Model:
         dense = read_dense(file) if _SPARSE in _reason(error) else None
         if dense is None:
             raise
-        return dense
-    lacks = next(_reads_of_nothing(model.graph), None) is not None
-    return (read_dense(file) if lacks else None) or model
+    else:
+        unmade = _read_of_nothing(model.graph)
+        dense = None if unmade is None else read_dense(file)
+        if dense is None:
+            return model, unmade
+    return dense, _read_of_nothing(dense.graph)
 
 
 def _reason(error: BaseException) -> str:
@@ -83,13 +100,17 @@ def _reason(error: BaseException) -> str:
     return " ".join(str(error).split())[:200]
 
 
-def _reads_of_nothing(graph: ir.Graph) -> Iterator[tuple[ir.Node, ir.Value]]:
-    """Nodes, and what they read that nothing produces."""
+def _read_of_nothing(graph: ir.Graph) -> _Read | None:
+    """The first node that reads a value that nothing produces, with that value."""
     for node in ir.traversal.RecursiveGraphIterator(graph):
         for value in node.inputs:
-            if value is None or value.producer() is not None or value.is_graph_input() or value.is_initializer():
-                continue
-            yield node, value
+            if value is not None and not _is_made(value):
+                return node, value
+    return None
+
+
+def _is_made(value: ir.Value) -> bool:
+    return value.producer() is not None or value.is_graph_input() or value.is_initializer()
 
 
 def _check_plausible(file: Path) -> None:
@@ -129,13 +150,8 @@ def _check_graph(model: ir.Model, file: Path) -> None:
                     f"{file} is not valid: attribute '{attribute.name}' of {node.op_type} '{node.name}' has no type",
                     "export it again; onnx.checker.check_model tells more",
                 )
-    for node, value in _reads_of_nothing(graph):
-        raise ModelError(
-            f"{file} is not valid: {node.op_type} '{node.name}' reads '{value.name}', which nothing produces",
-            "export it again; onnx.checker.check_model tells more",
-        )
     for output in graph.outputs:
-        if output.producer() is None and not output.is_graph_input() and not output.is_initializer():
+        if not _is_made(output):
             raise ModelError(
                 f"{file} is not valid: nothing produces its output '{output.name}'", "export or download it again"
             )
