@@ -144,7 +144,7 @@ def read_signature(model: ir.Model) -> tuple[str, ...]:
     unstructured = filter(is_unstructured, graph.initializers.values())
     here = {value.metadata_props.get(keys.STANDS_FOR) or value.name for value in unstructured}
     for value in graph.initializers.values():
-        modules, sources = set(map(_module_of, value.consumers())), parameters.intersection(folded_from(value))
+        modules, sources = set(map(_module_around, value.consumers())), parameters.intersection(folded_from(value))
         if _operand_of(value):
             continue
         if sources:  # zeros computed of what is not zero are what it was multiplied by
@@ -159,6 +159,11 @@ def read_signature(model: ir.Model) -> tuple[str, ...]:
 def operands_of(line: str) -> list[str]:
     """The names that a line of the program reads, in order."""
     return _NAME.findall(line.partition(" = ")[2])
+
+
+def module_of(path: str) -> str:
+    """The path of the module that a parameter or buffer belongs to, or another module; of the outermost, empty."""
+    return path.rpartition(".")[0]
 
 
 def folded_from(value: ir.Value) -> list[str]:
@@ -253,10 +258,10 @@ def _frozen_modules(operands: Iterable[_Operand]) -> set[str]:
     """
     owners: dict[str, set[str]] = {"BUFFER": set(), "PARAMETER": set()}
     for operand in operands:
-        module = operand.target.rpartition(".")[0]
+        module = module_of(operand.target)
         owners.setdefault(operand.kind, set()).add(module)
         while module and operand.kind == "PARAMETER":
-            module = module.rpartition(".")[0]
+            module = module_of(module)
             owners["PARAMETER"].add(module)
     return owners["BUFFER"] - owners["PARAMETER"] - {""}
 
@@ -270,14 +275,14 @@ def _doubtful(graph: ir.Graph) -> list[str]:
     owned = defaultdict(list)
     for value in graph.initializers.values():
         if value.metadata_props.get(KIND) == "PARAMETER":
-            owned[str(value.name).rpartition(".")[0]].append(value)
+            owned[module_of(str(value.name))].append(value)
     found = {}
     for value in graph.initializers.values():
         if _operand_of(value) or value.metadata_props.get(keys.STANDS_FOR) or value.dtype is None or folded_from(value):
             continue
         if not value.dtype.is_floating_point() or value.const_value is None or value.const_value.size < 2:
             continue
-        for module in map(_module_of, value.consumers()):
+        for module in map(_module_around, value.consumers()):
             for parameter in owned.get(module, ()):
                 if parameter.const_value is not None and parameter.const_value.size == value.const_value.size:
                     found[value] = f"'{value.name}' of '{parameter.name}'"
@@ -289,7 +294,7 @@ def _doubtful(graph: ir.Graph) -> list[str]:
     ]
 
 
-def _module_of(node: ir.Node) -> str:
+def _module_around(node: ir.Node) -> str:
     """The path of the module in which a node was made, empty if that is not known."""
     scopes = re.findall(r"'([^']*)'", node.metadata_props.get(_SCOPES, ""))
     return scopes[-2] if len(scopes) > 1 else ""

@@ -18,7 +18,7 @@ import onnx_ir as ir
 
 from ckplan.model.constants import add_initializer
 from ckplan.model.literals import is_numbered
-from ckplan.model.torch_export import is_unstructured
+from ckplan.model.torch_export import is_unstructured, module_of
 
 _FOLDED = re.compile(r"onnx::Conv\w*_\d+")
 """How the exporter calls the weights of a convolution that it computed from those of the module."""
@@ -73,11 +73,11 @@ def separate_merged(model: ir.Model) -> tuple[str, ...]:
         and not any(map(_is_looked_up, (*node.inputs, *node.outputs)))
     ]
     alike = {
-        (_module_of(node.inputs[0]), _module_of(node.outputs[0]))
+        (module_of(str(node.inputs[0].name)), module_of(str(node.outputs[0].name)))
         for node in named
         if node.inputs[0] is not None and is_unstructured(node.inputs[0])
     }
-    others = {_module_of(value) for value in graph.initializers.values()}
+    others = {module_of(str(value.name)) for value in graph.initializers.values()}
     turned = [node for node in copies if node not in named and _are_of_copies(node, alike, others)]
     separated = [node for node in (*named, *turned) if not node.outputs[0].is_graph_output()]
     for node in separated:
@@ -95,10 +95,6 @@ def _is_weight(value: ir.Value | None) -> bool:
 
 def _is_looked_up(value: ir.Value | None) -> bool:
     return value is not None and any(use.node.op_type == "Gather" and use.idx == 0 for use in value.uses())
-
-
-def _module_of(parameter: ir.Value) -> str:
-    return str(parameter.name).rpartition(".")[0]
 
 
 def _are_of_copies(node: ir.Node, copies: Set[tuple[str, str]], others: Set[str]) -> bool:
