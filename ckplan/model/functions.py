@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -79,30 +80,47 @@ ELEMENTWISE = (
     Function("sigmoid", lambda x: 1 / (1 + np.exp(-x)), (Operation("Sigmoid"),)),
     Function("tanh", np.tanh, (Operation("Tanh"),)),
     Function("softplus", lambda x: np.logaddexp(0, x), (Operation("Softplus"),)),
+    Function("relu", lambda x: np.maximum(x, 0), (Operation("Relu"),)),
+    Function("abs", np.abs, (Operation("Abs"),)),
 )
 
 
-def norm(shape: tuple[int, ...], result: tuple[int, ...], opset: int) -> Function | None:
-    """The Euclidean norm along the axes that a result has one element of; None if its shape is of no such.
+def reductions(shape: tuple[int, ...], result: tuple[int, ...], opset: int) -> list[Function]:
+    """Euclidean norms and sums of squares that give a result of a certain shape.
 
     Args:
         shape: of the tensor.
-        result: shape of the norm.
-        opset: of the graph, for the form of the node.
+        result: shape of the result, with one element along the axes that are gone, or without one such axis.
+        opset: of the graph, for the form of the nodes.
     """
-    if len(shape) != len(result):
-        return None
-    axes = tuple(axis for axis, (size, left) in enumerate(zip(shape, result, strict=True)) if size != left)
-    if not axes or any(result[axis] != 1 for axis in axes):
-        return None
-    if opset < _AXES_AS_INPUT:
-        operation = Operation("ReduceL2", "x", {"axes": axes, "keepdims": 1})
-    else:
-        operation = Operation("ReduceL2", "xa", {"keepdims": 1})
-    constants = {"a": np.array(axes, np.int64)}
-    return Function(
-        "norm", lambda x: np.sqrt((x * x).sum(axis=axes, keepdims=True)), (operation,), _SUMMED_ULPS, constants, axes
-    )
+    keeps = len(shape) == len(result)
+    found: list[Function] = []
+    for axes in _gone(shape, result):
+        if opset < _AXES_AS_INPUT:
+            operands, attributes = "x", {"axes": axes, "keepdims": int(keeps)}
+        else:
+            operands, attributes = "xa", {"keepdims": int(keeps)}
+        constants = {"a": np.array(axes, np.int64)}
+        sums = partial(_sum_of_squares, axes=axes, keeps=keeps)
+        for title, operator, values in (
+            ("norm", "ReduceL2", lambda x, sums=sums: np.sqrt(sums(x))),
+            ("sum", "ReduceSumSquare", sums),
+        ):
+            operation = Operation(operator, operands, attributes)
+            found.append(Function(title, values, (operation,), _SUMMED_ULPS, constants, axes))
+    return found
+
+
+def _sum_of_squares(array: Array, axes: tuple[int, ...], keeps: bool) -> Array:
+    return np.asarray((array * array).sum(axis=axes, keepdims=keeps))
+
+
+def _gone(shape: tuple[int, ...], result: tuple[int, ...]) -> list[tuple[int, ...]]:
+    """The axes along which a tensor of one shape may be summed up for one of another."""
+    if len(shape) == len(result):
+        axes = tuple(axis for axis, (size, left) in enumerate(zip(shape, result, strict=True)) if size != left)
+        return [axes] if axes and all(result[axis] == 1 for axis in axes) else []
+    return [(axis,) for axis in range(len(shape)) if len(shape) > 1 and (*shape[:axis], *shape[axis + 1 :]) == result]
 
 
 def normalised(axis: int) -> Function:
@@ -124,6 +142,16 @@ def scaled(array: Array, result: Array) -> Function | None:
     factor = float(result.reshape(-1)[largest]) / float(array.reshape(-1)[largest])
     constants = {"c": np.array(factor, array.dtype)}
     return Function("mul", lambda x: x * factor, (Operation("Mul", "xc"),), _ULPS, constants)
+
+
+def reshaped(result: tuple[int, ...], order: tuple[int, ...]) -> Function:
+    """The very numbers in another shape, once the axes are in another order."""
+    operations: tuple[Operation, ...] = (Operation("Reshape", "xs"),)
+    if order != tuple(range(len(order))):
+        operations = (Operation("Transpose", "x", {"perm": order}), *operations)
+    constants = {"s": np.array(result, np.int64)}
+    every = tuple(range(len(order)))
+    return Function("view", lambda x: x.transpose(order).reshape(result), operations, 0, constants, every)
 
 
 def transposed(function: Function | None = None) -> Function:
@@ -178,10 +206,11 @@ def compute(graph: ir.Graph, value: ir.Value, source: ir.Value, function: Functi
 def _makes(function: Function, array: Array, result: Array) -> bool:
     tolerance = function.ulps * float(np.finfo(array.dtype).eps)
     with np.errstate(all="ignore"):
-        corner = tuple(slice(None if axis in function.axes else _FEW) for axis in range(array.ndim))
-        few = function.values(array[corner].astype(np.float64))
-        if few.shape != result[corner].shape or not np.allclose(few, result[corner], rtol=tolerance, atol=0.0):
-            return False
+        if array.ndim == result.ndim and len(function.axes) < array.ndim:
+            corner = tuple(slice(None if axis in function.axes else _FEW) for axis in range(array.ndim))
+            few = function.values(array[corner].astype(np.float64))
+            if few.shape != result[corner].shape or not np.allclose(few, result[corner], rtol=tolerance, atol=0.0):
+                return False
         made = function.values(array.astype(np.float64))
         return made.shape == result.shape and np.allclose(made, result, rtol=tolerance, atol=0.0)
 
@@ -190,4 +219,5 @@ def _operand(graph: ir.Graph, letter: str, made: ir.Value, dtype: ir.DataType, f
     if letter == "x":
         return made
     numbers = np.ones((), dtype.numpy()) if letter == "1" else function.constants[letter]
-    return add_constant(graph, {"1": "one", "a": "axes"}.get(letter, "factor"), numbers, "a literal of the program")
+    name = {"1": "one", "a": "axes", "s": "shape"}.get(letter, "factor")
+    return add_constant(graph, name, numbers, "a literal of the program")

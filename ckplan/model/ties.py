@@ -1,43 +1,50 @@
-"""Weights that are in a file twice, once transposed: exporters fold the Transpose of a tied weight.
+"""Weights that are in a file twice, once moved: exporters fold the Transpose of a tied weight.
 
-A language model reads its table of tokens and multiplies by its transpose. With the transpose computed beforehand, the
-file holds two weights where the model has one; trained apart they would drift apart, each with a part of the gradient.
+A language model reads its table of tokens and multiplies by its transpose, an autoencoder multiplies by one weight and
+its transpose. With what was moved computed beforehand, the file holds two weights where the model has one; trained
+apart they would drift apart, each with a part of the gradient.
 """
 
 from __future__ import annotations
 
 import onnx_ir as ir
 
+from ckplan.model.functions import Function, compute, reshaped, transposed
+from ckplan.model.infer import static_shape
 from ckplan.model.literals import is_numbered
 from ckplan.model.structure import are_equal, structure_of
 
-_MATRIX = 2
+_RANK = 2
+
+_Shape = tuple[int, ...]
 
 
 def join_transposed(model: ir.Model) -> tuple[str, ...]:
-    """Let readers of a transposed copy of a weight read the weight, through a Transpose, in place.
+    """Let readers of a moved copy of a matrix read the matrix, through a Transpose or a Reshape, in place.
 
-    A copy has a name that its exporter made up, the weight has one of its own, and they hold the same values. Those of
-    large tensors are sampled.
+    A copy has a name that its exporter made up and holds the same values: it is the transpose, or has axes of one
+    element more, as the kernel of a convolution. Of two such copies the first stands for the matrix. What has the same
+    shape is left alone: layers begin as copies of others. Of large tensors the values are sampled.
 
     Returns:
         Notes.
     """
     graph = model.graph
-    matrices = [value for value in graph.initializers.values() if _is_matrix(value)]
-    by_shape: dict[tuple[ir.DataType | None, tuple[object, ...]], list[ir.Value]] = {}
-    for value in matrices:
-        if not is_numbered(value.name or "") and value.uses():
-            by_shape.setdefault((value.dtype, tuple(value.shape or ())), []).append(value)
+    matrices = [value for value in graph.initializers.values() if _is_matrix(value) and value.uses()]
+    kept: dict[tuple[ir.DataType | None, _Shape], list[ir.Value]] = {}
     joined = []
-    for copy in matrices:
-        if not is_numbered(copy.name or "") or not copy.uses() or copy.is_graph_output():
-            continue
-        for weight in by_shape.get((copy.dtype, tuple(reversed(copy.shape or ()))), ()):
-            if _holds_transposed(copy, weight):
-                joined.append(f"'{copy.name}' is '{weight.name}'")
-                _join(graph, copy, weight)
+    for value in sorted(matrices, key=lambda one: is_numbered(one.name or "")):
+        rows, columns = _sizes(value)
+        movable = is_numbered(value.name or "") and not value.is_graph_output()
+        alike = [*kept.get((value.dtype, (columns, rows)), ()), *kept.get((value.dtype, (rows, columns)), ())]
+        for weight in dict.fromkeys(alike) if movable else ():
+            function = _moved(value, weight)
+            if function is not None:
+                joined.append(f"'{value.name}' is '{weight.name}'")
+                compute(graph, value, weight, function)
                 break
+        else:
+            kept.setdefault((value.dtype, (rows, columns)), []).append(value)
     if not joined:
         return ()
     listed = "; ".join(joined[:3]) + ("; ..." if len(joined) > 3 else "")
@@ -45,21 +52,28 @@ def join_transposed(model: ir.Model) -> tuple[str, ...]:
 
 
 def _is_matrix(value: ir.Value) -> bool:
+    """Whether an initializer is a matrix of floating-point numbers, perhaps with axes of one element behind."""
     floating = value.dtype is not None and value.dtype.is_floating_point()
-    return floating and value.shape is not None and len(value.shape) == _MATRIX and value.const_value is not None
+    shape = static_shape(value) or ()
+    return floating and value.const_value is not None and len(shape) >= _RANK and set(shape[_RANK:]) <= {1}
 
 
-def _holds_transposed(copy: ir.Value, weight: ir.Value) -> bool:
-    one, other = copy.const_value, weight.const_value
-    return one is not None and other is not None and are_equal(one, other, (1, 0)) and structure_of(one) is None
+def _sizes(value: ir.Value) -> _Shape:
+    return (static_shape(value) or ())[:_RANK]
 
 
-def _join(graph: ir.Graph, copy: ir.Value, weight: ir.Value) -> None:
-    node = ir.node("Transpose", inputs=[weight], attributes={"perm": [1, 0]}, name=f"{copy.name}_transpose")
-    name = copy.name
-    result = node.outputs[0]
-    result.type, result.shape = copy.type, copy.shape
-    graph.insert_before(graph[0], node)
-    copy.replace_all_uses_with(result)
-    del graph.initializers[str(name)]
-    result.name = name
+def _moved(copy: ir.Value, weight: ir.Value) -> Function | None:
+    """The function that makes a copy of a weight; None if it is another weight, or one of the same shape."""
+    one, other = _matrix(copy), _matrix(weight)
+    shape, source = static_shape(copy) or (), static_shape(weight) or ()
+    if structure_of(one) is not None:
+        return None
+    plain = tuple(range(len(source)))
+    if are_equal(one, other, (1, 0)):
+        return transposed() if len(shape) == len(source) == _RANK else reshaped(shape, (1, 0, *plain[_RANK:]))
+    return reshaped(shape, plain) if shape != source and are_equal(one, other) else None
+
+
+def _matrix(value: ir.Value) -> ir.TensorProtocol:
+    assert value.const_value is not None  # of an initializer
+    return ir.Tensor(value.const_value.numpy().reshape(_sizes(value)), dtype=value.dtype)

@@ -30,8 +30,9 @@ from ckplan.model.functions import (
     compute,
     is_named_in,
     matching,
-    norm,
     normalised,
+    reductions,
+    reshaped,
     scaled,
     transposed,
 )
@@ -54,14 +55,14 @@ def unfold(model: ir.Model) -> tuple[str, ...]:
     Returns:
         Notes: what is computed again, and what cannot be, so that a gradient lacks a part.
     """
-    graph = model.graph
+    graph, opset = model.graph, model.opset_imports.get("", 1)
     again, lacking = [], []
     for value in list(graph.initializers.values()):
         parameters = [graph.initializers[name] for name in folded_from(value) if name in graph.initializers]
         parameters = [one for one in parameters if one.metadata_props.get(KIND) == "PARAMETER"]
         if not parameters or not _is_numbers(value) or value.metadata_props.get(keys.STANDS_FOR):
             continue
-        function = _function(value, parameters[0]) if len(parameters) == 1 else None
+        function = _function(value, parameters[0], opset) if len(parameters) == 1 else None
         row = _repeated(value, parameters)
         said = f"'{value.name}' of '{(row or parameters[0]).name}'"
         if row is not None and not value.is_graph_output():
@@ -72,8 +73,8 @@ def unfold(model: ir.Model) -> tuple[str, ...]:
             again.append(said)
         elif is_unstructured(value) or is_one_number(value):
             lacking.append(f"'{value.name}' of {_listed(value, parameters)}")
-    again.extend(_of_each_other(graph))
-    again.extend(_of_named(graph, model.opset_imports.get("", 1)))
+    again.extend(_of_each_other(graph, opset))
+    again.extend(_of_named(graph, opset))
     notes = []
     if again:
         notes.append(f"{shortened(again, 3)}: computed by torch's exporter, and in the step again")
@@ -95,19 +96,19 @@ def _listed(value: ir.Value, parameters: Sequence[ir.Value]) -> str:
     return " and ".join(names) if len(names) <= _LISTED else shortened(names, _LISTED)
 
 
-def _of_each_other(graph: ir.Graph) -> list[str]:
+def _of_each_other(graph: ir.Graph, opset: int) -> list[str]:
     """Compute again what is a function of something simpler that stands for the same parameter; say what of what."""
     groups: dict[str, list[ir.Value]] = defaultdict(list)
     for value in graph.initializers.values():
         target = value.metadata_props.get(keys.STANDS_FOR)
-        if target and folded_from(value) and _is_numbers(value) and not value.is_graph_output():
+        if target and _is_numbers(value) and not value.is_graph_output():
             groups[target].append(value)
     again = []
     for group in groups.values():
         kept: list[ir.Value] = []
         for value in sorted(group, key=lambda one: len(folded_from(one))):
             for simpler in kept:
-                function = _function(value, simpler)
+                function = _function(value, simpler, opset)
                 if function is not None and (is_unstructured(value) or is_one_number(value)):
                     again.append(f"'{value.name}' of '{simpler.name}'")
                     compute(graph, value, simpler, function)
@@ -166,7 +167,7 @@ def _is_numbers(value: ir.Value) -> bool:
     return value.const_value is not None and value.const_value.dtype.is_floating_point()
 
 
-def _function(value: ir.Value, source: ir.Value) -> Function | None:
+def _function(value: ir.Value, source: ir.Value, opset: int) -> Function | None:
     """How a tensor was computed of another one, as is known that it was; None if nothing or several things explain it.
 
     Of equal numbers too many functions may be right: one of the operations must be named as torch names it.
@@ -174,7 +175,7 @@ def _function(value: ir.Value, source: ir.Value) -> Function | None:
     if value.const_value is None or source.const_value is None:
         return None
     array, result = source.const_value.numpy(), value.const_value.numpy()
-    found = matching(array, result, _functions(array, result))
+    found = matching(array, result, _functions(array, result, opset))
     named = [one for one in found if is_named_in(one, [str(value.name)])]
     if len(named) == 1 and len(found) > 1:
         found = named
@@ -183,18 +184,35 @@ def _function(value: ir.Value, source: ir.Value) -> Function | None:
     return found[0] if len(found) == 1 and told else None
 
 
-def _functions(array: Array, result: Array) -> list[Function]:
-    if array.dtype != result.dtype or array.dtype.kind != "f" or array.ndim != result.ndim:
+def _functions(array: Array, result: Array, opset: int) -> list[Function]:
+    if array.dtype != result.dtype or array.dtype.kind != "f" or not array.size:
         return []
-    found: list[Function] = []
+    if array.size == result.size and (moved := _moved(array, result)) is not None:
+        return [moved]
+    found: list[Function] = reductions(array.shape, result.shape, opset)
     if array.shape == result.shape:
         found += [*ELEMENTWISE, *map(normalised, range(array.ndim))]
         by = scaled(array, result)
         found += [by] if by is not None and array.size > 1 else []
     if array.ndim == 2 and array.shape[::-1] == result.shape:
         by = scaled(array.T, result)
-        found += [transposed()] + ([transposed(by)] if by is not None else [])
+        found += [transposed(by)] if by is not None else []
     return found
+
+
+def _moved(array: Array, result: Array) -> Function | None:
+    """The function that moves the very numbers of an array to other places; None if they are others, or all equal."""
+    if (array == array.reshape(-1)[:1]).all():
+        return None
+    if array.shape == result.shape and np.array_equal(array, result):
+        return scaled(array, result)
+    if array.ndim == 2 and np.array_equal(array.T, result):
+        return transposed()
+    plain = tuple(range(array.ndim))
+    for order in dict.fromkeys((plain, plain[::-1])) if array.shape != result.shape else ():
+        if np.array_equal(array.transpose(order).reshape(result.shape), result):
+            return reshaped(result.shape, order)
+    return None
 
 
 def _function_by_values(value: ir.Value, weight: ir.Value, opset: int) -> Function | None:
@@ -208,12 +226,13 @@ def _function_by_values(value: ir.Value, weight: ir.Value, opset: int) -> Functi
         if _is_one(value):
             functions = ELEMENTWISE[:1] if _weigh_two(value, weight) else ()
     else:
-        by = None if is_numbered(str(weight.name)) else norm(shape, result, opset)
-        functions = () if by is None else (by,)
+        functions = () if is_numbered(str(weight.name)) else reductions(shape, result, opset)
     if not functions or weight.const_value is None or value.const_value is None:
         return None
-    array = weight.const_value.numpy()
-    found = matching(array, value.const_value.numpy(), functions)
+    array, made = weight.const_value.numpy(), value.const_value.numpy()
+    if np.array_equal(array, made):  # a weight that began as a copy of the other
+        return None
+    found = matching(array, made, functions)
     many = array.size >= _FEWEST and is_unstructured(weight) and is_unstructured(value)
     return found[0] if len(found) == 1 and (many or _is_one(value)) else None
 

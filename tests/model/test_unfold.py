@@ -14,7 +14,7 @@ import pytest
 import ckplan
 from ckplan.training.export import with_weights
 from tests.model.models import normal, parse, run
-from tests.model.torch_files import exported, loaded
+from tests.model.torch_files import add_source, exported, loaded
 
 FOLDED = "pkg.onnxscript.optimizer.folded_from"
 FUNCTIONS = {
@@ -33,6 +33,8 @@ FUNCTIONS = {
     "softplus": lambda x: np.log1p(np.exp(x)),
     "mul_3": lambda x: np.float32(2.5) * x,
     "div_1": lambda x: x / np.sqrt((x * x).sum()),
+    "relu": lambda x: np.maximum(x, 0),
+    "abs_1": np.abs,
 }
 
 
@@ -64,14 +66,19 @@ TORCH = {
     "softplus": lambda p: p.exp().log1p(),
     "mul_3": lambda p: 2.5 * p,
     "div_1": lambda p: p / p.norm(),
+    "relu": lambda p: p.relu(),
+    "abs_1": lambda p: p.abs(),
 }
 PARAMETER = np.abs(normal(3, 4)) + np.float32(0.5)
+SIGNED = normal(3, 4)
+"""For functions that differ by the sign."""
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_it_is_computed_again_and_has_a_gradient(name: str) -> None:
     torch = pytest.importorskip("torch")
-    model = mixed(name, FUNCTIONS[name](PARAMETER), PARAMETER)
+    parameter = SIGNED if name in ("relu", "abs_1") else PARAMETER
+    model = mixed(name, FUNCTIONS[name](parameter), parameter)
     forward, notes = loaded(model)
     assert f"'{name}' of 'a.mix': computed by torch's exporter, and in the step again" in notes
     assert set(forward.graph.initializers) <= {"a.mix", "one", "factor"}
@@ -83,7 +90,7 @@ def test_it_is_computed_again_and_has_a_gradient(name: str) -> None:
     target = normal(1, 2, 4)
     session = onnxruntime.InferenceSession(ir.to_proto(step.model).SerializeToString())
     found = session.run(list(step.training.gradients.values()), {"x": x, "target": target})[0]
-    mix = torch.tensor(PARAMETER, requires_grad=True)
+    mix = torch.tensor(parameter, requires_grad=True)
     values = TORCH.get(name, FUNCTIONS[name])(mix) if name not in DIRECT else getattr(torch, name)(mix)
     read = torch.from_numpy(x)
     torch.nn.functional.mse_loss(read * mix + read * read * values, torch.from_numpy(target)).backward()
@@ -108,6 +115,48 @@ def test_one_number_is_computed_again_if_torch_names_how() -> None:
     power = np.full(1, 3.07, np.float32)
     assert "mul_3" in loaded(mixed("mul_3", 1 / power, power))[0].graph.initializers
     assert "mul_3" not in loaded(mixed("mul_3", 1 / power, power, way="reciprocal"))[0].graph.initializers
+
+
+TIED = normal(11, 6, 4)
+TIES = {
+    "transposed": ("h = MatMul(x, val_0) y = MatMul(h, val_1)", TIED.T, TIED),
+    "kernel": ("h = MatMul(x, val_0) u = Unsqueeze(h, one) v = Transpose <perm=[0,2,1]> (u) c = Conv(v, val_1) "
+               "y = Squeeze(c, two)", TIED.T, TIED.T[..., None]),
+    "squares": ("h = MatMul(x, val_0) y = Add(h, val_1)", TIED.T, (TIED * TIED).sum(1)),
+    "norms": ("h = MatMul(x, val_0) y = Add(h, val_1)", TIED.T, np.sqrt((TIED * TIED).sum(1))),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", TIES)
+def test_what_was_computed_of_one_parameter_twice_is_computed_of_one(case: str) -> None:
+    """As of an autoencoder with tied weights, or of distances from the rows of a table."""
+    torch = pytest.importorskip("torch")
+    nodes, first, second = TIES[case]
+    model = exported(
+        nodes,
+        {"val_0": first, "val_1": second, "one": np.array([1]), "two": np.array([2])},
+        {"p_a_w": ("PARAMETER", "a.w")},
+        ["aten.any"] * nodes.count(" = "),
+    )
+    for name in ("val_0", "val_1"):
+        add_source(model, name, "a.w", "val_7")
+    step = ckplan.open_model(model, loss="mse")
+    (name,) = step.training.gradients
+    x = normal(0, 2, 4)
+    (want,) = run(model, {"x": x})
+    session = onnxruntime.InferenceSession(ir.to_proto(step.model).SerializeToString())
+    target = normal(1, *want.shape)
+    (found,) = session.run(list(step.training.gradients.values()), {"x": x, "target": target})
+    w, read = torch.tensor(TIED, requires_grad=True), torch.from_numpy(x)
+    h = read @ w.T
+    result = {
+        "transposed": lambda: h @ w,
+        "kernel": lambda: h @ w,
+        "squares": lambda: h + (w * w).sum(1),
+        "norms": lambda: h + w.norm(dim=1),
+    }[case]()
+    torch.nn.functional.mse_loss(result, torch.from_numpy(target)).backward()
+    np.testing.assert_allclose(found, w.grad.numpy().T.reshape(found.shape), rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("number", [PARAMETER, PARAMETER[:1]], ids=["numbers", "one"])

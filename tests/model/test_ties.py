@@ -1,0 +1,54 @@
+"""Weights that a file holds twice, once moved."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+import onnxruntime
+import pytest
+
+import ckplan
+from tests.model.models import normal, parse, run
+from tests.model.torch_files import loaded
+
+WEIGHT = normal(7, 6, 4)
+TWICE = 'h = MatMul(x, "{}") y = MatMul(h, "{}")'
+KERNEL = (
+    'h = MatMul(x, "{}") u = Unsqueeze(h, two) c = Conv(u, "{}") y = Squeeze(c, two)'  # samples, channels, one place
+)
+FORMS = {
+    "named": (TWICE, "a.w", WEIGHT.T, WEIGHT),
+    "numbered": (TWICE, "onnx::MatMul_3", WEIGHT.T, WEIGHT),
+    "kernel": (KERNEL, "onnx::MatMul_3", WEIGHT.T, WEIGHT.T[..., None]),
+    "square kernel": (KERNEL, "onnx::MatMul_3", WEIGHT[:4], WEIGHT[:4, :, None]),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_moved_copy_is_computed_of_the_weight(form: str) -> None:
+    torch = pytest.importorskip("torch")
+    nodes, name, first, second = FORMS[form]
+    nodes = nodes.format(name, "onnx::MatMul_4")
+    text = f'<ir_version: 8, opset_import: ["": 17]> g (float[2,4] x) => (float[2,4] y) {{ {nodes} }}'
+    model = parse(text, {name: first, "onnx::MatMul_4": second, "two": np.array([2])})
+    forward, notes = loaded(model)
+    assert f"'onnx::MatMul_4' is '{name}'" in notes
+    x, target = normal(0, 2, 4), normal(1, 2, 4)
+    np.testing.assert_allclose(run(forward, {"x": x})[0], run(model, {"x": x})[0], rtol=1e-5)
+
+    step = ckplan.open_model(model, loss="mse")
+    assert set(step.training.gradients) == {name}
+    session = onnxruntime.InferenceSession(ir.to_proto(step.model).SerializeToString())
+    (found,) = session.run(list(step.training.gradients.values()), {"x": x, "target": target})
+    w = torch.tensor(first, requires_grad=True)
+    torch.nn.functional.mse_loss(torch.from_numpy(x) @ w @ w.T, torch.from_numpy(target)).backward()
+    np.testing.assert_allclose(found, w.grad.numpy(), rtol=1e-4, atol=1e-6)
+
+
+def test_a_copy_of_the_same_shape_stays() -> None:
+    """Layers begin as copies of others, and are trained apart."""
+    square = normal(3, 4, 4)
+    nodes = TWICE.format("onnx::MatMul_3", "onnx::MatMul_4")
+    text = f'<ir_version: 8, opset_import: ["": 17]> g (float[2,4] x) => (float[2,4] y) {{ {nodes} }}'
+    model = parse(text, {"onnx::MatMul_3": square, "onnx::MatMul_4": square.copy()})
+    assert set(ckplan.open_model(model, loss="mse").training.gradients) == {"onnx::MatMul_3", "onnx::MatMul_4"}
