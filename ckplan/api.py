@@ -55,7 +55,7 @@ def open_model(model: Model, *, cost: str = "flops", device: str = "auto", **opt
         model: the model; a step is returned as it is, a `TrainingGraph` is taken as it is.
         cost: what a node costs: ``flops`` (from its shapes), ``calibrated`` (from times of its kernels on this
             machine's CPU) or ``measured`` (from a profiled run).
-        device: where nodes are measured.
+        device: where nodes are measured (``auto``: on CUDA if it works), and whose kernels plans are for (the CPU's).
         options: the options of the command line that say how a model is loaded and differentiated, by name: ``dims``,
             ``shapes``, ``inference``, ``loss``, ``wrt``, ``no_grad``, ``training``, ``optimizer``, ...
 
@@ -69,7 +69,7 @@ def open_model(model: Model, *, cost: str = "flops", device: str = "auto", **opt
         step = model if isinstance(model, Step) else step_of(replace(model, model=model.model.clone()))
     else:
         step = open_step(model, StepOptions.of(**options))
-    return step.priced(cost, device)
+    return step.on(device).priced(cost, device)
 
 
 def analyze(

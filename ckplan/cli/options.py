@@ -361,7 +361,7 @@ device_option = _section(
     "Runs",
     click.option(
         "--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True,
-        help="Where to run the files.",
+        help="Where to run the files; with cuda, plans are for its kernels.",
     ),
     click.option(
         "--run-limit", type=click.FloatRange(min=0, min_open=True), metavar="SECONDS", expose_value=False,

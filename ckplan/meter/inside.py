@@ -21,6 +21,7 @@ from ckplan.planner.allocations import allocations, expected_arena
 from ckplan.planner.problem import Problem
 from ckplan.planner.simulate import Lifetimes, lifetimes, simulate
 from ckplan.planner.timeline import Moment, Timeline
+from ckplan.runtime.devices import RUNTIMES
 from ckplan.runtime.feeds import has_memory_pattern
 from ckplan.runtime.problem_of import problem_of
 from ckplan.runtime.sizes import DIMENSIONS, SMALL, shape_classes
@@ -46,6 +47,7 @@ def look_inside(
     counters: Counters,
     fed: Mapping[str, Array],
     facts: FileFacts,
+    device: str = "cpu",
 ) -> Inside:
     """Simulate what ran, and find what was alive at the measured peak.
 
@@ -55,12 +57,13 @@ def look_inside(
         counters: what was measured in that run.
         fed: the inputs.
         facts: what the file itself says.
+        device: where it ran.
 
     Raises:
         ValueError: the graph is not the one that ran, or cannot be simulated.
     """
     nodes = list(executed.graph)
-    problem, order, shapes, places = replayed(executed, run, fed)
+    problem, order, shapes, places = replayed(executed, run, fed, device)
     simulated = simulate(problem, order, shapes).steps
     # A node inside of a body ends before the node that holds the body, and counts as that one.
     ran = list(accumulate((place is not None for place in places), initial=0))
@@ -95,7 +98,7 @@ def look_inside(
 
 
 def replayed(
-    executed: ir.Model, run: Mapping[str, Sequence[Any]], fed: Mapping[str, Array]
+    executed: ir.Model, run: Mapping[str, Sequence[Any]], fed: Mapping[str, Array], device: str = "cpu"
 ) -> tuple[Problem, list[int], list[Hashable | None], list[int | None]]:
     """What ran, as numbers: the problem, the schedule, what dead buffers are handed on by, and the op of each event.
 
@@ -103,13 +106,14 @@ def replayed(
         executed: the graph that onnxruntime executed, prepared by `ckplan.runtime.executed.mark_executed`; is changed.
         run: the events of one run, as `ckplan.meter.counters.split_runs` has them.
         fed: the inputs.
+        device: where it ran.
 
     Raises:
         ValueError: the graph is not the one that ran.
     """
     places = aligned(list(executed.graph), run["name"], run["op"])
     _learn(executed, list(executed.graph), places, run["made"], fed)
-    problem = problem_of(executed)
+    problem = problem_of(executed, RUNTIMES[device])
     shapes = shape_classes(executed.graph, problem)
     order = [place for place in places if place is not None]
     return _in_place_where_known(problem, shapes), order, shapes, places

@@ -210,7 +210,7 @@ def measured(
     looked = None
     if inside and told is not None:
         progress(f"reading what onnxruntime made of {name}")
-        looked, note = _inside(model, executed, variants[0]["runs"][0], told, inputs, facts)
+        looked, note = _inside(model, executed, variants[0]["runs"][0], told, inputs, facts, plain["device"])
         notes.extend([note] if note else [])
     if plain["gpu_note"]:
         notes.append(plain["gpu_note"])
@@ -279,10 +279,11 @@ def _inside(
     counters: Counters,
     inputs: Inputs,
     facts: FileFacts,
+    device: str,
 ) -> tuple[Inside | None, str]:
     """The executed graph, or why it cannot be had: the measurement stands without it."""
     try:
-        return look_inside(executed_graph(executed, model), run, counters, inputs.arrays, facts), ""
+        return look_inside(executed_graph(executed, model), run, counters, inputs.arrays, facts, device), ""
     except CkplanError as error:
         return None, f"what is alive at the peak is not known: {error}"
     except ValueError as error:

@@ -42,6 +42,10 @@ def _plan(new: Measurement) -> tuple[str, ...]:
             f"an optimiser merged {recomputation.merged} of {recomputation.in_file} recomputed nodes with those that "
             "they repeat, as happens when a graph simplifier has removed what keeps them apart"
         )
+    elif new.device == "cuda":
+        cause = (
+            "its kernels work in place more seldom than those of the CPU: plan with --device cuda, if it was without"
+        )
     else:
         cause = f"onnxruntime {new.onnxruntime} fuses it otherwise, or runs it in another order, than was expected"
     return (f"`{new.path}` takes {measured / promised - 1:.0%} more activations than it promises; {cause}",)

@@ -26,6 +26,7 @@ class Operator:
         view: whether its first output is the memory of its first input in onnxruntime.
         in_place: whether onnxruntime's CPU kernel overwrites its first input when nothing else reads it and the shapes
             agree.
+        in_place_on_cuda: the same of the kernel of its CUDA provider.
         workspace: bytes that its kernel takes while it runs, beyond its outputs, for operators that ckplan does not
             know by itself.
         no_gradient: why it cannot be differentiated although it has a floating output; empty where it can, or where
@@ -41,6 +42,7 @@ class Operator:
     random: bool = False
     view: bool = False
     in_place: bool = False
+    in_place_on_cuda: bool = False
     workspace: Callable[[ir.Node], int] | None = None
     no_gradient: str = ""
     zero_derivative: bool = False

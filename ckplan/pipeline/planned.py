@@ -14,6 +14,7 @@ from ckplan.meter.compared import Timing
 from ckplan.pipeline.goal import ACTIVATIONS, ARENA, TOTAL, Goal
 from ckplan.pipeline.step import Step
 from ckplan.planner import Plan, Timeline
+from ckplan.runtime import problem_of
 from ckplan.runtime.footprint import Footprint, footprint_of
 from ckplan.runtime.occupancy import Occupancy
 from ckplan.units import format_bytes
@@ -109,7 +110,7 @@ class Planned:
     @cached_property
     def footprint(self) -> Footprint:
         """What a process with the file holds."""
-        return footprint_of(self.executed, self.model)
+        return footprint_of(self.executed, self.model, problem=problem_of(self.executed, self.step.runtime))
 
     def __repr__(self) -> str:
         before, after = (format_bytes(timeline.peak_activations) for timeline in (self.before, self.after))

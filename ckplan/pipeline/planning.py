@@ -399,7 +399,7 @@ def _kept(step: Step, plan: Plan, budget: int | None) -> Planned:
     plan = step.counted(plan)
     model = step.ordered.clone()
     if step.training is None:  # the graph as it came
-        describe(model, problem_of(model), plan, sum(map(is_control, model.graph)), step.baseline)
+        describe(model, problem_of(model, step.runtime), plan, sum(map(is_control, model.graph)), step.baseline)
     describe_plan(model, plan)
     if budget is not None:
         model.metadata_props[BUDGET] = str(budget)
@@ -421,7 +421,9 @@ def _written(
         return _kept(step, plan, budget)
     _log.info("writing the plan into the graph, and asking onnxruntime what it makes of it")
     plan = step.counted(plan)
-    written = write(step.fused, plan, reserved=reserved, pools=pools, order=order, sparing=sparing)
+    written = write(
+        step.fused, plan, reserved=reserved, pools=pools, order=order, sparing=sparing, runtime=step.runtime
+    )
     if budget is not None:
         written.model.metadata_props[BUDGET] = str(budget)
     occupancy = occupancy_of_executed(written.executed, written.model, written.numbers)

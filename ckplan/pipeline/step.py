@@ -31,10 +31,13 @@ from ckplan.planner.plan import make_plan
 from ckplan.planner.strategies import Strategy
 from ckplan.planner.strategies.keep_all import KeepAll
 from ckplan.runtime import problem_of
+from ckplan.runtime.cpu import CPU
+from ckplan.runtime.devices import RUNTIMES
 from ckplan.runtime.executed import executed_model, executed_order
 from ckplan.runtime.footprint import Footprint, footprint_of
 from ckplan.runtime.fused import fused_graph
 from ckplan.runtime.occupancy import Occupancy, occupancy_of_executed
+from ckplan.runtime.runtime import Runtime
 from ckplan.writer.emit import Written, feed_weights, write
 from ckplan.writer.file_order import in_natural_order
 from ckplan.writer.pooling import average_alike
@@ -76,6 +79,7 @@ class Step:
         by_rows: makes the same step with its large tables updated row by row; None if there is none to update so.
         clock: times files beside the step without a plan, where plans are to hold on the clock; see
             `ckplan.pipeline.clocked`.
+        runtime: whose kernels run it.
     """
 
     name: str
@@ -90,6 +94,7 @@ class Step:
     whole: Step | None = None
     by_rows: Callable[[], Step | None] | None = None
     clock: Callable[[ir.Model, ir.Model], Timing] | None = None
+    runtime: Runtime = CPU
 
     @property
     def reference(self) -> Step:
@@ -115,9 +120,9 @@ class Step:
             ModelError: onnxruntime does not load the model.
         """
         if self.training is not None:
-            return write(self.fused, self.kept)
-        executed = executed_model(self._updated)
-        return Written(self._updated, executed, problem_of(executed))
+            return write(self.fused, self.kept, runtime=self.runtime)
+        executed = executed_model(self._updated, runtime=self.runtime)
+        return Written(self._updated, executed, problem_of(executed, self.runtime))
 
     @cached_property
     def kept(self) -> Plan:
@@ -164,13 +169,14 @@ class Step:
         Raises:
             ModelError: onnxruntime does not load the model.
         """
-        return fused_graph(in_natural_order(self._updated) if self.training is None else self._updated)
+        graph = in_natural_order(self._updated) if self.training is None else self._updated
+        return fused_graph(graph, self.runtime)
 
     @cached_property
     def problem(self) -> Problem:
         """The numbers that strategies plan by; op ids are the positions of the nodes of ``fused``."""
         costs = self.costs if self.pricing is None else self.pricing(self.fused)
-        return problem_of(self.fused).with_costs(costs)
+        return problem_of(self.fused, self.runtime).with_costs(costs)
 
     @cached_property
     def lowest(self) -> dict[Strategy, Plan]:
@@ -181,6 +187,13 @@ class Step:
     def files(self) -> dict[tuple[int, ...], int]:
         """Bytes of activations that files take, by their schedule, as far as they were written."""
         return {}
+
+    def on(self, device: str) -> Step:
+        """The step on a device's kernels: ``cpu`` or ``cuda``. ``auto`` leaves it as it is."""
+        runtime = RUNTIMES.get(device, self.runtime)
+        if runtime == self.runtime:
+            return self
+        return _in_every_form(replace(self, runtime=runtime), lambda made: made.on(device))
 
     def priced(self, cost: str, device: str = "cpu") -> Step:
         """The step with nodes that cost what one of `COSTS` says.
@@ -211,16 +224,7 @@ class Step:
             from ckplan.meter.costs import measured_costs
 
             found = replace(self, costs=measured_costs(self.model, device))
-
-        def form(made: Step) -> Step:
-            return replace(made.priced(cost, device), whole=found)
-
-        recut, by_rows = self.recut, self.by_rows
-        if by_rows is not None:
-            found = replace(found, by_rows=lambda: None if (made := by_rows()) is None else form(made))
-        if recut is not None:
-            found = replace(found, recut=lambda pieces: form(recut(pieces)))
-        return found
+        return _in_every_form(found, lambda made: made.priced(cost, device))
 
     def original(self) -> ir.Model:
         """The model as it came: as it is in the file, before it was brought into normal form."""
@@ -229,6 +233,20 @@ class Step:
     def __repr__(self) -> str:
         kind = "inference" if self.training is None else "training"
         return f"<Step of {self.name}: {kind}, {len(self.model.graph)} nodes>"
+
+
+def _in_every_form(step: Step, change: Callable[[Step], Step]) -> Step:
+    """A step that was changed, whose other forms change alike when they are made."""
+    recut, by_rows = step.recut, step.by_rows
+
+    def form(made: Step) -> Step:
+        return replace(change(made), whole=step)
+
+    if by_rows is not None:
+        step = replace(step, by_rows=lambda: None if (made := by_rows()) is None else form(made))
+    if recut is not None:
+        step = replace(step, recut=lambda pieces: form(recut(pieces)))
+    return step
 
 
 def open_step(

@@ -22,4 +22,4 @@ CPU = Runtime(
     pieces=pieces_of,
     outside=outside_of,
 )
-"""The runtime that plans are made for."""
+"""The runtime that plans are made for by default."""

@@ -22,3 +22,8 @@ def overwritable(node: ir.Node) -> ir.Value | None:
     if node.domain.startswith("com.microsoft") and node.op_type in ("Conv", "FusedConv") and len(node.inputs) > 3:
         return node.inputs[3]  # an addition that an optimiser made part of the convolution
     return node.inputs[0] if node.inputs and operator_of(node).in_place else None
+
+
+def overwritable_on_cuda(node: ir.Node) -> ir.Value | None:
+    """The same of its kernel on CUDA, where fewer work in place: Softmax, Cast and ScatterElements do not."""
+    return node.inputs[0] if node.inputs and operator_of(node).in_place_on_cuda else None

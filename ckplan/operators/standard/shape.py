@@ -35,6 +35,6 @@ OPERATORS = (
     Operator("TensorScatter", cost=scatter),
     Operator("Tile", cost=moved),
     Operator("Transpose", cost=strided),
-    Operator("Trilu", cost=moved, in_place=True),
+    Operator("Trilu", cost=moved, in_place=True, in_place_on_cuda=True),
     Operator("Unsqueeze", cost=free, view=True),
 )
