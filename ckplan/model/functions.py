@@ -35,7 +35,8 @@ class Operation:
 
     Attributes:
         operator: of the standard.
-        operands: ``x`` is the tensor or what the node before makes, ``1`` a one; others are constants of the function.
+        operands: ``x`` is the tensor or what the node before makes, ``p`` the tensor in any case, ``1`` a one; others
+            are constants of the function.
         attributes: of the node.
     """
 
@@ -189,7 +190,8 @@ def compute(graph: ir.Graph, value: ir.Value, source: ir.Value, function: Functi
     del graph.initializers[name]
     made = source
     for number, operation in enumerate(function.operations):
-        inputs = [_operand(graph, letter, made, source.dtype, function) for letter in operation.operands]
+        known = {"x": made, "p": source}
+        inputs = [known.get(one) or _constant(graph, one, source.dtype, function) for one in operation.operands]
         last = number == len(function.operations) - 1
         title = name if last else unused_name(graph, f"{name}/{operation.operator}")
         attributes = ir.convenience.convert_attributes(operation.attributes)
@@ -215,9 +217,7 @@ def _makes(function: Function, array: Array, result: Array) -> bool:
         return made.shape == result.shape and np.allclose(made, result, rtol=tolerance, atol=0.0)
 
 
-def _operand(graph: ir.Graph, letter: str, made: ir.Value, dtype: ir.DataType, function: Function) -> ir.Value:
-    if letter == "x":
-        return made
+def _constant(graph: ir.Graph, letter: str, dtype: ir.DataType, function: Function) -> ir.Value:
     numbers = np.ones((), dtype.numpy()) if letter == "1" else function.constants[letter]
     name = {"1": "one", "a": "axes", "s": "shape"}.get(letter, "factor")
     return add_constant(graph, name, numbers, "a literal of the program")

@@ -12,6 +12,7 @@ import onnx_ir as ir
 from ckplan.errors import ModelError
 from ckplan.model.cleanup import drop_no_ops, tidy
 from ckplan.model.constants import hoist
+from ckplan.model.constrained import keep_forms
 from ckplan.model.contrib import adopt, expand_nested
 from ckplan.model.declared import declare, declared_shapes
 from ckplan.model.default_sizes import SizesError, branch_hint, check_sizes, tries
@@ -151,6 +152,7 @@ def _normalised(
         separate_merged,
         join_transposed,
         unfold,
+        keep_forms,
         keep_masks,
         mark_padding,
         mark_detached,

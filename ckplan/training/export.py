@@ -15,6 +15,7 @@ import onnx_ir as ir
 
 from ckplan.autodiff.lora import Layer, Lora
 from ckplan.errors import UsageError
+from ckplan.model.constrained import keep_forms
 from ckplan.model.literals import is_numbered
 from ckplan.model.read import read
 from ckplan.model.repeats import join_repeated
@@ -74,10 +75,11 @@ def export_weights(
 def with_weights(source: Path, weights: Mapping[str, Array]) -> ir.Model:
     """A model as it is in its file, with other weights; see `export_weights`."""
     model = read(source)
+    read_signature(model)
     unfold(model)  # what was computed of the old values
+    keep_forms(model)
     names = {name for name, _, _ in _holders(model)}
     if not weights.keys() <= names:
-        read_signature(model)
         join_repeated(model)
         separate_merged(model)
         separate_statistics(model.graph, weights)
@@ -93,7 +95,8 @@ def with_weights(source: Path, weights: Mapping[str, Array]) -> ir.Model:
         array = weights.get(name)
         if array is None and name in copies:
             origin, flipped = copies[name]
-            array = weights[origin].T if flipped else weights[origin]
+            array = _matrix(weights[origin]).T if flipped else weights[origin]
+            array = array if tensor is None else array.reshape(tensor.shape.numpy())
         if array is None:
             continue
         if tensor is not None and tuple(tensor.shape.numpy()) != array.shape:
@@ -121,19 +124,26 @@ def _holders(model: ir.Model) -> Iterator[tuple[str, ir.Value | ir.Node, ir.Tens
 
 def _copies(model: ir.Model, weights: Mapping[str, Array]) -> Iterator[tuple[str, tuple[str, bool]]]:
     """Tensors that an exporter made up a name for and that hold what a weight holds: that, and whether transposed."""
-    trained: dict[tuple[int, ...], list[tuple[str, ir.TensorProtocol]]] = {}
+    trained: dict[tuple[int, ...], list[tuple[str, Array]]] = {}
     for name, _, tensor in _holders(model):
         if name in weights and tensor is not None and structure_of(tensor) is None:
-            trained.setdefault(tuple(tensor.shape.numpy()), []).append((name, tensor))
+            array = _matrix(np.asarray(tensor.numpy()))
+            trained.setdefault(array.shape, []).append((name, array))
     for name, _, tensor in _holders(model):
         if name in weights or tensor is None or not is_numbered(name) or not tensor.dtype.is_floating_point():
             continue
-        shape = tuple(tensor.shape.numpy())
-        for flipped in (False, True) if len(shape) == 2 else (False,):
-            order = (1, 0) if flipped else tuple(range(len(shape)))
-            for origin, other in trained.get(shape[::-1] if flipped else shape, ()):
-                if shape and tensor.dtype == other.dtype and are_equal(tensor, other, order):
+        array = _matrix(np.asarray(tensor.numpy()))
+        for flipped in (False, True) if array.ndim == 2 else (False,):
+            turned = array.T if flipped else array
+            for origin, other in trained.get(turned.shape, ()):
+                if array.ndim and are_equal(ir.Tensor(turned), ir.Tensor(other)):
                     yield name, (origin, flipped)
+
+
+def _matrix(array: Array) -> Array:
+    """An array without axes of one element behind the second one, as those of a kernel."""
+    behind = array.shape[2:]
+    return array.reshape(array.shape[:2]) if behind and set(behind) == {1} else array
 
 
 def _set(holder: ir.Value | ir.Node, array: Array, tensor: ir.TensorProtocol | None) -> None:

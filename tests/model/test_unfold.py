@@ -160,7 +160,7 @@ def test_what_was_computed_of_one_parameter_twice_is_computed_of_one(case: str) 
 
 
 @pytest.mark.parametrize("number", [PARAMETER, PARAMETER[:1]], ids=["numbers", "one"])
-def test_the_two_halves_of_a_gate_are_of_one_parameter(number: np.ndarray) -> None:
+def test_the_two_halves_of_a_gate_are_of_one_parameter(number: np.ndarray, tmp_path: Path) -> None:
     gate = 1 / (1 + np.exp(-number))
     model = mixed("sub", 1 - gate, PARAMETER, source="a.gone", way="sigmoid_1")
     model.graph.initializer.append(onnx.numpy_helper.from_array(gate.astype(np.float32), "sigmoid"))
@@ -173,6 +173,11 @@ def test_the_two_halves_of_a_gate_are_of_one_parameter(number: np.ndarray) -> No
     x = normal(0, 2, 4)
     np.testing.assert_allclose(run(forward, {"x": x})[0], run(model, {"x": x})[0], rtol=1e-6)
     assert set(ckplan.open_model(model, loss="mse").training.gradients) == {"sigmoid"}
+
+    onnx.save(model, tmp_path / "model.onnx")
+    new = gate / 2
+    trained = with_weights(tmp_path / "model.onnx", {"sigmoid": new})
+    np.testing.assert_allclose(run(trained, {"x": x})[0], x * new + x * x * (1 - new), rtol=1e-5)
 
 
 WEIGHT = normal(7, 6, 4)

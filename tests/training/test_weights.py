@@ -14,6 +14,7 @@ from onnx import TensorProto, helper, numpy_helper
 import ckplan
 from ckplan.errors import UsageError
 from ckplan.training.export import export_weights
+from tests.model.models import normal, parse
 from tests.training.network import NAMES, data, files, network, weights
 
 
@@ -168,3 +169,15 @@ def test_weights_of_another_model_are_refused(tmp_path: Path) -> None:
     onnx.save(other, tmp_path / "other.onnx")
     with pytest.raises(UsageError, match=r"'first.weight' has shape \[10, 6\], and \[3, 6\] in"):
         trainer.save(tmp_path / "out.onnx", tmp_path / "other.onnx")
+
+
+def test_a_kernel_that_is_a_moved_copy_follows_its_weight(tmp_path: Path) -> None:
+    weight, new = normal(7, 4, 4), normal(8, 4, 4)
+    model = parse(
+        '<ir_version: 8, opset_import: ["": 17]> g (float[2,4] x) => (float[2,4,1] y) '
+        '{ h = MatMul(x, "onnx::MatMul_3") u = Unsqueeze(h, two) y = Conv(u, "onnx::Conv_4") }',
+        {"onnx::MatMul_3": weight, "onnx::Conv_4": weight.T[..., None], "two": np.array([2])},
+    )
+    onnx.save(model, tmp_path / "model.onnx")
+    export_weights(tmp_path / "model.onnx", {"onnx::MatMul_3": new}, tmp_path / "out.onnx")
+    np.testing.assert_array_equal(held(tmp_path / "out.onnx")["onnx::Conv_4"], new.T[..., None])

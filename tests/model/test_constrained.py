@@ -1,0 +1,86 @@
+"""What torch's exporters computed of a parameter that is not in the file, where the values show how."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import onnxruntime
+import pytest
+
+import ckplan
+from ckplan.training.export import with_weights
+from tests.model.models import normal, parse, run
+from tests.model.torch_files import add_source, exported, loaded
+
+PARAMETER = normal(7, 4, 4)
+FORMS: dict[str, Callable[[Any], Any]] = {
+    "symmetric": lambda w: w + w.T,
+    "antisymmetric": lambda w: w - w.T,
+    "probabilities": lambda w: w.softmax(-1),
+    "columns": lambda w: w.softmax(0),
+}
+
+
+def older(made: np.ndarray, name: str = "onnx::MatMul_6") -> onnx.ModelProto:
+    """As the exporter before writes it: the result under a number."""
+    text = f'<ir_version: 8, opset_import: ["": 17]> g (float[2,4] x) => (float[2,4] y) {{ y = MatMul(x, "{name}") }}'
+    model = parse(text, {name: made})
+    model.producer_name = "pytorch"
+    return model
+
+
+def newer(made: np.ndarray, name: str = "made") -> onnx.ModelProto:
+    """As the default exporter writes it, with what it was computed of."""
+    model = exported(f"y = MatMul(x, {name})", {name: made}, {"p_a_w": ("PARAMETER", "a.w")}, ["aten.mm"])
+    add_source(model, name, "a.w")
+    return model
+
+
+@pytest.mark.parametrize("exporter", [older, newer])
+@pytest.mark.parametrize("form", FORMS)
+def test_the_gradient_is_that_of_the_parameter(form: str, exporter: Callable[[np.ndarray], onnx.ModelProto]) -> None:
+    torch = pytest.importorskip("torch")
+    w = torch.tensor(PARAMETER, requires_grad=True)
+    model = exporter(FORMS[form](w).detach().numpy())
+    forward, notes = loaded(model)
+    assert form.replace("columns", "probabilities") in notes
+    x, target = normal(0, 2, 4), normal(1, 2, 4)
+    np.testing.assert_allclose(run(forward, {"x": x})[0], run(model, {"x": x})[0], rtol=1e-5)
+
+    step = ckplan.open_model(model, loss="mse")
+    session = onnxruntime.InferenceSession(ir.to_proto(step.model).SerializeToString())
+    (found,) = session.run(list(step.training.gradients.values()), {"x": x, "target": target})
+    torch.nn.functional.mse_loss(torch.from_numpy(x) @ FORMS[form](w), torch.from_numpy(target)).backward()
+    np.testing.assert_allclose(found, w.grad.numpy(), rtol=1e-4, atol=1e-6)
+    assert not any("may be constants" in note for note in step.notes)
+
+
+def almost(array: np.ndarray) -> np.ndarray:
+    changed = array.copy()
+    changed[0, 1] *= 1.001
+    return changed
+
+
+@pytest.mark.parametrize(
+    "made",
+    [PARAMETER, almost(PARAMETER + PARAMETER.T), np.full((4, 4), 0.25, np.float32), np.eye(4, dtype=np.float32)],
+    ids=["weight", "almost symmetric", "means", "identity"],
+)
+def test_other_matrices_stay(made: np.ndarray) -> None:
+    assert set(loaded(older(made))[0].graph.initializers) == {"onnx::MatMul_6"}
+
+
+def test_what_has_a_name_of_its_own_stays() -> None:
+    assert set(loaded(older(PARAMETER + PARAMETER.T, "a.w"))[0].graph.initializers) == {"a.w"}
+
+
+def test_a_trained_parameter_is_computed_with_in_the_exported_file(tmp_path: Path) -> None:
+    onnx.save(older(PARAMETER + PARAMETER.T), tmp_path / "model.onnx")
+    new, x = normal(9, 4, 4), normal(0, 2, 4)
+    found = run(with_weights(tmp_path / "model.onnx", {"onnx::MatMul_6_free": new}), {"x": x})[0]
+    np.testing.assert_allclose(found, x @ (new + new.T), rtol=1e-5)
