@@ -30,6 +30,7 @@ from ckplan.model.infer import static_shape
 from ckplan.model.literals import is_numbered
 from ckplan.model.structure import TABLE, is_rounded, structure_of
 from ckplan.model.torch_export import KIND
+from ckplan.model.torchscript import COMPUTED
 
 _WEIGHT = re.compile(
     r"(.*[._/])?((?P<matrix>weights?|kernel|filters?|embeddings?)|bias(es)?|gamma|beta|lora_[ab])"
@@ -179,6 +180,15 @@ def may_be_merged(value: ir.Value, uses: Set[Use]) -> bool:
     if told or Use.AFFINE not in uses or len(value.shape or ()) != 1 or len(set(value.consumers())) == 1:
         return False
     return str(_formula(value)).startswith("all ")
+
+
+def is_computed(value: ir.Value, uses: Set[Use]) -> bool:
+    """Whether torch's old exporter computed a tensor of others, of which its file says nothing, and did not turn it.
+
+    What has a number for a name it computed; weights of layers are hardly ever anything but turned.
+    """
+    told = {KIND, STANDS_FOR} & value.metadata_props.keys()
+    return not told and COMPUTED.fullmatch(str(value.name)) is not None and Use.PRODUCT not in uses
 
 
 def _judge_literal(value: ir.Value, uses: Set[Use]) -> Verdict:

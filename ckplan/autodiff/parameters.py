@@ -9,7 +9,7 @@ import onnx_ir as ir
 
 from ckplan.autodiff.breaks import listed
 from ckplan.autodiff.builder import Builder, shape_of, size_of
-from ckplan.autodiff.evidence import Use, judge, may_be_merged
+from ckplan.autodiff.evidence import Use, is_computed, judge, may_be_merged
 from ckplan.autodiff.names import Tensors, matching_any
 from ckplan.autodiff.paths import differentiable_inputs, entry_of
 from ckplan.autodiff.quantisation import is_quantised
@@ -186,6 +186,7 @@ def select_parameters(
     constants: dict[ir.Value, str] = {}
     doubtful: list[str] = []
     merged: list[str] = []
+    computed: list[str] = []
     for value in candidates:
         name = str(value.name)
         if value in request.frozen or not (request.all_parameters or value in asked):
@@ -208,6 +209,8 @@ def select_parameters(
                 doubtful.append(said)
             if may_be_merged(value, uses.get(value, set())):
                 merged.append(f"'{name}' of {len(set(value.consumers()))}")
+            if is_computed(value, uses.get(value, set())):
+                computed.append(f"'{name}'")
         chosen.append(value)
     if doubtful:
         notes.append(
@@ -218,6 +221,12 @@ def select_parameters(
         notes.append(
             f"{len(merged)} parameter(s) of equal numbers are read by several layers ({shortened(merged)}): where a "
             "tool merged what nothing has trained yet, hand in the file as it was before"
+        )
+    if computed:
+        notes.append(
+            f"{len(computed)} tensor(s) are trained that torch's exporter computed of parameters "
+            f"({shortened(computed)}), and the file does not say of which: the gradient of one that is read elsewhere "
+            "as well lacks that part; ckplan.export keeps the parameters"
         )
     # Of a number that a node of the file writes out nobody would think that it is trained.
     told = [value for value in constants if not (is_constant(value) and size_of(value) == 1)]

@@ -20,6 +20,7 @@ from ckplan.model.detached import mark_detached
 from ckplan.model.dims import Binding, Defaults, bind
 from ckplan.model.fixing import Fixed, deciding_input, fix, shapes_of
 from ckplan.model.fold import Sweep, sweep
+from ckplan.model.frozen_norms import freeze_norms
 from ckplan.model.half import NO_BFLOAT16
 from ckplan.model.infer import static_shape
 from ckplan.model.masked import without_masks
@@ -150,6 +151,7 @@ def _normalised(
         join_repeated,
         folded_notes,
         separate_merged,
+        freeze_norms,
         join_transposed,
         unfold,
         keep_forms,

@@ -24,8 +24,8 @@ _FOLDED = re.compile(r"onnx::Conv\w*_\d+")
 """How the exporter calls the weights of a convolution that it computed from those of the module."""
 _PATH = re.compile(r"[A-Za-z_]\w*(\.\w+)*")
 """How it calls parameters and buffers: attributes of modules."""
-_TURNED = re.compile(r"onnx::\w+_\d+")
-"""How it calls weights that it turned."""
+COMPUTED = re.compile(r"onnx::\w+_\d+")
+"""How it calls what it computed of others, and weights that it turned."""
 _LAYERS = frozenset({"Conv", "ConvTranspose", "Gemm", "GRU", "LSTM", "MatMul", "RNN"})
 _INDEX = re.compile(r"(?<=\.)\d+(?=[./]|$)")
 
@@ -109,7 +109,7 @@ def _are_of_copies(node: ir.Node, copies: Set[tuple[str, str]], others: Set[str]
         others: modules that have a parameter of their own values, so that they are no copies.
     """
     one, other = node.inputs[0], node.outputs[0]
-    if one is None or not (_TURNED.fullmatch(str(one.name)) and _TURNED.fullmatch(str(other.name))):
+    if one is None or not (COMPUTED.fullmatch(str(one.name)) and COMPUTED.fullmatch(str(other.name))):
         return False
     is_vector = len(one.shape or ()) == 1
     pairs = {(first, second) for first in _readers(one, is_vector) for second in _readers(other, is_vector)}
@@ -124,13 +124,13 @@ def _are_of_copies(node: ir.Node, copies: Set[tuple[str, str]], others: Set[str]
 def _readers(value: ir.Value, is_vector: bool) -> set[str]:
     """The modules in which a value is read as weights and biases are, and masks and tables of positions are not."""
     return {
-        _scope(use.node)
+        scope_of(use.node)
         for use in value.uses()
         if (use.node.op_type in _LAYERS and use.idx) or (use.node.op_type == "Add" and is_vector)
     }
 
 
-def _scope(node: ir.Node) -> str:
+def scope_of(node: ir.Node) -> str:
     """The path of the module in which a node was made: of ``/net/net.1/self_attn/MatMul`` it is net.1.self_attn."""
     path: list[str] = []
     for part in str(node.name).split("/")[1:-1]:
