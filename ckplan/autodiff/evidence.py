@@ -9,7 +9,7 @@ Files do not say it: exporters write weights, masks and tables alike as initiali
 4. the use: what a Where chooses, what a Scatter writes into, what a Max compares with and the few numbers that an
    image is normalised by are seldom trained; operands of products, tables of embeddings, biases, the slopes of a
    PRelu, and scale and shift of a normalisation are, even where all are zero or one. What is subtracted before a scale
-   and a shift is a running mean.
+   and a shift is a running mean, what divides by its root once a small number is added a running variance.
 """
 
 from __future__ import annotations
@@ -80,6 +80,8 @@ _AFFINE_AFTER = {"Add": _NORMALISATIONS | _PRODUCTS, "Mul": _NORMALISATIONS}
 _INITIAL_STATES = frozenset({("GRU", 5), ("LSTM", 5), ("LSTM", 6), ("RNN", 5)})
 _MOST_STEPS = 3
 """From what a running mean is subtracted from to a shift: a quotient by the deviation, a scale, the shift."""
+_SMALL = 1e-2
+"""The largest number that is added to a variance for its root to divide."""
 _RECURRENT_RANK = 3
 """Rank of the state of a recurrent layer: directions, batch, units."""
 _ARITHMETIC = frozenset({"Add", "Div", "Mul", "Sub"})
@@ -99,6 +101,7 @@ class Use(Enum):
     ELEMENTWISE = "element by element"
     INPUT = "an input of the model, element by element"
     MEAN = "a running mean: subtracted before a scale and a shift"
+    VARIANCE = "a running variance: a small number is added, and its root divides"
     STATE = "the state that a recurrence of several samples begins with"
 
 
@@ -137,7 +140,7 @@ def judge(value: ir.Value, uses: Set[Use]) -> Verdict:
         return Verdict(bool(stands_for), why="" if stands_for else "no parameter of the module")
     if is_literal(value):
         return _judge_literal(value, uses)
-    if _STATISTIC.fullmatch(name) or uses == {Use.MEAN}:
+    if _STATISTIC.fullmatch(name) or uses in ({Use.MEAN}, {Use.VARIANCE}):
         return Verdict(False, why="a running statistic")
     if _PADDLE_CONSTANT.fullmatch(name):
         return Verdict(False, why="a constant of Paddle's")
@@ -280,6 +283,8 @@ def uses_of(value: ir.Value) -> set[Use]:
             found.add(Use.AFFINE)
         elif place == ("Sub", 1) and _is_mean(node):
             found.add(Use.MEAN)
+        elif node.op_type == "Add" and _is_variance(node, use.idx):
+            found.add(Use.VARIANCE)
         elif node.op_type in _ARITHMETIC and _is_input(node.inputs[1 - use.idx]):
             found.add(Use.INPUT)
         else:
@@ -321,6 +326,24 @@ def _is_mean(node: ir.Node) -> bool:
             return scaled
         scaled = True
     return False
+
+
+def _is_variance(node: ir.Node, index: int) -> bool:
+    """Whether a sum adds a small number to a vector, and all that is made of it is what divides by its root."""
+    number = node.inputs[1 - index]
+    while number is not None and (made_by := number.producer()) is not None and made_by.op_type in _VIEWS:
+        number = made_by.inputs[0]
+    if number is None or number.const_value is None or number.const_value.size != 1:
+        return False
+    roots = [use.node for use in node.outputs[0].uses()]
+    uses = [use for root in roots for use in root.outputs[0].uses()]
+    return (
+        0 < number.const_value.numpy().item() <= _SMALL
+        and len(static_shape(node.outputs[0]) or ()) > 0
+        and bool(uses)
+        and all(root.op_type == "Sqrt" for root in roots)
+        and all(use.node.op_type == "Reciprocal" or (use.node.op_type, use.idx) == ("Div", 1) for use in uses)
+    )
 
 
 def _is_stored(value: ir.Value | None, steps: int = 4) -> bool:

@@ -200,6 +200,32 @@ def test_composites_do_not_hide_how_the_model_reads_a_tensor(training: bool) -> 
     assert list(build_training_graph(model, training=training).gradients) == ["val_1", "val_2", "val_3"]
 
 
+APART = """g (double[2,3,6,6] x) => (double loss) {
+    v = Add("65", epsilon)  root = Sqrt(v)
+    HOW
+    column = Unsqueeze(factor, axes)
+    folded = Mul("64", column)
+    centred = Sub("63", "62")
+    scaled = Mul(centred, factor)
+    bias = Add(scaled, "61")
+    y = Conv(x, folded, bias)
+    loss = ReduceSumSquare <keepdims = 0> (y)
+}"""
+
+
+@pytest.mark.parametrize(
+    "how", ['factor = Div("60", root)', 'inverse = Reciprocal(root) factor = Mul("60", inverse)'], ids=["Div", "Mul"]
+)
+@pytest.mark.parametrize("epsilon", [1e-5, 0.5])
+def test_running_statistics_of_a_normalisation_that_stands_before_a_convolution(how: str, epsilon: float) -> None:
+    """Tools that fuse a normalisation leave what they compute of its numbers to others, and number these."""
+    vectors = {name: np.abs(values(16, seed=int(name))) for name in ("60", "61", "62", "63", "65")}
+    arrays = {"64": values(16, 3, 3, 3), "epsilon": np.array(epsilon), "axes": np.array([1, 2, 3])} | vectors
+    training = build_training_graph(parse(APART.replace("HOW", how), **arrays), loss="loss")
+    larger = {"65"} if epsilon > 0.1 else set()  # than what keeps a quotient finite
+    assert set(training.gradients) == {"60", "61", "63", "64"} | larger
+
+
 IMAGE = """g (float[2,8,8,3] image) => (double loss) {
     c = Cast <to = 11> (image)
     s = Mul(c, "model/rescaling/mul:0")

@@ -63,6 +63,14 @@ def test_weights_are_not(shape: tuple[int, ...], dtype: type) -> None:
         assert structure_of(ir.Tensor(weights)) is None
 
 
+@pytest.mark.parametrize("size", [8, 16, 32, 64])
+def test_scales_near_one_are_no_formula_in_half_precision(size: int) -> None:
+    # All are the same to a twentieth, and rounded to a two thousandth.
+    for seed in range(20):
+        scales = 1 + 0.05 * np.random.default_rng(seed).standard_normal(size)
+        assert structure_of(ir.Tensor(scales.astype(np.float16))) is None
+
+
 def test_smooth_weights_are_no_formula() -> None:
     # Learnt positions are smooth along the axis of positions, but not to the fourth digit.
     noise = np.random.default_rng(0).standard_normal(SINES.shape)
