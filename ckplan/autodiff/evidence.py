@@ -52,6 +52,8 @@ _TENSORFLOW_VARIABLE = re.compile(r".*/(ReadVariableOp|read)\b.*")
 _PADDLE_CONSTANT = re.compile(r"(p2o\.)?helper\.constant\.\d+(\.\d+)?")
 """What Paddle's exporter calls numbers of its formulas: an exponent, an epsilon, the three of a hard swish."""
 _LETTER_AND_NUMBER = re.compile(r"([A-Za-z]_?)\d+")
+_OF_LAYER = re.compile(r"onnx::(Conv|ConvTranspose|Gemm|GRU|LSTM|MatMul|RNN)_\d+")
+"""How torch's old exporter calls the weights and biases of a layer that it turned, joined or multiplied."""
 _FIRST = 32
 """So many nodes are looked at for how an exporter names what they make."""
 _FEW = 8
@@ -190,8 +192,9 @@ def is_computed(value: ir.Value, uses: Set[Use]) -> bool:
 
     What has a number for a name it computed; weights of layers are hardly ever anything but turned.
     """
-    told = {KIND, STANDS_FOR} & value.metadata_props.keys()
-    return not told and COMPUTED.fullmatch(str(value.name)) is not None and Use.PRODUCT not in uses
+    told, name = {KIND, STANDS_FOR} & value.metadata_props.keys(), str(value.name)
+    of_layer = Use.PRODUCT in uses or _OF_LAYER.fullmatch(name) is not None
+    return not told and COMPUTED.fullmatch(name) is not None and not of_layer
 
 
 def _judge_literal(value: ir.Value, uses: Set[Use]) -> Verdict:

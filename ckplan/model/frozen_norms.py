@@ -6,6 +6,8 @@ one scale and one shift of the four, under numbers for names. So they stand alon
 
 from __future__ import annotations
 
+from collections import Counter
+
 import onnx_ir as ir
 
 from ckplan import keys
@@ -26,6 +28,7 @@ def freeze_norms(model: ir.Model) -> tuple[str, ...]:
     if model.producer_name != "pytorch":
         return ()
     owners = {module_of(str(value.name)) for value in model.graph.initializers.values()}
+    reads: Counter[ir.Value] = Counter()
     for scaling in model.graph:
         readers = scaling.outputs[0].consumers()
         if scaling.op_type != "Mul" or len(readers) != 1 or readers[0].op_type != "Add":
@@ -34,20 +37,32 @@ def freeze_norms(model: ir.Model) -> tuple[str, ...]:
         module = scope_of(scaling)
         alone = bool(module) and module not in owners and module == scope_of(readers[0])
         if alone and scale is not None and shift is not None and _is_behind_convolution(scaling, module):
-            for value in (scale, shift):
-                value.metadata_props[keys.FROZEN] = "of a batch normalisation of buffers, as it seems"
+            reads.update((scale, shift))
+    for value, count in reads.items():
+        if count == len(_readers(value)):
+            value.metadata_props[keys.FROZEN] = "of a batch normalisation of buffers, as it seems"
     return ()
 
 
 def _of_channels(node: ir.Node) -> ir.Value | None:
-    """What a node alone reads that the exporter computed: one number for each channel of an image."""
-    for value in node.inputs:
+    """What a node reads that the exporter computed: one number for each channel of an image."""
+    for read in node.inputs:
+        copied = None if read is None else read.producer()
+        value = copied.inputs[0] if copied is not None and copied.op_type == "Identity" else read
         if value is None or not value.is_initializer() or COMPUTED.fullmatch(str(value.name)) is None:
             continue
         shape = static_shape(value) or ()
-        if len(value.uses()) == 1 and len(shape) == _IMAGE and shape[1] > 1 and shape.count(1) == _IMAGE - 1:
+        if len(shape) == _IMAGE and shape[1] > 1 and shape.count(1) == _IMAGE - 1:
             return value
     return None
+
+
+def _readers(value: ir.Value) -> list[ir.Node]:
+    """The nodes that read a value or a copy of it: the exporter writes equal tensors once."""
+    found = []
+    for node in value.consumers():
+        found += list(node.outputs[0].consumers()) if node.op_type == "Identity" else [node]
+    return found
 
 
 def _is_behind_convolution(node: ir.Node, module: str) -> bool:

@@ -36,6 +36,23 @@ def test_scale_and_shift_of_buffers_are_not_trained() -> None:
     assert any("'onnx::Mul_7': of a batch normalisation of buffers" in note for note in step.notes)
 
 
+def test_those_that_were_merged_are_not_trained_either() -> None:
+    """The exporter writes equal tensors once, and the others as copies of it."""
+    model = backbone()
+    for name, other in zip(("onnx::Mul_7", "onnx::Add_9"), ("onnx::Mul_8", "onnx::Add_10"), strict=True):
+        model.graph.node.insert(0, onnx.helper.make_node("Identity", [name], [other]))
+    second = [
+        ("Conv", ["y", "next.weight"], "c"),
+        ("Mul", ["c", "onnx::Mul_8"], "t"),
+        ("Add", ["t", "onnx::Add_10"], "z"),
+    ]
+    for (kind, read, made), name in zip(second, ("/net/next/Conv", "/net/two/Mul", "/net/two/Add"), strict=True):
+        model.graph.node.append(onnx.helper.make_node(kind, read, [made], name))
+    model.graph.initializer.append(onnx.numpy_helper.from_array(normal(4, 8, 8, 1, 1), "next.weight"))
+    model.graph.output[0].name = "z"
+    assert set(ckplan.open_model(model, loss="mse").training.gradients) == {"conv.weight", "next.weight"}
+
+
 @pytest.mark.parametrize(
     "model",
     [
