@@ -49,6 +49,8 @@ STANDS_FOR = PREFIX + "stands_for"
 """Of an initializer that torch's exporter computed: the parameter that it holds, empty if it holds none."""
 SPARSE = PREFIX + "sparse"
 """Of an initializer that was sparse in the file: how many of its elements stood there."""
+SCORES = PREFIX + "scores"
+"""Of an output that holds the scores of classes: that it was a map in the file."""
 FROZEN = PREFIX + "frozen"
 """Of an initializer that is a parameter and not trained by default: why."""
 

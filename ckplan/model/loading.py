@@ -23,6 +23,7 @@ from ckplan.model.fold import Sweep, sweep
 from ckplan.model.frozen_norms import freeze_norms
 from ckplan.model.half import NO_BFLOAT16
 from ckplan.model.infer import static_shape
+from ckplan.model.maps import score_notes
 from ckplan.model.masked import without_masks
 from ckplan.model.masked_weights import keep_masks
 from ckplan.model.opset import EXPORT_AGAIN, MINIMUM_OPSET, lift
@@ -159,6 +160,7 @@ def _normalised(
         mark_padding,
         mark_detached,
         sparse_notes,
+        score_notes,
     )
     names_notes = [note for one in passes for note in one(model)]
     adopt(model)

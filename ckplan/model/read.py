@@ -6,10 +6,12 @@ import os
 import stat
 from pathlib import Path
 
+import onnx
 import onnx_ir as ir
 
 from ckplan.errors import ModelError
 from ckplan.model.external import settle
+from ckplan.model.maps import read_scores, with_scores
 from ckplan.model.sparse import read_dense
 from ckplan.model.validity import check_names, check_tensors
 
@@ -23,6 +25,8 @@ _FOREIGN = (
 
 _SPARSE = "Sparse tensors are not supported"
 """What onnx-ir says of a Constant with one."""
+_MAPS = "Map types are not supported"
+"""What it says of an output that is a map."""
 
 
 def read(path: str | os.PathLike[str]) -> ir.Model:
@@ -60,6 +64,24 @@ def parse(file: Path) -> ir.Model:
     return _parse(file)[0]
 
 
+def read_proto(proto: onnx.ModelProto) -> ir.Model:
+    """The model of a protocol buffer; outputs that are maps become tensors of scores.
+
+    Raises:
+        ModelError: onnx-ir does not know what it holds.
+    """
+    try:
+        return ir.from_proto(proto)
+    except Exception as error:
+        reason = _reason(error)
+        if _MAPS in reason:
+            copy = type(proto)()
+            copy.CopyFrom(proto)
+            if (model := with_scores(copy)) is not None:
+                return model
+        raise ModelError(f"the model is damaged or not an ONNX model ({reason})", "export it again") from error
+
+
 _Read = tuple[ir.Node, ir.Value]
 """A node, and a value that it reads."""
 
@@ -79,11 +101,12 @@ def _parse(file: Path) -> tuple[ir.Model, _Read | None]:
 
 
 def _load(file: Path) -> tuple[ir.Model, _Read | None]:
-    """Read a file; once more where onnx-ir refused or left out a sparse tensor."""
+    """Read a file; once more where onnx-ir refused an output that is a map, or refused or left out a sparse tensor."""
     try:
         model = ir.load(file)
     except Exception as error:
-        dense = read_dense(file) if _SPARSE in _reason(error) else None
+        reason = _reason(error)
+        dense = read_dense(file) if _SPARSE in reason else read_scores(file) if _MAPS in reason else None
         if dense is None:
             raise
     else:

@@ -24,7 +24,7 @@ from ckplan.model import load
 from ckplan.model.half import half_precision_notes
 from ckplan.model.loading import ForwardModel, normalise
 from ckplan.model.parameter_list import read_names
-from ckplan.model.read import read
+from ckplan.model.read import read, read_proto
 from ckplan.pipeline.options import TRAINING, StepOptions
 from ckplan.planner import Plan, Problem, Timeline
 from ckplan.planner.plan import make_plan
@@ -348,7 +348,7 @@ def model_of(source: Source) -> ir.Model:
         return source.clone()
     if isinstance(source, str | os.PathLike):
         return read(source)
-    return ir.from_proto(source)
+    return read_proto(source)
 
 
 def name_of(source: Source) -> str:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from ckplan.errors import ModelError
 from ckplan.model import load
+from ckplan.pipeline.step import StepOptions, forward_of
 from tests.model.models import normal, parse, run, write
 
 TEXT = """
@@ -138,6 +139,25 @@ def test_a_sparse_tensor_that_does_not_fit_its_shape(tmp_path: Path) -> None:
     model = parse(TEXT)
     model.graph.sparse_initializer.append(sparse_tensor(np.asarray([1, 12])))
     assert "damaged" in message(write(model, tmp_path))
+
+
+@pytest.mark.parametrize("in_memory", [False, True])
+def test_a_map_from_class_to_score_is_the_tensor_of_scores(tmp_path: Path, in_memory: bool) -> None:
+    """The last node that converters of scikit-learn's classifiers write, unless they are told not to."""
+    text = TEXT.replace('"" : 13', '"" : 13, "ai.onnx.ml" : 1').replace("y = MatMul(x, w)", "s = MatMul(x, w)")
+    model = parse(text, {"w": normal(0, 3, 4)})
+    classes = {"classlabels_int64s": [0, 1, 2, 3], "domain": "ai.onnx.ml"}
+    model.graph.node.append(onnx.helper.make_node("ZipMap", ["s"], ["y"], "zip", **classes))
+    scores = onnx.helper.make_tensor_type_proto(onnx.TensorProto.FLOAT, None)
+    a_map = onnx.helper.make_map_type_proto(onnx.TensorProto.INT64, scores)
+    model.graph.output[0].type.CopyFrom(onnx.helper.make_sequence_type_proto(a_map))
+    before = model.SerializeToString()
+    forward = forward_of(model if in_memory else write(model, tmp_path), StepOptions())
+    assert model.SerializeToString() == before
+    assert [value.name for value in forward.model.graph.outputs] == ["y"]
+    assert any("maps from class to score are tensors of scores: 'y'" in note for note in forward.notes)
+    feeds = {"x": normal(1, 2, 3)}
+    np.testing.assert_allclose(run(forward.model, feeds)[0], feeds["x"] @ normal(0, 3, 4), rtol=1e-6)
 
 
 def test_output_that_nothing_produces(tmp_path: Path) -> None:
