@@ -41,6 +41,8 @@ _WEIGHT = re.compile(
 )
 _STATISTIC = re.compile(r"(.*[._/])?(running|moving)_(mean|var|variance)([/:].*)?")
 """What frameworks call what a batch normalisation keeps of the batches before."""
+_BUFFER = re.compile(r"(.*[._/])?final_logits_bias")
+"""What is called like a weight and is none: transformers' zeros behind the head of BART and its kin."""
 _TENSORFLOW_CONSTANT = re.compile(r"(.*/)?Const(_\d+)?(:\d+)?|(.*/)?(zeros|ones)(_like)?(_\d+)?:\d+")
 """What TensorFlow calls a constant that nobody named; a frozen variable bears its own name."""
 _TENSORFLOW_CAPTURED = re.compile(r"Func/.*/input/_\d+(:\d+)?")
@@ -144,6 +146,8 @@ def judge(value: ir.Value, uses: Set[Use]) -> Verdict:
         return _judge_literal(value, uses)
     if _STATISTIC.fullmatch(name) or uses in ({Use.MEAN}, {Use.VARIANCE}):
         return Verdict(False, why="a running statistic")
+    if _BUFFER.fullmatch(name):
+        return Verdict(False, why="a buffer of the module")
     if _PADDLE_CONSTANT.fullmatch(name):
         return Verdict(False, why="a constant of Paddle's")
     if value.shape is not None and len(value.shape) == 0:

@@ -219,5 +219,5 @@ def _makes(function: Function, array: Array, result: Array) -> bool:
 
 def _constant(graph: ir.Graph, letter: str, dtype: ir.DataType, function: Function) -> ir.Value:
     numbers = np.ones((), dtype.numpy()) if letter == "1" else function.constants[letter]
-    name = {"1": "one", "a": "axes", "s": "shape"}.get(letter, "factor")
+    name = {"1": "one", "a": "axes", "i": "places", "s": "shape"}.get(letter, "factor")
     return add_constant(graph, name, numbers, "a literal of the program")

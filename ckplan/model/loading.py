@@ -23,6 +23,7 @@ from ckplan.model.fold import Sweep, sweep
 from ckplan.model.frozen_norms import freeze_norms
 from ckplan.model.half import NO_BFLOAT16
 from ckplan.model.infer import static_shape
+from ckplan.model.looked_up import join_looked_up
 from ckplan.model.maps import score_notes
 from ckplan.model.masked import without_masks
 from ckplan.model.masked_weights import keep_masks
@@ -156,6 +157,7 @@ def _normalised(
         join_transposed,
         unfold,
         keep_forms,
+        join_looked_up,
         keep_masks,
         mark_padding,
         mark_detached,

@@ -17,6 +17,7 @@ from ckplan.autodiff.lora import Layer, Lora
 from ckplan.errors import UsageError
 from ckplan.model.constrained import keep_forms
 from ckplan.model.literals import is_numbered
+from ckplan.model.looked_up import join_looked_up
 from ckplan.model.read import read
 from ckplan.model.repeats import join_repeated
 from ckplan.model.saving import save
@@ -78,6 +79,7 @@ def with_weights(source: Path, weights: Mapping[str, Array]) -> ir.Model:
     read_signature(model)
     unfold(model)  # what was computed of the old values
     keep_forms(model)
+    join_looked_up(model)
     names = {name for name, _, _ in _holders(model)}
     if not weights.keys() <= names:
         join_repeated(model)

@@ -51,6 +51,7 @@ def trained(name: str, array: np.ndarray, how: str, **metadata: str) -> tuple[li
     [
         ("blocks.0.bias", np.zeros(16), "added", True),
         ("b", np.zeros(16), "added", True),
+        ("model.final_logits_bias", np.zeros((1, 16)), "added", False),
         ("w1", np.eye(16), "product", True),
         ("val_3", values(16, 16, seed=1), "product", True),
         ("onnx::MatMul_120", values(16, 16, seed=1), "product", True),

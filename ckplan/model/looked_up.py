@@ -1,0 +1,77 @@
+"""What torch's exporters looked up in a parameter beforehand is looked up in the step again, as equal numbers show.
+
+A window transformer adds a bias for each pair of positions, looked up in a table of relative ones. The exporters write
+what was looked up, each number of the table again and again. Trained as it is, equal distances would come to differ.
+Among freely trained numbers of single precision hardly two are equal, so each that is repeated is one.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+
+from ckplan import keys
+from ckplan.display import shortened
+from ckplan.model.constants import add_initializer, unused_name
+from ckplan.model.functions import Array, Function, Operation, compute
+from ckplan.model.torch_export import is_unstructured
+from ckplan.model.torchscript import COMPUTED
+
+_FEWEST = 32
+"""How many numbers there are at least."""
+_OFTEN = 2
+"""How often a number stands there at least, on average."""
+_LAYERS = frozenset({"Conv", "ConvTranspose", "Gemm", "GRU", "LSTM", "MatMul", "RNN"})
+_HALF_BITS = 16
+"""How many bits of a number of single precision one of bfloat16 lacks."""
+
+
+def join_looked_up(model: ir.Model) -> tuple[str, ...]:
+    """Hold each number of what was looked up once, and look it up, in place.
+
+    Weights of layers are left alone: those that were rounded once have equal numbers, too.
+
+    Returns:
+        Notes.
+    """
+    if model.producer_name != "pytorch":
+        return ()
+    graph = model.graph
+    found = []
+    for value in list(graph.initializers.values()):
+        stands_for = value.metadata_props.get(keys.STANDS_FOR)
+        computed = bool(stands_for) if stands_for is not None else COMPUTED.fullmatch(str(value.name)) is not None
+        readers = {node.op_type for node in value.consumers()}
+        if not computed or not readers or not readers.isdisjoint(_LAYERS) or value.is_graph_output():
+            continue
+        tensor = value.const_value
+        if tensor is None or tensor.dtype != ir.DataType.FLOAT or tensor.size < _FEWEST or not is_unstructured(value):
+            continue
+        array = np.asarray(tensor.numpy())
+        numbers, places = np.unique(array, return_inverse=True)
+        if len(numbers) * _OFTEN > array.size or 0 in numbers or _was_rounded(numbers):
+            continue
+        name = unused_name(graph, f"{value.name}_table")
+        table = add_initializer(graph, name, ir.Tensor(numbers, name=name))
+        table.metadata_props.update({keys.STANDS_FOR: name, **value.metadata_props})
+        found.append(f"'{value.name}' ({len(numbers)} numbers for {array.size} places)")
+        look_up = Operation("Gather", "xi", {"axis": 0})
+        constants = {"i": places.reshape(array.shape).astype(np.int64)}
+        compute(graph, value, table, Function("index", lambda x: x, (look_up,), constants=constants))
+    if not found:
+        return ()
+    return (
+        f"{len(found)} tensor(s) that torch's exporter looked up in a parameter are looked up in the step again: "
+        f"{shortened(found, 3)}",
+    )
+
+
+def _was_rounded(numbers: Array) -> bool:
+    """Whether numbers are of half precision, or multiples of a step: then equal ones show nothing."""
+    with np.errstate(over="ignore"):
+        halves = numbers.astype(np.float16).astype(numbers.dtype)
+    truncated = numbers.view(np.uint32) & ((1 << _HALF_BITS) - 1)
+    steps = np.diff(numbers)
+    counts = steps / steps.min() if len(steps) else steps
+    in_steps = bool((np.abs(counts - np.round(counts)) <= 1e-2).all())
+    return np.array_equal(halves, numbers) or not truncated.any() or in_steps
