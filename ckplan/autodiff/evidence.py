@@ -53,6 +53,8 @@ _TENSORFLOW_VARIABLE = re.compile(r".*/(ReadVariableOp|read)\b.*")
 """What it calls a variable; what JAX hands to it has none, and its weights are constants."""
 _PADDLE_CONSTANT = re.compile(r"(p2o\.)?helper\.constant\.\d+(\.\d+)?")
 """What Paddle's exporter calls numbers of its formulas: an exponent, an epsilon, the three of a hard swish."""
+_PADDLE_CAST = re.compile(r"(p2o\.)?auto\.cast\.\d+(\.\d+)?")
+"""What it calls what it casts: a weight of half precision, or the one number that scores of attention are scaled by."""
 _LETTER_AND_NUMBER = re.compile(r"([A-Za-z]_?)\d+")
 _OF_LAYER = re.compile(r"onnx::(Conv|ConvTranspose|Gemm|GRU|LSTM|MatMul|RNN)_\d+")
 """How torch's old exporter calls the weights and biases of a layer that it turned, joined or multiplied."""
@@ -148,7 +150,8 @@ def judge(value: ir.Value, uses: Set[Use]) -> Verdict:
         return Verdict(False, why="a running statistic")
     if _BUFFER.fullmatch(name):
         return Verdict(False, why="a buffer of the module")
-    if _PADDLE_CONSTANT.fullmatch(name):
+    of_one = value.const_value is not None and value.const_value.size == 1
+    if _PADDLE_CONSTANT.fullmatch(name) or (of_one and _PADDLE_CAST.fullmatch(name)):
         return Verdict(False, why="a constant of Paddle's")
     if value.shape is not None and len(value.shape) == 0:
         return Verdict(True, certain=False, why="a scalar")

@@ -75,6 +75,8 @@ def trained(name: str, array: np.ndarray, how: str, **metadata: str) -> tuple[li
         ("buffer", np.zeros((16, 16)), "chosen", False),
         ("val_3", np.full((1, 16), 2.0), "multiplied", False),
         ("val_3", values(1, 1, seed=1), "multiplied", False),
+        ("auto.cast.4", np.full((1,), 0.35), "multiplied", False),
+        ("auto.cast.4", values(16, 16, seed=1), "product", True),
         ("Func/StatefulPartitionedCall/input/_15:0", np.full((1, 1), 1.5), "added", False),
         ("Func/StatefulPartitionedCall/input/_15:0", values(16, 16, seed=1), "product", True),
     ],
