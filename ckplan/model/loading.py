@@ -36,7 +36,7 @@ from ckplan.model.rebatch import Rebatch
 from ckplan.model.rebatch_check import check_rebatched
 from ckplan.model.repeats import join_repeated
 from ckplan.model.sparse import sparse_notes
-from ckplan.model.ties import join_transposed
+from ckplan.model.ties import join_transposed, twin_notes
 from ckplan.model.torch_export import read_signature
 from ckplan.model.torchscript import folded_notes, separate_merged
 from ckplan.model.unfold import unfold
@@ -155,6 +155,7 @@ def _normalised(
         separate_merged,
         freeze_norms,
         join_transposed,
+        twin_notes,
         unfold,
         keep_forms,
         join_looked_up,

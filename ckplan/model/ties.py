@@ -9,12 +9,16 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
+from ckplan.display import shortened
+from ckplan.keys import STANDS_FOR
 from ckplan.model.functions import Function, compute, reshaped, transposed
 from ckplan.model.infer import static_shape
 from ckplan.model.literals import is_numbered
 from ckplan.model.structure import are_equal, structure_of
 
 _RANK = 2
+_CORNER = 16
+"""So many numbers tell most matrices apart."""
 
 _Shape = tuple[int, ...]
 
@@ -49,6 +53,31 @@ def join_transposed(model: ir.Model) -> tuple[str, ...]:
         return ()
     listed = "; ".join(joined[:3]) + ("; ..." if len(joined) > 3 else "")
     return (f"{len(joined)} weight(s) that the file holds twice, once transposed, are one again: {listed}",)
+
+
+def twin_notes(model: ir.Model) -> tuple[str, ...]:
+    """Say which matrices without a name of their own hold what another holds, in the same shape.
+
+    jax2onnx writes a weight as often as the program reads it. What torch's exporter tells of is left out: it writes
+    layers that begin as copies of one another.
+    """
+    first: dict[tuple[ir.DataType | None, _Shape, bytes], ir.Value] = {}
+    found = []
+    for value in model.graph.initializers.values():
+        if not _is_matrix(value) or not is_numbered(value.name or "") or STANDS_FOR in value.metadata_props:
+            continue
+        matrix = _matrix(value)
+        corner = matrix.numpy().reshape(-1)[:_CORNER].tobytes()
+        other = first.setdefault((value.dtype, _sizes(value), corner), value)
+        if other is not value and structure_of(matrix) is None and are_equal(matrix, _matrix(other)):
+            found.append(f"'{value.name}' as '{other.name}'")
+    if not found:
+        return ()
+    listed = shortened(found, 3)
+    return (
+        f"{len(found)} weight(s) hold the numbers of another ({listed}) and are trained apart from it; if they are one "
+        "in the model, its gradient is their sum",
+    )
 
 
 def _is_matrix(value: ir.Value) -> bool:

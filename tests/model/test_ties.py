@@ -52,3 +52,20 @@ def test_a_copy_of_the_same_shape_stays() -> None:
     text = f'<ir_version: 8, opset_import: ["": 17]> g (float[2,4] x) => (float[2,4] y) {{ {nodes} }}'
     model = parse(text, {"onnx::MatMul_3": square, "onnx::MatMul_4": square.copy()})
     assert set(ckplan.open_model(model, loss="mse").training.gradients) == {"onnx::MatMul_3", "onnx::MatMul_4"}
+
+
+@pytest.mark.parametrize(
+    ("names", "second", "told"),
+    [
+        (("const_0", "const_2"), WEIGHT[:4], True),
+        (("const_0", "const_2"), 2 * WEIGHT[:4], False),
+        (("first.weight", "second.weight"), WEIGHT[:4], False),
+    ],
+)
+def test_nameless_weights_of_the_same_numbers_are_told(names: tuple[str, str], second: np.ndarray, told: bool) -> None:
+    """They may be one weight that is read twice, or layers that begin alike."""
+    text = '<ir_version: 8, opset_import: ["": 17]> g (float[2,4] x) => (float[2,4] y) {{ {} }}'
+    model = parse(text.format(TWICE.format(*names)), dict(zip(names, (WEIGHT[:4], second), strict=True)))
+    step = ckplan.open_model(model, loss="mse")
+    assert set(step.training.gradients) == set(names)
+    assert any("hold the numbers of another ('const_2' as 'const_0')" in note for note in step.notes) is told
