@@ -65,7 +65,9 @@ def open_model(model: Model, *, cost: str = "flops", device: str = "auto", **opt
     """
     if isinstance(model, Step | TrainingGraph):
         if options:
-            raise UsageError(f"{', '.join(options)} cannot be set any more: the step is there", "give the model itself")
+            raise UsageError(
+                f"{', '.join(options)} cannot be set any more: the step is built already", "give the model itself"
+            )
         step = model if isinstance(model, Step) else step_of(replace(model, model=model.model.clone()))
     else:
         step = open_step(model, StepOptions.of(**options))

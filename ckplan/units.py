@@ -39,7 +39,7 @@ def parse_bytes(text: str) -> int:
         raise UsageError(f"`{text}` is not a size", "write it like 512MiB, 1.5GB or 4096")
     size = float(match[1]) * _FACTORS[match[2].lower()]
     if size >= _MOST:
-        raise UsageError(f"a size of {len(text)} digits is more than there is", "write it like 512MiB, 1.5GB or 4096")
+        raise UsageError(f"a size of {len(text)} digits is too large", "write it like 512MiB, 1.5GB or 4096")
     return round(size)
 
 
@@ -54,7 +54,7 @@ def parse_share(text: str) -> float:
         raise UsageError(f"`{text}` is not a percentage", "write it like 10%")
     share = float(match[1]) / 100
     if share >= _MOST:
-        raise UsageError(f"a percentage of {len(text)} digits is more than can be meant", "write it like 10%")
+        raise UsageError(f"a percentage of {len(text)} digits is too large", "write it like 10%")
     return share
 
 

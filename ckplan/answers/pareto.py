@@ -73,7 +73,7 @@ def pareto(
         UsageError: files are to be timed, of which a frontier has none.
     """
     if step.clock is not None:
-        raise UsageError("a frontier is of plans, not of files that are timed", "take `--cost calibrated`")
+        raise UsageError("a frontier is drawn of plans, and `--cost clock` times files", "use `--cost calibrated`")
     problem = step.problem
     effort = Effort(_STEPS, deadline=math.inf if seconds is None else time.monotonic() + seconds)
     progress("finding the lowest peak")

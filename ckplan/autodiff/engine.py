@@ -159,7 +159,8 @@ def _refuse_data_sized(graph: ir.Graph, wanted: Collection[ir.Value], targets: I
                 )
                 cut = "cut the model before it, for example with onnx.utils.extract_model: it chooses what is shown"
                 raise ModelError(
-                    f"'{value.name}' is as large as {source} finds in the data, and a training step has fixed sizes",
+                    f"the size of '{value.name}' depends on what {source} finds in the data, and a training step has "
+                    "fixed sizes",
                     cut if source.startswith("NonMaxSuppression") else chosen,
                 )
 

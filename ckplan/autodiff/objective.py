@@ -106,7 +106,7 @@ def _tensor(op: Builder, name: str) -> ir.Value:
     if value is None:
         near = difflib.get_close_matches(name, found, n=3) or [str(output.name) for output in op.graph.outputs]
         raise UsageError(
-            f"`--grad-ys {name}` is no tensor that a node of the model makes",
+            f"`--grad-ys {name}` is not a tensor that a node of the model makes",
             f"near it are {', '.join(f'`{candidate}`' for candidate in near)}",
         )
     if not is_floating(value):

@@ -69,18 +69,20 @@ class Pieces:
         if chunks == OFF:
             return cls()
         if chunks == AUTO:
-            raise UsageError("into how many pieces regions go is chosen with a plan", "give a number, or plan the step")
+            raise UsageError("the number of pieces is chosen together with a plan", "give a number, or plan the step")
         text = str(chunks)
         given = dict.fromkeys(_BY_NUMBER, text) if "=" not in text else dict(_pair(part) for part in text.split(","))
         passes = 2 if given.get("loss", "").endswith(_TWICE) else 1
         given = {kind: number.removesuffix(_TWICE) if kind == "loss" else number for kind, number in given.items()}
         if not given.keys() <= set(KINDS) or not all(n.isdecimal() and int(n) > 0 for n in given.values()):
             raise UsageError(
-                f"regions cannot go into `{chunks}` pieces",
+                f"regions cannot be cut into `{chunks}` pieces",
                 f"write auto, off, a number, or numbers by kind: {','.join(f'{kind}=8' for kind in KINDS)}",
             )
         if int(given.get("masks", 1)) not in (1, BITS):
-            raise UsageError(f"masks cannot go into `{given['masks']}` pieces", f"a byte has {BITS} bits: masks={BITS}")
+            raise UsageError(
+                f"masks cannot be cut into `{given['masks']}` pieces", f"a byte has {BITS} bits: masks={BITS}"
+            )
         return cls(**{kind: int(number) for kind, number in given.items()}, passes=passes)
 
     @classmethod

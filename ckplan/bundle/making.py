@@ -164,7 +164,7 @@ def check_folder(target: Path, force: bool) -> None:
     if not target.exists():
         return
     if not target.is_dir():
-        raise UsageError(f"output {target} is no directory", "name a directory")
+        raise UsageError(f"output {target} is not a directory", "name a directory")
     held = {file.name for file in target.iterdir()}
     others = sorted(name for name in held if name not in {*FILES.values(), NAME} and not name.endswith(".onnx.data"))
     if others:

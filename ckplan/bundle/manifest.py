@@ -104,7 +104,9 @@ def _check_model(made: Artifacts, model: Path) -> None:
         raise ModelError(f"{model} cannot be read: {error.strerror or error}", "check the path") from None
     source = made.manifest["model"]
     if found != source.get("sha256"):
-        raise ModelError(f"{made.folder / NAME} is of another model, '{source['name']}', not of {model}", _AGAIN)
+        raise ModelError(
+            f"{made.folder / NAME} was made for another model, '{source['name']}', not for {model}", _AGAIN
+        )
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -115,7 +117,7 @@ def _read(path: Path) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise ModelError(f"{path} is damaged: {error}", _AGAIN) from None
     if not isinstance(manifest, dict) or not _is_whole(manifest):
-        raise ModelError(f"{path} is no manifest of a bundle", _AGAIN)
+        raise ModelError(f"{path} is not a manifest of a bundle", _AGAIN)
     if manifest["schema"] != SCHEMA:
         raise ModelError(f"{path} has schema {manifest['schema']}, and this version reads {SCHEMA}", _AGAIN)
     return manifest

@@ -289,7 +289,7 @@ def _budget(budget: int | float, head: Snapshot) -> tuple[int, str]:
         return budget, format_bytes(budget)
     if head.unplanned is None:
         raise UsageError(
-            f"a budget of {100 * budget:g} % is one of the peak without a plan, which is not known of '{head.source}'",
+            f"a budget of {100 * budget:g} % is a share of the peak without a plan, which '{head.source}' lacks",
             "give it in bytes, such as 512MiB",
         )
     most = int(budget * head.unplanned)

@@ -95,7 +95,7 @@ def read_setting(name: str, value: Any) -> Any:
     if name == "budget":
         return parse_budget(read_text(value))
     if name not in _READERS:
-        raise ValueError(f"a known setting ({name} is none)")
+        raise ValueError(f"a known setting ({name} is not one)")
     return _READERS[name](value)
 
 

@@ -174,7 +174,7 @@ def smallest_arena(
         counters = interpret(variant, facts, chosen.nbytes)
         if counters is None:
             raise RunFailedError(
-                f"onnxruntime {variant['version']} does not tell what it has in use, so there is nothing to start from",
+                f"onnxruntime {variant['version']} does not report memory in use, so there is nothing to start from",
                 "install onnxruntime 1.31 or later",
             )
         simulated = _simulated(folder / "executed.onnx", model, variant["runs"][0], chosen, variant["device"])

@@ -185,7 +185,7 @@ def _size(path: str, tensor: ir.ExternalTensor, file: Path) -> int:
         if not Path(path).is_file():
             if not os.path.lexists(path):
                 raise FileNotFoundError
-            raise ModelError(f"{file} keeps its weights in {named}, which is no regular file", _AGAIN)
+            raise ModelError(f"{file} keeps its weights in {named}, which is not a regular file", _AGAIN)
         with Path(path).open("rb") as stream:
             return os.fstat(stream.fileno()).st_size
     except FileNotFoundError:

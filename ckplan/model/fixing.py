@@ -93,7 +93,7 @@ def array_of(value: ir.Value, numbers: Number | Sequence[Number]) -> np.ndarray:
     """
     shape, dtype = static_shape(value), value.dtype
     if shape is None or dtype is None or dtype == ir.DataType.STRING:
-        raise UsageError(f"input '{value.name}' is no tensor of numbers and cannot be set", "leave it as an input")
+        raise UsageError(f"input '{value.name}' is not a tensor of numbers and cannot be set", "leave it as an input")
     given = np.asarray(numbers)
     array = given.astype(dtype.numpy())
     if not np.array_equal(array, given) and not dtype.is_floating_point():

@@ -28,7 +28,9 @@ def listed_names(properties: Mapping[str, str], key: str) -> tuple[str, ...]:
     except (ValueError, RecursionError):
         names = None
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise ModelError(f"the metadata entry `{key}` is damaged: it is no JSON list of names", "write the file again")
+        raise ModelError(
+            f"the metadata entry `{key}` is damaged: it is not a JSON list of names", "write the file again"
+        )
     return tuple(names)
 
 

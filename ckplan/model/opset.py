@@ -108,7 +108,7 @@ def _refuse_batched_scans(model: ir.Model, version: int) -> None:
     for node in (*model.graph.all_nodes(), *called) if version < _SCAN_OPSET else ():
         if node.op_type == "Scan" and node.domain in ("", "ai.onnx"):
             raise ModelError(
-                f"Scan '{node.name}' of opset {version} has an axis for the batch, which that of opset 9 has no more",
+                f"Scan '{node.name}' of opset {version} has a batch axis, which Scan no longer has from opset 9 on",
                 "export the model with opset 9 or newer",
             )
 

@@ -53,7 +53,7 @@ def learn(model: ir.Model) -> tuple[str, ...]:
     for value in model.graph.inputs:
         if isinstance(value.type, ir.SequenceType | ir.OptionalType):
             raise ModelError(
-                f"input '{value.name}' is no tensor but a sequence or an optional, so nothing tells the shape of "
+                f"input '{value.name}' is not a tensor but a sequence or an optional, so nothing tells the shape of "
                 f"'{unknown[0].name}' or of {len(unknown) - 1} other value(s)",
                 "export the model with tensors as inputs",
             )
@@ -127,7 +127,7 @@ def _refuse_fed_range(node: ir.Node | None) -> None:
     if fed:
         listed = " and ".join(f"'{name}'" for name in fed)
         raise ModelError(
-            f"Range '{node.name}' has as many results as {listed} say when it runs, and a plan needs fixed sizes",
+            f"Range '{node.name}' has a length that depends on {listed} when it runs, and a plan needs fixed sizes",
             "make constants of these inputs in the file",
         )
 

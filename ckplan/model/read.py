@@ -142,7 +142,7 @@ def _check_plausible(file: Path) -> None:
     try:
         status = file.stat()
         if not stat.S_ISREG(status.st_mode):  # a pipe would be waited for, and can be read only once
-            raise ModelError(f"{file} is no regular file", "save the model as a file first")
+            raise ModelError(f"{file} is not a regular file", "save the model as a file first")
         with file.open("rb") as stream:
             head = stream.read(64)
     except FileNotFoundError:

@@ -25,7 +25,7 @@ _AGAIN = "export or download it again"
 
 
 def check_names(model: ir.Model, file: Path) -> None:
-    """See that names are text: protobuf hands on bytes that are no UTF-8 as they are.
+    """See that names are text: protobuf passes on bytes that are not UTF-8.
 
     Raises:
         ModelError: one is not.
@@ -35,9 +35,9 @@ def check_names(model: ir.Model, file: Path) -> None:
         values = [value for value in (*node.inputs, *node.outputs) if value is not None]
         told = (node.name, node.op_type, node.domain, node.overload, node.doc_string, *node.attributes)
         if not _is_text(*told, *(value.name for value in values), *_properties(node), *_properties(*values)):
-            raise ModelError(f"{file} is damaged: a node or value has a name or remark that is no UTF-8", _AGAIN)
+            raise ModelError(f"{file} is damaged: a node or value has a name or remark that is not UTF-8", _AGAIN)
     if not _is_text(model.producer_name, model.domain, model.doc_string, *_properties(model, *model.graphs())):
-        raise ModelError(f"{file} is damaged: its metadata are no UTF-8", _AGAIN)
+        raise ModelError(f"{file} is damaged: its metadata are not UTF-8", _AGAIN)
 
 
 def _properties(*parts: ir.Model | ir.Graph | ir.Node | ir.Value) -> Iterator[str]:

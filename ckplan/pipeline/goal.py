@@ -55,9 +55,9 @@ class Goal:
             UsageError: a text is neither a size nor a percentage, or there is no such scope.
         """
         if of not in SCOPES:
-            raise UsageError(f"a budget cannot be of `{of}`", f"choose {', '.join(SCOPES[:-1])} or {SCOPES[-1]}")
+            raise UsageError(f"a budget cannot limit `{of}`", f"choose {', '.join(SCOPES[:-1])} or {SCOPES[-1]}")
         if of != ACTIVATIONS and budget is None:
-            raise UsageError(f"`--of {of}` says what a budget is of, and there is none", "add --budget 4GiB")
+            raise UsageError(f"`--of {of}` says what the budget limits, and there is no budget", "add --budget 4GiB")
         limit = parse_budget(budget) if isinstance(budget, str) else budget
         extra = parse_share(overhead) if isinstance(overhead, str) else overhead
         if isinstance(limit, float):

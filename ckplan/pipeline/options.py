@@ -176,7 +176,8 @@ class StepOptions:
             )
         if given.get("clip_norm") is not None and given.get("optimizer") is None:
             raise UsageError(
-                "`--clip-norm` clips what an optimizer gets, and there is none", "name one with --optimizer"
+                "`--clip-norm` clips the gradients that an optimizer gets, and there is no optimizer",
+                "name one with --optimizer",
             )
         sizes = dict(options.get("dims") or {}), dict(options.get("shapes") or {})
         return cls(*sizes, inference, given, dict(options.get("set") or {}))

@@ -236,7 +236,7 @@ def _lowest(step: Step, strategy: Strategy, goal: Goal, limit: int) -> Planned:
         )
     raise InfeasibleError(
         f"strategy `{strategy}` has no plan with which {HOLDER[goal.scope]} holds no more than {format_bytes(limit)}: "
-        f"the least that was found is {format_bytes(least)}, {parts}; the arena grows in leaps",
+        f"the least that was found is {format_bytes(least)}, {parts}; the arena grows in large steps",
         f"raise the budget to {least} bytes, or choose a smaller batch (--dim)",
         least,
     )

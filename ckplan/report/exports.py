@@ -99,7 +99,7 @@ def _rows(found: Measurement, counters: Counters) -> Iterator[dict[str, Any]]:
 def _counters(found: Measurement) -> Counters:
     if found.counters is None:
         raise EnvironmentUnavailableError(
-            f"onnxruntime {found.onnxruntime} tells no memory by node, so there is nothing to export",
+            f"onnxruntime {found.onnxruntime} does not report memory by node, so there is nothing to export",
             "install onnxruntime 1.31 or later",
         )
     return found.counters

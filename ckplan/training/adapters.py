@@ -82,11 +82,15 @@ def read_adapter(folder: Path) -> tuple[dict[str, Array], Lora]:
     except OSError as error:
         raise UsageError(f"{folder / CONFIG} cannot be read: {error.strerror or error}", "check the path") from None
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise UsageError(f"{folder / CONFIG} is damaged or of another kind of adapter ({error})", "take LoRA") from None
+        raise UsageError(
+            f"{folder / CONFIG} is damaged or of another kind of adapter ({error})", "use a LoRA adapter"
+        ) from None
     tensors, _ = read_tensors(folder / TENSORS)
     values = {name.removeprefix(_PREFIX): array for name, array in tensors.items()}
     if foreign := [name for name in values if not is_adapter(name)]:
-        raise UsageError(f"{folder / TENSORS} holds '{foreign[0]}', which is no part of an adapter", "take LoRA")
+        raise UsageError(
+            f"{folder / TENSORS} holds '{foreign[0]}', which is not part of an adapter", "use a LoRA adapter"
+        )
     return values, lora
 
 

@@ -203,7 +203,9 @@ def read_checkpoint(place: Path) -> Checkpoint:
         lora = Lora.of(about[LORA]) if LORA in about else None
         return Checkpoint(path, values, _whole(State(**state)), weights, lora)
     except (KeyError, ValueError, TypeError, OverflowError, RecursionError) as error:
-        raise UsageError(f"{path} is no checkpoint of a training ({error})", "name one that ckplan wrote") from None
+        raise UsageError(
+            f"{path} is not a checkpoint of a training run ({error})", "name one that ckplan wrote"
+        ) from None
 
 
 def _whole(state: State) -> State:
@@ -214,7 +216,7 @@ def _whole(state: State) -> State:
     """
     counts = (state.step, state.epoch, state.position, state.good, state.stale, state.samples, state.batch)
     if not all(isinstance(count, int) and 0 <= count < _LARGEST for count in counts):
-        raise ValueError("a count in it is none")
+        raise ValueError("one of its counts is not a number")
     for number in (*state.losses, state.scale, *(() if state.best is None else (state.best,))):
         float(number)
     np.random.default_rng().bit_generator.state = state.order
@@ -238,4 +240,4 @@ def read_tensors(path: Path) -> tuple[dict[str, Array], dict[str, str]]:
         raise UsageError(f"there is no file {path}", "check the path") from None
     except (OSError, SafetensorError, ValueError, TypeError) as error:
         reason = " ".join(str(error).split())[:200]
-        raise UsageError(f"{path} is damaged or no safetensors file ({reason})", "take an earlier one") from None
+        raise UsageError(f"{path} is damaged or not a safetensors file ({reason})", "take an earlier one") from None

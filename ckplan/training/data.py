@@ -98,7 +98,7 @@ def fitted(data: Data, inputs: Mapping[str, Spec], where: str) -> dict[str, Arra
     samples = {name: len(data[name]) if data[name].ndim else 0 for name in inputs}
     if len(set(samples.values())) > 1:
         listed = ", ".join(f"{count} in `{name}`" for name, count in samples.items())
-        raise UsageError(f"{where} has different numbers of samples: {listed}", "give as many of each")
+        raise UsageError(f"{where} has different numbers of samples: {listed}", "give the same number of each")
     return {name: _fit(name, data[name], spec, where) for name, spec in inputs.items()}
 
 

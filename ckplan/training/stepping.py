@@ -264,7 +264,7 @@ def stepper(step: StepFile, batches: int, optimizer: str | None, clip_norm: floa
     if not step.gradients:
         raise ModelError(f"{step.path} has no gradients", "write a step with `ckplan rewrite MODEL -o STEP`")
     if optimizer is None:
-        raise UsageError(f"{step.path} makes gradients and no update", "name an optimizer with --optimizer adam")
+        raise UsageError(f"{step.path} computes gradients but no update", "name an optimizer with --optimizer adam")
     return AccumulatedStep(step, optimizer, clip_norm)
 
 

@@ -110,7 +110,7 @@ class Trainer:
         self.batch = self.step.batch if batch is None else batch
         if self.batch < 1 or self.batch % self.step.batch:
             raise UsageError(
-                f"an update of {self.batch} samples is no whole number of the file's batches of {self.step.batch}",
+                f"an update of {self.batch} samples is not a multiple of the file's batch, {self.step.batch}",
                 f"give a multiple of {self.step.batch}",
             )
         if self.samples < self.batch:
@@ -297,7 +297,7 @@ class Trainer:
         state = found.state
         if (state.samples, state.batch) != (self.samples, self.batch):
             raise UsageError(
-                f"{found.path} is of a training on {state.samples} samples in updates of {state.batch}, and this "
+                f"{found.path} is from a training run on {state.samples} samples in updates of {state.batch}, and this "
                 f"one is on {self.samples} in updates of {self.batch}",
                 "give the same data and batch, or start in another folder",
             )

@@ -111,7 +111,7 @@ def test_other_commands_take_them_too(command: str, model: Path, tmp_path: Path)
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--grad-ys", "nope"], "`--grad-ys nope` is no tensor that a node of the model makes"),
+        (["--grad-ys", "nope"], "`--grad-ys nope` is not a tensor that a node of the model makes"),
         (["--retain-grad", "layer0.weight"], "`--retain-grad layer0.weight` matches no floating-point"),
         (["--loss", "mean", "--loss", "nope"], "`nope` is neither a loss nor an output"),
     ],

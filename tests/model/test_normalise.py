@@ -314,7 +314,7 @@ def test_a_sequence_as_input_is_named(tmp_path: Path) -> None:
         x = ConcatFromSequence <axis = 0> (parts)
         y = Tanh(x)
     }"""
-    with pytest.raises(ModelError, match=r"input 'parts' is no tensor .* with tensors as inputs"):
+    with pytest.raises(ModelError, match=r"input 'parts' is not a tensor .* with tensors as inputs"):
         loaded(tmp_path, text)
 
 
@@ -459,7 +459,7 @@ def test_a_range_of_numbers_that_are_fed_is_refused(tmp_path: Path) -> None:
     """A run with random numbers would size it, and the file would fail with others. What shapes say is known."""
     text = """<ir_version: 10, opset_import: ["" : 21]>
     g (float a, float d) => (float[n] y) { s = Abs(d) y = Range(a, b, s) }"""
-    with pytest.raises(ModelError, match="has as many results as 'a' and 'd' say"):
+    with pytest.raises(ModelError, match="has a length that depends on 'a' and 'd'"):
         loaded(tmp_path, text, {"b": np.float32(3)})
     text = """<ir_version: 10, opset_import: ["" : 21]> g (float[4, 2] x) => (float[4, 2] y) {
         s = Shape<start=0, end=1>(x)

@@ -77,7 +77,7 @@ def test_entries_that_decide_something_are_named_when_damaged(text: str, tmp_pat
         found = ckplan.load(write(proto, tmp_path)).model
         return ckplan.problem_of(ckplan.build_training_graph(found, wrt=["first"]).model)
 
-    reason = "is damaged: it is no JSON list of names"
+    reason = "is damaged: it is not a JSON list of names"
     for key in (keys.PARAMETERS, keys.CHECKPOINTS):
         proto = parse(SCAN)
         proto.metadata_props.add(key=key, value=text)

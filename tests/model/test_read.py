@@ -49,7 +49,7 @@ def test_missing_file_and_directory(tmp_path: Path) -> None:
 def test_a_pipe_is_refused_and_not_waited_for(tmp_path: Path) -> None:
     path = tmp_path / "model.onnx"
     os.mkfifo(path)
-    assert "is no regular file" in message(path)
+    assert "is not a regular file" in message(path)
 
 
 @pytest.mark.parametrize(

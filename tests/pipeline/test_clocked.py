@@ -120,7 +120,7 @@ def test_an_interruption_takes_what_was_timed_until_then(model: onnx.ModelProto)
 def test_a_goal_of_bytes_cannot_be_timed(model: onnx.ModelProto) -> None:
     with pytest.raises(UsageError, match="goal of time alone"):
         ckplan.rewrite(model, dims={"batch": 8}, cost="clock", budget="60%")
-    with pytest.raises(UsageError, match="a frontier is of plans"):
+    with pytest.raises(UsageError, match="a frontier is drawn of plans"):
         ckplan.pareto(model, dims={"batch": 8}, cost="clock")
 
 

@@ -144,7 +144,9 @@ def test_a_refusal_says_what_the_arena_is_for() -> None:
         r"a process holds no more than .*the least that was found is .* "
         r"of parameters, state, inputs and the session, and an arena"
     )
-    with pytest.raises(InfeasibleError, match=rf"{reason} of .* for a peak of .* at '.+'; the arena grows in leaps"):
+    with pytest.raises(
+        InfeasibleError, match=rf"{reason} of .* for a peak of .* at '.+'; the arena grows in large steps"
+    ):
         ckplan.rewrite(step, budget=step.footprint.resident + 300_000, of="total", strategy="evict")
 
 
@@ -157,7 +159,7 @@ def test_what_no_plan_can_keep_to_is_refused() -> None:
 
 
 def test_bad_scopes() -> None:
-    with pytest.raises(UsageError, match="a budget cannot be of `arenas`; choose activations, arena or total"):
+    with pytest.raises(UsageError, match="a budget cannot limit `arenas`; choose activations, arena or total"):
         ckplan.rewrite(SAMPLES / "mlp.onnx", budget="50%", of="arenas")
     with pytest.raises(UsageError, match="there is none"):
         ckplan.rewrite(SAMPLES / "mlp.onnx", of="total")

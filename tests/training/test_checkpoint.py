@@ -102,7 +102,7 @@ def test_a_checkpoint_that_does_not_fit_is_refused(tmp_path: Path) -> None:
     last = checkpoint.latest(folder)
     assert last is not None
     last.write_bytes(last.read_bytes()[:-9])
-    with pytest.raises(UsageError, match=r"is damaged or no safetensors file"):
+    with pytest.raises(UsageError, match=r"is damaged or not a safetensors file"):
         ckplan.read_checkpoint(folder)
     checkpoint.write_tensors(last, {"a": np.zeros(3)}, {})
     with pytest.raises(UsageError, match="no checkpoint of a training"):

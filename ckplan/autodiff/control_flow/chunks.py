@@ -62,7 +62,7 @@ def checkpoint_time(op: Builder, chunks: Chunks) -> list[str]:
         UsageError: the number of chunks is not positive.
     """
     if chunks != "sqrt" and (not isinstance(chunks, int) or chunks < 1):
-        raise UsageError(f"`{chunks}` is no number of chunks", "give a whole number of at least 1, or `sqrt`")
+        raise UsageError(f"`{chunks}` is not a number of chunks", "give a whole number of at least 1, or `sqrt`")
     collect()
     notes = []
     for node in list(op.graph):

@@ -70,7 +70,9 @@ def loop_gradient(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
         raise NoGradientError(f"how often it runs depends on data and has no bound; {what_to_do}")
     for output, gradient in zip(node.outputs[states:], dy[states:], strict=False):
         if gradient is not None and not is_of_rows(gradient, output):
-            raise NoGradientError(f"its output '{output.name}' has as many rows as it runs, which depends on data")
+            raise NoGradientError(
+                f"its output '{output.name}' has one row for each iteration, and their number depends on data"
+            )
     picked = picked_rows(node)
     refuse_whole_sequences(op, node, picked)
     loop = Recurrence(node, node.attributes["body"].as_graph(), 2, 1, most, exact=False, picked=picked)

@@ -93,7 +93,7 @@ def refuse_whole_sequences(op: Builder, node: ir.Node, picked: Picked) -> None:
     for inner in ir.traversal.RecursiveGraphIterator(node.attributes["body"].as_graph()):
         whole = sequences.intersection(inner.inputs) if inner not in picks else ()
         for value in whole:
-            raise NoGradientError(f"it reads '{value.name}' as a whole, which has as many rows as data say")
+            raise NoGradientError(f"it reads all of '{value.name}' at once, whose number of rows depends on data")
 
 
 def _runs_to_its_count(node: ir.Node) -> bool:
@@ -132,7 +132,7 @@ def hand_over(op: Builder, sequence: ir.Value, rows: ir.Value) -> None:
     before = op.take_partial(sequence)
     if before is not None:
         if not is_of_rows(before, sequence):
-            raise NoGradientError(f"'{sequence.name}', which has as many rows as data say, is read as a whole, too")
+            raise NoGradientError(f"'{sequence.name}', whose number of rows depends on data, is also read all at once")
         rows = emitted(op, "Add", [before, rows], rows)
     rows.meta[_ROWS_OF] = sequence
     op.partials[sequence], op.pending[sequence] = rows, 1.0

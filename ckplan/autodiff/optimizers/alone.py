@@ -47,7 +47,7 @@ def update_graph(
     for name, gradient in gradients.items():
         if gradient not in outputs:
             raise UsageError(
-                f"the gradient '{gradient}' is no output of the graph", "start from a graph without optimizer"
+                f"the gradient '{gradient}' is not an output of the graph", "start from a graph without optimizer"
             )
         graph.inputs.append(_like(outputs[gradient]))
         slopes[name] = gradient

@@ -212,7 +212,8 @@ def test_steps_of_a_file_are_counted_anew(tmp_path):
 
 def test_rows_whose_number_depends_on_data_are_refused():
     with pytest.raises(
-        UnsupportedOperatorsError, match=r"its output 'ys' has as many rows as it runs, which depends on data"
+        UnsupportedOperatorsError,
+        match=r"its output 'ys' has one row for each iteration, and their number depends on data",
     ):
         training_graph(loop_model(6, LIMIT, "double limit"))
 

@@ -158,7 +158,7 @@ def _layer_norm(
 
 def _group_norm(e: Emitter, x: ir.Value) -> ir.Value:
     if len(e.shape(x)) != 4:
-        raise NotExpandableError("its input has no four axes")
+        raise NotExpandableError("its input does not have four axes")
     last, dtype = bool(e.int_attribute("channels_last", 1)), x.dtype
     scale, bias = e.required(1), e.required(2)
     x = e.cast(e.transpose(x, [0, 3, 1, 2]) if last else x, scale.dtype)

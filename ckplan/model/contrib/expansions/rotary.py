@@ -22,7 +22,7 @@ def rotary_embedding(e: Emitter) -> Results:
     if e.int_attribute("is_packed_batching"):
         raise NotExpandableError("its batch is packed")
     if e.float_attribute("scale", 1.0) != 1.0:
-        raise NotExpandableError("its 'scale' is not 1, which onnxruntime's CPU kernel does not know")
+        raise NotExpandableError("its 'scale' is not 1, which onnxruntime's CPU kernel does not support")
     x, positions, cache = e.required(0), e.required(1), e.required(2)
     shape = e.shape(x)
     heads_first = len(shape) == 4
