@@ -90,7 +90,7 @@ def test_a_manifest_does_not_lead_elsewhere(made: Path) -> None:
     manifest = json.loads((made / "manifest.json").read_text())
     manifest["files"]["training"]["name"] = "../one.onnx"
     (made / "manifest.json").write_text(json.dumps(manifest))
-    with pytest.raises(ModelError, match="no manifest"):
+    with pytest.raises(ModelError, match="not a manifest"):
         ckplan.open_artifacts(made)
 
 
@@ -114,7 +114,7 @@ def test_a_folder_of_somebody_else_is_left_alone(models: Path, made: Path) -> No
     (made / "thesis.tex").touch()
     refused(invoke(models / "one.onnx", "-o", made, "--force"), 2, "thesis.tex")
     assert (made / "thesis.tex").exists()
-    refused(invoke(models / "one.onnx", "-o", models / "one.onnx"), 2, "no directory")
+    refused(invoke(models / "one.onnx", "-o", models / "one.onnx"), 2, "not a directory")
     refused(invoke(models / "one.onnx", "-o", models / "none" / "made"), 2, "does not exist")
 
 

@@ -327,7 +327,7 @@ def test_odd_names_are_text_everywhere(tmp_path: Path, monkeypatch: pytest.Monke
         (["--config", "missing.toml"], 2, "there is no file 'missing.toml'"),
         (["--config", "broken.json"], 2, "'broken.json' is not TOML"),
         ([], 2, "there is no ckplan.toml"),
-        (["memory.json", "model.onnx", "--clip-norm", "1"], 2, "there is none"),
+        (["memory.json", "model.onnx", "--clip-norm", "1"], 2, "there is no optimizer"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
 )

@@ -49,7 +49,7 @@ def test_without_json_stdout_stays_empty() -> None:
 
 @pytest.mark.parametrize("text", ["9" * 400, f"{'9' * 400}%", "99999999TiB"])
 def test_budgets_that_cannot_be_meant(text: str) -> None:
-    with pytest.raises(UsageError, match="digits is more than"):
+    with pytest.raises(UsageError, match="digits is too large"):
         parse_budget(text)
 
 

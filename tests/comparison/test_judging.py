@@ -79,7 +79,7 @@ def test_a_budget_in_percent_is_one_of_the_peak_without_a_plan() -> None:
     head = snapshot(("a", 4), unplanned=10 * KIB)
     assert judge("net", "net.onnx", None, head, Limits(budget=0.4)).level is Level.PASSED
     assert judge("net", "net.onnx", None, head, Limits(budget=0.39)).level is Level.FAILED
-    with pytest.raises(UsageError, match=r"a budget of 40 % .* is not known of 'net.onnx'; give it in bytes"):
+    with pytest.raises(UsageError, match=r"a budget of 40 % .* which 'net.onnx' lacks; give it in bytes"):
         judge("net", "net.onnx", None, snapshot(("a", 4), unplanned=None), Limits(budget=0.4))
 
 

@@ -158,7 +158,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], None], str]] = {
     "nameless": (relocated(""), "without a name"),
     "link": (linked_out, "a link to"),
     "missing": (lambda folder: (folder / "model.onnx.data").unlink(), "does not exist"),
-    "folder": (unreadable, "no regular file"),
+    "folder": (unreadable, "not a regular file"),
     "short": (short, "too short"),
     "overlap": (entry("second.weight", "offset", "8"), "overlap"),
     "negative": (entry("second.weight", "offset", "-8"), "must be non-negative, got -8"),

@@ -105,7 +105,7 @@ def test_a_checkpoint_that_does_not_fit_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"is damaged or not a safetensors file"):
         ckplan.read_checkpoint(folder)
     checkpoint.write_tensors(last, {"a": np.zeros(3)}, {})
-    with pytest.raises(UsageError, match="no checkpoint of a training"):
+    with pytest.raises(UsageError, match="not a checkpoint of a training run"):
         ckplan.read_checkpoint(last)
 
 
@@ -122,7 +122,7 @@ def test_a_damaged_state_is_refused(tmp_path: Path, damage: dict[str, object]) -
     values, about = checkpoint.read_tensors(last)
     about[checkpoint.STATE] = json.dumps({**json.loads(about[checkpoint.STATE]), **damage})
     checkpoint.write_tensors(last, values, about)
-    with pytest.raises(UsageError, match="no checkpoint of a training"):
+    with pytest.raises(UsageError, match="not a checkpoint of a training run"):
         ckplan.Trainer(step, data(), checkpoints=tmp_path / "held").train(2, resume=True)
 
 

@@ -139,7 +139,7 @@ def test_options_that_do_not_go_together_are_refused(tmp_path: Path) -> None:
     model, step = files(tmp_path, optimizer="sgd")
     refused(UsageError, "optimizer of its own", step, data(), optimizer="adam")
     refused(UsageError, "after every batch", step, data(), batch=2 * BATCH)
-    refused(UsageError, "no whole number", step, data(), batch=BATCH + 1)
+    refused(UsageError, "is not a multiple of", step, data(), batch=BATCH + 1)
     refused(UsageError, "--model", step, data(), eval_data=data())
     refused(UsageError, "--eval-data", step, data(), patience=2)
     refused(UsageError, "learning rate", step, data(), learning_rate=float("nan"))

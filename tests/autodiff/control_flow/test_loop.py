@@ -174,7 +174,9 @@ def test_rows_whose_number_depends_on_data_are_read_one_by_one(limit):
     ["row = Gather(rows, zero)", "one = Gather(rows, j) all = ReduceSum<keepdims = 0>(rows) row = Add(one, all)"],
 )
 def test_but_not_as_a_whole(reads):
-    with pytest.raises(UnsupportedOperatorsError, match=r"it reads 'rows' as a whole, which has as many rows as data"):
+    with pytest.raises(
+        UnsupportedOperatorsError, match=r"it reads all of 'rows' at once, whose number of rows depends"
+    ):
         training_graph(reader_of_rows(reads))
 
 
