@@ -168,24 +168,8 @@ def measured(
     request = {**request, "device": plain["device"]}
     progress(f"running {name}: counters of the allocator")
     looking = inside or bool(facts.recomputed)
-    wanted = _COMPARED if compared else _VARIANTS
-    done = [wanted[0] | plain["events"]] if plain["events"] else []
-    further = [{**one, "runs": min(one["runs"], room)} for one in wanted[len(done) :]]
-    if compared and min(plain["seconds"]) > _LONG:
-        further = further[:1] if not done else [] if _is_all_told(done[0], facts) else [_LOADED]
-    asked = {"variants": further, "producers": dict(facts.producers), "optimized": str(executed) * looking}
-    try:
-        others = run_job("counters", {**request, **asked}) if further else []
-    except RunFailedError as error:
-        raise _after_all(error, plain) from error
-    producers = others[0]["producers"] if others else facts.producers
-    loaded = further == [_LOADED]
-    variants = [*(one | {"producers": producers} for one in done), *([] if loaded else others)]
-    notes = list(inputs.notes)
-    if plain["device"] == "cpu":
-        notes.extend(half_precision_notes(model))
-    if plain["not_tensors"]:
-        notes.append(f"outputs that are not tensors were not looked at: {', '.join(plain['not_tensors'])}")
+    asked = {**request, "producers": dict(facts.producers), "optimized": str(executed) * looking}
+    variants = _run_variants(asked, plain, facts, room, compared=compared)
     told = interpret(variants[0], facts, inputs.nbytes)
     priority, without_pattern = None, None
     if len(variants) > 1:
@@ -194,11 +178,7 @@ def measured(
         progress(f"running {name}: what kernels ask of the allocator")
         (cut,) = run_job("counters", {**request, "variants": [_CUT], "producers": variants[0]["producers"]})
         told = asked_for(told, interpret(cut, facts, inputs.nbytes))
-    if told is None:
-        notes.append(
-            f"onnxruntime {plain['version']} reports no memory counters (1.31 and later do): "
-            "figures are from the heap meter"
-        )
+    notes = [*inputs.notes, *_notes_on_run(model, plain, told)]
     readings: dict[str, Any] = {}
     for meter in meters() if heap else ():
         if meter.job and plain["device"] in meter.devices:
@@ -212,12 +192,7 @@ def measured(
         progress(f"reading what onnxruntime made of {name}")
         looked, note = _inside(model, executed, variants[0]["runs"][0], told, inputs, facts, plain["device"])
         notes.extend([note] if note else [])
-    if plain["gpu_note"]:
-        notes.append(plain["gpu_note"])
-    if plain["device"] == "cuda":
-        notes.append("times of nodes are those of starting their kernels, which run on while the next node is started")
-        if looked is not None:
-            notes.append("what is expected is simulated with the workspaces of the CPU's kernels")
+    notes.extend(_notes_on_device(plain, looked))
     kept = load_arrays(outputs, mapped=True)
     return Measurement(
         path=str(request["path"]),
@@ -242,6 +217,57 @@ def measured(
         gpu=Gpu(**plain["gpu"]) if plain["gpu"] else None,
         readings=readings,
     )
+
+
+def _run_variants(
+    request: Mapping[str, Any], plain: Mapping[str, Any], facts: FileFacts, room: int, *, compared: bool
+) -> list[dict[str, Any]]:
+    """The events of the runs in which counters are read; see `_VARIANTS` and `_COMPARED`.
+
+    Args:
+        request: the job, without its variants.
+        plain: what the run for times and outputs told; its events, if it has any, are those of the first variant.
+        facts: what the file itself says.
+        room: how many runs onnxruntime keeps the events of.
+        compared: whether the file is compared with another one.
+
+    Raises:
+        RunFailedError: onnxruntime failed in one of them.
+    """
+    wanted = _COMPARED if compared else _VARIANTS
+    done = [wanted[0] | plain["events"]] if plain["events"] else []
+    further = [{**one, "runs": min(one["runs"], room)} for one in wanted[len(done) :]]
+    if compared and min(plain["seconds"]) > _LONG:
+        further = further[:1] if not done else [] if _is_all_told(done[0], facts) else [_LOADED]
+    try:
+        others = run_job("counters", {**request, "variants": further}) if further else []
+    except RunFailedError as error:
+        raise _after_all(error, plain) from error
+    producers = others[0]["producers"] if others else facts.producers
+    return [*(one | {"producers": producers} for one in done), *([] if further == [_LOADED] else others)]
+
+
+def _notes_on_run(model: ir.Model, plain: Mapping[str, Any], told: Counters | None) -> list[str]:
+    """What is to be known of the figures of a run: half precision, outputs left out, no counters."""
+    notes = list(half_precision_notes(model)) if plain["device"] == "cpu" else []
+    if plain["not_tensors"]:
+        notes.append(f"outputs that are not tensors were not looked at: {', '.join(plain['not_tensors'])}")
+    if told is None:
+        notes.append(
+            f"onnxruntime {plain['version']} reports no memory counters (1.31 and later do): "
+            "figures are from the heap meter"
+        )
+    return notes
+
+
+def _notes_on_device(plain: Mapping[str, Any], looked: Inside | None) -> list[str]:
+    """What is to be known of figures of a GPU."""
+    notes = [plain["gpu_note"]] if plain["gpu_note"] else []
+    if plain["device"] == "cuda":
+        notes.append("times of nodes are those of starting their kernels, which run on while the next node is started")
+        if looked is not None:
+            notes.append("what is expected is simulated with the workspaces of the CPU's kernels")
+    return notes
 
 
 def _is_all_told(variant: Mapping[str, Any], facts: FileFacts) -> bool:
