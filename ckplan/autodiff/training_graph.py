@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, MutableMapping, Sequence, Set
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 import onnx_ir as ir
@@ -12,8 +12,6 @@ from ckplan import keys
 from ckplan.autodiff.accumulation import Accumulation, settle_sums
 from ckplan.autodiff.anchors import Anchors
 from ckplan.autodiff.assembly import Callback, call_back, describe, merge_twins, name_gradients, name_nodes, zeros
-from ckplan.autodiff.attention.pieces import chunk_attentions
-from ckplan.autodiff.batch_statistics import outline_batch_statistics
 from ckplan.autodiff.breaks import breaks, listed, reached_beside
 from ckplan.autodiff.builder import Builder, is_floating
 from ckplan.autodiff.composites import inline_composites, refuse_own_domain
@@ -24,32 +22,21 @@ from ckplan.autodiff.differences import subtract_in_products
 from ckplan.autodiff.engine import backpropagate
 from ckplan.autodiff.evidence import Use, judge, uses_of
 from ckplan.autodiff.expands import read_past_expands
-from ckplan.autodiff.gelus import join_gelus
-from ckplan.autodiff.grouped_heads import group_heads
-from ckplan.autodiff.idle_masks import drop_idle_masks
+from ckplan.autodiff.forward_forms import ForwardForms, prepare_forward
 from ckplan.autodiff.inline import inline_functions
 from ckplan.autodiff.layer_norms import join_layer_norms
-from ckplan.autodiff.linear_cross_entropy import chunk_loss_heads
 from ckplan.autodiff.loss_scale import add_loss_scale
-from ckplan.autodiff.micro_batches import cut_batch
 from ckplan.autodiff.names import floating_tensors
 from ckplan.autodiff.objective import add_objective
 from ckplan.autodiff.packed_masks import pack_masks
-from ckplan.autodiff.paddings import pad_in_convolutions
 from ckplan.autodiff.parameters import Request, request_of, select_parameters
 from ckplan.autodiff.passed_on import pass_blocks_on
 from ckplan.autodiff.paths import prune
 from ckplan.autodiff.quantisation import pass_straight_through, refuse_quantised
 from ckplan.autodiff.regions import OFF, Chunks, Pieces, Region, refuse_idle, told
 from ckplan.autodiff.reshapes import join_reshapes
-from ckplan.autodiff.rules.conv_batch_norm import outline_conv_batch_norms
-from ckplan.autodiff.rules.masked_softmax import outline_masked_softmaxes
-from ckplan.autodiff.rules.silu import outline_silus
-from ckplan.autodiff.softmax_statistics import join_statistics
 from ckplan.autodiff.softmaxes import join_softmaxes
 from ckplan.autodiff.subpixels import interleave_convolutions
-from ckplan.autodiff.tied_heads import split_tied_heads
-from ckplan.autodiff.token_blocks import cut_tokens
 from ckplan.autodiff.training_mode import TrainingForms, enter_training, join_running_statistics
 from ckplan.display import shortened
 from ckplan.errors import ModelError, UsageError
@@ -192,39 +179,24 @@ def build_training_graph(
     pieces = Pieces.of(chunks)
     wanted = [*selection.parameters, *others.values()]
     # A parameter that is left out may be all zeros for now only.
-    held = {*wanted, *targets}
-    held |= {v for v in tensors.parameters if v not in held and judge(v, uses.get(v, set())).trained}
-    drop_idle_masks(op, held)
-    pad_in_convolutions(op, {*wanted, *targets})
-    join_gelus(op, {*wanted, *targets})
-    joined = join_statistics(op, {*wanted, *targets})
-    if joined:
-        targets = {joined.get(value, value): seed for value, seed in targets.items()}
-        results = [joined.get(value, value) for value in results]
-        prune(graph, [*results, *running.values()])
-    heads, regions, head_notes = chunk_loss_heads(op, pieces, set(wanted), targets)
-    held = {*wanted, *(heads.get(value, value) for value in targets)}
-    blocks, batches, batch_notes = cut_batch(op, pieces.batch, held)
-    rows, attentions, row_notes = chunk_attentions(op, pieces.attention, set(wanted))
-    tokens, stretches = cut_tokens(op, pieces.tokens, {*held, *(blocks.get(value, value) for value in held)})
-    regions += [*attentions, *batches, *stretches]
-    refuse_idle(replace(pieces, masks=1), regions, head_notes)  # masks are sought where gradients read them
-    heads |= blocks | rows | tokens | split_tied_heads(op, set(selection.parameters))
-    targets = {heads.get(value, value): seed for value, seed in targets.items()}
-    results = [heads.get(value, value) for value in results]
-    if heads:
-        prune(graph, [*results, *running.values()])
-    outline_batch_statistics(op, {*wanted, *targets})
-    outline_conv_batch_norms(op, targets)
-    outline_silus(op, targets)
-    outline_masked_softmaxes(op, {*wanted, *targets})
-    group_heads(op, {*wanted, *targets})
+    left_out = set(tensors.parameters).difference(wanted)
+    forward_forms = prepare_forward(
+        op,
+        pieces,
+        targets,
+        results,
+        parameters=selection.parameters,
+        wanted=wanted,
+        left_out={value for value in left_out if judge(value, uses.get(value, set())).trained},
+        running=running.values(),
+    )
+    targets, results = forward_forms.targets, forward_forms.results
     for node in graph:
         node.metadata_props[PHASE] = "forward"
 
     if scale is None:
         fed = (value for value in graph.inputs if not value.is_initializer())
-        begin = next(fed) if blocks else None  # no block waits for the loss of all
+        begin = next(fed) if forward_forms.blocks else None  # no block waits for the loss of all
         found = backpropagate(op, wanted, targets, begin=begin)
     else:
         seeds = scale.seeds(op, targets)
@@ -241,7 +213,7 @@ def build_training_graph(
             f"no parameter reaches the loss ({objective.description})" + (f": {cause}" if cause else ""),
             "choose another output with --loss, or other parameters with --wrt",
         )
-    region_notes = [*told(regions), *head_notes, *batch_notes, *row_notes]
+    region_notes = [*told(forward_forms.regions), *forward_forms.notes]
     notes = [*forms.notes, *time_notes, *region_notes, *request.notes, *selection.notes]
     if idle:
         what = "a gradient of zero" if unused == "zero" else "no gradient"
@@ -256,19 +228,7 @@ def build_training_graph(
     retained = [name for name in others if name in gradients]
     ordered = [gradients[str(value.name)] for value in parameters] + [gradients[name] for name in retained]
     prune(graph, [*results, *ordered, *running.values()])
-    inline_composites(op)
-    prune(graph, list(graph.outputs))
-    for region in batches:
-        pass_blocks_on(op, blocks.values(), region.rows, region.pieces)
-    prune(graph, list(graph.outputs))
-    anchors.remove()
-    inline_functions(model, wanted)
-    settle_sums(op, accumulation)
-    subtract_in_products(op)
-    read_past_expands(op)
-    convolve_by_rows(op)
-    interleave_convolutions(op)
-    join_reshapes(op)
+    _write_out(op, model, anchors, wanted, forward_forms, accumulation)
     join_running_statistics(op, dict(zip(running, list(graph.outputs)[-len(running) :], strict=False)))
     prune(graph, list(graph.outputs))
     merge_twins(model)
@@ -291,11 +251,36 @@ def build_training_graph(
         retained={name: next(outputs) for name in retained},
         updates={str(old.name): next(outputs) for old in running},
         loss_scale="" if scale is None else scale.text,
-        regions=(*regions, *masks),
+        regions=(*forward_forms.regions, *masks),
     )
     describe(made, losses)
     call_back(graph, callbacks)
     return made
+
+
+def _write_out(
+    op: Builder,
+    model: ir.Model,
+    anchors: Anchors,
+    wanted: Sequence[ir.Value],
+    forward_forms: ForwardForms,
+    accumulation: Accumulation,
+) -> None:
+    """Write a finished training graph in standard operators, and join what gradients of neighbours have in common."""
+    graph = op.graph
+    inline_composites(op)
+    prune(graph, list(graph.outputs))
+    for region in forward_forms.batches:
+        pass_blocks_on(op, forward_forms.blocks.values(), region.rows, region.pieces)
+    prune(graph, list(graph.outputs))
+    anchors.remove()
+    inline_functions(model, wanted)
+    settle_sums(op, accumulation)
+    subtract_in_products(op)
+    read_past_expands(op)
+    convolve_by_rows(op)
+    interleave_convolutions(op)
+    join_reshapes(op)
 
 
 def _remedy(beside: Mapping[str, Set[ir.Value]], idle: Collection[ir.Value]) -> str:

@@ -1,0 +1,106 @@
+"""The forward graph in the form in which it is differentiated: formulas as one node each, regions in pieces."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+
+import onnx_ir as ir
+
+from ckplan.autodiff.attention.pieces import chunk_attentions
+from ckplan.autodiff.batch_statistics import outline_batch_statistics
+from ckplan.autodiff.builder import Builder
+from ckplan.autodiff.gelus import join_gelus
+from ckplan.autodiff.grouped_heads import group_heads
+from ckplan.autodiff.idle_masks import drop_idle_masks
+from ckplan.autodiff.linear_cross_entropy import chunk_loss_heads
+from ckplan.autodiff.micro_batches import cut_batch
+from ckplan.autodiff.paddings import pad_in_convolutions
+from ckplan.autodiff.paths import prune
+from ckplan.autodiff.regions import Pieces, Region, refuse_idle
+from ckplan.autodiff.rules.conv_batch_norm import outline_conv_batch_norms
+from ckplan.autodiff.rules.masked_softmax import outline_masked_softmaxes
+from ckplan.autodiff.rules.silu import outline_silus
+from ckplan.autodiff.softmax_statistics import join_statistics
+from ckplan.autodiff.tied_heads import split_tied_heads
+from ckplan.autodiff.token_blocks import cut_tokens
+
+Targets = dict[ir.Value, ir.Value | None]
+"""The values that the reverse sweep starts from, with their gradients; None stands for ones."""
+
+
+@dataclass(frozen=True)
+class ForwardForms:
+    """What became of a forward graph.
+
+    Attributes:
+        targets: the values to differentiate now.
+        results: the outputs to keep now.
+        regions: what runs in pieces, or could.
+        batches: those of them that run in blocks of samples.
+        blocks: what blocks of samples put in the place of values.
+        notes: what was decided on the way, of losses, blocks of samples and attentions in this order.
+    """
+
+    targets: Targets
+    results: list[ir.Value]
+    regions: list[Region]
+    batches: list[Region]
+    blocks: dict[ir.Value, ir.Value]
+    notes: list[str]
+
+
+def prepare_forward(
+    op: Builder,
+    pieces: Pieces,
+    targets: Targets,
+    results: Sequence[ir.Value],
+    *,
+    parameters: Collection[ir.Value],
+    wanted: Collection[ir.Value],
+    left_out: Collection[ir.Value],
+    running: Collection[ir.Value],
+) -> ForwardForms:
+    """Rewrite a forward graph, losses and all, so that gradient rules find what they know in a single node.
+
+    Args:
+        op: builder of the graph.
+        pieces: into how many pieces regions go.
+        targets: what is differentiated.
+        results: the outputs to keep, new running statistics apart.
+        parameters: the parameters that gradients are asked for.
+        wanted: everything that gradients are asked for.
+        left_out: parameters of the model that no gradient is asked for.
+        running: new running statistics.
+
+    Raises:
+        UsageError: pieces are asked for, and there is nothing that could go into any.
+    """
+    held = {*wanted, *targets}
+    drop_idle_masks(op, held.union(left_out))
+    pad_in_convolutions(op, held)
+    join_gelus(op, held)
+    joined = join_statistics(op, held)
+    if joined:
+        targets = {joined.get(value, value): seed for value, seed in targets.items()}
+        results = [joined.get(value, value) for value in results]
+        prune(op.graph, [*results, *running])
+    heads, regions, head_notes = chunk_loss_heads(op, pieces, set(wanted), targets)
+    stops = {*wanted, *(heads.get(value, value) for value in targets)}
+    blocks, batches, batch_notes = cut_batch(op, pieces.batch, stops)
+    rows, attentions, row_notes = chunk_attentions(op, pieces.attention, set(wanted))
+    tokens, stretches = cut_tokens(op, pieces.tokens, {*stops, *(blocks.get(value, value) for value in stops)})
+    regions += [*attentions, *batches, *stretches]
+    refuse_idle(replace(pieces, masks=1), regions, head_notes)  # masks are sought where gradients read them
+    heads |= blocks | rows | tokens | split_tied_heads(op, set(parameters))
+    targets = {heads.get(value, value): seed for value, seed in targets.items()}
+    results = [heads.get(value, value) for value in results]
+    if heads:
+        prune(op.graph, [*results, *running])
+    held = {*wanted, *targets}
+    outline_batch_statistics(op, held)
+    outline_conv_batch_norms(op, targets)
+    outline_silus(op, targets)
+    outline_masked_softmaxes(op, held)
+    group_heads(op, held)
+    return ForwardForms(targets, list(results), regions, batches, blocks, [*head_notes, *batch_notes, *row_notes])
