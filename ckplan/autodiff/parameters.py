@@ -182,7 +182,6 @@ def select_parameters(
     asked = set(request.parameters)
     chosen: list[ir.Value] = []
     idle: list[ir.Value] = []
-    notes: list[str] = []
     constants: dict[ir.Value, str] = {}
     doubtful: list[str] = []
     merged: list[str] = []
@@ -212,6 +211,16 @@ def select_parameters(
             if is_computed(value, uses.get(value, set())):
                 computed.append(f"'{name}'")
         chosen.append(value)
+    if not chosen and not request.others:
+        raise _nothing_left(candidates, request, constants)
+    return Selection(tuple(chosen), tuple(idle), tuple(_notes(doubtful, merged, computed, constants)))
+
+
+def _notes(
+    doubtful: Sequence[str], merged: Sequence[str], computed: Sequence[str], constants: Mapping[ir.Value, str]
+) -> list[str]:
+    """Name the initializers that may not be what they are taken for, and those that are taken for constants."""
+    notes = []
     if doubtful:
         notes.append(
             f"{len(doubtful)} tensor(s) are trained that may be constants ({shortened(doubtful)}); "
@@ -228,7 +237,7 @@ def select_parameters(
             f"({shortened(computed)}), and the file does not say of which: the gradient of one that is read elsewhere "
             "as well lacks that part; ckplan.export keeps the parameters"
         )
-    # Of a number that a node of the file writes out nobody would think that it is trained.
+    # Nobody expects a number to be trained that a node of the file writes out.
     told = [value for value in constants if not (is_constant(value) and size_of(value) == 1)]
     if told:
         # Scalars are seldom meant to be trained: what else is left out comes first.
@@ -236,21 +245,26 @@ def select_parameters(
         notes.append(
             f"{len(told)} constant(s) are not trained ({shortened(named)}); name them with --wrt if they should be"
         )
-    if not chosen and not request.others:
-        left = [value for value in candidates if value not in request.frozen]
-        if constants and len(constants) == len(left):
-            raise ModelError(
-                f"the model has no parameters to train, only constants ({shortened(list(constants.values()))})",
-                "name with --wrt what should be trained",
-            )
-        readers_of = dict.fromkeys(use.node for value in left for use in value.uses())
-        if not request.all_parameters or request.frozen:
-            readers_of = {node: None for node in readers_of if not asked.isdisjoint(node.inputs)}
-            cause = f": no gradient passes {listed(list(readers_of))}" if readers_of else ""
-            raise UsageError(f"no parameter is left to train{cause}", "loosen --wrt or --no-grad")
-        raise ModelError(
-            "no node of the model reads a floating-point parameter in a way that can be differentiated"
-            + (f": no gradient passes {listed(list(readers_of))}" if readers_of else ""),
-            "see `ckplan ops` for the operators that have gradients",
+    return notes
+
+
+def _nothing_left(
+    candidates: Collection[ir.Value], request: Request, constants: Mapping[ir.Value, str]
+) -> ModelError | UsageError:
+    """Say why there is nothing to train: because of the model, or because of what was asked for."""
+    left = [value for value in candidates if value not in request.frozen]
+    if constants and len(constants) == len(left):
+        return ModelError(
+            f"the model has no parameters to train, only constants ({shortened(list(constants.values()))})",
+            "name with --wrt what should be trained",
         )
-    return Selection(tuple(chosen), tuple(idle), tuple(notes))
+    readers_of = dict.fromkeys(use.node for value in left for use in value.uses())
+    if not request.all_parameters or request.frozen:
+        readers_of = {node: None for node in readers_of if not set(request.parameters).isdisjoint(node.inputs)}
+        cause = f": no gradient passes {listed(list(readers_of))}" if readers_of else ""
+        return UsageError(f"no parameter is left to train{cause}", "loosen --wrt or --no-grad")
+    return ModelError(
+        "no node of the model reads a floating-point parameter in a way that can be differentiated"
+        + (f": no gradient passes {listed(list(readers_of))}" if readers_of else ""),
+        "see `ckplan ops` for the operators that have gradients",
+    )
