@@ -4,8 +4,8 @@ Which heads there are, and their form in two passes; that in one is in `ckplan.a
 
 A cross-entropy and the product that makes its logits are one composite. Its forward pass goes through the samples in
 chunks, a Scan: logits of a chunk, their losses, and at once, while they are there, the gradient of the layer's input.
-What the gradient of the weight needs of a chunk is two numbers per sample, its largest logit and the chance of that
-class; the rule (`ckplan.autodiff.rules.linear_cross_entropy`) goes through the classes with them, and writes the rows
+The gradient of the weight needs two numbers per sample of a chunk, the largest logit and the probability of that class;
+the rule (`ckplan.autodiff.rules.linear_cross_entropy`) goes through the classes with them, and writes the rows
 of the weight's gradient. The logits are made twice, one product of four.
 
 So there is no sum over chunks to hold, and where the gradient of a loss by a sample's is known in the backward pass
@@ -100,14 +100,14 @@ def _emit(op: Builder, loss: ir.Node, layer: Layer, count: int) -> ir.Value:
         body = _samples_body(op, layer, name, samples // count, indices.dtype)
         outputs = [
             new_value(op, f"{name}/{what}", layer.x.dtype, (count, samples // count, width))
-            for what, width in (("picked", 1), ("largest", 1), ("chance", 1), ("x_grad", features))
+            for what, width in (("picked", 1), ("largest", 1), ("probability", 1), ("x_grad", features))
         ]
         about = {PHASE: "forward", PIECES: str(count)}
         emit_scan(op, f"{name}/Scan", body, [], [rows, indices], outputs, about)
-        picked, largest, chance, slope = outputs
+        picked, largest, probability, slope = outputs
         losses = op.Neg(op.reshape(picked, shape_of(labels.indices)))
         value = reduce_losses(op, losses, labels, shape_of(loss.outputs[0]))
-    kept = [losses, slope, largest, chance]
+    kept = [losses, slope, largest, probability]
     attributes_of_loss = {"axis": -1, "reduction": labels.reduction, "by_rows": int(layer.by_rows), "chunks": count}
     inputs = [layer.x, labels.weights, labels.indices, layer.weight, layer.bias]
     return outline(op, "LinearCrossEntropy", nodes, inputs, [value, *kept], attributes_of_loss)[0]
@@ -124,11 +124,11 @@ def _samples_body(op: Builder, layer: Layer, name: str, samples: int, index_type
         largest = row_maxima(inner, logits)
         logarithms = inner.LogSoftmax(logits, axis=-1)
         picked = inner.GatherElements(logarithms, indices, axis=1)
-        chances = inner.Softmax(logarithms, axis=-1)
-        chance = row_maxima(inner, chances)
+        probabilities = inner.Softmax(logarithms, axis=-1)
+        probability = row_maxima(inner, probabilities)
         ones = inner.expand(inner.constant(np.asarray(-1, dtype_of(logits))), (samples, 1))
-        slopes = inner.ScatterElements(chances, indices, ones, axis=1, reduction="add")
+        slopes = inner.ScatterElements(probabilities, indices, ones, axis=1, reduction="add")
         found = product(inner, slopes, layer.weight, None, not layer.by_rows)
-    graph.outputs.extend([picked, largest, chance, found])
+    graph.outputs.extend([picked, largest, probability, found])
     close_body(inner)
     return graph

@@ -163,15 +163,15 @@ def _factors(op: Builder, labels: Labels, dtype: np.dtype[Any]) -> ir.Value:
 
 
 def _chunk(op: Builder, logits: ir.Value, indices: ir.Value) -> tuple[ir.Value, ir.Value]:
-    """Logarithms of the chances of the labels [rows, 1], and the gradient of their negative sum by the logits.
+    """Log-probabilities of the labels [rows, 1], and the gradient of their negative sum by the logits.
 
-    Logits, logarithms, chances and gradient are in one buffer, as for logits that are whole.
+    Logits, logarithms, probabilities and gradient are in one buffer, as for logits that are whole.
     """
     logarithms = op.LogSoftmax(logits, axis=-1)
     picked = op.GatherElements(logarithms, indices, axis=1)
-    chances = op.Softmax(read_after(op, logarithms, picked), axis=-1)
+    probabilities = op.Softmax(read_after(op, logarithms, picked), axis=-1)
     minus = op.constant(np.full(shape_of(indices), -1, dtype_of(logits)))
-    return picked, op.ScatterElements(chances, indices, minus, axis=1, reduction="add")
+    return picked, op.ScatterElements(probabilities, indices, minus, axis=1, reduction="add")
 
 
 def _with_chunk(op: Builder, bands: Sequence[ir.Value], slopes: ir.Value, x: ir.Value, by_rows: bool) -> list[ir.Value]:

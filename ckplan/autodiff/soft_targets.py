@@ -1,4 +1,4 @@
-"""Targets of a softmax as rows of chances: one for the label and another for all other classes.
+"""Targets of a softmax as rows of probabilities: one for the label and another for all other classes.
 
 That is how label smoothing is written where losses are sums over the classes, as in T5X.
 """

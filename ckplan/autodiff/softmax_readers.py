@@ -44,8 +44,8 @@ class Reading:
         factor: what the number is multiplied by.
         indices: of ``picked`` the labels, one for each sample.
         raw: of ``picked`` whether it is the logit itself: the normaliser more.
-        target: of ``picked`` chances that the logarithms are multiplied by before they are summed up, in the place of
-            labels.
+        target: of ``picked`` probabilities, in place of labels, that the logarithms are multiplied by before they are
+            summed up.
     """
 
     value: ir.Value
@@ -210,7 +210,7 @@ class _Search:
         return nodes[0]
 
     def _logarithms(self, value: ir.Value, factor: float = 1.0) -> None:
-        """Follow the readers of logarithms of chances, or of their negatives."""
+        """Follow the readers of log-probabilities, or of their negatives."""
         for node in self._readers(value):
             output = node.outputs[0]
             if node.domain == DOMAIN and node.op_type == "NegativeLogLikelihood" and _along_last(node) and factor == 1:
@@ -231,7 +231,7 @@ class _Search:
                 raise _OtherReaderError
 
     def _weighted(self, node: ir.Node, value: ir.Value, factor: float) -> None:
-        """Follow logarithms of chances times weights of classes, or times chances, to their sums."""
+        """Follow log-probabilities times weights of classes, or times probabilities, to their sums."""
         other = next((v for v in node.inputs if v is not value), None)
         classes = self._found.classes
         if other is None or shape_of(node.outputs[0]) != shape_of(value):

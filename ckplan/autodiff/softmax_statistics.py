@@ -144,7 +144,7 @@ def _join(op: Builder, found: Readers) -> dict[ir.Value, ir.Value]:
 
 
 def _expected(op: Builder, target: SoftTarget, there: ir.Value, picked: ir.Value, summed: ir.Value | None) -> ir.Value:
-    """The sum of logarithms of chances times a soft target, from what is picked of them where there is a class."""
+    """The sum of log-probabilities times a soft target, from what is picked of them where there is a class."""
     value = op.scale(op.Where(op.reshape(there, shape_of(picked)), picked, 0.0), target.more)
     return value if summed is None or not target.others else op.Add(value, op.scale(summed, target.others))
 
@@ -184,7 +184,7 @@ def derivatives_of(wanted: Wanted, given: Sequence[ir.Value | None]) -> Derivati
 def numbers_of(
     op: Builder, logits: ir.Value, wanted: Wanted, largest: ir.Value | None = None
 ) -> tuple[list[ir.Value], ir.Value]:
-    """Emit the numbers of rows of logits [samples, 1], and the logarithms of the chances in the buffer of the logits.
+    """Emit the numbers of rows of logits [samples, 1], and the log-probabilities in the buffer of the logits.
 
     ReduceLogSumExp would take no buffer either, but ten times as long as what is done here.
 
@@ -220,7 +220,7 @@ def slopes_of(
     numbers: Sequence[ir.Value],
     read: Sequence[ir.Value] = (),
 ) -> Rows:
-    """Emit the gradient of rows of logits, in the buffer of the logarithms of their chances.
+    """Emit the gradient of rows of logits, in the buffer of the log-probabilities.
 
     Args:
         op: the builder.

@@ -149,7 +149,7 @@ def _samples_body(
 ) -> ir.Graph:
     """What is done for a chunk of samples; softmax and its gradient are in the buffer of the logits.
 
-    Its outputs are the numbers, the largest logit, the chance of that, and the gradient of the layer's input.
+    Its outputs are the numbers, the largest logit, the probability of that, and the gradient of the layer's input.
     """
     name = str(layer.nodes[-1].name)
     parts = [new_value(op, f"{name}/part", value.dtype, shape_of(value)[1:]) for value in inputs]
@@ -163,11 +163,11 @@ def _samples_body(
         logits = product(inner, x, layer.weight, layer.bias, layer.by_rows)
         largest = row_maxima(inner, logits)
         numbers, logarithms = numbers_of(inner, logits, part, largest)
-        chance = inner.Exp(row_maxima(inner, logarithms))
-        rows = slopes_of(inner, logarithms, part, given, numbers, [chance])
+        probability = inner.Exp(row_maxima(inner, logarithms))
+        rows = slopes_of(inner, logarithms, part, given, numbers, [probability])
         found = rows.scaled(inner, product(inner, rows.matrix, layer.weight, None, not layer.by_rows))
         if sums is not None:
             found = inner.Add(found, inner.Mul(given.summed, sums))
-    graph.outputs.extend([*numbers, largest, chance, found])
+    graph.outputs.extend([*numbers, largest, probability, found])
     close_body(inner)
     return graph

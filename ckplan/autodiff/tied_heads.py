@@ -7,7 +7,7 @@ gradient is there. Nothing is computed twice. With ``l_c`` the logits of part c,
 
     log softmax(l) = log softmax(l_c) + o_c,    o_c = logsumexp(l_c) - logsumexp(l),
 
-so that logits, logarithms and chances of each part take one buffer, as those of the whole do.
+so that logits, logarithms and probabilities of each part take one buffer, as those of the whole do.
 """
 
 from __future__ import annotations

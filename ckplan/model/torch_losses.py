@@ -44,16 +44,16 @@ def _cross_entropy(
         plain = op.SoftmaxCrossEntropyLoss(self, target, weight, reduction=kind, ignore_index=ignore_index)
         return plain[0]
     rank, classes, axis = len(self.shape), self.shape[1], op.Constant(value_ints=[1])
-    chances = op.LogSoftmax(self, axis=1)
+    logarithms = op.LogSoftmax(self, axis=1)
     ignored = op.Equal(target, ignore_index)
     safe = op.Where(ignored, 0, target)
-    picked = op.Squeeze(op.GatherElements(chances, op.Unsqueeze(safe, axis), axis=1), axis)
+    picked = op.Squeeze(op.GatherElements(logarithms, op.Unsqueeze(safe, axis), axis=1), axis)
     if weight is None:
         own = op.Cast(op.Not(ignored), to=self.dtype)
     else:
         own = op.Where(ignored, 0.0, op.Gather(weight, safe))
-        chances = op.Mul(chances, op.Reshape(weight, op.Constant(value_ints=[1, -1, *[1] * (rank - 2)])))
-    evenly = op.Where(ignored, 0.0, op.ReduceSum(chances, axis, keepdims=0))
+        logarithms = op.Mul(logarithms, op.Reshape(weight, op.Constant(value_ints=[1, -1, *[1] * (rank - 2)])))
+    evenly = op.Where(ignored, 0.0, op.ReduceSum(logarithms, axis, keepdims=0))
     losses = op.Add(op.Mul(op.Mul(picked, own), label_smoothing - 1.0), op.Mul(evenly, -label_smoothing / classes))
     if kind == "none":
         return losses

@@ -27,7 +27,7 @@ from ckplan.model.node_reads import input_of
 
 @rule("LinearCrossEntropy", domain=DOMAIN, leading=5, fixed=(2,))
 def linear_cross_entropy(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
-    """Reads the input, the weight, and of each sample the largest logit and its chance; the gradient of x is there."""
+    """Reads input, weight, and the largest logit of each sample with its probability; the gradient of x is there."""
     labels = labels_of(node)
     x, weight, bias = required_input(node, 0), required_input(node, 3), input_of(node, 4)
     by_weights = by_sample_weights(op, node, dy, labels)
@@ -106,19 +106,19 @@ def _with_added(op: Builder, updates: Updates, bands: Sequence[ir.Value]) -> ir.
 def _by_layer(op: Builder, node: ir.Node, slopes: ir.Value) -> tuple[ir.Value, ir.Value | None]:
     """Gradients of weight and bias, from the two numbers that are kept of each sample.
 
-    The gradient by a logit is ``exp(logit - largest) * chance of the largest - is the label``. Its row's factors go to
-    the rows of x, which are fewer numbers.
+    The gradient by a logit is ``exp(logit - largest) * probability of the largest - is the label``. Its row's
+    factors go to the rows of x, which are fewer numbers.
     """
     x, weight, bias = required_input(node, 0), required_input(node, 3), input_of(node, 4)
     indices = required_input(node, 2)
     samples, features = size_of(indices), shape_of(x)[-1]
-    largest, chance = (op.reshape(node.outputs[i], (samples, 1)) for i in (3, 4))
+    largest, probability = (op.reshape(node.outputs[i], (samples, 1)) for i in (3, 4))
     head = Head(
         rows=op.reshape(x, (samples, features)),
         labels=(op.reshape(indices, (samples, 1)),),
         largest=largest,
-        shares=(op.Div(np.asarray(-1, dtype_of(x)), chance),),
-        factors=op.Mul(chance, slopes if size_of(slopes) == 1 else op.reshape(slopes, (samples, 1))),
+        shares=(op.Div(np.asarray(-1, dtype_of(x)), probability),),
+        factors=op.Mul(probability, slopes if size_of(slopes) == 1 else op.reshape(slopes, (samples, 1))),
     )
     return by_layer(op, node, head, weight, bias)
 

@@ -22,7 +22,7 @@ _LARGE = 2**18
 
 @rule("CrossEntropy", domain=DOMAIN, factor="leave", leading=2)
 def cross_entropy(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
-    """Reads the logarithms of the chances; over another axis than the last, shifted logits and what normalises them."""
+    """Reads the log-probabilities; over another axis than the last, shifted logits and what normalises them."""
     labels = labels_of(node)
     by_logits = _by_logits(op, node, dy, labels) if op.wants(node.inputs[0]) else None
     return [by_logits, by_sample_weights(op, node, dy, labels)]
@@ -32,17 +32,17 @@ def _by_logits(op: Builder, node: ir.Node, dy: Gradients, labels: Labels) -> ir.
     logits, kept = required_input(node, 0), node.outputs[2:]
     slopes = sample_slopes(op, dy, labels)
     last = labels.axis == len(shape_of(logits)) - 1
-    # The softmax of logarithms of chances is the chances.
+    # The softmax of log-probabilities is the probabilities.
     first = kept[0]
     if last and size_of(first) >= _LARGE and first.dtype in (ir.DataType.FLOAT, ir.DataType.DOUBLE):
-        # Left to itself, onnxruntime makes the chances before it has read the losses off, in a second buffer.
+        # Left to itself, onnxruntime makes the probabilities before it has read the losses off, in a second buffer.
         first = read_after(op, first, node.outputs[1])
-    chances = op.Softmax(first, axis=-1) if last else op.Exp(op.Sub(kept[0], kept[1]))
+    probabilities = op.Softmax(first, axis=-1) if last else op.Exp(op.Sub(kept[0], kept[1]))
     if last and shape_of(slopes) == shape_of(labels.indices):
         ones = op.expand(op.constant(np.asarray(-1, dtype_of(logits))), shape_of(labels.indices))
-        rows = op.ScatterElements(chances, labels.indices, ones, axis=labels.axis, reduction="add")
+        rows = op.ScatterElements(probabilities, labels.indices, ones, axis=labels.axis, reduction="add")
         return with_row_factors(op, rows, slopes)
-    scaled = chances if is_one(op, slopes) else op.Mul(chances, slopes)
+    scaled = probabilities if is_one(op, slopes) else op.Mul(probabilities, slopes)
     target = op.expand(op.scale(slopes, -1), shape_of(labels.indices))
     return op.ScatterElements(scaled, labels.indices, target, axis=labels.axis, reduction="add")
 

@@ -23,11 +23,11 @@ from ckplan.autodiff.builder import Builder, Gradients, attr_int, shape_of
 from ckplan.autodiff.composites import DOMAIN, outline
 from ckplan.autodiff.registry import rule
 from ckplan.autodiff.row_maxima import LEAST, row_maxima
-from ckplan.autodiff.rules.softmax import from_chances
+from ckplan.autodiff.rules.softmax import from_probabilities
 
 _LOWEST, _HIGHEST = -150.0, -60.0
-"""Between these a mask takes chances to denormal numbers: e^-87 is the smallest normal one, e^-104 the smallest of all,
-and scores differ by some tens themselves."""
+"""Masks between these make probabilities denormal numbers: e^-87 is the smallest normal one, e^-104 the smallest of
+all, and scores differ by some tens themselves."""
 _ON_THE_WAY = frozenset({"Add", "Expand", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze", "Where"})
 _MOST_STEPS = 8
 """Nodes between a mask and a Softmax, at most."""
@@ -51,8 +51,8 @@ def outline_masked_softmaxes(op: Builder, held: Container[ir.Value] = ()) -> Non
     for softmax in list(op.graph):
         if softmax.op_type != "Softmax" or softmax.domain:
             continue
-        x, chances = softmax.inputs[0], softmax.outputs[0]
-        if chances in held or chances.is_graph_output() or chances.dtype != ir.DataType.FLOAT or x is None:
+        x, y = softmax.inputs[0], softmax.outputs[0]
+        if y in held or y.is_graph_output() or y.dtype != ir.DataType.FLOAT or x is None:
             continue
         axis = attr_int(softmax, "axis", -1)
         moderate = any(_is_moderate(mask) for mask in _constants(op, x, _MOST_STEPS))
@@ -62,11 +62,11 @@ def outline_masked_softmaxes(op: Builder, held: Container[ir.Value] = ()) -> Non
         with op.scope(str(softmax.name), "forward", before=softmax), op.recording() as nodes:
             lifted = op.Max(x, _floors(op, x, axis))
         softmax.replace_input_with(0, lifted)
-        outline(op, "MaskedSoftmax", [*nodes, softmax], [x], [chances], {"axis": axis})
+        outline(op, "MaskedSoftmax", [*nodes, softmax], [x], [y], {"axis": axis})
 
 
 def _floors(op: Builder, x: ir.Value, axis: int) -> ir.Value:
-    """The lowest score of each row that counts; that of a row of -inf, whose chances are not numbers, is -inf."""
+    """The lowest score of each row that counts; that of a row of -inf, whose probabilities are not numbers, is -inf."""
     if axis not in (-1, len(shape_of(x)) - 1):
         return op.Sub(op.ReduceMax(x, np.asarray([axis]), keepdims=1), _DEPTH)
     largest = row_maxima(op, x)
@@ -113,4 +113,4 @@ def _lowest_share(op: Builder, value: ir.Value | None, steps: int) -> float:
 @rule("MaskedSoftmax", domain=DOMAIN, leading=1)
 def masked_softmax(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
     """As that of Softmax."""
-    return [from_chances(op, node.outputs[0], dy[0], attr_int(node, "axis", -1))]
+    return [from_probabilities(op, node.outputs[0], dy[0], attr_int(node, "axis", -1))]

@@ -90,7 +90,7 @@ def _column_products(op: Builder, a: ir.Value, b: ir.Value, c: ir.Value | None, 
 def _batched_column_products(op: Builder, a: ir.Value, b: ir.Value) -> ir.Value:
     """Products of ``a`` (..., rows, m), transposed, with ``b`` (..., rows, n); see :func:`_column_products`.
 
-    In attention these are the chances and the gradient of the result, and what is made is transposed anyway.
+    In attention these are the probabilities and the gradient of the result, and what is made is transposed anyway.
     onnxruntime fuses the Transpose into the product (FusedMatMul).
     """
     wide, narrow = shape_of(a)[-1], shape_of(b)[-1]

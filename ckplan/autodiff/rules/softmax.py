@@ -11,10 +11,10 @@ from ckplan.autodiff.registry import rule
 @rule("Softmax", since=13)
 def softmax(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
     """Gradient y (dy - sum(dy y))."""
-    return [from_chances(op, node.outputs[0], dy[0], attr_int(node, "axis", -1))]
+    return [from_probabilities(op, node.outputs[0], dy[0], attr_int(node, "axis", -1))]
 
 
-def from_chances(op: Builder, y: ir.Value, dy: ir.Value | None, axis: int) -> ir.Value:
+def from_probabilities(op: Builder, y: ir.Value, dy: ir.Value | None, axis: int) -> ir.Value:
     """Emit the gradient of a softmax from its result and the gradient of that.
 
     Attention over a row that is masked as a whole is 0 / 0, and what reads it puts zeros there by a Where. No gradient

@@ -17,7 +17,7 @@ from ckplan.model.node_reads import input_of
 
 @rule(OPERATOR, domain=DOMAIN, leading=1)
 def softmax_statistics(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
-    """Reads the logarithms of the chances, and the normaliser where its square is in the loss."""
+    """Reads the log-probabilities, and the normaliser where its square is in the loss."""
     wanted = wanted_of(node)
     numbers, logarithms = node.outputs[: wanted.count], node.outputs[wanted.count]
     by = derivatives_of(wanted, dy[: wanted.count])
@@ -38,7 +38,7 @@ def two_pass_softmax_statistics(op: Builder, node: ir.Node, dy: Gradients) -> Gr
     """Reads the input, the weight, and of each sample a few numbers; the gradient of x is there."""
     x, weight, bias = _layer(node)
     wanted, slope = wanted_of(node, 3), _slope(op, node)
-    numbers, (largest, chance, found) = node.outputs[: wanted.count], node.outputs[wanted.count : wanted.count + 3]
+    numbers, (largest, probability, found) = node.outputs[: wanted.count], node.outputs[wanted.count : wanted.count + 3]
     by_x = op.reshape(_times(op, found, slope), shape_of(x)) if op.wants(x) else None
     if not (op.wants(weight) or op.wants(bias)):
         return [by_x]
@@ -52,8 +52,8 @@ def two_pass_softmax_statistics(op: Builder, node: ir.Node, dy: Gradients) -> Gr
         rows=op.reshape(x, (size_of(x) // features, features)),
         labels=tuple(indices for indices, _ in picked),
         largest=largest,
-        shares=tuple(op.Div(share, chance) for _, share in picked),
-        factors=op.Mul(_times(op, factors, slope), chance),
+        shares=tuple(op.Div(share, probability) for _, share in picked),
+        factors=op.Mul(_times(op, factors, slope), probability),
         offsets=None if by.summed is None else Offsets(_times(op, by.summed, slope), wanted.weights),
     )
     by_weight, by_bias = by_layer(op, node, head, weight, bias)

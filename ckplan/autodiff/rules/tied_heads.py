@@ -16,13 +16,13 @@ from ckplan.autodiff.rules.losses import by_sample_weights, sample_slopes
 from ckplan.autodiff.tied_heads import PARTS, part_of, parts_of, places
 
 _LEAST = 1e-20
-"""Share of the sum of exponentials below which a part counts as having this one: a chance that is no float32's matter,
-and whose reciprocal still is a float32."""
+"""Share of the sum of exponentials below which a part counts as having this one: far below what float32 resolves beside
+one, and with a reciprocal that is still a float32."""
 
 
 @rule("TiedCrossEntropy", domain=DOMAIN, factor="leave", leading=4, fixed=(2,))
 def tied_cross_entropy(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
-    """Reads the logarithms of the chances within each part, the parts' shares, the input and the table."""
+    """Reads the log-probabilities within each part, the parts' shares, the input and the table."""
     labels = labels_of(node)
     x, table = required_input(node, 0), required_input(node, 3)
     by_weights = by_sample_weights(op, node, dy, labels)
@@ -37,9 +37,9 @@ def tied_cross_entropy(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
         inside, at = places(op, labels.indices, bounds, shape_of(table)[0])
         share = op.Max(op.Exp(offset), np.asarray(_LEAST, dtype_of(x)))
         ones = op.Where(inside, op.Div(np.asarray(-1, dtype_of(x)), share), 0.0)
-        # Left to itself, onnxruntime makes the chances before it has read the losses off, in a second buffer.
-        chances = op.Softmax(read_after(op, within, node.outputs[1]), axis=-1)
-        rows.append(op.ScatterElements(chances, at, ones, axis=1, reduction="add"))
+        # Left to itself, onnxruntime makes the probabilities before it has read the losses off, in a second buffer.
+        probabilities = op.Softmax(read_after(op, within, node.outputs[1]), axis=-1)
+        rows.append(op.ScatterElements(probabilities, at, ones, axis=1, reduction="add"))
         factors.append(op.Mul(share, slopes))
     op.factor = 1.0  # is in the factors of the rows, which are fewer than what would be multiplied else
     by_x, by_table = _by_layer(op, x, table, rows, factors)

@@ -155,8 +155,8 @@ def attend(
         if lengths is not None:
             hidden = e.Min(hidden, key_mask(e, lengths, shape, scores, -math.inf))
         scores = e.Add(scores, hidden)
-    chances = softmax_with_sink(e, scores, shape)
-    y = e.MatMul(e.reshape(chances, [batch, groups, heads // groups * length, keys]), v)
+    probabilities = softmax_with_sink(e, scores, shape)
+    y = e.MatMul(e.reshape(probabilities, [batch, groups, heads // groups * length, keys]), v)
     return e.reshape(y, [batch, heads, length, e.shape(v)[-1]])
 
 
