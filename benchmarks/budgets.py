@@ -32,9 +32,9 @@ from benchmarks.files import Reference, peaks
 from ckplan.answers.analysis import quick_strategies
 from ckplan.errors import CkplanError, InfeasibleError
 from ckplan.model import save
-from ckplan.pipeline import Goal, Step, open_step, planning, rewrite
+from ckplan.pipeline import Goal, Step, open_step, plan_files, rewrite
 from ckplan.pipeline.lowest import LIMITLESS, lowest_plan
-from ckplan.pipeline.planning import rewrite_as
+from ckplan.pipeline.plan_files import rewrite_as
 from ckplan.planner.strategies import parse_strategy
 from ckplan.planner.strategies.auto import Auto
 from ckplan.planner.strategies.search import Search
@@ -62,7 +62,7 @@ def cases(name: str, batch: int, done: Collection[str]) -> Iterator[dict[str, An
             start = time.process_time()
             try:
                 with (
-                    patch.object(planning, "write", wraps=planning.write) as written,
+                    patch.object(plan_files, "write", wraps=plan_files.write) as written,
                     patch.object(EMIT, "executed_model", wraps=EMIT.executed_model) as opened,
                 ):
                     planned = rewrite(step, strategy, Goal(share=share))

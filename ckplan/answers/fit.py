@@ -11,6 +11,7 @@ from ckplan.errors import InfeasibleError, ModelError, UsageError
 from ckplan.isolation.lifetime import interruptions
 from ckplan.pipeline import Goal, Planned, Step, StepOptions, open_step, planning, rewrite
 from ckplan.pipeline.goal import TOTAL
+from ckplan.pipeline.plan_files import without_plan
 from ckplan.pipeline.step import Source, model_of
 from ckplan.planner.strategies import Strategy
 from ckplan.planner.strategies.keep_all import KeepAll
@@ -252,7 +253,7 @@ def _planned(step: Step, strategy: Strategy, goal: Goal) -> Planned:
     assert goal.budget is not None
     held = step.footprint
     if held.total <= goal.budget:
-        return planning.without_plan(step, KeepAll())
+        return without_plan(step, KeepAll())
     if held.resident + held.returned + held.activations <= goal.budget:
         with suppress(InfeasibleError):  # as it is; else with recomputation
             return planning.rewrite(step, KeepAll(), Goal(goal.budget, scope=TOTAL))

@@ -21,6 +21,7 @@ from ckplan.errors import InfeasibleError, UsageError
 from ckplan.pipeline import planning
 from ckplan.pipeline.clocked import rewrite_by_clock
 from ckplan.pipeline.goal import ACTIVATIONS, ANY, TOTAL, Goal
+from ckplan.pipeline.plan_files import renamed
 from ckplan.pipeline.planned import Planned, share_of
 from ckplan.pipeline.step import Step
 from ckplan.planner import lower_bound
@@ -106,7 +107,7 @@ def _rewrite(step: Step, strategy: Strategy, goal: Goal) -> Planned:
         if form is None or own is None:
             raise
         _log.info("%s; updating %s row by row", error.message, ", ".join(updated_by_rows(form.model.graph)))
-    return planning.renamed(planning.rewrite(form, strategy, own), str(goal.applied(strategy)))
+    return renamed(planning.rewrite(form, strategy, own), str(goal.applied(strategy)))
 
 
 def _in_pieces(step: Step, strategy: Strategy, goal: Goal) -> Planned:
@@ -184,7 +185,7 @@ def _form(step: Step, form: Step, pieces: Pieces, strategy: Strategy, goal: Goal
     _log.info("planning with regions in pieces: %s", pieces)
     try:
         planned = planning.rewrite(form, strategy, own)
-        return _Form(pieces, form, planning.renamed(planned, str(goal.applied(strategy))), least)
+        return _Form(pieces, form, renamed(planned, str(goal.applied(strategy))), least)
     except InfeasibleError as error:
         return _Form(pieces, form, None, min(form.files.values(), default=least), error)
 

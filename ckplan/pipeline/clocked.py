@@ -17,8 +17,8 @@ import onnx_ir as ir
 from ckplan.errors import UsageError
 from ckplan.meter.compared import Timing
 from ckplan.pipeline.goal import Goal
+from ckplan.pipeline.plan_files import by_strategy, without_plan
 from ckplan.pipeline.planned import Planned
-from ckplan.pipeline.planning import by_strategy, without_plan
 from ckplan.pipeline.step import Step
 from ckplan.planner.peak import ALIKE
 from ckplan.planner.strategies import Strategy

@@ -86,17 +86,17 @@ def test_ctrl_c_ends_a_call_that_does_not_hear_of_it() -> None:
 WRITING = """
 import signal, sys
 signal.signal(signal.SIGINT, signal.default_int_handler)
-from ckplan.pipeline import planning
+from ckplan.pipeline import plan_files
 from ckplan.cli import main
 
-write = planning.write
+write = plan_files.write
 
 def announced(*arguments, **options):
     print("writing", flush=True)
     while True:
         write(*arguments, **options)
 
-planning.write = announced
+plan_files.write = announced
 sys.argv[0] = "ckplan"
 main()
 """

@@ -16,7 +16,7 @@ from ckplan.cli.planning import tell
 from ckplan.cli.streams import Settings
 from ckplan.errors import InfeasibleError
 from ckplan.keys import PREDICTED_ACTIVATIONS
-from ckplan.pipeline import Goal, Planned, Step, planning, rewrite, step_of
+from ckplan.pipeline import Goal, Planned, Step, activation_budget, plan_files, rewrite, step_of
 from ckplan.pipeline.lowest import last_resorts
 from ckplan.planner import Kind, Op, Plan, Problem, Tensor
 from ckplan.planner.strategies import parse_strategy
@@ -81,7 +81,7 @@ def test_a_second_refusal_writes_no_file_again(monkeypatch: pytest.MonkeyPatch) 
     step = step_of(ckplan.build_training_graph(ckplan.load(MLP, dims={"batch": 8}).model))
     smallest = _smallest(step, "auto", 64)
 
-    monkeypatch.delattr(planning, "write")
+    monkeypatch.delattr(plan_files, "write")
     assert _smallest(step, "auto", 65) == smallest
 
 
@@ -106,14 +106,14 @@ def test_a_file_that_takes_more_than_the_step_without_a_plan_says_so(capsys: pyt
 def test_where_a_plan_takes_more_the_step_without_one_is_written(
     monkeypatch: pytest.MonkeyPatch, budget: str | None
 ) -> None:
-    step, written = _tanhs(4096), planning._written
+    step, written = _tanhs(4096), plan_files.write_plan
 
     def larger(step: Step, plan: Plan, budget: int | None) -> Planned:
         made = written(step, plan, budget)
         step.files[plan.schedule] = 10 * made.after.peak_activations
         return replace(made, occupancy=_tanhs(8192).occupancy)
 
-    monkeypatch.setattr(planning, "_written", larger)
+    monkeypatch.setattr(activation_budget, "write_plan", larger)
     made = rewrite(step, parse_strategy("none"), Goal.of(budget))
     assert made.drawback is None
     assert made.plan.recomputed == 0

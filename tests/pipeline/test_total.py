@@ -14,7 +14,7 @@ from ckplan import keys
 from ckplan.autodiff.optimizers import rows
 from ckplan.errors import InfeasibleError, UsageError
 from ckplan.meter import measure
-from ckplan.pipeline.planning import rewrite_as
+from ckplan.pipeline.plan_files import rewrite_as
 from ckplan.runtime.executed import executed_model
 from ckplan.runtime.footprint import best_reservation, footprint_of
 

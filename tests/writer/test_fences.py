@@ -8,7 +8,7 @@ import onnx_ir as ir
 import pytest
 
 from ckplan.pipeline import open_step
-from ckplan.pipeline.planning import rewrite_as
+from ckplan.pipeline.plan_files import rewrite_as
 from ckplan.planner.plan import make_plan
 from ckplan.runtime.executed import executed_model
 from ckplan.writer.control_edges import ControlEdges, is_control

@@ -13,7 +13,8 @@ import pytest
 import ckplan
 from ckplan.keys import PLACE, ROLE
 from ckplan.meter import measure, smallest_arena
-from ckplan.pipeline.planning import in_pools, rewrite_as
+from ckplan.pipeline.arena_forms import in_pools
+from ckplan.pipeline.plan_files import rewrite_as
 from ckplan.planner.allocations import held_wherever
 from ckplan.planner.cells import UNCUT, Cell, Layout, Moment, Placeholder
 from ckplan.runtime.executed import executed_model

@@ -1,0 +1,95 @@
+"""A plan in a file, as onnxruntime executes it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+
+from ckplan.keys import BUDGET
+from ckplan.pipeline.planned import Planned
+from ckplan.pipeline.step import Step
+from ckplan.planner import Plan
+from ckplan.planner.cells import Layout
+from ckplan.planner.strategies import Strategy
+from ckplan.runtime.footprint import Reservation
+from ckplan.runtime.occupancy import occupancy_of_executed
+from ckplan.runtime.problem_of import problem_of
+from ckplan.writer.control_edges import is_control
+from ckplan.writer.describe import describe, describe_plan
+from ckplan.writer.emit import write
+
+_log = logging.getLogger(__name__)
+
+
+def write_plan(
+    step: Step,
+    plan: Plan,
+    budget: int | None,
+    reserved: Reservation = (),
+    pools: Layout | None = None,
+    order: Sequence[str] = (),
+    sparing: bool = True,
+) -> Planned:
+    """Write a plan into a copy of the graph that it was made for, and learn what onnxruntime executes of that file.
+
+    Args:
+        step: what was planned.
+        plan: the schedule.
+        budget: bytes of activations, if there is a budget.
+        reserved: see `ckplan.writer.emit.write`.
+        pools: see there.
+        order: see there.
+        sparing: see there.
+    """
+    bare = not reserved and pools is None
+    if step.training is not None and bare and plan.schedule == step.kept.schedule:
+        step.files[plan.schedule] = step.baseline.peak_activations
+        return _kept(step, plan, budget)
+    _log.info("writing the plan into the graph, and asking onnxruntime what it makes of it")
+    plan = step.counted(plan)
+    written = write(
+        step.fused, plan, reserved=reserved, pools=pools, order=order, sparing=sparing, runtime=step.runtime
+    )
+    if budget is not None:
+        written.model.metadata_props[BUDGET] = str(budget)
+    occupancy = occupancy_of_executed(written.executed, written.model, written.numbers)
+    if pools is None:  # which are counted where they are made
+        step.files[plan.schedule] = occupancy.timeline.peak_activations
+    return Planned(step, plan, written.model, occupancy, written.executed, budget)
+
+
+def rewrite_as(step: Step, plan: Plan) -> Planned:
+    """Write a plan that exists into a copy of the graph that it was made for."""
+    return write_plan(step, plan, None)
+
+
+def without_plan(step: Step, strategy: Strategy, budget: int | None = None) -> Planned:
+    """The step without a plan, as `ckplan grad` writes it, as a plan of a strategy that repeats nothing."""
+    return _kept(step, replace(step.kept, strategy=str(strategy)), budget)
+
+
+def _kept(step: Step, plan: Plan, budget: int | None) -> Planned:
+    """The step without a plan, as a plan that does the same."""
+    plan = step.counted(plan)
+    model = step.ordered.clone()
+    if step.training is None:  # the graph as it came
+        describe(model, problem_of(model, step.runtime), plan, sum(map(is_control, model.graph)), step.baseline)
+    describe_plan(model, plan)
+    if budget is not None:
+        model.metadata_props[BUDGET] = str(budget)
+    return Planned(step, plan, model, step.occupancy, step.executed, budget)
+
+
+def by_strategy(made: Planned, strategy: str) -> Planned:
+    """The same by a strategy of another name, in its metadata, too."""
+    if made.plan.strategy == strategy:
+        return made
+    plan = replace(made.plan, strategy=strategy)
+    describe_plan(made.model, plan)
+    return replace(made, plan=plan)
+
+
+def renamed(made: Planned, strategy: str) -> Planned:
+    """The same by a strategy as it was asked for, where it was planned with other limits."""
+    return made if made.step.whole is None else by_strategy(made, strategy)
