@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from ckplan.meter.compared import Numerics, OutputDifference, Timing, Verification
     from ckplan.meter.errors import RunFailedError, RunTooLongError
     from ckplan.meter.inputs import Inputs, make_inputs
-    from ckplan.meter.limit import run_limit
     from ckplan.meter.measurement import measure
     from ckplan.meter.nvml import Gpu
+    from ckplan.meter.time_limit import run_limit
     from ckplan.meter.types import (
         Counters,
         Heap,

@@ -17,6 +17,7 @@ import onnx_ir as ir
 from ckplan.errors import CkplanError
 from ckplan.isolation.arrays import save_arrays
 from ckplan.isolation.folders import temporary_folder
+from ckplan.meter.arena_limit import arena_options, arena_settings, cuda_options
 from ckplan.meter.counters import interpret
 from ckplan.meter.device import CPU, CUDA
 from ckplan.meter.errors import RunFailedError, RunTooLongError
@@ -24,7 +25,6 @@ from ckplan.meter.executed import executed_graph
 from ckplan.meter.facts import file_facts, read_model
 from ckplan.meter.inputs import Inputs, make_inputs
 from ckplan.meter.inside import replayed
-from ckplan.meter.limited import arena_options, arena_settings, cuda_options
 from ckplan.meter.measurement import Progress, check_options, request_for
 from ckplan.meter.process import run_job
 from ckplan.meter.types import Prediction, jsonable
@@ -209,7 +209,7 @@ def smallest_arena(
 def _runs(request: Mapping[str, Any], limit: int, pattern: bool) -> bool:
     """Whether the file runs within a limit; a kernel that crashes for want of memory is no different."""
     try:
-        return bool(run_job("limited", {**request, "limit": limit, "pattern": pattern})["ran"])
+        return bool(run_job("arena_limit", {**request, "limit": limit, "pattern": pattern})["ran"])
     except RunTooLongError:
         raise
     except RunFailedError as error:

@@ -49,7 +49,7 @@ def resident_bytes() -> int:
     return int(psutil.Process().memory_info().rss)
 
 
-_JOBS = frozenset({"counters", "executed", "kernels", "limited", "nonfinite", "plain", "timing"})
+_JOBS = frozenset({"arena_limit", "counters", "executed", "kernels", "nonfinite", "plain", "timing"})
 """Modules here with a function ``job``; a process loads its own only, since some need much that the others do not.
 Meters name theirs in full (see `ckplan.meter.meter`)."""
 

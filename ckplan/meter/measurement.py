@@ -19,7 +19,7 @@ from ckplan.meter.errors import RunFailedError
 from ckplan.meter.events import MOST_EVENTS, events_of
 from ckplan.meter.executed import executed_graph
 from ckplan.meter.facts import FileFacts, file_facts, read_model
-from ckplan.meter.foresight import with_foresight
+from ckplan.meter.failed_run import with_expected_memory
 from ckplan.meter.inputs import Inputs, make_inputs
 from ckplan.meter.inside import look_inside
 from ckplan.meter.meter import Meter
@@ -162,8 +162,8 @@ def measured(
     except RunFailedError as error:
         if not inside:
             raise
-        progress(f"loading {name} to find out what it was to take")
-        raise with_foresight(error, model, inputs.arrays, request, executed) from error
+        progress(f"loading {name} to find out what it was expected to take")
+        raise with_expected_memory(error, model, inputs.arrays, request, executed) from error
     # A device that fell back once need not be tried again.
     request = {**request, "device": plain["device"]}
     progress(f"running {name}: counters of the allocator")

@@ -16,7 +16,7 @@ from ckplan.errors import CkplanError, ModelError
 from ckplan.isolation.evaluate import start
 from ckplan.isolation.folders import no_room, temporary_folder
 from ckplan.meter.errors import RunFailedError, RunTooLongError
-from ckplan.meter.limit import allowed, watched
+from ckplan.meter.time_limit import allowed, watched
 from ckplan.operators.sessions import clean, custom_ops
 from ckplan.units import format_bytes
 
@@ -35,7 +35,7 @@ def run_job(job: str, request: Mapping[str, Any]) -> Any:
         ModelError: onnxruntime refused to load or run the file.
         EnvironmentUnavailableError: the device is not there.
         RunFailedError: the process ran out of memory, was killed, or crashed; as `RunTooLongError`, it was ended since
-            it took too long (see `ckplan.meter.limit`).
+            it took too long (see `ckplan.meter.time_limit`).
     """
     with started(job, request) as process:
         process.finish()

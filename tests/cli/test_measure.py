@@ -141,7 +141,7 @@ def test_out_of_memory_tells_how_much_it_was_to_be(tmp_path: Path) -> None:
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10), path)
     line = failure(ckplan(path, *QUICK), 5)
     assert "out of memory in the first run" in line
-    assert "it was to take 4.0 TiB, of that 4.0 TiB of activations at 'grow'" in line
+    assert "it was expected to take 4.0 TiB, of that 4.0 TiB of activations at 'grow'" in line
 
 
 @pytest.mark.skipif(os.name == "nt", reason="needs POSIX signals")
@@ -161,7 +161,7 @@ def test_a_process_that_dies_is_one_line(
     path = write_model(tmp_path / "m.onnx")
     line = failure(ckplan(path, *QUICK, "--dim", "batch=64"), 5)
     assert f"was killed by {number.name} in the first run with " in line
-    assert "; it was to take " in line
+    assert "; it was expected to take " in line
     assert "8.0 KiB of activations at " in line
 
 

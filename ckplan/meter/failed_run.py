@@ -1,4 +1,4 @@
-"""What a run that failed was to take: the file is loaded once more, not run, and simulated on the same inputs."""
+"""How much memory a failed run was expected to take: the file is loaded once more, not run, and simulated."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from ckplan.runtime.sizes import DIMENSIONS, dimensions_of
 from ckplan.units import format_bytes
 
 
-def with_foresight(
+def with_expected_memory(
     error: RunFailedError, model: ir.Model, fed: Mapping[str, Array], request: Mapping[str, Any], file: Path
 ) -> RunFailedError:
-    """The error, with what the run was to take if that can be found out.
+    """The error, with what the run was expected to take if that can be found out.
 
     Args:
         error: how the run failed.
@@ -33,7 +33,7 @@ def with_foresight(
     """
     try:
         run_job("executed", {**request, "optimized": str(file)})
-        timeline, complete = _foreseen(executed_graph(file, model), model, fed)
+        timeline, complete = _simulated(executed_graph(file, model), model, fed)
     except (CkplanError, ValueError):
         return error  # loading it is what fails, or its graph is of a kind that is not simulated
     peak = timeline.steps[timeline.peak_step] if timeline.steps else None
@@ -41,7 +41,7 @@ def with_foresight(
         return error
     least = "" if complete else "at least "
     return type(error)(
-        f"{error.message}; it was to take {least}{format_bytes(timeline.peak_total)}, of that "
+        f"{error.message}; it was expected to take {least}{format_bytes(timeline.peak_total)}, of that "
         f"{format_bytes(peak.activations)} of activations at '{peak.op}'",
         error.hint,
         stage=error.stage,
@@ -54,7 +54,7 @@ def with_foresight(
     )
 
 
-def _foreseen(executed: ir.Model, model: ir.Model, fed: Mapping[str, Array]) -> tuple[Timeline, bool]:
+def _simulated(executed: ir.Model, model: ir.Model, fed: Mapping[str, Array]) -> tuple[Timeline, bool]:
     """The simulated timeline, and whether all sizes are known."""
     known = model.clone()
     for value in known.graph.inputs:

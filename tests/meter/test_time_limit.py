@@ -10,7 +10,7 @@ from onnx import helper
 
 from ckplan.errors import UsageError
 from ckplan.meter import RunFailedError, RunTooLongError, measure, run_limit, smallest_arena, verify
-from ckplan.meter.limit import allowed, watched
+from ckplan.meter.time_limit import allowed, watched
 from tests.cli.test_commands import failure, run
 from tests.meter.models import endless_loop, floats, save
 
@@ -35,7 +35,7 @@ def test_too_long_is_not_taken_for_too_little_memory(tmp_path: Path, monkeypatch
     tried = []
 
     def told(job: str, request: dict[str, object]) -> object:
-        if job == "limited":
+        if job == "arena_limit":
             tried.append(job)
             raise RunTooLongError("too long")
         return run_job(job, request)
