@@ -102,7 +102,7 @@ copy_option = click.option(
 )  # fmt: skip
 
 html_option = click.option(
-    "--html", "page", type=_PATH, metavar="OUT.html", help="Write a report for a browser, too: one file, offline."
+    "--html", "page", type=_PATH, metavar="OUT.html", help="Also write a report for a browser: one file, offline."
 )
 
 html_options = _stack(html_option, force_option)
@@ -146,7 +146,7 @@ report_option = _section(
     "Messages",
     click.option(
         "--report", "reports", multiple=True, metavar="FORMAT=OUT", callback=read_reports,
-        help="Write the answer to a file, too: as text, markdown, junit, github, or in a format that a package adds. "
+        help="Also write the answer to a file: as text, markdown, junit, github, or in a format that a package adds. "
         "Repeatable.",
     ),
 )  # fmt: skip
@@ -167,8 +167,8 @@ set_option = _section(
     "Sizes",
     click.option(
         "--set", multiple=True, metavar="INPUT=VALUE", callback=read_numbers,
-        help="Fix an input at a number, or numbers with commas, such as sr=16000: branches that it rules out fall "
-        "away. Repeatable.",
+        help="Set an input to a number, or to numbers with commas, such as sr=16000; branches that this rules out are "
+        "removed. Repeatable.",
     ),
 )  # fmt: skip
 
@@ -208,8 +208,8 @@ _objective_options = _section(
     ),
     click.option(
         "--accumulation", type=click.Choice(["auto", "eager", "lazy"]), default="auto", show_default=True,
-        help="Sum the gradients of a value with several readers as they come, all at the end, or by what takes less "
-        "memory.",
+        help="Sum the gradients of a value with several readers as they come (eager), all at the end (lazy), or in the "
+        "way that takes less memory.",
     ),
     click.option(
         "--loss-scale", metavar="S",
@@ -262,7 +262,7 @@ _training_step_options = _section(
         help="Run regions in pieces, so that what is large inside them never exists whole: a loss head's logits "
         "(loss=16; loss=16x2 for less memory and more compute), the scores of attention (attention=8), what works "
         "token by token between attentions (tokens=8), or sample by sample at all (batch=4); masks=8 keeps masks "
-        "of Dropout in bits. A number holds for losses and attentions; 'auto' lets the plan decide.",
+        "of Dropout in bits. A number alone is for losses and attentions; 'auto' lets the plan decide.",
     ),
 )  # fmt: skip
 
@@ -317,7 +317,7 @@ time_limit_option = click.option(
 
 overhead_option = click.option(
     "--overhead", metavar="PERCENT", callback=read_share,
-    help="Extra compute that the plan may cost, such as 10%. Alone: the lowest peak for that.",
+    help="Extra compute that the plan may cost, such as 10%. Without a budget: the lowest peak for that.",
 )  # fmt: skip
 
 planning_options = _section(
@@ -332,7 +332,7 @@ limit_options = _section(
     "Plan",
     click.option(
         "--memory", required=True, metavar="SIZE", callback=read_memory,
-        help="What a process may hold: parameters, state, activations, and what onnxruntime keeps beyond, as 8GiB.",
+        help="Memory that a process may take, such as 8GiB: parameters, state, activations, and what onnxruntime adds.",
     ),
     overhead_option,
     time_limit_option,
@@ -354,7 +354,7 @@ open_step_options = _stack(
 
 plan_file_option = click.option(
     "--plan", "plan_file", type=_PATH, metavar="PLAN",
-    help="Plan to take, as made by `ckplan plan`, in place of a strategy.",
+    help="Use this plan, made by `ckplan plan`, instead of a strategy.",
 )  # fmt: skip
 
 device_option = _section(
@@ -370,7 +370,7 @@ device_option = _section(
 )  # fmt: skip
 
 seed_option = click.option(
-    "--seed", type=int, default=0, show_default=True, help="Seed of what is drawn at random: inputs, or orders."
+    "--seed", type=int, default=0, show_default=True, help="Seed of what is random: inputs, or the order of samples."
 )
 
 training_loop_options = _stack(
@@ -403,14 +403,14 @@ training_loop_options = _stack(
             help="Folder for checkpoints, one after each epoch; the last two are kept.",
         ),
         click.option(
-            "--every", type=click.IntRange(min=1), metavar="N", help="Write a checkpoint after every N updates, too."
+            "--every", type=click.IntRange(min=1), metavar="N", help="Also write a checkpoint after every N updates."
         ),
-        click.option("--resume", is_flag=True, help="Go on from the last checkpoint, with the same numbers."),
+        click.option("--resume", is_flag=True, help="Continue from the last checkpoint, to the same numbers."),
     ),
     _section(
         "Evaluation",
         click.option("--eval-data", type=_PATH, metavar="FILE", help="Data to score the model on after each epoch."),
-        click.option("--model", type=_PATH, metavar="MODEL", help="The model that STEP was made from; to be scored."),
+        click.option("--model", type=_PATH, metavar="MODEL", help="Model that STEP was made from, to be scored."),
         click.option(
             "--patience", type=click.IntRange(min=1), metavar="N",
             help="End after N epochs without a lower loss on the evaluation data. The best checkpoint is "
