@@ -463,6 +463,10 @@ class Builder:
         """
         return self.expand(self.Cast(self.Less(self.Size(like), np.int64(0)), to=like.dtype), shape)
 
+    def cast(self, value: ir.Value, dtype: ir.DataType | None) -> ir.Value:
+        """Return the value in an element type; itself if it has that type."""
+        return value if value.dtype == dtype else self.Cast(value, to=dtype)
+
     def expand(self, value: ir.Value, shape: Collection[int]) -> ir.Value:
         """Broadcast to a shape; no node if it is that shape already."""
         if shape_of(value) == tuple(shape):

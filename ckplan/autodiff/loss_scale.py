@@ -49,7 +49,7 @@ class LossScale:
         scaled: dict[ir.Value, ir.Value | None] = {}
         for target, seed in targets.items():
             with op.scope(f"{target.name}/grad"):
-                scale = self.fed if target.dtype == self.fed.dtype else op.Cast(self.fed, to=target.dtype)
+                scale = op.cast(self.fed, target.dtype)
                 scaled[target] = op.expand(scale, shape_of(target)) if seed is None else op.Mul(seed, scale)
         return scaled
 
@@ -59,7 +59,7 @@ class LossScale:
         gradient = op.scale(gradient, factor / self.constant)
         if self.fed is None:
             return gradient
-        scale = self.fed if gradient.dtype == self.fed.dtype else op.Cast(self.fed, to=gradient.dtype)
+        scale = op.cast(self.fed, gradient.dtype)
         return op.Div(gradient, scale)
 
 

@@ -93,7 +93,7 @@ def _total(op: Builder, losses: Sequence[ir.Value]) -> ir.Value:
     """Sum losses in the widest of their element types."""
     widest = max((value.dtype for value in losses if value.dtype is not None), key=lambda dtype: dtype.itemsize)
     with op.scope("loss", "forward"):
-        parts = [value if value.dtype == widest else op.Cast(value, to=widest) for value in losses]
+        parts = [op.cast(value, widest) for value in losses]
         total = op.Sum(*(op.reshape(part, ()) for part in parts))
     total.name = op.unique_name("total_loss")
     return total

@@ -51,7 +51,7 @@ def scatter_add(
     takes a third to a half of the time where there is one. Elements are added in the same order.
     """
     shape, whole = shape_of(updates), shape_of(into)
-    short = rows if rows.dtype == ir.DataType.INT32 else op.Cast(rows, to=ir.DataType.INT32)
+    short = op.cast(rows, ir.DataType.INT32)
     # Nothing else ties the indices to the backward pass: expanded to the size of the updates when the step begins, they
     # would lie there until its end.
     short = op.Where(there(op, updates), short, short)

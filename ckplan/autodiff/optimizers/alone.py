@@ -70,7 +70,7 @@ def _mean(op: Builder, total: ir.Value, count: ir.Value) -> str:
     if total.dtype.itemsize < 4:
         total.type = ir.TensorType(ir.DataType.FLOAT)
     with op.scope(f"{total.name}/mean"):
-        mean = op.Div(total, count if total.dtype == count.dtype else op.Cast(count, to=total.dtype))
+        mean = op.Div(total, op.cast(count, total.dtype))
     mean.name = op.unique_name(f"{total.name}_mean")
     return mean.name
 

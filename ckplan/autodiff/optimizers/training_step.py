@@ -131,10 +131,6 @@ def _work(parameter: ir.Value) -> ir.DataType:
     return ir.DataType.FLOAT if dtype_of(parameter).itemsize < 4 else parameter.dtype
 
 
-def _cast(op: Builder, value: ir.Value, dtype: ir.DataType) -> ir.Value:
-    return value if value.dtype == dtype else op.Cast(value, to=dtype)
-
-
 def _scalars(
     op: Builder, optimizer: Optimizer, dtypes: set[ir.DataType], updates: dict[ir.Value, ir.Value]
 ) -> tuple[dict[ir.DataType, Scalars], ir.Value]:
@@ -147,16 +143,16 @@ def _scalars(
         count = _input(op, "step", np.asarray(0, np.int64))
         updates[count] = op.Add(count, np.asarray(1, np.int64))
         step = op.Cast(updates[count], to=ir.DataType.DOUBLE)
-    shared = optimizer.scalars(op, _cast(op, rate, ir.DataType.DOUBLE), step)
-    cast = {dtype: {name: _cast(op, value, dtype) for name, value in shared.items()} for dtype in dtypes}
+    shared = optimizer.scalars(op, op.cast(rate, ir.DataType.DOUBLE), step)
+    cast = {dtype: {name: op.cast(value, dtype) for name, value in shared.items()} for dtype in dtypes}
     return cast, rate
 
 
 def _clip(op: Builder, scalars: dict[ir.DataType, Scalars], gradients: list[ir.Value], norm: float) -> None:
     """Add the factor that clips to the scalars."""
-    factor = clip_factor(op, [_cast(op, gradient, _work(gradient)) for gradient in gradients], norm)
+    factor = clip_factor(op, [op.cast(gradient, _work(gradient)) for gradient in gradients], norm)
     for dtype, named in scalars.items():
-        named[_FACTOR] = _cast(op, factor, dtype)
+        named[_FACTOR] = op.cast(factor, dtype)
 
 
 def _update(
@@ -179,12 +175,12 @@ def _update(
         )
         for state in optimizer.states
     ]
-    wide, slope = _cast(op, parameter, dtype), _cast(op, gradient, dtype)
+    wide, slope = op.cast(parameter, dtype), op.cast(gradient, dtype)
     if _FACTOR in scalars:
         slope = op.Mul(slope, scalars[_FACTOR])
     made = update_rows(op, optimizer, parameter, slope, states, scalars) if by_rows and wide is parameter else None
     new, new_states = made or optimizer.update(op, wide, slope, states, scalars)
-    updates[parameter] = _cast(op, new, parameter.dtype)
+    updates[parameter] = op.cast(new, parameter.dtype)
     updates.update(zip(states, new_states, strict=True))
     return states
 

@@ -152,7 +152,7 @@ def _of_batch(op: Builder, node: ir.Node, dy: ir.Value, centred: ir.Value, varia
     axes = [axis for axis in range(rank) if axis != 1]
     share = 1.0 / max(math.prod(shape_of(x)[axis] for axis in axes), 1)
     zeros, ones = np.zeros(channels, dtype_of(centred)), np.ones(channels, dtype_of(centred))
-    upstream = cast(op, dy, centred.dtype)
+    upstream = op.cast(dy, centred.dtype)
     sums = op.reduce_sum(upstream, axes, keepdims=False)
 
     def divided(value: ir.Value, factor: ir.Value | np.ndarray, offset: ir.Value | np.ndarray = zeros) -> ir.Value:
@@ -164,11 +164,11 @@ def _of_batch(op: Builder, node: ir.Node, dy: ir.Value, centred: ir.Value, varia
     if op.wants(x) or op.wants(scale):
         # The second is transposed; of c that would be a value that the forward pass has too, kept till now.
         wide = _channel_sum(op, divided(plane_products(op, centred, upstream), ones))
-        dscale = _like(op, wide, scale) if op.wants(scale) else None
+        dscale = op.cast(wide, scale.dtype) if op.wants(scale) else None
         if op.wants(x):
             rest = divided(centred, op.Mul(wide, -share), op.Mul(sums, -share))
-            dx = cast(op, divided(op.Add(upstream, rest), cast(op, scale, centred.dtype)), x.dtype)
-    return [dx, dscale, _like(op, sums, bias) if op.wants(bias) else None]
+            dx = op.cast(divided(op.Add(upstream, rest), op.cast(scale, centred.dtype)), x.dtype)
+    return [dx, dscale, op.cast(sums, bias.dtype) if op.wants(bias) else None]
 
 
 def centre(op: Builder, x: ir.Value) -> tuple[ir.Value, ir.Value, ir.Value]:
@@ -182,7 +182,7 @@ def centre(op: Builder, x: ir.Value) -> tuple[ir.Value, ir.Value, ir.Value]:
         The mean, (1, C, 1, ...); x without it; and the variance, (C,).
     """
     assert x.dtype is not None
-    wide = cast(op, x, ir.DataType.FLOAT if dtype_of(x).itemsize < 4 else x.dtype)
+    wide = op.cast(x, ir.DataType.FLOAT if dtype_of(x).itemsize < 4 else x.dtype)
     mean = _mean(op, wide)
     centred = op.Sub(wide, mean)
     # From c: the mean of the squares less the square of the mean loses all digits where the mean is large. Dot products
@@ -199,16 +199,6 @@ def _mean(op: Builder, value: ir.Value, keepdims: bool = True) -> ir.Value:
     if size_of(value) > ONE_PASS and axes[1:]:
         value = op.ReduceMean(value, np.asarray(axes[1:], dtype=np.int64), keepdims=1)
     return op.ReduceMean(value, np.asarray(axes, dtype=np.int64), keepdims=int(keepdims))
-
-
-def cast(op: Builder, value: ir.Value, dtype: ir.DataType) -> ir.Value:
-    """Return the value in another element type; itself if it has that type."""
-    return value if value.dtype == dtype else op.Cast(value, to=dtype)
-
-
-def _like(op: Builder, value: ir.Value, like: ir.Value) -> ir.Value:
-    assert like.dtype is not None
-    return cast(op, value, like.dtype)
 
 
 def deviation(op: Builder, variance: ir.Value, epsilon: float) -> ir.Value:

@@ -82,7 +82,7 @@ def power(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
         # chosen and not only multiplied by log(1): a power of zero may be infinite
         each = op.Where(positive, op.Mul(op.Mul(log, y), g), np.zeros((), dtype_of(x)))
         total = op.sum_to_shape(each, shape_of(p))
-        dp = total if p.dtype == x.dtype else op.Cast(total, to=p.dtype)
+        dp = op.cast(total, p.dtype)
     if op.wants(x):
         dx = _power_base(op, x, p, y, g)
     return [op.sum_to_shape(dx, shape_of(x)) if dx is not None else None, dp]
@@ -104,7 +104,7 @@ def _power_base(op: Builder, x: ir.Value, p: ir.Value, y: ir.Value, g: ir.Value)
         if exponent == 0.5:
             return op.Div(scaled, y)
         return op.Mul(scaled, op.Pow(x, exponent - 1))
-    exponents = p if p.dtype == x.dtype else op.Cast(p, to=x.dtype)
+    exponents = op.cast(p, x.dtype)
     # 0^(p-1) is infinite for p = 0, where the derivative is 0.
     reduced = op.Where(op.Equal(exponents, 0.0), np.ones((), dtype_of(x)), op.Sub(exponents, 1.0))
     return op.Mul(op.Mul(op.Pow(x, reduced), exponents), g)

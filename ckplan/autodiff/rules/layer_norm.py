@@ -112,7 +112,7 @@ def _normalization(
         rest = _rest(op, centred, inverse, along, offset)
         dx = rest if main is None else main if rest is None else op.Add(main, rest)
     results = [dx, dscale, dbias][: len(node.inputs)]
-    return [op.Cast(r, to=kind) if r is not None and r.dtype != kind else r for r in results]
+    return [None if result is None else op.cast(result, kind) for result in results]
 
 
 def _by_scale(op: Builder, product: ir.Value, inverse: ir.Value, shape: tuple[int, ...], count: int) -> ir.Value:

@@ -74,7 +74,7 @@ def roi_align(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
     assert g is not None
     if 0 in shape_of(x) or 0 in shape_of(g):
         return [None, None, None]
-    regions = op.Cast(sampling.gated(op, rois, g), to=x.dtype) if rois.dtype != x.dtype else sampling.gated(op, rois, g)
+    regions = op.cast(sampling.gated(op, rois, g), x.dtype)
     axes = [_axis(op, node, regions, axis) for axis in (0, 1)]
     if attr_str(node, "mode", "avg").lower() == "max":
         dx, drois = _maximum(op, axes, (x, rois, batches), g)

@@ -56,7 +56,7 @@ def _limit(op: Builder, node: ir.Node, bound: float) -> ir.Value:
     if known is not None and (zero is None or offset is not None):
         steps = bound - (0.0 if offset is None else offset.astype(np.float64))
         return _aligned(op, node, op.constant((steps * known.astype(np.float64)).astype(dtype)))
-    scale = scale if scale.dtype == x.dtype else op.Cast(scale, to=x.dtype)
+    scale = op.cast(scale, x.dtype)
     if zero is None:
         return _aligned(op, node, op.Mul(scale, bound))
     return _aligned(op, node, op.Mul(op.Sub(bound, op.Cast(zero, to=x.dtype)), scale))

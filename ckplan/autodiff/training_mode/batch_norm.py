@@ -14,7 +14,7 @@ import onnx_ir as ir
 
 from ckplan.autodiff.builder import Builder, attr_float, dtype_of, required_input, shape_of
 from ckplan.autodiff.composites import outline
-from ckplan.autodiff.rules.batch_norm import EPSILON, cast, centre
+from ckplan.autodiff.rules.batch_norm import EPSILON, centre
 
 
 def batch_normalization(
@@ -38,9 +38,9 @@ def batch_normalization(
     with op.recording() as nodes:
         mean, centred, variance = centre(op, x)
         assert centred.dtype is not None
-        parts = [cast(op, part, centred.dtype) for part in (scale, bias)]
+        parts = [op.cast(part, centred.dtype) for part in (scale, bias)]
         zeros = np.zeros(channels, dtype_of(centred))
-        y = cast(op, op.BatchNormalization(centred, *parts, zeros, variance, epsilon=epsilon), narrow)
+        y = op.cast(op.BatchNormalization(centred, *parts, zeros, variance, epsilon=epsilon), narrow)
         new = [
             _running(op, before, batch, momentum)
             for before, batch in zip(old, (op.reshape(mean, [channels]), variance), strict=True)
@@ -54,7 +54,7 @@ def batch_normalization(
 def _running(op: Builder, old: ir.Value, batch: ir.Value, momentum: float) -> ir.Value:
     """Emit the new running statistic ``momentum * old + (1 - momentum) * batch``, as ONNX defines it."""
     assert old.dtype is not None
-    return op.Add(op.Mul(old, momentum), op.Mul(cast(op, batch, old.dtype), 1.0 - momentum))
+    return op.Add(op.Mul(old, momentum), op.Mul(op.cast(batch, old.dtype), 1.0 - momentum))
 
 
 def splits(nodes: Sequence[ir.Node]) -> dict[ir.Node, bool]:
