@@ -18,7 +18,7 @@ from ckplan.errors import CkplanError
 from ckplan.isolation.arrays import save_arrays
 from ckplan.isolation.folders import temporary_folder
 from ckplan.meter.arena_limit import arena_options, arena_settings, cuda_options
-from ckplan.meter.counters import interpret
+from ckplan.meter.counter_timeline import interpret
 from ckplan.meter.device import CPU, CUDA
 from ckplan.meter.errors import RunFailedError, RunTooLongError
 from ckplan.meter.executed import executed_graph

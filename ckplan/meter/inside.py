@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import onnx_ir as ir
 
 from ckplan.meter.alive import Inside, LiveTensor
-from ckplan.meter.counters import in_use_before
+from ckplan.meter.counter_timeline import in_use_before
 from ckplan.meter.facts import FileFacts
 from ckplan.meter.types import Counters
 from ckplan.planner.allocations import allocations, expected_arena

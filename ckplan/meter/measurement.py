@@ -13,7 +13,8 @@ from ckplan.errors import CkplanError, UsageError
 from ckplan.isolation.arrays import load_arrays, save_arrays
 from ckplan.isolation.folders import temporary_folder
 from ckplan.meter.alive import Inside
-from ckplan.meter.counters import RUNS, are_executed, asked_for, interpret, steady_state
+from ckplan.meter.counter_timeline import asked_for, interpret, steady_state
+from ckplan.meter.counters import RUNS, are_executed
 from ckplan.meter.device import check_device
 from ckplan.meter.errors import RunFailedError
 from ckplan.meter.events import MOST_EVENTS, events_of

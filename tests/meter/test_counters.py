@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from ckplan.meter.counters import interpret, split_runs, steady_state
+from ckplan.meter.counter_timeline import interpret, steady_state
+from ckplan.meter.counters import split_runs
 from ckplan.meter.device import CPU, CUDA
 from ckplan.meter.facts import FileFacts
 from ckplan.meter.types import Prediction

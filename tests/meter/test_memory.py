@@ -12,7 +12,7 @@ from onnx import TensorProto, helper, numpy_helper
 from ckplan.errors import UsageError
 from ckplan.isolation.arrays import save_arrays
 from ckplan.meter import Measurement, measure
-from ckplan.meter.counters import steady_state
+from ckplan.meter.counter_timeline import steady_state
 from ckplan.meter.facts import read_model
 from ckplan.meter.inputs import make_inputs
 from ckplan.meter.measurement import request_for

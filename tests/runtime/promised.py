@@ -14,7 +14,8 @@ from ckplan.autodiff import build_training_graph
 from ckplan.errors import InfeasibleError
 from ckplan.isolation.arrays import save_arrays
 from ckplan.isolation.folders import temporary_folder
-from ckplan.meter.counters import in_use_before, interpret, split_runs
+from ckplan.meter.counter_timeline import in_use_before, interpret
+from ckplan.meter.counters import split_runs
 from ckplan.meter.facts import file_facts
 from ckplan.meter.inputs import make_inputs
 from ckplan.meter.measurement import request_for

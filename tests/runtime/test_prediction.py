@@ -12,7 +12,7 @@ import pytest
 
 import ckplan
 from ckplan.isolation.arrays import save_arrays
-from ckplan.meter.counters import interpret
+from ckplan.meter.counter_timeline import interpret
 from ckplan.meter.facts import file_facts, read_model
 from ckplan.meter.inputs import make_inputs
 from ckplan.meter.measurement import request_for
