@@ -79,7 +79,7 @@ _HOMES = {
     "Verification": "compared",
     "make_inputs": "inputs",
     "measure": "measurement",
-    "run_limit": "limit",
+    "run_limit": "time_limit",
     "smallest_arena": "bisect",
     "verify": "verification",
 }
