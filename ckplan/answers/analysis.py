@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from ckplan.display import table_html
 from ckplan.errors import CkplanError
+from ckplan.model.node_reads import made_by_name
 from ckplan.pipeline import Goal, Step
 from ckplan.planner import Kind, Plan, Problem, Timeline, bottlenecks, lower_bound
 from ckplan.planner.strategies import STRATEGIES, Strategy
@@ -140,7 +141,7 @@ def analyze(
     for number, strategy in enumerate(tried, start=1):
         progress(f"planning with `{strategy}`, {number} of {len(tried)}")
         offers.append(offer(step, strategy, limit))
-    values = {str(value.name): value for node in step.fused.graph for value in node.outputs}
+    values = made_by_name(step.fused.graph)
     return Analysis(
         contents=contents_of(step),
         opset=step.model.opset_imports[""],
@@ -156,7 +157,7 @@ def analyze(
 def contents_of(step: Step) -> Contents:
     """What a graph is made of."""
     problem, training = step.problem, step.training
-    values = {value.name: value for node in step.model.graph for value in node.outputs}
+    values = made_by_name(step.model.graph)
     gradients = [] if training is None else [dimensions_of(values[name]) for name in training.gradients.values()]
     return Contents(
         forward=len(problem.forward),

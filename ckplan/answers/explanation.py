@@ -12,6 +12,7 @@ import onnx_ir as ir
 from ckplan.answers.patterns import patterns
 from ckplan.errors import UsageError
 from ckplan.model.costs import node_cost
+from ckplan.model.node_reads import made_by_name
 from ckplan.model.traits import all_nodes, graphs_in, why_only_once
 from ckplan.pipeline import Step
 from ckplan.planner import Kind, Plan, Problem
@@ -217,7 +218,7 @@ def _named(name: str, ids: Mapping[str, int], model: ir.Model, original: Callabl
             made = str(node.outputs[0].name)
             return made, f"'{name}' is a node; this is about '{made}', which it makes"
     graph = original().graph
-    known = {str(value.name): value for node in graph for value in node.outputs if value.name}
+    known = made_by_name(graph)
     known |= {str(key): value for key, value in graph.initializers.items()}
     value: ir.Value | None = known.get(name)
     passed: list[str] = []

@@ -43,6 +43,7 @@ from ckplan.errors import ModelError, UsageError
 from ckplan.keys import PHASE
 from ckplan.model.detached import detached_inputs
 from ckplan.model.metadata import listed_names
+from ckplan.model.node_reads import made_by_name
 from ckplan.model.opset import relabel
 from ckplan.model.own_files import forget_training
 
@@ -335,5 +336,5 @@ def _join_formulas(
 
 def _current(graph: ir.Graph, values: Sequence[ir.Value]) -> list[ir.Value]:
     """Return the values that bear these names now: a loss operator may have been replaced by simpler nodes."""
-    named = {value.name: value for node in graph for value in node.outputs}
-    return [named.get(value.name, value) for value in values]
+    named = made_by_name(graph)
+    return [named.get(str(value.name), value) for value in values]

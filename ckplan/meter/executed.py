@@ -10,6 +10,7 @@ from ckplan.errors import ModelError
 from ckplan.meter.child import Channel
 from ckplan.meter.session import open_session
 from ckplan.model.infer import NodeInference, small_constant
+from ckplan.model.node_reads import made_by_name
 from ckplan.runtime.executed import mark_executed
 
 _SMALL = 2048
@@ -60,7 +61,7 @@ def _infer(executed: ir.Model, model: ir.Model) -> None:
     """
     known = model.clone()
     infer_shapes(known)
-    named = {str(value.name): value for node in known.graph for value in node.outputs if value.name}
+    named = made_by_name(known.graph)
     for node in executed.graph:
         for value in node.outputs:
             original = named.get(str(value.name))

@@ -1,6 +1,8 @@
-"""What a node reads, in its bodies too."""
+"""What a node reads, in its bodies too, and what nodes make."""
 
 from __future__ import annotations
+
+from collections.abc import Iterable
 
 import onnx_ir as ir
 
@@ -27,6 +29,11 @@ def reads(node: ir.Node) -> list[ir.Value]:
     """What a node reads: its inputs with their multiplicity, then what its bodies capture."""
     read = [value for value in node.inputs if value is not None]
     return [*read, *captured(node)] if may_hold_graphs(node) else read
+
+
+def made_by_name(nodes: Iterable[ir.Node]) -> dict[str, ir.Value]:
+    """The values that nodes make, by name."""
+    return {value.name: value for node in nodes for value in node.outputs if value.name}
 
 
 def fixed_tensor(value: ir.Value | None) -> ir.TensorProtocol | None:

@@ -12,6 +12,7 @@ from ckplan.model.declared import is_own
 from ckplan.model.execute import execute, random_inputs
 from ckplan.model.half import missing_kernel_advice
 from ckplan.model.infer import is_known
+from ckplan.model.node_reads import made_by_name
 from ckplan.operators.sessions import clean
 
 _COUNTING = frozenset({"Compress", "NonMaxSuppression", "NonZero", "Unique"})
@@ -166,14 +167,14 @@ def _blame_operator(node: ir.Node) -> None:
 def _learn(model: ir.Model, unknown: Sequence[ir.Value]) -> None:
     probe = model.clone()
     graph = probe.graph
-    values = {output.name: output for node in graph for output in node.outputs}
+    values = made_by_name(graph)
     graph.outputs.clear()
     untyped = [value for value in unknown if value.dtype is None]
-    graph.outputs.extend(values[value.name] for value in untyped)
+    graph.outputs.extend(values[str(value.name)] for value in untyped)
     names = []
     for index, original in enumerate(unknown):
         name = f"pkg.ckplan.shape_{index}"
-        shape = ir.node("Shape", inputs=[values[original.name]], name=name)
+        shape = ir.node("Shape", inputs=[values[str(original.name)]], name=name)
         shape.outputs[0].name, shape.outputs[0].dtype = name, ir.DataType.INT64
         graph.append(shape)
         graph.outputs.append(shape.outputs[0])

@@ -24,7 +24,7 @@ import onnx_ir as ir
 from ckplan.autodiff.inline import inline_operators
 from ckplan.keys import PHASE
 from ckplan.model.costs import node_cost, seconds
-from ckplan.model.node_reads import reads
+from ckplan.model.node_reads import made_by_name, reads
 from ckplan.model.traits import graphs_in, is_heavy
 from ckplan.runtime.cpu import CPU
 from ckplan.runtime.executed import SINGLE, Level, optimised
@@ -116,8 +116,7 @@ def _adopt(graph: ir.Graph, optimised: ir.Graph, runtime: Runtime) -> None:
 
 def _values(graph: ir.Graph) -> dict[str, ir.Value]:
     values = {str(value.name): value for value in (*graph.inputs, *graph.initializers.values())}
-    values.update((str(value.name), value) for node in graph for value in node.outputs if value.name)
-    return values
+    return values | made_by_name(graph)
 
 
 def _is_same(one: ir.Node, other: ir.Node) -> bool:

@@ -9,6 +9,7 @@ from enum import Enum
 import onnx_ir as ir
 
 from ckplan.keys import PHASE, RECOMPUTE_OF, ROLE
+from ckplan.model.node_reads import made_by_name
 from ckplan.planner import Problem, Timeline, simulate
 from ckplan.planner.simulate import lifetimes, workspace_by_step
 from ckplan.runtime import problem_of
@@ -153,7 +154,7 @@ def occupancy(
         ValueError: the schedule is not valid.
     """
     nodes = list(model.graph)
-    values = _values(model)
+    values = made_by_name(model.graph)
     known = phases or [_Phase(op.backward, False) for op in problem.ops]
     lives = lifetimes(problem, schedule, shapes)
     steps = _phased(simulate(problem, schedule, shapes, lives), schedule, known)
@@ -234,11 +235,6 @@ def _phases(nodes: Sequence[ir.Node], model: ir.Model) -> list[_Phase]:
         read = [found[producer] for v in node.inputs if v is not None and (producer := v.producer()) in found]
         found[node] = _Phase(any(phase.backward for phase in read), any(phase.recomputed for phase in read))
     return [found[node] for node in nodes]
-
-
-def _values(model: ir.Model) -> dict[str, ir.Value]:
-    """All values that nodes of the main graph make, by name."""
-    return {str(value.name): value for node in model.graph for value in node.outputs if value.name}
 
 
 def _dtype(dtype: ir.DataType) -> str:

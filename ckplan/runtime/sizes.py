@@ -10,6 +10,7 @@ from functools import lru_cache
 import onnx_ir as ir
 
 from ckplan.keys import SHAPE
+from ckplan.model.node_reads import made_by_name
 from ckplan.planner.problem import Problem
 
 SMALL = 4096
@@ -109,5 +110,5 @@ def shape_class(value: ir.Value) -> Hashable | None:
 
 def shape_classes(nodes: Iterable[ir.Node], problem: Problem) -> list[Hashable | None]:
     """What onnxruntime goes by when it hands dead buffers on, for each tensor of the problem of some nodes."""
-    values = {value.name: value for node in nodes for value in node.outputs if value.name}
+    values = made_by_name(nodes)
     return [shape_class(values[tensor.name]) if tensor.name in values else None for tensor in problem.tensors]

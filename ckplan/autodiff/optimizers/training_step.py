@@ -17,7 +17,7 @@ from ckplan.autodiff.optimizers.base import Optimizer
 from ckplan.autodiff.optimizers.clipping import clip_factor
 from ckplan.autodiff.optimizers.rows import update_rows
 from ckplan.errors import UsageError
-from ckplan.model.node_reads import reads
+from ckplan.model.node_reads import made_by_name, reads
 
 if TYPE_CHECKING:
     from ckplan.autodiff.training_graph import TrainingGraph
@@ -64,7 +64,7 @@ def add_optimizer(
     graph = model.graph
     op = Builder(graph, graph.opset_imports)
     made = {str(value.name): value for value in graph.inputs}  # an update that stands alone gets its gradients fed
-    made |= {str(value.name): value for node in graph for value in node.outputs if value.name}
+    made |= made_by_name(graph)
     gradients = {graph.initializers[name]: made[gradient] for name, gradient in training.gradients.items()}
     ready = _ready(graph, gradients)
     order = sorted(gradients, key=lambda parameter: ready[parameter])
