@@ -1,4 +1,4 @@
-"""The frontier of peak against overhead, and where every strategy stands to it, as one value."""
+"""The frontier of peak against overhead, and where each strategy lies beside it, as one value."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What makes a training graph of a forward graph with gradient nodes behind it: names, merging, metadata."""
+"""What finishes a training graph: names, merging of equal nodes, metadata."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Composites: several nodes that are differentiated as one, because the whole has a leaner gradient than its parts.
+"""Composites: several nodes that are differentiated as one, because the gradient of the whole takes less memory.
 
 A composite is a node of the domain :data:`DOMAIN` with a gradient rule like that of any operator, and what it computes
 is a local function of the model, so that the graph stays a valid model. All that its nodes read from outside is an

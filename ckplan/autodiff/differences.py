@@ -1,4 +1,4 @@
-"""The difference of a matrix product and what it is compared with, made in one buffer.
+"""The difference between a matrix product and its target, computed in one buffer.
 
 onnxruntime's Sub takes memory of its own for what it makes: the result of the last layer, its difference from the
 target, and with a large vocabulary or picture that is twice the largest tensor of the step. Gemm begins with what it is

@@ -1,4 +1,4 @@
-"""A model with its loss and no gradients: what a training loop asks how far it is."""
+"""A model with its loss and no gradients, by which a training loop measures its progress."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Additions of zeros that are fixed in the file, as an attention has them whose mask masks nothing.
+"""Additions of zeros that the file fixes, such as the mask of an attention in which every key is seen.
 
 Exporters write the mask of an attention for each batch, query and key, also where every key is seen: a table of zeros
 is chosen by conditions that all hold, and added to the scores of each layer. A sum with zeros is the other operand, and

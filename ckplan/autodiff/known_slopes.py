@@ -1,4 +1,4 @@
-"""Derivatives of losses that are known before what they are derivatives by: where a loss is linear in it.
+"""Derivatives of a loss by values in which it is linear: they are known before these values are.
 
 The sum or mean of the losses of samples, masked and weighed in whatever way by what is known of the targets, has
 derivatives by the losses of the samples that do not depend on these. A loss head in chunks makes gradients of a chunk

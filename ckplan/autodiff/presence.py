@@ -1,4 +1,4 @@
-"""When a value is there: numbers that onnxruntime can only compute once it is."""
+"""Numbers that onnxruntime can compute only once a value exists, for nodes that have to wait for it."""
 
 from __future__ import annotations
 

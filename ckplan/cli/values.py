@@ -1,4 +1,4 @@
-"""What stands behind an option, from text to a value."""
+"""The values of options, from text to numbers, sizes and names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Records of what the executed graph tells: what is alive at the peak, and what was to be expected."""
+"""Records of the executed graph, simulated: what is alive at the peak, and what was expected."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The smallest arena in which a file still runs, found by trying: what no meter can be wrong about.
+"""The smallest arena in which a file still runs, found by running it: a figure that depends on no meter.
 
 Every try is a process of its own that loads the file under a limit and runs it three times: the first run, the one that
 takes the block of the memory pattern, and one more. What the model of the arena expects is tried first, so that few

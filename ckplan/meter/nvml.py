@@ -1,4 +1,4 @@
-"""Memory of a GPU as its driver tells it (NVML, https://docs.nvidia.com/deploy/nvml-api/).
+"""Memory of a GPU as its driver reports it (NVML, https://docs.nvidia.com/deploy/nvml-api/).
 
 It is to the GPU what resident memory is to the host: the CUDA context, libraries, what cuDNN took for itself, and all
 that onnxruntime's arena holds, in use or not.

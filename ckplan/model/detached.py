@@ -1,4 +1,4 @@
-"""Where torch's module stops gradients: `detach`, of which torch's exporter writes nothing.
+"""Where torch's module stops gradients: by `detach`, which torch's exporter does not write down.
 
 A straight-through estimate, `x + (quantised(x) - x).detach()`, has the gradient of x there; as plain operators it has
 none. Each node still bears the line of the program that it was made of, and that line reads ``%detach`` where the node

@@ -1,4 +1,4 @@
-"""What evaluating a node would take, told by arithmetic before it starts: a file may ask for any amount of work."""
+"""How much work evaluating a node would be, computed before it starts: a file may ask for any amount."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Kernels that onnxruntime has not: what its CPU provider makes of models in half precision, and what can be done."""
+"""Kernels that onnxruntime lacks: what its CPU provider makes of models in half precision, and what can be done."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a mask does not choose is left out where chosen elements come together, though all of them were computed."""
+"""Reductions over elements that a mask chooses leave out the others, though all of them were computed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a mask chooses of a tensor is written with all elements, where what comes of the others is left out again.
+"""Elements that a mask chooses are computed together with all others, where the others are left out again.
 
 ``x[mask]`` is a GatherND at the places that NonZero finds, or a Compress: as many as the data have, and a training step
 has fixed sizes. What works on each of them alone may as well work on all: the others are numbers at which everything is

@@ -1,4 +1,4 @@
-"""Metadata that anybody may have edited: what depends on an entry refuses a damaged one, a mere remark goes without."""
+"""Metadata that anybody may have edited: who depends on an entry refuses a damaged one, a mere remark is left out."""
 
 from __future__ import annotations
 

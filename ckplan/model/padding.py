@@ -1,4 +1,4 @@
-"""The row of a table that a module of torch holds still: that of the token which fills up short sentences.
+"""The row of an embedding table that torch does not train: that of the token which pads short sentences.
 
 ``torch.nn.Embedding(..., padding_idx=0)`` gives row 0 no gradient of what is looked up. A Gather says nothing of it,
 but torch's default exporter writes into its metadata the line of the program that it was made of, and the line does.

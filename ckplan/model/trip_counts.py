@@ -1,4 +1,4 @@
-"""How often a Loop runs whose condition counts and depends on no data: `while` loops of TensorFlow come so.
+"""How often a Loop runs whose condition counts and depends on no data, as in `while` loops of TensorFlow.
 
 The nodes that the condition is made by are evaluated step by step until it is false. The Loop then gets that number for
 its trip count and no condition, so that its rows have a known number, and its gradient is that of a Scan.

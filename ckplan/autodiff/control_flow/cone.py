@@ -1,4 +1,4 @@
-"""What of a forward body a backward body recomputes, and what it takes from storage."""
+"""Which nodes of a forward body a backward body recomputes, and which values it takes from storage."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a backward step gets the forward values from that it reads.
+"""Where a backward step gets the forward values that it reads.
 
 Rows of what the forward node read or made are free to read. Of a state one sequence is kept, which serves for both ends
 of a step: where a result of the node is that sequence anyway, nothing is kept at all. What the policy chooses is kept
