@@ -234,6 +234,11 @@ def _root(name: str) -> str:
     return re.sub(r"_\d+$", "", name)
 
 
+def is_moved_name(name: str) -> bool:
+    """Whether torch calls by a name what only moves numbers to other places."""
+    return _MOVED.fullmatch(name) is not None
+
+
 def is_state(value: ir.Value) -> bool:
     """Whether an initializer is what recurrent layers begin with, ``[directions, batch, hidden]``, and nothing else."""
     return bool(value.uses()) and all(_Place(node, index, value).is_state for node, index in value.uses())

@@ -15,7 +15,7 @@ import pytest
 import ckplan
 from ckplan.training.export import with_weights
 from tests.model.models import normal, parse, run
-from tests.model.torch_files import add_source, exported, loaded
+from tests.model.torch_files import FOLDED, add_source, exported, loaded
 
 PARAMETER = normal(7, 4, 4)
 FORMS: dict[str, Callable[[Any], Any]] = {
@@ -58,6 +58,53 @@ def test_the_gradient_is_that_of_the_parameter(form: str, exporter: Callable[[np
     torch.nn.functional.mse_loss(torch.from_numpy(x) @ FORMS[form](w), torch.from_numpy(target)).backward()
     np.testing.assert_allclose(found, w.grad.numpy(), rtol=1e-4, atol=1e-6)
     assert not any("may be constants" in note for note in step.notes)
+
+
+NAMED: dict[str, tuple[list[str], Callable[[Any], Any]]] = {
+    "unsqueeze_3": (["exp", "neg", "unsqueeze_2", "val_25"], lambda w: -w.exp()),
+    "exp_1": (["neg"], lambda w: (-w).exp()),
+    "view": (["exp"], lambda w: w.exp()),
+    "sigmoid": ([], lambda w: w.sigmoid()),
+    "softplus": (["beta", "softplus_2", "tmp", "tmp_1", "threshold_cast"], lambda w: w.exp().log1p()),
+}
+
+
+def of_named(name: str, made: np.ndarray, ways: list[str]) -> onnx.ModelProto:
+    """A scale that was computed of a parameter by operations of these names."""
+    model = exported(f"y = Mul(x, {name})", {name: made}, {"p_a_w": ("PARAMETER", "a.w")}, ["aten.mul"])
+    add_source(model, name, "a.w")
+    info = next(one for one in model.graph.value_info if one.name == name)
+    next(one for one in info.metadata_props if one.key == FOLDED).value = repr(sorted(["a.w", *ways]))
+    return model
+
+
+@pytest.mark.parametrize("name", NAMED)
+@pytest.mark.parametrize("size", [4, 1])
+def test_names_of_operations_tell_the_parameter(name: str, size: int) -> None:
+    """As of the decay of a state space, or of a gate."""
+    torch = pytest.importorskip("torch")
+    ways, function = NAMED[name]
+    w = torch.tensor(PARAMETER[0, :size], requires_grad=True)
+    model = of_named(name, function(w).detach().numpy(), ways)
+    step = ckplan.open_model(model, loss="mse")
+    assert set(step.training.gradients) == {f"{name}_free"}
+    np.testing.assert_allclose(
+        step.training.model.graph.initializers[f"{name}_free"].const_value.numpy(),
+        w.detach().numpy(),
+        rtol=1e-5,
+        atol=1e-6,
+    )
+    x, target = normal(0, 2, 4), normal(1, 2, 4)
+    session = onnxruntime.InferenceSession(ir.to_proto(step.model).SerializeToString())
+    (found,) = session.run(list(step.training.gradients.values()), {"x": x, "target": target})
+    torch.nn.functional.mse_loss(torch.from_numpy(x) * function(w), torch.from_numpy(target)).backward()
+    np.testing.assert_allclose(found, w.grad.numpy(), rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("ways", [["exp", "exp_1", "neg"], ["exp", "mul"], []], ids=["twice", "scaled", "unnamed"])
+def test_other_names_tell_nothing(ways: list[str]) -> None:
+    model = of_named("view_2", np.exp(PARAMETER[0]), ways)
+    assert set(ckplan.open_model(model, loss="mse").training.gradients) == {"view_2"}
 
 
 def almost(array: np.ndarray) -> np.ndarray:
