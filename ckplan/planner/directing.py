@@ -13,7 +13,8 @@ import itertools
 import random
 from bisect import bisect_right
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import chain
 
 from ckplan.planner.addresses import Addresses, Asked, Effort, asked_in
 from ckplan.planner.cells import POOL, SMALLEST, Row, arranged, make, opened
@@ -25,8 +26,8 @@ from ckplan.planner.steering import directed, fewer
 _MOST, _AT_ONCE = 60, 6
 """Placeholders of a walk, before those that are not needed are left out, and of one tensor."""
 
-_TRIALS, _AT_FIRST = 200, 6
-"""Addresses that are looked for when something lies elsewhere, and at first for each tensor."""
+_AT_FIRST, _TRIALS = 12, (30, 80, 200)
+"""Addresses that are looked for at first for each tensor, and when something lies elsewhere, one of these in a walk."""
 
 _PLACES = 30
 """Places that are kept at most: where more are, nothing else can go there before their tensors are made."""
@@ -57,6 +58,7 @@ class _Walk:
         rows: the regions in the order of their addresses.
         gaps: the gaps at that step.
         addresses: what lies where, and is to lie where.
+        trials: addresses that are looked for when something lies elsewhere.
         place: how many requests there were.
     """
 
@@ -65,10 +67,11 @@ class _Walk:
     rows: Sequence[Row]
     gaps: Gaps
     addresses: Addresses
+    trials: int
     place: int = 0
 
     def copy(self) -> _Walk:
-        return _Walk(self.asked, self.stages, self.rows, self.gaps.copy(), self.addresses.copy(), self.place)
+        return replace(self, gaps=self.gaps.copy(), addresses=self.addresses.copy())
 
     def before(self, step: int, held: Sequence[Held]) -> int:
         """Give back and make the placeholders that are due; how many units find no room."""
@@ -80,16 +83,19 @@ class _Walk:
                 self.gaps.give_back(key)
         return lacks
 
-    def walk(self, step: int, held: Sequence[Held]) -> tuple[int, int, list[int]]:
-        """One step: units that find no room, of what has no address then, and what led to that."""
-        lacks, blamed = self.before(step, held), list[int]()
-        for key, size in self.stages[step]:
+    def walk(self, steps: range, held: Sequence[Held]) -> tuple[int, int, list[int]]:
+        """Some steps: units that find no room, of what has no address then, and what led to that.
+
+        Placeholders are made and die before the first of them alone.
+        """
+        lacks, blamed = self.before(steps.start, held), list[int]()
+        for key, size in chain.from_iterable(self.stages[step] for step in steps):
             if size > 0:
                 number = self.asked.at[self.place]
                 if lack := self.gaps.take(key, size):
                     lacks += lack
                     blamed.append(number)
-                elif not self.addresses.lies(number, *self.gaps.given[key], _TRIALS):
+                elif not self.addresses.lies(number, *self.gaps.given[key], self.trials):
                     blamed.append(number)
             elif size == 0:
                 self.gaps.give_back(key)
@@ -101,7 +107,7 @@ class _Walk:
 
 
 _Found = tuple[tuple[int, int], list[Held], list[list[int]], list[_Walk]]
-"""What lacks in a step, the placeholders made before it, for each variant what led to that, and the variants after."""
+"""What lacks in some steps, the placeholders made before them, for each variant what led to that, and all after."""
 
 
 def direct(run: Run, regions: Sequence[int], effort: int, rng: random.Random) -> tuple[State, list[Held]] | None:
@@ -118,7 +124,8 @@ def direct(run: Run, regions: Sequence[int], effort: int, rng: random.Random) ->
     misses = 0
     while left.left > 0 and misses < _MISSES:
         begun = _begun(run, regions, asked, left, rng)
-        if begun is None:
+        # Before the first placeholder can be made, best fit has its way.
+        if begun is None or not _begins_well(run, begun[2], left):
             misses += 1
             continue
         state, rows, walks = begun
@@ -152,6 +159,7 @@ def _begun(
     state, kept = _places(run, regions, usual, offsets)
     rows = rows_of(regions, state)
     assert rows is not None
+    trials = rng.choice(_TRIALS)
     walks, seen = [], set[tuple[int, bool, tuple[int, ...]]]()
     for stages, below in zip(run.stages, run.below, strict=True):
         ordered = arranged(rows, below)
@@ -168,9 +176,9 @@ def _begun(
             same = number if mine is usual else number_of.get(usual.key[number])
             if same is not None:
                 addresses.mean(same, own[region][0] + offset)
-        addresses.place([number for number in _large(mine) if number not in addresses.meant], _TRIALS)
+        addresses.place([number for number in _large(mine) if number not in addresses.meant], trials)
         gaps = opened(ordered, run.first, run.apart, first_above=not below)
-        walks.append(_Walk(mine, stages, ordered, gaps, addresses))
+        walks.append(_Walk(mine, stages, ordered, gaps, addresses, trials))
     return state, rows, walks
 
 
@@ -234,34 +242,47 @@ def _cells(places: Sequence[tuple[int, int, int]], units: int) -> list[tuple[int
     return None if rows_of([units], [row]) is None else row
 
 
+def _begins_well(run: Run, walks: Sequence[_Walk], effort: Effort) -> bool:
+    """Whether everything has room and an address up to the first step before which a placeholder can be made."""
+    lacks, _, _, after = _after(walks, range(run.gates[0]), [], [], effort)
+    return lacks == (0, 0) or not (lacks[0] or any(walk.addresses.homeless for walk in after))
+
+
 def _through(run: Run, walks: list[_Walk], effort: Effort, rng: random.Random) -> list[Held] | None:
-    """Placeholders with which all requests find room; None if it went back too often."""
+    """Placeholders with which all requests find room; None if it went back too often.
+
+    Steps before which nothing else can be made go with the last one before which it can: what sends a tensor of theirs
+    elsewhere is made there.
+    """
     held: list[Held] = []
-    gates, numbers = set(run.gates), itertools.count()
+    numbers = itertools.count()
     saved: dict[int, tuple[list[_Walk], int]] = {}
-    step = furthest = stuck = turns = 0
+    begins = [0, *run.gates, len(run.stages[0])]
+    place = furthest = stuck = turns = 0
     turned = False
-    while step < len(run.stages[0]):
-        if step in gates:
-            saved[step] = walks, len(held)
+    while place < len(begins) - 1:
+        steps = range(begins[place], begins[place + 1])
+        if place:
+            saved[steps.start] = walks, len(held)
         homeless = sum(len(walk.addresses.homeless) for walk in walks)
-        found = _after(walks, step, held, [], effort)
-        if (found[0] != (0, 0) or turned) and step in gates and len(held) < _MOST and step < run.gates[-1]:
-            found = _directed_ones(run, walks, step, held, found, turned, numbers, effort, rng)
+        found = _after(walks, steps, held, [], effort)
+        if (found[0] != (0, 0) or turned) and place and len(held) < _MOST and place < len(begins) - 2:
+            found = _directed_ones(walks, steps, held, found, turned, numbers, effort, rng)
         turned = False
         if found[0][0] or sum(len(walk.addresses.homeless) for walk in found[3]) > homeless:
-            stuck = 0 if step > furthest else stuck + 1
-            furthest, turns = max(step, furthest), turns + 1
+            stuck = 0 if place > furthest else stuck + 1
+            furthest, turns = max(place, furthest), turns + 1
             if turns > _TURNS or effort.left <= 0 or not saved:
                 return None
-            back = _back(step, stuck, rng.choice(walks), saved, rng)
+            back = _back(steps.start, stuck, rng.choice(walks), saved, rng)
             step = max((other for other in saved if other <= back), default=min(saved))
             saved = {other: kept for other, kept in saved.items() if other <= step}
+            place = bisect_right(run.gates, step)
             walks, count = saved[step]
             held, turned = held[:count], True
             continue
         held, walks = [*held, *found[1]], found[3]
-        step += 1
+        place += 1
     return held
 
 
@@ -280,21 +301,21 @@ def _back(step: int, stuck: int, walk: _Walk, saved: Collection[int], rng: rando
 
 def _after(
     walks: Sequence[_Walk],
-    step: int,
+    steps: range,
     held: Sequence[Held],
     added: list[Held],
     effort: Effort,
     enough: tuple[int, int] | None = None,
 ) -> _Found:
-    """What comes of a step if some placeholders are made before it; not all of it where at least so much lacks."""
+    """What comes of steps if some placeholders are made before them; not all of it where at least so much lacks."""
     lacks = homeless = 0
     blamed, after = [], []
     for walk in walks:
         if enough is not None and (0, 0) < (lacks, homeless) >= enough:
             break
         walk = walk.copy()
-        effort.left -= 1
-        found = walk.walk(step, [*held, *added])
+        effort.left -= len(steps)
+        found = walk.walk(steps, [*held, *added])
         lacks, homeless = lacks + found[0], homeless + found[1]
         blamed.append(found[2])
         after.append(walk)
@@ -302,9 +323,8 @@ def _after(
 
 
 def _directed_ones(
-    run: Run,
     walks: Sequence[_Walk],
-    step: int,
+    steps: range,
     held: Sequence[Held],
     found: _Found,
     turned: bool,
@@ -312,24 +332,24 @@ def _directed_ones(
     effort: Effort,
     rng: random.Random,
 ) -> _Found:
-    """The same step with placeholders that send elsewhere what led to a lack, or, for another turn, anything."""
-    end = run.gates[bisect_right(run.gates, step)]
+    """The same steps with placeholders that send elsewhere what led to a lack, or, for another turn, anything."""
     for _ in range(_ROUNDS):
         which = next((number for number, blamed in enumerate(found[2]) if blamed), 0)
         walk = walks[which].copy()
-        made = [walk.asked.at[walk.place + at] for at, (_, size) in enumerate(walk.stages[step]) if size >= SMALLEST]
+        asks = chain.from_iterable(walk.stages[step] for step in steps)
+        made = [walk.asked.at[walk.place + at] for at, (_, size) in enumerate(asks) if size >= SMALLEST]
         if not found[2][which] and not (turned and made):
             break
         number = found[2][which][0] if found[2][which] else rng.choice(made)
-        walk.before(step, [*held, *found[1]])
+        walk.before(steps.start, [*held, *found[1]])
         size, meant = walk.asked.size[number], walk.addresses.of(number) if found[2][which] else None
         before = found[1]
         for gap, above in _ways(walk.gaps, size, meant, turned, rng):
             parts = directed(walk.gaps.copy(), size, gap, above=above)
             if not 0 < len(parts) <= _AT_ONCE:
                 continue
-            added = [*before, *(Held(part, step, end, next(numbers)) for part in parts)]
-            tried = _after(walks, step, held, added, effort, found[0])
+            added = [*before, *(Held(part, steps.start, steps.stop, next(numbers)) for part in parts)]
+            tried = _after(walks, steps, held, added, effort, found[0])
             if tried[0] < found[0] or (turned and tried[0] == found[0] == (0, 0)):
                 found = tried
             if tried[0] == (0, 0):

@@ -187,9 +187,10 @@ def _by_placeholders(run: Run, counts: range, goal: int, spread: int | None, rng
     """
     if goal not in counts:
         return None
-    # Those of little less than is enough, too: what counts is into which regions they fall.
-    for count in range(goal, max(goal - _NEAR, counts.start - 1), -1):
-        if (found := _directed(run, count, spread)) is not None:
+    # Those of little less than is enough, too: what counts is into which regions they fall. That is chance, so that the
+    # one that is enough is tried twice.
+    for count, seed in [(goal, 0), (goal, 1), *((goal - less, 0) for less in range(1, _NEAR))]:
+        if count in counts and (found := _directed(run, count, spread, seed)) is not None:
             return found
     best = None
     low, high = goal + 1, counts.stop - 1
