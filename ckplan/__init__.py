@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from ckplan.model import ForwardModel as ForwardModel
     from ckplan.model import load as load
     from ckplan.model import save as save
-    from ckplan.model.torch_module import export as export
+    from ckplan.model.torch_files.export import export as export
     from ckplan.operators.gradients import rule as rule
     from ckplan.operators.record import Operator as Operator
     from ckplan.operators.sessions import use_custom_ops as use_custom_ops
@@ -105,7 +105,7 @@ _HOMES = {
     "meter.checkup": ("checkup",),
     "meter.meters": ("register_meter",),
     "model": ("ForwardModel", "load", "save"),
-    "model.torch_module": ("export",),
+    "model.torch_files.export": ("export",),
     "operators.gradients": ("rule",),
     "operators.record": ("Operator",),
     "operators.sessions": ("use_custom_ops",),

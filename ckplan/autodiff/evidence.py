@@ -2,7 +2,7 @@
 
 Files do not say it: exporters write weights, masks and tables alike as initializers. In this order it is decided by
 
-1. what torch's exporter noted: parameter, buffer, constant (see :mod:`ckplan.model.torch_export`);
+1. what torch's exporter noted: parameter, buffer, constant (see :mod:`ckplan.model.torch_files.default_exporter`);
 2. a name that weights have (``layers.0.attn.weight``, ``gamma``, ``w1``), unless the values are a table of sines; one
    that running statistics have;
 3. the values: those of a mask, of a table of sines or of an identity follow a formula, and weights do not;
@@ -29,8 +29,8 @@ from ckplan.model.constants import FOLDED, IN_NODE
 from ckplan.model.infer import static_shape
 from ckplan.model.literals import is_numbered
 from ckplan.model.structure import TABLE, is_rounded, structure_of
-from ckplan.model.torch_export import KIND
-from ckplan.model.torchscript import COMPUTED
+from ckplan.model.torch_files.default_exporter import KIND
+from ckplan.model.torch_files.old_exporter import COMPUTED
 
 _WEIGHT = re.compile(
     r"(.*[._/])?((?P<matrix>weights?|kernel|filters?|embeddings?)|bias(es)?|gamma|beta|lora_[ab])"

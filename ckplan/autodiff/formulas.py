@@ -9,8 +9,8 @@ import onnx_ir as ir
 from ckplan.autodiff.builder import shape_of
 from ckplan.autodiff.composites import become
 from ckplan.autodiff.paths import discard
-from ckplan.model.detached import detached_inputs
 from ckplan.model.node_reads import fixed_integers
+from ckplan.model.torch_files.detached import detached_inputs
 
 TYPES = (ir.DataType.FLOAT, ir.DataType.DOUBLE)
 """Element types in which the CPU's kernels of Softmax, LogSoftmax and LayerNormalization compute."""

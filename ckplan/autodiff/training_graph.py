@@ -41,11 +41,11 @@ from ckplan.autodiff.training_mode import TrainingForms, enter_training, join_ru
 from ckplan.display import shortened
 from ckplan.errors import ModelError, UsageError
 from ckplan.keys import PHASE
-from ckplan.model.detached import detached_inputs
 from ckplan.model.metadata import listed_names
 from ckplan.model.node_reads import made_by_name
 from ckplan.model.opset import relabel
 from ckplan.model.own_files import forget_training
+from ckplan.model.torch_files.detached import detached_inputs
 
 Unused = Literal["absent", "zero"]
 

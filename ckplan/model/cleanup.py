@@ -8,10 +8,10 @@ import onnx_ir as ir
 from onnx_ir.passes.common import NameFixPass, RemoveUnusedNodesPass
 
 from ckplan import keys
-from ckplan.model.detached import hand_on
 from ckplan.model.fold import Sweep
 from ckplan.model.infer import static_shape
 from ckplan.model.rewiring import put_in_place
+from ckplan.model.torch_files.detached import hand_on
 from ckplan.model.validity import sort
 
 

@@ -12,34 +12,24 @@ import onnx_ir as ir
 from ckplan.errors import ModelError
 from ckplan.model.cleanup import drop_no_ops, tidy
 from ckplan.model.constants import hoist
-from ckplan.model.constrained import keep_forms
 from ckplan.model.contrib import adopt, expand_nested
 from ckplan.model.declared import declare, declared_shapes
 from ckplan.model.default_sizes import SizesError, branch_hint, check_sizes, tries
-from ckplan.model.detached import mark_detached
 from ckplan.model.dims import Binding, Defaults, bind
 from ckplan.model.fixing import Fixed, deciding_input, fix, shapes_of
 from ckplan.model.fold import Sweep, sweep
-from ckplan.model.frozen_norms import freeze_norms
 from ckplan.model.half import NO_BFLOAT16
 from ckplan.model.infer import static_shape
-from ckplan.model.looked_up import join_looked_up
 from ckplan.model.maps import score_notes
 from ckplan.model.masked import without_masks
-from ckplan.model.masked_weights import keep_masks
 from ckplan.model.opset import EXPORT_AGAIN, MINIMUM_OPSET, lift
 from ckplan.model.own_files import forget_training
-from ckplan.model.padding import mark_padding
 from ckplan.model.probe import learn, unknown_values
 from ckplan.model.read import read
 from ckplan.model.rebatch import Rebatch
 from ckplan.model.rebatch_check import check_rebatched
-from ckplan.model.repeats import join_repeated
 from ckplan.model.sparse import sparse_notes
-from ckplan.model.ties import join_transposed, twin_notes
-from ckplan.model.torch_export import read_signature
-from ckplan.model.torchscript import folded_notes, separate_merged
-from ckplan.model.unfold import unfold
+from ckplan.model.torch_files.passes import PASSES
 from ckplan.model.validity import check_size, sort
 from ckplan.model.vectors import make_columns
 
@@ -148,24 +138,7 @@ def _normalised(
 ) -> ForwardModel:
     own_notes = forget_training(model)
     hoist(model)
-    passes = (
-        read_signature,
-        join_repeated,
-        folded_notes,
-        separate_merged,
-        freeze_norms,
-        join_transposed,
-        twin_notes,
-        unfold,
-        keep_forms,
-        join_looked_up,
-        keep_masks,
-        mark_padding,
-        mark_detached,
-        sparse_notes,
-        score_notes,
-    )
-    names_notes = [note for one in passes for note in one(model)]
+    names_notes = [note for one in (*PASSES, sparse_notes, score_notes) for note in one(model)]
     adopt(model)
     declared = declared_shapes(model)
     binding = bind(model.graph, dims, shapes, defaults)

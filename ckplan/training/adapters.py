@@ -15,9 +15,9 @@ from ckplan.errors import UsageError
 from ckplan.model.constants import hoist
 from ckplan.model.read import read
 from ckplan.model.saving import write_text
-from ckplan.model.ties import join_transposed
-from ckplan.model.torch_export import read_signature
-from ckplan.model.torchscript import separate_merged
+from ckplan.model.torch_files.default_exporter import read_signature
+from ckplan.model.torch_files.old_exporter import separate_merged
+from ckplan.model.torch_files.ties import join_transposed
 from ckplan.training.checkpoint import read_tensors, write_tensors
 from ckplan.training.stepfile import Array
 

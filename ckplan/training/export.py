@@ -15,16 +15,16 @@ import onnx_ir as ir
 
 from ckplan.autodiff.lora import Layer, Lora
 from ckplan.errors import UsageError
-from ckplan.model.constrained import keep_forms
 from ckplan.model.literals import is_numbered
-from ckplan.model.looked_up import join_looked_up
 from ckplan.model.read import read
-from ckplan.model.repeats import join_repeated
 from ckplan.model.saving import save
 from ckplan.model.structure import are_equal, structure_of
-from ckplan.model.torch_export import read_signature
-from ckplan.model.torchscript import separate_merged
-from ckplan.model.unfold import unfold
+from ckplan.model.torch_files.constrained import keep_forms
+from ckplan.model.torch_files.default_exporter import read_signature
+from ckplan.model.torch_files.looked_up import join_looked_up
+from ckplan.model.torch_files.old_exporter import separate_merged
+from ckplan.model.torch_files.repeats import join_repeated
+from ckplan.model.torch_files.unfold import unfold
 from ckplan.model.weights import scratch_folder
 from ckplan.training.adapters import insert_adapters, merged
 from ckplan.training.stepfile import Array

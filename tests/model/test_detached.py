@@ -12,7 +12,7 @@ import pytest
 
 import ckplan
 from ckplan.keys import DETACHED
-from ckplan.model.detached import detached_inputs
+from ckplan.model.torch_files.detached import detached_inputs
 from tests.model.models import normal, parse
 from tests.model.torch_files import exported, loaded
 

@@ -13,9 +13,9 @@ import onnx_ir as ir
 from ckplan import keys
 from ckplan.display import shortened
 from ckplan.model.constants import add_initializer, unused_name
-from ckplan.model.functions import Array, Function, Operation, compute
-from ckplan.model.torch_export import is_unstructured
-from ckplan.model.torchscript import COMPUTED
+from ckplan.model.torch_files.default_exporter import is_unstructured
+from ckplan.model.torch_files.functions import Array, Function, Operation, compute
+from ckplan.model.torch_files.old_exporter import COMPUTED
 
 _FEWEST = 32
 """How many numbers there are at least."""

@@ -1,4 +1,4 @@
-"""What torch's exporter says of the tensors in a file, and what its optimiser did to them.
+"""What torch's default exporter says of the tensors in a file, and what its optimiser did to them.
 
 The exporter (``torch.onnx.export``, ``dynamo=True``) writes the signature of the program into the graph's metadata:
 which inputs were parameters of the module, which buffers and which constants. Then its optimiser goes over the graph,
@@ -275,7 +275,8 @@ def _doubtful(graph: ir.Graph) -> list[str]:
     """Note the tensors that may be computed of parameters which the file holds as well.
 
     Of the nodes that computed them nothing is left, and no gradient goes that way. It may be so where a tensor is read
-    in the module of a parameter of as many elements. What the file says of it is certain; see `ckplan.model.unfold`.
+    in the module of a parameter of as many elements. What the file says of it is certain; see
+    `ckplan.model.torch_files.unfold`.
     """
     owned = defaultdict(list)
     for value in graph.initializers.values():

@@ -12,8 +12,8 @@ import onnx_ir as ir
 
 from ckplan import keys
 from ckplan.model.infer import static_shape
-from ckplan.model.torch_export import module_of
-from ckplan.model.torchscript import COMPUTED, scope_of
+from ckplan.model.torch_files.default_exporter import module_of
+from ckplan.model.torch_files.old_exporter import COMPUTED, scope_of
 
 _IMAGE = 4
 """Rank of images: samples, channels, height, width."""

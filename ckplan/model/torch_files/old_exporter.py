@@ -18,7 +18,7 @@ import onnx_ir as ir
 
 from ckplan.model.constants import add_initializer
 from ckplan.model.literals import is_numbered
-from ckplan.model.torch_export import is_unstructured, module_of
+from ckplan.model.torch_files.default_exporter import is_unstructured, module_of
 
 _FOLDED = re.compile(r"onnx::Conv\w*_\d+")
 """How the exporter calls the weights of a convolution that it computed from those of the module."""

@@ -23,7 +23,10 @@ import onnx_ir as ir
 
 from ckplan import keys
 from ckplan.display import shortened
-from ckplan.model.functions import (
+from ckplan.model.infer import static_shape
+from ckplan.model.literals import is_numbered
+from ckplan.model.torch_files.default_exporter import KIND, folded_from, is_one_number, is_unstructured
+from ckplan.model.torch_files.functions import (
     ELEMENTWISE,
     Array,
     Function,
@@ -36,10 +39,7 @@ from ckplan.model.functions import (
     scaled,
     transposed,
 )
-from ckplan.model.infer import static_shape
-from ckplan.model.literals import is_numbered
-from ckplan.model.repeats import put_expand
-from ckplan.model.torch_export import KIND, folded_from, is_one_number, is_unstructured
+from ckplan.model.torch_files.repeats import put_expand
 
 _LISTED = 4
 """How many parameters of a tensor a note names."""

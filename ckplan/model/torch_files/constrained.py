@@ -21,9 +21,9 @@ import onnx_ir as ir
 from ckplan import keys
 from ckplan.display import shortened
 from ckplan.model.constants import add_initializer, unused_name
-from ckplan.model.functions import Array, Function, Operation, compute
 from ckplan.model.literals import is_numbered
-from ckplan.model.torch_export import folded_from, is_moved_name, is_one_number, is_unstructured
+from ckplan.model.torch_files.default_exporter import folded_from, is_moved_name, is_one_number, is_unstructured
+from ckplan.model.torch_files.functions import Array, Function, Operation, compute
 
 _SQUARE = 2
 _FEWEST = 4

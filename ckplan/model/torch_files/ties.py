@@ -11,10 +11,10 @@ import onnx_ir as ir
 
 from ckplan.display import shortened
 from ckplan.keys import STANDS_FOR
-from ckplan.model.functions import Function, compute, reshaped, transposed
 from ckplan.model.infer import static_shape
 from ckplan.model.literals import is_numbered
 from ckplan.model.structure import are_equal, structure_of
+from ckplan.model.torch_files.functions import Function, compute, reshaped, transposed
 
 _RANK = 2
 _CORNER = 16

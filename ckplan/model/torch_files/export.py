@@ -23,8 +23,8 @@ from ckplan.keys import FROZEN, STANDS_FOR
 from ckplan.model.literals import is_numbered
 from ckplan.model.saving import save
 from ckplan.model.structure import are_equal, structure_of
-from ckplan.model.torch_losses import translations
-from ckplan.model.torch_program import program_of
+from ckplan.model.torch_files.losses import translations
+from ckplan.model.torch_files.program import program_of
 
 if TYPE_CHECKING:
     import torch

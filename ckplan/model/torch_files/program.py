@@ -15,7 +15,7 @@ def program_of(
     """Trace a module; what it computes under ``torch.no_grad`` is detached in the program.
 
     torch's exporter puts what a block without gradients computes among everything else, and of the block nothing is
-    left. A `detach` it writes down; see `ckplan.model.detached`.
+    left. A `detach` it writes down; see `ckplan.model.torch_files.detached`.
 
     Args:
         module: what to trace. It is left as it is.

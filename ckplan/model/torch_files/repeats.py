@@ -15,7 +15,7 @@ import onnx_ir as ir
 from ckplan import keys
 from ckplan.display import shortened
 from ckplan.model.constants import add_constant, add_initializer, unused_name
-from ckplan.model.torch_export import folded_from, is_state, is_unstructured
+from ckplan.model.torch_files.default_exporter import folded_from, is_state, is_unstructured
 
 _EXPANDED = re.compile(r"(expand|repeat)(_\d+)?")
 

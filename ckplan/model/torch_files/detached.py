@@ -19,7 +19,7 @@ import onnx_ir as ir
 
 from ckplan import keys
 from ckplan.display import shortened
-from ckplan.model.torch_export import LINE, OPERAND, operands_of
+from ckplan.model.torch_files.default_exporter import LINE, OPERAND, operands_of
 
 _DETACHED = re.compile(r"detach(_\d+)?")
 _IS_DETACH = "torch.ops.aten.detach.default]"
