@@ -20,7 +20,8 @@ import numpy as np
 import onnx_ir as ir
 import onnxruntime
 
-from ckplan.autodiff.builder import Builder, shape_of
+from ckplan.autodiff.builder import Builder
+from ckplan.autodiff.reading import shape_of
 from ckplan.autodiff.rules import conv_data_gradient, conv_forms, depthwise_rows
 from ckplan.autodiff.rules.windows import Window
 

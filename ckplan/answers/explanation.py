@@ -12,8 +12,9 @@ import onnx_ir as ir
 from ckplan.answers.patterns import patterns
 from ckplan.errors import UsageError
 from ckplan.model.costs import node_cost
+from ckplan.model.nested_graphs import all_nodes, graphs_in
 from ckplan.model.node_reads import made_by_name
-from ckplan.model.traits import all_nodes, graphs_in, why_only_once
+from ckplan.model.traits import why_only_once
 from ckplan.pipeline import Step
 from ckplan.planner import Kind, Plan, Problem
 from ckplan.planner.alternatives import Copy, copies_of, keeping_instead, recomputed_with, recomputing_instead

@@ -23,8 +23,9 @@ import onnx
 import onnx_ir as ir
 
 from ckplan.keys import PHASE
+from ckplan.model.nested_graphs import graphs_in
 from ckplan.model.node_reads import reads
-from ckplan.model.traits import graphs_in, is_heavy
+from ckplan.model.traits import is_heavy
 from ckplan.operators.table import STANDARD
 
 Level = Literal["layer", "group"]

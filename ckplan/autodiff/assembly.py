@@ -10,9 +10,10 @@ import onnx_ir as ir
 from onnx_ir.passes.common import CommonSubexpressionEliminationPass
 
 from ckplan import keys
-from ckplan.autodiff.builder import FORWARD, Builder, shape_of
+from ckplan.autodiff.builder import FORWARD, Builder
 from ckplan.autodiff.loss_scale import finished_type
 from ckplan.autodiff.presence import there
+from ckplan.autodiff.reading import shape_of
 from ckplan.autodiff.regions import told
 from ckplan.keys import PHASE
 

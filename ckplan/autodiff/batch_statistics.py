@@ -13,9 +13,10 @@ from collections.abc import Container
 import numpy as np
 import onnx_ir as ir
 
-from ckplan.autodiff.builder import Builder, attr_float, attr_int, dtype_of, required_input, shape_of
+from ckplan.autodiff.builder import Builder
 from ckplan.autodiff.composites import outline
 from ckplan.autodiff.paths import discard
+from ckplan.autodiff.reading import attr_float, attr_int, dtype_of, required_input, shape_of
 from ckplan.autodiff.rules.batch_norm import EPSILON, centre
 from ckplan.model.node_reads import input_of
 

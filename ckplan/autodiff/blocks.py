@@ -14,8 +14,9 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from ckplan.autodiff.builder import Builder, dtype_of, shape_of, size_of
+from ckplan.autodiff.builder import Builder
 from ckplan.autodiff.paths import discard
+from ckplan.autodiff.reading import dtype_of, shape_of, size_of
 from ckplan.autodiff.slices import slice_axes
 from ckplan.model.sample_axis import TO_SHAPE, Along
 

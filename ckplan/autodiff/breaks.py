@@ -6,9 +6,9 @@ from collections.abc import Iterable, Sequence
 
 import onnx_ir as ir
 
-from ckplan.autodiff.builder import is_floating
 from ckplan.autodiff.composites import DETACH
 from ckplan.autodiff.paths import differentiable_inputs, entry_of
+from ckplan.autodiff.reading import is_floating
 from ckplan.autodiff.registry import ZERO_DERIVATIVE
 from ckplan.model.node_reads import reads
 

@@ -19,6 +19,7 @@ from onnx_ir.convenience import convert_attribute
 
 from ckplan.autodiff.broadcasting import shape_of_number
 from ckplan.autodiff.precision import in_single, narrow_type
+from ckplan.autodiff.reading import dtype_of, shape_of, size_of
 from ckplan.autodiff.registry import NoGradientError
 from ckplan.errors import ModelError
 from ckplan.keys import PHASE
@@ -66,76 +67,6 @@ class Emitter(Protocol):
 
     @overload
     def __call__(self, *inputs: Operand, **attributes: Any) -> ir.Value: ...
-
-
-def shape_of(value: ir.Value) -> tuple[int, ...]:
-    """Return the static shape of a value.
-
-    Raises:
-        ModelError: the shape is unknown or has a dimension that is not a number.
-    """
-    if value.shape is None or not all(isinstance(dim, int) for dim in value.shape):
-        raise ModelError(f"value '{value.name}' has no static shape", "load the model with ckplan.load, which finds it")
-    return tuple(cast("Sequence[int]", value.shape))
-
-
-def dtype_of(value: ir.Value) -> np.dtype[Any]:
-    """Return the element type of a value as numpy (or ml_dtypes) knows it.
-
-    Raises:
-        ModelError: the element type is unknown.
-    """
-    if value.dtype is None:
-        raise ModelError(f"value '{value.name}' has no element type", "load the model with ckplan.load, which finds it")
-    return np.dtype(value.dtype.numpy())
-
-
-def size_of(value: ir.Value) -> int:
-    """Return the number of elements of a value."""
-    return math.prod(shape_of(value))
-
-
-def is_floating(value: ir.Value) -> bool:
-    """Say whether a value is a floating-point tensor, the only kind that carries gradients."""
-    return value.dtype is not None and value.dtype.is_floating_point()
-
-
-def attr_int(node: ir.Node, name: str, default: int) -> int:
-    """Return an integer attribute of a node, or the operator's default."""
-    attribute = node.attributes.get(name)
-    return default if attribute is None else attribute.as_int()
-
-
-def attr_float(node: ir.Node, name: str, default: float) -> float:
-    """Return a float attribute of a node, or the operator's default."""
-    attribute = node.attributes.get(name)
-    return default if attribute is None else attribute.as_float()
-
-
-def attr_str(node: ir.Node, name: str, default: str) -> str:
-    """Return a string attribute of a node, or the operator's default."""
-    attribute = node.attributes.get(name)
-    return default if attribute is None else attribute.as_string()
-
-
-def attr_ints(node: ir.Node, name: str, default: Sequence[int] | None = None) -> tuple[int, ...] | None:
-    """Return a list-of-integers attribute of a node, or the default, which may be None for "absent"."""
-    attribute = node.attributes.get(name)
-    if attribute is None:
-        return None if default is None else tuple(default)
-    return tuple(attribute.as_ints())
-
-
-def required_input(node: ir.Node, index: int) -> ir.Value:
-    """Return an input that the operator demands.
-
-    Raises:
-        ModelError: the model leaves it out.
-    """
-    value = input_of(node, index)
-    if value is None:
-        raise ModelError(f"{node.op_type} '{node.name}' lacks its input {index}")
-    return value
 
 
 class Builder:

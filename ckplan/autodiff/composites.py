@@ -18,9 +18,9 @@ from onnx_ir.convenience import convert_attributes
 from ckplan.autodiff.builder import Builder
 from ckplan.errors import ModelError
 from ckplan.keys import PHASE
+from ckplan.model.nested_graphs import graphs_in
 from ckplan.model.node_copies import copy_nodes
 from ckplan.model.node_reads import captured
-from ckplan.model.traits import graphs_in
 
 DOMAIN = "pkg.ckplan"
 """The domain of composites; a finished graph has none."""

@@ -16,8 +16,9 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from ckplan.autodiff.builder import Builder, attr_int, attr_ints, attr_str, dtype_of, required_input, shape_of
+from ckplan.autodiff.builder import Builder
 from ckplan.autodiff.composites import outline
+from ckplan.autodiff.reading import attr_int, attr_ints, attr_str, dtype_of, required_input, shape_of
 from ckplan.autodiff.sums import total
 from ckplan.keys import CLASSES
 from ckplan.model.constants import mark_constant

@@ -11,8 +11,9 @@ import math
 
 import onnx_ir as ir
 
-from ckplan.autodiff.builder import Builder, required_input, shape_of, size_of
+from ckplan.autodiff.builder import Builder
 from ckplan.autodiff.composites import become
+from ckplan.autodiff.reading import required_input, shape_of, size_of
 from ckplan.autodiff.rules import depthwise_rows
 from ckplan.autodiff.rules.windows import Window, window_of
 from ckplan.autodiff.transposes import read_past

@@ -11,8 +11,9 @@ import math
 
 import onnx_ir as ir
 
-from ckplan.autodiff.builder import Builder, attr_ints, required_input, shape_of
+from ckplan.autodiff.builder import Builder
 from ckplan.autodiff.paths import discard
+from ckplan.autodiff.reading import attr_ints, required_input, shape_of
 
 _VIEWS = frozenset({"Flatten", "Reshape", "Squeeze", "Unsqueeze"})
 _MATRIX = 2

@@ -7,11 +7,12 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 import numpy as np
 import onnx_ir as ir
 
-from ckplan.autodiff.builder import Builder, dtype_of, shape_of
+from ckplan.autodiff.builder import Builder
 from ckplan.autodiff.composites import is_composite
 from ckplan.autodiff.inline import inline_function
 from ckplan.autodiff.paths import differentiable_inputs, entry_of
 from ckplan.autodiff.presence import there
+from ckplan.autodiff.reading import dtype_of, shape_of
 from ckplan.autodiff.registry import NON_DIFFERENTIABLE, Entry, NoGradientError
 from ckplan.errors import ModelError, UnsupportedOperatorsError
 from ckplan.keys import DATA_SIZED, NOT_EXPANDED

@@ -10,11 +10,12 @@ import onnx_ir as ir
 
 from ckplan import keys
 from ckplan.autodiff.assembly import name_nodes
-from ckplan.autodiff.builder import Builder, attr_int, is_floating, shape_of
+from ckplan.autodiff.builder import Builder
 from ckplan.autodiff.composites import inline_composites, refuse_own_domain
 from ckplan.autodiff.inline import inline_functions
 from ckplan.autodiff.objective import add_objective
 from ckplan.autodiff.paths import prune
+from ckplan.autodiff.reading import attr_int, is_floating, shape_of
 from ckplan.model.opset import relabel
 from ckplan.model.own_files import forget_training
 

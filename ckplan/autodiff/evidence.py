@@ -18,15 +18,13 @@ import itertools
 import re
 from collections.abc import Set
 from dataclasses import dataclass
-from enum import Enum
 
 import onnx_ir as ir
 
+from ckplan.autodiff.uses import AFFINE_AFTER, PRODUCTS, VIEWS, Use, follows
 from ckplan.keys import CONSTANT, FROZEN, STANDS_FOR
 from ckplan.model import is_literal
-from ckplan.model.bodies import state_count
 from ckplan.model.constants import FOLDED, IN_NODE
-from ckplan.model.infer import static_shape
 from ckplan.model.literals import is_numbered
 from ckplan.model.structure import TABLE, is_rounded, structure_of
 from ckplan.model.torch_files.default_exporter import KIND
@@ -68,47 +66,7 @@ _LEVELS = 32
 """So many different values, in equal steps, are weights that were rounded; a program has fewer, or in a row."""
 _IMAGE_CHANNELS = 3
 """Rank of the least that holds a number for each channel of an image, as (3, 1, 1)."""
-_VIEWS = frozenset(
-    {"Cast", "Expand", "Flatten", "Identity", "Reshape", "Slice", "Split", "Squeeze", "Transpose", "Unsqueeze"}
-)
-_NORMALISATIONS = frozenset(
-    {"BatchNormalization", "GroupNormalization", "InstanceNormalization", "LayerNormalization", "RMSNormalization"}
-)
-_PRODUCTS = frozenset({"Conv", "ConvTranspose", "Einsum", "Gemm", "GRU", "LSTM", "MatMul", "RNN"})
 _LAYERS = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
-# Not of InstanceNormalization: exporters write a group normalisation as one by ones and zeros.
-_AFFINE = frozenset(
-    {(kind, index) for kind in _NORMALISATIONS - {"InstanceNormalization"} for index in (1, 2)}
-    | {("Conv", 2), ("ConvTranspose", 2), ("Gemm", 2), ("GRU", 3), ("LSTM", 3), ("RNN", 3)}
-    | {("PRelu", 1)}  # one slope for all channels is learnt, too; what is not learnt is a LeakyRelu
-)
-_AFFINE_AFTER = {"Add": _NORMALISATIONS | _PRODUCTS, "Mul": _NORMALISATIONS}
-_INITIAL_STATES = frozenset({("GRU", 5), ("LSTM", 5), ("LSTM", 6), ("RNN", 5)})
-_MOST_STEPS = 3
-"""From what a running mean is subtracted from to a shift: a quotient by the deviation, a scale, the shift."""
-_SMALL = 1e-2
-"""The largest number that is added to a variance for its root to divide."""
-_RECURRENT_RANK = 3
-"""Rank of the state of a recurrent layer: directions, batch, units."""
-_ARITHMETIC = frozenset({"Add", "Div", "Mul", "Sub"})
-_PLACED = frozenset(
-    {("Clip", 1), ("Clip", 2), ("Pow", 1), ("ScatterElements", 0), ("ScatterND", 0), ("Where", 1), ("Where", 2)}
-    | {(kind, index) for kind in ("Max", "Min") for index in (0, 1)}
-)
-
-
-class Use(Enum):
-    """How a node reads an initializer, or a view of it."""
-
-    PRODUCT = "an operand of a product"
-    TABLE = "a table that is looked up"
-    AFFINE = "scale or shift behind a normalisation or product, or a slope"
-    PLACED = "values that are put in the place of others"
-    ELEMENTWISE = "element by element"
-    INPUT = "an input of the model, element by element"
-    MEAN = "a running mean: subtracted before a scale and a shift"
-    VARIANCE = "a running variance: a small number is added, and its root divides"
-    STATE = "the state that a recurrence of several samples begins with"
 
 
 @dataclass(frozen=True)
@@ -131,7 +89,7 @@ def judge(value: ir.Value, uses: Set[Use]) -> Verdict:
 
     Args:
         value: an initializer of the main graph, of known shape.
-        uses: how the model as it was read uses it; see :func:`uses_of`.
+        uses: how the model as it was read uses it; see :func:`ckplan.autodiff.uses.uses_of`.
     """
     name, kind = str(value.name), value.metadata_props.get(KIND)
     if (frozen := value.metadata_props.get(FROZEN)) is not None:
@@ -218,10 +176,10 @@ def _judge_literal(value: ir.Value, uses: Set[Use]) -> Verdict:
 
 def _is_of_layers(value: ir.Value) -> bool:
     """Whether a value is the bias of layers, or a scale or shift between two: not of what the model gives out."""
-    uses = [(use.node, use.node.inputs[1 - use.idx]) for use in value.uses() if use.node.op_type in _AFFINE_AFTER]
+    uses = [(use.node, use.node.inputs[1 - use.idx]) for use in value.uses() if use.node.op_type in AFFINE_AFTER]
     return 0 < len(uses) == len(value.uses()) and all(
-        (node.op_type == "Add" and _follows(other, _PRODUCTS, through=_VIEWS))
-        or (_follows(other, _PRODUCTS, through=_VIEWS | _AFFINE_AFTER.keys()) and not _is_given_out(node))
+        (node.op_type == "Add" and follows(other, PRODUCTS, through=VIEWS))
+        or (follows(other, PRODUCTS, through=VIEWS | AFFINE_AFTER.keys()) and not _is_given_out(node))
         for node, other in uses
     )
 
@@ -230,7 +188,7 @@ def _is_given_out(node: ir.Node, hops: int = 4) -> bool:
     """Whether what a node makes is an output of the model, perhaps reshaped, scaled or shifted."""
     value = node.outputs[0]
     return value.is_graph_output() or any(
-        use.node.op_type in _VIEWS | _AFFINE_AFTER.keys() and hops and _is_given_out(use.node, hops - 1)
+        use.node.op_type in VIEWS | AFFINE_AFTER.keys() and hops and _is_given_out(use.node, hops - 1)
         for use in value.uses()
     )
 
@@ -239,7 +197,7 @@ def _weighs(value: ir.Value) -> bool:
     """Whether layers read a value as their weight, or a view of it."""
     uses = [(use.node, use.idx) for use in value.uses()]
     return bool(uses) and all(
-        (index == 1 and node.op_type in _LAYERS) or (node.op_type in _VIEWS and _weighs(node.outputs[0]))
+        (index == 1 and node.op_type in _LAYERS) or (node.op_type in VIEWS and _weighs(node.outputs[0]))
         for node, index in uses
     )
 
@@ -270,119 +228,3 @@ def _has_variables(value: ir.Value) -> bool:
 
 def _formula(value: ir.Value) -> str | None:
     return None if value.const_value is None else structure_of(value.const_value)
-
-
-def uses_of(value: ir.Value) -> set[Use]:
-    """Return the ways in which nodes read a value and what only shows it in another form."""
-    found = set()
-    for use in value.uses():
-        node, place = use.node, (use.node.op_type, use.idx)
-        if node.op_type in _VIEWS and use.idx == 0:
-            found |= {way for output in node.outputs for way in uses_of(output)}
-        elif place in _AFFINE:
-            found.add(Use.AFFINE)
-        elif _is_state(value, node, use.idx):
-            found.add(Use.STATE)
-        elif node.op_type in _PRODUCTS:
-            found.add(Use.PRODUCT)
-        elif place == ("Gather", 0):
-            found.add(Use.TABLE)
-        elif place in _PLACED:
-            found.add(Use.PLACED)
-        elif node.op_type in _AFFINE_AFTER and _is_affine(value, node.inputs[1 - use.idx], node.op_type):
-            found.add(Use.AFFINE)
-        elif place == ("Sub", 1) and _is_mean(node):
-            found.add(Use.MEAN)
-        elif node.op_type == "Add" and _is_variance(node, use.idx):
-            found.add(Use.VARIANCE)
-        elif node.op_type in _ARITHMETIC and _is_input(node.inputs[1 - use.idx]):
-            found.add(Use.INPUT)
-        else:
-            found.add(Use.ELEMENTWISE)
-    return found
-
-
-def _is_state(value: ir.Value, node: ir.Node, slot: int) -> bool:
-    """Whether a recurrence begins with a value that has a row for each of several samples, as no parameter has."""
-    shape = static_shape(value) or ()
-    if node.op_type in ("Loop", "Scan"):
-        first = 2 if node.op_type == "Loop" else 0
-        return first <= slot < first + state_count(node) and len(shape) > 1 and shape[0] > 1
-    return (node.op_type, slot) in _INITIAL_STATES and len(shape) == _RECURRENT_RANK and shape[1] > 1
-
-
-def _is_affine(value: ir.Value, other: ir.Value | None, op_type: str) -> bool:
-    """Whether a value scales or shifts what a normalisation or product gives, by a number for each channel."""
-    channels = () if other is None else (static_shape(other) or ())[1:]
-    alone = value.const_value is not None and value.const_value.size == 1 and any(size > 1 for size in channels)
-    return not alone and _follows(other, _AFFINE_AFTER[op_type])
-
-
-def _is_mean(node: ir.Node) -> bool:
-    """Whether a difference is multiplied by what the file holds, and something that it holds added, by nobody else."""
-    scaled = False
-    for _ in range(_MOST_STEPS):
-        uses = list(node.outputs[0].uses())
-        if len(uses) != 1 or node.outputs[0].is_graph_output():
-            return False
-        node, index = uses[0].node, uses[0].idx
-        if (
-            node.op_type not in ("Add", "Div", "Mul")
-            or (node.op_type == "Div" and index)
-            or not _is_stored(node.inputs[1 - index])
-        ):
-            return False
-        if node.op_type == "Add":
-            return scaled
-        scaled = True
-    return False
-
-
-def _is_variance(node: ir.Node, index: int) -> bool:
-    """Whether a sum adds a small number to a vector, and all that is made of it is what divides by its root."""
-    number = node.inputs[1 - index]
-    while number is not None and (made_by := number.producer()) is not None and made_by.op_type in _VIEWS:
-        number = made_by.inputs[0]
-    if number is None or number.const_value is None or number.const_value.size != 1:
-        return False
-    roots = [use.node for use in node.outputs[0].uses()]
-    uses = [use for root in roots for use in root.outputs[0].uses()]
-    return (
-        0 < number.const_value.numpy().item() <= _SMALL
-        and len(static_shape(node.outputs[0]) or ()) > 0
-        and bool(uses)
-        and all(root.op_type == "Sqrt" for root in roots)
-        and all(use.node.op_type == "Reciprocal" or (use.node.op_type, use.idx) == ("Div", 1) for use in uses)
-    )
-
-
-def _is_stored(value: ir.Value | None, steps: int = 4) -> bool:
-    """Whether a value is an initializer, of several numbers, or is computed of such ones alone, in a few steps."""
-    if value is None or value.is_initializer():
-        return value is not None
-    node = value.producer()
-    return node is not None and steps > 0 and all(_is_stored(read, steps - 1) for read in node.inputs if read)
-
-
-def _is_input(value: ir.Value | None) -> bool:
-    """Whether a value is an input of the model, or an input that was normalised by initializers."""
-    while value is not None and (node := value.producer()) is not None:
-        if node.op_type in _ARITHMETIC:
-            data = [operand for operand in node.inputs if operand is not None and not operand.is_initializer()]
-            value = data[0] if len(data) == 1 else None
-        else:
-            value = node.inputs[0] if node.op_type in _VIEWS else None
-    return value is not None and value.is_graph_input() and not value.is_initializer()
-
-
-def _follows(
-    value: ir.Value | None, kinds: Set[str], hops: int = 4, through: Set[str] = _VIEWS | frozenset({"Mul"})
-) -> bool:
-    """Whether a value comes out of an operator of these kinds, perhaps reshaped or scaled since."""
-    node = value.producer() if value is not None else None
-    if node is None or not hops:
-        return False
-    if node.op_type in kinds:
-        return True
-    sources = node.inputs[:1] if node.op_type in _VIEWS else node.inputs
-    return node.op_type in through and any(_follows(operand, kinds, hops - 1, through) for operand in sources)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from ckplan.autodiff.broadcasting import BROADCASTING
-from ckplan.autodiff.builder import Builder, shape_of
+from ckplan.autodiff.builder import Builder
+from ckplan.autodiff.reading import shape_of
 from ckplan.keys import PHASE
 
 

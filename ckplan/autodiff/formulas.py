@@ -6,9 +6,9 @@ from collections.abc import Container, Iterable, Sequence
 
 import onnx_ir as ir
 
-from ckplan.autodiff.builder import shape_of
 from ckplan.autodiff.composites import become
 from ckplan.autodiff.paths import discard
+from ckplan.autodiff.reading import shape_of
 from ckplan.model.node_reads import fixed_integers
 from ckplan.model.torch_files.detached import detached_inputs
 

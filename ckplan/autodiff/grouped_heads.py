@@ -13,9 +13,10 @@ from collections.abc import Container, Sequence
 
 import onnx_ir as ir
 
-from ckplan.autodiff.builder import Builder, attr_int, attr_ints, required_input, shape_of, size_of
+from ckplan.autodiff.builder import Builder
 from ckplan.autodiff.composites import become
 from ckplan.autodiff.paths import discard
+from ckplan.autodiff.reading import attr_int, attr_ints, required_input, shape_of, size_of
 from ckplan.model.node_reads import fixed_tensor
 
 

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from ckplan.autodiff.breaks import sources_of
-from ckplan.autodiff.builder import Builder, attr_int, attr_ints, is_floating, shape_of
+from ckplan.autodiff.builder import Builder
+from ckplan.autodiff.reading import attr_int, attr_ints, is_floating, shape_of
 
 SOFTMAX = ("Softmax", "LogSoftmax")
 SHAPE_ONLY = ("Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity")

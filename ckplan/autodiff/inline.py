@@ -10,7 +10,8 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
-from ckplan.autodiff.builder import Builder, shape_of
+from ckplan.autodiff.builder import Builder
+from ckplan.autodiff.reading import shape_of
 from ckplan.errors import ModelError
 from ckplan.keys import PHASE
 from ckplan.model.bodies import bodies_of

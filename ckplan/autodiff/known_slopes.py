@@ -13,10 +13,11 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from ckplan.autodiff.builder import FORWARD, Builder, dtype_of, shape_of, size_of
+from ckplan.autodiff.builder import FORWARD, Builder
 from ckplan.autodiff.control_flow.bodies import BodyBuilder
 from ckplan.autodiff.engine import backpropagate, wanted_values
 from ckplan.autodiff.paths import depends, differentiable_inputs, discard, entry_of
+from ckplan.autodiff.reading import dtype_of, shape_of, size_of
 from ckplan.errors import UnsupportedOperatorsError
 
 

@@ -19,7 +19,7 @@ from collections.abc import Container, Mapping
 import numpy as np
 import onnx_ir as ir
 
-from ckplan.autodiff.builder import Builder, dtype_of, required_input, shape_of, size_of
+from ckplan.autodiff.builder import Builder
 from ckplan.autodiff.composites import DOMAIN, outline
 from ckplan.autodiff.control_flow.bodies import BodyBuilder, close_body, emit_scan, new_value
 from ckplan.autodiff.crossentropy import labels_of, reduce_losses
@@ -27,6 +27,7 @@ from ckplan.autodiff.known_slopes import known_slopes
 from ckplan.autodiff.one_pass_head import emit_one_pass
 from ckplan.autodiff.output_layer import Layer, layer_of, product
 from ckplan.autodiff.paths import depends, discard
+from ckplan.autodiff.reading import dtype_of, required_input, shape_of, size_of
 from ckplan.autodiff.regions import Pieces, Region, largest_divisor
 from ckplan.autodiff.row_maxima import row_maxima
 from ckplan.autodiff.softmax_statistics import OPERATOR, wanted_of

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from ckplan.autodiff.builder import Builder, shape_of
+from ckplan.autodiff.builder import Builder
+from ckplan.autodiff.reading import shape_of
 from ckplan.errors import UsageError
 
 INPUT = "input"

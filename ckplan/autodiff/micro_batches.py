@@ -7,7 +7,8 @@ from collections.abc import Set as AbstractSet
 import onnx_ir as ir
 
 from ckplan.autodiff.blocks import Stretch, bytes_of, reorder, write_blocks
-from ckplan.autodiff.builder import Builder, shape_of, size_of
+from ckplan.autodiff.builder import Builder
+from ckplan.autodiff.reading import shape_of, size_of
 from ckplan.autodiff.regions import Region, largest_divisor
 from ckplan.model.node_reads import reads
 from ckplan.model.sample_axis import Along, along_samples

@@ -9,8 +9,8 @@ from fnmatch import fnmatchcase
 
 import onnx_ir as ir
 
-from ckplan.autodiff.builder import is_floating
 from ckplan.autodiff.composites import known_outputs
+from ckplan.autodiff.reading import is_floating
 from ckplan.errors import UsageError
 
 

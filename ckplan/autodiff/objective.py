@@ -8,10 +8,11 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from ckplan.autodiff.builder import Builder, is_floating, shape_of
+from ckplan.autodiff.builder import Builder
 from ckplan.autodiff.composites import known_outputs
 from ckplan.autodiff.crossentropy import lower_losses
 from ckplan.autodiff.loss import Loss, add_loss, own_losses
+from ckplan.autodiff.reading import is_floating, shape_of
 from ckplan.errors import UsageError
 
 

@@ -23,11 +23,12 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from ckplan.autodiff.builder import Builder, dtype_of, shape_of, size_of
+from ckplan.autodiff.builder import Builder
 from ckplan.autodiff.composites import outline
 from ckplan.autodiff.crossentropy import Labels, labels_of, reduce_losses
 from ckplan.autodiff.output_layer import Layer, product
 from ckplan.autodiff.presence import read_after
+from ckplan.autodiff.reading import dtype_of, shape_of, size_of
 from ckplan.autodiff.slices import slice_axes, stretch
 from ckplan.autodiff.sums import total
 from ckplan.keys import ONCE

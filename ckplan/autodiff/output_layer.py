@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from ckplan.autodiff.builder import Builder, attr_float, attr_int, required_input, shape_of
+from ckplan.autodiff.builder import Builder
+from ckplan.autodiff.reading import attr_float, attr_int, required_input, shape_of
 from ckplan.model.node_reads import input_of
 
 _TYPES = (ir.DataType.FLOAT, ir.DataType.DOUBLE)

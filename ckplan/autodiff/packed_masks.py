@@ -13,7 +13,8 @@ from collections.abc import Mapping
 import numpy as np
 import onnx_ir as ir
 
-from ckplan.autodiff.builder import FORWARD, Builder, shape_of, size_of
+from ckplan.autodiff.builder import FORWARD, Builder
+from ckplan.autodiff.reading import shape_of, size_of
 from ckplan.autodiff.regions import BITS, Region
 from ckplan.keys import ONCE, PHASE
 from ckplan.model.traits import why_only_once

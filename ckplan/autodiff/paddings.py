@@ -11,7 +11,8 @@ from collections.abc import Set
 import numpy as np
 import onnx_ir as ir
 
-from ckplan.autodiff.builder import Builder, attr_ints, attr_str, required_input, shape_of
+from ckplan.autodiff.builder import Builder
+from ckplan.autodiff.reading import attr_ints, attr_str, required_input, shape_of
 from ckplan.model.node_reads import input_of
 
 

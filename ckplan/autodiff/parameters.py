@@ -8,11 +8,13 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from ckplan.autodiff.breaks import listed
-from ckplan.autodiff.builder import Builder, shape_of, size_of
-from ckplan.autodiff.evidence import Use, is_computed, judge, may_be_merged
+from ckplan.autodiff.builder import Builder
+from ckplan.autodiff.evidence import is_computed, judge, may_be_merged
 from ckplan.autodiff.names import Tensors, matching_any
 from ckplan.autodiff.paths import differentiable_inputs, entry_of
 from ckplan.autodiff.quantisation import is_quantised
+from ckplan.autodiff.reading import shape_of, size_of
+from ckplan.autodiff.uses import Use
 from ckplan.display import shortened
 from ckplan.errors import ModelError, UsageError
 from ckplan.keys import CONSTANT, STANDS_FOR

@@ -14,7 +14,8 @@ from collections.abc import Iterable, Mapping
 import onnx_ir as ir
 
 from ckplan.autodiff.blocks import Stretch, write_blocks
-from ckplan.autodiff.builder import Builder, shape_of
+from ckplan.autodiff.builder import Builder
+from ckplan.autodiff.reading import shape_of
 from ckplan.keys import PHASE
 from ckplan.model.sample_axis import Along, along_samples
 from ckplan.model.traits import is_heavy, is_random

@@ -6,11 +6,11 @@ from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 
 import onnx_ir as ir
 
-from ckplan.autodiff.builder import is_floating
+from ckplan.autodiff.reading import is_floating
 from ckplan.autodiff.registry import NON_DIFFERENTIABLE, ZERO_DERIVATIVE, Entry, lookup
 from ckplan.model.cleanup import drop_unread_initializers
+from ckplan.model.nested_graphs import graphs_in
 from ckplan.model.node_reads import captured, reads
-from ckplan.model.traits import graphs_in
 
 _ANY_VERSION = 1 << 30
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from ckplan.autodiff.builder import Builder, shape_of
+from ckplan.autodiff.builder import Builder
+from ckplan.autodiff.reading import shape_of
 
 
 def there(op: Builder, value: ir.Value) -> ir.Value:

@@ -14,12 +14,13 @@ import numpy as np
 import onnx_ir as ir
 
 from ckplan.autodiff.breaks import between, breaks, reached_by
-from ckplan.autodiff.builder import Builder, attr_int, required_input, shape_of
+from ckplan.autodiff.builder import Builder
 from ckplan.autodiff.composites import is_composite, outline
+from ckplan.autodiff.reading import attr_int, required_input, shape_of
 from ckplan.errors import ModelError
 from ckplan.model.contrib import MICROSOFT, QUANTISED
+from ckplan.model.nested_graphs import graphs_in
 from ckplan.model.node_reads import captured, input_of
-from ckplan.model.traits import graphs_in
 
 #: Operators of ONNX that turn numbers into those of a quantised type, or calculate with such.
 _ARITHMETIC = frozenset(

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from ckplan.autodiff.builder import Builder, required_input
+from ckplan.autodiff.builder import Builder
+from ckplan.autodiff.reading import required_input
 from ckplan.keys import PHASE
 
 

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from ckplan.autodiff.builder import Builder, required_input, shape_of, size_of
+from ckplan.autodiff.builder import Builder
+from ckplan.autodiff.reading import required_input, shape_of, size_of
 
 _KEY = "ckplan.row_factors"
 """Key in ``Value.meta``: the parts that a value is made of."""

@@ -10,7 +10,8 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from ckplan.autodiff.builder import Builder, shape_of, size_of
+from ckplan.autodiff.builder import Builder
+from ckplan.autodiff.reading import shape_of, size_of
 
 _LENGTHS = range(1024, 31, -1)
 """Lengths into which rows are cut: a GPU has one thread for each."""

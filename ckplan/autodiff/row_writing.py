@@ -17,8 +17,9 @@ from collections.abc import Callable
 import numpy as np
 import onnx_ir as ir
 
-from ckplan.autodiff.builder import Builder, dtype_of, shape_of
+from ckplan.autodiff.builder import Builder
 from ckplan.autodiff.control_flow.bodies import BodyBuilder, close_body, emit_control, emit_scan, new_value
+from ckplan.autodiff.reading import dtype_of, shape_of
 from ckplan.autodiff.scattering import Added, Updates
 from ckplan.autodiff.slices import rows_from
 from ckplan.keys import PHASE, PIECES

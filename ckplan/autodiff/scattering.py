@@ -9,8 +9,9 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from ckplan.autodiff.builder import Builder, shape_of, size_of
+from ckplan.autodiff.builder import Builder
 from ckplan.autodiff.presence import there
+from ckplan.autodiff.reading import shape_of, size_of
 
 _MOST_PLACES = 2**31 - 1
 """Elements that indices of 32 bits tell apart."""

@@ -10,7 +10,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 import onnx_ir as ir
 
-from ckplan.autodiff.builder import Builder, attr_int, required_input, shape_of
+from ckplan.autodiff.builder import Builder
+from ckplan.autodiff.reading import attr_int, required_input, shape_of
 from ckplan.model.node_reads import input_of
 
 _INTEGERS = (ir.DataType.INT32, ir.DataType.INT64)

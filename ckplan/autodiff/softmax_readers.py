@@ -22,9 +22,10 @@ from typing import Literal
 
 import onnx_ir as ir
 
-from ckplan.autodiff.builder import Builder, attr_int, required_input, shape_of, size_of
+from ckplan.autodiff.builder import Builder
 from ckplan.autodiff.composites import DOMAIN
 from ckplan.autodiff.paths import depends
+from ckplan.autodiff.reading import attr_int, required_input, shape_of, size_of
 from ckplan.autodiff.soft_targets import SoftTarget, soft_target_of
 
 Number = Literal["picked", "summed", "normaliser", "squared"]

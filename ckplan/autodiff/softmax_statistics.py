@@ -18,10 +18,11 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from ckplan.autodiff.builder import Builder, attr_int, attr_str, dtype_of, required_input, shape_of, size_of
+from ckplan.autodiff.builder import Builder
 from ckplan.autodiff.composites import outline
 from ckplan.autodiff.crossentropy import labels_of, reduce_losses
 from ckplan.autodiff.presence import read_after
+from ckplan.autodiff.reading import attr_int, attr_str, dtype_of, required_input, shape_of, size_of
 from ckplan.autodiff.row_factors import Offsets, Rows
 from ckplan.autodiff.row_maxima import row_maxima
 from ckplan.autodiff.soft_targets import SoftTarget

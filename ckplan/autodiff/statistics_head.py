@@ -14,12 +14,13 @@ from collections.abc import Sequence
 
 import onnx_ir as ir
 
-from ckplan.autodiff.builder import Builder, shape_of, size_of
+from ckplan.autodiff.builder import Builder
 from ckplan.autodiff.composites import outline
 from ckplan.autodiff.control_flow.bodies import BodyBuilder, close_body, emit_scan, new_value
 from ckplan.autodiff.known_slopes import KnownSlopes
 from ckplan.autodiff.one_pass_head import bands_of, go_through, outline_once
 from ckplan.autodiff.output_layer import Layer, product
+from ckplan.autodiff.reading import shape_of, size_of
 from ckplan.autodiff.row_factors import Offsets
 from ckplan.autodiff.row_maxima import row_maxima
 from ckplan.autodiff.slices import slice_axes, stretch

@@ -17,8 +17,9 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from ckplan.autodiff.builder import Builder, attr_int, required_input, shape_of
+from ckplan.autodiff.builder import Builder
 from ckplan.autodiff.composites import become
+from ckplan.autodiff.reading import attr_int, required_input, shape_of
 from ckplan.autodiff.rules.conv import transposed_window
 from ckplan.autodiff.rules.windows import pad_axes, permuted
 from ckplan.autodiff.slices import slice_axes

@@ -10,7 +10,8 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from ckplan.autodiff.builder import Builder, size_of
+from ckplan.autodiff.builder import Builder
+from ckplan.autodiff.reading import size_of
 
 _ROW = 128
 """Numbers that are added up one after the other."""

@@ -19,8 +19,9 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from ckplan.autodiff.builder import Builder, attr_float, attr_int, dtype_of, required_input, shape_of
+from ckplan.autodiff.builder import Builder
 from ckplan.autodiff.presence import there
+from ckplan.autodiff.reading import attr_float, attr_int, dtype_of, required_input, shape_of
 from ckplan.autodiff.row_writing import WRITER
 from ckplan.autodiff.scattering import Updates, joined, scatter_add, spread
 

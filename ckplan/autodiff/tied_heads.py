@@ -18,11 +18,12 @@ from collections.abc import Container, Iterator
 import numpy as np
 import onnx_ir as ir
 
-from ckplan.autodiff.builder import Builder, attr_int, required_input, shape_of, size_of
+from ckplan.autodiff.builder import Builder
 from ckplan.autodiff.composites import DOMAIN, outline
 from ckplan.autodiff.crossentropy import labels_of, reduce_losses
 from ckplan.autodiff.output_layer import Layer, layer_of
 from ckplan.autodiff.paths import discard
+from ckplan.autodiff.reading import attr_int, required_input, shape_of, size_of
 from ckplan.autodiff.row_maxima import row_maxima
 from ckplan.autodiff.slices import stretch
 from ckplan.autodiff.sums import total

@@ -13,14 +13,14 @@ from ckplan.autodiff.accumulation import Accumulation, settle_sums
 from ckplan.autodiff.anchors import Anchors
 from ckplan.autodiff.assembly import Callback, call_back, describe, merge_twins, name_gradients, name_nodes, zeros
 from ckplan.autodiff.breaks import breaks, listed, reached_beside
-from ckplan.autodiff.builder import Builder, is_floating
+from ckplan.autodiff.builder import Builder
 from ckplan.autodiff.composites import inline_composites, refuse_own_domain
 from ckplan.autodiff.control_flow.chunks import Chunks as TimeChunks
 from ckplan.autodiff.control_flow.chunks import prepare_recurrences
 from ckplan.autodiff.depthwise import convolve_by_rows
 from ckplan.autodiff.differences import subtract_in_products
 from ckplan.autodiff.engine import backpropagate
-from ckplan.autodiff.evidence import Use, judge, uses_of
+from ckplan.autodiff.evidence import judge
 from ckplan.autodiff.expands import read_past_expands
 from ckplan.autodiff.forward_forms import ForwardForms, prepare_forward
 from ckplan.autodiff.inline import inline_functions
@@ -33,11 +33,13 @@ from ckplan.autodiff.parameters import Request, request_of, select_parameters
 from ckplan.autodiff.passed_on import pass_blocks_on
 from ckplan.autodiff.paths import prune
 from ckplan.autodiff.quantisation import pass_straight_through, refuse_quantised
+from ckplan.autodiff.reading import is_floating
 from ckplan.autodiff.regions import OFF, Chunks, Pieces, Region, refuse_idle, told
 from ckplan.autodiff.reshapes import join_reshapes
 from ckplan.autodiff.softmaxes import join_softmaxes
 from ckplan.autodiff.subpixels import interleave_convolutions
 from ckplan.autodiff.training_mode import TrainingForms, enter_training, join_running_statistics
+from ckplan.autodiff.uses import Use, uses_of
 from ckplan.display import shortened
 from ckplan.errors import ModelError, UsageError
 from ckplan.keys import PHASE

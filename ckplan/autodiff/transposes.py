@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import onnx_ir as ir
 
-from ckplan.autodiff.builder import attr_ints, shape_of
+from ckplan.autodiff.reading import attr_ints, shape_of
 from ckplan.keys import PHASE
 
 

@@ -25,7 +25,7 @@ from ckplan.meter.kernel_models import Kernel, kernel_of, signature
 from ckplan.meter.process import Process, started
 from ckplan.model.bodies import bodies_of
 from ckplan.model.costs import seconds_of_bodies
-from ckplan.model.traits import all_nodes
+from ckplan.model.nested_graphs import all_nodes
 
 _SCHEMA = 1
 """Part of the file's name; raised when what is kept there changes its meaning."""

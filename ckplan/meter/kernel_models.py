@@ -12,8 +12,8 @@ import onnx_ir as ir
 
 from ckplan.isolation.arrays import Array
 from ckplan.model.costs import node_cost, seconds
+from ckplan.model.nested_graphs import graphs_in
 from ckplan.model.node_reads import fixed_tensor
-from ckplan.model.traits import graphs_in
 from ckplan.runtime.sizes import dimensions_of
 
 _NUMBERS = 64

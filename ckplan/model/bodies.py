@@ -8,8 +8,8 @@ import numpy as np
 import onnx_ir as ir
 
 from ckplan.model.infer import static_shape
+from ckplan.model.nested_graphs import graphs_in
 from ckplan.model.node_reads import fixed_tensor, input_of
-from ckplan.model.traits import graphs_in
 
 _TRIPS = 1 << 31
 

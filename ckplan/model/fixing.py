@@ -12,7 +12,7 @@ import onnx_ir as ir
 from ckplan.errors import UsageError
 from ckplan.model.constants import mark_constant
 from ckplan.model.infer import static_shape
-from ckplan.model.traits import graphs_in
+from ckplan.model.nested_graphs import graphs_in
 
 Number: TypeAlias = "int | float | bool"
 Fixed: TypeAlias = "Mapping[str, Number | Sequence[Number]]"

@@ -23,10 +23,10 @@ from ckplan.model.constants import FOLDED, filled, is_constant, mark_constant, u
 from ckplan.model.contrib import expand
 from ckplan.model.effort import TRANSIENT_BYTES, is_quick
 from ckplan.model.infer import NodeInference, is_known, static_shape
+from ckplan.model.nested_graphs import graphs_in
 from ckplan.model.node_reads import fixed_tensor
 from ckplan.model.opset import MINIMUM_IR_VERSION
 from ckplan.model.sequences import Contents, resolve
-from ckplan.model.traits import graphs_in
 from ckplan.model.trip_counts import fix_trip_count
 from ckplan.model.unchanging_states import capture_unchanging_states
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import onnx_ir as ir
 
-from ckplan.model.traits import graphs_in, may_hold_graphs
+from ckplan.model.nested_graphs import graphs_in, may_hold_graphs
 
 
 def input_of(node: ir.Node, index: int) -> ir.Value | None:

@@ -12,8 +12,8 @@ from pathlib import Path
 import onnx_ir as ir
 
 from ckplan.model.infer import is_known, static_shape
+from ckplan.model.nested_graphs import graphs_in, subgraphs
 from ckplan.model.node_reads import fixed_tensor
-from ckplan.model.traits import graphs_in, subgraphs
 from ckplan.operators.table import operator_of
 
 KEEP_BYTES = 1 << 20

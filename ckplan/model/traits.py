@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import onnx_ir as ir
 
 from ckplan.keys import ONCE
+from ckplan.model.nested_graphs import all_nodes, graphs_in
 from ckplan.operators.table import operator_of
 
 
@@ -47,34 +46,3 @@ def why_only_once(node: ir.Node) -> str:
         return f"{node.op_type} draws random numbers, and a second run would draw others"
     inner = sorted({member.op_type for graph in graphs_in(node) for member in all_nodes(graph) if is_random(member)})
     return f"{', '.join(inner)} in its body draws random numbers, and a second run would draw others"
-
-
-_WITH_BODIES = frozenset({"If", "Loop", "Scan", "SequenceMap"})
-
-
-def may_hold_graphs(node: ir.Node) -> bool:
-    """Whether a node's operator is one that holds graphs; of those of other domains that is not known."""
-    return bool(node.domain) or node.op_type in _WITH_BODIES
-
-
-def graphs_in(node: ir.Node) -> list[ir.Graph]:
-    """The graphs among a node's attributes."""
-    if not may_hold_graphs(node):
-        return []
-    found: list[ir.Graph] = []
-    for attribute in node.attributes.values():
-        if attribute.type == ir.AttributeType.GRAPH:
-            found.append(attribute.as_graph())
-        elif attribute.type == ir.AttributeType.GRAPHS:
-            found.extend(attribute.as_graphs())
-    return found
-
-
-def all_nodes(graph: ir.Graph) -> Iterator[ir.Node]:
-    """The nodes of a graph and of the graphs inside it; onnx-ir's own looks at every attribute."""
-    return ir.traversal.RecursiveGraphIterator(graph, recursive=may_hold_graphs)
-
-
-def subgraphs(graph: ir.Graph) -> list[ir.Graph]:
-    """The graphs inside a graph, at any depth."""
-    return [body for node in all_nodes(graph) for body in graphs_in(node)]

@@ -12,8 +12,8 @@ import onnx_ir as ir
 
 from ckplan.model.constants import add_constant
 from ckplan.model.infer import static_shape
+from ckplan.model.nested_graphs import all_nodes
 from ckplan.model.rewiring import put_in_place
-from ckplan.model.traits import all_nodes
 
 
 def make_columns(model: ir.Model) -> None:

@@ -18,9 +18,9 @@ from ckplan.isolation.folders import temporary_folder
 from ckplan.model.bodies import bodies_of
 from ckplan.model.half import missing_kernel_advice
 from ckplan.model.infer import NodeInference, small_constant
+from ckplan.model.nested_graphs import all_nodes, subgraphs
 from ckplan.model.node_reads import reads
 from ckplan.model.stand_ins import KEEP_BYTES, KEEP_IN_ALL, stand_in
-from ckplan.model.traits import all_nodes, subgraphs
 from ckplan.planner.problem import Problem
 from ckplan.planner.simulate import simulate
 from ckplan.planner.timeline import Timeline

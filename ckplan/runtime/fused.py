@@ -24,8 +24,9 @@ import onnx_ir as ir
 from ckplan.autodiff.inline import inline_operators
 from ckplan.keys import PHASE
 from ckplan.model.costs import node_cost, seconds
+from ckplan.model.nested_graphs import graphs_in
 from ckplan.model.node_reads import made_by_name, reads
-from ckplan.model.traits import graphs_in, is_heavy
+from ckplan.model.traits import is_heavy
 from ckplan.runtime.cpu import CPU
 from ckplan.runtime.executed import SINGLE, Level, optimised
 from ckplan.runtime.inner import Inner

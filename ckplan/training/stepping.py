@@ -11,8 +11,8 @@ import onnx_ir as ir
 
 from ckplan import keys
 from ckplan.autodiff import TrainingGraph, parse_optimizer
-from ckplan.autodiff.builder import dtype_of, shape_of
 from ckplan.autodiff.optimizers.alone import update_graph
+from ckplan.autodiff.reading import dtype_of, shape_of
 from ckplan.errors import ModelError, UsageError
 from ckplan.training.buffers import Buffers, bind, ort_value, run_bound
 from ckplan.training.stepfile import Array, StepFile, session_of

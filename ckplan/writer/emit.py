@@ -8,8 +8,9 @@ from dataclasses import dataclass, replace
 import onnx_ir as ir
 
 from ckplan.model.cleanup import drop_unread_initializers
+from ckplan.model.nested_graphs import all_nodes
 from ckplan.model.node_reads import input_of
-from ckplan.model.traits import all_nodes, is_heavy
+from ckplan.model.traits import is_heavy
 from ckplan.planner.arena import DEFAULT
 from ckplan.planner.cells import WALL, Layout
 from ckplan.planner.plan import Plan

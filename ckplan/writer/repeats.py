@@ -11,9 +11,9 @@ from collections.abc import Sequence
 import onnx_ir as ir
 
 from ckplan.keys import RECOMPUTE_OF, ROLE
+from ckplan.model.nested_graphs import graphs_in
 from ckplan.model.node_copies import copy_attribute
 from ckplan.model.node_reads import captured, reads
-from ckplan.model.traits import graphs_in
 from ckplan.runtime.problem_of import FIGURES
 from ckplan.runtime.unfused import PARTS
 

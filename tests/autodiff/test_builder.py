@@ -6,7 +6,8 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
-from ckplan.autodiff.builder import Builder, dtype_of, shape_of
+from ckplan.autodiff.builder import Builder
+from ckplan.autodiff.reading import dtype_of, shape_of
 from ckplan.autodiff.registry import NoGradientError
 from ckplan.errors import ModelError
 from tests.autodiff.gradcheck import parse, reference, values

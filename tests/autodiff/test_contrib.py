@@ -11,7 +11,7 @@ import onnxruntime
 import pytest
 
 from ckplan.autodiff import build_training_graph
-from ckplan.autodiff.builder import shape_of
+from ckplan.autodiff.reading import shape_of
 from ckplan.errors import UnsupportedOperatorsError
 from ckplan.model.execute import random_inputs
 from ckplan.model.loading import normalise

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from ckplan.autodiff import TrainingGraph, build_training_graph
-from ckplan.autodiff.builder import shape_of
+from ckplan.autodiff.reading import shape_of
 from ckplan.runtime.executed import expected_timeline
 from tests.autodiff.gradcheck import check_training_graph, onnxruntime_run, parse, values
 

@@ -8,7 +8,7 @@ import onnx_ir as ir
 import pytest
 
 from ckplan.autodiff import build_training_graph
-from ckplan.autodiff.builder import size_of
+from ckplan.autodiff.reading import size_of
 from ckplan.autodiff.rules import pool_maxima
 from ckplan.runtime.sizes import bytes_of
 from tests.autodiff.gradcheck import check_gradient, infer, node_model, onnxruntime_run, to_dtype, values, weighed

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ckplan.autodiff import build_training_graph
-from ckplan.autodiff.builder import size_of
 from ckplan.autodiff.control_flow.policy import STORABLE
+from ckplan.autodiff.reading import size_of
 from ckplan.errors import UnsupportedOperatorsError
 from tests.autodiff.gradcheck import infer, onnxruntime_run
 from tests.autodiff.recurrent_cases import Case, check, fused, gradients, training_graph

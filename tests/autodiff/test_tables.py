@@ -10,7 +10,7 @@ import onnx_ir as ir
 import pytest
 
 from ckplan.autodiff import TrainingGraph
-from ckplan.autodiff.builder import shape_of
+from ckplan.autodiff.reading import shape_of
 from ckplan.keys import PHASE
 from ckplan.runtime.executed import expected_timeline
 from tests.autodiff.gradcheck import (

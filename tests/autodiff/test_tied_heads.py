@@ -9,7 +9,7 @@ import onnx_ir as ir
 import pytest
 
 from ckplan.autodiff import TrainingGraph, build_training_graph, tied_heads
-from ckplan.autodiff.builder import shape_of
+from ckplan.autodiff.reading import shape_of
 from ckplan.pipeline.step import step_of
 from ckplan.planner.strategies.memory import Memory
 from ckplan.runtime.executed import expected_timeline

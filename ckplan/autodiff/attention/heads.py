@@ -16,9 +16,10 @@ import onnx_ir as ir
 
 from ckplan.autodiff.attention.pattern import Attention
 from ckplan.autodiff.attention.replacement import emit_pieces, fill_body
-from ckplan.autodiff.builder import Builder, shape_of
+from ckplan.autodiff.builder import Builder
 from ckplan.autodiff.control_flow.bodies import BodyBuilder, new_value
 from ckplan.autodiff.paths import depends
+from ckplan.autodiff.reading import shape_of
 from ckplan.autodiff.regions import largest_divisor
 
 

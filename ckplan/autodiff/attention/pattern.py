@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from ckplan.autodiff.builder import attr_int, required_input, shape_of
 from ckplan.autodiff.paths import depends
+from ckplan.autodiff.reading import attr_int, required_input, shape_of
 
 _ELEMENTWISE = frozenset(
     {"Add", "Sub", "Mul", "Div", "Neg", "Where", "Cast", "Identity", "IsNaN", "Min", "Max", "Clip", "Tanh", "Softmax"}

@@ -10,7 +10,8 @@ import onnx_ir as ir
 from ckplan.autodiff.attention import heads, queries
 from ckplan.autodiff.attention.pattern import attention_of
 from ckplan.autodiff.attention.replacement import replace
-from ckplan.autodiff.builder import Builder, dtype_of, shape_of, size_of
+from ckplan.autodiff.builder import Builder
+from ckplan.autodiff.reading import dtype_of, shape_of, size_of
 from ckplan.autodiff.regions import Region, largest_divisor
 
 

@@ -14,8 +14,9 @@ import onnx_ir as ir
 
 from ckplan.autodiff.attention.pattern import Attention
 from ckplan.autodiff.attention.replacement import emit_pieces, fill_body
-from ckplan.autodiff.builder import Builder, shape_of
+from ckplan.autodiff.builder import Builder
 from ckplan.autodiff.control_flow.bodies import BodyBuilder, new_value
+from ckplan.autodiff.reading import shape_of
 
 
 def emit(op: Builder, attention: Attention, count: int) -> ir.Value:

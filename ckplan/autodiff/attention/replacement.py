@@ -7,10 +7,11 @@ from collections.abc import Callable, Sequence
 import onnx_ir as ir
 
 from ckplan.autodiff.attention.pattern import Attention
-from ckplan.autodiff.builder import Builder, shape_of
+from ckplan.autodiff.builder import Builder
 from ckplan.autodiff.control_flow.bodies import BodyBuilder, close_body, copy_nodes, emit_scan, new_value
 from ckplan.autodiff.control_flow.policy import keep_patterns
 from ckplan.autodiff.paths import discard
+from ckplan.autodiff.reading import shape_of
 from ckplan.keys import PHASE, PIECES
 
 Shape = tuple[int, ...]

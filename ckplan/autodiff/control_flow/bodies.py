@@ -8,13 +8,14 @@ from typing import cast
 import numpy as np
 import onnx_ir as ir
 
-from ckplan.autodiff.builder import Builder, shape_of
+from ckplan.autodiff.builder import Builder
 from ckplan.autodiff.paths import discard
 from ckplan.autodiff.presence import there
+from ckplan.autodiff.reading import shape_of
 from ckplan.autodiff.registry import NoGradientError
 from ckplan.keys import PHASE
+from ckplan.model.nested_graphs import graphs_in
 from ckplan.model.node_copies import copy_nodes as copied
-from ckplan.model.traits import graphs_in
 
 
 class BodyBuilder(Builder):

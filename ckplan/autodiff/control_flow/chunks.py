@@ -14,12 +14,13 @@ from typing import Literal
 import numpy as np
 import onnx_ir as ir
 
-from ckplan.autodiff.builder import Builder, shape_of
+from ckplan.autodiff.builder import Builder
 from ckplan.autodiff.control_flow.bodies import BodyBuilder, close, copy_nodes, emit_scan, new_value
 from ckplan.autodiff.control_flow.loop import loop_as_scan
 from ckplan.autodiff.control_flow.policy import keep_patterns, spread_patterns
 from ckplan.autodiff.control_flow.recurrence import Track, name_states, row_shape, scan_of, track_attributes
 from ckplan.autodiff.paths import discard
+from ckplan.autodiff.reading import shape_of
 from ckplan.autodiff.registry import NoGradientError, collect
 from ckplan.autodiff.slices import stretch
 from ckplan.errors import UsageError

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 import onnx_ir as ir
 
-from ckplan.autodiff.builder import Builder, Gradients, dtype_of, shape_of
+from ckplan.autodiff.builder import Builder, Gradients
 from ckplan.autodiff.control_flow.bodies import (
     BodyBuilder,
     close,
@@ -31,6 +31,7 @@ from ckplan.autodiff.control_flow.scan import backward_metadata
 from ckplan.autodiff.control_flow.trim import extra_outputs, trim
 from ckplan.autodiff.engine import backpropagate, reachable
 from ckplan.autodiff.paths import discard
+from ckplan.autodiff.reading import dtype_of, shape_of
 from ckplan.autodiff.registry import NoGradientError
 from ckplan.errors import UnsupportedOperatorsError
 from ckplan.model.node_reads import captured

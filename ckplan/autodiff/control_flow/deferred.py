@@ -15,10 +15,11 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from ckplan.autodiff.builder import Builder, attr_int, shape_of
+from ckplan.autodiff.builder import Builder
 from ckplan.autodiff.control_flow.bodies import dims_of, new_value, origin
 from ckplan.autodiff.control_flow.recurrence import Recurrence, Track
 from ckplan.autodiff.paths import entry_of
+from ckplan.autodiff.reading import attr_int, shape_of
 from ckplan.model.node_reads import captured
 
 _CARRIED = 3

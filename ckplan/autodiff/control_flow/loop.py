@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 import onnx_ir as ir
 
-from ckplan.autodiff.builder import Builder, Gradients, attr_int, shape_of
+from ckplan.autodiff.builder import Builder, Gradients
 from ckplan.autodiff.control_flow.backward import BackwardStep
 from ckplan.autodiff.control_flow.backward_step import backward_step
 from ckplan.autodiff.control_flow.bodies import BodyBuilder, close, close_body, dims_of, emit_control, new_value
@@ -29,6 +29,7 @@ from ckplan.autodiff.control_flow.picked_rows import (
 from ckplan.autodiff.control_flow.recurrence import Recurrence, row_shape
 from ckplan.autodiff.control_flow.scan import backward_metadata, scan_gradient
 from ckplan.autodiff.paths import discard, needed_nodes
+from ckplan.autodiff.reading import attr_int, shape_of
 from ckplan.autodiff.registry import NoGradientError
 from ckplan.keys import PHASE
 from ckplan.model.bodies import changing_states, fixed_trips

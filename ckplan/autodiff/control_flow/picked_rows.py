@@ -11,8 +11,9 @@ from collections.abc import Sequence
 
 import onnx_ir as ir
 
-from ckplan.autodiff.builder import Builder, attr_int
+from ckplan.autodiff.builder import Builder
 from ckplan.autodiff.control_flow.recurrence import Track
+from ckplan.autodiff.reading import attr_int
 from ckplan.autodiff.registry import NoGradientError
 from ckplan.keys import PHASE
 from ckplan.model.bodies import constant_array, fixed_trips, most_trips, state_count

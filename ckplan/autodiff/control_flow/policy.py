@@ -12,7 +12,8 @@ import onnx_ir as ir
 from ckplan.errors import UsageError
 from ckplan.keys import STORE
 from ckplan.model.metadata import listed_names
-from ckplan.model.traits import graphs_in, is_heavy, is_random
+from ckplan.model.nested_graphs import graphs_in
+from ckplan.model.traits import is_heavy, is_random
 
 NOTHING = "none"
 """The pattern that stands for nothing but the carried states."""

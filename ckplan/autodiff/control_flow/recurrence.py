@@ -7,8 +7,9 @@ from functools import cached_property
 
 import onnx_ir as ir
 
-from ckplan.autodiff.builder import Builder, attr_int, attr_ints, shape_of
+from ckplan.autodiff.builder import Builder
 from ckplan.autodiff.control_flow.bodies import BodyBuilder, close, dims_of, new_value, origin
+from ckplan.autodiff.reading import attr_int, attr_ints, shape_of
 
 
 @dataclass(frozen=True)

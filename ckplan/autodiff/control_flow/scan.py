@@ -5,12 +5,13 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from ckplan.autodiff.builder import Builder, Gradients, shape_of
+from ckplan.autodiff.builder import Builder, Gradients
 from ckplan.autodiff.control_flow.backward import BackwardStep, Carried, Made, Read
 from ckplan.autodiff.control_flow.backward_step import backward_step
 from ckplan.autodiff.control_flow.bodies import dims_of, emit_scan, new_value
 from ckplan.autodiff.control_flow.deferred import weight_gradient
 from ckplan.autodiff.control_flow.recurrence import Recurrence, Track, scan_of, track_attributes
+from ckplan.autodiff.reading import shape_of
 from ckplan.keys import PHASE, PIECES, STORE
 from ckplan.model.node_reads import captured
 

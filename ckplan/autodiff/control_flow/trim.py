@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from ckplan.autodiff.builder import attr_ints
 from ckplan.autodiff.paths import discard, needed_nodes
-from ckplan.model.traits import graphs_in
+from ckplan.autodiff.reading import attr_ints
+from ckplan.model.nested_graphs import graphs_in
 
 
 def extra_outputs(graph: ir.Graph) -> dict[ir.Node, int]:

@@ -14,8 +14,9 @@ from collections.abc import Mapping, Sequence
 
 import onnx_ir as ir
 
-from ckplan.autodiff.builder import Builder, attr_int, shape_of
+from ckplan.autodiff.builder import Builder
 from ckplan.autodiff.optimizers.base import Optimizer
+from ckplan.autodiff.reading import attr_int, shape_of
 from ckplan.autodiff.recurrent.time_loop import scan
 
 SMALLEST = 2**24

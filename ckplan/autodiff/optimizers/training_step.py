@@ -12,10 +12,11 @@ import numpy as np
 import onnx_ir as ir
 
 from ckplan import keys
-from ckplan.autodiff.builder import Builder, dtype_of, shape_of
+from ckplan.autodiff.builder import Builder
 from ckplan.autodiff.optimizers.base import Optimizer
 from ckplan.autodiff.optimizers.clipping import clip_factor
 from ckplan.autodiff.optimizers.rows import update_rows
+from ckplan.autodiff.reading import dtype_of, shape_of
 from ckplan.errors import UsageError
 from ckplan.model.node_reads import made_by_name, reads
 

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import onnx_ir as ir
 
-from ckplan.autodiff.builder import Builder, attr_float, attr_int, attr_str, required_input, shape_of
+from ckplan.autodiff.builder import Builder
+from ckplan.autodiff.reading import attr_float, attr_int, attr_str, required_input, shape_of
 from ckplan.autodiff.recurrent.activations import Activation, activations_of
 from ckplan.errors import ModelError
 from ckplan.model.node_reads import input_of

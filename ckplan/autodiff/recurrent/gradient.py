@@ -6,10 +6,11 @@ from collections.abc import Callable, Sequence
 
 import onnx_ir as ir
 
-from ckplan.autodiff.builder import Builder, Gradients, shape_of
+from ckplan.autodiff.builder import Builder, Gradients
 from ckplan.autodiff.control_flow.bodies import BodyBuilder
 from ckplan.autodiff.control_flow.chunks import chunk_length
 from ckplan.autodiff.control_flow.policy import stores
+from ckplan.autodiff.reading import shape_of
 from ckplan.autodiff.recurrent.direction import Cell, Direction, Gradient, Operands, Run, Upstream, operands_of
 from ckplan.autodiff.recurrent.outputs import is_read, replace_outputs, stacked_states
 

@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping
 import numpy as np
 import onnx_ir as ir
 
-from ckplan.autodiff.builder import Builder, shape_of
+from ckplan.autodiff.builder import Builder
+from ckplan.autodiff.reading import shape_of
 from ckplan.autodiff.recurrent.direction import Cell, Direction, Gradient, Run, Upstream
 from ckplan.autodiff.recurrent.steps import (
     activate,

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 import numpy as np
 import onnx_ir as ir
 
-from ckplan.autodiff.builder import Builder, dtype_of, shape_of
+from ckplan.autodiff.builder import Builder
+from ckplan.autodiff.reading import dtype_of, shape_of
 from ckplan.autodiff.recurrent.activations import Activation
 from ckplan.autodiff.recurrent.direction import Direction, Run, Upstream
 

@@ -7,10 +7,11 @@ from typing import Any
 
 import onnx_ir as ir
 
-from ckplan.autodiff.builder import Builder, attr_float, attr_int, required_input, shape_of
+from ckplan.autodiff.builder import Builder
 from ckplan.autodiff.control_flow.chunks import Chunks, chunk_length, chunk_scan, chunked
 from ckplan.autodiff.control_flow.recurrence import Track
 from ckplan.autodiff.paths import discard
+from ckplan.autodiff.reading import attr_float, attr_int, required_input, shape_of
 from ckplan.autodiff.recurrent.activations import Activation
 from ckplan.autodiff.recurrent.direction import Cell, Direction, Operands, operands_of
 from ckplan.autodiff.recurrent.outputs import is_read, replace_outputs, stacked_states

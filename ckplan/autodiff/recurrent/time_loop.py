@@ -6,8 +6,9 @@ from collections.abc import Callable, Container, Mapping, Sequence
 
 import onnx_ir as ir
 
-from ckplan.autodiff.builder import Builder, shape_of
+from ckplan.autodiff.builder import Builder
 from ckplan.autodiff.control_flow.bodies import BodyBuilder, close, emit_scan, new_value
+from ckplan.autodiff.reading import shape_of
 from ckplan.keys import PHASE
 
 States = Sequence[ir.Value]

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from ckplan.autodiff.builder import Builder, Gradients, attr_int, dtype_of, shape_of
+from ckplan.autodiff.builder import Builder, Gradients
+from ckplan.autodiff.reading import attr_int, dtype_of, shape_of
 from ckplan.autodiff.registry import rule
 
 

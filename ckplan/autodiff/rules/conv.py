@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 import onnx_ir as ir
 
-from ckplan.autodiff.builder import Builder, attr_int, attr_ints, attr_str, required_input, shape_of
+from ckplan.autodiff.builder import Builder
+from ckplan.autodiff.reading import attr_int, attr_ints, attr_str, required_input, shape_of
 from ckplan.autodiff.registry import rule
 from ckplan.autodiff.rules.conv_forms import weight_gradient
 from ckplan.autodiff.rules.conv_gradients import gradients

@@ -18,7 +18,8 @@ from typing import Literal
 import numpy as np
 import onnx_ir as ir
 
-from ckplan.autodiff.builder import Builder, shape_of
+from ckplan.autodiff.builder import Builder
+from ckplan.autodiff.reading import shape_of
 from ckplan.autodiff.rules.windows import Window, pad_axes, permuted
 from ckplan.autodiff.slices import slice_axes
 

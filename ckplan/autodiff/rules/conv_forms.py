@@ -33,7 +33,8 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import onnx_ir as ir
 
-from ckplan.autodiff.builder import Builder, attr_int, dtype_of, shape_of, size_of
+from ckplan.autodiff.builder import Builder
+from ckplan.autodiff.reading import attr_int, dtype_of, shape_of, size_of
 from ckplan.autodiff.recurrent.time_loop import States, Values, scan
 from ckplan.autodiff.rules import crossed_taps, depthwise_forms, depthwise_rows, unfolded
 from ckplan.autodiff.rules.depthwise_rows import EINSUM_TYPES

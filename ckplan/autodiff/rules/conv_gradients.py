@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from ckplan.autodiff.builder import Builder, shape_of
+from ckplan.autodiff.builder import Builder
+from ckplan.autodiff.reading import shape_of
 from ckplan.autodiff.rules import depthwise_rows
 from ckplan.autodiff.rules.conv_data_gradient import data_gradient
 from ckplan.autodiff.rules.conv_forms import shares_rows, weight_gradient

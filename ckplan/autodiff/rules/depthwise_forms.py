@@ -21,7 +21,8 @@ from typing import Literal
 import numpy as np
 import onnx_ir as ir
 
-from ckplan.autodiff.builder import Builder, dtype_of, shape_of
+from ckplan.autodiff.builder import Builder
+from ckplan.autodiff.reading import dtype_of, shape_of
 from ckplan.autodiff.rules import depthwise_rows
 from ckplan.autodiff.rules.depthwise_rows import EINSUM_TYPES
 from ckplan.autodiff.rules.windows import Window, pad_axes, places_of, told_apart

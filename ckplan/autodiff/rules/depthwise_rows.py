@@ -20,7 +20,8 @@ from collections.abc import Sequence
 import numpy as np
 import onnx_ir as ir
 
-from ckplan.autodiff.builder import Builder, dtype_of, shape_of
+from ckplan.autodiff.builder import Builder
+from ckplan.autodiff.reading import dtype_of, shape_of
 from ckplan.autodiff.rules.windows import Window, pad_axes, places_of
 from ckplan.autodiff.transposes import before_transpose
 

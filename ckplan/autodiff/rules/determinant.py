@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from ckplan.autodiff.builder import Builder, Gradients, dtype_of, required_input, shape_of
+from ckplan.autodiff.builder import Builder, Gradients
+from ckplan.autodiff.reading import dtype_of, required_input, shape_of
 from ckplan.autodiff.registry import rule
 
 

@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import onnx_ir as ir
 
-from ckplan.autodiff.builder import Builder, Gradients, attr_str, dtype_of, required_input, shape_of
+from ckplan.autodiff.builder import Builder, Gradients
+from ckplan.autodiff.reading import attr_str, dtype_of, required_input, shape_of
 from ckplan.autodiff.registry import NoGradientError, rule
 
 

@@ -18,17 +18,9 @@ import math
 import numpy as np
 import onnx_ir as ir
 
-from ckplan.autodiff.builder import (
-    Builder,
-    Gradients,
-    attr_float,
-    attr_str,
-    dtype_of,
-    required_input,
-    shape_of,
-    size_of,
-)
+from ckplan.autodiff.builder import Builder, Gradients
 from ckplan.autodiff.composites import DETACH, DOMAIN
+from ckplan.autodiff.reading import attr_float, attr_str, dtype_of, required_input, shape_of, size_of
 from ckplan.autodiff.registry import rule
 from ckplan.autodiff.rules.batch_norm import affine
 from ckplan.model.node_reads import input_of

@@ -9,7 +9,8 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from ckplan.autodiff.builder import Builder, Gradients, attr_int, dtype_of, required_input, shape_of
+from ckplan.autodiff.builder import Builder, Gradients
+from ckplan.autodiff.reading import attr_int, dtype_of, required_input, shape_of
 from ckplan.autodiff.registry import rule
 from ckplan.autodiff.rules.windows import pad_axes
 from ckplan.model.node_reads import input_of

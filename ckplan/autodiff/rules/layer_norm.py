@@ -8,7 +8,8 @@ from collections.abc import Sequence
 import numpy as np
 import onnx_ir as ir
 
-from ckplan.autodiff.builder import Builder, attr_float, attr_int, dtype_of, required_input, shape_of, size_of
+from ckplan.autodiff.builder import Builder
+from ckplan.autodiff.reading import attr_float, attr_int, dtype_of, required_input, shape_of, size_of
 from ckplan.autodiff.registry import rule
 from ckplan.autodiff.rules.batch_norm import affine, inverse_deviation
 from ckplan.model.node_reads import input_of

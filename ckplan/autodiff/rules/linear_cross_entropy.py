@@ -9,11 +9,12 @@ from functools import partial
 import numpy as np
 import onnx_ir as ir
 
-from ckplan.autodiff.builder import Builder, Gradients, attr_int, dtype_of, required_input, shape_of, size_of
+from ckplan.autodiff.builder import Builder, Gradients
 from ckplan.autodiff.composites import DOMAIN
 from ckplan.autodiff.control_flow.bodies import BodyBuilder, close_body, emit_scan, new_value
 from ckplan.autodiff.crossentropy import labels_of
 from ckplan.autodiff.output_layer import product
+from ckplan.autodiff.reading import attr_int, dtype_of, required_input, shape_of, size_of
 from ckplan.autodiff.regions import near_divisor
 from ckplan.autodiff.registry import rule
 from ckplan.autodiff.row_factors import Offsets

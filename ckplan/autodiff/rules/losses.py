@@ -8,10 +8,11 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from ckplan.autodiff.builder import Builder, Gradients, dtype_of, required_input, shape_of, size_of
+from ckplan.autodiff.builder import Builder, Gradients
 from ckplan.autodiff.composites import DOMAIN
 from ckplan.autodiff.crossentropy import Labels, labels_of
 from ckplan.autodiff.presence import read_after
+from ckplan.autodiff.reading import dtype_of, required_input, shape_of, size_of
 from ckplan.autodiff.registry import rule
 from ckplan.autodiff.row_factors import with_row_factors
 from ckplan.autodiff.sums import total

@@ -19,8 +19,9 @@ from collections.abc import Container, Iterator
 import numpy as np
 import onnx_ir as ir
 
-from ckplan.autodiff.builder import Builder, Gradients, attr_int, shape_of
+from ckplan.autodiff.builder import Builder, Gradients
 from ckplan.autodiff.composites import DOMAIN, outline
+from ckplan.autodiff.reading import attr_int, shape_of
 from ckplan.autodiff.registry import rule
 from ckplan.autodiff.row_maxima import LEAST, row_maxima
 from ckplan.autodiff.rules.softmax import from_probabilities

@@ -6,7 +6,8 @@ import math
 
 import onnx_ir as ir
 
-from ckplan.autodiff.builder import Builder, Gradients, attr_float, attr_int, required_input, shape_of
+from ckplan.autodiff.builder import Builder, Gradients
+from ckplan.autodiff.reading import attr_float, attr_int, required_input, shape_of
 from ckplan.autodiff.registry import rule
 from ckplan.autodiff.row_factors import Rows, rows_of
 from ckplan.model.node_reads import input_of

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 import onnx_ir as ir
 
-from ckplan.autodiff.builder import Builder, Gradients, attr_str, required_input, shape_of
+from ckplan.autodiff.builder import Builder, Gradients
+from ckplan.autodiff.reading import attr_str, required_input, shape_of
 from ckplan.autodiff.registry import rule
 from ckplan.autodiff.rules.shape import cut, pad
 from ckplan.model.node_reads import input_of

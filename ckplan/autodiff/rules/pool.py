@@ -9,15 +9,8 @@ from collections.abc import Sequence
 import numpy as np
 import onnx_ir as ir
 
-from ckplan.autodiff.builder import (
-    Builder,
-    attr_int,
-    attr_ints,
-    dtype_of,
-    required_input,
-    shape_of,
-    size_of,
-)
+from ckplan.autodiff.builder import Builder
+from ckplan.autodiff.reading import attr_int, attr_ints, dtype_of, required_input, shape_of, size_of
 from ckplan.autodiff.registry import rule
 from ckplan.autodiff.rules import pool_maxima
 from ckplan.autodiff.rules.windows import Window, pad_axes, window_of

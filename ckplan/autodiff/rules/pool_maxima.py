@@ -15,7 +15,8 @@ from typing import NamedTuple
 
 import onnx_ir as ir
 
-from ckplan.autodiff.builder import Builder, shape_of, size_of
+from ckplan.autodiff.builder import Builder
+from ckplan.autodiff.reading import shape_of, size_of
 from ckplan.autodiff.recurrent.time_loop import States, Values, scan
 from ckplan.autodiff.rules.windows import Window, pad_axes, told_apart
 

@@ -14,16 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from ckplan.autodiff.builder import (
-    Builder,
-    Gradients,
-    attr_float,
-    attr_int,
-    attr_str,
-    dtype_of,
-    required_input,
-    shape_of,
-)
+from ckplan.autodiff.builder import Builder, Gradients
+from ckplan.autodiff.reading import attr_float, attr_int, attr_str, dtype_of, required_input, shape_of
 from ckplan.autodiff.registry import NoGradientError, rule
 from ckplan.autodiff.rules import sampling
 from ckplan.autodiff.slices import stretch

@@ -15,8 +15,9 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from ckplan.autodiff.builder import Builder, dtype_of, shape_of
+from ckplan.autodiff.builder import Builder
 from ckplan.autodiff.presence import there
+from ckplan.autodiff.reading import dtype_of, shape_of
 
 _CUBIC = -0.75
 

@@ -14,8 +14,9 @@ from collections.abc import Container
 
 import onnx_ir as ir
 
-from ckplan.autodiff.builder import Builder, Gradients, is_floating
+from ckplan.autodiff.builder import Builder, Gradients
 from ckplan.autodiff.composites import DOMAIN, outline
+from ckplan.autodiff.reading import is_floating
 from ckplan.autodiff.registry import rule
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from ckplan.autodiff.builder import Builder, Gradients, attr_int
+from ckplan.autodiff.builder import Builder, Gradients
+from ckplan.autodiff.reading import attr_int
 from ckplan.autodiff.registry import rule
 
 

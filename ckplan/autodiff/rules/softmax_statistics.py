@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from ckplan.autodiff.builder import Builder, Gradients, attr_int, required_input, shape_of, size_of
+from ckplan.autodiff.builder import Builder, Gradients
 from ckplan.autodiff.composites import DOMAIN
+from ckplan.autodiff.reading import attr_int, required_input, shape_of, size_of
 from ckplan.autodiff.registry import rule
 from ckplan.autodiff.row_factors import Offsets, with_row_factors
 from ckplan.autodiff.rules.linear_cross_entropy import Head, by_layer, made_at_once

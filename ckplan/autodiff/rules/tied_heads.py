@@ -7,10 +7,11 @@ from collections.abc import Sequence
 import numpy as np
 import onnx_ir as ir
 
-from ckplan.autodiff.builder import Builder, Gradients, dtype_of, required_input, shape_of, size_of
+from ckplan.autodiff.builder import Builder, Gradients
 from ckplan.autodiff.composites import DOMAIN
 from ckplan.autodiff.crossentropy import labels_of
 from ckplan.autodiff.presence import read_after
+from ckplan.autodiff.reading import dtype_of, required_input, shape_of, size_of
 from ckplan.autodiff.registry import rule
 from ckplan.autodiff.rules.losses import by_sample_weights, sample_slopes
 from ckplan.autodiff.tied_heads import PARTS, part_of, parts_of, places

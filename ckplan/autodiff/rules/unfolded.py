@@ -13,7 +13,8 @@ from collections.abc import Sequence
 import numpy as np
 import onnx_ir as ir
 
-from ckplan.autodiff.builder import Builder, dtype_of, shape_of
+from ckplan.autodiff.builder import Builder
+from ckplan.autodiff.reading import dtype_of, shape_of
 from ckplan.autodiff.rules.windows import Window
 
 #: Up to this many taps that is the fastest; with more, each element is copied too often.

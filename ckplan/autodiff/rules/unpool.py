@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from ckplan.autodiff.builder import Builder, Gradients, attr_ints, dtype_of, required_input, shape_of, size_of
+from ckplan.autodiff.builder import Builder, Gradients
 from ckplan.autodiff.presence import there
+from ckplan.autodiff.reading import attr_ints, dtype_of, required_input, shape_of, size_of
 from ckplan.autodiff.registry import NoGradientError, rule
 from ckplan.autodiff.slices import stretch
 

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from ckplan.autodiff.builder import Builder, attr_ints, attr_str, shape_of
+from ckplan.autodiff.builder import Builder
+from ckplan.autodiff.reading import attr_ints, attr_str, shape_of
 from ckplan.autodiff.slices import slice_axes
 
 

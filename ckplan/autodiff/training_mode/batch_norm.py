@@ -12,8 +12,9 @@ from collections.abc import Sequence
 import numpy as np
 import onnx_ir as ir
 
-from ckplan.autodiff.builder import Builder, attr_float, dtype_of, required_input, shape_of
+from ckplan.autodiff.builder import Builder
 from ckplan.autodiff.composites import outline
+from ckplan.autodiff.reading import attr_float, dtype_of, required_input, shape_of
 from ckplan.autodiff.rules.batch_norm import EPSILON, centre
 
 

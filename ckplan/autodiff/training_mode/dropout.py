@@ -12,9 +12,10 @@ import numpy as np
 import onnx_ir as ir
 
 from ckplan import keys
-from ckplan.autodiff.builder import Builder, Operand, attr_int, dtype_of, required_input, shape_of
+from ckplan.autodiff.builder import Builder, Operand
 from ckplan.autodiff.composites import outline
 from ckplan.autodiff.presence import there
+from ckplan.autodiff.reading import attr_int, dtype_of, required_input, shape_of
 from ckplan.errors import ModelError
 from ckplan.model.node_reads import input_of
 

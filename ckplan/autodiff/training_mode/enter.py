@@ -7,12 +7,13 @@ from dataclasses import dataclass, field
 
 import onnx_ir as ir
 
-from ckplan.autodiff.builder import Builder, required_input, shape_of
+from ckplan.autodiff.builder import Builder
 from ckplan.autodiff.paths import needed_nodes
+from ckplan.autodiff.reading import required_input, shape_of
 from ckplan.autodiff.training_mode.batch_norm import batch_normalization, splits
 from ckplan.autodiff.training_mode.dropout import dropout
+from ckplan.model.nested_graphs import graphs_in
 from ckplan.model.node_reads import input_of
-from ckplan.model.traits import graphs_in
 
 _FORMS = ("BatchNormalization", "Dropout")
 

@@ -14,7 +14,8 @@ from itertools import groupby
 import numpy as np
 import onnx_ir as ir
 
-from ckplan.autodiff.builder import Builder, required_input, shape_of, size_of
+from ckplan.autodiff.builder import Builder
+from ckplan.autodiff.reading import required_input, shape_of, size_of
 
 FEWEST = 4
 """Statistics from which on there are fewer nodes joined than apart."""
