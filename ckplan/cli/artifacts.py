@@ -22,7 +22,8 @@ from ckplan.cli.streams import notes, show, show_json, stage
 from ckplan.errors import UsageError
 
 if TYPE_CHECKING:
-    from ckplan.pipeline import StepOptions
+    from ckplan.pipeline import Goal, StepOptions
+    from ckplan.planner.strategies import Strategy
 
 
 @click.command("artifacts", cls=SectionedCommand, short_help="Write what a training loop in any language needs.")
@@ -48,11 +49,8 @@ def command(
     output: Path | None,
     force: bool,
     checked: Path | None,
-    strategy: str,
-    budget: int | float | None,
-    overhead: float | None,
-    seconds: float | None,
-    of: str,
+    strategy: Strategy,
+    goal: Goal,
     as_json: bool,
     asked: StepOptions,
 ) -> None:
@@ -81,15 +79,12 @@ def command(
     from ckplan.bundle.making import check_folder, make_graphs, write_artifacts
 
     check_folder(output.absolute(), force)
-    from ckplan.pipeline import Goal
-    from ckplan.planner.strategies import parse_strategy
+    from ckplan.pipeline.goal import ANY
 
     named = context.get_parameter_source("strategy") is not ParameterSource.DEFAULT
-    is_planned = named or budget is not None or overhead is not None or seconds is not None
+    is_planned = named or goal != ANY
     with stage(f"making the graphs of {model.name}"):
-        graphs = make_graphs(
-            model, asked, parse_strategy(strategy) if is_planned else None, Goal.of(budget, overhead, seconds, of)
-        )
+        graphs = make_graphs(model, asked, strategy if is_planned else None, goal)
     notes(graphs.step.notes)
     with stage(f"writing {output}"):
         made = write_artifacts(graphs, output, model, force=force)

@@ -23,7 +23,8 @@ from ckplan.cli.step import opened
 from ckplan.cli.streams import notes, show, show_json
 
 if TYPE_CHECKING:
-    from ckplan.pipeline import StepOptions
+    from ckplan.pipeline import Goal, StepOptions
+    from ckplan.planner.strategies import Strategy
 
 
 @click.command("explain", cls=SectionedCommand, short_help="Say why a tensor is kept or recomputed.")
@@ -40,10 +41,8 @@ if TYPE_CHECKING:
 def command(
     model: Path,
     tensor: str,
-    strategy: str,
-    budget: int | float | None,
-    overhead: float | None,
-    seconds: float | None,
+    strategy: Strategy,
+    goal: Goal,
     plan_file: Path | None,
     cost: str | None,
     device: str,
@@ -57,12 +56,9 @@ def command(
     """
     from ckplan.answers.explanation import explain
     from ckplan.cli.planning import planned, tell
-    from ckplan.pipeline import Goal
-    from ckplan.planner.strategies import parse_strategy
 
-    wanted, goal = parse_strategy(strategy), Goal.of(budget, overhead, seconds)
     step = opened(model, asked, cost="flops" if plan_file else goal.cost(cost, device), device=device)
-    made = planned(step, wanted, goal, plan_file)
+    made = planned(step, strategy, goal, plan_file)
     found = explain(made.step, made.plan, tensor)
     notes(found.notes)
     said = [*step.notes, *tell(made), *found.notes]

@@ -64,6 +64,20 @@ def _gathered(function: Callable[..., Any]) -> Callable[..., Any]:
     return command
 
 
+def _aimed(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A command that gets its options about the plan as two values, ``strategy`` and ``goal``."""
+
+    @wraps(function)
+    def command(*arguments: Any, strategy: str, **options: Any) -> Any:
+        from ckplan.pipeline import Goal
+        from ckplan.planner.strategies import parse_strategy
+
+        own = {name: options.pop(name) for name in _GOAL if name in options}
+        return function(*arguments, strategy=parse_strategy(strategy), goal=Goal.of(**own), **options)
+
+    return command
+
+
 def _set(ctx: click.Context, param: click.Parameter, value: bool, *, name: str) -> None:
     if value:
         setattr(ctx.ensure_object(Settings), name, True)
@@ -320,12 +334,11 @@ overhead_option = click.option(
     help="Extra compute that the plan may cost, such as 10%. Without a budget: the lowest peak for that.",
 )  # fmt: skip
 
-planning_options = _section(
-    "Plan",
-    strategy_option,
-    budget_option,
-    overhead_option,
-    time_limit_option,
+_GOAL = ("budget", "overhead", "seconds", "of")
+"""What `Goal.of` takes, as the options are called."""
+
+planning_options = _stack(
+    _aimed, _section("Plan", strategy_option, budget_option, overhead_option, time_limit_option)
 )  # fmt: skip
 
 limit_options = _section(

@@ -25,7 +25,8 @@ from ckplan.cli.step import opened
 from ckplan.cli.streams import show, show_json, stage
 
 if TYPE_CHECKING:
-    from ckplan.pipeline import StepOptions
+    from ckplan.pipeline import Goal, StepOptions
+    from ckplan.planner.strategies import Strategy
 
 
 @click.command("plan", cls=SectionedCommand, short_help="Write a memory plan for a training step as JSON.")
@@ -43,11 +44,8 @@ def command(
     model: Path,
     output: Path,
     force: bool,
-    strategy: str,
-    budget: int | float | None,
-    overhead: float | None,
-    seconds: float | None,
-    of: str,
+    strategy: Strategy,
+    goal: Goal,
     cost: str | None,
     device: str,
     as_json: bool,
@@ -66,23 +64,20 @@ def command(
     from ckplan.answers.instance import plan_instance
     from ckplan.cli.planning import planned, tell, tell_bound
     from ckplan.model.saving import write_text
-    from ckplan.pipeline import Goal
     from ckplan.planner.instances import SUFFIXES
-    from ckplan.planner.strategies import parse_strategy
     from ckplan.report import json
     from ckplan.report.documents import plans
     from ckplan.report.untrusted import json_text
 
-    wanted, goal = parse_strategy(strategy), Goal.of(budget, overhead, seconds, of)
     if model.suffix in SUFFIXES:
         with stage("planning"):
-            instance = plan_instance(model, wanted, goal, asked, cost or "flops")
+            instance = plan_instance(model, strategy, goal, asked, cost or "flops")
         plan, told = instance.plan, {}
         tell_bound(plan, instance.budget)
         document = plans.rewritten(output, plan, instance.base, plan.predicted)
     else:
         step = opened(model, asked, cost=goal.cost(cost, device), device=device)
-        made = planned(step, wanted, goal)
+        made = planned(step, strategy, goal)
         plan, kept = made.plan, chosen(made.step, made.plan, made.budget)
         tell(made)
         told = {"blocks": json.blocks(kept)}

@@ -25,7 +25,8 @@ from ckplan.cli.step import opened
 from ckplan.cli.streams import show, show_json, stage
 
 if TYPE_CHECKING:
-    from ckplan.pipeline import StepOptions
+    from ckplan.pipeline import Goal, StepOptions
+    from ckplan.planner.strategies import Strategy
 
 
 @click.command("report", cls=SectionedCommand, short_help="Write a page that shows a plan, for a browser.")
@@ -44,10 +45,8 @@ def command(
     model: Path,
     output: Path,
     force: bool,
-    strategy: str,
-    budget: int | float | None,
-    overhead: float | None,
-    seconds: float | None,
+    strategy: Strategy,
+    goal: Goal,
     with_frontier: bool,
     with_proof: bool,
     device: str,
@@ -69,17 +68,14 @@ def command(
     from ckplan.cli.planning import planned, tell
     from ckplan.model import save
     from ckplan.model.weights import scratch_folder
-    from ckplan.pipeline import Goal
-    from ckplan.planner.strategies import parse_strategy
     from ckplan.writer.describe import promise
 
-    wanted, goal = parse_strategy(strategy), Goal.of(budget, overhead, seconds)
     step = opened(model, asked, cost=goal.cost(cost, device), device=device)
     if with_proof:
         check_inputs(step, inputs)
-    made = planned(step, wanted, goal)
+    made = planned(step, strategy, goal)
     with stage("planning") as doing:
-        frontier = pareto(step, seconds=seconds, progress=doing) if with_frontier else None
+        frontier = pareto(step, seconds=goal.seconds, progress=doing) if with_frontier else None
         analysis = analyze(step, [])
     notes = [*step.notes, *tell(made)]
     found = None

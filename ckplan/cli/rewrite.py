@@ -30,7 +30,8 @@ from ckplan.cli.step import opened
 from ckplan.cli.streams import show, show_json, stage
 
 if TYPE_CHECKING:
-    from ckplan.pipeline import StepOptions
+    from ckplan.pipeline import Goal, StepOptions
+    from ckplan.planner.strategies import Strategy
 
 
 @click.command("rewrite", cls=SectionedCommand, short_help="Write a training graph with a memory plan built in.")
@@ -53,11 +54,8 @@ def command(
     output: Path,
     force: bool,
     copy_weights: bool,
-    strategy: str,
-    budget: int | float | None,
-    overhead: float | None,
-    seconds: float | None,
-    of: str,
+    strategy: Strategy,
+    goal: Goal,
     plan_file: Path | None,
     with_proof: bool,
     device: str,
@@ -79,15 +77,12 @@ def command(
     from ckplan.cli.planning import planned, tell
     from ckplan.model import save
     from ckplan.model.weights import scratch_folder
-    from ckplan.pipeline import Goal
-    from ckplan.planner.strategies import parse_strategy
     from ckplan.writer.describe import promise
 
-    wanted, goal = parse_strategy(strategy), Goal.of(budget, overhead, seconds, of)
     step = opened(model, asked, cost="flops" if plan_file else goal.cost(cost, device), device=device)
     if with_proof:
         check_inputs(step, inputs)
-    made = planned(step, wanted, goal, plan_file)
+    made = planned(step, strategy, goal, plan_file)
     notes = [*step.notes, *tell(made)]
     notes += written(made.model, output, force=force, copy_weights=copy_weights)
     with stage("summing up the plan"):
