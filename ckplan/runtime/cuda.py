@@ -1,9 +1,9 @@
 """onnxruntime's CUDA execution provider under default session options.
 
-Planned for without one: what onnxruntime makes of the graph is asked of the CPU's session, and kernels differ from the
-CPU's in what they overwrite, as the provider's sources register them (``MayInplace``). By that the promises for a GPT-2
-of 124e6 parameters on an H100 are what its counters told, 3,621 MB, where those for the CPU are 1,570 MB lower: its
-logits once more, for the Softmax.
+Plans for it are made without a GPU: what onnxruntime makes of the graph is asked of the CPU's session. Kernels differ
+from the CPU's in what they overwrite, as the provider's sources register them (``MayInplace``). With that, the promise
+for a GPT-2 of 124e6 parameters is what the counters of an H100 told, 3,621 MB. The promise for the CPU is 1,570 MB
+less: on CUDA a Softmax takes a buffer of its own for the logits.
 """
 
 from __future__ import annotations
