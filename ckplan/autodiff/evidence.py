@@ -94,14 +94,15 @@ def judge(value: ir.Value, uses: Set[Use]) -> Verdict:
     name, kind = str(value.name), value.metadata_props.get(KIND)
     if (frozen := value.metadata_props.get(FROZEN)) is not None:
         return Verdict(False, why=frozen)
-    if kind == "PARAMETER":
+    stands_for = value.metadata_props.get(STANDS_FOR)
+    if kind == "PARAMETER" or (kind is None and stands_for):
         formula = _formula(value)  # a parameter that requires no gradient is noted like any other
         odd = formula is not None and not formula.startswith("all ")
         return Verdict(True, not odd, formula or "")
     if kind is not None:
         return Verdict(False, why="a buffer of the module" if kind == "BUFFER" else "")
-    if (stands_for := value.metadata_props.get(STANDS_FOR)) is not None:
-        return Verdict(bool(stands_for), why="" if stands_for else "no parameter of the module")
+    if stands_for is not None:
+        return Verdict(False, why="no parameter of the module")
     if is_literal(value):
         return _judge_literal(value, uses)
     if _STATISTIC.fullmatch(name) or uses in ({Use.MEAN}, {Use.VARIANCE}):

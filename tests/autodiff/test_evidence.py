@@ -101,9 +101,10 @@ def test_what_torch_said_decides() -> None:
     assert trained("val_3", values(16, 16), "product", **{STANDS_FOR: ""})[0] == []
     assert trained("zeros", np.zeros(16), "added", **{STANDS_FOR: "layer.bias"})[0] == ["zeros"]
     assert trained("scale", np.ones(16), "multiplied", **{KIND: "PARAMETER"})[0] == ["scale"]
-    found, notes = trained("positions.weight", POSITIONS, "added", **{KIND: "PARAMETER"})
-    assert found == ["positions.weight"]
-    assert "may be constants ('positions.weight': a table of a formula)" in notes
+    for name, said in (("positions.weight", {KIND: "PARAMETER"}), ("unsqueeze_3", {STANDS_FOR: "positions.weight"})):
+        found, notes = trained(name, POSITIONS, "added", **said)
+        assert found == [name]
+        assert f"may be constants ('{name}': a table of a formula)" in notes
 
 
 BETWEEN = """g (double[2,16] x) => (double loss, double[2,16] out) {
