@@ -20,10 +20,9 @@ import onnx_ir as ir
 
 from ckplan import keys
 from ckplan.display import shortened
-from ckplan.model.constants import add_initializer, unused_name
 from ckplan.model.literals import is_numbered
 from ckplan.model.torch_files.default_exporter import folded_from, is_moved_name, is_one_number, is_unstructured
-from ckplan.model.torch_files.functions import Array, Function, Operation, compute
+from ckplan.model.torch_files.functions import Array, Function, Operation, add_parameter, compute
 
 _SQUARE = 2
 _FEWEST = 4
@@ -89,11 +88,8 @@ def keep_forms(model: ir.Model) -> tuple[str, ...]:
         if form is None:
             continue
         said, source, function = form
-        name = unused_name(graph, f"{value.name}_free")
-        free = add_initializer(graph, name, ir.Tensor(source, dtype=value.dtype, name=name))
-        free.metadata_props.update({keys.STANDS_FOR: name, **value.metadata_props})
         found.append(f"'{value.name}' ({said})")
-        compute(graph, value, free, function)
+        compute(graph, value, add_parameter(graph, value, "free", source), function)
     if not found:
         return ()
     return (

@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from ckplan.model.constants import add_constant, unused_name
+from ckplan import keys
+from ckplan.model.constants import add_constant, add_initializer, unused_name
 
 _ULPS = 4
 """How far the results of another library's kernel may lie from the exact ones, in units of the last place."""
@@ -180,6 +181,14 @@ def matching(array: Array, result: Array, functions: Iterable[Function]) -> list
 def is_named_in(function: Function, names: Iterable[str]) -> bool:
     """Whether one of the names is torch's of the last operation of a function: ``sub_3``, ``rsub`` of ``sub``."""
     return any(re.match(rf"r?{function.title}(_\d+)?$", name) for name in names)
+
+
+def add_parameter(graph: ir.Graph, value: ir.Value, suffix: str, array: Array) -> ir.Value:
+    """Give a graph the parameter that an initializer is to be computed of: it stands for what that stood for."""
+    name = unused_name(graph, f"{value.name}_{suffix}")
+    parameter = add_initializer(graph, name, ir.Tensor(array, dtype=value.dtype, name=name))
+    parameter.metadata_props.update({keys.STANDS_FOR: name, **value.metadata_props})
+    return parameter
 
 
 def compute(graph: ir.Graph, value: ir.Value, source: ir.Value, function: Function) -> None:

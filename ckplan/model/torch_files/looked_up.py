@@ -12,16 +12,14 @@ import onnx_ir as ir
 
 from ckplan import keys
 from ckplan.display import shortened
-from ckplan.model.constants import add_initializer, unused_name
 from ckplan.model.torch_files.default_exporter import is_unstructured
-from ckplan.model.torch_files.functions import Array, Function, Operation, compute
-from ckplan.model.torch_files.old_exporter import COMPUTED
+from ckplan.model.torch_files.functions import Array, Function, Operation, add_parameter, compute
+from ckplan.model.torch_files.old_exporter import COMPUTED, LAYERS
 
 _FEWEST = 32
 """How many numbers there are at least."""
 _OFTEN = 2
 """How often a number stands there at least, on average."""
-_LAYERS = frozenset({"Conv", "ConvTranspose", "Gemm", "GRU", "LSTM", "MatMul", "RNN"})
 _HALF_BITS = 16
 """How many bits of a number of single precision one of bfloat16 lacks."""
 
@@ -42,7 +40,7 @@ def join_looked_up(model: ir.Model) -> tuple[str, ...]:
         stands_for = value.metadata_props.get(keys.STANDS_FOR)
         computed = bool(stands_for) if stands_for is not None else COMPUTED.fullmatch(str(value.name)) is not None
         readers = {node.op_type for node in value.consumers()}
-        if not computed or not readers or not readers.isdisjoint(_LAYERS) or value.is_graph_output():
+        if not computed or not readers or not readers.isdisjoint(LAYERS) or value.is_graph_output():
             continue
         tensor = value.const_value
         if tensor is None or tensor.dtype != ir.DataType.FLOAT or tensor.size < _FEWEST or not is_unstructured(value):
@@ -51,13 +49,11 @@ def join_looked_up(model: ir.Model) -> tuple[str, ...]:
         numbers, places = np.unique(array, return_inverse=True)
         if len(numbers) * _OFTEN > array.size or 0 in numbers or _was_rounded(numbers):
             continue
-        name = unused_name(graph, f"{value.name}_table")
-        table = add_initializer(graph, name, ir.Tensor(numbers, name=name))
-        table.metadata_props.update({keys.STANDS_FOR: name, **value.metadata_props})
         found.append(f"'{value.name}' ({len(numbers)} numbers for {array.size} places)")
         look_up = Operation("Gather", "xi", {"axis": 0})
         constants = {"i": places.reshape(array.shape).astype(np.int64)}
-        compute(graph, value, table, Function("index", lambda x: x, (look_up,), constants=constants))
+        function = Function("index", lambda x: x, (look_up,), constants=constants)
+        compute(graph, value, add_parameter(graph, value, "table", numbers), function)
     if not found:
         return ()
     return (

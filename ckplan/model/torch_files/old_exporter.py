@@ -26,7 +26,8 @@ _PATH = re.compile(r"[A-Za-z_]\w*(\.\w+)*")
 """How it calls parameters and buffers: attributes of modules."""
 COMPUTED = re.compile(r"onnx::\w+_\d+")
 """How it calls what it computed of others, and weights that it turned."""
-_LAYERS = frozenset({"Conv", "ConvTranspose", "Gemm", "GRU", "LSTM", "MatMul", "RNN"})
+LAYERS = frozenset({"Conv", "ConvTranspose", "Gemm", "GRU", "LSTM", "MatMul", "RNN"})
+"""Operators whose operands are weights of layers."""
 _INDEX = re.compile(r"(?<=\.)\d+(?=[./]|$)")
 
 
@@ -126,7 +127,7 @@ def _readers(value: ir.Value, is_vector: bool) -> set[str]:
     return {
         scope_of(use.node)
         for use in value.uses()
-        if (use.node.op_type in _LAYERS and use.idx) or (use.node.op_type == "Add" and is_vector)
+        if (use.node.op_type in LAYERS and use.idx) or (use.node.op_type == "Add" and is_vector)
     }
 
 

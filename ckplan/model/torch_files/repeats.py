@@ -14,8 +14,9 @@ import onnx_ir as ir
 
 from ckplan import keys
 from ckplan.display import shortened
-from ckplan.model.constants import add_constant, add_initializer, unused_name
+from ckplan.model.constants import add_constant
 from ckplan.model.torch_files.default_exporter import folded_from, is_state, is_unstructured
+from ckplan.model.torch_files.functions import add_parameter
 
 _EXPANDED = re.compile(r"(expand|repeat)(_\d+)?")
 
@@ -50,13 +51,9 @@ def _batch_axis(value: ir.Value, array: np.ndarray) -> int:
 
 def _expand(graph: ir.Graph, value: ir.Value, array: np.ndarray, axis: int) -> str:
     """Put one row of an axis and an Expand in the place of an initializer; return the name of the row."""
-    dtype = value.dtype
-    assert dtype is not None  # of a tensor that the file holds
-    row_name = unused_name(graph, f"{value.name}_row")
-    row = add_initializer(graph, row_name, ir.tensor(array.take([0], axis), dtype=dtype, name=row_name))
-    row.metadata_props.update(value.metadata_props)
+    row = add_parameter(graph, value, "row", array.take([0], axis))
     put_expand(graph, value, row)
-    return row_name
+    return str(row.name)
 
 
 def put_expand(graph: ir.Graph, value: ir.Value, row: ir.Value) -> None:

@@ -95,12 +95,14 @@ def _moved(copy: ir.Value, weight: ir.Value) -> Function | None:
     """The function that makes a copy of a weight; None if it is another weight, or one of the same shape."""
     one, other = _matrix(copy), _matrix(weight)
     shape, source = static_shape(copy) or (), static_shape(weight) or ()
-    if structure_of(one) is not None:
+    turned = are_equal(one, other, (1, 0))
+    # Whether values follow a formula takes longer to find out than whether they are others.
+    if not (turned or (shape != source and are_equal(one, other))) or structure_of(one) is not None:
         return None
     plain = tuple(range(len(source)))
-    if are_equal(one, other, (1, 0)):
+    if turned:
         return transposed() if len(shape) == len(source) == _RANK else reshaped(shape, (1, 0, *plain[_RANK:]))
-    return reshaped(shape, plain) if shape != source and are_equal(one, other) else None
+    return reshaped(shape, plain)
 
 
 def _matrix(value: ir.Value) -> ir.TensorProtocol:
