@@ -34,7 +34,7 @@ from ckplan.errors import CkplanError, InfeasibleError
 from ckplan.model import save
 from ckplan.pipeline import Goal, Step, open_step, plan_files, rewrite
 from ckplan.pipeline.lowest import LIMITLESS, lowest_plan
-from ckplan.pipeline.plan_files import rewrite_as
+from ckplan.pipeline.plan_files import write_plan
 from ckplan.planner.strategies import parse_strategy
 from ckplan.planner.strategies.auto import Auto
 from ckplan.planner.strategies.search import Search
@@ -106,7 +106,7 @@ def _lowest(step: Step) -> int:
         if plan.predicted.peak_activations >= found:
             break
         if plan.schedule not in step.files:
-            rewrite_as(step, plan)
+            write_plan(step, plan)
         found = min(found, step.files[plan.schedule])
     return int(found)
 

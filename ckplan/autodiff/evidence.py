@@ -28,7 +28,7 @@ from ckplan.model.constants import FOLDED, IN_NODE
 from ckplan.model.literals import is_numbered
 from ckplan.model.structure import TABLE, is_rounded, structure_of
 from ckplan.model.torch_files.default_exporter import KIND
-from ckplan.model.torch_files.old_exporter import COMPUTED
+from ckplan.model.torch_files.old_exporter import COMPUTED, LAYERS
 
 _WEIGHT = re.compile(
     r"(.*[._/])?((?P<matrix>weights?|kernel|filters?|embeddings?)|bias(es)?|gamma|beta|lora_[ab])"
@@ -54,7 +54,7 @@ _PADDLE_CONSTANT = re.compile(r"(p2o\.)?helper\.constant\.\d+(\.\d+)?")
 _PADDLE_CAST = re.compile(r"(p2o\.)?auto\.cast\.\d+(\.\d+)?")
 """What it calls what it casts: a weight of half precision, or the one number that scores of attention are scaled by."""
 _LETTER_AND_NUMBER = re.compile(r"([A-Za-z]_?)\d+")
-_OF_LAYER = re.compile(r"onnx::(Conv|ConvTranspose|Gemm|GRU|LSTM|MatMul|RNN)_\d+")
+_OF_LAYER = re.compile(rf"onnx::({'|'.join(sorted(LAYERS))})_\d+")
 """How torch's old exporter calls the weights and biases of a layer that it turned, joined or multiplied."""
 _FIRST = 32
 """So many nodes are looked at for how an exporter names what they make."""

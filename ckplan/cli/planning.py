@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
 def planned(step: Step, strategy: Strategy, goal: Goal, plan_file: Path | None = None) -> Planned:
     """Plan a step as the options ask for it, or take the plan of a file."""
-    from ckplan.pipeline import rewrite, rewrite_as
+    from ckplan.pipeline import rewrite, write_plan
 
     with stage("planning"):
-        return rewrite(step, strategy, goal) if plan_file is None else rewrite_as(step, read_plan(plan_file, step))
+        return rewrite(step, strategy, goal) if plan_file is None else write_plan(step, read_plan(plan_file, step))
 
 
 def tell(made: Planned) -> list[str]:

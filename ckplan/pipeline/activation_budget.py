@@ -86,7 +86,7 @@ def within_activations(step: Step, strategy: Strategy, goal: Goal) -> Planned:
 
 def _without_budget(step: Step, strategy: Strategy) -> Planned:
     """What a strategy plans where nothing is to be kept to; the step without a plan where that takes less."""
-    made = write_plan(step, strategy.solve(step.problem), None)
+    made = write_plan(step, strategy.solve(step.problem))
     takes_less = made.drawback is None
     if keys.OPTIMIZER in step.model.metadata_props:
         if (most := made.footprint.running - _WORTH_RESERVING) >= 0:

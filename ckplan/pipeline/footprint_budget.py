@@ -84,7 +84,7 @@ def _lowest(step: Step, strategy: Strategy, goal: Goal, limit: int) -> Planned:
         bound = _fixed(step.footprint, goal) + plan.predicted.peak_activations
         if best is not None and bound >= share_of(best.footprint, goal):
             continue  # no file takes less than its plan, and a plan adds nodes to what a session holds
-        made, _ = _with_reservation(write_plan(step, plan, None), goal, limit)
+        made, _ = _with_reservation(write_plan(step, plan), goal, limit)
         if share_of(made.footprint, goal) <= limit:
             return made
         best = made if best is None else min(best, made, key=lambda made: share_of(made.footprint, goal))

@@ -25,7 +25,7 @@ _log = logging.getLogger(__name__)
 def write_plan(
     step: Step,
     plan: Plan,
-    budget: int | None,
+    budget: int | None = None,
     reserved: Reservation = (),
     pools: Layout | None = None,
     order: Sequence[str] = (),
@@ -57,11 +57,6 @@ def write_plan(
     if pools is None:  # which are counted where they are made
         step.files[plan.schedule] = occupancy.timeline.peak_activations
     return Planned(step, plan, written.model, occupancy, written.executed, budget)
-
-
-def rewrite_as(step: Step, plan: Plan) -> Planned:
-    """Write a plan that exists into a copy of the graph that it was made for."""
-    return write_plan(step, plan, None)
 
 
 def without_plan(step: Step, strategy: Strategy, budget: int | None = None) -> Planned:

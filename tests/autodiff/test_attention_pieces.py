@@ -11,7 +11,7 @@ import pytest
 import ckplan
 from ckplan.autodiff import build_training_graph
 from ckplan.errors import UsageError
-from ckplan.pipeline import rewrite_as
+from ckplan.pipeline import write_plan
 from ckplan.planner.order import best_order
 from ckplan.planner.plan import make_plan
 from tests.autodiff.gradcheck import check_training_graph, onnxruntime_run, parse, values
@@ -182,7 +182,7 @@ def test_recomputed_chunks_are_equal_to_the_bit() -> None:
     order = list(best_order(step.problem))
     last = len(order) - 1 - next(i for i, op in enumerate(reversed(order)) if "Scan" in step.problem.ops[op].name)
     plan = make_plan(step.problem, "twice", [*order[:last], scan, *order[last:]])
-    written = rewrite_as(step, plan)
+    written = write_plan(step, plan)
     assert written.plan.recomputed == 1
     plain, repeated = onnxruntime_run(step.ordered, feeds), onnxruntime_run(written.model, feeds)
     for name in plain:

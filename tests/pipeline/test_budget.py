@@ -108,7 +108,7 @@ def test_where_a_plan_takes_more_the_step_without_one_is_written(
 ) -> None:
     step, written = _tanhs(4096), plan_files.write_plan
 
-    def larger(step: Step, plan: Plan, budget: int | None) -> Planned:
+    def larger(step: Step, plan: Plan, budget: int | None = None) -> Planned:
         made = written(step, plan, budget)
         step.files[plan.schedule] = 10 * made.after.peak_activations
         return replace(made, occupancy=_tanhs(8192).occupancy)

@@ -14,7 +14,7 @@ from ckplan import keys
 from ckplan.autodiff.optimizers import rows
 from ckplan.errors import InfeasibleError, UsageError
 from ckplan.meter import measure
-from ckplan.pipeline.plan_files import rewrite_as
+from ckplan.pipeline.plan_files import write_plan
 from ckplan.runtime.executed import executed_model
 from ckplan.runtime.footprint import best_reservation, footprint_of
 
@@ -74,7 +74,7 @@ def test_an_arena_of_one_region_is_expected_and_measured(tmp_path: Path) -> None
     """A tensor reserved first of all: the arena holds what is expected of it, and the numbers stay what they were."""
     step = ckplan.open_model(SAMPLES / "mlp.onnx", optimizer="momentum", dims={"batch": 12000})
     made = ckplan.rewrite(step, strategy="memory")
-    kept = rewrite_as(step, made.plan)
+    kept = write_plan(step, made.plan)
     reserved, least = best_reservation(kept.executed, kept.model)
     assert kept.after.peak_activations / 4 < reserved[-1] <= kept.after.peak_activations
     assert least < 0.75 * kept.footprint.touched

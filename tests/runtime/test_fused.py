@@ -16,7 +16,7 @@ import ckplan
 from ckplan.keys import PHASE
 from ckplan.meter.inputs import make_inputs
 from ckplan.operators.sessions import open_session
-from ckplan.pipeline import rewrite, rewrite_as, step_of
+from ckplan.pipeline import rewrite, step_of, write_plan
 from ckplan.pipeline.step import Step
 from ckplan.runtime.executed import executed_model
 from ckplan.runtime.fused import fused_graph
@@ -177,7 +177,7 @@ def test_functions_without_a_kernel_are_planned_as_their_bodies() -> None:
 def test_what_is_not_fused_without_a_plan_is_not_fused_with_one() -> None:
     step = written_down(GELU)
     assert "FastGelu" not in executed_operators(step.model)
-    planned = rewrite_as(step, ckplan.parse_strategy("sqrt").solve(step.problem))
+    planned = write_plan(step, ckplan.parse_strategy("sqrt").solve(step.problem))
     assert planned.plan.recomputed
     assert "FastGelu" not in executed_operators(planned.model)
 

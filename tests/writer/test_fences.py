@@ -8,7 +8,7 @@ import onnx_ir as ir
 import pytest
 
 from ckplan.pipeline import open_step
-from ckplan.pipeline.plan_files import rewrite_as
+from ckplan.pipeline.plan_files import write_plan
 from ckplan.planner.plan import make_plan
 from ckplan.runtime.executed import executed_model
 from ckplan.writer.control_edges import ControlEdges, is_control
@@ -63,7 +63,7 @@ def test_a_part_of_a_fused_node_is_not_merged_with_that_of_its_repeat() -> None:
     again = [place[by_name["t"]], place[by_name["s"]]]
     first = next(index for index, op in enumerate(problem.ops) if op.backward)
     order = [*range(first), *again, *range(first, len(problem.ops))]
-    file = rewrite_as(step, make_plan(problem, "by hand", order)).model
+    file = write_plan(step, make_plan(problem, "by hand", order)).model
     fused = [node for node in executed_model(file).graph if node.op_type == "FusedConv" and len(node.inputs) == 4]
     assert len(fused) == 2
 

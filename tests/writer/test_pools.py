@@ -14,7 +14,7 @@ import ckplan
 from ckplan.keys import PLACE, ROLE
 from ckplan.meter import measure, smallest_arena
 from ckplan.pipeline.arena_forms import in_pools
-from ckplan.pipeline.plan_files import rewrite_as
+from ckplan.pipeline.plan_files import write_plan
 from ckplan.planner.allocations import held_wherever
 from ckplan.planner.cells import UNCUT, Cell, Layout, Moment, Placeholder
 from ckplan.runtime.executed import executed_model
@@ -40,7 +40,7 @@ def relus_of(made: ckplan.Planned, first: int, last: int) -> list[Moment]:
 @pytest.mark.parametrize(("model", "batch"), [("gpt_tiny", 16), ("unet_tiny", 16)])
 def test_the_arena_holds_what_is_promised(tmp_path: Path, model: str, batch: int) -> None:
     step = ckplan.open_model(SAMPLES / f"{model}.onnx", dims={"batch": batch})
-    plain = rewrite_as(step, ckplan.plan(step, strategy="memory"))
+    plain = write_plan(step, ckplan.plan(step, strategy="memory"))
     made = in_pools(plain)
     assert made.footprint.held < 0.7 * plain.footprint.held
     assert made.footprint == footprint_of(executed_model(made.model), made.model)
@@ -60,14 +60,14 @@ def test_the_arena_holds_what_is_promised(tmp_path: Path, model: str, batch: int
 def test_what_is_promised_holds_wherever_regions_lie() -> None:
     """Gaps of one size in several regions, and the C library takes some regions from its heap and maps others."""
     step = ckplan.open_model(SAMPLES / "tanh_chain.onnx", dims={"batch": 2048})
-    made = in_pools(rewrite_as(step, ckplan.plan(step, strategy="memory")))
+    made = in_pools(write_plan(step, ckplan.plan(step, strategy="memory")))
     assert made.footprint.held < 30 * MIB
     assert held_wherever(allocations_of(made.executed, made.model)) == made.footprint.held
 
 
 def test_an_input_that_might_be_left_out_is_fed_as_before() -> None:
     step = ckplan.open_model(SAMPLES / "mlp.onnx", dims={"batch": 12000})
-    plain = rewrite_as(step, ckplan.plan(step, strategy="memory"))
+    plain = write_plan(step, ckplan.plan(step, strategy="memory"))
     made = in_pools(plain)
     assert has_memory_pattern(plain.model.graph)
     assert not has_memory_pattern(made.model.graph)
@@ -108,7 +108,7 @@ def test_buffers_are_handed_on_as_before_however_much_is_reserved(model: str, st
         return [asked.size[buffer] for node, step in steps if not roles.get(node.name) for buffer in step.tensors]
 
     assert made(2 * MIB) == made(512 * MIB)
-    plain = rewrite_as(step, plan)
+    plain = write_plan(step, plan)
     asked = allocations_of(plain.executed, plain.model)
     assert sum(made(512 * MIB)) <= sum(asked.size[buffer] for step in asked.steps for buffer in step.tensors)
 
@@ -134,7 +134,7 @@ def test_what_is_computed_of_parameters_waits_for_the_cells() -> None:
 def test_a_place_is_given_back_right_before_the_tensor_that_lies_there() -> None:
     step = ckplan.open_model(SAMPLES / "unet_tiny.onnx", dims={"batch": 16})
     plan = ckplan.plan(step, strategy="none")
-    plain = rewrite_as(step, plan)
+    plain = write_plan(step, plan)
     order = [str(value.name) for node in plain.executed.graph for value in node.outputs]
     relu = [node for node in plain.executed.graph if node.op_type == "Relu"][3]
     kept = Cell(MIB, 0, Moment(0, str(relu.name), str(relu.outputs[0].name)))
@@ -153,7 +153,7 @@ def test_a_place_is_given_back_right_before_the_tensor_that_lies_there() -> None
 def test_a_larger_first_region_and_placeholders_are_held_as_promised(tmp_path: Path) -> None:
     step = ckplan.open_model(SAMPLES / "unet_tiny.onnx", dims={"batch": 16})
     plan = ckplan.plan(step, strategy="none")
-    plain = rewrite_as(step, plan)
+    plain = write_plan(step, plan)
     order = [str(value.name) for node in plain.executed.graph for value in node.outputs]
     begin, end = relus_of(plain, 2, 4)
     layout = Layout(((Cell(32 * MIB),),), 8 * MIB, (Placeholder(3 * MIB, begin, end),))
@@ -176,7 +176,7 @@ def test_a_larger_first_region_and_placeholders_are_held_as_promised(tmp_path: P
 def test_nothing_waits_for_what_is_written_over(monkeypatch: pytest.MonkeyPatch) -> None:
     """Who waits for a tensor reads it, and its buffer is not handed on before: what takes over is waited for."""
     step = ckplan.open_model(SAMPLES / "resnet_tiny.onnx", dims={"batch": 16})
-    plain = rewrite_as(step, ckplan.plan(step, strategy="none"))
+    plain = write_plan(step, ckplan.plan(step, strategy="none"))
     nodes = list(plain.executed.graph)
     asked = allocations_of(plain.executed, plain.model)
     over = {
@@ -199,7 +199,7 @@ def test_nothing_waits_for_what_is_written_over(monkeypatch: pytest.MonkeyPatch)
 def test_what_dies_before_a_node_is_dead_before_a_placeholder_is_made_there() -> None:
     step = ckplan.open_model(SAMPLES / "unet_tiny.onnx", dims={"batch": 16})
     plan = ckplan.plan(step, strategy="none")
-    plain = rewrite_as(step, plan)
+    plain = write_plan(step, plan)
     order = [str(value.name) for node in plain.executed.graph for value in node.outputs]
     ends = pairwise(relus_of(plain, 2, 5))
     held = tuple(Placeholder(size * MIB, *each) for size, each in zip((3, 2), ends, strict=True))
@@ -214,7 +214,7 @@ def test_shapes_of_placeholders_lie_where_shapes_were_before() -> None:
     """So the search for placeholders leaves no room for them."""
     step = ckplan.open_model(SAMPLES / "unet_tiny.onnx", dims={"batch": 16})
     plan = ckplan.plan(step, strategy="none")
-    held = tuple(Placeholder(MIB, *ends) for ends in pairwise(relus_of(rewrite_as(step, plan), 2, 8)))
+    held = tuple(Placeholder(MIB, *ends) for ends in pairwise(relus_of(write_plan(step, plan), 2, 8)))
     made = write(step.fused, plan, pools=Layout(((Cell(32 * MIB),),), MIB, held))
     nodes = list(made.executed.graph)
     shapes = {node.inputs[0] for node in nodes if "placeholder" in str(node.name)}
