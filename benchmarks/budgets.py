@@ -68,7 +68,7 @@ def cases(name: str, batch: int, done: Collection[str]) -> Iterator[dict[str, An
                     planned = rewrite(step, strategy, Goal(share=share))
                 case |= {"outcome": "file", "written": written.call_count, "sessions": opened.call_count}
             except InfeasibleError as error:
-                named = re.search(r"is (\d+) bytes", error.hint or "")
+                named = re.search(r"to (\d+) bytes", error.hint or "")
                 smallest = int(named[1]) if named else 0
                 lowest = _lowest(step) if lowest is None else lowest
                 case |= {"outcome": "refused", "smallest": smallest, "lowest": lowest}

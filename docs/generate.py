@@ -25,16 +25,31 @@ def commands() -> str:
     lines += ["| command | what it does |", "|---|---|"]
     for name, command in cli.commands.items():
         lines.append(f"| [`ckplan {name}`](#ckplan-{name}) | {_cell(command.get_short_help_str(limit=200))} |")
-    shared: dict[str, dict[str, str]] = {}
+    shared: Shared = {}
     for name, command in cli.commands.items():
         lines += ["", *_command(name, command, shared)]
     lines += ["", "# Shared options"]
-    for title, records in shared.items():
-        lines += ["", f"## {title}", "", *_table(records)]
+    for title, options in shared.items():
+        all_of_them = dict.fromkeys(command for _, commands in options.values() for command in commands)
+        rows = {flags: text + _reach(commands, list(all_of_them)) for flags, (text, commands) in options.items()}
+        lines += ["", f"## {title}", "", *_table(rows)]
     return "\n".join(lines) + "\n"
 
 
-def _command(name: str, command: click.Command, shared: dict[str, dict[str, str]]) -> Iterator[str]:
+Shared = dict[str, dict[str, tuple[str, list[str]]]]
+"""By heading and flags: what an option does, and the commands that take it."""
+
+
+def _reach(commands: list[str], all_of_them: list[str]) -> str:
+    """Which of the commands that have options of a heading take one of them; empty if all do."""
+    others = [command for command in all_of_them if command not in commands]
+    if not others:
+        return ""
+    word, named = ("Only", commands) if len(commands) <= len(others) else ("Not", others)
+    return f" {word} for {', '.join(f'`{name}`' for name in named)}."
+
+
+def _command(name: str, command: click.Command, shared: Shared) -> Iterator[str]:
     """The section of a command; options under a heading of their own go to ``shared``, by heading."""
     # A command keeps the help option of the first context that asks for one.
     context = click.Context(command, info_name=f"ckplan {name}", help_option_names=["-h", "--help"])
@@ -58,9 +73,12 @@ def _command(name: str, command: click.Command, shared: dict[str, dict[str, str]
             continue
         flags, text = record
         title = section_of(option)
-        if title != GENERAL:
+        text = " ".join(text.split())
+        if title == GENERAL:
+            own[flags] = text
+        else:
             elsewhere[title] = None
-        (own if title == GENERAL else shared.setdefault(title, {}))[flags] = " ".join(text.split())
+            shared.setdefault(title, {}).setdefault(flags, (text, []))[1].append(name)
     if own:
         yield from ("", *_table(own))
     if elsewhere:

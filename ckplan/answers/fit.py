@@ -109,6 +109,8 @@ def free_dimension(source: Source, options: StepOptions, wanted: str | None) -> 
     if wanted is not None and wanted not in free:
         said = f"there are {told}" if told else "all sizes are fixed"
         raise UsageError(f"no input has a free dimension `{wanted}`", said)
+    if named and not free:
+        raise UsageError("every free dimension of the model is given a size", f"say which to find: --dim {named[0]}=?")
     if not free:
         raise UsageError("the model has no free dimension", "export it with one, such as a batch of any size")
     batch = [name for name in free if name.lower() in ("batch", "batch_size", "n")]

@@ -18,6 +18,7 @@ from ckplan.errors import ModelError, UnsupportedOperatorsError
 from ckplan.keys import DATA_SIZED, NOT_EXPANDED
 from ckplan.model.contrib import MICROSOFT, REFUSED
 from ckplan.model.costs import BLOCKED
+from ckplan.model.declared import is_own
 from ckplan.model.node_reads import captured, reads
 
 Finish = Callable[[Builder, ir.Value, float], ir.Value]
@@ -302,6 +303,8 @@ def _unsupported(
         )
     else:
         hint = "no choice of --no-grad helps: every parameter reaches the loss only through them"
+    if any(is_own(node) for node in nodes):
+        hint = f"register a gradient rule (docs/extending.md); otherwise, {hint}"
     listed = [(_named(node), reason) for node, reason in nodes.items()]
     return UnsupportedOperatorsError(list(reversed(listed)), hint)
 

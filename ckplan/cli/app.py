@@ -144,12 +144,12 @@ def _blame(arguments: Sequence[str]) -> str:
     for argument in arguments:
         file = Path(argument)
         if "\0" not in argument and file.suffix == ".onnx" and file.is_file():
-            from ckplan.model.validity import complaint
+            from ckplan.model.validity import CHECK_IT, complaint
 
             reason = complaint(file)
             if reason:
                 told = " ".join(reason.split())[:_LONGEST]
-                return f"{file} is not valid: {told}; export it again, and see whether it passes onnx.checker"
+                return f"{file} is not valid: {told}; {CHECK_IT}"
     return ""
 
 

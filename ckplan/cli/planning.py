@@ -7,8 +7,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import click
+from click.core import ParameterSource
+
 from ckplan.cli.streams import details, notes, settings, stage
-from ckplan.errors import ModelError
+from ckplan.errors import ModelError, UsageError
 
 if TYPE_CHECKING:
     from ckplan.answers.analysis import Offer
@@ -18,11 +21,39 @@ if TYPE_CHECKING:
 
 
 def planned(step: Step, strategy: Strategy, goal: Goal, plan_file: Path | None = None) -> Planned:
-    """Plan a step as the options ask for it, or take the plan of a file."""
+    """Plan a step as the options ask for it, or take the plan of a file.
+
+    Raises:
+        UsageError: the options name a plan file and say how to plan as well.
+    """
     from ckplan.pipeline import rewrite, write_plan
 
+    if plan_file is not None:
+        _refuse_choices()
     with stage("planning"):
         return rewrite(step, strategy, goal) if plan_file is None else write_plan(step, read_plan(plan_file, step))
+
+
+_CHOICES = frozenset({"strategy", "budget", "of", "overhead", "seconds", "cost"})
+"""Parameters that say how to plan, by the names that click knows them by."""
+
+
+def _refuse_choices() -> None:
+    """See that no option says how to plan, where a file has the plan.
+
+    Raises:
+        UsageError: one does.
+    """
+    context = click.get_current_context()
+    given = [
+        f"`{option.opts[0]}`"
+        for option in context.command.params
+        if option.name in _CHOICES and context.get_parameter_source(option.name) is ParameterSource.COMMANDLINE
+    ]
+    if given:
+        raise UsageError(
+            f"`--plan` takes a plan as it is, and does not go with {', '.join(given)}", "leave out one or the other"
+        )
 
 
 def tell(made: Planned) -> list[str]:

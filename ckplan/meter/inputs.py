@@ -60,7 +60,8 @@ def make_inputs(
 
     Args:
         model: the model. Inputs that have an initializer (parameters) are not fed, unless ``file`` holds them.
-        file: an ``.npz`` with one array per input; nothing is made up then.
+        file: an ``.npz`` with one array per input; nothing is made up then, but for the states of an optimizer that it
+            does not hold: these begin with zero.
         seed: of the random inputs; an input's values depend on the seed, its name, dtype and shape only.
         dims: sizes of named dimensions; others get the defaults of `ckplan.model.dims`.
         shapes: shapes of whole inputs.
@@ -162,12 +163,18 @@ def _read(file: Path, model: ir.Model) -> dict[str, Array]:
         with np.load(file) as archive:
             _check_room(file, archive.zip)
             arrays: dict[str, Array] = {name: archive[name] for name in archive.files}
+    except FileNotFoundError as error:
+        raise UsageError(f"there is no file `{file}`", "check the path") from error
     # An .npy is a TypeError or has no `zip`; zipfile tells of what it does not know or cannot inflate in its own ways.
     except (OSError, ValueError, TypeError, AttributeError, EOFError, *DAMAGED) as error:
         raise UsageError(f"`{file}` is not a readable .npz file", "write it with numpy.savez") from error
     known = {value.name or "": value for value in model.graph.inputs}
+    for name in initial_states(model) & known.keys() - arrays.keys():
+        state = known[name]
+        if state.dtype is not None and state.shape is not None and state.shape.is_static():
+            arrays[name] = np.zeros(state.shape.numpy(), state.dtype.numpy())
     missing = [value.name for value in fed_inputs(model) if value.name not in arrays]
-    misfits = [f"has no array for input `{name}`" for name in missing]
+    misfits = [f"has no array for input {', '.join(f'`{name}`' for name in missing)}"] if missing else []
     misfits += [f"holds `{name}`, which is not an input" for name in arrays if name not in known]
     for name in arrays.keys() & known.keys():
         arrays[name] = _as_declared(arrays[name], known[name])

@@ -127,11 +127,11 @@ class Process:
         if error["kind"] == "model":
             import onnx_ir as ir
 
-            from ckplan.model.half import missing_kernel_advice  # the jobs import this module, and none of that
+            from ckplan.model.half import loading_advice  # the jobs import this module, and none of that
+            from ckplan.model.validity import CHECK_IT
 
-            hint = missing_kernel_advice(reason, ir.load(self._path))
-            if not hint and stage.endswith("run"):
-                hint = "give the sizes that it works with (--dim, --shape), or what it reads (--inputs)"
+            running = "give the sizes that it works with (--dim, --shape), or what it reads (--inputs)"
+            hint = loading_advice(reason, ir.load(self._path)) or (running if stage.endswith("run") else CHECK_IT)
             return ModelError(f"onnxruntime failed in {stage} of `{self._path}`: {reason}", hint)
         return self._failed(f"{error['type']} in {stage} of `{self._path}`: {reason}")
 

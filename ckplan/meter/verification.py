@@ -62,11 +62,10 @@ def verify(
     """
     check_options(device, 1 if runs is None else runs, threads)
     models = [read_model(Path(base)), read_model(Path(new))]
-    wanted = [{value.name for value in fed_inputs(model)} for model in models]
-    if odd := sorted(str(name) for name in wanted[0] ^ wanted[1]):
+    if different := _different_inputs(*models):
         raise ModelError(
-            f"`{base}` and `{new}` do not take the same inputs: only one has {', '.join(odd)}",
-            "compare files made from the same model",
+            f"`{base}` and `{new}` do not take the same inputs: {different}",
+            "compare files made from the same model, for the same sizes",
         )
     chosen = make_inputs(models[0], file=inputs, seed=seed, dims=dims, shapes=shapes)
     with temporary_folder() as folder:
@@ -122,3 +121,27 @@ def _origin(
     except CkplanError as error:
         notes.append(f"the origin of the NaN or infinity in `{measurement.path}` was not found: {error}")
         return None
+
+
+def _different_inputs(base: ir.Model, new: ir.Model) -> str:
+    """How the inputs that two files have to be fed differ, in words; empty where one set of arrays fits both."""
+    wanted, offered = ({str(value.name): value for value in fed_inputs(model)} for model in (base, new))
+    if odd := sorted(wanted.keys() ^ offered.keys()):
+        return f"only one has {', '.join(odd)}"
+    for name, value in wanted.items():
+        other = offered[name]
+        if value.dtype != other.dtype or _clash(value.shape, other.shape):
+            return f"'{name}' is {_described(value)} in one and {_described(other)} in the other"
+    return ""
+
+
+def _clash(one: ir.Shape | None, other: ir.Shape | None) -> bool:
+    """Whether no array has both shapes; a dimension without a number fits any."""
+    if one is None or other is None:
+        return False
+    pairs = zip(one, other, strict=False)
+    return len(one) != len(other) or any(isinstance(a, int) and isinstance(b, int) and a != b for a, b in pairs)
+
+
+def _described(value: ir.Value) -> str:
+    return f"{value.dtype}{'' if value.shape is None else value.shape}"

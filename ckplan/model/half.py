@@ -1,4 +1,4 @@
-"""Kernels that onnxruntime lacks: what its CPU provider makes of models in half precision, and what can be done."""
+"""What onnxruntime does not load, or its CPU provider has few kernels for, and what can be done about it."""
 
 from __future__ import annotations
 
@@ -15,11 +15,13 @@ NO_BFLOAT16 = (
 """What to do about a file whose operators do not take bfloat16."""
 _UNKNOWN = re.compile(r"(\S+?):(\w+)\(-?\d+\) is not a registered function/op")
 _ENDED = "it ends the process"
+_NEWER_IR = re.compile(r"max supported IR version: (\d+)")
+_NEWER_OPSET = re.compile(r"Opset \d+ is under development.* till opset (\d+)")
 _MISSING = re.compile(r"Could not find an implementation|Failed to find kernel|NOT_IMPLEMENTED", re.IGNORECASE)
 
 
-def missing_kernel_advice(reason: str, model: ir.Model) -> str:
-    """Return the next thing to try after onnxruntime refused to load a model, empty if that is not for a kernel.
+def loading_advice(reason: str, model: ir.Model) -> str:
+    """Return the next thing to try after onnxruntime refused to load a model, empty where nothing is known.
 
     Args:
         reason: what onnxruntime said.
@@ -32,6 +34,10 @@ def missing_kernel_advice(reason: str, model: ir.Model) -> str:
         return f"give the library of the kernels of {unknown[1]}::{unknown[2]} with --custom-ops"
     if _ENDED in reason and ir.DataType.FLOAT16 in _types(model.graph):
         return "onnxruntime's optimisers fail on some models in float16 on a CPU: export it in float32"
+    if newer := _NEWER_IR.search(reason):
+        return f"install a newer onnxruntime, or set the model's `ir_version` to {newer[1]} with onnx and save it"
+    if newer := _NEWER_OPSET.search(reason):
+        return f"install a newer onnxruntime, or export the model with opset {newer[1]} or older"
     if not _MISSING.search(reason):
         return ""
     if ir.DataType.BFLOAT16 in _types(model.graph):

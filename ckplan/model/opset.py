@@ -22,6 +22,8 @@ MINIMUM_OPSET = 21
 CONVERTED = "attribute of an older operator set"
 """Origin of the constants that stand for attributes which are inputs since, such as the bounds of a Clip."""
 MINIMUM_IR_VERSION = 10
+NEWEST_IR_VERSION = 13
+"""The newest that onnxruntime 1.31 loads. Later ones add only types of which it has no kernel."""
 NEWEST_OPSET = 26
 """The newest that onnxruntime 1.31 loads; a model that needs no newer one is labelled with it."""
 _POOLS_OPSET = 22
@@ -41,7 +43,7 @@ _KEEP_BYTES = 1024
 
 
 def lift(model: ir.Model) -> tuple[ir.Model, tuple[str, ...]]:
-    """Inline local functions and raise the default opset to at least 21, the IR version to at least 10.
+    """Inline local functions, raise the default opset to at least 21, and label an IR version that onnxruntime loads.
 
     A function that has a gradient rule stays one node, and stays among the model's functions with those that it calls,
     so that the rule finds it; `ckplan.autodiff.inline.inline_functions` puts its body in its place.
@@ -63,7 +65,7 @@ def lift(model: ir.Model) -> tuple[ir.Model, tuple[str, ...]]:
         mark_versions(model)
         put_right(model)
         _label_for_pools(model)
-        model.ir_version = max(model.ir_version or 0, MINIMUM_IR_VERSION)
+        model.ir_version = _loadable_ir_version(model)
         return model, relabel(model)
     check_calls(model)
     _write_defaults(model)
@@ -80,7 +82,7 @@ def lift(model: ir.Model) -> tuple[ir.Model, tuple[str, ...]]:
     lifted.functions.update(own)
     put_right(lifted)
     _label_for_pools(lifted)
-    lifted.ir_version = max(model.ir_version or 0, MINIMUM_IR_VERSION)
+    lifted.ir_version = _loadable_ir_version(model)
     lifted.producer_name, lifted.producer_version = model.producer_name, model.producer_version
     lifted.metadata_props.update(model.metadata_props)
     lifted.graph.metadata_props.update(model.graph.metadata_props)
@@ -90,6 +92,11 @@ def lift(model: ir.Model) -> tuple[ir.Model, tuple[str, ...]]:
     if version < MINIMUM_OPSET:
         notes.append(f"converted from opset {version} to {lifted.graph.opset_imports['']}")
     return lifted, tuple(notes)
+
+
+def _loadable_ir_version(model: ir.Model) -> int:
+    """The IR version of a model, or the nearest to it that we write and onnxruntime loads."""
+    return min(max(model.ir_version or 0, MINIMUM_IR_VERSION), NEWEST_IR_VERSION)
 
 
 def _write_defaults(model: ir.Model) -> None:

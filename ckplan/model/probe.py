@@ -10,7 +10,7 @@ from ckplan.errors import EnvironmentUnavailableError, ModelError
 from ckplan.keys import DATA_SIZED, NOT_EXPANDED
 from ckplan.model.declared import is_own
 from ckplan.model.execute import execute, random_inputs
-from ckplan.model.half import missing_kernel_advice
+from ckplan.model.half import loading_advice
 from ckplan.model.infer import is_known
 from ckplan.model.node_reads import made_by_name
 from ckplan.operators.sessions import clean
@@ -76,7 +76,7 @@ def learn(model: ir.Model) -> tuple[str, ...]:
         raise ModelError(
             f"the shape of {len(left)} value(s) is unknown, first the output of {name}, and onnxruntime cannot run the "
             f"model ({reason or 'no shape came back'})",
-            missing_kernel_advice(reason, model) or "give input shapes that the model accepts with --shape"
+            loading_advice(reason, model) or "give input shapes that the model accepts with --shape"
             if own is None
             else f"give the library of the kernels of {own.domain} with --custom-ops",
         )

@@ -13,7 +13,7 @@ from ckplan.errors import ModelError
 from ckplan.model.external import settle
 from ckplan.model.maps import read_scores, with_scores
 from ckplan.model.sparse import read_dense
-from ckplan.model.validity import check_names, check_tensors
+from ckplan.model.validity import CHECK_IT, check_names, check_tensors
 
 _FOREIGN = (
     (b"version https://git-lfs", "is a Git LFS pointer, not the model itself", "fetch it with `git lfs pull`"),
@@ -47,7 +47,7 @@ def read(path: str | os.PathLike[str]) -> ir.Model:
         node, value = unmade
         raise ModelError(
             f"{file} is not valid: {node.op_type} '{node.name}' reads '{value.name}', which nothing produces",
-            "export it again; onnx.checker.check_model tells more",
+            CHECK_IT,
         )
     check_names(model, file)
     check_tensors(model, file)
@@ -171,7 +171,7 @@ def _check_graph(model: ir.Model, file: Path) -> None:
             if attribute.type == ir.AttributeType.UNDEFINED:
                 raise ModelError(
                     f"{file} is not valid: attribute '{attribute.name}' of {node.op_type} '{node.name}' has no type",
-                    "export it again; onnx.checker.check_model tells more",
+                    CHECK_IT,
                 )
     for output in graph.outputs:
         if not _is_made(output):

@@ -21,6 +21,8 @@ MOST_ELEMENTS = 1 << 48
 MOST_NODES = 1_000_000
 """Nodes of a model whose functions are written out."""
 _DATA = ("float_data", "int32_data", "int64_data", "double_data", "uint64_data")
+CHECK_IT = "export it again, and see whether it passes onnx.checker"
+"""What to do about a file that is read as a model, but is no valid one."""
 _AGAIN = "export or download it again"
 
 

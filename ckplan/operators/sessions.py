@@ -87,4 +87,5 @@ def clean(message: str) -> str:
     )
     function = r"(\S+ )?onnxruntime::[\w:<>]+\([^()]*\) (const )?"
     text = re.sub(rf"/\S*onnxruntime/core/\S+:\d+ ({function})?", "", text)
+    text = re.sub(r"^Load model from .*? failed:\s*", "", text)  # whoever tells it names the file; it may be a copy
     return " ".join(text.split()).rstrip(".")

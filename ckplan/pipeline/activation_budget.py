@@ -78,9 +78,9 @@ def within_activations(step: Step, strategy: Strategy, goal: Goal) -> Planned:
     by = "" if smallest.strategy == str(strategy) else f", by `{smallest.strategy}`"
     raise InfeasibleError(
         f"strategy `{strategy}` has no plan whose file stays within the budget of {format_bytes(budget)}: the least "
-        f"that a file takes is {format_bytes(taken)}{by}; no schedule has less than "
+        f"that a file takes is {format_bytes(taken)}{by}, and no schedule takes less than "
         f"{format_bytes(smallest.lower_bound)}",
-        f"the smallest budget that a file was made for is {taken} bytes; raise it",
+        f"raise the budget to {taken} bytes, the least that a file was made for",
     )
 
 

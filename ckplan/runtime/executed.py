@@ -16,11 +16,12 @@ from ckplan.errors import ModelError
 from ckplan.isolation.evaluate import MEMORY, SECONDS, EvaluationError, evaluate
 from ckplan.isolation.folders import temporary_folder
 from ckplan.model.bodies import bodies_of
-from ckplan.model.half import missing_kernel_advice
+from ckplan.model.half import loading_advice
 from ckplan.model.infer import NodeInference, small_constant
 from ckplan.model.nested_graphs import all_nodes, subgraphs
 from ckplan.model.node_reads import reads
 from ckplan.model.stand_ins import KEEP_BYTES, KEEP_IN_ALL, stand_in
+from ckplan.operators.sessions import clean
 from ckplan.planner.problem import Problem
 from ckplan.planner.simulate import simulate
 from ckplan.planner.timeline import Timeline
@@ -157,9 +158,8 @@ def _optimised(
                 folded=folded,
             )
         except EvaluationError as error:
-            first = str(error).splitlines()[0]
-            hint = missing_kernel_advice(first, file)
-            raise ModelError(f"onnxruntime does not load the graph: {first}", hint) from error
+            reason = clean(str(error).splitlines()[0])
+            raise ModelError(f"onnxruntime does not load the graph: {reason}", loading_advice(reason, file)) from error
         return [ir.load(target) for target in targets.values()]
 
 

@@ -193,7 +193,10 @@ def read_checkpoint(place: Path) -> Checkpoint:
     """
     path = latest(place)
     if path is None:
-        raise UsageError(f"there is no checkpoint in {place}", "check the path, or train without --resume")
+        raise UsageError(
+            f"there is no checkpoint in {place}",
+            "check the path, or write one: `ckplan train` without --resume",
+        )
     values, about = read_tensors(path)
     try:
         state = json.loads(about[STATE])

@@ -9,6 +9,7 @@ import sys
 from contextlib import nullcontext, suppress
 from pathlib import Path
 
+import onnx
 import pytest
 
 import ckplan
@@ -107,8 +108,13 @@ def test_what_cannot_fit_is_refused() -> None:
         ckplan.fit(MODEL, "1KiB", optimizer="adamw")
     with pytest.raises(UsageError, match="no input has a free dimension `rows`; there are `batch`"):
         ckplan.fit(MODEL, "1MiB", dim="rows")
-    with pytest.raises(UsageError, match="the model has no free dimension"):
+    with pytest.raises(UsageError, match=r"is given a size; say which to find: --dim batch=\?"):
         ckplan.fit(MODEL, "1MiB", dims={"batch": 4})
+    fixed = onnx.load(MODEL)
+    for value in fixed.graph.input:
+        value.type.tensor_type.shape.dim[0].dim_value = 4
+    with pytest.raises(UsageError, match="the model has no free dimension"):
+        ckplan.fit(fixed, "1MiB")
 
 
 def test_the_command(tmp_path: Path) -> None:

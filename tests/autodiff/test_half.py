@@ -16,7 +16,7 @@ from ckplan.autodiff import TrainingGraph, build_training_graph
 from ckplan.errors import ModelError
 from ckplan.meter import measure
 from ckplan.model.execute import random_inputs
-from ckplan.model.half import half_precision_notes, missing_kernel_advice
+from ckplan.model.half import half_precision_notes, loading_advice
 from ckplan.model.loading import normalise
 from ckplan.model.saving import save
 from tests.autodiff.gradcheck import onnxruntime_run, parse, reference
@@ -198,10 +198,14 @@ def test_what_onnxruntime_does_not_load_is_told_with_what_to_do() -> None:
         retyped(onnx.load(_SAMPLES / "mlp.onnx"), kind) for kind in (TensorProto.FLOAT16, TensorProto.FLOAT)
     )
     ended = "it ends the process that opens it, which may take 1.5 GiB"
-    assert "export it in float32" in missing_kernel_advice(ended, ir.from_proto(half))
-    assert not missing_kernel_advice(ended, ir.from_proto(single))
+    assert "export it in float32" in loading_advice(ended, ir.from_proto(half))
+    assert not loading_advice(ended, ir.from_proto(single))
     unknown = "Fatal error: ai.onnx:ConstantFill(-1) is not a registered function/op"
-    assert "to another opset" in missing_kernel_advice(unknown, ir.from_proto(single))
+    assert "to another opset" in loading_advice(unknown, ir.from_proto(single))
+    newer = "Unsupported model IR version: 14, max supported IR version: 13"
+    assert "set the model's `ir_version` to 13" in loading_advice(newer, ir.from_proto(single))
+    newer = "Opset 28 is under development and so on. Current official support for domain ai.onnx is till opset 26."
+    assert "export the model with opset 26 or older" in loading_advice(newer, ir.from_proto(single))
 
 
 def test_what_a_cpu_makes_of_float16_is_noted(tmp_path: Path) -> None:

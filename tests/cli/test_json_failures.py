@@ -95,3 +95,18 @@ def test_forged_plans(tmp_path: Path, change: dict[str, object], said: str) -> N
     assert result.exit_code == (3 if said else 0), result.stderr
     assert said in result.stderr
     assert len(result.stderr) < 2000
+
+
+@pytest.mark.parametrize("option", [("--strategy", "memory"), ("--budget", "40%"), ("--cost", "flops")])
+@pytest.mark.parametrize("command", [("rewrite",), ("explain", "y")])
+def test_a_plan_goes_with_no_option_that_says_how_to_plan(
+    command: tuple[str, ...], option: tuple[str, str], tmp_path: Path
+) -> None:
+    model, plan = write_model(tmp_path / "m.onnx"), tmp_path / "plan.json"
+    assert run("plan", model, "-o", plan, "--strategy", "memory").exit_code == 0
+    name, *rest = command
+    output = ("-o", tmp_path / "out.onnx") if name == "rewrite" else ()
+    result = run(name, model, *rest, *output, "--plan", plan, *option)
+    assert result.exit_code == 2
+    assert f"does not go with `{option[0]}`" in result.stderr
+    assert not (tmp_path / "out.onnx").exists()

@@ -14,9 +14,11 @@ from onnx import TensorProto, helper, numpy_helper
 import ckplan
 from ckplan.errors import EnvironmentUnavailableError, ModelError, UsageError
 from ckplan.meter import make_inputs
-from ckplan.meter.facts import read_model
+from ckplan.meter.facts import initial_states, read_model
 from ckplan.model import save as save_model
 from tests.meter.models import floats, integers, save
+
+SAMPLES = Path(__file__).parents[2] / "sample_models"
 
 
 def table(name: str, *shape: int) -> onnx.TensorProto:
@@ -149,6 +151,20 @@ def test_every_misfit_of_real_inputs_is_named_at_once(model: ir.Model, tmp_path:
         assert text in str(error.value)
 
 
+def test_states_that_a_file_of_inputs_does_not_hold_begin_with_zero(tmp_path: Path) -> None:
+    forward = ckplan.load(SAMPLES / "mlp.onnx", dims={"batch": 2})
+    made = ckplan.add_optimizer(ckplan.build_training_graph(forward.model), ckplan.parse_optimizer("adam"))
+    drawn = make_inputs(made.model).arrays
+    states = initial_states(made.model)
+    begun = next(iter(states))
+    kept = {name: array for name, array in drawn.items() if name not in states} | {begun: drawn[begun] + 1}
+    np.savez(tmp_path / "in.npz", **kept)
+    found = make_inputs(made.model, file=tmp_path / "in.npz").arrays
+    assert found.keys() == drawn.keys()
+    assert all(np.array_equal(found[name], array) for name, array in kept.items())
+    assert not any(found[name].any() for name in states - {begun})
+
+
 def test_real_bfloat16_inputs_get_their_type_back(tmp_path: Path) -> None:
     value = helper.make_tensor_value_info("x", TensorProto.BFLOAT16, [2])
     path = save(tmp_path / "m.onnx", [helper.make_node("Cast", ["x"], ["y"], to=1)], [value], [floats("y", 2)])
@@ -174,13 +190,15 @@ def test_a_file_that_is_no_archive_is_a_usage_error(model: ir.Model, tmp_path: P
     (tmp_path / "in.npz").write_text("no")
     with pytest.raises(UsageError, match=r"not a readable \.npz"):
         make_inputs(model, file=tmp_path / "in.npz")
+    with pytest.raises(UsageError, match=r"there is no file `.*other\.npz`"):
+        make_inputs(model, file=tmp_path / "other.npz")
     np.save(tmp_path / "one.npy", np.zeros(2))
     with pytest.raises(UsageError, match=r"not a readable \.npz"):
         make_inputs(model, file=tmp_path / "one.npy")
 
 
 def test_a_planned_file_is_fed_as_the_file_without_a_plan(tmp_path: Path) -> None:
-    source = Path(__file__).parents[2] / "sample_models" / "bert_tiny.onnx"
+    source = SAMPLES / "bert_tiny.onnx"
     step = ckplan.open_model(source)
     save_model(step.model, tmp_path / "base.onnx")
     ckplan.rewrite(step, strategy="memory", output=tmp_path / "new.onnx")

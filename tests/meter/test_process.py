@@ -154,13 +154,19 @@ def test_an_unknown_job_is_reported_not_raised(tmp_path: Path) -> None:
         run_job("nonsense", {"path": "m.onnx"})
 
 
-def test_messages_lose_codes_and_source_paths() -> None:
+def test_messages_lose_codes_and_source_paths_and_the_path_of_a_copy() -> None:
     text = (
         "[ONNXRuntimeError] : 1 : FAIL : Non-zero status code returned while running Expand node. Name:'grow' Status "
         "Message: /src/onnxruntime/core/framework/bfc_arena.cc:360 void* onnxruntime::BFCArena::AllocateRawInternal("
         "size_t, bool, onnxruntime::Stream*) Failed to allocate memory\n"
     )
     assert clean(text) == "Expand 'grow': Failed to allocate memory"
+    text = (
+        "[ONNXRuntimeError] : 1 : FAIL : Load model from /tmp/a folder/file.onnx failed:/src/onnxruntime/core/graph/"
+        "model.cc:256 onnxruntime::Model::Model(onnx::ModelProto&&, const onnxruntime::PathString&) "
+        "Unsupported model IR version: 14, max supported IR version: 13"
+    )
+    assert clean(text) == "Unsupported model IR version: 14, max supported IR version: 13"
 
 
 def test_the_callers_process_never_loads_onnxruntime(negation: Path) -> None:

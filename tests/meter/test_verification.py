@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from onnx import helper, numpy_helper
+from onnx import TensorProto, helper, numpy_helper
 
 from ckplan.errors import ModelError, UsageError
 from ckplan.keys import GRADIENTS
@@ -215,6 +215,24 @@ def test_a_missing_output_is_a_problem(tmp_path: Path) -> None:
 def test_files_with_other_inputs_cannot_be_compared(tmp_path: Path) -> None:
     base, new = scaled(tmp_path / "base.onnx", 2), scaled(tmp_path / "new.onnx", 2, name="w")
     with pytest.raises(ModelError, match="only one has w, x"):
+        verify(base, new, device="cpu")
+
+
+@pytest.mark.parametrize(
+    ("kind", "dims", "told"),
+    [
+        (TensorProto.FLOAT, [4, 3], r"'x' is FLOAT\[2,3\] in one and FLOAT\[4,3\] in the other"),
+        (TensorProto.DOUBLE, [2, 3], r"'x' is FLOAT\[2,3\] in one and DOUBLE\[2,3\] in the other"),
+    ],
+    ids=["size", "type"],
+)
+def test_files_for_other_sizes_or_types_cannot_be_compared(
+    kind: int, dims: list[int], told: str, tmp_path: Path
+) -> None:
+    x, y = (helper.make_tensor_value_info(name, kind, dims) for name in "xy")
+    base, new = scaled(tmp_path / "base.onnx", 2), tmp_path / "new.onnx"
+    save(new, [helper.make_node("Tanh", ["x"], ["y"])], [x], [y], [])
+    with pytest.raises(ModelError, match=told):
         verify(base, new, device="cpu")
 
 

@@ -46,6 +46,15 @@ def test_newer_opset_is_kept(tmp_path: Path) -> None:
     assert loaded(tmp_path, text).model.graph.opset_imports[""] == 23
 
 
+@pytest.mark.parametrize(("given", "kept"), [(3, 10), (11, 11), (14, 13)])
+def test_the_ir_version_is_one_that_runs(tmp_path: Path, given: int, kept: int) -> None:
+    """`onnx.helper.make_model` of onnx 1.23 writes version 14, and onnxruntime 1.31 loads none above 13."""
+    text = f'<ir_version: {given}, opset_import: ["" : 21]> g (float[2] x) => (float[2] y) {{ y = Relu(x) }}'
+    forward = loaded(tmp_path, text)
+    assert forward.model.ir_version == kept
+    run(forward.model, {"x": normal(1, 2)})
+
+
 def test_a_new_opset_that_nothing_needs_is_labelled_with_one_that_runs(tmp_path: Path) -> None:
     """onnxruntime 1.31 loads nothing above opset 26, and most models of opset 28 use nothing that is newer."""
     text = '<ir_version: 13, opset_import: ["" : 28]> g (float[2] x) => (float[2] y) { a = Celu(x) y = Mul(a, w) }'

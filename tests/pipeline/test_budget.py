@@ -47,7 +47,7 @@ def test_the_smallest_budget_of_a_refusal_works_when_typed_back(strategy: str) -
     step = step_of(ckplan.build_training_graph(ckplan.load(MLP, dims={"batch": 8}).model))
     with pytest.raises(InfeasibleError) as refused:
         rewrite(step, parse_strategy(strategy), Goal(budget=64))
-    found = re.search(r"is (\d+) bytes", refused.value.hint)
+    found = re.search(r"to (\d+) bytes", refused.value.hint)
     assert found is not None
     smallest = int(found[1])
     assert rewrite(step, parse_strategy(strategy), Goal(budget=smallest)).after.peak_activations <= smallest
@@ -57,7 +57,7 @@ def _smallest(step: ckplan.Step, strategy: str, budget: int) -> int:
     """What a refusal says that the smallest file takes."""
     with pytest.raises(InfeasibleError) as refused:
         rewrite(step, parse_strategy(strategy), Goal(budget=budget))
-    return int(re.findall(r"is (\d+) bytes", refused.value.hint)[0])
+    return int(re.findall(r"to (\d+) bytes", refused.value.hint)[0])
 
 
 def test_no_strategy_has_a_smaller_file_than_the_one_a_refusal_names() -> None:

@@ -98,8 +98,8 @@ class Strategy(ABC):
             raise InfeasibleError(
                 f"strategy `{self}` needs {format_bytes(peak)} of activations, the budget is {format_bytes(budget)}, "
                 f"and {_reason(problem)}",
-                f"the smallest budget that a plan was found for is {peak} bytes; raise it"
-                + ("" if self.name == "auto" else " or try another strategy"),
+                f"raise the budget to {peak} bytes, the least that a plan was found for"
+                + ("" if self.name == "auto" else ", or try another strategy"),
             )
         bound = 0.0
         if prove and plan.recomputed:
