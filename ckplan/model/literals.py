@@ -15,8 +15,8 @@ import onnx_ir as ir
 
 from ckplan.model.constants import is_constant
 
-# encoder.layers.0.gamma: attributes and indices, at least one attribute before the last.
-_PATH = re.compile(r"[A-Za-z][A-Za-z0-9_]*(\.[A-Za-z0-9_]+)+")
+# encoder.layers.0.gamma, 1.gamma: attributes and indices, at least one before the last, and one of all an attribute.
+_PATH = re.compile(r"[A-Za-z]\w*(\.\w+)+|(\d+\.)+[A-Za-z]\w*(\.\w+)*", re.ASCII)
 # Variables of TensorFlow: a scope, and the operation that reads them.
 _VARIABLE = re.compile(r"(.*/)?[A-Za-z][A-Za-z0-9_.-]*/(ReadVariableOp|read)(_\d+)?(:\d+)?")
 # A weight of the outermost module has no path: its name says what it is. Names that literals bear as well (scale) do

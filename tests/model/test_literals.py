@@ -15,7 +15,7 @@ from ckplan.model.literals import is_literal, names_a_weight
     [
         "logit_scale", "clip.logit_scale", "temperature", "alpha", "blocks.0.gamma_1", "model.gate", "tau",
         "module.encoder.layers.3.skip.0", "net/temperature/ReadVariableOp:0", "logit_bias", "scale/read",
-        "sigma2", "prelu.weight",
+        "sigma2", "prelu.weight", "1.scale", "0.parametrizations.weight.original0",
     ],
 )  # fmt: skip
 def test_names_of_weights(name: str) -> None:
@@ -27,7 +27,7 @@ def test_names_of_weights(name: str) -> None:
     [
         "onnx::Mul_12", "12", "_v_9", "Const__7", "const_fold_opt__5", "/layer/Constant_output_0", "val_3", "half",
         "model/tf.math.multiply/Mul/y:0", "epsilon", "two", "c", "layer.eps", "scalar", "x", "ln.epsilon", "p0",
-        "ckplan/constant_0", "attention_scale", "scale", "value_scale", "loss_weight_of_mask",
+        "ckplan/constant_0", "attention_scale", "scale", "value_scale", "loss_weight_of_mask", "0.5", "1.eps",
     ],
 )  # fmt: skip
 def test_names_of_literals(name: str) -> None:

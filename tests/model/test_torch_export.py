@@ -6,10 +6,12 @@ import re
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import pytest
 from onnx import numpy_helper
 
 from ckplan.keys import STANDS_FOR
+from ckplan.model.torch_files.old_exporter import folded_notes
 from tests.model.models import normal, parse, run
 from tests.model.torch_files import add_source, exported, loaded
 
@@ -213,6 +215,17 @@ def scripted(nodes: str, arrays: dict[str, np.ndarray], names: dict[str, str]) -
     return model
 
 
+def test_layers_in_a_list_that_is_the_module_itself_are_apart_again() -> None:
+    """Of ``nn.Sequential`` the parameters have numbers for paths."""
+    model = scripted(
+        "2.weight = Identity(0.weight) 2.bias = Identity(0.bias) "
+        "h = Mul(x, 0.weight) i = Add(h, 0.bias) j = Mul(i, 2.weight) y = Add(j, 2.bias)",
+        {"0.weight": np.ones(4, np.float32), "0.bias": np.zeros(4, np.float32)},
+        {},
+    )
+    assert sorted(loaded(model)[0].graph.initializers) == ["0.bias", "0.weight", "2.bias", "2.weight"]
+
+
 def test_layers_that_begin_as_copies_are_apart_again() -> None:
     """Whatever their values: torch.nn.TransformerEncoder copies one layer, and a target network is a copy, too."""
     model = scripted(
@@ -251,6 +264,7 @@ def test_a_table_that_was_copied_for_the_old_exporter_stays_one() -> None:
     [
         ("/net/layers.0/linear/MatMul", "/net/layers.1/linear/MatMul", "", "bias", True),
         ("/net/net.0/MatMul", "/net/net.1/MatMul", "", "bias", True),
+        ("/0/MatMul", "/1/MatMul", "", "bias", True),
         ("/online/MatMul", "/target/MatMul", "target.scale = Identity(online.scale)", "bias", True),
         ("/online/MatMul", "/target/MatMul", "", "bias", False),  # two modules may share a weight
         ("/net/layer/MatMul", "/net/layer_1/MatMul", "", "bias", False),  # one module that is used twice
@@ -267,6 +281,19 @@ def test_turned_weights_of_layers_that_begin_as_copies_are_apart_again(
         {"h": first, "j": second},
     )
     assert ("onnx::MatMul_19" in loaded(model)[0].graph.initializers) == apart
+
+
+@pytest.mark.parametrize(("first", "tied"), [(7, True), (8, False)])
+def test_numbers_tell_whether_two_layers_share_a_weight(first: int, tied: bool) -> None:
+    """x is 0, a weight 1, turned 2, what is made 3 and 4, the weight once more turned 5, y 6; two are one more."""
+    one, other = f"onnx::MatMul_{first}", f"onnx::MatMul_{first + 1}"
+    model = scripted(
+        f"{other} = Identity({one}) h = MatMul(x, {one}) t = Tanh(h) y = MatMul(t, {other})",
+        {one: normal(0, 4, 4)},
+        {"h": "/0/MatMul", "t": "/1/Tanh", "y": "/2/MatMul"},
+    )
+    del model.graph.input[1]
+    assert len(loaded(model)[0].graph.initializers) == (1 if tied else 2)
 
 
 TIED = """<ir_version: 10, opset_import: ["": 21]> g (int64[2] ids) => (float[2,9] y) {
@@ -307,12 +334,42 @@ def test_weights_of_two_names_stay_two() -> None:
     ("weight", "producer"), [("onnx::Conv_20", "pytorch"), ("0.weight", "pytorch"), ("onnx::Conv_20", "")]
 )
 def test_what_the_old_exporter_folded_is_said(weight: str, producer: str) -> None:
-    graph = f'g (float[1,2,3,3] x) => (float[1,2,3,3] y) {{ y = Conv(x, "{weight}") }}'
-    model = parse(f'<ir_version: 10, opset_import: ["": 17]> {graph}', {weight: normal(0, 2, 2, 1, 1)})
+    graph = f'g (float[1,2,3,3] x) => (float[1,2,3,3] y) {{ y = Conv(x, "{weight}", "onnx::Conv_21") }}'
+    arrays = {weight: normal(0, 2, 2, 1, 1), "onnx::Conv_21": normal(1, 2)}
+    model = parse(f'<ir_version: 10, opset_import: ["": 17]> {graph}', arrays)
     model.producer_name = producer
     _, notes = loaded(model)
     folded = "1 weight(s) of convolutions ('onnx::Conv_20') are products" in notes
     assert folded == (weight != "0.weight" and producer == "pytorch")
+
+
+@pytest.mark.parametrize(
+    ("nodes", "paths", "told"),
+    [
+        ("y = Gemm<transB=1>(x, onnx::Gemm_9, b)", "/Gemm", "onnx::Gemm_9"),
+        ("y = Gemm(x, onnx::Gemm_9, b)", "/Gemm", ""),
+        ("y = Gemm<transB=1>(x, w, onnx::Gemm_9)", "/Gemm", "onnx::Gemm_9"),
+        ("y = Conv(x, onnx::Conv_9, b)", "/Conv", "onnx::Conv_9"),
+        ("h = MatMul(x, onnx::MatMul_9) y = Tanh(h)", "/head/MatMul /head/Tanh", "onnx::MatMul_9"),
+        ("h = MatMul(x, onnx::MatMul_9) y = Tanh(h)", "/head/MatMul /act/Tanh", ""),
+        ("h = MatMul(x, onnx::MatMul_9) y = Tanh(h)", "MatMul_0 Tanh_1", ""),
+        (
+            "h = MatMul(x, onnx::MatMul_9) i = Add(h, head.bias) y = Tanh(i)",
+            "/head/MatMul /head/Add /head/Tanh",
+            "",
+        ),
+        ("h = MatMul(x, onnx::MatMul_9) i = Add(h, b) y = Tanh(i)", "/MatMul /Add /Tanh", "onnx::MatMul_9"),
+    ],
+)
+def test_what_the_old_exporter_computed_for_layers_is_said(nodes: str, paths: str, told: str) -> None:
+    arrays = {"b": normal(0, 4), "w": normal(1, 4, 4), "head.bias": normal(2, 4), "onnx::Gemm_9": normal(3, 4, 4)}
+    arrays |= {"onnx::Conv_9": normal(4, 4, 2, 1), "onnx::MatMul_9": normal(5, 4, 4)}
+    arrays["onnx::Gemm_9"] = normal(6, 4) if "w, onnx" in nodes else arrays["onnx::Gemm_9"]
+    model = scripted(nodes, {name: array for name, array in arrays.items() if re.search(rf"\b{name}\b", nodes)}, {})
+    for node, path in zip(model.graph.node, paths.split(), strict=True):
+        node.name = path
+    notes = " ".join(folded_notes(ir.from_proto(model)))
+    assert notes.partition("(s) of layers (")[2].partition(")")[0] == (f"'{told}'" if told else "")
 
 
 @pytest.mark.parametrize("scope", ["a", "b"])

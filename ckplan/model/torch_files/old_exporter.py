@@ -12,45 +12,94 @@ products bear numbers for names, and the modules that read them tell.
 from __future__ import annotations
 
 import re
-from collections.abc import Set
+from collections.abc import Iterable, Sequence, Set
 
 import onnx_ir as ir
 
+from ckplan.display import shortened
 from ckplan.model.constants import add_initializer
 from ckplan.model.literals import is_numbered
 from ckplan.model.torch_files.default_exporter import is_unstructured, module_of
 
-_FOLDED = re.compile(r"onnx::Conv\w*_\d+")
-"""How the exporter calls the weights of a convolution that it computed from those of the module."""
-_PATH = re.compile(r"[A-Za-z_]\w*(\.\w+)*")
-"""How it calls parameters and buffers: attributes of modules."""
-COMPUTED = re.compile(r"onnx::\w+_\d+")
+_PATH = re.compile(r"\w+(\.\w+)*")
+"""How it calls parameters and buffers: attributes of modules, those of a list by their number."""
+COMPUTED = re.compile(r"onnx::\w+_(\d+)")
 """How it calls what it computed of others, and weights that it turned."""
 LAYERS = frozenset({"Conv", "ConvTranspose", "Gemm", "GRU", "LSTM", "MatMul", "RNN"})
 """Operators whose operands are weights of layers."""
-_INDEX = re.compile(r"(?<=\.)\d+(?=[./]|$)")
+_READ_AS_THEY_ARE = frozenset({"Conv", "ConvTranspose"})
+"""Those that read a weight as the module has it."""
+_WITH_BIAS = _READ_AS_THEY_ARE | {"Gemm"}
+"""Those whose third operand is a bias, as the module has it."""
+_BIASES = ("bias", "in_proj_bias")
+"""How torch's modules call the biases of their linear layers."""
+_INDEX = re.compile(r"(?<![^.])\d+(?=[./]|$)")
 
 
 def folded_notes(model: ir.Model) -> tuple[str, ...]:
-    """Say which convolutions a BatchNormalization was folded into: its parameters, and theirs, have no gradients.
+    """Say which weights and biases of layers the exporter computed of parameters that are not in the file as such.
 
-    The file holds the products in their place, under numbers for names.
+    A BatchNormalization that was folded into a convolution leaves a weight and a bias with numbers for names. Biases,
+    other weights of convolutions, and those that a Gemm transposes itself have a number only where they were computed.
+    The weight of a MatMul has one in any linear layer, where it was turned.
     """
     if model.producer_name != "pytorch":
         return ()
-    found = [
-        weight
-        for node in model.graph
-        if node.op_type == "Conv" and not node.domain and len(node.inputs) > 1
-        if (weight := node.inputs[1]) is not None and weight.is_initializer() and _FOLDED.fullmatch(str(weight.name))
-    ]
-    if not found:
-        return ()
-    listed = ", ".join(f"'{weight.name}'" for weight in found[:3]) + (", ..." if len(found) > 3 else "")
-    return (
-        f"{len(found)} weight(s) of convolutions ({listed}) are products: torch's exporter folded a BatchNormalization "
-        "into each, so that the parameters of both are not in the file as such; ckplan.export keeps them",
-    )
+    products: list[ir.Value | None] = []
+    computed: list[ir.Value | None] = []
+    for node in model.graph:
+        if node.op_type not in LAYERS or node.domain:
+            continue
+        weight, bias = (_is_computed(value) for value in (*node.inputs, None)[1:3])
+        if weight and bias and node.op_type == "Conv":
+            products.append(node.inputs[1])
+            continue
+        turned = node.op_type not in _READ_AS_THEY_ARE and not node.attributes.get_int("transB", 0)
+        if weight and (not turned or (node.op_type == "MatMul" and not _is_linear(node))):
+            computed.append(node.inputs[1])
+        if bias and node.op_type in _WITH_BIAS:
+            computed.append(node.inputs[2])
+    notes = []
+    if products:
+        notes.append(
+            f"{len(products)} weight(s) of convolutions ({_listed(products)}) are products: torch's exporter folded a "
+            "BatchNormalization into each, so that the parameters of both are not in the file as such; ckplan.export "
+            "keeps them"
+        )
+    if computed:
+        notes.append(
+            f"{len(set(computed))} weight(s) of layers ({_listed(computed)}) may be what torch's exporter computed of "
+            "parameters, and the file does not say of which: the gradient of one that is read elsewhere as well lacks "
+            "that part; ckplan.export keeps the parameters"
+        )
+    return tuple(notes)
+
+
+def _listed(values: Iterable[ir.Value | None]) -> str:
+    return shortened([f"'{value.name}'" for value in dict.fromkeys(values) if value is not None], 3)
+
+
+def _is_computed(value: ir.Value | None) -> bool:
+    """Whether the exporter made up the name of an initializer, or of one that it merged with another."""
+    copied = None if value is None else value.producer()
+    source = copied.inputs[0] if copied is not None and copied.op_type == "Identity" else value
+    return _is_weight(source) and COMPUTED.fullmatch(str(value and value.name)) is not None
+
+
+def _is_linear(product: ir.Node) -> bool:
+    """Whether a MatMul is that of a linear layer or of attention: its bias is, or its module has no other nodes.
+
+    Where nodes bear no paths of modules, nothing speaks against it.
+    """
+    if not str(product.name).startswith("/"):
+        return True
+    scope = scope_of(product)
+    biases = {f"{scope}.{leaf}".lstrip(".") for leaf in _BIASES}
+    added = [value for node in product.outputs[0].consumers() if node.op_type == "Add" for value in node.inputs]
+    if any(value is not None and value.name in biases for value in added):
+        return True
+    beside = {node.op_type for node in product.graph or () if scope_of(node) == scope}
+    return beside <= {"Add", "Constant", "MatMul"}
 
 
 def separate_merged(model: ir.Model) -> tuple[str, ...]:
@@ -80,6 +129,8 @@ def separate_merged(model: ir.Model) -> tuple[str, ...]:
     }
     others = {module_of(str(value.name)) for value in graph.initializers.values()}
     turned = [node for node in copies if node not in named and _are_of_copies(node, alike, others)]
+    if len(turned) <= _shared(graph, copies):
+        turned = []
     separated = [node for node in (*named, *turned) if not node.outputs[0].is_graph_output()]
     for node in separated:
         _make_initializer(graph, node)
@@ -120,6 +171,23 @@ def _are_of_copies(node: ir.Node, copies: Set[tuple[str, str]], others: Set[str]
         if first != second and second not in others and _INDEX.sub("", first) == _INDEX.sub("", second)
     }
     return not copies.isdisjoint(pairs) or bool(listed)
+
+
+def _shared(graph: ir.Graph, copies: Sequence[ir.Node]) -> int:
+    """How many tensors more the exporter computed than there are parameters to compute them of, at least.
+
+    It numbers inputs, parameters and what nodes make, and then once more what it computed. A number that belongs to
+    nothing in the file is that of a parameter that is gone, or of a node that is.
+
+    Args:
+        graph: of the old exporter.
+        copies: its nodes that were no nodes when the numbers were given.
+    """
+    values = {*graph.initializers.values(), *(node.outputs[0] for node in copies)}
+    numbers = [int(found[1]) for value in values if (found := COMPUTED.fullmatch(str(value.name)))]
+    made = [output for node in graph if node not in copies for output in node.outputs if output.name]
+    known = len({*graph.inputs, *values}) - len(numbers) + len(made)
+    return 2 * len(numbers) + known - min(numbers) if numbers else 0
 
 
 def _readers(value: ir.Value, is_vector: bool) -> set[str]:
