@@ -136,7 +136,9 @@ def _at_places(
     shaper = full.producer()
     assert shaper is not None
     rewriting.scattered[shaper] = mask.root
-    put_in_place(node, rewriting.emit(node, "Where", chosen, full, data))
+    written = rewriting.emit(node, "Where", chosen, full, data)
+    written.dtype, written.shape = data.dtype, data.shape  # another mask may write into it, or choose of it
+    put_in_place(node, written)
     return True
 
 

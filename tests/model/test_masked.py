@@ -44,6 +44,10 @@ ACCEPTED = {
         s = SoftmaxCrossEntropyLoss<reduction = "none">(r, l) loss = ReduceMean<keepdims = 0>(s)""",
     "written": f"""{_PLACES} {_COUNTED} e = Expand(a0, k) u = Reshape(e, all) y = ScatterND(p, i, u) s = Mul(y, y)
         loss = ReduceSum<keepdims = 0>(s)""",
+    "written twice": f"""{_PLACES} {_COUNTED} e = Expand(a0, k) u = Reshape(e, all) y1 = ScatterND(p, i, u)
+        o = Greater(x, a0) n2 = NonZero(o) i2 = Transpose<perm = [1, 0]>(n2) f2 = Reshape(o, all) c2 = Cast<to = 7>(f2)
+        k2 = ReduceSum(c2) e2 = Expand(a0, k2) u2 = Reshape(e2, all) y2 = ScatterND(y1, i2, u2) s = Mul(y2, y2)
+        loss = ReduceSum<keepdims = 0>(s)""",
     "changed": f"""{_PLACES} r = GatherND(p, i) d = Mul(r, r) o = Shape(i) c = Gather(o, zero) e = Reshape(d, all)
         u = Slice(e, zero, c, zero) y = ScatterND(p, i, u) s = Mul(y, y) loss = ReduceSum<keepdims = 0>(s)""",
 }
