@@ -186,14 +186,32 @@ SCRIPTED = """<ir_version: 10, opset_import: ["": 21], producer_name: "pytorch">
 
 
 @pytest.mark.parametrize("smoothing", ["", ", 1, -100, 0.0", ", 1, -100, 0.1"])
-def test_smoothing_that_the_exporter_left_out_is_noted(smoothing: str) -> None:
+@pytest.mark.parametrize("written_out", [False, True])
+def test_smoothing_that_the_exporter_left_out_is_noted(smoothing: str, written_out: bool) -> None:
+    line = f"aten.cross_entropy_loss.default](args = (%x, %p_a_weight, None{smoothing}), kwargs = {{}})"
+    loss = "SoftmaxCrossEntropyLoss(h, labels)" if not written_out else "ReduceMean(h)"
     model = exported(
-        "y = MatMul(x, a.weight)",
-        {"a.weight": normal(0, 4, 4)},
+        f"h = MatMul(x, a.weight) e = {loss} y = Add(x, e)",
+        {"a.weight": normal(0, 4, 4), "labels": np.asarray([1, 2])},
         {"p_a_weight": ("PARAMETER", "a.weight")},
-        [f"aten.cross_entropy_loss.default](args = (%x, %p_a_weight, None{smoothing}), kwargs = {{}})"],
+        ["", line, ""],
     )
-    assert ("label_smoothing=0.1 in torch" in loaded(model)[1]) == smoothing.endswith("0.1")
+    noted = "label_smoothing=0.1 in torch" in loaded(model)[1]
+    assert noted == (smoothing.endswith("0.1") and not written_out)
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+@pytest.mark.parametrize("written_out", [False, True])
+def test_means_that_the_exporter_left_out_are_noted(reduction: str, written_out: bool) -> None:
+    line = f"aten.scatter_reduce.two](args = (%x, 0, %i, %u, {reduction}), kwargs = {{include_self: False}})"
+    model = exported(
+        f"s = ScatterElements(x, i, x) y = {'Div' if written_out else 'Add'}(s, a.bias)",
+        {"i": np.zeros((2, 4), np.int64), "a.bias": normal(0, 4)},
+        {"p_a_bias": ("PARAMETER", "a.bias")},
+        [line, line if written_out else ""],
+    )
+    noted = "1 scatter_reduce took a mean in torch" in loaded(model)[1]
+    assert noted == (reduction == "mean" and not written_out)
 
 
 def test_what_the_old_exporter_merged_is_apart_again() -> None:

@@ -199,6 +199,31 @@ def test_label_smoothing_is_not_lost(tmp_path: Path, options: dict[str, object],
     assert_like_torch(found, {name: p.grad.numpy() for name, p in module.named_parameters()})
 
 
+class Averaged(nn.Module):
+    """What the edges of a graph bring to its nodes, on average."""
+
+    def __init__(self, with_own: bool) -> None:
+        super().__init__()
+        self.own, self.other, self.with_own = nn.Linear(4, 3), nn.Linear(4, 3), with_own
+
+    def forward(self, x, edges):
+        brought = self.other(x)[edges[0]]
+        to = edges[1].unsqueeze(1).expand_as(brought)
+        return self.own(x).scatter_reduce(0, to, brought, "mean", include_self=self.with_own).square().sum()
+
+
+@pytest.mark.parametrize("with_own", [False, True])
+def test_means_over_edges_are_not_lost(tmp_path: Path, with_own: bool) -> None:
+    torch.manual_seed(0)
+    module, x, edges = Averaged(with_own), torch.randn(5, 4), torch.tensor([[0, 1, 2, 3, 4, 1], [0, 0, 0, 2, 2, 3]])
+    path = ckplan.export(module, (x, edges), tmp_path / "net.onnx", input_names=["x", "edges"])
+    forward = ckplan.load(path)
+    assert not any("mean" in note for note in forward.notes)
+    module.double()(x.double(), edges).backward()
+    found = gradients_by(ckplan.build_training_graph(forward.model), {"x": x.numpy(), "edges": edges.numpy()})
+    assert_like_torch(found, {name: p.grad.numpy() for name, p in module.named_parameters()})
+
+
 def test_one_line_from_a_module_to_a_training_file(tmp_path: Path) -> None:
     network = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 3))
     ckplan.rewrite(

@@ -41,6 +41,7 @@ _SCOPES = "pkg.torch.onnx.name_scopes"
 _INPUT = re.compile(r"^(\w+): (PARAMETER|BUFFER|CONSTANT_TENSOR) target='([^']*)'", re.MULTILINE)
 _BATCH_NORM_IN_TRAINING = re.compile(r"_native_batch_norm_legit\w*\.default\]\(args = \(.*, True, ")
 _SMOOTHED = re.compile(r"aten\.cross_entropy_loss\.default\]\(args = \((?:[^,]+, ){5}([\d.e-]+)\)")
+_MEAN = re.compile(r"aten\.scatter_reduce\.two\]\(args = \((?:[^,]+, ){4}mean\)")
 _NAME = re.compile(r"%(\w+)")
 _MOVED = re.compile(
     r"(alias|clone|expand|permute|reshape|select|slice|squeeze|t|_to_copy|transpose|unsqueeze|view)(_\d+)?"
@@ -328,13 +329,25 @@ def _notes(graph: ir.Graph, separated: int, lost: list[str]) -> tuple[str, ...]:
             f"{in_training} BatchNormalization node(s) were in training mode in torch, whose exporter writes the "
             "inference form; --training takes the statistics of the batch"
         )
-    smoothed = {found[1] for node in graph if (found := _SMOOTHED.search(node.metadata_props.get(LINE, "")))}
+    losses = _lines_of(graph, "SoftmaxCrossEntropyLoss")
+    smoothed = {found[1] for line in losses if (found := _SMOOTHED.search(line))}
     if smoothed - {"0.0"}:
         notes.append(
             f"the loss had label_smoothing={', '.join(sorted(smoothed))} in torch, whose exporter leaves it out; "
             "ckplan.export keeps it"
         )
+    means = [line for line in _lines_of(graph, "ScatterElements") - _lines_of(graph, "Div") if _MEAN.search(line)]
+    if means:
+        notes.append(
+            f"{len(means)} scatter_reduce took a mean in torch, whose exporter writes the last element in its place; "
+            "ckplan.export keeps the mean"
+        )
     return tuple(notes)
+
+
+def _lines_of(graph: ir.Graph, op_type: str) -> set[str]:
+    """The lines of the program of which nodes of one type were made."""
+    return {node.metadata_props.get(LINE, "") for node in graph if node.op_type == op_type and not node.domain}
 
 
 def _join_copies(graph: ir.Graph) -> None:

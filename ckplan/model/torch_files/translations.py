@@ -1,7 +1,8 @@
-"""What torch's exporter makes of losses, where it would make something else than torch computes.
+"""Operators of torch's of which its exporter would make something else than torch computes, and say nothing.
 
-Of a cross-entropy with label smoothing it writes one without, and says nothing (``aten_cross_entropy_loss`` in
-onnxscript). Here it is written out as torch defines it.
+Of a cross-entropy with label smoothing it writes one without (``aten_cross_entropy_loss`` in onnxscript), and of what
+``scatter_reduce`` takes the mean of it writes the last (``aten_scatter_reduce``). Here both are written out as torch
+defines them.
 """
 
 from __future__ import annotations
@@ -20,7 +21,10 @@ def translations() -> dict[Callable[..., Any], Callable[..., Any]]:
     """
     import torch
 
-    return {torch.ops.aten.cross_entropy_loss.default: _cross_entropy}
+    return {
+        torch.ops.aten.cross_entropy_loss.default: _cross_entropy,
+        torch.ops.aten.scatter_reduce.two: _scatter_reduce,
+    }
 
 
 def _cross_entropy(
@@ -59,3 +63,19 @@ def _cross_entropy(
         return losses
     total = op.ReduceSum(losses, keepdims=0)
     return total if kind == "sum" else op.Div(total, op.ReduceSum(own, keepdims=0))
+
+
+def _scatter_reduce(self: Any, dim: int, index: Any, src: Any, reduce: str, include_self: bool = True) -> Any:
+    """Write ``aten::scatter_reduce.two``; a mean is a sum over how many it is of, and of none what was there before."""
+    from onnxscript import opset18
+    from onnxscript.function_libs.torch_lib.ops.core import aten_scatter_reduce
+
+    op: Any = opset18
+
+    if reduce != "mean":
+        return aten_scatter_reduce(self, dim, index, src, reduce, include_self)
+    sums = aten_scatter_reduce(self, dim, index, src, "sum", include_self)
+    own = op.Expand(op.CastLike(float(include_self), src), op.Shape(self))
+    ones = op.Expand(op.CastLike(1.0, src), op.Shape(src))
+    counts = op.ScatterElements(own, index, ones, axis=dim, reduction="add")
+    return op.Div(sums, op.Max(counts, op.CastLike(1.0, src)))
