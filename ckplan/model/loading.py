@@ -29,6 +29,7 @@ from ckplan.model.read import read
 from ckplan.model.rebatch import Rebatch
 from ckplan.model.rebatch_check import check_rebatched
 from ckplan.model.sparse import sparse_notes
+from ckplan.model.statistics import separate_from_scales
 from ckplan.model.torch_files.passes import PASSES
 from ckplan.model.validity import check_size, sort
 from ckplan.model.vectors import make_columns
@@ -138,7 +139,7 @@ def _normalised(
 ) -> ForwardModel:
     own_notes = forget_training(model)
     hoist(model)
-    names_notes = [note for one in (*PASSES, sparse_notes, score_notes) for note in one(model)]
+    names_notes = [note for one in (*PASSES, separate_from_scales, sparse_notes, score_notes) for note in one(model)]
     adopt(model)
     declared = declared_shapes(model)
     binding = bind(model.graph, dims, shapes, defaults)

@@ -18,6 +18,7 @@ from ckplan.errors import UsageError
 from ckplan.model.literals import is_numbered
 from ckplan.model.read import read
 from ckplan.model.saving import save
+from ckplan.model.statistics import separate_from_scales
 from ckplan.model.structure import are_equal, structure_of
 from ckplan.model.torch_files.constrained import keep_forms
 from ckplan.model.torch_files.default_exporter import read_signature
@@ -77,12 +78,13 @@ def with_weights(source: Path, weights: Mapping[str, Array]) -> ir.Model:
     """A model as it is in its file, with other weights; see `export_weights`."""
     model = read(source)
     read_signature(model)
+    join_repeated(model)
     unfold(model)  # what was computed of the old values
     keep_forms(model)
     join_looked_up(model)
+    separate_from_scales(model)
     names = {name for name, _, _ in _holders(model)}
     if not weights.keys() <= names:
-        join_repeated(model)
         separate_merged(model)
         separate_statistics(model.graph, weights)
         names = {name for name, _, _ in _holders(model)}

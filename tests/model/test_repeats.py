@@ -34,7 +34,7 @@ def test_what_was_repeated_for_each_sample_is_one_again() -> None:
     row = found.graph.initializers["val_1_row"]
     assert list(row.shape or ()) == [1, 4]
     assert row.metadata_props[STANDS_FOR] == "token"
-    assert "1 weight(s) that torch's exporter repeated for each sample are one: 'val_1_row'" in notes
+    assert "1 weight(s) that torch's exporter repeated are one: 'val_1_row'" in notes
     x = normal(2, 2, 4)
     np.testing.assert_array_equal(run(found, {"x": x})[0], run(model, {"x": x})[0])
 
@@ -71,6 +71,18 @@ def test_a_further_key_of_attention_is_repeated_along_the_second_axis() -> None:
 def test_other_weights_stay_as_they_are(array: np.ndarray, on_the_way: str) -> None:
     found, _ = loaded(expanded(array, on_the_way))
     assert list(found.graph.initializers["val_1"].shape or ()) == [2, 4]
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+def test_what_was_concatenated_with_itself_is_one_again(axis: int) -> None:
+    block = normal(3, *(2 if place == axis else 4 for place in (0, 1)))
+    model = expanded(np.concatenate([block, block], axis), "cat")
+    model.graph.node[1].op_type = "MatMul"
+    found, _ = loaded(model)
+    assert {"l.weight", "val_1_block"} <= set(found.graph.initializers)
+    np.testing.assert_array_equal(found.graph.initializers["val_1_block"].const_value.numpy(), block)
+    x = normal(2, 2, 4)
+    np.testing.assert_array_equal(run(found, {"x": x})[0], run(model, {"x": x})[0])
 
 
 def test_its_trained_values_are_written_into_the_model(tmp_path: Path) -> None:

@@ -17,8 +17,15 @@ def test_zeros_with_which_a_recurrent_layer_begins_are_no_parameter() -> None:
     assert sorted(stands) == ["both", "one", "val_1", "val_2", "val_3", "val_4"]
 
 
-@pytest.mark.parametrize("weight", [normal(0, 4, 4), np.zeros((4, 4), np.float32)], ids=["a weight", "zeros"])
-def test_zeros_computed_of_a_weight_are_no_parameter(weight: np.ndarray) -> None:
+@pytest.mark.parametrize(
+    ("weight", "way", "known"),
+    [
+        (normal(0, 4, 4), "val_2", True),
+        (np.zeros((4, 4), np.float32), "val_2", False),
+        (np.zeros((4, 4), np.float32), "zeros", True),
+    ],
+)
+def test_zeros_computed_of_a_weight_are_no_parameter(weight: np.ndarray, way: str, known: bool) -> None:
     """The first step of a recurrent cell, which begins with zeros."""
     model = exported(
         "h = MatMul(x, val_1) t = Tanh(h) y = Add(t, linear)",
@@ -30,9 +37,34 @@ def test_zeros_computed_of_a_weight_are_no_parameter(weight: np.ndarray) -> None
             "aten.add](args = (%tanh, %linear))",
         ],
     )
-    add_source(model, "linear", "weight", "zeros")
+    add_source(model, "linear", "weight", way)
     stands = {name: value.metadata_props.get(STANDS_FOR) for name, value in loaded(model)[0].graph.initializers.items()}
-    assert stands == {"val_1": "weight", "linear": "" if weight.any() else None}
+    assert stands == {"val_1": "weight", "linear": "" if known else None}
+
+
+def test_zeros_times_a_weight_that_is_gone_are_no_parameter() -> None:
+    """The only step of a recurrent cell without biases."""
+    model = exported(
+        "h = MatMul(x, l.weight) y = Add(h, linear_2)",
+        {"l.weight": normal(0, 4, 4), "linear_2": np.zeros((2, 4), np.float32)},
+        {"p_l": ("PARAMETER", "l.weight"), "p_hh": ("PARAMETER", "cell.weight_hh")},
+        ["aten.mm](args = (%x, %p_l))", "aten.add](args = (%mm, %linear_2))"],
+    )
+    add_source(model, "linear_2", "cell.weight_hh", "zeros")
+    assert loaded(model)[0].graph.initializers["linear_2"].metadata_props[STANDS_FOR] == ""
+
+
+def test_a_weight_into_which_a_norm_without_parameters_was_folded_is_one() -> None:
+    """The exporter computes a new tensor of its name and says nothing of it, and the norm's module has but buffers."""
+    model = exported(
+        "y = MatMul(x, l.weight)",
+        {"l.weight": normal(0, 4, 4)},
+        {"p_l": ("PARAMETER", "l.weight"), "b_mean": ("BUFFER", "n.mean")},
+        ["aten._native_batch_norm_legit_no_training.default](args = (%mm, None, None, %b_mean))"],
+    )
+    del model.graph.value_info[:]
+    model.graph.node[0].metadata_props.add(key="pkg.torch.onnx.name_scopes", value="['', 'n', 'norm']")
+    assert loaded(model)[0].graph.initializers["l.weight"].metadata_props.get(STANDS_FOR) is None
 
 
 @pytest.mark.parametrize("on_the_way", ["exp", "arange"])

@@ -13,7 +13,7 @@ import pytest
 
 import ckplan
 from ckplan.training.export import with_weights
-from tests.model.models import normal, parse, run
+from tests.model.models import normal, parse, run, write
 from tests.model.torch_files import add_source, exported, loaded
 
 FOLDED = "pkg.onnxscript.optimizer.folded_from"
@@ -255,8 +255,91 @@ def test_all_parameters_whose_gradients_lack_a_part_are_named() -> None:
     info.metadata_props.add(key=FOLDED, value="['expand', 'r.bias', 'r.weight', 'state']")
     model.graph.value_info.append(info)
     notes = loaded(model)[1]
-    assert "'linear' of 'r.bias' and 'r.weight'; their gradients lack that part" in notes
+    assert "'linear_row' of 'r.bias' and 'r.weight'; their gradients lack that part" in notes
     assert "('state')" in notes
+
+
+def first_step(row: bool, bias: bool = True, zeros: bool = False) -> tuple[onnx.ModelProto, dict]:
+    """As of a recurrent cell: W h + b of a state that two samples begin with, and of x; the state may be read, too."""
+    weights = {"r.weight": normal(0, 9, 4), "r.bias": normal(1, 9) * bias, "head.weight": normal(3, 9, 4)}
+    state = normal(2, 1, 4)
+    first = np.tile(state @ weights["r.weight"].T * (not zeros) + weights["r.bias"], (2, 1)).astype(np.float32)
+    model = exported(
+        f"m = Gemm<transB=1>(x, r.weight, {'r.bias' if bias else ''}) s = Add(m, linear) t = Tanh(s) "
+        f"u = MatMul(t, head.weight) y = Mul(u, {'expand' if row else 'x'})",
+        weights | {"linear": first} | ({"expand": np.tile(state, (2, 1))} if row else {}),
+        {f"p_{name.replace('.', '_')}": ("PARAMETER", name) for name in (*weights, "state")},
+        [
+            "aten.linear](args = (%x, %p_r_weight, %p_r_bias))",
+            "aten.add](args = (%m, %linear))",
+            "aten.tanh](args = (%s,))",
+            "aten.mm](args = (%t, %p_head_weight))",
+            "aten.mul](args = (%u, %expand))",
+        ],
+    )
+    add_source(model, "linear", "r.weight", *["r.bias"] * bias, *["state"] * (not zeros), "expand")
+    if row:
+        add_source(model, "expand", "state", "val_1")
+    return model, weights | {"state": state}
+
+
+@pytest.mark.parametrize("row", [True, False], ids=["read elsewhere", "gone"])
+@pytest.mark.parametrize("bias", [True, False], ids=["a bias", "none"])
+def test_the_first_step_from_a_state_that_is_learnt_is_computed_again(row: bool, bias: bool, tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    model, arrays = first_step(row, bias)
+    x, target = normal(4, 2, 4), normal(5, 2, 4)
+    step = ckplan.open_model(model, loss="mse")
+    session = onnxruntime.InferenceSession(ir.to_proto(step.model).SerializeToString())
+    names = list(step.training.gradients)
+    found = session.run([step.training.gradients[name] for name in names], {"x": x, "target": target})
+    w, b, head, h = (torch.tensor(arrays[name], requires_grad=True) for name in arrays)
+    read = torch.from_numpy(x)
+    made = torch.tanh(read @ w.T + b + h @ w.T + b) @ head
+    torch.nn.functional.mse_loss(made * (h if row else read), torch.from_numpy(target)).backward()
+    expected = {"r.weight": w, "head.weight": head, "expand_row" if row else "linear_row_state": h}
+    expected |= {"r.bias": b} if bias else {}
+    assert sorted(names) == sorted(expected)
+    for name, gradient in zip(names, found, strict=True):
+        np.testing.assert_allclose(gradient, expected[name].grad.numpy(), rtol=1e-4, atol=1e-6, err_msg=name)
+
+    trained = with_weights(write(model, tmp_path), {"r.weight": 2 * arrays["r.weight"]})
+    first = run(trained, {"x": np.zeros_like(x)})
+    if row:
+        made = np.tanh(2 * arrays["state"] @ arrays["r.weight"].T + 2 * arrays["r.bias"]) @ arrays["head.weight"]
+        np.testing.assert_allclose(first[0], np.tile(made * arrays["state"], (2, 1)), rtol=1e-4)
+
+
+def test_zeros_with_which_a_cell_begins_are_no_state_that_is_learnt() -> None:
+    """They solve the equations as well, but no parameter is gone."""
+    forward, _ = loaded(first_step(row=False, zeros=True)[0])
+    weights = {name for name, value in forward.graph.initializers.items() if value.dtype == ir.DataType.FLOAT}
+    assert weights == {"head.weight", "r.bias", "r.weight"}
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_what_was_concatenated_is_computed_of_the_part_that_is_read_elsewhere(turned: bool) -> None:
+    part, rest = normal(0, 4, 2), normal(1, 4, 2)
+    arrays = {"a.p": np.ascontiguousarray(part.T) if turned else part, "cat": np.concatenate([part, rest], 1)}
+    model = exported(
+        f"c = MatMul(x, cat) d = Gemm<transB={int(turned)}>(x, a.p) e = ReduceSum<keepdims=1>(d) y = Add(c, e)",
+        arrays,
+        {"p_p": ("PARAMETER", "a.p"), "p_q": ("PARAMETER", "a.q")},
+        [
+            "aten.mm](args = (%x, %cat))",
+            "aten.mm](args = (%x, %p_p))",
+            "aten.sum](args = (%d,))",
+            "aten.add](args = (%c, %e))",
+        ],
+    )
+    add_source(model, "cat", "a.p", "a.q")
+    forward, notes = loaded(model)
+    assert "'cat' of 'a.p': computed by torch's exporter, and in the step again" in notes
+    assert "their gradients lack that part" not in notes
+    assert sorted(forward.graph.initializers) == ["a.p", "cat_part"]
+    np.testing.assert_array_equal(forward.graph.initializers["cat_part"].const_value.numpy(), rest)
+    x = normal(2, 2, 4)
+    np.testing.assert_allclose(run(forward, {"x": x})[0], run(model, {"x": x})[0], rtol=1e-5)
 
 
 def test_what_is_left_of_a_parameter_stands_for_it() -> None:

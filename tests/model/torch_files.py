@@ -83,9 +83,9 @@ def recurrent(state: np.ndarray, states: str, operands: dict[str, str], name: st
 FOLDED = "pkg.onnxscript.optimizer.folded_from"
 
 
-def add_source(model: onnx.ModelProto, name: str, source: str, on_the_way: str = "mul_3") -> None:
-    """Say of an initializer what it was computed of, as torch's optimiser does."""
+def add_source(model: onnx.ModelProto, name: str, source: str, *others: str) -> None:
+    """Say of an initializer what it was computed of, and by which operations, as torch's optimiser does."""
     (array,) = [one for one in model.graph.initializer if one.name == name]
     info = onnx.helper.make_tensor_value_info(name, array.data_type, list(array.dims))
-    info.metadata_props.add(key=FOLDED, value=repr([source, on_the_way]))
+    info.metadata_props.add(key=FOLDED, value=repr([source, *(others or ["mul_3"])]))
     model.graph.value_info.append(info)

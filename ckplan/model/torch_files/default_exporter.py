@@ -49,6 +49,8 @@ _MOVED = re.compile(
 """What a line of the program is called that only moves numbers to other places."""
 _MADE = re.compile(r"(empty|full|new|ones|zeros)(_\w+)?")
 """What one is called that makes a tensor of nothing, or of the shape of another."""
+_PRODUCT = re.compile(r"(addmm|linear|matmul|mm)(_\d+)?")
+"""What one is called that multiplies by a weight."""
 _OF_CONSTANTS = re.compile(r"(arange|empty|full|linspace|new|ones|scalar_tensor|val|zeros)(_\w+)?")
 """What one is called that may hold constants of the program."""
 _QUOTED = re.compile(r"'([^']*)'")
@@ -146,10 +148,10 @@ def read_signature(model: ir.Model) -> tuple[str, ...]:
     here = {value.metadata_props.get(keys.STANDS_FOR) or value.name for value in unstructured}
     for value in graph.initializers.values():
         modules, sources = set(map(_module_around, value.consumers())), parameters.intersection(folded_from(value))
-        if _operand_of(value):
+        if _operand_of(value) or value.name in parameters:  # of the latter a normalisation was folded into
             continue
         if sources:  # zeros computed of what is not zero are what it was multiplied by
-            no_parameter = sources <= here and _is_zero(value)
+            no_parameter = _is_zero(value) and (sources <= here or _is_product_of_zeros(value, sources))
         else:
             no_parameter = not lost or (bool(modules) and modules <= frozen) or _is_made(value)
         if no_parameter:
@@ -174,8 +176,17 @@ def folded_from(value: ir.Value) -> list[str]:
 
 def buffers_of(graph: ir.Graph) -> set[str]:
     """The names in the module of what the exported program has as buffers, whether they are in the file or not."""
+    return _listed_as(graph, "BUFFER")
+
+
+def parameters_of(graph: ir.Graph) -> set[str]:
+    """The names in the module of its parameters, whether they are in the file or not."""
+    return _listed_as(graph, "PARAMETER")
+
+
+def _listed_as(graph: ir.Graph, kind: str) -> set[str]:
     listed = _INPUT.findall(graph.metadata_props.get(SIGNATURE, ""))
-    return {target for _, kind, target in listed if kind == "BUFFER"}
+    return {target for _, one, target in listed if one == kind}
 
 
 def is_unstructured(value: ir.Value) -> bool:
@@ -186,6 +197,11 @@ def is_unstructured(value: ir.Value) -> bool:
 
 def _is_zero(value: ir.Value) -> bool:
     return value.const_value is not None and not value.const_value.numpy().any()
+
+
+def _is_product_of_zeros(value: ir.Value, sources: set[str]) -> bool:
+    """Whether zeros are what a program makes of a weight and of zeros, as in the first step of a cell without bias."""
+    return len(sources) == 1 and is_product_name(str(value.name)) and any(map(_MADE.fullmatch, folded_from(value)))
 
 
 def is_one_number(value: ir.Value) -> bool:
@@ -238,6 +254,11 @@ def _root(name: str) -> str:
 def is_moved_name(name: str) -> bool:
     """Whether torch calls by a name what only moves numbers to other places."""
     return _MOVED.fullmatch(name) is not None
+
+
+def is_product_name(name: str) -> bool:
+    """Whether torch calls by a name what multiplies by a weight."""
+    return _PRODUCT.fullmatch(name) is not None
 
 
 def is_state(value: ir.Value) -> bool:

@@ -1,4 +1,4 @@
-"""Parameters that torch's exporter repeated for each sample of an example are one again.
+"""Parameters that torch's exporter repeated, for each sample of an example or beside themselves, are one again.
 
 Of a file whose batch is fixed, the optimiser of torch's default exporter computes beforehand what a module expands: the
 class token of a vision transformer, the positions of an encoder, the states with which a recurrent layer begins, once
@@ -15,32 +15,58 @@ import onnx_ir as ir
 from ckplan import keys
 from ckplan.display import shortened
 from ckplan.model.constants import add_constant
-from ckplan.model.torch_files.default_exporter import folded_from, is_state, is_unstructured
-from ckplan.model.torch_files.functions import add_parameter
+from ckplan.model.torch_files.concatenated import is_concatenated
+from ckplan.model.torch_files.default_exporter import folded_from, is_state, is_unstructured, parameters_of
+from ckplan.model.torch_files.functions import Function, Operation, add_parameter, compute
 
 _EXPANDED = re.compile(r"(expand|repeat)(_\d+)?")
+ROW = "_row"
+"""What the name of a row ends with."""
+_OF_ZEROS = re.compile(r"zeros(_\d+)?")
+"""What a recurrent cell begins with for each sample, where no state is given."""
 
 
 def join_repeated(model: ir.Model) -> tuple[str, ...]:
-    """Hold one row of what stands for a parameter that was expanded along the batch, in place, and expand it.
+    """Hold once what stands for a parameter that was expanded along the batch or concatenated with itself, in place.
 
-    That is the first axis, and the second one of what is laid out by steps, ``[1, batch, features]``.
+    The batch is the first axis, and the second one of what is laid out by steps, ``[1, batch, features]``. What was
+    computed of several parameters of which one was expanded, as of the state that a recurrent cell begins with, was
+    expanded, too.
 
     Returns:
         Notes.
     """
     graph = model.graph
+    parameters = parameters_of(graph)
     joined = []
     for value in list(graph.initializers.values()):
-        expanded = any(map(_EXPANDED.fullmatch, (str(value.name), *folded_from(value))))
-        if expanded and value.metadata_props.get(keys.STANDS_FOR) and not value.is_graph_output():
-            array = value.const_value.numpy() if value.const_value is not None else np.zeros(())
-            axis = _batch_axis(value, array)
+        stands_for = value.metadata_props.get(keys.STANDS_FOR)
+        of_several = stands_for is None and len(parameters.intersection(folded_from(value))) > 1
+        if value.const_value is None or value.is_graph_output() or not (stands_for or of_several):
+            continue
+        array = value.const_value.numpy()
+        names = (str(value.name), *folded_from(value))
+        is_expanded = any(map(_EXPANDED.fullmatch, names)) or (of_several and any(map(_OF_ZEROS.fullmatch, names)))
+        axis = _batch_axis(value, array)
+        if is_expanded and (stands_for or is_unstructured(value)):
             if array.ndim > 1 and array.shape[axis] > 1 and (array == array.take([0], axis)).all():
                 joined.append(repr(_expand(graph, value, array, axis)))
+        elif stands_for and is_concatenated(value) and is_unstructured(value):
+            block = _block(array)
+            joined += [] if block is None else [repr(_tile(graph, value, array, block))]
     if not joined:
         return ()
-    return (f"{len(joined)} weight(s) that torch's exporter repeated for each sample are one: {shortened(joined, 3)}",)
+    return (f"{len(joined)} weight(s) that torch's exporter repeated are one: {shortened(joined, 3)}",)
+
+
+def _block(array: np.ndarray) -> np.ndarray | None:
+    """What an array holds several times along an axis, as often as can be; None if there is nothing."""
+    for axis, size in enumerate(array.shape):
+        lines = np.moveaxis(array, axis, 0)
+        for length in range(1, size // 2 + 1):
+            if size % length == 0 and np.array_equal(lines[length:], lines[:-length]):
+                return array.take(range(length), axis)
+    return None
 
 
 def _batch_axis(value: ir.Value, array: np.ndarray) -> int:
@@ -51,9 +77,20 @@ def _batch_axis(value: ir.Value, array: np.ndarray) -> int:
 
 def _expand(graph: ir.Graph, value: ir.Value, array: np.ndarray, axis: int) -> str:
     """Put one row of an axis and an Expand in the place of an initializer; return the name of the row."""
-    row = add_parameter(graph, value, "row", array.take([0], axis))
+    row = add_parameter(graph, value, ROW.removeprefix("_"), array.take([0], axis))
+    if keys.STANDS_FOR not in value.metadata_props:  # it is of several parameters: see `unfold`
+        del row.metadata_props[keys.STANDS_FOR]
     put_expand(graph, value, row)
     return str(row.name)
+
+
+def _tile(graph: ir.Graph, value: ir.Value, array: np.ndarray, block: np.ndarray) -> str:
+    """Put one block and a Tile in the place of an initializer; return the name of the block."""
+    once = add_parameter(graph, value, "block", block)
+    times = np.array([whole // part for whole, part in zip(array.shape, block.shape, strict=True)], np.int64)
+    counts = {"a": times}
+    compute(graph, value, once, Function("cat", lambda x: np.tile(x, times), (Operation("Tile", "xa"),), 0, counts))
+    return str(once.name)
 
 
 def put_expand(graph: ir.Graph, value: ir.Value, row: ir.Value) -> None:

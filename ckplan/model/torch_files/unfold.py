@@ -25,7 +25,8 @@ from ckplan import keys
 from ckplan.display import shortened
 from ckplan.model.infer import static_shape
 from ckplan.model.literals import is_numbered
-from ckplan.model.torch_files.default_exporter import KIND, folded_from, is_one_number, is_unstructured
+from ckplan.model.torch_files.concatenated import put_concat
+from ckplan.model.torch_files.default_exporter import KIND, folded_from, is_one_number, is_unstructured, parameters_of
 from ckplan.model.torch_files.functions import (
     ELEMENTWISE,
     Array,
@@ -39,6 +40,7 @@ from ckplan.model.torch_files.functions import (
     scaled,
     transposed,
 )
+from ckplan.model.torch_files.products import put_product
 from ckplan.model.torch_files.repeats import put_expand
 
 _LISTED = 4
@@ -56,10 +58,11 @@ def unfold(model: ir.Model) -> tuple[str, ...]:
         Notes: what is computed again, and what cannot be, so that a gradient lacks a part.
     """
     graph, opset = model.graph, model.opset_imports.get("", 1)
+    here = _parameters_here(graph)
+    gone = parameters_of(graph) - here.keys()
     again, lacking = [], []
     for value in list(graph.initializers.values()):
-        parameters = [graph.initializers[name] for name in folded_from(value) if name in graph.initializers]
-        parameters = [one for one in parameters if one.metadata_props.get(KIND) == "PARAMETER"]
+        parameters = [here[name] for name in folded_from(value) if name in here]
         if not parameters or not _is_numbers(value) or value.metadata_props.get(keys.STANDS_FOR):
             continue
         function = _function(value, parameters[0], opset) if len(parameters) == 1 else None
@@ -71,6 +74,11 @@ def unfold(model: ir.Model) -> tuple[str, ...]:
         elif function is not None and not value.is_graph_output():
             compute(graph, value, parameters[0], function)
             again.append(said)
+        elif not value.is_graph_output() and (
+            put_concat(graph, value, parameters)
+            or put_product(graph, value, parameters, len(set(folded_from(value)) & gone) == 1)
+        ):
+            again.append(f"'{value.name}' of {_listed(value, parameters)}")
         elif is_unstructured(value) or is_one_number(value):
             lacking.append(f"'{value.name}' of {_listed(value, parameters)}")
     again.extend(_of_each_other(graph, opset))
@@ -84,6 +92,15 @@ def unfold(model: ir.Model) -> tuple[str, ...]:
             f"{shortened(lacking, 3)}; their gradients lack that part, and ckplan.export keeps it"
         )
     return tuple(notes)
+
+
+def _parameters_here(graph: ir.Graph) -> dict[str, ir.Value]:
+    """What holds a parameter of torch's, by its name there: a tensor of that name, or what was computed of it alone."""
+    found = {name: value for name, value in graph.initializers.items() if value.metadata_props.get(KIND) == "PARAMETER"}
+    for value in graph.initializers.values():
+        if target := value.metadata_props.get(keys.STANDS_FOR):
+            found.setdefault(target, value)
+    return found
 
 
 def _listed(value: ir.Value, parameters: Sequence[ir.Value]) -> str:
@@ -263,7 +280,7 @@ def _repeated(value: ir.Value, parameters: Sequence[ir.Value]) -> ir.Value | Non
         assert parameter.const_value is not None  # it has numbers
         row = parameter.const_value.numpy()
         repeated = (
-            row.ndim <= array.ndim and row.size < array.size and row.shape == array.shape[array.ndim - row.ndim :]
+            row.ndim <= array.ndim and row.shape != array.shape and row.shape == array.shape[array.ndim - row.ndim :]
         )
         if repeated and row.dtype == array.dtype and (array == row).all():
             found.append(parameter)

@@ -1,0 +1,47 @@
+"""Running statistics that a tool merged with scales and shifts of equal values are tensors of their own again.
+
+The running variance of an untrained BatchNormalization is one, as its scale is, and the running mean is zero, as its
+shift is. What holds equal tensors once (onnxsim, onnxslim, torch's exporters) leaves one of two: its gradient would
+have a part through the statistic, which no framework has, and an update of the scale would change the variance.
+"""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from ckplan.display import shortened
+from ckplan.model.constants import add_initializer, unused_name
+
+_STATISTICS = {3: "mean", 4: "var"}
+"""Inputs of a BatchNormalization, and how copies of them are called."""
+
+
+def separate_from_scales(model: ir.Model) -> tuple[str, ...]:
+    """Copy the statistics of BatchNormalizations that something else reads as well, in place.
+
+    Returns:
+        Notes.
+    """
+    copies: dict[tuple[ir.Value, str], ir.Value] = {}
+    for node in model.graph:
+        if node.op_type != "BatchNormalization" or node.domain:
+            continue
+        for index, kind in _STATISTICS.items():
+            shared = node.inputs[index] if index < len(node.inputs) else None
+            if shared is None or not shared.is_initializer() or shared.const_value is None or not _has_others(shared):
+                continue
+            copy = copies.get((shared, kind))
+            if copy is None:
+                name = unused_name(model.graph, f"{shared.name}_running_{kind}")
+                tensor = ir.Tensor(shared.const_value.numpy(), dtype=shared.const_value.dtype, name=name)
+                copy = copies[shared, kind] = add_initializer(model.graph, name, tensor)
+            node.replace_input_with(index, copy)
+    if not copies:
+        return ()
+    listed = shortened([f"'{shared.name}'" for shared in dict.fromkeys(value for value, _ in copies)], 3)
+    return (f"{len(copies)} running statistic(s) that a tool merged with other tensors ({listed}) are apart again",)
+
+
+def _has_others(value: ir.Value) -> bool:
+    """Whether something reads a value that is no statistic there."""
+    return any(use.node.op_type != "BatchNormalization" or use.idx not in _STATISTICS for use in value.uses())

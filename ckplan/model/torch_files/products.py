@@ -1,0 +1,91 @@
+"""What a layer made of a state that is learnt, computed in the graph again: the first step of a recurrent cell.
+
+Of a file with a fixed batch, the optimiser of torch's default exporter computes ``W h + b`` of the state ``h`` that a
+cell begins with, and later steps read ``W`` and ``b`` themselves. Where nothing else reads ``h``, it is gone; where
+there are more equations than it has numbers, as in a GRU and an LSTM, it is what solves them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import onnx_ir as ir
+
+from ckplan.model.infer import static_shape
+from ckplan.model.torch_files.default_exporter import is_product_name
+from ckplan.model.torch_files.functions import Array, add_parameter
+from ckplan.model.torch_files.repeats import ROW
+
+_ULPS = 256
+"""How far a product may lie from one of another library, in units of the last place of its largest number."""
+
+_LARGEST = 1 << 22
+"""Of how many numbers a weight may be for its equations to be solved."""
+
+
+def put_product(graph: ir.Graph, value: ir.Value, sources: Sequence[ir.Value], state_is_gone: bool) -> bool:
+    """Put a product of a state and a weight, plus a bias, in the place of an initializer, if it holds that.
+
+    Args:
+        graph: in whose initializers it is.
+        value: ``[samples, results]``, computed of the sources, perhaps of a state that is gone.
+        sources: those that are in the file: a weight, perhaps a bias, and perhaps the state, ``[samples, size]``.
+        state_is_gone: whether one parameter that it was computed of is not.
+
+    Returns:
+        Whether it does. Not if what the state was cannot be known.
+    """
+    if not is_product_name(str(value.name).removesuffix(ROW)):
+        return False
+    result = static_shape(value) or ()
+    by_rank = {rank: [one for one in sources if len(static_shape(one) or ()) == rank] for rank in (1, 2)}
+    if len(result) != 2 or len(by_rank[1]) > 1 or len(sources) != len(by_rank[1]) + len(by_rank[2]):
+        return False
+    bias = by_rank[1][0] if by_rank[1] else None
+    wanted = _array(value) - (0 if bias is None else _array(bias))
+    for weight in by_rank[2]:
+        states = [one for one in by_rank[2] if one is not weight]
+        for turned in (False, True):
+            matrix = _array(weight) if turned else _array(weight).T  # [size, results]
+            if matrix.shape[1] != result[1] or len(states) > 1:
+                continue
+            state = states[0] if states else None
+            if state is None and state_is_gone:
+                state = _solved(graph, value, matrix, wanted)
+            if state is not None and _gives(_array(state), matrix, wanted):
+                _put(graph, value, [state, weight, *([] if bias is None else [bias])], turned)
+                return True
+    return False
+
+
+def _array(value: ir.Value) -> Array:
+    assert value.const_value is not None  # of an initializer
+    return np.asarray(value.const_value.numpy(), np.float64)
+
+
+def _gives(state: Array, matrix: Array, wanted: Array) -> bool:
+    if state.shape != (len(wanted), len(matrix)):
+        return False
+    nearest = _ULPS * float(np.finfo(np.float32).eps) * float(np.abs(wanted).max(initial=0))
+    return bool((np.abs(state @ matrix - wanted) <= nearest).all())
+
+
+def _solved(graph: ir.Graph, value: ir.Value, matrix: Array, wanted: Array) -> ir.Value | None:
+    """The state that gives a product, as a parameter; None where any product has one, or this has several or none."""
+    size, results = matrix.shape
+    if matrix.size > _LARGEST:
+        return None
+    found, _, rank, _ = np.linalg.lstsq(matrix.T, wanted.T, rcond=None)
+    if size >= results or rank < size or value.dtype is None or not _gives(found.T, matrix, wanted):
+        return None
+    return add_parameter(graph, value, "state", found.T.astype(value.dtype.numpy()))
+
+
+def _put(graph: ir.Graph, value: ir.Value, operands: list[ir.Value], turned: bool) -> None:
+    name = str(value.name)
+    del graph.initializers[name]
+    node = ir.node("Gemm", operands, {"transB": int(not turned)}, name=name)
+    node.outputs[0].name, node.outputs[0].type, node.outputs[0].shape = name, value.type, value.shape
+    graph.insert_before(graph[0], node)
+    value.replace_all_uses_with(node.outputs[0])
