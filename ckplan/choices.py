@@ -55,7 +55,8 @@ def parse_choice(text: str, kinds: Sequence[type[C]], what: str) -> C:
         try:
             values[key] = _converter(key, fields[key])(value)
         except ValueError as error:
-            raise UsageError(f"`{value}` does not fit option `{key}` of {what} `{name}`") from error
+            needed = "a whole number" if fields[key] is int else "a number"
+            raise UsageError(f"`{value}` does not fit option `{key}` of {what} `{name}`", f"give {needed}") from error
     return kind(**values)
 
 

@@ -273,8 +273,8 @@ _training_step_options = _section(
         "--chunks", metavar="auto|off|N|KIND=N,...", default="off", show_default=True,
         help="Run regions in pieces, so that what is large inside them never exists whole: a loss head's logits "
         "(loss=16; loss=16x2 for less memory and more compute), the scores of attention (attention=8), what works "
-        "token by token between attentions (tokens=8), or sample by sample at all (batch=4); masks=8 keeps masks "
-        "of Dropout in bits. A number alone is for losses and attentions; 'auto' lets the plan decide.",
+        "token by token between attentions (tokens=8), or all that works sample by sample (batch=4); masks=8 keeps "
+        "masks of Dropout in bits. A number alone is for losses and attentions; 'auto' lets the plan decide.",
     ),
 )  # fmt: skip
 

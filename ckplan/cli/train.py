@@ -52,4 +52,4 @@ def command(step: Path, data: Path, epochs: int, resume: bool, as_json: bool, **
 
         show_json(json.trained(epochs_made, checkpoint.latest(asked["checkpoints"])))
     elif not epochs_made:
-        notes([f"{trainer.state.epoch} epochs are done already"])
+        notes([f"{trainer.state.epoch} epoch(s) are done already; --epochs counts them, too"])

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from ckplan.planner.copies import Copies
 from ckplan.planner.peak import live_bytes
-from ckplan.planner.problem import Kind, Problem
+from ckplan.planner.problem import Kind, Op, Problem
 from ckplan.planner.timeline import Moment, Timeline
 
 
@@ -59,98 +59,163 @@ def lifetimes(problem: Problem, schedule: Sequence[int], shapes: Sequence[Hashab
     missing = set(range(len(ops))).difference(schedule)
     if missing:
         raise ValueError(f"{len(missing)} op(s) never run, the first is {ops[min(missing)].name!r}")
-    # Reads left of each copy, where a copy is numbered by (step, position) in order of creation.
-    current = [-1] * len(tensors)
-    reads: list[int] = []
-    read_copies: list[tuple[int, ...]] = []
-    first_copy: list[int] = []
-    for index in schedule:
+    first_copy, read_copies, reads = _copies(problem, schedule)
+    buffers = _Buffers(len(schedule) - 1)
+    buffer_of = [-1] * len(reads)
+    output_made: set[int] = set()
+    rows: list[tuple[int, ...]] = []
+    for step, index in enumerate(schedule):
         op = ops[index]
+        read = [buffer_of[copy] if copy >= 0 else -1 for copy in read_copies[step]]
+        row: list[int] = []
+        for copy, tensor in enumerate(op.outputs, first_copy[step]):
+            is_output = tensors[tensor].kind is Kind.OUTPUT and tensor not in output_made
+            shared: int | None = None
+            if is_output:
+                output_made.add(tensor)
+            elif tensor in op.views:
+                shared = read[op.inputs.index(op.views[tensor])]
+            else:
+                if tensor in op.inplace:
+                    shared = _written_over(problem, op, tensor, read, buffers, shapes)
+                # What nobody reads is never put into a dead buffer; its own may be handed on.
+                if shared is None and shapes is not None and reads[copy]:
+                    shared = buffers.take_dead(shapes[tensor])
+            if shared is None:
+                shared = buffers.add(tensor, tensors[tensor].bytes, step, is_output)
+            if shared >= 0:
+                buffers.uses[shared] += reads[copy]
+                buffers.is_read[shared] |= reads[copy] > 0
+            buffer_of[copy] = shared
+            row.append(shared)
+        buffers.release(read, row, step, shapes)
+        rows.append(tuple(row))
+    if shapes is not None:
+        buffers.hold_unread()
+    return Lifetimes(
+        tuple(rows),
+        tuple(buffers.size),
+        tuple(buffers.born),
+        tuple(buffers.dies),
+        tuple(buffers.owner),
+        tuple(buffers.returned),
+    )
+
+
+def _copies(problem: Problem, schedule: Sequence[int]) -> tuple[list[int], list[tuple[int, ...]], list[int]]:
+    """Number the tensor copies that a schedule makes in order of creation.
+
+    Returns:
+        For each step the first copy that it makes, and the copies that it reads (-1: resident memory); for each copy
+        how often it is read.
+
+    Raises:
+        ValueError: an op reads a tensor before any copy of it is made.
+    """
+    current = [-1] * len(problem.tensors)
+    first_copy: list[int] = []
+    read_copies: list[tuple[int, ...]] = []
+    reads: list[int] = []
+    for index in schedule:
+        op = problem.ops[index]
         read = []
         for tensor in op.inputs:
             copy = current[tensor]
             if copy >= 0:
                 reads[copy] += 1
             elif problem.producer[tensor] >= 0:
-                raise ValueError(f"op {op.name!r} reads {tensors[tensor].name!r} before it is made")
+                raise ValueError(f"op {op.name!r} reads {problem.tensors[tensor].name!r} before it is made")
             read.append(copy)
         read_copies.append(tuple(read))
         first_copy.append(len(reads))
         for tensor in op.outputs:
             current[tensor] = len(reads)
             reads.append(0)
+    return first_copy, read_copies, reads
 
-    buffer_of: list[int] = [-1] * len(reads)
-    uses: list[int] = []  # reads left of all copies that share the buffer
-    size: list[int] = []
-    born: list[int] = []
-    dies: list[int] = []
-    owner: list[int] = []
-    returned: list[bool] = []
-    ever_read: list[bool] = []
-    dead: dict[Hashable, list[int]] = {}  # per class of shapes, dead buffers, the one that died last at the end
-    output_made: set[int] = set()
-    last = len(schedule) - 1
-    buffers: list[tuple[int, ...]] = []
-    for step, index in enumerate(schedule):
-        op = ops[index]
-        copies = read_copies[step]
-        row: list[int] = []
-        for position, tensor in enumerate(op.outputs):
-            copy = first_copy[step] + position
-            is_output = tensors[tensor].kind is Kind.OUTPUT and tensor not in output_made
-            shared: int | None = None
-            if is_output:
-                output_made.add(tensor)
-            elif tensor in op.views:
-                source = copies[op.inputs.index(op.views[tensor])]
-                shared = buffer_of[source] if source >= 0 else -1
-            else:
-                for candidate in op.inplace.get(tensor, ()):
-                    source = copies[op.inputs.index(candidate)]
-                    target = buffer_of[source] if source >= 0 else -1
-                    # onnxruntime compares shapes; without them, bytes are what the numbers know.
-                    fits = tensors[candidate].bytes == tensors[tensor].bytes
-                    if shapes is not None:
-                        fits = fits and shapes[candidate] is not None and shapes[candidate] == shapes[tensor]
-                    if fits and target >= 0 and uses[target] == 1 and not returned[target]:
-                        shared = target
-                        break
-            shape = shapes[tensor] if shapes is not None else None
-            # What nobody reads is never put into a dead buffer; its own may be handed on.
-            if shared is None and not is_output and shape is not None and reads[copy] and dead.get(shape):
-                shared = dead[shape].pop()
-            if shared is None:
-                shared = len(size)
-                size.append(tensors[tensor].bytes)
-                born.append(step)
-                dies.append(last if is_output else step)
-                owner.append(tensor)
-                returned.append(is_output)
-                uses.append(0)
-                ever_read.append(False)
-            if shared >= 0:
-                uses[shared] += reads[copy]
-                ever_read[shared] = ever_read[shared] or reads[copy] > 0
-            buffer_of[copy] = shared
-            row.append(shared)
-        released = []
-        for copy in copies:
-            held = buffer_of[copy] if copy >= 0 else -1
-            if held >= 0:
-                uses[held] -= 1
-                released.append(held)
-        for held in dict.fromkeys((*released, *row)):
-            if held >= 0 and not returned[held]:
-                dies[held] = step
-                if uses[held] == 0 and shapes is not None:
-                    dead.setdefault(shapes[owner[held]], []).append(held)
-        buffers.append(tuple(row))
-    if shapes is not None:
-        for held, is_read in enumerate(ever_read):
+
+class _Buffers:
+    """The buffers of a schedule as they come to be, a column each for what `Lifetimes` tells of them.
+
+    Attributes:
+        uses: reads left of all copies that share a buffer.
+        is_read: whether one of them is read at all.
+    """
+
+    def __init__(self, last: int) -> None:
+        self._last = last
+        self.size: list[int] = []
+        self.born: list[int] = []
+        self.dies: list[int] = []
+        self.owner: list[int] = []
+        self.returned: list[bool] = []
+        self.uses: list[int] = []
+        self.is_read: list[bool] = []
+        self._dead: dict[Hashable, list[int]] = {}  # by class of shapes, the one that died last at the end
+
+    def add(self, tensor: int, size: int, step: int, returned: bool) -> int:
+        """Allocate a buffer for a tensor, and return its number."""
+        self.size.append(size)
+        self.born.append(step)
+        self.dies.append(self._last if returned else step)
+        self.owner.append(tensor)
+        self.returned.append(returned)
+        self.uses.append(0)
+        self.is_read.append(False)
+        return len(self.size) - 1
+
+    def take_dead(self, shape: Hashable | None) -> int | None:
+        """The dead buffer of a class of shapes that is handed on next, if there is one."""
+        dead = self._dead.get(shape) if shape is not None else None
+        return dead.pop() if dead else None
+
+    def release(
+        self, read: Sequence[int], made: Sequence[int], step: int, shapes: Sequence[Hashable | None] | None
+    ) -> None:
+        """Count the reads of a step; what it has read or made and nothing reads any more may be handed on after it."""
+        for buffer in read:
+            if buffer >= 0:
+                self.uses[buffer] -= 1
+        for buffer in dict.fromkeys((*read, *made)):
+            if buffer >= 0 and not self.returned[buffer]:
+                self.dies[buffer] = step
+                if shapes is not None and not self.uses[buffer]:
+                    self._dead.setdefault(shapes[self.owner[buffer]], []).append(buffer)
+
+    def hold_unread(self) -> None:
+        """Let buffers that nobody reads live to the end."""
+        for buffer, is_read in enumerate(self.is_read):
             if not is_read:
-                dies[held] = last
-    return Lifetimes(tuple(buffers), tuple(size), tuple(born), tuple(dies), tuple(owner), tuple(returned))
+                self.dies[buffer] = self._last
+
+
+def _written_over(
+    problem: Problem,
+    op: Op,
+    tensor: int,
+    read: Sequence[int],
+    buffers: _Buffers,
+    shapes: Sequence[Hashable | None] | None,
+) -> int | None:
+    """The buffer of an input that an op writes an output over, if it may: one that nothing else reads any more.
+
+    Args:
+        problem: the ops and tensors.
+        op: the op.
+        tensor: the output.
+        read: the buffers of the op's inputs (-1: resident memory).
+        buffers: those that there are.
+        shapes: see `lifetimes`.
+    """
+    for candidate in op.inplace[tensor]:
+        buffer = read[op.inputs.index(candidate)]
+        # onnxruntime compares shapes; without them, bytes are what the numbers know.
+        fits = problem.tensors[candidate].bytes == problem.tensors[tensor].bytes
+        if shapes is not None:
+            fits = fits and shapes[candidate] is not None and shapes[candidate] == shapes[tensor]
+        if fits and buffer >= 0 and buffers.uses[buffer] == 1 and not buffers.returned[buffer]:
+            return buffer
+    return None
 
 
 def simulate(

@@ -125,6 +125,8 @@ class Trainer:
             raise UsageError(f"the learning rate is {self._rate}", "give a number that is at least 0")
         self.step = self._stepper.step = self.step.without_graph()
         self._folder = None if checkpoints is None else Path(checkpoints)
+        if self._folder is not None and self._folder.is_file():
+            raise UsageError(f"{self._folder} is a file", "name a folder for the checkpoints")
         self._every = every
         if patience is not None and eval_data is None:
             raise UsageError("`--patience` needs data to judge by", "give --eval-data")

@@ -196,7 +196,7 @@ def test_other_parameters_can_be_trained_besides() -> None:
         ("targets=q_proj", "`--lora targets=q_proj` matches no linear layer; there are, for example, `layer`"),
         ("ranks=2", "has no option `ranks=2`; its options: rank=…"),
         ("alpha=-1", "give a positive number"),
-        ("rank=two", "`two` does not fit option `rank`"),
+        ("rank=two", "`two` does not fit option `rank` of adapter `lora`; give a whole number"),
     ],
 )
 def test_what_cannot_be_meant_is_refused(text: str, said: str) -> None:

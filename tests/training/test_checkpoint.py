@@ -91,6 +91,8 @@ def test_a_checkpoint_that_does_not_fit_is_refused(tmp_path: Path) -> None:
         ckplan.Trainer(step, data(), checkpoints=folder).train(1, resume=True)
     with pytest.raises(UsageError, match="name the folder"):
         ckplan.Trainer(step, data()).train(1, resume=True)
+    with pytest.raises(UsageError, match=r"step\.onnx is a file; name a folder"):
+        ckplan.Trainer(step, data(), checkpoints=step)
     ckplan.Trainer(step, data(), checkpoints=folder).train(1)
     with pytest.raises(UsageError, match="holds checkpoints already"):
         ckplan.Trainer(step, data(), checkpoints=folder).train(1)
