@@ -15,7 +15,7 @@ from heapq import heappop, heappush
 from ckplan.planner.beam_order import forward_orders
 from ckplan.planner.peak import peak_of
 from ckplan.planner.phases import backward_phases, phase_order
-from ckplan.planner.problem import Kind, Problem
+from ckplan.planner.problem import Kind, Op, Problem
 
 _GROUPS = (2, 4, 8, 16, 32)
 """Numbers of groups of the forward pass by which the backward pass is ordered."""
@@ -35,34 +35,16 @@ def eager_order(problem: Problem) -> list[int]:
     """
     ops, root = problem.ops, problem.view_root
     waiting = [sum(problem.producer[t] >= 0 for t in set(op.inputs)) for op in ops]
-    left = [0] * len(problem.tensors)  # reads left of all views of a root
-    readers: list[list[int]] = [[] for _ in problem.tensors]  # backward readers of any view of a root
-    for index, op in enumerate(ops):
-        for tensor in set(op.inputs):
-            left[root[tensor]] += 1
-            if op.backward:
-                readers[root[tensor]].append(index)
+    left, readers = _reads(problem)
     done = [False] * len(ops)
     order: list[int] = []
     shrinking: dict[int, int] = {}  # ready ops that shrink memory, and by how much
 
     def consider(index: int) -> None:
-        op = ops[index]
-        if done[index] or waiting[index] or not op.backward:
-            return
-        made = sum(
-            problem.tensors[tensor].bytes
-            for tensor in op.outputs
-            if tensor not in op.views and problem.tensors[tensor].kind is Kind.ACTIVATION
-        )
-        read = [root[tensor] for tensor in set(op.inputs)]
-        freed = sum(
-            problem.tensors[base].bytes
-            for base in set(read)
-            if problem.tensors[base].kind is Kind.ACTIVATION and left[base] == read.count(base)
-        )
-        if freed and freed >= 2 * made:
-            shrinking[index] = freed - made
+        if ops[index].backward and not done[index] and not waiting[index]:
+            gain = _shrinks_by(problem, ops[index], left)
+            if gain:
+                shrinking[index] = gain
 
     def run(index: int) -> None:
         done[index] = True
@@ -88,6 +70,38 @@ def eager_order(problem: Problem) -> list[int]:
     return order
 
 
+def _reads(problem: Problem) -> tuple[list[int], list[list[int]]]:
+    """How often all views of each root are read, and the backward ops among those that read them."""
+    count = [0] * len(problem.tensors)
+    backward: list[list[int]] = [[] for _ in problem.tensors]
+    for index, op in enumerate(problem.ops):
+        for tensor in set(op.inputs):
+            root = problem.view_root[tensor]
+            count[root] += 1
+            if op.backward:
+                backward[root].append(index)
+    return count, backward
+
+
+def _shrinks_by(problem: Problem, op: Op, left: Sequence[int]) -> int:
+    """Bytes of activations that an op frees beyond those that it makes; 0 where it does not shrink memory.
+
+    Args:
+        problem: the ops and tensors.
+        op: an op that is ready.
+        left: reads left of all views of each root.
+    """
+    made = _activations(problem, (tensor for tensor in op.outputs if tensor not in op.views))
+    read = [problem.view_root[tensor] for tensor in set(op.inputs)]
+    freed = _activations(problem, (base for base in set(read) if left[base] == read.count(base)))
+    return freed - made if freed >= 2 * made else 0
+
+
+def _activations(problem: Problem, found: Iterable[int]) -> int:
+    """Bytes of those of some tensors that are activations."""
+    return sum(problem.tensors[tensor].bytes for tensor in found if problem.tensors[tensor].kind is Kind.ACTIVATION)
+
+
 def demanded_order(problem: Problem) -> list[int]:
     """The natural order of the backward pass, begun with no more of the forward pass than that takes.
 
@@ -99,12 +113,8 @@ def demanded_order(problem: Problem) -> list[int]:
     readers = [sorted({reader for tensor in op.outputs for reader in problem.consumers[tensor]}) for op in ops]
     left = [len(makers) for makers in predecessors]
     backward_left = [sum(ops[maker].backward for maker in makers) for makers in predecessors]
-    part = list(range(len(ops)))  # of the ops without a maker that an op depends on the last one
-    for index, makers in enumerate(predecessors):
-        part[index] = max((part[maker] for maker in makers), default=index)
-    wanted = [op.backward for op in ops]  # by the backward pass; what is not, such as a loss, only lets go of memory
-    for index in reversed(range(len(ops))):
-        wanted[index] |= any(wanted[reader] for reader in readers[index])
+    part = _parts(predecessors)
+    wanted = _wanted(ops, readers)
     done = [False] * len(ops)
     order: list[int] = []
     ready: list[int] = []
@@ -154,6 +164,22 @@ def demanded_order(problem: Problem) -> list[int]:
     return order
 
 
+def _parts(predecessors: Sequence[Sequence[int]]) -> list[int]:
+    """For each op the last of the ops without a maker that it depends on."""
+    part = list(range(len(predecessors)))
+    for index, makers in enumerate(predecessors):
+        part[index] = max((part[maker] for maker in makers), default=index)
+    return part
+
+
+def _wanted(ops: Sequence[Op], readers: Sequence[Sequence[int]]) -> list[bool]:
+    """Whether the backward pass needs an op; one that it does not, such as a loss, only lets go of memory."""
+    wanted = [op.backward for op in ops]
+    for index in reversed(range(len(ops))):
+        wanted[index] |= any(wanted[reader] for reader in readers[index])
+    return wanted
+
+
 def late_order(problem: Problem, order: Sequence[int]) -> list[int]:
     """An order with every backward op that makes more than it frees put off until right before its first reader.
 
@@ -167,13 +193,11 @@ def late_order(problem: Problem, order: Sequence[int]) -> list[int]:
     ops, root = problem.ops, problem.view_root
     last = {root[tensor]: index for index in order for tensor in ops[index].inputs}
 
-    def activations(found: Iterable[int]) -> int:
-        return sum(problem.tensors[t].bytes for t in found if problem.tensors[t].kind is Kind.ACTIVATION)
-
     def grows(index: int) -> bool:
         op = ops[index]
         freed = {root[tensor] for tensor in op.inputs if last[root[tensor]] == index}
-        return activations(tensor for tensor in op.outputs if tensor not in op.views) > activations(freed)
+        made = _activations(problem, (tensor for tensor in op.outputs if tensor not in op.views))
+        return made > _activations(problem, freed)
 
     # An op that stays and all that is put off until before it, in reverse; the last group first. What waits for an op
     # stands behind it and is deeper.

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import onnx_ir as ir
 
@@ -76,6 +76,31 @@ class Written:
 
 
 @dataclass(frozen=True)
+class _File:
+    """A file that is being written.
+
+    Attributes:
+        model: a copy of the training graph, whose nodes are replaced.
+        updates: for each input that has a new value among the outputs, the name of that.
+        runtime: where it is to run.
+        edges: its control edges.
+        pools: what the arena is to be cut into; see `write`.
+        order: of the tensors that are made; see `write`.
+        fused: whether the graph has fused nodes, which stand as the nodes that they are made of in the end.
+        known: numbers of nodes that were computed before.
+    """
+
+    model: ir.Model
+    updates: Mapping[str, str]
+    runtime: Runtime
+    edges: ControlEdges
+    pools: Layout | None
+    order: Sequence[str]
+    fused: bool
+    known: Numbering = field(default_factory=Numbering)
+
+
+@dataclass(frozen=True)
 class _Draft:
     """A file that may become the written one.
 
@@ -141,88 +166,150 @@ def write(
     """
     copy = model.clone()
     feed_weights(copy.graph)
-    inputs, outputs = copy.graph.inputs, copy.graph.outputs
     updates = updates_of(copy)
-    nodes = write_last(with_repeats(list(copy.graph), plan.schedule), updates, runtime)
-    if order:
-        nodes = in_order(nodes, order)
-    batch = next((value for value in inputs if not value.is_initializer() and value.name not in updates), None)
-    edges = ControlEdges(copy.graph, runtime=runtime, batch=batch)
+    batch = next(
+        (value for value in copy.graph.inputs if not value.is_initializer() and value.name not in updates), None
+    )
+    file = _File(
+        copy,
+        updates,
+        runtime,
+        ControlEdges(copy.graph, runtime=runtime, batch=batch),
+        pools,
+        order,
+        FUSED in model.meta,
+    )
+    nodes, moved = _planned_nodes(file, plan, reserved)
+    draft = _settled(file, nodes, moved, sparing)
+    describe(draft.model, draft.problem, plan, draft.edges, draft.timeline)
+    tell_in_place(draft.model, draft.executed)
+    unfuse(draft.model)
+    drop_unread_initializers(draft.model.graph)
+    return Written(draft.model, draft.executed, draft.numbers)
+
+
+def _planned_nodes(file: _File, plan: Plan, reserved: Sequence[int]) -> tuple[list[ir.Node], bool]:
+    """The nodes of a file in planned order, repeats and control edges among them, and whether leaves were moved.
+
+    Raises:
+        ModelError: a value that needs a control edge has no static shape.
+    """
+    graph, edges, pools = file.model.graph, file.edges, file.pools
+    inputs, outputs, batch = graph.inputs, graph.outputs, edges.batch
+    nodes = write_last(with_repeats(list(graph), plan.schedule), file.updates, file.runtime)
+    if file.order:
+        nodes = in_order(nodes, file.order)
     fed = list(inputs)
-    opening: list[ir.Node] = []
-    if pools is not None and batch is not None:
-        place = fed.index(batch)
-        fed[place] = take_optional(batch, edges)
-        source = smallest_fed(inputs, updates)
-        if pools.first > DEFAULT.first_region and source is not None:
-            opening, fed[place] = open_first(pools.first, source, edges)
+    opening = _open_arena(file, pools, batch, fed) if pools is not None and batch is not None else []
     keep_repeats_apart(nodes, edges)
     keep_unfolded(nodes, fed, edges)
-    if model.meta.get(FUSED):
+    if file.fused:
         fence_alone(nodes, edges)
     release_unused(nodes, edges)
-    known = Numbering()
-    moved = settle_order(nodes, inputs, outputs, edges, known, gathered=pools is not None)
+    moved = settle_order(nodes, inputs, outputs, edges, file.known, gathered=pools is not None)
     nodes = place_control_nodes(nodes)
-    problem = problem_of_nodes(nodes, inputs, outputs, runtime=runtime, known=known)
+    problem = problem_of_nodes(nodes, inputs, outputs, runtime=file.runtime, known=file.known)
     lives = lifetimes(problem, range(len(nodes)))
-    hide_targets(nodes, edges, written_over(nodes, problem, lives, copy.graph.initializers))
+    hide_targets(nodes, edges, written_over(nodes, problem, lives, graph.initializers))
     hide_channels(nodes, edges)
     hide_held_over(nodes, edges)
-    first, after = reserve(inputs, updates, reserved, edges)
+    first, after = reserve(inputs, file.updates, reserved, edges)
     if pools is not None and batch is not None:
         first, after, kept = make_cells(pools, edges)
         keep_places(nodes, kept, edges)
         nodes = make_placeholders(nodes, pools.placeholders, edges)
         keep_walls(nodes, [value for cell, value in kept if cell.use == WALL], edges)
-    hide_inputs(nodes, [value for value in fed if value.name not in updates], edges, after)
+    hide_inputs(nodes, [value for value in fed if value.name not in file.updates], edges, after)
     if pools is not None and after is not None:
         wait_for_cells(nodes, inputs, after, edges)
-    nodes = [*opening, *first, *nodes]
-    own = set[str]() if pools is None else reserved_names(nodes)
+    return [*opening, *first, *nodes], moved
+
+
+def _open_arena(file: _File, pools: Layout, batch: ir.Value, fed: list[ir.Value]) -> list[ir.Node]:
+    """Make the batch an input that might be left out, and see that the first region has the size that pools want.
+
+    Args:
+        file: the file.
+        pools: what the arena is cut into.
+        batch: an input that is fed.
+        fed: the inputs; what stands for one from now on takes its place.
+
+    Returns:
+        Nodes to run first of all.
+    """
+    place = fed.index(batch)
+    fed[place] = take_optional(batch, file.edges)
+    source = smallest_fed(file.model.graph.inputs, file.updates)
+    if pools.first <= DEFAULT.first_region or source is None:
+        return []
+    opening, fed[place] = open_first(pools.first, source, file.edges)
+    return opening
+
+
+def _settled(file: _File, nodes: list[ir.Node], moved: bool, sparing: bool) -> _Draft:
+    """Write the file, with more control edges each time, until onnxruntime keeps to the plan; the best of what it does.
+
+    Args:
+        file: the file.
+        nodes: in planned order.
+        moved: whether leaves stand elsewhere, as onnxruntime begins with them; see `settle_order`.
+        sparing: see `write`.
+    """
+    graph, edges = file.model.graph, file.edges
+    own = set[str]() if file.pools is None else reserved_names(nodes)
     # Aliases that hide sources cost a little themselves: where they do not help, the file stays as it was before.
     best: _Draft | None = None
     while True:
         nodes = place_control_nodes(nodes)
-        problem = problem_of_nodes(nodes, inputs, outputs, runtime=runtime, known=known)
+        problem = problem_of_nodes(nodes, graph.inputs, graph.outputs, runtime=file.runtime, known=file.known)
         counted = without_tensors(problem, own)
-        name_buffers(nodes, counted, copy.graph.initializers, sparing)
-        assemble(copy, [nodes[place] for place in leaves_last(nodes)] if moved else nodes, edges)
-        executed = executed_model(copy, runtime=runtime)
-        if edges.restore(executed):
+        name_buffers(nodes, counted, graph.initializers, sparing)
+        assemble(file.model, [nodes[place] for place in leaves_last(nodes)] if moved else nodes, edges)
+        executed = executed_model(file.model, runtime=file.runtime)
+        if _mended(file, nodes, counted, executed):
             continue
-        if model.meta.get(FUSED) and fence(nodes, executed, edges):
-            continue
-        if updates and wait_for_readers(nodes, executed, updates, edges):
-            continue
-        if repair(nodes, counted, executed_order(nodes, executed), edges):
-            continue
-        if order and keep_order(nodes, executed_order(nodes, executed), edges):
-            continue
-        numbers = problem_of(executed, runtime)
-        timeline = executed_timeline(executed, numbers)
-        needed = executed_timeline(executed, without_tensors(numbers, own)) if own else timeline
-        draft = _Draft(copy, problem, edges.count, timeline, needed.peak_activations, executed, numbers)
+        draft = _drafted(file, problem, own, executed)
         # As planned, and what onnxruntime keeps to the end because nothing reads it.
         shapes = shape_classes(nodes, problem)
         limit = simulate(counted, range(len(nodes)), shapes).peak_activations * (1 + TOLERANCE)
         held = draft.peak > limit
         if held and (best is None or draft.peak < best.peak):
-            best = replace(draft, model=copy.clone())
+            best = replace(draft, model=file.model.clone())
         # A node that onnxruntime fuses reads for longer, and then a second buffer may be one too many.
         if held and sparing:
             sparing = False
         # Where tensors are to lie in cells, it matters in any case which buffers are handed on: what waits for places
         # hides shapes, by which others would be handed on than in the file without.
-        elif not ((held or pools is not None) and hide_sources(nodes, executed, edges)):
+        elif not ((held or file.pools is not None) and hide_sources(nodes, executed, edges)):
             break
-    if best is None or draft.peak <= best.peak:
-        best = draft
-    describe(best.model, best.problem, plan, best.edges, best.timeline)
-    tell_in_place(best.model, best.executed)
-    unfuse(best.model)
-    drop_unread_initializers(best.model.graph)
-    return Written(best.model, best.executed, best.numbers)
+    return draft if best is None or draft.peak <= best.peak else best
+
+
+def _mended(file: _File, nodes: list[ir.Node], counted: Problem, executed: ir.Model) -> bool:
+    """Add the first control edges that onnxruntime turns out to need; whether there were any.
+
+    Args:
+        file: the file.
+        nodes: in planned order.
+        counted: their problem, without what is reserved.
+        executed: what onnxruntime makes of the file as it is.
+    """
+    edges = file.edges
+    return bool(
+        edges.restore(executed)
+        or (file.fused and fence(nodes, executed, edges))
+        or (file.updates and wait_for_readers(nodes, executed, file.updates, edges))
+        or repair(nodes, counted, executed_order(nodes, executed), edges)
+        or (file.order and keep_order(nodes, executed_order(nodes, executed), edges))
+    )
+
+
+def _drafted(file: _File, problem: Problem, own: set[str], executed: ir.Model) -> _Draft:
+    """A file as it is, with what onnxruntime makes of it; what is reserved has the names ``own``."""
+    numbers = problem_of(executed, file.runtime)
+    timeline = executed_timeline(executed, numbers)
+    needed = executed_timeline(executed, without_tensors(numbers, own)) if own else timeline
+    return _Draft(file.model, problem, file.edges.count, timeline, needed.peak_activations, executed, numbers)
 
 
 def feed_weights(graph: ir.Graph) -> None:
