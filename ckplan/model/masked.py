@@ -13,12 +13,14 @@ from collections.abc import Iterator
 
 import numpy as np
 import onnx_ir as ir
+from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from ckplan.model.fold import sweep
 from ckplan.model.infer import is_known, static_shape
 from ckplan.model.left_out import work_on_all
 from ckplan.model.mask_rewriting import Mask, Rewriting, mask_of
 from ckplan.model.node_reads import fixed_integers
+from ckplan.model.ordered_writes import look_up_in_order
 from ckplan.model.rewiring import put_in_place
 
 _FILLING = 0.5
@@ -26,7 +28,7 @@ _FILLING = 0.5
 
 
 def without_masks(model: ir.Model) -> tuple[ir.Model, tuple[str, ...]]:
-    """Write what masks choose with all elements.
+    """Write what masks choose with all elements, and look up what they write in order.
 
     Args:
         model: its shapes are inferred as far as they are known; left as it is.
@@ -34,12 +36,16 @@ def without_masks(model: ir.Model) -> tuple[ir.Model, tuple[str, ...]]:
     Returns:
         The model as it is, or another one; notes.
     """
-    count = len(list(_choosing(model.graph)))
-    if not count:
+    if not any(_choosing(model.graph)):
         return model, ()
     trial = model.clone()
     rewriting = Rewriting(trial.graph)
-    for node in list(_choosing(trial.graph)):
+    in_order = look_up_in_order(rewriting)
+    if in_order:
+        RemoveUnusedNodesPass()(trial)
+        sweep(trial)
+    choosing = list(_choosing(trial.graph))
+    for node in choosing:
         understood = _compress if node.op_type == "Compress" else _choose
         if not understood(rewriting, node):
             return model, ()
@@ -48,7 +54,14 @@ def without_masks(model: ir.Model) -> tuple[ir.Model, tuple[str, ...]]:
     sweep(trial)
     if not work_on_all(rewriting):
         return model, ()
-    return trial, (f"of what {count} mask(s) choose all elements are computed, and those that are not chosen left out",)
+    notes = []
+    if in_order:
+        notes.append(f"what {in_order} mask(s) write in order is looked up for all elements")
+    if choosing:
+        notes.append(
+            f"of what {len(choosing)} mask(s) choose all elements are computed, and those that are not chosen left out"
+        )
+    return trial, tuple(notes)
 
 
 def _choosing(graph: ir.Graph) -> Iterator[ir.Node]:
