@@ -19,6 +19,7 @@ from ckplan.autodiff.paths import discard
 from ckplan.autodiff.reading import attr_float, attr_int, dtype_of, required_input, shape_of
 from ckplan.autodiff.rules.batch_norm import EPSILON, centre
 from ckplan.model.node_reads import input_of
+from ckplan.operators.matching import is_op
 
 _VIEWS = frozenset({"Reshape", "Squeeze", "Unsqueeze"})
 _TYPES = (ir.DataType.FLOAT, ir.DataType.DOUBLE)
@@ -32,7 +33,7 @@ def outline_batch_statistics(op: Builder, held: Container[ir.Value] = ()) -> Non
         held: values that gradients are asked for, or that are differentiated: none of them is inside.
     """
     for norm in list(op.graph):
-        if norm.op_type != "BatchNormalization" or norm.domain or attr_int(norm, "training_mode", 0):
+        if not is_op(norm, "BatchNormalization") or attr_int(norm, "training_mode", 0):
             continue
         x, scale, bias = (required_input(norm, index) for index in range(3))
         written = _statistics(op, norm)
@@ -73,10 +74,10 @@ def _statistics(op: Builder, norm: ir.Node) -> set[ir.Node]:
 def _mean_of(op: Builder, value: ir.Value) -> tuple[ir.Value, list[ir.Node]] | None:
     """What a value is the mean of for each channel, and the nodes between the two."""
     nodes = []
-    while (node := value.producer()) is not None and node.op_type in _VIEWS and not node.domain:
+    while is_op(node := value.producer(), _VIEWS):
         nodes.append(node)
         value = required_input(node, 0)
-    if node is None or node.op_type != "ReduceMean" or node.domain:
+    if not is_op(node, "ReduceMean"):
         return None
     source, axes = required_input(node, 0), op.constant_of(input_of(node, 1))
     rank = len(shape_of(source))

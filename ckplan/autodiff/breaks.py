@@ -11,6 +11,7 @@ from ckplan.autodiff.paths import differentiable_inputs, entry_of
 from ckplan.autodiff.reading import is_floating
 from ckplan.autodiff.registry import ZERO_DERIVATIVE
 from ckplan.model.node_reads import reads
+from ckplan.operators.matching import is_op
 
 
 def between(graph: ir.Graph, sources: Iterable[ir.Value], targets: Iterable[ir.Value]) -> list[ir.Node]:
@@ -98,7 +99,7 @@ def _needed(graph: ir.Graph, targets: Iterable[ir.Value]) -> set[ir.Value]:
 
 def why(node: ir.Node) -> str:
     """Say why a node passes no gradient on."""
-    if not node.domain and node.op_type in ZERO_DERIVATIVE:
+    if is_op(node, ZERO_DERIVATIVE):
         return "is constant between its steps"
     kinds = {output.dtype for output in node.outputs if output.dtype is not None}
     if kinds == {ir.DataType.BOOL}:

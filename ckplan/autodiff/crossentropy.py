@@ -23,6 +23,7 @@ from ckplan.autodiff.sums import total
 from ckplan.keys import CLASSES
 from ckplan.model.constants import mark_constant
 from ckplan.model.node_reads import input_of
+from ckplan.operators.matching import is_op
 
 #: Operators that compute a cross-entropy and are replaced by the nodes emitted here.
 LOSS_OPERATORS = ("SoftmaxCrossEntropyLoss", "NegativeLogLikelihoodLoss")
@@ -88,7 +89,7 @@ def prepare_labels(
 def declare_classes(labels: ir.Value, count: int) -> None:
     """Say of the input that labels come from how many classes there are, for those who make inputs up."""
     while (maker := labels.producer()) is not None:
-        if maker.op_type not in _MOVES or maker.domain or maker.inputs[0] is None:
+        if not is_op(maker, _MOVES) or maker.inputs[0] is None:
             return
         labels = maker.inputs[0]
     if labels.is_graph_input() and not labels.is_initializer():
@@ -162,7 +163,7 @@ def labels_of(node: ir.Node) -> Labels:
 def lower_losses(op: Builder) -> None:
     """Replace the loss operators of a graph by composites, before onnxruntime does it in its own, larger way."""
     for node in list(op.graph):
-        if node.op_type not in LOSS_OPERATORS or node.domain:
+        if not is_op(node, LOSS_OPERATORS):
             continue
         with op.scope(str(node.name), "forward", before=node):
             scores, target = required_input(node, 0), required_input(node, 1)
@@ -192,7 +193,7 @@ def lower_losses(op: Builder) -> None:
 def _before_transpose(scores: ir.Value) -> tuple[ir.Value, int]:
     """Scores with their classes along axis 1, or last where they only were brought there; and that axis."""
     maker, last = scores.producer(), len(shape_of(scores)) - 1
-    if maker is None or maker.domain or maker.op_type != "Transpose" or last < 2:
+    if not is_op(maker, "Transpose") or last < 2:
         return scores, 1
     perm = attr_ints(maker, "perm")
     return (required_input(maker, 0), last) if perm == (0, last, *range(1, last)) else (scores, 1)

@@ -20,6 +20,7 @@ from ckplan.autodiff.transposes import read_past
 from ckplan.keys import PHASE
 from ckplan.model.infer import static_shape
 from ckplan.model.node_reads import input_of
+from ckplan.operators.matching import is_op
 
 #: Taps along each axis from which on products of rows are faster.
 _TAPS = 5
@@ -42,7 +43,7 @@ def convolve_by_rows(op: Builder) -> None:
     for node in reversed(list(op.graph)):
         if node.metadata_props.get(PHASE) != "forward":
             continue
-        if node.op_type == "Conv" and not node.domain and _suits(node, min(kept, depthwise_rows.MOST_COPIES * largest)):
+        if is_op(node, "Conv") and _suits(node, min(kept, depthwise_rows.MOST_COPIES * largest)):
             _replace(op, node)
         kept += sum(_size(value) for value in node.outputs if _waits(value))
 

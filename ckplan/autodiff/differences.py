@@ -14,6 +14,7 @@ import onnx_ir as ir
 from ckplan.autodiff.builder import Builder
 from ckplan.autodiff.paths import discard
 from ckplan.autodiff.reading import attr_ints, required_input, shape_of
+from ckplan.operators.matching import is_op
 
 _VIEWS = frozenset({"Flatten", "Reshape", "Squeeze", "Unsqueeze"})
 _MATRIX = 2
@@ -31,7 +32,7 @@ def subtract_in_products(op: Builder) -> None:
         op: builder of the finished graph, in which gradients have been asked for already.
     """
     for node in list(op.graph):
-        if node.op_type != "Sub" or node.domain:
+        if not is_op(node, "Sub"):
             continue
         made, target = required_input(node, 0), required_input(node, 1)
         if target.producer() is None and shape_of(target) == shape_of(made) and made.dtype in _TYPES:
@@ -81,6 +82,6 @@ def _is_read_once(value: ir.Value) -> bool:
 def _untransposed(matrix: ir.Value) -> ir.Value | None:
     """The matrix that a value is the transpose of, None if it is not known as one."""
     node = matrix.producer()
-    if node is None or node.op_type != "Transpose" or node.domain:
+    if not is_op(node, "Transpose"):
         return None
     return required_input(node, 0) if (attr_ints(node, "perm") or (1, 0)) == (1, 0) else None

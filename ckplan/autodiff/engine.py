@@ -20,6 +20,7 @@ from ckplan.model.contrib import MICROSOFT, REFUSED
 from ckplan.model.costs import BLOCKED
 from ckplan.model.declared import is_own
 from ckplan.model.node_reads import captured, reads
+from ckplan.operators.matching import is_op
 
 Finish = Callable[[Builder, ir.Value, float], ir.Value]
 
@@ -45,7 +46,7 @@ def reachable(op: Builder, parameters: Sequence[ir.Value]) -> set[ir.Value]:
         entry = entry_of(node, op.opset_imports)
         if reached.isdisjoint(differentiable_inputs(node, entry)):
             continue
-        if entry is None and (node.domain or node.op_type not in NON_DIFFERENTIABLE):
+        if entry is None and not is_op(node, NON_DIFFERENTIABLE):
             body = inline_function(op, node)
             if body:
                 pending.extend(reversed(body))
@@ -152,8 +153,8 @@ def _refuse_data_sized(graph: ir.Graph, wanted: Collection[ir.Value], targets: I
             continue
         needed.update(reads(node))
         differentiated = [output for output in node.outputs if output in wanted]
-        counts = node.inputs if node.op_type in ("Shape", "Size") and not node.domain else ()
-        places = node.inputs[1:2] if node.op_type in _PLACING and differentiated and not node.domain else ()
+        counts = node.inputs if is_op(node, ("Shape", "Size")) else ()
+        places = node.inputs[1:2] if is_op(node, _PLACING) and differentiated else ()
         for value in (*counts, *places, *differentiated):
             if value is not None and (source := value.metadata_props.get(DATA_SIZED)):
                 chosen = (
@@ -258,7 +259,7 @@ def _narrowed(before: ir.Value, gradient: ir.Value) -> tuple[ir.Value, ir.Value]
     """Return the terms of a sum, one of them as it was before it was expanded: the sum expands it as well."""
     for one, other in ((gradient, before), (before, gradient)):
         maker = one.producer()
-        if maker is not None and maker.op_type == "Expand" and not maker.domain and maker.inputs[0] is not None:
+        if is_op(maker, "Expand") and maker.inputs[0] is not None:
             return other, maker.inputs[0]
     return before, gradient
 

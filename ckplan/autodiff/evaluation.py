@@ -18,6 +18,7 @@ from ckplan.autodiff.paths import prune
 from ckplan.autodiff.reading import attr_int, is_floating, shape_of
 from ckplan.model.opset import relabel
 from ckplan.model.own_files import forget_training
+from ckplan.operators.matching import is_op
 
 
 @dataclass(frozen=True)
@@ -111,7 +112,7 @@ def _leave_training(graph: ir.Graph) -> None:
     """Put BatchNormalization into inference form where nothing but outputs of the graph read what it learns."""
     learnt: set[ir.Value] = set()
     for node in graph:
-        if node.op_type != "BatchNormalization" or node.domain or not attr_int(node, "training_mode", 0):
+        if not is_op(node, "BatchNormalization") or not attr_int(node, "training_mode", 0):
             continue
         rest = node.outputs[1:]
         if any(value.uses() for value in rest):

@@ -8,6 +8,7 @@ from ckplan.autodiff.broadcasting import BROADCASTING
 from ckplan.autodiff.builder import Builder
 from ckplan.autodiff.reading import shape_of
 from ckplan.keys import PHASE
+from ckplan.operators.matching import is_op
 
 
 def read_past_expands(op: Builder) -> None:
@@ -20,7 +21,7 @@ def read_past_expands(op: Builder) -> None:
         op: builder of the finished graph.
     """
     for node in list(op.graph):
-        if node.op_type == "Expand" and not node.domain and node.metadata_props.get(PHASE) == "backward":
+        if is_op(node, "Expand") and node.metadata_props.get(PHASE) == "backward":
             source, made = node.inputs[0], node.outputs[0]
             assert source is not None
             for reader, index in made.uses():
@@ -32,7 +33,7 @@ def read_past_expands(op: Builder) -> None:
 
 def _stretches(reader: ir.Node, index: int, shape: tuple[int, ...]) -> bool:
     """Say whether a node makes the same of an input that is not expanded, since its other one has the shape already."""
-    if reader.domain or reader.op_type not in BROADCASTING or len(reader.inputs) != 2:
+    if not is_op(reader, BROADCASTING) or len(reader.inputs) != 2:
         return False
     other = reader.inputs[1 - index]
     return other is not None and other is not reader.inputs[index] and shape_of(other) == shape
@@ -40,7 +41,7 @@ def _stretches(reader: ir.Node, index: int, shape: tuple[int, ...]) -> bool:
 
 def _multiply_before(op: Builder, reader: ir.Node, index: int, source: ir.Value) -> None:
     """Let a product of what was expanded and a number be one of what is not, if whoever reads it stretches that."""
-    if reader.op_type != "Mul" or reader.domain or reader.outputs[0].is_graph_output():
+    if not is_op(reader, "Mul") or reader.outputs[0].is_graph_output():
         return
     made, number = reader.outputs[0], op.constant_of(reader.inputs[1 - index])
     shape = shape_of(made)

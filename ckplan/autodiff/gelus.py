@@ -23,6 +23,7 @@ from ckplan.autodiff.formulas import is_private, nodes_inside, replace_formula
 from ckplan.autodiff.polynomials import ARITHMETIC, Polynomial, applied, is_same, number, quantity, term
 from ckplan.autodiff.reading import shape_of
 from ckplan.model.node_reads import fixed_tensor
+from ckplan.operators.matching import is_op
 
 _BENDS: Mapping[str, tuple[str, Polynomial]] = {
     "Erf": ("none", {term(x=1): math.sqrt(0.5)}),
@@ -52,7 +53,7 @@ def join_gelus(op: Builder, held: Container[ir.Value]) -> None:
         op: builder of the forward graph.
         held: values that gradients are asked for, or that are differentiated: none of them is inside.
     """
-    for bend in [node for node in op.graph if node.op_type in _BENDS and not node.domain]:
+    for bend in [node for node in op.graph if is_op(node, _BENDS)]:
         found = _written(bend, held)
         if found is None:
             continue
@@ -101,7 +102,7 @@ def _upstream(value: ir.Value, held: Container[ir.Value]) -> list[ir.Value]:
     pending = [value]
     for one in pending:  # grows meanwhile
         node = one.producer()
-        if node is None or node.op_type not in ARITHMETIC or node.domain or found[one] == _MOST_STEPS:
+        if not is_op(node, ARITHMETIC) or found[one] == _MOST_STEPS:
             continue
         new = [v for v in node.inputs if v is not None and v not in found and _number(v, held) is None]
         found.update(dict.fromkeys(new, found[one] + 1))
@@ -125,7 +126,7 @@ def _polynomial(
     if fixed is not None:
         return number(fixed)
     node = value.producer()
-    if node is None or node.op_type not in ARITHMETIC or node.domain or not steps:
+    if not is_op(node, ARITHMETIC) or not steps:
         return None
     read = [None if one is None else _polynomial(one, known, held, steps - 1) for one in node.inputs]
     return applied(node.op_type, read)

@@ -18,6 +18,7 @@ from ckplan.autodiff.composites import become
 from ckplan.autodiff.paths import discard
 from ckplan.autodiff.reading import attr_int, attr_ints, required_input, shape_of, size_of
 from ckplan.model.node_reads import fixed_tensor
+from ckplan.operators.matching import is_op
 
 
 def group_heads(op: Builder, held: Container[ir.Value]) -> None:
@@ -28,7 +29,7 @@ def group_heads(op: Builder, held: Container[ir.Value]) -> None:
         held: values that gradients are asked for, or that are differentiated.
     """
     for node in list(op.graph):
-        if node.op_type == "MatMul" and not node.domain:
+        if is_op(node, "MatMul"):
             left, right = (required_input(node, index) for index in (0, 1))
             ahead, own = shape_of(left)[:-2], shape_of(right)[:-2]
             if ahead and ahead[-1] > 1 and own == (*ahead[:-1], 1):
@@ -70,7 +71,7 @@ def _turns_matrices(node: ir.Node) -> bool:
 
 def _factor(node: ir.Node, held: Container[ir.Value]) -> ir.Value | None:
     """The one number of the file that a node multiplies or divides by, if it does nothing else."""
-    if node.op_type not in ("Mul", "Div") or node.domain:
+    if not is_op(node, ("Mul", "Div")):
         return None
     value = required_input(node, 1)
     return value if fixed_tensor(value) is not None and value not in held and size_of(value) == 1 else None

@@ -17,6 +17,7 @@ import onnx_ir as ir
 from ckplan.autodiff.breaks import sources_of
 from ckplan.autodiff.builder import Builder
 from ckplan.autodiff.reading import attr_int, attr_ints, is_floating, shape_of
+from ckplan.operators.matching import is_op
 
 SOFTMAX = ("Softmax", "LogSoftmax")
 SHAPE_ONLY = ("Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity")
@@ -114,7 +115,7 @@ def chosen_from(outputs: Sequence[ir.Value]) -> Head | None:
         node = value.producer()
         if node is None:
             continue
-        if node.op_type == "ArgMax" and not node.domain and (scores := node.inputs[0]) and is_floating(scores):
+        if is_op(node, "ArgMax") and (scores := node.inputs[0]) and is_floating(scores):
             logits, axis = behind_softmax(scores)
             if axis is None:
                 axis = attr_int(node, "axis", 0) % len(shape_of(scores))
@@ -125,7 +126,7 @@ def chosen_from(outputs: Sequence[ir.Value]) -> Head | None:
 
 def before_reshapes(value: ir.Value) -> ir.Value:
     """What a value is, before it was given another shape."""
-    while (node := value.producer()) is not None and node.op_type in SHAPE_ONLY and not node.domain:
+    while is_op(node := value.producer(), SHAPE_ONLY):
         if node.inputs[0] is None:
             break
         value = node.inputs[0]
@@ -138,13 +139,13 @@ def behind_softmax(output: ir.Value) -> tuple[ir.Value, int | None]:
     Behind it there may be other shapes, channels that move to the end, and a Cast of probabilities in half precision.
     """
     value = before_reshapes(output)
-    while (node := value.producer()) is not None and not node.domain and node.op_type in ("Cast", "Transpose"):
+    while is_op(node := value.producer(), ("Cast", "Transpose")):
         source = node.inputs[0]
         if source is None or not is_floating(source):
             break
         value = before_reshapes(source)
     node = value.producer()
-    if node is None or node.op_type not in SOFTMAX or node.domain or node.inputs[0] is None:
+    if not is_op(node, SOFTMAX) or node.inputs[0] is None:
         return output, None
     logits = node.inputs[0]
     return logits, attr_int(node, "axis", -1) % len(shape_of(logits))
@@ -160,7 +161,7 @@ def classes_axis(shape: Sequence[int]) -> int | None:
 def _vocabulary(graph: ir.Graph, size: int) -> ir.Value | None:
     """A table that tokens are looked up in, an integer input of the graph, and that has as many rows."""
     for node in graph:
-        if node.op_type != "Gather" or node.domain or attr_int(node, "axis", 0) != 0:
+        if not is_op(node, "Gather") or attr_int(node, "axis", 0) != 0:
             continue
         table, indices = node.inputs[:2]
         if table is None or indices is None or not table.is_initializer() or not is_floating(table):

@@ -13,6 +13,7 @@ import onnx_ir as ir
 
 from ckplan.autodiff.builder import Builder
 from ckplan.autodiff.reading import shape_of
+from ckplan.operators.matching import is_op
 
 _VIEWS = frozenset({"Cast", "Expand", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"})
 _MOST_STEPS = 8
@@ -27,7 +28,7 @@ def drop_idle_masks(op: Builder, held: Container[ir.Value]) -> None:
         held: values that gradients are asked for, or that are differentiated: neither such a sum nor zeros.
     """
     for node in list(op.graph):
-        if node.op_type != "Add" or node.domain or node.outputs[0].is_graph_output() or node.outputs[0] in held:
+        if not is_op(node, "Add") or node.outputs[0].is_graph_output() or node.outputs[0] in held:
             continue
         for other, mask in (node.inputs, node.inputs[::-1]):
             assert other is not None

@@ -16,6 +16,7 @@ from ckplan.errors import ModelError
 from ckplan.keys import PHASE
 from ckplan.model.bodies import bodies_of
 from ckplan.model.fold import infer_with_bodies
+from ckplan.operators.matching import is_op
 
 #: Results of at most this many elements are computed on the spot when all their inputs are known.
 _FOLDED = 4096
@@ -74,7 +75,7 @@ def inline_operators(model: ir.Model, op_types: Collection[str]) -> None:
     """
     op = Builder(model.graph, model.graph.opset_imports, ())
     for node in list(model.graph):
-        body = _function_body(op, node) if not node.domain and node.op_type in op_types else None
+        body = _function_body(op, node) if is_op(node, op_types) else None
         if body is not None:
             _inline(op, node, body)
 

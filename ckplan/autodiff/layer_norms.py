@@ -28,6 +28,7 @@ from ckplan.autodiff.head import SHAPE_ONLY, before_reshapes
 from ckplan.autodiff.polynomials import Polynomial, applied, is_same, number, product, quantity, term, total
 from ckplan.autodiff.reading import dtype_of, shape_of, size_of
 from ckplan.model.opset import raise_opset
+from ckplan.operators.matching import is_op
 
 _MEANS: Mapping[int, Polynomial] = {0: number(1.0), 1: quantity("mean"), 2: quantity("square")}
 """Of each power of x."""
@@ -86,7 +87,7 @@ def join_layer_norms(op: Builder, held: Container[ir.Value], is_constant: Callab
     """
     affine: list[ir.Value] = []
     made: set[str] = set()
-    for root in [node for node in op.graph if node.op_type == "Sqrt" and not node.domain]:
+    for root in [node for node in op.graph if is_op(node, "Sqrt")]:
         found = _written(root, held, is_constant)
         if found is None:
             continue

@@ -23,6 +23,7 @@ from ckplan import keys
 from ckplan.choices import parse_choice
 from ckplan.errors import ModelError, UsageError
 from ckplan.keys import STANDS_FOR
+from ckplan.operators.matching import is_op
 
 _VIEWS = ("Transpose", "Identity", "Cast", "DequantizeLinear")
 """What may stand between a weight and the product that reads it."""
@@ -116,7 +117,7 @@ def linear_layers(graph: ir.Graph) -> Iterator[Layer]:
             if weight is not None and weight.is_initializer():
                 sizes = node.attributes["K"].as_int(), node.attributes["N"].as_int()
                 yield Layer(node, weight, module_of(weight), True, sizes, False)
-        elif node.op_type in ("MatMul", "Gemm") and not node.domain:
+        elif is_op(node, ("MatMul", "Gemm")):
             flag = node.attributes.get("transA")
             if flag is None or not flag.as_int():
                 yield from _behind(node)
@@ -127,7 +128,7 @@ def _behind(node: ir.Node) -> Iterator[Layer]:
     value, flag = node.inputs[1], node.attributes.get("transB")
     rows = flag is not None and bool(flag.as_int())
     while value is not None and (producer := value.producer()) is not None:
-        if producer.op_type not in _VIEWS or producer.domain:
+        if not is_op(producer, _VIEWS):
             return
         rows ^= producer.op_type == "Transpose"
         value = producer.inputs[0]

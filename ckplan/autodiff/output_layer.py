@@ -9,6 +9,7 @@ import onnx_ir as ir
 from ckplan.autodiff.builder import Builder
 from ckplan.autodiff.reading import attr_float, attr_int, required_input, shape_of
 from ckplan.model.node_reads import input_of
+from ckplan.operators.matching import is_op
 
 _TYPES = (ir.DataType.FLOAT, ir.DataType.DOUBLE)
 """Element types of the layer; half precision would sum in half precision."""
@@ -90,7 +91,7 @@ def _product(node: ir.Node, bias: ir.Value | None) -> Layer | None:
     if len(shape_of(weight)) != 2 or not shape_of(x):
         return None
     maker = weight.producer()
-    if not by_rows and maker is not None and maker.op_type == "Transpose" and not maker.domain:
+    if not by_rows and is_op(maker, "Transpose"):
         weight, by_rows = required_input(maker, 0), True
     return Layer(x, weight, bias, by_rows, ())
 

@@ -14,6 +14,7 @@ import onnx_ir as ir
 from ckplan.autodiff.builder import Builder
 from ckplan.autodiff.reading import attr_ints, attr_str, required_input, shape_of
 from ckplan.model.node_reads import input_of
+from ckplan.operators.matching import is_op
 
 
 def pad_in_convolutions(op: Builder, held: Set[ir.Value]) -> None:
@@ -41,7 +42,7 @@ def pad_in_convolutions(op: Builder, held: Set[ir.Value]) -> None:
 
 def _borders(op: Builder, node: ir.Node) -> tuple[list[int], list[int]] | None:
     """What a Pad puts before and behind each spatial axis, None if it is none that a convolution can do."""
-    if node.op_type != "Pad" or node.domain or attr_str(node, "mode", "constant") != "constant":
+    if not is_op(node, "Pad") or attr_str(node, "mode", "constant") != "constant":
         return None
     value, pads, axes = input_of(node, 2), op.constant_of(input_of(node, 1)), op.constant_of(input_of(node, 3))
     if pads is None or (axes is None and input_of(node, 3) is not None):
@@ -60,4 +61,4 @@ def _borders(op: Builder, node: ir.Node) -> tuple[list[int], list[int]] | None:
 
 def _can_pad(node: ir.Node) -> bool:
     automatic = attr_str(node, "auto_pad", "NOTSET") != "NOTSET"
-    return node.op_type == "Conv" and not node.domain and not automatic
+    return is_op(node, "Conv") and not automatic

@@ -19,6 +19,7 @@ from ckplan.autodiff.reading import shape_of
 from ckplan.keys import PHASE
 from ckplan.model.sample_axis import Along, along_samples
 from ckplan.model.traits import is_heavy, is_random
+from ckplan.operators.matching import is_op
 
 
 def pass_blocks_on(op: Builder, joined: Iterable[ir.Value], samples: int, number: int) -> None:
@@ -59,7 +60,7 @@ def pass_blocks_on(op: Builder, joined: Iterable[ir.Value], samples: int, number
 
 def _cuts(node: ir.Node, axes: Mapping[ir.Value, int], number: int) -> bool:
     """Say whether a node cuts a value into the blocks that it could be made of."""
-    value = node.inputs[0] if node.op_type == "Split" and not node.domain else None
+    value = node.inputs[0] if is_op(node, "Split") else None
     if value is None or value not in axes or len(node.outputs) != number:
         return False
     along = node.attributes.get_int("axis", 0) % len(shape_of(value)) == axes[value]

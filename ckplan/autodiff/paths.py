@@ -11,6 +11,7 @@ from ckplan.autodiff.registry import NON_DIFFERENTIABLE, ZERO_DERIVATIVE, Entry,
 from ckplan.model.cleanup import drop_unread_initializers
 from ckplan.model.nested_graphs import graphs_in
 from ckplan.model.node_reads import captured, reads
+from ckplan.operators.matching import is_op
 
 _ANY_VERSION = 1 << 30
 
@@ -25,11 +26,11 @@ def differentiable_inputs(node: ir.Node, entry: Entry | None) -> set[ir.Value]:
 
     A node without a rule counts as passing gradients to all it reads, so that it is found on the way and reported.
     """
-    if node.op_type in ZERO_DERIVATIVE and not node.domain:
+    if is_op(node, ZERO_DERIVATIVE):
         return set()
     if not any(is_floating(output) or output.dtype is None for output in node.outputs):
         return set()
-    if entry is None or (node.op_type in NON_DIFFERENTIABLE and not node.domain):
+    if entry is None or is_op(node, NON_DIFFERENTIABLE):
         return {value for value in reads(node) if is_floating(value)}
     if graphs_in(node):
         return _through_bodies(node)

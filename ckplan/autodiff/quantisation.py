@@ -21,6 +21,7 @@ from ckplan.errors import ModelError
 from ckplan.model.contrib import MICROSOFT, QUANTISED
 from ckplan.model.nested_graphs import graphs_in
 from ckplan.model.node_reads import captured, input_of
+from ckplan.operators.matching import is_op
 
 #: Operators of ONNX that turn numbers into those of a quantised type, or calculate with such.
 _ARITHMETIC = frozenset(
@@ -70,7 +71,7 @@ def refuse_quantised(
     found += [node for node in cuts if node.graph is not op.graph]
     found = [node for node in found if node.op_type != "DequantizeLinear"] or found
     stored = [node for node in op.graph if is_quantised(node) and _reads_stored_weight(op, node)]
-    pairs = all(not node.domain and node.op_type in ("QuantizeLinear", "DynamicQuantizeLinear") for node in found)
+    pairs = all(is_op(node, ("QuantizeLinear", "DynamicQuantizeLinear")) for node in found)
     named = ", ".join(f"{node.op_type} '{node.name}'" for node in found[:8])
     more = f" and {len(found) - 8} more" if len(found) > 8 else ""
     ways = ["train the model as it was before quantisation"]
@@ -162,7 +163,7 @@ def _outline_pairs(op: Builder, quantise: ir.Node, readers: Sequence[ir.Node]) -
 
 
 def _is_pair(quantise: ir.Node, dequantise: ir.Node) -> bool:
-    if dequantise.op_type != "DequantizeLinear" or dequantise.domain or dequantise.graph is not quantise.graph:
+    if not is_op(dequantise, "DequantizeLinear") or dequantise.graph is not quantise.graph:
         return False
     if quantise.outputs[0] is not dequantise.inputs[0]:
         return False

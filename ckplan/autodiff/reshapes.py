@@ -11,6 +11,7 @@ import onnx_ir as ir
 from ckplan.autodiff.builder import Builder
 from ckplan.autodiff.reading import required_input
 from ckplan.keys import PHASE
+from ckplan.operators.matching import is_op
 
 
 def join_reshapes(op: Builder) -> None:
@@ -30,4 +31,4 @@ def join_reshapes(op: Builder) -> None:
 
 
 def _is_reshape(node: ir.Node) -> bool:
-    return node.op_type == "Reshape" and not node.domain
+    return is_op(node, "Reshape")

@@ -17,6 +17,7 @@ import onnx_ir as ir
 
 from ckplan.autodiff.builder import Builder
 from ckplan.autodiff.reading import required_input, shape_of, size_of
+from ckplan.operators.matching import is_op
 
 _KEY = "ckplan.row_factors"
 """Key in ``Value.meta``: the parts that a value is made of."""
@@ -62,7 +63,7 @@ class Offsets:
             axis: that of n in it.
         """
         maker = weight.producer()
-        if maker is not None and maker.op_type == "Transpose" and not maker.domain:  # products read it as it was
+        if is_op(maker, "Transpose"):  # products read it as it was
             weight, axis = required_input(maker, 0), 1 - axis
         sums = op.reduce_sum(weight, [axis]) if self.columns is None else op.Gemm(self.columns, weight, transB=axis)
         return op.reshape(sums, (1, size_of(sums)))

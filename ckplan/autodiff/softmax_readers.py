@@ -27,6 +27,7 @@ from ckplan.autodiff.composites import DOMAIN
 from ckplan.autodiff.paths import depends
 from ckplan.autodiff.reading import attr_int, required_input, shape_of, size_of
 from ckplan.autodiff.soft_targets import SoftTarget, soft_target_of
+from ckplan.operators.matching import is_op
 
 Number = Literal["picked", "summed", "normaliser", "squared"]
 
@@ -124,7 +125,7 @@ def _is_start(node: ir.Node) -> bool:
 
 def _is_view(node: ir.Node) -> bool:
     """Whether a node shows rows of logits in another shape."""
-    if node.domain or node.op_type not in _VIEWS:
+    if not is_op(node, _VIEWS):
         return False
     before, after = shape_of(required_input(node, 0)), shape_of(node.outputs[0])
     return bool(before and after) and before[-1] == after[-1]
@@ -205,7 +206,7 @@ class _Search:
 
     def _only(self, value: ir.Value, op_type: str) -> ir.Node:
         """The one reader of a kind."""
-        nodes = [node for node in value.consumers() if node.op_type == op_type and not node.domain]
+        nodes = [node for node in value.consumers() if is_op(node, op_type)]
         if len(nodes) != 1 or value in self._held:
             raise _OtherReaderError
         return nodes[0]
@@ -246,9 +247,9 @@ class _Search:
 
     def _weighted_sums(self, value: ir.Value, factor: float, weights: ir.Value | SoftTarget) -> None:
         for node in self._readers(value):
-            if node.op_type == "Neg" and not node.domain:
+            if is_op(node, "Neg"):
                 self._weighted_sums(node.outputs[0], -factor, weights)
-            elif node.op_type in _SUMS and not node.domain:
+            elif is_op(node, _SUMS):
                 self._summed(node, factor, weights)
             else:
                 raise _OtherReaderError

@@ -20,6 +20,7 @@ from ckplan.autodiff.formulas import TYPES, is_private, nodes_inside, reduced_ax
 from ckplan.autodiff.head import SHAPE_ONLY
 from ckplan.autodiff.reading import shape_of
 from ckplan.model.node_reads import fixed_tensor
+from ckplan.operators.matching import is_op
 
 
 def join_softmaxes(op: Builder, held: Container[ir.Value]) -> None:
@@ -29,7 +30,7 @@ def join_softmaxes(op: Builder, held: Container[ir.Value]) -> None:
         op: builder of the forward graph.
         held: values that gradients are asked for, or that are differentiated: none of them is inside.
     """
-    for exponential in [node for node in op.graph if node.op_type == "Exp" and not node.domain]:
+    for exponential in [node for node in op.graph if is_op(node, "Exp")]:
         found = _written(exponential)
         if found is None:
             continue
@@ -44,18 +45,18 @@ def _written(exponential: ir.Node) -> tuple[ir.Value, int, ir.Node, str] | None:
     shifted, raised = exponential.inputs[0], exponential.outputs[0]
     if shifted is None or raised.dtype not in TYPES:
         return None
-    total = next((node for node in raised.consumers() if node.op_type == "ReduceSum" and not node.domain), None)
+    total = next((node for node in raised.consumers() if is_op(node, "ReduceSum")), None)
     axis = None if total is None else reduced_axis(total)
     if total is None or axis is None:
         return None
     x = _without_maximum(shifted, axis)
     for reader in raised.consumers():
-        if reader.op_type == "Div" and not reader.domain and reader.inputs[0] is raised:
+        if is_op(reader, "Div") and reader.inputs[0] is raised:
             sums = reader.inputs[1]
             if sums is not None and _is_laid_along(sums, total, raised, axis):
                 return x, axis, reader, "Softmax"
     for reader in shifted.consumers():
-        if reader.op_type == "Sub" and not reader.domain and reader.inputs[0] is shifted:
+        if is_op(reader, "Sub") and reader.inputs[0] is shifted:
             logarithm = reader.inputs[1]
             if logarithm is not None and _is_laid_along(logarithm, total, raised, axis, logarithm=True):
                 return x, axis, reader, "LogSoftmax"
@@ -65,7 +66,7 @@ def _written(exponential: ir.Node) -> tuple[ir.Value, int, ir.Node, str] | None:
 def _without_maximum(shifted: ir.Value, axis: int) -> ir.Value:
     """What the maximum was subtracted from; the value itself where none was."""
     node = shifted.producer()
-    if node is None or node.op_type != "Sub" or node.domain or node.inputs[0] is None or node.inputs[1] is None:
+    if not is_op(node, "Sub") or node.inputs[0] is None or node.inputs[1] is None:
         return shifted
     x, maximum = node.inputs[0], node.inputs[1]
     found = any(

@@ -25,6 +25,7 @@ from ckplan.autodiff.rules.windows import pad_axes, permuted
 from ckplan.autodiff.slices import slice_axes
 from ckplan.keys import PHASE
 from ckplan.model.node_reads import input_of
+from ckplan.operators.matching import is_op
 
 #: Taps that add up to an element of the result, from which on the convolution is faster.
 _TAPS = 16
@@ -58,7 +59,7 @@ def interleave_convolutions(op: Builder) -> None:
         op: builder of the finished graph.
     """
     for node in list(op.graph):
-        if node.op_type == "ConvTranspose" and not node.domain and node.metadata_props.get(PHASE) == "forward":
+        if is_op(node, "ConvTranspose") and node.metadata_props.get(PHASE) == "forward":
             form = _form_of(node)
             if form is not None:
                 _replace(op, node, form)

@@ -27,6 +27,7 @@ from ckplan.autodiff.reading import attr_int, required_input, shape_of, size_of
 from ckplan.autodiff.row_maxima import row_maxima
 from ckplan.autodiff.slices import stretch
 from ckplan.autodiff.sums import total
+from ckplan.operators.matching import is_op
 
 PARTS = 4
 """Into how many parts a table goes: a quarter of it is little beside the logits, and its products are still large."""
@@ -56,7 +57,7 @@ def split_tied_heads(op: Builder, parameters: Container[ir.Value]) -> dict[ir.Va
 def _pays(layer: Layer) -> bool:
     """Say whether a head is tied, large, and of so many samples that its product has to be made before the lookups."""
     readers = [use.node for use in layer.weight.uses()]
-    lookups = [n for n in readers if n.op_type == "Gather" and not n.domain and attr_int(n, "axis", 0) == 0]
+    lookups = [n for n in readers if is_op(n, "Gather") and attr_int(n, "axis", 0) == 0]
     if not lookups or not layer.by_rows or layer.bias is not None:
         return False
     rows, width = shape_of(layer.weight)

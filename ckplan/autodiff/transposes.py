@@ -8,6 +8,7 @@ import onnx_ir as ir
 
 from ckplan.autodiff.reading import attr_ints, shape_of
 from ckplan.keys import PHASE
+from ckplan.operators.matching import is_op
 
 
 def before_transpose(value: ir.Value) -> tuple[ir.Value, tuple[int, ...]]:
@@ -42,6 +43,6 @@ def _then(first: Sequence[int], second: Sequence[int]) -> list[int]:
 def _read_by(node: ir.Node) -> tuple[ir.Value, tuple[int, ...]] | None:
     """What a Transpose reads, and its order of the axes; None of another operator."""
     value = node.inputs[0] if node.inputs else None
-    if node.op_type != "Transpose" or node.domain or value is None:
+    if not is_op(node, "Transpose") or value is None:
         return None
     return value, attr_ints(node, "perm") or tuple(reversed(range(len(shape_of(value)))))

@@ -9,6 +9,7 @@ import onnx_ir as ir
 
 from ckplan.keys import CLASSES, LABELS, ROLE
 from ckplan.model.metadata import finite, told
+from ckplan.operators.matching import is_op
 from ckplan.runtime.sizes import dimensions_of
 
 _MOVES = ("Cast", "Concat", "Expand", "Flatten", "Identity", "Reshape")
@@ -67,7 +68,7 @@ def _readers(value: ir.Value) -> Iterator[tuple[ir.Value, ir.Node, int, bool]]:
 
 def _rows_of(node: ir.Node, index: int) -> Sequence[ir.Value]:
     """What a Scan's body gets of an input: its rows."""
-    body = node.attributes.get("body") if node.op_type == "Scan" and node.domain == "" else None
+    body = node.attributes.get("body") if is_op(node, "Scan") else None
     return [] if body is None else body.as_graph().inputs[index : index + 1]
 
 

@@ -16,6 +16,7 @@ from ckplan.model.bodies import bodies_of, state_count
 from ckplan.model.contrib.emitter import Emitter
 from ckplan.model.infer import static_shape
 from ckplan.model.sequences import Contents
+from ckplan.operators.matching import is_op
 
 _FIRST = 2
 """Where the states of a Loop begin among its inputs: behind the trip count and the condition."""
@@ -38,7 +39,7 @@ def write_appended(
     Returns:
         Whether it was such a Loop.
     """
-    if node.op_type != "Loop" or node.domain or node.graph is None:
+    if not is_op(node, "Loop") or node.graph is None:
         return False
     (body,) = bodies_of(node)
     states = range(state_count(node))

@@ -18,6 +18,7 @@ from ckplan.model.constants import mark_constant
 from ckplan.model.contrib.emitter import EXPANSION, Emitter
 from ckplan.model.infer import static_shape
 from ckplan.model.sequences import Contents
+from ckplan.operators.matching import is_op
 
 Constant = Callable[[ir.Value | None], np.ndarray | None]
 
@@ -37,7 +38,7 @@ def write_bag_sequence(node: ir.Node, contents: Contents, visit: Callable[[ir.No
     Returns:
         Whether it was such a Loop.
     """
-    if node.op_type != "Loop" or node.domain or len(node.outputs) != 2 or len(bodies_of(node)[0].inputs) != 4:
+    if not is_op(node, "Loop") or len(node.outputs) != 2 or len(bodies_of(node)[0].inputs) != 4:
         return False
     # Which of the two states comes first is left to chance by torch's exporter.
     place = 0 if node.outputs[0].uses() else 1
@@ -100,7 +101,7 @@ class _Reading:
     def number(self, value: ir.Value | None) -> int | None:
         """The one number that a value holds, None if that is not known or there are more."""
         array, node = self.constant(value), _producer(value)
-        if array is None and node is not None and not node.domain and node.op_type in _SAME_NUMBER:
+        if array is None and is_op(node, _SAME_NUMBER):
             return self.number(node.inputs[0])
         return int(array.reshape(())) if array is not None and array.size == 1 else None
 

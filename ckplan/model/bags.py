@@ -19,6 +19,7 @@ from ckplan.model.bodies import bodies_of
 from ckplan.model.contrib.emitter import Emitter
 from ckplan.model.infer import static_shape
 from ckplan.model.rewiring import put_in_place
+from ckplan.operators.matching import is_op
 
 Constant = Callable[[ir.Value | None], np.ndarray | None]
 
@@ -76,7 +77,7 @@ def write_bags(node: ir.Node, visit: Callable[[ir.Node], None], constant: Consta
     Returns:
         Whether it was such a Loop.
     """
-    if node.op_type != "Loop" or node.domain or len(node.outputs) != 1:
+    if not is_op(node, "Loop") or len(node.outputs) != 1:
         return False
     found = _read(node, constant)
     if found is None:
@@ -129,7 +130,7 @@ def _read(node: ir.Node, constant: Constant) -> _Found | None:
 def _maker(value: ir.Value | None, op_type: str) -> ir.Node | None:
     """The node that makes a value, if it is of this type."""
     node = value.producer() if value is not None else None
-    return node if node is not None and node.op_type == op_type and not node.domain else None
+    return node if is_op(node, op_type) else None
 
 
 def _row_of(value: ir.Value | None, clock: ir.Value, constant: Constant) -> ir.Value | None:

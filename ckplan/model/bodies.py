@@ -10,13 +10,14 @@ import onnx_ir as ir
 from ckplan.model.infer import static_shape
 from ckplan.model.nested_graphs import graphs_in
 from ckplan.model.node_reads import fixed_tensor, input_of
+from ckplan.operators.matching import is_op
 
 _TRIPS = 1 << 31
 
 
 def bodies_of(node: ir.Node) -> list[ir.Graph]:
     """The graphs that a node of If, Loop or Scan holds, none for other nodes."""
-    if node.domain != "" or node.op_type not in ("If", "Loop", "Scan"):
+    if not is_op(node, ("If", "Loop", "Scan")):
         return []
     return graphs_in(node)
 

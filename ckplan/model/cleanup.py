@@ -13,6 +13,7 @@ from ckplan.model.infer import static_shape
 from ckplan.model.rewiring import put_in_place
 from ckplan.model.torch_files.detached import hand_on
 from ckplan.model.validity import sort
+from ckplan.operators.matching import is_op
 
 
 def drop_no_ops(model: ir.Model, state: Sweep, *, reshapes: bool = False, dropouts: bool = True) -> tuple[str, ...]:
@@ -41,7 +42,7 @@ def drop_no_ops(model: ir.Model, state: Sweep, *, reshapes: bool = False, dropou
             continue
         _make_identity(node)
     for node in list(model.graph):
-        if node.domain == "" and node.op_type == "Identity":
+        if is_op(node, "Identity"):
             _bypass(model.graph, node)
     if not removed:
         return ()

@@ -11,6 +11,7 @@ import onnx_ir as ir
 
 from ckplan import keys
 from ckplan.model.node_reads import fixed_integers
+from ckplan.operators.matching import is_op
 
 IN_NODE = "Constant node"
 """The origin of what an exporter wrote as a Constant node."""
@@ -74,7 +75,7 @@ def hoist(model: ir.Model) -> None:
             graph.register_initializer(value)
     for operator, tensor_of in (("Constant", _constant_tensor), ("ConstantOfShape", _filled_tensor)):
         for node in list(ir.traversal.RecursiveGraphIterator(graph)):
-            if node.domain == "" and node.op_type == operator:
+            if is_op(node, operator):
                 hoisted = _hoist_node(graph, node, tensor_of(node), names)
                 if hoisted is not None and operator == "Constant" and _is_literal(model, hoisted):
                     mark_constant(hoisted, node.metadata_props.get(keys.CONSTANT, IN_NODE))

@@ -14,6 +14,7 @@ import onnx_ir as ir
 from ckplan.model.constants import mark_constant
 from ckplan.model.node_reads import input_of
 from ckplan.model.rewiring import put_behind
+from ckplan.operators.matching import is_op
 
 #: Upsample, and Resize up to this version, know one way to place their results.
 _ASYMMETRIC = 10
@@ -38,7 +39,7 @@ def mark_versions(model: ir.Model) -> None:
         imports = scope.opset_imports
         version = imports.get("", imports.get("ai.onnx", _PER_CHANNEL))
         for node in scope.all_nodes():
-            if node.op_type in _MARKED and node.domain in ("", "ai.onnx"):
+            if is_op(node, _MARKED):
                 node.attributes[_VERSION] = ir.AttrInt64(_VERSION, version)
 
 

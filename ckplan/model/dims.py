@@ -27,6 +27,7 @@ from dataclasses import dataclass, field
 import onnx_ir as ir
 
 from ckplan.errors import ModelError, UsageError
+from ckplan.operators.matching import is_op
 
 DEFAULT_BATCH = 8
 DEFAULT_LENGTH = 64
@@ -260,7 +261,7 @@ def _default(value: ir.Value, axis: int, symbol: str, shape: tuple[int | str, ..
 def _convolution_channels(value: ir.Value) -> int | None:
     """How many channels the convolution that reads this input expects."""
     for node in value.consumers():
-        if node.op_type == "Conv" and node.domain == "" and node.inputs[1] is not None:
+        if is_op(node, "Conv") and node.inputs[1] is not None:
             weight = node.inputs[1]
             shape = weight.const_value.shape if weight.const_value is not None else weight.shape
             if shape is not None and len(shape) > 1 and isinstance(shape[1], int):

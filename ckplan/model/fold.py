@@ -29,6 +29,7 @@ from ckplan.model.opset import MINIMUM_IR_VERSION
 from ckplan.model.sequences import Contents, resolve
 from ckplan.model.trip_counts import fix_trip_count
 from ckplan.model.unchanging_states import capture_unchanging_states
+from ckplan.operators.matching import is_op
 
 # A folded tensor that the model keeps: more would make the file larger than the node that computes it is worth.
 KEEP_BYTES = 1 << 20
@@ -113,7 +114,7 @@ def infer_with_bodies(graph: ir.Graph, node: ir.Node) -> str:
 
 
 def _visit(node: ir.Node, state: Sweep, inference: NodeInference, repair: Repair | None) -> None:
-    if node.domain == "" and node.op_type == "If":
+    if is_op(node, "If"):
         condition = state.constant(node.inputs[0])
         if condition is not None and condition.size == 1 and not state.tried:
             for inlined in _take_branch(node, bool(condition.reshape(-1)[0])):

@@ -9,6 +9,7 @@ import onnx
 import onnx_ir as ir
 
 from ckplan.model.node_reads import captured, fixed_tensor
+from ckplan.operators.matching import is_op
 
 # Operands that decide a shape (targets, pads, axes, repeats) are small; larger ones are not worth serialising.
 _DATA_LIMIT = 2048
@@ -81,7 +82,7 @@ class NodeInference:
         for output, proto in zip(node.outputs, found, strict=True):
             if proto is not None:
                 _merge(output, proto)
-        if node.op_type in _LIKE_ITS_INPUT and not node.domain and node.inputs[0] is not None:
+        if is_op(node, _LIKE_ITS_INPUT) and node.inputs[0] is not None:
             like = type_of(node.inputs[0])
             assert like is not None
             _merge(node.outputs[0], like)

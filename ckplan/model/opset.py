@@ -13,6 +13,7 @@ from ckplan.keys import CONSTANT
 from ckplan.model.converted import mark_versions, put_right
 from ckplan.model.validity import check_calls
 from ckplan.operators.gradients import find
+from ckplan.operators.matching import is_op
 from ckplan.operators.sessions import clean
 
 if TYPE_CHECKING:
@@ -113,7 +114,7 @@ def _write_defaults(model: ir.Model) -> None:
 def _refuse_batched_scans(model: ir.Model, version: int) -> None:
     called = (node for function in model.functions.values() for node in function.all_nodes())
     for node in (*model.graph.all_nodes(), *called) if version < _SCAN_OPSET else ():
-        if node.op_type == "Scan" and node.domain in ("", "ai.onnx"):
+        if is_op(node, "Scan"):
             raise ModelError(
                 f"Scan '{node.name}' of opset {version} has a batch axis, which Scan no longer has from opset 9 on",
                 "export the model with opset 9 or newer",
@@ -148,7 +149,7 @@ def relabel(model: ir.Model) -> tuple[str, ...]:
 
 def _label_for_pools(model: ir.Model) -> None:
     """Label a model with the opset whose inference is right for its pools; the two differ in nothing else but types."""
-    nodes = (node for node in model.graph.all_nodes() if node.op_type in _POOLS and node.domain in ("", "ai.onnx"))
+    nodes = (node for node in model.graph.all_nodes() if is_op(node, _POOLS))
     if any(node.attributes.get_int("ceil_mode", 0) for node in nodes):
         raise_opset(model.graph, _POOLS_OPSET)
 

@@ -13,6 +13,7 @@ from ckplan.model.execute import execute, random_inputs
 from ckplan.model.half import loading_advice
 from ckplan.model.infer import is_known
 from ckplan.model.node_reads import made_by_name
+from ckplan.operators.matching import is_op
 from ckplan.operators.sessions import clean
 
 _COUNTING = frozenset({"Compress", "NonMaxSuppression", "NonZero", "Unique"})
@@ -110,7 +111,7 @@ def _mark_data_sized(graph: ir.Graph, unknown: Collection[ir.Value]) -> None:
 
 
 def _is_counting(node: ir.Node) -> bool:
-    return node.op_type in _COUNTING and not node.domain
+    return is_op(node, _COUNTING)
 
 
 def _counts(node: ir.Node) -> bool:
@@ -122,7 +123,7 @@ def _counts(node: ir.Node) -> bool:
 
 def _refuse_fed_range(node: ir.Node | None) -> None:
     """Raise for a Range whose numbers are fed: a run would size it by random numbers, and fail with others."""
-    if node is None or node.op_type != "Range" or node.domain not in ("", "ai.onnx"):
+    if not is_op(node, "Range"):
         return
     fed = sorted({name for value in node.inputs for name in _fed(value)})
     if fed:

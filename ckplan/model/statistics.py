@@ -11,6 +11,7 @@ import onnx_ir as ir
 
 from ckplan.display import shortened
 from ckplan.model.constants import add_initializer, unused_name
+from ckplan.operators.matching import is_op
 
 _STATISTICS = {3: "mean", 4: "var"}
 """Inputs of a BatchNormalization, and how copies of them are called."""
@@ -24,7 +25,7 @@ def separate_from_scales(model: ir.Model) -> tuple[str, ...]:
     """
     copies: dict[tuple[ir.Value, str], ir.Value] = {}
     for node in model.graph:
-        if node.op_type != "BatchNormalization" or node.domain:
+        if not is_op(node, "BatchNormalization"):
             continue
         for index, kind in _STATISTICS.items():
             shared = node.inputs[index] if index < len(node.inputs) else None

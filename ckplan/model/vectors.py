@@ -14,6 +14,7 @@ from ckplan.model.constants import add_constant
 from ckplan.model.infer import static_shape
 from ckplan.model.nested_graphs import all_nodes
 from ckplan.model.rewiring import put_in_place
+from ckplan.operators.matching import is_op
 
 
 def make_columns(model: ir.Model) -> None:
@@ -24,7 +25,7 @@ def make_columns(model: ir.Model) -> None:
     """
     axis: ir.Value | None = None
     for node in list(all_nodes(model.graph)):
-        if node.op_type != "MatMul" or node.domain or node.graph is None:
+        if not is_op(node, "MatMul") or node.graph is None:
             continue
         left, right = (None if value is None else static_shape(value) for value in node.inputs)
         if left is None or right is None or len(right) != 1 or len(left) < 2:

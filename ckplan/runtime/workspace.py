@@ -13,6 +13,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ckplan.model.node_reads import input_of
+from ckplan.operators.matching import is_op
 from ckplan.operators.outside import index_input, outside_bytes
 from ckplan.operators.table import operator_of
 from ckplan.planner.arena import chunk_size
@@ -103,7 +104,7 @@ def _tensors(node: ir.Node, threads: int) -> list[int]:
         return [_transposed_convolution(node)]
     if node.op_type in _GATES:
         return [_recurrent(node)]
-    if node.op_type == "Attention" and node.domain == "":
+    if is_op(node, "Attention"):
         return _attention(node)
     copies = _copies(node)
     return [bytes_of(node.outputs[0])] * copies if copies else []

@@ -27,6 +27,7 @@ from ckplan.model.torch_files.old_exporter import separate_merged
 from ckplan.model.torch_files.repeats import join_repeated
 from ckplan.model.torch_files.unfold import unfold
 from ckplan.model.weights import scratch_folder
+from ckplan.operators.matching import is_op
 from ckplan.training.adapters import insert_adapters, merged
 from ckplan.training.stepfile import Array
 
@@ -120,7 +121,7 @@ def _holders(model: ir.Model) -> Iterator[tuple[str, ir.Value | ir.Node, ir.Tens
             if value.const_value is not None:
                 yield name, value, value.const_value
         for node in list(graph):
-            if node.op_type in _CONSTANTS and not node.domain:
+            if is_op(node, _CONSTANTS):
                 attribute = node.attributes.get("value")
                 held = node.op_type == "Constant" and attribute is not None
                 yield str(node.outputs[0].name), node, attribute.as_tensor() if held and attribute else None

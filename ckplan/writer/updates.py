@@ -20,6 +20,7 @@ from ckplan import keys
 from ckplan.keys import PHASE
 from ckplan.model.metadata import told
 from ckplan.model.node_reads import captured, reads
+from ckplan.operators.matching import is_op
 from ckplan.runtime.cpu import CPU
 from ckplan.runtime.executed import executed_model
 from ckplan.runtime.runtime import Runtime
@@ -104,7 +105,7 @@ def _late_reads(graph: ir.Graph, updates: Mapping[str, str], runtime: Runtime) -
 
 def _goes_by_rows(node: ir.Node, old: ir.Value, new: str, runtime: Runtime) -> bool:
     """Whether a node is a Scan that reads a row of the old value and writes that of the new one, and so on."""
-    body = node.attributes["body"].as_graph() if node.op_type == "Scan" and not node.domain else None
+    body = node.attributes["body"].as_graph() if is_op(node, "Scan") else None
     turned = node.attributes.keys() - {"body", "num_scan_inputs"}
     if body is None or turned or old in captured(node) or node.inputs.count(old) != 1:
         return False

@@ -13,6 +13,7 @@ from ckplan.autodiff.attention.replacement import replace
 from ckplan.autodiff.builder import Builder
 from ckplan.autodiff.reading import dtype_of, shape_of, size_of
 from ckplan.autodiff.regions import Region, largest_divisor
+from ckplan.operators.matching import is_op
 
 
 def chunk_attentions(
@@ -35,7 +36,7 @@ def chunk_attentions(
         What took the place of results; the attentions, whether they were cut or not; and notes.
     """
     found, notes, made = [], [], {}
-    for node in [n for n in op.graph if n.op_type == "MatMul" and not n.domain]:
+    for node in [n for n in op.graph if is_op(n, "MatMul")]:
         attention = attention_of(node, wanted)
         if isinstance(attention, str):
             notes += [attention] if pieces > 1 and attention else []

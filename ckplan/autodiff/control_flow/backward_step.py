@@ -33,6 +33,7 @@ from ckplan.autodiff.registry import NoGradientError
 from ckplan.errors import UnsupportedOperatorsError
 from ckplan.keys import PHASE
 from ckplan.model.node_reads import captured
+from ckplan.operators.matching import is_op
 
 
 def backward_step(op: Builder, loop: Recurrence, dy: Sequence[ir.Value | None]) -> BackwardStep | None:
@@ -144,7 +145,7 @@ def add_in_products(graph: ir.Graph, nodes: Sequence[ir.Node], kept: Iterable[ir
     """
     results = set(kept)
     for node in nodes:
-        if node.op_type != "Add" or node.domain or node.inputs[0] is None or node.inputs[1] is None:
+        if not is_op(node, "Add") or node.inputs[0] is None or node.inputs[1] is None:
             continue
         total, product = node.inputs[0], node.inputs[1]
         producer = product.producer()

@@ -16,6 +16,7 @@ from ckplan.autodiff.registry import NoGradientError
 from ckplan.keys import PHASE
 from ckplan.model.nested_graphs import graphs_in
 from ckplan.model.node_copies import copy_nodes as copied
+from ckplan.operators.matching import is_op
 
 
 class BodyBuilder(Builder):
@@ -113,7 +114,7 @@ def close_body(op: Builder) -> None:
 def origin(value: ir.Value) -> ir.Value:
     """Return the value that a chain of Identity nodes copies."""
     producer = value.producer()
-    while producer is not None and producer.op_type == "Identity" and not producer.domain and producer.inputs[0]:
+    while is_op(producer, "Identity") and producer.inputs[0]:
         value = producer.inputs[0]
         producer = value.producer()
     return value

@@ -21,6 +21,7 @@ from ckplan.autodiff.control_flow.recurrence import Recurrence, Track
 from ckplan.autodiff.paths import entry_of
 from ckplan.autodiff.reading import attr_int, shape_of
 from ckplan.model.node_reads import captured
+from ckplan.operators.matching import is_op
 
 _CARRIED = 3
 _PLACES = {"MatMul": (1, 0), "Gather": (0, 1)}
@@ -76,7 +77,7 @@ def deferred_products(loop: Recurrence, wanted: Sequence[ir.Value]) -> list[Defe
 
 
 def _deferred(node: ir.Node, weight: ir.Value, made: set[ir.Value], rows: dict[ir.Value, Track]) -> Deferred | None:
-    if node.domain or node.op_type not in _PLACES:
+    if not is_op(node, _PLACES):
         return None
     place, other = _PLACES[node.op_type]
     operand = node.inputs[other]

@@ -35,6 +35,7 @@ from ckplan.keys import PHASE
 from ckplan.model.bodies import changing_states, fixed_trips
 from ckplan.model.infer import static_shape
 from ckplan.model.node_reads import captured
+from ckplan.operators.matching import is_op
 
 
 def loop_gradient(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
@@ -148,7 +149,7 @@ def _rows_read(body: ir.Graph, clock: ir.Value, trips: int) -> tuple[list[ir.Val
     sequences, axes = [], []
     inside = {output for inner in body for output in inner.outputs} | set(body.inputs)
     for inner in list(body):
-        data = inner.inputs[0] if inner.op_type == "Gather" and not inner.domain else None
+        data = inner.inputs[0] if is_op(inner, "Gather") else None
         if data is None or data in inside or inner.inputs[1] is not clock or dims_of(clock):
             continue
         shape = shape_of(data)

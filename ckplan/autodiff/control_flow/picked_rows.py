@@ -18,6 +18,7 @@ from ckplan.autodiff.registry import NoGradientError
 from ckplan.keys import PHASE
 from ckplan.model.bodies import constant_array, fixed_trips, most_trips, state_count
 from ckplan.model.node_reads import captured
+from ckplan.operators.matching import is_op
 
 _ROWS_OF = "ckplan rows of"
 
@@ -27,14 +28,14 @@ Picked = tuple[tuple[ir.Value, ir.Value, Track], ...]
 def counted_by(node: ir.Node) -> ir.Node | None:
     """Return the Loop whose steps a Loop's trip count counts, as that of its gradient does; None if there is none."""
     trips = node.inputs[0].producer() if node.inputs and node.inputs[0] is not None else None
-    numbers = trips.inputs[0] if trips is not None and trips.op_type == "Size" and not trips.domain else None
+    numbers = trips.inputs[0] if is_op(trips, "Size") else None
     return None if numbers is None else _stacked_by(numbers)
 
 
 def _stacked_by(value: ir.Value) -> ir.Node | None:
     """The Loop that makes a value row by row, None if none does."""
     node = value.producer()
-    if node is None or node.op_type != "Loop" or node.domain:
+    if not is_op(node, "Loop"):
         return None
     return node if value in node.outputs[state_count(node) :] else None
 
@@ -60,7 +61,7 @@ def picked_rows(node: ir.Node) -> Picked:
     clock, outside = body.inputs[0], set(captured(node))
     found: dict[tuple[ir.Value, bool], ir.Value] = {}
     for inner in list(body):
-        if inner.op_type != "Gather" or inner.domain or attr_int(inner, "axis", 0):
+        if not is_op(inner, "Gather") or attr_int(inner, "axis", 0):
             continue
         data, place = inner.inputs
         made = None if data is None else _stacked_by(data)

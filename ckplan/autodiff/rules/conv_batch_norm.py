@@ -26,6 +26,7 @@ from ckplan.autodiff.rules.conv import bias_gradient
 from ckplan.autodiff.rules.conv_gradients import gradients
 from ckplan.autodiff.rules.windows import window_of
 from ckplan.model.node_reads import input_of
+from ckplan.operators.matching import is_op
 
 
 def outline_conv_batch_norms(op: Builder, targets: Container[ir.Value] = ()) -> None:
@@ -36,11 +37,11 @@ def outline_conv_batch_norms(op: Builder, targets: Container[ir.Value] = ()) -> 
         targets: what is differentiated; no such value is a pair's inner value.
     """
     for norm in list(op.graph):
-        if norm.op_type != "BatchNormalization" or norm.domain or attr_int(norm, "training_mode", 0):
+        if not is_op(norm, "BatchNormalization") or attr_int(norm, "training_mode", 0):
             continue
         between = required_input(norm, 0)
         conv = between.producer()
-        if conv is None or conv.op_type != "Conv" or conv.domain or between in targets or between.is_graph_output():
+        if not is_op(conv, "Conv") or between in targets or between.is_graph_output():
             continue
         computed = any(required_input(norm, index).producer() is not None for index in (3, 4))
         if len(between.uses()) == 1 and not computed and not _overlap(conv, norm):

@@ -25,6 +25,7 @@ from ckplan.autodiff.reading import attr_int, shape_of
 from ckplan.autodiff.registry import rule
 from ckplan.autodiff.row_maxima import LEAST, row_maxima
 from ckplan.autodiff.rules.softmax import from_probabilities
+from ckplan.operators.matching import is_op
 
 _LOWEST, _HIGHEST = -150.0, -60.0
 """Masks between these make probabilities denormal numbers: e^-87 is the smallest normal one, e^-104 the smallest of
@@ -50,7 +51,7 @@ def outline_masked_softmaxes(op: Builder, held: Container[ir.Value] = ()) -> Non
         held: values that gradients are asked for, or that are differentiated; they stay what they are.
     """
     for softmax in list(op.graph):
-        if softmax.op_type != "Softmax" or softmax.domain:
+        if not is_op(softmax, "Softmax"):
             continue
         x, y = softmax.inputs[0], softmax.outputs[0]
         if y in held or y.is_graph_output() or y.dtype != ir.DataType.FLOAT or x is None:
@@ -81,7 +82,7 @@ def _constants(op: Builder, value: ir.Value, steps: int) -> Iterator[np.ndarray]
     if known is not None:
         yield known
     node = value.producer()
-    if node is None or node.op_type not in _ON_THE_WAY or node.domain or not steps:
+    if not is_op(node, _ON_THE_WAY) or not steps:
         return
     for read in node.inputs:
         if read is not None and read.dtype == ir.DataType.FLOAT:
@@ -98,7 +99,7 @@ def _lowest_share(op: Builder, value: ir.Value | None, steps: int) -> float:
     if known is not None:
         return float(np.mean(known < _LOWEST)) if known.size else 0.0
     node = None if value is None else value.producer()
-    if node is None or node.op_type not in _ON_THE_WAY or node.domain or not steps:
+    if not is_op(node, _ON_THE_WAY) or not steps:
         return 0.0
     read = [v for v in node.inputs if v is not None and v.dtype == ir.DataType.FLOAT]
     shares = [_lowest_share(op, v, steps - 1) for v in read]

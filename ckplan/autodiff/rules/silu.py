@@ -18,6 +18,7 @@ from ckplan.autodiff.builder import Builder, Gradients
 from ckplan.autodiff.composites import DOMAIN, outline
 from ckplan.autodiff.reading import is_floating
 from ckplan.autodiff.registry import rule
+from ckplan.operators.matching import is_op
 
 
 def outline_silus(op: Builder, targets: Container[ir.Value] = ()) -> None:
@@ -28,11 +29,11 @@ def outline_silus(op: Builder, targets: Container[ir.Value] = ()) -> None:
         targets: what is differentiated; no such value is a pair's inner value.
     """
     for product in list(op.graph):
-        if product.op_type != "Mul" or product.domain or len(product.inputs) != 2:
+        if not is_op(product, "Mul") or len(product.inputs) != 2:
             continue
         for gate, x in (product.inputs, product.inputs[::-1]):
             sigmoid = gate.producer() if gate is not None else None
-            if sigmoid is None or sigmoid.op_type != "Sigmoid" or sigmoid.domain or sigmoid.inputs[0] is not x:
+            if not is_op(sigmoid, "Sigmoid") or sigmoid.inputs[0] is not x:
                 continue
             assert gate is not None
             if len(gate.uses()) == 1 and gate not in targets and not gate.is_graph_output() and is_floating(gate):

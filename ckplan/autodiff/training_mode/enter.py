@@ -14,6 +14,7 @@ from ckplan.autodiff.training_mode.batch_norm import batch_normalization, splits
 from ckplan.autodiff.training_mode.dropout import dropout
 from ckplan.model.nested_graphs import graphs_in
 from ckplan.model.node_reads import input_of
+from ckplan.operators.matching import is_op
 
 _FORMS = ("BatchNormalization", "Dropout")
 
@@ -52,8 +53,8 @@ def enter_training(op: Builder) -> TrainingForms:
         ModelError: a Dropout has an impossible ratio.
     """
     graph, forms = op.graph, TrainingForms()
-    normalisations = [node for node in graph if _is_form(node, "BatchNormalization") and _has_running(node)]
-    dropouts = [node for node in graph if _is_form(node, "Dropout") and _has_known_mode(op, node)]
+    normalisations = [node for node in graph if is_op(node, "BatchNormalization") and _has_running(node)]
+    dropouts = [node for node in graph if is_op(node, "Dropout") and _has_known_mode(op, node)]
     latest: dict[ir.Value, ir.Value] = {}
     for node, own in splits(normalisations).items():
         held = required_input(node, 3), required_input(node, 4)
@@ -75,10 +76,6 @@ def enter_training(op: Builder) -> TrainingForms:
         new.name = op.unique_name(f"{old.name}_new")
     _take_notes(forms, graph, len(normalisations), len(dropouts))
     return forms
-
-
-def _is_form(node: ir.Node, op_type: str) -> bool:
-    return node.op_type == op_type and not node.domain
 
 
 def _has_running(node: ir.Node) -> bool:
@@ -133,7 +130,7 @@ def _take_notes(forms: TrainingForms, graph: ir.Graph, normalisations: int, drop
             f"{shared} running statistic(s) serve several nodes and are updated by each of them; if these nodes are "
             "different layers, export the model with initializers for each"
         )
-    left = [node for node in graph if node.op_type in _FORMS and not node.domain]
+    left = [node for node in graph if is_op(node, _FORMS)]
     left += [inner for node in graph for body in graphs_in(node) for inner in body.all_nodes() if _is_one(inner)]
     if left:
         named = ", ".join(f"{node.op_type} '{node.name}'" for node in left[:3])
@@ -146,4 +143,4 @@ def _take_notes(forms: TrainingForms, graph: ir.Graph, normalisations: int, drop
 
 
 def _is_one(node: ir.Node) -> bool:
-    return node.op_type in _FORMS and not node.domain
+    return is_op(node, _FORMS)

@@ -10,6 +10,7 @@ import onnx_ir as ir
 from ckplan.keys import NOT_EXPANDED
 from ckplan.model.contrib.emitter import Emitter, NotExpandableError
 from ckplan.model.contrib.registry import ADOPTED, MICROSOFT, REFUSED, expansion_rules
+from ckplan.operators.matching import is_op
 
 
 def adopt(model: ir.Model) -> None:
@@ -20,7 +21,7 @@ def adopt(model: ir.Model) -> None:
     version = model.graph.opset_imports.get("", model.graph.opset_imports.get("ai.onnx", 1))
     found = False
     for node in ir.traversal.RecursiveGraphIterator(model.graph):
-        if node.domain == "" and node.op_type in ADOPTED:
+        if is_op(node, ADOPTED):
             since = ADOPTED[node.op_type]
             if since is None or version < since:
                 node.domain = MICROSOFT

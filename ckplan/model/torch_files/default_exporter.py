@@ -29,6 +29,7 @@ from ckplan import keys
 from ckplan.display import shortened
 from ckplan.model.constants import add_initializer, unused_name
 from ckplan.model.structure import TABLE, are_equal, structure_of
+from ckplan.operators.matching import is_op
 
 SIGNATURE = "pkg.torch.export.ExportedProgram.graph_signature"
 KIND = "pkg.torch.export.graph_signature.InputSpec.kind"
@@ -368,7 +369,7 @@ def _notes(graph: ir.Graph, separated: int, lost: list[str]) -> tuple[str, ...]:
 
 def _lines_of(graph: ir.Graph, op_type: str) -> set[str]:
     """The lines of the program of which nodes of one type were made."""
-    return {node.metadata_props.get(LINE, "") for node in graph if node.op_type == op_type and not node.domain}
+    return {node.metadata_props.get(LINE, "") for node in graph if is_op(node, op_type)}
 
 
 def _join_copies(graph: ir.Graph) -> None:

@@ -20,6 +20,7 @@ import onnx_ir as ir
 from ckplan import keys
 from ckplan.display import shortened
 from ckplan.model.torch_files.default_exporter import LINE, OPERAND, operands_of
+from ckplan.operators.matching import is_op
 
 _DETACHED = re.compile(r"detach(_\d+)?")
 _IS_DETACH = "torch.ops.aten.detach.default]"
@@ -89,12 +90,12 @@ def _mark_straight_through(graph: ir.Graph) -> list[str]:
     """Stop gradients at `q - x` in `x + (q - x)` and `x - (x - q)`, and return the names of what is made so."""
     found = []
     for node in graph:
-        if node.op_type not in ("Add", "Sub") or node.domain or LINE in node.metadata_props:
+        if not is_op(node, ("Add", "Sub")) or LINE in node.metadata_props:
             continue
         for index in (0, 1) if node.op_type == "Add" else (1,):
             change, kept = node.inputs[index], node.inputs[1 - index]
             difference = change.producer() if change is not None and len(change.uses()) == 1 else None
-            if difference is None or difference.op_type != "Sub" or difference.domain:
+            if not is_op(difference, "Sub"):
                 continue
             order = (0, 1) if node.op_type == "Add" else (1, 0)
             hidden, read = (difference.inputs[place] for place in order)
@@ -116,7 +117,7 @@ def _is_quantised(value: ir.Value | None, of: ir.Value | None) -> bool:
         node = value.producer()
         if node is None:
             continue
-        if node.op_type in _STEPS and not node.domain:
+        if is_op(node, _STEPS):
             return True
         behind.extend(node.inputs)
     return False

@@ -20,6 +20,7 @@ from ckplan.display import shortened
 from ckplan.model.constants import add_initializer
 from ckplan.model.literals import is_numbered
 from ckplan.model.torch_files.default_exporter import is_unstructured, module_of
+from ckplan.operators.matching import is_op
 
 _PATH = re.compile(r"\w+(\.\w+)*")
 """How it calls parameters and buffers: attributes of modules, those of a list by their number."""
@@ -48,7 +49,7 @@ def folded_notes(model: ir.Model) -> tuple[str, ...]:
     products: list[ir.Value | None] = []
     computed: list[ir.Value | None] = []
     for node in model.graph:
-        if node.op_type not in LAYERS or node.domain:
+        if not is_op(node, LAYERS):
             continue
         weight, bias = (_is_computed(value) for value in (*node.inputs, None)[1:3])
         if weight and bias and node.op_type == "Conv":
@@ -114,7 +115,7 @@ def separate_merged(model: ir.Model) -> tuple[str, ...]:
     if model.producer_name != "pytorch":
         return ()
     graph = model.graph
-    copies = [node for node in graph if node.op_type == "Identity" and not node.domain and _is_weight(node.inputs[0])]
+    copies = [node for node in graph if is_op(node, "Identity") and _is_weight(node.inputs[0])]
     named = [
         node
         for node in copies

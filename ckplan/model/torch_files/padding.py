@@ -13,6 +13,7 @@ import onnx_ir as ir
 from ckplan import keys
 from ckplan.display import shortened
 from ckplan.model.torch_files.default_exporter import LINE
+from ckplan.operators.matching import is_op
 
 _LOOKUP = re.compile(r"aten\.embedding\.default\]\(args = \(%\w+, %\w+, (-1|\d+)(?:, (True|False))?")
 
@@ -26,7 +27,7 @@ def mark_padding(model: ir.Model) -> tuple[str, ...]:
     rows: dict[str, None] = {}
     scaled: dict[str, None] = {}
     for node in model.graph.all_nodes():
-        if node.op_type != "Gather" or node.domain or node.inputs[0] is None or node.attributes.get_int("axis", 0) != 0:
+        if not is_op(node, "Gather") or node.inputs[0] is None or node.attributes.get_int("axis", 0) != 0:
             continue
         if found := _LOOKUP.search(node.metadata_props.get(LINE, "")):
             if found[1] != "-1":  # which is no row

@@ -1,0 +1,15 @@
+"""Whether a node is of one of certain operators of ONNX's own domain."""
+
+from __future__ import annotations
+
+from collections.abc import Container
+from typing import TypeGuard
+
+import onnx_ir as ir
+
+
+def is_op(node: ir.Node | None, op_types: str | Container[str]) -> TypeGuard[ir.Node]:
+    """Whether there is a node, and its operator is ONNX's own of a name, or of one of some names."""
+    if node is None or node.domain:
+        return False
+    return node.op_type == op_types if isinstance(op_types, str) else node.op_type in op_types
