@@ -21,6 +21,7 @@ from ckplan.autodiff.regions import Pieces, Region, refuse_idle
 from ckplan.autodiff.rules.conv_batch_norm import outline_conv_batch_norms
 from ckplan.autodiff.rules.masked_softmax import outline_masked_softmaxes
 from ckplan.autodiff.rules.silu import outline_silus
+from ckplan.autodiff.softmax_guards import drop_softmax_guards
 from ckplan.autodiff.softmax_statistics import join_statistics
 from ckplan.autodiff.tied_heads import split_tied_heads
 from ckplan.autodiff.token_blocks import cut_tokens
@@ -78,6 +79,7 @@ def prepare_forward(
     """
     held = {*wanted, *targets}
     drop_idle_masks(op, held.union(left_out))
+    drop_softmax_guards(op, held.union(left_out))
     pad_in_convolutions(op, held)
     join_gelus(op, held)
     joined = join_statistics(op, held)

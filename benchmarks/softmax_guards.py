@@ -1,0 +1,115 @@
+"""Steps of language models as torch exports them by default, with and without the guards behind their softmaxes.
+
+    python -m benchmarks.softmax_guards [NAMES] [--tokens 256 1024] [--rounds 12]
+
+torch's exporters put a Where behind the softmax of each attention that has a mask, which
+`ckplan.autodiff.softmax_guards` takes away. Networks of transformers of two layers, 128 wide, four heads, a batch of
+two, with a mask for padding as an input where the exporter manages that. MiB of activations as promised, without a plan
+and by `memory`, with guards and without; processor time of a step without a plan on one thread, the least of all rounds
+in turns, as a ratio to that with guards.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import ckplan.model
+from benchmarks.frontier import file_step
+from ckplan.autodiff import forward_forms
+from ckplan.isolation.arrays import save_arrays
+from ckplan.meter.facts import read_model
+from ckplan.meter.inputs import make_inputs
+from ckplan.pipeline import Goal, StepOptions, open_step, rewrite
+from ckplan.planner.strategies import parse_strategy
+
+_SIZES = {"num_hidden_layers": 2, "num_attention_heads": 4, "hidden_size": 128, "intermediate_size": 256}
+NETWORKS: Mapping[str, tuple[str, str, Mapping[str, Any]]] = {
+    "bert": ("BertConfig", "BertModel", _SIZES),
+    "gpt2": ("GPT2Config", "GPT2LMHeadModel", {"n_embd": 128, "n_head": 4, "n_layer": 2, "use_cache": False}),
+    "llama": ("LlamaConfig", "LlamaForCausalLM", {**_SIZES, "use_cache": False}),
+}
+"""By name: the classes of configuration and model in transformers, and options."""
+
+
+def export(name: str, tokens: int, dynamo: bool, path: Path) -> bool:
+    """Write a network with a mask of its tokens, or without one; whether the exporter did."""
+    import torch
+    import transformers
+
+    config, model, options = NETWORKS[name]
+    positions = "n_positions" if name == "gpt2" else "max_position_embeddings"
+    made = getattr(transformers, config)(vocab_size=100, **{positions: tokens}, **options)
+    network = getattr(transformers, model)(made).eval()
+    ids = torch.zeros(2, tokens, dtype=torch.long)
+    for given in ((ids, torch.ones_like(ids)), (ids,)):
+        names = ["ids", "mask"][: len(given)]
+        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(Exception):
+            warnings.simplefilter("ignore")
+            torch.onnx.export(network, given, path, input_names=names, dynamo=dynamo)
+            return True
+    return False
+
+
+def measured(path: Path, folder: Path) -> tuple[int, int, Callable[[], object]]:
+    """Bytes of activations without a plan and by `memory`, and a function that runs a step without a plan."""
+    step = open_step(path, StepOptions.of(loss="mse"))
+    planned = rewrite(step, parse_strategy("memory"), Goal())
+    plain = folder / "plain.onnx"
+    folder.mkdir()
+    ckplan.model.save(step.ordered, plain)
+    save_arrays(plain.with_suffix(".inputs"), make_inputs(read_model(plain)).arrays)
+    return planned.before.peak_activations, planned.after.peak_activations, file_step(plain)
+
+
+def row(path: Path, folder: Path, rounds: int) -> str:
+    """Both forms of a file beside each other, as cells of a table."""
+    with mock.patch.object(forward_forms, "drop_softmax_guards", return_value=None):
+        guarded = measured(path, folder / "guarded")
+    without = measured(path, folder / "without")
+    seconds: list[list[float]] = [[], []]
+    for _ in range(rounds):
+        for side, (*_, step) in enumerate((guarded, without)):
+            start = time.process_time()
+            step()
+            seconds[side].append(time.process_time() - start)
+    mib = [f"{count / 2**20:.1f}" for count in (guarded[0], without[0], guarded[1], without[1])]
+    return " | ".join([*mib, f"{min(seconds[1]) / min(seconds[0]):.2f}"])
+
+
+def rows(names: list[str], lengths: list[int], rounds: int) -> Iterator[str]:
+    """The table, line by line."""
+    yield "| network | exporter | tokens | guarded | without | `memory`, guarded | without | time |"
+    yield "|---" * 8 + "|"
+    for name in names:
+        for dynamo in (True, False):
+            for tokens in lengths:
+                exporter = "default" if dynamo else "old"
+                with tempfile.TemporaryDirectory() as temporary:
+                    path = Path(temporary) / "model.onnx"
+                    done = export(name, tokens, dynamo, path)
+                    cells = row(path, Path(temporary), rounds) if done else "does not export it |" + " |" * 4
+                yield f"| {name} | {exporter} | {tokens} | {cells} |"
+
+
+def main() -> None:
+    """Run the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", default=list(NETWORKS))
+    parser.add_argument("--tokens", type=int, nargs="+", default=[256, 1024])
+    parser.add_argument("--rounds", type=int, default=12)
+    chosen = parser.parse_args()
+    for text in rows(chosen.names, chosen.tokens, chosen.rounds):
+        print(text, flush=True)
+
+
+if __name__ == "__main__":
+    main()
