@@ -1,0 +1,51 @@
+"""Weights of classes inside a loss that torch's old exporter wrote out in arithmetic are not trained.
+
+``BCEWithLogitsLoss`` and ``MultiLabelSoftMarginLoss`` hold a weight for each class, and one for each positive answer,
+as buffers that are called like parameters. They multiply the loss, ``-(y log p + (1 - y) log(1 - p))``, or a term of
+it: trained, they would become zero.
+"""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from ckplan import keys
+from ckplan.model.torch_files.old_exporter import scope_of
+
+_BUFFERS = ("weight", "pos_weight")
+
+
+def freeze_loss_weights(model: ir.Model) -> tuple[str, ...]:
+    """Mark such weights with `keys.FROZEN`, in place.
+
+    Returns:
+        Notes: none, since what is not trained is named anyway.
+    """
+    if model.producer_name != "pytorch":
+        return ()
+    for node in model.graph:
+        total = _producer(node.inputs[0], "Add") if node.op_type == "Neg" else None
+        terms = [] if total is None else [_products(term) for term in total.inputs]
+        if not terms or not all(map(_has_logarithm, terms)):
+            continue
+        products = {*terms[0], *terms[1], *(use for use in node.outputs[0].consumers() if use.op_type == "Mul")}
+        names = {f"{scope_of(node)}.{leaf}".lstrip(".") for leaf in _BUFFERS}
+        for value in {value for product in products for value in product.inputs if value is not None}:
+            if value.is_initializer() and value.name in names and products.issuperset(value.consumers()):
+                value.metadata_props[keys.FROZEN] = "weighs the terms of a loss"
+    return ()
+
+
+def _producer(value: ir.Value | None, op_type: str) -> ir.Node | None:
+    node = None if value is None else value.producer()
+    return node if node is not None and node.op_type == op_type and not node.domain else None
+
+
+def _products(value: ir.Value | None) -> list[ir.Node]:
+    """The products that make a value, one of the other."""
+    node = _producer(value, "Mul")
+    return [] if node is None else [node, *(one for read in node.inputs for one in _products(read))]
+
+
+def _has_logarithm(products: list[ir.Node]) -> bool:
+    return any(_producer(value, "Log") is not None for product in products for value in product.inputs)
