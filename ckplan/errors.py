@@ -35,7 +35,7 @@ class CheckFailedError(CkplanError):
 
 
 class UsageError(CkplanError):
-    """An option or argument cannot be meant as given (exit code 2)."""
+    """An option or argument is wrong as given (exit code 2)."""
 
     exit_code: ClassVar[int] = 2
 
