@@ -265,8 +265,11 @@ def _nothing_left(
         readers_of = {node: None for node in readers_of if not set(request.parameters).isdisjoint(node.inputs)}
         cause = f": no gradient passes {listed(list(readers_of))}" if readers_of else ""
         return UsageError(f"no parameter is left to train{cause}", "loosen --wrt or --no-grad")
+    hint = "see `ckplan ops` for the operators that have gradients"
+    if any(map(is_quantised, readers_of)):
+        hint = f"take the model as it was before quantisation, or {hint}"
     return ModelError(
         "no node of the model reads a floating-point parameter in a way that can be differentiated"
         + (f": no gradient passes {listed(list(readers_of))}" if readers_of else ""),
-        "see `ckplan ops` for the operators that have gradients",
+        hint,
     )

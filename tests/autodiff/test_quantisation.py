@@ -238,6 +238,21 @@ def test_weights_stored_as_integers_are_named() -> None:
     assert set(training.gradients) == {"gain"}
 
 
+def test_a_model_whose_scales_alone_are_floats_is_known_to_be_quantised() -> None:
+    model = _model(
+        """g (float[3,4] x) => (float[3,6] y) {
+            q = QuantizeLinear (x, s, z)
+            dq = DequantizeLinear (q, s, z)
+            dw = DequantizeLinear (w, scales, zeros)
+            y = MatMul (dq, dw)
+        }""",
+        w=np.ones((4, 6), np.int8), s=np.asarray(0.05, np.float32), z=np.asarray(0, np.int8),
+        scales=np.linspace(0.1, 0.3, 6, dtype=np.float32), zeros=np.zeros(6, np.int8),
+    )  # fmt: skip
+    with pytest.raises(ModelError, match="before quantisation"):
+        build_training_graph(model)
+
+
 def test_round_in_fake_quantisation_passes_straight_through() -> None:
     text = """g (float[3,4] x) => (float loss) {
         t = Div (w, s)
