@@ -9,7 +9,8 @@ Files do not say it: exporters write weights, masks and tables alike as initiali
 4. the use: what a Where chooses, what a Scatter writes into, what a Max compares with and the few numbers that an
    image is normalised by are seldom trained; operands of products, tables of embeddings, biases, the slopes of a
    PRelu, and scale and shift of a normalisation are, even where all are zero or one. What is subtracted before a scale
-   and a shift is a running mean, what divides by its root once a small number is added a running variance.
+   and a shift is a running mean, what divides by its root once a small number is added a running variance. What scales
+   an input of the model is as often the one as the other.
 """
 
 from __future__ import annotations
@@ -131,6 +132,8 @@ def judge(value: ir.Value, uses: Set[Use]) -> Verdict:
         odd = numbered and uses.isdisjoint({Use.PRODUCT, Use.TABLE, Use.AFFINE})
         if odd and few:
             return Verdict(False, why="a few numbers without a name")
+        if uses == {Use.INPUT}:  # as an estimator of scikit-learn is scaled before it is fitted
+            return Verdict(True, certain=False, why="read beside an input of the model")
         return Verdict(True, not odd, f"read {Use.ELEMENTWISE.value}" if odd else "")
     if formula.startswith("all ") and uses == {Use.STATE}:
         return Verdict(False, why="a state to begin with")

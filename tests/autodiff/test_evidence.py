@@ -95,6 +95,16 @@ def test_doubt_is_said_with_what_to_do_about_it() -> None:
     assert "--no-grad" in notes
 
 
+def test_what_an_input_is_scaled_by_may_be_a_constant() -> None:
+    nodes = "d = Sub(x, offset) s = Mul(d, scale) h = MatMul(s, weight) t = Tanh(h) y = Mul(t, gain)"
+    text = f"g (double[2,16] x) => (double loss) {{ {nodes} loss = ReduceSumSquare <keepdims = 0> (y) }}"
+    vectors = {name: values(16, seed=seed) for seed, name in enumerate(("offset", "scale", "gain"))}
+    training = build_training_graph(parse(text, weight=values(16, 16), **vectors), loss="loss")
+    assert set(training.gradients) == {"offset", "scale", "weight", "gain"}
+    why, notes = "read beside an input of the model", " ".join(training.notes)
+    assert f"2 tensor(s) are trained that may be constants ('offset': {why}, 'scale': {why})" in notes
+
+
 def test_what_torch_said_decides() -> None:
     assert trained("table", POSITIONS, "multiplied", **{KIND: "BUFFER"})[0] == []
     assert trained("table", values(16, 16), "product", **{KIND: "CONSTANT_TENSOR"})[0] == []
