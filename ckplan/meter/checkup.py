@@ -124,7 +124,14 @@ def checkup(progress: Callable[[str], None] = lambda doing: None) -> tuple[Findi
 
 
 def judged(name: str, required: bool, check: Check, bench: Bench) -> Finding:
-    """The finding of one check, whatever happens in it."""
+    """The finding of one check, whatever happens in it.
+
+    Args:
+        name: what is checked, as the table says it.
+        required: whether ckplan cannot do without it.
+        check: says what was found, or raises `Missing` with a remedy.
+        bench: what checks share.
+    """
     try:
         return Finding(name, "ok", check(bench), "", required)
     except Missing as error:

@@ -15,7 +15,11 @@ CPU = "CPUExecutionProvider"
 
 
 def check_device(device: str) -> None:
-    """Raises UsageError if ``device`` is not one of `DEVICES`."""
+    """See that a device is one of `DEVICES`.
+
+    Raises:
+        UsageError: it is not.
+    """
     if device not in DEVICES:
         raise UsageError(f"`{device}` is not a device", f"choose one of {', '.join(DEVICES)}")
 

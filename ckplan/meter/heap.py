@@ -53,7 +53,11 @@ METER = Meter(
 
 
 def job(channel: Channel) -> dict[str, Any]:
-    """In the child: bytes held by the session, high-water of a run, and of what the run itself frees again."""
+    """In the child: bytes held by the session, high-water of a run, and of what the run itself frees again.
+
+    Raises:
+        EnvironmentUnavailableError: memray is not installed.
+    """
     try:
         import memray
     except ImportError as error:

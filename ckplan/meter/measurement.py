@@ -118,7 +118,11 @@ def measure(
 
 
 def check_options(device: str, runs: int, threads: int | None) -> None:
-    """Raises UsageError for an option that no model could be measured with."""
+    """See that options are such that a model can be measured with.
+
+    Raises:
+        UsageError: one is not.
+    """
     check_device(device)
     if runs < 1:
         raise UsageError(f"cannot time {runs} runs", "ask for at least one")
@@ -127,7 +131,14 @@ def check_options(device: str, runs: int, threads: int | None) -> None:
 
 
 def request_for(path: Path, inputs: Path, device: str, threads: int | None) -> dict[str, Any]:
-    """What every job needs to know; JSON-ready."""
+    """What every job needs to know, ready for JSON.
+
+    Args:
+        path: the model.
+        inputs: the folder with what it is fed; see `ckplan.isolation.arrays`.
+        device: one of `DEVICES`.
+        threads: intra-op threads; None leaves onnxruntime's default.
+    """
     return {"path": str(path), "inputs": str(inputs), "device": device, "threads": threads}
 
 
@@ -147,6 +158,17 @@ def measured(
 
     Where the file is ``compared`` with another one, it runs no more often than that takes, and no thread spins: how
     long a step takes is found out by turns (`ckplan.meter.timing`), so the runs for outputs may be profiled.
+
+    Args:
+        model: the file, as it was read.
+        inputs: what it is fed.
+        request: what jobs are told; see `request_for`.
+        outputs: where the outputs are to be.
+        runs: number of timed runs.
+        heap: whether to run the second meter.
+        inside: whether to tell what is alive at the peak, and the expected timeline.
+        compared: see above.
+        progress: called with what is done.
 
     Raises:
         CkplanError: as `measure`.

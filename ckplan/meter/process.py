@@ -57,7 +57,11 @@ class Process:
         return self._popen.pid
 
     def ask(self, message: str) -> Any:
-        """Send a line and wait for the answer; raises what the job died of, if it did."""
+        """Send a line and wait for the answer.
+
+        Raises:
+            CkplanError: what the job died of.
+        """
         assert self._popen.stdin is not None
         assert self._popen.stdout is not None
         try:

@@ -154,7 +154,14 @@ def add_initializer(graph: ir.Graph, name: str, tensor: ir.TensorProtocol) -> ir
 
 
 def add_constant(graph: ir.Graph, name: str, array: np.ndarray, origin: str) -> ir.Value:
-    """Give a graph a constant under a name, numbered if one has it; `origin` says where it came from."""
+    """Give a graph a constant.
+
+    Args:
+        graph: the graph.
+        name: of the constant, numbered if another value has it.
+        array: its elements.
+        origin: where it comes from, in words; see `mark_constant`.
+    """
     name = unused_name(graph, name)
     value = add_initializer(graph, name, ir.tensor(array, name=name))
     mark_constant(value, origin)

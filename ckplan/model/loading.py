@@ -100,7 +100,21 @@ def normalise(
     training: bool = False,
     fixed: Fixed | None = None,
 ) -> ForwardModel:
-    """Like `load`, for a model in memory, which is consumed; `path` is for messages only."""
+    """Like `load`, for a model in memory.
+
+    Args:
+        model: is consumed.
+        path: what messages call it.
+        dims: see `load`.
+        shapes: see `load`.
+        training: see `load`.
+        fixed: see `load`.
+
+    Raises:
+        ModelError: the model cannot be converted or shaped.
+        UsageError: `dims`, `shapes` or `fixed` do not fit it.
+        EnvironmentUnavailableError: shapes have to be learnt by a run and onnxruntime is not installed.
+    """
     sizes = dict(dims or {}), {**shapes_of(model.graph, fixed or {}), **(shapes or {})}
     open_sizes = _open_sizes(model, *sizes)
     attempts = list(tries(open_sizes.batches, open_sizes.pixels, open_sizes.lengths))

@@ -49,7 +49,7 @@ def copy_nodes(
 def copy_attribute(
     attribute: ir.Attr, values: dict[ir.Value, ir.Value], rename: Rename, metadata: Mapping[str, str]
 ) -> ir.Attr:
-    """Copy the bodies in an attribute; return any other attribute as it is. See :func:`copy_nodes`."""
+    """Copy the bodies in an attribute; return any other attribute as it is. The rest is as for :func:`copy_nodes`."""
     if attribute.type == ir.AttributeType.GRAPH:
         return ir.AttrGraph(attribute.name, copy_graph(attribute.as_graph(), values, rename, metadata))
     if attribute.type == ir.AttributeType.GRAPHS:
@@ -61,7 +61,7 @@ def copy_attribute(
 def copy_graph(
     graph: ir.Graph, values: dict[ir.Value, ir.Value], rename: Rename, metadata: Mapping[str, str]
 ) -> ir.Graph:
-    """Copy a body; see :func:`copy_nodes`."""
+    """Copy a body; the rest is as for :func:`copy_nodes`."""
     inputs = [_copy_value(value, values, rename) for value in graph.inputs]
     own = [value for value in graph.initializers.values() if not value.is_graph_input()]
     initializers = [_copy_value(value, values, rename) for value in own]

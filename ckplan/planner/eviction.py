@@ -73,7 +73,7 @@ class Pass:
 
 
 def evicting(problem: Problem, budget: int, order: Sequence[int], weights: Weights, most_cost: float) -> Pass:
-    """The same as `evict`, with what was evicted."""
+    """The same as `evict`, with what was evicted; see there for the arguments."""
     run = _run if weights.bias else _lately
     return run(problem, budget, tuple(order), weights, most_cost)
 

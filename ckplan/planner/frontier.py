@@ -159,7 +159,14 @@ def _extra(problem: Problem, cost: float) -> str:
 
 
 def seeds(problem: Problem, budget: int, order: Schedule, most_cost: float) -> Iterator[list[int]]:
-    """Schedules within a budget from every method, the quickest method first."""
+    """Schedules within a budget from every method, the quickest method first.
+
+    Args:
+        problem: the ops and tensors.
+        budget: bytes of activations.
+        order: an order without repeats to begin with.
+        most_cost: seconds that a schedule must stay below, those of three steps at most.
+    """
     yield from (schedule for _, schedule in _seeds(problem, budget, order, most_cost))
 
 

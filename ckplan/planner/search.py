@@ -71,7 +71,14 @@ def within(problem: Problem, candidates: Iterable[Schedule | None], budget: int)
 
 
 def evictions(problem: Problem, budget: int, order: Schedule, most_cost: float) -> Iterator[Schedule | None]:
-    """Schedules by eviction, for several weights."""
+    """Schedules by eviction, for several weights; None for those that find none.
+
+    Args:
+        problem: the ops and tensors.
+        budget: bytes of activations.
+        order: the order without repeats that eviction walks along.
+        most_cost: seconds that a schedule must stay below.
+    """
     for weights in PORTFOLIO[: tries(problem, len(PORTFOLIO))]:
         yield evict(problem, budget, order, weights, most_cost)
 
@@ -80,6 +87,7 @@ def segmented_schedules(problem: Problem, budget: int, order: Schedule, most_cos
     """Schedules for segmentations of several sizes: boundaries kept, all else run again; and boundaries dear to evict.
 
     Without boundaries a tight budget makes eviction thrash: long chains of recomputations evict each other's results.
+    The arguments are those of `evictions`.
     """
     done: dict[float, list[tuple[frozenset[int], Pass]]] = {}
     for power in (0.5, 0.1):

@@ -156,6 +156,12 @@ def directed(gaps: Gaps, size: int, gap: tuple[int, int], *, above: bool) -> lis
 
     Whatever gap fits better is taken as a whole. For the upper end, what is below is taken, in parts where it is more
     than half of the gap; then the gap is not handed out as a whole to what is larger than half of it.
+
+    Args:
+        gaps: what is free; the placeholders are taken out of it.
+        size: units of the tensor.
+        gap: units and address of the gap that it is to go into.
+        above: whether to the upper end.
     """
     whole, begin = gap
     made: list[int] = []

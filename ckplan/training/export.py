@@ -76,7 +76,12 @@ def export_weights(
 
 
 def with_weights(source: Path, weights: Mapping[str, Array]) -> ir.Model:
-    """A model as it is in its file, with other weights; see `export_weights`."""
+    """A model as it is in its file, with other weights; see `export_weights`.
+
+    Raises:
+        ModelError: the file cannot be read.
+        UsageError: the weights are of another model.
+    """
     model = read(source)
     read_signature(model)
     join_repeated(model)

@@ -251,6 +251,7 @@ def stepper(step: StepFile, batches: int, optimizer: str | None, clip_norm: floa
 
     Raises:
         UsageError: the options do not fit the file.
+        ModelError: the file has no gradients.
     """
     if step.learning_rate:
         if optimizer is not None or clip_norm is not None:

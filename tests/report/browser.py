@@ -73,8 +73,8 @@ class Page:
                 self.requests.append(params["request"]["url"])
         return message
 
-    def open(self, path: Path, width: int = 1280, height: int = 900, scheme: str = "light", scale: float = 1) -> float:
-        """Open a file and wait until its script is done; returns the seconds that took, drawing included."""
+    def open(self, path: Path, width: int = 1280, height: int = 900, scheme: str = "light", scale: float = 1) -> None:
+        """Open a file and wait until its script is done, drawing included."""
         self.call(
             "Emulation.setDeviceMetricsOverride",
             width=width,
@@ -91,7 +91,6 @@ class Page:
             assert time.monotonic() - start < PATIENCE, f"the script of {path.name} does not come to its end"
             time.sleep(0.02)
         self.value("new Promise((done) => requestAnimationFrame(() => setTimeout(() => done(true), 0)))")
-        return time.monotonic() - start
 
     def color_scheme(self, scheme: str) -> None:
         """What the user's system prefers: ``light`` or ``dark``."""

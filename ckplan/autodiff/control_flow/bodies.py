@@ -9,7 +9,6 @@ import numpy as np
 import onnx_ir as ir
 
 from ckplan.autodiff.builder import Builder
-from ckplan.autodiff.paths import discard
 from ckplan.autodiff.presence import there
 from ckplan.autodiff.reading import shape_of
 from ckplan.autodiff.registry import NoGradientError
@@ -177,11 +176,6 @@ def emit_scan(
     """
     attributes = [ir.AttrGraph("body", body), ir.AttrInt64("num_scan_inputs", len(sequences)), *tracks]
     return emit_control(op, "Scan", name, [*states, *sequences], attributes, outputs, metadata)
-
-
-def remove_new(graph: ir.Graph, kept: Container[ir.Node]) -> None:
-    """Remove the nodes of a body that were not there before."""
-    discard(graph, [node for node in reversed(list(graph)) if node not in kept])
 
 
 def dims_of(value: ir.Value) -> tuple[int, ...]:

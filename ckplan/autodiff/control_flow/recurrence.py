@@ -8,7 +8,7 @@ from functools import cached_property
 import onnx_ir as ir
 
 from ckplan.autodiff.builder import Builder
-from ckplan.autodiff.control_flow.bodies import BodyBuilder, close, dims_of, new_value, origin
+from ckplan.autodiff.control_flow.bodies import BodyBuilder, close, dims_of, origin
 from ckplan.autodiff.reading import attr_int, attr_ints, shape_of
 
 
@@ -173,8 +173,3 @@ def track_attributes(side: str, tracks: list[Track]) -> list[ir.Attr]:
 def row_shape(shape: tuple[int, ...], axis: int) -> tuple[int, ...]:
     """Return the shape of one row of a sequence."""
     return shape[:axis] + shape[axis + 1 :]
-
-
-def row_of(op: Builder, sequence: ir.Value, axis: int, name: str) -> ir.Value:
-    """Return a value for one row of a sequence, to be an input of a body."""
-    return new_value(op, name, sequence.dtype, row_shape(shape_of(sequence), axis))

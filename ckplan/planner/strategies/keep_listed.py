@@ -32,7 +32,11 @@ class KeepListed(Strategy):
     keep: tuple[str, ...] = ()
 
     def schedules(self, problem: Problem) -> Iterable[Sequence[int]]:
-        """The one schedule that keeps what is listed."""
+        """The one schedule that keeps what is listed.
+
+        Raises:
+            UsageError: nothing is listed, or a pattern fits no tensor.
+        """
         patterns = self.keep or problem.collection
         if not patterns:
             raise UsageError(

@@ -123,6 +123,12 @@ def retained(problem: Problem, budget: int, pool: Sequence[Judged], most: int) -
     """Schedules of a pool within a budget, without the repeats that it has room to do without.
 
     The cheapest ones, and the one of the lowest peak, which leaves most room.
+
+    Args:
+        problem: the ops and tensors.
+        budget: bytes of activations.
+        pool: schedules with their costs and peaks, the cheapest first.
+        most: how many of the cheapest to take.
     """
     fitting = [entry for entry in pool if entry[1] <= budget]
     chosen = [*fitting[:most], *([min(fitting, key=lambda entry: entry[1])] if fitting else [])]

@@ -40,7 +40,14 @@ class Sqrt(Strategy):
 
 
 def equal_segments(problem: Problem, cuts: Sequence[Cut], stash: set[int], count: int) -> list[Cut]:
-    """Choose ``count - 1`` cuts at equal numbers of stashed tensors, each the cheapest within half a segment."""
+    """Choose ``count - 1`` cuts at equal numbers of stashed tensors, each the cheapest within half a segment.
+
+    Args:
+        problem: the ops and tensors.
+        cuts: places at which the forward pass may be cut, with the bytes that are kept there.
+        stash: the tensors that the backward pass reads.
+        count: how many segments there are to be; fewer where no cut is near.
+    """
     made = [0]
     for index in problem.forward:
         made.append(made[-1] + sum(tensor in stash for tensor in problem.ops[index].outputs))
