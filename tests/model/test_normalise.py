@@ -109,6 +109,19 @@ def test_functions_are_inlined(tmp_path: Path) -> None:
     np.testing.assert_array_equal(run(forward.model, {"x": np.ones((2, 3), np.float32)})[0], 2)
 
 
+def test_a_function_may_have_an_operator_that_onnxruntime_knows_in_the_opset_of_the_model(tmp_path: Path) -> None:
+    """It runs functions in the opset of their model; LayerNormalization it knows in any."""
+    text = """
+        <ir_version: 8, opset_import: ["" : 15, "local" : 1]>
+        g (float[2, 4] x) => (float[2, 4] y) { y = local.norm(x) }
+        <domain: "local", opset_import: ["" : 17]>
+        norm (a) => (b) { scale = Constant <value_floats = [1.0, 2.0, 3.0, 4.0]> ()  b = LayerNormalization(a, scale) }
+    """
+    x = np.random.default_rng(0).normal(size=(2, 4)).astype(np.float32)
+    (found,) = run(loaded(tmp_path, text).model, {"x": x})
+    np.testing.assert_allclose(found, run(onnx.parser.parse_model(text), {"x": x})[0], rtol=1e-6)
+
+
 def test_what_calls_of_functions_leave_out_has_the_default_of_the_function(tmp_path: Path) -> None:
     """Not that of the operator; also where the call is one of a function's or of a branch's."""
     forward = loaded(

@@ -16,18 +16,19 @@ from ckplan.operators.matching import is_op
 def adopt(model: ir.Model) -> None:
     """Give operators that onnxruntime registers in ONNX's domain its own, in place, for ONNX's tools do not know them.
 
-    Its optimiser writes SimplifiedLayerNormalization, and LayerNormalization into models of opsets that lack it.
+    Its optimiser writes SimplifiedLayerNormalization, and LayerNormalization into models of opsets that lack it; local
+    functions run in the opset of their model, whatever they import.
     """
     version = model.graph.opset_imports.get("", model.graph.opset_imports.get("ai.onnx", 1))
-    found = False
-    for node in ir.traversal.RecursiveGraphIterator(model.graph):
-        if is_op(node, ADOPTED):
-            since = ADOPTED[node.op_type]
-            if since is None or version < since:
-                node.domain = MICROSOFT
-                found = True
-    if found:
-        model.graph.opset_imports.setdefault(MICROSOFT, 1)
+    scopes: list[ir.Graph | ir.Function] = [model.graph, *model.functions.values()]
+    for scope in scopes:
+        for node in scope.all_nodes():
+            if is_op(node, ADOPTED):
+                since = ADOPTED[node.op_type]
+                if since is None or version < since:
+                    node.domain = MICROSOFT
+                    scope.opset_imports.setdefault(MICROSOFT, 1)
+                    model.graph.opset_imports.setdefault(MICROSOFT, 1)
 
 
 def expand(
