@@ -20,6 +20,7 @@ from ckplan.model.fixing import Fixed, deciding_input, fix, shapes_of
 from ckplan.model.fold import Sweep, sweep
 from ckplan.model.half import NO_BFLOAT16
 from ckplan.model.infer import static_shape
+from ckplan.model.linear_models import write_linear_models
 from ckplan.model.maps import score_notes
 from ckplan.model.masked import without_masks
 from ckplan.model.opset import EXPORT_AGAIN, MINIMUM_OPSET, lift
@@ -153,7 +154,11 @@ def _normalised(
 ) -> ForwardModel:
     own_notes = forget_training(model)
     hoist(model)
-    names_notes = [note for one in (*PASSES, separate_from_scales, sparse_notes, score_notes) for note in one(model)]
+    names_notes = [
+        note
+        for one in (write_linear_models, *PASSES, separate_from_scales, sparse_notes, score_notes)
+        for note in one(model)
+    ]
     adopt(model)
     declared = declared_shapes(model)
     binding = bind(model.graph, dims, shapes, defaults)

@@ -15,6 +15,7 @@ import onnx_ir as ir
 
 from ckplan.autodiff.lora import Layer, Lora
 from ckplan.errors import UsageError
+from ckplan.model.linear_models import write_linear_models
 from ckplan.model.literals import is_numbered
 from ckplan.model.read import read
 from ckplan.model.saving import save
@@ -83,6 +84,7 @@ def with_weights(source: Path, weights: Mapping[str, Array]) -> ir.Model:
         UsageError: the weights are of another model.
     """
     model = read(source)
+    write_linear_models(model)
     read_signature(model)
     join_repeated(model)
     unfold(model)  # what was computed of the old values
