@@ -19,7 +19,7 @@ from ckplan.cli.options import (
     talk_options,
     verbose_option,
 )
-from ckplan.cli.planning import shown_plan
+from ckplan.cli.planning import shown_plan, tell_whole
 from ckplan.cli.step import opened
 from ckplan.cli.streams import details, show, show_json, stage
 
@@ -61,6 +61,7 @@ def command(
     with stage("simulating the step") as doing:
         analysis = analyze(step, tried, budget, doing)
     details(f"`{one.strategy}` makes no plan: {one.reason}" for one in analysis.offers if one.plan is None)
+    tell_whole(step, step.baseline.peak_activations)
     shown = shown_plan(analysis.offers)
     with stage("summing up the plan"):
         kept = None if shown is None else chosen(step, shown)

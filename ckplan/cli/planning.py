@@ -12,6 +12,7 @@ from click.core import ParameterSource
 
 from ckplan.cli.streams import details, notes, settings, stage
 from ckplan.errors import ModelError, UsageError
+from ckplan.units import format_bytes
 
 if TYPE_CHECKING:
     from ckplan.answers.analysis import Offer
@@ -71,7 +72,27 @@ def tell(made: Planned) -> list[str]:
     said = [*made.chosen_form, *made.holding, *made.on_the_clock]
     said += [] if made.drawback is None else [made.drawback]
     notes(said)
+    said += tell_whole(step, made.after.peak_activations) if made.budget is None else []
     return [*said, *tell_bound(plan, made.budget, of_form=step.whole is not None)]
+
+
+def tell_whole(step: Step, peak: int) -> list[str]:
+    """Say on stderr which large tensors could be made in pieces; returns what was said.
+
+    Args:
+        step: what was planned.
+        peak: bytes of activations of its file.
+    """
+    from ckplan.pipeline import left_whole
+
+    regions = sorted(left_whole(step, peak), key=lambda region: -region.bytes)
+    if not regions:
+        return []
+    more = f" and {len(regions) - 1} more" if len(regions) > 1 else ""
+    largest = f"'{regions[0].tensor}' of {format_bytes(regions[0].bytes)}"
+    said = [f"{largest}{more} made whole: --chunks auto lets a plan make such tensors in pieces"]
+    notes(said)
+    return said
 
 
 def tell_bound(plan: Plan, budget: int | None = None, *, of_form: bool = False) -> list[str]:

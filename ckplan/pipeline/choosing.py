@@ -48,6 +48,9 @@ _FEWEST = 16
 _SMALL = 0.02
 """A region whose largest tensor is less than this ratio of the peak without a plan is left alone; of masks, all."""
 
+_LARGE = 0.1
+"""A region whose largest tensor is this ratio of what a file takes, or more, is worth a word where it stays whole."""
+
 _PAYS = 0.003
 """By how much a finer cut has to lower the peak or the cost, as a ratio of it."""
 
@@ -93,6 +96,19 @@ def rewrite(step: Step, strategy: Strategy, goal: Goal = ANY) -> Planned:
     if step.clock is not None:
         return rewrite_by_clock(step, strategy, goal, step.clock, partial(_rewrite, step, strategy))
     return _rewrite(step, strategy, goal)
+
+
+def left_whole(step: Step, peak: int) -> list[Region]:
+    """Regions that a plan was not to cut, and whose largest tensors are a good part of what a file takes.
+
+    Args:
+        step: a step.
+        peak: bytes of activations of a file of it.
+    """
+    if step.recut is not None or any(region.pieces > 1 for region in step.regions):
+        return []
+    kinds = _rungs(step, ANY).keys() & {"attention", "loss"}
+    return [region for region in step.regions if region.kind in kinds and region.bytes >= _LARGE * peak]
 
 
 def _rewrite(step: Step, strategy: Strategy, goal: Goal) -> Planned:

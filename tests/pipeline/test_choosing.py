@@ -15,7 +15,7 @@ import ckplan
 from ckplan import keys
 from ckplan.autodiff.regions import Pieces
 from ckplan.errors import InfeasibleError, UsageError
-from ckplan.pipeline import Planned, Step, StepOptions, open_step, planning
+from ckplan.pipeline import Planned, Step, StepOptions, left_whole, open_step, planning
 from ckplan.planner import lower_bound
 from ckplan.planner.strategies import parse_strategy
 from tests.autodiff.gradcheck import onnxruntime_run
@@ -55,6 +55,14 @@ def test_a_budget_below_the_logits_is_kept_in_pieces() -> None:
     (region,) = [region for region in made.step.regions if region.pieces > 1]
     assert made.chosen_form[0] == f"the plan takes --chunks {Pieces.taken([region])}"
     assert json.loads(made.model.metadata_props[keys.CHUNKS]) == made.chosen_form[1:]
+
+
+def test_a_large_region_that_stays_whole_is_told() -> None:
+    off, decided, cut = (planned("memory", chunks=chunks) for chunks in ("off", "auto", "loss=4"))
+    assert [region.tensor for region in left_whole(off.step, off.after.peak_activations)] == ["logits"]
+    assert not left_whole(off.step, 100 * SAMPLES * CLASSES * 4)
+    for made in (decided, cut):
+        assert not left_whole(made.step, made.after.peak_activations)
 
 
 def tied() -> onnx.ModelProto:
