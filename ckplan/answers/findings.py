@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from ckplan.answers.analysis import Analysis, Contents
 from ckplan.answers.patterns import patterns
+from ckplan.operators.sessions import PACKAGES
 from ckplan.pipeline import Step
 from ckplan.planner import Plan, Problem
 from ckplan.runtime.occupancy import Occupancy, Role, executed_occupancy, occupancy
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     from ckplan.meter import Verification
 
 _PACKAGES = ("onnx", "onnx-ir", "numpy")
-_RUNTIMES = ("onnxruntime-gpu", "onnxruntime")
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,7 +216,7 @@ def environment(device: str = "cpu") -> tuple[tuple[str, str], ...]:
         device: ``cpu`` or ``cuda``: what ran, or what the figures are for.
     """
     found = [("ckplan", __version__), *((package, version(package)) for package in _PACKAGES)]
-    for package in _RUNTIMES:
+    for package in PACKAGES:
         with suppress(ModuleNotFoundError):
             found.append((package, version(package)))
     system = f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores"

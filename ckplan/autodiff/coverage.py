@@ -10,10 +10,10 @@ from typing import Any
 
 import onnx
 
-from ckplan.autodiff.crossentropy import LOSS_OPERATORS
 from ckplan.autodiff.registry import NON_DIFFERENTIABLE, ZERO_DERIVATIVE, entries, lookup
 from ckplan.model.contrib import MICROSOFT, REFUSED, expansion_rules
 from ckplan.model.sequences import RESOLVED
+from ckplan.model.traits import LOSS_OPERATORS
 
 _FLOATS = frozenset({"tensor(float)", "tensor(double)", "tensor(float16)", "tensor(bfloat16)"})
 

@@ -23,11 +23,8 @@ from ckplan.autodiff.sums import total
 from ckplan.keys import CLASSES
 from ckplan.model.constants import mark_constant
 from ckplan.model.node_reads import input_of
+from ckplan.model.traits import LOSS_OPERATORS
 from ckplan.operators.matching import is_op
-
-#: Operators that compute a cross-entropy and are replaced by the nodes emitted here.
-LOSS_OPERATORS = ("SoftmaxCrossEntropyLoss", "NegativeLogLikelihoodLoss")
-
 
 _MOVES = ("Cast", "Flatten", "Identity", "Pad", "Reshape", "Slice", "Squeeze", "Transpose", "Unsqueeze")
 """What may stand between an input and the labels of a loss."""

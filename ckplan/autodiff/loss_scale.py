@@ -16,13 +16,13 @@ import numpy as np
 import onnx_ir as ir
 
 from ckplan.autodiff.builder import Builder
+from ckplan.autodiff.precision import NARROW
 from ckplan.autodiff.reading import shape_of
 from ckplan.errors import UsageError
 
 INPUT = "input"
 """The loss scale that stands for "fed at run time"."""
 
-_HALF = frozenset({ir.DataType.FLOAT16, ir.DataType.BFLOAT16})
 _LARGEST = float(np.finfo(np.float16).max)
 
 
@@ -56,7 +56,7 @@ class LossScale:
 
     def finish(self, op: Builder, gradient: ir.Value, factor: float) -> ir.Value:
         """Divide a gradient by the scale: in float32, and in float64 where it is that."""
-        gradient = gradient if gradient.dtype not in _HALF else op.Cast(gradient, to=finished_type(gradient))
+        gradient = gradient if gradient.dtype not in NARROW else op.Cast(gradient, to=finished_type(gradient))
         gradient = op.scale(gradient, factor / self.constant)
         if self.fed is None:
             return gradient
@@ -66,7 +66,7 @@ class LossScale:
 
 def finished_type(value: ir.Value) -> ir.DataType | None:
     """Return the element type in which a gradient of this value is divided by the scale."""
-    return ir.DataType.FLOAT if value.dtype in _HALF else value.dtype
+    return ir.DataType.FLOAT if value.dtype in NARROW else value.dtype
 
 
 def add_loss_scale(op: Builder, spec: float | str, targets: Iterable[ir.Value]) -> LossScale:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Literal
 
 from ckplan.errors import CkplanError
 from ckplan.isolation.folders import temporary_folder
+from ckplan.operators.sessions import PACKAGES
 from ckplan.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
 State = Literal["ok", "missing", "broken"]
 
 _PYTHON = (3, 11)
-_RUNTIMES = ("onnxruntime-gpu", "onnxruntime")
 _PATIENCE = 120
 """Seconds for an import in a process of its own."""
 _ROOM = 2**30
@@ -168,7 +168,7 @@ def _onnx(bench: Bench) -> str:
 
 
 def _onnxruntime(bench: Bench) -> str:
-    installed = [f"{name} {found}" for name in _RUNTIMES if (found := _version(name))]
+    installed = [f"{name} {found}" for name in PACKAGES if (found := _version(name))]
     if not installed:
         raise Missing("onnxruntime is not installed", "pip install onnxruntime-gpu, or onnxruntime without a GPU")
     _import("onnxruntime")

@@ -9,6 +9,7 @@ import onnx_ir as ir
 
 from ckplan.keys import CLASSES, LABELS, ROLE
 from ckplan.model.metadata import finite, told
+from ckplan.model.traits import LOSS_OPERATORS
 from ckplan.operators.matching import is_op
 from ckplan.runtime.sizes import dimensions_of
 
@@ -17,7 +18,6 @@ _SAME_VALUES = frozenset({*_MOVES, "Slice", "Split", "Squeeze", "Tile", "Transpo
 """Operators that pass values on from their first input (Concat from all) and only move them about."""
 
 _GATHERS = frozenset(["Gather", "GatherElements", "ScatterElements"])
-_LOSSES = frozenset(["SoftmaxCrossEntropyLoss", "NegativeLogLikelihoodLoss"])
 
 
 def upper_bound(model: ir.Model, value: ir.Value) -> tuple[int, str] | None:
@@ -82,7 +82,7 @@ def _bound_at(node: ir.Node, index: int, value: ir.Value) -> int | None:
         sizes = [_dim(node.inputs[0], axis + node.attributes.get_int("batch_dims", 0)) for axis in range(depth or 0)]
         known = [size for size in sizes if size is not None]
         return min(known, default=None)
-    if node.op_type in _LOSSES and index == 1:
+    if node.op_type in LOSS_OPERATORS and index == 1:
         return _dim(node.inputs[0], 1)
     if node.op_type == "OneHot" and index == 0:
         return _scalar(node.inputs[1])

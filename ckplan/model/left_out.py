@@ -12,6 +12,7 @@ from ckplan.model.mask_rewriting import Rewriting
 from ckplan.model.node_reads import fixed_integers, fixed_tensor
 from ckplan.model.rewiring import put_behind
 from ckplan.model.sample_axis import Along, along_samples
+from ckplan.model.traits import LOSS_OPERATORS
 
 _LABEL = -100
 """The label that a loss ignores if it ignores none yet."""
@@ -21,7 +22,6 @@ _NEUTRAL = {
     "ReduceMin": np.inf,
 }
 """Reductions, and what adds nothing to them."""
-_LOSSES = ("NegativeLogLikelihoodLoss", "SoftmaxCrossEntropyLoss")
 
 
 def work_on_all(rewriting: Rewriting) -> bool:
@@ -84,7 +84,7 @@ def _alone(node: ir.Node, places: list[int | None]) -> Along | None:
     """What a Slice does that cuts nothing off, as the old exporter cuts updates, and a loss of each element."""
     if node.domain or places[0] is None:
         return None
-    if node.op_type in _LOSSES and node.attributes.get_string("reduction", "mean") == "none":
+    if node.op_type in LOSS_OPERATORS and node.attributes.get_string("reduction", "mean") == "none":
         return Along(0) if places[:2] == [0, 0] and not any(place is not None for place in places[2:]) else None
     steps = fixed_integers(node, 4) or [1]
     whole = node.inputs[0] is not None and static_shape(node.inputs[0]) == static_shape(node.outputs[0])
@@ -106,7 +106,7 @@ def _leave_out(rewriting: Rewriting, node: ir.Node, root: ir.Value, places: list
     shape = None if data is None else static_shape(data)
     if node.domain or data is None or data.dtype is None or shape is None or places[0] is None:
         return False
-    if node.op_type in _LOSSES:
+    if node.op_type in LOSS_OPERATORS:
         return _ignore(rewriting, node, root, places)
     axes_vary = len(node.inputs) > 1 and (places[1] is not None or fixed_integers(node, 1) is None)
     if node.op_type not in _NEUTRAL or axes_vary:

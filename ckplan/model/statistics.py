@@ -13,7 +13,7 @@ from ckplan.display import shortened
 from ckplan.model.constants import add_initializer, unused_name
 from ckplan.operators.matching import is_op
 
-_STATISTICS = {3: "mean", 4: "var"}
+STATISTICS = {3: "mean", 4: "var"}
 """Inputs of a BatchNormalization, and how copies of them are called."""
 
 
@@ -27,7 +27,7 @@ def separate_from_scales(model: ir.Model) -> tuple[str, ...]:
     for node in model.graph:
         if not is_op(node, "BatchNormalization"):
             continue
-        for index, kind in _STATISTICS.items():
+        for index, kind in STATISTICS.items():
             shared = node.inputs[index] if index < len(node.inputs) else None
             if shared is None or not shared.is_initializer() or shared.const_value is None or not _has_others(shared):
                 continue
@@ -45,4 +45,4 @@ def separate_from_scales(model: ir.Model) -> tuple[str, ...]:
 
 def _has_others(value: ir.Value) -> bool:
     """Whether something reads a value that is no statistic there."""
-    return any(use.node.op_type != "BatchNormalization" or use.idx not in _STATISTICS for use in value.uses())
+    return any(use.node.op_type != "BatchNormalization" or use.idx not in STATISTICS for use in value.uses())

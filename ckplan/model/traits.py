@@ -8,6 +8,9 @@ from ckplan.keys import ONCE
 from ckplan.model.nested_graphs import all_nodes, graphs_in
 from ckplan.operators.table import operator_of
 
+LOSS_OPERATORS = frozenset({"NegativeLogLikelihoodLoss", "SoftmaxCrossEntropyLoss"})
+"""Operators that compute a cross-entropy."""
+
 
 def is_heavy(node: ir.Node) -> bool:
     """Whether a node costs far more than its bytes."""

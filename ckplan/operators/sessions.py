@@ -14,6 +14,9 @@ _LIBRARIES: list[str] = []
 
 CPU_ONLY = ("CPUExecutionProvider",)
 
+PACKAGES = ("onnxruntime-gpu", "onnxruntime")
+"""The packages that onnxruntime comes in; they overwrite each other's files."""
+
 
 def use_custom_ops(library: str | os.PathLike[str]) -> None:
     """Give onnxruntime a shared library of custom operators in every session that is opened from now on.

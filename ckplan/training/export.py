@@ -19,7 +19,7 @@ from ckplan.model.linear_models import write_linear_models
 from ckplan.model.literals import is_numbered
 from ckplan.model.read import read
 from ckplan.model.saving import save
-from ckplan.model.statistics import separate_from_scales
+from ckplan.model.statistics import STATISTICS, separate_from_scales
 from ckplan.model.structure import are_equal, structure_of
 from ckplan.model.torch_files.constrained import keep_forms
 from ckplan.model.torch_files.default_exporter import read_signature
@@ -33,8 +33,6 @@ from ckplan.training.adapters import insert_adapters, merged
 from ckplan.training.stepfile import Array
 
 _CONSTANTS = ("Constant", "ConstantOfShape")
-_STATISTICS = {3: "mean", 4: "var"}
-"""Inputs of a BatchNormalization, and what training calls those that it took from others."""
 
 
 def export_weights(
@@ -207,7 +205,7 @@ def separate_statistics(graph: ir.Graph, weights: Collection[str]) -> None:
     for node in graph:
         if node.op_type != "BatchNormalization":
             continue
-        for index, kind in _STATISTICS.items():
+        for index, kind in STATISTICS.items():
             shared, name = node.inputs[index], f"{node.name}/{kind}"
             if name in weights and shared is not None and name not in graph.initializers:
                 own = ir.Value(name=name, type=shared.type, shape=shared.shape, const_value=shared.const_value)

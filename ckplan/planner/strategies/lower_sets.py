@@ -18,7 +18,7 @@ from ckplan.planner.problem import Problem
 from ckplan.planner.recompute import recompute_schedule
 from ckplan.planner.refine import keep_what_fits
 from ckplan.planner.strategies.lower_set_graph import ForwardGraph, all_lower_sets, contract, principal_lower_sets
-from ckplan.planner.strategies.monotone import MonotoneStrategy, judged_pool, retained
+from ckplan.planner.strategies.monotone import MonotoneStrategy
 
 Array = npt.NDArray[np.float64]
 
@@ -35,8 +35,6 @@ _PICKED_NODES = 3_000
 """How many trade-offs of each limit become schedules, in forward ops of all of them; 6 at least, 48 at most."""
 _SHARES = (0.85, 0.7, 0.55, 0.4, 0.3)
 """Shares of the peak without recomputation that plans are looked for at."""
-_RETAINED = 16
-"""Of how many plans within a budget as much is retained as there is room for."""
 
 Choice = tuple[set[int], list[int]]
 """What to keep, and an order of all ops."""
@@ -64,6 +62,7 @@ class LowerSets(MonotoneStrategy):
     """
 
     name: ClassVar[str] = "lower_sets"
+    retained: ClassVar[int] = 16
     family: str = "auto"
     max_sets: int = 0
 
@@ -90,10 +89,6 @@ class LowerSets(MonotoneStrategy):
         for share in _SHARES:
             for choice in self._choices(problem, order, int(share * peak_of(problem, order))):
                 yield recompute_schedule(problem, *choice)
-
-    def planned_for(self, problem: Problem, budget: int) -> Iterable[Sequence[int]]:
-        """The cheapest of these within the budget, with what there is room for retained."""
-        return retained(problem, budget, judged_pool(self, problem), _RETAINED)
 
     def _choices(self, problem: Problem, order: Sequence[int], budget: int | None) -> Iterator[Choice]:
         graph = contract(problem)

@@ -12,13 +12,10 @@ from ckplan.planner.peak import peak_of
 from ckplan.planner.problem import Problem
 from ckplan.planner.recompute import recompute_schedule
 from ckplan.planner.refine import keep_what_fits
-from ckplan.planner.strategies.monotone import MonotoneStrategy, judged_pool, retained
+from ckplan.planner.strategies.monotone import MonotoneStrategy
 
 _LIMITS = 24
 """How many segment limits are tried between the largest activation and the whole stash, evenly in their logarithm."""
-
-_RETAINED = 4
-"""Of how many segmentations within a budget as much is retained as there is room for."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +34,7 @@ class Memory(MonotoneStrategy):
     """
 
     name: ClassVar[str] = "memory"
+    retained: ClassVar[int] = 4
     min_bytes: int = 0
 
     def schedules(self, problem: Problem) -> Iterable[Sequence[int]]:
@@ -58,10 +56,6 @@ class Memory(MonotoneStrategy):
         yield from self.schedules(problem)
         for candidate in self.segmentations(problem):
             yield recompute_schedule(problem, candidate, order)
-
-    def planned_for(self, problem: Problem, budget: int) -> Iterable[Sequence[int]]:
-        """The cheapest segmentations within the budget, with what there is room for retained."""
-        return retained(problem, budget, judged_pool(self, problem), _RETAINED)
 
     def segmentations(self, problem: Problem) -> Iterable[set[int]]:
         """Sets of kept tensors: cuts at bottlenecks and at small cuts, for a range of segment limits."""

@@ -10,10 +10,7 @@ from ckplan.planner.order import best_order
 from ckplan.planner.problem import Problem
 from ckplan.planner.search import cut_schedules
 from ckplan.planner.strategies.memory import Memory
-from ckplan.planner.strategies.monotone import MonotoneStrategy, judged_pool, retained
-
-_RETAINED = 8
-"""Of how many cuts within a budget as much is retained as there is room for."""
+from ckplan.planner.strategies.monotone import MonotoneStrategy
 
 
 @dataclass(frozen=True)
@@ -37,7 +34,3 @@ class MinCut(MonotoneStrategy):
     def pool(self, problem: Problem) -> Iterable[Sequence[int]]:
         """All of these."""
         return self.schedules(problem)
-
-    def planned_for(self, problem: Problem, budget: int) -> Iterable[Sequence[int]]:
-        """The cheapest cuts within the budget, with what there is room for retained."""
-        return retained(problem, budget, judged_pool(self, problem), _RETAINED)

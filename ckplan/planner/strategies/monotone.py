@@ -42,14 +42,22 @@ class MonotoneStrategy(Strategy):
 
     step: ClassVar[float] = 1.005
     """Ratio of one budget that plans are made for to the next."""
+    retained: ClassVar[int] = 8
+    """Of how many schedules of the pool within a budget as much is retained as there is room for."""
 
     @abstractmethod
     def pool(self, problem: Problem) -> Iterable[Sequence[int]]:
         """Schedules that do not depend on a budget, those without recomputation and of the lowest peak included."""
 
-    @abstractmethod
     def planned_for(self, problem: Problem, budget: int) -> Iterable[Sequence[int]]:
-        """Schedules within a budget (bytes of activations)."""
+        """Schedules within a budget (bytes of activations): of the pool, without the repeats that there is room for.
+
+        The cheapest ones, and the one of the lowest peak, which leaves most room.
+        """
+        fitting = [entry for entry in judged_pool(self, problem) if entry[1] <= budget]
+        lowest = [min(fitting, key=lambda entry: entry[1])] if fitting else []
+        for _, _, schedule in (*fitting[: self.retained], *lowest):
+            yield retain(problem, schedule, budget)
 
     def solve(self, problem: Problem, budget: int | None = None) -> Plan:
         """The plan of the lowest peak, or the cheapest found within a budget.
@@ -117,20 +125,3 @@ def bound_below(problem: Problem, budget: int) -> float:
     """Seconds of recomputation that no schedule within a budget can avoid; never less for a smaller budget."""
     values = (value - price * (budget - own) for value, price, own in bound_curve(problem) if budget >= own)
     return max(values, default=0.0)
-
-
-def retained(problem: Problem, budget: int, pool: Sequence[Judged], most: int) -> Iterator[list[int]]:
-    """Schedules of a pool within a budget, without the repeats that it has room to do without.
-
-    The cheapest ones, and the one of the lowest peak, which leaves most room.
-
-    Args:
-        problem: the ops and tensors.
-        budget: bytes of activations.
-        pool: schedules with their costs and peaks, the cheapest first.
-        most: how many of the cheapest to take.
-    """
-    fitting = [entry for entry in pool if entry[1] <= budget]
-    chosen = [*fitting[:most], *([min(fitting, key=lambda entry: entry[1])] if fitting else [])]
-    for _, _, schedule in chosen:
-        yield retain(problem, schedule, budget)
