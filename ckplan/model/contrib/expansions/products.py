@@ -61,24 +61,27 @@ def fused_gemm(e: Emitter) -> Results:
 @expansion("FusedConv")
 def fused_conv(e: Emitter) -> Results:
     """Conv, then Z added, then an activation."""
-    y = e.plus(_conv(e, e.required(0)), e.input(3))
+    y = e.plus(_conv(e, e.required(0), e.required(1)), e.input(3))
     return [activate(e, y, e.text_attribute("activation"), *e.floats_attribute("activation_params"))]
 
 
 @expansion("NhwcConv", "NhwcFusedConv")
 def nhwc_conv(e: Emitter) -> Results:
-    """The same with channels last."""
-    x = e.required(0)
+    """The same with channels last: of images, and in a NhwcConv of the weights as well."""
+    x, weight = e.required(0), e.required(1)
     rank = len(e.shape(x))
-    y = _conv(e, e.transpose(x, [0, rank - 1, *range(1, rank - 1)]))
+    channels_first = [0, rank - 1, *range(1, rank - 1)]
+    if e.node.op_type == "NhwcConv":
+        weight = e.transpose(weight, channels_first)
+    y = _conv(e, e.transpose(x, channels_first), weight)
     y = e.plus(e.transpose(y, [0, *range(2, rank), 1]), e.input(3))
     return [activate(e, y, e.text_attribute("activation"), *e.floats_attribute("activation_params"))]
 
 
-def _conv(e: Emitter, x: ir.Value) -> ir.Value:
+def _conv(e: Emitter, x: ir.Value, weight: ir.Value) -> ir.Value:
     y: ir.Value = e.Conv(
         x,
-        e.required(1),
+        weight,
         e.input(2),
         **_copied(e, "auto_pad", "dilations", "group", "kernel_shape", "pads", "strides"),
     )
