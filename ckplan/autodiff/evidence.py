@@ -42,6 +42,8 @@ _STATISTIC = re.compile(r"(.*[._/])?(running|moving)_(mean|var|variance)([/:].*)
 """What frameworks call what a batch normalisation keeps of the batches before."""
 _BUFFER = re.compile(r"(.*[._/])?final_logits_bias")
 """What is called like a weight and is none: transformers' zeros behind the head of BART and its kin."""
+_OF_NODE = re.compile(r"(.*/)?Constant(_\d+)?_output_0")
+"""How torch's old exporter calls what a Constant node holds, of which tools make initializers."""
 _TENSORFLOW_CONSTANT = re.compile(r"(.*/)?Const(_\d+)?(:\d+)?|(.*/)?(zeros|ones)(_like)?(_\d+)?:\d+")
 """What TensorFlow calls a constant that nobody named; a frozen variable bears its own name."""
 _TENSORFLOW_CAPTURED = re.compile(r"Func/.*/input/_\d+(:\d+)?")
@@ -106,6 +108,9 @@ def judge(value: ir.Value, uses: Set[Use]) -> Verdict:
         return Verdict(False, why="no parameter of the module")
     if is_literal(value):
         return _judge_literal(value, uses)
+    if _OF_NODE.fullmatch(name):
+        found = _judge_literal(value, uses)
+        return found if found.trained else Verdict(False, why="once in a Constant node")
     if _STATISTIC.fullmatch(name) or uses in ({Use.MEAN}, {Use.VARIANCE}):
         return Verdict(False, why="a running statistic")
     if _BUFFER.fullmatch(name):
@@ -167,8 +172,8 @@ def is_computed(value: ir.Value, uses: Set[Use]) -> bool:
 
 
 def _judge_literal(value: ir.Value, uses: Set[Use]) -> Verdict:
-    """Judge what the loader marked as a constant: weights of a frozen module of torch's are Constant nodes as well."""
-    tensor, origin = value.const_value, value.metadata_props.get(CONSTANT)
+    """Judge what nodes held or made: weights of a frozen module of torch's are Constant nodes as well."""
+    tensor, origin = value.const_value, value.metadata_props.get(CONSTANT, IN_NODE)
     if tensor is None or origin not in (IN_NODE, FOLDED) or not tensor.shape.numpy():
         return Verdict(False)
     in_product = tensor.size >= _MANY and uses == {Use.PRODUCT}

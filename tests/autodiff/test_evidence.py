@@ -63,6 +63,7 @@ def trained(name: str, array: np.ndarray, how: str, **metadata: str) -> tuple[li
         ("192", np.zeros((1, 128)), "bias of a recurrence", True),
         ("rows", values(16, 16, seed=1), "table", True),
         ("stft.weight", POSITIONS, "product", False),
+        ("/norm/Constant_1_output_0", np.ones(16), "scale", False),
         ("norm.running_var", values(16, seed=1), "multiplied", False),
         ("bn/moving_mean/read:0", values(16, seed=1), "added", False),
         ("val_3", MASK, "added", False),
