@@ -94,7 +94,15 @@ def judge(value: ir.Value, uses: Set[Use]) -> Verdict:
         value: an initializer of the main graph, of known shape.
         uses: how the model as it was read uses it; see :func:`ckplan.autodiff.uses.uses_of`.
     """
-    name, kind = str(value.name), value.metadata_props.get(KIND)
+    found = _marked(value)
+    if found is None and is_literal(value):
+        found = _judge_literal(value, uses)
+    return found or _named(value, uses) or _by_values(value, uses)
+
+
+def _marked(value: ir.Value) -> Verdict | None:
+    """What marks say that loading has left; None where there are none."""
+    kind = value.metadata_props.get(KIND)
     if (frozen := value.metadata_props.get(FROZEN)) is not None:
         return Verdict(False, why=frozen)
     stands_for = value.metadata_props.get(STANDS_FOR)
@@ -104,10 +112,12 @@ def judge(value: ir.Value, uses: Set[Use]) -> Verdict:
         return Verdict(True, not odd, formula or "")
     if kind is not None:
         return Verdict(False, why="a buffer of the module" if kind == "BUFFER" else "")
-    if stands_for is not None:
-        return Verdict(False, why="no parameter of the module")
-    if is_literal(value):
-        return _judge_literal(value, uses)
+    return None if stands_for is None else Verdict(False, why="no parameter of the module")
+
+
+def _named(value: ir.Value, uses: Set[Use]) -> Verdict | None:
+    """What the name tells, beside how the value is used; None where it tells nothing."""
+    name = str(value.name)
     if _OF_NODE.fullmatch(name):
         found = _judge_literal(value, uses)
         return found if found.trained else Verdict(False, why="once in a Constant node")
@@ -120,8 +130,7 @@ def judge(value: ir.Value, uses: Set[Use]) -> Verdict:
         return Verdict(False, why="a constant of Paddle's")
     if value.shape is not None and len(value.shape) == 0:
         return Verdict(True, certain=False, why="a scalar")
-    numbered = is_numbered(name) or _is_one_of_a_series(value)
-    if (weight := _WEIGHT.fullmatch(name)) is not None and not numbered:
+    if (weight := _WEIGHT.fullmatch(name)) is not None and not _is_numbered(value):
         of_formula = bool(weight["matrix"]) and len(value.shape or ()) > 1 and _formula(value) == TABLE
         return Verdict(not of_formula, why=TABLE if of_formula else "")
     if _TENSORFLOW_CONSTANT.fullmatch(name) and (uses.isdisjoint({Use.PRODUCT, Use.TABLE}) or _has_variables(value)):
@@ -129,6 +138,12 @@ def judge(value: ir.Value, uses: Set[Use]) -> Verdict:
     captured = _TENSORFLOW_CAPTURED.fullmatch(name) and not _is_bias_of_tensorflow(value)
     if captured and uses <= {Use.ELEMENTWISE, Use.INPUT, Use.PLACED}:
         return Verdict(False, why="a constant of TensorFlow's")
+    return None
+
+
+def _by_values(value: ir.Value, uses: Set[Use]) -> Verdict:
+    """What the numbers tell, beside how they are used, of a value whose name tells nothing."""
+    numbered = _is_numbered(value)
     few = value.const_value is not None and value.const_value.size < _FEW
     if few and value.shape is not None and len(value.shape) >= _IMAGE_CHANNELS and uses == {Use.INPUT}:
         return Verdict(False, why="what an image is normalised by")
@@ -148,6 +163,11 @@ def judge(value: ir.Value, uses: Set[Use]) -> Verdict:
     if Use.PRODUCT in uses and value.const_value is not None and is_rounded(value.const_value, _LEVELS):
         return Verdict(True, certain=False, why=f"{formula} in equal steps")
     return Verdict(False, why=formula)
+
+
+def _is_numbered(value: ir.Value) -> bool:
+    """Whether the name is a number or a member of a series, as exporters give them to what has no name of its own."""
+    return is_numbered(str(value.name)) or _is_one_of_a_series(value)
 
 
 def may_be_merged(value: ir.Value, uses: Set[Use]) -> bool:

@@ -47,7 +47,7 @@ def write_page(page: Path, force: bool, title: str, **found: Any) -> None:
         page: the file.
         force: whether it may be overwritten.
         title: what the page is about.
-        found: see `ckplan.findings.Findings`.
+        found: see `ckplan.answers.findings.Findings`.
 
     Raises:
         UsageError: the file exists and may not be overwritten.

@@ -40,7 +40,7 @@ def say(line: str) -> None:
 
 
 def annotate(command: str) -> None:
-    """Write a workflow command of `ckplan.report.github`, which has made it safe, to stderr."""
+    """Write a workflow command of `ckplan.report.writers.github`, which has made it safe, to stderr."""
     click.echo(command, err=True)
 
 
