@@ -95,6 +95,29 @@ def test_an_option_that_there_is_not_is_named(path: Path, options: dict[str, obj
         ckplan.open_model(path, **options)
 
 
+@pytest.mark.parametrize(
+    ("model", "options", "said"),
+    [
+        (3, {}, "a value of type int is no model; give a path"),
+        (b"model", {}, "a value of type bytes is no model"),
+        ("m.onnx", {"budget": -1}, "the budget is -1"),
+        ("m.onnx", {"budget": float("nan")}, "the budget is nan"),
+        ("m.onnx", {"overhead": -0.1}, "the overhead is -0.1"),
+        ("m.onnx", {"seconds": -1}, "the time limit is -1"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(model: object, options: dict[str, object], said: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        ckplan.rewrite(model, **options)
+    assert said in str(caught.value)
+
+
+def test_sizes_are_whole_numbers(path: Path) -> None:
+    for size in ("x", 1.5, -2):
+        with pytest.raises(UsageError, match=f"dimension 'batch' cannot be {size!r}"):
+            ckplan.analyze(path, dims={"batch": size}, strategies=[])
+
+
 def test_an_open_step_takes_no_options(path: Path) -> None:
     with pytest.raises(UsageError, match="dims"):
         ckplan.analyze(ckplan.open_model(path), dims={"batch": 2})

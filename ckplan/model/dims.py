@@ -187,8 +187,8 @@ def _symbol_sizes(
 ) -> dict[str, int]:
     sizes: dict[str, int] = {}
     for name, size in dims.items():
-        if size < 0:
-            raise UsageError(f"dimension '{name}' cannot be {size}", "give a size >= 0")
+        if not hasattr(size, "__index__") or size < 0:
+            raise UsageError(f"dimension '{name}' cannot be {size!r}", "give a size >= 0")
         sizes[name] = int(size)
     for name, given in shapes.items():
         shape = declared[name]

@@ -52,7 +52,7 @@ class Goal:
             of: what the budget is of; see `scope`.
 
         Raises:
-            UsageError: a text is neither a size nor a percentage, or there is no such scope.
+            UsageError: a text is neither a size nor a percentage, a number is below zero, or there is no such scope.
         """
         if of not in SCOPES:
             raise UsageError(f"a budget cannot limit `{of}`", f"choose {', '.join(SCOPES[:-1])} or {SCOPES[-1]}")
@@ -60,6 +60,9 @@ class Goal:
             raise UsageError(f"`--of {of}` says what the budget limits, and there is no budget", "add --budget 4GiB")
         limit = parse_budget(budget) if isinstance(budget, str) else budget
         extra = parse_share(overhead) if isinstance(overhead, str) else overhead
+        for name, value in (("budget", limit), ("overhead", extra), ("time limit", seconds)):
+            if value is not None and not value >= 0:
+                raise UsageError(f"the {name} is {value}", "give a number that is at least 0")
         if isinstance(limit, float):
             return cls(share=limit, overhead=extra, seconds=seconds, scope=of)
         return cls(budget=limit, overhead=extra, seconds=seconds, scope=of)

@@ -343,18 +343,33 @@ def model_of(source: Source) -> ir.Model:
 
     Raises:
         ModelError: the file cannot be read.
+        UsageError: it is no model at all.
     """
     if isinstance(source, ir.Model):
         return source.clone()
     if isinstance(source, str | os.PathLike):
         return read(source)
+    _check_kind(source)
     return read_proto(source)
 
 
+def _check_kind(source: Any) -> None:
+    if not hasattr(source, "graph"):
+        raise UsageError(
+            f"a value of type {type(source).__name__} is no model",
+            "give a path, an onnx.ModelProto, an onnx_ir.Model or a Step",
+        )
+
+
 def name_of(source: Source) -> str:
-    """What to call a model: by its file, else by its graph."""
+    """What to call a model: by its file, else by its graph.
+
+    Raises:
+        UsageError: it is no model at all.
+    """
     if isinstance(source, str | os.PathLike):
         return Path(source).name
+    _check_kind(source)
     return source.graph.name or "model"
 
 
