@@ -252,14 +252,12 @@ def fitting_pools(
     # What only looks at a buffer runs anywhere. What takes over one is waited for, and not what lay in it, which would
     # have a reader more and still lie there.
     ran = [roles.get(node.name) not in ("control", RESERVATION, PLACE) and CPU.view(node) is None for node in nodes]
-    gates, before = [], None
-    for place, (node, step) in enumerate(zip(nodes, asked.steps, strict=True)):
-        # It waits for something made before, which waits for what runs before: not so a view, nor the shape of what is
-        # transposed, which onnxruntime reads before that.
-        waits = ran[place] and bool(step.tensors or step.outputs) and node.name in roles
-        if waits and before is not None and before.op_type != "Transpose":
-            gates.append(place)
-        before = node if ran[place] else before
+    # It waits for something made before, which waits for what runs before, or for the cells: not so a view.
+    gates = [
+        place
+        for place, (node, step) in enumerate(zip(nodes, asked.steps, strict=True))
+        if place > there and ran[place] and (step.tensors or step.outputs) and node.name in roles
+    ]
     fed = smallest_fed(model.graph.inputs, told(model.metadata_props, keys.UPDATES))
     spread = None if fed is None else bytes_of(fed)
     start = None if start is None else _renumbered(start, nodes, asked)

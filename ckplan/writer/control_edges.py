@@ -152,7 +152,10 @@ class ControlEdges:
 
     def _nothing(self, after: ir.Value) -> ir.Value:
         """A vector without elements that is there once ``after`` is."""
-        if self._named and is_named(after) and not self._known.is_known(after):
+        maker = after.producer()
+        # The shape of what is transposed may be taken before that.
+        moved = maker is not None and maker.op_type == "Transpose"
+        if self._named and is_named(after) and not moved and not self._known.is_known(after):
             return self._emit("after", "Shape", [after], ir.DataType.INT64, (0,), start=0, end=0)
         return self._nothing_of_size(after)
 

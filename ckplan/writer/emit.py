@@ -216,8 +216,8 @@ def _planned_nodes(file: _File, plan: Plan, reserved: Sequence[int]) -> tuple[li
     first, after = reserve(inputs, file.updates, reserved, edges)
     if pools is not None and batch is not None:
         first, after, kept = make_cells(pools, edges)
-        keep_places(nodes, kept, edges)
-        nodes = make_placeholders(nodes, pools.placeholders, edges)
+        keep_places(nodes, kept, after, edges)
+        nodes = make_placeholders(nodes, pools.placeholders, after, edges)
         keep_walls(nodes, [value for cell, value in kept if cell.use == WALL], edges)
     hide_inputs(nodes, [value for value in fed if value.name not in file.updates], edges, after)
     if pools is not None and after is not None:

@@ -171,23 +171,26 @@ def wait_for_cells(
             late.update(node.outputs)
 
 
-def keep_places(nodes: Sequence[ir.Node], kept: Sequence[tuple[Cell, ir.Value]], edges: ControlEdges) -> None:
+def keep_places(
+    nodes: Sequence[ir.Node], kept: Sequence[tuple[Cell, ir.Value]], there: ir.Value, edges: ControlEdges
+) -> None:
     """Let what keeps places die right before the nodes run whose tensors are to lie there.
 
     Args:
         nodes: the sequence.
         kept: see `make_cells`.
+        there: what is there when the cells are.
         edges: maker of control edges.
     """
     makers = _makers(nodes)
     for cell, value in kept:
-        found = None if cell.end is None else _place(cell.end, nodes, makers)
+        found = None if cell.end is None else _place(cell.end, nodes, makers, there)
         if found is not None:
             gate(nodes[found[0]], edges.alias(value, found[1]), edges)
 
 
 def make_placeholders(
-    nodes: Sequence[ir.Node], placeholders: Sequence[Placeholder], edges: ControlEdges
+    nodes: Sequence[ir.Node], placeholders: Sequence[Placeholder], there: ir.Value, edges: ControlEdges
 ) -> list[ir.Node]:
     """The same sequence with nodes for placeholders, each tied to the nodes before which it is made and dies.
 
@@ -197,6 +200,7 @@ def make_placeholders(
     Args:
         nodes: the sequence.
         placeholders: in the order in which they are made.
+        there: what is there when the cells are.
         edges: maker of control edges.
     """
     makers = _makers(nodes)
@@ -204,7 +208,7 @@ def make_placeholders(
     dying: dict[int, list[tuple[ir.Value, ir.Value]]] = {}
     inserted: dict[int, list[ir.Node]] = {}
     for number, one in enumerate(placeholders):
-        found, end = _place(one.begin, nodes, makers), _place(one.end, nodes, makers)
+        found, end = (_place(moment, nodes, makers, there) for moment in (one.begin, one.end))
         if found is None:
             continue
         place, after = found
@@ -233,16 +237,19 @@ def _makers(nodes: Sequence[ir.Node]) -> dict[str, int]:
     return named | {f"{node.name}()": number for number, node in enumerate(nodes)}
 
 
-def _place(moment: Moment, nodes: Sequence[ir.Node], makers: Mapping[str, int]) -> tuple[int, ir.Value] | None:
-    """Where a node stands, and what tells that the one before it has run."""
+def _place(
+    moment: Moment, nodes: Sequence[ir.Node], makers: Mapping[str, int], there: ir.Value
+) -> tuple[int, ir.Value] | None:
+    """Where a node stands, and what tells that the one before it has run; for the first one, that cells are there."""
     place = makers.get(f"{moment.node}()", makers.get(moment.tensor, -1))
+    if place < 0:
+        return None
     before = makers.get(moment.after, place)
     if before >= place:
         before = place - 1
     while before >= 0 and (is_control(nodes[before]) or signal_of(nodes[before]) is None):
         before -= 1
-    signal = signal_of(nodes[before]) if before >= 0 else None
-    return None if signal is None else (place, signal)
+    return place, (signal_of(nodes[before]) if before >= 0 else None) or there
 
 
 def keep_walls(nodes: Sequence[ir.Node], walls: Sequence[ir.Value], edges: ControlEdges) -> None:

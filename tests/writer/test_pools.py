@@ -11,12 +11,14 @@ import onnx_ir as ir
 import pytest
 
 import ckplan
-from ckplan.keys import PLACE, ROLE
+from ckplan.keys import PLACE, RESERVATION, ROLE
 from ckplan.meter import measure, smallest_arena
 from ckplan.pipeline.arena_forms import in_pools
 from ckplan.pipeline.plan_files import write_plan
 from ckplan.planner.allocations import held_wherever
-from ckplan.planner.cells import UNCUT, Cell, Layout, Moment, Placeholder
+from ckplan.planner.arena import UNIT
+from ckplan.planner.cells import SMALLEST, UNCUT, Cell, Layout, Moment, Placeholder
+from ckplan.runtime.cpu import CPU
 from ckplan.runtime.executed import executed_model
 from ckplan.runtime.feeds import has_memory_pattern
 from ckplan.runtime.footprint import allocations_of, fitting_pools, footprint_of
@@ -148,6 +150,35 @@ def test_a_place_is_given_back_right_before_the_tensor_that_lies_there() -> None
     dies = next(place for place, step in enumerate(asked.steps) if buffer in step.freed)
     after = nodes[dies + 1 :]
     assert next(node for node in after if roles.get(node.name) is None and node.op_type != "Shape").name == relu.name
+
+
+@pytest.mark.parametrize("model", ["gpt_tiny", "resnet_tiny"])
+def test_places_are_kept_for_what_runs_first_and_behind_a_transpose(model: str) -> None:
+    """Nothing has run before the first node, and of what is transposed onnxruntime may take the shape before that."""
+    step = ckplan.open_model(SAMPLES / f"{model}.onnx", dims={"batch": 16})
+    plan = ckplan.plan(step, strategy="none")
+    plain = write_plan(step, plan)
+    order = [str(value.name) for node in plain.executed.graph for value in node.outputs]
+    own = {node.name for node in plain.model.graph if not node.metadata_props.get(ROLE)}
+    ran = [node for node in plain.executed.graph if node.name in own and CPU.view(node) is None]
+    behind = [node for before, node in pairwise(ran) if before.op_type == "Transpose"]
+    moments = [Moment(0, str(node.name), str(node.outputs[0].name)) for node in (ran[0], *behind)]
+    cells = [Cell((SMALLEST + number) * UNIT, number, moment) for number, moment in enumerate(moments)]
+    made = write(step.fused, plan, pools=Layout(((*cells, Cell(31 * MIB)),)), order=order)
+    roles = {node.name: node.metadata_props.get(ROLE) for node in made.model.graph}
+    asked = allocations_of(made.executed, made.model)
+    nodes = list(made.executed.graph)
+    steps = zip(nodes, asked.steps, strict=True)
+    kept = {
+        asked.size[buffer]: buffer for node, step in steps if roles.get(node.name) == PLACE for buffer in step.tensors
+    }
+    there = max(place for place, node in enumerate(nodes) if roles.get(node.name) in (PLACE, RESERVATION))
+    for cell in cells:
+        dies = next(place for place, step in enumerate(asked.steps) if kept[cell.bytes] in step.freed)
+        assert dies > there
+        follows = (node for node in nodes[dies + 1 :] if not roles.get(node.name) and CPU.view(node) is None)
+        assert cell.end is not None
+        assert next(follows).name == cell.end.node
 
 
 def test_a_larger_first_region_and_placeholders_are_held_as_promised(tmp_path: Path) -> None:
