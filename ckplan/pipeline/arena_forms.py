@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from ckplan.pipeline.plan_files import write_plan
 from ckplan.pipeline.planned import Planned
 from ckplan.planner.allocations import expected_arena, held_wherever
 from ckplan.planner.cells import UNCUT, Layout
+from ckplan.planner.slots import slots_for
 from ckplan.runtime.footprint import allocations_of, best_reservation, fitting_pools
 
 _FITS = 4
@@ -58,7 +61,8 @@ def _in_pools(made: Planned, sparing: bool, most: int, enough: int | None) -> Pl
         most: bytes; see `in_pools`.
         enough: bytes; see `in_pools`.
     """
-    best, plain = made, _cut(made, made, UNCUT, sparing)
+    slots = slots_for(allocations_of(made.executed, made.model))
+    best, plain = made, _cut(made, made, replace(UNCUT, slots=slots), sparing)
     source = plain
     for seed in range(_FITS + 1):
         pools = fitting_pools(source.executed, source.model, seed, places=seed < _FITS)

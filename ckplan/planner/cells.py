@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from ckplan.planner.arena import DEFAULT, UNIT
 from ckplan.planner.gaps import Gaps
+from ckplan.planner.slots import SLOT, slots_taken
 
 POOL, WALL = -1, -2
 """What cells are that are kept for no tensor: free from the start, or taken to the end."""
@@ -96,13 +97,15 @@ class Layout:
 
     Attributes:
         regions: the cells of each region behind the first.
-        first: bytes of the first region, which is one pool.
+        first: bytes of the first region, which is one pool behind what is apart at its beginning.
         placeholders: what is made in the middle of the run, in order.
+        slots: how many there are at the beginning of the first region; see `ckplan.planner.slots`.
     """
 
     regions: Regions
     first: int = DEFAULT.first_region
     placeholders: tuple[Placeholder, ...] = ()
+    slots: int = 0
 
     @property
     def held(self) -> int:
@@ -144,6 +147,7 @@ def lacking(
     *,
     first: int = REGION,
     apart: int = APART,
+    slots: int = 0,
     below: int = 0,
     enough: float = float("inf"),
 ) -> tuple[int, int]:
@@ -154,6 +158,7 @@ def lacking(
         rows: the regions but the first, as they are made.
         first: units of the first region.
         apart: units at its beginning that are no part of its pool.
+        slots: how many slots are the last of that.
         below: how many regions, the first among them, lie below those that follow; see `Arena`.
         enough: where so many lack, no more are counted.
 
@@ -161,7 +166,7 @@ def lacking(
         How many units too short the largest gaps are for the requests that find no room, 0 if all do; and the place of
         the first of them among the requests, or -1.
     """
-    gaps = opened(rows, first, apart, first_above=not below)
+    gaps = opened(rows, first, apart, slots, first_above=not below)
     ordered = arranged(rows, below)
     lacks, at = 0, -1
     for place, (key, size) in enumerate(made):
@@ -184,11 +189,13 @@ def arranged(rows: Sequence[Row], below: int) -> list[Row]:
     return [*rows[:heap], *reversed(rows[heap:])]
 
 
-def opened(rows: Sequence[Row], first: int, apart: int = APART, *, first_above: bool) -> Gaps:
+def opened(rows: Sequence[Row], first: int, apart: int, slots: int, *, first_above: bool) -> Gaps:
     """The first region alone, above or below others that are to be made; see `lacking`."""
     gaps = Gaps()
     address = sum(size + 1 for row in rows for size, _ in row) + 1 if first_above else -first - 1
     gaps.add(address, SPARE)
+    for number in range(slots):
+        gaps.add(address + apart - slots_taken(slots - number), SLOT)
     gaps.add(address + apart, first - apart)
     return gaps
 

@@ -95,7 +95,7 @@ def followed(
         known = saved[variant]
         if before is not None and since:
             known += before.saved[variant][: since // _EVERY + 1]
-        now = known[-1].copy() if known else opened(ordered, run.first, run.apart, first_above=not below)
+        now = known[-1].copy() if known else opened(ordered, run.first, run.apart, run.slots, first_above=not below)
         for step in range(max(len(known) - 1, 0) * _EVERY, min(stop + 1, len(stages))):
             if step % _EVERY == 0 and step // _EVERY == len(known):
                 known.append(now.copy())

@@ -36,6 +36,7 @@ class Run:
         steps: the step of each request of the first variant.
         first: units of the first region.
         apart: units at its beginning that are no part of its pool.
+        slots: how many slots are the last of that.
         gates: steps before which something else can be made, ascending, cells being there.
         stages: the requests of the variants, step by step.
     """
@@ -48,6 +49,7 @@ class Run:
     steps: Sequence[int]
     first: int
     apart: int
+    slots: int
     gates: Sequence[int]
     stages: Sequence[Sequence[Sequence[tuple[int, int]]]]
 
@@ -177,7 +179,9 @@ def _lacking(run: Run, rows: Sequence[Row], variants: int, enough: float = float
     lacks, at = 0.0, -1
     for made, below in run.variants[:variants]:
         if lacks <= enough:
-            more, place = lacking(made, rows, first=run.first, apart=run.apart, below=below, enough=enough - lacks)
+            more, place = lacking(
+                made, rows, first=run.first, apart=run.apart, slots=run.slots, below=below, enough=enough - lacks
+            )
             lacks += more
             at = run.steps[min(place, len(run.steps) - 1)] if at < 0 <= place else at
     return lacks, at

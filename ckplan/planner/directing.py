@@ -177,7 +177,7 @@ def _begun(
             if same is not None:
                 addresses.mean(same, own[region][0] + offset)
         addresses.place([number for number in _large(mine) if number not in addresses.meant], trials)
-        gaps = opened(ordered, run.first, run.apart, first_above=not below)
+        gaps = opened(ordered, run.first, run.apart, run.slots, first_above=not below)
         walks.append(_Walk(mine, stages, ordered, gaps, addresses, trials))
     return state, rows, walks
 

@@ -86,6 +86,7 @@ def best_pools(
     gates: Sequence[int] | None = None,
     spread: int | None = None,
     apart: int = APART,
+    slots: int = 0,
     below: int | None = None,
     enough: int | None = None,
     start: Layout | None = None,
@@ -105,11 +106,12 @@ def best_pools(
         spread: bytes of a tensor that is there before the run, of which the first one in the arena can be made: first
             regions that are larger have one. None if they are not to be.
         apart: units at the beginning of the first region that are no part of its pool.
+        slots: how many slots are the last of that; see `ckplan.planner.slots`.
         below: bytes; an arena that holds less is looked for, with placeholders. None for cells alone.
         enough: bytes that it may hold then; by default a tenth more than is alive.
         start: what nearly does: it is changed a little, or else its size is tried anew.
     """
-    run = _run(asked, before, range(len(asked.steps)) if gates is None else gates, apart, places=places)
+    run = _run(asked, before, range(len(asked.steps)) if gates is None else gates, apart, slots, places=places)
     units = max(_most_alive(made) for made, _ in run.variants)
     alive = max(-(-units // REGION), 2)
     rng = random.Random(seed)
@@ -266,10 +268,10 @@ def _laid_out(run: Run, regions: Sequence[int], state: State, held: Sequence[Hel
     cells = tuple(tuple(Cell(size * UNIT, use) for size, use in parts_of(row)) for row in rows)
     ordered = sorted(held, key=lambda one: one.begin)
     placeholders = tuple(Placeholder(one.size * UNIT, Moment(one.begin), Moment(one.end)) for one in ordered)
-    return Layout(cells, run.first * UNIT, placeholders)
+    return Layout(cells, run.first * UNIT, placeholders, run.slots)
 
 
-def _run(asked: Allocations, before: int, gates: Sequence[int], apart: int, *, places: bool) -> Run:
+def _run(asked: Allocations, before: int, gates: Sequence[int], apart: int, slots: int, *, places: bool) -> Run:
     size = [-(-bytes_ // UNIT) for bytes_ in asked.size]
     end = len(asked.steps)
     born, dies = [end] * len(size), [end] * len(size)
@@ -307,6 +309,7 @@ def _run(asked: Allocations, before: int, gates: Sequence[int], apart: int, *, p
         steps=steps,
         first=REGION,
         apart=apart,
+        slots=slots,
         gates=[step for step in later if step > before],
         stages=[stages for stages, _ in ways],
     )

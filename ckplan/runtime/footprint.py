@@ -39,6 +39,7 @@ from ckplan.planner.arena import DEFAULT, UNIT, Arena
 from ckplan.planner.cells import APART, POOL, WALL, WALL_BYTES, Cell, Layout, Moment
 from ckplan.planner.pools import best_pools
 from ckplan.planner.problem import Problem
+from ckplan.planner.slots import SLOT_WALL
 from ckplan.runtime.cpu import CPU
 from ckplan.runtime.feeds import has_memory_pattern
 from ckplan.runtime.problem_of import problem_of
@@ -245,7 +246,8 @@ def fitting_pools(
         if roles.get(node.name) in (RESERVATION, PLACE):
             own.update(step.tensors)
         if roles.get(node.name) == RESERVATION:
-            pools.update(buffer for buffer in step.tensors if asked.size[buffer] != WALL_BYTES)
+            pools.update(buffer for buffer in step.tensors if asked.size[buffer] not in (WALL_BYTES, SLOT_WALL * UNIT))
+    slots = next((node for node in nodes if _makes_slots(node, roles)), None)
     apart = _apart(asked, nodes, roles)
     there = max((place for place, step in enumerate(asked.steps) if not pools.isdisjoint(step.freed)), default=-1)
     asked = replace(asked, size=tuple(0 if buffer in own else size for buffer, size in enumerate(asked.size)))
@@ -269,6 +271,7 @@ def fitting_pools(
         gates=gates,
         spread=spread,
         apart=apart,
+        slots=0 if slots is None else len(slots.outputs) // 2,
         below=below,
         enough=enough,
         start=start,
@@ -288,16 +291,26 @@ def fitting_pools(
 
 
 def _apart(asked: Allocations, nodes: Sequence[ir.Node], roles: Mapping[str | None, str | None]) -> int:
-    """Units of the first region up to the end of the wall in it, which stands behind what is left for shapes."""
-    arena = Arena()
+    """Units of the first region up to the end of the wall in it, or of the slots behind that.
+
+    The wall stands behind what is left for shapes.
+    """
+    arena, apart = Arena(), 0
     for node, step in zip(nodes, asked.steps, strict=True):
         for buffer in step.tensors:
             arena.allocate(buffer, asked.size[buffer])
-            if roles.get(node.name) == RESERVATION and asked.size[buffer] == WALL_BYTES:
-                return arena.end_of(buffer) // UNIT
+            if not apart and roles.get(node.name) == RESERVATION and asked.size[buffer] == WALL_BYTES:
+                apart = arena.end_of(buffer) // UNIT
+        if _makes_slots(node, roles):
+            return max(map(arena.end_of, step.tensors)) // UNIT
         for buffer in step.freed:
             arena.free(buffer)
-    return APART
+    return apart or APART
+
+
+def _makes_slots(node: ir.Node, roles: Mapping[str | None, str | None]) -> bool:
+    """Whether a node makes the slots of a file and what lies between them."""
+    return node.op_type == "Split" and roles.get(node.name) == RESERVATION
 
 
 def _renumbered(layout: Layout, nodes: Sequence[ir.Node], asked: Allocations) -> Layout:

@@ -7,7 +7,7 @@ what keeps a place dies when the tensor is about to be made that is to lie there
 that is good for.
 
 At the beginning of the first region a little is left free, for the shapes that are made meanwhile and later; a wall
-keeps it apart from the rest, which is one pool.
+keeps it apart from the rest, which is one pool. Between the two there may be slots, see `ckplan.planner.slots`.
 
 From the second run on onnxruntime would take one block for all tensors, in a region of its own. It does not do so for
 a graph that may be fed something other than tensors. So one input, which is fed as before, is an optional tensor: one
@@ -24,6 +24,7 @@ from ckplan.keys import PLACE, RESERVATION, ROLE
 from ckplan.model.node_reads import reads
 from ckplan.planner.arena import UNIT
 from ckplan.planner.cells import POOL, SPARE, WALL, WALL_BYTES, Cell, Layout, Moment, Placeholder
+from ckplan.planner.slots import SLOT, SLOT_WALL, slots_taken
 from ckplan.runtime.sizes import SMALL, bytes_of, dimensions_of, hide_dimensions
 from ckplan.writer.control_edges import ControlEdges, is_control, read_instead, shape_constant
 from ckplan.writer.ordering import gate, place_control_nodes, signal_of
@@ -130,7 +131,16 @@ def make_cells(layout: Layout, edges: ControlEdges) -> tuple[list[ir.Node], ir.V
     spare = take(SPARE * UNIT - _GAP)
     after = edges.alias(gap, spare)  # dies now that something keeps it apart from the rest of the region
     kept.append((Cell(WALL_BYTES, WALL), take(WALL_BYTES)))
-    taken.append(take(layout.first // 2))  # more than half of what is left, and so handed out whole
+    room = slots_taken(layout.slots) * UNIT
+    if layout.slots:
+        # The last slot is cut off like the others: what is there has to be twice as large.
+        space, source = take(room + (SLOT - SLOT_WALL) * UNIT), take(room)
+        after = edges.alias(space, source)  # dies, and slots are made where it was
+        nodes.append(_split(edges.alias(source, after), layout.slots, edges))
+        taken += [source, *nodes[-1].outputs[::2]]
+        after = taken[-1]
+    left = layout.first - SPARE * UNIT - WALL_BYTES - 2 * room - SLOT * UNIT
+    taken.append(take(left * 3 // 4))  # more than half of what is left, and so handed out whole
     after = edges.alias(spare, taken[-1])  # and so does this
     for region in layout.regions:
         if len(region) > 1:
@@ -145,6 +155,17 @@ def make_cells(layout: Layout, edges: ControlEdges) -> tuple[list[ir.Node], ir.V
                 nodes[-1].metadata_props[ROLE] = PLACE
     # Each is read once more when the last one is there, and lives until then.
     return nodes, edges.after_all([after, *(edges.alias(other, after) for other in taken if other is not after)]), kept
+
+
+def _split(source: ir.Value, slots: int, edges: ControlEdges) -> ir.Node:
+    """A node that makes slots and the walls between, in turn. Nobody reads the walls: they are there to the end."""
+    sizes = (SLOT * UNIT, SLOT_WALL * UNIT) * slots
+    name = f"{_NAME}/slots"
+    made = ir.node("Split", [source, shape_constant(sizes, edges.initializers)], num_outputs=len(sizes), name=name)
+    made.metadata_props[ROLE] = RESERVATION
+    for number, (value, size) in enumerate(zip(made.outputs, sizes, strict=True)):
+        value.name, value.shape, value.type = f"{name}/{number}", ir.Shape([size]), ir.TensorType(ir.DataType.UINT8)
+    return made
 
 
 def wait_for_cells(

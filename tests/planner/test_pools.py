@@ -14,6 +14,7 @@ from ckplan.planner.allocations import Allocations, Demand, requests
 from ckplan.planner.arena import UNIT, Arena
 from ckplan.planner.cells import APART, MADE, POOL, SPARE, WALL, WALL_BYTES, Layout, Regions, lacking, released
 from ckplan.planner.pools import best_pools
+from ckplan.planner.slots import SLOT, slots_for, slots_taken
 
 MIB = 2**20
 REGION = MIB // UNIT
@@ -174,6 +175,29 @@ def test_what_is_made_before_the_pools_lies_in_the_first_region() -> None:
     assert lacking([(0, 2), MADE, (1, REGION)], [row]) == (0, -1)
     assert lacking([(0, ROOM), MADE, (1, REGION)], [row]) == (0, -1)
     assert lacking([(0, ROOM + 1), MADE], [[(2 * REGION, POOL)]]) == (1, 0)
+
+
+def test_what_is_small_and_lives_long_lies_in_slots() -> None:
+    """The loss would lie in the middle of the only gap that is large enough for what is made next."""
+    row = [(REGION, POOL)]
+    run = [MADE, (0, REGION // 2), (1, 1), (2, REGION // 4), (0, 0), (2, 0), (3, REGION)]
+    full = [(9, ROOM), (8, SPARE), *run]
+    assert lacking(full, [row])[0] > 0
+    full[0] = (9, ROOM - slots_taken(3))
+    assert lacking(full, [row], apart=APART + slots_taken(3), slots=3) == (0, -1)
+    assert lacking([(7, SLOT), (6, SLOT), (5, SLOT), *full], [row], apart=APART + slots_taken(3), slots=3)[0] > 0
+
+
+def test_there_are_as_many_slots_as_what_is_small_takes() -> None:
+    def slots(large: int, small: int) -> int:
+        sizes = (large * UNIT, *[UNIT] * small, *[UNIT * (SLOT + 1)] * 50)
+        last = len(sizes) - 1
+        step = Demand(tuple(range(last)), (last,), 0, tuple(range(last)))
+        return slots_for(Allocations(sizes, (step,)))
+
+    assert slots(2000 * REGION, 90) == 3
+    assert slots(2000 * REGION, 12) == 0  # there is room beside shapes
+    assert slots(1, 90) == 1  # hardly anything is alive but that
 
 
 def test_a_place_that_is_kept_is_where_its_buffer_lies() -> None:

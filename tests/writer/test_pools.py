@@ -16,8 +16,9 @@ from ckplan.meter import measure, smallest_arena
 from ckplan.pipeline.arena_forms import in_pools
 from ckplan.pipeline.plan_files import write_plan
 from ckplan.planner.allocations import held_wherever
-from ckplan.planner.arena import UNIT
-from ckplan.planner.cells import SMALLEST, UNCUT, Cell, Layout, Moment, Placeholder
+from ckplan.planner.arena import UNIT, Arena
+from ckplan.planner.cells import APART, SMALLEST, SPARE, UNCUT, WALL_BYTES, Cell, Layout, Moment, Placeholder
+from ckplan.planner.slots import MOST_SLOTS, SLOT, slots_taken
 from ckplan.runtime.cpu import CPU
 from ckplan.runtime.executed import executed_model
 from ckplan.runtime.feeds import has_memory_pattern
@@ -179,6 +180,32 @@ def test_places_are_kept_for_what_runs_first_and_behind_a_transpose(model: str) 
         follows = (node for node in nodes[dies + 1 :] if not roles.get(node.name) and CPU.view(node) is None)
         assert cell.end is not None
         assert next(follows).name == cell.end.node
+
+
+@pytest.mark.parametrize("slots", [1, 7, MOST_SLOTS])
+def test_slots_are_gaps_of_one_size_at_the_beginning_of_the_first_region(slots: int, tmp_path: Path) -> None:
+    step = ckplan.open_model(SAMPLES / "unet_tiny.onnx", dims={"batch": 16})
+    plan = ckplan.plan(step, strategy="none")
+    made = write_plan(step, plan, pools=Layout(((Cell(64 * MIB),),), slots=slots))
+    asked, arena = allocations_of(made.executed, made.model), Arena()
+    first = next(place for place, node in enumerate(made.executed.graph) if node.op_type == "Conv")
+    for demand in asked.steps[:first]:
+        for buffer in demand.tensors:
+            arena.allocate(buffer, asked.size[buffer])
+        for buffer in demand.freed:
+            arena.free(buffer)
+    assert arena.held == 65 * MIB
+    ends = []
+    for key, size in enumerate([SLOT] * (slots + 1) + [SPARE + 1], -slots - 2):
+        arena.allocate(key, size * UNIT)
+        ends.append(arena.end_of(key) // UNIT)
+    assert sum(end <= APART + slots_taken(slots) for end in ends) >= slots
+    assert ends[-1] > slots_taken(slots) + WALL_BYTES // UNIT
+    ckplan.save(made.model, tmp_path / "made.onnx")
+    counters = measure(tmp_path / "made.onnx", runs=1, heap=False).counters
+    assert counters is not None
+    assert counters.steady is not None
+    assert made.footprint.held <= counters.steady.held <= made.footprint.held + 2**14
 
 
 def test_a_larger_first_region_and_placeholders_are_held_as_promised(tmp_path: Path) -> None:
