@@ -16,7 +16,7 @@ NO_BFLOAT16 = (
 _UNKNOWN = re.compile(r"(\S+?):(\w+)\(-?\d+\) is not a registered function/op")
 _ENDED = "it ends the process"
 _NEWER_IR = re.compile(r"max supported IR version: (\d+)")
-_NEWER_OPSET = re.compile(r"Opset \d+ is under development.* till opset (\d+)")
+_NEWER_OPSET = re.compile(r"it knows opsets of \S+ up to (\d+) only")
 _MISSING = re.compile(r"Could not find an implementation|Failed to find kernel|NOT_IMPLEMENTED", re.IGNORECASE)
 
 

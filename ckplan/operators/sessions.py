@@ -91,4 +91,8 @@ def clean(message: str) -> str:
     function = r"(\S+ )?onnxruntime::[\w:<>]+\([^()]*\) (const )?"
     text = re.sub(rf"/\S*onnxruntime/core/\S+:\d+ ({function})?", "", text)
     text = re.sub(r"^Load model from .*? failed:\s*", "", text)  # whoever tells it names the file; it may be a copy
-    return " ".join(text.split()).rstrip(".")
+    long_winded = (
+        r"ONNX Runtime only \*guarantees\* support .* Current official support for domain (\S+) is till opset (\d+)"
+    )
+    text = re.sub(long_winded, r"it knows opsets of \1 up to \2 only", " ".join(text.split()))
+    return text.rstrip(".")

@@ -167,6 +167,13 @@ def test_messages_lose_codes_and_source_paths_and_the_path_of_a_copy() -> None:
         "Unsupported model IR version: 14, max supported IR version: 13"
     )
     assert clean(text) == "Unsupported model IR version: 14, max supported IR version: 13"
+    text = (
+        "[ONNXRuntimeError] : 1 : FAIL : Load model from m.onnx failed:/src/onnxruntime/core/graph/model_load.h:56 "
+        "void onnxruntime::ValidateOpset(const int&) ONNX Runtime only *guarantees* support for models stamped with "
+        "official released onnx opset versions. Opset 28 is under development and support for this is limited. Current "
+        "official support for domain ai.onnx is till opset 26.\n"
+    )
+    assert clean(text) == "it knows opsets of ai.onnx up to 26 only"
 
 
 def test_the_callers_process_never_loads_onnxruntime(negation: Path) -> None:
