@@ -100,6 +100,8 @@ def _use_custom_ops(ctx: click.Context, param: click.Parameter, libraries: Seque
 
 _PATH = click.Path(path_type=Path)
 
+_DIM = "Size of a named dimension, such as batch=8. Repeatable."
+
 model_argument = click.argument("model", type=_PATH)
 
 force_option = click.option("-f", "--force", is_flag=True, help="Overwrite OUT if it exists.")
@@ -167,7 +169,7 @@ shape_options = _stack(_section(
     "Sizes",
     click.option(
         "--dim", "dims", multiple=True, metavar="NAME=N", callback=read_dims,
-        help="Size of a named dimension, such as batch=8. Repeatable.",
+        help=_DIM,
     ),
     click.option(
         "--shape", "shapes", multiple=True, metavar="INPUT=N,N,...", callback=read_shapes,
@@ -355,7 +357,7 @@ open_step_options = _stack(
         "Sizes",
         click.option(
             "--dim", "sizes", multiple=True, metavar="NAME=?|NAME=N", callback=read_open_dims,
-            help="Size of a named dimension, such as batch=8, or ? for the one to find. Repeatable.",
+            help=_DIM,
         ),
     ),
     custom_ops_option,
