@@ -122,6 +122,14 @@ def test_other_matrices_stay(made: np.ndarray) -> None:
     assert set(loaded(older(made))[0].graph.initializers) == {"onnx::MatMul_6"}
 
 
+def test_one_number_is_no_symmetric_matrix() -> None:
+    """As the slope of an `nn.PReLU()`, which the exporter gives the rank of what it is multiplied by."""
+    arrays, line = {"val_1": np.full((1, 1), 0.25, np.float32)}, "aten.prelu.default](args = (%x, %p_1_weight))"
+    model = exported("y = PRelu(x, val_1)", arrays, {"p_1_weight": ("PARAMETER", "1.weight")}, [line])
+    add_source(model, "val_1", "1.weight", "val_0")
+    assert set(ckplan.open_model(model, loss="mse").training.gradients) == {"val_1"}
+
+
 def test_what_has_a_name_of_its_own_stays() -> None:
     assert set(loaded(older(PARAMETER + PARAMETER.T, "a.w"))[0].graph.initializers) == {"a.w"}
 

@@ -184,6 +184,9 @@ WEIGHT = normal(7, 6, 4)
 NORMS = np.sqrt((WEIGHT * WEIGHT).sum(1, keepdims=True))
 CLASSIFIER = 'w = Div("a.w", "onnx::Div_9") t = Transpose <perm=[1,0]> (w) y = MatMul(x, t)'
 SUM = 'v = Add("a.w", "onnx::Add_9") t = Transpose <perm=[1,0]> (v) y = MatMul(x, t)'
+LENGTH = (
+    'n = ReduceL2<keepdims=0>("onnx::ReduceL2_9") w = Div("a.w", n) t = Transpose <perm=[1,0]> (w) y = MatMul(x, t)'
+)
 MIX = 's = Neg(x) a = Mul(x, "a.w") b = Mul(s, "onnx::Mul_9") y = Add(a, b)'
 
 
@@ -200,9 +203,10 @@ def older(nodes: str, weight: np.ndarray, made: np.ndarray, opset: int) -> onnx.
         (CLASSIFIER, WEIGHT, NORMS, 13),
         (CLASSIFIER, WEIGHT, NORMS, 18),
         (SUM, WEIGHT, WEIGHT * WEIGHT, 17),
+        (LENGTH, WEIGHT, WEIGHT.reshape(-1), 17),
         (MIX, np.float32(0.3), np.float32(0.7), 17),
     ],
-    ids=["norms", "norms-18", "squares", "mix"],
+    ids=["norms", "norms-18", "squares", "length", "mix"],
 )
 def test_what_the_older_exporter_folded_is_told_by_its_values(
     nodes: str, weight: np.ndarray, made: np.ndarray, opset: int
@@ -223,6 +227,7 @@ def test_what_the_older_exporter_folded_is_told_by_its_values(
     results = {
         CLASSIFIER: lambda: read @ (w / w.norm(dim=1, keepdim=True)).T,
         SUM: lambda: read @ (w + w * w).T,
+        LENGTH: lambda: read @ (w / w.norm()).T,
     }.get(nodes, lambda: w * read - (1 - w) * read)()
     torch.nn.functional.mse_loss(results, torch.from_numpy(target)).backward()
     np.testing.assert_allclose(found, w.grad.numpy(), rtol=1e-4, atol=1e-6)

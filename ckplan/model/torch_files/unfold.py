@@ -15,6 +15,7 @@ the product of the state is a bias, once for each sample.
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Sequence
 
@@ -151,6 +152,8 @@ def _of_named(graph: ir.Graph, opset: int) -> list[str]:
         near = [groups[shape][int(place)] for place in alike]
         if len(shape) > 1 and 1 in shape:  # a norm, perhaps
             near += [weight for other, group in groups.items() if _may_be_norm(other, shape) for weight in group]
+        reshaped_from = [other for other in groups if other != shape and math.prod(other) == math.prod(shape)]
+        near += [weight for other in reshaped_from for weight in groups[other] if _first(weight) == first]
         for weight in near:
             if weight is value or weight.dtype != value.dtype or weight.name not in graph.initializers:
                 continue
@@ -238,20 +241,30 @@ def _function_by_values(value: ir.Value, weight: ir.Value, opset: int) -> Functi
     Of one number there is but the other weight of a mean of two.
     """
     shape, result = static_shape(weight) or (), static_shape(value) or ()
+    if weight.const_value is None or value.const_value is None:
+        return None
     if shape == result:
         functions: Sequence[Function] = ELEMENTWISE
         if _is_one(value):
             functions = ELEMENTWISE[:1] if _weigh_two(value, weight) else ()
+    elif math.prod(shape) == math.prod(result):
+        moved = _is_much(weight) and _is_much(value) and not is_numbered(str(weight.name))
+        return _moved(weight.const_value.numpy(), value.const_value.numpy()) if moved else None
     else:
         functions = () if is_numbered(str(weight.name)) else reductions(shape, result, opset)
-    if not functions or weight.const_value is None or value.const_value is None:
+    if not functions:
         return None
     array, made = weight.const_value.numpy(), value.const_value.numpy()
     if np.array_equal(array, made):  # a weight that began as a copy of the other
         return None
     found = matching(array, made, functions)
-    many = array.size >= _FEWEST and is_unstructured(weight) and is_unstructured(value)
+    many = _is_much(weight) and _is_much(value)
     return found[0] if len(found) == 1 and (many or _is_one(value)) else None
+
+
+def _is_much(value: ir.Value) -> bool:
+    """Whether a tensor has enough numbers, of no formula, for them to tell what was computed of them."""
+    return value.const_value is not None and value.const_value.size >= _FEWEST and is_unstructured(value)
 
 
 def _is_one(value: ir.Value) -> bool:
