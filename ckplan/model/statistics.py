@@ -24,11 +24,14 @@ def separate_from_scales(model: ir.Model) -> tuple[str, ...]:
         Notes.
     """
     copies: dict[tuple[ir.Value, str], ir.Value] = {}
+    inseparable = []
     for node in model.graph:
         if not is_op(node, "BatchNormalization"):
             continue
         for index, kind in STATISTICS.items():
             shared = node.inputs[index] if index < len(node.inputs) else None
+            if shared is not None and shared.producer() is not None and shared in node.inputs[1:3]:
+                inseparable.append(f"'{node.name}'")
             if shared is None or not shared.is_initializer() or shared.const_value is None or not _has_others(shared):
                 continue
             copy = copies.get((shared, kind))
@@ -37,10 +40,20 @@ def separate_from_scales(model: ir.Model) -> tuple[str, ...]:
                 tensor = ir.Tensor(shared.const_value.numpy(), dtype=shared.const_value.dtype, name=name)
                 copy = copies[shared, kind] = add_initializer(model.graph, name, tensor)
             node.replace_input_with(index, copy)
-    if not copies:
-        return ()
-    listed = shortened([f"'{shared.name}'" for shared in dict.fromkeys(value for value, _ in copies)], 3)
-    return (f"{len(copies)} running statistic(s) that a tool merged with other tensors ({listed}) are apart again",)
+    notes = []
+    if copies:
+        listed = shortened([f"'{shared.name}'" for shared in dict.fromkeys(value for value, _ in copies)], 3)
+        notes.append(
+            f"{len(copies)} running statistic(s) that a tool merged with other tensors ({listed}) are apart again"
+        )
+    if inseparable:
+        listed = shortened(list(dict.fromkeys(inseparable)), 3)
+        notes.append(
+            f"BatchNormalization {listed}: one computed tensor is both a scale or shift and a running statistic, since "
+            "a tool merged them, and its gradient has a part through the statistic; hand in the file as it was before, "
+            "or one of ckplan.export"
+        )
+    return tuple(notes)
 
 
 def _has_others(value: ir.Value) -> bool:

@@ -52,3 +52,12 @@ def test_a_trained_scale_leaves_the_statistics_alone(tmp_path: Path) -> None:
 def test_statistics_that_nothing_else_reads_stay() -> None:
     names = NORMALISED.replace("ones, zeros, zeros, ones", "w, b, m, v")
     assert "statistic" not in loaded(parse(names, {name: np.abs(normal(0, 4)) for name in "wbmv"}))[1]
+
+
+def test_what_was_computed_of_merged_ones_is_told() -> None:
+    """As an instance norm repeats scale and variance for each sample."""
+    nodes = "r = Mul(ones, half) y = BatchNormalization(x, r, zeros, m, r)"
+    text = f'<ir_version: 10, opset_import: ["": 21]> g (float[3,4,2] x) => (float[3,4,2] y) {{ {nodes} }}'
+    arrays = {"half": np.full(4, 0.5, np.float32), "m": np.zeros(4, np.float32)}
+    notes = loaded(parse(text, MERGED | arrays))[1]
+    assert "one computed tensor is both a scale or shift and a running statistic" in notes
