@@ -4,7 +4,7 @@
 
 torch's exporters put a Where behind the softmax of each attention that has a mask, which
 `ckplan.autodiff.softmax_guards` takes away. Networks of transformers of two layers, 128 wide, four heads, a batch of
-two, with a mask for padding as an input where the exporter manages that. MiB of activations as promised, without a plan
+two; BERT and Llama with a mask for padding as an input. MiB of activations as promised, without a plan
 and by `memory`, with guards and without; processor time of a step without a plan on one thread, the least of all rounds
 in turns, as a ratio to that with guards.
 """
@@ -40,22 +40,27 @@ NETWORKS: Mapping[str, tuple[str, str, Mapping[str, Any]]] = {
 """By name: the classes of configuration and model in transformers, and options."""
 
 
-def export(name: str, tokens: int, dynamo: bool, path: Path) -> bool:
-    """Write a network with a mask of its tokens, or without one; whether the exporter did."""
+def network_of(name: str, tokens: int) -> tuple[Any, tuple[Any, ...]]:
+    """A network in evaluation mode, and ids for it, with a mask of its tokens where that is its second argument."""
     import torch
     import transformers
 
     config, model, options = NETWORKS[name]
     positions = "n_positions" if name == "gpt2" else "max_position_embeddings"
     made = getattr(transformers, config)(vocab_size=100, **{positions: tokens}, **options)
-    network = getattr(transformers, model)(made).eval()
     ids = torch.zeros(2, tokens, dtype=torch.long)
-    for given in ((ids, torch.ones_like(ids)), (ids,)):
-        names = ["ids", "mask"][: len(given)]
-        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(Exception):
-            warnings.simplefilter("ignore")
-            torch.onnx.export(network, given, path, input_names=names, dynamo=dynamo)
-            return True
+    return getattr(transformers, model)(made).eval(), (ids,) if name == "gpt2" else (ids, torch.ones_like(ids))
+
+
+def export(name: str, tokens: int, dynamo: bool, path: Path) -> bool:
+    """Write a network; whether the exporter did."""
+    import torch
+
+    network, given = network_of(name, tokens)
+    with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(Exception):
+        warnings.simplefilter("ignore")
+        torch.onnx.export(network, given, path, input_names=["ids", "mask"][: len(given)], dynamo=dynamo)
+        return True
     return False
 
 
