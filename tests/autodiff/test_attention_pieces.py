@@ -226,3 +226,25 @@ def test_a_dropout_keeps_its_attention_whole() -> None:
     training = build_training_graph(model, training=True, chunks=2)
     assert any("a Dropout in it draws one mask" in note for note in training.notes)
     assert {region.kind for region in training.regions} == {"loss"}
+
+
+@pytest.mark.parametrize("pieces", [2, 3, 4])
+def test_masks_are_computed_in_the_pieces(pieces: int) -> None:
+    """Of a table that the file fixes and a row of tokens for each member, there is no mask of queries and keys."""
+    seen = np.asarray([[True, True, True, False, True], [True, False, True, True, True]])
+    nodes = (
+        "s = MatMul(q, k) both = And(causal, seen) m = Where(both, zero, low) x = Add(s, m) "
+        "p = Softmax<axis=-1>(x) a = MatMul(p, v) b = Mul(a, a) loss = ReduceSum<keepdims=0>(b)"
+    )
+    shapes = SHAPES["a batch"]
+    arrays = {name: values(*shape, seed=seed) for seed, (name, shape) in enumerate(zip("qkv", shapes, strict=True))}
+    arrays |= {"causal": CAUSAL | (np.arange(KEYS) == 0), "zero": np.zeros(()), "low": LOW}
+    model = parse(f"g (bool[2, 1, 1, {KEYS}] seen) => (double[] loss) {{ {nodes} }}", **arrays)
+    feeds = {"seen": seen[:, None, None]}
+    cut, whole = (graph_of(model.clone(), chunks) for chunks in (f"attention={pieces}", "off"))
+    check_training_graph(whole, feeds)
+    expected, found = onnxruntime_run(whole.model, feeds), onnxruntime_run(cut.model, feeds)
+    for name, array in expected.items():
+        np.testing.assert_allclose(found[name], array, rtol=1e-11, atol=1e-12, err_msg=name)
+    shapes_made = [tuple(value.shape or ()) for node in cut.model.graph for value in node.outputs]
+    assert not [shape for shape in shapes_made if shape[-2:] == (QUERIES, KEYS)]

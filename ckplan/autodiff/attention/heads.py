@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Container
+from functools import partial
 
 import numpy as np
 import onnx_ir as ir
 
+from ckplan.autodiff.attention.masks import part_of_mask
 from ckplan.autodiff.attention.pattern import Attention
 from ckplan.autodiff.attention.replacement import emit_pieces, fill_body
 from ckplan.autodiff.builder import Builder
@@ -77,8 +79,17 @@ def _body(op: Builder, attention: Attention, group: tuple[int, ...]) -> ir.Graph
     inner = BodyBuilder(op, ir.Graph([*operands, *member], [], nodes=[], name=op.unique_name(f"{name}/heads")))
     parts: dict[ir.Value, ir.Value] = {}
     with inner.scope(name, "forward"):
+        places = [inner.reshape(number, (1,)) for number in member]
+
+        def cut(value: ir.Value) -> ir.Value:
+            return inner.Gather(value, places[0], axis=0)
+
         for mask in masks:
-            place = inner.reshape(member[0], (1,))
-            parts[mask] = inner.Gather(mask, place, axis=0)
+            part_of_mask(inner, mask, parts, partial(_has_members, rank=len(shape_of(mask))), cut)
     fill_body(inner, attention, operands, parts, lambda shape: (*group, *shape[-2:]))
     return inner.graph
+
+
+def _has_members(shape: tuple[int, ...], rank: int) -> bool:
+    """Whether a value of a shape is another for each member of the batch, as a mask of a rank is."""
+    return len(shape) == rank and shape[0] > 1

@@ -12,6 +12,7 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
+from ckplan.autodiff.attention.masks import part_of_mask
 from ckplan.autodiff.attention.pattern import Attention
 from ckplan.autodiff.attention.replacement import emit_pieces, fill_body
 from ckplan.autodiff.builder import Builder
@@ -48,9 +49,15 @@ def _body(op: Builder, attention: Attention, length: int) -> ir.Graph:
     with inner.scope(name, "forward"):
         first = inner.reshape(start, (1,))
         last = inner.Add(first, np.asarray([length], dtype=np.int64))
-        for value in attention.by_rows:
+
+        def cut(value: ir.Value) -> ir.Value:
             axis = np.asarray([len(shape_of(value)) - 2], dtype=np.int64)
-            parts[value] = cut = inner.emit("Slice", value, first, last, axis, _shape=rows_of(shape_of(value)))
-            cut.type = value.type
+            part: ir.Value = inner.emit("Slice", value, first, last, axis, _shape=rows_of(shape_of(value)))
+            part.type = value.type
+            return part
+
+        tokens = shape_of(queries)[-2]
+        for value in attention.by_rows:
+            part_of_mask(inner, value, parts, lambda shape: shape[-2:-1] == (tokens,), cut)
     fill_body(inner, attention, [chunk, keys, values], parts, rows_of)
     return inner.graph
