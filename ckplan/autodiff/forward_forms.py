@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 import onnx_ir as ir
 
+from ckplan.autodiff.attention.operator import write_out_attentions
 from ckplan.autodiff.attention.pieces import chunk_attentions
 from ckplan.autodiff.batch_statistics import outline_batch_statistics
 from ckplan.autodiff.builder import Builder
@@ -78,6 +79,7 @@ def prepare_forward(
         UsageError: pieces are asked for, and there is nothing that could go into any.
     """
     held = {*wanted, *targets}
+    write_out_attentions(op, held)
     drop_idle_masks(op, held.union(left_out))
     drop_softmax_guards(op, held.union(left_out))
     pad_in_convolutions(op, held)

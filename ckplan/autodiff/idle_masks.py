@@ -32,14 +32,21 @@ def drop_idle_masks(op: Builder, held: Container[ir.Value]) -> None:
             continue
         for other, mask in (node.inputs, node.inputs[::-1]):
             assert other is not None
-            if shape_of(other) == shape_of(node.outputs[0]) and _is_zero(op, mask, held, _MOST_STEPS):
+            if shape_of(other) == shape_of(node.outputs[0]) and is_zero(op, mask, held):
                 node.outputs[0].replace_all_uses_with(other)
                 op.graph.remove(node, safe=True)
                 break
 
 
-def _is_zero(op: Builder, value: ir.Value | None, held: Container[ir.Value], steps: int) -> bool:
-    """Whether all elements of a value are zeros that the file fixes."""
+def is_zero(op: Builder, value: ir.Value | None, held: Container[ir.Value], steps: int = _MOST_STEPS) -> bool:
+    """Whether all elements of a value are zeros that the file fixes.
+
+    Args:
+        op: builder of the forward graph.
+        value: what may be zero; None is not.
+        held: parameters, which may be zeros for now.
+        steps: how many nodes may lie between the numbers that are chosen from and the value.
+    """
     if value is None or value in held:
         return False
     known = op.constant_of(value)
@@ -52,5 +59,5 @@ def _is_zero(op: Builder, value: ir.Value | None, held: Container[ir.Value], ste
         chosen = op.constant_of(node.inputs[0])
         if chosen is None or chosen.any() != chosen.all():
             return False
-        return _is_zero(op, node.inputs[1 if chosen.all() else 2], held, steps - 1)
-    return node.op_type in _VIEWS and _is_zero(op, node.inputs[0], held, steps - 1)
+        return is_zero(op, node.inputs[1 if chosen.all() else 2], held, steps - 1)
+    return node.op_type in _VIEWS and is_zero(op, node.inputs[0], held, steps - 1)

@@ -1,8 +1,9 @@
 """Softmaxes of attention without what exporters put behind them for rows of which a mask leaves nothing.
 
-Such a row is 0 / 0, and torch's exporters write a Where behind each softmax that puts zeros there. For what is known of
-a row beforehand, that is a tensor of truth values and another one of numbers in each layer, queries by keys, and
-onnxruntime's Where works in two more; its gradient is a Where again.
+Such a row is 0 / 0, and torch's exporters write a Where behind each softmax that puts zeros there, where it is not a
+number; so does the definition of Attention, by a truth value for each row. For what is known of a row beforehand, that
+is another tensor of queries by keys in each layer, and onnxruntime's Where works in two more; its gradient is a Where
+again.
 
 A row cannot be 0 / 0 if no score is minus infinity, and masks of the lowest finite number make none: e to the power of
 a sum with it is 0 as well. Behind those the Where does nothing, and goes. Where a mask has minus infinity, the lowest
@@ -22,10 +23,12 @@ import onnx_ir as ir
 
 from ckplan.autodiff.builder import Builder
 from ckplan.autodiff.formulas import is_private
+from ckplan.autodiff.idle_masks import is_zero
 from ckplan.autodiff.paths import depends, discard
 from ckplan.autodiff.reading import attr_int, dtype_of, is_floating, required_input, shape_of
 from ckplan.keys import PHASE
 from ckplan.model.rewiring import put_behind
+from ckplan.operators.matching import is_op
 
 _PRODUCTS = frozenset({"Conv", "Einsum", "Gemm", "MatMul"})
 _BOUNDED = frozenset({"Sigmoid", "Softmax", "Tanh"})
@@ -54,6 +57,28 @@ class _Mask:
     left: ir.Value | None
 
 
+@dataclass(frozen=True)
+class _Guard:
+    """What puts zeros into rows of a softmax.
+
+    Attributes:
+        where: the Where.
+        nodes: it, and all between it and the softmax; readers stand before what they read.
+        empty: a truth value for each row, of which nothing is left; None where it asks what is not a number.
+    """
+
+    where: ir.Node
+    nodes: tuple[ir.Node, ...]
+    empty: ir.Value | None
+
+    def left(self, op: Builder) -> ir.Value | None:
+        """1 for each row of which something is left, 0 for others, as a guard says that has a truth value for each."""
+        if self.empty is None:
+            return None
+        with op.scope(str(self.where.name), "forward", before=self.where):
+            return op.Cast(op.Not(self.empty), to=self.where.outputs[0].dtype)
+
+
 def drop_softmax_guards(op: Builder, held: Container[ir.Value]) -> None:
     """Let what reads a guarded softmax read the softmax, where no row of it can be 0 / 0, or can be made so.
 
@@ -62,33 +87,45 @@ def drop_softmax_guards(op: Builder, held: Container[ir.Value]) -> None:
         held: values that gradients are asked for, or that are differentiated; they stay what they are.
     """
     masks: dict[ir.Value, _Mask] = {}
-    for softmax in [node for node in op.graph if node.op_type == "Softmax" and not node.domain]:
-        found = _guard(op, softmax, held)
-        if found is None:
+    for softmax in [node for node in op.graph if is_op(node, "Softmax")]:
+        guard = _guard(op, softmax, held)
+        if guard is None:
             continue
-        asks, guard = found
-        if not _is_finite(op, required_input(softmax, 0), _MOST_STEPS):
-            products = _products(guard.outputs[0], held)
-            mask = _masked(op, softmax, masks, held) if products else None
-            if mask is None:
-                continue
-            _put_zeros(op, products, mask)
-        guard.outputs[0].replace_all_uses_with(softmax.outputs[0])
-        discard(op.graph, [guard, asks])
+        products = _products(guard.where.outputs[0], held)
+        finite = _is_finite(op, required_input(softmax, 0), _MOST_STEPS)
+        if not products and not (finite and guard.empty is None):
+            continue
+        mask = None if finite else _masked(op, softmax, masks, held)
+        if not finite and mask is None:
+            continue
+        left = guard.left(op) if mask is None or guard.empty is not None else mask.left
+        _put_zeros(op, products, left)
+        guard.where.outputs[0].replace_all_uses_with(softmax.outputs[0])
+        discard(op.graph, guard.nodes)
 
 
-def _guard(op: Builder, softmax: ir.Node, held: Container[ir.Value]) -> tuple[ir.Node, ir.Node] | None:
-    """The IsNaN and the Where that put zeros in the place of what is not a number, if nobody else reads the softmax."""
+def _guard(op: Builder, softmax: ir.Node, held: Container[ir.Value]) -> _Guard | None:
+    """What puts zeros into rows of a softmax, if nobody else reads it, and nothing else than rows needs these zeros."""
     y = softmax.outputs[0]
+    if attr_int(softmax, "axis", -1) not in (-1, len(shape_of(y)) - 1):
+        return None
     readers = {use.node.op_type: use.node for use in y.uses()}
-    if readers.keys() != {"IsNaN", "Where"} or attr_int(softmax, "axis", -1) not in (-1, len(shape_of(y)) - 1):
+    guard = readers.get("Where")
+    if guard is None or guard.inputs[2] is not y or guard.inputs[1] in held:
         return None
-    asks, guard = readers["IsNaN"], readers["Where"]
-    zeros, result = op.constant_of(guard.inputs[1]), guard.outputs[0]
-    if zeros is None or zeros.any() or guard.inputs[0] is not asks.outputs[0] or guard.inputs[2] is not y:
+    condition, result = guard.inputs[0], guard.outputs[0]
+    if condition is None or not is_zero(op, guard.inputs[1], held) or shape_of(result) != shape_of(y):
         return None
-    known = result in held or result.is_graph_output() or shape_of(result) != shape_of(y)
-    return (asks, guard) if not known and is_private({softmax, asks, guard}, guard, held) else None
+    asks = readers.get("IsNaN")
+    if asks is not None and asks.outputs[0] is not condition:
+        return None
+    if asks is None and shape_of(condition)[-1:] != (1,):
+        return None
+    nodes = [guard] if asks is None else [guard, asks]
+    known = result in held or result.is_graph_output() or len(readers) > (1 if asks is None else 2)
+    if known or not is_private({softmax, *nodes}, guard, held):
+        return None
+    return _Guard(guard, tuple(nodes), None if asks is not None else condition)
 
 
 def _is_finite(op: Builder, value: ir.Value | None, steps: int) -> bool:
@@ -132,7 +169,7 @@ def _holds_numbers(array: np.ndarray) -> bool:
 def _masked(op: Builder, softmax: ir.Node, masks: dict[ir.Value, _Mask], held: Container[ir.Value]) -> _Mask | None:
     """Let a softmax read scores behind a mask without minus infinity, if scores and a mask are added before it."""
     node = required_input(softmax, 0).producer()
-    if node is None or node.op_type != "Add" or node.domain or node.outputs[0].dtype not in _WIDE:
+    if not is_op(node, "Add") or node.outputs[0].dtype not in _WIDE:
         return None
     for place, scores in ((1, node.inputs[0]), (0, node.inputs[1])):
         mask = required_input(node, place)
@@ -141,6 +178,8 @@ def _masked(op: Builder, softmax: ir.Node, masks: dict[ir.Value, _Mask], held: C
                 masks[mask] = _finite_mask(op, mask)
             with op.scope(str(node.name), "forward", before=softmax):
                 softmax.replace_input_with(0, op.Add(scores, masks[mask].finite))
+            if not node.outputs[0].uses() and not node.outputs[0].is_graph_output():
+                op.graph.remove(node, safe=True)  # nobody but the softmax is to read the scores
             return masks[mask]
     return None
 
@@ -167,24 +206,24 @@ def _products(value: ir.Value, held: Container[ir.Value]) -> list[ir.Node]:
     products: list[ir.Node] = []
     for use in value.uses():
         node = use.node
-        if node.op_type == "Dropout" and not node.domain and use.idx == 0 and not node.outputs[0].is_graph_output():
+        if is_op(node, "Dropout") and use.idx == 0 and not node.outputs[0].is_graph_output():
             behind = _products(node.outputs[0], held)
             if not behind:
                 return []
             products += behind
-        elif node.op_type == "MatMul" and not node.domain and use.idx == 0 and node.outputs[0] not in held:
+        elif is_op(node, "MatMul") and use.idx == 0 and node.outputs[0] not in held:
             products.append(node)
         else:
             return []
     return products
 
 
-def _put_zeros(op: Builder, products: list[ir.Node], mask: _Mask) -> None:
-    """Multiply what products make by 0 in the rows of which the mask leaves nothing."""
-    if mask.left is None:
+def _put_zeros(op: Builder, products: list[ir.Node], left: ir.Value | None) -> None:
+    """Multiply what products make by 0 in the rows of which nothing is left."""
+    if left is None:
         return
     for node in products:
         name = op.unique_name(f"{node.name}/left")
-        factor = ir.node("Mul", [node.outputs[0], mask.left], name=name, metadata_props={PHASE: "forward"})
+        factor = ir.node("Mul", [node.outputs[0], left], name=name, metadata_props={PHASE: "forward"})
         put_behind(node, factor, "attended")
         op.infer(factor)

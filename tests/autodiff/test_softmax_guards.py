@@ -67,6 +67,41 @@ def test_no_guard_is_left_and_every_number_stays(seen, low):
     assert not guards(trained(attention(CHOICE, **chosen(seen, low))))
 
 
+def test_attention_behind_a_mask_of_minus_infinity_goes_in_pieces():
+    model = attention(CHOICE, **chosen(NONE_LEFT, -np.inf))
+    whole, cut = (build_training_graph(model.clone(), wrt=["q", "k", "v"], chunks=n) for n in ("off", "attention=2"))
+    assert [node.op_type for node in cut.model.graph].count("Scan") == 2
+    expected, found = onnxruntime_run(whole.model), onnxruntime_run(cut.model)
+    for name, array in expected.items():
+        np.testing.assert_allclose(found[name], array, rtol=1e-5, atol=1e-6, err_msg=name)
+
+
+@pytest.mark.parametrize("seen", [SEEN, NONE_LEFT], ids=["a key for each query", "a query without keys"])
+def test_attention_as_one_node_is_as_if_it_were_written_out(seen):
+    """Its definition has a guard, too, by a truth value for each row."""
+    numbers = {"q": values(2, 3, 4, 2), "k": values(2, 3, 5, 2, seed=1), "v": values(*VALUES, seed=2)}
+    arrays = {name: array.astype(np.float32) for name, array in {**numbers, "out": values(3, 2, seed=4)}.items()}
+    proto = onnx.parser.parse_model(
+        '<ir_version: 11, opset_import: ["": 23]> g (bool[2, 1, 4, 5] seen) => (float[] loss) {'
+        "o = Attention(q, k, v, seen) b = MatMul(o, out) c = Mul(b, b) loss = ReduceSum<keepdims=0>(c) }"
+    )
+    proto.graph.initializer.extend(onnx.numpy_helper.from_array(array, name) for name, array in arrays.items())
+    model, feeds = infer(proto), {"seen": seen}
+    whole, cut = (build_training_graph(model.clone(), wrt=["q", "k", "v"], chunks=n) for n in ("off", "attention=2"))
+    of_keys = [[n.op_type for n in made.model.graph if _makes(n, (2, 3, 4, 5))] for made in (whole, cut)]
+    assert "Where" not in of_keys[0]
+    assert not of_keys[1]
+    expected, found = onnxruntime_run(whole.model, feeds), onnxruntime_run(cut.model, feeds)
+    np.testing.assert_allclose(expected[whole.loss], onnxruntime_run(model, feeds)["loss"], rtol=1e-6)
+    check_training_graph(whole, feeds, rtol=2e-3)
+    for name, array in expected.items():
+        np.testing.assert_allclose(found[name], array, rtol=1e-5, atol=1e-6, err_msg=name)
+
+
+def _makes(node: ir.Node, shape: tuple[int, ...]) -> bool:
+    return any(value.shape is not None and tuple(value.shape) == shape for value in node.outputs)
+
+
 def test_a_mask_that_the_file_fixes_and_that_leaves_something_of_each_row_costs_nothing():
     fixed = np.where(SEEN, 0.0, -np.inf)
     training = trained(attention("", m=fixed))
