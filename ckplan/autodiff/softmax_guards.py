@@ -15,46 +15,23 @@ In one thing this differs from the file: where scores overflow, not-a-number sta
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+from collections.abc import Container
 from dataclasses import dataclass
 
-import numpy as np
 import onnx_ir as ir
 
 from ckplan.autodiff.builder import Builder
+from ckplan.autodiff.finite_masks import Mask, finite_mask, is_finite
 from ckplan.autodiff.formulas import is_private
 from ckplan.autodiff.idle_masks import is_zero
 from ckplan.autodiff.paths import depends, discard
-from ckplan.autodiff.reading import attr_int, dtype_of, is_floating, required_input, shape_of
+from ckplan.autodiff.reading import attr_int, required_input, shape_of
 from ckplan.keys import PHASE
 from ckplan.model.rewiring import put_behind
 from ckplan.operators.matching import is_op
 
-_PRODUCTS = frozenset({"Conv", "Einsum", "Gemm", "MatMul"})
-_BOUNDED = frozenset({"Sigmoid", "Softmax", "Tanh"})
-_OF_ALL = frozenset({"Add", "Mul", "Neg", "Sub"})
-"""Operators whose results are finite if all that they read is, but for an overflow."""
-_OF_FIRST = frozenset(
-    {"Cast", "Expand", "Gather", "GatherND", "Identity", "Reshape", "Slice", "Squeeze", "Transpose", "Unsqueeze"}
-)
-"""Operators that move what they read first."""
-_MOST_STEPS = 12
-"""Nodes between a mask and a softmax, at most."""
 _WIDE = frozenset({ir.DataType.FLOAT, ir.DataType.DOUBLE})
 """Types in which the lowest number and a score make no infinite one."""
-
-
-@dataclass(frozen=True)
-class _Mask:
-    """A mask that is added to scores.
-
-    Attributes:
-        finite: the mask with the lowest number in the place of minus infinity.
-        left: 1 for each row of which something is left, 0 for others; None where something is left of every row.
-    """
-
-    finite: ir.Value
-    left: ir.Value | None
 
 
 @dataclass(frozen=True)
@@ -86,13 +63,13 @@ def drop_softmax_guards(op: Builder, held: Container[ir.Value]) -> None:
         op: builder of the forward graph.
         held: values that gradients are asked for, or that are differentiated; they stay what they are.
     """
-    masks: dict[ir.Value, _Mask] = {}
+    masks: dict[ir.Value, Mask] = {}
     for softmax in [node for node in op.graph if is_op(node, "Softmax")]:
         guard = _guard(op, softmax, held)
         if guard is None:
             continue
         products = _products(guard.where.outputs[0], held)
-        finite = _is_finite(op, required_input(softmax, 0), _MOST_STEPS)
+        finite = is_finite(op, required_input(softmax, 0))
         if not products and not (finite and guard.empty is None):
             continue
         mask = None if finite else _masked(op, softmax, masks, held)
@@ -128,77 +105,22 @@ def _guard(op: Builder, softmax: ir.Node, held: Container[ir.Value]) -> _Guard |
     return _Guard(guard, tuple(nodes), None if asks is not None else condition)
 
 
-def _is_finite(op: Builder, value: ir.Value | None, steps: int) -> bool:
-    """Whether no element of a value is infinite or not a number, as far as nothing overflows on the way."""
-    if value is None:
-        return True
-    if value.const_value is not None and not value.is_graph_input():
-        return _holds_numbers(value.const_value.numpy())
-    node = value.producer()
-    if node is None or node.domain or not steps:
-        return False
-    if node.op_type in _PRODUCTS | _BOUNDED:
-        return True
-    read = [operand for operand in _finite_because_of(op, node) if operand is not None]
-    return bool(read) and all(not is_floating(operand) or _is_finite(op, operand, steps - 1) for operand in read)
-
-
-def _finite_because_of(op: Builder, node: ir.Node) -> Sequence[ir.Value | None]:
-    """Which of a node's inputs are to be finite for its result to be; none where that does not tell."""
-    if node.op_type in _OF_ALL:
-        return node.inputs
-    if node.op_type in _OF_FIRST:
-        return node.inputs[:1]
-    if node.op_type == "Where":
-        return node.inputs[1:]
-    divisor = op.constant_of(node.inputs[1]) if node.op_type == "Div" else None
-    return node.inputs[:1] if divisor is not None and divisor.all() else ()
-
-
-def _holds_numbers(array: np.ndarray) -> bool:
-    """Whether all elements are finite, and a score that is added makes none infinite.
-
-    The lowest number in half precision takes a score of -16 to get there, that in single precision one of -1e31.
-    """
-    if not np.issubdtype(array.dtype, np.floating):
-        return True
-    half = array.dtype == np.float16
-    return bool(np.all(np.abs(array) <= np.finfo(array.dtype).max / (2 if half else 1)))
-
-
-def _masked(op: Builder, softmax: ir.Node, masks: dict[ir.Value, _Mask], held: Container[ir.Value]) -> _Mask | None:
+def _masked(op: Builder, softmax: ir.Node, masks: dict[ir.Value, Mask], held: Container[ir.Value]) -> Mask | None:
     """Let a softmax read scores behind a mask without minus infinity, if scores and a mask are added before it."""
     node = required_input(softmax, 0).producer()
     if not is_op(node, "Add") or node.outputs[0].dtype not in _WIDE:
         return None
     for place, scores in ((1, node.inputs[0]), (0, node.inputs[1])):
         mask = required_input(node, place)
-        if _is_finite(op, scores, _MOST_STEPS) and not depends(mask, held):
+        if is_finite(op, scores) and not depends(mask, held):
             if mask not in masks:
-                masks[mask] = _finite_mask(op, mask)
+                masks[mask] = finite_mask(op, mask)
             with op.scope(str(node.name), "forward", before=softmax):
                 softmax.replace_input_with(0, op.Add(scores, masks[mask].finite))
             if not node.outputs[0].uses() and not node.outputs[0].is_graph_output():
                 op.graph.remove(node, safe=True)  # nobody but the softmax is to read the scores
             return masks[mask]
     return None
-
-
-def _finite_mask(op: Builder, mask: ir.Value) -> _Mask:
-    """The mask without minus infinity, made before the first node that reads it."""
-    lowest = np.finfo(dtype_of(mask)).min
-    known = op.constant_of(mask)
-    if known is not None:
-        some = np.asarray((known > -np.inf).any(axis=-1, keepdims=True))
-        return _Mask(
-            op.constant(np.maximum(known, lowest)), None if some.all() else op.constant(some.astype(known.dtype))
-        )
-    readers = {use.node for use in mask.uses()}
-    first = next(node for node in op.graph if node in readers)
-    with op.scope(f"{mask.name}/finite", "forward", before=first):
-        largest = op.ReduceMax(mask, np.asarray([-1], dtype=np.int64), keepdims=1)
-        left = op.Cast(op.Greater(largest, float("-inf")), to=mask.dtype)
-        return _Mask(op.Max(mask, float(lowest)), left)
 
 
 def _products(value: ir.Value, held: Container[ir.Value]) -> list[ir.Node]:

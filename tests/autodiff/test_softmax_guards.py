@@ -63,8 +63,9 @@ def trained(model: ir.Model, feeds: dict[str, np.ndarray] | None = None) -> Trai
     [(SEEN, LOWEST), (SEEN, -np.inf), (NONE_LEFT, -np.inf)],
     ids=["lowest number", "infinite", "nothing left of a row"],
 )
-def test_no_guard_is_left_and_every_number_stays(seen, low):
-    assert not guards(trained(attention(CHOICE, **chosen(seen, low))))
+@pytest.mark.parametrize("mask", [CHOICE, "hidden = Not(seen) m = Where(hidden, low, zero)"], ids=["seen", "hidden"])
+def test_no_guard_is_left_and_every_number_stays(mask, seen, low):
+    assert not guards(trained(attention(mask, **chosen(seen, low))))
 
 
 def test_attention_behind_a_mask_of_minus_infinity_goes_in_pieces():
