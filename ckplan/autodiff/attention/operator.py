@@ -25,13 +25,14 @@ def write_out_attentions(op: Builder, held: Collection[ir.Value]) -> None:
         op: builder of the forward graph.
         held: values that gradients are asked for, or that are differentiated.
     """
-    op.wanted = held  # none of them is a constant
+    before, op.wanted = op.wanted, held  # none of them is a constant
     for node in [node for node in op.graph if is_op(node, "Attention")]:
         if depends(node.outputs[0], held):
             known = set(node.outputs)
             for made in inline_function(op, node):
                 if known.isdisjoint(made.outputs):
                     _leave_out(op, made)
+    op.wanted = before
 
 
 def _leave_out(op: Builder, node: ir.Node) -> None:
