@@ -88,7 +88,7 @@ def tell_whole(step: Step, peak: int) -> list[str]:
     regions = sorted(left_whole(step, peak), key=lambda region: -region.bytes)
     if not regions:
         return []
-    more = f" and {len(regions) - 1} more" if len(regions) > 1 else ""
+    more = f" and {len(regions) - 1} more are" if len(regions) > 1 else " is"
     largest = f"'{regions[0].tensor}' of {format_bytes(regions[0].bytes)}"
     said = [f"{largest}{more} made whole: --chunks auto lets a plan make such tensors in pieces"]
     notes(said)
