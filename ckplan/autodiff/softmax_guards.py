@@ -48,10 +48,10 @@ class _Guard:
     nodes: tuple[ir.Node, ...]
     empty: ir.Value | None
 
-    def left(self, op: Builder) -> ir.Value | None:
-        """1 for each row of which something is left, 0 for others, as a guard says that has a truth value for each."""
+    def left(self, op: Builder, mask: Mask | None) -> ir.Value | None:
+        """1 for each row of which something is left, 0 for others, as it says itself, or a mask; None: of every row."""
         if self.empty is None:
-            return None
+            return None if mask is None else mask.left
         with op.scope(str(self.where.name), "forward", before=self.where):
             return op.Cast(op.Not(self.empty), to=self.where.outputs[0].dtype)
 
@@ -75,8 +75,7 @@ def drop_softmax_guards(op: Builder, held: Container[ir.Value]) -> None:
         mask = None if finite else _masked(op, softmax, masks, held)
         if not finite and mask is None:
             continue
-        left = guard.left(op) if mask is None or guard.empty is not None else mask.left
-        _put_zeros(op, products, left)
+        _put_zeros(op, products, guard.left(op, mask))
         guard.where.outputs[0].replace_all_uses_with(softmax.outputs[0])
         discard(op.graph, guard.nodes)
 
@@ -88,7 +87,7 @@ def _guard(op: Builder, softmax: ir.Node, held: Container[ir.Value]) -> _Guard |
         return None
     readers = {use.node.op_type: use.node for use in y.uses()}
     guard = readers.get("Where")
-    if guard is None or guard.inputs[2] is not y or guard.inputs[1] in held:
+    if guard is None or guard.inputs[2] is not y:
         return None
     condition, result = guard.inputs[0], guard.outputs[0]
     if condition is None or not is_zero(op, guard.inputs[1], held) or shape_of(result) != shape_of(y):
@@ -99,8 +98,7 @@ def _guard(op: Builder, softmax: ir.Node, held: Container[ir.Value]) -> _Guard |
     if asks is None and shape_of(condition)[-1:] != (1,):
         return None
     nodes = [guard] if asks is None else [guard, asks]
-    known = result in held or result.is_graph_output() or len(readers) > (1 if asks is None else 2)
-    if known or not is_private({softmax, *nodes}, guard, held):
+    if result in held or result.is_graph_output() or not is_private({softmax, *nodes}, guard, held):
         return None
     return _Guard(guard, tuple(nodes), None if asks is not None else condition)
 

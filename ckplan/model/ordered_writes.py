@@ -18,6 +18,7 @@ from ckplan.model.infer import static_shape
 from ckplan.model.mask_rewriting import Mask, Rewriting, mask_of
 from ckplan.model.node_reads import fixed_integers, input_of
 from ckplan.model.rewiring import put_in_place
+from ckplan.operators.matching import made_by
 
 
 def look_up_in_order(rewriting: Rewriting) -> int:
@@ -39,8 +40,8 @@ def _mask_of_places(node: ir.Node) -> ir.Value | None:
     """The mask in whose places a ScatterND writes single elements; None of other nodes."""
     if node.op_type != "ScatterND" or node.domain or node.attributes.get_string("reduction", "none") != "none":
         return None
-    turned = _made_by("Transpose", input_of(node, 1))
-    found = None if turned is None else _made_by("NonZero", turned.inputs[0])
+    turned = made_by(input_of(node, 1), "Transpose")
+    found = None if turned is None else made_by(turned.inputs[0], "NonZero")
     mask, data = None if found is None else found.inputs[0], node.inputs[0]
     if mask is None or data is None or not static_shape(mask) or static_shape(mask) != static_shape(data):
         return None
@@ -49,17 +50,12 @@ def _mask_of_places(node: ir.Node) -> ir.Value | None:
 
 def _written(node: ir.Node) -> ir.Value | None:
     """The vector of a fixed size of which a ScatterND writes the first elements; None if it writes something else."""
-    cut = _made_by("Slice", input_of(node, 2))
+    cut = made_by(input_of(node, 2), "Slice")
     if cut is None or fixed_integers(cut, 1) != [0] or (input_of(cut, 4) is not None and fixed_integers(cut, 4) != [1]):
         return None
     source = cut.inputs[0]
     sizes = None if source is None else static_shape(source)
     return source if sizes is not None and len(sizes) == 1 and 0 not in sizes else None
-
-
-def _made_by(op_type: str, value: ir.Value | None) -> ir.Node | None:
-    node = None if value is None else value.producer()
-    return node if node is not None and node.op_type == op_type and not node.domain else None
 
 
 def _look_up(rewriting: Rewriting, node: ir.Node, whole: ir.Value, source: ir.Value) -> None:

@@ -13,3 +13,9 @@ def is_op(node: ir.Node | None, op_types: str | Container[str]) -> TypeGuard[ir.
     if node is None or node.domain:
         return False
     return node.op_type == op_types if isinstance(op_types, str) else node.op_type in op_types
+
+
+def made_by(value: ir.Value | None, op_types: str | Container[str]) -> ir.Node | None:
+    """The node that makes a value, if there is one and it is of such an operator; see `is_op`."""
+    node = None if value is None else value.producer()
+    return node if is_op(node, op_types) else None

@@ -16,7 +16,7 @@ import onnx_ir as ir
 
 from ckplan.model.constants import unused_name
 from ckplan.model.torch_files.default_exporter import folded_from, is_unstructured
-from ckplan.model.torch_files.functions import Array, add_parameter
+from ckplan.model.torch_files.functions import Array, add_parameter, array_of, make_instead
 
 _CONCATENATED = re.compile(r"cat(_\d+)?")
 
@@ -49,7 +49,7 @@ def put_concat(graph: ir.Graph, value: ir.Value, sources: Sequence[ir.Value]) ->
     """
     if not is_concatenated(value) or not all(map(is_unstructured, sources)):
         return False
-    array = _array(value)
+    array = array_of(value)
     for axis in range(array.ndim):
         parts = [part for source in sources for part in _places(array, axis, source)]
         parts.sort(key=lambda part: part.start)
@@ -60,14 +60,9 @@ def put_concat(graph: ir.Graph, value: ir.Value, sources: Sequence[ir.Value]) ->
     return False
 
 
-def _array(value: ir.Value) -> Array:
-    assert value.const_value is not None  # of an initializer
-    return np.asarray(value.const_value.numpy())
-
-
 def _places(array: Array, axis: int, source: ir.Value) -> list[_Part]:
     """Where a source stands along an axis of an array."""
-    block, found = _array(source), []
+    block, found = array_of(source), []
     if block.dtype != array.dtype:
         return []
     for turned in (False, True) if block.ndim == 2 else (False,):
@@ -82,7 +77,7 @@ def _places(array: Array, axis: int, source: ir.Value) -> list[_Part]:
 
 
 def _put(graph: ir.Graph, value: ir.Value, axis: int, parts: list[_Part]) -> None:
-    name, array, first = str(value.name), _array(value), graph[0]
+    name, array, first = str(value.name), array_of(value), graph[0]
     operands: list[ir.Value] = []
     ends = [0, *(part.stop for part in parts)]
     for end, part in zip(ends, [*parts, None], strict=True):
@@ -96,8 +91,4 @@ def _put(graph: ir.Graph, value: ir.Value, axis: int, parts: list[_Part]) -> Non
             operands.append(turn.outputs[0])
         elif part is not None:
             operands.append(part.source)
-    del graph.initializers[name]
-    node = ir.node("Concat", operands, {"axis": axis}, name=name)
-    node.outputs[0].name, node.outputs[0].type, node.outputs[0].shape = name, value.type, value.shape
-    graph.insert_before(first, node)
-    value.replace_all_uses_with(node.outputs[0])
+    make_instead(graph, value, ir.node("Concat", operands, {"axis": axis}), before=first)

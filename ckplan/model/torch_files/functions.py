@@ -191,6 +191,29 @@ def add_parameter(graph: ir.Graph, value: ir.Value, suffix: str, array: Array) -
     return parameter
 
 
+def array_of(value: ir.Value) -> Array:
+    """The numbers of an initializer."""
+    assert value.const_value is not None
+    return np.asarray(value.const_value.numpy())
+
+
+def make_instead(graph: ir.Graph, value: ir.Value, node: ir.Node, before: ir.Node | None = None) -> None:
+    """Put a node in the place of an initializer that holds what the node makes, under its name.
+
+    Args:
+        graph: in whose initializers the value is.
+        value: the initializer.
+        node: in no graph, with one output.
+        before: where it goes; left out, before all other nodes.
+    """
+    name, result = str(value.name), node.outputs[0]
+    graph.initializers.pop(name)
+    node.name = result.name = name
+    result.type, result.shape = value.type, value.shape
+    graph.insert_before(before or graph[0], node)
+    value.replace_all_uses_with(result)
+
+
 def compute(graph: ir.Graph, value: ir.Value, source: ir.Value, function: Function) -> None:
     """Put nodes that compute it of another tensor in the place of an initializer, before all other nodes."""
     assert value.name is not None

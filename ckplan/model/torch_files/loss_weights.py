@@ -11,6 +11,7 @@ import onnx_ir as ir
 
 from ckplan import keys
 from ckplan.model.torch_files.old_exporter import scope_of
+from ckplan.operators.matching import made_by
 
 _BUFFERS = ("weight", "pos_weight")
 
@@ -24,7 +25,7 @@ def freeze_loss_weights(model: ir.Model) -> tuple[str, ...]:
     if model.producer_name != "pytorch":
         return ()
     for node in model.graph:
-        total = _producer(node.inputs[0], "Add") if node.op_type == "Neg" else None
+        total = made_by(node.inputs[0], "Add") if node.op_type == "Neg" else None
         terms = [] if total is None else [_products(term) for term in total.inputs]
         if not terms or not all(map(_has_logarithm, terms)):
             continue
@@ -36,16 +37,11 @@ def freeze_loss_weights(model: ir.Model) -> tuple[str, ...]:
     return ()
 
 
-def _producer(value: ir.Value | None, op_type: str) -> ir.Node | None:
-    node = None if value is None else value.producer()
-    return node if node is not None and node.op_type == op_type and not node.domain else None
-
-
 def _products(value: ir.Value | None) -> list[ir.Node]:
     """The products that make a value, one of the other."""
-    node = _producer(value, "Mul")
+    node = made_by(value, "Mul")
     return [] if node is None else [node, *(one for read in node.inputs for one in _products(read))]
 
 
 def _has_logarithm(products: list[ir.Node]) -> bool:
-    return any(_producer(value, "Log") is not None for product in products for value in product.inputs)
+    return any(made_by(value, "Log") is not None for product in products for value in product.inputs)

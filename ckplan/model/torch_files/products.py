@@ -14,7 +14,7 @@ import onnx_ir as ir
 
 from ckplan.model.infer import static_shape
 from ckplan.model.torch_files.default_exporter import is_product_name
-from ckplan.model.torch_files.functions import Array, add_parameter
+from ckplan.model.torch_files.functions import Array, add_parameter, array_of, make_instead
 from ckplan.model.torch_files.repeats import ROW
 
 _ULPS = 256
@@ -43,25 +43,24 @@ def put_product(graph: ir.Graph, value: ir.Value, sources: Sequence[ir.Value], s
     if len(result) != 2 or len(by_rank[1]) > 1 or len(sources) != len(by_rank[1]) + len(by_rank[2]):
         return False
     bias = by_rank[1][0] if by_rank[1] else None
-    wanted = _array(value) - (0 if bias is None else _array(bias))
+    wanted = _numbers(value) - (0 if bias is None else _numbers(bias))
     for weight in by_rank[2]:
         states = [one for one in by_rank[2] if one is not weight]
         for turned in (False, True):
-            matrix = _array(weight) if turned else _array(weight).T  # [size, results]
+            matrix = _numbers(weight) if turned else _numbers(weight).T  # [size, results]
             if matrix.shape[1] != result[1] or len(states) > 1:
                 continue
             state = states[0] if states else None
             if state is None and state_is_gone:
                 state = _solved(graph, value, matrix, wanted)
-            if state is not None and _gives(_array(state), matrix, wanted):
+            if state is not None and _gives(_numbers(state), matrix, wanted):
                 _put(graph, value, [state, weight, *([] if bias is None else [bias])], turned)
                 return True
     return False
 
 
-def _array(value: ir.Value) -> Array:
-    assert value.const_value is not None  # of an initializer
-    return np.asarray(value.const_value.numpy(), np.float64)
+def _numbers(value: ir.Value) -> Array:
+    return array_of(value).astype(np.float64)
 
 
 def _gives(state: Array, matrix: Array, wanted: Array) -> bool:
@@ -83,9 +82,4 @@ def _solved(graph: ir.Graph, value: ir.Value, matrix: Array, wanted: Array) -> i
 
 
 def _put(graph: ir.Graph, value: ir.Value, operands: list[ir.Value], turned: bool) -> None:
-    name = str(value.name)
-    del graph.initializers[name]
-    node = ir.node("Gemm", operands, {"transB": int(not turned)}, name=name)
-    node.outputs[0].name, node.outputs[0].type, node.outputs[0].shape = name, value.type, value.shape
-    graph.insert_before(graph[0], node)
-    value.replace_all_uses_with(node.outputs[0])
+    make_instead(graph, value, ir.node("Gemm", operands, {"transB": int(not turned)}))

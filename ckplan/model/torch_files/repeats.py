@@ -17,7 +17,7 @@ from ckplan.display import shortened
 from ckplan.model.constants import add_constant
 from ckplan.model.torch_files.concatenated import is_concatenated
 from ckplan.model.torch_files.default_exporter import folded_from, is_state, is_unstructured, parameters_of
-from ckplan.model.torch_files.functions import Function, Operation, add_parameter, compute
+from ckplan.model.torch_files.functions import Function, Operation, add_parameter, compute, make_instead
 
 _EXPANDED = re.compile(r"(expand|repeat)(_\d+)?")
 ROW = "_row"
@@ -98,8 +98,5 @@ def put_expand(graph: ir.Graph, value: ir.Value, row: ir.Value) -> None:
     name = str(value.name)
     assert value.const_value is not None  # of an initializer
     sizes = np.array(value.const_value.shape.numpy(), np.int64)
-    del graph.initializers[name]
     shape = add_constant(graph, f"{name}_shape", sizes, "a shape")
-    result = ir.Value(name=name, shape=value.shape, type=value.type)
-    graph.insert_before(graph[0], ir.Node("", "Expand", [row, shape], outputs=[result], name=name))
-    value.replace_all_uses_with(result)
+    make_instead(graph, value, ir.node("Expand", [row, shape]))
