@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 import onnx_ir as ir
@@ -13,19 +13,12 @@ from ckplan.autodiff.inline import inline_function
 from ckplan.autodiff.paths import differentiable_inputs, entry_of
 from ckplan.autodiff.presence import there
 from ckplan.autodiff.reading import dtype_of, shape_of
+from ckplan.autodiff.refusals import refuse_data_sized, unsupported_operators, without_derivative
 from ckplan.autodiff.registry import NON_DIFFERENTIABLE, Entry, NoGradientError
-from ckplan.errors import ModelError, UnsupportedOperatorsError
-from ckplan.keys import DATA_SIZED, NOT_EXPANDED
-from ckplan.model.contrib import MICROSOFT, REFUSED
-from ckplan.model.costs import BLOCKED
-from ckplan.model.declared import is_own
 from ckplan.model.node_reads import captured, reads
 from ckplan.operators.matching import is_op
 
 Finish = Callable[[Builder, ir.Value, float], ir.Value]
-
-_PLACING = frozenset({"ScatterElements", "ScatterND"})
-"""Operators whose second input says where something is written over: zeros in the gradient."""
 
 
 def reachable(op: Builder, parameters: Sequence[ir.Value]) -> set[ir.Value]:
@@ -96,7 +89,7 @@ def backpropagate(
         UnsupportedOperatorsError: nodes on the way cannot be differentiated.
     """
     wanted = wanted_values(op, parameters, targets)
-    _refuse_data_sized(op.graph, wanted, targets)
+    refuse_data_sized(op.graph, wanted, targets)
     op.wanted = wanted
     gradients: dict[ir.Value, ir.Value] = {}
     op.partials = gradients
@@ -114,58 +107,17 @@ def backpropagate(
             gradients[target] = _seed(op, target, begin or target) if seed is None else seed
             op.pending[target] = factor
     for node in reversed(list(op.graph)):
-        entry = entry_of(node, op.opset_imports)
-        inputs = differentiable_inputs(node, entry)
         for value in due.get(node, ()):
             if value in gradients:
                 hand_out(value)
-        if wanted.isdisjoint(inputs) or wanted.isdisjoint(node.outputs):
-            continue
-        if entry is None or _reason(node):
-            unsupported[node] = _reason(node) or "has no gradient rule"
-            continue
-        if not any(output in gradients for output in node.outputs):
-            continue
-        with op.scope(f"{node.name}/grad", forward=node):
-            for output in (value for value in node.outputs if value in op.watched and value in gradients):
-                op.watched[output] = op.scale(gradients[output], op.pending.get(output, 1.0))
-            try:
-                found = _apply(op, node, entry)
-            except NoGradientError as error:
-                unsupported[node] = error.reason
-                continue
-            for value, gradient, left in found:
-                if value in inputs and value in wanted:
-                    _accumulate(op, value, gradient, left)
+        if reason := _pass_back(op, node, wanted):
+            unsupported[node] = reason
     if unsupported:
-        raise _unsupported(op, parameters, targets, unsupported)
+        raise unsupported_operators(op, parameters, targets, unsupported)
     for value in parameters:
         if value in gradients and value not in finished:
             hand_out(value)
     return {value: finished[value] for value in parameters if value in finished}
-
-
-def _refuse_data_sized(graph: ir.Graph, wanted: Collection[ir.Value], targets: Iterable[ir.Value]) -> None:
-    """Raise where gradients or a target follow from a size that was learnt of one run, and is another in the next."""
-    needed = set(targets)
-    for node in reversed(graph):
-        if needed.isdisjoint(node.outputs):
-            continue
-        needed.update(reads(node))
-        differentiated = [output for output in node.outputs if output in wanted]
-        counts = node.inputs if is_op(node, ("Shape", "Size")) else ()
-        places = node.inputs[1:2] if is_op(node, _PLACING) and differentiated else ()
-        for value in (*counts, *places, *differentiated):
-            if value is not None and (source := value.metadata_props.get(DATA_SIZED)):
-                chosen = (
-                    "choose by a mask that is multiplied by, or a Where; let each expert of a mixture see all tokens"
-                )
-                cut = "cut the model before it, for example with onnx.utils.extract_model: it chooses what is shown"
-                raise ModelError(
-                    f"the size of '{value.name}' depends on what {source} finds in the data, and a training step has "
-                    "fixed sizes",
-                    cut if source.startswith("NonMaxSuppression") else chosen,
-                )
 
 
 def _completed(graph: ir.Graph, values: Iterable[ir.Value]) -> dict[ir.Node, list[ir.Value]]:
@@ -198,6 +150,30 @@ def _seed(op: Builder, loss: ir.Value, begin: ir.Value) -> ir.Value:
         return op.constant(np.ones(shape_of(loss), dtype=dtype_of(loss)))
     with op.scope(f"{loss.name}/grad", forward=loss.producer()):
         return op.expand(op.Cast(there(op, begin), to=loss.dtype), shape_of(loss))
+
+
+def _pass_back(op: Builder, node: ir.Node, wanted: set[ir.Value]) -> str:
+    """Add the gradients of a node's inputs to those that are there; return why that cannot be, or an empty string."""
+    entry = entry_of(node, op.opset_imports)
+    sought = differentiable_inputs(node, entry) & wanted
+    if not sought or wanted.isdisjoint(node.outputs):
+        return ""
+    if (reason := without_derivative(node)) or entry is None:
+        return reason or "has no gradient rule"
+    known = [output for output in node.outputs if output in op.partials]
+    if not known:
+        return ""
+    with op.scope(f"{node.name}/grad", forward=node):
+        for output in (value for value in known if value in op.watched):
+            op.watched[output] = op.scale(op.partials[output], op.pending.get(output, 1.0))
+        try:
+            found = _apply(op, node, entry)
+        except NoGradientError as error:
+            return error.reason
+        for value, gradient, left in found:
+            if value in sought:
+                _accumulate(op, value, gradient, left)
+    return ""
 
 
 def _apply(op: Builder, node: ir.Node, entry: Entry) -> list[tuple[ir.Value, ir.Value, float]]:
@@ -262,65 +238,3 @@ def _narrowed(before: ir.Value, gradient: ir.Value) -> tuple[ir.Value, ir.Value]
         if is_op(maker, "Expand") and maker.inputs[0] is not None:
             return other, maker.inputs[0]
     return before, gradient
-
-
-def _qualified(node: ir.Node) -> str:
-    """Return the operator of a node, with its domain unless that is ai.onnx."""
-    return f"{node.domain}::{node.op_type}" if node.domain else node.op_type
-
-
-def _named(node: ir.Node) -> str:
-    return f"{_qualified(node)} '{node.name}'"
-
-
-def _reason(node: ir.Node) -> str | None:
-    """Say why a node is not differentiated whatever rules there are, None if nothing is known against it."""
-    if node.domain:
-        return node.metadata_props.get(NOT_EXPANDED) or REFUSED.get(node.op_type) if node.domain == MICROSOFT else None
-    return NON_DIFFERENTIABLE.get(node.op_type)
-
-
-def _unsupported(
-    op: Builder, parameters: Sequence[ir.Value], targets: Iterable[ir.Value], nodes: dict[ir.Node, str]
-) -> UnsupportedOperatorsError:
-    """Make the error that lists the nodes and says what to freeze, or where to stop gradients, as a way out."""
-    blocked = {node: "in a layout of one processor" for node in nodes if node.domain in BLOCKED}
-    if blocked:  # what these make is of no known shape, so that others may have no rule only behind them
-        hint = (
-            "hand in the model as it was before onnxruntime optimised it, or let onnxruntime write it with "
-            "ORT_ENABLE_EXTENDED in place of ORT_ENABLE_ALL"
-        )
-        return UnsupportedOperatorsError([(_named(node), why) for node, why in reversed(blocked.items())], hint)
-    before = _upstream(op, nodes)
-    frozen = [value for value in parameters if value in before]
-    free = len(parameters) - len(frozen)
-    if free:
-        names = _no_grad(frozen)
-        hint = f"freeze the {len(frozen)} parameter(s) before them ({names}); {free} other(s) can still be trained"
-    elif not _upstream(op, targets, without=nodes).isdisjoint(parameters):
-        outputs = [value for node in reversed(nodes) for value in node.outputs if value.uses()]
-        hint = (
-            f"stop gradients at what they make ({_no_grad(outputs)}); parameters reach the loss on other paths as well"
-        )
-    else:
-        hint = "no choice of --no-grad helps: every parameter reaches the loss only through them"
-    if any(is_own(node) for node in nodes):
-        hint = f"register a gradient rule (docs/extending.md); otherwise, {hint}"
-    listed = [(_named(node), reason) for node, reason in nodes.items()]
-    return UnsupportedOperatorsError(list(reversed(listed)), hint)
-
-
-def _upstream(op: Builder, of: Iterable[ir.Node | ir.Value], without: Collection[ir.Node] = ()) -> set[ir.Value]:
-    """Return the values from which gradient paths lead to some values, or through nodes, and do not pass others."""
-    found: set[ir.Value] = set()
-    for start in of:
-        found |= {start} if isinstance(start, ir.Value) else differentiable_inputs(start, None)
-    for node in reversed(op.graph):
-        if node not in without and not found.isdisjoint(node.outputs):
-            found |= differentiable_inputs(node, entry_of(node, op.opset_imports))
-    return found
-
-
-def _no_grad(values: Sequence[ir.Value]) -> str:
-    """The options of the command line that leave out some values; no more than three of them."""
-    return " ".join(f"--no-grad '{value.name}'" for value in values[:3]) + (" ..." if len(values) > 3 else "")

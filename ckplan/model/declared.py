@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 import onnx_ir as ir
 
 from ckplan.model.contrib import MICROSOFT
-from ckplan.model.dims import evaluate
+from ckplan.model.expressions import evaluate
 from ckplan.model.infer import is_known
 
 _DEFINED_DOMAINS = ("", "ai.onnx", "ai.onnx.ml", "ai.onnx.preview.training", MICROSOFT)

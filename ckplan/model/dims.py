@@ -17,9 +17,7 @@ Where the last two are not enough to go by, `ckplan.model.default_sizes` says wh
 
 from __future__ import annotations
 
-import ast
 import difflib
-import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -27,6 +25,7 @@ from dataclasses import dataclass, field
 import onnx_ir as ir
 
 from ckplan.errors import ModelError, UsageError
+from ckplan.model.expressions import evaluate
 from ckplan.operators.matching import is_op
 
 DEFAULT_BATCH = 8
@@ -34,8 +33,6 @@ DEFAULT_LENGTH = 64
 DEFAULT_CHANNELS = 3
 DEFAULT_PIXELS = 224
 
-_LONGEST = 1000
-"""Letters of an expression; no exporter writes longer ones, and Python's parser takes them for attacks."""
 _ANONYMOUS = frozenset({"", "?", "*", "-1", "0", "None", "none", "unk", "unknown"})
 
 
@@ -91,17 +88,8 @@ def bind(
     """
     inputs = [value for value in graph.inputs if isinstance(value.type, ir.TensorType) or value.type is None]
     declared = _with_states({_name(value): _declared(value) for value in inputs}, shapes)
-    for name, given in shapes.items():
-        if name not in declared:
-            raise UsageError(f"the model has no input '{name}'", _nearest(name, declared, "its inputs are"))
-        if any(size < 0 for size in given):
-            raise UsageError(f"the shape {list(given)} of input '{name}' has a negative size", "give sizes >= 0")
+    _check_names(declared, dims, shapes)
     sizes = _symbol_sizes(declared, dims, shapes)
-    known = [axis for shape in declared.values() if shape for axis in shape if isinstance(axis, str)]
-    for name in dims:
-        if name not in known and not any(re.search(rf"\b{re.escape(name)}\b", text) for text in known):
-            raise UsageError(f"the model has no dimension '{name}'", _nearest(name, known, "its dimensions are"))
-
     notes: list[str] = []
     reference: dict[str, tuple[int, ...]] = {}
     batches: set[tuple[int, int]] = set()
@@ -178,6 +166,22 @@ def _with_states(
 def _is_state(shape: tuple[int | str, ...]) -> bool:
     """Whether a shape may be that of a state of a recurrent network, with a nameless batch."""
     return len(shape) == 3 and shape[1] == "" and isinstance(shape[0], int) and isinstance(shape[2], int)
+
+
+def _check_names(
+    declared: Mapping[str, tuple[int | str, ...] | None],
+    dims: Mapping[str, int],
+    shapes: Mapping[str, Sequence[int]],
+) -> None:
+    for name, given in shapes.items():
+        if name not in declared:
+            raise UsageError(f"the model has no input '{name}'", _nearest(name, declared, "its inputs are"))
+        if any(size < 0 for size in given):
+            raise UsageError(f"the shape {list(given)} of input '{name}' has a negative size", "give sizes >= 0")
+    known = [axis for shape in declared.values() if shape for axis in shape if isinstance(axis, str)]
+    for name in dims:
+        if name not in known and not any(re.search(rf"\b{re.escape(name)}\b", text) for text in known):
+            raise UsageError(f"the model has no dimension '{name}'", _nearest(name, known, "its dimensions are"))
 
 
 def _symbol_sizes(
@@ -267,54 +271,6 @@ def _convolution_channels(value: ir.Value) -> int | None:
             if shape is not None and len(shape) > 1 and isinstance(shape[1], int):
                 return shape[1] * node.attributes.get_int("group", 1)
     return None
-
-
-def evaluate(text: str, sizes: Mapping[str, int]) -> int | None:
-    """Evaluate a dimension such as ``2*past + 1`` or ``floor(h/2)``; None when it is not arithmetic on known names."""
-    if len(text) > _LONGEST:
-        return None
-    try:
-        number = _evaluate(ast.parse(text, mode="eval").body, sizes)
-        return int(number) if number >= 0 and number == int(number) else None
-    except (SyntaxError, ValueError, KeyError, ZeroDivisionError, OverflowError, RecursionError, MemoryError):
-        return None
-
-
-def _evaluate(tree: ast.expr, sizes: Mapping[str, int]) -> float:
-    match tree:
-        case ast.Constant(value=int() | float() as number):
-            return number
-        case ast.Name(id=name):
-            return sizes[name]
-        case ast.UnaryOp(op=ast.USub(), operand=operand):
-            return -_evaluate(operand, sizes)
-        case ast.BinOp(left=left, op=operator, right=right):
-            a, b = _evaluate(left, sizes), _evaluate(right, sizes)
-            match operator:
-                case ast.Add():
-                    return a + b
-                case ast.Sub():
-                    return a - b
-                case ast.Mult():
-                    return a * b
-                case ast.FloorDiv():
-                    return a // b
-                case ast.Div():
-                    return a / b
-                case ast.Mod():
-                    return a % b
-        case ast.Call(func=ast.Name(id=function), args=arguments) if arguments:
-            values = [_evaluate(argument, sizes) for argument in arguments]
-            match function.lower():
-                case "floor":
-                    return math.floor(values[0])
-                case "ceil" | "ceiling":
-                    return math.ceil(values[0])
-                case "max":
-                    return max(values)
-                case "min":
-                    return min(values)
-    raise ValueError("not arithmetic")
 
 
 def _follow(

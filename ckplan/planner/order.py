@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
-from heapq import heappop, heappush
 
 from ckplan.planner.beam_order import forward_orders
+from ckplan.planner.demanded_order import demanded_order
 from ckplan.planner.peak import peak_of
 from ckplan.planner.phases import backward_phases, phase_order
 from ckplan.planner.problem import Kind, Op, Problem
@@ -100,84 +100,6 @@ def _shrinks_by(problem: Problem, op: Op, left: Sequence[int]) -> int:
 def _activations(problem: Problem, found: Iterable[int]) -> int:
     """Bytes of those of some tensors that are activations."""
     return sum(problem.tensors[tensor].bytes for tensor in found if problem.tensors[tensor].kind is Kind.ACTIVATION)
-
-
-def demanded_order(problem: Problem) -> list[int]:
-    """The natural order of the backward pass, begun with no more of the forward pass than that takes.
-
-    Where the backward pass can begin with a part of the forward pass alone, as it may in blocks of a batch, that part
-    is over in both passes before the next one begins. The last part goes first, as in the natural order: sums over
-    parts follow that. Almost linear in the number of reads.
-    """
-    ops, predecessors = problem.ops, problem.predecessors
-    readers = [sorted({reader for tensor in op.outputs for reader in problem.consumers[tensor]}) for op in ops]
-    left = [len(makers) for makers in predecessors]
-    backward_left = [sum(ops[maker].backward for maker in makers) for makers in predecessors]
-    part = _parts(predecessors)
-    wanted = _wanted(ops, readers)
-    done = [False] * len(ops)
-    order: list[int] = []
-    ready: list[int] = []
-    waiting: list[tuple[int, int]] = []
-    """Backward ops that read of parts that are not begun, those of the last part first."""
-    begun = len(ops)
-
-    def consider(index: int) -> None:
-        if not backward_left[index] and ops[index].backward:
-            missing = max((part[maker] for maker in predecessors[index] if not done[maker]), default=begun)
-            if missing >= begun:
-                heappush(ready, index)
-            else:
-                heappush(waiting, (-missing, index))
-
-    def run(index: int) -> None:
-        """Run an op, and before it what it needs of the forward pass."""
-        stack = [index]
-        while stack:
-            if missing := [maker for maker in reversed(predecessors[stack[-1]]) if not done[maker]]:
-                stack += missing
-                continue
-            index = stack.pop()
-            if done[index]:
-                continue
-            done[index] = True
-            order.append(index)
-            for reader in readers[index]:
-                left[reader] -= 1
-                backward_left[reader] -= ops[index].backward
-                if not left[reader] and not wanted[reader]:
-                    stack.append(reader)
-                elif ops[index].backward or not left[reader]:
-                    consider(reader)
-
-    for index in problem.backward:
-        consider(index)
-    while ready or waiting:
-        if not ready or begun == len(ops):
-            begun = min(begun, -waiting[0][0] if waiting else 0)
-        while waiting and -waiting[0][0] >= begun:
-            consider(heappop(waiting)[1])  # what it needs may have been made for another one
-        if ready:
-            run(heappop(ready))
-    for index in problem.forward:
-        run(index)
-    return order
-
-
-def _parts(predecessors: Sequence[Sequence[int]]) -> list[int]:
-    """For each op the last of the ops without a maker that it depends on."""
-    part = list(range(len(predecessors)))
-    for index, makers in enumerate(predecessors):
-        part[index] = max((part[maker] for maker in makers), default=index)
-    return part
-
-
-def _wanted(ops: Sequence[Op], readers: Sequence[Sequence[int]]) -> list[bool]:
-    """Whether the backward pass needs an op; one that it does not, such as a loss, only lets go of memory."""
-    wanted = [op.backward for op in ops]
-    for index in reversed(range(len(ops))):
-        wanted[index] |= any(wanted[reader] for reader in readers[index])
-    return wanted
 
 
 def late_order(problem: Problem, order: Sequence[int]) -> list[int]:

@@ -14,7 +14,7 @@ from ckplan.errors import UsageError
 from ckplan.keys import PHASE
 from ckplan.meter.inputs import make_inputs
 from ckplan.planner import lower_bound
-from ckplan.planner.order import demanded_order
+from ckplan.planner.demanded_order import demanded_order
 from sample_models.catalogue import SMALL
 from tests.autodiff.gradcheck import check_training_graph, onnxruntime_run, parse, reference, values
 

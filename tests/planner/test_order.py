@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 from ckplan.planner import Op, Problem, Tensor
 from ckplan.planner.beam_order import beam_order, depth_first_order, forward_orders
+from ckplan.planner.demanded_order import demanded_order
 from ckplan.planner.frontier import Effort, lowest
-from ckplan.planner.order import best_order, demanded_order, searched_orders
+from ckplan.planner.order import best_order, searched_orders
 from ckplan.planner.peak import peak_of
 from ckplan.planner.problem import Kind
 from ckplan.planner.strategies.base import one_more_forward

@@ -121,8 +121,21 @@ def read_signature(model: ir.Model) -> tuple[str, ...]:
                 separated += 1
             value.metadata_props[keys.STANDS_FOR] = operand.target
     _join_copies(graph)
-    parameters = {operand.target for operand in operands.values() if operand.kind == "PARAMETER"}
-    buffers = {operand.target for operand in operands.values() if operand.kind == "BUFFER"}
+    parameters = parameters_of(graph)
+    _mark_computed(graph, parameters, buffers_of(graph))
+    stood_for = {value.metadata_props.get(keys.STANDS_FOR) for value in graph.initializers.values()}
+    lost = [
+        operand.target
+        for name, operand in operands.items()
+        if operand.kind == "PARAMETER" and name not in present and operand.target not in stood_for
+    ]
+    doubtful = [] if lost else _doubtful(graph)
+    _mark_constants(graph, parameters, _frozen_modules(operands.values()), complete=not lost)
+    return (*_notes(graph, separated, lost), *doubtful)
+
+
+def _mark_computed(graph: ir.Graph, parameters: set[str], buffers: set[str]) -> None:
+    """Mark the initializers that were computed of one parameter, or of buffers alone."""
     for value in graph.initializers.values():
         computed_of = set(folded_from(value))
         sources = parameters & computed_of
@@ -137,14 +150,17 @@ def read_signature(model: ir.Model) -> tuple[str, ...]:
         elif computed_of and not sources and known <= buffers and (is_unstructured(value) or _is_compared(value)):
             # Not where all values are equal: then it may come of a parameter that was merged with a buffer.
             value.metadata_props[keys.STANDS_FOR] = ""
-    stood_for = {value.metadata_props.get(keys.STANDS_FOR) for value in graph.initializers.values()}
-    lost = [
-        operand.target
-        for name, operand in operands.items()
-        if operand.kind == "PARAMETER" and name not in present and operand.target not in stood_for
-    ]
-    doubtful = [] if lost else _doubtful(graph)
-    frozen = _frozen_modules(operands.values())
+
+
+def _mark_constants(graph: ir.Graph, parameters: set[str], frozen: set[str], *, complete: bool) -> None:
+    """Mark the initializers that stand for no parameter, as all of those are in the file.
+
+    Args:
+        graph: the model's.
+        parameters: the names in the module of its parameters.
+        frozen: the modules without parameters.
+        complete: whether it is known where each of the parameters is.
+    """
     unstructured = filter(is_unstructured, graph.initializers.values())
     here = {value.metadata_props.get(keys.STANDS_FOR) or value.name for value in unstructured}
     for value in graph.initializers.values():
@@ -154,10 +170,9 @@ def read_signature(model: ir.Model) -> tuple[str, ...]:
         if sources:  # zeros computed of what is not zero are what it was multiplied by
             no_parameter = _is_zero(value) and (sources <= here or _is_product_of_zeros(value, sources))
         else:
-            no_parameter = not lost or (bool(modules) and modules <= frozen) or _is_made(value)
+            no_parameter = complete or (bool(modules) and modules <= frozen) or _is_made(value)
         if no_parameter:
             value.metadata_props.setdefault(keys.STANDS_FOR, "")
-    return (*_notes(graph, separated, lost), *doubtful)
 
 
 def operands_of(line: str) -> list[str]:
