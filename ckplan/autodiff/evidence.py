@@ -2,7 +2,7 @@
 
 Files do not say it: exporters write weights, masks and tables alike as initializers. In this order it is decided by
 
-1. what torch's exporter noted: parameter, buffer, constant (see :mod:`ckplan.model.torch_files.default_exporter`);
+1. what torch's exporter noted: parameter, buffer, constant (see :mod:`ckplan.model.torch_files.exporter_metadata`);
 2. a name that weights have (``layers.0.attn.weight``, ``gamma``, ``w1``), unless the values are a table of sines; one
    that running statistics have;
 3. the values: those of a mask, of a table of sines or of an identity follow a formula, and weights do not;
@@ -28,7 +28,7 @@ from ckplan.model import is_literal
 from ckplan.model.constants import FOLDED, IN_NODE
 from ckplan.model.literals import is_numbered
 from ckplan.model.structure import TABLE, is_rounded, structure_of
-from ckplan.model.torch_files.default_exporter import KIND
+from ckplan.model.torch_files.exporter_metadata import KIND
 from ckplan.model.torch_files.old_exporter import COMPUTED, LAYERS
 
 _WEIGHT = re.compile(

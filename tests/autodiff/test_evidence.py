@@ -10,7 +10,7 @@ from ckplan.autodiff import build_training_graph
 from ckplan.errors import ModelError
 from ckplan.keys import STANDS_FOR
 from ckplan.model.constants import IN_NODE, mark_constant
-from ckplan.model.torch_files.default_exporter import KIND
+from ckplan.model.torch_files.exporter_metadata import KIND
 from tests.autodiff.gradcheck import parse, values
 
 POSITIONS = np.cos(np.outer(np.arange(16), 0.3 + np.arange(16)))

@@ -10,7 +10,7 @@ import pytest
 
 import ckplan
 from ckplan.keys import PADDING_ROW
-from ckplan.model.torch_files.default_exporter import LINE
+from ckplan.model.torch_files.exporter_metadata import LINE
 from tests.model.models import normal, parse
 
 IDS = np.array([[1, 0, 3], [0, 0, 1]])

@@ -18,7 +18,6 @@ taken apart again, and computed ones are matched with the parameters that they s
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -26,50 +25,35 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from ckplan import keys
-from ckplan.display import shortened
 from ckplan.model.constants import add_initializer, unused_name
 from ckplan.model.structure import TABLE, are_equal, structure_of
-from ckplan.operators.matching import is_op
-
-SIGNATURE = "pkg.torch.export.ExportedProgram.graph_signature"
-KIND = "pkg.torch.export.graph_signature.InputSpec.kind"
-"""Metadata of an initializer: PARAMETER, BUFFER or CONSTANT_TENSOR."""
-OPERAND = "pkg.torch.onnx.original_node_name"
-LINE = "pkg.torch.onnx.fx_node"
-_FOLDED_FROM = "pkg.onnxscript.optimizer.folded_from"
-_SCOPES = "pkg.torch.onnx.name_scopes"
-
-_INPUT = re.compile(r"^(\w+): (PARAMETER|BUFFER|CONSTANT_TENSOR) target='([^']*)'", re.MULTILINE)
-_BATCH_NORM_IN_TRAINING = re.compile(r"_native_batch_norm_legit\w*\.default\]\(args = \(.*, True, ")
-_SMOOTHED = re.compile(r"aten\.cross_entropy_loss\.default\]\(args = \((?:[^,]+, ){5}([\d.e-]+)\)")
-_MEAN = re.compile(r"aten\.scatter_reduce\.two\]\(args = \((?:[^,]+, ){4}mean\)")
-_NAME = re.compile(r"%(\w+)")
-_MOVED = re.compile(
-    r"(alias|clone|expand|permute|reshape|select|slice|squeeze|t|_to_copy|transpose|unsqueeze|view)(_\d+)?"
+from ckplan.model.torch_files.exporter_metadata import (
+    KIND,
+    LINE,
+    OPERAND,
+    Operand,
+    buffers_of,
+    folded_from,
+    is_comparison_name,
+    is_constant_name,
+    is_made_name,
+    is_moved_name,
+    is_product_name,
+    module_around,
+    module_of,
+    operand_of,
+    operands_in,
+    operands_of,
+    parameters_of,
+    root_name,
 )
-"""What a line of the program is called that only moves numbers to other places."""
-_MADE = re.compile(r"(empty|full|new|ones|zeros)(_\w+)?")
-"""What one is called that makes a tensor of nothing, or of the shape of another."""
-_PRODUCT = re.compile(r"(addmm|linear|matmul|mm)(_\d+)?")
-"""What one is called that multiplies by a weight."""
-_OF_CONSTANTS = re.compile(r"(arange|empty|full|linspace|new|ones|scalar_tensor|val|zeros)(_\w+)?")
-"""What one is called that may hold constants of the program."""
-_QUOTED = re.compile(r"'([^']*)'")
-_COMPARED = re.compile(r"(bitwise_(and|not|or)|eq|ge|gt|le|logical_(and|not|or)|lt|ne)(_\d+)?")
-"""What one is called that makes a mask."""
+from ckplan.model.torch_files.exporter_notes import doubtful_notes, signature_notes
+
 _RECURRENT = frozenset({"GRU", "LSTM", "RNN"})
 _BIASES = 3
 """The input of a recurrent layer that holds both of its biases."""
 _STATES = 5
 """The first of its inputs that are states before the first step."""
-
-
-@dataclass(frozen=True)
-class _Operand:
-    """A tensor of the program: its name in the module, and what it was."""
-
-    target: str
-    kind: str
 
 
 @dataclass(frozen=True)
@@ -100,16 +84,14 @@ def read_signature(model: ir.Model) -> tuple[str, ...]:
         Notes.
     """
     graph = model.graph
-    operands = {
-        name: _Operand(target, kind) for name, kind, target in _INPUT.findall(graph.metadata_props.get(SIGNATURE, ""))
-    }
+    operands = operands_in(graph)
     if not operands:
         return ()
-    present = {_operand_of(value): value for value in graph.initializers.values()}
+    present = {operand_of(value): value for value in graph.initializers.values()}
     separated = _separate_computed(graph, operands)
     for name, place in _matches(graph, operands):
         value, operand = place.value, operands[name]
-        if _operand_of(value):
+        if operand_of(value):
             if name not in present:
                 present[name] = _copy(graph, value, operand.target, {KIND: operand.kind, OPERAND: name})
                 separated += 1
@@ -129,9 +111,9 @@ def read_signature(model: ir.Model) -> tuple[str, ...]:
         for name, operand in operands.items()
         if operand.kind == "PARAMETER" and name not in present and operand.target not in stood_for
     ]
-    doubtful = [] if lost else _doubtful(graph)
+    doubtful = [] if lost else doubtful_notes(graph)
     _mark_constants(graph, parameters, _frozen_modules(operands.values()), complete=not lost)
-    return (*_notes(graph, separated, lost), *doubtful)
+    return (*signature_notes(graph, separated, lost), *doubtful)
 
 
 def _mark_computed(graph: ir.Graph, parameters: set[str], buffers: set[str]) -> None:
@@ -147,7 +129,12 @@ def _mark_computed(graph: ir.Graph, parameters: set[str], buffers: set[str]) -> 
         )
         if len(sources) == 1 and of_one:
             value.metadata_props[keys.STANDS_FOR] = sources.pop()
-        elif computed_of and not sources and known <= buffers and (is_unstructured(value) or _is_compared(value)):
+        elif (
+            computed_of
+            and not sources
+            and known <= buffers
+            and (is_unstructured(value) or any(map(is_comparison_name, computed_of)))
+        ):
             # Not where all values are equal: then it may come of a parameter that was merged with a buffer.
             value.metadata_props[keys.STANDS_FOR] = ""
 
@@ -164,8 +151,8 @@ def _mark_constants(graph: ir.Graph, parameters: set[str], frozen: set[str], *, 
     unstructured = filter(is_unstructured, graph.initializers.values())
     here = {value.metadata_props.get(keys.STANDS_FOR) or value.name for value in unstructured}
     for value in graph.initializers.values():
-        modules, sources = set(map(_module_around, value.consumers())), parameters.intersection(folded_from(value))
-        if _operand_of(value) or value.name in parameters:  # of the latter a normalisation was folded into
+        modules, sources = set(map(module_around, value.consumers())), parameters.intersection(folded_from(value))
+        if operand_of(value) or value.name in parameters:  # of the latter a normalisation was folded into
             continue
         if sources:  # zeros computed of what is not zero are what it was multiplied by
             no_parameter = _is_zero(value) and (sources <= here or _is_product_of_zeros(value, sources))
@@ -173,36 +160,6 @@ def _mark_constants(graph: ir.Graph, parameters: set[str], frozen: set[str], *, 
             no_parameter = complete or (bool(modules) and modules <= frozen) or _is_made(value)
         if no_parameter:
             value.metadata_props.setdefault(keys.STANDS_FOR, "")
-
-
-def operands_of(line: str) -> list[str]:
-    """The names that a line of the program reads, in order."""
-    return _NAME.findall(line.partition(" = ")[2])
-
-
-def module_of(path: str) -> str:
-    """The path of the module that a parameter or buffer belongs to, or another module; of the outermost, empty."""
-    return path.rpartition(".")[0]
-
-
-def folded_from(value: ir.Value) -> list[str]:
-    """The names of what the exporter computed an initializer of, those on the way included; empty if it did not."""
-    return _QUOTED.findall(value.metadata_props.get(_FOLDED_FROM, ""))
-
-
-def buffers_of(graph: ir.Graph) -> set[str]:
-    """The names in the module of what the exported program has as buffers, whether they are in the file or not."""
-    return _listed_as(graph, "BUFFER")
-
-
-def parameters_of(graph: ir.Graph) -> set[str]:
-    """The names in the module of its parameters, whether they are in the file or not."""
-    return _listed_as(graph, "PARAMETER")
-
-
-def _listed_as(graph: ir.Graph, kind: str) -> set[str]:
-    listed = _INPUT.findall(graph.metadata_props.get(SIGNATURE, ""))
-    return {target for _, one, target in listed if one == kind}
 
 
 def is_unstructured(value: ir.Value) -> bool:
@@ -217,7 +174,7 @@ def _is_zero(value: ir.Value) -> bool:
 
 def _is_product_of_zeros(value: ir.Value, sources: set[str]) -> bool:
     """Whether zeros are what a program makes of a weight and of zeros, as in the first step of a cell without bias."""
-    return len(sources) == 1 and is_product_name(str(value.name)) and any(map(_MADE.fullmatch, folded_from(value)))
+    return len(sources) == 1 and is_product_name(str(value.name)) and any(map(is_made_name, folded_from(value)))
 
 
 def is_one_number(value: ir.Value) -> bool:
@@ -230,8 +187,8 @@ def is_one_number(value: ir.Value) -> bool:
 
 def _is_moved(value: ir.Value) -> bool:
     """Whether an initializer holds the very numbers of what it was computed of, were they all zero."""
-    made = any(map(_MADE.fullmatch, (str(value.name), *folded_from(value))))
-    return _MOVED.fullmatch(str(value.name)) is not None and not made
+    made = any(map(is_made_name, (str(value.name), *folded_from(value))))
+    return is_moved_name(str(value.name)) and not made
 
 
 def _is_of_nothing_else(value: ir.Value, sources: set[str]) -> bool:
@@ -241,7 +198,7 @@ def _is_of_nothing_else(value: ir.Value, sources: set[str]) -> bool:
     """
     on_the_way = set(folded_from(value)) - sources
     tensor = value.const_value
-    if tensor is None or not tensor.dtype.is_floating_point() or any(map(_OF_CONSTANTS.fullmatch, on_the_way)):
+    if tensor is None or not tensor.dtype.is_floating_point() or any(map(is_constant_name, on_the_way)):
         return False
     return structure_of(tensor) == TABLE
 
@@ -256,25 +213,10 @@ def _is_made(value: ir.Value) -> bool:
     ways = {str(value.name), *folded_from(value)}
     for node, index in uses:
         name = _state_of(_Place(node, index, value)) or str(value.name)
-        made = any(map(_MADE.fullmatch, ways | {name}))
-        if not made or _root(name) not in map(_root, operands_of(node.metadata_props.get(LINE, ""))):
+        made = any(map(is_made_name, ways | {name}))
+        if not made or root_name(name) not in map(root_name, operands_of(node.metadata_props.get(LINE, ""))):
             return False
     return bool(uses)
-
-
-def _root(name: str) -> str:
-    """What the program calls an operation, without the number that tells it from others of its kind."""
-    return re.sub(r"_\d+$", "", name)
-
-
-def is_moved_name(name: str) -> bool:
-    """Whether torch calls by a name what only moves numbers to other places."""
-    return _MOVED.fullmatch(name) is not None
-
-
-def is_product_name(name: str) -> bool:
-    """Whether torch calls by a name what multiplies by a weight."""
-    return _PRODUCT.fullmatch(name) is not None
 
 
 def is_state(value: ir.Value) -> bool:
@@ -289,12 +231,7 @@ def _state_of(place: _Place) -> str:
     return named[number] if place.is_state and number < len(named) else ""
 
 
-def _is_compared(value: ir.Value) -> bool:
-    """Whether an initializer was computed of a comparison, as a mask is, were it all zero."""
-    return any(map(_COMPARED.fullmatch, folded_from(value)))
-
-
-def _frozen_modules(operands: Iterable[_Operand]) -> set[str]:
+def _frozen_modules(operands: Iterable[Operand]) -> set[str]:
     """Modules of buffers without parameters, such as a frozen BatchNorm: what they compute beforehand is no weight.
 
     Those with parameters further down are none: a table of positions is read there, and added by the module above.
@@ -307,84 +244,6 @@ def _frozen_modules(operands: Iterable[_Operand]) -> set[str]:
             module = module_of(module)
             owners["PARAMETER"].add(module)
     return owners["BUFFER"] - owners["PARAMETER"] - {""}
-
-
-def _doubtful(graph: ir.Graph) -> list[str]:
-    """Note the tensors that may be computed of parameters which the file holds as well.
-
-    Of the nodes that computed them nothing is left, and no gradient goes that way. It may be so where a tensor is read
-    in the module of a parameter of as many elements. What the file says of it is certain; see
-    `ckplan.model.torch_files.unfold`.
-    """
-    owned = defaultdict(list)
-    for value in graph.initializers.values():
-        if value.metadata_props.get(KIND) == "PARAMETER":
-            owned[module_of(str(value.name))].append(value)
-    found = {}
-    for value in graph.initializers.values():
-        if _operand_of(value) or value.metadata_props.get(keys.STANDS_FOR) or value.dtype is None or folded_from(value):
-            continue
-        if not value.dtype.is_floating_point() or value.const_value is None or value.const_value.size < 2:
-            continue
-        for module in map(_module_around, value.consumers()):
-            for parameter in owned.get(module, ()):
-                if parameter.const_value is not None and parameter.const_value.size == value.const_value.size:
-                    found[value] = f"'{value.name}' of '{parameter.name}'"
-    if not found:
-        return []
-    return [
-        f"{len(found)} tensor(s) may be what torch's exporter computed of parameters that are in the file as well: "
-        f"{shortened(list(found.values()), 3)}; if so, their gradients lack a part, and ckplan.export keeps it"
-    ]
-
-
-def _module_around(node: ir.Node) -> str:
-    """The path of the module in which a node was made, empty if that is not known."""
-    scopes = re.findall(r"'([^']*)'", node.metadata_props.get(_SCOPES, ""))
-    return scopes[-2] if len(scopes) > 1 else ""
-
-
-def _notes(graph: ir.Graph, separated: int, lost: list[str]) -> tuple[str, ...]:
-    notes = []
-    if separated:
-        notes.append(f"{separated} tensor(s) that torch's exporter merged with others of equal values are apart again")
-    renamed = [
-        f"'{value.name}' of '{target}'"
-        for value in graph.initializers.values()
-        if (target := value.metadata_props.get(keys.STANDS_FOR))
-    ]
-    if renamed:
-        notes.append(f"{len(renamed)} weight(s) are what torch's exporter computed: {shortened(renamed, 3)}")
-    if lost:
-        notes.append(
-            f"{len(lost)} parameter(s) of the torch module are not in the file as such, being unused, tied to others, "
-            f"all zero or computed with ({shortened([repr(name) for name in lost], 3)}); ckplan.export keeps them"
-        )
-    in_training = sum(_BATCH_NORM_IN_TRAINING.search(node.metadata_props.get(LINE, "")) is not None for node in graph)
-    if in_training:
-        notes.append(
-            f"{in_training} BatchNormalization node(s) were in training mode in torch, whose exporter writes the "
-            "inference form; --training takes the statistics of the batch"
-        )
-    losses = _lines_of(graph, "SoftmaxCrossEntropyLoss")
-    smoothed = {found[1] for line in losses if (found := _SMOOTHED.search(line))}
-    if smoothed - {"0.0"}:
-        notes.append(
-            f"the loss had label_smoothing={', '.join(sorted(smoothed))} in torch, whose exporter leaves it out; "
-            "ckplan.export keeps it"
-        )
-    means = [line for line in _lines_of(graph, "ScatterElements") - _lines_of(graph, "Div") if _MEAN.search(line)]
-    if means:
-        notes.append(
-            f"{len(means)} scatter_reduce took a mean in torch, whose exporter writes the last element in its place; "
-            "ckplan.export keeps the mean"
-        )
-    return tuple(notes)
-
-
-def _lines_of(graph: ir.Graph, op_type: str) -> set[str]:
-    """The lines of the program of which nodes of one type were made."""
-    return {node.metadata_props.get(LINE, "") for node in graph if is_op(node, op_type)}
 
 
 def _join_copies(graph: ir.Graph) -> None:
@@ -403,11 +262,7 @@ def _join_copies(graph: ir.Graph) -> None:
             first[target].append(value)
 
 
-def _operand_of(value: ir.Value) -> str:
-    return value.metadata_props.get(OPERAND, "")
-
-
-def _separate_computed(graph: ir.Graph, operands: dict[str, _Operand]) -> int:
+def _separate_computed(graph: ir.Graph, operands: dict[str, Operand]) -> int:
     """Copy what was computed of several equal parameters and merged: lines that read it name none in common.
 
     Zeros and the like may be of no parameter; of which they are, `_matches` tells.
@@ -420,7 +275,7 @@ def _separate_computed(graph: ir.Graph, operands: dict[str, _Operand]) -> int:
         read = {name for name in operands_of(node.metadata_props.get(LINE, "")) if name in operands}
         named = {name for name in read if operands[name].kind == "PARAMETER"}
         for place in _places([node]) if named else ():
-            if _operand_of(place.value):
+            if operand_of(place.value):
                 continue
             groups = readers[place.value]
             joined = [group for group in groups if not named.isdisjoint(group[0])]
@@ -441,7 +296,7 @@ def _separate_computed(graph: ir.Graph, operands: dict[str, _Operand]) -> int:
     return copies
 
 
-def _matches(graph: ir.Graph, operands: dict[str, _Operand]) -> list[tuple[str, _Place]]:
+def _matches(graph: ir.Graph, operands: dict[str, Operand]) -> list[tuple[str, _Place]]:
     """Which operands of the program are read in the place of others: each with where."""
     lines: dict[str, list[ir.Node]] = defaultdict(list)
     for node in graph:
@@ -453,7 +308,7 @@ def _matches(graph: ir.Graph, operands: dict[str, _Operand]) -> list[tuple[str, 
         strange: list[_Place] = []
         layers = sum(node.op_type in _RECURRENT for node in nodes)
         for place in _places(nodes):
-            name = _operand_of(place.value)
+            name = operand_of(place.value)
             state = _state_of(place)
             if state in named:
                 named.remove(state)
@@ -494,7 +349,7 @@ def _places(nodes: list[ir.Node]) -> list[_Place]:
         and value.is_initializer()
         and value.dtype is not None
         and value.dtype.is_floating_point()
-        and (_operand_of(value) or len(value.shape or ()) > 0)
+        and (operand_of(value) or len(value.shape or ()) > 0)
     ]
 
 

@@ -19,7 +19,7 @@ import onnx_ir as ir
 
 from ckplan import keys
 from ckplan.display import shortened
-from ckplan.model.torch_files.default_exporter import LINE, OPERAND, operands_of
+from ckplan.model.torch_files.exporter_metadata import LINE, OPERAND, operands_of
 from ckplan.operators.matching import is_op
 
 _DETACHED = re.compile(r"detach(_\d+)?")

@@ -12,7 +12,7 @@ import onnx_ir as ir
 
 from ckplan import keys
 from ckplan.model.infer import static_shape
-from ckplan.model.torch_files.default_exporter import module_of
+from ckplan.model.torch_files.exporter_metadata import module_of
 from ckplan.model.torch_files.old_exporter import COMPUTED, scope_of
 
 _IMAGE = 4

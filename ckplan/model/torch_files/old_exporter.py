@@ -19,7 +19,8 @@ import onnx_ir as ir
 from ckplan.display import shortened
 from ckplan.model.constants import add_initializer
 from ckplan.model.literals import is_numbered
-from ckplan.model.torch_files.default_exporter import is_unstructured, module_of
+from ckplan.model.torch_files.default_exporter import is_unstructured
+from ckplan.model.torch_files.exporter_metadata import module_of
 from ckplan.operators.matching import is_op
 
 _PATH = re.compile(r"\w+(\.\w+)*")

@@ -12,7 +12,7 @@ import onnx_ir as ir
 
 from ckplan import keys
 from ckplan.display import shortened
-from ckplan.model.torch_files.default_exporter import LINE
+from ckplan.model.torch_files.exporter_metadata import LINE
 from ckplan.operators.matching import is_op
 
 _LOOKUP = re.compile(r"aten\.embedding\.default\]\(args = \(%\w+, %\w+, (-1|\d+)(?:, (True|False))?")

@@ -16,7 +16,8 @@ from ckplan import keys
 from ckplan.display import shortened
 from ckplan.model.constants import add_constant
 from ckplan.model.torch_files.concatenated import is_concatenated
-from ckplan.model.torch_files.default_exporter import folded_from, is_state, is_unstructured, parameters_of
+from ckplan.model.torch_files.default_exporter import is_state, is_unstructured
+from ckplan.model.torch_files.exporter_metadata import folded_from, parameters_of
 from ckplan.model.torch_files.functions import Function, Operation, add_parameter, compute, make_instead
 
 _EXPANDED = re.compile(r"(expand|repeat)(_\d+)?")

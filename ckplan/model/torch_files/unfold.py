@@ -27,7 +27,8 @@ from ckplan.display import shortened
 from ckplan.model.infer import static_shape
 from ckplan.model.literals import is_numbered
 from ckplan.model.torch_files.concatenated import put_concat
-from ckplan.model.torch_files.default_exporter import KIND, folded_from, is_one_number, is_unstructured, parameters_of
+from ckplan.model.torch_files.default_exporter import is_one_number, is_unstructured
+from ckplan.model.torch_files.exporter_metadata import KIND, folded_from, parameters_of
 from ckplan.model.torch_files.functions import (
     ELEMENTWISE,
     Array,

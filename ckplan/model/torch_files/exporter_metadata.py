@@ -1,0 +1,111 @@
+"""What torch's default exporter writes of a program beside the tensors and nodes of a file."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+import onnx_ir as ir
+
+SIGNATURE = "pkg.torch.export.ExportedProgram.graph_signature"
+KIND = "pkg.torch.export.graph_signature.InputSpec.kind"
+"""Metadata of an initializer: PARAMETER, BUFFER or CONSTANT_TENSOR."""
+OPERAND = "pkg.torch.onnx.original_node_name"
+LINE = "pkg.torch.onnx.fx_node"
+_FOLDED_FROM = "pkg.onnxscript.optimizer.folded_from"
+_SCOPES = "pkg.torch.onnx.name_scopes"
+
+_INPUT = re.compile(r"^(\w+): (PARAMETER|BUFFER|CONSTANT_TENSOR) target='([^']*)'", re.MULTILINE)
+_NAME = re.compile(r"%(\w+)")
+_MOVED = re.compile(
+    r"(alias|clone|expand|permute|reshape|select|slice|squeeze|t|_to_copy|transpose|unsqueeze|view)(_\d+)?"
+)
+_MADE = re.compile(r"(empty|full|new|ones|zeros)(_\w+)?")
+_PRODUCT = re.compile(r"(addmm|linear|matmul|mm)(_\d+)?")
+_OF_CONSTANTS = re.compile(r"(arange|empty|full|linspace|new|ones|scalar_tensor|val|zeros)(_\w+)?")
+_QUOTED = re.compile(r"'([^']*)'")
+_COMPARED = re.compile(r"(bitwise_(and|not|or)|eq|ge|gt|le|logical_(and|not|or)|lt|ne)(_\d+)?")
+
+
+@dataclass(frozen=True)
+class Operand:
+    """A tensor of the program: its name in the module, and what it was."""
+
+    target: str
+    kind: str
+
+
+def operands_in(graph: ir.Graph) -> dict[str, Operand]:
+    """The tensors of the program by the names that its lines have for them; none in files of other exporters."""
+    listed = _INPUT.findall(graph.metadata_props.get(SIGNATURE, ""))
+    return {name: Operand(target, kind) for name, kind, target in listed}
+
+
+def operands_of(line: str) -> list[str]:
+    """The names that a line of the program reads, in order."""
+    return _NAME.findall(line.partition(" = ")[2])
+
+
+def module_of(path: str) -> str:
+    """The path of the module that a parameter or buffer belongs to, or another module; of the outermost, empty."""
+    return path.rpartition(".")[0]
+
+
+def folded_from(value: ir.Value) -> list[str]:
+    """The names of what the exporter computed an initializer of, those on the way included; empty if it did not."""
+    return _QUOTED.findall(value.metadata_props.get(_FOLDED_FROM, ""))
+
+
+def buffers_of(graph: ir.Graph) -> set[str]:
+    """The names in the module of what the exported program has as buffers, whether they are in the file or not."""
+    return _listed_as(graph, "BUFFER")
+
+
+def parameters_of(graph: ir.Graph) -> set[str]:
+    """The names in the module of its parameters, whether they are in the file or not."""
+    return _listed_as(graph, "PARAMETER")
+
+
+def _listed_as(graph: ir.Graph, kind: str) -> set[str]:
+    return {operand.target for operand in operands_in(graph).values() if operand.kind == kind}
+
+
+def is_moved_name(name: str) -> bool:
+    """Whether torch calls by a name what only moves numbers to other places."""
+    return _MOVED.fullmatch(name) is not None
+
+
+def is_product_name(name: str) -> bool:
+    """Whether torch calls by a name what multiplies by a weight."""
+    return _PRODUCT.fullmatch(name) is not None
+
+
+def is_made_name(name: str) -> bool:
+    """Whether torch calls by a name what makes a tensor of nothing, or of the shape of another."""
+    return _MADE.fullmatch(name) is not None
+
+
+def is_constant_name(name: str) -> bool:
+    """Whether torch calls by a name what may hold constants of the program."""
+    return _OF_CONSTANTS.fullmatch(name) is not None
+
+
+def is_comparison_name(name: str) -> bool:
+    """Whether torch calls by a name what makes a mask."""
+    return _COMPARED.fullmatch(name) is not None
+
+
+def module_around(node: ir.Node) -> str:
+    """The path of the module in which a node was made, empty if that is not known."""
+    scopes = _QUOTED.findall(node.metadata_props.get(_SCOPES, ""))
+    return scopes[-2] if len(scopes) > 1 else ""
+
+
+def operand_of(value: ir.Value) -> str:
+    """What the program calls an initializer that is an operand of it; empty for one that was made on the way."""
+    return value.metadata_props.get(OPERAND, "")
+
+
+def root_name(name: str) -> str:
+    """What the program calls an operation, without the number that tells it from others of its kind."""
+    return re.sub(r"_\d+$", "", name)

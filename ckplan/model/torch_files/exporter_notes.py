@@ -1,0 +1,96 @@
+"""What a user should know of a file of torch's default exporter: what was merged, computed, lost or left out."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+
+import onnx_ir as ir
+
+from ckplan import keys
+from ckplan.display import shortened
+from ckplan.model.torch_files.exporter_metadata import KIND, LINE, folded_from, module_around, module_of, operand_of
+from ckplan.operators.matching import is_op
+
+_BATCH_NORM_IN_TRAINING = re.compile(r"_native_batch_norm_legit\w*\.default\]\(args = \(.*, True, ")
+_SMOOTHED = re.compile(r"aten\.cross_entropy_loss\.default\]\(args = \((?:[^,]+, ){5}([\d.e-]+)\)")
+_MEAN = re.compile(r"aten\.scatter_reduce\.two\]\(args = \((?:[^,]+, ){4}mean\)")
+
+
+def doubtful_notes(graph: ir.Graph) -> list[str]:
+    """Note the tensors that may be computed of parameters which the file holds as well.
+
+    Of the nodes that computed them nothing is left, and no gradient goes that way. It may be so where a tensor is read
+    in the module of a parameter of as many elements. What the file says of it is certain; see
+    `ckplan.model.torch_files.unfold`.
+    """
+    owned = defaultdict(list)
+    for value in graph.initializers.values():
+        if value.metadata_props.get(KIND) == "PARAMETER":
+            owned[module_of(str(value.name))].append(value)
+    found = {}
+    for value in graph.initializers.values():
+        if operand_of(value) or value.metadata_props.get(keys.STANDS_FOR) or value.dtype is None or folded_from(value):
+            continue
+        if not value.dtype.is_floating_point() or value.const_value is None or value.const_value.size < 2:
+            continue
+        for module in map(module_around, value.consumers()):
+            for parameter in owned.get(module, ()):
+                if parameter.const_value is not None and parameter.const_value.size == value.const_value.size:
+                    found[value] = f"'{value.name}' of '{parameter.name}'"
+    if not found:
+        return []
+    return [
+        f"{len(found)} tensor(s) may be what torch's exporter computed of parameters that are in the file as well: "
+        f"{shortened(list(found.values()), 3)}; if so, their gradients lack a part, and ckplan.export keeps it"
+    ]
+
+
+def signature_notes(graph: ir.Graph, separated: int, lost: list[str]) -> tuple[str, ...]:
+    """Note what became of parameters, and what the exporter wrote in another way than the module has it.
+
+    Args:
+        graph: the model's, with its marks.
+        separated: how many tensors were taken apart.
+        lost: the names in the module of parameters that stand nowhere.
+    """
+    notes = []
+    if separated:
+        notes.append(f"{separated} tensor(s) that torch's exporter merged with others of equal values are apart again")
+    renamed = [
+        f"'{value.name}' of '{target}'"
+        for value in graph.initializers.values()
+        if (target := value.metadata_props.get(keys.STANDS_FOR))
+    ]
+    if renamed:
+        notes.append(f"{len(renamed)} weight(s) are what torch's exporter computed: {shortened(renamed, 3)}")
+    if lost:
+        notes.append(
+            f"{len(lost)} parameter(s) of the torch module are not in the file as such, being unused, tied to others, "
+            f"all zero or computed with ({shortened([repr(name) for name in lost], 3)}); ckplan.export keeps them"
+        )
+    in_training = sum(_BATCH_NORM_IN_TRAINING.search(node.metadata_props.get(LINE, "")) is not None for node in graph)
+    if in_training:
+        notes.append(
+            f"{in_training} BatchNormalization node(s) were in training mode in torch, whose exporter writes the "
+            "inference form; --training takes the statistics of the batch"
+        )
+    losses = _lines_of(graph, "SoftmaxCrossEntropyLoss")
+    smoothed = {found[1] for line in losses if (found := _SMOOTHED.search(line))}
+    if smoothed - {"0.0"}:
+        notes.append(
+            f"the loss had label_smoothing={', '.join(sorted(smoothed))} in torch, whose exporter leaves it out; "
+            "ckplan.export keeps it"
+        )
+    means = [line for line in _lines_of(graph, "ScatterElements") - _lines_of(graph, "Div") if _MEAN.search(line)]
+    if means:
+        notes.append(
+            f"{len(means)} scatter_reduce took a mean in torch, whose exporter writes the last element in its place; "
+            "ckplan.export keeps the mean"
+        )
+    return tuple(notes)
+
+
+def _lines_of(graph: ir.Graph, op_type: str) -> set[str]:
+    """The lines of the program of which nodes of one type were made."""
+    return {node.metadata_props.get(LINE, "") for node in graph if is_op(node, op_type)}
