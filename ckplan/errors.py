@@ -41,7 +41,11 @@ class UsageError(CkplanError):
 
 
 class ModelError(CkplanError):
-    """The model file is missing, damaged, invalid, or uses something unsupported (exit code 3)."""
+    """The model, or another file that is read, is missing, damaged, invalid or unsupported (exit code 3).
+
+    Other files are weights, data, checkpoints, adapters, plans, baselines, configurations and libraries. What a file
+    that is in order says, and what it does not fit, is a `UsageError`.
+    """
 
     exit_code: ClassVar[int] = 3
 

@@ -136,6 +136,8 @@ def read_plan(path: Path, step: Step) -> Plan:
         data = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ModelError(f"there is no file '{path}'", "make one with `ckplan plan`") from None
+    except OSError as error:
+        raise ModelError(f"cannot read '{path}': {error.strerror or error}", "check the path") from None
     except (ValueError, RecursionError) as error:
         raise ModelError(f"'{path}' is not JSON: {error}", "make a plan with `ckplan plan`") from error
     if not isinstance(data, dict) or not isinstance(data.get("schedule"), list):

@@ -11,7 +11,7 @@ from typing import Any
 from ckplan.comparison.judging import Limits
 from ckplan.comparison.running import Target
 from ckplan.comparison.settings import KEYS, Settings, read_setting, unknown
-from ckplan.errors import UsageError
+from ckplan.errors import ModelError, UsageError
 from ckplan.units import parse_bytes, parse_share
 
 OWN_FILE = "ckplan.toml"
@@ -56,7 +56,8 @@ def read_configuration(path: Path) -> Configuration:
         path: a TOML file; one that is called ``pyproject.toml`` has the configuration in ``[tool.ckplan]``.
 
     Raises:
-        UsageError: the file cannot be read, holds no models, an unknown key, or a value that does not fit its key.
+        ModelError: the file cannot be read or is not TOML.
+        UsageError: it holds no models, an unknown key, or a value that does not fit its key.
     """
     top = _section(path, _toml(path))
     if top is None:
@@ -81,11 +82,11 @@ def _toml(path: Path) -> dict[str, Any]:
     try:
         data = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise UsageError(f"there is no file '{path}'", "check the path") from None
+        raise ModelError(f"there is no file '{path}'", "check the path") from None
     except OSError as error:
-        raise UsageError(f"cannot read '{path}': {error.strerror or error}", "check the path") from None
+        raise ModelError(f"cannot read '{path}': {error.strerror or error}", "check the path") from None
     except ValueError as error:  # bad TOML, or not UTF-8
-        raise UsageError(f"'{path}' is not TOML: {error}", "correct it") from None
+        raise ModelError(f"'{path}' is not TOML: {error}", "correct it") from None
     if any("\0" in text for text in _texts(data)):
         raise UsageError(f"'{path}' holds a null character, which no name can have", "remove it")
     return data

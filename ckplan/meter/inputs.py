@@ -69,7 +69,8 @@ def make_inputs(
 
     Raises:
         UsageError: the file, a dimension, a shape or a number does not fit the model.
-        ModelError: an input is of a kind that cannot be made up (strings, sequences).
+        ModelError: the file is missing or damaged, or an input is of a kind that cannot be made up (strings,
+            sequences).
         EnvironmentUnavailableError: an input is larger than the memory there is.
     """
     fixed = fixed or {}
@@ -164,10 +165,10 @@ def _read(file: Path, model: ir.Model) -> dict[str, Array]:
             _check_room(file, archive.zip)
             arrays: dict[str, Array] = {name: archive[name] for name in archive.files}
     except FileNotFoundError as error:
-        raise UsageError(f"there is no file `{file}`", "check the path") from error
+        raise ModelError(f"there is no file `{file}`", "check the path") from error
     # An .npy is a TypeError or has no `zip`; zipfile tells of what it does not know or cannot inflate in its own ways.
     except (OSError, ValueError, TypeError, AttributeError, EOFError, *DAMAGED) as error:
-        raise UsageError(f"`{file}` is not a readable .npz file", "write it with numpy.savez") from error
+        raise ModelError(f"`{file}` is not a readable .npz file", "write it with numpy.savez") from error
     known = {value.name or "": value for value in model.graph.inputs}
     for name in initial_states(model) & known.keys() - arrays.keys():
         state = known[name]

@@ -7,7 +7,7 @@ import struct
 import zipfile
 from pathlib import Path
 
-from ckplan.errors import EnvironmentUnavailableError, UsageError
+from ckplan.errors import EnvironmentUnavailableError, ModelError
 
 _SAFETENSORS_HEADER = 100 << 20
 """The longest header that the format allows, in bytes."""
@@ -21,7 +21,7 @@ def read_names(path: Path) -> tuple[str, ...]:
             object whose keys are the names), or a text of one name a line, in which ``#`` begins a comment.
 
     Raises:
-        UsageError: the file is missing, damaged or empty.
+        ModelError: the file is missing, damaged or empty.
         EnvironmentUnavailableError: it is a state dict of torch and torch is not installed.
     """
     readers = {
@@ -33,16 +33,16 @@ def read_names(path: Path) -> tuple[str, ...]:
     try:
         names = readers.get(path.suffix.lower(), _lines)(path)
     except FileNotFoundError:
-        raise UsageError(f"`--params {path}`: no such file", "check the path") from None
+        raise ModelError(f"`--params {path}`: no such file", "check the path") from None
     except OSError as error:
-        raise UsageError(f"`--params {path}` cannot be read: {error.strerror or error}", "check the path") from None
+        raise ModelError(f"`--params {path}` cannot be read: {error.strerror or error}", "check the path") from None
     except (ValueError, TypeError, zipfile.BadZipFile, RuntimeError, struct.error) as error:
         reason = " ".join(str(error).split())[:200]
-        raise UsageError(
+        raise ModelError(
             f"`--params {path}` is damaged or of another format ({reason})", "give a list of names"
         ) from None
     if not names:
-        raise UsageError(f"`--params {path}` names nothing", "give one name a line")
+        raise ModelError(f"`--params {path}` names nothing", "give one name a line")
     return tuple(names)
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from ckplan.errors import EnvironmentUnavailableError, UsageError
+from ckplan.errors import EnvironmentUnavailableError, ModelError
 
 _LIBRARIES: list[str] = []
 
@@ -27,11 +27,11 @@ def use_custom_ops(library: str | os.PathLike[str]) -> None:
         library: a file that exports ``RegisterCustomOps`` (see onnxruntime's documentation of custom operators).
 
     Raises:
-        UsageError: there is no such file.
+        ModelError: there is no such file.
     """
     file = Path(library)
     if not file.is_file():
-        raise UsageError(f"there is no library {library} of custom operators", "name the .so, .dylib or .dll")
+        raise ModelError(f"there is no library {library} of custom operators", "name the .so, .dylib or .dll")
     path = str(file.resolve())
     if path not in _LIBRARIES:
         _LIBRARIES.append(path)

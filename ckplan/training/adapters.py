@@ -11,7 +11,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ckplan.autodiff.lora import Layer, Lora, insert, linear_layers
-from ckplan.errors import UsageError
+from ckplan.errors import ModelError, UsageError
 from ckplan.model.constants import hoist
 from ckplan.model.read import read
 from ckplan.model.saving import write_text
@@ -70,7 +70,7 @@ def read_adapter(folder: Path) -> tuple[dict[str, Array], Lora]:
     """Read adapters that `write_adapter` or PEFT wrote: their parameters, and what they are.
 
     Raises:
-        UsageError: a file is missing or damaged, or the adapters are of another kind.
+        ModelError: a file is missing or damaged, or the adapters are of another kind.
     """
     try:
         config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
@@ -80,15 +80,15 @@ def read_adapter(folder: Path) -> tuple[dict[str, Array], Lora]:
             raise ValueError(f"{other[0]} is set")
         lora = Lora(rank=int(config["r"]), alpha=float(config["lora_alpha"]))
     except OSError as error:
-        raise UsageError(f"{folder / CONFIG} cannot be read: {error.strerror or error}", "check the path") from None
+        raise ModelError(f"{folder / CONFIG} cannot be read: {error.strerror or error}", "check the path") from None
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise UsageError(
+        raise ModelError(
             f"{folder / CONFIG} is damaged or of another kind of adapter ({error})", "use a LoRA adapter"
         ) from None
     tensors, _ = read_tensors(folder / TENSORS)
     values = {name.removeprefix(_PREFIX): array for name, array in tensors.items()}
     if foreign := [name for name in values if not is_adapter(name)]:
-        raise UsageError(
+        raise ModelError(
             f"{folder / TENSORS} holds '{foreign[0]}', which is not part of an adapter", "use a LoRA adapter"
         )
     return values, lora

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from ckplan.autodiff.lora import Lora
-from ckplan.errors import EnvironmentUnavailableError, UsageError
+from ckplan.errors import EnvironmentUnavailableError, ModelError
 from ckplan.isolation.folders import temporary_folder
 from ckplan.training.stepfile import Array
 
@@ -189,11 +189,11 @@ def read_checkpoint(place: Path) -> Checkpoint:
         place: a file, or a folder of them, of which the last one is read.
 
     Raises:
-        UsageError: there is none, or it is damaged or of something else.
+        ModelError: there is none, or it is damaged or of something else.
     """
     path = latest(place)
     if path is None:
-        raise UsageError(
+        raise ModelError(
             f"there is no checkpoint in {place}",
             "check the path, or write one: `ckplan train` without --resume",
         )
@@ -206,7 +206,7 @@ def read_checkpoint(place: Path) -> Checkpoint:
         lora = Lora.of(about[LORA]) if LORA in about else None
         return Checkpoint(path, values, _whole(State(**state)), weights, lora)
     except (KeyError, ValueError, TypeError, OverflowError, RecursionError) as error:
-        raise UsageError(
+        raise ModelError(
             f"{path} is not a checkpoint of a training run ({error})", "name one that ckplan wrote"
         ) from None
 
@@ -230,7 +230,7 @@ def read_tensors(path: Path) -> tuple[dict[str, Array], dict[str, str]]:
     """Read a safetensors file: arrays by name, and metadata.
 
     Raises:
-        UsageError: it is missing or damaged.
+        ModelError: it is missing or damaged.
     """
     from safetensors import SafetensorError, safe_open
     from safetensors.numpy import load_file
@@ -240,7 +240,7 @@ def read_tensors(path: Path) -> tuple[dict[str, Array], dict[str, str]]:
             about = stream.metadata() or {}
         return load_file(path), dict(about)
     except FileNotFoundError:
-        raise UsageError(f"there is no file {path}", "check the path") from None
+        raise ModelError(f"there is no file {path}", "check the path") from None
     except (OSError, SafetensorError, ValueError, TypeError) as error:
         reason = " ".join(str(error).split())[:200]
-        raise UsageError(f"{path} is damaged or not a safetensors file ({reason})", "take an earlier one") from None
+        raise ModelError(f"{path} is damaged or not a safetensors file ({reason})", "take an earlier one") from None

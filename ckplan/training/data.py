@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ckplan.errors import EnvironmentUnavailableError, UsageError
+from ckplan.errors import EnvironmentUnavailableError, ModelError, UsageError
 from ckplan.isolation.arrays import DAMAGED
 from ckplan.training.stepfile import Array, Spec
 
@@ -23,22 +23,22 @@ def read_data(path: Path) -> dict[str, Array]:
             numbers or of lists of numbers.
 
     Raises:
-        UsageError: the file is missing, damaged, or of another format.
+        ModelError: the file is missing, damaged, or of another format.
         EnvironmentUnavailableError: it is a parquet file, and pyarrow is not installed.
     """
     readers = {".npz": _arrays, ".parquet": _columns}
     reader = readers.get(path.suffix.lower())
     if reader is None:
-        raise UsageError(f"{path} is neither .npz nor .parquet", "save arrays with numpy.savez(FILE, input=array, ...)")
+        raise ModelError(f"{path} is neither .npz nor .parquet", "save arrays with numpy.savez(FILE, input=array, ...)")
     if not path.is_file():
-        raise UsageError(f"there is no file {path}", "check the path")
+        raise ModelError(f"there is no file {path}", "check the path")
     try:
         return reader(path)
     except OSError as error:
-        raise UsageError(f"{path} cannot be read: {error.strerror or error}", "check the path") from None
+        raise ModelError(f"{path} cannot be read: {error.strerror or error}", "check the path") from None
     except (ValueError, EOFError, *DAMAGED) as error:
         reason = " ".join(str(error).split())[:200]
-        raise UsageError(f"{path} is damaged or of another format ({reason})", "write it again") from None
+        raise ModelError(f"{path} is damaged or of another format ({reason})", "write it again") from None
 
 
 def _arrays(path: Path) -> dict[str, Array]:

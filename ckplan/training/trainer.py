@@ -170,7 +170,8 @@ class Trainer:
             The epochs that were made now.
 
         Raises:
-            UsageError: there is no checkpoint to resume from, it is of another training, or there is one and
+            ModelError: there is no checkpoint to resume from, or it is damaged.
+            UsageError: it is of another training, no folder for checkpoints is named, or there is one in it and
                 ``resume`` does not say what is to become of it.
             CheckFailedError: the loss is infinite or NaN. Checkpoints from before are good.
             EnvironmentUnavailableError: a checkpoint cannot be written. Earlier ones are whole.

@@ -159,6 +159,40 @@ def test_bad_models_leave_no_file(command: str, tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [damaged]
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("grad", "MODEL", "-o", "OUT", "--params", "FILE.npz"),
+        ("grad", "MODEL", "-o", "OUT", "--params", "FILE.txt"),
+        ("measure", "MODEL", "--inputs", "FILE.npz"),
+        ("rewrite", "MODEL", "-o", "OUT", "--plan", "FILE.json"),
+        ("plan", "FILE.json", "-o", "OUT"),
+        ("train", "STEP", "--data", "FILE.npz", "--checkpoints", "OUT"),
+        ("export-weights", "FILE.safetensors", "MODEL", "-o", "OUT"),
+        ("compare", "FILE.json", "MODEL"),
+        ("compare", "--config", "FILE.toml"),
+    ],
+    ids=" ".join,
+)
+@pytest.mark.parametrize("state", ["missing", "damaged", "a folder"])
+def test_files_that_cannot_be_read_have_one_exit_code(
+    arguments: Sequence[str], state: str, model: Path, tmp_path: Path
+) -> None:
+    step, output = tmp_path / "step.onnx", tmp_path / "out"
+    assert run("grad", model, "-o", step, "--optimizer", "sgd").exit_code == 0
+    named = next(name for name in arguments if name.startswith("FILE"))
+    file = tmp_path / named
+    if state == "damaged":
+        file.write_bytes(b"\xff\xfe no such format")
+    elif state == "a folder":
+        file.mkdir()
+    places = {"MODEL": model, "STEP": step, "OUT": output, named: file}
+    result = run(*(places.get(name, name) for name in arguments))
+    assert result.exit_code == 3
+    assert named in failure(result)
+    assert not output.exists()
+
+
 def test_operators_without_a_gradient_are_named(tmp_path: Path) -> None:
     model = write_model(tmp_path / "model.onnx", activation="Hardmax", layers=2)
     result = run("grad", model, "-o", tmp_path / "out.onnx")

@@ -121,7 +121,7 @@ def test_a_child_process_without_the_library_says_it_too(tmp_path: Path) -> None
 
 def test_a_library_that_is_not_there(tmp_path: Path) -> None:
     failed = run("measure", write(tmp_path), "--custom-ops", tmp_path / "gone.so")
-    assert failed.exit_code == 2
+    assert failed.exit_code == 3
     assert "there is no library" in failed.stderr
 
 

@@ -177,7 +177,7 @@ def test_inputs_beyond_all_memory_are_refused(model: ir.Model) -> None:
         make_inputs(model, dims={"batch": 1 << 45})
 
 
-def test_a_file_that_is_no_archive_is_a_usage_error(model: ir.Model, tmp_path: Path) -> None:
+def test_a_file_that_is_no_archive_is_refused(model: ir.Model, tmp_path: Path) -> None:
     np.savez_compressed(tmp_path / "in.npz", x=np.zeros((2, 2), np.float32))
     whole = (tmp_path / "in.npz").read_bytes()
     for place, number in ((6, 32), (6, 1), (8, 99)):  # patched data, encrypted, compressed in an unknown way
@@ -185,15 +185,15 @@ def test_a_file_that_is_no_archive_is_a_usage_error(model: ir.Model, tmp_path: P
         for header in (0, whole.rindex(b"PK\x01\x02") + 2):
             damaged[header + place] = number
         (tmp_path / "in.npz").write_bytes(damaged)
-        with pytest.raises(UsageError, match=r"not a readable \.npz"):
+        with pytest.raises(ModelError, match=r"not a readable \.npz"):
             make_inputs(model, file=tmp_path / "in.npz")
     (tmp_path / "in.npz").write_text("no")
-    with pytest.raises(UsageError, match=r"not a readable \.npz"):
+    with pytest.raises(ModelError, match=r"not a readable \.npz"):
         make_inputs(model, file=tmp_path / "in.npz")
-    with pytest.raises(UsageError, match=r"there is no file `.*other\.npz`"):
+    with pytest.raises(ModelError, match=r"there is no file `.*other\.npz`"):
         make_inputs(model, file=tmp_path / "other.npz")
     np.save(tmp_path / "one.npy", np.zeros(2))
-    with pytest.raises(UsageError, match=r"not a readable \.npz"):
+    with pytest.raises(ModelError, match=r"not a readable \.npz"):
         make_inputs(model, file=tmp_path / "one.npy")
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ckplan.errors import UsageError
+from ckplan.errors import ModelError
 from ckplan.model.parameter_list import read_names
 
 NAMES = ("layers.0.weight", "layers.0.bias", "head")
@@ -66,15 +66,15 @@ def test_names_are_read(tmp_path: Path, name: str, make: Callable[[Path], None])
 )
 def test_what_is_no_list(tmp_path: Path, name: str, content: bytes, said: str) -> None:
     (tmp_path / name).write_bytes(content)
-    with pytest.raises(UsageError, match=said):
+    with pytest.raises(ModelError, match=said):
         read_names(tmp_path / name)
 
 
 def test_a_file_that_is_missing(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="no such file"):
+    with pytest.raises(ModelError, match="no such file"):
         read_names(tmp_path / "model.safetensors")
 
 
 def test_a_folder(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="cannot be read"):
+    with pytest.raises(ModelError, match="cannot be read"):
         read_names(tmp_path)

@@ -15,7 +15,7 @@ from safetensors.numpy import load_file
 import ckplan
 from ckplan.autodiff.lora import Lora
 from ckplan.cli import cli
-from ckplan.errors import UsageError
+from ckplan.errors import ModelError
 from ckplan.training.adapters import read_adapter, write_adapter
 from ckplan.training.export import export_weights
 from tests.autodiff.test_lora import BASES, INPUTS, OUTPUTS, A, B
@@ -182,5 +182,5 @@ def test_adapters_of_another_model_are_refused(trained: tuple[Path, float], tmp_
 )
 def test_other_adapters_are_refused(config: str, said: str, tmp_path: Path) -> None:
     (tmp_path / "adapter_config.json").write_text(config)
-    with pytest.raises(UsageError, match=said):
+    with pytest.raises(ModelError, match=said):
         read_adapter(tmp_path)

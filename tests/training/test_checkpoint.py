@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import ckplan
-from ckplan.errors import UsageError
+from ckplan.errors import ModelError, UsageError
 from ckplan.training import checkpoint
 from tests.training.network import data, files
 
@@ -87,7 +87,7 @@ def test_a_full_disk_leaves_the_last_checkpoint_whole(tmp_path: Path) -> None:
 def test_a_checkpoint_that_does_not_fit_is_refused(tmp_path: Path) -> None:
     _, step = files(tmp_path, optimizer="adam")
     folder = tmp_path / "run"
-    with pytest.raises(UsageError, match="there is no checkpoint in"):
+    with pytest.raises(ModelError, match="there is no checkpoint in"):
         ckplan.Trainer(step, data(), checkpoints=folder).train(1, resume=True)
     with pytest.raises(UsageError, match="name the folder"):
         ckplan.Trainer(step, data()).train(1, resume=True)
@@ -104,10 +104,10 @@ def test_a_checkpoint_that_does_not_fit_is_refused(tmp_path: Path) -> None:
     last = checkpoint.latest(folder)
     assert last is not None
     last.write_bytes(last.read_bytes()[:-9])
-    with pytest.raises(UsageError, match=r"is damaged or not a safetensors file"):
+    with pytest.raises(ModelError, match=r"is damaged or not a safetensors file"):
         ckplan.read_checkpoint(folder)
     checkpoint.write_tensors(last, {"a": np.zeros(3)}, {})
-    with pytest.raises(UsageError, match="not a checkpoint of a training run"):
+    with pytest.raises(ModelError, match="not a checkpoint of a training run"):
         ckplan.read_checkpoint(last)
 
 
@@ -124,7 +124,7 @@ def test_a_damaged_state_is_refused(tmp_path: Path, damage: dict[str, object]) -
     values, about = checkpoint.read_tensors(last)
     about[checkpoint.STATE] = json.dumps({**json.loads(about[checkpoint.STATE]), **damage})
     checkpoint.write_tensors(last, values, about)
-    with pytest.raises(UsageError, match="not a checkpoint of a training run"):
+    with pytest.raises(ModelError, match="not a checkpoint of a training run"):
         ckplan.Trainer(step, data(), checkpoints=tmp_path / "held").train(2, resume=True)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ckplan.errors import EnvironmentUnavailableError, UsageError
+from ckplan.errors import EnvironmentUnavailableError, ModelError, UsageError
 from ckplan.training.data import fitted, read_data
 from ckplan.training.stepfile import Spec
 
@@ -54,14 +54,14 @@ def test_rows_of_a_table_get_the_shape_of_the_input() -> None:
 def test_what_is_no_data_is_refused_in_one_line(name: str, content: bytes | None, said: str, tmp_path: Path) -> None:
     if content is not None:
         (tmp_path / name).write_bytes(content)
-    with pytest.raises(UsageError, match=said) as error:
+    with pytest.raises(ModelError, match=said) as error:
         read_data(tmp_path / name)
     assert "\n" not in str(error.value)
 
 
 def test_objects_are_not_unpickled(tmp_path: Path) -> None:
     np.savez(tmp_path / "d.npz", x=np.array([{}], dtype=object))
-    with pytest.raises(UsageError, match="damaged or of another format"):
+    with pytest.raises(ModelError, match="damaged or of another format"):
         read_data(tmp_path / "d.npz")
 
 
