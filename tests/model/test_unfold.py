@@ -33,6 +33,10 @@ FUNCTIONS = {
     "softplus": lambda x: np.log1p(np.exp(x)),
     "mul_3": lambda x: np.float32(2.5) * x,
     "div_1": lambda x: x / np.sqrt((x * x).sum()),
+    "div_2": lambda x: x / x.sum(),
+    "div_3": lambda x: x / np.abs(x).max(),
+    "div_4": lambda x: x / np.sqrt((x * x).sum()),
+    "add_4": lambda x: x + np.float32(0.7),
     "relu": lambda x: np.maximum(x, 0),
     "abs_1": np.abs,
 }
@@ -66,6 +70,8 @@ TORCH = {
     "softplus": lambda p: p.exp().log1p(),
     "mul_3": lambda p: 2.5 * p,
     "div_1": lambda p: p / p.norm(),
+    "div_3": lambda p: p / p.abs().max(),
+    "div_4": lambda p: p / p.norm(),
     "relu": lambda p: p.relu(),
     "abs_1": lambda p: p.abs(),
 }
@@ -77,7 +83,7 @@ SIGNED = normal(3, 4)
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_it_is_computed_again_and_has_a_gradient(name: str) -> None:
     torch = pytest.importorskip("torch")
-    parameter = SIGNED if name in ("relu", "abs_1") else PARAMETER
+    parameter = {"relu": SIGNED, "abs_1": SIGNED, "div_4": normal(3, 2, 4)}.get(name, PARAMETER)
     model = mixed(name, FUNCTIONS[name](parameter), parameter)
     forward, notes = loaded(model)
     assert f"'{name}' of 'a.mix': computed by torch's exporter, and in the step again" in notes
@@ -104,10 +110,48 @@ def test_equal_values_are_told_apart_by_torch_s_name() -> None:
 
 
 def test_what_is_not_known_is_noted() -> None:
-    for number in (PARAMETER, PARAMETER[:1]):
-        _, notes = loaded(mixed("mul_3", np.sin(number), number))
+    for number in (PARAMETER, PARAMETER[:1], np.full_like(PARAMETER, 0.3)):
+        _, notes = loaded(mixed("sin_3", np.sin(number), number))
         assert "1 tensor(s) were computed by torch's exporter of parameters" in notes
-        assert "'mul_3' of 'a.mix'; their gradients lack that part" in notes
+        assert "'sin_3' of 'a.mix'; their gradients lack that part" in notes
+
+
+@pytest.mark.parametrize("way", ["dot", "max_1", "detach"])
+def test_what_may_have_been_divided_by_a_number_of_its_own_was_not_divided_by_a_constant(way: str) -> None:
+    """As by the spectral norm of a weight: another one for other weights."""
+    _, notes = loaded(mixed("div_1", PARAMETER * np.float32(0.37), PARAMETER, way=way))
+    assert "'div_1' of 'a.mix'; their gradients lack that part" in notes
+
+
+@pytest.mark.parametrize(
+    ("name", "way", "known"),
+    [
+        ("mul_3", "val_1", True),
+        ("add_3", "scalar_tensor_default", True),
+        ("sub_3", "val_1", False),
+        ("mul", "mul_1", False),
+    ],
+)
+def test_one_number_was_scaled_or_shifted_if_its_name_says_so(name: str, way: str, known: bool) -> None:
+    """As the halves of a learnt step: of ``p - 2`` and ``2 - p``, which have one name, either may be right."""
+    number = np.full(1, 3.07, np.float32)
+    again = name not in loaded(mixed(name, number / 2, number, way=way))[0].graph.initializers
+    assert again == known
+
+
+@pytest.mark.parametrize("way", ["norm", "slice_2"])
+def test_forms_of_one_parameter_that_are_trained_apart_are_told(way: str) -> None:
+    """Parts of it are independent indeed."""
+    model = mixed("sub_3", normal(1, 4), PARAMETER, source="a.gone", way=way)
+    model.graph.initializer.append(onnx.numpy_helper.from_array(normal(2, 4), "slice_1"))
+    model.graph.node[0].input[1] = "slice_1"
+    if way != "norm":
+        model.graph.node[2].input[1] = "slice_3"
+        model.graph.initializer[1].name = "slice_3"
+        model.graph.value_info[-1].name = "slice_3"
+    add_source(model, "slice_1", "a.gone", "val_1")
+    told = "several tensors that torch's exporter computed of them, trained as if they were independent"
+    assert (told in loaded(model)[1]) == (way == "norm")
 
 
 def test_one_number_is_computed_again_if_torch_names_how() -> None:
@@ -247,8 +291,9 @@ def test_what_the_older_exporter_did_not_fold_stays(nodes: str, weight: np.ndarr
 
 
 def test_all_parameters_whose_gradients_lack_a_part_are_named() -> None:
-    """As of the first step of a recurrent cell that begins with learnt states, in a file with a fixed batch."""
+    """As of the first step of a cell that begins with learnt states, where several states give it."""
     weight, bias, state = normal(0, 4, 4), normal(1, 4), normal(2, 4)
+    weight[3] = weight[2]
     first = np.tile(state @ weight + bias, (2, 1))
     model = exported(
         "m = MatMul(x, weight) b = Add(m, r.bias) y = Add(b, linear)",
@@ -264,9 +309,15 @@ def test_all_parameters_whose_gradients_lack_a_part_are_named() -> None:
     assert "('state')" in notes
 
 
-def first_step(row: bool, bias: bool = True, zeros: bool = False) -> tuple[onnx.ModelProto, dict]:
+def first_step(
+    row: bool, bias: bool = True, zeros: bool = False, results: int = 9
+) -> tuple[onnx.ModelProto, dict[str, np.ndarray]]:
     """As of a recurrent cell: W h + b of a state that two samples begin with, and of x; the state may be read, too."""
-    weights = {"r.weight": normal(0, 9, 4), "r.bias": normal(1, 9) * bias, "head.weight": normal(3, 9, 4)}
+    weights = {
+        "r.weight": normal(0, results, 4),
+        "r.bias": normal(1, results) * bias,
+        "head.weight": normal(3, results, 4),
+    }
     state = normal(2, 1, 4)
     first = np.tile(state @ weights["r.weight"].T * (not zeros) + weights["r.bias"], (2, 1)).astype(np.float32)
     model = exported(
@@ -290,9 +341,12 @@ def first_step(row: bool, bias: bool = True, zeros: bool = False) -> tuple[onnx.
 
 @pytest.mark.parametrize("row", [True, False], ids=["read elsewhere", "gone"])
 @pytest.mark.parametrize("bias", [True, False], ids=["a bias", "none"])
-def test_the_first_step_from_a_state_that_is_learnt_is_computed_again(row: bool, bias: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize("results", [9, 4], ids=["gates", "square"])
+def test_the_first_step_from_a_state_that_is_learnt_is_computed_again(
+    row: bool, bias: bool, results: int, tmp_path: Path
+) -> None:
     torch = pytest.importorskip("torch")
-    model, arrays = first_step(row, bias)
+    model, arrays = first_step(row, bias, results=results)
     x, target = normal(4, 2, 4), normal(5, 2, 4)
     step = ckplan.open_model(model, loss="mse")
     session = onnxruntime.InferenceSession(ir.to_proto(step.model).SerializeToString())

@@ -136,6 +136,23 @@ def normalised(axis: int) -> Function:
     )
 
 
+def divided(rank: int) -> list[Function]:
+    """Division by one number of a tensor of some rank: its sum, its largest magnitude, the Euclidean norm of all of it.
+
+    The norm of a vector is left to `normalised`.
+    """
+    every, by = tuple(range(rank)), Operation("Div", "px")
+    found = [
+        Function("div", values, (*reduced, by), _SUMMED_ULPS, axes=every)
+        for values, reduced in (
+            (lambda x: x / x.sum(), (Operation("ReduceSum"),)),
+            (lambda x: x / np.abs(x).max(), (Operation("Abs"), Operation("ReduceMax"))),
+            (lambda x: x / np.sqrt((x * x).sum()), (Operation("ReduceL2"),)),
+        )
+    ]
+    return found[:-1] if rank == 1 else found
+
+
 def scaled(array: Array, result: Array) -> Function | None:
     """Multiplication by the one number that fits at the largest element; None if there is none."""
     largest = int(np.abs(array).argmax()) if array.size else 0
@@ -144,6 +161,12 @@ def scaled(array: Array, result: Array) -> Function | None:
     factor = float(result.reshape(-1)[largest]) / float(array.reshape(-1)[largest])
     constants = {"c": np.array(factor, array.dtype)}
     return Function("mul", lambda x: x * factor, (Operation("Mul", "xc"),), _ULPS, constants)
+
+
+def shifted(array: Array, result: Array) -> Function:
+    """Addition of the one number that fits at the first element."""
+    term = float(result.reshape(-1)[0]) - float(array.reshape(-1)[0])
+    return Function("add", lambda x: x + term, (Operation("Add", "xc"),), _ULPS, {"c": np.array(term, array.dtype)})
 
 
 def reshaped(result: tuple[int, ...], order: tuple[int, ...]) -> Function:

@@ -4,7 +4,8 @@ The optimiser of torch's default exporter computes what depends on parameters al
 `1 / p` of a generalised mean, the normalised rows of a classifier by cosines. Where the parameter is read elsewhere as
 well it stays in the file, and its gradient lacks the part that went through what was computed. The result's metadata
 name the tensors that it was computed of. Where the parameter is not read itself but two things of it are, the
-`sigmoid(g)` and `1 - sigmoid(g)` of a gate, each would be trained by itself: the one is computed of the other.
+`sigmoid(g)` and `1 - sigmoid(g)` of a gate, each would be trained by itself: the one is computed of the other, or
+else a note says so.
 
 The exporter before it folds as well (norms of rows, differences, squares), and says of nothing what it is of. There the
 values have to tell alone.
@@ -16,6 +17,7 @@ the product of the state is a bias, once for each sample.
 from __future__ import annotations
 
 import math
+import re
 from collections import defaultdict
 from collections.abc import Sequence
 
@@ -28,18 +30,28 @@ from ckplan.model.infer import static_shape
 from ckplan.model.literals import is_numbered
 from ckplan.model.torch_files.concatenated import put_concat
 from ckplan.model.torch_files.default_exporter import is_one_number, is_unstructured
-from ckplan.model.torch_files.exporter_metadata import KIND, folded_from, parameters_of
+from ckplan.model.torch_files.exporter_metadata import (
+    KIND,
+    buffers_of,
+    folded_from,
+    is_comparison_name,
+    is_made_name,
+    is_moved_name,
+    parameters_of,
+)
 from ckplan.model.torch_files.functions import (
     ELEMENTWISE,
     Array,
     Function,
     compute,
+    divided,
     is_named_in,
     matching,
     normalised,
     reductions,
     reshaped,
     scaled,
+    shifted,
     transposed,
 )
 from ckplan.model.torch_files.products import put_product
@@ -51,13 +63,21 @@ _NEAR = 1e-3
 """How far the first number of a tensor may lie from what a function makes of another's, to compare all of them."""
 _FEWEST = 4
 """How many numbers there are at least where nothing but the numbers tells what a tensor was computed of."""
+_MATRIX = 2
+_FACTOR = re.compile(r"(div|mul|neg)(_\d+)?")
+"""How torch calls what multiplies by a number."""
+_SUM = re.compile(r"add(_\d+)?")
+_TERM = re.compile(rf"{_SUM.pattern}|sub(_\d+)?")
+"""How it calls what adds one."""
+_NUMBER = re.compile(r"val_\d+|scalar_tensor(_\w+)?")
+"""What holds a number of the program."""
 
 
 def unfold(model: ir.Model) -> tuple[str, ...]:
     """Compute again, in place, what was computed of parameters that are in the file as well.
 
     Returns:
-        Notes: what is computed again, and what cannot be, so that a gradient lacks a part.
+        Notes: what is computed again, and what cannot be, so that a gradient lacks a part or is one of several.
     """
     graph, opset = model.graph, model.opset_imports.get("", 1)
     here = _parameters_here(graph)
@@ -81,10 +101,10 @@ def unfold(model: ir.Model) -> tuple[str, ...]:
             or put_product(graph, value, parameters, len(set(folded_from(value)) & gone) == 1)
         ):
             again.append(f"'{value.name}' of {_listed(value, parameters)}")
-        elif is_unstructured(value) or is_one_number(value):
+        elif is_unstructured(value) or is_one_number(value) or not _is_filled(value):
             lacking.append(f"'{value.name}' of {_listed(value, parameters)}")
-    again.extend(_of_each_other(graph, opset))
-    again.extend(_of_named(graph, opset))
+    of_each_other, apart = _of_each_other(graph, opset)
+    again.extend((*of_each_other, *_of_named(graph, opset)))
     notes = []
     if again:
         notes.append(f"{shortened(again, 3)}: computed by torch's exporter, and in the step again")
@@ -92,6 +112,11 @@ def unfold(model: ir.Model) -> tuple[str, ...]:
         notes.append(
             f"{len(lacking)} tensor(s) were computed by torch's exporter of parameters that are in the file as well: "
             f"{shortened(lacking, 3)}; their gradients lack that part, and ckplan.export keeps it"
+        )
+    if apart:
+        notes.append(
+            f"{len(apart)} parameter(s) are in the file as several tensors that torch's exporter computed of them, "
+            f"trained as if they were independent: {shortened(apart, 3)}; ckplan.export keeps the parameters"
         )
     return tuple(notes)
 
@@ -115,15 +140,19 @@ def _listed(value: ir.Value, parameters: Sequence[ir.Value]) -> str:
     return " and ".join(names) if len(names) <= _LISTED else shortened(names, _LISTED)
 
 
-def _of_each_other(graph: ir.Graph, opset: int) -> list[str]:
-    """Compute again what is a function of something simpler that stands for the same parameter; say what of what."""
+def _of_each_other(graph: ir.Graph, opset: int) -> tuple[list[str], list[str]]:
+    """Compute again what is a function of something simpler that stands for the same parameter.
+
+    Returns:
+        What was computed of what, and what is left of parameters in several forms that are not just parts of them.
+    """
     groups: dict[str, list[ir.Value]] = defaultdict(list)
     for value in graph.initializers.values():
         target = value.metadata_props.get(keys.STANDS_FOR)
         if target and _is_numbers(value) and not value.is_graph_output():
             groups[target].append(value)
-    again = []
-    for group in groups.values():
+    again, apart = [], []
+    for target, group in groups.items():
         kept: list[ir.Value] = []
         for value in sorted(group, key=lambda one: len(folded_from(one))):
             for simpler in kept:
@@ -134,7 +163,10 @@ def _of_each_other(graph: ir.Graph, opset: int) -> list[str]:
                     break
             else:
                 kept.append(value)
-    return again
+        ways = {str(value.name) for value in kept}.union(*map(folded_from, kept)) - {target}
+        if len(kept) > 1 and not all(is_moved_name(name) or _NUMBER.fullmatch(name) for name in ways):
+            apart.append(f"{shortened([repr(value.name) for value in kept], 3)} of '{target}'")
+    return again, apart
 
 
 def _of_named(graph: ir.Graph, opset: int) -> list[str]:
@@ -184,6 +216,11 @@ def _may_be_norm(shape: tuple[int, ...], result: tuple[int, ...]) -> bool:
     return len(shape) == len(result) and shape != result and all(left in (size, 1) for size, left in pairs)
 
 
+def _is_filled(value: ir.Value) -> bool:
+    """Whether a tensor may hold numbers of the program, of which a parameter gave but the shape or the places."""
+    return any(is_made_name(name) or is_comparison_name(name) for name in (str(value.name), *folded_from(value)))
+
+
 def _is_numbers(value: ir.Value) -> bool:
     return value.const_value is not None and value.const_value.dtype.is_floating_point()
 
@@ -196,7 +233,13 @@ def _function(value: ir.Value, source: ir.Value, opset: int) -> Function | None:
     if value.const_value is None or source.const_value is None:
         return None
     array, result = source.const_value.numpy(), value.const_value.numpy()
+    if array.dtype != result.dtype or array.dtype.kind != "f" or not array.size:
+        return None
+    if array.size == result.size and (moved := _moved(array, result)) is not None:
+        return moved
     found = matching(array, result, _functions(array, result, opset))
+    if not found:
+        return _by_number(value, source, array, result)
     named = [one for one in found if is_named_in(one, [str(value.name)])]
     if len(named) == 1 and len(found) > 1:
         found = named
@@ -206,19 +249,41 @@ def _function(value: ir.Value, source: ir.Value, opset: int) -> Function | None:
 
 
 def _functions(array: Array, result: Array, opset: int) -> list[Function]:
-    if array.dtype != result.dtype or array.dtype.kind != "f" or not array.size:
-        return []
-    if array.size == result.size and (moved := _moved(array, result)) is not None:
-        return [moved]
     found: list[Function] = reductions(array.shape, result.shape, opset)
     if array.shape == result.shape:
         found += [*ELEMENTWISE, *map(normalised, range(array.ndim))]
-        by = scaled(array, result)
-        found += [by] if by is not None and array.size > 1 else []
-    if array.ndim == 2 and array.shape[::-1] == result.shape:
-        by = scaled(array.T, result)
-        found += [transposed(by)] if by is not None else []
+        found += divided(array.ndim)
     return found
+
+
+def _by_number(value: ir.Value, source: ir.Value, array: Array, result: Array) -> Function | None:
+    """How a tensor was scaled or shifted by a number of the program, if it was; None where that is not known.
+
+    A number that was computed of the tensor itself, as its norm is, would do as well: all that stands between the two
+    must have the name of a product, or of a sum, or of what makes a number. Of numbers that are all equal nothing but
+    the name tells, and it has to be one; `sub` would be two, as torch calls ``p - c`` and ``c - p`` alike.
+    """
+    assert value.graph is not None  # it is an initializer
+    names = {str(value.name), *folded_from(value)} - {str(source.name), source.metadata_props.get(keys.STANDS_FOR)}
+    if source.name in folded_from(value):
+        names.difference_update(folded_from(source))
+    differ = bool((array != array.reshape(-1)[:1]).any())
+    if differ:
+        names -= buffers_of(value.graph)
+    steps = [name for name in names if not (is_moved_name(name) or _NUMBER.fullmatch(name))]
+    if not steps or (len(steps) > 1 and not differ):
+        return None
+    found = []
+    for turned in (False, True) if array.ndim == _MATRIX and differ else (False,):
+        read = array.T if turned else array
+        by = None
+        if read.shape == result.shape and all(map(_FACTOR.fullmatch, steps)):
+            by = scaled(read, result)
+        elif read.shape == result.shape and all(map((_TERM if differ else _SUM).fullmatch, steps)):
+            by = shifted(read, result)
+        if by is not None and matching(read, result, [by]):
+            found.append(transposed(by) if turned else by)
+    return found[0] if len(found) == 1 else None
 
 
 def _moved(array: Array, result: Array) -> Function | None:
