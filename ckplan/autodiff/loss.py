@@ -86,7 +86,7 @@ def add_loss(op: Builder, spec: str | None) -> Loss:
             "the model has no floating-point output, so there is nothing to differentiate",
             "train the model as it was before quantisation"
             if quantised
-            else "cut the model before its integer outputs, for example with onnx.utils.extract_model",
+            else "cut the model before its integers or texts, for example with onnx.utils.extract_model",
         )
     if spec is None:
         trained = reached_by(op.graph, op.opset_imports, op.graph.initializers.values())

@@ -198,7 +198,7 @@ def build_training_graph(
         node.metadata_props[PHASE] = "forward"
 
     if scale is None:
-        fed = (value for value in graph.inputs if not value.is_initializer())
+        fed = (value for value in graph.inputs if isinstance(value.type, ir.TensorType) and not value.is_initializer())
         begin = next(fed) if forward_forms.blocks else None  # no block waits for the loss of all
         found = backpropagate(op, wanted, targets, begin=begin)
     else:

@@ -128,7 +128,9 @@ def check_size(name: str, shape: tuple[int, ...]) -> None:
     """
     if math.prod(shape) > MOST_ELEMENTS:
         sizes = "x".join(map(str, shape))
-        raise ModelError(f"input '{name}' of shape {sizes} has too many elements", "give smaller sizes with --shape")
+        raise ModelError(
+            f"input '{name}' of shape {sizes} has too many elements", "give smaller sizes with --dim or --shape"
+        )
 
 
 def sort(graph: ir.Graph) -> None:

@@ -39,7 +39,9 @@ def parts_of_dimension(name: str) -> tuple[int, str] | None:
 
 
 def dimensions_of(value: ir.Value) -> tuple[int, ...] | None:
-    """The static shape of a value, None where it is not known."""
+    """The static shape of a tensor; None where it is not known, and of what is no tensor, such as an optional one."""
+    if isinstance(value.type, ir.OptionalType | ir.SequenceType):
+        return None
     if (learnt := value.meta.data.get(DIMENSIONS)) is not None:
         return tuple(learnt)
     if value.shape is None:

@@ -167,9 +167,9 @@ def write(
     copy = model.clone()
     feed_weights(copy.graph)
     updates = updates_of(copy)
-    batch = next(
-        (value for value in copy.graph.inputs if not value.is_initializer() and value.name not in updates), None
-    )
+    # Of an optional there is no Size to wait for.
+    tensors = (value for value in copy.graph.inputs if isinstance(value.type, ir.TensorType))
+    batch = next((value for value in tensors if not value.is_initializer() and value.name not in updates), None)
     file = _File(
         copy,
         updates,

@@ -104,6 +104,23 @@ def test_what_no_node_reads_is_not_in_the_file() -> None:
     assert {value.name for value in emitted.graph.inputs} >= {value.name for value in graph.graph.inputs}
 
 
+def test_a_model_may_be_fed_an_optional() -> None:
+    tensor = onnx.helper.make_tensor_type_proto(onnx.TensorProto.FLOAT, [2, 4])
+    given = onnx.helper.make_value_info("given", onnx.helper.make_optional_type_proto(tensor))
+    result = onnx.helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, [2, 3])
+    weight = onnx.numpy_helper.from_array(np.ones((4, 3), np.float32), "w")
+    nodes = [
+        onnx.helper.make_node("OptionalGetElement", ["given"], ["x"], "get"),
+        onnx.helper.make_node("MatMul", ["x", "w"], ["y"], "product"),
+    ]
+    model = onnx.helper.make_model(onnx.helper.make_graph(nodes, "g", [given], [result], [weight]))
+    graph = ckplan.build_training_graph(model, loss="sum").model
+    emitted = emit(graph, parse_strategy("none").solve(problem_of(graph)))
+    x = np.arange(8, dtype=np.float32).reshape(2, 4)
+    found = run(ir.to_proto(emitted), {"given": x})
+    np.testing.assert_array_equal(found["w_grad"], x.T @ np.ones((2, 3), np.float32))
+
+
 def test_what_onnxruntime_does_not_load_is_a_model_error() -> None:
     graph = training_graph("tanh_chain")
     plan = parse_strategy("none").solve(problem_of(graph))
