@@ -28,7 +28,8 @@ from ckplan.model import is_literal
 from ckplan.model.constants import FOLDED, IN_NODE
 from ckplan.model.literals import is_numbered
 from ckplan.model.structure import TABLE, is_rounded, structure_of
-from ckplan.model.torch_files.exporter_metadata import KIND
+from ckplan.model.torch_files.default_exporter import is_one_number, is_unstructured
+from ckplan.model.torch_files.exporter_metadata import KIND, folded_from, is_comparison_name, parameters_of
 from ckplan.model.torch_files.old_exporter import COMPUTED, LAYERS
 
 _WEIGHT = re.compile(
@@ -40,6 +41,10 @@ _WEIGHT = re.compile(
 )
 _STATISTIC = re.compile(r"(.*[._/])?(running|moving)_(mean|var|variance)([/:].*)?")
 """What frameworks call what a batch normalisation keeps of the batches before."""
+_SPECTRAL = re.compile(r"(?P<weight>.*)_[uv]")
+"""What torch calls the two vectors by which it tells the spectral norm of a weight, beside ``weight_orig``."""
+_MASK = re.compile(r"(.*[._/])?(\w+_)?masks?_?\d*")
+"""What a mask is called."""
 _BUFFER = re.compile(r"(.*[._/])?final_logits_bias")
 """What is called like a weight and is none: transformers' zeros behind the head of BART and its kin."""
 _OF_NODE = re.compile(r"(.*/)?Constant(_\d+)?_output_0")
@@ -112,7 +117,18 @@ def _marked(value: ir.Value) -> Verdict | None:
         return Verdict(True, not odd, formula or "")
     if kind is not None:
         return Verdict(False, why="a buffer of the module" if kind == "BUFFER" else "")
-    return None if stands_for is None else Verdict(False, why="no parameter of the module")
+    if stands_for is None:
+        return Verdict(True) if _is_of_parameters(value) else None
+    return Verdict(False, why="no parameter of the module")
+
+
+def _is_of_parameters(value: ir.Value) -> bool:
+    """Whether torch's default exporter computed numbers of no formula of parameters, be they few."""
+    computed_of = folded_from(value)
+    if not computed_of or value.graph is None or any(map(is_comparison_name, computed_of)):
+        return False
+    of_numbers = is_unstructured(value) or is_one_number(value)
+    return of_numbers and not parameters_of(value.graph).isdisjoint(computed_of)
 
 
 def _named(value: ir.Value, uses: Set[Use]) -> Verdict | None:
@@ -125,6 +141,9 @@ def _named(value: ir.Value, uses: Set[Use]) -> Verdict | None:
         return Verdict(False, why="a running statistic")
     if _BUFFER.fullmatch(name):
         return Verdict(False, why="a buffer of the module")
+    spectral = _SPECTRAL.fullmatch(name)
+    if spectral and value.graph is not None and f"{spectral['weight']}_orig" in value.graph.initializers:
+        return Verdict(False, why="of a spectral norm")
     of_one = value.const_value is not None and value.const_value.size == 1
     if _PADDLE_CONSTANT.fullmatch(name) or (of_one and _PADDLE_CAST.fullmatch(name)):
         return Verdict(False, why="a constant of Paddle's")
@@ -148,6 +167,8 @@ def _by_values(value: ir.Value, uses: Set[Use]) -> Verdict:
     if few and value.shape is not None and len(value.shape) >= _IMAGE_CHANNELS and uses == {Use.INPUT}:
         return Verdict(False, why="what an image is normalised by")
     formula = _formula(value)
+    if few and _is_of_zeros_and_ones(value):
+        return Verdict(_MASK.fullmatch(str(value.name)) is None, certain=False, why="of zeros and ones")
     if formula is None:
         odd = numbered and uses.isdisjoint({Use.PRODUCT, Use.TABLE, Use.AFFINE})
         if odd and few:
@@ -181,6 +202,15 @@ def may_be_merged(value: ir.Value, uses: Set[Use]) -> bool:
     return str(_formula(value)).startswith("all ")
 
 
+def is_number_computed(value: ir.Value) -> bool:
+    """Whether torch's old exporter computed a few numbers, which follow no formula that could be seen in them.
+
+    It computes of parameters and buffers alone: numbers of the program stay Constant nodes.
+    """
+    few = value.const_value is not None and value.const_value.size < _FEW
+    return few and COMPUTED.fullmatch(str(value.name)) is not None and (is_unstructured(value) or is_one_number(value))
+
+
 def is_computed(value: ir.Value, uses: Set[Use]) -> bool:
     """Whether torch's old exporter computed a tensor of others, of which its file says nothing, and did not turn it.
 
@@ -201,6 +231,11 @@ def _judge_literal(value: ir.Value, uses: Set[Use]) -> Verdict:
     if (in_product or (for_channels and _is_of_layers(value))) and _formula(value) is None:
         return Verdict(True, certain=False, why="in a Constant node")
     return Verdict(False)
+
+
+def _is_of_zeros_and_ones(value: ir.Value) -> bool:
+    """Whether an initializer holds both and nothing else, as a mask does."""
+    return value.const_value is not None and set(value.const_value.numpy().reshape(-1).tolist()) == {0.0, 1.0}
 
 
 def _is_of_layers(value: ir.Value) -> bool:

@@ -9,7 +9,7 @@ import onnx_ir as ir
 
 from ckplan.autodiff.breaks import listed
 from ckplan.autodiff.builder import Builder
-from ckplan.autodiff.evidence import is_computed, judge, may_be_merged
+from ckplan.autodiff.evidence import is_computed, is_number_computed, judge, may_be_merged
 from ckplan.autodiff.names import Tensors, matching_any
 from ckplan.autodiff.paths import differentiable_inputs, entry_of
 from ckplan.autodiff.quantisation import is_quantised
@@ -188,6 +188,7 @@ def select_parameters(
     doubtful: list[str] = []
     merged: list[str] = []
     computed: list[str] = []
+    numbers: list[str] = []
     for value in candidates:
         name = str(value.name)
         if value in request.frozen or not (request.all_parameters or value in asked):
@@ -203,7 +204,9 @@ def select_parameters(
             verdict = judge(value, uses.get(value, set()))
             said = f"'{name}': {verdict.why}" if verdict.why else f"'{name}'"
             if not verdict.trained:
-                if value.metadata_props.get(CONSTANT) not in (ORIGIN, EXPANSION, CONVERTED):  # need no mention
+                if is_number_computed(value):
+                    numbers.append(f"'{name}'")
+                elif value.metadata_props.get(CONSTANT) not in (ORIGIN, EXPANSION, CONVERTED):  # need no mention
                     constants[value] = said
                 continue
             if not verdict.certain:
@@ -215,11 +218,15 @@ def select_parameters(
         chosen.append(value)
     if not chosen and not request.others:
         raise _nothing_left(candidates, request, constants)
-    return Selection(tuple(chosen), tuple(idle), tuple(_notes(doubtful, merged, computed, constants)))
+    return Selection(tuple(chosen), tuple(idle), tuple(_notes(doubtful, merged, computed, numbers, constants)))
 
 
 def _notes(
-    doubtful: Sequence[str], merged: Sequence[str], computed: Sequence[str], constants: Mapping[ir.Value, str]
+    doubtful: Sequence[str],
+    merged: Sequence[str],
+    computed: Sequence[str],
+    numbers: Sequence[str],
+    constants: Mapping[ir.Value, str],
 ) -> list[str]:
     """Name the initializers that may not be what they are taken for, and those that are taken for constants."""
     notes = []
@@ -238,6 +245,12 @@ def _notes(
             f"{len(computed)} tensor(s) are trained that torch's exporter computed of parameters "
             f"({shortened(computed)}), and the file does not say of which: the gradient of one that is read elsewhere "
             "as well lacks that part; ckplan.export keeps the parameters"
+        )
+    if numbers:
+        notes.append(
+            f"{len(numbers)} tensor(s) of a few numbers are not trained ({shortened(numbers)}): torch's exporter "
+            "computed them of parameters or buffers, and the file does not say of which; the gradient of a parameter "
+            "lacks that part, and ckplan.export keeps it"
         )
     # Nobody expects a number to be trained that a node of the file writes out.
     told = [value for value in constants if not (is_constant(value) and size_of(value) == 1)]

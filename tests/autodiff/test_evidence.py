@@ -96,6 +96,50 @@ def test_doubt_is_said_with_what_to_do_about_it() -> None:
     assert "--no-grad" in notes
 
 
+FEW = """g (double[2,4] x) => (double loss) {
+    y = Mul(x, tensor)
+    z = Mul(y, own)
+    loss = ReduceSumSquare <keepdims = 0> (z)
+}"""
+
+
+def of_few(name: str, array: np.ndarray, **others: np.ndarray) -> tuple[list[str], str]:
+    """Which initializers are trained, of a few numbers that scale an input, and what is noted."""
+    model = parse(FEW.replace("tensor", f'"{name}"'), own=values(4), **{name: array}, **others)
+    training = build_training_graph(model, loss="loss")
+    return sorted(set(training.gradients) - {"own"}), " ".join(training.notes)
+
+
+def test_a_mask_of_a_few_zeros_and_ones_is_no_parameter() -> None:
+    """As of a coupling layer. What is called otherwise may be a weight that begins so."""
+    ones = np.array([1.0, 0.0, 1.0, 0.0])
+    found, notes = of_few("flow.mask", ones)
+    assert not found
+    assert "1 constant(s) are not trained ('flow.mask': of zeros and ones)" in notes
+    found, notes = of_few("flow.mix", ones)
+    assert found == ["flow.mix"]
+    assert "may be constants" in notes
+    assert "'flow.mix': of zeros and ones" in notes
+
+
+def test_the_vectors_of_a_spectral_norm_are_no_parameters() -> None:
+    """A normalised weight has a `weight_v` as well, which is trained."""
+    vector = values(4, seed=2)
+    assert of_few("l.weight_v", vector, **{"l.weight_g": values(1)})[0] == ["l.weight_v"]
+    found, notes = of_few("l.weight_v", vector, **{"l.weight_orig": values(4, 4)})
+    assert not found
+    assert "'l.weight_v': of a spectral norm" in notes
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (4,)])
+def test_a_few_numbers_that_the_old_exporter_computed_are_told(shape: tuple[int, ...]) -> None:
+    """It computes of parameters and buffers alone, as the halves of a learnt step."""
+    found, notes = of_few("onnx::Mul_12", np.full(shape, 0.15) * np.arange(1, 1 + max(shape, default=1)).reshape(shape))
+    assert not found
+    assert "1 tensor(s) of a few numbers are not trained ('onnx::Mul_12')" in notes
+    assert "of a few numbers" not in of_few("onnx::Mul_12", np.ones(shape))[1]
+
+
 def test_what_an_input_is_scaled_by_may_be_a_constant() -> None:
     nodes = "d = Sub(x, offset) s = Mul(d, scale) h = MatMul(s, weight) t = Tanh(h) y = Mul(t, gain)"
     text = f"g (double[2,16] x) => (double loss) {{ {nodes} loss = ReduceSumSquare <keepdims = 0> (y) }}"

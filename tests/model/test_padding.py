@@ -57,3 +57,17 @@ def test_what_torch_divides_is_noted(rest: str) -> None:
 def test_a_line_of_something_else_marks_nothing() -> None:
     step = ckplan.open_model(model("_bag.default](args = (%p_w, %ids, 0), kwargs = {})"), loss="mse")
     assert all(PADDING_ROW not in node.metadata_props for node in step.model.graph)
+
+
+@pytest.mark.parametrize(("row", "producer"), [(0, "pytorch"), (4, "pytorch"), (0, "other"), (None, "pytorch")])
+def test_a_row_of_zeros_is_noted_where_the_exporter_says_nothing(row: int | None, producer: str) -> None:
+    made = model(".default](args = (%p_w, %ids, 0), kwargs = {})")
+    del made.graph.node[0].metadata_props[:]
+    made.producer_name = producer
+    table = normal(0, 5, 4)
+    if row is not None:
+        table[row] = 0
+    made.graph.initializer[0].CopyFrom(onnx.numpy_helper.from_array(table, "w"))
+    notes = [note for note in ckplan.open_model(made, loss="mse").notes if "padding_idx" in note]
+    expected = [] if row is None or producer == "other" else [f"row {row} of 'w' holds zeros"]
+    assert [note.partition(",")[0] for note in notes] == expected

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+import ckplan
 from ckplan.keys import STANDS_FOR
 from tests.model.models import normal
 from tests.model.torch_files import add_source, exported, loaded, recurrent
@@ -222,3 +223,18 @@ def test_zeros_that_the_program_makes_are_no_parameter(line: str) -> None:
     )
     stands = loaded(model)[0].graph.initializers["zeros_3"].metadata_props.get(STANDS_FOR)
     assert stands == ("other" if "p_other" in line else "")
+
+
+@pytest.mark.parametrize("shape", [(), (4,)])
+def test_a_few_numbers_of_several_parameters_are_trained(shape: tuple[int, ...]) -> None:
+    """As the weights of a mixture of layers, which no name but the exporter's own tells from a constant."""
+    model = exported(
+        "h = Mul(x, getitem) y = Add(h, other)",
+        {"getitem": normal(0, *shape), "other": normal(1, 4)},
+        {"p_a": ("PARAMETER", "a"), "p_b": ("PARAMETER", "b"), "p_other": ("PARAMETER", "other")},
+        ["aten.mul](args = (%x, %getitem))", "aten.add](args = (%mul, %p_other))"],
+    )
+    add_source(model, "getitem", "a", "b", "softmax")
+    step = ckplan.open_model(model, loss="mse")
+    assert set(step.training.gradients) == {"getitem", "other"}
+    assert not [note for note in step.notes if "may be constants" in note]
