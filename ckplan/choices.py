@@ -54,6 +54,8 @@ def parse_choice(text: str, kinds: Sequence[type[C]], what: str) -> C:
             raise UsageError(f"{what} `{name}` has no option `{part}`", f"its options: {known}")
         try:
             values[key] = _converter(key, fields[key])(value)
+        except UsageError as error:  # of a size
+            raise UsageError(f"option `{key}` of {what} `{name}`: {error.message}", error.hint) from None
         except ValueError as error:
             needed = "a whole number" if fields[key] is int else "a number"
             raise UsageError(f"`{value}` does not fit option `{key}` of {what} `{name}`", f"give {needed}") from error

@@ -6,11 +6,26 @@ command line cannot disagree about them.
 
 from __future__ import annotations
 
+import re
 from typing import ClassVar
+
+_OPTION = re.compile(r"`ckplan [^`]*`|(?<![^\s(`])--([a-z][a-z-]*)")
+"""Commands that are spelt out, and options that are named alone."""
+_IN_PYTHON = {
+    "custom-ops": "`ckplan.use_custom_ops`",
+    "dim": "`dims` (`dim` of `fit`)",
+    "run-limit": "`ckplan.meter.run_limit`",
+    "shape": "`shapes`",
+    "time-limit": "`seconds`",
+}
+"""What does the same as an option, where that is no argument of its name."""
 
 
 class CkplanError(Exception):
     """Base of all errors that ckplan raises on purpose.
+
+    Messages name options as they stand on the command line. What these are in Python is a note on the exception, which
+    a traceback shows.
 
     Args:
         message: what went wrong, naming the node, tensor, file or option, without a trailing period.
@@ -23,6 +38,8 @@ class CkplanError(Exception):
         super().__init__(message)
         self.message = message
         self.hint = hint
+        if note := _in_python(str(self)):
+            self.add_note(note)
 
     def __str__(self) -> str:
         return f"{self.message}; {self.hint}" if self.hint else self.message
@@ -83,3 +100,11 @@ class EnvironmentUnavailableError(CkplanError):
     """This machine lacks what was asked for: a device, onnxruntime, disk space (exit code 5)."""
 
     exit_code: ClassVar[int] = 5
+
+
+def _in_python(message: str) -> str:
+    """A sentence on the arguments that the options in a message are; empty where there are none."""
+    options = dict.fromkeys(option[1] for option in _OPTION.finditer(message) if option[1])
+    arguments = {option: f"`{option.replace('-', '_')}`" for option in options} | _IN_PYTHON
+    told = ", ".join(f"--{option} is {arguments[option]}" for option in options)
+    return f"in Python, {told}" if told else ""

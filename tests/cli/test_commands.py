@@ -132,6 +132,7 @@ def test_listings() -> None:
     [
         (["--strategy", "memroy"], 2, "there is no strategy `memroy`; did you mean `memory`?"),
         (["--strategy", "memory:nope=1"], 2, "has no option"),
+        (["--strategy", "memory:min_bytes=x"], 2, "option `min_bytes` of strategy `memory`: `x` is not a size"),
         (["--loss", "nope"], 2, "neither a loss nor an output"),
         (["--wrt", "nope*"], 2, "nope*"),
         (["--dim", "nope=3"], 2, "nope"),
