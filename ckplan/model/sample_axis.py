@@ -16,6 +16,7 @@ import onnx_ir as ir
 
 from ckplan.model.infer import static_shape
 from ckplan.model.node_reads import fixed_integers, input_of
+from ckplan.operators.table import ELEMENTWISE
 
 
 @dataclass(frozen=True)
@@ -247,15 +248,6 @@ def _reduced(node: ir.Node, axis: int | None, reduced: set[int]) -> Along | None
     return Along(axis if kept else axis - sum(other < axis for other in reduced))
 
 
-_ELEMENT_BY_ELEMENT = (
-    *("Abs", "Acos", "Acosh", "Add", "And", "Asin", "Asinh", "Atan", "Atanh", "BitwiseAnd", "BitwiseNot", "BitwiseOr"),
-    *("BitwiseXor", "Cast", "Ceil", "Celu", "Clip", "Cos", "Cosh", "Div", "Elu", "Equal", "Erf", "Exp", "Floor"),
-    *("Gelu", "Greater", "GreaterOrEqual", "HardSigmoid", "HardSwish", "Identity", "IsInf", "IsNaN", "LeakyRelu"),
-    *("Less", "LessOrEqual", "Log", "Max", "Mean", "Min", "Mish", "Mod", "Mul", "Neg", "Not", "Or", "PRelu", "Pow"),
-    *("Reciprocal", "Relu", "Round", "Selu", "Shrink", "Sigmoid", "Sign", "Sin", "Sinh", "Softplus", "Softsign"),
-    *("Sqrt", "Sub", "Sum", "Swish", "Tan", "Tanh", "ThresholdedRelu", "Where", "Xor"),
-)
-
 _SAMPLE_BY_SAMPLE = (
     *("AveragePool", "Conv", "ConvTranspose", "DepthToSpace", "GlobalAveragePool", "GlobalLpPool", "GlobalMaxPool"),
     *("GroupNormalization", "InstanceNormalization", "LRN", "LpPool", "MaxPool", "SpaceToDepth"),
@@ -270,7 +262,7 @@ TO_SHAPE = frozenset({"Expand", "Flatten", "Reshape", "Squeeze", "Unsqueeze"})
 """Operators whose result is told by its shape: of a block, by another one."""
 
 _RULES: Mapping[str, _Rule] = {
-    **dict.fromkeys(_ELEMENT_BY_ELEMENT, _broadcast),
+    **dict.fromkeys(ELEMENTWISE, _broadcast),
     **dict.fromkeys(_SAMPLE_BY_SAMPLE, _first_of_first),
     **dict.fromkeys(_REDUCTIONS, _reduce),
     **dict.fromkeys(("ArgMax", "ArgMin"), _arg_reduce),

@@ -41,6 +41,9 @@ STANDARD: dict[str, Operator] = {
 }
 """Operators of which something is to be said, by name: no two have one name."""
 
+ELEMENTWISE: frozenset[str] = frozenset({one.name for one in elementwise.OPERATORS if not one.domain} | {"Identity"})
+"""ONNX's operators that make an element of those at its place, in operands stretched to each other's shapes."""
+
 _OTHERS: dict[tuple[str, str], Operator] = {}
 _DEFINED = ("", "ai.onnx")
 _RUNTIME = ("com.microsoft", "com.ms.")

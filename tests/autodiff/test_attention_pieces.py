@@ -39,6 +39,7 @@ FORMS = {
         "d = Div(s, cap) t = Tanh(d) u = Mul(t, cap) m = Add(u, mask) p = Softmax<axis=-1>(m)",
         {"cap": np.asarray(2.0), "mask": np.where(CAUSAL, 0.0, LOW)},
     ),
+    "gated": ("t = Sigmoid(s) u = Sqrt(t) m = Mul(u, scale) p = Softmax<axis=-1>(m)", {"scale": np.asarray(3.0)}),
 }
 """What stands between the products, as exporters write it."""
 

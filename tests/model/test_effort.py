@@ -16,6 +16,7 @@ def test_work_is_told_before_it_starts() -> None:
     small, filled = np.ones((4, 4)), np.broadcast_to(np.float64(1), (1_000_000_000,))
     assert quick("NonZero", small)
     assert not quick("NonZero", filled)
+    assert quick("Shrink", small)
     assert quick("MatMul", small, small)
     assert not quick("MatMul", np.ones((1000, 1000)), np.ones((1000, 1000)))
     assert quick("Einsum", np.ones(3), np.ones(5), equation="i,j->ij")

@@ -14,13 +14,7 @@ import onnx_ir as ir
 from ckplan.autodiff.control_flow.bodies import BodyBuilder, copy_nodes
 from ckplan.autodiff.reading import dtype_of, shape_of, size_of
 from ckplan.model.node_reads import fixed_tensor
-
-_ELEMENTWISE = frozenset(
-    {
-        *("Add", "And", "Cast", "Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Max", "Min", "Mul"),
-        *("Neg", "Not", "Or", "Sub", "Where", "Xor"),
-    }
-)
+from ckplan.operators.table import ELEMENTWISE
 
 
 def part_of_mask(
@@ -63,6 +57,6 @@ def _bytes_needed(value: ir.Value, is_cut: Callable[[tuple[int, ...]], bool]) ->
     if fixed_tensor(value) is not None:
         return 0
     whole, node = size_of(value) * dtype_of(value).itemsize, value.producer()
-    if node is None or node.domain or node.op_type not in _ELEMENTWISE or not is_cut(shape_of(value)):
+    if node is None or node.domain or node.op_type not in ELEMENTWISE or not is_cut(shape_of(value)):
         return whole
     return min(whole, sum(_bytes_needed(operand, is_cut) for operand in node.inputs if operand is not None))

@@ -9,11 +9,7 @@ import onnx_ir as ir
 
 from ckplan.autodiff.paths import depends
 from ckplan.autodiff.reading import attr_int, required_input, shape_of
-
-_ELEMENTWISE = frozenset(
-    {"Add", "Sub", "Mul", "Div", "Neg", "Where", "Cast", "Identity", "IsNaN", "Min", "Max", "Clip", "Tanh", "Softmax"}
-)
-"""Operators that may stand between the products; Softmax along the keys."""
+from ckplan.operators.table import ELEMENTWISE
 
 _DROPOUTS = frozenset({"Dropout", "TrainingDropout"})
 
@@ -109,9 +105,9 @@ def _between(weights: ir.Value, shape: tuple[int, ...]) -> tuple[list[ir.Node], 
             node = value.producer()
             known[value] = False
             if node is not None and not node.domain and shape_of(value) == shape:
-                along = node.op_type != "Softmax" or attr_int(node, "axis", -1) % len(shape) == len(shape) - 1
-                elementwise = along and node.op_type in _ELEMENTWISE
-                read = [comes_from_scores(v) for v in node.inputs if v is not None] if elementwise else []
+                along_keys = node.op_type == "Softmax" and attr_int(node, "axis", -1) % len(shape) == len(shape) - 1
+                may_stand = along_keys or node.op_type in ELEMENTWISE
+                read = [comes_from_scores(v) for v in node.inputs if v is not None] if may_stand else []
                 known[value] = node.op_type == "MatMul" or any(read)
         return known[value]
 

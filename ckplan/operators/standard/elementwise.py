@@ -5,7 +5,15 @@ from __future__ import annotations
 from ckplan.operators.costs import per_output, sum_of_all
 from ckplan.operators.record import MICROSOFT, Operator
 
+_ORDINARY = (
+    *("Abs", "Add", "And", "BitwiseAnd", "BitwiseNot", "BitwiseOr", "BitwiseXor", "Equal", "Greater"),
+    *("GreaterOrEqual", "IsInf", "IsNaN", "Less", "LessOrEqual", "Mul", "Neg", "Not", "Or", "PRelu", "Sub", "Where"),
+    "Xor",
+)
+"""Of which nothing else is to be said."""
+
 OPERATORS = (
+    *map(Operator, _ORDINARY),
     Operator("Acos", cost=per_output(20)),
     Operator("Acosh", cost=per_output(30)),
     Operator("Asin", cost=per_output(20)),
@@ -13,7 +21,6 @@ OPERATORS = (
     Operator("Atan", cost=per_output(20)),
     Operator("Atanh", cost=per_output(30)),
     Operator("BiasGelu", domain=MICROSOFT, cost=per_output(31)),
-    Operator("BitCast", no_gradient="reinterpreted bits have no derivative"),
     Operator("Cast", in_place=True),
     Operator("Ceil", zero_derivative=True),
     Operator("Celu", cost=per_output(30), in_place=True),

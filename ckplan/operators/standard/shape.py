@@ -6,6 +6,7 @@ from ckplan.operators.costs import free, gather, moved, scatter, strided, writte
 from ckplan.operators.record import Operator
 
 OPERATORS = (
+    Operator("BitCast", no_gradient="reinterpreted bits have no derivative"),
     Operator("Compress", cost=moved),
     Operator("Concat", cost=moved),
     Operator("Constant", cost=free),
