@@ -61,8 +61,8 @@ CASES = {
 }
 
 
-def prepare(name: str, folder: Path) -> None:
-    """Write the step without a plan, the planned one, and what they are fed."""
+def prepare(name: str, folder: Path, device: str) -> None:
+    """Write the step without a plan, the planned one, both for a device's kernels, and what they are fed."""
     case = CASES[name]
     model = case.build()
     set_batch(model, case.batch)
@@ -73,7 +73,7 @@ def prepare(name: str, folder: Path) -> None:
     np.savez(folder / "feeds.npz", **random_feeds(model, batch=case.batch))  # type: ignore[arg-type]
     mode = ["--training"] * case.training
     for command, out in ((["grad"], "step"), (["rewrite", "--strategy", "memory"], "memory")):
-        words = [*command, str(forward), "-o", str(folder / f"{out}.onnx"), "-q", *mode]
+        words = [*command, str(forward), "-o", str(folder / f"{out}.onnx"), "-q", "--device", device, *mode]
         subprocess.run([sys.executable, "-m", "ckplan", *words], check=True, stdout=subprocess.DEVNULL)
 
 
@@ -174,7 +174,7 @@ def main() -> None:
     common = ["--device", chosen.device, "--steps", str(chosen.steps)]
     for name in chosen.names:
         with tempfile.TemporaryDirectory() as folder:
-            prepare(name, Path(folder))
+            prepare(name, Path(folder), chosen.device)
             rows = {kind: apart("--file", f"{folder}/{kind}.onnx", *common) for kind in ("step", "memory")}
             if chosen.device == "cuda":
                 rows["torch eager"] = apart("--torch", name, *common)

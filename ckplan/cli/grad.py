@@ -11,6 +11,7 @@ from ckplan.cli.help import SectionedCommand
 from ckplan.cli.options import (
     copy_option,
     json_option,
+    kernels_option,
     model_argument,
     output_options,
     talk_options,
@@ -30,9 +31,12 @@ if TYPE_CHECKING:
 @output_options
 @copy_option
 @training_step_options
+@kernels_option
 @json_option
 @talk_options
-def command(model: Path, output: Path, force: bool, copy_weights: bool, as_json: bool, asked: StepOptions) -> None:
+def command(
+    model: Path, output: Path, force: bool, copy_weights: bool, as_json: bool, device: str, asked: StepOptions
+) -> None:
     """Write the training graph of MODEL: forward, loss and gradients.
 
     The file computes the loss and one gradient per parameter out of standard ONNX operators. Parameters are
@@ -40,7 +44,7 @@ def command(model: Path, output: Path, force: bool, copy_weights: bool, as_json:
     """
     check_output(output, force, model)
 
-    step = opened(model, asked)
+    step = opened(model, asked, device=device)
     training = step.training
     assert training is not None  # there is no --inference here
     made = step.model

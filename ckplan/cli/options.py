@@ -382,6 +382,11 @@ device_option = _section(
     ),
 )  # fmt: skip
 
+kernels_option = _section("Kernels", click.option(
+    "--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True,
+    help="Whose kernels the order of nodes is for; no GPU is needed.",
+))  # fmt: skip
+
 seed_option = click.option(
     "--seed", type=int, default=0, show_default=True, help="Seed of what is random: inputs, or the order of samples."
 )

@@ -231,7 +231,7 @@ def measured(
         steady_without_pattern=without_pattern,
         resident=Resident(**plain["resident"]),
         step_seconds=tuple(plain["seconds"]),
-        repeatable=plain["repeatable"],
+        wobble=plain["wobble"],
         nonfinite=count_nonfinite(kept),
         prediction=facts.prediction,
         recomputation=_recomputation(model, facts, variants[0]["runs"], executed),

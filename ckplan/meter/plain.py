@@ -104,11 +104,16 @@ def job(channel: Channel) -> dict[str, Any]:
         told = {"name": gpu.name, "driver": gpu.driver, "of_process": gpu.of_process, **figures}
     kept = load_arrays(folder, mapped=True)
     sizes: dict[str, int] = {}
-    repeatable = True
+    wobble: dict[str, float] = {}
     for name, result in zip(names, results, strict=True):
         if (array := as_array(result)) is not None:
             sizes[name] = array.nbytes
-            repeatable = repeatable and same_bits(array, kept[name])
+            if not same_bits(array, kept[name]):
+                # Imported late, as what is below.
+                from ckplan.meter.numerics import difference
+
+                apart = difference(name, kept[name], array)
+                wobble[name] = apart.max_absolute if apart else 0.0
     events = None
     if profiled:
         # Imported late: what it needs would be in the resident figures.
@@ -121,7 +126,7 @@ def job(channel: Channel) -> dict[str, Any]:
         "providers": session.get_providers(),
         "version": ort.__version__,
         "seconds": seconds,
-        "repeatable": repeatable,
+        "wobble": wobble,
         "resident": {"before": before, "loaded": loaded, "first_run": first_run, "peak": peak},
         "gpu": told,
         "gpu_note": gpu_note,

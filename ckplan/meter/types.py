@@ -204,7 +204,7 @@ class Measurement:
         steady_without_pattern: the arena in the steady state with memory patterns off.
         resident: meter 3.
         step_seconds: time of each timed step, profiler off, after warm-up.
-        repeatable: whether a later step gave bitwise the outputs of the first.
+        wobble: outputs of which a later step gave other bits than the first, with the largest difference in size.
         nonfinite: outputs with NaN or infinity.
         prediction: what the file promises.
         recomputation: recomputed nodes in the file and in the run.
@@ -227,7 +227,7 @@ class Measurement:
     steady_without_pattern: Steady | None
     resident: Resident
     step_seconds: tuple[float, ...]
-    repeatable: bool
+    wobble: Mapping[str, float]
     nonfinite: tuple[NonFinite, ...]
     prediction: Prediction
     recomputation: Recomputation
@@ -235,6 +235,11 @@ class Measurement:
     inside: Inside | None = None
     gpu: Gpu | None = None
     readings: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def repeatable(self) -> bool:
+        """Whether a later step gave bitwise the outputs of the first."""
+        return not self.wobble
 
     @property
     def heap(self) -> Heap | None:
@@ -289,6 +294,7 @@ class Measurement:
             "peak_activations": self.peak_activations,
             "peak_total": self.peak_total,
             "seconds": self.seconds,
+            "repeatable": self.repeatable,
             "widest_gap": jsonable(self.widest_gap),
             "problems": list(self.problems),
         }

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ckplan.errors import CkplanError, ModelError
 from ckplan.isolation.arrays import load_arrays, save_arrays
 from ckplan.isolation.folders import temporary_folder
-from ckplan.meter.compared import Timing, Verification
+from ckplan.meter.compared import OutputDifference, Timing, Verification
 from ckplan.meter.facts import fed_inputs, file_facts, read_model
 from ckplan.meter.in_place import compared_in_place
 from ckplan.meter.inputs import make_inputs
@@ -80,6 +80,9 @@ def verify(
         facts = [file_facts(model) for model in models]
         base_outputs, new_outputs = (load_arrays(place, mapped=True) for place in places)
         numerics = compare_outputs(base_outputs, new_outputs, facts[1].groups or facts[0].groups)
+        numerics = replace(
+            numerics, differences=tuple(_in_runs(found, first, second) for found in numerics.differences)
+        )
         notes: list[str] = []
         orders = [known.order for known in facts]
         origins = [
@@ -95,6 +98,12 @@ def verify(
         timing = _timing(requests, runs, notes)
     numerics = replace(numerics, base_origin=origins[0], new_origin=origins[1])
     return Verification(first, second, numerics, timing, tuple(notes), in_place)
+
+
+def _in_runs(found: OutputDifference, base: Measurement, new: Measurement) -> OutputDifference:
+    """A difference, with the device and what two runs of one file differ by."""
+    wobble = max(side.wobble.get(found.output, 0.0) for side in (base, new))
+    return replace(found, device=new.device, wobble=wobble)
 
 
 def _coarse(models: Sequence[ir.Model]) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import ml_dtypes
 import numpy as np
@@ -55,6 +56,25 @@ def test_a_small_gradient_that_is_no_rounding_is_judged_by_itself() -> None:
     assert found["b_grad"].relative_to_gradients == pytest.approx(1e-6, rel=1e-3)
     assert not found["b_grad"].is_rounding
     assert found["y"].relative_to_gradients is None
+
+
+@pytest.mark.parametrize(
+    ("apart", "device", "wobble", "rounding"),
+    [
+        (1e-6, "cpu", 0.0, True),
+        (1e-4, "cpu", 0.0, False),
+        (1e-4, "cuda", 0.0, True),
+        (1e-2, "cuda", 0.0, False),
+        (1e-2, "cuda", 4e-3, True),
+        (1e-2, "cuda", 2e-3, False),
+    ],
+)
+def test_rounding_is_of_the_device_and_of_what_runs_of_one_file_differ_by(
+    apart: float, device: str, wobble: float, rounding: bool
+) -> None:
+    one = np.ones(4, np.float32)
+    (found,) = compare_outputs({"y": one}, {"y": one * np.float32(1 + apart)}).differences
+    assert bool(replace(found, device=device, wobble=wobble).is_rounding) is rounding
 
 
 def test_the_first_differing_output_and_element_are_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -273,7 +273,7 @@ def test_problems_tell_of_values_that_change_from_run_to_run(found: Verification
 
     shaky = replace(
         found,
-        base=replace(found.base, repeatable=False),
+        base=replace(found.base, wobble={"y": 0.1}),
         numerics=compare_outputs({"y": one}, {"y": other}),
     )
     assert f"values change from run to run in `{found.base.path}`" in shaky.problems[0]

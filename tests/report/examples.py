@@ -94,7 +94,7 @@ def measurement(path: str, kib: int, **changes: Any) -> Measurement:
         "readings": {"heap": Heap(1, kib * KIB, kib * KIB + 100)},
         "resident": Resident(0, 0, 0, 300 * KIB),
         "step_seconds": (1e-3,),
-        "repeatable": True,
+        "wobble": {},
         "nonfinite": (),
         "prediction": Prediction(None, None),
         "recomputation": Recomputation(0, 0),
