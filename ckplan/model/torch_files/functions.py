@@ -239,25 +239,23 @@ def make_instead(graph: ir.Graph, value: ir.Value, node: ir.Node, before: ir.Nod
 
 def compute(graph: ir.Graph, value: ir.Value, source: ir.Value, function: Function) -> None:
     """Put nodes that compute it of another tensor in the place of an initializer, before all other nodes."""
-    assert value.name is not None
-    assert source.dtype is not None
-    name, first = value.name, graph[0]
-    del graph.initializers[name]
-    made = source
-    for number, operation in enumerate(function.operations):
-        known = {"x": made, "p": source}
-        inputs = [known.get(one) or _constant(graph, one, source.dtype, function) for one in operation.operands]
-        last = number == len(function.operations) - 1
-        title = name if last else unused_name(graph, f"{name}/{operation.operator}")
-        attributes = ir.convenience.convert_attributes(operation.attributes)
-        node = ir.Node("", operation.operator, inputs, attributes, num_outputs=1, name=title)
-        node.outputs[0].name = title
+    first, made = graph[0], source
+    *inner, last = function.operations
+    for operation in inner:
+        node = _node_of(graph, operation, made, source, function)
+        node.name = node.outputs[0].name = unused_name(graph, f"{value.name}/{operation.operator}")
         node.outputs[0].type = value.type
-        if last:
-            node.outputs[0].shape = value.shape
         graph.insert_before(first, node)
         made = node.outputs[0]
-    value.replace_all_uses_with(made)
+    make_instead(graph, value, _node_of(graph, last, made, source, function), before=first)
+
+
+def _node_of(graph: ir.Graph, operation: Operation, made: ir.Value, source: ir.Value, function: Function) -> ir.Node:
+    """An operation as a node in no graph; constants of the function that it reads are added to the graph."""
+    assert source.dtype is not None
+    known = {"x": made, "p": source}
+    inputs = [known.get(one) or _constant(graph, one, source.dtype, function) for one in operation.operands]
+    return ir.node(operation.operator, inputs, operation.attributes)
 
 
 def _makes(function: Function, array: Array, result: Array) -> bool:
