@@ -64,7 +64,14 @@ def name_gradients(op: Builder, gradients: dict[str, ir.Value]) -> None:
 
 
 def zeros(op: Builder, value: ir.Value, after: ir.Value, scaled: bool) -> ir.Value:
-    """Return a gradient of zeros, in the element type of the other gradients."""
+    """Return a gradient of zeros, in the element type of the other gradients.
+
+    Args:
+        op: the builder.
+        value: whose gradient it is.
+        after: a tensor that has to be there before.
+        scaled: whether gradients are divided by a loss scale; those of half precision are float32 then.
+    """
     with op.scope(f"{value.name}/grad"):
         zero = op.Cast(op.Not(there(op, after)), to=finished_type(value) if scaled else value.dtype)
         return op.expand(zero, shape_of(value))

@@ -94,7 +94,14 @@ def declare_classes(labels: ir.Value, count: int) -> None:
 
 
 def reduce_losses(op: Builder, losses: ir.Value, labels: Labels, name_shape: Sequence[int]) -> ir.Value:
-    """Weigh the losses of the samples and reduce them."""
+    """Weigh the losses of the samples and reduce them.
+
+    Args:
+        op: the builder.
+        losses: of each sample.
+        labels: their weights, and how losses are reduced.
+        name_shape: the shape of the losses where they are not reduced.
+    """
     if labels.weights is not None:
         losses = op.Mul(losses, labels.weights)
     if labels.reduction == "none":

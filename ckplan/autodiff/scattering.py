@@ -50,6 +50,14 @@ def scatter_add(
 
     Along the first axis both go as one row of numbers: onnxruntime's kernel counts through all axes of each index, and
     takes a third to a half of the time where there is one. Elements are added in the same order.
+
+    Args:
+        op: the builder.
+        into: what is added to.
+        axis: of both tensors, counted from the front.
+        rows: integers; negative ones count from the end.
+        updates: as ``into``, with as many slices as there are rows.
+        reduction: as of ScatterElements.
     """
     shape, whole = shape_of(updates), shape_of(into)
     short = op.cast(rows, ir.DataType.INT32)

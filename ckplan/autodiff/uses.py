@@ -161,7 +161,14 @@ def _is_input(value: ir.Value | None) -> bool:
 def follows(
     value: ir.Value | None, kinds: Set[str], hops: int = 4, through: Set[str] = VIEWS | frozenset({"Mul"})
 ) -> bool:
-    """Whether a value comes out of an operator of these kinds, perhaps reshaped or scaled since."""
+    """Whether a value comes out of an operator of these kinds, perhaps reshaped or scaled since.
+
+    Args:
+        value: None for an input that is left out.
+        kinds: names of operators.
+        hops: how many nodes may lie between.
+        through: the operators that may.
+    """
     node = value.producer() if value is not None else None
     if node is None or not hops:
         return False

@@ -114,7 +114,17 @@ def gather_nd(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
 
 
 def flat_indices(op: Builder, indices: ir.Value, shape: Sequence[int], batch: int) -> ir.Value:
-    """Turn index tuples (of GatherND) into positions among the slices of the data."""
+    """Turn index tuples (of GatherND) into positions among the slices of the data.
+
+    Args:
+        op: the builder.
+        indices: [..., tuple]; negative ones count from the end.
+        shape: of the data.
+        batch: how many leading axes data and indices have in common.
+
+    Returns:
+        One integer for each tuple, of rank 1.
+    """
     width = shape_of(indices)[-1]
     dims = np.asarray(shape[batch : batch + width], dtype=np.int64)
     strides = np.asarray([math.prod(dims[i + 1 :].tolist()) for i in range(width)], dtype=np.int64)

@@ -115,7 +115,16 @@ def pad_axes(
     end: Sequence[int],
     fill: float | None = None,
 ) -> ir.Value:
-    """Pad some axes, or crop where the padding is negative; no node if there is nothing to do."""
+    """Pad some axes, or crop where the padding is negative; no node if there is nothing to do.
+
+    Args:
+        op: the builder.
+        value: what to pad.
+        axes: counted from the front.
+        begin: elements before, for each of the axes.
+        end: elements behind.
+        fill: what they hold; zeros if left out.
+    """
     shape = shape_of(value)
     ends = [shape[axis] + min(last, 0) for axis, last in zip(axes, end, strict=True)]
     value = slice_axes(op, value, axes, [max(-first, 0) for first in begin], ends)
@@ -130,7 +139,15 @@ def pad_axes(
 
 
 def tap_of(op: Builder, padded: ir.Value, window: Window, tap: Sequence[int], axes: Sequence[int]) -> ir.Value:
-    """Return what one tap of the window reads of an input that is padded at the beginning (and at the end)."""
+    """Return what one tap of the window reads of an input that is padded at the beginning (and at the end).
+
+    Args:
+        op: the builder.
+        padded: the input.
+        window: its strides, dilations and numbers of outputs.
+        tap: the place in the window along each of the axes.
+        axes: those that the window moves along.
+    """
     starts = [i * d for i, d in zip(tap, window.dilations, strict=True)]
     spans = zip(starts, window.outputs, window.strides, strict=True)
     return slice_axes(op, padded, axes, starts, [a + (p - 1) * s + 1 for a, p, s in spans], window.strides)

@@ -69,7 +69,11 @@ class Emitter:
         return input_of(self.node, index)
 
     def required(self, index: int) -> ir.Value:
-        """Return an input that the operator demands."""
+        """Return an input that the operator demands.
+
+        Raises:
+            NotExpandableError: it is not there.
+        """
         value = self.input(index)
         if value is None:
             raise NotExpandableError(f"lacks its input {index}")
@@ -105,14 +109,30 @@ class Emitter:
         return () if attribute is None else tuple(attribute.as_floats())
 
     def known(self, index: int, what: str) -> np.ndarray:
-        """Return the content of an input that has to be known in advance; ``what`` is its name in the documentation."""
+        """Return the content of an input that has to be known in advance.
+
+        Args:
+            index: of the input.
+            what: its name in the documentation.
+
+        Raises:
+            NotExpandableError: it is computed at run time.
+        """
         array = self.constant(self.input(index))
         if array is None:
             raise NotExpandableError(f"its input '{what}' is computed at run time")
         return array
 
     def refuse(self, *inputs: int, because: str) -> None:
-        """Give up if any of these inputs is there."""
+        """Give up if any of these inputs is there.
+
+        Args:
+            inputs: their places.
+            because: what the node cannot be expanded with.
+
+        Raises:
+            NotExpandableError: one is there.
+        """
         if any(self.input(index) is not None for index in inputs):
             raise NotExpandableError(because)
 
@@ -168,7 +188,11 @@ class Emitter:
     # -- small helpers ---------------------------------------------------------------------------------------------
 
     def shape(self, value: ir.Value) -> tuple[int, ...]:
-        """Return the static shape of a value."""
+        """Return the static shape of a value.
+
+        Raises:
+            NotExpandableError: it is not known.
+        """
         shape = static_shape(value)
         if shape is None:
             raise NotExpandableError(f"the shape of '{value.name}' is unknown")

@@ -24,6 +24,9 @@ def activate(e: Emitter, value: ir.Value, name: str, *numbers: float | None) -> 
         value: what to apply it to.
         name: ``Relu``, ``Tanh``, ... as in ONNX.
         numbers: alpha, beta and gamma as far as they are given, or the limits of a Clip.
+
+    Raises:
+        NotExpandableError: there is no such activation.
     """
     alpha, beta = (*numbers, None, None)[:2]
     match name:

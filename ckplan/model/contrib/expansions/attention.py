@@ -133,6 +133,9 @@ def attend(
 
     Returns:
         (B, N, S, any).
+
+    Raises:
+        NotExpandableError: a mask has a form that is not known, or it is causal with more keys than queries.
     """
     batch, heads, length, size = e.shape(q)
     groups, keys = e.shape(k)[1:3]

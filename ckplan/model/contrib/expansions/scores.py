@@ -25,6 +25,9 @@ def key_mask(e: Emitter, mask: ir.Value, shape: Sequence[int], like: ir.Value, f
         shape: (B, N, S, T).
         like: a value of the scores' element type.
         filtered: what is added where keys are hidden.
+
+    Raises:
+        NotExpandableError: the mask has another form.
     """
     batch, _, length, keys = shape
     have = e.shape(mask)
