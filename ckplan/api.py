@@ -30,12 +30,13 @@ from ckplan.errors import UsageError
 from ckplan.meter import Measurement, Verification
 from ckplan.meter import measure as measure_file
 from ckplan.meter import verify as verify_files
+from ckplan.meter.device import check_device
 from ckplan.model import save
 from ckplan.model.weights import scratch_folder
 from ckplan.pipeline import Goal, Planned, Step, StepOptions, choosing, open_step, step_of
 from ckplan.pipeline.step import Source, forward_of, model_of, name_of
 from ckplan.planner import Plan
-from ckplan.planner.strategies import parse_strategy
+from ckplan.planner.strategies import Strategy, parse_strategy
 from ckplan.units import parse_bytes
 
 if TYPE_CHECKING:
@@ -63,6 +64,7 @@ def open_model(model: Model, *, cost: str = "flops", device: str = "auto", **opt
         ModelError: the model cannot be read, shaped or differentiated.
         UsageError: an option does not exist or does not fit.
     """
+    check_device(device)
     if isinstance(model, Step | TrainingGraph):
         if options:
             raise UsageError(
@@ -77,7 +79,7 @@ def open_model(model: Model, *, cost: str = "flops", device: str = "auto", **opt
 def analyze(
     model: Model,
     *,
-    strategies: Sequence[str] | None = None,
+    strategies: Sequence[str] | str | None = None,
     budget: int | float | str | None = None,
     **options: Any,
 ) -> Analysis:
@@ -89,8 +91,7 @@ def analyze(
         budget: bytes, a ratio of what the step takes without a plan, or text: ``"512MiB"``, ``"40%"``.
         options: see `open_model`.
     """
-    tried = None if strategies is None else [parse_strategy(text) for text in strategies]
-    return analysis.analyze(open_model(model, **options), tried, budget)
+    return analysis.analyze(open_model(model, **options), _parsed(strategies), budget)
 
 
 def rewrite(
@@ -178,7 +179,7 @@ def plan(model: Model, **asked: Any) -> Plan:
 
 
 def pareto(
-    model: Model, *, strategies: Sequence[str] | None = None, seconds: float | None = None, **options: Any
+    model: Model, *, strategies: Sequence[str] | str | None = None, seconds: float | None = None, **options: Any
 ) -> Pareto:
     """The frontier of peak memory against extra compute: `ckplan pareto`.
 
@@ -188,8 +189,13 @@ def pareto(
         seconds: how long to search.
         options: see `open_model`.
     """
-    tried = None if strategies is None else [parse_strategy(text) for text in strategies]
-    return find_frontier(open_model(model, **options), tried, seconds=seconds)
+    return find_frontier(open_model(model, **options), _parsed(strategies), seconds=seconds)
+
+
+def _parsed(strategies: Sequence[str] | str | None) -> list[Strategy] | None:
+    if strategies is None:
+        return None
+    return [parse_strategy(text) for text in ([strategies] if isinstance(strategies, str) else strategies)]
 
 
 def fit(

@@ -104,12 +104,22 @@ def test_an_option_that_there_is_not_is_named(path: Path, options: dict[str, obj
         ("m.onnx", {"budget": float("nan")}, "the budget is nan"),
         ("m.onnx", {"overhead": -0.1}, "the overhead is -0.1"),
         ("m.onnx", {"seconds": -1}, "the time limit is -1"),
+        ("m.onnx", {"budget": float("inf")}, "the budget is inf"),
+        ("m.onnx", {"device": "tpu"}, "`tpu` is not a device"),
+        ("m.onnx", {"training": "no"}, "`training` cannot be 'no'; give true or false"),
+        ("m.onnx", {"loss": 3}, "`loss` cannot be 3; give a string or a list of strings"),
+        ("m.onnx", {"optimizer": "sgd", "clip_norm": "1"}, "`clip_norm` cannot be '1'; give a number"),
     ],
 )
 def test_what_makes_no_sense_is_refused(model: object, options: dict[str, object], said: str) -> None:
     with pytest.raises(UsageError) as caught:
         ckplan.rewrite(model, **options)
     assert said in str(caught.value)
+
+
+def test_one_strategy_needs_no_list(path: Path) -> None:
+    step = ckplan.open_model(path)
+    assert ckplan.analyze(step, strategies="memory") == ckplan.analyze(step, strategies=["memory"])
 
 
 def test_sizes_are_whole_numbers(path: Path) -> None:

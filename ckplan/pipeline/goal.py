@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, fields, replace
 from typing import TypeVar
 
@@ -63,6 +64,8 @@ class Goal:
         for name, value in (("budget", limit), ("overhead", extra), ("time limit", seconds)):
             if value is not None and not value >= 0:
                 raise UsageError(f"the {name} is {value}", "give a number that is at least 0")
+        if limit == math.inf:
+            raise UsageError(f"the budget is {limit}", "leave it out where there is none")
         if isinstance(limit, float):
             return cls(share=limit, overhead=extra, seconds=seconds, scope=of)
         return cls(budget=limit, overhead=extra, seconds=seconds, scope=of)

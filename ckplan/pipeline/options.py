@@ -131,6 +131,23 @@ READERS: Mapping[str, Reader] = {
 }
 """How each option is read where it stands in a file."""
 
+_PLAIN = (_texts, _flag, _number)
+"""Readers that take what they take wherever an option stands; others have more forms as arguments of functions."""
+
+
+def _checked(name: str, given: Any) -> Any:
+    """The value of an option of a plain kind, None where it may be left out.
+
+    Raises:
+        UsageError: it is of another kind.
+    """
+    if given is None and name in TRAINING and TRAINING[name][1] is None:
+        return None
+    try:
+        return READERS[name](given)
+    except ValueError as error:
+        raise UsageError(f"`{name}` cannot be {given!r}", f"give {error}") from None
+
 
 @dataclass(frozen=True)
 class StepOptions:
@@ -160,7 +177,7 @@ class StepOptions:
         for name in options:
             if name not in READERS:
                 raise UsageError(f"there is no option `{name}`", f"choose among {', '.join(READERS)}")
-        listed = {name: _texts(options[name]) for name in options if TRAINING.get(name, (None,))[0] is _texts}
+        listed = {name: _checked(name, given) for name, given in options.items() if READERS[name] in _PLAIN}
         given = {
             name: value
             for name, (_, default) in TRAINING.items()

@@ -131,7 +131,7 @@ def _take_notes(forms: TrainingForms, graph: ir.Graph, normalisations: int, drop
             "different layers, export the model with initializers for each"
         )
     left = [node for node in graph if is_op(node, _FORMS)]
-    left += [inner for node in graph for body in graphs_in(node) for inner in body.all_nodes() if _is_one(inner)]
+    left += [inner for node in graph for body in graphs_in(node) for inner in body.all_nodes() if is_op(inner, _FORMS)]
     if left:
         named = ", ".join(f"{node.op_type} '{node.name}'" for node in left[:3])
         forms.notes.append(f"{len(left)} node(s) stay as they are in the file ({named}{', ...' if left[3:] else ''})")
@@ -140,7 +140,3 @@ def _take_notes(forms: TrainingForms, graph: ir.Graph, normalisations: int, drop
             "the model holds no BatchNormalization and no Dropout to turn into training form: exporters fold and drop "
             "them unless told to keep them (torch: a model in train mode, dynamo=True, optimize=False)"
         )
-
-
-def _is_one(node: ir.Node) -> bool:
-    return is_op(node, _FORMS)
