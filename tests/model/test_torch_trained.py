@@ -238,3 +238,16 @@ def test_a_few_numbers_of_several_parameters_are_trained(shape: tuple[int, ...])
     step = ckplan.open_model(model, loss="mse")
     assert set(step.training.gradients) == {"getitem", "other"}
     assert not [note for note in step.notes if "may be constants" in note]
+
+
+@pytest.mark.parametrize("name", ["mul", "mul_3"])
+def test_what_a_line_names_stands_for_no_other_operand_of_it(name: str) -> None:
+    """As of a weight that a mask was multiplied with, where a bias of zeros was dropped beside it."""
+    model = exported(
+        f"h = MatMul(x, {name}) y = Tanh(h)",
+        {name: normal(0, 4, 4)},
+        {"p_w": ("PARAMETER", "w"), "p_b": ("PARAMETER", "b"), "b_mask": ("BUFFER", "mask")},
+        ["aten.linear](args = (%x, %mul_3, %p_b))", "aten.tanh](args = (%linear,))"],
+    )
+    add_source(model, name, "w", "mask")
+    assert loaded(model)[0].graph.initializers[name].metadata_props[STANDS_FOR] == "w"

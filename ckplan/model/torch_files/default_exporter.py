@@ -13,13 +13,14 @@ and
 And of a module in training mode it writes BatchNormalization in its inference form.
 
 Each node still says which line of the program it was made of, and that line names its operands. So merged tensors are
-taken apart again, and computed ones are matched with the parameters that they stand for.
+taken apart again (see also `ckplan.model.torch_files.merged_nodes`), and computed ones are matched with the parameters
+that they stand for.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 import onnx_ir as ir
@@ -48,6 +49,7 @@ from ckplan.model.torch_files.exporter_metadata import (
     root_name,
 )
 from ckplan.model.torch_files.exporter_notes import doubtful_notes, signature_notes
+from ckplan.model.torch_files.merged_nodes import separate_nodes
 
 _RECURRENT = frozenset({"GRU", "LSTM", "RNN"})
 _BIASES = 3
@@ -111,9 +113,12 @@ def read_signature(model: ir.Model) -> tuple[str, ...]:
         for name, operand in operands.items()
         if operand.kind == "PARAMETER" and name not in present and operand.target not in stood_for
     ]
+    listed = [operand.target for operand in operands.values() if operand.kind == "PARAMETER"]
+    found = separate_nodes(graph, listed, lost)
+    lost = [target for target in lost if target not in found]
     doubtful = [] if lost else doubtful_notes(graph)
     _mark_constants(graph, parameters, _frozen_modules(operands.values()), complete=not lost)
-    return (*signature_notes(graph, separated, lost), *doubtful)
+    return (*signature_notes(graph, separated + len(found), lost), *doubtful)
 
 
 def _mark_computed(graph: ir.Graph, parameters: set[str], buffers: set[str]) -> None:
@@ -317,7 +322,7 @@ def _matches(graph: ir.Graph, operands: dict[str, Operand]) -> list[tuple[str, _
                 continue
             if name in named:
                 named.remove(name)
-            elif not _is_of_several(place, line):
+            elif not _is_of_several(place, line) and not _is_named(place, line, operands):
                 strange.append(place)
         for shifts in (False, True):
             names = [name for name in named if ("bias" in operands[name].target.rpartition(".")[2]) == shifts]
@@ -328,6 +333,12 @@ def _matches(graph: ir.Graph, operands: dict[str, Operand]) -> list[tuple[str, _
                 found.extend(zip(named, strange, strict=True))
                 break
     return found
+
+
+def _is_named(place: _Place, line: str, operands: Collection[str]) -> bool:
+    """Whether a line names what a node reads as something that the program computed, or something merged with that."""
+    computed = (root_name(name) for name in operands_of(line) if name not in operands)
+    return root_name(str(place.value.name)) in computed
 
 
 def _is_of_several(place: _Place, line: str) -> bool:

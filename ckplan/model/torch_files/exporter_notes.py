@@ -67,7 +67,8 @@ def signature_notes(graph: ir.Graph, separated: int, lost: list[str]) -> tuple[s
     if lost:
         notes.append(
             f"{len(lost)} parameter(s) of the torch module are not in the file as such, being unused, tied to others, "
-            f"all zero or computed with ({shortened([repr(name) for name in lost], 3)}); ckplan.export keeps them"
+            f"merged with equal ones, all zero or computed with ({shortened([repr(name) for name in lost], 3)}); "
+            "ckplan.export keeps them"
         )
     in_training = sum(_BATCH_NORM_IN_TRAINING.search(node.metadata_props.get(LINE, "")) is not None for node in graph)
     if in_training:

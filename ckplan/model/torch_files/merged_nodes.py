@@ -1,0 +1,197 @@
+"""Nodes that torch's optimiser merged, because it had merged the parameters that they read, are apart again.
+
+Where two modules begin with equal parameters, as the layers of ``torch.nn.TransformerDecoder`` do, and with biases of
+zeros, the optimiser of torch's default exporter keeps one of them. Then nodes that read nothing else are equal as well,
+such as the Split of a projection into that of queries and that of keys and values, and one is left: by its other
+outputs the second module would read the parameter of the first for ever.
+
+Such a reader is known by its line of the program, which does not name what it reads, by its module, and by a parameter
+of that module which is nowhere: what it reads is computed of a parameter that has the same place in another module. The
+optimiser keeps the first of equal parameters. Of those that the modules share, the program reads the last.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Mapping, Sequence
+
+import onnx_ir as ir
+
+from ckplan import keys
+from ckplan.model.constants import add_initializer, unused_name
+from ckplan.model.node_copies import copy_nodes
+from ckplan.model.structure import structure_of
+from ckplan.model.torch_files.exporter_metadata import KIND, LINE, module_around, module_of, operands_of, root_name
+
+_FARTHEST = 64
+"""How many nodes lie at most between a parameter and a reader of what was computed of it and of other things."""
+_MATRIX = 2
+_INSIDE = re.compile(r"val_\d+")
+"""What is called so has no name in the program: nodes of one line read it, and of another where they were merged."""
+
+
+def separate_nodes(graph: ir.Graph, parameters: Sequence[str], lost: Collection[str]) -> set[str]:
+    """Copy, in place, nodes that were merged along with their parameters.
+
+    Args:
+        graph: of torch's default exporter.
+        parameters: the names in the module of its parameters, in the order of the program.
+        lost: those of which it is not known where they are in the file.
+
+    Returns:
+        Those of which it is known now.
+    """
+    if not lost:
+        return set()
+    made = {str(value.name) for node in graph for value in node.outputs} | set(graph.initializers)
+    constant = _computed_of_nothing_else(graph)
+    # For each set of parameters, what was copied: the originals and their copies.
+    copies: dict[frozenset[tuple[ir.Value, str]], dict[ir.Value, ir.Value]] = defaultdict(dict)
+    apart: dict[str, ir.Value] = {}
+    order = {target: number for number, target in enumerate(parameters)}
+    for reader in list(graph):
+        module, line = module_around(reader), reader.metadata_props.get(LINE, "")
+        around = [one for one in _and_around(module) if any(target.startswith(f"{one}.") for target in lost)]
+        names = operands_of(line) if around else []
+        for value in dict.fromkeys(reader.inputs) if names else ():
+            if value is None or value.name in names or _line_of(value) == line:
+                continue
+            alone = value in constant
+            if not alone and not _is_of_another(value, names, made):
+                continue
+            nodes, sources = _behind(value, None if alone else _FARTHEST)
+            if not alone:  # a bias may be lost for its zeros, which the exporter drops
+                sources = list(filter(_may_be_merged, sources))
+            found = (_pairs(one, lost, sources, order) for one in around)
+            pairs = next(filter(None, found), {})
+            if not pairs:
+                continue
+            known = copies[frozenset(pairs.items())]
+            for source, target in pairs.items():
+                if target not in apart:
+                    apart[target] = _copy(graph, source, target)
+                known[source] = apart[target]
+            _copy_path(graph, nodes, known)
+            for index, read in enumerate(reader.inputs):
+                if read is value:
+                    reader.replace_input_with(index, known[value])
+    return set(apart)
+
+
+def _and_around(module: str) -> Iterator[str]:
+    """A module and those that it is in, but for the outermost."""
+    while module:
+        yield module
+        module = module_of(module)
+
+
+def _line_of(value: ir.Value) -> str | None:
+    """The line of the program that a value was made by."""
+    node = value.producer()
+    return None if node is None else node.metadata_props.get(LINE)
+
+
+def _is_of_another(value: ir.Value, names: list[str], made: Collection[str]) -> bool:
+    """Whether what a line reads was made for another one, as its name shows.
+
+    Args:
+        value: read, and not by the name that it has.
+        names: those that the line reads.
+        made: those that the file has.
+    """
+    name = str(value.name)
+    if _INSIDE.fullmatch(name):
+        return True
+    return any(one not in made and root_name(one) == root_name(name) for one in names)
+
+
+def _target_of(value: ir.Value) -> str:
+    """The name in the module of the parameter that an initializer is or stands for; empty if it is none."""
+    if value.metadata_props.get(KIND) == "PARAMETER":
+        return str(value.name)
+    return value.metadata_props.get(keys.STANDS_FOR, "")
+
+
+def _computed_of_nothing_else(graph: ir.Graph) -> set[ir.Value]:
+    """Values that are initializers or computed of them alone."""
+    found = set(graph.initializers.values())
+    for node in graph:
+        inputs = [value for value in node.inputs if value is not None]
+        if inputs and found.issuperset(inputs):
+            found.update(node.outputs)
+    return found
+
+
+def _behind(value: ir.Value, most: int | None) -> tuple[list[ir.Node], list[ir.Value]]:
+    """The nodes that a value comes from, the nearest first, and the parameters among what these read.
+
+    Args:
+        value: where to begin.
+        most: how many nodes are looked at; None for all.
+    """
+    nodes: dict[ir.Node, None] = {}
+    sources: dict[ir.Value, None] = {}
+    waiting = [value]
+    while waiting and (most is None or len(nodes) < most):
+        one = waiting.pop(0)
+        node = one.producer()
+        if node is None:
+            if one.is_initializer() and _target_of(one):
+                sources[one] = None
+        elif node not in nodes:
+            nodes[node] = None
+            waiting.extend(read for read in node.inputs if read is not None)
+    return list(nodes), list(sources)
+
+
+def _pairs(
+    module: str, lost: Collection[str], sources: list[ir.Value], order: Mapping[str, int]
+) -> dict[ir.Value, str]:
+    """Which parameters were merged with which of those that are lost: the places in their modules are the same.
+
+    Args:
+        module: that of the reader, or one that it is in.
+        lost: parameters, of which those in that module are meant.
+        sources: parameters that what it reads was computed of.
+        order: the place of a parameter in the program.
+    """
+    found: dict[ir.Value, str] = {}
+    for target in sorted(lost, key=len):  # of two places the one that is told more exactly
+        if not target.startswith(f"{module}."):
+            continue
+        alike = [
+            one
+            for one in sources
+            if (name := _target_of(one)).endswith(target.removeprefix(module))
+            if not name.startswith(f"{module}.") and order.get(name, len(order)) < order[target]
+        ]
+        if len(alike) == 1:
+            found[alike[0]] = target
+    return found
+
+
+def _may_be_merged(value: ir.Value) -> bool:
+    tensor = value.const_value
+    return tensor is not None and (len(tensor.shape) >= _MATRIX or str(structure_of(tensor)).startswith("all "))
+
+
+def _copy(graph: ir.Graph, source: ir.Value, target: str) -> ir.Value:
+    """Give a graph a parameter with the numbers of another."""
+    tensor = source.const_value
+    assert tensor is not None  # of an initializer that is no graph input
+    is_one = source.metadata_props.get(KIND) == "PARAMETER"
+    name = unused_name(graph, target if is_one else str(source.name))
+    copy = add_initializer(graph, name, ir.Tensor(tensor.numpy(), dtype=tensor.dtype, name=name))
+    copy.metadata_props.update({KIND: "PARAMETER"} if is_one else {**source.metadata_props, keys.STANDS_FOR: target})
+    return copy
+
+
+def _copy_path(graph: ir.Graph, nodes: list[ir.Node], known: dict[ir.Value, ir.Value]) -> None:
+    """Copy the nodes that depend on what has a copy and have none themselves, each behind the original."""
+    order = {node: number for number, node in enumerate(graph)}
+    for node in sorted(nodes, key=order.__getitem__):
+        if node.outputs[0] in known or known.keys().isdisjoint(node.inputs):
+            continue
+        (copy,) = copy_nodes([node], known, lambda name: unused_name(graph, name), {})
+        graph.insert_after(node, copy)

@@ -1,0 +1,102 @@
+"""Nodes that torch's default exporter merged along with the equal parameters that they read."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import onnxruntime
+import pytest
+
+import ckplan
+from ckplan.model.torch_files.exporter_metadata import LINE
+from tests.model.models import normal
+from tests.model.torch_files import exported
+
+WEIGHT = normal(0, 8, 4)
+READ = ("x", "mm", "mm_1", "mm_2")
+
+
+def model(
+    nodes: str, lines: list[str], modules: list[str], weight: np.ndarray, listed: tuple[str, ...] = ("a.w", "b.w")
+) -> onnx.ModelProto:
+    """Two modules that read one weight, which both are said to have.
+
+    Args:
+        nodes: the graph in ONNX's text form, from x to y.
+        lines: of each node, the line of the program that it was made of; empty for what has none.
+        modules: that each was made in.
+        weight: of module a.
+        listed: the parameters of the program, in its order.
+    """
+    operands = {f"p_{name.replace('.', '_')}": ("PARAMETER", name) for name in listed}
+    made = exported(nodes, {"a.w": weight}, operands, lines)
+    for node, line, module in zip(made.graph.node, lines, modules, strict=True):
+        node.metadata_props.add(key="pkg.torch.onnx.name_scopes", value=f"['', '{module}', 'node']")
+        for metadata in [one for one in node.metadata_props if one.key == LINE and not line]:
+            node.metadata_props.remove(metadata)
+    return made
+
+
+def projections(listed: tuple[str, ...] = ("a.w", "b.w")) -> onnx.ModelProto:
+    """As of attention across sequences, which reads parts of one weight."""
+    return model(
+        "p, q = Split <num_outputs=2> (a.w) mm = MatMul(x, p) mm_1 = MatMul(mm, q) mm_2 = MatMul(mm_1, p) "
+        "y = MatMul(mm_2, q)",
+        ["", *(f"aten.mm](args = (%{read}, %getitem_{number}))" for number, read in enumerate(READ))],
+        ["", "a", "a", "b", "b"],
+        WEIGHT,
+        listed,
+    )
+
+
+def heads(read: str, weight: np.ndarray) -> onnx.ModelProto:
+    """Two modules that begin alike and read the same; the second goes on with what it made."""
+    return model(
+        "mm = MatMul(x, a.w) relu = Relu(mm) tanh = Tanh(relu) y = Add(relu, tanh)",
+        ["aten.mm](args = (%x, %p_a_w))", "aten.relu](args = (%mm,))", f"aten.tanh](args = (%{read},))",
+         "aten.add](args = (%relu, %tanh))"],
+        ["a", "a", "b.act", ""],
+        weight,
+    )  # fmt: skip
+
+
+def gradients(made: onnx.ModelProto) -> dict[str, np.ndarray]:
+    step = ckplan.open_model(made, loss="mse")
+    session = onnxruntime.InferenceSession(ir.to_proto(step.model).SerializeToString())
+    names = step.training.gradients
+    found = session.run(list(names.values()), {"x": normal(1, 2, 4), "target": normal(2, 2, 4)})
+    return dict(zip(names, found, strict=True))
+
+
+def test_parts_of_equal_weights_are_read_from_the_weight_of_each_module() -> None:
+    torch = pytest.importorskip("torch")
+    a, b = (torch.tensor(WEIGHT, requires_grad=True) for _ in range(2))
+    made = torch.from_numpy(normal(1, 2, 4)) @ a[:4] @ a[4:] @ b[:4] @ b[4:]
+    torch.nn.functional.mse_loss(made, torch.from_numpy(normal(2, 2, 4))).backward()
+    found = gradients(projections())
+    assert set(found) == {"a.w", "b.w"}
+    for name, expected in (("a.w", a), ("b.w", b)):
+        np.testing.assert_allclose(found[name], expected.grad.numpy(), rtol=1e-4, atol=1e-6)
+
+
+def test_a_weight_that_two_modules_share_stays_one() -> None:
+    """Of such ones the program reads the last that is listed, and a merged one is the first."""
+    assert set(gradients(projections(listed=("b.w", "a.w")))) == {"a.w"}
+
+
+@pytest.mark.parametrize("weight", [normal(3, 4, 4), np.zeros((4, 4), np.float32)], ids=["numbers", "zeros"])
+def test_what_two_modules_made_of_one_input_is_made_of_the_weight_of_each(weight: np.ndarray) -> None:
+    torch = pytest.importorskip("torch")
+    a, b = (torch.tensor(weight, requires_grad=True) for _ in range(2))
+    x = torch.from_numpy(normal(1, 2, 4))
+    made = (x @ a).relu() + (x @ b).relu().tanh()
+    torch.nn.functional.mse_loss(made, torch.from_numpy(normal(2, 2, 4))).backward()
+    found = gradients(heads("relu_1", weight))
+    assert set(found) == {"a.w", "b.w"}
+    for name, expected in (("a.w", a), ("b.w", b)):
+        np.testing.assert_allclose(found[name], expected.grad.numpy(), rtol=1e-4, atol=1e-6)
+
+
+def test_what_a_line_names_was_made_for_it() -> None:
+    assert set(gradients(heads("relu", normal(3, 4, 4)))) == {"a.w"}
