@@ -44,7 +44,8 @@ def _plan(new: Measurement) -> tuple[str, ...]:
         )
     elif new.device == "cuda":
         cause = (
-            "its kernels work in place more seldom than those of the CPU: plan with --device cuda, if it was without"
+            "its kernels work in place more seldom than those of the CPU, and cuDNN's take workspaces: plan with "
+            "--device cuda, if it was without, and for a smaller budget"
         )
     else:
         cause = f"onnxruntime {new.onnxruntime} fuses it otherwise, or runs it in another order, than was expected"
