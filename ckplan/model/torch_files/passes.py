@@ -25,11 +25,14 @@ from ckplan.model.torch_files.loss_weights import freeze_loss_weights
 from ckplan.model.torch_files.masked_weights import keep_masks
 from ckplan.model.torch_files.old_exporter import folded_notes, separate_merged
 from ckplan.model.torch_files.padding import mark_padding
+from ckplan.model.torch_files.projections import refuse_projections
 from ckplan.model.torch_files.repeats import join_repeated
 from ckplan.model.torch_files.ties import join_transposed, twin_notes
 from ckplan.model.torch_files.unfold import unfold
 
 PASSES: tuple[Callable[[ir.Model], tuple[str, ...]], ...] = (
+    # What the exporter wrote as something else ends here, by name.
+    refuse_projections,
     # What each tensor is, as the default exporter says: the passes behind go by that. What it merged is taken apart.
     read_signature,
     # A parameter that was expanded for each sample is one again, before its values are compared with others.
