@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -179,11 +180,12 @@ def _configuration(config: Path | None, base: Path | None, given: Mapping[str, A
 def _configured(configuration: Configuration, measured: bool, how: How) -> Comparison:
     from dataclasses import replace
 
-    from ckplan.comparison import compare_targets
+    from ckplan.comparison import compare_targets, find_configuration
 
     targets = [replace(target, limits=replace(target.limits, measured=measured)) for target in configuration.targets]
-    named = "" if configuration.path.parent == Path() else f" --config {configuration.path}"
-    accept = f"to accept it: `ckplan compare{named} --save-baseline {configuration.baseline} --force`"
+    found = configuration.path == find_configuration(Path())
+    named = "" if found else f" --config {shlex.quote(str(configuration.path))}"
+    accept = f"to accept it: `ckplan compare{named} --save-baseline {shlex.quote(str(configuration.baseline))} --force`"
     return compare_targets(targets, configuration.baseline, accept, how)
 
 

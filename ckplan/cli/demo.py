@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -47,7 +48,8 @@ def command(folder: Path, force: bool, as_json: bool) -> None:
     model, step, base = folder / _MODEL, folder / _STEP, folder / _BASE
     save(read(source), model, force=force)
     if not settings().quiet:
-        say(f"running: ckplan rewrite {model} -o {step} --dim batch={_BATCH} --budget {_BUDGET} --verify")
+        files = shlex.join((str(model), "-o", str(step)))
+        say(f"running: ckplan rewrite {files} --dim batch={_BATCH} --budget {_BUDGET} --verify")
     with stage("planning"):
         opened = api.open_model(model, dims={"batch": _BATCH})
         planned = api.rewrite(opened, budget=_BUDGET, output=step, force=force)

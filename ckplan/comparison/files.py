@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -70,7 +71,7 @@ def read_snapshots(path: Path) -> Sides:
     Raises:
         ModelError: the file cannot be read, is neither, or is of another version.
     """
-    advice = f"make a baseline with `ckplan compare MODEL --save-baseline {path}`"
+    advice = f"make a baseline with `ckplan compare MODEL --save-baseline {shlex.quote(str(path))}`"
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:

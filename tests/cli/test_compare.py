@@ -233,6 +233,9 @@ def test_a_configuration_is_run_without_arguments(model: Path, tmp_path: Path) -
     assert failure(result).startswith("ckplan: error: one: peak of activations")
     assert "(and 1 more)" in failure(result)
     assert "`ckplan compare --save-baseline memory.json --force`" in failure(result)
+    (tmp_path / "my checks.toml").write_text(larger, encoding="utf-8")
+    result = run("compare", "--config", "my checks.toml")
+    assert "`ckplan compare --config 'my checks.toml' --save-baseline memory.json --force`" in failure(result)
     assert run("compare", "--save-baseline", "memory.json", "--force").exit_code == 0
     assert run("compare").exit_code == 0
     elsewhere = run("compare", "--dim", "batch=2", "--max-regression", "3%")

@@ -5,7 +5,10 @@ from __future__ import annotations
 import tomllib
 from pathlib import Path
 
+import pytest
+
 from ckplan.cli.demo import model_file
+from ckplan.errors import UsageError
 from tests.cli.test_commands import failure, run
 
 ROOT = Path(__file__).parents[2]
@@ -24,3 +27,12 @@ def test_a_folder_with_files_is_left_alone(tmp_path: Path) -> None:
     assert "is not empty; name another" in failure(run("demo", tmp_path))
     assert "is not a folder" in failure(run("demo", tmp_path / "mine.txt"))
     assert [file.name for file in tmp_path.iterdir()] == ["mine.txt"]
+
+
+def test_the_command_that_it_runs_can_be_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stop(*_arguments: object, **_options: object) -> None:
+        raise UsageError("stopped here")
+
+    monkeypatch.setattr("ckplan.api.open_model", stop)
+    folder = tmp_path / "my demo"
+    assert f"ckplan rewrite '{folder / 'gpt.onnx'}' -o '{folder / 'step.onnx'}' " in run("demo", folder).stderr

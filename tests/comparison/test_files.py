@@ -85,8 +85,10 @@ def test_damaged_files_are_one_line(text: str, said: str, tmp_path: Path) -> Non
 
 
 def test_a_missing_baseline_says_how_to_make_one(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match=r"there is no file .*; make a baseline with `ckplan compare MODEL --save-bas"):
-        read_snapshots(tmp_path / "memory.json")
+    with pytest.raises(
+        ModelError, match=r"; make a baseline with `ckplan compare MODEL --save-baseline '.*/my memory\.json'"
+    ):
+        read_snapshots(tmp_path / "my memory.json")
     with pytest.raises(ModelError, match="cannot read"):
         read_snapshots(tmp_path)
 
