@@ -16,6 +16,7 @@ from ckplan.planner import Kind, Problem, lower_bound, simulate
 from ckplan.planner.bounds import working_set
 from ckplan.planner.exact import TINY, optimum, optimum_of_lowest_peak
 from ckplan.planner.exact.finish import finished
+from ckplan.planner.exact.intervals import IntervalModel
 from ckplan.planner.exact.stages import staged_overhead
 from ckplan.planner.order import best_order
 from ckplan.planner.overhead_bound import bound_at, least_overhead
@@ -148,6 +149,22 @@ def test_constraint_programming_leaves_no_run_out_that_the_optimum_needs(problem
     assert proven
     assert found is not None
     assert problem.schedule_cost(found) == pytest.approx(problem.schedule_cost(best), rel=1e-6)
+
+
+def test_what_runs_once_and_is_read_by_what_runs_once_has_no_variable() -> None:
+    problem = random_graph(24, most=200)
+    order = best_order(problem)
+    budget = int(0.7 * peak_of(problem, order))
+    model = IntervalModel(problem, budget, order, [1] * len(problem.ops))
+    once = {index for index, runs in model.runs.items() if len(runs) == 1}
+    assert {index for index, op in enumerate(problem.ops) if op.backward} <= once
+    for tensor, _ in model.ends:
+        assert {problem.producer[tensor], *problem.consumers[tensor]} - once
+    plan = Auto(steps=0).solve(problem, budget)
+    found, proven = finished(problem, budget, plan.schedule, list(dict.fromkeys(plan.schedule)), work=1.0)
+    assert proven
+    assert found is not None
+    assert problem.schedule_cost(found) <= plan.cost * (1 + 1e-9)
 
 
 def test_constraint_programming_reaches_the_optimum_of_a_chain() -> None:

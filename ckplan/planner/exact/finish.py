@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import math
+import time
 from collections import Counter
 from collections.abc import Sequence
+from typing import Final
 
 from ckplan.planner.exact.intervals import IntervalModel
 from ckplan.planner.peak import peak_of
 from ckplan.planner.phases import without_dead_repeats
 from ckplan.planner.problem import Problem
 from ckplan.planner.retain import retain
+
+_SHORT: Final = 200
+"""Ops of the longest order along which one search does. Along longer ones, for which there is too little work for a
+proof, one thread searches the simplified model and then the model itself: each finds what the other does not."""
 
 
 def repeatable(problem: Problem) -> int:
@@ -47,10 +53,21 @@ def finished(
     """
     runs = Counter(start or ())
     model = IntervalModel(problem, budget, order, [max(repeats, runs[index] - 1) for index in range(len(problem.ops))])
-    if start is not None:
-        model.hint(start)
-    found, proven = model.solve(seconds, workers, seed, work)
-    if found is None:
-        return None, proven
-    found = without_dead_repeats(problem, found)
-    return (retain(problem, found, budget), proven) if peak_of(problem, found) <= budget else (None, False)
+    attempts = (True,) if workers > 1 or len(order) <= _SHORT else (True, False)
+    deadline = time.monotonic() + seconds
+    best: list[int] | None = None
+    for simplify in attempts:
+        if (begin := best or start) is not None:
+            model.hint(begin)
+        left = max(deadline - time.monotonic(), 0.0)
+        found, proven = model.solve(left, workers, seed, work / len(attempts), simplify=simplify)
+        if found is not None:
+            found = without_dead_repeats(problem, found)
+            if peak_of(problem, found) <= budget:
+                found = retain(problem, found, budget)
+                best = found if best is None else min(best, found, key=problem.schedule_cost)
+            else:
+                proven = False
+        if proven:
+            break
+    return best, proven

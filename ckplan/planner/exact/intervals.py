@@ -4,8 +4,9 @@ As in Moccasin (Bartan et al., ICML 2023): each op runs for the first time in a 
 again; each copy of what it makes is held for an interval of time, a cumulative constraint keeps the sum of all that
 is held within the budget. Time is ``stage x (n + 1) + rank``: stage j ends with the first run of the j-th op, and
 before it ops of lower rank may run again: not before memory can run out, and not after the last op that may read what
-they make. There are O(n) variables for n ops, where Checkmate (Jain et al., MLSys 2020) has O(n^2). Views are made anew
-where what they are views of was; a kernel that overwrites its input in place frees it one moment earlier.
+they make. There are O(n) variables for n ops, where Checkmate (Jain et al., MLSys 2020) has O(n^2); none for what is
+made once and read by ops that run once, as most gradients are. Views are made anew where what they are views of was; a
+kernel that overwrites its input in place frees it one moment earlier.
 """
 
 from __future__ import annotations
@@ -23,9 +24,6 @@ _UNITS: Final = 1_000_000
 """The budget in the integers of the solver."""
 _COST_UNITS: Final = 10_000_000
 """The cost of the step in the integers of the solver."""
-_SHORT: Final = 200
-"""Ops of the longest order along which one thread searches without a linear relaxation. Along longer ones its
-deterministic units last several times as long then, and it finds no more in them."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +70,7 @@ class IntervalModel:
         self.earliest, self.latest = self._earliest(budget), self._latest()
         self.runs: dict[int, list[_Run]] = {}
         self.ends: dict[tuple[int, int], Any] = {}
-        """By tensor and run, the time at which the copy ends."""
+        """By tensor and run, the time at which the copy ends, where that is open."""
         self.sizes: dict[tuple[int, int], Any] = {}
         self.chosen: dict[tuple[int, int, int, int], Any] = {}
         """By op, run, root and run of what makes the root, whether it reads that copy."""
@@ -118,10 +116,29 @@ class IntervalModel:
         stages = range(max(self.rank[index] + 1, self.earliest), self.latest[index] + 1)
         return stages if self.repeatable[index] else range(0)
 
+    def _fixed_ends(self) -> dict[int, int]:
+        """When what neither runs again nor is read by what may run again is held for the last time."""
+        ends = {
+            tensor: self.rank[index] * (self.span + 1)
+            for index in self.order
+            if not self._stages(index)
+            for tensor in self.problem.ops[index].outputs
+            if tensor in self.held
+        }
+        for index, reads in enumerate(self.reads):
+            again = len(self._stages(index)) > 0
+            for base, early in reads.items():
+                if again:
+                    ends.pop(base, None)
+                elif base in ends:
+                    ends[base] = max(ends[base], self.rank[index] * (self.span + 1) - early)
+        return ends
+
     def _build(self) -> None:
         model, problem, span = self.model, self.problem, self.span
         horizon = span * span
         intervals, demands = [], []
+        fixed = self._fixed_ends()
         for index in self.order:
             op, rank = problem.ops[index], self.rank[index]
             runs = [_Run(index, 0, rank * span + rank)]
@@ -133,11 +150,15 @@ class IntervalModel:
             self.runs[index] = runs
             for run in runs:
                 for tensor in op.outputs:
-                    if tensor in self.held:
+                    size = -(-problem.tensors[tensor].bytes // self.unit)
+                    if tensor in fixed:
+                        length = fixed[tensor] + 1 - run.start
+                        intervals.append(model.new_fixed_size_interval_var(run.start, length, ""))
+                        demands.append(size)
+                    elif tensor in self.held:
                         end = model.new_int_var(rank * span + rank, horizon, "")
                         self.ends[tensor, run.number] = end
                         model.add(end >= run.start)
-                        size = -(-problem.tensors[tensor].bytes // self.unit)
                         length = self.sizes[tensor, run.number] = model.new_int_var(1, horizon + 1, "")
                         if run.present is None:
                             intervals.append(model.new_interval_var(run.start, length, end + 1, ""))
@@ -185,8 +206,9 @@ class IntervalModel:
             for view in self._lasting_views(run.index, base):
                 viewed = self.chosen.get((view, 0, base, source.number), False)  # it cannot be a view of that copy
                 self.model.add_implication(literal, viewed)
-            self.model.add(source.start < run.start).only_enforce_if(literal)
-            self.model.add(self.ends[base, source.number] >= run.start - early).only_enforce_if(literal)
+            if (end := self.ends.get((base, source.number))) is not None:
+                self.model.add(source.start < run.start).only_enforce_if(literal)
+                self.model.add(end >= run.start - early).only_enforce_if(literal)
             if source.present is not None:
                 self.model.add_implication(literal, source.present)
         if run.present is None:
@@ -201,7 +223,7 @@ class IntervalModel:
         return [maker for maker in sorted(makers) if problem.ops[maker].backward or not problem.ops[maker].recomputable]
 
     def hint(self, schedule: Sequence[int]) -> None:
-        """Start from a schedule that runs the ops in the model's order for the first time.
+        """Start from a schedule that runs the ops in the model's order for the first time, and from no other.
 
         Within one stage the model runs ops by rank and each once; where the schedule does otherwise the hint is a
         little wrong, which the solver repairs.
@@ -225,6 +247,7 @@ class IntervalModel:
             for tensor in self.problem.ops[index].outputs:
                 if tensor in self.held:
                     ends[tensor, number] = now
+        self.model.clear_hints()
         hint = self.model.add_hint
         for index, runs in self.runs.items():
             for run in runs:
@@ -233,14 +256,16 @@ class IntervalModel:
                     hint(run.stage, now // self.span)
                     hint(run.present, int(run.number < seen[index]))
                 for tensor in self.problem.ops[index].outputs:
-                    if tensor in self.held:
+                    if (tensor, run.number) in self.ends:
                         end = ends.get((tensor, run.number), now)
                         hint(self.ends[tensor, run.number], end)
                         hint(self.sizes[tensor, run.number], end + 1 - now)
         for key, literal in self.chosen.items():
             hint(literal, int(key in read))
 
-    def solve(self, seconds: float, workers: int, seed: int, work: float = math.inf) -> tuple[list[int] | None, bool]:
+    def solve(
+        self, seconds: float, workers: int, seed: int, work: float = math.inf, *, simplify: bool = True
+    ) -> tuple[list[int] | None, bool]:
         """The schedule of the best solution within the time, and whether it is proven that there is no better one.
 
         None where no solution was found; that there is none may be proven as well.
@@ -250,6 +275,7 @@ class IntervalModel:
             workers: how many threads search; with one the result depends on ``work`` alone.
             seed: of the solver's random choices.
             work: what the solver may do, in its own deterministic units of about a second.
+            simplify: whether the model is simplified first.
         """
         from ortools.sat.python import cp_model
 
@@ -258,11 +284,11 @@ class IntervalModel:
         solver.parameters.max_deterministic_time = work
         solver.parameters.num_workers = workers
         solver.parameters.random_seed = seed
-        if workers == 1 and len(self.order) <= _SHORT:
-            # The linear relaxation of what is held takes most of the time and proves next to nothing; nor does it pay
-            # to simplify the model for a search this short. Several threads search in several ways of themselves.
+        solver.parameters.cp_model_presolve = simplify
+        if workers == 1:
+            # The linear relaxation of what is held takes most of the time and proves next to nothing. Several threads
+            # search in several ways of themselves.
             solver.parameters.linearization_level = 0
-            solver.parameters.cp_model_presolve = False
         status = solver.solve(self.model)
         proven = status in (cp_model.OPTIMAL, cp_model.INFEASIBLE)
         if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):

@@ -52,8 +52,11 @@ _REFUSED = 2_000
 """Ops of the largest graph for which `evict` is asked where nothing else was found."""
 _MOST_REPEATABLE = 160
 """Most ops that may run again of a graph whose plan is finished by constraint programming."""
-_WORK = 0.003
-"""What the solver may do for each of them, in its own deterministic units of about a second."""
+_WORK = 0.6
+"""What the solver may do for each of them, divided by the ops of the graph, in its own deterministic units: of about a
+second for small graphs, and of the more seconds the more ops there are. What it finds, it mostly finds early."""
+_WORK_OF_FIRST = 0.003
+"""The same, for all graphs, where nothing has been found yet: a first plan takes longer to find than a better one."""
 _FEW = 200
 """Ops of the largest graph for which it may do more: most models of that size it has done with before."""
 _WORK_OF_FEW = {1: 0.00225, 2: 0.018}
@@ -218,9 +221,9 @@ class Auto(Strategy):
             return found, True
         settled, least = True, least_overhead(problem, budget)
         if repeated is None:
-            repeated = _WORK_OF_FEW if len(problem.ops) <= _FEW else {1: _WORK}
-            if found is None:  # to find a first one takes longer than to find a better one
-                repeated = {**repeated, 1: max(repeated[1], _WORK)}
+            repeated = _WORK_OF_FEW if len(problem.ops) <= _FEW else {1: _WORK / len(problem.ops)}
+            if found is None:
+                repeated = {**repeated, 1: _WORK_OF_FIRST}
         for repeats, work in repeated.items():
             if found is not None and problem.schedule_cost(found) - problem.cost <= least + _CLOSED * problem.cost:
                 return found, True
