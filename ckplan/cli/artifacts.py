@@ -19,6 +19,7 @@ from ckplan.cli.options import (
     training_step_options,
 )
 from ckplan.cli.streams import notes, show, show_json, stage
+from ckplan.cli.values import PATH
 from ckplan.errors import UsageError
 
 if TYPE_CHECKING:
@@ -28,12 +29,12 @@ if TYPE_CHECKING:
 
 @click.command("artifacts", cls=SectionedCommand, short_help="Write what a training loop in any language needs.")
 @model_argument
-@click.option("-o", "--output", type=click.Path(path_type=Path), metavar="DIR", help="Where to write.")
+@click.option("-o", "--output", type=PATH, metavar="DIR", help="Where to write.")
 @force_option
 @click.option(
     "--check",
     "checked",
-    type=click.Path(path_type=Path),
+    type=PATH,
     metavar="DIR",
     help="Write nothing: see that DIR holds whole files that belong together and were made from MODEL.",
 )

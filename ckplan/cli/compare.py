@@ -31,20 +31,19 @@ from ckplan.cli.options import (
 from ckplan.cli.output import check_output
 from ckplan.cli.reports import check_reports, write_reports
 from ckplan.cli.streams import annotate, notes, show, show_json, stage
-from ckplan.cli.values import read_share
+from ckplan.cli.values import PATH, read_share
 from ckplan.errors import CkplanError, EnvironmentUnavailableError, UsageError
 
 if TYPE_CHECKING:
     from ckplan.comparison import Comparison, Configuration, How
     from ckplan.report.document import Document
 
-_PATH = click.Path(path_type=Path)
 _OUTPUTS = ("save_baseline", "markdown", "junit", "page")
 
 
 @click.command("compare", cls=SectionedCommand, short_help="Fail if a model takes more memory than before.")
-@click.argument("base", type=_PATH, required=False)
-@click.argument("head", type=_PATH, required=False)
+@click.argument("base", type=PATH, required=False)
+@click.argument("head", type=PATH, required=False)
 @click.option(
     "--max-regression",
     metavar="PERCENT",
@@ -54,15 +53,15 @@ _OUTPUTS = ("save_baseline", "markdown", "junit", "page")
     help="How much larger than BASE's the peak of HEAD may be, such as 3%.",
 )
 @budget_option
-@click.option("--config", type=_PATH, metavar="FILE", help="Models and limits. Default: ckplan.toml or pyproject.toml.")
+@click.option("--config", type=PATH, metavar="FILE", help="Models and limits. Default: ckplan.toml or pyproject.toml.")
 @click.option(
     "--save-baseline",
-    type=_PATH,
+    type=PATH,
     metavar="OUT",
     help="Write what HEAD, or each model of the configuration, takes to this file, and accept what has grown.",
 )
-@click.option("--markdown", type=_PATH, metavar="OUT", help="Write the result as Markdown to this file.")
-@click.option("--junit", type=_PATH, metavar="OUT", help="Write the result as JUnit XML to this file.")
+@click.option("--markdown", type=PATH, metavar="OUT", help="Write the result as Markdown to this file.")
+@click.option("--junit", type=PATH, metavar="OUT", help="Write the result as JUnit XML to this file.")
 @html_option
 @force_option
 @click.option(

@@ -11,17 +11,16 @@ from ckplan.cli.help import SectionedCommand
 from ckplan.cli.options import json_option, output_options, talk_options
 from ckplan.cli.output import check_output
 from ckplan.cli.streams import notes, show_json
+from ckplan.cli.values import PATH
 from ckplan.errors import UsageError
 
 if TYPE_CHECKING:
     from ckplan.autodiff.lora import Lora
 
-_PATH = click.Path(path_type=Path)
-
 
 @click.command("export-weights", cls=SectionedCommand, short_help="Write a model with the weights of a checkpoint.")
-@click.argument("checkpoint", type=_PATH)
-@click.argument("model", type=_PATH)
+@click.argument("checkpoint", type=PATH)
+@click.argument("model", type=PATH)
 @output_options
 @click.option("--adapter", is_flag=True, help="Write low-rank adapters alone, into a folder OUT in PEFT's format.")
 @json_option

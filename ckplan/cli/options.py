@@ -12,6 +12,7 @@ import click
 from ckplan.cli import completion
 from ckplan.cli.streams import Settings
 from ckplan.cli.values import (
+    PATH,
     read_budget,
     read_chunks,
     read_dims,
@@ -98,16 +99,14 @@ def _use_custom_ops(ctx: click.Context, param: click.Parameter, libraries: Seque
             use_custom_ops(library)
 
 
-_PATH = click.Path(path_type=Path)
-
 _DIM = "Size of a named dimension, such as batch=8. Repeatable."
 
-model_argument = click.argument("model", type=_PATH)
+model_argument = click.argument("model", type=PATH)
 
 force_option = click.option("-f", "--force", is_flag=True, help="Overwrite OUT if it exists.")
 
 output_options = _stack(
-    click.option("-o", "--output", required=True, type=_PATH, metavar="OUT", help="Where to write."), force_option
+    click.option("-o", "--output", required=True, type=PATH, metavar="OUT", help="Where to write."), force_option
 )
 
 copy_option = click.option(
@@ -116,14 +115,12 @@ copy_option = click.option(
 )  # fmt: skip
 
 html_option = click.option(
-    "--html", "page", type=_PATH, metavar="OUT.html", help="Also write a report for a browser: one file, offline."
+    "--html", "page", type=PATH, metavar="OUT.html", help="Also write a report for a browser: one file, offline."
 )
 
 html_options = _stack(html_option, force_option)
 
-picture_options = _stack(
-    click.option("-o", "--output", type=_PATH, metavar="OUT", help="Where to write."), force_option
-)
+picture_options = _stack(click.option("-o", "--output", type=PATH, metavar="OUT", help="Where to write."), force_option)
 
 talk_options = _section(
     "Messages",
@@ -151,7 +148,7 @@ json_option = _section("Messages", click.option("--json", "as_json", is_flag=Tru
 custom_ops_option = _section(
     "Kernels",
     click.option(
-        "--custom-ops", multiple=True, type=_PATH, metavar="LIBRARY", expose_value=False, callback=_use_custom_ops,
+        "--custom-ops", multiple=True, type=PATH, metavar="LIBRARY", expose_value=False, callback=_use_custom_ops,
         help="Shared library with onnxruntime kernels of operators that it does not know itself. Repeatable.",
     ),
 )  # fmt: skip
@@ -366,7 +363,7 @@ open_step_options = _stack(
 )  # fmt: skip
 
 plan_file_option = click.option(
-    "--plan", "plan_file", type=_PATH, metavar="PLAN",
+    "--plan", "plan_file", type=PATH, metavar="PLAN",
     help="Use this plan, made by `ckplan plan`, instead of a strategy.",
 )  # fmt: skip
 
@@ -417,7 +414,7 @@ training_loop_options = _stack(
     _section(
         "Checkpoints",
         click.option(
-            "--checkpoints", type=_PATH, required=True, metavar="FOLDER",
+            "--checkpoints", type=PATH, required=True, metavar="FOLDER",
             help="Folder for checkpoints, one after each epoch; the last two are kept.",
         ),
         click.option(
@@ -427,8 +424,8 @@ training_loop_options = _stack(
     ),
     _section(
         "Evaluation",
-        click.option("--eval-data", type=_PATH, metavar="FILE", help="Data to score the model on after each epoch."),
-        click.option("--model", type=_PATH, metavar="MODEL", help="Model that STEP was made from, to be scored."),
+        click.option("--eval-data", type=PATH, metavar="FILE", help="Data to score the model on after each epoch."),
+        click.option("--model", type=PATH, metavar="MODEL", help="Model that STEP was made from, to be scored."),
         click.option(
             "--patience", type=click.IntRange(min=1), metavar="N",
             help="End after N epochs without a lower loss on the evaluation data. The best checkpoint is "
@@ -448,7 +445,7 @@ run_options = _section(
     "Runs",
     device_option,
     click.option(
-        "--inputs", type=_PATH, metavar="NPZ", help="Arrays to feed, by input name. Default: random, from the seed."
+        "--inputs", type=PATH, metavar="NPZ", help="Arrays to feed, by input name. Default: random, from the seed."
     ),
     seed_option,
 )  # fmt: skip

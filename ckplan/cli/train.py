@@ -10,15 +10,16 @@ import click
 from ckplan.cli.help import SectionedCommand
 from ckplan.cli.options import custom_ops_option, json_option, talk_options, training_loop_options
 from ckplan.cli.streams import notes, settings, show_json
+from ckplan.cli.values import PATH
 
 if TYPE_CHECKING:
     from ckplan.training.trainer import Epoch
 
 
 @click.command("train", cls=SectionedCommand, short_help="Train with a step file.")
-@click.argument("step", type=click.Path(path_type=Path))
+@click.argument("step", type=PATH)
 @click.option(
-    "--data", "data", required=True, type=click.Path(path_type=Path), metavar="FILE",
+    "--data", "data", required=True, type=PATH, metavar="FILE",
     help="Training data: an .npz with an array, or a .parquet with a column, for each input of STEP.",
 )  # fmt: skip
 @training_loop_options

@@ -11,6 +11,9 @@ import click
 from ckplan.errors import UsageError
 from ckplan.units import parse_budget, parse_bytes, parse_share
 
+PATH = click.Path(path_type=Path, readable=False)
+"""A path of any kind; what reads the file says what is wrong with it."""
+
 
 def _pairs(ctx: click.Context, param: click.Parameter, values: Sequence[str]) -> dict[str, str]:
     """Split repeated NAME=VALUE; the name may itself hold ``=``, so the last one counts."""

@@ -19,13 +19,12 @@ from ckplan.cli.options import (
 from ckplan.cli.proof import check, run_both
 from ckplan.cli.reports import check_reports, write_reports
 from ckplan.cli.streams import show, show_json
-
-_PATH = click.Path(path_type=Path)
+from ckplan.cli.values import PATH
 
 
 @click.command("verify", cls=SectionedCommand, short_help="Run two training files; compare memory, time, numbers.")
-@click.argument("base", type=_PATH)
-@click.argument("new", type=_PATH)
+@click.argument("base", type=PATH)
+@click.argument("new", type=PATH)
 @run_options
 @custom_ops_option
 @html_options

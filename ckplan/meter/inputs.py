@@ -166,6 +166,8 @@ def _read(file: Path, model: ir.Model) -> dict[str, Array]:
             arrays: dict[str, Array] = {name: archive[name] for name in archive.files}
     except FileNotFoundError as error:
         raise ModelError(f"there is no file `{file}`", "check the path") from error
+    except (PermissionError, IsADirectoryError) as error:
+        raise ModelError(f"cannot read `{file}`: {error.strerror}", "check the path") from error
     # An .npy is a TypeError or has no `zip`; zipfile tells of what it does not know or cannot inflate in its own ways.
     except (OSError, ValueError, TypeError, AttributeError, EOFError, *DAMAGED) as error:
         raise ModelError(f"`{file}` is not a readable .npz file", "write it with numpy.savez") from error

@@ -144,15 +144,30 @@ def write_tensors(target: Path, values: Mapping[str, Array], about: Mapping[str,
             made.replace(target)
         _sync(target.parent)
     except OSError as error:
-        reason = "no space left" if error.errno in (errno.ENOSPC, errno.EDQUOT) else error.strerror or str(error)
-        raise _unwritten(target, reason) from error
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise _unwritten(target, "no space left") from error
+        raise _unwritten(target, error.strerror or str(error), "name another folder") from error
     except SafetensorError as error:  # how it tells of a full disk
         raise _unwritten(target, " ".join(str(error).split())[:200]) from error
 
 
-def _unwritten(target: Path, reason: str) -> EnvironmentUnavailableError:
+def check_folder(folder: Path) -> None:
+    """See that checkpoints may be written to a folder, before a training takes the time that the first one takes.
+
+    Args:
+        folder: it need not be there yet.
+
+    Raises:
+        EnvironmentUnavailableError: permissions do not allow it.
+    """
+    there = next(place for place in (folder, *folder.absolute().parents) if place.exists())
+    if not os.access(there, os.W_OK):
+        raise EnvironmentUnavailableError(f"no permission to write to {folder}", "name another folder")
+
+
+def _unwritten(target: Path, reason: str, advice: str = "free some space") -> EnvironmentUnavailableError:
     return EnvironmentUnavailableError(
-        f"cannot write {target}: {reason}", "free some space; what was written before is whole"
+        f"cannot write {target}: {reason}", f"{advice}; what was written before is whole"
     )
 
 

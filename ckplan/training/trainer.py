@@ -182,6 +182,8 @@ class Trainer:
             self._resume()
         elif self._folder is not None and checkpoint.latest(self._folder) and not self.state.step:
             raise UsageError(f"{self._folder} holds checkpoints already", "go on with --resume, or name another folder")
+        if self._folder is not None and self.state.epoch < epochs:
+            checkpoint.check_folder(self._folder)
         done: list[Epoch] = []
         with bar(epochs * self.steps_per_epoch, self._progress) as advance:
             while self.state.epoch < epochs and not self.is_stale:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
@@ -175,7 +176,7 @@ def test_bad_models_leave_no_file(command: str, tmp_path: Path) -> None:
     ],
     ids=" ".join,
 )
-@pytest.mark.parametrize("state", ["missing", "damaged", "a folder"])
+@pytest.mark.parametrize("state", ["missing", "damaged", "a folder", "locked"])
 def test_files_that_cannot_be_read_have_one_exit_code(
     arguments: Sequence[str], state: str, model: Path, tmp_path: Path
 ) -> None:
@@ -187,6 +188,10 @@ def test_files_that_cannot_be_read_have_one_exit_code(
         file.write_bytes(b"\xff\xfe no such format")
     elif state == "a folder":
         file.mkdir()
+    elif state == "locked":
+        file.touch(mode=0)
+        if os.access(file, os.R_OK):
+            pytest.skip("this user reads everything")
     places = {"MODEL": model, "STEP": step, "OUT": output, named: file}
     result = run(*(places.get(name, name) for name in arguments))
     assert result.exit_code == 3

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import ckplan
-from ckplan.errors import ModelError, UsageError
+from ckplan.errors import EnvironmentUnavailableError, ModelError, UsageError
 from ckplan.training import checkpoint
 from tests.training.network import data, files
 
@@ -109,6 +109,17 @@ def test_a_checkpoint_that_does_not_fit_is_refused(tmp_path: Path) -> None:
     checkpoint.write_tensors(last, {"a": np.zeros(3)}, {})
     with pytest.raises(ModelError, match="not a checkpoint of a training run"):
         ckplan.read_checkpoint(last)
+
+
+def test_a_folder_that_may_not_be_written_to_is_told_before_the_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, step = files(tmp_path, optimizer="sgd")
+    trainer = ckplan.Trainer(step, data(), checkpoints=tmp_path / "run" / "one")
+    monkeypatch.setattr("os.access", lambda place, mode: Path(place) != tmp_path)
+    with pytest.raises(EnvironmentUnavailableError, match=r"no permission to write to .*one; name another folder"):
+        trainer.train(1)
+    assert trainer.state.step == 0
 
 
 @pytest.mark.parametrize(
