@@ -99,6 +99,7 @@ def _use_custom_ops(ctx: click.Context, param: click.Parameter, libraries: Seque
             use_custom_ops(library)
 
 
+_DEVICE = "Where files run, if they are run; with cuda, they are made for its kernels."
 _DIM = "Size of a named dimension, such as batch=8. Repeatable."
 
 model_argument = click.argument("model", type=PATH)
@@ -371,7 +372,7 @@ device_option = _section(
     "Runs",
     click.option(
         "--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True,
-        help="Where to run the files; with cuda, plans are for its kernels.",
+        help=_DEVICE,
     ),
     click.option(
         "--run-limit", type=click.FloatRange(min=0, min_open=True), metavar="SECONDS", expose_value=False,
@@ -381,7 +382,7 @@ device_option = _section(
 
 kernels_option = _section("Kernels", click.option(
     "--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True,
-    help="Whose kernels the order of nodes is for; no GPU is needed.",
+    help=_DEVICE,
 ))  # fmt: skip
 
 seed_option = click.option(
