@@ -251,3 +251,21 @@ def test_what_a_line_names_stands_for_no_other_operand_of_it(name: str) -> None:
     )
     add_source(model, name, "w", "mask")
     assert loaded(model)[0].graph.initializers[name].metadata_props[STANDS_FOR] == "w"
+
+
+@pytest.mark.parametrize(
+    ("on_the_way", "known"), [("scalar_tensor_default", True), ("ones_like", False), ("gt", False)]
+)
+def test_equal_numbers_computed_of_a_parameter_stand_for_it(on_the_way: str, known: bool) -> None:
+    """As of scales that begin with one, and to which one is added; what two layers read of such ones is apart."""
+    model = exported(
+        "h = Mul(x, add_3) y = Mul(h, add_3)",
+        {"add_3": np.full(4, 2, np.float32)},
+        {"p_a": ("PARAMETER", "a.scale"), "p_b": ("PARAMETER", "b.scale")},
+        ["aten.mul](args = (%x, %add_3))", "aten.mul](args = (%mul, %add_5))"],
+    )
+    for node, module in zip(model.graph.node, "ab", strict=True):
+        node.metadata_props.add(key="pkg.torch.onnx.name_scopes", value=f"['', '{module}', 'mul']")
+    add_source(model, "add_3", "a.scale", on_the_way)
+    stands = [value.metadata_props.get(STANDS_FOR) for value in loaded(model)[0].graph.initializers.values()]
+    assert stands == (["a.scale", "b.scale"] if known else [None])

@@ -197,15 +197,21 @@ def _is_moved(value: ir.Value) -> bool:
 
 
 def _is_of_nothing_else(value: ir.Value, sources: set[str]) -> bool:
-    """Whether an initializer is a function of parameters alone that happen to follow a formula, as decays begin so.
+    """Whether an initializer is a function of parameters alone that happen to follow a formula.
 
-    What a program makes of no tensor, or of constants, may follow one as well.
+    Decays begin as a table, and a scale of which one is added begins with equal numbers. What a program makes of no
+    tensor, or of constants, may be a table as well.
     """
-    on_the_way = set(folded_from(value)) - sources
-    tensor = value.const_value
-    if tensor is None or not tensor.dtype.is_floating_point() or any(map(is_constant_name, on_the_way)):
+    tensor, on_the_way = value.const_value, set(folded_from(value)) - sources
+    if tensor is None or not tensor.dtype.is_floating_point():
         return False
-    return structure_of(tensor) == TABLE
+    formula = structure_of(tensor)
+    if formula == TABLE:
+        return not any(map(is_constant_name, on_the_way))
+    is_equal = formula is not None and formula.startswith("all ") and not _is_zero(value)
+    return is_equal and not any(
+        is_made_name(name) or is_comparison_name(name) for name in {str(value.name)} | on_the_way
+    )
 
 
 def _is_made(value: ir.Value) -> bool:
