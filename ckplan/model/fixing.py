@@ -95,6 +95,8 @@ def array_of(value: ir.Value, numbers: Number | Sequence[Number]) -> np.ndarray:
     if shape is None or dtype is None or dtype == ir.DataType.STRING:
         raise UsageError(f"input '{value.name}' is not a tensor of numbers and cannot be set", "leave it as an input")
     given = np.asarray(numbers)
+    if given.dtype.kind not in "biufc":  # None would be NaN
+        raise UsageError(f"input '{value.name}' cannot be {numbers!r}", "give numbers, or true and false")
     array = given.astype(dtype.numpy())
     if not np.array_equal(array, given) and not dtype.is_floating_point():
         raise UsageError(f"input '{value.name}' of type {dtype} cannot be {_spelled(numbers)}", "give whole numbers")

@@ -72,8 +72,9 @@ def test_numbers_lists_and_truth(tmp_path: Path) -> None:
         ({"speed": 1}, "no input 'speed' to set"),
         ({"axes": (1.5,)}, "cannot be 1.5"),
         ({"keep": (True, False)}, "has 6 elements, 2 were given"),
+        ({"scale": None}, "input 'scale' cannot be None; give numbers"),
     ],
-    ids=["unknown", "fraction", "too few"],
+    ids=["unknown", "fraction", "too few", "nothing"],
 )
 def test_what_does_not_fit(tmp_path: Path, fixed: dict[str, float], words: str) -> None:
     with pytest.raises(UsageError, match=words):
