@@ -153,6 +153,37 @@ class MinimumCut:
         seconds = float(self._fixed[: len(runs)][runs].sum())
         return flow.optimal_flow() / self.unit, seconds / self.unit, float(self._bytes[holds].sum())
 
+    def least(self, room: int, work: float) -> float:
+        """Seconds of running ops again that no choice avoids which holds no more than there is room for.
+
+        A price on bytes proves less: it lets a part of an activation be held where the rest has no room.
+
+        Args:
+            room: bytes for all activations that are held at a price.
+            work: what the solver may do, in its own deterministic units of about a second.
+        """
+        from ortools.sat.python import cp_model  # half a second
+
+        model, first = cp_model.CpModel(), self._count - len(self.held)
+        costs = self._fixed[: first - 2].tolist()
+        runs = [model.new_bool_var("") for _ in costs]
+        holds = [model.new_bool_var("") for _ in self.held]
+        for run, cost in zip(runs, costs, strict=True):
+            if cost >= _INFINITE:
+                model.add(run == 0)
+        arcs = slice(len(costs), len(self._fixed))
+        for tail, head in zip(self._tails[arcs].tolist(), self._heads[arcs].tolist(), strict=True):
+            there = [holds[head - first], runs[int(self._makers[head - first]) - 2]]
+            model.add_bool_or([*there, ~runs[tail - 2]] if tail else there)
+        model.add(sum(int(size) * hold for size, hold in zip(self._bytes, holds, strict=True)) <= room)
+        model.minimize(sum(cost * run for cost, run in zip(costs, runs, strict=True) if cost < _INFINITE))
+        solver = cp_model.CpSolver()
+        solver.parameters.num_workers = 1
+        solver.parameters.max_deterministic_time = work
+        status = solver.solve(model)
+        known = status in (cp_model.OPTIMAL, cp_model.FEASIBLE)
+        return max(solver.best_objective_bound, 0.0) / self.unit if known else 0.0
+
     def _flow(self, price: float, free: Collection[int] = ()) -> SimpleMaxFlow:
         prices = self._bytes * (price * self.unit)
         if free:

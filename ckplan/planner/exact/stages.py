@@ -1,6 +1,6 @@
 """A bound on overhead from several moments of a step at once.
 
-`ckplan.planner.overhead_bound.least_overhead` looks at one moment. Here the moments are backward ops along a path,
+`ckplan.planner.overhead_bound` looks at one moment. Here the moments are backward ops along a path,
 whose first runs divide any schedule into stages, whatever its order. For each stage and op a variable says whether the
 op runs in it, for each moment and activation one whether it is held through it; as in Checkmate (Jain et al., MLSys
 2020), but with a stage for a moment, not for each op, so that nothing is assumed about the order within. What is held
@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from ckplan.planner.bounds import working_set
-from ckplan.planner.overhead_bound import bound_at, least_overhead
+from ckplan.planner.overhead_bound import bound_at, least_overhead, whole_overhead
 from ckplan.planner.problem import Kind, Problem
 
 _TOLERANCE: Final = 1e-5
@@ -35,6 +35,8 @@ _PAIR: Final = 2
 """How many are taken into account for larger graphs."""
 _MOST_OPS_OF_PAIR: Final = 600
 """Ops of the largest graph for which that is soon."""
+_WHOLE: Final = 3
+"""At how many moments activations are held whole or not at all."""
 _SHARE: Final = 0.5
 """Of the time left, what one of these may take."""
 
@@ -42,8 +44,8 @@ _SHARE: Final = 0.5
 def proven_overhead(problem: Problem, budget: int) -> float:
     """Seconds of recomputation that no schedule within a budget can avoid: the best bound that is had soon.
 
-    That of several moments for graphs of up to 100 ops, of two for those of up to 600, of one for larger ones; the same
-    every time.
+    For graphs of up to 600 ops that of one moment at which activations are held whole or not at all, or of two moments
+    together, up to 100 ops of several; for larger graphs that of one moment. The same every time.
     """
     if len(problem.ops) > _MOST_OPS_OF_PAIR:
         return float(least_overhead(problem, budget))
@@ -58,20 +60,21 @@ def proven_overhead(problem: Problem, budget: int) -> float:
 
 def _at_moments(problem: Problem, budget: int, deadline: float = math.inf) -> tuple[float, dict[int, float]]:
     """The best bound of any one moment, and those of backward ops; of as many as there is time for."""
-    best, values = float(least_overhead(problem, budget)), {}
+    values: dict[int, float] = {}
     for index in problem.backward:
         room = budget - working_set(problem, index)
         if room >= 0:
             values[index] = float(bound_at(problem, index, room))
         if time.monotonic() > deadline:
             break
-    return max(best, *values.values(), 0.0), values
+    highest = sorted((index for index, value in values.items() if value > 0), key=lambda index: (-values[index], index))
+    return float(whole_overhead(problem, budget, highest[:_WHOLE])), values
 
 
 def staged_overhead(problem: Problem, budget: int, seconds: float = 60.0) -> float:
     """Seconds of recomputation that no schedule within a budget can avoid.
 
-    Never less than `least_overhead`. Holds for any order and any number of recomputations of forward ops.
+    Never less than `whole_overhead`. Holds for any order and any number of recomputations of forward ops.
 
     Args:
         problem: the ops and tensors.

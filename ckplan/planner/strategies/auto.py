@@ -13,7 +13,7 @@ from ckplan.planner.exact import TooLargeError, optimum_of_lowest_peak
 from ckplan.planner.exact.finish import finished, repeatable
 from ckplan.planner.frontier import Effort, cheapest, frontier, knee, lowest
 from ckplan.planner.order import best_order, orders
-from ckplan.planner.overhead_bound import least_overhead
+from ckplan.planner.overhead_bound import least_overhead, whole_overhead
 from ckplan.planner.peak import ALIKE, peak_of
 from ckplan.planner.plan import Plan, make_plan
 from ckplan.planner.problem import Problem
@@ -219,7 +219,7 @@ class Auto(Strategy):
         """
         if effort.over or repeatable(problem) > _MOST_REPEATABLE:
             return found, True
-        settled, least = True, least_overhead(problem, budget)
+        settled, least = True, whole_overhead(problem, budget)
         if repeated is None:
             repeated = _WORK_OF_FEW if len(problem.ops) <= _FEW else {1: _WORK / len(problem.ops)}
             if found is None:
