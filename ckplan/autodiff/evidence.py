@@ -16,6 +16,7 @@ Files do not say it: exporters write weights, masks and tables alike as initiali
 from __future__ import annotations
 
 import itertools
+import math
 import re
 from collections.abc import Set
 from dataclasses import dataclass
@@ -197,7 +198,9 @@ def may_be_merged(value: ir.Value, uses: Set[Use]) -> bool:
     Tools that simplify a file hold equal tensors once.
     """
     told = {KIND, STANDS_FOR} & value.metadata_props.keys()
-    if told or Use.AFFINE not in uses or len(value.shape or ()) != 1 or len(set(value.consumers())) == 1:
+    sizes = [] if value.shape is None else list(value.shape.numpy())
+    is_vector = bool(sizes) and math.prod(sizes) == max(sizes)
+    if told or Use.AFFINE not in uses or not is_vector or len(set(value.consumers())) == 1:
         return False
     return str(_formula(value)).startswith("all ")
 

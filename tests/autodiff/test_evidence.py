@@ -380,10 +380,11 @@ def test_a_state_of_each_sample_is_no_parameter(batch: int, is_trained: bool) ->
     ("array", "second", "is_noted"),
     [
         (np.zeros(16), "b", True),
+        (np.zeros((16, 1)), "b", True),
         (values(16), "b", False),
         (np.zeros(16), "c", False),
     ],
-    ids=["equal numbers", "trained", "read once"],
+    ids=["equal numbers", "of channels", "trained", "read once"],
 )
 def test_what_a_tool_may_have_merged_is_noted(array: np.ndarray, second: str, is_noted: bool) -> None:
     text = f"""g (double[16,16] x) => (double loss) {{

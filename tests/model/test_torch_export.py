@@ -301,6 +301,22 @@ def test_turned_weights_of_layers_that_begin_as_copies_are_apart_again(
     assert ("onnx::MatMul_19" in loaded(model)[0].graph.initializers) == apart
 
 
+@pytest.mark.parametrize(("shape", "apart"), [((4, 1), True), ((2, 2), False)], ids=["channels", "a table"])
+def test_scales_of_group_norms_that_begin_alike_are_apart_again(shape: tuple[int, int], apart: bool) -> None:
+    """They are those of channels, which the exporter turns; a table that layers read is read alike."""
+    model = scripted(
+        "onnx::Mul_19 = Identity(onnx::Mul_18) h = Reshape(x, rows) i = Mul(h, onnx::Mul_18) j = Mul(i, onnx::Mul_19) "
+        "y = Reshape(j, whole)",
+        {
+            "onnx::Mul_18": np.ones(shape, np.float32),
+            "rows": np.array([-1, *shape]),
+            "whole": np.array([2, 4]),
+        },
+        {"i": "/net/norms.0/Mul", "j": "/net/norms.1/Mul"},
+    )
+    assert ("onnx::Mul_19" in loaded(model)[0].graph.initializers) == apart
+
+
 @pytest.mark.parametrize(("first", "tied"), [(7, True), (8, False)])
 def test_numbers_tell_whether_two_layers_share_a_weight(first: int, tied: bool) -> None:
     """x is 0, a weight 1, turned 2, what is made 3 and 4, the weight once more turned 5, y 6; two are one more."""

@@ -22,7 +22,15 @@ from ckplan import keys
 from ckplan.model.constants import add_initializer, unused_name
 from ckplan.model.node_copies import copy_nodes
 from ckplan.model.structure import structure_of
-from ckplan.model.torch_files.exporter_metadata import KIND, LINE, module_around, module_of, operands_of, root_name
+from ckplan.model.torch_files.exporter_metadata import (
+    KIND,
+    LINE,
+    folded_from,
+    module_around,
+    module_of,
+    operands_of,
+    root_name,
+)
 
 _FARTHEST = 64
 """How many nodes lie at most between a parameter and a reader of what was computed of it and of other things."""
@@ -42,6 +50,9 @@ def separate_nodes(graph: ir.Graph, parameters: Sequence[str], lost: Collection[
     Returns:
         Those of which it is known now.
     """
+    # What the exporter computed with is not in the file as such, and was not merged.
+    computed_with = {name for value in graph.initializers.values() for name in folded_from(value)}
+    lost = [target for target in lost if target not in computed_with]
     if not lost:
         return set()
     made = {str(value.name) for node in graph for value in node.outputs} | set(graph.initializers)

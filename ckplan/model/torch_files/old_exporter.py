@@ -11,6 +11,7 @@ products bear numbers for names, and the modules that read them tell.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Sequence, Set
 
@@ -18,6 +19,7 @@ import onnx_ir as ir
 
 from ckplan.display import shortened
 from ckplan.model.constants import add_initializer
+from ckplan.model.infer import static_shape
 from ckplan.model.literals import is_numbered
 from ckplan.model.torch_files.default_exporter import is_unstructured
 from ckplan.model.torch_files.exporter_metadata import module_of
@@ -165,7 +167,8 @@ def _are_of_copies(node: ir.Node, copies: Set[tuple[str, str]], others: Set[str]
     one, other = node.inputs[0], node.outputs[0]
     if one is None or not (COMPUTED.fullmatch(str(one.name)) and COMPUTED.fullmatch(str(other.name))):
         return False
-    is_vector = len(one.shape or ()) == 1
+    sizes = static_shape(one) or ()
+    is_vector = bool(sizes) and max(sizes) == math.prod(sizes)  # of a normalisation it has further axes of one
     pairs = {(first, second) for first in _readers(one, is_vector) for second in _readers(other, is_vector)}
     listed = {
         (first, second)
@@ -193,11 +196,11 @@ def _shared(graph: ir.Graph, copies: Sequence[ir.Node]) -> int:
 
 
 def _readers(value: ir.Value, is_vector: bool) -> set[str]:
-    """The modules in which a value is read as weights and biases are, and masks and tables of positions are not."""
+    """The modules in which a value is read as weights, biases and scales are, not as masks and tables of positions."""
     return {
         scope_of(use.node)
         for use in value.uses()
-        if (use.node.op_type in LAYERS and use.idx) or (use.node.op_type == "Add" and is_vector)
+        if (use.node.op_type in LAYERS and use.idx) or (use.node.op_type in ("Add", "Mul") and is_vector)
     }
 
 
