@@ -17,7 +17,8 @@ from ckplan.planner.bounds import working_set
 from ckplan.planner.exact import TINY, optimum, optimum_of_lowest_peak
 from ckplan.planner.exact.finish import finished
 from ckplan.planner.exact.intervals import IntervalModel
-from ckplan.planner.exact.stages import staged_overhead
+from ckplan.planner.exact.stages import proven_overhead, staged_overhead
+from ckplan.planner.minimum_cut import MinimumCut
 from ckplan.planner.order import best_order
 from ckplan.planner.overhead_bound import bound_at, least_overhead, whole_overhead
 from ckplan.planner.peak import peak_of
@@ -196,8 +197,19 @@ def test_an_activation_is_held_whole_or_not_at_all() -> None:
     problem = random_graph(1, most=250)
     budget = int(0.85 * peak_of(problem, best_order(problem)))
     plan = Auto().solve(problem, budget)
+    rooms = {index: budget - working_set(problem, index) for index in problem.backward}
+    in_part = max(bound_at(problem, index, room) for index, room in rooms.items() if room >= 0)
     # +3.66 % where a part of an activation may be held, +5.92 % where not.
-    assert 1.5 * least_overhead(problem, budget) / problem.cost < plan.overhead_bound <= plan.overhead
+    assert 1.5 * in_part / problem.cost < plan.overhead_bound <= plan.overhead
+
+
+def test_no_less_is_proven_where_the_work_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = random_graph(1, most=250)
+    budget = int(0.85 * peak_of(problem, best_order(problem)))
+    monkeypatch.setattr(MinimumCut, "least", lambda self, room, work: 0.0)
+    rooms = {index: budget - working_set(problem, index) for index in problem.backward}
+    in_part = max(bound_at(problem, index, room) for index, room in rooms.items() if room >= 0)
+    assert proven_overhead(problem, budget) >= in_part > 0
 
 
 def test_several_moments_prove_more_than_one() -> None:

@@ -68,7 +68,7 @@ def _at_moments(problem: Problem, budget: int, deadline: float = math.inf) -> tu
         if time.monotonic() > deadline:
             break
     highest = sorted((index for index, value in values.items() if value > 0), key=lambda index: (-values[index], index))
-    return float(whole_overhead(problem, budget, highest[:_WHOLE])), values
+    return max(float(whole_overhead(problem, budget, highest[:_WHOLE])), *values.values(), 0.0), values
 
 
 def staged_overhead(problem: Problem, budget: int, seconds: float = 60.0) -> float:
