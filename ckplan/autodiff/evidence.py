@@ -16,7 +16,6 @@ Files do not say it: exporters write weights, masks and tables alike as initiali
 from __future__ import annotations
 
 import itertools
-import math
 import re
 from collections.abc import Set
 from dataclasses import dataclass
@@ -27,6 +26,7 @@ from ckplan.autodiff.uses import AFFINE_AFTER, PRODUCTS, VIEWS, Use, follows
 from ckplan.keys import CONSTANT, FROZEN, STANDS_FOR
 from ckplan.model import is_literal
 from ckplan.model.constants import FOLDED, IN_NODE
+from ckplan.model.infer import is_vector
 from ckplan.model.literals import is_numbered
 from ckplan.model.structure import TABLE, is_rounded, structure_of
 from ckplan.model.torch_files.default_exporter import is_one_number, is_unstructured
@@ -198,9 +198,7 @@ def may_be_merged(value: ir.Value, uses: Set[Use]) -> bool:
     Tools that simplify a file hold equal tensors once.
     """
     told = {KIND, STANDS_FOR} & value.metadata_props.keys()
-    sizes = [] if value.shape is None else list(value.shape.numpy())
-    is_vector = bool(sizes) and math.prod(sizes) == max(sizes)
-    if told or Use.AFFINE not in uses or not is_vector or len(set(value.consumers())) == 1:
+    if told or Use.AFFINE not in uses or not is_vector(value) or len(set(value.consumers())) == 1:
         return False
     return str(_formula(value)).startswith("all ")
 

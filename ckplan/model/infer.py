@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Hashable, Sequence
 
 import numpy as np
@@ -160,6 +161,12 @@ def static_shape(value: ir.Value) -> tuple[int, ...] | None:
         return None
     sizes = tuple(dim for dim in value.shape if isinstance(dim, int))
     return sizes if len(sizes) == len(value.shape) else None
+
+
+def is_vector(value: ir.Value) -> bool:
+    """Whether a value has one axis, further ones of size one not counted; False where sizes are not known."""
+    sizes = static_shape(value) or ()
+    return bool(sizes) and max(sizes) == math.prod(sizes)
 
 
 def is_known(value: ir.Value) -> bool:

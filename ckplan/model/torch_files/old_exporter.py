@@ -11,7 +11,6 @@ products bear numbers for names, and the modules that read them tell.
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterable, Sequence, Set
 
@@ -19,7 +18,7 @@ import onnx_ir as ir
 
 from ckplan.display import shortened
 from ckplan.model.constants import add_initializer
-from ckplan.model.infer import static_shape
+from ckplan.model.infer import is_vector
 from ckplan.model.literals import is_numbered
 from ckplan.model.torch_files.default_exporter import is_unstructured
 from ckplan.model.torch_files.exporter_metadata import module_of
@@ -167,9 +166,8 @@ def _are_of_copies(node: ir.Node, copies: Set[tuple[str, str]], others: Set[str]
     one, other = node.inputs[0], node.outputs[0]
     if one is None or not (COMPUTED.fullmatch(str(one.name)) and COMPUTED.fullmatch(str(other.name))):
         return False
-    sizes = static_shape(one) or ()
-    is_vector = bool(sizes) and max(sizes) == math.prod(sizes)  # of a normalisation it has further axes of one
-    pairs = {(first, second) for first in _readers(one, is_vector) for second in _readers(other, is_vector)}
+    as_vector = is_vector(one)
+    pairs = {(first, second) for first in _readers(one, as_vector) for second in _readers(other, as_vector)}
     listed = {
         (first, second)
         for first, second in pairs
@@ -195,12 +193,12 @@ def _shared(graph: ir.Graph, copies: Sequence[ir.Node]) -> int:
     return 2 * len(numbers) + known - min(numbers) if numbers else 0
 
 
-def _readers(value: ir.Value, is_vector: bool) -> set[str]:
+def _readers(value: ir.Value, as_vector: bool) -> set[str]:
     """The modules in which a value is read as weights, biases and scales are, not as masks and tables of positions."""
     return {
         scope_of(use.node)
         for use in value.uses()
-        if (use.node.op_type in LAYERS and use.idx) or (use.node.op_type in ("Add", "Mul") and is_vector)
+        if (use.node.op_type in LAYERS and use.idx) or (use.node.op_type in ("Add", "Mul") and as_vector)
     }
 
 
