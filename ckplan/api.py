@@ -224,6 +224,8 @@ def fit(
         ModelError, UsageError: the model or an option does not fit.
     """
     most = parse_bytes(memory) if isinstance(memory, str) else memory
+    if most < 0:
+        raise UsageError(f"the memory is {most} bytes", "give what a process may hold, such as 8GiB")
     extra = Goal.of(overhead=overhead).overhead
     asked, wanted = StepOptions.of(**options), parse_strategy(strategy)
     return fitting.fit(model, asked, most, wanted, dimension=dim, overhead=extra, seconds=seconds)

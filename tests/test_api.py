@@ -117,6 +117,11 @@ def test_what_makes_no_sense_is_refused(model: object, options: dict[str, object
     assert said in str(caught.value)
 
 
+def test_less_memory_than_none_is_refused(path: Path) -> None:
+    with pytest.raises(UsageError, match="the memory is -3 bytes"):
+        ckplan.fit(path, -3)
+
+
 def test_one_strategy_needs_no_list(path: Path) -> None:
     step = ckplan.open_model(path)
     assert ckplan.analyze(step, strategies="memory") == ckplan.analyze(step, strategies=["memory"])
