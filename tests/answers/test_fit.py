@@ -91,12 +91,14 @@ def test_an_interruption_takes_the_largest_size_until_then(monkeypatch: pytest.M
         return planned(step, strategy, goal)
 
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    watched = signal.set_wakeup_fd(-1)  # a command that ran in this process would take it for stuck
     monkeypatch.setattr(fit_module, "_planned", interrupted)
     try:
         found = ckplan.fit(MODEL, MEMORY, strategy="evict", optimizer="sgd")
         assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     finally:
         signal.signal(signal.SIGINT, before)
+        signal.set_wakeup_fd(watched, warn_on_full_buffer=False)
     assert found.interrupted
     assert len(sizes) == 2
     assert [one.size for one in found.sizes] == [found.largest.size]
