@@ -44,7 +44,7 @@ from ckplan.display import shortened
 from ckplan.errors import ModelError, UsageError
 from ckplan.keys import PHASE
 from ckplan.model.metadata import listed_names
-from ckplan.model.node_reads import made_by_name
+from ckplan.model.node_reads import fed_tensor, made_by_name
 from ckplan.model.opset import relabel
 from ckplan.model.own_files import forget_training
 from ckplan.model.torch_files.detached import detached_inputs
@@ -198,8 +198,7 @@ def build_training_graph(
         node.metadata_props[PHASE] = "forward"
 
     if scale is None:
-        fed = (value for value in graph.inputs if isinstance(value.type, ir.TensorType) and not value.is_initializer())
-        begin = next(fed) if forward_forms.blocks else None  # no block waits for the loss of all
+        begin = fed_tensor(graph.inputs) if forward_forms.blocks else None  # no block waits for the loss of all
         found = backpropagate(op, wanted, targets, begin=begin)
     else:
         seeds = scale.seeds(op, targets)

@@ -1,8 +1,8 @@
-"""What a node reads, in its bodies too, and what nodes make."""
+"""What a node reads, in its bodies too, what nodes make, and what a graph is fed."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 
 import onnx_ir as ir
 
@@ -34,6 +34,17 @@ def reads(node: ir.Node) -> list[ir.Value]:
 def made_by_name(nodes: Iterable[ir.Node]) -> dict[str, ir.Value]:
     """The values that nodes make, by name."""
     return {value.name: value for node in nodes for value in node.outputs if value.name}
+
+
+def fed_tensor(inputs: Iterable[ir.Value], besides: Container[str | None] = ()) -> ir.Value | None:
+    """The first tensor that a graph is fed, such as its batch: what waits for it reads its Size, which optionals lack.
+
+    Args:
+        inputs: of the graph; what has an initializer need not be fed.
+        besides: names of inputs that are not meant.
+    """
+    tensors = (value for value in inputs if isinstance(value.type, ir.TensorType) and not value.is_initializer())
+    return next((value for value in tensors if value.name not in besides), None)
 
 
 def fixed_tensor(value: ir.Value | None) -> ir.TensorProtocol | None:

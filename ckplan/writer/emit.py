@@ -9,7 +9,7 @@ import onnx_ir as ir
 
 from ckplan.model.cleanup import drop_unread_initializers
 from ckplan.model.nested_graphs import all_nodes
-from ckplan.model.node_reads import input_of
+from ckplan.model.node_reads import fed_tensor, input_of
 from ckplan.model.traits import is_heavy
 from ckplan.planner.arena import DEFAULT
 from ckplan.planner.cells import WALL, Layout
@@ -167,14 +167,11 @@ def write(
     copy = model.clone()
     feed_weights(copy.graph)
     updates = updates_of(copy)
-    # Of an optional there is no Size to wait for.
-    tensors = (value for value in copy.graph.inputs if isinstance(value.type, ir.TensorType))
-    batch = next((value for value in tensors if not value.is_initializer() and value.name not in updates), None)
     file = _File(
         copy,
         updates,
         runtime,
-        ControlEdges(copy.graph, runtime=runtime, batch=batch),
+        ControlEdges(copy.graph, runtime=runtime, batch=fed_tensor(copy.graph.inputs, updates)),
         pools,
         order,
         FUSED in model.meta,

@@ -17,6 +17,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ckplan.keys import PLACE, RESERVATION, ROLE
+from ckplan.model.node_reads import fed_tensor
 from ckplan.planner.problem import Problem
 from ckplan.runtime.sizes import dimensions_of
 from ckplan.writer.control_edges import ControlEdges
@@ -38,7 +39,7 @@ def reserve(
     Returns:
         The nodes that make them, to stand first, and the last tensor; none if nothing is fed to tie them to.
     """
-    after = next((value for value in inputs if not value.is_initializer() and value.name not in updated), None)
+    after = fed_tensor(inputs, updated)
     made: list[ir.Node] = []
     if after is None or dimensions_of(after) is None or not sizes:
         return made, None

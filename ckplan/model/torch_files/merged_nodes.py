@@ -50,11 +50,11 @@ def separate_nodes(graph: ir.Graph, parameters: Sequence[str], lost: Collection[
     Returns:
         Those of which it is known now.
     """
+    if not lost:
+        return set()
     # What the exporter computed with is not in the file as such, and was not merged.
     computed_with = {name for value in graph.initializers.values() for name in folded_from(value)}
     lost = [target for target in lost if target not in computed_with]
-    if not lost:
-        return set()
     made = {str(value.name) for node in graph for value in node.outputs} | set(graph.initializers)
     constant = _computed_of_nothing_else(graph)
     # For each set of parameters, what was copied: the originals and their copies.
