@@ -33,6 +33,7 @@ from ckplan.meter import verify as verify_files
 from ckplan.meter.device import check_device
 from ckplan.model import save
 from ckplan.model.weights import scratch_folder
+from ckplan.numbers import check_number
 from ckplan.pipeline import Goal, Planned, Step, StepOptions, choosing, open_step, step_of
 from ckplan.pipeline.step import Source, forward_of, model_of, name_of
 from ckplan.planner import Plan
@@ -47,6 +48,9 @@ Model: TypeAlias = "Source | Step | TrainingGraph"
 
 Runnable: TypeAlias = "str | os.PathLike[str] | ir.Model | onnx.ModelProto | Planned | TrainingGraph"
 """What can be run: a file, a model in memory, or what another function returned."""
+
+Strategies: TypeAlias = "Sequence[str | Strategy] | str | Strategy | None"
+"""Strategies to try: one or several, each as an object or as text like that of the command line; None: a choice."""
 
 
 def open_model(model: Model, *, cost: str = "flops", device: str = "auto", **options: Any) -> Step:
@@ -79,7 +83,7 @@ def open_model(model: Model, *, cost: str = "flops", device: str = "auto", **opt
 def analyze(
     model: Model,
     *,
-    strategies: Sequence[str] | str | None = None,
+    strategies: Strategies = None,
     budget: int | float | str | None = None,
     **options: Any,
 ) -> Analysis:
@@ -87,7 +91,7 @@ def analyze(
 
     Args:
         model: the model.
-        strategies: what to try, as on the command line; None tries what answers in seconds.
+        strategies: what to try: strategies, or text as on the command line; None tries what answers in seconds.
         budget: bytes, a ratio of what the step takes without a plan, or text: ``"512MiB"``, ``"40%"``.
         options: see `open_model`.
     """
@@ -97,7 +101,7 @@ def analyze(
 def rewrite(
     model: Model,
     *,
-    strategy: str = "auto",
+    strategy: str | Strategy = "auto",
     budget: int | float | str | None = None,
     overhead: float | str | None = None,
     seconds: float | None = None,
@@ -110,7 +114,7 @@ def rewrite(
 
     Args:
         model: the model.
-        strategy: how to plan, as on the command line.
+        strategy: how to plan: a strategy, or text as on the command line.
         budget: bytes, a ratio of what the step takes without a plan, or text: ``"512MiB"``, ``"40%"``.
         overhead: extra compute that the plan may cost: a ratio, or text: ``"10%"``.
         seconds: how long to search.
@@ -124,11 +128,11 @@ def rewrite(
         InfeasibleError: no file keeps to the budget.
         ModelError, UsageError: the model or an option does not fit.
     """
-    goal = Goal.of(budget, overhead, seconds, of)
+    goal, asked = Goal.of(budget, overhead, seconds, of), _strategy(strategy)
     if not isinstance(model, Step):  # which has been priced
         options["cost"] = goal.cost(options.get("cost"), options.get("device", "auto"))
     step = open_model(model, **options)
-    planned = choosing.rewrite(step, parse_strategy(strategy), goal)
+    planned = choosing.rewrite(step, asked, goal)
     if output is not None:
         save(planned.model, output, force=force)
     return planned
@@ -138,7 +142,7 @@ def artifacts(
     model: Source,
     folder: str | os.PathLike[str],
     *,
-    strategy: str | None = None,
+    strategy: str | Strategy | None = None,
     budget: int | float | str | None = None,
     overhead: float | str | None = None,
     seconds: float | None = None,
@@ -167,9 +171,7 @@ def artifacts(
     check_folder(Path(folder).absolute(), force)
     goal = Goal.of(budget, overhead, seconds, of)
     is_planned = strategy is not None or goal != Goal()
-    graphs = make_graphs(
-        model, StepOptions.of(**options), parse_strategy(strategy or "auto") if is_planned else None, goal
-    )
+    graphs = make_graphs(model, StepOptions.of(**options), _strategy(strategy or "auto") if is_planned else None, goal)
     return write_artifacts(graphs, folder, model, force=force)
 
 
@@ -178,9 +180,7 @@ def plan(model: Model, **asked: Any) -> Plan:
     return rewrite(model, **asked).plan
 
 
-def pareto(
-    model: Model, *, strategies: Sequence[str] | str | None = None, seconds: float | None = None, **options: Any
-) -> Pareto:
+def pareto(model: Model, *, strategies: Strategies = None, seconds: float | None = None, **options: Any) -> Pareto:
     """The frontier of peak memory against extra compute: `ckplan pareto`.
 
     Args:
@@ -189,21 +189,25 @@ def pareto(
         seconds: how long to search.
         options: see `open_model`.
     """
-    return find_frontier(open_model(model, **options), _parsed(strategies), seconds=seconds)
+    return find_frontier(open_model(model, **options), _parsed(strategies), seconds=Goal.of(seconds=seconds).seconds)
 
 
-def _parsed(strategies: Sequence[str] | str | None) -> list[Strategy] | None:
+def _parsed(strategies: Strategies) -> list[Strategy] | None:
     if strategies is None:
         return None
-    return [parse_strategy(text) for text in ([strategies] if isinstance(strategies, str) else strategies)]
+    return [_strategy(asked) for asked in ([strategies] if isinstance(strategies, str | Strategy) else strategies)]
+
+
+def _strategy(asked: str | Strategy) -> Strategy:
+    return asked if isinstance(asked, Strategy) else parse_strategy(asked)
 
 
 def fit(
     model: Source,
-    memory: int | str,
+    memory: int | float | str,
     *,
     dim: str | None = None,
-    strategy: str = "auto",
+    strategy: str | Strategy = "auto",
     overhead: float | str | None = None,
     seconds: float | None = None,
     **options: Any,
@@ -214,7 +218,7 @@ def fit(
         model: the model, with a dimension of no fixed size.
         memory: what a process may hold, in bytes or as text: ``"8GiB"``.
         dim: the dimension; by default the only free one, or the batch.
-        strategy: how to plan, as on the command line.
+        strategy: how to plan: a strategy, or text as on the command line.
         overhead: extra compute that a plan may cost: a ratio, or text: ``"25%"``.
         seconds: how long to search for each plan.
         options: see `open_model`; ``dims`` has the sizes of other dimensions.
@@ -224,11 +228,10 @@ def fit(
         ModelError, UsageError: the model or an option does not fit.
     """
     most = parse_bytes(memory) if isinstance(memory, str) else memory
-    if most < 0:
-        raise UsageError(f"the memory is {most} bytes", "give what a process may hold, such as 8GiB")
-    extra = Goal.of(overhead=overhead).overhead
-    asked, wanted = StepOptions.of(**options), parse_strategy(strategy)
-    return fitting.fit(model, asked, most, wanted, dimension=dim, overhead=extra, seconds=seconds)
+    check_number("the memory", most)
+    goal = Goal.of(overhead=overhead, seconds=seconds)
+    asked, wanted = StepOptions.of(**options), _strategy(strategy)
+    return fitting.fit(model, asked, int(most), wanted, dimension=dim, overhead=goal.overhead, seconds=goal.seconds)
 
 
 def explain(model: Model, tensor: str, **asked: Any) -> Explanation:

@@ -35,8 +35,10 @@ def parse_choice(text: str, kinds: Sequence[type[C]], what: str) -> C:
         what: what they are, in a word, for errors.
 
     Raises:
-        UsageError: no such name or field, or the value does not fit the field.
+        UsageError: no such name or field, the value does not fit the field, or it is no text.
     """
+    if not isinstance(text, str):
+        raise UsageError(f"{text!r} is no {what}", "write it as text, as on the command line")
     name, _, rest = text.partition(":")
     by_name = {kind.name: kind for kind in kinds}
     if name not in by_name:

@@ -6,6 +6,7 @@ import ast
 import json
 from pathlib import Path
 
+import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
@@ -105,6 +106,10 @@ def test_an_option_that_there_is_not_is_named(path: Path, options: dict[str, obj
         ("m.onnx", {"overhead": -0.1}, "the overhead is -0.1"),
         ("m.onnx", {"seconds": -1}, "the time limit is -1"),
         ("m.onnx", {"budget": float("inf")}, "the budget is inf"),
+        ("m.onnx", {"budget": [1]}, "the budget is [1]; give a number"),
+        ("m.onnx", {"overhead": float("inf")}, "the overhead is inf"),
+        ("m.onnx", {"strategy": 3}, "3 is no strategy; write it as text"),
+        ("m.onnx", {"dims": 3}, "`dims` cannot be 3; give a table"),
         ("m.onnx", {"device": "tpu"}, "`tpu` is not a device"),
         ("m.onnx", {"training": "no"}, "`training` cannot be 'no'; give true or false"),
         ("m.onnx", {"loss": 3}, "`loss` cannot be 3; give a string or a list of strings"),
@@ -118,8 +123,20 @@ def test_what_makes_no_sense_is_refused(model: object, options: dict[str, object
 
 
 def test_less_memory_than_none_is_refused(path: Path) -> None:
-    with pytest.raises(UsageError, match="the memory is -3 bytes"):
+    with pytest.raises(UsageError, match="the memory is -3; give a number of at least 0"):
         ckplan.fit(path, -3)
+
+
+def test_numbers_of_numpy_are_numbers(path: Path) -> None:
+    plan = ckplan.plan(path, strategy="memory", budget=np.float32(0.75))
+    assert plan.schedule == ckplan.plan(path, strategy="memory", budget=0.75).schedule
+    peak = plan.predicted.peak_activations
+    assert ckplan.plan(path, strategy="memory", budget=np.int64(peak)).schedule == plan.schedule
+
+
+def test_a_strategy_may_be_an_object(path: Path) -> None:
+    planned = ckplan.rewrite(path, strategy=ckplan.parse_strategy("sqrt:segments=2"))
+    assert planned.plan.strategy == "sqrt:segments=2"
 
 
 def test_one_strategy_needs_no_list(path: Path) -> None:
@@ -129,7 +146,7 @@ def test_one_strategy_needs_no_list(path: Path) -> None:
 
 def test_sizes_are_whole_numbers(path: Path) -> None:
     for size in ("x", 1.5, -2):
-        with pytest.raises(UsageError, match=f"dimension 'batch' cannot be {size!r}"):
+        with pytest.raises(UsageError, match=f"dimension 'batch' is {size!r}"):
             ckplan.analyze(path, dims={"batch": size}, strategies=[])
 
 

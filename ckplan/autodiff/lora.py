@@ -23,6 +23,7 @@ from ckplan import keys
 from ckplan.choices import parse_choice
 from ckplan.errors import ModelError, UsageError
 from ckplan.keys import STANDS_FOR
+from ckplan.numbers import check_number
 from ckplan.operators.matching import is_op
 
 _VIEWS = ("Transpose", "Identity", "Cast", "DequantizeLinear")
@@ -49,10 +50,8 @@ class Lora:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.rank < 1:
-            raise UsageError(f"`--lora` has rank {self.rank}", "give at least 1")
-        if not (self.alpha >= 0 and math.isfinite(self.alpha)):
-            raise UsageError(f"`--lora` has alpha {self.alpha}", "give a positive number")
+        for option, least in (("rank", 1), ("alpha", 0), ("seed", 0)):
+            check_number(f"option `{option}` of `--lora`", getattr(self, option), least, whole=option != "alpha")
 
     @property
     def scale(self) -> float:
@@ -77,7 +76,7 @@ class Lora:
         Raises:
             UsageError: there is no such option.
         """
-        if text.startswith("{"):
+        if isinstance(text, str) and text.startswith("{"):
             held = json.loads(text)
             return cls(**{**held, "targets": tuple(held["targets"])})
         return parse_choice(f"lora:{text}", (cls,), "adapter")

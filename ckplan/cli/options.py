@@ -386,8 +386,9 @@ kernels_option = _section("Kernels", click.option(
 ))  # fmt: skip
 
 seed_option = click.option(
-    "--seed", type=int, default=0, show_default=True, help="Seed of what is random: inputs, or the order of samples."
-)
+    "--seed", type=click.IntRange(min=0), default=0, show_default=True,
+    help="Seed of what is random: inputs, or the order of samples.",
+)  # fmt: skip
 
 training_loop_options = _stack(
     _section(

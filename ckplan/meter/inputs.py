@@ -21,6 +21,7 @@ from ckplan.meter.ranges import upper_bound
 from ckplan.model.dims import bind
 from ckplan.model.fixing import Fixed, array_of, shapes_of
 from ckplan.model.infer import NodeInference
+from ckplan.numbers import check_number
 from ckplan.units import format_bytes
 
 _SMALL = 2048
@@ -68,11 +69,12 @@ def make_inputs(
         fixed: numbers to feed, by name of the input, in place of random ones.
 
     Raises:
-        UsageError: the file, a dimension, a shape or a number does not fit the model.
+        UsageError: the file, a dimension, a shape or a number does not fit the model, or the seed is negative.
         ModelError: the file is missing or damaged, or an input is of a kind that cannot be made up (strings,
             sequences).
         EnvironmentUnavailableError: an input is larger than the memory there is.
     """
+    check_number("the seed", seed, whole=True)
     fixed = fixed or {}
     if file is not None:
         if fixed:

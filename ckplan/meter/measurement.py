@@ -9,7 +9,7 @@ from typing import Any
 
 import onnx_ir as ir
 
-from ckplan.errors import CkplanError, UsageError
+from ckplan.errors import CkplanError
 from ckplan.isolation.arrays import load_arrays, save_arrays
 from ckplan.isolation.folders import temporary_folder
 from ckplan.meter.alive import Inside
@@ -33,6 +33,7 @@ from ckplan.meter.recomputed import recomputation
 from ckplan.meter.types import Counters, Measurement, Prediction, Recomputation, Resident
 from ckplan.model.fixing import Fixed
 from ckplan.model.half import half_precision_notes
+from ckplan.numbers import check_number
 from ckplan.units import format_bytes, format_seconds
 
 _VARIANTS: tuple[dict[str, Any], ...] = (
@@ -124,10 +125,9 @@ def check_options(device: str, runs: int, threads: int | None) -> None:
         UsageError: one is not.
     """
     check_device(device)
-    if runs < 1:
-        raise UsageError(f"cannot time {runs} runs", "ask for at least one")
-    if threads is not None and threads < 1:
-        raise UsageError(f"cannot run on {threads} threads", "ask for at least one")
+    check_number("the number of runs", runs, 1, whole=True)
+    if threads is not None:
+        check_number("the number of threads", threads, 1, whole=True)
 
 
 def request_for(path: Path, inputs: Path, device: str, threads: int | None) -> dict[str, Any]:

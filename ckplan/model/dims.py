@@ -19,13 +19,14 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import onnx_ir as ir
 
 from ckplan.errors import ModelError, UsageError
 from ckplan.model.expressions import evaluate
+from ckplan.numbers import check_number
 from ckplan.operators.matching import is_op
 
 DEFAULT_BATCH = 8
@@ -176,8 +177,10 @@ def _check_names(
     for name, given in shapes.items():
         if name not in declared:
             raise UsageError(f"the model has no input '{name}'", _nearest(name, declared, "its inputs are"))
-        if any(size < 0 for size in given):
-            raise UsageError(f"the shape {list(given)} of input '{name}' has a negative size", "give sizes >= 0")
+        if not isinstance(given, Iterable):
+            raise UsageError(f"the shape of input '{name}' cannot be {given!r}", "give a list of sizes")
+        for size in given:
+            check_number(f"a size in the shape {list(given)} of input '{name}'", size, whole=True)
     known = [axis for shape in declared.values() if shape for axis in shape if isinstance(axis, str)]
     for name in dims:
         if name not in known and not any(re.search(rf"\b{re.escape(name)}\b", text) for text in known):
@@ -191,8 +194,7 @@ def _symbol_sizes(
 ) -> dict[str, int]:
     sizes: dict[str, int] = {}
     for name, size in dims.items():
-        if not hasattr(size, "__index__") or size < 0:
-            raise UsageError(f"dimension '{name}' cannot be {size!r}", "give a size >= 0")
+        check_number(f"dimension '{name}'", size, whole=True)
         sizes[name] = int(size)
     for name, given in shapes.items():
         shape = declared[name]

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, fields, replace
-from typing import TypeVar
+from operator import index
+from typing import SupportsIndex, TypeVar
 
 from ckplan.errors import UsageError
+from ckplan.numbers import check_number
 from ckplan.planner import Timeline
 from ckplan.planner.strategies import Strategy
 from ckplan.units import parse_budget, parse_share
@@ -53,7 +54,8 @@ class Goal:
             of: what the budget is of; see `scope`.
 
         Raises:
-            UsageError: a text is neither a size nor a percentage, a number is below zero, or there is no such scope.
+            UsageError: a text is neither a size nor a percentage, a number is negative or not finite, something else is
+                neither text nor number, or there is no such scope.
         """
         if of not in SCOPES:
             raise UsageError(f"a budget cannot limit `{of}`", f"choose {', '.join(SCOPES[:-1])} or {SCOPES[-1]}")
@@ -62,13 +64,11 @@ class Goal:
         limit = parse_budget(budget) if isinstance(budget, str) else budget
         extra = parse_share(overhead) if isinstance(overhead, str) else overhead
         for name, value in (("budget", limit), ("overhead", extra), ("time limit", seconds)):
-            if value is not None and not value >= 0:
-                raise UsageError(f"the {name} is {value}", "give a number that is at least 0")
-        if limit == math.inf:
-            raise UsageError(f"the budget is {limit}", "leave it out where there is none")
-        if isinstance(limit, float):
-            return cls(share=limit, overhead=extra, seconds=seconds, scope=of)
-        return cls(budget=limit, overhead=extra, seconds=seconds, scope=of)
+            if value is not None:
+                check_number(f"the {name}", value)
+        if isinstance(limit, SupportsIndex):
+            return cls(budget=index(limit), overhead=extra, seconds=seconds, scope=of)
+        return cls(share=None if limit is None else float(limit), overhead=extra, seconds=seconds, scope=of)
 
     def bytes(self, base: Timeline) -> int | None:
         """The budget in bytes, given the timeline without a plan."""

@@ -149,6 +149,19 @@ def _checked(name: str, given: Any) -> Any:
         raise UsageError(f"`{name}` cannot be {given!r}", f"give {error}") from None
 
 
+def _table(name: str, given: Any) -> dict[str, Any]:
+    """What an option sets by name. Whether it fits is known when the model is.
+
+    Raises:
+        UsageError: it is no table.
+    """
+    if given is None:
+        return {}
+    if not isinstance(given, Mapping):
+        return dict(_checked(name, given))  # which tells what is wanted
+    return {str(key): value for key, value in given.items()}
+
+
 @dataclass(frozen=True)
 class StepOptions:
     """How a model is loaded and differentiated.
@@ -196,8 +209,8 @@ class StepOptions:
                 "`--clip-norm` clips the gradients that an optimizer gets, and there is no optimizer",
                 "name one with --optimizer",
             )
-        sizes = dict(options.get("dims") or {}), dict(options.get("shapes") or {})
-        return cls(*sizes, inference, given, dict(options.get("set") or {}))
+        dims, shapes, fixed = (_table(name, options.get(name)) for name in ("dims", "shapes", "set"))
+        return cls(dims, shapes, inference, given, fixed)
 
     def option(self, name: str) -> Any:
         """The value of an option of the training graph."""

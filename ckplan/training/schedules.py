@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from ckplan.choices import parse_choice, spell
-from ckplan.errors import UsageError
+from ckplan.numbers import check_number
 
 
 @dataclass(frozen=True)
@@ -23,8 +23,7 @@ class Constant:
     warmup: int = 0
 
     def __post_init__(self) -> None:
-        if self.warmup < 0:
-            raise UsageError(f"option `warmup` of schedule `{self.name}` is {self.warmup}", "give at least 0")
+        check_number(f"option `warmup` of schedule `{self.name}`", self.warmup, whole=True)
 
     def factor(self, step: int, steps: int) -> float:
         """What the learning rate is multiplied by.
@@ -58,6 +57,10 @@ class Linear(Constant):
     name: ClassVar[str] = "linear"
 
     final: float = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_number(f"option `final` of schedule `{self.name}`", self.final)
 
     def share(self, passed: float) -> float:
         """See `Constant.share`."""

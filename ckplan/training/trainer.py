@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from ckplan.errors import CheckFailedError, UsageError
+from ckplan.numbers import check_number
 from ckplan.training import checkpoint
 from ckplan.training.buffers import all_finite
 from ckplan.training.checkpoint import State
@@ -121,8 +122,11 @@ class Trainer:
         self._schedule = parse_schedule(schedule)
         self._stepper = stepper(self.step, self.batch // self.step.batch, optimizer, clip_norm)
         self._rate = self._default_rate(optimizer) if learning_rate is None else learning_rate
-        if not (self._rate >= 0 and math.isfinite(self._rate)):
-            raise UsageError(f"the learning rate is {self._rate}", "give a number that is at least 0")
+        check_number("the learning rate", self._rate)
+        check_number("the seed", seed, whole=True)
+        for option, count in (("every", every), ("patience", patience)):
+            if count is not None:
+                check_number(f"`--{option}`", count, 1, whole=True)
         self.step = self._stepper.step = self.step.without_graph()
         self._folder = None if checkpoints is None else Path(checkpoints)
         if self._folder is not None and self._folder.is_file():
@@ -176,8 +180,7 @@ class Trainer:
             CheckFailedError: the loss is infinite or NaN. Checkpoints from before are good.
             EnvironmentUnavailableError: a checkpoint cannot be written. Earlier ones are whole.
         """
-        if epochs < 1:
-            raise UsageError(f"{epochs} epochs", "train for at least one")
+        check_number("the number of epochs", epochs, 1, whole=True)
         if resume:
             self._resume()
         elif self._folder is not None and checkpoint.latest(self._folder) and not self.state.step:

@@ -82,6 +82,11 @@ def test_inputs_depend_on_seed_and_name_only(model: ir.Model) -> None:
     assert not np.array_equal(first.arrays["x"], other.arrays["x"])
 
 
+def test_a_negative_seed_is_refused(model: ir.Model) -> None:
+    with pytest.raises(UsageError, match="the seed is -1; give a whole number of at least 0"):
+        make_inputs(model, seed=-1)
+
+
 def test_classes_can_be_declared(tmp_path: Path) -> None:
     nodes = [helper.make_node("Cast", ["target"], ["y"], to=TensorProto.FLOAT)]
     path = save(

@@ -129,7 +129,9 @@ def test_nothing_overridden_needs_no_reference() -> None:
         ({"batch": -2}, {}, "-2"),
         ({}, {"imgae": (1, 2)}, "'image'"),
         ({}, {"image": (1, 2, 3)}, "2 dimensions"),
-        ({}, {"image": (-1, 2)}, "negative"),
+        ({}, {"image": (-1, 2)}, "is -1; give a whole number of at least 0"),
+        ({}, {"image": (2.5, 2)}, "is 2.5; give a whole number"),
+        ({}, {"image": 3}, "cannot be 3; give a list of sizes"),
         ({"batch": 2}, {"image": (3, 2)}, "both 2 and 3"),
     ],
 )

@@ -140,8 +140,11 @@ def test_without_a_budget_the_extra_cost_is_limited() -> None:
 
 @pytest.mark.parametrize("options", ["stages=0", "slots=0", "max_extra=-1"])
 def test_bad_options_are_named(options: str) -> None:
-    with pytest.raises(UsageError, match="at least one stage"):
-        parse_strategy(f"revolve:{options}").solve(chain(4))
+    with pytest.raises(
+        UsageError,
+        match=f"option `{options.partition('=')[0]}` of strategy `revolve` is ",
+    ):
+        parse_strategy(f"revolve:{options}")
 
 
 @settings(deadline=None, max_examples=60)

@@ -42,7 +42,7 @@ class Adam(Optimizer):
         super().__post_init__()
         for option in ("beta1", "beta2"):
             self.check(option, 0 <= getattr(self, option) < 1, "at least 0 and less than 1")
-        self.check("epsilon", self.epsilon >= 0, "at least 0")
+        self.check_least("epsilon")
 
     def scalars(self, op: Builder, rate: ir.Value, step: ir.Value | None) -> dict[str, ir.Value]:
         """In float64: 1 - 0.999 has three digits left in float32."""

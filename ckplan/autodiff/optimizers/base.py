@@ -12,6 +12,7 @@ import onnx_ir as ir
 from ckplan.autodiff.builder import Builder
 from ckplan.choices import spell
 from ckplan.errors import UsageError
+from ckplan.numbers import check_number
 
 
 @dataclass(frozen=True)
@@ -34,8 +35,16 @@ class Optimizer(ABC):
     weight_decay: float = 0.0
 
     def __post_init__(self) -> None:
-        self.check("learning_rate", self.learning_rate >= 0, "at least 0")
-        self.check("weight_decay", self.weight_decay >= 0, "at least 0")
+        self.check_least("learning_rate", "weight_decay")
+
+    def check_least(self, *options: str) -> None:
+        """See that options are finite and at least 0.
+
+        Raises:
+            UsageError: one is not.
+        """
+        for option in options:
+            check_number(f"option `{option}` of optimizer `{self.name}`", getattr(self, option))
 
     def check(self, option: str, holds: bool, range_: str) -> None:
         """Hold an option to its range.

@@ -283,7 +283,7 @@ class IntervalModel:
         solver.parameters.max_time_in_seconds = seconds
         solver.parameters.max_deterministic_time = work
         solver.parameters.num_workers = workers
-        solver.parameters.random_seed = seed
+        solver.parameters.random_seed = seed % 2**31  # the solver's own is of 32 bits
         solver.parameters.cp_model_presolve = simplify
         if workers == 1:
             # The linear relaxation of what is held takes most of the time and proves next to nothing. Several threads

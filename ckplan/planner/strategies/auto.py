@@ -101,6 +101,7 @@ class Auto(Strategy):
     """
 
     name: ClassVar[str] = "auto"
+    least: ClassVar[Mapping[str, float]] = {"overhead": -math.inf, "seconds": 0, "steps": 0, "seed": 0}
     overhead: float = -1.0
     seconds: float = 0.0
     steps: int = 16

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from ckplan.choices import spell
 from ckplan.errors import CkplanError, InfeasibleError
+from ckplan.numbers import check_number
 from ckplan.planner.bounds import lower_bound
 from ckplan.planner.exact.stages import proven_overhead
 from ckplan.planner.peak import peak_of
@@ -23,6 +24,12 @@ class Strategy(ABC):
 
     name: ClassVar[str]
     """The name on the command line."""
+    least: ClassVar[Mapping[str, float]] = {}
+    """What options may be at the least that are numbers; those that are not named here may be any."""
+
+    def __post_init__(self) -> None:
+        for option, least in self.least.items():
+            check_number(f"option `{option}` of strategy `{self.name}`", getattr(self, option), least)
 
     @abstractmethod
     def schedules(self, problem: Problem) -> Iterable[Sequence[int]]:

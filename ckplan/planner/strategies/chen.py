@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -37,6 +37,7 @@ class Chen(Strategy):
     """
 
     name: ClassVar[str] = "chen"
+    least: ClassVar[Mapping[str, float]] = {"segment_bytes": 0, "any_cut": 0}
     segment_bytes: int = 0
     any_cut: int = 0
 

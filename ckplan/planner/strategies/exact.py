@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -45,6 +45,7 @@ class Exact(Strategy):
     """
 
     name: ClassVar[str] = "exact"
+    least: ClassVar[Mapping[str, float]] = {"seconds": 0, "repeats": 0, "seed": 0}
     seconds: float = 0.0
     repeats: int = 1
     seed: int = 0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import ClassVar
@@ -62,6 +62,7 @@ class LowerSets(MonotoneStrategy):
     """
 
     name: ClassVar[str] = "lower_sets"
+    least: ClassVar[Mapping[str, float]] = {"max_sets": 0}
     retained: ClassVar[int] = 16
     family: str = "auto"
     max_sets: int = 0

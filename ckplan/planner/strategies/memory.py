@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -34,6 +34,7 @@ class Memory(MonotoneStrategy):
     """
 
     name: ClassVar[str] = "memory"
+    least: ClassVar[Mapping[str, float]] = {"min_bytes": 0}
     retained: ClassVar[int] = 4
     min_bytes: int = 0
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import ClassVar
 
-from ckplan.errors import UsageError
 from ckplan.planner.cuts import Cut, forward_cuts
 from ckplan.planner.order import best_order
 from ckplan.planner.peak import peak_of
@@ -51,6 +50,7 @@ class Revolve(Strategy):
     """
 
     name: ClassVar[str] = "revolve"
+    least: ClassVar[Mapping[str, float]] = {"max_extra": 0, "stages": 1, "slots": 1}
     max_extra: float = 0.0
     stages: int = 120
     slots: int = 300
@@ -132,8 +132,6 @@ class Revolve(Strategy):
             yield expand(problem, chain, table.actions(slot))
 
     def _table(self, problem: Problem, most: int) -> tuple[Chain, ChainTable]:
-        if self.stages < 1 or self.slots < 1 or self.max_extra < 0:
-            raise UsageError(f"strategy `{self}` needs at least one stage and one slot, and no negative `max_extra`")
         return _chain(problem, self.stages), _table(problem, self.stages, most, self.slots)
 
 

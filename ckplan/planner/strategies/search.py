@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -30,6 +30,7 @@ class Search(Strategy):
     """
 
     name: ClassVar[str] = "search"
+    least: ClassVar[Mapping[str, float]] = {"steps": 0, "seed": 0, "seconds": 0}
     steps: int = 40
     seed: int = 0
     seconds: float = 0.0

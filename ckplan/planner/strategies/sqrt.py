@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -28,6 +28,7 @@ class Sqrt(Strategy):
     """
 
     name: ClassVar[str] = "sqrt"
+    least: ClassVar[Mapping[str, float]] = {"segments": 0}
     segments: int = 0
 
     def schedules(self, problem: Problem) -> Iterable[Sequence[int]]:

@@ -1,0 +1,29 @@
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from ckplan.errors import UsageError
+from ckplan.numbers import check_number
+
+
+@pytest.mark.parametrize("given", [0, 3, 0.5, 10**400, np.int64(3), np.float32(0.5)])
+def test_numbers_of_every_kind_are_taken(given: object) -> None:
+    check_number("the budget", given)
+
+
+@pytest.mark.parametrize("given", [-1, math.nan, math.inf, "1", [1], None, True, 1j])
+def test_what_is_no_number_in_range_is_named(given: object) -> None:
+    with pytest.raises(UsageError) as caught:
+        check_number("the budget", given)
+    assert str(caught.value) == f"the budget is {given!r}; give a number of at least 0"
+
+
+def test_a_range_is_told_as_it_is() -> None:
+    check_number("the overhead", -5, -math.inf)
+    with pytest.raises(UsageError, match=r"is nan; give a number$"):
+        check_number("the overhead", math.nan, -math.inf)
+    with pytest.raises(UsageError, match=r"is 1\.0; give a whole number of at least 1$"):
+        check_number("the number of runs", 1.0, 1, whole=True)
