@@ -22,7 +22,8 @@ def check_output(output: Path, force: bool, *sources: Path) -> None:
         sources: files that are read, and must not be the output.
 
     Raises:
-        UsageError: the file exists and may not be overwritten, its directory does not exist, or it is a source.
+        UsageError: the file exists and may not be overwritten, it is no regular file, its directory does not exist, or
+            it is a source.
         EnvironmentUnavailableError: the directory does not allow it.
     """
     if str(output) == "-":
@@ -33,6 +34,8 @@ def check_output(output: Path, force: bool, *sources: Path) -> None:
     if not folder.is_dir():
         raise UsageError(f"directory {folder} does not exist", "create it first")
     if output.exists():
+        if not output.is_file():
+            raise UsageError(f"{output} is not a regular file", "name a file")
         if any(source.exists() and output.samefile(source) for source in sources):
             raise UsageError(f"output {output} is the model that is read", "write to another file")
         if not force:

@@ -55,17 +55,7 @@ def save(
         EnvironmentUnavailableError: no permission, or no space left.
         ModelError: the model cannot be serialised.
     """
-    target = Path(path)
-    if target.is_dir():
-        raise UsageError(f"{target} is a directory", "name a file in it")
-    if target.exists() and not force:
-        raise UsageError(f"{target} exists", "give another name, or --force to overwrite it")
-    target = target.resolve()
-    if target.exists() and not target.is_file():
-        raise UsageError(f"{target} is not a regular file", "name a file")
-    if not target.parent.is_dir():
-        raise UsageError(f"there is no directory {target.parent}", "create it first")
-
+    target = _file_to_write(Path(path), force)
     stale = _own_data_files(target) if target.exists() else set()
     cleaning = contextlib.ExitStack()
     try:
@@ -122,21 +112,32 @@ def write_text(text: str, path: str | os.PathLike[str], *, force: bool = False) 
         force: overwrite an existing file.
 
     Raises:
-        UsageError: the file exists and `force` is not given, or it is no regular file.
+        UsageError: the file exists and `force` is not given, or the path cannot be a file.
         EnvironmentUnavailableError: no permission, or no space left.
     """
-    target = Path(path)
-    if target.exists() and not force:
-        raise UsageError(f"{target} exists", "give another name, or --force to overwrite it")
-    target = target.resolve()
-    if target.exists() and not target.is_file():
-        raise UsageError(f"{target} is not a regular file", "name a file")
+    target = _file_to_write(Path(path), force)
     try:
         with temporary_folder(target.parent) as workspace:
             (workspace / target.name).write_text(text, encoding="utf-8")
             (workspace / target.name).replace(target)
     except OSError as error:
         raise _environment(error, target) from error
+
+
+def _file_to_write(path: Path, force: bool) -> Path:
+    """The file that a path leads to, through links: what a rename puts in its place."""
+    if path.is_dir():
+        raise UsageError(f"{path} is a directory", "name a file in it")
+    if (
+        path.exists() and not path.is_file()
+    ):  # a link to a pipe leads to no name
+        raise UsageError(f"{path} is not a regular file", "name a file")
+    if path.exists() and not force:
+        raise UsageError(f"{path} exists", "give another name, or --force to overwrite it")
+    target = path.resolve()
+    if not target.parent.is_dir():
+        raise UsageError(f"there is no directory {target.parent}", "create it first")
+    return target
 
 
 def _own_data_files(target: Path) -> set[Path]:

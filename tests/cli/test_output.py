@@ -32,6 +32,12 @@ def test_the_source_is_never_overwritten(tmp_path: Path) -> None:
             check_output(output, True, source)
 
 
+@pytest.mark.parametrize("force", [True, False])
+def test_a_device_is_refused_before_any_work(force: bool) -> None:
+    with pytest.raises(UsageError, match=f"{os.devnull} is not a regular file; name a file"):
+        check_output(Path(os.devnull), force)
+
+
 def test_a_directory_is_no_file(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="is a directory"):
         check_output(tmp_path, True)

@@ -232,6 +232,16 @@ def test_devices_are_not_replaced() -> None:
     assert not Path(os.devnull).is_file()
 
 
+def test_what_leads_to_a_pipe_is_no_file() -> None:
+    reading, writing = os.pipe()
+    try:
+        with pytest.raises(UsageError, match=rf"/dev/fd/{writing} is not a regular file; name a file"):
+            save(model(), f"/dev/fd/{writing}", force=True)
+    finally:
+        os.close(reading)
+        os.close(writing)
+
+
 def test_paths_that_cannot_be(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="is a directory"):
         save(model(), tmp_path)
