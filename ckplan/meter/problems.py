@@ -55,7 +55,9 @@ def _plan(new: Measurement) -> tuple[str, ...]:
 def _values(verification: Verification) -> tuple[str, ...]:
     numerics = verification.numerics
     if not numerics.compared:
-        return ("the two files have no output in common, so nothing was compared",)
+        differ = numerics.only_base or numerics.only_new
+        why = "the two files have no output in common" if differ else "neither file has an output that is a tensor"
+        return (f"{why}, so nothing was compared",)
     found = []
     if numerics.only_base:
         found.append(f"outputs missing from the new file: {', '.join(numerics.only_base)}")

@@ -128,9 +128,7 @@ def _file_to_write(path: Path, force: bool) -> Path:
     """The file that a path leads to, through links: what a rename puts in its place."""
     if path.is_dir():
         raise UsageError(f"{path} is a directory", "name a file in it")
-    if (
-        path.exists() and not path.is_file()
-    ):  # a link to a pipe leads to no name
+    if path.exists() and not path.is_file():  # before links are followed: to a pipe they lead to no name
         raise UsageError(f"{path} is not a regular file", "name a file")
     if path.exists() and not force:
         raise UsageError(f"{path} exists", "give another name, or --force to overwrite it")
