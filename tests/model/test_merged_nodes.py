@@ -4,69 +4,37 @@ from __future__ import annotations
 
 import numpy as np
 import onnx
-import onnx_ir as ir
-import onnxruntime
 import pytest
 
-import ckplan
-from ckplan.model.torch_files.exporter_metadata import LINE
 from tests.model.models import normal
-from tests.model.torch_files import exported
+from tests.model.torch_files import gradients, in_modules
 
 WEIGHT = normal(0, 8, 4)
 READ = ("x", "mm", "mm_1", "mm_2")
 
 
-def model(
-    nodes: str, lines: list[str], modules: list[str], weight: np.ndarray, listed: tuple[str, ...] = ("a.w", "b.w")
-) -> onnx.ModelProto:
-    """Two modules that read one weight, which both are said to have.
-
-    Args:
-        nodes: the graph in ONNX's text form, from x to y.
-        lines: of each node, the line of the program that it was made of; empty for what has none.
-        modules: that each was made in.
-        weight: of module a.
-        listed: the parameters of the program, in its order.
-    """
-    operands = {f"p_{name.replace('.', '_')}": ("PARAMETER", name) for name in listed}
-    made = exported(nodes, {"a.w": weight}, operands, lines)
-    for node, line, module in zip(made.graph.node, lines, modules, strict=True):
-        node.metadata_props.add(key="pkg.torch.onnx.name_scopes", value=f"['', '{module}', 'node']")
-        for metadata in [one for one in node.metadata_props if one.key == LINE and not line]:
-            node.metadata_props.remove(metadata)
-    return made
-
-
 def projections(listed: tuple[str, ...] = ("a.w", "b.w")) -> onnx.ModelProto:
     """As of attention across sequences, which reads parts of one weight."""
-    return model(
+    return in_modules(
         "p, q = Split <num_outputs=2> (a.w) mm = MatMul(x, p) mm_1 = MatMul(mm, q) mm_2 = MatMul(mm_1, p) "
         "y = MatMul(mm_2, q)",
         ["", *(f"aten.mm](args = (%{read}, %getitem_{number}))" for number, read in enumerate(READ))],
         ["", "a", "a", "b", "b"],
-        WEIGHT,
+        {"a.w": WEIGHT},
         listed,
     )
 
 
 def heads(read: str, weight: np.ndarray) -> onnx.ModelProto:
     """Two modules that begin alike and read the same; the second goes on with what it made."""
-    return model(
+    return in_modules(
         "mm = MatMul(x, a.w) relu = Relu(mm) tanh = Tanh(relu) y = Add(relu, tanh)",
         ["aten.mm](args = (%x, %p_a_w))", "aten.relu](args = (%mm,))", f"aten.tanh](args = (%{read},))",
          "aten.add](args = (%relu, %tanh))"],
         ["a", "a", "b.act", ""],
-        weight,
+        {"a.w": weight},
+        ("a.w", "b.w"),
     )  # fmt: skip
-
-
-def gradients(made: onnx.ModelProto) -> dict[str, np.ndarray]:
-    step = ckplan.open_model(made, loss="mse")
-    session = onnxruntime.InferenceSession(ir.to_proto(step.model).SerializeToString())
-    names = step.training.gradients
-    found = session.run(list(names.values()), {"x": normal(1, 2, 4), "target": normal(2, 2, 4)})
-    return dict(zip(names, found, strict=True))
 
 
 def test_parts_of_equal_weights_are_read_from_the_weight_of_each_module() -> None:

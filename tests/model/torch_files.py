@@ -7,7 +7,9 @@ import re
 import numpy as np
 import onnx
 import onnx_ir as ir
+import onnxruntime
 
+import ckplan
 from ckplan.model.loading import normalise
 from tests.model.models import normal, parse
 
@@ -26,7 +28,7 @@ def exported(
         operands: name in the program -> kind and target in the module; an initializer of that target is this operand.
         lines: of each node, the line of the program that it was made of.
     """
-    nodes = re.sub(r"\w+\.\w+", r'"\g<0>"', nodes)  # as the text form has names with dots
+    nodes = re.sub(r"\w+(\.\w+)+", r'"\g<0>"', nodes)  # as the text form has names with dots
     model = parse(f'<ir_version: 10, opset_import: ["": 21]> g (float[2,4] x) => (float[2,4] y) {{ {nodes} }}', arrays)
     model.producer_name = "pytorch"
     listed = "".join(f"{name}: {kind} target='{target}'\n" for name, (kind, target) in operands.items())
@@ -42,6 +44,35 @@ def exported(
             info.metadata_props.add(key="pkg.torch.onnx.original_node_name", value=name)
             model.graph.value_info.append(info)
     return model
+
+
+def in_modules(
+    nodes: str, lines: list[str], modules: list[str], arrays: dict[str, np.ndarray], listed: tuple[str, ...]
+) -> onnx.ModelProto:
+    """A file as torch writes it of several modules.
+
+    Args:
+        nodes: the graph in ONNX's text form, from x to y.
+        lines: of each node, the line of the program that it was made of; empty for what has none.
+        modules: that each was made in.
+        arrays: initializers.
+        listed: the names in the module of the parameters of the program, in its order.
+    """
+    made = exported(nodes, arrays, {f"p_{name.replace('.', '_')}": ("PARAMETER", name) for name in listed}, lines)
+    for node, line, module in zip(made.graph.node, lines, modules, strict=True):
+        node.metadata_props.add(key="pkg.torch.onnx.name_scopes", value=f"['', '{module}', 'node']")
+        for metadata in [one for one in node.metadata_props if one.key == LINE and not line]:
+            node.metadata_props.remove(metadata)
+    return made
+
+
+def gradients(model: onnx.ModelProto) -> dict[str, np.ndarray]:
+    """The gradients of a mean squared error, by the names of parameters."""
+    step = ckplan.open_model(model, loss="mse")
+    session = onnxruntime.InferenceSession(ir.to_proto(step.model).SerializeToString())
+    names = step.training.gradients
+    found = session.run(list(names.values()), {"x": normal(1, 2, 4), "target": normal(2, 2, 4)})
+    return dict(zip(names, found, strict=True))
 
 
 def loaded(model: onnx.ModelProto) -> tuple[ir.Model, str]:

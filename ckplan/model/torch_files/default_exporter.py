@@ -13,8 +13,8 @@ and
 And of a module in training mode it writes BatchNormalization in its inference form.
 
 Each node still says which line of the program it was made of, and that line names its operands. So merged tensors are
-taken apart again (see also `ckplan.model.torch_files.merged_nodes`), and computed ones are matched with the parameters
-that they stand for.
+taken apart again (see also `ckplan.model.torch_files.merged_nodes` and `merged_siblings` beside it), and computed ones
+are matched with the parameters that they stand for.
 """
 
 from __future__ import annotations
@@ -50,6 +50,7 @@ from ckplan.model.torch_files.exporter_metadata import (
 )
 from ckplan.model.torch_files.exporter_notes import doubtful_notes, signature_notes
 from ckplan.model.torch_files.merged_nodes import separate_nodes
+from ckplan.model.torch_files.merged_siblings import separate_siblings
 
 _RECURRENT = frozenset({"GRU", "LSTM", "RNN"})
 _BIASES = 3
@@ -111,14 +112,16 @@ def read_signature(model: ir.Model) -> tuple[str, ...]:
     lost = [
         operand.target
         for name, operand in operands.items()
-        if operand.kind == "PARAMETER" and name not in present and operand.target not in stood_for
+        if operand.kind == "PARAMETER" and operand.target not in stood_for
+        if name not in present or not present[name].uses()
     ]
     listed = [operand.target for operand in operands.values() if operand.kind == "PARAMETER"]
-    found = separate_nodes(graph, listed, lost)
-    lost = [target for target in lost if target not in found]
+    siblings = separate_siblings(graph, listed, lost)
+    found = separate_nodes(graph, listed, [target for target in lost if target not in siblings])
+    lost = [target for target in lost if target not in siblings and target not in found]
     doubtful = [] if lost else doubtful_notes(graph)
     _mark_constants(graph, parameters, _frozen_modules(operands.values()), complete=not lost)
-    return (*signature_notes(graph, separated + len(found), lost), *doubtful)
+    return (*signature_notes(graph, separated + len(found), siblings, lost), *doubtful)
 
 
 def _mark_computed(graph: ir.Graph, parameters: set[str], buffers: set[str]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import onnx_ir as ir
@@ -46,9 +47,22 @@ def operands_of(line: str) -> list[str]:
     return _NAME.findall(line.partition(" = ")[2])
 
 
+def made_by(node: ir.Node) -> str:
+    """What the program calls what a node's line makes; empty if the node has no line."""
+    found = _NAME.match(node.metadata_props.get(LINE, ""))
+    return found[1] if found else ""
+
+
 def module_of(path: str) -> str:
     """The path of the module that a parameter or buffer belongs to, or another module; of the outermost, empty."""
     return path.rpartition(".")[0]
+
+
+def modules_around(module: str) -> Iterator[str]:
+    """The paths of a module and of those that it is in, but for the outermost."""
+    while module:
+        yield module
+        module = module_of(module)
 
 
 def folded_from(value: ir.Value) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
+from collections.abc import Mapping
 
 import onnx_ir as ir
 
@@ -30,9 +31,12 @@ def doubtful_notes(graph: ir.Graph) -> list[str]:
             owned[module_of(str(value.name))].append(value)
     found = {}
     for value in graph.initializers.values():
-        if operand_of(value) or value.metadata_props.get(keys.STANDS_FOR) or value.dtype is None or folded_from(value):
+        properties = value.metadata_props
+        if operand_of(value) or KIND in properties or properties.get(keys.STANDS_FOR) or folded_from(value):
             continue
-        if not value.dtype.is_floating_point() or value.const_value is None or value.const_value.size < 2:
+        if value.dtype is None or not value.dtype.is_floating_point():
+            continue
+        if value.const_value is None or value.const_value.size < 2:
             continue
         for module in map(module_around, value.consumers()):
             for parameter in owned.get(module, ()):
@@ -46,17 +50,25 @@ def doubtful_notes(graph: ir.Graph) -> list[str]:
     ]
 
 
-def signature_notes(graph: ir.Graph, separated: int, lost: list[str]) -> tuple[str, ...]:
+def signature_notes(graph: ir.Graph, separated: int, siblings: Mapping[str, str], lost: list[str]) -> tuple[str, ...]:
     """Note what became of parameters, and what the exporter wrote in another way than the module has it.
 
     Args:
         graph: the model's, with its marks.
         separated: how many tensors were taken apart.
+        siblings: the names in the module of parameters that were taken apart by what the module has lost, each with
+            that of the one that it was merged with.
         lost: the names in the module of parameters that stand nowhere.
     """
     notes = []
     if separated:
         notes.append(f"{separated} tensor(s) that torch's exporter merged with others of equal values are apart again")
+    if siblings:
+        listed = [f"'{target}' from '{source}'" for target, source in siblings.items()]
+        notes.append(
+            f"{len(siblings)} parameter(s) that begin equal to others beside them are apart again, with what torch's "
+            f"exporter had merged along with them: {shortened(listed, 3)}"
+        )
     renamed = [
         f"'{value.name}' of '{target}'"
         for value in graph.initializers.values()

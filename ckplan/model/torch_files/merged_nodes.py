@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import onnx_ir as ir
 
@@ -27,14 +27,17 @@ from ckplan.model.torch_files.exporter_metadata import (
     LINE,
     folded_from,
     module_around,
-    module_of,
+    modules_around,
     operands_of,
     root_name,
 )
 
 _FARTHEST = 64
 """How many nodes lie at most between a parameter and a reader of what was computed of it and of other things."""
-_MATRIX = 2
+MOST_ELEMENTS = 1024
+"""Of so many elements at most the optimiser merges a tensor with an equal one."""
+MATRIX = 2
+"""Of this rank a tensor is a matrix at least."""
 _INSIDE = re.compile(r"val_\d+")
 """What is called so has no name in the program: nodes of one line read it, and of another where they were merged."""
 
@@ -63,7 +66,7 @@ def separate_nodes(graph: ir.Graph, parameters: Sequence[str], lost: Collection[
     order = {target: number for number, target in enumerate(parameters)}
     for reader in list(graph):
         module, line = module_around(reader), reader.metadata_props.get(LINE, "")
-        around = [one for one in _and_around(module) if any(target.startswith(f"{one}.") for target in lost)]
+        around = [one for one in modules_around(module) if any(target.startswith(f"{one}.") for target in lost)]
         names = operands_of(line) if around else []
         for value in dict.fromkeys(reader.inputs) if names else ():
             if value is None or value.name in names or _line_of(value) == line:
@@ -71,30 +74,18 @@ def separate_nodes(graph: ir.Graph, parameters: Sequence[str], lost: Collection[
             alone = value in constant
             if not alone and not _is_of_another(value, names, made):
                 continue
-            nodes, sources = _behind(value, None if alone else _FARTHEST)
+            nodes, sources = behind(value, None if alone else _FARTHEST)
             if not alone:  # a bias may be lost for its zeros, which the exporter drops
-                sources = list(filter(_may_be_merged, sources))
+                sources = list(filter(may_be_merged, sources))
             found = (_pairs(one, lost, sources, order) for one in around)
             pairs = next(filter(None, found), {})
             if not pairs:
                 continue
-            known = copies[frozenset(pairs.items())]
-            for source, target in pairs.items():
-                if target not in apart:
-                    apart[target] = _copy(graph, source, target)
-                known[source] = apart[target]
-            _copy_path(graph, nodes, known)
+            copy_with(graph, nodes, pairs, known := copies[frozenset(pairs.items())], apart)
             for index, read in enumerate(reader.inputs):
                 if read is value:
                     reader.replace_input_with(index, known[value])
     return set(apart)
-
-
-def _and_around(module: str) -> Iterator[str]:
-    """A module and those that it is in, but for the outermost."""
-    while module:
-        yield module
-        module = module_of(module)
 
 
 def _line_of(value: ir.Value) -> str | None:
@@ -117,7 +108,7 @@ def _is_of_another(value: ir.Value, names: list[str], made: Collection[str]) -> 
     return any(one not in made and root_name(one) == root_name(name) for one in names)
 
 
-def _target_of(value: ir.Value) -> str:
+def target_of(value: ir.Value) -> str:
     """The name in the module of the parameter that an initializer is or stands for; empty if it is none."""
     if value.metadata_props.get(KIND) == "PARAMETER":
         return str(value.name)
@@ -134,7 +125,7 @@ def _computed_of_nothing_else(graph: ir.Graph) -> set[ir.Value]:
     return found
 
 
-def _behind(value: ir.Value, most: int | None) -> tuple[list[ir.Node], list[ir.Value]]:
+def behind(value: ir.Value, most: int | None) -> tuple[list[ir.Node], list[ir.Value]]:
     """The nodes that a value comes from, the nearest first, and the parameters among what these read.
 
     Args:
@@ -148,7 +139,7 @@ def _behind(value: ir.Value, most: int | None) -> tuple[list[ir.Node], list[ir.V
         one = waiting.pop(0)
         node = one.producer()
         if node is None:
-            if one.is_initializer() and _target_of(one):
+            if one.is_initializer() and target_of(one):
                 sources[one] = None
         elif node not in nodes:
             nodes[node] = None
@@ -174,7 +165,7 @@ def _pairs(
         alike = [
             one
             for one in sources
-            if (name := _target_of(one)).endswith(target.removeprefix(module))
+            if (name := target_of(one)).endswith(target.removeprefix(module))
             if not name.startswith(f"{module}.") and order.get(name, len(order)) < order[target]
         ]
         if len(alike) == 1:
@@ -182,9 +173,20 @@ def _pairs(
     return found
 
 
-def _may_be_merged(value: ir.Value) -> bool:
+def may_be_merged(value: ir.Value) -> bool:
+    """Whether the optimiser may have found another parameter equal to one: a small one that nothing has trained yet.
+
+    A matrix begins as a copy where its module does; a vector that does is one value throughout.
+    """
     tensor = value.const_value
-    return tensor is not None and (len(tensor.shape) >= _MATRIX or str(structure_of(tensor)).startswith("all "))
+    if tensor is None or tensor.size > MOST_ELEMENTS:
+        return False
+    return len(tensor.shape) >= MATRIX or has_one_value(tensor)
+
+
+def has_one_value(tensor: ir.TensorProtocol) -> bool:
+    """Whether all elements are equal, as those of scales and biases are at first."""
+    return str(structure_of(tensor)).startswith("all ")
 
 
 def _copy(graph: ir.Graph, source: ir.Value, target: str) -> ir.Value:
@@ -192,14 +194,35 @@ def _copy(graph: ir.Graph, source: ir.Value, target: str) -> ir.Value:
     tensor = source.const_value
     assert tensor is not None  # of an initializer that is no graph input
     is_one = source.metadata_props.get(KIND) == "PARAMETER"
+    left = graph.initializers.get(target)
+    if is_one and left is not None and not left.uses():
+        return left  # what its readers had in common with others has been given to those
     name = unused_name(graph, target if is_one else str(source.name))
     copy = add_initializer(graph, name, ir.Tensor(tensor.numpy(), dtype=tensor.dtype, name=name))
     copy.metadata_props.update({KIND: "PARAMETER"} if is_one else {**source.metadata_props, keys.STANDS_FOR: target})
     return copy
 
 
-def _copy_path(graph: ir.Graph, nodes: list[ir.Node], known: dict[ir.Value, ir.Value]) -> None:
-    """Copy the nodes that depend on what has a copy and have none themselves, each behind the original."""
+def copy_with(
+    graph: ir.Graph,
+    nodes: list[ir.Node],
+    pairs: Mapping[ir.Value, str],
+    known: dict[ir.Value, ir.Value],
+    apart: dict[str, ir.Value],
+) -> None:
+    """Copy, in place, what depends on parameters that were merged with others: each node behind the original.
+
+    Args:
+        graph: gets the copies.
+        nodes: of which those are copied that depend on such parameters.
+        pairs: parameters, each with the name in the module of what was merged with it.
+        known: originals and their copies; what is there is not copied again, and what is copied is added.
+        apart: by their names in the module, the parameters that were copied; those that are now are added.
+    """
+    for source, target in pairs.items():
+        if target not in apart:
+            apart[target] = _copy(graph, source, target)
+        known[source] = apart[target]
     order = {node: number for number, node in enumerate(graph)}
     for node in sorted(nodes, key=order.__getitem__):
         if node.outputs[0] in known or known.keys().isdisjoint(node.inputs):
