@@ -30,7 +30,14 @@ from ckplan.model.infer import is_vector
 from ckplan.model.literals import is_numbered
 from ckplan.model.structure import TABLE, is_rounded, structure_of
 from ckplan.model.torch_files.default_exporter import is_one_number, is_unstructured
-from ckplan.model.torch_files.exporter_metadata import KIND, folded_from, is_comparison_name, parameters_of
+from ckplan.model.torch_files.exporter_metadata import (
+    BUFFER,
+    KIND,
+    PARAMETER,
+    folded_from,
+    is_comparison_name,
+    parameters_of,
+)
 from ckplan.model.torch_files.old_exporter import COMPUTED, LAYERS
 
 _WEIGHT = re.compile(
@@ -112,12 +119,12 @@ def _marked(value: ir.Value) -> Verdict | None:
     if (frozen := value.metadata_props.get(FROZEN)) is not None:
         return Verdict(False, why=frozen)
     stands_for = value.metadata_props.get(STANDS_FOR)
-    if kind == "PARAMETER" or (kind is None and stands_for):
+    if kind == PARAMETER or (kind is None and stands_for):
         formula = _formula(value)  # a parameter that requires no gradient is noted like any other
         odd = formula is not None and not formula.startswith("all ")
         return Verdict(True, not odd, formula or "")
     if kind is not None:
-        return Verdict(False, why="a buffer of the module" if kind == "BUFFER" else "")
+        return Verdict(False, why="a buffer of the module" if kind == BUFFER else "")
     if stands_for is None:
         return Verdict(True) if _is_of_parameters(value) else None
     return Verdict(False, why="no parameter of the module")

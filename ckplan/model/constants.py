@@ -153,6 +153,21 @@ def add_initializer(graph: ir.Graph, name: str, tensor: ir.TensorProtocol) -> ir
     return value
 
 
+def copy_initializer(graph: ir.Graph, value: ir.Value, name: str) -> ir.Value:
+    """Give a graph one more initializer with the numbers of another, and none of its metadata.
+
+    The numbers are shared and the tensor is not: it would bear the name of one of them.
+
+    Args:
+        graph: the graph.
+        value: an initializer that is no graph input.
+        name: of the copy, numbered if another initializer has it.
+    """
+    name, tensor = unused_name(graph, name), value.const_value
+    assert tensor is not None
+    return add_initializer(graph, name, ir.Tensor(tensor.numpy(), dtype=tensor.dtype, name=name))
+
+
 def add_constant(graph: ir.Graph, name: str, array: np.ndarray, origin: str) -> ir.Value:
     """Give a graph a constant.
 

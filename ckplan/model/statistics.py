@@ -10,7 +10,7 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from ckplan.display import shortened
-from ckplan.model.constants import add_initializer, unused_name
+from ckplan.model.constants import copy_initializer
 from ckplan.operators.matching import is_op
 
 STATISTICS = {3: "mean", 4: "var"}
@@ -36,9 +36,8 @@ def separate_from_scales(model: ir.Model) -> tuple[str, ...]:
                 continue
             copy = copies.get((shared, kind))
             if copy is None:
-                name = unused_name(model.graph, f"{shared.name}_running_{kind}")
-                tensor = ir.Tensor(shared.const_value.numpy(), dtype=shared.const_value.dtype, name=name)
-                copy = copies[shared, kind] = add_initializer(model.graph, name, tensor)
+                copy = copy_initializer(model.graph, shared, f"{shared.name}_running_{kind}")
+                copies[shared, kind] = copy
             node.replace_input_with(index, copy)
     notes = []
     if copies:

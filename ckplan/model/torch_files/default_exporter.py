@@ -20,18 +20,21 @@ are matched with the parameters that they stand for.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
+from itertools import chain
 
 import onnx_ir as ir
 
 from ckplan import keys
-from ckplan.model.constants import add_initializer, unused_name
+from ckplan.model.constants import copy_initializer
 from ckplan.model.structure import TABLE, are_equal, structure_of
 from ckplan.model.torch_files.exporter_metadata import (
+    BUFFER,
     KIND,
     LINE,
     OPERAND,
+    PARAMETER,
     Operand,
     buffers_of,
     folded_from,
@@ -77,6 +80,14 @@ class _Place:
         return self.node.op_type == "Add" or (self.index == 2 and self.node.op_type not in _RECURRENT)
 
 
+@dataclass(frozen=True)
+class _Readers:
+    """Places at which one initializer is read, and the parameters that the lines of the nodes there name."""
+
+    names: set[str]
+    places: list[_Place]
+
+
 def read_signature(model: ir.Model) -> tuple[str, ...]:
     """Take apart what torch's optimiser merged, and mark what it computed of parameters, in place.
 
@@ -91,20 +102,7 @@ def read_signature(model: ir.Model) -> tuple[str, ...]:
     if not operands:
         return ()
     present = {operand_of(value): value for value in graph.initializers.values()}
-    separated = _separate_computed(graph, operands)
-    for name, place in _matches(graph, operands):
-        value, operand = place.value, operands[name]
-        if operand_of(value):
-            if name not in present:
-                present[name] = _copy(graph, value, operand.target, {KIND: operand.kind, OPERAND: name})
-                separated += 1
-            place.node.replace_input_with(place.index, present[name])
-        elif operand.kind == "PARAMETER" and name not in present:
-            if value.metadata_props.get(keys.STANDS_FOR, operand.target) != operand.target:
-                value = _copy(graph, value, str(value.name), {})
-                place.node.replace_input_with(place.index, value)
-                separated += 1
-            value.metadata_props[keys.STANDS_FOR] = operand.target
+    separated = _separate_computed(graph, operands) + _separate_merged(graph, operands, present)
     _join_copies(graph)
     parameters = parameters_of(graph)
     _mark_computed(graph, parameters, buffers_of(graph))
@@ -112,16 +110,45 @@ def read_signature(model: ir.Model) -> tuple[str, ...]:
     lost = [
         operand.target
         for name, operand in operands.items()
-        if operand.kind == "PARAMETER" and operand.target not in stood_for
+        if operand.is_parameter and operand.target not in stood_for
         if name not in present or not present[name].uses()
     ]
-    listed = [operand.target for operand in operands.values() if operand.kind == "PARAMETER"]
+    listed = [operand.target for operand in operands.values() if operand.is_parameter]
     siblings = separate_siblings(graph, listed, lost)
     found = separate_nodes(graph, listed, [target for target in lost if target not in siblings])
     lost = [target for target in lost if target not in siblings and target not in found]
     doubtful = [] if lost else doubtful_notes(graph)
     _mark_constants(graph, parameters, _frozen_modules(operands.values()), complete=not lost)
     return (*signature_notes(graph, separated + len(found), siblings, lost), *doubtful)
+
+
+def _separate_merged(graph: ir.Graph, operands: Mapping[str, Operand], present: dict[str, ir.Value]) -> int:
+    """Let nodes read the operands that their lines name, where they read others in their places.
+
+    Args:
+        graph: the model's.
+        operands: the tensors of the program.
+        present: those of them that the file has; gets those that it has from now on.
+
+    Returns:
+        How many copies there are.
+    """
+    copies = 0
+    for name, place in _matches(graph, operands):
+        value, operand = place.value, operands[name]
+        if operand_of(value):
+            if name not in present:
+                present[name] = copy_initializer(graph, value, operand.target)
+                present[name].metadata_props.update({KIND: operand.kind, OPERAND: name})
+                copies += 1
+            place.node.replace_input_with(place.index, present[name])
+        elif operand.is_parameter and name not in present:
+            if value.metadata_props.get(keys.STANDS_FOR, operand.target) != operand.target:
+                value = copy_initializer(graph, value, str(value.name))
+                place.node.replace_input_with(place.index, value)
+                copies += 1
+            value.metadata_props[keys.STANDS_FOR] = operand.target
+    return copies
 
 
 def _mark_computed(graph: ir.Graph, parameters: set[str], buffers: set[str]) -> None:
@@ -250,14 +277,14 @@ def _frozen_modules(operands: Iterable[Operand]) -> set[str]:
 
     Those with parameters further down are none: a table of positions is read there, and added by the module above.
     """
-    owners: dict[str, set[str]] = {"BUFFER": set(), "PARAMETER": set()}
+    owners: dict[str, set[str]] = {BUFFER: set(), PARAMETER: set()}
     for operand in operands:
         module = module_of(operand.target)
         owners.setdefault(operand.kind, set()).add(module)
-        while module and operand.kind == "PARAMETER":
+        while module and operand.is_parameter:
             module = module_of(module)
-            owners["PARAMETER"].add(module)
-    return owners["BUFFER"] - owners["PARAMETER"] - {""}
+            owners[PARAMETER].add(module)
+    return owners[BUFFER] - owners[PARAMETER] - {""}
 
 
 def _join_copies(graph: ir.Graph) -> None:
@@ -276,7 +303,7 @@ def _join_copies(graph: ir.Graph) -> None:
             first[target].append(value)
 
 
-def _separate_computed(graph: ir.Graph, operands: dict[str, Operand]) -> int:
+def _separate_computed(graph: ir.Graph, operands: Mapping[str, Operand]) -> int:
     """Copy what was computed of several equal parameters and merged: lines that read it name none in common.
 
     Zeros and the like may be of no parameter; of which they are, `_matches` tells.
@@ -284,33 +311,39 @@ def _separate_computed(graph: ir.Graph, operands: dict[str, Operand]) -> int:
     Returns:
         How many copies there are.
     """
-    readers: dict[ir.Value, list[tuple[set[str], list[_Place]]]] = defaultdict(list)
-    for node in graph:
-        read = {name for name in operands_of(node.metadata_props.get(LINE, "")) if name in operands}
-        named = {name for name in read if operands[name].kind == "PARAMETER"}
-        for place in _places([node]) if named else ():
-            if operand_of(place.value):
-                continue
-            groups = readers[place.value]
-            joined = [group for group in groups if not named.isdisjoint(group[0])]
-            groups[:] = [group for group in groups if named.isdisjoint(group[0])]
-            groups.append((named.union(*(names for names, _ in joined)), [*(p for _, ps in joined for p in ps), place]))
     copies = 0
-    parameters = {operand.target for operand in operands.values() if operand.kind == "PARAMETER"}
-    for value, groups in readers.items():
-        targets = {operands[name].target for names, _ in groups for name in names}
+    parameters = {operand.target for operand in operands.values() if operand.is_parameter}
+    for value, groups in _readers_of_computed(graph, operands).items():
+        targets = {operands[name].target for group in groups for name in group.names}
         # What is computed of a parameter that no such line names, as a table of positions that layers share, is one.
         is_of_them = not targets.isdisjoint(folded_from(value)) if folded_from(value) else value.name in parameters
-        recurrent = all(place.node.op_type in _RECURRENT for _, places in groups for place in places)
-        for _, places in groups[1:] if is_of_them and (recurrent or is_unstructured(value)) else ():
-            copy = _copy(graph, value, str(value.name), {})
+        recurrent = all(place.node.op_type in _RECURRENT for group in groups for place in group.places)
+        for group in groups[1:] if is_of_them and (recurrent or is_unstructured(value)) else ():
+            copy = copy_initializer(graph, value, str(value.name))
             copies += 1
-            for place in places:
+            for place in group.places:
                 place.node.replace_input_with(place.index, copy)
     return copies
 
 
-def _matches(graph: ir.Graph, operands: dict[str, Operand]) -> list[tuple[str, _Place]]:
+def _readers_of_computed(graph: ir.Graph, operands: Mapping[str, Operand]) -> dict[ir.Value, list[_Readers]]:
+    """Who reads what was computed of parameters, apart where the lines name no parameter in common."""
+    readers: dict[ir.Value, list[_Readers]] = defaultdict(list)
+    for node in graph:
+        read = operands_of(node.metadata_props.get(LINE, ""))
+        named = {name for name in read if name in operands and operands[name].is_parameter}
+        for place in _places([node]) if named else ():
+            if operand_of(place.value):
+                continue
+            groups = readers[place.value]
+            joined = [group for group in groups if not named.isdisjoint(group.names)]
+            apart = [group for group in groups if named.isdisjoint(group.names)]
+            names = named.union(*(group.names for group in joined))
+            groups[:] = [*apart, _Readers(names, [*chain.from_iterable(group.places for group in joined), place])]
+    return readers
+
+
+def _matches(graph: ir.Graph, operands: Mapping[str, Operand]) -> list[tuple[str, _Place]]:
     """Which operands of the program are read in the place of others: each with where."""
     lines: dict[str, list[ir.Node]] = defaultdict(list)
     for node in graph:
@@ -371,12 +404,3 @@ def _places(nodes: list[ir.Node]) -> list[_Place]:
         and value.dtype.is_floating_point()
         and (operand_of(value) or len(value.shape or ()) > 0)
     ]
-
-
-def _copy(graph: ir.Graph, value: ir.Value, name: str, metadata: dict[str, str]) -> ir.Value:
-    name, tensor = unused_name(graph, name), value.const_value
-    assert tensor is not None  # of an initializer that is no graph input
-    # What is merged is small; a tensor that two values shared would bear the name of one of them.
-    copy = add_initializer(graph, name, ir.Tensor(tensor.numpy(), dtype=tensor.dtype, name=name))
-    copy.metadata_props.update(metadata)
-    return copy

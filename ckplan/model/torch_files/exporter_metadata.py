@@ -10,7 +10,8 @@ import onnx_ir as ir
 
 SIGNATURE = "pkg.torch.export.ExportedProgram.graph_signature"
 KIND = "pkg.torch.export.graph_signature.InputSpec.kind"
-"""Metadata of an initializer: PARAMETER, BUFFER or CONSTANT_TENSOR."""
+"""Metadata of an initializer: `PARAMETER`, `BUFFER` or CONSTANT_TENSOR."""
+PARAMETER, BUFFER = "PARAMETER", "BUFFER"
 OPERAND = "pkg.torch.onnx.original_node_name"
 LINE = "pkg.torch.onnx.fx_node"
 _FOLDED_FROM = "pkg.onnxscript.optimizer.folded_from"
@@ -34,6 +35,11 @@ class Operand:
 
     target: str
     kind: str
+
+    @property
+    def is_parameter(self) -> bool:
+        """Whether it was a parameter of the module."""
+        return self.kind == PARAMETER
 
 
 def operands_in(graph: ir.Graph) -> dict[str, Operand]:
@@ -72,12 +78,12 @@ def folded_from(value: ir.Value) -> list[str]:
 
 def buffers_of(graph: ir.Graph) -> set[str]:
     """The names in the module of what the exported program has as buffers, whether they are in the file or not."""
-    return _listed_as(graph, "BUFFER")
+    return _listed_as(graph, BUFFER)
 
 
 def parameters_of(graph: ir.Graph) -> set[str]:
     """The names in the module of its parameters, whether they are in the file or not."""
-    return _listed_as(graph, "PARAMETER")
+    return _listed_as(graph, PARAMETER)
 
 
 def _listed_as(graph: ir.Graph, kind: str) -> set[str]:
@@ -113,6 +119,11 @@ def module_around(node: ir.Node) -> str:
     """The path of the module in which a node was made, empty if that is not known."""
     scopes = _QUOTED.findall(node.metadata_props.get(_SCOPES, ""))
     return scopes[-2] if len(scopes) > 1 else ""
+
+
+def is_parameter(value: ir.Value) -> bool:
+    """Whether an initializer is a parameter of the module as it is, not what was computed of one."""
+    return value.metadata_props.get(KIND) == PARAMETER
 
 
 def operand_of(value: ir.Value) -> str:

@@ -10,7 +10,15 @@ import onnx_ir as ir
 
 from ckplan import keys
 from ckplan.display import shortened
-from ckplan.model.torch_files.exporter_metadata import KIND, LINE, folded_from, module_around, module_of, operand_of
+from ckplan.model.torch_files.exporter_metadata import (
+    KIND,
+    LINE,
+    folded_from,
+    is_parameter,
+    module_around,
+    module_of,
+    operand_of,
+)
 from ckplan.operators.matching import is_op
 
 _BATCH_NORM_IN_TRAINING = re.compile(r"_native_batch_norm_legit\w*\.default\]\(args = \(.*, True, ")
@@ -27,7 +35,7 @@ def doubtful_notes(graph: ir.Graph) -> list[str]:
     """
     owned = defaultdict(list)
     for value in graph.initializers.values():
-        if value.metadata_props.get(KIND) == "PARAMETER":
+        if is_parameter(value):
             owned[module_of(str(value.name))].append(value)
     found = {}
     for value in graph.initializers.values():

@@ -19,13 +19,15 @@ from collections.abc import Collection, Mapping, Sequence
 import onnx_ir as ir
 
 from ckplan import keys
-from ckplan.model.constants import add_initializer, unused_name
+from ckplan.model.constants import copy_initializer, unused_name
 from ckplan.model.node_copies import copy_nodes
 from ckplan.model.structure import structure_of
 from ckplan.model.torch_files.exporter_metadata import (
     KIND,
     LINE,
+    PARAMETER,
     folded_from,
+    is_parameter,
     module_around,
     modules_around,
     operands_of,
@@ -65,20 +67,13 @@ def separate_nodes(graph: ir.Graph, parameters: Sequence[str], lost: Collection[
     apart: dict[str, ir.Value] = {}
     order = {target: number for number, target in enumerate(parameters)}
     for reader in list(graph):
-        module, line = module_around(reader), reader.metadata_props.get(LINE, "")
-        around = [one for one in modules_around(module) if any(target.startswith(f"{one}.") for target in lost)]
-        names = operands_of(line) if around else []
-        for value in dict.fromkeys(reader.inputs) if names else ():
-            if value is None or value.name in names or _line_of(value) == line:
-                continue
-            alone = value in constant
-            if not alone and not _is_of_another(value, names, made):
-                continue
-            nodes, sources = behind(value, None if alone else _FARTHEST)
-            if not alone:  # a bias may be lost for its zeros, which the exporter drops
+        modules = modules_around(module_around(reader))
+        around = [one for one in modules if any(target.startswith(f"{one}.") for target in lost)]
+        for value in _read_of_others(reader, constant, made) if around else ():
+            nodes, sources = behind(value, None if value in constant else _FARTHEST)
+            if value not in constant:  # a bias may be lost for its zeros, which the exporter drops
                 sources = list(filter(may_be_merged, sources))
-            found = (_pairs(one, lost, sources, order) for one in around)
-            pairs = next(filter(None, found), {})
+            pairs = next(filter(None, (_pairs(one, lost, sources, order) for one in around)), {})
             if not pairs:
                 continue
             copy_with(graph, nodes, pairs, known := copies[frozenset(pairs.items())], apart)
@@ -86,6 +81,21 @@ def separate_nodes(graph: ir.Graph, parameters: Sequence[str], lost: Collection[
                 if read is value:
                     reader.replace_input_with(index, known[value])
     return set(apart)
+
+
+def _read_of_others(reader: ir.Node, constant: Collection[ir.Value], made: Collection[str]) -> list[ir.Value]:
+    """What a node reads that may have been made for another line of the program.
+
+    Args:
+        reader: a node.
+        constant: what is computed of initializers alone.
+        made: the names that the file has.
+    """
+    line = reader.metadata_props.get(LINE, "")
+    names = operands_of(line)
+    read = dict.fromkeys(value for value in reader.inputs if value is not None) if names else ()
+    strange = [value for value in read if value.name not in names and _line_of(value) != line]
+    return [value for value in strange if value in constant or _is_of_another(value, names, made)]
 
 
 def _line_of(value: ir.Value) -> str | None:
@@ -110,7 +120,7 @@ def _is_of_another(value: ir.Value, names: list[str], made: Collection[str]) -> 
 
 def target_of(value: ir.Value) -> str:
     """The name in the module of the parameter that an initializer is or stands for; empty if it is none."""
-    if value.metadata_props.get(KIND) == "PARAMETER":
+    if is_parameter(value):
         return str(value.name)
     return value.metadata_props.get(keys.STANDS_FOR, "")
 
@@ -191,15 +201,12 @@ def has_one_value(tensor: ir.TensorProtocol) -> bool:
 
 def _copy(graph: ir.Graph, source: ir.Value, target: str) -> ir.Value:
     """Give a graph a parameter with the numbers of another."""
-    tensor = source.const_value
-    assert tensor is not None  # of an initializer that is no graph input
-    is_one = source.metadata_props.get(KIND) == "PARAMETER"
+    is_one = is_parameter(source)
     left = graph.initializers.get(target)
     if is_one and left is not None and not left.uses():
         return left  # what its readers had in common with others has been given to those
-    name = unused_name(graph, target if is_one else str(source.name))
-    copy = add_initializer(graph, name, ir.Tensor(tensor.numpy(), dtype=tensor.dtype, name=name))
-    copy.metadata_props.update({KIND: "PARAMETER"} if is_one else {**source.metadata_props, keys.STANDS_FOR: target})
+    copy = copy_initializer(graph, source, target if is_one else str(source.name))
+    copy.metadata_props.update({KIND: PARAMETER} if is_one else {**source.metadata_props, keys.STANDS_FOR: target})
     return copy
 
 

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Sequence, Set
 import onnx_ir as ir
 
 from ckplan.display import shortened
-from ckplan.model.constants import add_initializer
+from ckplan.model.constants import copy_initializer
 from ckplan.model.infer import is_vector
 from ckplan.model.literals import is_numbered
 from ckplan.model.torch_files.default_exporter import is_unstructured
@@ -215,8 +215,5 @@ def scope_of(node: ir.Node) -> str:
 def _make_initializer(graph: ir.Graph, node: ir.Node) -> None:
     value, output = node.inputs[0], node.outputs[0]
     assert value is not None
-    tensor, name = value.const_value, str(output.name)
-    assert tensor is not None  # of an initializer that is no graph input
-    copy = add_initializer(graph, name, ir.Tensor(tensor.numpy(), dtype=tensor.dtype, name=name))
-    output.replace_all_uses_with(copy)
+    output.replace_all_uses_with(copy_initializer(graph, value, str(output.name)))
     graph.remove(node, safe=True)

@@ -31,12 +31,12 @@ from ckplan.model.literals import is_numbered
 from ckplan.model.torch_files.concatenated import put_concat
 from ckplan.model.torch_files.default_exporter import is_one_number, is_unstructured
 from ckplan.model.torch_files.exporter_metadata import (
-    KIND,
     buffers_of,
     folded_from,
     is_comparison_name,
     is_made_name,
     is_moved_name,
+    is_parameter,
     parameters_of,
 )
 from ckplan.model.torch_files.functions import (
@@ -123,7 +123,7 @@ def unfold(model: ir.Model) -> tuple[str, ...]:
 
 def _parameters_here(graph: ir.Graph) -> dict[str, ir.Value]:
     """What holds a parameter of torch's, by its name there: a tensor of that name, or what was computed of it alone."""
-    found = {name: value for name, value in graph.initializers.items() if value.metadata_props.get(KIND) == "PARAMETER"}
+    found = {name: value for name, value in graph.initializers.items() if is_parameter(value)}
     for value in graph.initializers.values():
         if target := value.metadata_props.get(keys.STANDS_FOR):
             found.setdefault(target, value)
