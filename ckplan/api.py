@@ -59,8 +59,10 @@ def open_model(model: Model, *, cost: str = "flops", device: str = "auto", **opt
     Args:
         model: the model; a step is returned as it is, a `TrainingGraph` is taken as it is.
         cost: what a node costs: ``flops`` (from its shapes), ``calibrated`` (from times of its kernels on this
-            machine's CPU) or ``measured`` (from a profiled run).
-        device: where nodes are measured (``auto``: on CUDA if it works), and whose kernels plans are for (the CPU's).
+            machine's CPU), ``measured`` (from a profiled run), or ``clock`` (from shapes, and for an overhead files are
+            timed until a step costs that).
+        device: whose kernels plans are for, and where nodes are measured: ``cpu`` or ``cuda``; ``auto`` plans for the
+            CPU and measures on CUDA if that works.
         options: the options of the command line that say how a model is loaded and differentiated, by name: ``dims``,
             ``shapes``, ``inference``, ``loss``, ``wrt``, ``no_grad``, ``training``, ``optimizer``, ...
 

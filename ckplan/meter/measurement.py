@@ -289,7 +289,7 @@ def _notes_on_device(plain: Mapping[str, Any], looked: Inside | None) -> list[st
     if plain["device"] == "cuda":
         notes.append("times of nodes are those of starting their kernels, which run on while the next node is started")
         if looked is not None:
-            notes.append("what is expected is simulated with the workspaces of the CPU's kernels")
+            notes.append("what is expected has workspaces of cuDNN's convolutions, and else those of the CPU's kernels")
     return notes
 
 

@@ -9,16 +9,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from enum import Enum
 
-import numpy as np
 import onnx_ir as ir
 
 from ckplan.errors import ModelError
 from ckplan.isolation.evaluate import MEMORY, SECONDS, EvaluationError, evaluate
 from ckplan.isolation.folders import temporary_folder
-from ckplan.model.bodies import bodies_of
 from ckplan.model.half import loading_advice
-from ckplan.model.infer import NodeInference, small_constant
-from ckplan.model.nested_graphs import all_nodes, subgraphs
+from ckplan.model.nested_graphs import subgraphs
 from ckplan.model.node_reads import reads
 from ckplan.model.stand_ins import KEEP_BYTES, KEEP_IN_ALL, stand_in
 from ckplan.operators.sessions import clean
@@ -28,20 +25,14 @@ from ckplan.planner.timeline import Timeline
 from ckplan.runtime.cpu import CPU
 from ckplan.runtime.execution_order import default_order, predecessors
 from ckplan.runtime.inner import EXECUTED
+from ckplan.runtime.learnt_shapes import infer_shapes, learn_dimensions, made_values
 from ckplan.runtime.problem_of import problem_of
 from ckplan.runtime.runtime import Runtime
 from ckplan.runtime.sizes import DIMENSIONS, SMALL, dimensions_of, shape_classes
 from ckplan.runtime.unfused import unfuse
 
-SINGLE = "InsertedPrecisionFreeCast_"
-"""How onnxruntime calls the float32 value that it computes in place of a half-precision one
-(``core/optimizer/insert_cast_transformer.cc``)."""
-
 _BLOCKS = "com.microsoft.nchwc"
 """The domain of operators in a layout of blocks of channels."""
-
-_SAME_SIZE = ("Transpose", "ReorderInput", "ReorderOutput")
-"""Operators that optimisers put in, and whose output has the values of their input."""
 
 
 class Level(Enum):
@@ -105,9 +96,9 @@ def optimised(
         file.graph.inputs.append(value)
     found = _optimised(file, levels, without, runtime, folded=SMALL - 1)
     for made in found:
-        _infer_shapes(made, everywhere=False)
-        _learn_dimensions(made, model, runtime)
-        for value in _made(made.graph):
+        infer_shapes(made, everywhere=False)
+        learn_dimensions(made, model, runtime)
+        for value in made_values(made.graph):
             dims = dimensions_of(value)
             if dims is not None:
                 value.shape = ir.Shape(dims)
@@ -179,9 +170,9 @@ def mark_executed(executed: ir.Model, model: ir.Model, runtime: Runtime = CPU) -
         nodes = list(executed.graph)
         executed.graph.remove(nodes)
         executed.graph.extend(nodes[position] for position in default_order(predecessors(nodes)))
-    _infer_shapes(executed, untouched)
-    _learn_dimensions(executed, model, runtime)
-    written = {value.name for value in _made(model.graph)}
+    infer_shapes(executed, untouched)
+    learn_dimensions(executed, model, runtime)
+    written = {value.name for value in made_values(model.graph)}
     for node in executed.graph:
         # By their own rules onnxruntime knows these shapes: only whole blocks of channels are laid out so, and a
         # transpose that is moved behind a Shape leaves one of as many entries as it has axes.
@@ -200,102 +191,6 @@ def _written(graph: ir.Graph) -> tuple[tuple[str | None, str], ...]:
     ``core/graph/graph.cc``).
     """
     return tuple((node.name, node.op_type) for node in graph)
-
-
-def _infer_shapes(executed: ir.Model, everywhere: bool) -> None:
-    """Infer shapes as onnxruntime does for itself, where it writes only those of the file.
-
-    By them it hands dead buffers on, so what it does not know, such as what an alias hides, must stay unknown here too.
-
-    Args:
-        executed: what onnxruntime wrote.
-        everywhere: whether it wrote none of the shapes that it inferred; else only what optimisers made lacks them.
-    """
-    inference = NodeInference(executed.graph, executed.ir_version)
-    for node in all_nodes(executed.graph):
-        if everywhere or any(value.name and value.shape is None for value in node.outputs):
-            inference.run(node, small_constant)
-
-
-def _learn_dimensions(executed: ir.Model, model: ir.Model, runtime: Runtime) -> None:
-    """Note the dimensions of values that onnxruntime keeps no shape of.
-
-    They are those of the same value in the file; a value that an optimiser made is known by what its node reads, by
-    the view that is taken of it, or by what it is the transpose, the Cast, or the blocked layout of. Only the size in
-    bytes is sure to be right; a blocked layout pads channels to its block, which is left out.
-    """
-    inference = NodeInference(executed.graph, executed.ir_version)
-    known = {value.name: value for value in _made(model.graph)}
-    nodes = list(all_nodes(executed.graph))
-    for value in _made(executed.graph):
-        name = str(value.name)
-        original = known.get(name.removeprefix(SINGLE))
-        if original is not None and dimensions_of(value) is None:
-            value.meta[DIMENSIONS] = dimensions_of(original)
-            if value.type is None:
-                value.type = ir.TensorType(ir.DataType.FLOAT) if name.startswith(SINGLE) else original.type
-    for node in (*nodes, *reversed(nodes)):
-        _learn_from_inputs(node, inference)
-        cast = node.op_type == "Cast"
-        if (runtime.view(node) is None and node.op_type not in _SAME_SIZE and not cast) or node.inputs[0] is None:
-            continue
-        ends = node.inputs[0], node.outputs[0]
-        for one, other in (ends, ends[::-1]):
-            if dimensions_of(one) is None and dimensions_of(other) is not None:
-                one.meta[DIMENSIONS] = dimensions_of(other)
-                if one.type is None and not cast:
-                    one.type = other.type
-        if cast and ends[1].type is None:
-            ends[1].type = ir.TensorType(ir.DataType(node.attributes["to"].as_int()))
-        if cast and ends[0].type is None:
-            # What onnxruntime computes in place of a half-precision value that it has no kernel for.
-            ends[0].type = ir.TensorType(ir.DataType.FLOAT)
-    for node in nodes:
-        # Inside of a function that onnxruntime has no kernel for: Softmax over its last axis, Gelu and the like.
-        made = node.outputs[0] if node.outputs else None
-        if made is None or not str(made.name).startswith(SINGLE) or dimensions_of(made) is not None:
-            continue
-        sizes = [dims for read in node.inputs if read is not None and (dims := dimensions_of(read)) is not None]
-        if sizes:
-            reduces = node.op_type.startswith("Reduce")
-            made.meta[DIMENSIONS] = (*sizes[0][:-1], 1) if reduces else np.broadcast_shapes(*sizes)
-            made.type = ir.TensorType(ir.DataType.FLOAT)
-
-
-def _learn_from_inputs(node: ir.Node, inference: NodeInference) -> None:
-    """Note the dimensions of a node's outputs, inferred with all names of dimensions put back into numbers."""
-    if not any(value.name and dimensions_of(value) is None for value in node.outputs):
-        return
-    sizes = [None if value is None else dimensions_of(value) for value in node.inputs]
-    given = list(zip(node.inputs, sizes, strict=True))
-    if any(value is not None and size is None for value, size in given) or bodies_of(node):
-        return
-    inputs = [
-        None
-        if value is None
-        else ir.Value(
-            name=value.name,
-            type=value.type,
-            shape=ir.Shape(size or ()),
-            const_value=ir.convenience.get_const_tensor(value),
-        )
-        for value, size in given
-    ]
-    twin = ir.Node(node.domain, node.op_type, inputs, node.attributes.values(), num_outputs=len(node.outputs))
-    for value, original in zip(twin.outputs, node.outputs, strict=True):
-        value.name = original.name
-    inference.run(twin, small_constant)
-    for value, original in zip(twin.outputs, node.outputs, strict=True):
-        found = dimensions_of(value)
-        if found is not None and dimensions_of(original) is None:
-            original.meta[DIMENSIONS] = found
-            original.type = original.type or value.type
-
-
-def _made(graph: ir.Graph) -> list[ir.Value]:
-    """The values that nodes make and that enter bodies, those inside bodies included."""
-    made = [value for node in all_nodes(graph) for value in node.outputs if value.name]
-    return [*made, *(value for body in subgraphs(graph) for value in body.inputs)]
 
 
 def executed_timeline(executed: ir.Model, problem: Problem | None = None) -> Timeline:

@@ -8,6 +8,7 @@ all nodes of the file; they go through a graph in this order, too.
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 
@@ -27,6 +28,31 @@ def predecessors(nodes: Sequence[ir.Node]) -> list[list[int]]:
         makers = {producer for value in reads(node) if (producer := value.producer()) is not None}
         found.append(sorted(place[maker] for maker in makers if maker in place))
     return found
+
+
+def by_rank(before: Sequence[Sequence[int]], rank: Sequence[int]) -> list[int]:
+    """Positions by the ranks of their nodes, each behind those that it reads from; of equal ranks the first is first.
+
+    Args:
+        before: for each node the positions it reads from; see `predecessors`.
+        rank: of each node.
+    """
+    readers: list[list[int]] = [[] for _ in before]
+    for position, makers in enumerate(before):
+        for maker in makers:
+            readers[maker].append(position)
+    waits = [len(makers) for makers in before]
+    ready = [(rank[position], position) for position, waited in enumerate(waits) if not waited]
+    heapq.heapify(ready)
+    order = []
+    while ready:
+        _, position = heapq.heappop(ready)
+        order.append(position)
+        for reader in readers[position]:
+            waits[reader] -= 1
+            if not waits[reader]:
+                heapq.heappush(ready, (rank[reader], reader))
+    return order
 
 
 def default_order(

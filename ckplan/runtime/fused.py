@@ -14,8 +14,7 @@ files are written so that they are not chosen.
 
 from __future__ import annotations
 
-import heapq
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 
@@ -28,8 +27,10 @@ from ckplan.model.nested_graphs import graphs_in
 from ckplan.model.node_reads import made_by_name, reads
 from ckplan.model.traits import is_heavy
 from ckplan.runtime.cpu import CPU
-from ckplan.runtime.executed import SINGLE, Level, optimised
+from ckplan.runtime.executed import Level, optimised
+from ckplan.runtime.execution_order import by_rank, predecessors
 from ckplan.runtime.inner import Inner
+from ckplan.runtime.learnt_shapes import SINGLE
 from ckplan.runtime.problem_of import FIGURES
 from ckplan.runtime.runtime import Runtime
 from ckplan.runtime.sizes import dimensions_of
@@ -265,47 +266,42 @@ def _name_apart(graph: ir.Graph, around: Collection[str] = ()) -> None:
 
 
 def _in_order(graph: ir.Graph, source: ir.Graph) -> None:
-    """Sort a graph by where the values that it makes are made in another; what that one lacks comes right in time.
-
-    Nodes that only one of the two has belong to the pass of what they read: behind the backward pass nothing is
-    forward.
-    """
-    made = {str(v.name): position for position, node in enumerate(source) for v in node.outputs if v.name}
-    phases = [node.metadata_props.get(PHASE) for node in source]
+    """Sort a graph by where the values that it makes are made in another; what that one lacks comes right in time."""
     nodes = list(graph)
+    place = _places(nodes, source)
+    _name_phases(nodes, place, [node.metadata_props.get(PHASE) for node in source])
+    ordered = [nodes[position] for position in by_rank(predecessors(nodes), place)]
+    graph.remove(nodes)
+    graph.extend(ordered)
+
+
+def _places(nodes: Sequence[ir.Node], source: ir.Graph) -> list[int]:
+    """Where nodes stand among those of a graph, the first of them that makes or reads what they make."""
+    made = {str(v.name): position for position, node in enumerate(source) for v in node.outputs if v.name}
     place: dict[ir.Node, int] = {}
     for node in reversed(nodes):
         own = [made[str(v.name)] for v in node.outputs if v.name and str(v.name) in made]
         readers = [place[user] for v in node.outputs for user, _ in v.uses() if user in place]
         # What the backward pass computes as well may be left under that one's name: it belongs before all its readers.
         place[node] = min((*own, *readers), default=len(made))
+    return [place[node] for node in nodes]
+
+
+def _name_phases(nodes: Sequence[ir.Node], place: Sequence[int], phases: Sequence[str | None]) -> None:
+    """Note the pass that nodes belong to: that of the node in whose place they are, or the one of what they read.
+
+    Behind the backward pass nothing is forward.
+
+    Args:
+        nodes: in a topological order.
+        place: where each stands among the nodes of the graph that they were made of.
+        phases: of the nodes of that graph.
+    """
     backward: set[ir.Node] = set()
-    for node in nodes:
-        position = place[node]
+    for node, position in zip(nodes, place, strict=True):
         phase = phases[position] if position < len(phases) else None
         if phase is None:
             continue
         if phase == "backward" or any(value.producer() in backward for value in reads(node)):
             backward.add(node)
         node.metadata_props[PHASE] = "backward" if node in backward else phase
-    index = {node: number for number, node in enumerate(nodes)}
-    waiting: dict[ir.Node, int] = {}
-    readers_of: dict[ir.Node, list[ir.Node]] = {node: [] for node in nodes}
-    for node in nodes:
-        makers = {producer for value in reads(node) if (producer := value.producer()) in index}
-        waiting[node] = len(makers)
-        for maker in makers:
-            assert maker is not None
-            readers_of[maker].append(node)
-    ready = [(place[node], index[node]) for node in nodes if not waiting[node]]
-    heapq.heapify(ready)
-    ordered = []
-    while ready:
-        node = nodes[heapq.heappop(ready)[1]]
-        ordered.append(node)
-        for reader in readers_of[node]:
-            waiting[reader] -= 1
-            if not waiting[reader]:
-                heapq.heappush(ready, (place[reader], index[reader]))
-    graph.remove(nodes)
-    graph.extend(ordered)

@@ -5,7 +5,6 @@ Where addresses count, the sequence is put into the very order in which a file w
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Sequence
 
 import onnx_ir as ir
@@ -13,7 +12,8 @@ import onnx_ir as ir
 from ckplan.keys import RECOMPUTE_OF, ROLE
 from ckplan.model.nested_graphs import graphs_in
 from ckplan.model.node_copies import copy_attribute
-from ckplan.model.node_reads import captured, reads
+from ckplan.model.node_reads import captured
+from ckplan.runtime.execution_order import by_rank, predecessors
 from ckplan.runtime.problem_of import FIGURES
 from ckplan.runtime.unfused import PARTS
 
@@ -89,28 +89,11 @@ def in_order(nodes: Sequence[ir.Node], order: Sequence[str]) -> list[ir.Node]:
         order: names of tensors; a node none of whose tensors is named comes right before the first that reads it.
     """
     named = {name: place for place, name in enumerate(order)}
-    number = {node: place for place, node in enumerate(nodes)}
-    makers: list[set[int]] = []
-    for node in nodes:
-        producers = (value.producer() for value in reads(node))
-        makers.append({number[maker] for maker in producers if maker is not None and maker in number})
-    readers: list[list[int]] = [[] for _ in nodes]
-    for place, found in enumerate(makers):
-        for maker in found:
-            readers[maker].append(place)
+    makers = predecessors(nodes)
     rank = [len(order)] * len(nodes)
     for place in reversed(range(len(nodes))):
-        own = [named[value.name] for value in nodes[place].outputs if value.name in named]
-        rank[place] = min(own or [rank[reader] for reader in readers[place]], default=len(order))
-    waits = [len(found) for found in makers]
-    ready = [(rank[place], place) for place in range(len(nodes)) if not waits[place]]
-    heapq.heapify(ready)
-    ordered: list[ir.Node] = []
-    while ready:
-        _, place = heapq.heappop(ready)
-        ordered.append(nodes[place])
-        for reader in readers[place]:
-            waits[reader] -= 1
-            if not waits[reader]:
-                heapq.heappush(ready, (rank[reader], reader))
-    return ordered
+        if own := [named[value.name] for value in nodes[place].outputs if value.name in named]:
+            rank[place] = min(own)
+        for maker in makers[place]:
+            rank[maker] = min(rank[maker], rank[place])
+    return [nodes[place] for place in by_rank(makers, rank)]
