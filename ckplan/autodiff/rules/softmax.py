@@ -5,8 +5,9 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from ckplan.autodiff.builder import Builder, Gradients
-from ckplan.autodiff.reading import attr_int
+from ckplan.autodiff.reading import attr_int, shape_of
 from ckplan.autodiff.registry import rule
+from ckplan.autodiff.rules.attention_scores import scores_gradient
 
 
 @rule("Softmax", since=13)
@@ -23,6 +24,8 @@ def from_probabilities(op: Builder, y: ir.Value, dy: ir.Value | None, axis: int)
     """
     if _is_replaced_in_places(y):
         y = op.Where(op.IsNaN(y), 0.0, y)
+    elif dy is not None and axis in (-1, len(shape_of(y)) - 1) and (found := scores_gradient(op, y, dy)):
+        return found
     total = op.reduce_sum(op.Mul(dy, y), [axis])
     return op.Mul(op.Sub(dy, total), y)
 

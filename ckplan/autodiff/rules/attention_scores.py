@@ -1,0 +1,83 @@
+"""Gradients of scores whose softmax a product reads, as attention has them.
+
+Of chances P, values V, their product O and its gradient dO, the scores have the gradient P (dP - D), where dP is dO V^T
+and D has the sums over the rows of dP P. These are the sums over the rows of dO O, too (Dao et al., arXiv:2205.14135),
+and take less where rows of scores are longer than values. As one more column of dO, beside a row of -1 in V^T, they are
+subtracted by the product itself. That leaves one pass over the scores of four, and one tensor of their size less.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import onnx_ir as ir
+
+from ckplan.autodiff.builder import Builder
+from ckplan.autodiff.reading import attr_ints, required_input, shape_of
+from ckplan.autodiff.rules.windows import pad_axes
+from ckplan.autodiff.transposes import before_transpose
+from ckplan.keys import PHASE
+from ckplan.operators.matching import is_op, made_by
+
+_LONG = 3
+"""A row of scores is so many times as long as a value where the copies that get a column are small beside scores."""
+
+_TYPES = (ir.DataType.FLOAT, ir.DataType.DOUBLE)
+"""Element types in which D loses nothing beside dP."""
+
+
+def scores_gradient(op: Builder, chances: ir.Value, gradient: ir.Value) -> ir.Value | None:
+    """Emit the gradient of scores from their softmax along the last axis, if it is one for this form.
+
+    Args:
+        op: the builder.
+        chances: the softmax, (..., queries, keys).
+        gradient: its gradient.
+    """
+    product, back = _reader(chances), made_by(gradient, "MatMul")
+    if product is None or back is None or chances.dtype not in _TYPES:
+        return None
+    upstream, turned = required_input(back, 0), required_input(back, 1)
+    swap, result = made_by(turned, "Transpose"), product.outputs[0]
+    if swap is None or swap.inputs[0] is not product.inputs[1] or shape_of(upstream) != shape_of(result):
+        return None
+    *batch, wide, keys = shape_of(turned)
+    if (*batch, shape_of(chances)[-2], keys) != shape_of(chances) or keys < _LONG * wide:
+        return None
+    sums = next(_row_sums(op, result, upstream), None)
+    if sums is None:
+        return None
+    longer = pad_axes(op, turned, [len(batch)], [0], [1], -1.0)
+    return op.Mul(op.MatMul(op.Concat(upstream, sums, axis=-1), longer), chances)
+
+
+def _reader(chances: ir.Value) -> ir.Node | None:
+    """The product with values that is all that the forward pass reads chances for."""
+    readers = [node for node in chances.consumers() if not _is_backward(node)]
+    alone = len(readers) == 1 and is_op(readers[0], "MatMul") and readers[0].inputs[1] is not chances
+    return readers[0] if alone and not chances.is_graph_output() else None
+
+
+def _row_sums(op: Builder, result: ir.Value, upstream: ir.Value) -> Iterator[ir.Value]:
+    """Emit the sums over the rows of a product and its gradient, (..., queries, 1), if the product is kept anyway.
+
+    It may be kept with its axes in another order, in which its gradient comes.
+    """
+    rank = len(shape_of(result))
+    if _is_kept(result):
+        yield op.reduce_sum(op.Mul(upstream, result), [rank - 1])
+    source, perm = before_transpose(upstream)
+    for node in result.consumers():
+        order = attr_ints(node, "perm") if is_op(node, "Transpose") and not _is_backward(node) else None
+        if order and _is_kept(node.outputs[0]) and [order[axis] for axis in perm] == list(range(rank)):
+            yield op.transpose(op.reduce_sum(op.Mul(source, node.outputs[0]), [order.index(rank - 1)]), perm)
+
+
+def _is_kept(value: ir.Value) -> bool:
+    """Whether what has been emitted of the backward pass reads a value, or a view of it."""
+    readers = value.consumers()
+    return any(_is_backward(node) or (is_op(node, "Reshape") and _is_kept(node.outputs[0])) for node in readers)
+
+
+def _is_backward(node: ir.Node) -> bool:
+    return node.metadata_props.get(PHASE) == "backward"
