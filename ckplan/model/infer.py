@@ -11,6 +11,7 @@ import onnx_ir as ir
 
 from ckplan.model.node_reads import captured, fixed_tensor
 from ckplan.operators.matching import is_op
+from ckplan.operators.record import MICROSOFT
 
 # Operands that decide a shape (targets, pads, axes, repeats) are small; larger ones are not worth serialising.
 _DATA_LIMIT = 2048
@@ -47,6 +48,8 @@ class NodeInference:
         Returns:
             An empty string, or why inference failed.
         """
+        if node.domain == MICROSOFT:
+            _infer_of_onnxruntime(node)
         schema = self._schema(node)
         if schema is None:
             return ""
@@ -117,6 +120,25 @@ class NodeInference:
             except onnx.defs.SchemaError:
                 self._schemas[key] = None
         return self._schemas[key]
+
+
+def _infer_of_onnxruntime(node: ir.Node) -> None:
+    """Set type and shape of what those of onnxruntime's own operators make that are not written in ONNX's."""
+    read, made = node.inputs[0] if node.inputs else None, node.outputs[0]
+    if read is None or read.shape is None or read.type is None:
+        return
+    if node.op_type == "Inverse":
+        made.type, made.shape = read.type, ir.Shape(read.shape.dims)
+    elif node.op_type == "MatMulNBits":
+        made.type, made.shape = read.type, ir.Shape([*read.shape.dims[:-1], node.attributes["N"].as_int()])
+    elif node.op_type == "GatherBlockQuantized":
+        rows, scales, sizes = node.inputs[1], node.inputs[2], list(read.shape.dims)
+        if rows is None or rows.shape is None or scales is None or not isinstance(sizes[-1], int):
+            return
+        if read.dtype == ir.DataType.UINT8:  # several numbers in each
+            sizes[-1] *= 8 // node.attributes.get_int("bits", 4)
+        axis = node.attributes.get_int("gather_axis", 0) % len(sizes)
+        made.type, made.shape = scales.type, ir.Shape([*sizes[:axis], *rows.shape.dims, *sizes[axis + 1 :]])
 
 
 def _operand(value: ir.Value, constant: Callable[[ir.Value], np.ndarray | None]) -> np.ndarray | None:

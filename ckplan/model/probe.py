@@ -8,6 +8,7 @@ import onnx_ir as ir
 
 from ckplan.errors import EnvironmentUnavailableError, ModelError
 from ckplan.keys import DATA_SIZED, NOT_EXPANDED
+from ckplan.model.contrib.expand import give_back
 from ckplan.model.declared import is_own
 from ckplan.model.execute import execute, random_inputs
 from ckplan.model.half import loading_advice
@@ -167,6 +168,7 @@ def _blame_operator(node: ir.Node) -> None:
 
 def _learn(model: ir.Model, unknown: Sequence[ir.Value]) -> None:
     probe = model.clone()
+    give_back(probe)
     graph = probe.graph
     values = made_by_name(graph)
     graph.outputs.clear()

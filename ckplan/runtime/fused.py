@@ -176,6 +176,7 @@ def _replace(
     for node in found.nodes:
         parts.append(
             Part(
+                domain=node.domain,
                 op_type=node.op_type,
                 attributes=tuple(node.attributes.values()),
                 inputs=tuple(None if v is None else places.get(str(v.name), str(v.name)) for v in node.inputs),

@@ -1,4 +1,4 @@
-"""Fused nodes, written as the standard nodes that onnxruntime makes them of."""
+"""Fused nodes, written as the nodes that onnxruntime makes them of."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ FUSED = "ckplan.fused"
 
 @dataclass(frozen=True)
 class Part:
-    """A standard node that a fused one stands for.
+    """A node that a fused one stands for.
 
     Attributes:
+        domain: that of its operator, empty for ONNX's own.
         op_type: its operator.
         attributes: its attributes.
         inputs: what it reads: position among the inputs of the fused node, or the name of a constant of the graph or of
@@ -29,6 +30,7 @@ class Part:
         types: element type and dimensions of each output, where they are known.
     """
 
+    domain: str
     op_type: str
     attributes: tuple[ir.Attr, ...]
     inputs: tuple[int | str | None, ...]
@@ -49,7 +51,9 @@ def unfuse(model: ir.Model) -> None:
             inputs = [_read(node, name, inner, graph) for name in part.inputs]
             last = number == len(parts)
             name = node.name if last else f"{node.name}/part{number}"
-            fresh = ir.Node("", part.op_type, inputs, part.attributes, num_outputs=len(part.outputs), name=name)
+            fresh = ir.Node(
+                part.domain, part.op_type, inputs, part.attributes, num_outputs=len(part.outputs), name=name
+            )
             fresh.metadata_props.update(node.metadata_props)
             written.append(fresh)
             for value, made, (dtype, dims) in zip(fresh.outputs, part.outputs, part.types, strict=True):

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
@@ -124,6 +125,34 @@ def test_gradients_of_adapters_beside_any_base(base: str, tmp_path: Path) -> Non
     for name, one, other in zip(names, found, wanted, strict=True):
         limit = (1e-12 if dtype == np.float64 else 2e-6) * np.abs(other).max()
         np.testing.assert_allclose(one, other, rtol=0, atol=limit, err_msg=name)
+
+
+def test_a_quantised_table_is_looked_up_before_adapters() -> None:
+    """As in models of onnxruntime-genai whose head is the table; one node of onnxruntime's adds the bias of a layer."""
+    model, weight = in_blocks(4, False)
+    rng = np.random.default_rng(1)
+    table = rng.integers(0, 256, size=(5, INPUTS // 2)).astype(np.uint8)
+    scales = rng.uniform(0.01, 0.04, size=(5, -(-INPUTS // BLOCK))).astype(np.float32)
+    held = {"table": table, "scales": scales, "layer.bias": rng.normal(size=OUTPUTS).astype(np.float32)}
+    for name, array in held.items():
+        model.graph.initializer.append(numpy_helper.from_array(array, name))
+    model.graph.input[0].CopyFrom(helper.make_tensor_value_info("ids", TensorProto.INT64, [BATCH]))
+    sizes = {"bits": 4, "block_size": BLOCK, "quantize_axis": 1}
+    read = ["table", "ids", "scales"]
+    model.graph.node.insert(0, helper.make_node("GatherBlockQuantized", read, ["x"], domain="com.microsoft", **sizes))
+    product = model.graph.node[1]
+    product.output[0] = "product"
+    model.graph.node.insert(2, helper.make_node("Add", ["product", "layer.bias"], ["y"]))
+    step = ckplan.open_model(model, loss="sum-of-squares")
+    assert set(step.training.gradients) == {"layer.bias"}
+    session = onnxruntime.InferenceSession(ir.to_proto(step.model).SerializeToString())
+    ids = np.arange(BATCH) % 5
+    (found,) = session.run(["layer.bias_grad"], {"ids": ids})
+    numbers = np.stack([table & 15, table >> 4], -1).reshape(5, INPUTS) - 8.0
+    x = (numbers * np.repeat(scales, BLOCK, 1)[:, :INPUTS])[ids]
+    z = np.tanh(x @ weight.T + held["layer.bias"])
+    np.testing.assert_allclose(found, (2 * z * (1 - z * z)).sum(0), rtol=0, atol=1e-5)
+    assert step.ordered is not None
 
 
 @pytest.mark.parametrize("strategy", [None, "memory"])

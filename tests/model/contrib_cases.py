@@ -19,6 +19,7 @@ from tests.model.contrib_formulas import (
     gated_bias,
     gelu,
     group_norm,
+    group_query_attention,
     root_mean_square,
     sigmoid,
     softmax,
@@ -283,6 +284,12 @@ GROUPED = [
     _grouped("sink", more=[None, None, None, None, numbers(4)]),
     _grouped("bias", more=[None, None, None, numbers(2, 4, 4, 4)]),
     _grouped("rotary", more=[np.cos(_ANGLES), np.sin(_ANGLES)], do_rotary=1),
+    _grouped(
+        "positions", more=[np.cos(_ANGLES), np.sin(_ANGLES), np.asarray([[3, 4, 5, 6], [5, 6, 7, 8]])], do_rotary=1
+    ),
+    _grouped("both ways", causal=0),
+    _grouped("both ways, padded", causal=0, lengths=(4, 2)),
+    _grouped("normal heads", more=[None] * 7 + [numbers(16), numbers(16, seed=1)], formula=group_query_attention),
     _grouped("rotary pairs", more=[np.cos(_ANGLES), np.sin(_ANGLES)], do_rotary=1, rotary_interleaved=1),
 ]
 

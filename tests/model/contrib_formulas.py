@@ -49,6 +49,17 @@ def attention_of(q: Array, k: Array, v: Array) -> Array:
     return y.transpose(0, 2, 1, 3).reshape(y.shape[0], y.shape[2], -1)
 
 
+def group_query_attention(q: Array, k: Array, v: Array, *rest: Array) -> tuple[Array, Array, Array]:
+    """Causal, with heads of 16 elements that are normalised by the last two inputs; also the keys and the values."""
+    queries, keys, values = (x.reshape(*x.shape[:2], -1, 16).transpose(0, 2, 1, 3) for x in (q, k, v))
+    queries, keys = (root_mean_square(x, weight, 1e-6) for x, weight in ((queries, rest[-2]), (keys, rest[-1])))
+    groups = queries.shape[1] // keys.shape[1]
+    scores = queries @ np.repeat(keys, groups, 1).swapaxes(-1, -2) / 4
+    scores = np.where(np.tri(scores.shape[-1], dtype=bool), scores, -np.inf)
+    y = softmax(scores) @ np.repeat(values, groups, 1)
+    return y.transpose(0, 2, 1, 3).reshape(q.shape), keys, values
+
+
 def gated_bias(query: Array, query_bias: Array, relative: Array, weight: Array, bias: Array, eco: Array) -> Array:
     """As the documentation of GatedRelativePositionBias has it."""
     batch, length, width = query.shape

@@ -41,6 +41,12 @@ def matmul_nbits(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
     return [dx, None, None, None, None, db][: len(node.inputs)]
 
 
+@rule("GatherBlockQuantized", domain="com.microsoft", fixed=(0, 2, 3))
+def gather_block_quantized(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
+    """No gradient: rows of a quantised table are looked up, which is not trained."""
+    return [None] * len(node.inputs)
+
+
 def _dequantised(op: Builder, node: ir.Node, after: ir.Value) -> ir.Value:
     """Emit the matrix [N, K] that the blocks of a MatMulNBits stand for, not before ``after`` is there.
 

@@ -31,6 +31,13 @@ def adopt(model: ir.Model) -> None:
                     model.graph.opset_imports.setdefault(MICROSOFT, 1)
 
 
+def give_back(model: ir.Model) -> None:
+    """Put operators that `adopt` moved, and that nothing has replaced, where onnxruntime has them again, in place."""
+    for node in model.graph.all_nodes():
+        if node.domain == MICROSOFT and node.op_type in ADOPTED:
+            node.domain = ""
+
+
 def expand(
     node: ir.Node,
     visit: Callable[[ir.Node], None],

@@ -74,8 +74,8 @@ QUANTISED = frozenset(
     }
 )
 
-#: Those of them that pass gradients on to what they are multiplied by, by a rule.
-_PASSING = {"MatMulNBits"}
+#: Those of them that have a rule: weights beside which a model is trained, by its norms or by adapters.
+_PASSING = {"GatherBlockQuantized", "MatMulNBits"}
 
 #: Operators of com.microsoft that are not differentiated, and why.
 REFUSED: dict[str, str] = {

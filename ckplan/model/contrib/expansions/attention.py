@@ -12,6 +12,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ckplan.model.contrib.emitter import Emitter, NotExpandableError
+from ckplan.model.contrib.expansions.normalisation import root_mean_square
 from ckplan.model.contrib.expansions.rotary import rotate, rows_of
 from ckplan.model.contrib.expansions.scores import causal, key_mask, softmax_with_sink
 from ckplan.model.contrib.registry import expansion
@@ -75,14 +76,14 @@ def multi_head_attention(e: Emitter) -> Results:
 
 @expansion("GroupQueryAttention")
 def group_query_attention(e: Emitter) -> Results:
-    """Causal attention where several heads of queries share one of keys and values, for prompts without a cache.
+    """Attention where several heads of queries share one of keys and values, for prompts without a cache.
 
     Inputs: query, key, value, past_key, past_value, seqlens_k, total_sequence_length, cos_cache, sin_cache,
     position_ids, attention_bias, head_sink, k_scale, v_scale, q_norm_weight, k_norm_weight. Padding stands on the
-    right, where no valid query sees it; queries of the padding see valid keys only, as in onnxruntime.
+    right, where no valid query of a causal one sees it; other queries see valid keys only, as in onnxruntime, which of
+    a prompt's positions reads the first alone.
     """
     e.refuse(12, 13, because="its cache of keys and values is quantised")
-    e.refuse(14, 15, because="it normalises queries and keys itself; export with separate nodes")
     for past in (e.input(3), e.input(4)):
         if past is not None and 0 not in e.shape(past):
             raise NotExpandableError("it has a cache; give past keys and values the length 0 (--dim, --shape)")
@@ -93,15 +94,20 @@ def group_query_attention(e: Emitter) -> Results:
         sizes = np.asarray([heads * size, groups * size, groups * size], dtype=np.int64)
         query, key, value = e.Split(query, sizes, axis=-1, _outputs=3)
     q, k, v = _heads_first(e, query, heads), _heads_first(e, key, groups), _heads_first(e, value, groups)
+    if e.input(14) is not None:
+        epsilon = e.float_attribute("qk_norm_epsilon", 1e-6)
+        q, k = (root_mean_square(e, t, e.required(index), [-1], epsilon)[0] for t, index in ((q, 14), (k, 15)))
     if e.int_attribute("do_rotary"):
         interleaved = bool(e.int_attribute("rotary_interleaved"))
-        length = e.shape(q)[2]
-        cos, sin = (rows_of(e, e.required(index), None, length) for index in (7, 8))
+        length, positions = e.shape(q)[2], e.input(9)
+        first = None if positions is None else e.slice(e.reshape(positions, [-1]), 0, 1, 0)
+        cos, sin = (rows_of(e, e.required(index), first, length) for index in (7, 8))
         q, k = (rotate(e, t, cos, sin, interleaved) for t in (q, k))
     lengths = e.input(5)  # less one
     seen = None if lengths is None else e.reshape(e.Add(lengths, 1), [-1])
     window = e.int_attribute("local_window_size", -1)
-    y = attend(e, q, k, v, bias=e.input(10), is_causal=True, window=window, lengths=seen)
+    is_causal = bool(e.int_attribute("causal", 1))
+    y = attend(e, q, k, v, bias=e.input(10), is_causal=is_causal, window=window, lengths=seen)
     return [_heads_last(e, y), k, v]
 
 
@@ -129,7 +135,7 @@ def attend(
         is_causal: whether a query sees only keys up to its own place; the default says the node.
         window: how many keys a query sees, its own included; all for -1.
         known: how many keys stand before that of the first query.
-        lengths: (B), how many keys there are, if it is causal; others hide nothing more from a query that sees none.
+        lengths: (B), how many keys there are; others hide nothing more from a query that sees none.
 
     Returns:
         (B, N, S, any).
@@ -158,6 +164,8 @@ def attend(
         if lengths is not None:
             hidden = e.Min(hidden, key_mask(e, lengths, shape, scores, -math.inf))
         scores = e.Add(scores, hidden)
+    elif lengths is not None:
+        scores = e.Add(scores, key_mask(e, lengths, shape, scores, -math.inf))
     probabilities = softmax_with_sink(e, scores, shape)
     y = e.MatMul(e.reshape(probabilities, [batch, groups, heads // groups * length, keys]), v)
     return e.reshape(y, [batch, heads, length, e.shape(v)[-1]])
