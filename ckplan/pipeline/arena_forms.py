@@ -9,7 +9,9 @@ from ckplan.pipeline.planned import Planned
 from ckplan.planner.allocations import expected_arena, held_wherever
 from ckplan.planner.cells import UNCUT, Layout
 from ckplan.planner.slots import slots_for
-from ckplan.runtime.footprint import allocations_of, best_reservation, fitting_pools
+from ckplan.runtime.allocations_of import allocations_of
+from ckplan.runtime.fitting_pools import fitting_pools
+from ckplan.runtime.reservations import best_reservation
 
 _FITS = 4
 """How often pools are fitted to what a file with pools asks for."""

@@ -12,9 +12,9 @@ from ckplan.pipeline.step import Step
 from ckplan.planner import Plan
 from ckplan.planner.cells import Layout
 from ckplan.planner.strategies import Strategy
-from ckplan.runtime.footprint import Reservation
 from ckplan.runtime.occupancy import occupancy_of_executed
 from ckplan.runtime.problem_of import problem_of
+from ckplan.runtime.reservations import Reservation
 from ckplan.writer.control_edges import is_control
 from ckplan.writer.describe import describe, describe_plan
 from ckplan.writer.emit import write

@@ -18,38 +18,18 @@ as a whole. A limit of address space (``ulimit -v``, ``RLIMIT_DATA``) counts who
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 
 import onnx_ir as ir
 
 from ckplan import keys
-from ckplan.keys import PLACE, RESERVATION, ROLE
 from ckplan.model.metadata import listed_names, told
 from ckplan.model.weights import lies_outside
-from ckplan.planner.allocations import (
-    Allocations,
-    Demand,
-    ExpectedArena,
-    allocations,
-    expected_arena,
-    written,
-)
-from ckplan.planner.arena import DEFAULT, UNIT, Arena
-from ckplan.planner.cells import APART, POOL, WALL, WALL_BYTES, Cell, Layout, Moment
-from ckplan.planner.pools import best_pools
+from ckplan.planner.allocations import Allocations, expected_arena
 from ckplan.planner.problem import Problem
-from ckplan.planner.slots import SLOT_WALL
-from ckplan.runtime.cpu import CPU
-from ckplan.runtime.feeds import has_memory_pattern
+from ckplan.runtime.allocations_of import asked_by
 from ckplan.runtime.problem_of import problem_of
-from ckplan.runtime.sizes import bytes_of, shape_classes, smallest_fed
-
-Reservation = tuple[int, ...]
-"""Bytes of tensors that a file makes first of all, one after the other; see `ckplan.writer.reservation`."""
-
-_LARGEST_RESERVATIONS = 3
-"""How many sizes are tried of a tensor that lets the arena take a large region at once, the largest ones."""
+from ckplan.runtime.sizes import bytes_of
 
 _NODE, _RUN = 300, 96 * 2**10
 """Bytes that runs keep beside tensors, for each node and in all, as far as was seen: frames, the block's pattern.
@@ -136,7 +116,7 @@ def footprint_of(
     """
     given = model.metadata_props.get(keys.IN_PLACE) == "true" if in_place is None else in_place
     problem = problem or problem_of(executed)
-    asked = _asked(executed, model, given, problem)
+    asked = asked_by(executed, model, given, problem)
     peak = _peak(problem, asked)
     returned = sum(asked.size[buffer] for step in asked.steps for buffer in step.outputs)
     steady = expected_arena(asked).steady
@@ -167,205 +147,6 @@ def session_bytes(model: ir.Model) -> int:
     graphs = list(model.graphs())
     nodes, initializers = sum(map(len, graphs)), sum(len(graph.initializers) for graph in graphs)
     return SESSION_NODE * nodes + SESSION_INITIALIZER * initializers + SESSION
-
-
-def best_reservation(executed: ir.Model, model: ir.Model) -> tuple[Reservation, int]:
-    """The tensors that, made first and dead at once, let the arena write to least, and what that is.
-
-    One of the size of the block of later runs keeps the first run and the others in one region; none is larger, see
-    `ckplan.writer.reservation`. There are none where they make no difference.
-
-    Args:
-        executed: what onnxruntime executes of a file, nodes in execution order.
-        model: the file.
-    """
-    asked = allocations_of(executed, model)
-    reservations = [(), *_reservations(expected_arena(asked))]
-    found = {reserved: written(_reserving(asked, reserved)) for reserved in reservations}
-    reserved = min(found, key=lambda reserved: (found[reserved], sum(reserved)))
-    return reserved, found[reserved]
-
-
-def _reservations(expected: ExpectedArena) -> list[Reservation]:
-    """Tensors to be tried: one that gets a region of twice its size, one of the block, and one before it.
-
-    A region that is less than twice as large as the block is handed out whole for it. What later runs take beside the
-    block gets one of its own then: a small one, if it is asked for first. Where the first region of all would hold it,
-    one that goes beyond that region is tried as well: the first is where what is made before a step lies.
-    """
-    half, sizes, block = DEFAULT.first_region // 2, [], expected.block
-    while half + UNIT <= block:
-        sizes.append(half + UNIT)
-        half *= 2
-    beside = expected.needed - block
-    larger = [*sizes[-1:], *([block] if block else [])]
-    small = (
-        dict.fromkeys((beside, max(beside, DEFAULT.first_region + UNIT))) if 2 * beside > DEFAULT.first_region else ()
-    )
-    twice = [(one, size) for one in dict.fromkeys(small) for size in larger if one <= size]
-    return [*((size,) for size in sizes[-_LARGEST_RESERVATIONS:]), *((size,) for size in larger[-1:]), *twice]
-
-
-def _reserving(asked: Allocations, reserved: Reservation) -> Allocations:
-    """The same with tensors made first of all."""
-    if not reserved:
-        return asked
-    new = len(asked.size)
-    # What the first one waits for comes before it, and takes a small region: the loss lies there in later runs.
-    first = [Demand((new, new + 1), (), 0, (new, new + 1))]
-    first += [Demand((buffer,), (), 0, (buffer,)) for buffer in range(new + 2, new + 1 + len(reserved))]
-    return replace(asked, size=(*asked.size, 1, *reserved), steps=(*first, *asked.steps))
-
-
-def fitting_pools(
-    executed: ir.Model,
-    model: ir.Model,
-    seed: int = 0,
-    *,
-    places: bool = True,
-    below: int | None = None,
-    enough: int | None = None,
-    start: Layout | None = None,
-) -> Layout | None:
-    """Pools in which a run of a file finds room, whatever reservations and pools it makes itself; None if none do.
-
-    Args:
-        executed: what onnxruntime executes of a file, nodes in execution order.
-        model: the file.
-        seed: see `ckplan.planner.pools.best_pools`.
-        places: see there.
-        below: see there.
-        enough: see there.
-        start: see there.
-    """
-    asked = allocations_of(executed, model)
-    roles = {node.name: node.metadata_props.get(ROLE) for node in model.graph}
-    nodes = list(executed.graph)
-    own, pools = set[int](), set[int]()
-    for node, step in zip(nodes, asked.steps, strict=True):
-        if roles.get(node.name) in (RESERVATION, PLACE):
-            own.update(step.tensors)
-        if roles.get(node.name) == RESERVATION:
-            pools.update(buffer for buffer in step.tensors if asked.size[buffer] not in (WALL_BYTES, SLOT_WALL * UNIT))
-    slots = next((node for node in nodes if _makes_slots(node, roles)), None)
-    apart = _apart(asked, nodes, roles)
-    there = max((place for place, step in enumerate(asked.steps) if not pools.isdisjoint(step.freed)), default=-1)
-    asked = replace(asked, size=tuple(0 if buffer in own else size for buffer, size in enumerate(asked.size)))
-    # What only looks at a buffer runs anywhere. What takes over one is waited for, and not what lay in it, which would
-    # have a reader more and still lie there.
-    ran = [roles.get(node.name) not in ("control", RESERVATION, PLACE) and CPU.view(node) is None for node in nodes]
-    # It waits for something made before, which waits for what runs before, or for the cells: not so a view.
-    gates = [
-        place
-        for place, (node, step) in enumerate(zip(nodes, asked.steps, strict=True))
-        if place > there and ran[place] and (step.tensors or step.outputs) and node.name in roles
-    ]
-    fed = smallest_fed(model.graph.inputs, told(model.metadata_props, keys.UPDATES))
-    spread = None if fed is None else bytes_of(fed)
-    start = None if start is None else _renumbered(start, nodes, asked)
-    found = best_pools(
-        asked,
-        there + 1,
-        seed,
-        places=places,
-        gates=gates,
-        spread=spread,
-        apart=apart,
-        slots=0 if slots is None else len(slots.outputs) // 2,
-        below=below,
-        enough=enough,
-        start=start,
-    )
-    if found is None:
-        return None
-    born = {buffer: place for place, step in enumerate(asked.steps) for buffer in (*step.tensors, *step.outputs)}
-    regions = [[_named(cell, nodes, ran, born.get(cell.use, -1)) for cell in region] for region in found.regions]
-    return replace(
-        found,
-        regions=tuple(map(tuple, regions)),
-        placeholders=tuple(
-            replace(one, begin=_moment(nodes, ran, one.begin.step), end=_moment(nodes, ran, one.end.step))
-            for one in found.placeholders
-        ),
-    )
-
-
-def _apart(asked: Allocations, nodes: Sequence[ir.Node], roles: Mapping[str | None, str | None]) -> int:
-    """Units of the first region up to the end of the wall in it, or of the slots behind that.
-
-    The wall stands behind what is left for shapes.
-    """
-    arena, apart = Arena(), 0
-    for node, step in zip(nodes, asked.steps, strict=True):
-        for buffer in step.tensors:
-            arena.allocate(buffer, asked.size[buffer])
-            if not apart and roles.get(node.name) == RESERVATION and asked.size[buffer] == WALL_BYTES:
-                apart = arena.end_of(buffer) // UNIT
-        if _makes_slots(node, roles):
-            return max(map(arena.end_of, step.tensors)) // UNIT
-        for buffer in step.freed:
-            arena.free(buffer)
-    return apart or APART
-
-
-def _makes_slots(node: ir.Node, roles: Mapping[str | None, str | None]) -> bool:
-    """Whether a node makes the slots of a file and what lies between them."""
-    return node.op_type == "Split" and roles.get(node.name) == RESERVATION
-
-
-def _renumbered(layout: Layout, nodes: Sequence[ir.Node], asked: Allocations) -> Layout:
-    """The same for the steps and buffers of another file of the same plan."""
-    places = {str(node.name): place for place, node in enumerate(nodes)}
-
-    def buffer_of(cell: Cell) -> int:
-        place = -1 if cell.end is None else places.get(cell.end.node, -1)
-        step = asked.steps[place]
-        found = (*step.tensors, *step.outputs) if place >= 0 else ()
-        return max(found, key=lambda buffer: asked.size[buffer], default=cell.use if cell.use == WALL else POOL)
-
-    def again(moment: Moment) -> Moment:
-        return replace(moment, step=places.get(moment.node, -1))
-
-    held = [replace(one, begin=again(one.begin), end=again(one.end)) for one in layout.placeholders]
-    return replace(
-        layout,
-        regions=tuple(tuple(replace(cell, use=buffer_of(cell)) for cell in region) for region in layout.regions),
-        placeholders=tuple(one for one in held if 0 <= one.begin.step < one.end.step),
-    )
-
-
-def _named(cell: Cell, nodes: Sequence[ir.Node], ran: Sequence[bool], place: int) -> Cell:
-    """The same cell with what is made when it is given back, if it is kept for a buffer."""
-    return cell if place < 0 else replace(cell, end=_moment(nodes, ran, place))
-
-
-def _moment(nodes: Sequence[ir.Node], ran: Sequence[bool], place: int) -> Moment:
-    """When a node runs, by names."""
-    before = next((nodes[number] for number in reversed(range(place)) if ran[number]), None)
-    after = "" if before is None else before.outputs[0].name
-    return Moment(place, str(nodes[place].name), str(nodes[place].outputs[0].name), str(after))
-
-
-def allocations_of(executed: ir.Model, model: ir.Model) -> Allocations:
-    """What a file asks of the allocator, new values in place if it says so."""
-    return _asked(executed, model, model.metadata_props.get(keys.IN_PLACE) == "true", problem_of(executed))
-
-
-def _asked(executed: ir.Model, model: ir.Model, in_place: bool, problem: Problem) -> Allocations:
-    """What a file asks of the allocator, which has no part in new values that are in place."""
-    shapes, pattern = shape_classes(executed.graph, problem), has_memory_pattern(executed.graph)
-    asked = allocations(problem, range(len(problem.ops)), shapes, pattern=pattern)
-    bound = frozenset(map(str, told(model.metadata_props, keys.UPDATES).values())) if in_place else frozenset[str]()
-    steps = []
-    for step, op in zip(asked.steps, problem.ops, strict=True):
-        names = {problem.tensors[tensor].name: problem.tensors[tensor].bytes for tensor in op.outputs}
-        kept = list(step.outputs)
-        for size in (size for name, size in names.items() if name in bound):
-            buffer = next((buffer for buffer in kept if asked.size[buffer] == size), None)
-            if buffer is not None:
-                kept.remove(buffer)
-        steps.append(replace(step, outputs=tuple(kept)))
-    return replace(asked, steps=tuple(steps))
 
 
 def _peak(problem: Problem, asked: Allocations) -> int:

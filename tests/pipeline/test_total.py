@@ -16,7 +16,8 @@ from ckplan.errors import InfeasibleError, UsageError
 from ckplan.meter import measure
 from ckplan.pipeline.plan_files import write_plan
 from ckplan.runtime.executed import executed_model
-from ckplan.runtime.footprint import best_reservation, footprint_of
+from ckplan.runtime.footprint import footprint_of
+from ckplan.runtime.reservations import best_reservation
 
 SAMPLES = Path(__file__).parents[2] / "sample_models"
 
