@@ -178,7 +178,7 @@ def _by_values(value: ir.Value, uses: Set[Use]) -> Verdict:
     if few and _is_of_zeros_and_ones(value):
         return Verdict(_MASK.fullmatch(str(value.name)) is None, certain=False, why="of zeros and ones")
     if formula is None:
-        odd = numbered and uses.isdisjoint({Use.PRODUCT, Use.TABLE, Use.AFFINE})
+        odd = numbered and uses.isdisjoint({Use.PRODUCT, Use.TABLE, Use.AFFINE, Use.SCORES})
         if odd and few:
             return Verdict(False, why="a few numbers without a name")
         if uses == {Use.INPUT}:  # as an estimator of scikit-learn is scaled before it is fitted

@@ -9,6 +9,7 @@ import onnx_ir as ir
 
 from ckplan.model.bodies import state_count
 from ckplan.model.infer import static_shape
+from ckplan.operators.matching import is_op
 
 VIEWS = frozenset(
     {"Cast", "Expand", "Flatten", "Identity", "Reshape", "Slice", "Split", "Squeeze", "Transpose", "Unsqueeze"}
@@ -47,6 +48,7 @@ class Use(Enum):
     PRODUCT = "an operand of a product"
     TABLE = "a table that is looked up"
     AFFINE = "scale or shift behind a normalisation or product, or a slope"
+    SCORES = "added in front of a softmax, by several axes, as a mask is"
     PLACED = "values that are put in the place of others"
     ELEMENTWISE = "element by element"
     INPUT = "an input of the model, element by element"
@@ -72,6 +74,8 @@ def uses_of(value: ir.Value) -> set[Use]:
             found.add(Use.TABLE)
         elif place in _PLACED:
             found.add(Use.PLACED)
+        elif node.op_type == "Add" and _is_added_to_scores(value, node):
+            found.add(Use.SCORES)
         elif node.op_type in AFFINE_AFTER and _is_affine(value, node.inputs[1 - use.idx], node.op_type):
             found.add(Use.AFFINE)
         elif place == ("Sub", 1) and _is_mean(node):
@@ -99,6 +103,12 @@ def _is_affine(value: ir.Value, other: ir.Value | None, op_type: str) -> bool:
     channels = () if other is None else (static_shape(other) or ())[1:]
     alone = value.const_value is not None and value.const_value.size == 1 and any(size > 1 for size in channels)
     return not alone and follows(other, AFFINE_AFTER[op_type])
+
+
+def _is_added_to_scores(value: ir.Value, node: ir.Node) -> bool:
+    """Whether a sum with a value of several axes is only read by softmaxes; the bias of a layer before one has one."""
+    readers = node.outputs[0].consumers()
+    return len(value.shape or ()) > 1 and bool(readers) and all(is_op(reader, "Softmax") for reader in readers)
 
 
 def _is_mean(node: ir.Node) -> bool:

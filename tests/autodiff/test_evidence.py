@@ -18,6 +18,7 @@ MASK = np.triu(np.full((16, 16), -1e30), 1)
 
 READ = {
     "added": "y = Add(h, tensor)",
+    "added to scores": "a = Add(h, tensor) y = Softmax(a)",
     "multiplied": "y = Mul(h, tensor)",
     "product": "y = MatMul(h, tensor)",
     "table": "y = Gather(tensor, ids)",
@@ -52,6 +53,10 @@ def trained(name: str, array: np.ndarray, how: str, **metadata: str) -> tuple[li
         ("blocks.0.bias", np.zeros(16), "added", True),
         ("b", np.zeros(16), "added", True),
         ("model.final_logits_bias", np.zeros((1, 16)), "added", False),
+        ("val_3", np.zeros((1, 16)), "added to scores", False),
+        ("val_3", np.zeros(16), "added to scores", True),
+        ("val_3", values(16, 16, seed=1), "added to scores", True),
+        ("relative_bias", np.zeros((1, 16)), "added to scores", True),
         ("w1", np.eye(16), "product", True),
         ("val_3", values(16, 16, seed=1), "product", True),
         ("onnx::MatMul_120", values(16, 16, seed=1), "product", True),
