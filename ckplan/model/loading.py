@@ -18,6 +18,7 @@ from ckplan.model.default_sizes import SizesError, branch_hint, check_sizes, tri
 from ckplan.model.dims import Binding, Defaults, bind
 from ckplan.model.fixing import Fixed, deciding_input, fix, shapes_of
 from ckplan.model.fold import Sweep, sweep
+from ckplan.model.generated_names import rename_generated
 from ckplan.model.half import NO_BFLOAT16
 from ckplan.model.infer import static_shape
 from ckplan.model.linear_models import write_linear_models
@@ -160,6 +161,7 @@ def _normalised(
         for note in one(model)
     ]
     adopt(model)
+    rename_generated(model.graph)
     declared = declared_shapes(model)
     binding = bind(model.graph, dims, shapes, defaults)
     for value in model.graph.inputs:
