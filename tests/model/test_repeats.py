@@ -10,7 +10,7 @@ import pytest
 
 from ckplan.keys import STANDS_FOR
 from ckplan.training.export import with_weights
-from tests.model.models import normal, run, write
+from tests.model.models import normal, parse, run, write
 from tests.model.torch_files import add_source, exported, loaded, recurrent
 
 ROW = normal(0, 1, 4)
@@ -37,6 +37,27 @@ def test_what_was_repeated_for_each_sample_is_one_again() -> None:
     assert "1 weight(s) that torch's exporter repeated are one: 'val_1_row'" in notes
     x = normal(2, 2, 4)
     np.testing.assert_array_equal(run(found, {"x": x})[0], run(model, {"x": x})[0])
+
+
+@pytest.mark.parametrize(
+    ("name", "rows", "is_one"),
+    [
+        ("/embeddings/Expand_output_0", ROW.repeat(2, axis=0), True),
+        ("expand", ROW.repeat(2, axis=0), True),
+        ("/embeddings/Expand_output_0", normal(3, 2, 4), False),
+        ("/embeddings/Gather_output_0", ROW.repeat(2, axis=0), False),
+    ],
+)
+def test_what_a_tool_computed_of_an_expand_is_one_row(name: str, rows: np.ndarray, is_one: bool) -> None:
+    """As tools that simplify a file with a fixed batch do, which keep only the name."""
+    model = parse(
+        f'''<ir_version: 10, opset_import: ["": 21]> g (float[2,4] x) => (float[2,4] y) {{
+        h = MatMul(x, weight) y = Add(h, "{name}") }}''',
+        {"weight": normal(1, 4, 4), name: rows},
+    )
+    found, _ = loaded(model)
+    assert set(found.graph.initializers) >= {"weight", f"{name}_row" if is_one else name}
+    assert (name in found.graph.initializers) is not is_one
 
 
 def test_states_of_a_recurrent_layer_are_repeated_along_the_second_axis() -> None:

@@ -21,6 +21,8 @@ from ckplan.model.torch_files.exporter_metadata import folded_from, parameters_o
 from ckplan.model.torch_files.functions import Function, Operation, add_parameter, compute, make_instead
 
 _EXPANDED = re.compile(r"(expand|repeat)(_\d+)?")
+_SIMPLIFIED = re.compile(r"/(.+/)?(Expand|Tile)(_\d+)?_output_0|(expand|repeat)(_\d+)?")
+"""What tools call a tensor that they computed of a node that repeats."""
 ROW = "_row"
 """What the name of a row ends with."""
 _OF_ZEROS = re.compile(r"zeros(_\d+)?")
@@ -43,11 +45,14 @@ def join_repeated(model: ir.Model) -> tuple[str, ...]:
     for value in list(graph.initializers.values()):
         stands_for = value.metadata_props.get(keys.STANDS_FOR)
         of_several = stands_for is None and len(parameters.intersection(folded_from(value))) > 1
-        if value.const_value is None or value.is_graph_output() or not (stands_for or of_several):
+        untold = not parameters and _SIMPLIFIED.fullmatch(str(value.name)) is not None
+        if value.const_value is None or value.is_graph_output() or not (stands_for or of_several or untold):
             continue
         array = value.const_value.numpy()
         names = (str(value.name), *folded_from(value))
-        is_expanded = any(map(_EXPANDED.fullmatch, names)) or (of_several and any(map(_OF_ZEROS.fullmatch, names)))
+        is_expanded = (
+            untold or any(map(_EXPANDED.fullmatch, names)) or (of_several and any(map(_OF_ZEROS.fullmatch, names)))
+        )
         axis = _batch_axis(value, array)
         if is_expanded and (stands_for or is_unstructured(value)):
             if array.ndim > 1 and array.shape[axis] > 1 and (array == array.take([0], axis)).all():
