@@ -6,7 +6,8 @@ import math
 
 #: Operators whose operands are stretched to each other's shapes.
 BROADCASTING = frozenset(
-    ("Add", "Div", "Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Max", "Min", "Mul", "Pow", "Sub")
+    {"Add", "Div", "Max", "Min", "Mul", "Pow", "Sub", "Where"}
+    | {"Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual"}
 )
 
 

@@ -322,7 +322,8 @@ class Builder:
         if value is None or isinstance(value, ir.Value):
             return value
         if isinstance(value, (np.ndarray, np.generic)):
-            return self.constant(value)
+            fast = shape_of_number(op_type, shape_of(like)) if like is not None and value.ndim == 0 else value.shape
+            return self.constant(value.reshape(fast))
         if like is None:
             raise TypeError("a number among the inputs takes its element type from a value, and there is none")
         return self.constant(np.full(shape_of_number(op_type, shape_of(like)), value, dtype=dtype_of(like)))

@@ -74,6 +74,9 @@ def test_numbers_have_as_many_axes_as_a_tensor_whose_last_has_one_element(op):
         assert shape_of(made) == (2, 1)
         assert {shape_of(value) for value in made.producer().inputs} == {(2, 1), (1, 1)}
     assert shape_of(op.Clip(column, 0.0).producer().inputs[1]) == ()
+    chosen = op.Where(op.Equal(column, np.float32(0)), np.float32(1), column)
+    equal, *others = chosen.producer().inputs
+    assert [shape_of(value) for value in (*equal.producer().inputs, *others)] == [(2, 1), (1, 1), (1, 1), (2, 1)]
 
 
 def test_helpers_emit_nothing_where_nothing_is_to_do(op):
