@@ -10,6 +10,7 @@ import onnx_ir as ir
 from ckplan.autodiff.builder import Builder, Gradients
 from ckplan.autodiff.reading import attr_float, attr_int, attr_ints, attr_str, dtype_of, required_input, shape_of
 from ckplan.autodiff.registry import rule
+from ckplan.autodiff.rules.parts import gradient_of_part, is_part
 from ckplan.model.node_reads import input_of
 
 
@@ -112,8 +113,9 @@ def split(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
 
 @rule("Slice", since=10, fixed=[1, 2, 3, 4])
 def slice_(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
-    """The gradient with zeros where the slice skipped elements."""
-    shape = shape_of(required_input(node, 0))
+    """The gradient with zeros where the slice skipped elements, if not with that of another slice there."""
+    x = required_input(node, 0)
+    shape = shape_of(x)
     starts, ends = op.constant_ints(node, 1, "starts"), op.constant_ints(node, 2, "ends")
     assert starts is not None
     assert ends is not None
@@ -123,14 +125,19 @@ def slice_(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
     assert g is not None
     if 0 in shape_of(g):
         return [None]
-    before, after = [0] * len(shape), [0] * len(shape)
+    before, after, parts = [0] * len(shape), [0] * len(shape), []
     for axis, start, end, step in zip(axes, starts, ends, steps, strict=True):
         axis %= len(shape)
         taken = range(shape[axis])[start:end:step]
         if step < 0:
             taken = taken[::-1]
             g = cut(op, g, axis, -1, -(2**62), -1)
-        g = _spread(op, g, axis, abs(step))
+        if len(taken) < shape[axis]:
+            parts.append((axis, taken))
+    if len(parts) == 1 and is_part(shape[parts[0][0]], parts[0][1]):
+        return [gradient_of_part(op, x, g, *parts[0])]
+    for axis, taken in parts:
+        g = _spread(op, g, axis, taken.step)
         before[axis] = taken[0]
         after[axis] = shape[axis] - taken[-1] - 1
     return [pad(op, g, before, after)]
