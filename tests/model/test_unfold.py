@@ -116,6 +116,14 @@ def test_what_is_not_known_is_noted() -> None:
         assert "'sin_3' of 'a.mix'; their gradients lack that part" in notes
 
 
+def test_zeros_that_were_made_of_a_shape_lack_nothing() -> None:
+    """As the sum of an empty bag of embeddings, under whatever name; what is detached may be subtracted from itself."""
+    zeros = np.zeros_like(PARAMETER)
+    assert "lack that part" not in loaded(mixed("row_result", zeros, PARAMETER))[1]
+    assert "lack that part" in loaded(mixed("row_result", zeros, PARAMETER, way="detach"))[1]
+    assert "lack that part" in loaded(mixed("row_result", zeros, zeros))[1]
+
+
 @pytest.mark.parametrize("way", ["dot", "max_1", "detach"])
 def test_what_may_have_been_divided_by_a_number_of_its_own_was_not_divided_by_a_constant(way: str) -> None:
     """As by the spectral norm of a weight: another one for other weights."""

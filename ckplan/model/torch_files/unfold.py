@@ -43,6 +43,7 @@ from ckplan.model.torch_files.functions import (
     ELEMENTWISE,
     Array,
     Function,
+    array_of,
     compute,
     divided,
     is_named_in,
@@ -101,7 +102,9 @@ def unfold(model: ir.Model) -> tuple[str, ...]:
             or put_product(graph, value, parameters, len(set(folded_from(value)) & gone) == 1)
         ):
             again.append(f"'{value.name}' of {_listed(value, parameters)}")
-        elif is_unstructured(value) or is_one_number(value) or not _is_filled(value):
+        elif (
+            is_unstructured(value) or is_one_number(value) or not (_is_filled(value) or _is_of_sizes(value, parameters))
+        ):
             lacking.append(f"'{value.name}' of {_listed(value, parameters)}")
     of_each_other, apart = _of_each_other(graph, opset)
     again.extend((*of_each_other, *_of_named(graph, opset)))
@@ -219,6 +222,15 @@ def _may_be_norm(shape: tuple[int, ...], result: tuple[int, ...]) -> bool:
 def _is_filled(value: ir.Value) -> bool:
     """Whether a tensor may hold numbers of the program, of which a parameter gave but the shape or the places."""
     return any(is_made_name(name) or is_comparison_name(name) for name in (str(value.name), *folded_from(value)))
+
+
+def _is_of_sizes(value: ir.Value, parameters: list[ir.Value]) -> bool:
+    """Whether zeros were made of the shapes of parameters, as those of an empty bag are: the numbers are no zeros.
+
+    What is detached may have been subtracted from what it is.
+    """
+    detached = any(name.startswith("detach") for name in folded_from(value))
+    return not detached and not array_of(value).any() and all(map(is_unstructured, parameters))
 
 
 def _is_numbers(value: ir.Value) -> bool:
