@@ -76,6 +76,27 @@ def scatter_add(
     return op.ScatterElements(into, indices, updates, axis=axis, reduction=reduction)
 
 
+def scatter_columns(op: Builder, rows: ir.Value, columns: ir.Value, size: int) -> ir.Value:
+    """Add numbers [width, n] to the columns of a table of zeros at rows [n], none of which counts from the end.
+
+    Of a narrow table that takes three fifths of what :func:`scatter_add` takes with the transpose: places are made in
+    long rows. Elements are added in the same order.
+
+    Args:
+        op: the builder.
+        rows: integers.
+        columns: what is added.
+        size: rows of the table.
+    """
+    width, count = shape_of(columns)
+    short = op.cast(rows, ir.DataType.INT32)
+    short = op.reshape(op.Where(there(op, columns), short, short), (1, count))  # as in scatter_add
+    places = op.reshape(op.Add(short, np.arange(width, dtype=np.int32)[:, None] * np.int32(size)), (width * count,))
+    into, added = op.zeros((width * size,), columns), op.reshape(columns, (width * count,))
+    table = op.ScatterElements(into, places, added, axis=0, reduction="add")
+    return op.transpose(op.reshape(table, (width, size)), (1, 0))
+
+
 def joined(op: Builder, parts: Sequence[Updates]) -> Updates:
     """All that is added to one table, in this order."""
     if len(parts) == 1:

@@ -32,6 +32,9 @@ _FEW_ROWS = 8
 """Rows of a table, such as that of token types, whose gradient a product makes in less time than additions: each of
 these waits for the one before to the same place."""
 
+_FEW_COLUMNS = 16
+"""Columns of a table up to which rows are too short for onnxruntime to go through them fast."""
+
 _WIDE = (ir.DataType.FLOAT, ir.DataType.DOUBLE)
 """Element types of which products are stacked; others are not added up in one go."""
 
@@ -84,6 +87,11 @@ def add_lookups(op: Builder, shape: Sequence[int], found: Lookups) -> ir.Value:
     result = op.reshape(result, shape)
     result.meta[_KEY] = found
     return result
+
+
+def is_narrow(shape: Sequence[int], count: int) -> bool:
+    """Whether a table is one of few columns to which many lookups are added, as a bias for each head is."""
+    return len(shape) == 2 and 1 < shape[1] <= _FEW_COLUMNS and _FEW_ROWS < shape[0] <= count
 
 
 def _by_product(op: Builder, found: Lookups, size: int) -> ir.Value:

@@ -74,6 +74,24 @@ def test_the_gradient_of_few_rows_is_one_product(shape: tuple[int, ...]) -> None
     assert product.inputs[0].producer().op_type == "OneHot"
 
 
+@pytest.mark.parametrize(
+    ("start", "perm", "reads_rows"), [(0, [2, 0, 1], False), (-3, [2, 0, 1], True), (0, [2, 1, 0], True)]
+)
+def test_lookups_in_a_narrow_table_are_added_by_column(start: int, perm: list[int], reads_rows: bool) -> None:
+    """Where the forward pass turns them, as a bias for each head is, their gradient is not turned back before."""
+    picked = np.random.default_rng(0).integers(start, 12, (5, 7))
+    nodes = [
+        onnx.helper.make_node("Gather", ["p0", "rows"], ["read"]),
+        onnx.helper.make_node("Transpose", ["read"], ["y0"], perm=perm),
+    ]
+    constants = {"p0": values(12, 3), "rows": picked}
+    model = weighed(nodes, [onnx.numpy_helper.from_array(array, name) for name, array in constants.items()], ["y0"])
+    check_gradient(model)
+    graph = in_single(model).model.graph
+    backward = [node for node in graph if node.op_type == "Transpose" and node.metadata_props[PHASE] == "backward"]
+    assert any(math.prod(shape_of(node.outputs[0])) == 3 * picked.size for node in backward) == reads_rows
+
+
 @pytest.mark.parametrize("shape", [(60,), (60, 3, 5), (60, 1)])
 def test_tables_of_any_rank(shape: tuple[int, ...]) -> None:
     check_gradient(node_model("Gather", values(*shape), TOKENS))

@@ -18,9 +18,10 @@ from ckplan.autodiff.builder import Builder, Gradients
 from ckplan.autodiff.reading import attr_int, dtype_of, required_input, shape_of
 from ckplan.autodiff.registry import NoGradientError, rule
 from ckplan.autodiff.rules.shape import pad
-from ckplan.autodiff.scattering import scatter_add
+from ckplan.autodiff.scattering import scatter_add, scatter_columns
 from ckplan.autodiff.slices import stretch
-from ckplan.autodiff.tables import Lookups, add_lookups
+from ckplan.autodiff.tables import Lookups, add_lookups, is_narrow
+from ckplan.autodiff.transposes import before_transpose
 from ckplan.keys import PADDING_ROW
 from ckplan.model.node_reads import input_of
 
@@ -56,7 +57,13 @@ def gather(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
         runs = _runs(known.reshape(-1) % shape[axis])
         if len(runs) == 1 or (len(runs) <= _MOST_RUNS and len(runs) * shape[axis] <= _PASSES * picked[axis]):
             return [_shifted(op, rows, axis, runs, shape)]
-    which, others = op.reshape(indices, [picked[axis]]), op.take_partial(data)
+    which = op.reshape(indices, [picked[axis]])
+    from_start = known is not None and known.min() >= 0 and padding is None and data not in op.partials
+    if axis == 0 and from_start and is_narrow(shape, picked[0]):
+        source, perm = before_transpose(g)
+        if perm == (*range(1, len(perm)), 0):
+            return [scatter_columns(op, which, op.reshape(source, (shape[1], picked[0])), shape[0])]
+    others = op.take_partial(data)
     if axis == 0:
         flat = op.reshape(rows, (picked[0], math.prod(shape[1:])))
         return [add_lookups(op, shape, Lookups(which, flat, others))]
