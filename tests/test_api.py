@@ -127,6 +127,13 @@ def test_less_memory_than_none_is_refused(path: Path) -> None:
         ckplan.fit(path, -3)
 
 
+def test_a_refusal_tells_what_else_limits_the_plan(path: Path) -> None:
+    with pytest.raises(InfeasibleError) as refused:
+        ckplan.rewrite(path, budget="40%", overhead="1%", cost="flops")
+    assert "has no plan with an overhead of at most 1 % whose file stays within the budget" in str(refused.value)
+    assert "or allow more overhead" in refused.value.hint
+
+
 def test_numbers_of_numpy_are_numbers(path: Path) -> None:
     plan = ckplan.plan(path, strategy="memory", budget=np.float32(0.75))
     assert plan.schedule == ckplan.plan(path, strategy="memory", budget=0.75).schedule

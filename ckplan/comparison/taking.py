@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import onnx_ir as ir
@@ -18,6 +19,7 @@ from ckplan.model.metadata import finite, told
 from ckplan.model.read import read
 from ckplan.model.weights import scratch_folder
 from ckplan.pipeline import Goal, Planned, Step, open_step, rewrite
+from ckplan.pipeline.goal import ANY
 from ckplan.pipeline.step import Progress
 from ckplan.planner.strategies import Strategy, parse_strategy
 from ckplan.planner.strategies.exact import Exact
@@ -147,12 +149,14 @@ def versions() -> tuple[str, str]:
 def _planned(step: Step, strategy: Strategy, goal: Goal) -> Planned:
     """The step, planned as `ckplan rewrite` plans it.
 
-    Where no plan keeps to the budget, the best without one is taken: by how much it fails is what is to be told.
+    Where no plan keeps to the budget, the one whose file takes least is taken: by how much it fails is what is to be
+    told.
     """
     try:
         return rewrite(step, strategy, goal)
-    except InfeasibleError:
-        return rewrite(step, strategy)
+    except InfeasibleError as refusal:
+        least = ANY if refusal.least is None else replace(goal, budget=refusal.least, share=None)
+        return rewrite(step, strategy, least)
 
 
 def _at_peak(occupancy: Occupancy) -> tuple[PeakBuffer, ...]:

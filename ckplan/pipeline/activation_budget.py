@@ -75,12 +75,14 @@ def within_activations(step: Step, strategy: Strategy, goal: Goal) -> Planned:
         assert refusal is not None
         raise refusal
     smallest, taken = min(tried, key=lambda entry: entry[1])
+    limited = goal.overhead is not None
     by = "" if smallest.strategy == str(strategy) else f", by `{smallest.strategy}`"
     raise InfeasibleError(
-        f"strategy `{strategy}` has no plan whose file stays within the budget of {format_bytes(budget)}: the least "
-        f"that a file takes is {format_bytes(taken)}{by}, and no schedule takes less than "
-        f"{format_bytes(smallest.lower_bound)}",
-        f"raise the budget to {taken} bytes, the least that a file was made for",
+        f"strategy `{strategy}` has no plan{goal.costing} whose file stays within the budget of "
+        f"{format_bytes(budget)}: the least that a file takes is {format_bytes(taken)}{by}, and no schedule takes less "
+        f"than {format_bytes(smallest.lower_bound)}",
+        f"raise the budget to {taken} bytes, the least that a file was made for" + ", or allow more overhead" * limited,
+        taken,
     )
 
 

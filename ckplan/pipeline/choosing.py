@@ -157,7 +157,8 @@ def _with_advice(refusal: InfeasibleError, step: Step, goal: Goal) -> Infeasible
     """The same refusal, with the advice to cut regions where there are some that are whole."""
     if not _rungs(step, goal) or any(region.pieces > 1 for region in step.regions):
         return refusal
-    return InfeasibleError(refusal.message, f"{refusal.hint}, or let the plan run regions in pieces (--chunks auto)")
+    hint = f"{refusal.hint}, or let the plan run regions in pieces (--chunks auto)"
+    return InfeasibleError(refusal.message, hint, refusal.least)
 
 
 def _settled(step: Step, goal: Goal) -> Goal:

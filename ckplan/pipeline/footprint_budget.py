@@ -90,7 +90,7 @@ def _lowest(step: Step, strategy: Strategy, goal: Goal, limit: int) -> Planned:
         best = made if best is None else min(best, made, key=lambda made: share_of(made.footprint, goal))
     if best is None:
         raise InfeasibleError(
-            f"strategy `{strategy}` has no plan within its overhead for which {HOLDER[goal.scope]} holds no more than "
+            f"strategy `{strategy}` has no plan{goal.costing} for which {HOLDER[goal.scope]} holds no more than "
             f"{format_bytes(limit)}",
             "allow more overhead, or raise the budget",
         )
@@ -103,8 +103,9 @@ def _lowest(step: Step, strategy: Strategy, goal: Goal, limit: int) -> Planned:
             f"{format_bytes(least - fixed)} {parts}"
         )
     raise InfeasibleError(
-        f"strategy `{strategy}` has no plan with which {HOLDER[goal.scope]} holds no more than {format_bytes(limit)}: "
-        f"the least that was found is {format_bytes(least)}, {parts}; the arena grows in large steps",
+        f"strategy `{strategy}` has no plan{goal.costing} for which {HOLDER[goal.scope]} holds no more than "
+        f"{format_bytes(limit)}: the least that was found is {format_bytes(least)}, {parts}; the arena grows in large "
+        "steps",
         f"raise the budget to {least} bytes, or choose a smaller batch (--dim)",
         least,
     )

@@ -70,6 +70,11 @@ class Goal:
             return cls(budget=index(limit), overhead=extra, seconds=seconds, scope=of)
         return cls(share=None if limit is None else float(limit), overhead=extra, seconds=seconds, scope=of)
 
+    @property
+    def costing(self) -> str:
+        """What a plan may cost, in words behind "no plan"; empty where that is not limited."""
+        return "" if self.overhead is None else f" with an overhead of at most {100 * self.overhead:.3g} %"
+
     def bytes(self, base: Timeline) -> int | None:
         """The budget in bytes, given the timeline without a plan."""
         return self.limit(base.peak_activations)

@@ -9,9 +9,10 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+import ckplan
 from ckplan.comparison import Settings, take
 from ckplan.comparison.taking import fingerprint_of
-from ckplan.errors import UsageError
+from ckplan.errors import InfeasibleError, UsageError
 from ckplan.model.read import read
 from tests.cli.conftest import write_model
 
@@ -83,6 +84,15 @@ def test_a_snapshot_is_the_same_beside_other_work(tmp_path: Path) -> None:
     ]
     assert [process.wait() for process in running] == [0, 0, 0]
     assert len({(tmp_path / f"{number}.json").read_bytes() for number in range(3)}) == 1
+
+
+def test_a_budget_that_is_out_of_reach_is_told_by_the_least_that_a_file_takes(tmp_path: Path) -> None:
+    model = write_model(tmp_path / "m.onnx", layers=12)
+    with pytest.raises(InfeasibleError) as refused:
+        ckplan.rewrite(model, budget=1)
+    found, _ = take(model, Settings(budget=1))
+    assert found.peak_activations == refused.value.least
+    assert found.peak_activations < take(model, Settings())[0].peak_activations
 
 
 @pytest.mark.parametrize(
