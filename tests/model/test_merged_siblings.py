@@ -63,6 +63,26 @@ def test_which_of_several_siblings_is_read_is_not_guessed() -> None:
     assert "4 parameter(s) of the torch module are not in the file" in loaded(model)[1]
 
 
+def test_a_norm_with_statistics_is_no_sibling_of_one_without() -> None:
+    """Such a norm is lost where the exporter folded it into a convolution."""
+    model = norms(ONES)
+    (signature,) = [one for one in model.graph.metadata_props if "signature" in one.key]
+    signature.value = signature.value.replace("\nx:", "\nb_b_mean: BUFFER target='b.running_mean'\nx:")
+    assert set(gradients(model)) == set(NORMS[:2])
+
+
+@pytest.mark.parametrize(("other", "is_copy"), [("r", True), ("conv", False)])
+def test_layers_that_begin_with_numbers_are_copies_where_they_are_called_alike(other: str, is_copy: bool) -> None:
+    model = in_modules(
+        "mm = MatMul(x, q.w) y = Max(mm, mm)",
+        ["aten.mm](args = (%x, %p_q_w))", "aten.max](args = (%mm, %mm_1))"],
+        ["q", ""],
+        {"q.w": normal(5, 4, 4)},
+        ("q.w", f"{other}.w"),
+    )
+    assert set(gradients(model)) == ({"q.w", f"{other}.w"} if is_copy else {"q.w"})
+
+
 def test_copies_of_a_module_are_apart_with_all_that_is_in_them() -> None:
     weights = {"q.u.w": normal(5, 4, 4), "q.v.w": normal(6, 4, 4)}
     found = in_modules(

@@ -20,6 +20,7 @@ import onnx_ir as ir
 
 from ckplan.model.torch_files.exporter_metadata import (
     LINE,
+    folded_from,
     made_by,
     module_around,
     module_of,
@@ -42,23 +43,27 @@ _Twin = dict[ir.Value, str]
 """Parameters, each with the name in the module of the one that was merged with it."""
 
 
-def separate_siblings(graph: ir.Graph, parameters: Sequence[str], lost: Collection[str]) -> dict[str, str]:
+def separate_siblings(graph: ir.Graph, listed: Sequence[str], lost: Collection[str]) -> dict[str, str]:
     """Give readers of what was merged, in place, what was computed of the siblings that are lost.
 
     Args:
         graph: of torch's default exporter.
-        parameters: the names in the module of its parameters, in the order of the program.
-        lost: those of which it is not known where they are in the file.
+        listed: the names in the module of its parameters and buffers, in the order of the program.
+        lost: parameters of which it is not known where they are in the file.
 
     Returns:
         Those of which it is known now, each with the one that it was merged with.
     """
+    # What the exporter computed with, as a norm that it folded into a convolution, was not merged.
+    computed_with = {name for value in graph.initializers.values() for name in folded_from(value)}
+    read = {name for name, value in graph.initializers.items() if value.uses()}
+    lost = [target for target in lost if target not in computed_with and target not in read]
     missing = _missing_names(graph) if lost else {}
     paths = {value: behind(value, None) for value in missing}
     found: list[tuple[ir.Value, _Places, _Twin]] = []
     for value, names in missing.items():
         sources = [source for source in paths[value][1] if target_of(source) not in lost]
-        twins = next(_twins(value, sources, parameters, lost, len(names)), [])
+        twins = next(_twins(value, sources, listed, lost, len(names)), [])
         found += [(value, places, twin) for places, twin in zip(names.values(), twins, strict=bool(twins))]
     readers: dict[str, set[ir.Node]] = defaultdict(set)
     claims: dict[str, set[str]] = defaultdict(set)
@@ -110,30 +115,31 @@ def _number(name: str) -> int:
 
 
 def _twins(
-    value: ir.Value, sources: Sequence[ir.Value], parameters: Sequence[str], lost: Collection[str], count: int
+    value: ir.Value, sources: Sequence[ir.Value], listed: Sequence[str], lost: Sequence[str], count: int
 ) -> Iterator[list[_Twin]]:
     """What may have been merged with parameters that a value was computed of, one twin for each of its other names.
 
     Args:
         value: read under several names.
         sources: parameters that it was computed of.
-        parameters: the names in the module of all, in the order of the program.
-        lost: those of which it is not known where they are.
+        listed: the names in the module of all parameters and buffers, in the order of the program.
+        lost: parameters that may have been merged, in that order.
         count: how many other names there are.
     """
     producer = value.producer()
     assert producer is not None  # of a value that nodes read by the name of an operation
     scope = module_around(producer)
-    gone = [target for target in parameters if target in lost]
     for module in reversed(list(modules_around(module_around(_without_what_follows(producer))))):
         inside = [source for source in sources if target_of(source).startswith(f"{module}.")]
-        if not inside or not _may_begin_equal(inside):
+        if not inside or not all(map(_is_small, inside)):
             continue
-        whole = _below(module, gone) | _below(module, map(target_of, inside))
+        whole = _below(module, lost) | _below(module, map(target_of, inside))
         siblings = [
             other
-            for other in _beside(module, gone)
-            if _below(other, parameters) == _below(module, parameters) and _below(other, gone) == whole
+            for other in _beside(module, lost)
+            if _below(other, listed) == _below(module, listed) and _below(other, lost) == whole
+            if all(map(_begins_as_one_value, inside))
+            or (any(map(_is_matrix, inside)) and _are_called_alike(other, module))
         ]
         if len(siblings) == count:
             yield [{one: other + target_of(one).removeprefix(module) for one in inside} for other in siblings]
@@ -141,7 +147,7 @@ def _twins(
         source: others
         for source in sources
         if _place(target_of(source))[0] == scope and _begins_as_one_value(source)
-        if (others := _called_alike(target_of(source), gone))
+        if (others := _called_alike(target_of(source), lost))
     }
     if {len(others) for others in beside.values()} == {count}:
         yield [{source: others[number] for source, others in beside.items()} for number in range(count)]
@@ -175,9 +181,14 @@ def _beside(module: str, targets: Iterable[str]) -> list[str]:
 def _called_alike(target: str, others: Iterable[str]) -> list[str]:
     """Of parameters those in the list of another or numbered as it is; if there are none, those a letter from it."""
     place = _place(target)
-    in_module = [other for other in others if _place(other)[0] == place[0]]
-    numbered = [other for other in in_module if _place(other) == place]
-    return numbered or [other for other in in_module if _differ_by_a_letter(_place(other)[1], place[1])]
+    return [one for one in others if _place(one) == place] or [one for one in others if _are_called_alike(one, target)]
+
+
+def _are_called_alike(one: str, other: str) -> bool:
+    """Whether two names in one module differ by their numbers or by a letter."""
+    (module, name), (beside, second) = _place(one), _place(other)
+    letters = sum(a != b for a, b in zip(name, second, strict=False))
+    return module == beside and len(name) == len(second) and letters <= 1
 
 
 def _place(target: str) -> tuple[str, str]:
@@ -186,22 +197,15 @@ def _place(target: str) -> tuple[str, str]:
     return module, name.rstrip("0123456789")
 
 
-def _differ_by_a_letter(one: str, other: str) -> bool:
-    return len(one) == len(other) and sum(a != b for a, b in zip(one, other, strict=True)) == 1
-
-
-def _may_begin_equal(sources: Sequence[ir.Value]) -> bool:
-    """Whether the parameters of a module may be those of another: as a copy has them, or as nothing has trained them.
-
-    Of vectors alone that is known only where all elements are equal. A trained norm may be used twice, beside one that
-    is not used.
-    """
-    tensors = [source.const_value for source in sources]
-    small = all(tensor is not None and tensor.size <= MOST_ELEMENTS for tensor in tensors)
-    matrices = any(tensor is not None and len(tensor.shape) >= MATRIX for tensor in tensors)
-    return small and (matrices or all(map(_begins_as_one_value, sources)))
-
-
 def _begins_as_one_value(source: ir.Value) -> bool:
+    """Whether nothing has trained a small parameter yet. A trained norm may be used twice, beside an idle one."""
     tensor = source.const_value
-    return tensor is not None and tensor.size <= MOST_ELEMENTS and has_one_value(tensor)
+    return _is_small(source) and tensor is not None and has_one_value(tensor)
+
+
+def _is_small(source: ir.Value) -> bool:
+    return source.const_value is not None and source.const_value.size <= MOST_ELEMENTS
+
+
+def _is_matrix(source: ir.Value) -> bool:
+    return source.const_value is not None and len(source.const_value.shape) >= MATRIX
