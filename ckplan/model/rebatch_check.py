@@ -42,8 +42,8 @@ def check_rebatched(reference: ir.Model, model: ir.Model, repair: Rebatch) -> No
             for name, whole, piece in zip(names, got, expected, strict=True):
                 if not _agrees(whole, piece, start, old, new):
                     raise ModelError(
-                        f"output '{name}' changes when the batch goes from {old} to {new}, whatever axis of "
-                        f"{len(repair.changed)} baked-in shape(s) it is put in (first {repair.changed[0]})",
+                        f"output '{name}' changes when the batch goes from {old} to {new}, whichever axis takes it in "
+                        f"{len(repair.changed)} shape(s) that the file fixes, such as {repair.changed[0]}",
                         hint,
                     )
     except (ModelError, EnvironmentUnavailableError):

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import zip_longest
 
 import onnx_ir as ir
 
+from ckplan.errors import UsageError
 from ckplan.model.cleanup import drop_unread_initializers
 from ckplan.model.nested_graphs import all_nodes
 from ckplan.model.node_reads import fed_tensor, input_of
@@ -138,7 +140,16 @@ def emit(model: ir.Model, plan: Plan) -> ir.Model:
 
     Raises:
         ModelError: a value that needs a control edge has no static shape.
+        UsageError: the plan was made for another graph.
     """
+    names = [node.name or "" for node in model.graph]
+    if list(plan.ops) != names:
+        pairs = zip_longest(plan.ops, names, fillvalue="none")
+        planned, here = next((planned, here) for planned, here in pairs if planned != here)
+        raise UsageError(
+            f"the plan was made for another graph: the first node that differs is '{planned}' there and '{here}' here",
+            "give the graph that was planned: of a step it is `Step.fused`",
+        )
     return write(model, plan).model
 
 

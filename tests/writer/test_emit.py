@@ -13,7 +13,7 @@ import pytest
 import ckplan
 import ckplan.model
 from ckplan.autodiff import build_training_graph
-from ckplan.errors import ModelError
+from ckplan.errors import ModelError, UsageError
 from ckplan.model import save
 from ckplan.planner import make_plan
 from ckplan.planner.strategies import parse_strategy
@@ -179,3 +179,14 @@ def test_statistics_that_only_another_run_is_read_for_are_left_out() -> None:
     outputs = [node.outputs for node in emitted.graph if node.op_type == "LayerNormalization"]
     assert {len(made) for made in outputs} == {1, 3}
     assert all(value.uses() for made in outputs for value in made[1:])
+
+
+def test_a_plan_of_another_graph_is_refused() -> None:
+    graph = training_graph("mlp")
+    plan = parse_strategy("sqrt").solve(problem_of(graph))
+    other = graph.clone()
+    other.graph[-1].name = "renamed"
+    with pytest.raises(UsageError, match=r"made for another graph: the first node that differs is .* 'renamed' here"):
+        emit(other, plan)
+    with pytest.raises(UsageError, match="made for another graph"):
+        emit(training_graph("tanh_chain"), plan)
