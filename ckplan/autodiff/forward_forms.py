@@ -9,6 +9,7 @@ import onnx_ir as ir
 
 from ckplan.autodiff.attention.operator import write_out_attentions
 from ckplan.autodiff.attention.pieces import chunk_attentions
+from ckplan.autodiff.attention.shown_keys import leave_out_hidden_keys
 from ckplan.autodiff.batch_statistics import outline_batch_statistics
 from ckplan.autodiff.builder import Builder
 from ckplan.autodiff.gelus import join_gelus
@@ -89,6 +90,7 @@ def prepare_forward(
         targets = {joined.get(value, value): seed for value, seed in targets.items()}
         results = [joined.get(value, value) for value in results]
         prune(op.graph, [*results, *running])
+    shown = leave_out_hidden_keys(op, wanted, held.union(left_out)) if pieces.attention <= 1 else {}
     heads, regions, head_notes = chunk_loss_heads(op, pieces, set(wanted), targets)
     stops = {*wanted, *(heads.get(value, value) for value in targets)}
     blocks, batches, batch_notes = cut_batch(op, pieces.batch, stops)
@@ -96,7 +98,7 @@ def prepare_forward(
     tokens, stretches = cut_tokens(op, pieces.tokens, {*stops, *(blocks.get(value, value) for value in stops)})
     regions += [*attentions, *batches, *stretches]
     refuse_idle(replace(pieces, masks=1), regions, head_notes)  # masks are sought where gradients read them
-    heads |= blocks | rows | tokens | split_tied_heads(op, set(parameters))
+    heads |= shown | blocks | rows | tokens | split_tied_heads(op, set(parameters))
     targets = {heads.get(value, value): seed for value, seed in targets.items()}
     results = [heads.get(value, value) for value in results]
     if heads:

@@ -12,6 +12,7 @@ from ckplan import keys
 from ckplan.autodiff.accumulation import Accumulation, settle_sums
 from ckplan.autodiff.anchors import Anchors
 from ckplan.autodiff.assembly import Callback, call_back, describe, merge_twins, name_gradients, name_nodes, zeros
+from ckplan.autodiff.attention.stretches import cut_again
 from ckplan.autodiff.breaks import breaks, listed, reached_beside
 from ckplan.autodiff.builder import Builder
 from ckplan.autodiff.composites import inline_composites, refuse_own_domain
@@ -278,6 +279,7 @@ def _write_out(
     anchors.remove()
     inline_functions(model, wanted)
     settle_sums(op, accumulation)
+    cut_again(op)
     subtract_in_products(op)
     read_past_expands(op)
     convolve_by_rows(op)

@@ -19,11 +19,12 @@ from ckplan.model.appended import write_appended
 from ckplan.model.bag_sequences import write_bag_sequence
 from ckplan.model.bags import write_bags
 from ckplan.model.bodies import bodies_of, changing_states, enter, forget_shapes, leave
-from ckplan.model.constants import FOLDED, filled, is_constant, mark_constant, unused_name
+from ckplan.model.constants import FOLDED, is_constant, mark_constant, unused_name
 from ckplan.model.contrib import expand
 from ckplan.model.effort import TRANSIENT_BYTES, is_quick
 from ckplan.model.infer import NodeInference, is_known, static_shape
 from ckplan.model.nested_graphs import graphs_in
+from ckplan.model.node_evaluation import evaluated
 from ckplan.model.node_reads import fixed_tensor
 from ckplan.model.opset import MINIMUM_IR_VERSION
 from ckplan.model.sequences import Contents, resolve
@@ -237,23 +238,7 @@ def _evaluate(node: ir.Node, state: Sweep) -> list[np.ndarray] | None:
         arrays.append(array)
     if not node.outputs or not is_quick(node, arrays) or not _small_enough(node, arrays):
         return None
-    version = state.model.graph.opset_imports.get("", 1)
-    attributes = {name: _attribute(attribute) for name, attribute in node.attributes.items()}
-    if node.op_type == "ConstantOfShape" and arrays[0] is not None:
-        tensor = filled(node, [int(size) for size in arrays[0]])
-        return None if tensor is None else [np.asarray(tensor.numpy())]
-    try:
-        from onnx.reference.ops._op_list import load_op
-
-        with np.errstate(all="ignore"):
-            result = load_op("", node.op_type, version).eval(*arrays, n_outputs=len(node.outputs), **attributes)
-    except Exception:  # not implemented, or this combination is not: the node simply stays
-        return None
-    results = list(result) if isinstance(result, tuple | list) else [result]
-    if not all(isinstance(item, np.ndarray | np.generic) for item in results):
-        return None
-    folded = [np.asarray(item) for item in results]
-    return folded if all(array.dtype.kind in "iufb" for array in folded) else None
+    return evaluated(node, arrays, state.model.graph.opset_imports.get("", 1))
 
 
 def _compared_number(value: ir.Value | None) -> np.ndarray | None:
@@ -276,12 +261,6 @@ def _small_enough(node: ir.Node, arrays: list[np.ndarray | None]) -> bool:
             return not growing and sum(array.size for array in arrays if array is not None) <= 4096
         total += math.prod(shape) * max(1, math.ceil(output.dtype.itemsize))
     return total <= TRANSIENT_BYTES
-
-
-def _attribute(attribute: ir.Attr) -> object:
-    if attribute.type == ir.AttributeType.TENSOR:
-        return ir.to_proto(attribute.as_tensor())
-    return attribute.value
 
 
 def _constant_initializer(value: ir.Value) -> np.ndarray | None:
