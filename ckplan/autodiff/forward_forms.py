@@ -82,7 +82,7 @@ def prepare_forward(
     held = {*wanted, *targets}
     write_out_attentions(op, held)
     drop_idle_masks(op, held.union(left_out))
-    drop_softmax_guards(op, held.union(left_out))
+    zeroed = drop_softmax_guards(op, held.union(left_out))
     pad_in_convolutions(op, held)
     join_gelus(op, held)
     joined = join_statistics(op, held)
@@ -90,7 +90,7 @@ def prepare_forward(
         targets = {joined.get(value, value): seed for value, seed in targets.items()}
         results = [joined.get(value, value) for value in results]
         prune(op.graph, [*results, *running])
-    shown = leave_out_hidden_keys(op, wanted, held.union(left_out)) if pieces.attention <= 1 else {}
+    shown = leave_out_hidden_keys(op, wanted, held.union(left_out), zeroed)
     heads, regions, head_notes = chunk_loss_heads(op, pieces, set(wanted), targets)
     stops = {*wanted, *(heads.get(value, value) for value in targets)}
     blocks, batches, batch_notes = cut_batch(op, pieces.batch, stops)

@@ -56,14 +56,17 @@ class _Guard:
             return op.Cast(op.Not(self.empty), to=self.where.outputs[0].dtype)
 
 
-def drop_softmax_guards(op: Builder, held: Container[ir.Value]) -> None:
+def drop_softmax_guards(op: Builder, held: Container[ir.Value]) -> set[ir.Node]:
     """Let what reads a guarded softmax read the softmax, where no row of it can be 0 / 0, or can be made so.
+
+    Returns the products whose results are multiplied by 0 in rows of which nothing is left.
 
     Args:
         op: builder of the forward graph.
         held: values that gradients are asked for, or that are differentiated; they stay what they are.
     """
     masks: dict[ir.Value, Mask] = {}
+    zeroed: set[ir.Node] = set()
     for softmax in [node for node in op.graph if is_op(node, "Softmax")]:
         guard = _guard(op, softmax, held)
         if guard is None:
@@ -75,9 +78,13 @@ def drop_softmax_guards(op: Builder, held: Container[ir.Value]) -> None:
         mask = None if finite else _masked(op, softmax, masks, held)
         if not finite and mask is None:
             continue
-        _put_zeros(op, products, guard.left(op, mask))
+        left = guard.left(op, mask)
+        if left is not None:
+            _put_zeros(op, products, left)
+            zeroed.update(products)
         guard.where.outputs[0].replace_all_uses_with(softmax.outputs[0])
         discard(op.graph, guard.nodes)
+    return zeroed
 
 
 def _guard(op: Builder, softmax: ir.Node, held: Container[ir.Value]) -> _Guard | None:
@@ -138,12 +145,11 @@ def _products(value: ir.Value, held: Container[ir.Value]) -> list[ir.Node]:
     return products
 
 
-def _put_zeros(op: Builder, products: list[ir.Node], left: ir.Value | None) -> None:
+def _put_zeros(op: Builder, products: list[ir.Node], left: ir.Value) -> None:
     """Multiply what products make by 0 in the rows of which nothing is left."""
-    if left is None:
-        return
     for node in products:
         name = op.unique_name(f"{node.name}/left")
         factor = ir.node("Mul", [node.outputs[0], left], name=name, metadata_props={PHASE: "forward"})
         put_behind(node, factor, "attended")
+        node.outputs[0].name = op.unique_name(str(node.outputs[0].name))  # taken, for whoever copies the product
         op.infer(factor)

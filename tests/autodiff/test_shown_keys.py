@@ -114,6 +114,28 @@ def test_what_stays_whole(form: str) -> None:
     assert scores_of(graph_of(nodes, **constants)) == [(TOKENS, TOKENS)]
 
 
+@pytest.mark.parametrize("low", [-np.inf, np.finfo(np.float64).min])
+def test_a_mask_of_which_the_file_fixes_a_part(low: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside a mask for padding it hides what it hides, where a query that is shown nothing has a result of zeros."""
+    nodes = (
+        "c = And(causal, seen) z = Where(c, zero, low) m = Add(s, z) r = Softmax<axis=-1>(m) n = IsNaN(r) "
+        "p = Where(n, zero, r)"
+    )
+    fed = f"bool[2,1,1,{TOKENS}] seen"
+    arrays = {"causal": CAUSAL, "zero": np.zeros(()), "low": np.asarray(low)}
+    blocks = graph_of(nodes, fed, **arrays)
+    monkeypatch.setattr(shown_keys, "_LEAST_LEFT_OUT", TOKENS)
+    whole = graph_of(nodes, fed, **arrays)
+    assert (len(scores_of(blocks)) > 1) == (low == -np.inf)
+    seen = np.ones((2, 1, 1, TOKENS), dtype=bool)
+    seen[0, 0, 0, :2], seen[1, 0, 0, 4:] = False, False  # padding before one, behind the other
+    if low == -np.inf:
+        check_training_graph(blocks, {"seen": seen})
+    expected, found = (onnxruntime_run(made.model, {"seen": seen}) for made in (whole, blocks))
+    for name, array in expected.items():
+        np.testing.assert_allclose(found[name], array, rtol=1e-11, atol=1e-12, err_msg=name)
+
+
 def test_a_mask_that_is_fed_hides_nothing_for_certain() -> None:
     nodes = "m = Add(s, mask) n = Add(m, fed) p = Softmax<axis=-1>(n)"
     training = graph_of(nodes, f"double[{TOKENS},{TOKENS}] fed", mask=LARGE)

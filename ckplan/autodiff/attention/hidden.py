@@ -1,12 +1,13 @@
-"""Which scores of an attention the file hides, whatever is fed.
+"""Which scores of an attention its mask hides, whatever is fed.
 
-A mask that the file fixes adds so low a number to a score, or puts it in the place of one, that e to the power of it is
-0 beside that of a score that is shown. Where each query is shown a key, the hidden ones could as well not be there.
+A mask adds so low a number to a score, or puts it in the place of one, that e to the power of it is 0 beside that of a
+score that is shown. The file fixes such a mask, or a part of it: a causal one where a mask for padding is fed. Where
+each query is shown a key, or the results of others count for nothing, the hidden scores could as well not be there.
 """
 
 from __future__ import annotations
 
-from functools import reduce
+from dataclasses import dataclass
 
 import numpy as np
 import onnx_ir as ir
@@ -19,23 +20,38 @@ from ckplan.operators.matching import is_op
 _HIDES = -9e3
 """What is added to hidden scores, at most: files have -10,000 and less. Scores that differ by so much are none that
 anybody trains with."""
+_NOTHING = np.zeros((1, 1), dtype=bool)
 
 
-def hidden_scores(attention: Attention, fixed: Fixed) -> np.ndarray | None:
+@dataclass(frozen=True)
+class _Hidden:
+    """What is known of scores, or of a mask, as far as the last two axes go.
+
+    Attributes:
+        always: what is hidden, whatever is fed.
+        sometimes: whether more is hidden, if the right thing is fed.
+    """
+
+    always: np.ndarray
+    sometimes: bool = False
+
+
+def hidden_scores(attention: Attention, fixed: Fixed, *, may_show_nothing: bool) -> np.ndarray | None:
     """Return which scores are hidden, [queries, keys], in all heads and samples alike.
 
-    None where that cannot be told, or where a query is shown nothing: its softmax is some numbers then, or none.
+    None where that cannot be told, or where a query may be shown nothing: its softmax is some numbers then, or none.
 
     Args:
         attention: the attention.
         fixed: tells what the file fixes.
+        may_show_nothing: whether the results of a query that is shown nothing are multiplied by 0.
     """
     queries, keys = shape_of(attention.softmax.outputs[0])[-2:]
-    hidden = _hidden(required_input(attention.softmax, 0), attention, fixed)
-    if hidden is None or not hidden.any() or not _keeps_zeros(attention, fixed):
+    found = _hidden(required_input(attention.softmax, 0), attention, fixed)
+    if found is None or not found.always.any() or not _keeps_zeros(attention, fixed):
         return None
-    hidden = np.broadcast_to(hidden, (*hidden.shape[:-2], queries, keys))
-    if hidden.all(axis=-1).any():
+    hidden = np.broadcast_to(found.always, (*found.always.shape[:-2], queries, keys))
+    if not may_show_nothing and (found.sometimes or hidden.all(axis=-1).any()):
         return None
     return np.asarray(hidden.reshape(-1, queries, keys).all(axis=0))
 
@@ -53,29 +69,68 @@ def _keeps_zeros(attention: Attention, fixed: Fixed) -> bool:
     return True
 
 
-def _hidden(value: ir.Value, attention: Attention, fixed: Fixed) -> np.ndarray | None:
-    """Which elements are lower than any score that is shown, as far as the last two axes go; None if nobody knows."""
+def _hidden(value: ir.Value, attention: Attention, fixed: Fixed) -> _Hidden | None:
+    """What is known of a value between the product that makes the scores and the softmax, or of a mask; else None."""
+    known = fixed(value)
+    if known is not None:
+        return _Hidden(np.atleast_2d(known <= _HIDES))
     node = value.producer()
-    if node is None or node not in attention.nodes:
-        known = fixed(value)
-        return None if known is None else np.atleast_2d(known <= _HIDES)
     if node is attention.scores:
-        return np.zeros((1, 1), dtype=bool)
-    operands = [required_input(node, index) for index in range(len(node.inputs))]
+        return _Hidden(_NOTHING)
+    if node is None or (node not in attention.nodes and not is_op(node, ("Add", "Cast", "Max", "Where"))):
+        return None
+    if node.op_type == "Where":
+        return _hidden_by_choice(node, attention, fixed)
+    inside = [v for v in node.inputs if v is not None and (v.producer() in attention.nodes or _masks(node))]
+    parts = [part for operand in inside if (part := _hidden(operand, attention, fixed)) is not None]
+    if len(parts) < len(inside):
+        return None
+    sometimes = any(part.sometimes for part in parts)
     match node.op_type:
         case "Add":
-            first, second = (_hidden(operand, attention, fixed) for operand in operands)
-            return None if first is None or second is None else first | second
+            return _Hidden(np.logical_or(*(part.always for part in parts)), sometimes)
         case "Max":
-            lows = [low for operand in operands if (low := _hidden(operand, attention, fixed)) is not None]
-            return reduce(np.logical_and, lows) if len(lows) == len(operands) else None
-        case "Where":
-            chosen = fixed(operands[0])
-            first, second = (_hidden(operand, attention, fixed) for operand in operands[1:])
-            return None if chosen is None or first is None or second is None else np.where(chosen, first, second)
+            always = parts[0].always
+            for part in parts[1:]:
+                always = always & part.always
+            return _Hidden(always, sometimes)
         case "Cast":
-            return _hidden(operands[0], attention, fixed)
+            return parts[0]
         case _:  # what any other function makes is shown, if all is that it is made of
-            inside = [operand for operand in operands if operand.producer() in attention.nodes]
-            parts = [_hidden(operand, attention, fixed) for operand in inside]
-            return None if any(part is None or part.any() for part in parts) else np.zeros((1, 1), dtype=bool)
+            return None if sometimes or any(part.always.any() for part in parts) else _Hidden(_NOTHING)
+
+
+def _masks(node: ir.Node) -> bool:
+    """Whether a node hides what any of its operands hides, or lets it be."""
+    return node.op_type in ("Add", "Cast", "Max")
+
+
+def _hidden_by_choice(node: ir.Node, attention: Attention, fixed: Fixed) -> _Hidden | None:
+    condition, *operands = (required_input(node, index) for index in range(3))
+    parts = [_hidden(operand, attention, fixed) for operand in operands]
+    if parts[0] is None or parts[1] is None:
+        return None
+    true, false = _certain(condition, fixed)
+    first, second = parts[0].always, parts[1].always
+    always = (true & first) | (false & second) | (first & second)
+    settled = bool((true | false).all())
+    possible = not settled and (bool(first.any()) or bool(second.any()))
+    return _Hidden(always, possible or parts[0].sometimes or parts[1].sometimes)
+
+
+def _certain(condition: ir.Value, fixed: Fixed) -> tuple[np.ndarray, np.ndarray]:
+    """Where a condition is true, and where it is false, whatever is fed."""
+    known = fixed(condition)
+    if known is not None:
+        known = np.atleast_2d(known)
+        return known, ~known
+    node = condition.producer()
+    if not is_op(node, ("And", "Not", "Or")):
+        return _NOTHING, _NOTHING
+    parts = [_certain(required_input(node, index), fixed) for index in range(len(node.inputs))]
+    if node.op_type == "Not":
+        return parts[0][::-1]
+    (first_true, first_false), (second_true, second_false) = parts
+    if node.op_type == "And":
+        return first_true & second_true, first_false | second_false
+    return first_true | second_true, first_false & second_false

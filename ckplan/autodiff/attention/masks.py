@@ -11,14 +11,15 @@ from collections.abc import Callable
 
 import onnx_ir as ir
 
-from ckplan.autodiff.control_flow.bodies import BodyBuilder, copy_nodes
+from ckplan.autodiff.builder import Builder
+from ckplan.autodiff.control_flow.bodies import copy_nodes
 from ckplan.autodiff.reading import dtype_of, shape_of, size_of
 from ckplan.model.node_reads import fixed_tensor
 from ckplan.operators.table import ELEMENTWISE
 
 
 def part_of_mask(
-    inner: BodyBuilder,
+    inner: Builder,
     mask: ir.Value,
     parts: dict[ir.Value, ir.Value],
     is_cut: Callable[[tuple[int, ...]], bool],
@@ -27,8 +28,8 @@ def part_of_mask(
     """Emit a part of a mask.
 
     Args:
-        inner: builder of the body that needs the part.
-        mask: of the graph around it.
+        inner: builder of the body that needs the part, or of the graph itself.
+        mask: of the graph around a body.
         parts: the parts of values that are known; what is emitted is added.
         is_cut: whether values of a shape have a part for each piece; others are the same in each.
         cut: emits the part of a value.

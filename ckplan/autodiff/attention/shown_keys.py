@@ -10,6 +10,7 @@ What is left out is zero in the file, too, so that nothing is approximated.
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -19,15 +20,15 @@ import onnx_ir as ir
 
 from ckplan.autodiff.attention.fixed import Fixed, fixed_arrays
 from ckplan.autodiff.attention.hidden import hidden_scores
+from ckplan.autodiff.attention.masks import part_of_mask
 from ckplan.autodiff.attention.pattern import Attention, attention_of
 from ckplan.autodiff.attention.replacement import replace
 from ckplan.autodiff.attention.stretches import cut_stretch, split_stretches
 from ckplan.autodiff.builder import Builder
 from ckplan.autodiff.control_flow.bodies import copy_nodes
-from ckplan.autodiff.reading import required_input, shape_of
+from ckplan.autodiff.reading import shape_of
 from ckplan.autodiff.slices import stretch
 from ckplan.operators.matching import is_op
-from ckplan.operators.table import ELEMENTWISE
 
 _LEAST_LEFT_OUT = 16
 """Queries whose scores each of twice as many blocks has to leave out more, to be worth its nodes: behind a causal mask
@@ -52,11 +53,12 @@ class Block:
         return math.prod(end - start for start, end in (self.queries, self.keys))
 
 
-_Parts = dict[tuple[ir.Value, Block], ir.Value]
+_Parts = dict[Block, dict[ir.Value, ir.Value]]
+"""What blocks read of masks, by block."""
 
 
 def leave_out_hidden_keys(
-    op: Builder, wanted: Container[ir.Value], held: Container[ir.Value]
+    op: Builder, wanted: Container[ir.Value], held: Container[ir.Value], zeroed: Container[ir.Node] = ()
 ) -> dict[ir.Value, ir.Value]:
     """Put attentions of blocks of queries in the place of those that hide enough; return what took whose place.
 
@@ -64,15 +66,16 @@ def leave_out_hidden_keys(
         op: builder of the forward graph.
         wanted: the values that gradients are asked for.
         held: these, the values that are differentiated, and parameters: none of them is fixed.
+        zeroed: products with the values whose results are multiplied by 0 for a query that is shown nothing.
     """
     made: dict[ir.Value, ir.Value] = {}
     fixed = fixed_arrays(op, held)
-    parts: _Parts = {}
+    parts: _Parts = defaultdict(dict)
     for node in [n for n in op.graph if is_op(n, "MatMul")]:
         attention = attention_of(node, wanted)
         if isinstance(attention, str):
             continue
-        hidden = hidden_scores(attention, fixed)
+        hidden = hidden_scores(attention, fixed, may_show_nothing=node in zeroed)
         blocks = [] if hidden is None else blocks_of(hidden)
         if len(blocks) > 1:
             with op.scope(attention.name, "forward", before=attention.result):
@@ -114,7 +117,7 @@ def _emit(op: Builder, attention: Attention, blocks: Sequence[Block], fixed: Fix
     rows = split_stretches(op, queries, len(shape_of(queries)) - 2, sizes)
     results = []
     for block, some in zip(blocks, rows, strict=True):
-        read = {value: _part(op, value, block, attention, fixed, parts) for value in attention.outside}
+        read = dict(_parts_of(op, attention, block, fixed, parts[block]))
         copies = dict(zip(attention.nodes, copy_nodes(op, attention.nodes, read, "forward"), strict=True))
         shown_keys = cut_stretch(op, keys, len(shape_of(keys)) - 1, *block.keys)
         shown_values = cut_stretch(op, values, len(shape_of(values)) - 2, *block.keys)
@@ -128,38 +131,34 @@ def _emit(op: Builder, attention: Attention, blocks: Sequence[Block], fixed: Fix
     return whole
 
 
-def _part(op: Builder, value: ir.Value, block: Block, attention: Attention, fixed: Fixed, parts: _Parts) -> ir.Value:
-    """Emit the part of a mask, or of another value that stretches to the scores, which a block reads.
+def _parts_of(
+    op: Builder, attention: Attention, block: Block, fixed: Fixed, parts: dict[ir.Value, ir.Value]
+) -> dict[ir.Value, ir.Value]:
+    """Emit the parts that a block reads of masks and of what else stretches to the scores; return all that are known.
 
-    It is computed as the whole one is, where the file fixes what that is computed of: of parts of that.
+    Args:
+        op: the builder.
+        attention: the whole attention.
+        block: the block.
+        fixed: tells what the file fixes: of that the part is stored.
+        parts: those of other attentions; what is emitted is added.
     """
-    queries, keys = shape_of(attention.softmax.outputs[0])[-2:]
-    cuts = [
-        (axis, *bounds)
-        for axis, size, bounds in ((-2, queries, block.queries), (-1, keys, block.keys))
-        if shape_of(value)[axis:][:1] == (size,) and size > 1
-    ]
-    if not cuts:
-        return value
-    if (value, block) in parts:
-        return parts[value, block]
-    known = fixed(value)
-    node = value.producer()
-    if known is None:
-        part = value
-        for axis, start, end in cuts:
-            part = stretch(op, part, len(shape_of(value)) + axis, start, end)
-    elif is_op(node, "Expand"):
-        part = _part(op, required_input(node, 0), block, attention, fixed, parts)
-    elif node is not None and not node.domain and node.op_type in ELEMENTWISE:
-        read = {v: _part(op, v, block, attention, fixed, parts) for v in node.inputs if v is not None}
-        (copy,) = copy_nodes(op, [node], read, "forward")
-        op.insert(copy)
-        op.infer(copy)
-        part = copy.outputs[0]
-    else:
-        for axis, start, end in cuts:
-            known = known.take(range(start, end), axis)
-        part = op.constant(known)
-    parts[value, block] = part
-    return part
+    sizes = shape_of(attention.softmax.outputs[0])[-2:]
+
+    def cuts(shape: tuple[int, ...]) -> list[tuple[int, int, int]]:
+        bounds = zip((-2, -1), sizes, (block.queries, block.keys), strict=True)
+        return [(axis, *ends) for axis, size, ends in bounds if shape[axis:][:1] == (size,) != (1,)]
+
+    def cut(value: ir.Value) -> ir.Value:
+        known, shape = fixed(value), shape_of(value)
+        for axis, start, end in cuts(shape):
+            if known is None:
+                value = stretch(op, value, len(shape) + axis, start, end)
+            else:
+                known = known.take(range(start, end), axis)
+        return value if known is None else op.constant(known)
+
+    for value in attention.outside:
+        if cuts(shape_of(value)):
+            part_of_mask(op, value, parts, lambda shape: bool(cuts(shape)), cut)
+    return parts

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 
 import numpy as np
 import onnx_ir as ir
@@ -20,6 +21,7 @@ from ckplan.autodiff.control_flow.bodies import copy_nodes
 from ckplan.autodiff.reading import attr_int, attr_ints, required_input, shape_of, size_of
 from ckplan.autodiff.slices import slice_axes, stretch
 from ckplan.keys import PHASE
+from ckplan.model.nested_graphs import all_nodes, graphs_in
 from ckplan.model.node_reads import fixed_tensor
 from ckplan.operators.matching import is_op
 
@@ -134,40 +136,46 @@ def cut_again(op: Builder) -> None:
     Args:
         op: builder of the finished graph.
     """
-    order = {node: place for place, node in enumerate(op.graph)}
-    for node in list(op.graph):
-        if _BOUNDS not in node.meta:
-            continue
-        views = _views_behind(node)
-        readers = [reader for view in views for reader in _backward_readers(view)]
+    known = [node for node in op.graph if _BOUNDS in node.meta]
+    if not known:
+        return
+    places = {inner: (place, node) for place, node in enumerate(op.graph) for inner in _with_bodies(node)}
+
+    def read_backward(node: ir.Node) -> list[tuple[ir.Node, int]]:
+        """Who reads what a node makes in the backward pass, and as which input."""
+        return [(use.node, use.idx) for use in node.outputs[0].uses() if _is_backward(places[use.node][1])]
+
+    for node in known:
+        views = [view for view in _views_behind(node) if not _is_backward(view)]
+        read = {view: read_backward(view) for view in views}
+        readers = [reader for view in views for reader, _ in read[view]]
         if not readers:
             continue
         axis, start, end = node.meta[_BOUNDS]
-        with op.scope(str(node.name), "backward", before=min(readers, key=order.__getitem__)):
+        _, first = min((places[reader] for reader in readers), key=itemgetter(0))
+        with op.scope(str(node.name), "backward", before=first):
             again = {node.outputs[0]: slice_axes(op, required_input(node, 0), [axis], [start], [end])}
             for view in views[1:]:
-                if any(_backward_readers(behind) for behind in _views_behind(view)):
+                if any(read.get(behind) for behind in _views_behind(view)):
                     (copy,) = copy_nodes(op, [view], again, "backward")
                     op.insert(copy)
-        made = set(again.values())
-        for old, new in again.items():
-            for use in old.uses():
-                if _is_backward(use.node) and made.isdisjoint(use.node.outputs):
-                    use.node.replace_input_with(use.idx, new)
+        for view in views:
+            for reader, index in read[view]:
+                reader.replace_input_with(index, again[view.outputs[0]])
+
+
+def _with_bodies(node: ir.Node) -> list[ir.Node]:
+    return [node, *(inner for body in graphs_in(node) for inner in all_nodes(body))]
 
 
 def _views_behind(node: ir.Node) -> list[ir.Node]:
-    """A node and those of the forward pass that view what it makes, before those that view what they make."""
+    """A node and those that view what it makes, before those that view what they make."""
     found = [node]
     for one in found:
         for use in one.outputs[0].uses():
-            if is_op(use.node, _VIEWS) and not _is_backward(use.node) and not use.idx and use.node not in found:
+            if is_op(use.node, _VIEWS) and not use.idx and use.node.graph is node.graph and use.node not in found:
                 found.append(use.node)
     return found
-
-
-def _backward_readers(node: ir.Node) -> list[ir.Node]:
-    return [use.node for use in node.outputs[0].uses() if _is_backward(use.node)]
 
 
 def _is_backward(node: ir.Node) -> bool:
