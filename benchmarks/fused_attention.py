@@ -2,7 +2,7 @@
 
     python -m benchmarks.fused_attention [NAMES] [--tokens 256 1024 2048] [--pieces 32] [--rounds 8]
 
-The networks of `benchmarks.softmax_guards` as transformers makes them by default: attention is torch's
+The networks of `benchmarks.attention_forms` as transformers makes them by default: attention is torch's
 ``scaled_dot_product_attention``, which on a CPU goes through keys block by block (Dao et al., arXiv:2205.14135), there
 and back, and makes the scores a second time. Files: without a plan, whole and with attention in pieces, and by `memory`
 with attention in pieces. *Memory* is the high-water of the heap in one step by memray, gradients included, parameters
@@ -20,8 +20,8 @@ from pathlib import Path
 import onnx_ir as ir
 
 import ckplan.model
+from benchmarks.attention_forms import NETWORKS, export, network_of
 from benchmarks.frontier import file_step
-from benchmarks.softmax_guards import NETWORKS, export, network_of
 from benchmarks.step_heap import file_heap, heap_of_run
 from ckplan.isolation.arrays import save_arrays
 from ckplan.meter.facts import read_model

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
 from dataclasses import dataclass
+from itertools import chain, count
 
 import onnx_ir as ir
 
@@ -41,16 +43,18 @@ class Part:
 def unfuse(model: ir.Model) -> None:
     """Replace the fused nodes of a model by the nodes that they stand for, in place."""
     graph = model.graph
+    taken = {str(node.name) for node in graph}
     for node in list(graph):
         parts: tuple[Part, ...] | None = node.meta.get(PARTS)
         if parts is None:
             continue
         inner: dict[str, ir.Value] = {}
         written = []
+        stem = _stem(str(node.name), taken)
         for number, part in enumerate(parts, start=1):
             inputs = [_read(node, name, inner, graph) for name in part.inputs]
             last = number == len(parts)
-            name = node.name if last else f"{node.name}/part{number}"
+            name = node.name if last else f"{stem}/part{number}"
             fresh = ir.Node(
                 part.domain, part.op_type, inputs, part.attributes, num_outputs=len(part.outputs), name=name
             )
@@ -61,7 +65,7 @@ def unfuse(model: ir.Model) -> None:
                     value.type, value.shape = node.outputs[made].type, node.outputs[made].shape
                     continue
                 inner[made] = value
-                value.name = f"{node.name}/{made}" if made else ""
+                value.name = f"{stem}/{made}" if made else ""
                 value.type = None if dtype is None else ir.TensorType(dtype)
                 if dims is not None:
                     hide_dimensions(value, dims)
@@ -77,6 +81,12 @@ def unfuse(model: ir.Model) -> None:
                     ir.convenience.replace_all_uses_with(old, value, replace_graph_outputs=True)
                     value.name = name
         graph.remove(node, safe=True)
+
+
+def _stem(name: str, taken: Container[str]) -> str:
+    """What parts of a fused node are called after: its name, with a number where the file has such parts already."""
+    stems = chain([name], (f"{name}_{number}" for number in count(1)))
+    return next(stem for stem in stems if f"{stem}/part1" not in taken)
 
 
 def _read(node: ir.Node, name: int | str | None, inner: dict[str, ir.Value], graph: ir.Graph) -> ir.Value | None:

@@ -243,3 +243,29 @@ def test_what_optimisers_add_to_a_branch_bears_no_name_of_the_graph_around() -> 
     assert [node.op_type for node in nodes].count("Gemm") == 2
     names = [value.name for node in nodes for value in node.outputs]
     assert len(names) == len(set(names))
+
+
+PARTS_OF_A_FILE = """
+    <ir_version: 10, opset_import: ["" : 21]>
+    parts (float[2,8,8] x) => (float loss) <float[8,8] w = {}, float half = {0.5}>
+    {
+        a = Mul (x, half)
+        y = MatMul (a, w)
+        t = Tanh (x)
+        z = Mul (t, y)
+        loss = ReduceSumSquare <keepdims = 0> (z)
+    }
+"""
+
+
+def test_parts_bear_no_name_that_the_file_has() -> None:
+    """A planned file that is planned again has nodes that are called after the fused ones that they were part of."""
+    proto = onnx.parser.parse_model(PARTS_OF_A_FILE)
+    for node, name in zip(proto.graph.node, ("scaled", "product", "product/part1", "z", "loss"), strict=True):
+        node.name = name
+    proto.graph.initializer[0].CopyFrom(onnx.numpy_helper.from_array(np.eye(8, dtype=np.float32), "w"))
+    step = ckplan.open_model(proto)
+    written = rewrite(step, ckplan.parse_strategy("none")).model
+    names = Counter(str(node.name) for node in written.graph)
+    assert {"product", "product/part1", "product_1/part1"} <= set(names)
+    assert set(names.values()) == {1}

@@ -1,12 +1,13 @@
-"""Steps of language models as torch exports them by default, with and without the guards behind their softmaxes.
+"""Steps of language models as torch exports them by default, with a form of attention and without it.
 
-    python -m benchmarks.softmax_guards [NAMES] [--tokens 256 1024] [--rounds 12]
+    python -m benchmarks.attention_forms guards|hidden [NAMES] [--tokens 256 1024] [--rounds 12]
 
-torch's exporters put a Where behind the softmax of each attention that has a mask, which
-`ckplan.autodiff.softmax_guards` takes away. Networks of transformers of two layers, 128 wide, four heads, a batch of
-two; BERT and Llama with a mask for padding as an input. MiB of activations as promised, without a plan
-and by `memory`, with guards and without; processor time of a step without a plan on one thread, the least of all rounds
-in turns, as a ratio to that with guards.
+`guards`: torch's exporters put a Where behind the softmax of each attention that has a mask, which
+`ckplan.autodiff.softmax_guards` takes away. `hidden`: queries go in blocks, which leave out the keys that a causal mask
+hides from them (`ckplan.autodiff.attention.shown_keys`). Networks of transformers of two layers, 128 wide, four heads,
+a batch of two; BERT and Llama with a mask for padding as an input. MiB of activations as promised, without a plan and
+by `memory`, before and since; processor time of a step without a plan on one thread, the least of all rounds in turns,
+as a ratio to that before.
 """
 
 from __future__ import annotations
@@ -38,6 +39,11 @@ NETWORKS: Mapping[str, tuple[str, str, Mapping[str, Any]]] = {
 """By name: the classes of configuration and model in transformers, and options."""
 OLD = frozenset({"llama"})
 """Those that torch's old exporter writes as well."""
+FORMS: Mapping[str, tuple[str, object]] = {
+    "guards": ("drop_softmax_guards", frozenset()),
+    "hidden": ("leave_out_hidden_keys", {}),
+}
+"""By name: what makes the form, and what it returns where there is nothing to be done."""
 
 
 def network_of(name: str, tokens: int) -> tuple[Any, tuple[Any, ...]]:
@@ -74,24 +80,25 @@ def measured(path: Path, folder: Path) -> tuple[int, int, Callable[[], object]]:
     return planned.before.peak_activations, planned.after.peak_activations, file_step(plain)
 
 
-def row(path: Path, folder: Path, rounds: int) -> str:
-    """Both forms of a file beside each other, as cells of a table."""
-    with mock.patch.object(forward_forms, "drop_softmax_guards", return_value=None):
-        guarded = measured(path, folder / "guarded")
-    without = measured(path, folder / "without")
+def row(form: str, path: Path, folder: Path, rounds: int) -> str:
+    """A file without a form and with it beside each other, as cells of a table."""
+    function, nothing = FORMS[form]
+    with mock.patch.object(forward_forms, function, return_value=nothing):
+        before = measured(path, folder / "before")
+    since = measured(path, folder / "since")
     seconds: list[list[float]] = [[], []]
     for _ in range(rounds):
-        for side, (*_, step) in enumerate((guarded, without)):
+        for side, (*_, step) in enumerate((before, since)):
             start = time.process_time()
             step()
             seconds[side].append(time.process_time() - start)
-    mib = [f"{count / 2**20:.1f}" for count in (guarded[0], without[0], guarded[1], without[1])]
+    mib = [f"{count / 2**20:.1f}" for count in (before[0], since[0], before[1], since[1])]
     return " | ".join([*mib, f"{min(seconds[1]) / min(seconds[0]):.2f}"])
 
 
-def rows(names: list[str], lengths: list[int], rounds: int) -> Iterator[str]:
+def rows(form: str, names: list[str], lengths: list[int], rounds: int) -> Iterator[str]:
     """The table, line by line."""
-    yield "| network | exporter | tokens | guarded | without | `memory`, guarded | without | time |"
+    yield "| network | exporter | tokens | before | since | `memory`, before | since | time |"
     yield "|---" * 8 + "|"
     for name in names:
         for exporter in ("default", "old") if name in OLD else ("default",):
@@ -99,17 +106,18 @@ def rows(names: list[str], lengths: list[int], rounds: int) -> Iterator[str]:
                 with tempfile.TemporaryDirectory() as temporary:
                     path = Path(temporary) / "model.onnx"
                     export(name, tokens, exporter == "default", path)
-                    yield f"| {name} | {exporter} | {tokens} | {row(path, Path(temporary), rounds)} |"
+                    yield f"| {name} | {exporter} | {tokens} | {row(form, path, Path(temporary), rounds)} |"
 
 
 def main() -> None:
     """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("form", choices=FORMS)
     parser.add_argument("names", nargs="*", default=list(NETWORKS))
     parser.add_argument("--tokens", type=int, nargs="+", default=[256, 1024])
     parser.add_argument("--rounds", type=int, default=12)
     chosen = parser.parse_args()
-    for text in rows(chosen.names, chosen.tokens, chosen.rounds):
+    for text in rows(chosen.form, chosen.names, chosen.tokens, chosen.rounds):
         print(text, flush=True)
 
 
