@@ -88,8 +88,9 @@ class Pieces:
     @classmethod
     def taken(cls, regions: Sequence[Region]) -> Pieces:
         """The pieces that regions are in."""
-        numbers = {kind: max((r.pieces for r in regions if r.kind == kind), default=1) for kind in KINDS}
-        return cls(**numbers, passes=max((r.passes for r in regions if r.pieces > 1), default=1))
+        cut = [region for region in regions if region.pieces > 1]
+        numbers = {kind: max((r.pieces * r.blocks for r in cut if r.kind == kind), default=1) for kind in KINDS}
+        return cls(**numbers, passes=max((r.passes for r in cut), default=1))
 
     def number(self, kind: Kind) -> int:
         """Into how many pieces the regions of a kind go."""
@@ -121,6 +122,7 @@ class Region:
         pieces: into how many pieces the region goes; 1: it is whole.
         passes: how often what is large in it is made.
         weight: the parameter whose gradient it makes, as large as that may be; empty without one.
+        blocks: of how many regions it is one that pieces are spread over: an attention whose queries are in blocks.
     """
 
     kind: Kind
@@ -132,6 +134,7 @@ class Region:
     pieces: int = 1
     passes: int = 1
     weight: str = ""
+    blocks: int = 1
 
     def __str__(self) -> str:
         if self.kind == "masks":

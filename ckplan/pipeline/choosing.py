@@ -214,7 +214,7 @@ def _rungs(step: Step, goal: Goal) -> dict[str, list[int]]:
     planned.
     """
     worth = [region for region in step.regions if region.bytes >= _SMALL * step.baseline.peak_activations]
-    found = {kind: max((r.rows for r in worth if r.kind == kind), default=0) for kind in KINDS}
+    found = {kind: max((r.rows * r.blocks for r in worth if r.kind == kind), default=0) for kind in KINDS}
     rungs = {kind: [n for n in _LADDER if rows >= _FEWEST * n] for kind, rows in found.items()}
     rungs["batch"] = [n for n in _BLOCKS if goal.scope == ACTIVATIONS and found["batch"] >= n]
     masks = sum(region.bytes for region in step.regions if region.kind == "masks")

@@ -10,6 +10,7 @@ import onnx_ir as ir
 from ckplan.autodiff.attention import heads, queries
 from ckplan.autodiff.attention.pattern import attention_of
 from ckplan.autodiff.attention.replacement import replace
+from ckplan.autodiff.attention.shown_keys import BLOCKS
 from ckplan.autodiff.builder import Builder
 from ckplan.autodiff.reading import dtype_of, shape_of, size_of
 from ckplan.autodiff.regions import Region, largest_divisor
@@ -21,7 +22,8 @@ def chunk_attentions(
 ) -> tuple[dict[ir.Value, ir.Value], list[Region], list[str]]:
     """Put a Scan over pieces of an attention in the place of each.
 
-    The pieces are heads, of all members of the batch, where there are that many; else they are of queries.
+    The pieces are heads, of all members of the batch, where there are that many; else they are of queries. Where
+    queries are in blocks already, pieces are spread over these, at least two for each.
 
     An attention is left as it is where anybody else reads what is between its products, where its mask is trained, and
     where a Dropout stands in it, which draws one mask for all rows.
@@ -43,12 +45,14 @@ def chunk_attentions(
             continue
         score = attention.softmax.outputs[0]
         rows, size = shape_of(score)[-2], size_of(score) * dtype_of(score).itemsize
-        by_heads, by_queries = heads.most_pieces(attention, pieces, wanted), largest_divisor(rows, pieces)
+        blocks = node.meta.get(BLOCKS, 1)
+        most = max(min(2, pieces), -(-pieces // blocks))
+        by_heads, by_queries = heads.most_pieces(attention, most, wanted), largest_divisor(rows, most)
         if by_heads >= by_queries > 1:
             along, number, count, cut = "heads", math.prod(shape_of(score)[:-2]), by_heads, heads.emit
         else:
             along, number, count, cut = "queries", rows, by_queries, queries.emit
-        found.append(Region("attention", str(score.name), along, number, size, attention.name, count))
+        found.append(Region("attention", str(score.name), along, number, size, attention.name, count, blocks=blocks))
         if count > 1:
             with op.scope(attention.name, "forward", before=attention.result):
                 new = cut(op, attention, count)

@@ -30,6 +30,9 @@ from ckplan.autodiff.reading import shape_of
 from ckplan.autodiff.slices import stretch
 from ckplan.operators.matching import is_op
 
+BLOCKS = "ckplan/blocks"
+"""Key in the ``meta`` of the last product of a block: how many blocks there are."""
+
 _LEAST_LEFT_OUT = 16
 """Queries whose scores each of twice as many blocks has to leave out more, to be worth its nodes: behind a causal mask
 128 queries go in two blocks, 512 in four, 2048 in eight."""
@@ -126,6 +129,7 @@ def _emit(op: Builder, attention: Attention, blocks: Sequence[Block], fixed: Fix
         for copy in copies.values():
             op.insert(copy)
             op.infer(copy)
+        copies[attention.result].meta[BLOCKS] = len(blocks)
         results.append(copies[attention.result].outputs[0])
     whole: ir.Value = op.Concat(*results, axis=len(shape_of(results[0])) - 2)
     return whole
