@@ -33,9 +33,11 @@ from ckplan.operators.matching import is_op
 BLOCKS = "ckplan/blocks"
 """Key in the ``meta`` of the last product of a block: how many blocks there are."""
 
+_LEAST_QUERIES = 128
+"""Of a block: fewer leave out too little for the nodes that they take."""
 _LEAST_LEFT_OUT = 16
 """Queries whose scores each of twice as many blocks has to leave out more, to be worth its nodes: behind a causal mask
-128 queries go in two blocks, 512 in four, 2048 in eight."""
+256 queries go in two blocks, 512 in four, 2048 in eight."""
 
 
 @dataclass(frozen=True)
@@ -95,7 +97,7 @@ def blocks_of(hidden: np.ndarray) -> list[Block]:
     """
     queries, keys = hidden.shape
     blocks = _equal_blocks(hidden, 1)
-    while 2 * len(blocks) <= queries:
+    while 2 * len(blocks) * _LEAST_QUERIES <= queries:
         more = _equal_blocks(hidden, 2 * len(blocks))
         left_out = sum(block.scores for block in blocks) - sum(block.scores for block in more)
         if left_out < _LEAST_LEFT_OUT * keys * len(more):
