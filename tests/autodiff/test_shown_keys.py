@@ -24,6 +24,10 @@ FORMS = {
     "in front": ("m = Add(mask, s) p = Softmax<axis=3>(m)", {"mask": LARGE[None, None]}),
     "a window": ("m = Add(s, mask) p = Softmax<axis=-1>(m)", {"mask": np.where(WINDOW, 0.0, LOW)}),
     "of each head": ("m = Add(s, mask) p = Softmax<axis=-1>(m)", {"mask": np.stack([LARGE, np.where(WINDOW, 0, LOW)])}),
+    "of keys as well": (
+        "n = Add(s, last) m = Add(n, mask) p = Softmax<axis=-1>(m)",
+        {"mask": LARGE, "last": np.where(np.arange(TOKENS) == TOKENS - 1, LOW, 0)},
+    ),
     "chosen": ("m = Where(causal, s, low) p = Softmax<axis=-1>(m)", {"causal": CAUSAL, "low": LOW}),
     "not chosen": ("m = Where(future, low, s) p = Softmax<axis=-1>(m)", {"future": ~CAUSAL, "low": LOWEST}),
     "computed": (
@@ -58,6 +62,10 @@ WHOLE = {
     "hidden in one head only": (
         "m = Add(s, mask) p = Softmax<axis=-1>(m)",
         {"mask": np.stack([LARGE, np.zeros_like(LARGE)])},
+    ),
+    "what is subtracted may hide": (
+        "n = Sub(s, more) m = Add(n, mask) p = Softmax<axis=-1>(m)",
+        {"mask": LARGE, "more": -LARGE[:, ::-1]},
     ),
     "hidden before a function": ("m = Add(s, mask) t = Tanh(m) p = Softmax<axis=-1>(t)", {"mask": LARGE}),
     "zeros do not stay": (

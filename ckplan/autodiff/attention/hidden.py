@@ -8,6 +8,7 @@ each query is shown a key, or the results of others count for nothing, the hidde
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import reduce
 
 import numpy as np
 import onnx_ir as ir
@@ -21,6 +22,8 @@ _HIDES = -9e3
 """What is added to hidden scores, at most: files have -10,000 and less. Scores that differ by so much are none that
 anybody trains with."""
 _NOTHING = np.zeros((1, 1), dtype=bool)
+_UNDERSTOOD = frozenset({"Add", "Cast", "Div", "Max", "Mul", "Neg", "Sigmoid", "Softplus", "Sqrt", "Tanh", "Where"})
+"""Operators between scores and a softmax of which it is known what they leave hidden, or shown."""
 
 
 @dataclass(frozen=True)
@@ -77,32 +80,26 @@ def _hidden(value: ir.Value, attention: Attention, fixed: Fixed) -> _Hidden | No
     node = value.producer()
     if node is attention.scores:
         return _Hidden(_NOTHING)
-    if node is None or (node not in attention.nodes and not is_op(node, ("Add", "Cast", "Max", "Where"))):
+    if node is None or node.domain or node.op_type not in _UNDERSTOOD:
         return None
+    operands = [operand for operand in node.inputs if operand is not None]
     if node.op_type == "Where":
         return _hidden_by_choice(node, attention, fixed)
-    inside = [v for v in node.inputs if v is not None and (v.producer() in attention.nodes or _masks(node))]
-    parts = [part for operand in inside if (part := _hidden(operand, attention, fixed)) is not None]
-    if len(parts) < len(inside):
+    if node.op_type in ("Div", "Mul"):  # by whatever: of scores that are shown
+        operands = operands[:1] if operands[0].producer() in attention.nodes else operands[1:]
+    parts = [part for operand in operands if (part := _hidden(operand, attention, fixed)) is not None]
+    if len(parts) < len(operands):
         return None
-    sometimes = any(part.sometimes for part in parts)
+    always, sometimes = [part.always for part in parts], any(part.sometimes for part in parts)
     match node.op_type:
         case "Add":
-            return _Hidden(np.logical_or(*(part.always for part in parts)), sometimes)
+            return _Hidden(np.logical_or(*always), sometimes)
         case "Max":
-            always = parts[0].always
-            for part in parts[1:]:
-                always = always & part.always
-            return _Hidden(always, sometimes)
+            return _Hidden(reduce(np.logical_and, always), sometimes)
         case "Cast":
             return parts[0]
-        case _:  # what any other function makes is shown, if all is that it is made of
-            return None if sometimes or any(part.always.any() for part in parts) else _Hidden(_NOTHING)
-
-
-def _masks(node: ir.Node) -> bool:
-    """Whether a node hides what any of its operands hides, or lets it be."""
-    return node.op_type in ("Add", "Cast", "Max")
+        case _:
+            return None if sometimes or always[0].any() else parts[0]
 
 
 def _hidden_by_choice(node: ir.Node, attention: Attention, fixed: Fixed) -> _Hidden | None:

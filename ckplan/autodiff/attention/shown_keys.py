@@ -76,12 +76,16 @@ def leave_out_hidden_keys(
     made: dict[ir.Value, ir.Value] = {}
     fixed = fixed_arrays(op, held)
     parts: _Parts = defaultdict(dict)
+    known: dict[tuple[object, ...], list[Block]] = {}  # layers have their mask in common
     for node in [n for n in op.graph if is_op(n, "MatMul")]:
         attention = attention_of(node, wanted)
         if isinstance(attention, str):
             continue
-        hidden = hidden_scores(attention, fixed, may_show_nothing=node in zeroed)
-        blocks = [] if hidden is None else blocks_of(hidden)
+        like = (tuple(inner.op_type for inner in attention.nodes), attention.outside, node in zeroed)
+        if like not in known:
+            hidden = hidden_scores(attention, fixed, may_show_nothing=node in zeroed)
+            known[like] = [] if hidden is None else blocks_of(hidden)
+        blocks = known[like]
         if len(blocks) > 1:
             with op.scope(attention.name, "forward", before=attention.result):
                 new = _emit(op, attention, blocks, fixed, parts)
@@ -153,7 +157,7 @@ def _parts_of(
 
     def cuts(shape: tuple[int, ...]) -> list[tuple[int, int, int]]:
         bounds = zip((-2, -1), sizes, (block.queries, block.keys), strict=True)
-        return [(axis, *ends) for axis, size, ends in bounds if shape[axis:][:1] == (size,) != (1,)]
+        return [(axis, *ends) for axis, size, ends in bounds if len(shape) >= -axis and shape[axis] == size > 1]
 
     def cut(value: ir.Value) -> ir.Value:
         known, shape = fixed(value), shape_of(value)
