@@ -22,10 +22,9 @@ import numpy.typing as npt
 import onnx
 import onnx_ir as ir
 
-from ckplan.keys import PHASE
 from ckplan.model.nested_graphs import graphs_in
 from ckplan.model.node_reads import reads
-from ckplan.model.traits import is_heavy
+from ckplan.model.traits import is_backward, is_heavy
 from ckplan.operators.table import STANDARD
 
 Level = Literal["layer", "group"]
@@ -81,7 +80,7 @@ def patterns(model: ir.Model) -> tuple[Pattern, ...]:
         without remainder, some of which occur once. Both by the nodes that they cover, most first. The layers of a
         network do not overlap each other.
     """
-    nodes = [node for node in model.graph if node.metadata_props.get(PHASE) != "backward"]
+    nodes = [node for node in model.graph if not is_backward(node)]
     if not nodes:
         return ()
     units = _units(nodes)

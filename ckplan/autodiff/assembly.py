@@ -16,6 +16,7 @@ from ckplan.autodiff.presence import there
 from ckplan.autodiff.reading import shape_of
 from ckplan.autodiff.regions import told
 from ckplan.keys import PHASE
+from ckplan.model.traits import is_backward
 
 if TYPE_CHECKING:
     from ckplan.autodiff.training_graph import TrainingGraph
@@ -55,7 +56,7 @@ def name_gradients(op: Builder, gradients: dict[str, ir.Value]) -> None:
     for name, gradient in gradients.items():
         node = gradient.producer()
         # Two parameters may have one gradient, and a gradient may be a constant or a value of the forward pass.
-        if node is None or node.metadata_props.get(PHASE) != "backward" or gradient in taken:
+        if node is None or not is_backward(node) or gradient in taken:
             with op.scope(f"{name}/grad"):
                 gradient = op.Identity(gradient)
         taken.add(gradient)

@@ -20,6 +20,7 @@ from ckplan.autodiff.transposes import read_past
 from ckplan.keys import PHASE
 from ckplan.model.infer import static_shape
 from ckplan.model.node_reads import input_of
+from ckplan.model.traits import is_backward
 from ckplan.operators.matching import is_op
 
 #: Taps along each axis from which on products of rows are faster.
@@ -56,7 +57,7 @@ def _size(value: ir.Value) -> int:
 
 def _waits(value: ir.Value) -> bool:
     """Say whether the backward pass reads a value."""
-    return any(reader.metadata_props.get(PHASE) == "backward" for reader in value.consumers())
+    return any(map(is_backward, value.consumers()))
 
 
 def _window(conv: ir.Node) -> Window:

@@ -7,7 +7,7 @@ import onnx_ir as ir
 from ckplan.autodiff.broadcasting import BROADCASTING
 from ckplan.autodiff.builder import Builder
 from ckplan.autodiff.reading import shape_of
-from ckplan.keys import PHASE
+from ckplan.model.traits import is_backward
 from ckplan.operators.matching import is_op
 
 
@@ -21,7 +21,7 @@ def read_past_expands(op: Builder) -> None:
         op: builder of the finished graph.
     """
     for node in list(op.graph):
-        if is_op(node, "Expand") and node.metadata_props.get(PHASE) == "backward":
+        if is_op(node, "Expand") and is_backward(node):
             source, made = node.inputs[0], node.outputs[0]
             assert source is not None
             for reader, index in made.uses():

@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from ckplan.autodiff.builder import Builder
 from ckplan.autodiff.reading import required_input
-from ckplan.keys import PHASE
+from ckplan.model.traits import is_backward
 from ckplan.operators.matching import is_op
 
 
@@ -21,7 +21,7 @@ def join_reshapes(op: Builder) -> None:
         op: builder of the finished graph, in which gradients have been asked for already.
     """
     for node in op.graph:
-        if not _is_reshape(node) or node.metadata_props.get(PHASE) != "backward":
+        if not _is_reshape(node) or not is_backward(node):
             continue
         target = op.constant_of(required_input(node, 1))
         if target is None or (target == 0).any():  # a zero may stand for a dimension of what is read

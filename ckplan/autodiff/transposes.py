@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import onnx_ir as ir
 
 from ckplan.autodiff.reading import attr_ints, shape_of
-from ckplan.keys import PHASE
+from ckplan.model.traits import is_backward
 from ckplan.operators.matching import is_op
 
 
@@ -17,7 +17,7 @@ def before_transpose(value: ir.Value) -> tuple[ir.Value, tuple[int, ...]]:
     A value of the forward pass is itself: what it was made of need not be there in the backward pass.
     """
     maker = value.producer()
-    if maker is None or maker.metadata_props.get(PHASE) != "backward":
+    if maker is None or not is_backward(maker):
         return value, tuple(range(len(shape_of(value))))
     return _read_by(maker) or (value, tuple(range(len(shape_of(value)))))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from ckplan.keys import ONCE
+from ckplan.keys import ONCE, PHASE
 from ckplan.model.nested_graphs import all_nodes, graphs_in
 from ckplan.operators.table import operator_of
 
@@ -49,3 +49,8 @@ def why_only_once(node: ir.Node) -> str:
         return f"{node.op_type} draws random numbers, and a second run would draw others"
     inner = sorted({member.op_type for graph in graphs_in(node) for member in all_nodes(graph) if is_random(member)})
     return f"{', '.join(inner)} in its body draws random numbers, and a second run would draw others"
+
+
+def is_backward(node: ir.Node) -> bool:
+    """Whether a node of a training graph belongs to the backward pass."""
+    return node.metadata_props.get(PHASE) == "backward"

@@ -9,11 +9,11 @@ from functools import partial
 import onnx_ir as ir
 
 from ckplan.errors import ModelError
-from ckplan.keys import CHECKPOINTS, PHASE
+from ckplan.keys import CHECKPOINTS
 from ckplan.model.costs import node_cost, seconds
 from ckplan.model.metadata import listed_names
 from ckplan.model.node_reads import reads
-from ckplan.model.traits import is_heavy, why_only_once
+from ckplan.model.traits import is_backward, is_heavy, why_only_once
 from ckplan.planner.problem import Kind, Op, Problem, Tensor
 from ckplan.runtime.cpu import CPU
 from ckplan.runtime.inner import Inner, inner_workspace
@@ -112,7 +112,7 @@ def problem_of_nodes(
             pieces=pieces,
             late=tuple(ids[node.outputs[place]] for place in inner.late if node.outputs[place].name),
             early=inner.early,
-            backward=node.metadata_props.get(PHASE) == "backward",
+            backward=is_backward(node),
             recomputable=recomputable,
             heavy=heavy,
             views={made[0]: ids[source]} if source is not None and made else {},

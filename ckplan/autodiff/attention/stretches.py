@@ -20,9 +20,9 @@ from ckplan.autodiff.builder import Builder
 from ckplan.autodiff.control_flow.bodies import copy_nodes
 from ckplan.autodiff.reading import attr_int, attr_ints, required_input, shape_of, size_of
 from ckplan.autodiff.slices import slice_axes, stretch
-from ckplan.keys import PHASE
 from ckplan.model.nested_graphs import all_nodes, graphs_in
 from ckplan.model.node_reads import fixed_tensor
+from ckplan.model.traits import is_backward
 from ckplan.operators.matching import is_op
 
 _BOUNDS = "ckplan/bounds"
@@ -143,10 +143,10 @@ def cut_again(op: Builder) -> None:
 
     def read_backward(node: ir.Node) -> list[tuple[ir.Node, int]]:
         """Who reads what a node makes in the backward pass, and as which input."""
-        return [(use.node, use.idx) for use in node.outputs[0].uses() if _is_backward(places[use.node][1])]
+        return [(use.node, use.idx) for use in node.outputs[0].uses() if is_backward(places[use.node][1])]
 
     for node in known:
-        views = [view for view in _views_behind(node) if not _is_backward(view)]
+        views = [view for view in _views_behind(node) if not is_backward(view)]
         read = {view: read_backward(view) for view in views}
         readers = [reader for view in views for reader, _ in read[view]]
         if not readers:
@@ -176,7 +176,3 @@ def _views_behind(node: ir.Node) -> list[ir.Node]:
             if is_op(use.node, _VIEWS) and not use.idx and use.node.graph is node.graph and use.node not in found:
                 found.append(use.node)
     return found
-
-
-def _is_backward(node: ir.Node) -> bool:
-    return node.metadata_props.get(PHASE) == "backward"

@@ -31,8 +31,8 @@ from ckplan.autodiff.engine import backpropagate, reachable
 from ckplan.autodiff.paths import differentiable_inputs, discard, entry_of
 from ckplan.autodiff.registry import NoGradientError
 from ckplan.errors import UnsupportedOperatorsError
-from ckplan.keys import PHASE
 from ckplan.model.node_reads import captured
+from ckplan.model.traits import is_backward
 from ckplan.operators.matching import is_op
 
 
@@ -152,7 +152,7 @@ def add_in_products(graph: ir.Graph, nodes: Sequence[ir.Node], kept: Iterable[ir
         if (
             producer is None
             or producer.op_type != "Gemm"
-            or producer.metadata_props.get(PHASE) != "backward"
+            or not is_backward(producer)
             or len(producer.inputs) > 2
             or len(product.uses()) > 1
             or product in results

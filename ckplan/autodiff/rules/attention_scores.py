@@ -16,7 +16,7 @@ from ckplan.autodiff.builder import Builder
 from ckplan.autodiff.reading import attr_ints, required_input, shape_of
 from ckplan.autodiff.rules.windows import pad_axes
 from ckplan.autodiff.transposes import before_transpose
-from ckplan.keys import PHASE
+from ckplan.model.traits import is_backward
 from ckplan.operators.matching import is_op, made_by
 
 _LONG = 3
@@ -53,7 +53,7 @@ def scores_gradient(op: Builder, chances: ir.Value, gradient: ir.Value) -> ir.Va
 
 def _reader(chances: ir.Value) -> ir.Node | None:
     """The product with values that is all that the forward pass reads chances for."""
-    readers = [node for node in chances.consumers() if not _is_backward(node)]
+    readers = [node for node in chances.consumers() if not is_backward(node)]
     alone = len(readers) == 1 and is_op(readers[0], "MatMul") and readers[0].inputs[1] is not chances
     return readers[0] if alone and not chances.is_graph_output() else None
 
@@ -68,7 +68,7 @@ def _row_sums(op: Builder, result: ir.Value, upstream: ir.Value) -> Iterator[ir.
         yield op.reduce_sum(op.Mul(upstream, result), [rank - 1])
     source, perm = before_transpose(upstream)
     for node in result.consumers():
-        order = attr_ints(node, "perm") if is_op(node, "Transpose") and not _is_backward(node) else None
+        order = attr_ints(node, "perm") if is_op(node, "Transpose") and not is_backward(node) else None
         if order and _is_kept(node.outputs[0]) and [order[axis] for axis in perm] == list(range(rank)):
             yield op.transpose(op.reduce_sum(op.Mul(source, node.outputs[0]), [order.index(rank - 1)]), perm)
 
@@ -76,8 +76,4 @@ def _row_sums(op: Builder, result: ir.Value, upstream: ir.Value) -> Iterator[ir.
 def _is_kept(value: ir.Value) -> bool:
     """Whether what has been emitted of the backward pass reads a value, or a view of it."""
     readers = value.consumers()
-    return any(_is_backward(node) or (is_op(node, "Reshape") and _is_kept(node.outputs[0])) for node in readers)
-
-
-def _is_backward(node: ir.Node) -> bool:
-    return node.metadata_props.get(PHASE) == "backward"
+    return any(is_backward(node) or (is_op(node, "Reshape") and _is_kept(node.outputs[0])) for node in readers)
