@@ -45,6 +45,10 @@ FORMS = {
         "m = Where(causal, s, low) r = Softmax<axis=-1>(m) n = IsNaN(r) p = Where(n, zero, r)",
         {"causal": CAUSAL, "low": np.asarray(-np.inf), "zero": np.asarray(0.0)},
     ),
+    "nothing for half of the queries": (
+        "z = Where(causal, zero, low) m = Add(s, z) r = Softmax<axis=-1>(m) n = IsNaN(r) p = Where(n, zero, r)",
+        {"causal": np.tri(TOKENS, k=-3, dtype=bool), "low": np.asarray(-np.inf), "zero": np.asarray(0.0)},
+    ),
     "capped": (
         "d = Div(s, cap) t = Tanh(d) u = Mul(t, cap) a0 = Add(u, mask) m = Max(a0, lowest) p = Softmax<axis=-1>(m)",
         {"cap": np.asarray(2.0), "mask": LARGE, "lowest": LOWEST},

@@ -97,7 +97,7 @@ def blocks_of(hidden: np.ndarray) -> list[Block]:
     """The blocks that queries go in: twice as many as long as that leaves out enough.
 
     Args:
-        hidden: which scores are hidden, [queries, keys]; no query is shown nothing.
+        hidden: which scores are hidden, [queries, keys].
     """
     queries, keys = hidden.shape
     blocks = _equal_blocks(hidden, 1)
@@ -115,7 +115,10 @@ def _equal_blocks(hidden: np.ndarray, count: int) -> list[Block]:
     blocks = []
     for start, end in pairwise(bounds):
         shown = np.flatnonzero(~hidden[start:end].all(axis=0))
-        blocks.append(Block((start, end), (int(shown[0]), int(shown[-1]) + 1)))
+        keys = (
+            (int(shown[0]), int(shown[-1]) + 1) if shown.size else (0, 1)
+        )  # queries whose results are multiplied by 0
+        blocks.append(Block((start, end), keys))
     return blocks
 
 
