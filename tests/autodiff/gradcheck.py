@@ -298,6 +298,14 @@ def to_overridable(model: onnx.ModelProto) -> onnx.ModelProto:
     return copy
 
 
+def check_same_results(found: TrainingGraph, expected: TrainingGraph, feeds: dict[str, Array] | None = None) -> None:
+    """Hold what onnxruntime computes of one training graph, in float64, against what it computes of another."""
+    results, references = (onnxruntime_run(training.model, feeds) for training in (found, expected))
+    assert references.keys() == results.keys()
+    for name, array in references.items():
+        np.testing.assert_allclose(results[name], array, rtol=1e-11, atol=1e-12, err_msg=name)
+
+
 def check_training_graph(training: TrainingGraph, feeds: dict[str, Array] | None = None, rtol: float = 1e-7) -> float:
     """Compare the gradients of a training graph with the slopes of its own loss; return the loss."""
     proto = ir.to_proto(training.model)

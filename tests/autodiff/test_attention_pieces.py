@@ -14,7 +14,7 @@ from ckplan.errors import UsageError
 from ckplan.pipeline import write_plan
 from ckplan.planner.order import best_order
 from ckplan.planner.plan import make_plan
-from tests.autodiff.gradcheck import check_training_graph, onnxruntime_run, parse, values
+from tests.autodiff.gradcheck import check_same_results, check_training_graph, onnxruntime_run, parse, values
 
 HEADS, QUERIES, KEYS, DEPTH = 2, 6, 5, 3
 LOW = np.asarray(-1e4)
@@ -94,10 +94,7 @@ def test_gradients_agree_with_finite_differences(form: str, shapes: str) -> None
 def same_as_whole(cut: ckplan.autodiff.TrainingGraph, whole: ckplan.autodiff.TrainingGraph) -> None:
     """Hold the gradients without chunks against finite differences, and those with chunks against these."""
     check_training_graph(whole)
-    expected, found = onnxruntime_run(whole.model), onnxruntime_run(cut.model)
-    assert expected.keys() == found.keys()
-    for name, array in expected.items():
-        np.testing.assert_allclose(found[name], array, rtol=1e-11, atol=1e-12, err_msg=name)
+    check_same_results(cut, whole)
 
 
 @pytest.mark.parametrize("shapes", SHAPES)
@@ -244,8 +241,6 @@ def test_masks_are_computed_in_the_pieces(pieces: int) -> None:
     feeds = {"seen": seen[:, None, None]}
     cut, whole = (graph_of(model.clone(), chunks) for chunks in (f"attention={pieces}", "off"))
     check_training_graph(whole, feeds)
-    expected, found = onnxruntime_run(whole.model, feeds), onnxruntime_run(cut.model, feeds)
-    for name, array in expected.items():
-        np.testing.assert_allclose(found[name], array, rtol=1e-11, atol=1e-12, err_msg=name)
+    check_same_results(cut, whole, feeds)
     shapes_made = [tuple(value.shape or ()) for node in cut.model.graph for value in node.outputs]
     assert not [shape for shape in shapes_made if shape[-2:] == (QUERIES, KEYS)]

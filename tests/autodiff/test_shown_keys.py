@@ -11,7 +11,7 @@ from ckplan.autodiff import TrainingGraph, build_training_graph
 from ckplan.autodiff.attention import shown_keys
 from ckplan.autodiff.attention.shown_keys import Block, blocks_of
 from ckplan.keys import PHASE
-from tests.autodiff.gradcheck import check_training_graph, onnxruntime_run, parse, values
+from tests.autodiff.gradcheck import check_same_results, check_training_graph, onnxruntime_run, parse, values
 
 TOKENS, DEPTH = 6, 3
 CAUSAL = np.tril(np.ones((TOKENS, TOKENS), dtype=bool))
@@ -115,10 +115,7 @@ def test_gradients_and_values_are_those_of_the_whole(form: str, monkeypatch: pyt
     assert len(scores_of(blocks)) > 1
     assert sum(queries * keys for queries, keys in scores_of(blocks)) < 0.8 * TOKENS**2
     check_training_graph(blocks)
-    expected, found = onnxruntime_run(whole.model), onnxruntime_run(blocks.model)
-    assert expected.keys() == found.keys()
-    for name, array in expected.items():
-        np.testing.assert_allclose(found[name], array, rtol=1e-11, atol=1e-12, err_msg=name)
+    check_same_results(blocks, whole)
 
 
 @pytest.mark.parametrize("form", WHOLE)
@@ -144,9 +141,7 @@ def test_a_mask_of_which_the_file_fixes_a_part(low: float, monkeypatch: pytest.M
     seen[0, 0, 0, :2], seen[1, 0, 0, 4:] = False, False  # padding before one, behind the other
     if low == -np.inf:
         check_training_graph(blocks, {"seen": seen})
-    expected, found = (onnxruntime_run(made.model, {"seen": seen}) for made in (whole, blocks))
-    for name, array in expected.items():
-        np.testing.assert_allclose(found[name], array, rtol=1e-11, atol=1e-12, err_msg=name)
+    check_same_results(blocks, whole, {"seen": seen})
 
 
 def test_a_mask_that_is_fed_hides_nothing_for_certain() -> None:

@@ -63,7 +63,7 @@ _Parts = dict[Block, dict[ir.Value, ir.Value]]
 
 
 def leave_out_hidden_keys(
-    op: Builder, wanted: Container[ir.Value], held: Container[ir.Value], zeroed: Container[ir.Node] = ()
+    op: Builder, wanted: Container[ir.Value], held: Container[ir.Value], zeroed: Container[ir.Node]
 ) -> dict[ir.Value, ir.Value]:
     """Put attentions of blocks of queries in the place of those that hide enough; return what took whose place.
 
@@ -79,7 +79,7 @@ def leave_out_hidden_keys(
     known: dict[tuple[object, ...], list[Block]] = {}  # layers have their mask in common
     for node in [n for n in op.graph if is_op(n, "MatMul")]:
         attention = attention_of(node, wanted)
-        if isinstance(attention, str):
+        if isinstance(attention, str) or shape_of(attention.softmax.outputs[0])[-2] < 2 * _LEAST_QUERIES:
             continue
         like = (tuple(inner.op_type for inner in attention.nodes), attention.outside, node in zeroed)
         if like not in known:
