@@ -22,6 +22,7 @@ from ckplan.answers.explanation import Explanation
 from ckplan.answers.fit import Fit
 from ckplan.answers.pareto import Pareto
 from ckplan.answers.pareto import pareto as find_frontier
+from ckplan.arguments import check_number, check_text, path_of
 from ckplan.autodiff import TrainingGraph
 from ckplan.autodiff import build_training_graph as differentiate
 from ckplan.bundle.making import check_folder, make_graphs, write_artifacts
@@ -33,8 +34,8 @@ from ckplan.meter import verify as verify_files
 from ckplan.meter.device import check_device
 from ckplan.model import save
 from ckplan.model.weights import scratch_folder
-from ckplan.numbers import check_number
 from ckplan.pipeline import Goal, Planned, Step, StepOptions, choosing, open_step, step_of
+from ckplan.pipeline.options import TRAINING, checked
 from ckplan.pipeline.step import Source, forward_of, model_of, name_of
 from ckplan.planner import Plan
 from ckplan.planner.strategies import Strategy, parse_strategy
@@ -170,7 +171,7 @@ def artifacts(
         ModelError, UsageError: the model or an option does not fit.
         EnvironmentUnavailableError: the folder cannot be written.
     """
-    check_folder(Path(folder).absolute(), force)
+    check_folder(path_of("the folder", folder).absolute(), force)
     goal = Goal.of(budget, overhead, seconds, of)
     is_planned = strategy is not None or goal != Goal()
     graphs = make_graphs(model, StepOptions.of(**options), _strategy(strategy or "auto") if is_planned else None, goal)
@@ -197,7 +198,9 @@ def pareto(model: Model, *, strategies: Strategies = None, seconds: float | None
 def _parsed(strategies: Strategies) -> list[Strategy] | None:
     if strategies is None:
         return None
-    return [_strategy(asked) for asked in ([strategies] if isinstance(strategies, str | Strategy) else strategies)]
+    if isinstance(strategies, str) or not isinstance(strategies, Sequence):
+        return [_strategy(strategies)]
+    return [_strategy(asked) for asked in strategies]
 
 
 def _strategy(asked: str | Strategy) -> Strategy:
@@ -242,6 +245,7 @@ def explain(model: Model, tensor: str, **asked: Any) -> Explanation:
     Raises:
         UsageError: there is no such tensor.
     """
+    check_text("the tensor", tensor)
     planned = rewrite(model, **asked)
     return explanation.explain(planned.step, planned.plan, tensor)
 
@@ -255,7 +259,9 @@ def build_training_graph(model: Source, **objective: Any) -> TrainingGraph:
     """
     if not isinstance(model, ir.Model):
         model = forward_of(model, StepOptions()).model
-    return differentiate(model, **objective)
+    # The names of parameters are a file's in the options, and names here.
+    known = {name: checked(name, given) for name, given in objective.items() if name in TRAINING and name != "params"}
+    return differentiate(model, **{**objective, **known})
 
 
 def measure(model: Runnable, **how: Any) -> Measurement:

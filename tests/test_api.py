@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -112,6 +113,9 @@ def test_an_option_that_there_is_not_is_named(path: Path, options: dict[str, obj
         ("m.onnx", {"dims": 3}, "`dims` cannot be 3; give a table"),
         ("m.onnx", {"device": "tpu"}, "`tpu` is not a device"),
         ("m.onnx", {"training": "no"}, "`training` cannot be 'no'; give true or false"),
+        ("m.onnx", {"params": 5}, "`params` cannot be 5; give a path"),
+        ("m.onnx", {"loss_scale": []}, "`loss_scale` cannot be []; give a number, or 'input'"),
+        ("m.onnx", {"unused": np.zeros((9, 9))}, "`unused` cannot be array([[0., 0., 0.,"),
         ("m.onnx", {"loss": 3}, "`loss` cannot be 3; give a string or a list of strings"),
         ("m.onnx", {"optimizer": "sgd", "clip_norm": "1"}, "`clip_norm` cannot be '1'; give a number"),
     ],
@@ -120,6 +124,43 @@ def test_what_makes_no_sense_is_refused(model: object, options: dict[str, object
     with pytest.raises(UsageError) as caught:
         ckplan.rewrite(model, **options)
     assert said in str(caught.value)
+
+
+ASKED_WRONGLY: dict[str, Callable[[Path], object]] = {
+    "the file to write is 5; give a path": lambda path: ckplan.rewrite(path, strategy="none", output=5),
+    "the tensor is 5; give a string": lambda path: ckplan.explain(path, 5),
+    "5 is no strategy": lambda path: ckplan.analyze(path, strategies=5),
+    "the folder is 5; give a path": lambda path: ckplan.artifacts(path, 5),
+    "the model is 5; give a path": lambda path: ckplan.load(5),
+    "the checkpoint is 5; give a path": lambda path: ckplan.read_checkpoint(5),
+    "the head is 5; give a path": lambda path: ckplan.compare_files(path, 5),
+    "limit `budget` is '40%'; give a number": lambda path: ckplan.Limits(budget="40%"),
+    "the library of custom operators is 5": lambda path: ckplan.use_custom_ops(5),
+    "the table of weights is 5": lambda path: ckplan.export_weights(path, 5, "out.onnx"),
+    "the file of inputs is 5; give a path": lambda path: ckplan.measure(path, inputs=5),
+    "`dims` is 5; give a table": lambda path: ckplan.measure(path, dims=5),
+    "`shapes` is 5; give a table": lambda path: ckplan.load(path, shapes=5),
+    "a value of type Step is no onnx_ir.Model": lambda path: ckplan.save(ckplan.open_model(path), "out.onnx"),
+    "`wrt` cannot be 5; give a string": lambda path: ckplan.build_training_graph(path, wrt=5),
+    "'adamw' is no optimizer; make": lambda path: ckplan.add_optimizer(ckplan.build_training_graph(path), "adamw"),
+}
+
+
+@pytest.mark.parametrize("said", ASKED_WRONGLY)
+def test_arguments_of_another_kind_are_named(path: Path, said: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        ASKED_WRONGLY[said](path)
+    assert str(caught.value).startswith(said)
+
+
+def test_paths_may_be_text(path: Path, tmp_path: Path) -> None:
+    assert ckplan.compare_files(str(path), str(path)).failure is None
+    np.savez(tmp_path / "inputs.npz", x=np.ones((4, 16), np.float32))
+    assert ckplan.measure(path, inputs=str(tmp_path / "inputs.npz"), runs=1, heap=False, inside=False).device == "cpu"
+
+
+def test_one_pattern_needs_no_list(path: Path) -> None:
+    assert list(ckplan.build_training_graph(path, wrt="layer0.*").gradients) == ["layer0.weight"]
 
 
 def test_less_memory_than_none_is_refused(path: Path) -> None:

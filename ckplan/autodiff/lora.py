@@ -20,10 +20,10 @@ import numpy as np
 import onnx_ir as ir
 
 from ckplan import keys
+from ckplan.arguments import check_number
 from ckplan.choices import parse_choice
 from ckplan.errors import ModelError, UsageError
 from ckplan.keys import STANDS_FOR
-from ckplan.numbers import check_number
 from ckplan.operators.matching import is_op
 
 _VIEWS = ("Transpose", "Identity", "Cast", "DequantizeLinear")

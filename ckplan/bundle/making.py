@@ -17,6 +17,7 @@ from typing import Any
 import onnx_ir as ir
 
 from ckplan import keys
+from ckplan.arguments import path_of
 from ckplan.autodiff import parse_optimizer
 from ckplan.autodiff.evaluation import evaluation_graph
 from ckplan.autodiff.lora import Lora, add_adapters
@@ -128,7 +129,7 @@ def write_artifacts(
         EnvironmentUnavailableError: it cannot be written.
         ModelError: a graph cannot be written.
     """
-    target = Path(folder).resolve()
+    target = path_of("the folder", folder).resolve()
     check_folder(target, force)
     try:
         with temporary_folder(target.parent) as workspace:

@@ -11,6 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from ckplan.arguments import path_of
 from ckplan.errors import ModelError
 
 NAME = "manifest.json"
@@ -82,7 +83,7 @@ def open_artifacts(folder: str | os.PathLike[str], model: str | os.PathLike[str]
     Raises:
         ModelError: a file is missing, damaged or of another bundle, or the model is another one.
     """
-    place = Path(folder)
+    place = path_of("the folder", folder)
     made = Artifacts(place, _read(place / NAME))
     for kind, file in made.manifest["files"].items():
         path = made.path(kind)
@@ -93,7 +94,7 @@ def open_artifacts(folder: str | os.PathLike[str], model: str | os.PathLike[str]
         if found != file["sha256"]:
             raise ModelError(f"{path} is not the file that {place / NAME} describes", _AGAIN)
     if model is not None:
-        _check_model(made, Path(model))
+        _check_model(made, path_of("the model", model))
     return made
 
 

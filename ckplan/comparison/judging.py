@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
+from ckplan.arguments import check_number
 from ckplan.comparison.snapshot import WORKSPACE, PeakBuffer, Snapshot
 from ckplan.errors import CheckFailedError, CkplanError, ModelError, UsageError
 from ckplan.units import format_bytes
@@ -44,6 +45,11 @@ class Limits:
     warn_budget: int | float | None = None
     measured: bool = False
     tolerance: float = 0.02
+
+    def __post_init__(self) -> None:
+        for name in ("max_regression", "warn_regression", "budget", "warn_budget", "tolerance"):
+            if (given := getattr(self, name)) is not None:
+                check_number(f"limit `{name}`", given)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from ckplan.arguments import path_of
 from ckplan.comparison.files import Sides, is_json, read_snapshots
 from ckplan.comparison.judging import Check, Comparison, Limits, judge
 from ckplan.comparison.settings import Settings, unknown
@@ -55,8 +57,8 @@ class How:
 
 
 def compare_files(
-    base: Path | None,
-    head: Path,
+    base: str | os.PathLike[str] | None,
+    head: str | os.PathLike[str],
     options: Mapping[str, Any] | None = None,
     limits: Limits | None = None,
     how: How | None = None,
@@ -76,27 +78,28 @@ def compare_files(
         ModelError: a file cannot be read, or is of another model or version than the other.
         UsageError: an option does not fit.
     """
+    older, newer = None if base is None else path_of("the base", base), path_of("the head", head)
     limits, how = limits or Limits(), how or How()
     options = _options(options or {}, limits)
-    if base is not None and is_json(base):
-        bases = _base_sides(base, how)
-        if is_json(head):
-            return _compare_sides(base, bases, head, read_snapshots(head), options, limits)
-        return _against_baseline(base, bases, Target(head.stem, head, options, limits), how)
-    if is_json(head):
-        if base is None:
-            raise UsageError(f"'{head}' is not a model, and there is nothing to compare it with", "name two files")
-        heads = read_snapshots(head)
-        name = _entry(head, heads, base.stem)
+    if older is not None and is_json(older):
+        bases = _base_sides(older, how)
+        if is_json(newer):
+            return _compare_sides(older, bases, newer, read_snapshots(newer), options, limits)
+        return _against_baseline(older, bases, Target(newer.stem, newer, options, limits), how)
+    if is_json(newer):
+        if older is None:
+            raise UsageError(f"'{newer}' is not a model, and there is nothing to compare it with", "name two files")
+        heads = read_snapshots(newer)
+        name = _entry(newer, heads, older.stem)
         settings = _settings(heads[name].settings, options)
-        older, notes = take(base, settings, device=how.device, progress=how.progress)
-        notes += _fit(str(base), older, str(head), heads[name])
-        return Comparison((judge(name, str(head), older, heads[name], limits),), notes, _RAISE_LIMIT)
-    settings, paths = Settings.of(**options), [path for path in (base, head) if path is not None]
+        before, notes = take(older, settings, device=how.device, progress=how.progress)
+        notes += _fit(str(older), before, str(newer), heads[name])
+        return Comparison((judge(name, str(newer), before, heads[name], limits),), notes, _RAISE_LIMIT)
+    settings, paths = Settings.of(**options), [path for path in (older, newer) if path is not None]
     sides = [take(path, settings, device=how.device, progress=how.progress) for path in paths]
     notes = tuple(dict.fromkeys(note for _, said in sides for note in said))
-    reference = sides[0][0] if base is not None else None
-    check = judge(head.stem, str(head), reference, sides[-1][0], _limits(limits, how))
+    reference = sides[0][0] if older is not None else None
+    check = judge(newer.stem, str(newer), reference, sides[-1][0], _limits(limits, how))
     return Comparison((check,), notes, _RAISE_LIMIT)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import zipfile
 import zlib
 from collections.abc import Mapping, Sequence
@@ -13,6 +14,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
+from ckplan.arguments import check_number, path_of
 from ckplan.errors import EnvironmentUnavailableError, ModelError, UsageError
 from ckplan.isolation.arrays import DAMAGED, Array, is_exotic
 from ckplan.keys import LOSS_SCALE
@@ -21,7 +23,6 @@ from ckplan.meter.ranges import upper_bound
 from ckplan.model.dims import bind
 from ckplan.model.fixing import Fixed, array_of, shapes_of
 from ckplan.model.infer import NodeInference
-from ckplan.numbers import check_number
 from ckplan.units import format_bytes
 
 _SMALL = 2048
@@ -51,7 +52,7 @@ class Inputs:
 def make_inputs(
     model: ir.Model,
     *,
-    file: Path | None = None,
+    file: str | os.PathLike[str] | None = None,
     seed: int = 0,
     dims: Mapping[str, int] | None = None,
     shapes: Mapping[str, Sequence[int]] | None = None,
@@ -79,10 +80,10 @@ def make_inputs(
     if file is not None:
         if fixed:
             raise UsageError("`--inputs` and `--set` both say what is fed", "leave out one of them")
-        return Inputs(_read(file, model))
+        return Inputs(_read(path_of("the file of inputs", file), model))
     fed = fed_inputs(model)
     shell = ir.Graph(fed_shells(fed), (), nodes=())
-    notes = bind(shell, dims or {}, {**shapes_of(shell, fixed), **(shapes or {})}).notes
+    notes = bind(shell, dims or {}, shapes_of(shell, fixed, shapes)).notes
     arrays, more = {}, []
     states = initial_states(model)
     if any(_unbounded(model, value) for value in fed):

@@ -9,6 +9,7 @@ from typing import Any
 
 import onnx_ir as ir
 
+from ckplan.arguments import check_number
 from ckplan.errors import CkplanError
 from ckplan.isolation.arrays import load_arrays, save_arrays
 from ckplan.isolation.folders import temporary_folder
@@ -33,7 +34,6 @@ from ckplan.meter.recomputed import recomputation
 from ckplan.meter.types import Counters, Measurement, Prediction, Recomputation, Resident
 from ckplan.model.fixing import Fixed
 from ckplan.model.half import half_precision_notes
-from ckplan.numbers import check_number
 from ckplan.units import format_bytes, format_seconds
 
 _VARIANTS: tuple[dict[str, Any], ...] = (

@@ -24,9 +24,9 @@ from dataclasses import dataclass, field
 
 import onnx_ir as ir
 
+from ckplan.arguments import check_number, check_table, shown
 from ckplan.errors import ModelError, UsageError
 from ckplan.model.expressions import evaluate
-from ckplan.numbers import check_number
 from ckplan.operators.matching import is_op
 
 DEFAULT_BATCH = 8
@@ -87,6 +87,7 @@ def bind(
         UsageError: a name is not in the model, a rank differs, or two sizes are asked of one dimension.
         ModelError: an input's rank is unknown and no shape was given.
     """
+    check_table("`dims`", dims)
     inputs = [value for value in graph.inputs if isinstance(value.type, ir.TensorType) or value.type is None]
     declared = _with_states({_name(value): _declared(value) for value in inputs}, shapes)
     _check_names(declared, dims, shapes)
@@ -178,7 +179,7 @@ def _check_names(
         if name not in declared:
             raise UsageError(f"the model has no input '{name}'", _nearest(name, declared, "its inputs are"))
         if not isinstance(given, Iterable):
-            raise UsageError(f"the shape of input '{name}' cannot be {given!r}", "give a list of sizes")
+            raise UsageError(f"the shape of input '{name}' cannot be {shown(given)}", "give a list of sizes")
         for size in given:
             check_number(f"a size in the shape {list(given)} of input '{name}'", size, whole=True)
     known = [axis for shape in declared.values() if shape for axis in shape if isinstance(axis, str)]

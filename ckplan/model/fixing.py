@@ -9,6 +9,7 @@ from typing import TypeAlias
 import numpy as np
 import onnx_ir as ir
 
+from ckplan.arguments import check_table
 from ckplan.errors import UsageError
 from ckplan.model.constants import mark_constant
 from ckplan.model.infer import static_shape
@@ -18,14 +19,19 @@ Number: TypeAlias = "int | float | bool"
 Fixed: TypeAlias = "Mapping[str, Number | Sequence[Number]]"
 
 
-def shapes_of(graph: ir.Graph, fixed: Fixed) -> dict[str, tuple[int, ...]]:
-    """The shapes that lists give to inputs of one dimension.
+def shapes_of(
+    graph: ir.Graph, fixed: Fixed | None, shapes: Mapping[str, Sequence[int]] | None
+) -> dict[str, Sequence[int]]:
+    """The shapes of inputs: those that are given, and those that lists of numbers give to inputs of one dimension.
 
     Raises:
-        UsageError: the graph has no such input.
+        UsageError: the graph has no such input, or one of the arguments is no table.
     """
+    fixed, shapes = fixed or {}, shapes or {}
+    check_table("what inputs are set to", fixed)
+    check_table("`shapes`", shapes)
     inputs = {value.name: value for value in graph.inputs}
-    found: dict[str, tuple[int, ...]] = {}
+    found: dict[str, Sequence[int]] = {}
     for name, numbers in fixed.items():
         if name not in inputs:
             listed = ", ".join(f"'{known}'" for known in inputs) or "none"
@@ -33,7 +39,7 @@ def shapes_of(graph: ir.Graph, fixed: Fixed) -> dict[str, tuple[int, ...]]:
         shape = inputs[name].shape
         if isinstance(numbers, Sequence) and (shape is None or len(shape) == 1):
             found[name] = (len(numbers),)
-    return found
+    return {**found, **shapes}
 
 
 def fix(graph: ir.Graph, fixed: Fixed) -> tuple[str, ...]:

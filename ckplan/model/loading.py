@@ -117,7 +117,7 @@ def normalise(
         UsageError: `dims`, `shapes` or `fixed` do not fit it.
         EnvironmentUnavailableError: shapes have to be learnt by a run and onnxruntime is not installed.
     """
-    sizes = dict(dims or {}), {**shapes_of(model.graph, fixed or {}), **(shapes or {})}
+    sizes = dims or {}, shapes_of(model.graph, fixed, shapes)
     open_sizes = _open_sizes(model, *sizes)
     attempts = list(tries(open_sizes.batches, open_sizes.pixels, open_sizes.lengths))
     if len(attempts) == 1:

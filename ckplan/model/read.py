@@ -9,6 +9,7 @@ from pathlib import Path
 import onnx
 import onnx_ir as ir
 
+from ckplan.arguments import path_of
 from ckplan.errors import ModelError
 from ckplan.model.external import settle
 from ckplan.model.maps import read_scores, with_scores
@@ -40,7 +41,7 @@ def read(path: str | os.PathLike[str]) -> ir.Model:
             its external data are not where they must be (see `ckplan.model.external`). The message names the file
             and the remedy.
     """
-    file = Path(path)
+    file = path_of("the model", path)
     model, unmade = _parse(file)
     _check_graph(model, file)
     if unmade is not None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import onnx_ir as ir
 
+from ckplan.arguments import path_of
 from ckplan.errors import EnvironmentUnavailableError, ModelError, UsageError
 from ckplan.isolation.claims import claim, is_named
 from ckplan.isolation.folders import is_temporary, temporary_folder
@@ -55,7 +56,12 @@ def save(
         EnvironmentUnavailableError: no permission, or no space left.
         ModelError: the model cannot be serialised.
     """
-    target = _file_to_write(Path(path), force)
+    if not isinstance(model, ir.Model):
+        raise UsageError(
+            f"a value of type {type(model).__name__} is no onnx_ir.Model",
+            "give the `model` of a step or plan; onnx.save writes an onnx.ModelProto",
+        )
+    target = _file_to_write(path_of("the file to write", path), force)
     stale = _own_data_files(target) if target.exists() else set()
     cleaning = contextlib.ExitStack()
     try:
@@ -115,7 +121,7 @@ def write_text(text: str, path: str | os.PathLike[str], *, force: bool = False) 
         UsageError: the file exists and `force` is not given, or the path cannot be a file.
         EnvironmentUnavailableError: no permission, or no space left.
     """
-    target = _file_to_write(Path(path), force)
+    target = _file_to_write(path_of("the file to write", path), force)
     try:
         with temporary_folder(target.parent) as workspace:
             (workspace / target.name).write_text(text, encoding="utf-8")

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import Any
 
+from ckplan.arguments import path_of
 from ckplan.errors import EnvironmentUnavailableError, ModelError
 
 _LIBRARIES: list[str] = []
@@ -29,7 +29,7 @@ def use_custom_ops(library: str | os.PathLike[str]) -> None:
     Raises:
         ModelError: there is no such file.
     """
-    file = Path(library)
+    file = path_of("the library of custom operators", library)
     if not file.is_file():
         raise ModelError(f"there is no library {library} of custom operators", "name the .so, .dylib or .dll")
     path = str(file.resolve())

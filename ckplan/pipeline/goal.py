@@ -6,8 +6,8 @@ from dataclasses import dataclass, fields, replace
 from operator import index
 from typing import SupportsIndex, TypeVar
 
+from ckplan.arguments import check_number
 from ckplan.errors import UsageError
-from ckplan.numbers import check_number
 from ckplan.planner import Timeline
 from ckplan.planner.strategies import Strategy
 from ckplan.units import parse_budget, parse_share

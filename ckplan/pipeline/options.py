@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
+from ckplan.arguments import is_number, shown
 from ckplan.autodiff.regions import OFF
 from ckplan.errors import UsageError
 from ckplan.units import spell_budget
@@ -32,16 +34,22 @@ def _flag(value: Any) -> bool:
     return value
 
 
+def _path(value: Any) -> str:
+    if not isinstance(value, str | os.PathLike):
+        raise ValueError("a path")
+    return os.fspath(value)
+
+
 def _number(value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float):
+    if not is_number(value):
         raise ValueError("a number")
     return float(value)
 
 
 def _size(value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+    if not is_number(value, whole=True) or value < 0:
         raise ValueError("a whole number, zero or more")
-    return value
+    return int(value)
 
 
 def _texts(value: Any) -> tuple[str, ...]:
@@ -53,24 +61,30 @@ def _texts(value: Any) -> tuple[str, ...]:
 
 
 def _chunks(value: Any) -> int | str:
-    if value == "sqrt":
-        return "sqrt"
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+    if isinstance(value, str) and value == "sqrt":
+        return value
+    if not is_number(value, whole=True) or value < 1:
         raise ValueError("a number of chunks or 'sqrt'")
-    return value
+    return int(value)
 
 
 def _pieces(value: Any) -> int | str:
-    if isinstance(value, bool) or not isinstance(value, int | str):
+    if not isinstance(value, str) and not is_number(value, whole=True):
         raise ValueError("'auto', 'off', a number of pieces, or numbers by kind of region")
-    return value
+    return value if isinstance(value, str) else int(value)
+
+
+def _scale(value: Any) -> str:
+    if not isinstance(value, str) and not is_number(value):
+        raise ValueError("a number, or 'input'")
+    return str(value)
 
 
 def _one_of(*words: str) -> Reader:
     def read(value: Any) -> str:
-        if value not in words:
+        if not isinstance(value, str) or value not in words:
             raise ValueError(" or ".join(f"'{word}'" for word in words))
-        return str(value)
+        return value
 
     return read
 
@@ -104,12 +118,12 @@ TRAINING: Mapping[str, tuple[Reader, Any]] = {
     "loss": (_texts, ()),
     "wrt": (_texts, ()),
     "no_grad": (_texts, ()),
-    "params": (read_text, None),
+    "params": (_path, None),
     "retain_grad": (_texts, ()),
     "grad_ys": (_texts, ()),
     "unused": (_one_of("absent", "zero"), "absent"),
     "accumulation": (_one_of("auto", "eager", "lazy"), "auto"),
-    "loss_scale": (read_text, None),
+    "loss_scale": (_scale, None),
     "training": (_flag, False),
     "optimizer": (read_text, None),
     "clip_norm": (_number, None),
@@ -131,22 +145,22 @@ READERS: Mapping[str, Reader] = {
 }
 """How each option is read where it stands in a file."""
 
-_PLAIN = (_texts, _flag, _number)
-"""Readers that take what they take wherever an option stands; others have more forms as arguments of functions."""
+_TABLES = ("dims", "shapes", "set")
+"""Options whose values are held against the model, whose names and kinds they have to fit."""
 
 
-def _checked(name: str, given: Any) -> Any:
-    """The value of an option of a plain kind, None where it may be left out.
+def checked(name: str, given: Any) -> Any:
+    """The value of an option; None is its default.
 
     Raises:
         UsageError: it is of another kind.
     """
-    if given is None and name in TRAINING and TRAINING[name][1] is None:
-        return None
+    if given is None and name in TRAINING:
+        return TRAINING[name][1]
     try:
         return READERS[name](given)
     except ValueError as error:
-        raise UsageError(f"`{name}` cannot be {given!r}", f"give {error}") from None
+        raise UsageError(f"`{name}` cannot be {shown(given)}", f"give {error}") from None
 
 
 def _table(name: str, given: Any) -> dict[str, Any]:
@@ -158,7 +172,7 @@ def _table(name: str, given: Any) -> dict[str, Any]:
     if given is None:
         return {}
     if not isinstance(given, Mapping):
-        return dict(_checked(name, given))  # which tells what is wanted
+        return dict(checked(name, given))  # which tells what is wanted
     return {str(key): value for key, value in given.items()}
 
 
@@ -190,13 +204,11 @@ class StepOptions:
         for name in options:
             if name not in READERS:
                 raise UsageError(f"there is no option `{name}`", f"choose among {', '.join(READERS)}")
-        listed = {name: _checked(name, given) for name, given in options.items() if READERS[name] in _PLAIN}
+        read = {name: checked(name, value) for name, value in options.items() if name not in _TABLES}
         given = {
-            name: value
-            for name, (_, default) in TRAINING.items()
-            if (value := listed.get(name, options.get(name, default))) != default
+            name: value for name, (_, default) in TRAINING.items() if (value := read.get(name, default)) != default
         }
-        inference = options.get("inference", False)
+        inference = read.get("inference", False)
         of_training = [name for name in given if name != "chunks"]
         if inference and of_training:
             raise UsageError(
@@ -209,7 +221,7 @@ class StepOptions:
                 "`--clip-norm` clips the gradients that an optimizer gets, and there is no optimizer",
                 "name one with --optimizer",
             )
-        dims, shapes, fixed = (_table(name, options.get(name)) for name in ("dims", "shapes", "set"))
+        dims, shapes, fixed = (_table(name, options.get(name)) for name in _TABLES)
         return cls(dims, shapes, inference, given, fixed)
 
     def option(self, name: str) -> Any:
@@ -239,7 +251,7 @@ def spell_options(options: Mapping[str, Any]) -> str:
     """Options as they stand on the command line, from a mapping by name."""
     words: list[str] = []
     for name, value in options.items():
-        if name in ("dims", "shapes", "set"):
+        if name in _TABLES:
             texts = {key: ",".join(map(str, n)) if isinstance(n, tuple | list) else str(n) for key, n in value.items()}
             words += [word for key, text in texts.items() for word in (f"--{name.removesuffix('s')}", f"{key}={text}")]
         else:

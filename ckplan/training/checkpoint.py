@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from ckplan.arguments import path_of
 from ckplan.autodiff.lora import Lora
 from ckplan.errors import EnvironmentUnavailableError, ModelError
 from ckplan.isolation.folders import temporary_folder
@@ -197,7 +198,7 @@ def latest(place: Path) -> Path | None:
     return found[-1][1] if found else None
 
 
-def read_checkpoint(place: Path) -> Checkpoint:
+def read_checkpoint(place: str | os.PathLike[str]) -> Checkpoint:
     """Read a checkpoint.
 
     Args:
@@ -206,7 +207,7 @@ def read_checkpoint(place: Path) -> Checkpoint:
     Raises:
         ModelError: there is none, or it is damaged or of something else.
     """
-    path = latest(place)
+    path = latest(path_of("the checkpoint", place))
     if path is None:
         raise ModelError(
             f"there is no checkpoint in {place}",

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import onnx_ir as ir
 
+from ckplan.arguments import check_table, path_of
 from ckplan.autodiff.lora import Layer, Lora
 from ckplan.errors import UsageError
 from ckplan.model.linear_models import write_linear_models
@@ -62,11 +63,13 @@ def export_weights(
         UsageError: the weights are of another model, or the file exists.
         EnvironmentUnavailableError: no permission, or no space left.
     """
+    file = path_of("the model", source)
+    check_table("the table of weights", weights)
     left: Mapping[str, Layer] = {}
     whole = weights
     if lora is not None:
-        whole, left = merged(Path(source), weights, lora)
-    model = with_weights(Path(source), whole)
+        whole, left = merged(file, weights, lora)
+    model = with_weights(file, whole)
     if lora is not None and left:
         insert_adapters(model, left, weights, lora)
     with scratch_folder(model) as folder:

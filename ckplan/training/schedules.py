@@ -6,8 +6,8 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
+from ckplan.arguments import check_number
 from ckplan.choices import parse_choice, spell
-from ckplan.numbers import check_number
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ckplan import keys
+from ckplan.arguments import path_of
 from ckplan.autodiff.lora import Lora
 from ckplan.errors import ModelError
 from ckplan.meter.facts import initial_states
@@ -169,7 +170,7 @@ def read_step(path: str | os.PathLike[str]) -> StepFile:
     Raises:
         ModelError: the file is missing or damaged, or no step file.
     """
-    file = Path(path)
+    file = path_of("the step", path)
     model = read(file)
     about = model.metadata_props
     loss = about.get(keys.LOSS)

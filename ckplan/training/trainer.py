@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from ckplan.arguments import check_number, path_of
 from ckplan.errors import CheckFailedError, UsageError
-from ckplan.numbers import check_number
 from ckplan.training import checkpoint
 from ckplan.training.buffers import all_finite
 from ckplan.training.checkpoint import State
@@ -109,6 +109,7 @@ class Trainer:
         self._data = fitted(given, self.step.inputs, where)
         self.samples = len(next(iter(self._data.values()), ()))
         self.batch = self.step.batch if batch is None else batch
+        check_number("the batch", self.batch, whole=True)
         if self.batch < 1 or self.batch % self.step.batch:
             raise UsageError(
                 f"an update of {self.batch} samples is not a multiple of the file's batch, {self.step.batch}",
@@ -128,7 +129,7 @@ class Trainer:
             if count is not None:
                 check_number(f"`--{option}`", count, 1, whole=True)
         self.step = self._stepper.step = self.step.without_graph()
-        self._folder = None if checkpoints is None else Path(checkpoints)
+        self._folder = None if checkpoints is None else path_of("the folder of checkpoints", checkpoints)
         if self._folder is not None and self._folder.is_file():
             raise UsageError(f"{self._folder} is a file", "name a folder for the checkpoints")
         self._every = every
@@ -140,7 +141,7 @@ class Trainer:
             if model is None:
                 raise UsageError("`--eval-data` needs the model that the step was made from", "give --model MODEL")
             other, there = _arrays(eval_data)
-            self._evaluation = Evaluation(self.step, Path(model), other, there)
+            self._evaluation = Evaluation(self.step, path_of("the model", model), other, there)
         self._progress = progress
         self._rng = np.random.default_rng(seed)
         self._scale = DynamicLossScale()
@@ -318,9 +319,9 @@ class Trainer:
 
 def _arrays(data: Data | str | os.PathLike[str]) -> tuple[Data, str]:
     """Data and what they are called."""
-    if isinstance(data, str | os.PathLike):
-        return read_data(Path(data)), str(data)
-    return {name: np.asarray(array) for name, array in data.items()}, "the data"
+    if isinstance(data, Mapping):
+        return {name: np.asarray(array) for name, array in data.items()}, "the data"
+    return read_data(path_of("the file of data", data)), str(data)
 
 
 def _check_values(path: Path, found: Mapping[str, Array], wanted: Mapping[str, Array]) -> None:

@@ -9,10 +9,10 @@ from typing import ClassVar
 
 import onnx_ir as ir
 
+from ckplan.arguments import check_number
 from ckplan.autodiff.builder import Builder
 from ckplan.choices import spell
 from ckplan.errors import UsageError
-from ckplan.numbers import check_number
 
 
 @dataclass(frozen=True)

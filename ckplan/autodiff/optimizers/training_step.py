@@ -12,6 +12,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ckplan import keys
+from ckplan.arguments import is_number, shown
 from ckplan.autodiff.builder import Builder
 from ckplan.autodiff.optimizers.base import Optimizer
 from ckplan.autodiff.optimizers.clipping import clip_factor
@@ -55,7 +56,9 @@ def add_optimizer(
         UsageError: ``clip_norm`` is not a positive number, the graph makes new parameters already, or it has no
             gradient of a parameter.
     """
-    if clip_norm is not None and not (clip_norm > 0 and math.isfinite(clip_norm)):
+    if not isinstance(optimizer, Optimizer):
+        raise UsageError(f"{shown(optimizer)} is no optimizer", "make one with `ckplan.parse_optimizer`")
+    if clip_norm is not None and not (is_number(clip_norm) and clip_norm > 0 and math.isfinite(clip_norm)):
         raise UsageError(f"gradients cannot be clipped to a norm of {clip_norm}", "give a positive number")
     if keys.OPTIMIZER in training.model.metadata_props:
         raise UsageError("the graph makes new parameters already", "start from the forward model")

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import onnx_ir as ir
 
+from ckplan.arguments import path_of
 from ckplan.errors import EnvironmentUnavailableError, ModelError, UsageError
 from ckplan.keys import FROZEN, STANDS_FOR
 from ckplan.model.literals import is_numbered
@@ -68,7 +69,7 @@ def export(
         ModelError: torch cannot export the module.
         UsageError: the file exists and `force` is not given.
     """
-    target = Path(path)
+    target = path_of("the file to write", path)
     if target.exists() and not force:
         raise UsageError(f"{target} exists", "give another name, or force=True to overwrite it")
     try:

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
+from ckplan.arguments import check_number
 from ckplan.choices import spell
 from ckplan.errors import CkplanError, InfeasibleError
-from ckplan.numbers import check_number
 from ckplan.planner.bounds import lower_bound
 from ckplan.planner.exact.stages import proven_overhead
 from ckplan.planner.peak import peak_of

@@ -5,8 +5,8 @@ import math
 import numpy as np
 import pytest
 
+from ckplan.arguments import check_number
 from ckplan.errors import UsageError
-from ckplan.numbers import check_number
 
 
 @pytest.mark.parametrize("given", [0, 3, 0.5, 10**400, np.int64(3), np.float32(0.5)])
@@ -19,6 +19,13 @@ def test_what_is_no_number_in_range_is_named(given: object) -> None:
     with pytest.raises(UsageError) as caught:
         check_number("the budget", given)
     assert str(caught.value) == f"the budget is {given!r}; give a number of at least 0"
+
+
+def test_a_value_takes_no_more_than_a_line() -> None:
+    with pytest.raises(UsageError) as caught:
+        check_number("the budget", np.zeros((30, 30)))
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 200
 
 
 def test_a_range_is_told_as_it_is() -> None:

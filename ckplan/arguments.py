@@ -1,0 +1,78 @@
+"""What a user gives, held to the kind that it has to be of."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping
+from numbers import Integral, Real
+from pathlib import Path
+from typing import Any
+
+from ckplan.errors import UsageError
+
+_MOST = 80
+"""Characters of a value in a message, at most: arrays and models would fill a screen."""
+
+
+def is_number(given: Any, *, whole: bool = False) -> bool:
+    """Whether something is a number, of Python's or of numpy's, or a whole one; true and false are none."""
+    return isinstance(given, Integral if whole else Real) and not isinstance(given, bool)
+
+
+def check_number(what: str, given: Any, least: float = 0, *, whole: bool = False) -> None:
+    """See that a number is finite and not below another.
+
+    Args:
+        what: what it is, for the message.
+        given: a number, of Python's or of numpy's.
+        least: what it may be at the least; minus infinity lets it be any.
+        whole: whether it has to be a whole number.
+
+    Raises:
+        UsageError: it is of another kind or out of range.
+    """
+    if not is_number(given, whole=whole) or not least <= given < math.inf:
+        range_ = "" if least == -math.inf else f" of at least {least:g}"
+        raise UsageError(f"{what} is {shown(given)}", f"give a {'whole ' if whole else ''}number{range_}")
+
+
+def check_text(what: str, given: Any) -> None:
+    """See that a name is a string.
+
+    Raises:
+        UsageError: it is of another kind.
+    """
+    if not isinstance(given, str):
+        raise UsageError(f"{what} is {shown(given)}", "give a string")
+
+
+def check_table(what: str, given: Any) -> None:
+    """See that values by name are a mapping.
+
+    Raises:
+        UsageError: they are of another kind.
+    """
+    if not isinstance(given, Mapping):
+        raise UsageError(f"{what} is {shown(given)}", "give a table: values by name")
+
+
+def path_of(what: str, given: Any) -> Path:
+    """The path that a user gives, as text or as a path.
+
+    Args:
+        what: what lies there, for the message.
+        given: the path.
+
+    Raises:
+        UsageError: it is of another kind.
+    """
+    if not isinstance(given, str | os.PathLike):
+        raise UsageError(f"{what} is {shown(given)}", "give a path")
+    return Path(given)
+
+
+def shown(given: Any) -> str:
+    """A value for a message: as Python writes it, on one line, and no longer than a line has room for."""
+    text = " ".join(repr(given).split())
+    return text if len(text) <= _MOST else f"{text[:_MOST]}..."
