@@ -53,11 +53,12 @@ def test_gemm_flags(flip_a, flip_b, scales):
     "model",
     [
         node_model("MatMul", values(2, 3, 130), values(2, 130, 4, seed=5)),
+        node_model("MatMul", values(2, 49, 49), values(2, 49, 16, seed=5)),
         node_model("MatMul", values(2, 40, 8), values(8, 4, seed=5)),
         node_model("Gemm", values(80, 8), values(8, 4, seed=5), alpha=0.5),
         node_model("Gemm", values(80, 4), values(8, 4, seed=5), transB=1),
     ],
-    ids=["attention", "rows", "gemm", "gemm of a transposed weight"],
+    ids=["attention", "attention in windows", "rows", "gemm", "gemm of a transposed weight"],
 )
 def test_products_of_columns_gather_those_of_the_narrower_side(model, monkeypatch):
     monkeypatch.setattr(rules, "_CACHE", 0)
@@ -67,6 +68,14 @@ def test_products_of_columns_gather_those_of_the_narrower_side(model, monkeypatc
     gathered, other = (value for value in product.inputs)
     assert gathered.producer().op_type == "Transpose"
     assert gathered.shape[-2] < other.shape[-1]
+
+
+def test_chances_are_gathered_where_values_are_long():
+    training = build_training_graph(
+        infer(node_model("MatMul", values(2, 3, 256), values(2, 256, 64, seed=5))), loss="loss", wrt=["p1"]
+    )
+    product = next(node for node in training.model.graph if node.op_type == "MatMul" and "/grad/" in (node.name or ""))
+    assert product.inputs[0].producer().inputs[0].name == "p0"
 
 
 @pytest.mark.parametrize("c", [(3, 5), (1, 5), (3, 1), (5,), (1,), (), None])
