@@ -6,20 +6,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ckplan.cli.streams import notes, stage
-from ckplan.errors import CheckFailedError
+from ckplan.errors import CheckFailedError, UsageError
 
 if TYPE_CHECKING:
     from ckplan.meter import Verification
     from ckplan.pipeline import Step
 
 
-def check_inputs(step: Step, inputs: Path | None) -> None:
+def check_inputs(step: Step, inputs: Path | None, *, with_proof: bool) -> None:
     """Fail before anything is planned or written if the files of a step will not run on these inputs.
 
     Raises:
-        UsageError: the arrays do not fit the step.
+        UsageError: the arrays do not fit the step, or nothing is run.
     """
     if inputs is not None:
+        if not with_proof:
+            raise UsageError("`--inputs` is what the files run on, and none is run", "add --verify, or leave it out")
         from ckplan.meter.inputs import make_inputs
 
         make_inputs(step.model, file=inputs)

@@ -71,8 +71,7 @@ def command(
     from ckplan.writer.describe import promise
 
     step = opened(model, asked, cost=goal.cost(cost, device), device=device)
-    if with_proof:
-        check_inputs(step, inputs)
+    check_inputs(step, inputs, with_proof=with_proof)
     made = planned(step, strategy, goal)
     with stage("planning") as doing:
         frontier = pareto(step, seconds=goal.seconds, progress=doing) if with_frontier else None

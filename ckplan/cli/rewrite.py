@@ -80,8 +80,7 @@ def command(
     from ckplan.writer.describe import promise
 
     step = opened(model, asked, cost="flops" if plan_file else goal.cost(cost, device), device=device)
-    if with_proof:
-        check_inputs(step, inputs)
+    check_inputs(step, inputs, with_proof=with_proof)
     made = planned(step, strategy, goal, plan_file)
     notes = [*step.notes, *tell(made)]
     notes += written(made.model, output, force=force, copy_weights=copy_weights)

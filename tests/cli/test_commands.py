@@ -88,6 +88,16 @@ def test_inputs_of_a_proof_are_checked_before_anything_is_written(
     assert not (tmp_path / name).exists()
 
 
+@pytest.mark.parametrize(("command", "name"), [("rewrite", "out.onnx"), ("report", "out.html")])
+def test_inputs_are_for_what_is_run(command: str, name: str, model: Path, tmp_path: Path) -> None:
+    result = run(command, model, "-o", tmp_path / name, "--inputs", tmp_path / "inputs.npz")
+    assert result.exit_code == 2
+    assert failure(result).endswith(
+        "`--inputs` is what the files run on, and none is run; add --verify, or leave it out"
+    )
+    assert not (tmp_path / name).exists()
+
+
 def test_verify_fails_where_outputs_differ(model: Path, tmp_path: Path) -> None:
     one, other = tmp_path / "one.onnx", tmp_path / "other.onnx"
     run("grad", model, "-o", one, "--loss", "sum")

@@ -36,7 +36,7 @@ def test_the_page_says_it_all() -> None:
         "Alive at the peak (2)",
         "8.0 KiB 50.0 % 8x256 Tanh /layer[0]/act",
         "Bottlenecks, through which all paths to the loss pass (1)",
-        "memory:min_bytes=1 8.0 KiB 50.0 % 0.0 % 8.0 KiB",
+        "memory:min_bytes=1 8.0 KiB 50.0 % 0.0 %",
         "list: no tensors were named",
     ):
         assert line in page, line
@@ -82,6 +82,10 @@ def test_json_has_exact_bytes() -> None:
     assert len(data["at_peak"][1]["name"]) == 120
     assert data["strategies"][0]["peak_activations"] == 8 * KIB
     assert data["strategies"][1] == {"strategy": "list", "reason": "no tensors were named"}
+
+
+def test_a_total_is_what_a_process_holds() -> None:
+    assert printed(plans.analysis(str(MODEL), analysis())).count("total") == 1
 
 
 def test_a_rewrite_is_one_line_however_narrow_the_terminal() -> None:

@@ -168,7 +168,6 @@ def offers(found: Sequence[Offer], whole: int) -> Table:
         "activations": lambda plan: size(plan.predicted.peak_activations),
         "saved": lambda plan: share(whole - plan.predicted.peak_activations, whole),
         "overhead": lambda plan: share(plan.overhead),
-        "total": lambda plan: size(plan.predicted.peak_total),
     }
     return table_of([offer.plan for offer in found if offer.plan is not None], columns, top=ALL)
 
