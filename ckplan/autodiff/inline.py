@@ -16,6 +16,7 @@ from ckplan.errors import ModelError
 from ckplan.keys import PHASE
 from ckplan.model.bodies import bodies_of
 from ckplan.model.fold import infer_with_bodies
+from ckplan.model.node_evaluation import evaluated, made_of_shape
 from ckplan.operators.matching import is_op
 
 #: Results of at most this many elements are computed on the spot when all their inputs are known.
@@ -333,31 +334,15 @@ def _branch(op: Builder, proto: onnx.NodeProto, operands: Sequence[ir.Value | No
 
 def _known(op: Builder, proto: onnx.NodeProto, operands: Sequence[ir.Value | None]) -> list[np.ndarray] | None:
     """Return what a node computes if that is small and known in advance, else None."""
-    if proto.op_type == "Shape" and operands[0] is not None:
-        bounds = {attribute.name: attribute.i for attribute in proto.attribute}
-        return [np.asarray(shape_of(operands[0])[bounds.get("start", 0) : bounds.get("end")], dtype=np.int64)]
-    if proto.op_type == "Size" and operands[0] is not None:
-        return [np.asarray(np.prod(shape_of(operands[0]), dtype=np.int64))]
-    feeds: dict[str, np.ndarray] = {}
-    for name, operand in zip(proto.input, operands, strict=True):
-        array = op.constant_of(operand)
+    if proto.domain or any(attribute.type == onnx.AttributeProto.GRAPH for attribute in proto.attribute):
+        return None
+    attributes = [_attribute(attribute, {}) for attribute in proto.attribute]
+    node = ir.Node(proto.domain, proto.op_type, [], attributes, num_outputs=len(proto.output))
+    if proto.op_type in ("Shape", "Size") and operands[0] is not None:
+        return made_of_shape(node, shape_of(operands[0]))
+    arrays = [op.constant_of(operand) for operand in operands]
+    for operand, array in zip(operands, arrays, strict=True):
         if operand is not None and (array is None or array.size > _FOLDED):
             return None
-        if array is not None:
-            feeds[name] = array
-    kept = onnx.NodeProto()
-    kept.CopyFrom(proto)
-    kept.input[:] = [name if operand is not None else "" for name, operand in zip(proto.input, operands, strict=True)]
-    graph = onnx.helper.make_graph(
-        [kept],
-        "known",
-        [onnx.helper.make_value_info(name, onnx.TypeProto()) for name in feeds],
-        [onnx.helper.make_value_info(name, onnx.TypeProto()) for name in proto.output if name],
-    )
-    imports = [onnx.helper.make_opsetid(domain, version) for domain, version in op.opset_imports.items()]
-    model = onnx.helper.make_model(graph, opset_imports=imports)
-    from onnx.reference import ReferenceEvaluator  # with implementations of all operators
-
-    results = ReferenceEvaluator(model).run(None, feeds)
-    arrays = [np.asarray(result) for result in results]
-    return arrays if all(array.size <= _FOLDED for array in arrays) else None
+    made = evaluated(node, arrays, op.opset_imports[""])
+    return None if made is None or any(array.size > _FOLDED for array in made) else made

@@ -24,7 +24,7 @@ from ckplan.model.contrib import expand
 from ckplan.model.effort import TRANSIENT_BYTES, is_quick
 from ckplan.model.infer import NodeInference, is_known, static_shape
 from ckplan.model.nested_graphs import graphs_in
-from ckplan.model.node_evaluation import evaluated
+from ckplan.model.node_evaluation import evaluated, made_of_shape
 from ckplan.model.node_reads import fixed_tensor
 from ckplan.model.opset import MINIMUM_IR_VERSION
 from ckplan.model.sequences import Contents, resolve
@@ -34,19 +34,7 @@ from ckplan.operators.matching import is_op
 
 # A folded tensor that the model keeps: more would make the file larger than the node that computes it is worth.
 KEEP_BYTES = 1 << 20
-_NEVER = frozenset(
-    {
-        "Bernoulli",
-        "DequantizeLinear",
-        "Dropout",
-        "Multinomial",
-        "QuantizeLinear",
-        "RandomNormal",
-        "RandomNormalLike",
-        "RandomUniform",
-        "RandomUniformLike",
-    }
-)
+_NEVER = frozenset({"DequantizeLinear", "QuantizeLinear"})
 _COMPARISONS = frozenset({"Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual"})
 # Quantised weights are integers and still no shape arithmetic.
 _STORAGE_ONLY = frozenset({ir.DataType.INT8, ir.DataType.UINT8})
@@ -219,12 +207,7 @@ def _fold_by_shape(node: ir.Node) -> list[np.ndarray] | None:
     if node.op_type not in ("Shape", "Size") or node.inputs[0] is None:
         return None
     shape = static_shape(node.inputs[0])
-    if shape is None:
-        return None
-    if node.op_type == "Size":
-        return [np.asarray(math.prod(shape), dtype=np.int64)]
-    end = node.attributes.get_int("end", len(shape))
-    return [np.asarray(shape[node.attributes.get_int("start", 0) : end], dtype=np.int64)]
+    return None if shape is None else made_of_shape(node, shape)
 
 
 def _evaluate(node: ir.Node, state: Sweep) -> list[np.ndarray] | None:

@@ -258,3 +258,19 @@ def test_a_body_in_which_an_operator_means_something_else_is_refused(own):
     else:
         inline_functions(model)
         assert [node.op_type for node in model.graph] == ["Softmax"]
+
+
+def test_what_a_body_draws_is_drawn_in_each_run():
+    model = ir.from_onnx_text(
+        """<ir_version: 10, opset_import: ["" : 21, "local" : 1]>
+        g (float[2,3] x) => (float[2,3] y) { y = local.F(x) }
+        <domain: "local", opset_import: ["" : 21]>
+        F (x) => (y) {
+            noise = RandomNormal<shape=[2, 3]>()
+            shape = Shape(x)
+            flat = Reshape(noise, shape)
+            y = Add(x, flat)
+        }"""
+    )
+    inline_functions(model)
+    assert [node.op_type for node in model.graph] == ["RandomNormal", "Reshape", "Add"]
