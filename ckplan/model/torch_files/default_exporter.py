@@ -8,7 +8,7 @@ and
 - merges initializers of up to a thousand equal values: the biases of an untrained module, all zero, become one, and
   of layers that begin as copies of one (``torch.nn.TransformerEncoder``) everything, so that layers share what they did
   not share;
-- drops biases of zeros.
+- drops biases of zeros (see `ckplan.model.torch_files.dropped_biases`).
 
 And of a module in training mode it writes BatchNormalization in its inference form.
 
@@ -29,6 +29,7 @@ import onnx_ir as ir
 from ckplan import keys
 from ckplan.model.constants import copy_initializer
 from ckplan.model.structure import TABLE, are_equal, structure_of
+from ckplan.model.torch_files.dropped_biases import restore_biases
 from ckplan.model.torch_files.exporter_metadata import (
     BUFFER,
     KIND,
@@ -102,6 +103,7 @@ def read_signature(model: ir.Model) -> tuple[str, ...]:
     if not operands:
         return ()
     present = {operand_of(value): value for value in graph.initializers.values()}
+    restored = restore_biases(graph, operands, present)
     separated = _separate_computed(graph, operands) + _separate_merged(graph, operands, present)
     _join_copies(graph)
     parameters = parameters_of(graph)
@@ -119,7 +121,7 @@ def read_signature(model: ir.Model) -> tuple[str, ...]:
     lost = [target for target in lost if target not in siblings and target not in found]
     doubtful = [] if lost else doubtful_notes(graph)
     _mark_constants(graph, parameters, _frozen_modules(operands.values()), complete=not lost)
-    return (*signature_notes(graph, separated + len(found), siblings, lost), *doubtful)
+    return (*signature_notes(graph, separated + len(found), restored, siblings, lost), *doubtful)
 
 
 def _separate_merged(graph: ir.Graph, operands: Mapping[str, Operand], present: dict[str, ir.Value]) -> int:

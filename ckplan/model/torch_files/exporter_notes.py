@@ -58,12 +58,15 @@ def doubtful_notes(graph: ir.Graph) -> list[str]:
     ]
 
 
-def signature_notes(graph: ir.Graph, separated: int, siblings: Mapping[str, str], lost: list[str]) -> tuple[str, ...]:
+def signature_notes(
+    graph: ir.Graph, separated: int, restored: int, siblings: Mapping[str, str], lost: list[str]
+) -> tuple[str, ...]:
     """Note what became of parameters, and what the exporter wrote in another way than the module has it.
 
     Args:
         graph: the model's, with its marks.
         separated: how many tensors were taken apart.
+        restored: how many biases of zeros are there again.
         siblings: the names in the module of parameters that were taken apart by what the module has lost, each with
             that of the one that it was merged with.
         lost: the names in the module of parameters that stand nowhere.
@@ -71,6 +74,8 @@ def signature_notes(graph: ir.Graph, separated: int, siblings: Mapping[str, str]
     notes = []
     if separated:
         notes.append(f"{separated} tensor(s) that torch's exporter merged with others of equal values are apart again")
+    if restored:
+        notes.append(f"{restored} bias(es) of zeros that torch's exporter dropped are there again")
     if siblings:
         listed = [f"'{target}' from '{source}'" for target, source in siblings.items()]
         notes.append(
