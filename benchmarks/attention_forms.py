@@ -3,11 +3,11 @@
     python -m benchmarks.attention_forms guards|hidden [NAMES] [--tokens 256 1024] [--rounds 12]
 
 `guards`: torch's exporters put a Where behind the softmax of each attention that has a mask, which
-`ckplan.autodiff.softmax_guards` takes away. `hidden`: queries go in blocks, which leave out the keys that a causal mask
-hides from them (`ckplan.autodiff.attention.shown_keys`). Networks of transformers of two layers, 128 wide, four heads,
-a batch of two; BERT and Llama with a mask for padding as an input. MiB of activations as promised, without a plan and
-by `memory`, before and since; processor time of a step without a plan on one thread, the least of all rounds in turns,
-as a ratio to that before.
+`ckplan.autodiff.attention.softmax_guards` takes away. `hidden`: queries go in blocks, which leave out the keys that a
+causal mask hides from them (`ckplan.autodiff.attention.shown_keys`). Networks of transformers of two layers, 128 wide,
+four heads, a batch of two; BERT and Llama with a mask for padding as an input. MiB of activations as promised, without
+a plan and by `memory`, before and since; processor time of a step without a plan on one thread, the least of all rounds
+in turns, as a ratio to that before.
 """
 
 from __future__ import annotations

@@ -7,15 +7,18 @@ from dataclasses import dataclass, replace
 
 import onnx_ir as ir
 
+from ckplan.autodiff.attention.grouped_heads import group_heads
+from ckplan.autodiff.attention.idle_masks import drop_idle_masks
 from ckplan.autodiff.attention.operator import write_out_attentions
 from ckplan.autodiff.attention.pieces import chunk_attentions
 from ckplan.autodiff.attention.shown_keys import leave_out_hidden_keys
+from ckplan.autodiff.attention.softmax_guards import drop_softmax_guards
 from ckplan.autodiff.batch_statistics import outline_batch_statistics
 from ckplan.autodiff.builder import Builder
-from ckplan.autodiff.gelus import join_gelus
-from ckplan.autodiff.grouped_heads import group_heads
-from ckplan.autodiff.idle_masks import drop_idle_masks
-from ckplan.autodiff.linear_cross_entropy import chunk_loss_heads
+from ckplan.autodiff.formulas.gelus import join_gelus
+from ckplan.autodiff.losses.linear_cross_entropy import chunk_loss_heads
+from ckplan.autodiff.losses.softmax_statistics import join_statistics
+from ckplan.autodiff.losses.tied_heads import split_tied_heads
 from ckplan.autodiff.micro_batches import cut_batch
 from ckplan.autodiff.paddings import pad_in_convolutions
 from ckplan.autodiff.paths import prune
@@ -23,9 +26,6 @@ from ckplan.autodiff.regions import Pieces, Region, refuse_idle
 from ckplan.autodiff.rules.conv_batch_norm import outline_conv_batch_norms
 from ckplan.autodiff.rules.masked_softmax import outline_masked_softmaxes
 from ckplan.autodiff.rules.silu import outline_silus
-from ckplan.autodiff.softmax_guards import drop_softmax_guards
-from ckplan.autodiff.softmax_statistics import join_statistics
-from ckplan.autodiff.tied_heads import split_tied_heads
 from ckplan.autodiff.token_blocks import cut_tokens
 
 Targets = dict[ir.Value, ir.Value | None]

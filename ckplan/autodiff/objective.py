@@ -10,8 +10,8 @@ import onnx_ir as ir
 
 from ckplan.autodiff.builder import Builder
 from ckplan.autodiff.composites import known_outputs
-from ckplan.autodiff.crossentropy import lower_losses
-from ckplan.autodiff.loss import Loss, add_loss, own_losses
+from ckplan.autodiff.losses.crossentropy import lower_losses
+from ckplan.autodiff.losses.loss import Loss, add_loss, own_losses
 from ckplan.autodiff.reading import is_floating, shape_of
 from ckplan.errors import UsageError
 
@@ -37,11 +37,11 @@ def add_objective(op: Builder, loss: Sequence[str], grad_ys: Sequence[str], defa
 
     Args:
         op: builder of the forward graph.
-        loss: the losses, each as in :func:`ckplan.autodiff.loss.add_loss`. Several are summed, and each is an output
-            of its own: under the name of the model's output, or ``loss_<output>`` (``loss_<output>_0``, ... where
-            several are of one output); their sum is ``total_loss``. With none, the loss is chosen, unless ``grad_ys``
-            says what to differentiate: the model's own (:func:`ckplan.autodiff.loss.own_losses`), else one that its
-            head suggests.
+        loss: the losses, each as in :func:`ckplan.autodiff.losses.loss.add_loss`. Several are summed, and each is an
+            output of its own: under the name of the model's output, or ``loss_<output>`` (``loss_<output>_0``, ...
+            where several are of one output); their sum is ``total_loss``. With none, the loss is chosen, unless
+            ``grad_ys`` says what to differentiate: the model's own
+            (:func:`ckplan.autodiff.losses.loss.own_losses`), else one that its head suggests.
         grad_ys: names of floating-point tensors of any shape whose gradients the caller gives: an input
             ``<name>_given_grad`` is added for each, of its shape and element type.
         default: the loss to take if none is given and the model has it as an output.

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from typing import Any, cast
 
 import numpy as np
 import onnx_ir as ir
 
 from ckplan.errors import ModelError
-from ckplan.model.node_reads import input_of
+from ckplan.model.node_reads import fixed_tensor, input_of
+from ckplan.operators.matching import is_op
 
 
 def shape_of(value: ir.Value) -> tuple[int, ...]:
@@ -81,3 +82,16 @@ def required_input(node: ir.Node, index: int) -> ir.Value:
     if value is None:
         raise ModelError(f"{node.op_type} '{node.name}' lacks its input {index}")
     return value
+
+
+def factor_of(node: ir.Node, held: Container[ir.Value] = ()) -> ir.Value | None:
+    """Return the one number of the file that a node multiplies or divides all of its first input by, if it does that.
+
+    Args:
+        node: any node.
+        held: values that gradients are asked for, which count as no numbers of the file.
+    """
+    if not is_op(node, ("Mul", "Div")):
+        return None
+    value = required_input(node, 1)
+    return value if fixed_tensor(value) is not None and value not in held and size_of(value) == 1 else None

@@ -23,9 +23,10 @@ from ckplan.autodiff.differences import subtract_in_products
 from ckplan.autodiff.engine import backpropagate
 from ckplan.autodiff.evidence import judge
 from ckplan.autodiff.expands import read_past_expands
+from ckplan.autodiff.formulas.layer_norms import join_layer_norms
+from ckplan.autodiff.formulas.softmaxes import join_softmaxes
 from ckplan.autodiff.forward_forms import ForwardForms, prepare_forward
 from ckplan.autodiff.inline import inline_functions
-from ckplan.autodiff.layer_norms import join_layer_norms
 from ckplan.autodiff.loss_scale import add_loss_scale
 from ckplan.autodiff.names import floating_tensors
 from ckplan.autodiff.objective import add_objective
@@ -37,7 +38,6 @@ from ckplan.autodiff.quantisation import pass_straight_through, refuse_quantised
 from ckplan.autodiff.reading import is_floating
 from ckplan.autodiff.regions import OFF, Chunks, Pieces, Region, refuse_idle, told
 from ckplan.autodiff.reshapes import join_reshapes
-from ckplan.autodiff.softmaxes import join_softmaxes
 from ckplan.autodiff.subpixels import interleave_convolutions
 from ckplan.autodiff.training_mode import TrainingForms, enter_training, join_running_statistics
 from ckplan.autodiff.uses import Use, uses_of
@@ -112,7 +112,7 @@ def build_training_graph(
     Args:
         forward: a model with static shapes everywhere and all its functions inlined; see :func:`ckplan.load`. It may
             be a training graph itself: gradients of gradients.
-        loss: what to differentiate; see :func:`ckplan.autodiff.loss.add_loss`. Several losses are summed.
+        loss: what to differentiate; see :func:`ckplan.autodiff.losses.loss.add_loss`. Several losses are summed.
         wrt: patterns of what to differentiate by: parameters, graph inputs, activations; none means all parameters.
         no_grad: patterns of parameters to leave out, and of inputs and activations that count as constants: gradients
             stop there.

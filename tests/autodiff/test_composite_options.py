@@ -8,8 +8,9 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
-from ckplan.autodiff import TrainingGraph, build_training_graph, registry, tied_heads, training_graph
+from ckplan.autodiff import TrainingGraph, build_training_graph, registry, training_graph
 from ckplan.autodiff.composites import DETACH, DOMAIN, is_composite
+from ckplan.autodiff.losses import tied_heads
 from tests.autodiff.composite_cases import (
     KINDS,
     READINGS,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import onnx
 import pytest
 
-from ckplan.autodiff.crossentropy import LOSS_OPERATORS
+from ckplan.autodiff.losses.crossentropy import LOSS_OPERATORS
 from ckplan.autodiff.registry import NON_DIFFERENTIABLE, ZERO_DERIVATIVE, entries, lookup, rule
 from ckplan.model.opset import MINIMUM_OPSET
 

@@ -8,7 +8,8 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
-from ckplan.autodiff import TrainingGraph, build_training_graph, tied_heads
+from ckplan.autodiff import TrainingGraph, build_training_graph
+from ckplan.autodiff.losses import tied_heads
 from ckplan.autodiff.reading import shape_of
 from ckplan.pipeline.step import step_of
 from ckplan.planner.strategies.memory import Memory

@@ -18,10 +18,9 @@ import onnx_ir as ir
 
 from ckplan.autodiff.builder import Builder
 from ckplan.autodiff.control_flow.bodies import copy_nodes
-from ckplan.autodiff.reading import attr_int, attr_ints, required_input, shape_of, size_of
+from ckplan.autodiff.reading import attr_int, attr_ints, factor_of, required_input, shape_of
 from ckplan.autodiff.slices import slice_axes, stretch
 from ckplan.model.nested_graphs import all_nodes, graphs_in
-from ckplan.model.node_reads import fixed_tensor
 from ckplan.model.traits import is_backward
 from ckplan.operators.matching import is_op
 
@@ -105,8 +104,7 @@ def _axis_before(node: ir.Node, axis: int) -> int | None:
         case "Cast":
             return axis
         case _:
-            number = required_input(node, 1)
-            return axis if size_of(number) == 1 and fixed_tensor(number) is not None and source == shape else None
+            return axis if factor_of(node) is not None and source == shape else None
 
 
 def _viewed(op: Builder, source: _Source, part: ir.Value, size: int) -> ir.Value:

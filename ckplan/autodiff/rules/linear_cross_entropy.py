@@ -1,4 +1,7 @@
-"""Gradient of a cross-entropy and the linear layer before it, in chunks; see `ckplan.autodiff.linear_cross_entropy`."""
+"""Gradient of a cross-entropy and the linear layer before it, in chunks.
+
+See `ckplan.autodiff.losses.linear_cross_entropy`.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +15,8 @@ import onnx_ir as ir
 from ckplan.autodiff.builder import Builder, Gradients
 from ckplan.autodiff.composites import DOMAIN
 from ckplan.autodiff.control_flow.bodies import BodyBuilder, close_body, emit_scan, new_value
-from ckplan.autodiff.crossentropy import labels_of
-from ckplan.autodiff.output_layer import product
+from ckplan.autodiff.losses.crossentropy import labels_of
+from ckplan.autodiff.losses.output_layer import product
 from ckplan.autodiff.reading import attr_int, dtype_of, required_input, shape_of, size_of
 from ckplan.autodiff.regions import near_divisor
 from ckplan.autodiff.registry import rule
@@ -70,7 +73,7 @@ def made_at_once(
         op: the builder.
         node: the composite, whose attributes say what there is.
         layer: input, weight and bias.
-        made: the gradients for a loss whose own gradient is one: see `ckplan.autodiff.one_pass_head`.
+        made: the gradients for a loss whose own gradient is one: see `ckplan.autodiff.losses.one_pass_head`.
         slope: the gradient of the loss, of one element.
     """
     x, weight, bias = layer

@@ -1,6 +1,6 @@
 """Gradients of the losses that are differentiated as one: cross-entropy, negative log-likelihood, mean squared error.
 
-See :mod:`ckplan.autodiff.crossentropy` for the forms of the first two.
+See :mod:`ckplan.autodiff.losses.crossentropy` for the forms of the first two.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from ckplan.autodiff.builder import Builder, Gradients
 from ckplan.autodiff.composites import DOMAIN
-from ckplan.autodiff.crossentropy import Labels, labels_of
+from ckplan.autodiff.losses.crossentropy import Labels, labels_of
 from ckplan.autodiff.presence import read_after
 from ckplan.autodiff.reading import dtype_of, required_input, shape_of, size_of
 from ckplan.autodiff.registry import rule

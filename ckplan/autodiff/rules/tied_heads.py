@@ -1,4 +1,4 @@
-"""Gradients of loss heads of tied tables, part by part; see `ckplan.autodiff.tied_heads`."""
+"""Gradients of loss heads of tied tables, part by part; see `ckplan.autodiff.losses.tied_heads`."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import onnx_ir as ir
 
 from ckplan.autodiff.builder import Builder, Gradients
 from ckplan.autodiff.composites import DOMAIN
-from ckplan.autodiff.crossentropy import labels_of
+from ckplan.autodiff.losses.crossentropy import labels_of
+from ckplan.autodiff.losses.tied_heads import PARTS, part_of, parts_of, places
 from ckplan.autodiff.presence import read_after
 from ckplan.autodiff.reading import dtype_of, required_input, shape_of, size_of
 from ckplan.autodiff.registry import rule
 from ckplan.autodiff.rules.losses import by_sample_weights, sample_slopes
-from ckplan.autodiff.tied_heads import PARTS, part_of, parts_of, places
 
 _LEAST = 1e-20
 """Share of the sum of exponentials below which a part counts as having this one: far below what float32 resolves beside

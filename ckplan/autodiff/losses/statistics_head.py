@@ -1,9 +1,9 @@
 """Loss heads with label smoothing, z-loss and the like in chunks of samples: the logits never exist whole.
 
-What such a loss reads of the logits is made by one composite (`ckplan.autodiff.softmax_statistics`). Where the
-derivatives by these numbers are known before the logits are (`ckplan.autodiff.known_slopes`), that composite and the
-layer before it become another one, with the forms that a plain cross-entropy has: one pass, in which all gradients are
-made (`ckplan.autodiff.one_pass_head`), or two (`ckplan.autodiff.linear_cross_entropy`).
+What such a loss reads of the logits is made by one composite (`ckplan.autodiff.losses.softmax_statistics`). Where the
+derivatives by these numbers are known before the logits are (`ckplan.autodiff.losses.known_slopes`), that composite and
+the layer before it become another one, with the forms that a plain cross-entropy has: one pass, in which all gradients
+are made (`ckplan.autodiff.losses.one_pass_head`), or two (`ckplan.autodiff.losses.linear_cross_entropy`).
 
 The gradient of a z-loss by the normaliser depends on that, but sample by sample: with a chunk's logits it is there.
 """
@@ -17,14 +17,10 @@ import onnx_ir as ir
 from ckplan.autodiff.builder import Builder
 from ckplan.autodiff.composites import outline
 from ckplan.autodiff.control_flow.bodies import BodyBuilder, close_body, emit_scan, new_value
-from ckplan.autodiff.known_slopes import KnownSlopes
-from ckplan.autodiff.one_pass_head import bands_of, go_through, outline_once
-from ckplan.autodiff.output_layer import Layer, product
-from ckplan.autodiff.reading import shape_of, size_of
-from ckplan.autodiff.row_factors import Offsets
-from ckplan.autodiff.row_maxima import row_maxima
-from ckplan.autodiff.slices import slice_axes, stretch
-from ckplan.autodiff.softmax_statistics import (
+from ckplan.autodiff.losses.known_slopes import KnownSlopes
+from ckplan.autodiff.losses.one_pass_head import bands_of, go_through, outline_once
+from ckplan.autodiff.losses.output_layer import Layer, product
+from ckplan.autodiff.losses.softmax_statistics import (
     Derivatives,
     Wanted,
     attributes_of,
@@ -33,6 +29,10 @@ from ckplan.autodiff.softmax_statistics import (
     slopes_of,
     wanted_of,
 )
+from ckplan.autodiff.reading import shape_of, size_of
+from ckplan.autodiff.row_factors import Offsets
+from ckplan.autodiff.row_maxima import row_maxima
+from ckplan.autodiff.slices import slice_axes, stretch
 from ckplan.keys import PHASE, PIECES
 
 LOSS = "ckplan.loss"

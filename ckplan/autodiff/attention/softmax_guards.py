@@ -20,10 +20,10 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
+from ckplan.autodiff.attention.finite_masks import Mask, finite_mask, is_finite
+from ckplan.autodiff.attention.idle_masks import is_zero
 from ckplan.autodiff.builder import Builder
-from ckplan.autodiff.finite_masks import Mask, finite_mask, is_finite
-from ckplan.autodiff.formulas import is_private
-from ckplan.autodiff.idle_masks import is_zero
+from ckplan.autodiff.formulas.replacement import is_private
 from ckplan.autodiff.paths import depends, discard
 from ckplan.autodiff.reading import attr_int, required_input, shape_of
 from ckplan.keys import PHASE

@@ -23,9 +23,9 @@ import numpy as np
 import onnx_ir as ir
 
 from ckplan.autodiff.builder import Builder
-from ckplan.autodiff.formulas import TYPES, is_private, nodes_inside, reduced_axis, replace_formula
-from ckplan.autodiff.head import SHAPE_ONLY, before_reshapes
-from ckplan.autodiff.polynomials import Polynomial, applied, is_same, number, product, quantity, term, total
+from ckplan.autodiff.formulas.polynomials import Polynomial, applied, is_same, number, product, quantity, term, total
+from ckplan.autodiff.formulas.replacement import TYPES, is_private, nodes_inside, reduced_axis, replace_formula
+from ckplan.autodiff.losses.head import SHAPE_ONLY, before_reshapes
 from ckplan.autodiff.reading import dtype_of, shape_of, size_of
 from ckplan.model.opset import raise_opset
 from ckplan.operators.matching import is_op

@@ -24,9 +24,9 @@ import onnx_ir as ir
 
 from ckplan.autodiff.builder import Builder
 from ckplan.autodiff.composites import DOMAIN
+from ckplan.autodiff.losses.soft_targets import SoftTarget, soft_target_of
 from ckplan.autodiff.paths import depends
 from ckplan.autodiff.reading import attr_int, required_input, shape_of, size_of
-from ckplan.autodiff.soft_targets import SoftTarget, soft_target_of
 from ckplan.operators.matching import is_op
 
 Number = Literal["picked", "summed", "normaliser", "squared"]

@@ -1,8 +1,8 @@
 """Losses that read a few numbers of each row of logits, in the form that keeps least memory.
 
-What losses read (`ckplan.autodiff.softmax_readers`) is made by one composite, whose gradient takes the buffer of the
-logits. With ``g`` the derivative by what is picked, ``h`` that by what is summed, with weights ``w`` of the classes,
-and ``n`` that by the normaliser, the gradient of a row of logits is
+What losses read (`ckplan.autodiff.losses.softmax_readers`) is made by one composite, whose gradient takes the buffer of
+the logits. With ``g`` the derivative by what is picked, ``h`` that by what is summed, with weights ``w`` of the
+classes, and ``n`` that by the normaliser, the gradient of a row of logits is
 
     t softmax(z) + g onehot(y) + h w,    t = n - g - h sum(w),
 
@@ -20,13 +20,13 @@ import onnx_ir as ir
 
 from ckplan.autodiff.builder import Builder
 from ckplan.autodiff.composites import outline
-from ckplan.autodiff.crossentropy import labels_of, reduce_losses
+from ckplan.autodiff.losses.crossentropy import labels_of, reduce_losses
+from ckplan.autodiff.losses.soft_targets import SoftTarget
+from ckplan.autodiff.losses.softmax_readers import Number, Readers, readers_of
 from ckplan.autodiff.presence import read_after
 from ckplan.autodiff.reading import attr_int, attr_str, dtype_of, required_input, shape_of, size_of
 from ckplan.autodiff.row_factors import Offsets, Rows
 from ckplan.autodiff.row_maxima import row_maxima
-from ckplan.autodiff.soft_targets import SoftTarget
-from ckplan.autodiff.softmax_readers import Number, Readers, readers_of
 from ckplan.model.node_reads import input_of
 
 OPERATOR = "SoftmaxStatistics"

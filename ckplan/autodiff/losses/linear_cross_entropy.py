@@ -1,6 +1,6 @@
 """Cross-entropy of a linear layer, in chunks: the logits, samples by classes, never exist whole.
 
-Which heads there are, and their form in two passes; that in one is in `ckplan.autodiff.one_pass_head`.
+Which heads there are, and their form in two passes; that in one is in `ckplan.autodiff.losses.one_pass_head`.
 
 A cross-entropy and the product that makes its logits are one composite. Its forward pass goes through the samples in
 chunks, a Scan: logits of a chunk, their losses, and at once, while they are there, the gradient of the layer's input.
@@ -22,16 +22,16 @@ import onnx_ir as ir
 from ckplan.autodiff.builder import Builder
 from ckplan.autodiff.composites import DOMAIN, outline
 from ckplan.autodiff.control_flow.bodies import BodyBuilder, close_body, emit_scan, new_value
-from ckplan.autodiff.crossentropy import labels_of, reduce_losses
-from ckplan.autodiff.known_slopes import known_slopes
-from ckplan.autodiff.one_pass_head import emit_one_pass
-from ckplan.autodiff.output_layer import Layer, layer_of, product
+from ckplan.autodiff.losses.crossentropy import labels_of, reduce_losses
+from ckplan.autodiff.losses.known_slopes import known_slopes
+from ckplan.autodiff.losses.one_pass_head import emit_one_pass
+from ckplan.autodiff.losses.output_layer import Layer, layer_of, product
+from ckplan.autodiff.losses.softmax_statistics import OPERATOR, wanted_of
+from ckplan.autodiff.losses.statistics_head import emit_head
 from ckplan.autodiff.paths import depends, discard
 from ckplan.autodiff.reading import dtype_of, required_input, shape_of, size_of
 from ckplan.autodiff.regions import Pieces, Region, largest_divisor
 from ckplan.autodiff.row_maxima import row_maxima
-from ckplan.autodiff.softmax_statistics import OPERATOR, wanted_of
-from ckplan.autodiff.statistics_head import emit_head
 from ckplan.keys import PHASE, PIECES
 
 

@@ -16,8 +16,8 @@ from collections.abc import Container
 import onnx_ir as ir
 
 from ckplan.autodiff.builder import Builder
-from ckplan.autodiff.formulas import TYPES, is_private, nodes_inside, reduced_axis, replace_formula
-from ckplan.autodiff.head import SHAPE_ONLY
+from ckplan.autodiff.formulas.replacement import TYPES, is_private, nodes_inside, reduced_axis, replace_formula
+from ckplan.autodiff.losses.head import SHAPE_ONLY
 from ckplan.autodiff.reading import shape_of
 from ckplan.model.node_reads import fixed_tensor
 from ckplan.operators.matching import is_op

@@ -12,8 +12,8 @@ import onnx_ir as ir
 from ckplan.autodiff.breaks import reached_by
 from ckplan.autodiff.builder import Builder
 from ckplan.autodiff.composites import outline
-from ckplan.autodiff.crossentropy import declare_classes, emit_cross_entropy, prepare_labels
-from ckplan.autodiff.head import Head, behind_softmax, chosen_from, classes_axis, head_of, main_output
+from ckplan.autodiff.losses.crossentropy import declare_classes, emit_cross_entropy, prepare_labels
+from ckplan.autodiff.losses.head import Head, behind_softmax, chosen_from, classes_axis, head_of, main_output
 from ckplan.autodiff.quantisation import is_quantised
 from ckplan.autodiff.reading import is_floating, shape_of, size_of
 from ckplan.autodiff.sums import total

@@ -16,8 +16,7 @@ import onnx_ir as ir
 from ckplan.autodiff.builder import Builder
 from ckplan.autodiff.composites import become
 from ckplan.autodiff.paths import discard
-from ckplan.autodiff.reading import attr_int, attr_ints, required_input, shape_of, size_of
-from ckplan.model.node_reads import fixed_tensor
+from ckplan.autodiff.reading import attr_int, attr_ints, factor_of, required_input, shape_of
 from ckplan.operators.matching import is_op
 
 
@@ -49,7 +48,7 @@ def _behind_copies(value: ir.Value, held: Container[ir.Value]) -> list[ir.Node]:
         if node.op_type == "Reshape":
             if shape_of(source)[-2:] != shape_of(value)[-2:]:
                 return []
-        elif node.op_type == "Cast" or _turns_matrices(node) or _factor(node, held) is not None:
+        elif node.op_type == "Cast" or _turns_matrices(node) or factor_of(node, held) is not None:
             nodes.append(node)
         else:
             return []
@@ -67,14 +66,6 @@ def _turns_matrices(node: ir.Node) -> bool:
     """Whether a node swaps the last two axes and no others."""
     axes = attr_ints(node, "perm") if node.op_type == "Transpose" else None
     return axes is not None and axes == (*range(len(axes) - 2), len(axes) - 1, len(axes) - 2)
-
-
-def _factor(node: ir.Node, held: Container[ir.Value]) -> ir.Value | None:
-    """The one number of the file that a node multiplies or divides by, if it does nothing else."""
-    if not is_op(node, ("Mul", "Div")):
-        return None
-    value = required_input(node, 1)
-    return value if fixed_tensor(value) is not None and value not in held and size_of(value) == 1 else None
 
 
 def _group(
@@ -119,7 +110,7 @@ def _factors_behind(product: ir.Node, held: Container[ir.Value]) -> list[ir.Node
     value = product.outputs[0]
     while value not in held and not value.is_graph_output() and len(value.uses()) == 1:
         ((reader, index),) = value.uses()
-        if index or _factor(reader, held) is None:
+        if index or factor_of(reader, held) is None:
             break
         nodes.append(reader)
         value = reader.outputs[0]

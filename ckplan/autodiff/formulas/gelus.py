@@ -19,8 +19,8 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from ckplan.autodiff.builder import Builder
-from ckplan.autodiff.formulas import is_private, nodes_inside, replace_formula
-from ckplan.autodiff.polynomials import ARITHMETIC, Polynomial, applied, is_same, number, quantity, term
+from ckplan.autodiff.formulas.polynomials import ARITHMETIC, Polynomial, applied, is_same, number, quantity, term
+from ckplan.autodiff.formulas.replacement import is_private, nodes_inside, replace_formula
 from ckplan.autodiff.reading import shape_of
 from ckplan.model.node_reads import fixed_tensor
 from ckplan.operators.matching import is_op
