@@ -8,6 +8,7 @@ import onnx_ir as ir
 import pytest
 
 from ckplan.autodiff import build_training_graph
+from ckplan.autodiff.rules import layer_norm
 from tests.autodiff.gradcheck import (
     Array,
     check_gradient,
@@ -27,6 +28,13 @@ __all__ = ["use_reference_operators"]
 pytestmark = pytest.mark.usefixtures("use_reference_operators")
 
 X = values(3, 4, 5, 6)
+
+
+@pytest.fixture(params=["few rows", "many short rows"])
+def _rows(request, monkeypatch):
+    """Rows of a normalisation as they are, and as if they were many."""
+    if request.param == "many short rows":
+        monkeypatch.setattr(layer_norm, "_MANY", 0)
 
 
 def vectors(size: int, count: int = 2) -> list[Array]:
@@ -97,10 +105,12 @@ def test_group_normalization(shape, groups):
     check_gradient(node_model("GroupNormalization", values(*shape), *vectors(4), num_groups=groups, epsilon=0.01))
 
 
+@pytest.mark.usefixtures("_rows")
 @pytest.mark.parametrize(
     ("shape", "scale", "bias", "attributes"),
     [
         ((3, 4, 6), (6,), (6,), {}),
+        ((7, 6), (6,), (6,), {}),
         ((3, 4, 6), (6,), None, {}),
         ((3, 4, 6), (4, 6), (4, 6), {"axis": 1}),
         ((3, 4, 6), (3, 4, 6), (6,), {"axis": 0, "epsilon": 0.1}),
@@ -123,6 +133,15 @@ def test_layer_normalization_is_made_to_give_its_statistics():
     assert {"ReduceMean", "ReduceSumSquare", "Sqrt"}.isdisjoint(n.op_type for n in training.model.graph)
 
 
+@pytest.mark.parametrize(("width", "centred"), [(64, "BatchNormalization"), (65, "Sub")], ids=["short", "long"])
+def test_many_short_rows_are_centred_row_by_row(width, centred):
+    model = to_dtype(node_model("LayerNormalization", values(4096, width), values(width)), np.float32)
+    training = build_training_graph(infer(model), loss="loss", wrt=["p1"])
+    operators = {node.op_type for node in training.model.graph}
+    assert operators & {"BatchNormalization", "Sub"} == {centred}
+
+
+@pytest.mark.usefixtures("_rows")
 def test_layer_normalization_whose_statistics_are_used():
     torch = pytest.importorskip("torch")
     arrays = [values(3, 6), values(6, seed=1)]
@@ -150,6 +169,7 @@ def layer_norm_with_statistics(arrays: list[Array], results: list[str]) -> onnx.
     return weighed([node], parameters, results)
 
 
+@pytest.mark.usefixtures("_rows")
 @pytest.mark.parametrize(
     ("shape", "scale", "attributes"),
     [((3, 4, 6), (6,), {}), ((3, 4, 6), (4, 6), {"axis": 1, "epsilon": 0.1}), ((3, 6), (1,), {})],

@@ -306,7 +306,7 @@ def plane_products(op: Builder, one: ir.Value, other: ir.Value) -> ir.Value:
     return op.MatMul(op.reshape(one, rows), op.Transpose(op.reshape(other, rows), perm=[0, 1, 2, 4, 3]))
 
 
-def affine(op: Builder, value: ir.Value, factor: ir.Value, offset: ir.Value) -> ir.Value:
+def affine(op: Builder, value: ir.Value, factor: ir.Value | None, offset: ir.Value | None) -> ir.Value:
     """Emit ``factor * value + offset`` in one pass and without a temporary.
 
     The kernel that does so is that of BatchNormalization in inference form, with mean 0 and variance 1.
@@ -314,16 +314,17 @@ def affine(op: Builder, value: ir.Value, factor: ir.Value, offset: ir.Value) -> 
     Args:
         op: the builder.
         value: (N, C, ...).
-        factor: (1, C, 1, ...), or (N, C, 1, ...) for one per sample and channel.
-        offset: in the shape of ``factor``.
+        factor: (1, C, 1, ...), or (N, C, 1, ...) for one per sample and channel; None for ones.
+        offset: in the shape of ``factor``; None for zeros, but not both.
     """
     shape = shape_of(value)
-    channels = size_of(factor)
+    channels = next(size_of(term) for term in (factor, offset) if term is not None)
     if channels != shape[1]:
         value = op.reshape(value, [1, channels, *shape[2:]])
     zeros, ones = np.zeros(channels, dtype_of(value)), np.ones(channels, dtype_of(value))
-    factor, offset = op.reshape(factor, [channels]), op.reshape(offset, [channels])
-    return op.reshape(op.BatchNormalization(value, factor, offset, zeros, ones, epsilon=0.0), shape)
+    slope = ones if factor is None else op.reshape(factor, [channels])
+    start = zeros if offset is None else op.reshape(offset, [channels])
+    return op.reshape(op.BatchNormalization(value, slope, start, zeros, ones, epsilon=0.0), shape)
 
 
 @rule("MeanVarianceNormalization", since=13)

@@ -21,6 +21,13 @@ _EPSILON = 1e-5
 #: Matrices of up to this many elements are no burden in any case.
 _SMALL_BAND = 4096
 
+#: Rows of up to this many numbers are short, where all rows together have so many: onnxruntime starts anew at each row
+#: that a number is subtracted from, or that is multiplied by one or by a row, which takes as long as 32 numbers do.
+_SHORT_ROW, _MANY = 64, 2**18
+
+#: Short rows are multiplied side by side, up to this many numbers at a time.
+_SIDE_BY_SIDE = 1024
+
 
 @rule("LayerNormalization", since=17)
 def layer_normalization(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
@@ -91,9 +98,15 @@ def _normalization(
     """
     source, scale, bias = required_input(node, 0), required_input(node, 1), input_of(node, 2)
     kind = source.dtype
-    g, dmean, dinverse = (*dy, None, None)[:3]
     count = math.prod(shape_of(x)[axis] for axis in axes)
-    centred = x if mean is None else op.Sub(x, mean)
+    vectors = all(shape_of(value) == (count,) for value in (scale, bias) if value is not None)
+    short = vectors and len(axes) == 1 and count <= _SHORT_ROW and size_of(x) >= _MANY
+    if short:
+        rows = size_of(x) // count
+        x, inverse, axes = _in_rows(op, x, rows), _in_rows(op, inverse, rows), [2]
+        mean, *dy = (None if value is None else _in_rows(op, value, rows) for value in (mean, *dy))
+    g, dmean, dinverse = (*dy, None, None)[:3]
+    centred = x if mean is None else affine(op, x, None, op.Neg(mean)) if short else op.Sub(x, mean)
     dx = dscale = dbias = along = offset = main = None
     if g is not None:
         wide_scale = _wide(op, scale)
@@ -103,15 +116,16 @@ def _normalization(
     if op.wants(source):
         if g is not None:
             along = op.Mul(_row_means(op, product, wide_scale, axes, count), inverse)
-            scaled = op.Mul(g, wide_scale)
+            scaled = _by_columns(op, g, wide_scale, count) if short else op.Mul(g, wide_scale)
             offset = None if mean is None else op.Mul(op.reduce_sum(scaled, axes), 1.0 / count)
-            main = op.Mul(scaled, inverse)
+            main = affine(op, scaled, inverse, None) if short else op.Mul(scaled, inverse)
         if dinverse is not None:
             along = _plus(op, along, op.Mul(op.Mul(dinverse, inverse), 1.0 / count))
         if dmean is not None:
             offset = _plus(op, offset, op.Mul(op.Div(dmean, inverse), -1.0 / count))
         rest = _rest(op, centred, inverse, along, offset)
         dx = rest if main is None else main if rest is None else op.Add(main, rest)
+        dx = None if dx is None else op.reshape(dx, shape_of(source))
     results = [dx, dscale, dbias][: len(node.inputs)]
     return [None if result is None else op.cast(result, kind) for result in results]
 
@@ -138,9 +152,22 @@ def _rest(
     shape, rows = shape_of(centred), size_of(inverse)
     if 0 in shape:
         return op.Add(op.Mul(centred, slope), start)
-    flat = op.reshape(centred, [1, rows, size_of(centred) // rows])
-    column = [1, rows, 1]
-    return op.reshape(affine(op, flat, op.reshape(slope, column), op.reshape(start, column)), shape)
+    centred, slope, start = (_in_rows(op, value, rows) for value in (centred, slope, start))
+    return op.reshape(affine(op, centred, slope, start), shape)
+
+
+def _in_rows(op: Builder, value: ir.Value, rows: int) -> ir.Value:
+    """Emit (1, rows, numbers) of what has numbers for each of the rows."""
+    return op.reshape(value, [1, rows, size_of(value) // rows])
+
+
+def _by_columns(op: Builder, value: ir.Value, scale: ir.Value, count: int) -> ir.Value:
+    """Emit ``value * scale`` of a number for each of ``count`` columns, several rows side by side."""
+    rows = size_of(value) // count
+    together = next(number for number in range(_SIDE_BY_SIDE // count, 0, -1) if rows % number == 0)
+    repeated = op.reshape(op.expand(op.reshape(scale, [1, count]), [together, count]), [together * count])
+    product = op.Mul(op.reshape(value, [rows // together, together * count]), repeated)
+    return op.reshape(product, shape_of(value))
 
 
 def _row_means(op: Builder, value: ir.Value, scale: ir.Value, axes: Sequence[int], count: int) -> ir.Value:
