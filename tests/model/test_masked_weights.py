@@ -11,9 +11,10 @@ import pytest
 import ckplan
 from tests.model.models import normal, parse, run
 from tests.model.test_unfold import FOLDED
-from tests.model.torch_files import exported, loaded
+from tests.model.torch_files import exported, gradients, loaded
 
-MASK = np.tril(np.ones((4, 4), np.float32))
+TRIANGLE = np.tril(np.ones((4, 4), np.float32))
+MASK = TRIANGLE[[1, 0, 2, 3]]
 WEIGHT = normal(1, 4, 4)
 
 
@@ -65,3 +66,36 @@ def test_zeros_in_what_the_older_exporter_computed_are_noted(name: str, is_noted
     _, notes = loaded(parse(text, {name: WEIGHT * MASK}))
     assert (f"1 weight(s) hold zeros among other numbers ('{name}')" in notes) == is_noted
     assert "hold zeros" not in loaded(parse(text, {name: WEIGHT}))[1]
+
+
+@pytest.mark.parametrize("name", ["tril", "onnx::MatMul_7"], ids=["default exporter", "older exporter"])
+@pytest.mark.parametrize("form", [TRIANGLE, np.triu(TRIANGLE), TRIANGLE - np.tril(TRIANGLE, -2)])
+def test_a_triangle_of_a_weight_stays_one(name: str, form: np.ndarray) -> None:
+    graph = f'y = MatMul(x, "{name}")'
+    if name == "tril":
+        model = exported(
+            graph, {name: WEIGHT * form}, {"p_w": ("PARAMETER", "w")}, ["aten.matmul.default](args = (%x))"]
+        )
+        info = onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, (4, 4))
+        info.metadata_props.add(key=FOLDED, value="['w', 'val_0']")
+        model.graph.value_info.append(info)
+    else:
+        text = f'<ir_version: 8, opset_import: ["": 17]> g (float[2,4] x) => (float[2,4] y) {{ {graph} }}'
+        model = parse(text, {name: WEIGHT * form})
+        model.producer_name = "pytorch"
+    _, notes = loaded(model)
+    assert "1 weight(s) keep the zeros of a mask" in notes
+    assert "hold zeros" not in notes
+    assert "may be constants" not in " ".join(ckplan.open_model(model, loss="mse").notes)
+    (found,) = gradients(model).values()
+    np.testing.assert_array_equal(found != 0, form != 0)
+
+
+def test_a_triangle_that_is_a_parameter_is_trained_as_a_whole() -> None:
+    model = exported(
+        "y = MatMul(x, w)",
+        {"w": WEIGHT * TRIANGLE},
+        {"p_w": ("PARAMETER", "w")},
+        ["aten.matmul.default](args = (%x, %p_w))"],
+    )
+    assert gradients(model)["w"].all()

@@ -3,12 +3,14 @@
 A masked autoencoder, a convolution that sees only what came before, a pruned layer: the module multiplies a weight by a
 buffer of zeros and ones. The optimiser of torch's default exporter does it beforehand, and the buffer is gone. Trained
 as it is, the product would fill with numbers where the mask has zeros, and see what it must not. The metadata say that
-it is a product of a parameter and a buffer.
+it is a product of a parameter and a buffer. What a module makes a triangle or a diagonal of (``w.tril()``, ``diag(w)``)
+its values show, in files of the older exporter, too.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 
 import numpy as np
 import onnx_ir as ir
@@ -25,6 +27,9 @@ _SAMPLE = 4096
 """How many numbers of a weight are looked at."""
 _FEW, _MANY = 0.05, 0.95
 """The share of zeros between which a weight may have been masked."""
+_MATRIX = 2
+_FEWEST = 3
+"""How many rows and columns a matrix has at least for its zeros to show a triangle."""
 _PRODUCT = re.compile(r"mul(_\d+)?")
 
 
@@ -36,41 +41,64 @@ def keep_masks(model: ir.Model) -> tuple[str, ...]:
     """
     graph = model.graph
     buffers = buffers_of(graph)
-    masked = []
+    masked: list[ir.Value] = []
     for value in list(graph.initializers.values()):
+        if value.const_value is None or value.is_graph_output():
+            continue
         made_of_buffer = not buffers.isdisjoint(folded_from(value))
         by_product = any(map(_PRODUCT.fullmatch, (str(value.name), *folded_from(value))))
-        if made_of_buffer and by_product and value.metadata_props.get(keys.STANDS_FOR) and not value.is_graph_output():
-            array = value.const_value.numpy() if value.const_value is not None else np.zeros(0)
+        told = bool(value.metadata_props.get(keys.STANDS_FOR))
+        if (told and made_of_buffer and by_product) or ((told or _is_computed(value)) and _is_band(value)):
+            array = value.const_value.numpy()
             if array.any() and not array.all():
                 _mask(graph, value, array)
-                masked.append(repr(value.name))
-    if not masked:
-        return _doubtful(graph)
-    listed = shortened(masked, 3)
-    return (f"{len(masked)} weight(s) keep the zeros of a mask that torch's exporter multiplied in: {listed}",)
+                masked.append(value)
+    notes = _doubtful(graph, masked)
+    if masked:
+        listed = shortened([repr(value.name) for value in masked], 3)
+        notes.append(f"{len(masked)} weight(s) keep the zeros of a mask that torch's exporter multiplied in: {listed}")
+    return tuple(notes)
 
 
-def _doubtful(graph: ir.Graph) -> tuple[str, ...]:
+def _is_band(value: ir.Value) -> bool:
+    """Whether an initializer is a triangle or a diagonal, or a stack of such: zeros beside some diagonals in a row."""
+    array = np.zeros(0) if value.const_value is None else value.const_value.numpy()
+    if array.ndim < _MATRIX or min(array.shape[-2:]) < _FEWEST:
+        return False
+    if (array[..., 0, -1].any() and array[..., -1, 0].any()) or not is_unstructured(value):  # most are not read further
+        return False
+    offsets = np.arange(array.shape[-1]) - np.arange(array.shape[-2])[:, None]
+    filled = array != 0
+    used = offsets[filled.reshape(-1, *offsets.shape).any(axis=0)]
+    band = (offsets >= used.min()) & (offsets <= used.max())
+    return not band.all() and bool((filled == band).all())
+
+
+def _is_computed(value: ir.Value) -> bool:
+    return _COMPUTED.fullmatch(str(value.name)) is not None
+
+
+def _doubtful(graph: ir.Graph, masked: Collection[ir.Value]) -> list[str]:
     found = []
     for value in graph.initializers.values():
-        if _COMPUTED.fullmatch(str(value.name)) is None or not is_unstructured(value) or value.const_value is None:
+        if not _is_computed(value) or value in masked or not is_unstructured(value) or value.const_value is None:
             continue
         zeros = value.const_value.numpy().reshape(-1)[:_SAMPLE] == 0
         if _FEW < zeros.mean() < _MANY:
             found.append(repr(value.name))
     if not found:
-        return ()
-    return (
+        return []
+    return [
         f"{len(found)} weight(s) hold zeros among other numbers ({shortened(found, 3)}), trained like the "
-        "others: if torch's exporter multiplied a mask in, ckplan.export keeps it",
-    )
+        "others: if torch's exporter multiplied a mask in, ckplan.export keeps it"
+    ]
 
 
 def _mask(graph: ir.Graph, value: ir.Value, array: np.ndarray) -> None:
     """Put a product with ones and zeros between a weight and its readers."""
     mask = add_constant(graph, f"{value.name}_mask", (array != 0).astype(array.dtype), "a mask")
     readers = list(value.uses())
+    value.metadata_props.setdefault(keys.STANDS_FOR, str(value.name))
     node = ir.node("Mul", inputs=[value, mask], name=f"{value.name}_masked")
     result = node.outputs[0]
     result.name, result.type, result.shape = f"{value.name}_masked", value.type, value.shape
