@@ -207,10 +207,7 @@ def build_training_graph(
     asked = {str(value.name): value for value in (*selection.parameters, *selection.idle)} | others
     gradients = {name: found[value] for name, value in asked.items() if value in found}
     idle = {name: value for name, value in asked.items() if name not in gradients}
-    stops = breaks(graph, graph.opset_imports, idle.values(), targets) if idle else []
-    cause = f"no gradient passes {listed(stops)}" if stops else ""
-    if not stops and (request.detached or detached):
-        cause = "they reach the loss only through what is detached, if at all"
+    cause = _cause(op, idle.values(), targets, bool(request.detached or detached))
     if not found:
         raise ModelError(
             f"no parameter reaches the loss ({objective.description})" + (f": {cause}" if cause else ""),
@@ -221,8 +218,8 @@ def build_training_graph(
     if idle:
         what = "a gradient of zero" if unused == "zero" else "no gradient"
         kind = "parameter" if others.keys().isdisjoint(idle) else "tensor"
-        cause = cause or f"the loss does not depend on them{_remedy(beside, idle.values())}"
-        notes.append(f"{len(idle)} {kind}(s) get {what} because {cause}: {shortened([repr(name) for name in idle])}")
+        why = cause or f"the loss does not depend on them{_remedy(beside, idle.values())}"
+        notes.append(f"{len(idle)} {kind}(s) get {what} because {why}: {shortened([repr(name) for name in idle])}")
     if unused == "zero":
         gradients |= {name: zeros(op, value, results[0], scale is not None) for name, value in idle.items()}
 
@@ -285,6 +282,14 @@ def _write_out(
     convolve_by_rows(op)
     interleave_convolutions(op)
     join_reshapes(op)
+
+
+def _cause(op: Builder, idle: Collection[ir.Value], targets: Collection[ir.Value], is_detached: bool) -> str:
+    """What keeps gradients from values on their way to what is differentiated; empty where there is no such way."""
+    stops = breaks(op.graph, op.graph.opset_imports, idle, targets) if idle else []
+    if stops:
+        return f"no gradient passes {listed(stops)}"
+    return "they reach the loss only through what is detached, if at all" if is_detached else ""
 
 
 def _remedy(beside: Mapping[str, Set[ir.Value]], idle: Collection[ir.Value]) -> str:

@@ -56,8 +56,9 @@ def _values(verification: Verification) -> tuple[str, ...]:
     numerics = verification.numerics
     if not numerics.compared:
         differ = numerics.only_base or numerics.only_new
-        why = "the two files have no output in common" if differ else "neither file has an output that is a tensor"
-        return (f"{why}, so nothing was compared",)
+        if differ:
+            return ("the two files have no output in common, so nothing was compared: take files made from one model",)
+        return ("neither file has an output that is a tensor, so nothing was compared",)
     found = []
     if numerics.only_base:
         found.append(f"outputs missing from the new file: {', '.join(numerics.only_base)}")

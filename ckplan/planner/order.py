@@ -8,14 +8,14 @@ that it is multiplied by is made, and what that is made of gone, before it is th
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 
 from ckplan.planner.beam_order import forward_orders
 from ckplan.planner.demanded_order import demanded_order
 from ckplan.planner.peak import peak_of
 from ckplan.planner.phases import backward_phases, phase_order
-from ckplan.planner.problem import Kind, Op, Problem
+from ckplan.planner.problem import Op, Problem
 
 _GROUPS = (2, 4, 8, 16, 32)
 """Numbers of groups of the forward pass by which the backward pass is ordered."""
@@ -91,15 +91,10 @@ def _shrinks_by(problem: Problem, op: Op, left: Sequence[int]) -> int:
         op: an op that is ready.
         left: reads left of all views of each root.
     """
-    made = _activations(problem, (tensor for tensor in op.outputs if tensor not in op.views))
+    made = problem.activation_bytes(tensor for tensor in op.outputs if tensor not in op.views)
     read = [problem.view_root[tensor] for tensor in set(op.inputs)]
-    freed = _activations(problem, (base for base in set(read) if left[base] == read.count(base)))
+    freed = problem.activation_bytes(base for base in set(read) if left[base] == read.count(base))
     return freed - made if freed >= 2 * made else 0
-
-
-def _activations(problem: Problem, found: Iterable[int]) -> int:
-    """Bytes of those of some tensors that are activations."""
-    return sum(problem.tensors[tensor].bytes for tensor in found if problem.tensors[tensor].kind is Kind.ACTIVATION)
 
 
 def late_order(problem: Problem, order: Sequence[int]) -> list[int]:
@@ -118,8 +113,8 @@ def late_order(problem: Problem, order: Sequence[int]) -> list[int]:
     def grows(index: int) -> bool:
         op = ops[index]
         freed = {root[tensor] for tensor in op.inputs if last[root[tensor]] == index}
-        made = _activations(problem, (tensor for tensor in op.outputs if tensor not in op.views))
-        return made > _activations(problem, freed)
+        made = problem.activation_bytes(tensor for tensor in op.outputs if tensor not in op.views)
+        return made > problem.activation_bytes(freed)
 
     # An op that stays and all that is put off until before it, in reverse; the last group first. What waits for an op
     # stands behind it and is deeper.

@@ -7,7 +7,7 @@ instance, or from a random generator in a test.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import cached_property
@@ -204,6 +204,10 @@ class Problem:
                     if self.tensors[root].kind is Kind.ACTIVATION:
                         roots.setdefault(root)
         return tuple(roots)
+
+    def activation_bytes(self, tensors: Iterable[int]) -> int:
+        """Bytes of those of some tensors that are activations."""
+        return sum(self.tensors[tensor].bytes for tensor in tensors if self.tensors[tensor].kind is Kind.ACTIVATION)
 
     def with_costs(self, costs: Mapping[str, float]) -> Problem:
         """The problem with other costs (seconds, by name) for some ops."""

@@ -94,7 +94,11 @@ def _is_moderate(mask: np.ndarray) -> bool:
 
 
 def _lowest_share(op: Builder, value: ir.Value | None, steps: int) -> float:
-    """The share of scores that a mask fixed in the file takes to less than `_LOWEST`; the largest of several masks."""
+    """The share of scores that a mask fixed in the file takes to less than `_LOWEST`; the largest of several masks.
+
+    It tells what exponentials will cost, and may be wrong by a mask that is overlooked; what nobody needs to compute
+    has to be certain (`ckplan.autodiff.attention.hidden`).
+    """
     known = op.constant_of(value)
     if known is not None:
         return float(np.mean(known < _LOWEST)) if known.size else 0.0

@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import ClassVar
 
 from ckplan.planner.order import best_order
-from ckplan.planner.problem import Kind, Problem
+from ckplan.planner.problem import Problem
 from ckplan.planner.recompute import recompute_schedule
 from ckplan.planner.strategies.base import Strategy
 
@@ -195,7 +195,4 @@ def _keeping_pays(graph: _Graph, group: set[int], frontier: set[int]) -> bool:
         for base in {root[tensor] for tensor in op.inputs}:
             (released if graph.reads_of_memory[base] <= frontier else taken).add(base)
 
-    def size(roots: set[int]) -> int:
-        return sum(problem.tensors[base].bytes for base in roots if problem.tensors[base].kind is Kind.ACTIVATION)
-
-    return size(released) >= size(taken)
+    return problem.activation_bytes(released) >= problem.activation_bytes(taken)
