@@ -32,6 +32,7 @@ from ckplan.model.rebatch import Rebatch
 from ckplan.model.rebatch_check import check_rebatched
 from ckplan.model.sparse import sparse_notes
 from ckplan.model.statistics import separate_from_scales
+from ckplan.model.tensorflow_operators import write_tensorflow_operators
 from ckplan.model.torch_files.passes import PASSES
 from ckplan.model.validity import check_size, sort
 from ckplan.model.vectors import make_columns
@@ -157,7 +158,14 @@ def _normalised(
     hoist(model)
     names_notes = [
         note
-        for one in (write_linear_models, *PASSES, separate_from_scales, sparse_notes, score_notes)
+        for one in (
+            write_linear_models,
+            write_tensorflow_operators,
+            *PASSES,
+            separate_from_scales,
+            sparse_notes,
+            score_notes,
+        )
         for note in one(model)
     ]
     adopt(model)

@@ -29,6 +29,7 @@ ERF = {
     "multiplied": "a = Mul(h, half) r = Mul(h, narrow) t = Erf(r) s = Add(one, t) y = Mul(a, s)",
     "subtracted": "n = Neg(h) r = Mul(n, narrow) m = Mul(r, minus) t = Erf(m) s = Sub(t, minus) a = Mul(s, half) "
     "y = Mul(a, h)",
+    "by the complement": "n = Neg(h) r = Mul(n, narrow) t = Erf(r) s = Sub(one, t) a = Mul(h, half) y = Mul(a, s)",
 }
 LEFT_ALONE = {
     "another factor": TANH["transformers"].replace("Mul(d, c)", "Mul(d, half)"),

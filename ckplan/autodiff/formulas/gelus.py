@@ -12,6 +12,7 @@ tells.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Container, Mapping
 from dataclasses import dataclass
@@ -29,7 +30,7 @@ _BENDS: Mapping[str, tuple[str, Polynomial]] = {
     "Erf": ("none", {term(x=1): math.sqrt(0.5)}),
     "Tanh": ("tanh", {term(x=1): math.sqrt(2 / math.pi), term(x=3): 0.044715 * math.sqrt(2 / math.pi)}),
 }
-"""By operator, what Gelu calls the form that it belongs to, and what it is applied to."""
+"""By operator, what Gelu calls the form that it belongs to, and what it, being odd, or its negative is applied to."""
 
 _RESULT: Polynomial = {term(x=1): 0.5, term(x=1, bend=1): 0.5}
 _MOST_STEPS = 8
@@ -67,11 +68,18 @@ def _written(bend: ir.Node, held: Container[ir.Value]) -> _Written | None:
     approximate, wanted = _BENDS[bend.op_type]
     if argument is None or bent.dtype != ir.DataType.FLOAT:
         return None
-    sources = _upstream(argument, held)
-    x = next((v for v in sources if is_same(_polynomial(argument, {v: quantity("x")}, held), wanted)), None)
-    if x is None:
-        return None
-    known: dict[ir.Value, Polynomial] = {x: quantity("x"), bent: quantity("bend")}
+    for x, sign in itertools.product(_upstream(argument, held), (1.0, -1.0)):
+        if is_same(_polynomial(argument, {x: {term(x=1): sign}}, held), wanted):
+            last = _last(bent, {x: quantity("x"), bent: {term(bend=1): sign}}, held)
+            if last is not None:
+                nodes = nodes_inside({x}, last)
+                alone = is_private(nodes, last, held) and shape_of(x) == shape_of(last.outputs[0])
+                return _Written(x, last, nodes, approximate) if alone else None
+    return None
+
+
+def _last(bent: ir.Value, known: Mapping[ir.Value, Polynomial], held: Container[ir.Value]) -> ir.Node | None:
+    """The node that makes the result of what an Erf or a Tanh gives, if it is a GELU's; there is one way to it."""
     y = bent
     for _ in range(_MOST_STEPS):
         readers = y.consumers()
@@ -82,14 +90,8 @@ def _written(bend: ir.Node, held: Container[ir.Value]) -> _Written | None:
         if made is None:
             return None
         if is_same(made, _RESULT):
-            break
-    else:
-        return None
-    last = y.producer()
-    assert last is not None
-    nodes = nodes_inside({x}, last)
-    alone = is_private(nodes, last, held)
-    return _Written(x, last, nodes, approximate) if alone and shape_of(x) == shape_of(y) else None
+            return readers[0]
+    return None
 
 
 def _is_inner(value: ir.Value, held: Container[ir.Value]) -> bool:
