@@ -207,7 +207,10 @@ def test_results_are_short_in_a_shell_and_tables_in_a_notebook(path: Path) -> No
     step = ckplan.open_model(path)
     planned = ckplan.rewrite(step, strategy="memory")
     found = ckplan.analyze(step, strategies=["none"])
-    for result in (step, planned, planned.plan, planned.before, found, ckplan.pareto(step, strategies=[])):
+    measured = ckplan.measure(path, runs=1, heap=False, inside=False)
+    results = (step, planned, planned.plan, planned.before, found, ckplan.pareto(step, strategies=[]), measured)
+    results += (ckplan.explain(step, "y0"), ckplan.compare_files(path, path))
+    for result in results:
         assert len(repr(result)) < 200
     for result in (planned, found):
         assert result._repr_html_().startswith("<b>")

@@ -144,6 +144,9 @@ class Explanation:
     steps: int
     notes: tuple[str, ...] = ()
 
+    def __repr__(self) -> str:
+        return f"<Explanation of {self.tensor}: {self.fate} by {self.strategy}, {format_bytes(self.bytes)}>"
+
 
 def explain(step: Step, plan: Plan, name: str) -> Explanation:
     """Explain what a plan does with a tensor.

@@ -40,6 +40,9 @@ class Artifacts:
     folder: Path
     manifest: Mapping[str, Any]
 
+    def __repr__(self) -> str:
+        return f"<Artifacts in {self.folder}: {', '.join(self.manifest['files'])}>"
+
     def path(self, kind: str) -> Path:
         """The file that is for ``training``, ``evaluation`` or ``update``, or the ``checkpoint``."""
         return self.folder / str(self.manifest["files"][kind]["name"])

@@ -149,6 +149,9 @@ class Comparison:
     accept: str = ""
     others: Mapping[str, Snapshot] = field(default_factory=dict)
 
+    def __repr__(self) -> str:
+        return f"<Comparison of {len(self.checks)} model(s): {self.level.value}>"
+
     @property
     def level(self) -> Level:
         """The worst level of any check."""

@@ -176,6 +176,10 @@ class Verification:
     notes: tuple[str, ...]
     in_place: InPlace | None = None
 
+    def __repr__(self) -> str:
+        told = f"{len(self.problems)} problem(s)" if self.problems else "no problems"
+        return f"<Verification: {self.base!r} beside {self.new!r}, {told}>"
+
     @property
     def activation_ratio(self) -> float | None:
         """Peak activations of the new file over the base's."""

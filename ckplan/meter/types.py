@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
+from pathlib import Path
 from statistics import median
 from typing import Any
 
 from ckplan.meter.alive import Gap, Inside
 from ckplan.meter.nvml import Gpu
 from ckplan.planner.timeline import Timeline
+from ckplan.units import format_bytes, format_seconds
 
 
 def jsonable(value: Any) -> Any:
@@ -235,6 +237,10 @@ class Measurement:
     inside: Inside | None = None
     gpu: Gpu | None = None
     readings: Mapping[str, Any] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        peak = "" if self.peak_activations is None else f"{format_bytes(self.peak_activations)} of activations, "
+        return f"<Measurement of {Path(self.path).name}: {peak}{format_seconds(self.seconds)} a run>"
 
     @property
     def repeatable(self) -> bool:
