@@ -185,16 +185,17 @@ def test_one_number_that_was_computed_of_a_parameter_stands_for_it(number: float
 
 
 @pytest.mark.parametrize("on_the_way", ["val_3", "zeros_like"])
-def test_a_table_of_zeros_that_was_cut_stands_for_its_parameter(on_the_way: str) -> None:
-    """Positions often begin as zeros; what is made in the shape of a parameter is none."""
+@pytest.mark.parametrize("name", ["slice_1", "index_2", "embedding_1"])
+def test_a_table_of_zeros_that_was_cut_stands_for_its_parameter(name: str, on_the_way: str) -> None:
+    """Positions, absolute or relative, often begin as zeros; what is made in the shape of a parameter is none."""
     model = exported(
-        "h = MatMul(x, l.weight) y = Add(h, slice_1)",
-        {"l.weight": normal(0, 4, 4), "slice_1": np.zeros((2, 4), np.float32)},
-        {f"p_{name}": ("PARAMETER", name) for name in ("l.weight", "positions", "other")},
-        ["aten.mm](args = (%x, %p_l.weight))", "aten.add](args = (%mm, %slice_1))"],
+        f"h = MatMul(x, l.weight) y = Add(h, {name})",
+        {"l.weight": normal(0, 4, 4), name: np.zeros((2, 4), np.float32)},
+        {f"p_{target}": ("PARAMETER", target) for target in ("l.weight", "positions", "other")},
+        ["aten.mm](args = (%x, %p_l.weight))", f"aten.add](args = (%mm, %{name}))"],
     )
-    add_source(model, "slice_1", "positions", on_the_way)
-    stands = loaded(model)[0].graph.initializers["slice_1"].metadata_props.get(STANDS_FOR)
+    add_source(model, name, "positions", on_the_way)
+    stands = loaded(model)[0].graph.initializers[name].metadata_props.get(STANDS_FOR)
     assert stands == ("positions" if on_the_way == "val_3" else None)
 
 

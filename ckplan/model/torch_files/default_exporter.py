@@ -41,6 +41,7 @@ from ckplan.model.torch_files.exporter_metadata import (
     folded_from,
     is_comparison_name,
     is_constant_name,
+    is_looked_up_name,
     is_made_name,
     is_moved_name,
     is_product_name,
@@ -223,9 +224,10 @@ def is_one_number(value: ir.Value) -> bool:
 
 
 def _is_moved(value: ir.Value) -> bool:
-    """Whether an initializer holds the very numbers of what it was computed of, were they all zero."""
-    made = any(map(is_made_name, (str(value.name), *folded_from(value))))
-    return is_moved_name(str(value.name)) and not made
+    """Whether an initializer holds the very numbers of what it was computed of, or some of them, were they all zero."""
+    name = str(value.name)
+    made = any(map(is_made_name, (name, *folded_from(value))))
+    return (is_moved_name(name) or is_looked_up_name(name)) and not made
 
 
 def _is_of_nothing_else(value: ir.Value, sources: set[str]) -> bool:

@@ -22,6 +22,7 @@ _NAME = re.compile(r"%(\w+)")
 _MOVED = re.compile(
     r"(alias|clone|expand|permute|reshape|select|slice|squeeze|t|_to_copy|transpose|unsqueeze|view)(_\d+)?"
 )
+_LOOKED_UP = re.compile(r"(embedding|gather|index|index_select)(_\d+)?")
 _MADE = re.compile(r"(empty|full|new|ones|zeros)(_\w+)?")
 _PRODUCT = re.compile(r"(addmm|linear|matmul|mm)(_\d+)?")
 _OF_CONSTANTS = re.compile(r"(arange|empty|full|linspace|new|ones|scalar_tensor|val|zeros)(_\w+)?")
@@ -93,6 +94,11 @@ def _listed_as(graph: ir.Graph, kind: str) -> set[str]:
 def is_moved_name(name: str) -> bool:
     """Whether torch calls by a name what only moves numbers to other places."""
     return _MOVED.fullmatch(name) is not None
+
+
+def is_looked_up_name(name: str) -> bool:
+    """Whether torch calls by a name what holds numbers of a tensor, each as often as it is looked up."""
+    return _LOOKED_UP.fullmatch(name) is not None
 
 
 def is_product_name(name: str) -> bool:
