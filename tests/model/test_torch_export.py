@@ -200,6 +200,20 @@ def test_smoothing_that_the_exporter_left_out_is_noted(smoothing: str, written_o
     assert noted == (smoothing.endswith("0.1") and not written_out)
 
 
+@pytest.mark.parametrize("divisor", ["", ", False, True", ", False, True, 3"])
+@pytest.mark.parametrize("written_out", [False, True])
+def test_a_divisor_that_the_exporter_left_out_is_noted(divisor: str, written_out: bool) -> None:
+    line = f"aten.avg_pool2d.default](args = (%x, [1, 2], [1, 2], [0, 0]{divisor}), kwargs = {{}})"
+    model = exported(
+        f"p = AveragePool <kernel_shape = [1, 1]> (r) m = {'Mul' if written_out else 'Add'}(p, p) s = Reshape(m, back) "
+        "y = Add(s, a.bias)",
+        {"r": normal(0, 1, 2, 4, 1), "back": np.array([2, 4]), "a.bias": normal(0, 4)},
+        {"p_a_bias": ("PARAMETER", "a.bias")},
+        [line, line if written_out else "", "", ""],
+    )
+    assert ("1 average(s) had a divisor_override" in loaded(model)[1]) == (divisor.endswith("3") and not written_out)
+
+
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
 @pytest.mark.parametrize("written_out", [False, True])
 def test_means_that_the_exporter_left_out_are_noted(reduction: str, written_out: bool) -> None:

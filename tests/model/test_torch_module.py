@@ -224,6 +224,20 @@ def test_means_over_edges_are_not_lost(tmp_path: Path, with_own: bool) -> None:
     assert_like_torch(found, {name: p.grad.numpy() for name, p in module.named_parameters()})
 
 
+@pytest.mark.parametrize("rank", [2, 3])
+def test_the_divisor_of_an_average_is_not_lost(tmp_path: Path, rank: int) -> None:
+    torch.manual_seed(0)
+    convolution, average = (nn.Conv2d, nn.AvgPool2d) if rank == 2 else (nn.Conv3d, nn.AvgPool3d)
+    module = nn.Sequential(convolution(1, 2, 1), average(3, 2, 1, count_include_pad=False, divisor_override=5))
+    x = torch.randn(2, 1, *[5] * rank)
+    path = ckplan.export(module, (x,), tmp_path / "net.onnx", input_names=["x"])
+    forward = ckplan.load(path)
+    assert not any("divisor_override" in note for note in forward.notes)
+    module.double()(x.double()).square().sum().backward()
+    found = gradients_by(ckplan.build_training_graph(forward.model, loss="sum-of-squares"), {"x": x.numpy()})
+    assert_like_torch(found, {name: p.grad.numpy() for name, p in module.named_parameters()})
+
+
 def test_one_line_from_a_module_to_a_training_file(tmp_path: Path) -> None:
     network = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 3))
     ckplan.rewrite(

@@ -1,9 +1,10 @@
 """From a module of torch to a file whose parameters bear torch's names.
 
 torch's exporter optimises for inference unless it is told otherwise: it merges equal tensors, drops biases of zeros and
-computes with weights; and it leaves out label smoothing, and the means of a `scatter_reduce`. Here nothing is folded or
-left out, the mode of the module (training or evaluation) stays, parameters that require no gradient are marked, and
-gradients stop where the module detaches or switches them off. torch and onnxscript are imported when they are needed.
+computes with weights; and it leaves out label smoothing, the means of a `scatter_reduce` and an average's divisor. Here
+nothing is folded or left out, the mode of the module (training or evaluation) stays, parameters that require no
+gradient are marked, and gradients stop where the module detaches or switches them off. torch and onnxscript are
+imported when they are needed.
 """
 
 from __future__ import annotations

@@ -23,6 +23,7 @@ from ckplan.operators.matching import is_op
 
 _BATCH_NORM_IN_TRAINING = re.compile(r"_native_batch_norm_legit\w*\.default\]\(args = \(.*, True, ")
 _SMOOTHED = re.compile(r"aten\.cross_entropy_loss\.default\]\(args = \((?:[^,]+, ){5}([\d.e-]+)\)")
+_DIVIDED = re.compile(r"aten\.avg_pool[23]d\.default\]\(args = \(.*, (?:True|False), (?:True|False), (\d+)\)")
 _MEAN = re.compile(r"aten\.scatter_reduce\.two\]\(args = \((?:[^,]+, ){4}mean\)")
 
 
@@ -113,6 +114,12 @@ def signature_notes(
         notes.append(
             f"{len(means)} scatter_reduce took a mean in torch, whose exporter writes the last element in its place; "
             "ckplan.export keeps the mean"
+        )
+    divided = [line for line in _lines_of(graph, "AveragePool") - _lines_of(graph, "Mul") if _DIVIDED.search(line)]
+    if divided:
+        notes.append(
+            f"{len(divided)} average(s) had a divisor_override in torch, whose exporter leaves it out; ckplan.export "
+            "keeps it, without ceil_mode"
         )
     return tuple(notes)
 

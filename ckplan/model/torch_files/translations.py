@@ -1,13 +1,15 @@
 """Operators of torch's of which its exporter would make something else than torch computes, and say nothing.
 
-Of a cross-entropy with label smoothing it writes one without (``aten_cross_entropy_loss`` in onnxscript), and of what
-``scatter_reduce`` takes the mean of it writes the last (``aten_scatter_reduce``). Here both are written out as torch
-defines them.
+Of a cross-entropy with label smoothing it writes one without (``aten_cross_entropy_loss`` in onnxscript), of what
+``scatter_reduce`` takes the mean of it writes the last (``aten_scatter_reduce``), and an average that is divided by a
+number of its own it divides by the size of the window (``aten_avg_pool2d``). Here they are written out as torch defines
+them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 _REDUCTIONS = ("none", "mean", "sum")
@@ -22,6 +24,8 @@ def translations() -> dict[Callable[..., Any], Callable[..., Any]]:
     import torch
 
     return {
+        torch.ops.aten.avg_pool2d.default: _average_2d,
+        torch.ops.aten.avg_pool3d.default: _average_3d,
         torch.ops.aten.cross_entropy_loss.default: _cross_entropy,
         torch.ops.aten.scatter_reduce.two: _scatter_reduce,
     }
@@ -79,3 +83,52 @@ def _scatter_reduce(self: Any, dim: int, index: Any, src: Any, reduce: str, incl
     ones = op.Expand(op.CastLike(1.0, src), op.Shape(src))
     counts = op.ScatterElements(own, index, ones, axis=dim, reduction="add")
     return op.Div(sums, op.Max(counts, op.CastLike(1.0, src)))
+
+
+def _average_2d(
+    self: Any,
+    kernel_size: Sequence[int],
+    stride: Sequence[int] = (),
+    padding: Sequence[int] = (0, 0),
+    ceil_mode: bool = False,
+    count_include_pad: bool = True,
+    divisor_override: int | None = None,
+) -> Any:
+    """Write ``aten::avg_pool2d``."""
+    from onnxscript.function_libs.torch_lib.ops.nn import aten_avg_pool2d
+
+    whole = _divides(ceil_mode, divisor_override)
+    average = aten_avg_pool2d(self, kernel_size, stride, padding, ceil_mode, count_include_pad or whole)
+    return _divided(average, self, kernel_size, 2, divisor_override) if whole else average
+
+
+def _average_3d(
+    self: Any,
+    kernel_size: Sequence[int],
+    stride: Sequence[int] = (),
+    padding: Sequence[int] = (0, 0, 0),
+    ceil_mode: bool = False,
+    count_include_pad: bool = True,
+    divisor_override: int | None = None,
+) -> Any:
+    """Write ``aten::avg_pool3d``."""
+    from onnxscript.function_libs.torch_lib.ops.nn import aten_avg_pool3d
+
+    whole = _divides(ceil_mode, divisor_override)
+    average = aten_avg_pool3d(self, kernel_size, stride, padding, ceil_mode, count_include_pad or whole)
+    return _divided(average, self, kernel_size, 3, divisor_override) if whole else average
+
+
+def _divides(ceil_mode: bool, divisor: int | None) -> bool:
+    """Whether a sum is divided by a number of its own, and each window is whole, so that its average tells the sum."""
+    return bool(divisor) and not ceil_mode
+
+
+def _divided(average: Any, of: Any, kernel_size: Sequence[int], rank: int, divisor: int | None) -> Any:
+    """What averages over whole windows are, divided by another number than the size of the window."""
+    from onnxscript import opset18
+
+    op: Any = opset18
+
+    size = math.prod(kernel_size) if len(kernel_size) == rank else kernel_size[0] ** rank
+    return op.Mul(average, op.CastLike(size / (divisor or size), of))
