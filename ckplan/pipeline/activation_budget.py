@@ -25,9 +25,6 @@ _log = logging.getLogger(__name__)
 _TRIES = 3
 """How often a strategy is asked for a plan, the budget of the later ones lowered by what files took beyond theirs."""
 
-_AT_ONCE = 1e-9
-"""Seconds to search after the user has interrupted the search once: what is found first is taken."""
-
 _WORTH_RESERVING = 2**24
 """Bytes from which it is worth the time to write a file again for what a process takes less with it."""
 
@@ -65,7 +62,7 @@ def within_activations(step: Step, strategy: Strategy, goal: Goal) -> Planned:
         if step.files.get(plan.schedule, 0) <= budget:
             made = write_plan(step, plan, budget)
             if made.after.peak_activations <= budget:
-                return made if not tried else _proven_for(made, budget)
+                return made if not tried else proven_for(made, budget)
         tried.append((plan, step.files[plan.schedule]))
         told = (format_bytes(step.files[plan.schedule]), format_bytes(plan.predicted.peak_activations))
         _log.info("the file would take %s, its plan %s", *told)
@@ -111,7 +108,7 @@ def _plans(
     """
     target, interrupted = budget, False
     for _ in range(_TRIES):
-        wanted = replace(goal, seconds=_AT_ONCE) if interrupted else goal
+        wanted = goal.at_once if interrupted else goal
         try:
             plan = wanted.applied(strategy).solve(step.problem, target)
         except InfeasibleError as error:
@@ -132,7 +129,7 @@ def _plans(
         _log.info("planning again for %s", format_bytes(target))
     if interrupted:
         return
-    plans = last_resorts(step, strategy, goal, budget)
+    plans = list(last_resorts(step, strategy, goal, budget))
     fitting = [plan for plan in plans if plan.predicted.peak_activations <= budget]
     yield from sorted(fitting, key=lambda plan: plan.cost)
     for plan in sorted(plans, key=lambda plan: plan.predicted.peak_activations):
@@ -146,7 +143,7 @@ def _left_for(budget: int, plan: Plan, taken: int) -> int:
     return budget - (taken - plan.predicted.peak_activations)
 
 
-def _proven_for(made: Planned, budget: int) -> Planned:
+def proven_for(made: Planned, budget: int) -> Planned:
     """The same with the bound for the budget that was asked for, where the plan was made for less."""
     plan = made.plan
     if not plan.overhead_bound:

@@ -3,38 +3,56 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import replace
+import math
+from dataclasses import dataclass, replace
 
 from ckplan.errors import InfeasibleError
 from ckplan.keys import BUDGET, BUDGET_OF
-from ckplan.pipeline.activation_budget import within_activations
-from ckplan.pipeline.arena_forms import in_pools, reserving
-from ckplan.pipeline.goal import ACTIVATIONS, ARENA, TOTAL, Goal
-from ckplan.pipeline.lowest import last_resorts
+from ckplan.pipeline.activation_budget import proven_for
+from ckplan.pipeline.footprint_files import CLOSE, expected, fixed, with_reservation
+from ckplan.pipeline.goal import Goal
+from ckplan.pipeline.lowest_footprint import cheapest_lowest, some_lowest
 from ckplan.pipeline.plan_files import write_plan
 from ckplan.pipeline.planned import HOLDER, Planned, share_of
 from ckplan.pipeline.step import Step
-from ckplan.planner import lower_bound
+from ckplan.planner import Plan, lower_bound
 from ckplan.planner.strategies import Strategy
-from ckplan.runtime.footprint import Footprint
 from ckplan.units import format_bytes
 
 _log = logging.getLogger(__name__)
 
-_TRIES = 6
-"""How often a file is written until what a process with it holds keeps to a budget of more than activations."""
+_PLANS, _FILES = 24, 6
+"""How many plans are looked at for a file, at most, and how many files are written until one keeps to a budget."""
 
-_LITTLE_LESS = 0.995
-"""How much less is asked for at least."""
+_LITTLE_LESS = 0.99
+"""How much less is asked for at least, as a ratio."""
+
+_NEAR = 1.04
+"""Ratio of two budgets between which no other one is looked at."""
+
+
+@dataclass(frozen=True)
+class _Look:
+    """A plan that was not written yet.
+
+    Attributes:
+        target: bytes of activations that it was made for.
+        plan: the plan.
+        taken: bytes that the arena is expected to take.
+    """
+
+    target: int
+    plan: Plan
+    taken: int
 
 
 def within_footprint(step: Step, strategy: Strategy, goal: Goal) -> Planned:
     """Plan for activations that leave room for everything else, less of them where the arena still takes too much.
 
     What the arena takes does not follow from the peak: it grows by regions, and lays a run's tensors out in one block.
-    Where it takes too much, tensors are reserved first of all, so that a run may lie in one region. What is refused is
-    what the plan of the lowest peak does not keep to, either: it is the same for every budget, so the one that a
-    refusal names is kept to.
+    Where it takes too much, tensors are reserved first of all, so that a run may lie in one region. What a file will
+    take is expected of its plan, so that only those are written that may do. What is refused is what no plan of the
+    lowest peaks keeps to, either: they are the same for every budget, so the one that a refusal names is kept to.
 
     Raises:
         UsageError: the goal does not fit the strategy.
@@ -42,73 +60,99 @@ def within_footprint(step: Step, strategy: Strategy, goal: Goal) -> Planned:
     """
     limit = goal.limit(share_of(step.footprint, goal))
     assert limit is not None  # see `Goal.of`
-    fixed = _fixed(step.footprint, goal)
-    target = limit - fixed - step.footprint.returned
-    if target <= 0:
-        named = "parameters, state, inputs, the session and outputs alone take" if fixed else "outputs alone take"
+    besides = fixed(step.footprint, goal)
+    most = limit - besides - step.footprint.returned
+    if most <= 0:
+        named = "parameters, state, inputs, the session and outputs alone take" if besides else "outputs alone take"
         raise InfeasibleError(
-            f"{named} {format_bytes(limit - target)}, the budget of what {HOLDER[goal.scope]} holds is "
+            f"{named} {format_bytes(limit - most)}, the budget of what {HOLDER[goal.scope]} holds is "
             f"{format_bytes(limit)}",
             "raise it, or choose an optimizer with less state",
         )
-    lowest: Planned | None = None
-    least, smallest = lower_bound(step.problem)[0], None
-    for _ in range(_TRIES):
-        if target < least:
-            break
-        try:
-            made = within_activations(step, strategy, replace(goal, budget=target, share=None, scope=ACTIVATIONS))
-        except InfeasibleError:
-            break
-        made, taken = _with_reservation(made, goal, limit, smallest)
-        if taken <= (room := limit - _fixed(made.footprint, goal)):
-            return _noted(made, goal, limit)
-        smallest = taken if smallest is None else min(taken, smallest)
-        _log.info("%s with the file would hold %s", HOLDER[goal.scope], format_bytes(limit - room + taken))
-        lowest = lowest or _lowest(step, strategy, goal, limit)
-        target = min(target - 1, _next_target(made, room, taken))
-    return _noted(lowest or _lowest(step, strategy, goal, limit), goal, limit)
+    made = _best_packed(step, strategy, goal, limit, most) or cheapest_lowest(step, strategy, goal, limit)
+    return _noted(proven_for(made, most), goal, limit)
 
 
-def _lowest(step: Step, strategy: Strategy, goal: Goal, limit: int) -> Planned:
-    """The cheapest of the plans of lowest peaks whose file keeps to a budget of more than activations.
+def _best_packed(step: Step, strategy: Strategy, goal: Goal, limit: int, most: int) -> Planned | None:
+    """A file that keeps to a budget, of a plan for as many activations as may be; None if none is found.
 
-    The one of the lowest peak of all need not be among them: a peak that is a little higher may pack better. They are
-    the same for every budget, and so is what the best of their files takes.
+    Args:
+        step: what to plan.
+        strategy: how to plan.
+        goal: what to keep to.
+        limit: the budget in bytes.
+        most: bytes of activations to begin with.
 
     Raises:
-        InfeasibleError: none does.
+        InfeasibleError: no plan of a lowest peak keeps to it, either: what is refused does not hang on chance.
     """
-    best: Planned | None = None
-    for plan in sorted(last_resorts(step, strategy, goal, 0), key=lambda plan: plan.cost):
-        bound = _fixed(step.footprint, goal) + plan.predicted.peak_activations
-        if best is not None and bound >= share_of(best.footprint, goal):
-            continue  # no file takes less than its plan, and a plan adds nodes to what a session holds
-        made, _ = _with_reservation(write_plan(step, plan), goal, limit)
-        if share_of(made.footprint, goal) <= limit:
-            return made
-        best = made if best is None else min(best, made, key=lambda made: share_of(made.footprint, goal))
-    if best is None:
-        raise InfeasibleError(
-            f"strategy `{strategy}` has no plan{goal.costing} for which {HOLDER[goal.scope]} holds no more than "
-            f"{format_bytes(limit)}",
-            "allow more overhead, or raise the budget",
-        )
-    least, fixed = share_of(best.footprint, goal), _fixed(best.footprint, goal)
-    moment = best.after.steps[best.after.peak_step]
-    parts = f"for a peak of {format_bytes(moment.activations)} at '{moment.op}'"
-    if fixed:
-        parts = (
-            f"{format_bytes(fixed)} of parameters, state, inputs and the session, and an arena of "
-            f"{format_bytes(least - fixed)} {parts}"
-        )
-    raise InfeasibleError(
-        f"strategy `{strategy}` has no plan{goal.costing} for which {HOLDER[goal.scope]} holds no more than "
-        f"{format_bytes(limit)}: the least that was found is {format_bytes(least)}, {parts}; the arena grows in large "
-        "steps",
-        f"raise the budget to {least} bytes, or choose a smaller batch (--dim)",
-        least,
-    )
+    room, ratio, smallest = limit - fixed(step.footprint, goal), 1.0, None
+    over = _look(step, strategy, goal, most)
+    if over is None:
+        return None
+    found = over if over.taken <= room else None
+    for number in range(_FILES):
+        if found is not None:
+            made, held = with_reservation(write_plan(step, found.plan), goal, limit, smallest)
+            if held <= limit - fixed(made.footprint, goal):
+                return made
+            told = format_bytes(share_of(made.footprint, goal))
+            _log.info("%s with the file would hold %s", HOLDER[goal.scope], told)
+            smallest = held if smallest is None else min(held, smallest)
+            ratio, over = min(held / max(found.taken, 1), CLOSE), found
+        if not number:
+            some_lowest(step, strategy, goal, limit)
+        found = _largest(step, strategy, goal, over, int(room / ratio))
+        if found is None:
+            return None
+    return None
+
+
+def _largest(step: Step, strategy: Strategy, goal: Goal, over: _Look, room: int) -> _Look | None:
+    """A plan that is expected to do, for as many activations as may be; None if none is found.
+
+    Plans are made for less and less until one is expected to do, and then for more by halves.
+
+    Args:
+        step: what to plan.
+        strategy: how to plan.
+        goal: what to keep to.
+        over: a plan that does not do; those that are looked at are for less.
+        room: what the arena may take, in bytes.
+    """
+    under: _Look | None = None
+    goal = goal.at_once if over.plan.interrupted else goal
+    for _ in range(_PLANS if goal.seconds is None else 1):
+        target = _less(over, step, room) if under is None else (under.target + over.target) // 2
+        looked = _look(step, strategy, goal, target)
+        if looked is None:
+            break
+        if looked.taken <= room:
+            under = looked
+        else:
+            over = looked
+        if under is not None and over.target <= _NEAR * under.target:
+            break
+    return under
+
+
+def _look(step: Step, strategy: Strategy, goal: Goal, target: int) -> _Look | None:
+    """The plan of a strategy for some activations, and what it is expected to take; None if there is none."""
+    if target < lower_bound(step.problem)[0]:
+        return None
+    try:
+        plan = goal.applied(strategy).solve(step.problem, target)
+    except InfeasibleError:
+        return None
+    return _Look(target, plan, expected(step, plan, goal))
+
+
+def _less(over: _Look, step: Step, room: int) -> int:
+    """Bytes of activations to look at next below a plan that does not do: half of the way to what would, by ratios."""
+    returned = step.footprint.returned
+    share = max(room - returned, 0) / max(over.taken - returned, 1)
+    peak = over.plan.predicted.peak_activations
+    return min(over.target - 1, int(peak * min(_LITTLE_LESS, math.sqrt(share))))
 
 
 def _noted(made: Planned, goal: Goal, limit: int) -> Planned:
@@ -116,38 +160,3 @@ def _noted(made: Planned, goal: Goal, limit: int) -> Planned:
     made.model.metadata_props[BUDGET] = str(limit)
     made.model.metadata_props[BUDGET_OF] = goal.scope
     return replace(made, budget=limit, scope=goal.scope)
-
-
-def _with_reservation(made: Planned, goal: Goal, limit: int, most: int | None = None) -> tuple[Planned, int]:
-    """A plan's file, and what its arena takes; with tensors reserved first, or in pools, if it takes too much without.
-
-    Args:
-        made: the plan in a file.
-        goal: what the budget is of.
-        limit: the budget in bytes.
-        most: what the arena of the best file yet takes: another one that takes more is not worth writing.
-    """
-    room, taken = limit - _fixed(made.footprint, goal), _taken(made, goal.scope)
-    if taken > room:
-        best = max(room, taken if most is None else most)
-        made = in_pools(made, best, room) if goal.scope == ARENA else reserving(made, best)
-    return made, _taken(made, goal.scope)
-
-
-def _taken(made: Planned, scope: str) -> int:
-    """What the arena of a file takes, of what a budget is of."""
-    return made.footprint.held if scope == ARENA else made.footprint.running
-
-
-def _next_target(made: Planned, room: int, taken: int) -> int:
-    """Bytes of activations to plan for after a file whose arena takes more than there is room for.
-
-    With as many gaps in proportion as there are now.
-    """
-    peak, returned = made.after.peak_activations, made.footprint.returned
-    return int(peak * min(_LITTLE_LESS, max(room - returned, 0) / max(taken - returned, 1)))
-
-
-def _fixed(found: Footprint, goal: Goal) -> int:
-    """Those of them that are there whatever the plan is."""
-    return found.resident if goal.scope == TOTAL else 0

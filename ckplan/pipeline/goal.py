@@ -17,6 +17,9 @@ S = TypeVar("S", bound=Strategy)
 ACTIVATIONS, ARENA, TOTAL = SCOPES = ("activations", "arena", "total")
 """What a budget may be of."""
 
+_AT_ONCE = 1e-9
+"""Seconds of a search that finds one plan."""
+
 
 @dataclass(frozen=True)
 class Goal:
@@ -74,6 +77,11 @@ class Goal:
     def costing(self) -> str:
         """What a plan may cost, in words behind "no plan"; empty where that is not limited."""
         return "" if self.overhead is None else f" with an overhead of at most {100 * self.overhead:.3g} %"
+
+    @property
+    def at_once(self) -> Goal:
+        """The same after the user has interrupted the search once: what is found first is taken."""
+        return replace(self, seconds=_AT_ONCE)
 
     def bytes(self, base: Timeline) -> int | None:
         """The budget in bytes, given the timeline without a plan."""

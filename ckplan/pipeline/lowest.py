@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 
 from ckplan.errors import CkplanError
@@ -43,7 +45,7 @@ _REACH = 1.1
 """How far above a budget the lowest peak of a strategy may lie for it to be asked for the budget as well."""
 
 
-def last_resorts(step: Step, strategy: Strategy, goal: Goal, budget: int) -> list[Plan]:
+def last_resorts(step: Step, strategy: Strategy, goal: Goal, budget: int) -> Iterator[Plan]:
     """What a strategy has at its lowest peak, and for `auto` what others have there and within a budget.
 
     Args:
@@ -52,22 +54,30 @@ def last_resorts(step: Step, strategy: Strategy, goal: Goal, budget: int) -> lis
         goal: its limit of the overhead holds for the others, too.
         budget: bytes of activations.
     """
-    if not isinstance(strategy, Auto):
-        return [lowest_plan(step, goal.applied(strategy))]
     asked = goal.applied(strategy)
+    if not isinstance(asked, Auto):
+        yield lowest_plan(step, asked)
+        return
     limited = asked.overhead >= 0
     lowest = asked if limited else replace(asked, overhead=LIMITLESS)
-    found = [replace(lowest_plan(step, lowest), strategy=str(strategy))]
+    plan = replace(lowest_plan(step, lowest), strategy=str(strategy))
+    if not limited or plan.overhead <= asked.overhead:
+        yield plan
+    for plan in _of_others(step, budget):
+        if not limited or plan.overhead <= asked.overhead:
+            yield plan
+
+
+def _of_others(step: Step, budget: int) -> Iterator[Plan]:
+    """What other strategies have at their lowest peaks and within a budget."""
     for other, most_ops in _OTHERS:
         if len(step.problem.ops) > most_ops:
             continue
-        found.append(lowest_plan(step, other))
-        if found[-1].predicted.peak_activations <= _REACH * budget:
-            try:
-                found.append(other.solve(step.problem, budget))
-            except CkplanError:
-                continue
-    return [plan for plan in found if not limited or plan.overhead <= asked.overhead]
+        plan = lowest_plan(step, other)
+        yield plan
+        if plan.predicted.peak_activations <= _REACH * budget:
+            with suppress(CkplanError):
+                yield other.solve(step.problem, budget)
 
 
 def lowest_plan(step: Step, strategy: Strategy) -> Plan:

@@ -23,6 +23,9 @@ _BLOCK, _WORKSPACE = -2, -3
 _ORDERS = 6
 """Orders of an arena's regions that are looked at: none of them from the C library's heap, the first, and so on."""
 
+_RUNS = 2
+"""Later runs until an arena has what they need."""
+
 _ENDLESS = ArenaSettings(first_region=2**50, waste=0)
 
 _PRECISION = 1 / 512
@@ -185,8 +188,20 @@ def expected_arena(asked: Allocations, settings: ArenaSettings = DEFAULT) -> Exp
     Raises:
         ArenaFullError: the limit of the settings is too small.
     """
-    found = [_expected(asked, settings, below) for below in (0, 1)]
-    return max(found, key=lambda arena: (arena.steady.held, arena.steady.touched, arena.first.held))
+    first, steady, below = _worst(asked, settings)
+    plain = _opened(asked, settings, below)
+    for _ in range(_RUNS):
+        without = _run(plain, asked)
+    block = pattern_block(asked) if asked.pattern else None
+    needed, live = (_opened(asked, _ENDLESS) for _ in range(2))
+    _run(needed, asked, block)
+    _run(live, asked)
+    return ExpectedArena(live.high, first, block or 0, needed.high, steady, without)
+
+
+def steady_arena(asked: Allocations) -> ArenaUse:
+    """What the arena is expected to be in later runs under default settings, and nothing else; see `expected_arena`."""
+    return _worst(asked, DEFAULT)[1]
 
 
 def held_wherever(asked: Allocations) -> int:
@@ -194,22 +209,23 @@ def held_wherever(asked: Allocations) -> int:
 
     Cells are made for regions in some of these orders; in another one, a gap may be taken that has to be left.
     """
-    return max(_expected(asked, DEFAULT, below).steady.held for below in range(_ORDERS))
+    return max(_runs(asked, DEFAULT, below)[1].held for below in range(_ORDERS))
 
 
-def _expected(asked: Allocations, settings: ArenaSettings, below: int) -> ExpectedArena:
-    """The arena with some of its first regions below all others, or none."""
+def _worst(asked: Allocations, settings: ArenaSettings) -> tuple[ArenaUse, ArenaUse, int]:
+    """The first run and later ones where the first region lies in the way, and how many regions lie below it then."""
+    found = [(*_runs(asked, settings, below), below) for below in (0, 1)]
+    return max(found, key=lambda uses: (uses[1].held, uses[1].touched, uses[0].held))
+
+
+def _runs(asked: Allocations, settings: ArenaSettings, below: int) -> tuple[ArenaUse, ArenaUse]:
+    """The first run and a later one, with some of the first regions below all others, or none."""
     block = pattern_block(asked) if asked.pattern else None
-    arena, plain = (_opened(asked, settings, below) for _ in range(2))
+    arena = _opened(asked, settings, below)
     first = _run(arena, asked)
-    for _ in range(2):
+    for _ in range(_RUNS):
         steady = _run(arena, asked, block)
-        without = _run(plain, asked)
-    needed = _opened(asked, _ENDLESS)
-    _run(needed, asked, block)
-    live = _opened(asked, _ENDLESS)
-    _run(live, asked)
-    return ExpectedArena(live.high, first, block or 0, needed.high, steady, without)
+    return first, steady
 
 
 def written(asked: Allocations) -> int:
@@ -220,7 +236,7 @@ def written(asked: Allocations) -> int:
     Args:
         asked: the allocations of one run.
     """
-    steady = expected_arena(asked).steady
+    steady = steady_arena(asked)
     return steady.touched + steady.tables + asked.outside
 
 

@@ -25,7 +25,7 @@ import onnx_ir as ir
 from ckplan import keys
 from ckplan.model.metadata import listed_names, told
 from ckplan.model.weights import lies_outside
-from ckplan.planner.allocations import Allocations, expected_arena
+from ckplan.planner.allocations import Allocations, steady_arena
 from ckplan.planner.problem import Problem
 from ckplan.runtime.allocations_of import asked_by
 from ckplan.runtime.problem_of import problem_of
@@ -119,7 +119,7 @@ def footprint_of(
     asked = asked_by(executed, model, given, problem)
     peak = _peak(problem, asked)
     returned = sum(asked.size[buffer] for step in asked.steps for buffer in step.outputs)
-    steady = expected_arena(asked).steady
+    steady = steady_arena(asked)
     touched = max(steady.touched + asked.outside, peak + returned)
     initializers = model.graph.initializers.values()
     states = set(listed_names(model.metadata_props, keys.STATES))

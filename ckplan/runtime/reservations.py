@@ -27,7 +27,11 @@ def best_reservation(executed: ir.Model, model: ir.Model) -> tuple[Reservation, 
         executed: what onnxruntime executes of a file, nodes in execution order.
         model: the file.
     """
-    asked = allocations_of(executed, model)
+    return reservation_for(allocations_of(executed, model))
+
+
+def reservation_for(asked: Allocations) -> tuple[Reservation, int]:
+    """Like `best_reservation`, for what a run asks of the allocator."""
     reservations = [(), *_reservations(expected_arena(asked))]
     found = {reserved: written(_reserving(asked, reserved)) for reserved in reservations}
     reserved = min(found, key=lambda reserved: (found[reserved], sum(reserved)))
@@ -47,10 +51,11 @@ def _reservations(expected: ExpectedArena) -> list[Reservation]:
         half *= 2
     beside = expected.needed - block
     larger = [*sizes[-1:], *([block] if block else [])]
-    small = (
-        dict.fromkeys((beside, max(beside, DEFAULT.first_region + UNIT))) if 2 * beside > DEFAULT.first_region else ()
-    )
-    twice = [(one, size) for one in dict.fromkeys(small) for size in larger if one <= size]
+    next_larger = DEFAULT.first_region
+    while next_larger < beside:
+        next_larger *= 2
+    small = (beside, next_larger + UNIT) if 2 * beside > DEFAULT.first_region else ()
+    twice = [(one, size) for one in small for size in larger if one <= size]
     return [*((size,) for size in sizes[-_LARGEST_RESERVATIONS:]), *((size,) for size in larger[-1:]), *twice]
 
 

@@ -1,0 +1,51 @@
+"""What a process or its arena holds with a plan's file, and what it is expected to before there is one."""
+
+from __future__ import annotations
+
+from ckplan.pipeline.arena_forms import in_pools, reserving
+from ckplan.pipeline.goal import ARENA, TOTAL, Goal
+from ckplan.pipeline.planned import Planned
+from ckplan.pipeline.step import Step
+from ckplan.planner import Plan
+from ckplan.planner.allocations import expected_arena
+from ckplan.runtime.allocations_of import asked_by_plan
+from ckplan.runtime.footprint import Footprint
+from ckplan.runtime.reservations import reservation_for
+
+CLOSE = 1.2
+"""How much more a file takes than is expected of its plan, as a ratio, at most, but where another region is needed."""
+
+
+def expected(step: Step, plan: Plan, goal: Goal) -> int:
+    """Bytes that the arena is expected to take of a plan's file; where it is cut into pools, what is alive.
+
+    A file has control edges besides, and onnxruntime fuses some of its nodes; see `CLOSE`.
+    """
+    asked = asked_by_plan(step.problem, plan.schedule, step.ordered)
+    return expected_arena(asked).live if goal.scope == ARENA else reservation_for(asked)[1]
+
+
+def with_reservation(made: Planned, goal: Goal, limit: int, most: int | None = None) -> tuple[Planned, int]:
+    """A plan's file, and what its arena takes; with tensors reserved first, or in pools, if it takes too much without.
+
+    Args:
+        made: the plan in a file.
+        goal: what the budget is of.
+        limit: the budget in bytes.
+        most: what the arena of the best file yet takes: another one that takes more is not worth writing.
+    """
+    room, taken = limit - fixed(made.footprint, goal), taken_by(made, goal.scope)
+    if taken > room:
+        best = max(room, taken if most is None else most)
+        made = in_pools(made, best, room) if goal.scope == ARENA else reserving(made, best)
+    return made, taken_by(made, goal.scope)
+
+
+def taken_by(made: Planned, scope: str) -> int:
+    """What the arena of a file takes, of what a budget is of."""
+    return made.footprint.held if scope == ARENA else made.footprint.running
+
+
+def fixed(found: Footprint, goal: Goal) -> int:
+    """Those of them that are there whatever the plan is."""
+    return found.resident if goal.scope == TOTAL else 0

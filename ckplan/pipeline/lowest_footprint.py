@@ -1,0 +1,82 @@
+"""The plans of lowest peaks as files that are to keep to a budget of more than activations."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ckplan.errors import InfeasibleError
+from ckplan.pipeline.footprint_files import CLOSE, expected, fixed, with_reservation
+from ckplan.pipeline.goal import Goal
+from ckplan.pipeline.lowest import last_resorts
+from ckplan.pipeline.plan_files import write_plan
+from ckplan.pipeline.planned import HOLDER, Planned, share_of
+from ckplan.pipeline.step import Step
+from ckplan.planner import Plan
+from ckplan.planner.strategies import Strategy
+from ckplan.units import format_bytes
+
+
+def some_lowest(step: Step, strategy: Strategy, goal: Goal, limit: int) -> Planned:
+    """A plan of a lowest peak whose file keeps to a budget of more than activations, the first that is found.
+
+    Raises:
+        InfeasibleError: there is none.
+    """
+    for plan in last_resorts(step, strategy, goal, 0):
+        if expected(step, plan, goal) <= limit - fixed(step.footprint, goal):
+            made, _ = with_reservation(write_plan(step, plan), goal, limit)
+            if share_of(made.footprint, goal) <= limit:
+                return made
+    return cheapest_lowest(step, strategy, goal, limit)
+
+
+def cheapest_lowest(step: Step, strategy: Strategy, goal: Goal, limit: int) -> Planned:
+    """The cheapest of the plans of lowest peaks whose file keeps to a budget of more than activations.
+
+    The one of the lowest peak of all need not be among them: a peak that is a little higher may pack better. They are
+    the same for every budget, and so is what the best of their files takes.
+
+    Raises:
+        InfeasibleError: none does.
+    """
+    best: Planned | None = None
+    for plan in _worth_writing(step, list(last_resorts(step, strategy, goal, 0)), goal, limit):
+        bound = fixed(step.footprint, goal) + plan.predicted.peak_activations
+        if best is not None and bound >= share_of(best.footprint, goal):
+            continue  # no file takes less than its plan, and a plan adds nodes to what a session holds
+        made, _ = with_reservation(write_plan(step, plan), goal, limit)
+        if share_of(made.footprint, goal) <= limit:
+            return made
+        best = made if best is None else min(best, made, key=lambda made: share_of(made.footprint, goal))
+    if best is None:
+        raise InfeasibleError(
+            f"strategy `{strategy}` has no plan{goal.costing} for which {HOLDER[goal.scope]} holds no more than "
+            f"{format_bytes(limit)}",
+            "allow more overhead, or raise the budget",
+        )
+    least, besides = share_of(best.footprint, goal), fixed(best.footprint, goal)
+    moment = best.after.steps[best.after.peak_step]
+    parts = f"for a peak of {format_bytes(moment.activations)} at '{moment.op}'"
+    if besides:
+        parts = (
+            f"{format_bytes(besides)} of parameters, state, inputs and the session, and an arena of "
+            f"{format_bytes(least - besides)} {parts}"
+        )
+    raise InfeasibleError(
+        f"strategy `{strategy}` has no plan{goal.costing} for which {HOLDER[goal.scope]} holds no more than "
+        f"{format_bytes(limit)}: the least that was found is {format_bytes(least)}, {parts}; the arena grows in large "
+        "steps",
+        f"raise the budget to {least} bytes, or choose a smaller batch (--dim)",
+        least,
+    )
+
+
+def _worth_writing(step: Step, plans: Sequence[Plan], goal: Goal, limit: int) -> list[Plan]:
+    """The plans whose files may keep to a budget, or take least of all, the cheapest first.
+
+    What a plan asks of the arena is known before it is written, but for control edges and what onnxruntime fuses.
+    """
+    distinct = {plan.schedule: plan for plan in reversed(plans)}.values()
+    known = {plan.schedule: expected(step, plan, goal) for plan in distinct}
+    most = CLOSE * max(min(known.values(), default=0), limit - fixed(step.footprint, goal))
+    return sorted((plan for plan in distinct if known[plan.schedule] <= most), key=lambda plan: plan.cost)
