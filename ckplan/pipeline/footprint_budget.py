@@ -87,6 +87,8 @@ def _best_packed(step: Step, strategy: Strategy, goal: Goal, limit: int, most: i
         InfeasibleError: no plan of a lowest peak keeps to it, either: what is refused does not hang on chance.
     """
     room, ratio, smallest = limit - fixed(step.footprint, goal), 1.0, None
+    if goal.seconds is not None:  # are for all plans together
+        goal = replace(goal, seconds=goal.seconds / _FILES)
     over = _look(step, strategy, goal, most)
     if over is None:
         return None
@@ -120,13 +122,13 @@ def _largest(step: Step, strategy: Strategy, goal: Goal, over: _Look, room: int)
         over: a plan that does not do; those that are looked at are for less.
         room: what the arena may take, in bytes.
     """
-    under: _Look | None = None
-    goal = goal.at_once if over.plan.interrupted else goal
-    for _ in range(_PLANS if goal.seconds is None else 1):
+    under, interrupted = None, over.plan.interrupted
+    for _ in range(_PLANS):
         target = _less(over, step, room) if under is None else (under.target + over.target) // 2
-        looked = _look(step, strategy, goal, target)
+        looked = _look(step, strategy, goal, target, interrupted=interrupted)
         if looked is None:
             break
+        interrupted = looked.plan.interrupted
         if looked.taken <= room:
             under = looked
         else:
@@ -136,14 +138,24 @@ def _largest(step: Step, strategy: Strategy, goal: Goal, over: _Look, room: int)
     return under
 
 
-def _look(step: Step, strategy: Strategy, goal: Goal, target: int) -> _Look | None:
-    """The plan of a strategy for some activations, and what it is expected to take; None if there is none."""
+def _look(step: Step, strategy: Strategy, goal: Goal, target: int, *, interrupted: bool = False) -> _Look | None:
+    """The plan of a strategy for some activations, and what it is expected to take; None if there is none.
+
+    Args:
+        step: what to plan.
+        strategy: how to plan.
+        goal: what to keep to.
+        target: bytes of activations.
+        interrupted: whether the user has interrupted the search, so that what is found first is taken.
+    """
     if target < lower_bound(step.problem)[0]:
         return None
+    asked = goal.at_once if interrupted else goal
     try:
-        plan = goal.applied(strategy).solve(step.problem, target)
+        plan = asked.applied(strategy).solve(step.problem, target)
     except InfeasibleError:
         return None
+    plan = replace(plan, interrupted=interrupted or plan.interrupted)
     return _Look(target, plan, expected(step, plan, goal))
 
 

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from ckplan.errors import InfeasibleError
-from ckplan.pipeline.footprint_files import CLOSE, expected, fixed, with_reservation
+from ckplan.pipeline.footprint_files import expected, fixed, with_reservation
 from ckplan.pipeline.goal import Goal
 from ckplan.pipeline.lowest import last_resorts
 from ckplan.pipeline.plan_files import write_plan
 from ckplan.pipeline.planned import HOLDER, Planned, share_of
 from ckplan.pipeline.step import Step
-from ckplan.planner import Plan
 from ckplan.planner.strategies import Strategy
 from ckplan.units import format_bytes
 
@@ -34,13 +31,15 @@ def cheapest_lowest(step: Step, strategy: Strategy, goal: Goal, limit: int) -> P
     """The cheapest of the plans of lowest peaks whose file keeps to a budget of more than activations.
 
     The one of the lowest peak of all need not be among them: a peak that is a little higher may pack better. They are
-    the same for every budget, and so is what the best of their files takes.
+    the same for every budget, and so is what the best of their files takes. All are written: where a plan is next to
+    needing another region, its file may take half of what is expected of it.
 
     Raises:
         InfeasibleError: none does.
     """
     best: Planned | None = None
-    for plan in _worth_writing(step, list(last_resorts(step, strategy, goal, 0)), goal, limit):
+    distinct = {plan.schedule: plan for plan in reversed(list(last_resorts(step, strategy, goal, 0)))}
+    for plan in sorted(distinct.values(), key=lambda plan: plan.cost):
         bound = fixed(step.footprint, goal) + plan.predicted.peak_activations
         if best is not None and bound >= share_of(best.footprint, goal):
             continue  # no file takes less than its plan, and a plan adds nodes to what a session holds
@@ -69,14 +68,3 @@ def cheapest_lowest(step: Step, strategy: Strategy, goal: Goal, limit: int) -> P
         f"raise the budget to {least} bytes, or choose a smaller batch (--dim)",
         least,
     )
-
-
-def _worth_writing(step: Step, plans: Sequence[Plan], goal: Goal, limit: int) -> list[Plan]:
-    """The plans whose files may keep to a budget, or take least of all, the cheapest first.
-
-    What a plan asks of the arena is known before it is written, but for control edges and what onnxruntime fuses.
-    """
-    distinct = {plan.schedule: plan for plan in reversed(plans)}.values()
-    known = {plan.schedule: expected(step, plan, goal) for plan in distinct}
-    most = CLOSE * max(min(known.values(), default=0), limit - fixed(step.footprint, goal))
-    return sorted((plan for plan in distinct if known[plan.schedule] <= most), key=lambda plan: plan.cost)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import onnx
@@ -15,6 +16,8 @@ from ckplan.autodiff.optimizers import rows
 from ckplan.errors import InfeasibleError, UsageError
 from ckplan.meter import measure
 from ckplan.pipeline.plan_files import write_plan
+from ckplan.planner import Plan, Problem
+from ckplan.planner.strategies.auto import Auto
 from ckplan.runtime.executed import executed_model
 from ckplan.runtime.footprint import footprint_of
 from ckplan.runtime.reservations import best_reservation
@@ -128,6 +131,32 @@ def test_a_file_that_needs_another_region_than_expected_does_not_take_the_plan_f
     step = ckplan.open_model(SAMPLES / "bert_tiny.onnx", optimizer="sgd", dims={"batch": 64})
     made = ckplan.rewrite(step, strategy="evict", budget="50%", of="total")
     assert made.plan.overhead < 0.08
+
+
+def test_auto_refuses_no_budget_that_another_strategy_keeps_to() -> None:
+    """The file of what takes least is expected to take almost twice as much, and another plan to keep to the budget."""
+    step = ckplan.open_model(SAMPLES / "mlp.onnx", optimizer="adamw", dims={"batch": 16384})
+    budget = int(0.59 * step.footprint.total)
+    for strategy in ("evict", "auto"):
+        assert ckplan.rewrite(step, strategy=strategy, budget=budget, of="total").footprint.total <= budget
+
+
+def test_a_search_that_was_interrupted_once_goes_on_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plans that follow are what is found first, and the one that is taken says that it was interrupted."""
+    step = ckplan.open_model(SAMPLES / "gpt_tiny.onnx", dims={"batch": 40})
+    given: list[float] = []
+    solve = Auto.solve
+
+    def interrupted(auto: Auto, problem: Problem, budget: int | None = None) -> Plan:
+        given.append(auto.seconds)
+        plan = solve(auto, problem, budget)
+        return plan if budget is None else replace(plan, interrupted=auto.seconds == 60 / 6)
+
+    monkeypatch.setattr(Auto, "solve", interrupted)
+    made = ckplan.rewrite(step, budget="50%", of="total", seconds=60)
+    assert made.plan.interrupted
+    assert given[0] == 60 / 6
+    assert min(given) < 1e-6
 
 
 def test_nothing_is_reserved_where_the_first_region_is_enough() -> None:
