@@ -11,7 +11,7 @@ import pytest
 import ckplan
 from tests.model.models import normal, parse, run
 from tests.model.test_unfold import FOLDED
-from tests.model.torch_files import exported, gradients, loaded
+from tests.model.torch_files import add_source, exported, gradients, loaded
 
 TRIANGLE = np.tril(np.ones((4, 4), np.float32))
 MASK = TRIANGLE[[1, 0, 2, 3]]
@@ -84,7 +84,10 @@ def test_a_triangle_of_a_weight_stays_one(name: str, form: np.ndarray) -> None:
         model = parse(text, {name: WEIGHT * form})
         model.producer_name = "pytorch"
     _, notes = loaded(model)
-    assert "1 weight(s) keep the zeros of a mask" in notes
+    told = "1 weight(s) keep the zeros of a mask"
+    assert (
+        told if name == "tril" else "1 weight(s) are triangles or diagonals and stay so ('onnx::MatMul_7')"
+    ) in notes
     assert "hold zeros" not in notes
     assert "may be constants" not in " ".join(ckplan.open_model(model, loss="mse").notes)
     (found,) = gradients(model).values()
@@ -99,3 +102,14 @@ def test_a_triangle_that_is_a_parameter_is_trained_as_a_whole() -> None:
         ["aten.matmul.default](args = (%x, %p_w))"],
     )
     assert gradients(model)["w"].all()
+
+
+@pytest.mark.parametrize("name", ["permute", "val_0", "mul"])
+def test_a_parameter_that_only_begins_as_a_triangle_is_trained_as_a_whole(name: str) -> None:
+    """Matrices of state spaces begin so; turning them, as a layer does beforehand, makes no zeros."""
+    lines = ["aten.matmul.default](args = (%x, %permute))"]
+    model = exported(f"y = MatMul(x, {name})", {name: WEIGHT * TRIANGLE}, {"p_w": ("PARAMETER", "w")}, lines)
+    add_source(model, name, "w", "permute")
+    assert "keep the zeros" not in loaded(model)[1]
+    (found,) = gradients(model).values()
+    assert found.all()

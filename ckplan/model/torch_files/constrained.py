@@ -126,7 +126,8 @@ def _form(value: ir.Value) -> tuple[str, Array, Function] | None:
     array = np.asarray(value.const_value.numpy())
     if array.dtype.kind != "f":
         return None
-    if array.ndim == _SQUARE and array.shape[0] == array.shape[1] > 1:
+    is_square = array.ndim == _SQUARE and array.shape[0] == array.shape[1] > 1
+    if is_square and np.triu(array, 1).any():  # diagonals are in `masked_weights`
         for said, operator, sign in (("symmetric", "Add", 1), ("antisymmetric", "Sub", -1)):
             if np.array_equal(array, sign * array.T):
                 return said, array / 2, _with_transpose(operator)

@@ -4,13 +4,14 @@ A masked autoencoder, a convolution that sees only what came before, a pruned la
 buffer of zeros and ones. The optimiser of torch's default exporter does it beforehand, and the buffer is gone. Trained
 as it is, the product would fill with numbers where the mask has zeros, and see what it must not. The metadata say that
 it is a product of a parameter and a buffer. What a module makes a triangle or a diagonal of (``w.tril()``, ``diag(w)``)
-its values show, in files of the older exporter, too.
+its values show, where the metadata name an operation that can have; a weight that only begins so is trained as a whole.
+Files of the older exporter name no operations: there a note says what is taken for a triangle or a diagonal.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 import numpy as np
 import onnx_ir as ir
@@ -19,7 +20,7 @@ from ckplan import keys
 from ckplan.display import shortened
 from ckplan.model.constants import add_constant
 from ckplan.model.torch_files.default_exporter import is_unstructured
-from ckplan.model.torch_files.exporter_metadata import buffers_of, folded_from
+from ckplan.model.torch_files.exporter_metadata import buffers_of, folded_from, is_comparison_name
 
 _COMPUTED = re.compile(r"onnx::(Conv\w*|Gemm|MatMul)_\d+")
 """How the older exporter calls a weight that it computed, of a layer."""
@@ -31,6 +32,8 @@ _MATRIX = 2
 _FEWEST = 3
 """How many rows and columns a matrix has at least for its zeros to show a triangle."""
 _PRODUCT = re.compile(r"mul(_\d+)?")
+_BAND = re.compile(r"(diag\w*|lifted_tensor|masked_fill|tril|triu|where)(_\d+)?")
+"""What torch calls that which leaves a triangle or a diagonal, and a constant that may be multiplied in."""
 
 
 def keep_masks(model: ir.Model) -> tuple[str, ...]:
@@ -42,22 +45,37 @@ def keep_masks(model: ir.Model) -> tuple[str, ...]:
     graph = model.graph
     buffers = buffers_of(graph)
     masked: list[ir.Value] = []
+    bands: list[ir.Value] = []
     for value in list(graph.initializers.values()):
         if value.const_value is None or value.is_graph_output():
             continue
-        made_of_buffer = not buffers.isdisjoint(folded_from(value))
-        by_product = any(map(_PRODUCT.fullmatch, (str(value.name), *folded_from(value))))
         told = bool(value.metadata_props.get(keys.STANDS_FOR))
-        if (told and made_of_buffer and by_product) or ((told or _is_computed(value)) and _is_band(value)):
+        names = (str(value.name), *folded_from(value))
+        by_product = not buffers.isdisjoint(names) and any(map(_PRODUCT.fullmatch, names))
+        made_a_band = any(_BAND.fullmatch(name) or is_comparison_name(name) for name in names)
+        if told and (by_product or (made_a_band and _is_band(value))):
             array = value.const_value.numpy()
             if array.any() and not array.all():
-                _mask(graph, value, array)
                 masked.append(value)
-    notes = _doubtful(graph, masked)
+        elif _is_computed(value) and _is_band(value):
+            bands.append(value)
+    notes = _doubtful(graph, bands)
+    for value in (*masked, *bands):
+        _mask(graph, value)
     if masked:
-        listed = shortened([repr(value.name) for value in masked], 3)
-        notes.append(f"{len(masked)} weight(s) keep the zeros of a mask that torch's exporter multiplied in: {listed}")
+        notes.append(
+            f"{len(masked)} weight(s) keep the zeros of a mask that torch's exporter multiplied in: {_listed(masked)}"
+        )
+    if bands:
+        notes.append(
+            f"{len(bands)} weight(s) are triangles or diagonals and stay so ({_listed(bands)}); if they only "
+            "begin so, ckplan.export lets them be trained as a whole"
+        )
     return tuple(notes)
+
+
+def _listed(values: Sequence[ir.Value]) -> str:
+    return shortened([repr(value.name) for value in values], 3)
 
 
 def _is_band(value: ir.Value) -> bool:
@@ -78,24 +96,25 @@ def _is_computed(value: ir.Value) -> bool:
     return _COMPUTED.fullmatch(str(value.name)) is not None
 
 
-def _doubtful(graph: ir.Graph, masked: Collection[ir.Value]) -> list[str]:
-    found = []
+def _doubtful(graph: ir.Graph, bands: Collection[ir.Value]) -> list[str]:
+    found: list[ir.Value] = []
     for value in graph.initializers.values():
-        if not _is_computed(value) or value in masked or not is_unstructured(value) or value.const_value is None:
+        if not _is_computed(value) or value in bands or not is_unstructured(value) or value.const_value is None:
             continue
         zeros = value.const_value.numpy().reshape(-1)[:_SAMPLE] == 0
         if _FEW < zeros.mean() < _MANY:
-            found.append(repr(value.name))
+            found.append(value)
     if not found:
         return []
     return [
-        f"{len(found)} weight(s) hold zeros among other numbers ({shortened(found, 3)}), trained like the "
+        f"{len(found)} weight(s) hold zeros among other numbers ({_listed(found)}), trained like the "
         "others: if torch's exporter multiplied a mask in, ckplan.export keeps it"
     ]
 
 
-def _mask(graph: ir.Graph, value: ir.Value, array: np.ndarray) -> None:
+def _mask(graph: ir.Graph, value: ir.Value) -> None:
     """Put a product with ones and zeros between a weight and its readers."""
+    array = np.zeros(0) if value.const_value is None else value.const_value.numpy()
     mask = add_constant(graph, f"{value.name}_mask", (array != 0).astype(array.dtype), "a mask")
     readers = list(value.uses())
     value.metadata_props.setdefault(keys.STANDS_FOR, str(value.name))
