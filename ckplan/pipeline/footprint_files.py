@@ -32,12 +32,13 @@ def with_reservation(made: Planned, goal: Goal, limit: int, most: int | None = N
         made: the plan in a file.
         goal: what the budget is of.
         limit: the budget in bytes.
-        most: what the arena of the best file yet takes: another one that takes more is not worth writing.
+        most: what the arena of the best file yet takes: pools that take more are not worth writing.
     """
     room, taken = limit - fixed(made.footprint, goal), taken_by(made, goal.scope)
-    if taken > room:
-        best = max(room, taken if most is None else most)
-        made = in_pools(made, best, room) if goal.scope == ARENA else reserving(made, best)
+    if taken > room and goal.scope == ARENA:
+        made = in_pools(made, max(room, taken if most is None else most), room)
+    elif taken > room:
+        made = reserving(made, taken)
     return made, taken_by(made, goal.scope)
 
 
