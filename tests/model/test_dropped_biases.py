@@ -44,12 +44,18 @@ BESIDE = {
 }
 
 
-def dropped(nodes: str, line: str, weight: np.ndarray) -> onnx.ModelProto:
+def dropped(nodes: str, line: str, weight: np.ndarray, kind: str = "torch.nn.modules.linear.Linear") -> onnx.ModelProto:
     arrays = {"a.weight": weight, "s": np.array([2, 4, 1]), "z": np.array([2, 4])}
     lines = ["aten.view.default](args = (%x, [2, 4, 1]))", line, "aten.view.default](args = (%made, [2, 4]))"]
     if "Reshape" not in nodes:
         arrays, lines = {"a.weight": weight}, [line]
-    return exported(nodes, arrays, OPERANDS, lines)
+    return of_class(kind, exported(nodes, arrays, OPERANDS, lines))
+
+
+def of_class(kind: str, model: onnx.ModelProto) -> onnx.ModelProto:
+    for node in model.graph.node:
+        node.metadata_props.add(key="pkg.torch.onnx.class_hierarchy", value=f"['net.Net', '{kind}', 'aten.linear']")
+    return model
 
 
 @pytest.mark.parametrize("case", BESIDE)
@@ -79,10 +85,19 @@ def test_no_other_is_made_up(nodes: str, line: str) -> None:
     assert "there again" not in loaded(dropped(nodes, line, WEIGHT))[1]
 
 
+@pytest.mark.parametrize("case", ["Gemm", "addmm"])
+@pytest.mark.parametrize(("kind", "is_known"), [("net.Affine", False), ("transformers.pytorch_utils.Conv1D", True)])
+def test_what_a_module_of_its_own_adds_may_be_no_vector(case: str, kind: str, is_known: bool) -> None:
+    """One number for all units, or one for each sample."""
+    _, notes = loaded(dropped(*BESIDE[case], kind))
+    assert ("there again" in notes) == is_known
+    assert ("not in the file as such" in notes) != is_known
+
+
 def test_a_layer_that_is_used_twice_has_one_bias() -> None:
     lines = [LINEAR, LINEAR.replace("%x", "%linear")]
     nodes = "h = Gemm <transB = 1> (x, a.weight) y = Gemm <transB = 1> (h, a.weight)"
-    model = exported(nodes, {"a.weight": WEIGHT}, OPERANDS, lines)
+    model = of_class("torch.nn.modules.linear.Linear", exported(nodes, {"a.weight": WEIGHT}, OPERANDS, lines))
     forward, _ = loaded(model)
     assert len({node.inputs[2] for node in forward.graph}) == 1
     assert set(gradients(model)) == {"a.weight", "a.bias"}

@@ -3,7 +3,8 @@
 Modules begin with biases of zeros (the last layer of an attention, the convolutions of a VGG), and the optimiser of the
 exporter takes a bias of zeros off a Conv, a ConvTranspose or a Gemm: it would never be trained. So it does with the
 shift of a normalisation that it folded into one. The line of the program that such a node was made of still names the
-bias, and the weight tells how many numbers it has.
+bias, and the weight tells how many numbers it has: those of a convolution and of a normalisation are one for each
+channel, but what a product is added to may be one number, or a matrix, unless a module is known for what it does.
 """
 
 from __future__ import annotations
@@ -17,16 +18,18 @@ import onnx_ir as ir
 
 from ckplan.model.constants import add_initializer, unused_name
 from ckplan.model.infer import static_shape
-from ckplan.model.torch_files.exporter_metadata import KIND, LINE, OPERAND, Operand
+from ckplan.model.torch_files.exporter_metadata import KIND, LINE, OPERAND, Operand, class_around
 from ckplan.operators.matching import is_op
 
 _LAYERS = ("Conv", "ConvTranspose", "Gemm")
 _BIAS = 2
 """The input of each that holds its bias."""
-_THIRD = re.compile(r"aten\.(?:conv\w*|linear|\w*batch_norm\w*)\.\w+\]\(args = \(%\w+, %\w+, %(\w+)[,)]")
-"""A line whose third operand is a bias."""
-_FIRST = re.compile(r"aten\.addmm\.\w+\]\(args = \(%(\w+), ")
-"""A line whose first operand is added to a product: where it is called a bias, it is a vector."""
+_OF_CHANNELS = re.compile(r"aten\.(?:conv\w*|\w*batch_norm\w*)\.\w+\]\(args = \(%\w+, %\w+, %(\w+)[,)]")
+"""A line whose third operand has a number for each channel."""
+_OF_PRODUCT = re.compile(r"aten\.(?:linear\.\w+\]\(args = \(%\w+, %\w+, |addmm\.\w+\]\(args = \()%(\w+)[,)]")
+"""A line whose third operand, or first, is added to a product."""
+_LINEAR = re.compile(r"torch\.nn\.modules\..*|.*(Linear|Conv1D)\w*")
+"""Classes of modules that add a vector: torch's, others that are called as its are, and that of GPT-2."""
 
 
 def restore_biases(graph: ir.Graph, operands: Mapping[str, Operand], present: dict[str, ir.Value]) -> int:
@@ -45,7 +48,7 @@ def restore_biases(graph: ir.Graph, operands: Mapping[str, Operand], present: di
     of_line = Counter(node.metadata_props.get(LINE, "") for node in layers)
     for node in layers:
         line, weight = node.metadata_props.get(LINE, ""), node.inputs[1]
-        name = _bias_in(line, operands)
+        name = _bias_of(node, operands)
         if name is None or name in present or of_line[line] > 1 or weight is None or weight.dtype is None:
             continue
         units = _units(node, static_shape(weight))
@@ -63,13 +66,14 @@ def restore_biases(graph: ir.Graph, operands: Mapping[str, Operand], present: di
     return len(restored)
 
 
-def _bias_in(line: str, operands: Mapping[str, Operand]) -> str | None:
-    """What the program calls the parameter that a line adds as a bias; None if it adds none."""
-    found = _THIRD.search(line) or _FIRST.search(line)
+def _bias_of(node: ir.Node, operands: Mapping[str, Operand]) -> str | None:
+    """What the program calls the parameter that a layer adds as a vector; None if it may add none."""
+    line = node.metadata_props.get(LINE, "")
+    found = _OF_CHANNELS.search(line)
+    if found is None and _LINEAR.fullmatch(class_around(node)):
+        found = _OF_PRODUCT.search(line)
     name = found[1] if found else ""
-    if name not in operands or not operands[name].is_parameter:
-        return None
-    return name if _THIRD.search(line) or "bias" in operands[name].target.rpartition(".")[2] else None
+    return name if name in operands and operands[name].is_parameter else None
 
 
 def _units(node: ir.Node, weight: tuple[int, ...] | None) -> int | None:

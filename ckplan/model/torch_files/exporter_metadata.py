@@ -15,7 +15,7 @@ PARAMETER, BUFFER = "PARAMETER", "BUFFER"
 OPERAND = "pkg.torch.onnx.original_node_name"
 LINE = "pkg.torch.onnx.fx_node"
 _FOLDED_FROM = "pkg.onnxscript.optimizer.folded_from"
-_SCOPES = "pkg.torch.onnx.name_scopes"
+_SCOPES, _CLASSES = "pkg.torch.onnx.name_scopes", "pkg.torch.onnx.class_hierarchy"
 
 _INPUT = re.compile(r"^(\w+): (PARAMETER|BUFFER|CONSTANT_TENSOR) target='([^']*)'", re.MULTILINE)
 _NAME = re.compile(r"%(\w+)")
@@ -125,6 +125,12 @@ def module_around(node: ir.Node) -> str:
     """The path of the module in which a node was made, empty if that is not known."""
     scopes = _QUOTED.findall(node.metadata_props.get(_SCOPES, ""))
     return scopes[-2] if len(scopes) > 1 else ""
+
+
+def class_around(node: ir.Node) -> str:
+    """The class of the module in which a node was made, with its package; empty if that is not known."""
+    classes = _QUOTED.findall(node.metadata_props.get(_CLASSES, ""))
+    return classes[-2] if len(classes) > 1 else ""
 
 
 def is_parameter(value: ir.Value) -> bool:
