@@ -24,10 +24,13 @@ CASES = {
 }
 
 
-def model_of(nodes: str) -> onnx.ModelProto:
-    text = f'<ir_version: 8, opset_import: ["": 15]> g (float[2,4] x) => (float[2,4] y) {{ {nodes} }}'
+def model_of(nodes: str, dtype: str = "float") -> onnx.ModelProto:
+    text = f'<ir_version: 8, opset_import: ["": 15]> g ({dtype}[2,4] x) => ({dtype}[2,4] y) {{ {nodes} }}'
     model = onnx.parser.parse_model(text)
-    model.graph.initializer.append(onnx.numpy_helper.from_array(normal(1, 4, 4), "w"))
+    weight = normal(1, 4, 4).astype(
+        onnx.helper.tensor_dtype_to_np_dtype(model.graph.input[0].type.tensor_type.elem_type)
+    )
+    model.graph.initializer.append(onnx.numpy_helper.from_array(weight, "w"))
     return model
 
 
@@ -54,3 +57,14 @@ def test_in_a_branch() -> None:
     nodes = f"h = MatMul (x, w) s = ReduceSum <keepdims = 0> (h) c = IsNaN (s) y = If <{branches}> (c)"
     forward = normalise(ir.from_proto(model_of(nodes)))
     assert any("2 node(s) of TensorFlow's" in note and "Erfc, Expm1" in note for note in forward.notes)
+
+
+@pytest.mark.parametrize(("operator", "dtype"), [("Erfc", "float16"), ("Expm1", "float16"), ("Expm1", "double")])
+def test_of_a_type_that_the_file_does_not_name(operator: str, dtype: str) -> None:
+    model = model_of(f"h = MatMul (x, w) e = {operator} (h) y = Neg (e)", dtype)
+    forward = normalise(ir.from_proto(model))
+    weight = onnx.numpy_helper.to_array(model.graph.initializer[0])
+    x = normal(2, 2, 4).astype(weight.dtype)
+    wanted = CASES[operator][1](torch.tensor(x) @ torch.tensor(weight))
+    np.testing.assert_allclose(run(forward.model, {"x": x})[0], -wanted.numpy(), rtol=2e-2, atol=1e-3)
+    assert list(ckplan.open_model(model, loss="mse").training.gradients) == ["w"]
