@@ -78,6 +78,13 @@ def test_others_stay(model: onnx.ModelProto) -> None:
     assert {"onnx::Add_9", "onnx::MatMul_9", "a.bias"} & set(loaded(model)[0].graph.initializers)
 
 
+def test_a_note_says_that_zeros_do_not_tell_what_is_one_number() -> None:
+    assert (
+        "1 tensor(s) of zeros were looked up in a parameter ('view_3' of 'a.table')" in loaded(newer(LOOKED_UP * 0))[1]
+    )
+    assert "of zeros" not in loaded(newer(LOOKED_UP))[1]
+
+
 def test_a_trained_table_is_looked_up_in_the_exported_file(tmp_path: Path) -> None:
     onnx.save(older(LOOKED_UP), tmp_path / "model.onnx")
     new, x = normal(9, 15), np.zeros((2, 8, 8), np.float32)

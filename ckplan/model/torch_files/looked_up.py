@@ -2,7 +2,8 @@
 
 A window transformer adds a bias for each pair of positions, looked up in a table of relative ones. The exporters write
 what was looked up, each number of the table again and again. Trained as it is, equal distances would come to differ.
-Among freely trained numbers of single precision hardly two are equal, so each that is repeated is one.
+Among freely trained numbers of single precision hardly two are equal, so each that is repeated is one. Of zeros that
+cannot be seen: a note says so.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import onnx_ir as ir
 from ckplan import keys
 from ckplan.display import shortened
 from ckplan.model.torch_files.default_exporter import is_unstructured
+from ckplan.model.torch_files.exporter_metadata import folded_from, is_looked_up_name
 from ckplan.model.torch_files.functions import Array, Function, Operation, add_parameter, compute
 from ckplan.model.torch_files.old_exporter import COMPUTED, LAYERS
 
@@ -35,7 +37,8 @@ def join_looked_up(model: ir.Model) -> tuple[str, ...]:
     if model.producer_name != "pytorch":
         return ()
     graph = model.graph
-    found = []
+    found: list[str] = []
+    of_zeros: list[str] = []
     for value in list(graph.initializers.values()):
         stands_for = value.metadata_props.get(keys.STANDS_FOR)
         computed = bool(stands_for) if stands_for is not None else COMPUTED.fullmatch(str(value.name)) is not None
@@ -43,6 +46,8 @@ def join_looked_up(model: ir.Model) -> tuple[str, ...]:
         if not computed or not readers or not readers.isdisjoint(LAYERS) or value.is_graph_output():
             continue
         tensor = value.const_value
+        if stands_for and any(map(is_looked_up_name, (str(value.name), *folded_from(value)))) and _is_zero(tensor):
+            of_zeros.append(f"'{value.name}' of '{stands_for}'")
         if tensor is None or tensor.dtype != ir.DataType.FLOAT or tensor.size < _FEWEST or not is_unstructured(value):
             continue
         array = np.asarray(tensor.numpy())
@@ -54,12 +59,22 @@ def join_looked_up(model: ir.Model) -> tuple[str, ...]:
         constants = {"i": places.reshape(array.shape).astype(np.int64)}
         function = Function("index", lambda x: x, (look_up,), constants=constants)
         compute(graph, value, add_parameter(graph, value, "table", numbers), function)
-    if not found:
-        return ()
-    return (
-        f"{len(found)} tensor(s) that torch's exporter looked up in a parameter are looked up in the step again: "
-        f"{shortened(found, 3)}",
-    )
+    notes = []
+    if found:
+        notes.append(
+            f"{len(found)} tensor(s) that torch's exporter looked up in a parameter are looked up in the step again: "
+            f"{shortened(found, 3)}"
+        )
+    if of_zeros:
+        notes.append(
+            f"{len(of_zeros)} tensor(s) of zeros were looked up in a parameter ({shortened(of_zeros, 3)}): places that "
+            "share one of its numbers are trained apart, as zeros do not tell them; ckplan.export keeps the parameter"
+        )
+    return tuple(notes)
+
+
+def _is_zero(tensor: ir.TensorProtocol | None) -> bool:
+    return tensor is not None and not tensor.numpy().any()
 
 
 def _was_rounded(numbers: Array) -> bool:
