@@ -61,7 +61,8 @@ def lift(model: ir.Model) -> tuple[ir.Model, tuple[str, ...]]:
     Raises:
         ModelError: an operator of an old opset has no counterpart.
     """
-    version = model.graph.opset_imports.get("", model.graph.opset_imports.get("ai.onnx", 0))
+    _name_standard_operators(model)
+    version = model.graph.opset_imports.get("", 0)
     if version >= MINIMUM_OPSET and not model.functions:
         mark_versions(model)
         put_right(model)
@@ -78,7 +79,6 @@ def lift(model: ir.Model) -> tuple[ir.Model, tuple[str, ...]]:
     mark_versions(model)
     lifted = model if _means_the_same(model, version) else _through_proto(model, version)
     if lifted is model:
-        model.graph.opset_imports.pop("ai.onnx", None)
         _label(model.graph, MINIMUM_OPSET)
     lifted.functions.update(own)
     put_right(lifted)
@@ -163,6 +163,15 @@ def raise_opset(graph: ir.Graph, version: int) -> None:
         _label(graph, version)
 
 
+def _name_standard_operators(model: ir.Model) -> None:
+    """Import ONNX's own operators by the empty name, where a file calls them ``ai.onnx``."""
+    importing = [graph.opset_imports for graph in (model.graph, *model.graph.subgraphs())]
+    importing += [function.opset_imports for function in model.functions.values()]
+    for imports in importing:
+        if (version := imports.pop("ai.onnx", None)) is not None:
+            imports.setdefault("", version)
+
+
 def _label(graph: ir.Graph, version: int) -> None:
     for one in (graph, *graph.subgraphs()):
         one.opset_imports[""] = version
@@ -204,7 +213,7 @@ def _through_proto(model: ir.Model, version: int) -> ir.Model:
         del graph.initializers[name]
     model.ir_version = max(model.ir_version or 0, 4)  # from IR 4 on, an initializer need not be an input
     proto = ir.to_proto(model)
-    if "" not in graph.opset_imports and "ai.onnx" not in graph.opset_imports:
+    if "" not in graph.opset_imports:
         proto.opset_import.append(onnx.helper.make_opsetid("", MINIMUM_OPSET))
         version = MINIMUM_OPSET
     training = _trim_training_form(proto) if version < _TRAINING_MODE_OPSET else set()

@@ -41,6 +41,15 @@ def test_old_opset_is_lifted_and_computes_the_same(tmp_path: Path) -> None:
     assert any("com.microsoft" in note and "FusedMatMul" in note for note in forward.notes)
 
 
+@pytest.mark.parametrize("version", [13, 22])
+def test_standard_operators_may_go_by_their_other_name(version: int, tmp_path: Path) -> None:
+    proto = parse(f'<ir_version: 8, opset_import: ["" : {version}]> g (float[2] x) => (float[2] y) {{ y = Tanh(x) }}')
+    proto.opset_import[0].domain = proto.graph.node[0].domain = "ai.onnx"
+    imports = load(write(proto, tmp_path)).model.opset_imports
+    assert "ai.onnx" not in imports
+    assert imports[""] >= 21
+
+
 def test_newer_opset_is_kept(tmp_path: Path) -> None:
     text = '<ir_version: 11, opset_import: ["" : 23]> g (float[2] x) => (float[2] y) { y = Relu(x) }'
     assert loaded(tmp_path, text).model.graph.opset_imports[""] == 23
