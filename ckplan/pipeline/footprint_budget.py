@@ -11,7 +11,7 @@ from ckplan.keys import BUDGET, BUDGET_OF
 from ckplan.pipeline.activation_budget import proven_for
 from ckplan.pipeline.footprint_files import CLOSE, expected, fixed, with_reservation
 from ckplan.pipeline.goal import Goal
-from ckplan.pipeline.lowest_footprint import cheapest_lowest, some_lowest
+from ckplan.pipeline.lowest_footprint import Files, cheapest_lowest, some_lowest
 from ckplan.pipeline.plan_files import write_plan
 from ckplan.pipeline.planned import HOLDER, Planned, share_of
 from ckplan.pipeline.step import Step
@@ -69,11 +69,13 @@ def within_footprint(step: Step, strategy: Strategy, goal: Goal) -> Planned:
             f"{format_bytes(limit)}",
             "raise it, or choose an optimizer with less state",
         )
-    made = _best_packed(step, strategy, goal, limit, most) or cheapest_lowest(step, strategy, goal, limit)
+    files: Files = {}
+    made = _best_packed(step, strategy, goal, limit, most, files)
+    made = made or cheapest_lowest(step, strategy, goal, limit, files)
     return _noted(proven_for(made, most), goal, limit)
 
 
-def _best_packed(step: Step, strategy: Strategy, goal: Goal, limit: int, most: int) -> Planned | None:
+def _best_packed(step: Step, strategy: Strategy, goal: Goal, limit: int, most: int, files: Files) -> Planned | None:
     """A file that keeps to a budget, of a plan for as many activations as may be; None if none is found.
 
     Args:
@@ -82,6 +84,7 @@ def _best_packed(step: Step, strategy: Strategy, goal: Goal, limit: int, most: i
         goal: what to keep to.
         limit: the budget in bytes.
         most: bytes of activations to begin with.
+        files: of plans of lowest peaks; those that are written are added.
 
     Raises:
         InfeasibleError: no plan of a lowest peak keeps to it, either: what is refused does not hang on chance.
@@ -95,15 +98,15 @@ def _best_packed(step: Step, strategy: Strategy, goal: Goal, limit: int, most: i
     found = over if over.taken <= room else None
     for number in range(_FILES):
         if found is not None:
-            made, held = with_reservation(write_plan(step, found.plan), goal, limit, smallest)
-            if held <= limit - fixed(made.footprint, goal):
+            made = with_reservation(write_plan(step, found.plan), goal, limit, smallest)
+            if (share := share_of(made.footprint, goal)) <= limit:
                 return made
-            told = format_bytes(share_of(made.footprint, goal))
-            _log.info("%s with the file would hold %s", HOLDER[goal.scope], told)
+            _log.info("%s with the file would hold %s", HOLDER[goal.scope], format_bytes(share))
+            held = share - fixed(made.footprint, goal)
             smallest = held if smallest is None else min(held, smallest)
             ratio, over = min(held / max(found.taken, 1), CLOSE), found
         if not number:
-            some_lowest(step, strategy, goal, limit)
+            some_lowest(step, strategy, goal, limit, files)
         found = _largest(step, strategy, goal, over, int(room / ratio))
         if found is None:
             return None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ckplan.pipeline.arena_forms import in_pools, reserving
 from ckplan.pipeline.goal import ARENA, TOTAL, Goal
-from ckplan.pipeline.planned import Planned
+from ckplan.pipeline.planned import Planned, share_of
 from ckplan.pipeline.step import Step
 from ckplan.planner import Plan
 from ckplan.planner.allocations import expected_arena
@@ -25,8 +25,8 @@ def expected(step: Step, plan: Plan, goal: Goal) -> int:
     return expected_arena(asked).live if goal.scope == ARENA else reservation_for(asked)[1]
 
 
-def with_reservation(made: Planned, goal: Goal, limit: int, most: int | None = None) -> tuple[Planned, int]:
-    """A plan's file, and what its arena takes; with tensors reserved first, or in pools, if it takes too much without.
+def with_reservation(made: Planned, goal: Goal, limit: int, most: int | None = None) -> Planned:
+    """A plan's file; with tensors reserved first, or in pools, if it takes more than a budget without.
 
     Args:
         made: the plan in a file.
@@ -34,19 +34,13 @@ def with_reservation(made: Planned, goal: Goal, limit: int, most: int | None = N
         limit: the budget in bytes.
         most: what the arena of the best file yet takes: pools that take more are not worth writing.
     """
-    room, taken = limit - fixed(made.footprint, goal), taken_by(made, goal.scope)
-    if taken > room and goal.scope == ARENA:
-        made = in_pools(made, max(room, taken if most is None else most), room)
-    elif taken > room:
-        made = reserving(made, taken)
-    return made, taken_by(made, goal.scope)
-
-
-def taken_by(made: Planned, scope: str) -> int:
-    """What the arena of a file takes, of what a budget is of."""
-    return made.footprint.held if scope == ARENA else made.footprint.running
+    if share_of(made.footprint, goal) <= limit:
+        return made
+    if goal.scope == ARENA:
+        return in_pools(made, max(limit, made.footprint.held if most is None else most), limit)
+    return reserving(made, made.footprint.running)
 
 
 def fixed(found: Footprint, goal: Goal) -> int:
-    """Those of them that are there whatever the plan is."""
+    """Bytes, of those that a budget is of, that are there whatever the plan is."""
     return found.resident if goal.scope == TOTAL else 0

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
+from itertools import chain
 
 from ckplan.errors import CkplanError
 from ckplan.pipeline.goal import Goal
@@ -60,10 +61,8 @@ def last_resorts(step: Step, strategy: Strategy, goal: Goal, budget: int) -> Ite
         return
     limited = asked.overhead >= 0
     lowest = asked if limited else replace(asked, overhead=LIMITLESS)
-    plan = replace(lowest_plan(step, lowest), strategy=str(strategy))
-    if not limited or plan.overhead <= asked.overhead:
-        yield plan
-    for plan in _of_others(step, budget):
+    own = (replace(lowest_plan(step, lowest), strategy=str(strategy)),)
+    for plan in chain(own, _of_others(step, budget)):
         if not limited or plan.overhead <= asked.overhead:
             yield plan
 

@@ -9,30 +9,55 @@ from ckplan.pipeline.lowest import last_resorts
 from ckplan.pipeline.plan_files import write_plan
 from ckplan.pipeline.planned import HOLDER, Planned, share_of
 from ckplan.pipeline.step import Step
+from ckplan.planner import Plan
 from ckplan.planner.strategies import Strategy
 from ckplan.units import format_bytes
 
+Files = dict[tuple[int, ...], Planned]
+"""What was written for a budget, by the plan's schedule."""
 
-def some_lowest(step: Step, strategy: Strategy, goal: Goal, limit: int) -> Planned:
+
+def some_lowest(step: Step, strategy: Strategy, goal: Goal, limit: int, files: Files) -> Planned:
     """A plan of a lowest peak whose file keeps to a budget of more than activations, the first that is found.
+
+    Args:
+        step: what to plan.
+        strategy: how to plan.
+        goal: what to keep to.
+        limit: the budget in bytes.
+        files: those that are known for it; what is written is added.
 
     Raises:
         InfeasibleError: there is none.
     """
     for plan in last_resorts(step, strategy, goal, 0):
         if expected(step, plan, goal) <= limit - fixed(step.footprint, goal):
-            made, _ = with_reservation(write_plan(step, plan), goal, limit)
+            made = _file(step, plan, goal, limit, files)
             if share_of(made.footprint, goal) <= limit:
                 return made
-    return cheapest_lowest(step, strategy, goal, limit)
+    return cheapest_lowest(step, strategy, goal, limit, files)
 
 
-def cheapest_lowest(step: Step, strategy: Strategy, goal: Goal, limit: int) -> Planned:
+def _file(step: Step, plan: Plan, goal: Goal, limit: int, files: Files) -> Planned:
+    """The file of a plan, which is written once for a budget."""
+    if plan.schedule not in files:
+        files[plan.schedule] = with_reservation(write_plan(step, plan), goal, limit)
+    return files[plan.schedule]
+
+
+def cheapest_lowest(step: Step, strategy: Strategy, goal: Goal, limit: int, files: Files) -> Planned:
     """The cheapest of the plans of lowest peaks whose file keeps to a budget of more than activations.
 
     The one of the lowest peak of all need not be among them: a peak that is a little higher may pack better. They are
     the same for every budget, and so is what the best of their files takes. All are written: where a plan is next to
     needing another region, its file may take half of what is expected of it.
+
+    Args:
+        step: what to plan.
+        strategy: how to plan.
+        goal: what to keep to.
+        limit: the budget in bytes.
+        files: those that are known for it; what is written is added.
 
     Raises:
         InfeasibleError: none does.
@@ -43,7 +68,7 @@ def cheapest_lowest(step: Step, strategy: Strategy, goal: Goal, limit: int) -> P
         bound = fixed(step.footprint, goal) + plan.predicted.peak_activations
         if best is not None and bound >= share_of(best.footprint, goal):
             continue  # no file takes less than its plan, and a plan adds nodes to what a session holds
-        made, _ = with_reservation(write_plan(step, plan), goal, limit)
+        made = _file(step, plan, goal, limit, files)
         if share_of(made.footprint, goal) <= limit:
             return made
         best = made if best is None else min(best, made, key=lambda made: share_of(made.footprint, goal))

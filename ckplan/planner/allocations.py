@@ -188,11 +188,11 @@ def expected_arena(asked: Allocations, settings: ArenaSettings = DEFAULT) -> Exp
     Raises:
         ArenaFullError: the limit of the settings is too small.
     """
-    first, steady, below = _worst(asked, settings)
+    block = _block(asked)
+    first, steady, below = _worst(asked, settings, block)
     plain = _opened(asked, settings, below)
     for _ in range(_RUNS):
         without = _run(plain, asked)
-    block = pattern_block(asked) if asked.pattern else None
     needed, live = (_opened(asked, _ENDLESS) for _ in range(2))
     _run(needed, asked, block)
     _run(live, asked)
@@ -201,7 +201,7 @@ def expected_arena(asked: Allocations, settings: ArenaSettings = DEFAULT) -> Exp
 
 def steady_arena(asked: Allocations) -> ArenaUse:
     """What the arena is expected to be in later runs under default settings, and nothing else; see `expected_arena`."""
-    return _worst(asked, DEFAULT)[1]
+    return _worst(asked, DEFAULT, _block(asked))[1]
 
 
 def held_wherever(asked: Allocations) -> int:
@@ -209,18 +209,23 @@ def held_wherever(asked: Allocations) -> int:
 
     Cells are made for regions in some of these orders; in another one, a gap may be taken that has to be left.
     """
-    return max(_runs(asked, DEFAULT, below)[1].held for below in range(_ORDERS))
+    block = _block(asked)
+    return max(_runs(asked, DEFAULT, below, block)[1].held for below in range(_ORDERS))
 
 
-def _worst(asked: Allocations, settings: ArenaSettings) -> tuple[ArenaUse, ArenaUse, int]:
+def _block(asked: Allocations) -> int | None:
+    """Bytes of the block of later runs; None where they have none."""
+    return pattern_block(asked) if asked.pattern else None
+
+
+def _worst(asked: Allocations, settings: ArenaSettings, block: int | None) -> tuple[ArenaUse, ArenaUse, int]:
     """The first run and later ones where the first region lies in the way, and how many regions lie below it then."""
-    found = [(*_runs(asked, settings, below), below) for below in (0, 1)]
+    found = [(*_runs(asked, settings, below, block), below) for below in (0, 1)]
     return max(found, key=lambda uses: (uses[1].held, uses[1].touched, uses[0].held))
 
 
-def _runs(asked: Allocations, settings: ArenaSettings, below: int) -> tuple[ArenaUse, ArenaUse]:
+def _runs(asked: Allocations, settings: ArenaSettings, below: int, block: int | None) -> tuple[ArenaUse, ArenaUse]:
     """The first run and a later one, with some of the first regions below all others, or none."""
-    block = pattern_block(asked) if asked.pattern else None
     arena = _opened(asked, settings, below)
     first = _run(arena, asked)
     for _ in range(_RUNS):
