@@ -13,6 +13,8 @@ import onnx_ir as ir
 import onnxruntime
 from onnx import numpy_helper
 
+from ckplan.model import ForwardModel, load
+
 Arrays = Mapping[str, np.ndarray]
 
 
@@ -70,3 +72,10 @@ def assert_normal(model: ir.Model) -> None:
 
 def normal(seed: int, *shape: int) -> np.ndarray:
     return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+
+
+def loaded(folder: Path, text: str, weights: Arrays | None = None, **options: object) -> ForwardModel:
+    """The loaded model of a text, which is checked to be normal."""
+    forward = load(write(parse(text, weights), folder), **options)  # type: ignore[arg-type]
+    assert_normal(forward.model)
+    return forward
