@@ -22,7 +22,7 @@ from ckplan.answers.explanation import Explanation
 from ckplan.answers.fit import Fit
 from ckplan.answers.pareto import Pareto
 from ckplan.answers.pareto import pareto as find_frontier
-from ckplan.arguments import check_number, check_text, path_of
+from ckplan.arguments import check_number, check_text, names_of, path_of
 from ckplan.autodiff import TrainingGraph
 from ckplan.autodiff import build_training_graph as differentiate
 from ckplan.bundle.making import check_folder, make_graphs, write_artifacts
@@ -36,7 +36,7 @@ from ckplan.model import save
 from ckplan.model.weights import scratch_folder
 from ckplan.pipeline import Goal, Planned, Step, StepOptions, choosing, open_step, step_of
 from ckplan.pipeline.options import TRAINING, checked
-from ckplan.pipeline.step import Source, forward_of, model_of, name_of
+from ckplan.pipeline.step import Source, check_cost, forward_of, model_of, name_of
 from ckplan.planner import Plan
 from ckplan.planner.strategies import Strategy, parse_strategy
 from ckplan.units import parse_bytes
@@ -72,6 +72,7 @@ def open_model(model: Model, *, cost: str = "flops", device: str = "auto", **opt
         UsageError: an option does not exist or does not fit.
     """
     check_device(device)
+    check_cost(cost)
     if isinstance(model, Step | TrainingGraph):
         if options:
             raise UsageError(
@@ -259,8 +260,9 @@ def build_training_graph(model: Source, **objective: Any) -> TrainingGraph:
     """
     if not isinstance(model, ir.Model):
         model = forward_of(model, StepOptions()).model
-    # The names of parameters are a file's in the options, and names here.
     known = {name: checked(name, given) for name, given in objective.items() if name in TRAINING and name != "params"}
+    if objective.get("params") is not None:  # which is a file of names in the options, and the names here
+        known["params"] = names_of("`params`", objective["params"])
     return differentiate(model, **{**objective, **known})
 
 

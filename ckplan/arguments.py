@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
@@ -37,24 +37,60 @@ def check_number(what: str, given: Any, least: float = 0, *, whole: bool = False
         raise UsageError(f"{what} is {shown(given)}", f"give a {'whole ' if whole else ''}number{range_}")
 
 
+def check_kind(what: str, given: Any, kind: type | tuple[type, ...], remedy: str) -> None:
+    """See that something is of a kind.
+
+    Args:
+        what: what it is, for the message.
+        given: the thing.
+        kind: a class, or several.
+        remedy: what to give instead of another thing, as a clause.
+
+    Raises:
+        UsageError: it is of another kind.
+    """
+    if not isinstance(given, kind):
+        raise UsageError(f"{what} is {shown(given)}", remedy)
+
+
 def check_text(what: str, given: Any) -> None:
     """See that a name is a string.
 
     Raises:
         UsageError: it is of another kind.
     """
-    if not isinstance(given, str):
-        raise UsageError(f"{what} is {shown(given)}", "give a string")
+    check_kind(what, given, str, "give a string")
+
+
+def check_word(what: str, given: Any, words: Collection[str]) -> None:
+    """See that a choice is one of several words.
+
+    Raises:
+        UsageError: it is another word, or of another kind.
+    """
+    if not isinstance(given, str) or given not in words:
+        raise UsageError(f"{what} is {shown(given)}", f"choose one of {', '.join(words)}")
 
 
 def check_table(what: str, given: Any) -> None:
-    """See that values by name are a mapping.
+    """See that values by name are a mapping from strings.
 
     Raises:
         UsageError: they are of another kind.
     """
-    if not isinstance(given, Mapping):
+    if not isinstance(given, Mapping) or not all(isinstance(name, str) for name in given):
         raise UsageError(f"{what} is {shown(given)}", "give a table: values by name")
+
+
+def names_of(what: str, given: Any) -> tuple[str, ...]:
+    """The names that a user gives: strings of a list or of another collection, such as the names of a state dict.
+
+    Raises:
+        UsageError: it is a single string, or of another kind.
+    """
+    if isinstance(given, str) or not isinstance(given, Collection) or not all(isinstance(name, str) for name in given):
+        raise UsageError(f"{what} is {shown(given)}", "give a list of names")
+    return tuple(given)
 
 
 def path_of(what: str, given: Any) -> Path:
@@ -67,8 +103,7 @@ def path_of(what: str, given: Any) -> Path:
     Raises:
         UsageError: it is of another kind.
     """
-    if not isinstance(given, str | os.PathLike):
-        raise UsageError(f"{what} is {shown(given)}", "give a path")
+    check_kind(what, given, (str, os.PathLike), "give a path")
     return Path(given)
 
 

@@ -10,6 +10,7 @@ import difflib
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Protocol, TypeVar, get_type_hints
 
+from ckplan.arguments import shown
 from ckplan.errors import UsageError
 from ckplan.units import parse_bytes
 
@@ -35,10 +36,10 @@ def parse_choice(text: str, kinds: Sequence[type[C]], what: str) -> C:
         what: what they are, in a word, for errors.
 
     Raises:
-        UsageError: no such name or field, the value does not fit the field, or it is no text.
+        UsageError: no such name or field, a value is missing or does not fit its field, or it is no text.
     """
     if not isinstance(text, str):
-        raise UsageError(f"{text!r} is no {what}", "write it as text, as on the command line")
+        raise UsageError(f"{shown(text)} is no {what}", "write it as text, as on the command line")
     name, _, rest = text.partition(":")
     by_name = {kind.name: kind for kind in kinds}
     if name not in by_name:
@@ -51,9 +52,11 @@ def parse_choice(text: str, kinds: Sequence[type[C]], what: str) -> C:
     values: dict[str, object] = {}
     for part in filter(None, rest.split(",")):
         key, equals, value = part.partition("=")
-        if key not in fields or not equals:
+        if key not in fields:
             known = ", ".join(f"{field}=…" for field in fields) or "none"
-            raise UsageError(f"{what} `{name}` has no option `{part}`", f"its options: {known}")
+            raise UsageError(f"{what} `{name}` has no option `{key}`", f"its options: {known}")
+        if not equals:
+            raise UsageError(f"option `{key}` of {what} `{name}` has no value", f"write `{key}=…`")
         try:
             values[key] = _converter(key, fields[key])(value)
         except UsageError as error:  # of a size

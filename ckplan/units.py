@@ -34,12 +34,19 @@ def parse_bytes(text: str) -> int:
     Raises:
         UsageError: the text is not a size.
     """
+    return _parse_size(text, "write it like 512MiB, 1.5GB or 4096")
+
+
+def _parse_size(text: str, hint: str) -> int:
+    """The same, with what to write instead of what is no size; a part of a byte is none."""
     match = re.fullmatch(r"\s*([0-9]*\.?[0-9]+)\s*([a-zA-Z]*)\s*", text)
     if match is None or match[2].lower() not in _FACTORS:
-        raise UsageError(f"`{text}` is not a size", "write it like 512MiB, 1.5GB or 4096")
+        raise UsageError(f"`{text}` is not a size", hint)
     size = float(match[1]) * _FACTORS[match[2].lower()]
     if size >= _MOST:
-        raise UsageError(f"a size of {len(text)} digits is too large", "write it like 512MiB, 1.5GB or 4096")
+        raise UsageError(f"a size of {len(text)} digits is too large", hint)
+    if 0 < size < 1:
+        raise UsageError(f"`{text}` is less than a byte", hint)
     return round(size)
 
 
@@ -64,7 +71,9 @@ def parse_budget(text: str) -> int | float:
     Raises:
         UsageError: the text is neither.
     """
-    return parse_share(text) if text.rstrip().endswith("%") else parse_bytes(text)
+    if text.rstrip().endswith("%"):
+        return parse_share(text)
+    return _parse_size(text, "write it like 512MiB, 1.5GB, 4096 or 40%")
 
 
 def spell_budget(budget: int | float) -> str:

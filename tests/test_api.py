@@ -111,7 +111,10 @@ def test_an_option_that_there_is_not_is_named(path: Path, options: dict[str, obj
         ("m.onnx", {"overhead": float("inf")}, "the overhead is inf"),
         ("m.onnx", {"strategy": 3}, "3 is no strategy; write it as text"),
         ("m.onnx", {"dims": 3}, "`dims` cannot be 3; give a table"),
-        ("m.onnx", {"device": "tpu"}, "`tpu` is not a device"),
+        ("m.onnx", {"device": "tpu"}, "the device is 'tpu'; choose one of auto, cpu, cuda"),
+        ("m.onnx", {"device": np.zeros(9)}, "the device is array([0., 0.,"),
+        ("m.onnx", {"cost": np.zeros(9)}, "the cost is array([0., 0.,"),
+        ("m.onnx", {"of": np.zeros(9)}, "what the budget is of is array([0., 0.,"),
         ("m.onnx", {"training": "no"}, "`training` cannot be 'no'; give true or false"),
         ("m.onnx", {"params": 5}, "`params` cannot be 5; give a path"),
         ("m.onnx", {"loss_scale": []}, "`loss_scale` cannot be []; give a number, or 'input'"),
@@ -142,7 +145,25 @@ ASKED_WRONGLY: dict[str, Callable[[Path], object]] = {
     "`shapes` is 5; give a table": lambda path: ckplan.load(path, shapes=5),
     "a value of type Step is no onnx_ir.Model": lambda path: ckplan.save(ckplan.open_model(path), "out.onnx"),
     "`wrt` cannot be 5; give a string": lambda path: ckplan.build_training_graph(path, wrt=5),
-    "'adamw' is no optimizer; make": lambda path: ckplan.add_optimizer(ckplan.build_training_graph(path), "adamw"),
+    "`params` is 'w1'; give a list of names": lambda path: ckplan.build_training_graph(path, params="w1"),
+    "the optimizer is 'adamw'; make": lambda path: ckplan.add_optimizer(ckplan.build_training_graph(path), "adamw"),
+    "the training graph is 5; make": lambda path: ckplan.add_optimizer(5, ckplan.parse_optimizer("sgd")),
+    "the problem is 5; make one with `ckplan.problem_of`": lambda path: ckplan.simulate(5, [0]),
+    "the schedule is 5; give op ids": lambda path: ckplan.simulate(ckplan.open_model(path).problem, 5),
+    "the problem is 6; make one": lambda path: ckplan.bottlenecks(6),
+    "the least size of a tensor is '1MiB'; give a number": lambda path: ckplan.bottlenecks(
+        ckplan.open_model(path).problem, "1MiB"
+    ),
+    "the model is TrainingGraph(": lambda path: ckplan.problem_of(ckplan.build_training_graph(path)),
+    "the plan is 5; make one with `ckplan.plan`": lambda path: ckplan.emit(ckplan.open_model(path).fused, 5),
+    "`options` is 5; give a table": lambda path: ckplan.compare_files(path, path, 5),
+    "`limits` is 5; make them with `ckplan.Limits`": lambda path: ckplan.compare_files(path, path, limits=5),
+    "`how` is 'cpu'; make it with": lambda path: ckplan.compare_files(path, path, how="cpu"),
+    "the strategy is 5; give a subclass of": lambda path: ckplan.register_strategy(5),
+    "the meter is 5; give a `ckplan.meter.meter.Meter`": lambda path: ckplan.register_meter(5),
+    "the record is 5; give a `ckplan.Operator`": lambda path: ckplan.register_operator(5),
+    "the name of the format is 5; give a string": lambda path: ckplan.register_reporter(5),
+    "the operator's name is <built-in function len>": lambda path: ckplan.rule(len),
 }
 
 

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from ckplan.arguments import check_number
+from ckplan.arguments import check_number, check_table, check_word, names_of
 from ckplan.errors import UsageError
 
 
@@ -34,3 +34,24 @@ def test_a_range_is_told_as_it_is() -> None:
         check_number("the overhead", math.nan, -math.inf)
     with pytest.raises(UsageError, match=r"is 1\.0; give a whole number of at least 1$"):
         check_number("the number of runs", 1.0, 1, whole=True)
+
+
+@pytest.mark.parametrize("given", [None, "of", 0, ["a"], np.array(["a", "b"])])
+def test_a_word_is_one_of_several(given: object) -> None:
+    check_word("the device", "cpu", ("cpu", "cuda"))
+    with pytest.raises(UsageError, match=r"; choose one of cpu, cuda$"):
+        check_word("the device", given, ("cpu", "cuda"))
+
+
+@pytest.mark.parametrize("given", [5, ["batch"], {1: 2}])
+def test_a_table_has_names(given: object) -> None:
+    check_table("`dims`", {"batch": 8})
+    with pytest.raises(UsageError, match=r"; give a table: values by name$"):
+        check_table("`dims`", given)
+
+
+@pytest.mark.parametrize("given", ["weight", b"weight", 5, [5], None])
+def test_names_are_a_list_of_strings(given: object) -> None:
+    assert names_of("`params`", {"weight": 1, "bias": 2}.keys()) == ("weight", "bias")
+    with pytest.raises(UsageError, match=r"; give a list of names$"):
+        names_of("`params`", given)

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckplan.errors import UsageError
-from ckplan.units import format_bytes, format_seconds, parse_bytes
+from ckplan.units import format_bytes, format_seconds, parse_budget, parse_bytes
 
 
 @pytest.mark.parametrize(
@@ -34,6 +34,12 @@ def test_what_is_no_size_is_named(text: str) -> None:
         parse_bytes(text)
     assert f"`{text}`" in str(caught.value)
     assert caught.value.exit_code == 2
+
+
+def test_a_budget_may_be_a_share_and_is_no_part_of_a_byte() -> None:
+    assert parse_budget("50%") == 0.5
+    with pytest.raises(UsageError, match=r"`0\.5` is less than a byte; write it like 512MiB, 1\.5GB, 4096 or 40%"):
+        parse_budget("0.5")
 
 
 @pytest.mark.parametrize(

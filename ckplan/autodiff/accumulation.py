@@ -15,8 +15,8 @@ from typing import Literal, get_args
 
 import onnx_ir as ir
 
+from ckplan.arguments import check_word
 from ckplan.autodiff.builder import FORWARD, Builder
-from ckplan.errors import UsageError
 from ckplan.keys import PHASE
 from ckplan.model.node_reads import reads
 
@@ -49,8 +49,7 @@ def settle_sums(op: Builder, mode: Accumulation) -> None:
     Raises:
         UsageError: there is no such mode.
     """
-    if mode not in get_args(Accumulation):
-        raise UsageError(f"there is no accumulation `{mode}`", f"choose one of {', '.join(get_args(Accumulation))}")
+    check_word("the accumulation", mode, get_args(Accumulation))
     chains = [] if mode == "eager" else _chains(op.sums)
     if not chains:
         return

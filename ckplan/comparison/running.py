@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ckplan.arguments import path_of
+from ckplan.arguments import check_kind, check_table, path_of
 from ckplan.comparison.files import Sides, is_json, read_snapshots
 from ckplan.comparison.judging import Check, Comparison, Limits, judge
 from ckplan.comparison.settings import Settings, unknown
@@ -76,11 +76,16 @@ def compare_files(
 
     Raises:
         ModelError: a file cannot be read, or is of another model or version than the other.
-        UsageError: an option does not fit.
+        UsageError: an option does not fit, or an argument is of another kind.
     """
     older, newer = None if base is None else path_of("the base", base), path_of("the head", head)
-    limits, how = limits or Limits(), how or How()
-    options = _options(options or {}, limits)
+    options = {} if options is None else options
+    limits = Limits() if limits is None else limits
+    how = How() if how is None else how
+    check_table("`options`", options)
+    check_kind("`limits`", limits, Limits, "make them with `ckplan.Limits`")
+    check_kind("`how`", how, How, "make it with `ckplan.comparison.How`")
+    options = _options(options, limits)
     if older is not None and is_json(older):
         bases = _base_sides(older, how)
         if is_json(newer):

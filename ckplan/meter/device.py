@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from ckplan.errors import EnvironmentUnavailableError, UsageError
+from ckplan.arguments import check_word
+from ckplan.errors import EnvironmentUnavailableError
 
 Device = Literal["auto", "cpu", "cuda"]
 DEVICES: tuple[Device, ...] = ("auto", "cpu", "cuda")
@@ -20,8 +21,7 @@ def check_device(device: str) -> None:
     Raises:
         UsageError: it is not.
     """
-    if device not in DEVICES:
-        raise UsageError(f"`{device}` is not a device", f"choose one of {', '.join(DEVICES)}")
+    check_word("the device", device, DEVICES)
 
 
 def wanted_providers(ort: Any, device: str) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ckplan.arguments import check_kind
 from ckplan.extensions import load_group
 from ckplan.meter import counters, heap, nvml, plain
 from ckplan.meter.meter import Figure, Meter, in_order
@@ -20,7 +21,9 @@ def register_meter(meter: Meter) -> None:
 
     Raises:
         ValueError: another meter has that name.
+        UsageError: it is no `Meter`.
     """
+    check_kind("the meter", meter, Meter, "give a `ckplan.meter.meter.Meter`")
     if any(known.name == meter.name for known in (*METERS, *_OTHERS)):
         raise ValueError(f"two meters are called `{meter.name}`")
     _OTHERS.append(meter)

@@ -27,7 +27,8 @@ def shapes_of(
     Raises:
         UsageError: the graph has no such input, or one of the arguments is no table.
     """
-    fixed, shapes = fixed or {}, shapes or {}
+    fixed = {} if fixed is None else fixed
+    shapes = {} if shapes is None else shapes
     check_table("what inputs are set to", fixed)
     check_table("`shapes`", shapes)
     inputs = {value.name: value for value in graph.inputs}

@@ -118,7 +118,7 @@ def normalise(
         UsageError: `dims`, `shapes` or `fixed` do not fit it.
         EnvironmentUnavailableError: shapes have to be learnt by a run and onnxruntime is not installed.
     """
-    sizes = dims or {}, shapes_of(model.graph, fixed, shapes)
+    sizes = {} if dims is None else dims, shapes_of(model.graph, fixed, shapes)
     open_sizes = _open_sizes(model, *sizes)
     attempts = list(tries(open_sizes.batches, open_sizes.pixels, open_sizes.lengths))
     if len(attempts) == 1:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+from ckplan.arguments import check_text
 from ckplan.extensions import load_group
 
 if TYPE_CHECKING:
@@ -101,7 +102,9 @@ def rule(
 
     Raises:
         ValueError: the same operator and version was registered before.
+        UsageError: the operator's name is no string.
     """
+    check_text("the operator's name", op_type)
 
     def register(function: Rule) -> Rule:
         entries = _RULES.setdefault((domain, op_type), [])

@@ -6,6 +6,7 @@ from functools import cache
 
 import onnx_ir as ir
 
+from ckplan.arguments import check_kind
 from ckplan.operators.gradients import load_rules
 from ckplan.operators.record import Operator
 from ckplan.operators.standard import (
@@ -55,7 +56,9 @@ def register_operator(operator: Operator) -> None:
 
     Raises:
         ValueError: the operator has a record already, or is one of ONNX or onnxruntime.
+        UsageError: it is no `Operator`.
     """
+    check_kind("the record", operator, Operator, "give a `ckplan.Operator`")
     key = (operator.domain, operator.name)
     if _is_standard(operator.domain) or key in _OTHERS:
         raise ValueError(f"there is a record of {operator.name} in domain '{operator.domain}' already")

@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields, replace
 from operator import index
 from typing import SupportsIndex, TypeVar
 
-from ckplan.arguments import check_number
+from ckplan.arguments import check_number, check_word
 from ckplan.errors import UsageError
 from ckplan.planner import Timeline
 from ckplan.planner.strategies import Strategy
@@ -60,8 +60,7 @@ class Goal:
             UsageError: a text is neither a size nor a percentage, a number is negative or not finite, something else is
                 neither text nor number, or there is no such scope.
         """
-        if of not in SCOPES:
-            raise UsageError(f"a budget cannot limit `{of}`", f"choose {', '.join(SCOPES[:-1])} or {SCOPES[-1]}")
+        check_word("what the budget is of", of, SCOPES)
         if of != ACTIVATIONS and budget is None:
             raise UsageError(f"`--of {of}` says what the budget limits, and there is no budget", "add --budget 4GiB")
         limit = parse_budget(budget) if isinstance(budget, str) else budget
@@ -97,7 +96,9 @@ class Goal:
         Else a goal of time takes the times of this machine's kernels, if it is for the CPU, and every other goal what
         shapes tell, which is the same on all machines.
         """
-        return asked or ("calibrated" if self.overhead is not None and device != "cuda" else "flops")
+        if asked is not None:
+            return asked
+        return "calibrated" if self.overhead is not None and device != "cuda" else "flops"
 
     def applied(self, strategy: S) -> S:
         """The strategy with its options set to the goal.

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import onnx_ir as ir
 
 from ckplan import keys
+from ckplan.arguments import check_word
 from ckplan.autodiff import TrainingGraph, add_optimizer, build_training_graph, parse_optimizer
 from ckplan.autodiff.forward_pieces import forward_in_pieces
 from ckplan.autodiff.inline import inline_functions
@@ -55,6 +56,15 @@ COSTS = ("flops", "calibrated", "measured", "clock")
 _CALIBRATED = "costs are calibrated: what each kernel takes on one thread of this machine; --cost flops is free of it"
 
 Progress = Callable[[str], None]
+
+
+def check_cost(cost: str) -> None:
+    """See that a way to price nodes is one of `COSTS`.
+
+    Raises:
+        UsageError: it is not.
+    """
+    check_word("the cost", cost, COSTS)
 
 
 @dataclass(frozen=True)
@@ -207,8 +217,7 @@ class Step:
         Raises:
             UsageError: there is no such cost.
         """
-        if cost not in COSTS:
-            raise UsageError(f"cost cannot be `{cost}`", f"choose {', '.join(COSTS[:-1])} or {COSTS[-1]}")
+        check_cost(cost)
         if cost == "flops":
             return self
         # All of the meter, for one option.

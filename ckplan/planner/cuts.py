@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
+from ckplan.arguments import check_kind, check_number
 from ckplan.planner.problem import Kind, Problem
 
 
@@ -78,7 +79,17 @@ def forward_cuts(problem: Problem, min_bytes: int = 0) -> list[Cut]:
 
 
 def bottlenecks(problem: Problem, min_bytes: int = 0) -> list[int]:
-    """Tensors through which all paths from the inputs to the loss pass, in forward order, each once."""
+    """Tensors through which all paths from the inputs to the loss pass, in forward order, each once.
+
+    Args:
+        problem: the ops and tensors.
+        min_bytes: see `forward_cuts`.
+
+    Raises:
+        UsageError: one of the two is of another kind.
+    """
+    check_kind("the problem", problem, Problem, "make one with `ckplan.problem_of`")
+    check_number("the least size of a tensor", min_bytes)
     found: dict[int, None] = {}
     for cut in forward_cuts(problem, min_bytes):
         if cut.tensors == 1:

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
+from ckplan.arguments import check_kind
 from ckplan.planner.copies import Copies
 from ckplan.planner.peak import live_bytes
 from ckplan.planner.problem import Kind, Op, Problem
@@ -237,7 +238,10 @@ def simulate(
 
     Raises:
         ValueError: the schedule is not valid, see `lifetimes`.
+        UsageError: one of the two is of another kind.
     """
+    check_kind("the problem", problem, Problem, "make one with `ckplan.problem_of`")
+    check_kind("the schedule", schedule, Sequence, "give op ids in execution order")
     if shapes is None and lives is None and (found := _by_arrays(problem, schedule)) is not None:
         return found
     lives = lives or lifetimes(problem, schedule, shapes)

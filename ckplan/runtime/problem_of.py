@@ -8,6 +8,7 @@ from functools import partial
 
 import onnx_ir as ir
 
+from ckplan.arguments import check_kind
 from ckplan.errors import ModelError
 from ckplan.keys import CHECKPOINTS
 from ckplan.model.costs import node_cost, seconds
@@ -133,6 +134,8 @@ def problem_of(model: ir.Model, runtime: Runtime = CPU) -> Problem:
 
     Raises:
         ModelError: the nodes are in no order in which they can run, or the metadata are damaged.
+        UsageError: it is no `onnx_ir.Model`.
     """
+    check_kind("the model", model, ir.Model, "give an `onnx_ir.Model`, such as `Step.model`")
     collection = listed_names(model.metadata_props, CHECKPOINTS)
     return problem_of_nodes(model.graph, model.graph.inputs, model.graph.outputs, collection, runtime)

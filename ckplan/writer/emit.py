@@ -8,6 +8,7 @@ from itertools import zip_longest
 
 import onnx_ir as ir
 
+from ckplan.arguments import check_kind
 from ckplan.errors import UsageError
 from ckplan.model.cleanup import drop_unread_initializers
 from ckplan.model.nested_graphs import all_nodes
@@ -140,8 +141,10 @@ def emit(model: ir.Model, plan: Plan) -> ir.Model:
 
     Raises:
         ModelError: a value that needs a control edge has no static shape.
-        UsageError: the plan was made for another graph.
+        UsageError: the plan was made for another graph, or one of the two is of another kind.
     """
+    check_kind("the model", model, ir.Model, "give an `onnx_ir.Model`, such as `Step.fused`")
+    check_kind("the plan", plan, Plan, "make one with `ckplan.plan`")
     names = [node.name or "" for node in model.graph]
     if list(plan.ops) != names:
         pairs = zip_longest(plan.ops, names, fillvalue="none")

@@ -223,7 +223,7 @@ def test_other_parameters_can_be_trained_besides() -> None:
         ("rank=0", "option `rank` of `--lora` is 0; give a whole number of at least 1"),
         ("rank=25", "more than layer 'layer' of 40 inputs and 24 outputs has"),
         ("targets=q_proj", "`--lora targets=q_proj` matches no linear layer; there are, for example, `layer`"),
-        ("ranks=2", "has no option `ranks=2`; its options: rank=…"),
+        ("ranks=2", "has no option `ranks`; its options: rank=…"),
         ("alpha=-1", "option `alpha` of `--lora` is -1.0; give a number of at least 0"),
         ("rank=two", "`two` does not fit option `rank` of adapter `lora`; give a whole number"),
     ],

@@ -196,7 +196,7 @@ def test_a_step_is_priced_by_the_graph_that_is_planned(graph: ir.Model, monkeypa
     monkeypatch.setattr(calibration, "_timed", lambda kernels, opsets: [0.5] * len(list(kernels)))
     step = step_of(graph).priced("calibrated")
     assert [op.cost for op in step.problem.ops] == [1.0] * len(step.fused.graph)
-    with pytest.raises(UsageError, match="cost cannot be `guessed`"):
+    with pytest.raises(UsageError, match="the cost is 'guessed'; choose one of flops"):
         step_of(graph).priced("guessed")
 
 

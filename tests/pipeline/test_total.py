@@ -219,7 +219,7 @@ def test_what_no_plan_can_keep_to_is_refused() -> None:
 
 
 def test_bad_scopes() -> None:
-    with pytest.raises(UsageError, match="a budget cannot limit `arenas`; choose activations, arena or total"):
+    with pytest.raises(UsageError, match="what the budget is of is 'arenas'; choose one of activations, arena, total"):
         ckplan.rewrite(SAMPLES / "mlp.onnx", budget="50%", of="arenas")
     with pytest.raises(UsageError, match="there is no budget"):
         ckplan.rewrite(SAMPLES / "mlp.onnx", of="total")

@@ -6,23 +6,20 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 import onnx_ir as ir
 
 from ckplan import keys
-from ckplan.arguments import is_number, shown
+from ckplan.arguments import check_kind, is_number, shown
 from ckplan.autodiff.builder import Builder
 from ckplan.autodiff.optimizers.base import Optimizer
 from ckplan.autodiff.optimizers.clipping import clip_factor
 from ckplan.autodiff.optimizers.rows import update_rows
 from ckplan.autodiff.reading import dtype_of, shape_of
+from ckplan.autodiff.training_graph import TrainingGraph
 from ckplan.errors import UsageError
 from ckplan.model.node_reads import made_by_name, reads
-
-if TYPE_CHECKING:
-    from ckplan.autodiff.training_graph import TrainingGraph
 
 Scalars = dict[str, ir.Value]
 
@@ -53,13 +50,13 @@ def add_optimizer(
         the optimizer counts steps, ``step_new``. Its ``updates`` say which input takes which output.
 
     Raises:
-        UsageError: ``clip_norm`` is not a positive number, the graph makes new parameters already, or it has no
-            gradient of a parameter.
+        UsageError: ``clip_norm`` is not a positive number, the graph makes new parameters already, it has no gradient
+            of a parameter, or one of the two is of another kind.
     """
-    if not isinstance(optimizer, Optimizer):
-        raise UsageError(f"{shown(optimizer)} is no optimizer", "make one with `ckplan.parse_optimizer`")
+    check_kind("the training graph", training, TrainingGraph, "make one with `ckplan.build_training_graph`")
+    check_kind("the optimizer", optimizer, Optimizer, "make one with `ckplan.parse_optimizer`")
     if clip_norm is not None and not (is_number(clip_norm) and clip_norm > 0 and math.isfinite(clip_norm)):
-        raise UsageError(f"gradients cannot be clipped to a norm of {clip_norm}", "give a positive number")
+        raise UsageError(f"gradients cannot be clipped to a norm of {shown(clip_norm)}", "give a positive number")
     if keys.OPTIMIZER in training.model.metadata_props:
         raise UsageError("the graph makes new parameters already", "start from the forward model")
     if not training.gradients:

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from typing import TypeVar
 
+from ckplan.arguments import shown
 from ckplan.choices import parse_choice
+from ckplan.errors import UsageError
 from ckplan.extensions import load_group
 from ckplan.planner.strategies.auto import Auto
 from ckplan.planner.strategies.base import Strategy
@@ -59,7 +61,10 @@ def register_strategy(kind: S) -> S:
 
     Raises:
         ValueError: another strategy has that name.
+        UsageError: it is no subclass of `Strategy`.
     """
+    if not (isinstance(kind, type) and issubclass(kind, Strategy)):
+        raise UsageError(f"the strategy is {shown(kind)}", "give a subclass of `Strategy`")
     if any(known.name == kind.name for known in (*STRATEGIES, *_OTHERS)):
         raise ValueError(f"two strategies are called `{kind.name}`")
     _OTHERS.append(kind)

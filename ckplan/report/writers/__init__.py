@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Mapping
 
+from ckplan.arguments import check_text
 from ckplan.errors import UsageError
 from ckplan.extensions import load_group
 from ckplan.report.document import Document
@@ -31,7 +32,9 @@ def register_reporter(kind: str) -> Callable[[Writer], Writer]:
 
     Raises:
         ValueError: there is a format of that name.
+        UsageError: the name is no string.
     """
+    check_text("the name of the format", kind)
     if kind in FORMATS or kind in _OTHERS:
         raise ValueError(f"two formats are called `{kind}`")
 
