@@ -23,6 +23,7 @@ from ckplan.autodiff.reading import dtype_of, shape_of, size_of
 from ckplan.autodiff.registry import NoGradientError
 from ckplan.errors import ModelError
 from ckplan.keys import PHASE
+from ckplan.model.infer import static_shape
 from ckplan.model.node_reads import fixed_tensor, input_of
 
 #: Key in ``Node.meta`` of a gradient node: the forward node that it belongs to.
@@ -154,6 +155,12 @@ class Builder:
         if array is None:
             raise NoGradientError(f"its input '{what}' is computed at run time")
         return tuple(int(number) for number in array.reshape(-1))
+
+    @cached_property
+    def largest(self) -> int:
+        """Elements of the largest tensor that nodes of the graph make, as of when this is first asked for."""
+        shapes = (static_shape(value) for node in self.graph for value in node.outputs)
+        return max((math.prod(shape) for shape in shapes if shape is not None), default=0)
 
     # -- emitting --------------------------------------------------------------------------------------------------
 

@@ -70,6 +70,18 @@ def test_products_of_columns_gather_those_of_the_narrower_side(model, monkeypatc
     assert gathered.shape[-2] < other.shape[-1]
 
 
+@pytest.mark.parametrize(("columns", "copied"), [(16, True), (12, False)])
+def test_a_tall_side_is_copied_transposed_where_the_copy_is_small(columns, copied, monkeypatch):
+    monkeypatch.setattr(rules, "_WORTH_A_COPY", 0)
+    model = node_model("MatMul", values(2, 40, 4), values(4, columns, seed=5))
+    check_gradient(model)
+    training = build_training_graph(infer(model), loss="loss", wrt=["p1"])
+    product = next(node for node in training.model.graph if node.op_type == "Gemm" and "/grad/" in (node.name or ""))
+    assert ("transA" not in product.attributes) == copied
+    copy = product.inputs[0].producer().inputs[0].producer()
+    assert (copy is not None and copy.op_type == "Transpose") == copied
+
+
 def test_chances_are_gathered_where_values_are_long():
     training = build_training_graph(
         infer(node_model("MatMul", values(2, 3, 256), values(2, 256, 64, seed=5))), loss="loss", wrt=["p1"]

@@ -24,6 +24,9 @@ _LONG, _FEW = 3, 32
 _TALL = 16
 """A product of columns is small beside these where they are so many times as long as it is."""
 
+_WORTH_A_COPY, _SMALL = 2**17, 4
+"""Elements from which on a side that is gathered is worth a copy, where the largest tensor has so many times as many."""
+
 
 @rule("MatMul", factor="absorb")
 def matmul(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
@@ -83,12 +86,22 @@ def _column_products(op: Builder, a: ir.Value, b: ir.Value, c: ir.Value | None, 
 
     onnxruntime's product gathers what is transposed column by column, which takes long where it comes from memory: of
     two matrices the one with fewer columns is better there, and the result, small beside them, is transposed: that of
-    a MatMul, as a Gemm's would be merged into it.
+    a MatMul, as a Gemm's would be merged into it. A tall left side with no more columns than the right one is copied
+    transposed, once for all products that read it.
     """
     (rows, wide), narrow = shape_of(a), shape_of(b)[1]
+    if wide <= narrow and rows >= _TALL * wide and _WORTH_A_COPY <= rows * wide <= op.largest // _SMALL:
+        return _product(op, _copied_columns(op, a), b, c, alpha=alpha)
     if c is None and 2 * narrow <= wide and narrow < _BLOCK and rows * wide >= _CACHE and rows >= _TALL * narrow:
         return op.transpose(op.scale(op.MatMul(op.Transpose(b, perm=[1, 0]), a), alpha), (1, 0))
     return _product(op, a, b, c, alpha=alpha, transA=1)
+
+
+def _copied_columns(op: Builder, matrix: ir.Value) -> ir.Value:
+    """The transposed matrix, by a Transpose that onnxruntime does not merge into a product: Reshapes stand between."""
+    rows, columns = shape_of(matrix)
+    turned = op.Transpose(op.reshape(matrix, [1, rows, columns]), perm=[0, 2, 1])
+    return op.reshape(turned, [columns, rows])
 
 
 def _batched_column_products(op: Builder, a: ir.Value, b: ir.Value) -> ir.Value:
