@@ -178,6 +178,15 @@ def test_rms_normalization(shape, scale, attributes):
     check_gradient(node_model("RMSNormalization", values(*shape), values(*scale, seed=1), opset=23, **attributes))
 
 
+@pytest.mark.parametrize(("op_type", "opset", "steps"), [("LayerNormalization", 21, 3), ("RMSNormalization", 23, 5)])
+def test_few_nodes_make_a_number_for_each_row(op_type, opset, steps):
+    model = to_dtype(node_model(op_type, values(3, 8), values(8, seed=1), opset=opset), np.float32)
+    graph = build_training_graph(infer(model), loss="loss", wrt=["p*"]).model.graph
+    arithmetic = {"Add", "Mul", "Neg", "Reciprocal", "Sqrt"}
+    made = [node.op_type for node in graph if node.outputs[0].shape == [3, 1] and node.op_type in arithmetic]
+    assert len(made) == steps
+
+
 # -- the others --------------------------------------------------------------------------------------------------------
 
 

@@ -31,6 +31,12 @@ def test_the_input_is_kept_for_nothing(product):
     assert kept(f"s = Sigmoid(h) y = {product}")[:2] == ["Sigmoid", "Mul"]
 
 
+def test_the_gradient_takes_four_passes():
+    graph = build_training_graph(model("s = Sigmoid(h) y = Mul(h, s)"), loss="loss", wrt=["w"]).model.graph
+    made = [node.op_type for node in graph if (node.name or "").startswith("Mul_2/grad")]
+    assert made == ["Sub", "Mul", "Add", "Mul"]
+
+
 @pytest.mark.parametrize(
     ("nodes", "outputs"),
     [

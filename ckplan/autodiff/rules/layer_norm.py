@@ -55,8 +55,7 @@ def rms_normalization(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
     x = required_input(node, 0)
     axes = _axes(node, x)
     x, dy = _wide(op, x), [None if g is None else _wide(op, g) for g in dy]
-    count = math.prod(shape_of(x)[axis] for axis in axes)
-    square = op.Mul(op.reduce_sum(op.Mul(x, x), axes), 1.0 / count)
+    square = op.ReduceMean(op.Mul(x, x), np.asarray(axes, dtype=np.int64), keepdims=1)
     inverse = inverse_deviation(op, square, attr_float(node, "epsilon", _EPSILON))
     return _normalization(op, node, dy, x, None, inverse, axes)
 
@@ -107,7 +106,7 @@ def _normalization(
         mean, *dy = (None if value is None else _in_rows(op, value, rows) for value in (mean, *dy))
     g, dmean, dinverse = (*dy, None, None)[:3]
     centred = x if mean is None else affine(op, x, None, op.Neg(mean)) if short else op.Sub(x, mean)
-    dx = dscale = dbias = along = offset = main = None
+    dx = dscale = dbias = along = offset = scaled = None
     if g is not None:
         wide_scale = _wide(op, scale)
         dbias = op.sum_to_shape(g, shape_of(bias)) if bias is not None and op.wants(bias) else None
@@ -115,17 +114,19 @@ def _normalization(
         dscale = _by_scale(op, product, inverse, shape_of(scale), count) if op.wants(scale) else None
     if op.wants(source):
         if g is not None:
-            along = op.Mul(_row_means(op, product, wide_scale, axes, count), inverse)
+            along = _negative_row_means(op, product, wide_scale, axes, count)
             scaled = _by_columns(op, g, wide_scale, count) if short else op.Mul(g, wide_scale)
-            offset = None if mean is None else op.Mul(op.reduce_sum(scaled, axes), 1.0 / count)
-            main = affine(op, scaled, inverse, None) if short else op.Mul(scaled, inverse)
+            offset = None if mean is None else op.Mul(op.reduce_sum(scaled, axes), -1.0 / count)
         if dinverse is not None:
-            along = _plus(op, along, op.Mul(op.Mul(dinverse, inverse), 1.0 / count))
+            along = _plus(op, along, op.Mul(dinverse, -1.0 / count))
         if dmean is not None:
-            offset = _plus(op, offset, op.Mul(op.Div(dmean, inverse), -1.0 / count))
-        rest = _rest(op, centred, inverse, along, offset)
-        dx = rest if main is None else main if rest is None else op.Add(main, rest)
-        dx = None if dx is None else op.reshape(dx, shape_of(source))
+            offset = _plus(op, offset, op.Mul(op.Div(dmean, inverse), 1.0 / count))
+        slope = None if along is None else op.Mul(along, op.Mul(inverse, inverse))
+        rest = _rest(op, centred, slope, offset)
+        total = _plus(op, scaled, rest)
+        if total is not None:
+            dx = affine(op, total, inverse, None) if short else op.Mul(total, inverse)
+            dx = op.reshape(dx, shape_of(source))
     results = [dx, dscale, dbias][: len(node.inputs)]
     return [None if result is None else op.cast(result, kind) for result in results]
 
@@ -139,17 +140,13 @@ def _by_scale(op: Builder, product: ir.Value, inverse: ir.Value, shape: tuple[in
     return op.sum_to_shape(op.Mul(product, inverse), shape)
 
 
-def _rest(
-    op: Builder, centred: ir.Value, inverse: ir.Value, along: ir.Value | None, offset: ir.Value | None
-) -> ir.Value | None:
-    """Emit -(inverse^2 along centred + inverse offset), where ``along`` and ``offset`` may be missing."""
-    slope = None if along is None else op.Neg(op.Mul(op.Mul(inverse, inverse), along))
-    start = None if offset is None else op.Neg(op.Mul(offset, inverse))
+def _rest(op: Builder, centred: ir.Value, slope: ir.Value | None, start: ir.Value | None) -> ir.Value | None:
+    """Emit ``slope centred + start``, where one or both may be missing, with a number for each row."""
     if slope is None:
         return None if start is None else op.expand(start, shape_of(centred))
     if start is None:
         return op.Mul(centred, slope)
-    shape, rows = shape_of(centred), size_of(inverse)
+    shape, rows = shape_of(centred), size_of(slope)
     if 0 in shape:
         return op.Add(op.Mul(centred, slope), start)
     centred, slope, start = (_in_rows(op, value, rows) for value in (centred, slope, start))
@@ -170,19 +167,19 @@ def _by_columns(op: Builder, value: ir.Value, scale: ir.Value, count: int) -> ir
     return op.reshape(product, shape_of(value))
 
 
-def _row_means(op: Builder, value: ir.Value, scale: ir.Value, axes: Sequence[int], count: int) -> ir.Value:
-    """Emit the mean over the axes of ``value * scale``: a product with a vector, without an activation in between."""
+def _negative_row_means(op: Builder, value: ir.Value, scale: ir.Value, axes: Sequence[int], count: int) -> ir.Value:
+    """Emit less the mean over the axes of ``value * scale``: a product with a vector, no activation in between."""
     shape = shape_of(value)
     kept = [1 if axis in axes else size for axis, size in enumerate(shape)]
     if math.prod(shape_of(scale)) == count:
         # The row on the left takes two thirds of the time of a column on the right.
-        row = op.reshape(op.Mul(scale, 1.0 / count), [1, count])
+        row = op.reshape(op.Mul(scale, -1.0 / count), [1, count])
         return op.reshape(op.Gemm(row, op.reshape(value, [math.prod(kept), count]), transB=1), kept)
-    return op.Mul(op.reduce_sum(op.Mul(value, scale), axes), 1.0 / count)
+    return op.Mul(op.reduce_sum(op.Mul(value, scale), axes), -1.0 / count)
 
 
-def _plus(op: Builder, first: ir.Value | None, second: ir.Value) -> ir.Value:
-    return second if first is None else op.Add(first, second)
+def _plus(op: Builder, first: ir.Value | None, second: ir.Value | None) -> ir.Value | None:
+    return second if first is None else first if second is None else op.Add(first, second)
 
 
 @rule("LpNormalization")

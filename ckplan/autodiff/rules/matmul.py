@@ -25,7 +25,7 @@ _TALL = 16
 """A product of columns is small beside these where they are so many times as long as it is."""
 
 _WORTH_A_COPY, _SMALL = 2**17, 4
-"""Elements from which on a side that is gathered is worth a copy, where the largest tensor has so many times as many."""
+"""Elements from which on a side that is gathered is worth a copy, and how many times as many the largest tensor has."""
 
 
 @rule("MatMul", factor="absorb")

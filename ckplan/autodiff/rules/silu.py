@@ -3,9 +3,9 @@
 Alone, the product needs x and s = sigmoid(x), and the sigmoid needs s: two tensors are kept beside the result y, which
 the next layer keeps. By s and y alone
 
-    dx = dy s + dy y (1 - s),
+    dx = dy (s + y (1 - s)),
 
-so that x is kept for nothing. In this order four tensors of that size are alive at a time.
+so that x is kept for nothing.
 """
 
 from __future__ import annotations
@@ -45,6 +45,4 @@ def outline_silus(op: Builder, targets: Container[ir.Value] = ()) -> None:
 def silu(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
     """Reads s and y."""
     y, gate = node.outputs[:2]
-    along = op.Mul(dy[0], y)
-    passed = op.Mul(dy[0], gate)
-    return [op.Add(passed, op.Mul(along, op.Sub(1.0, gate)))]
+    return [op.Mul(dy[0], op.Add(gate, op.Mul(y, op.Sub(1.0, gate))))]
