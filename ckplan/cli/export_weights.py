@@ -33,7 +33,7 @@ def command(checkpoint: Path, model: Path, output: Path, force: bool, adapter: b
     inserted beside weights that are quantised.
     """
     if not adapter:
-        check_output(output, force, model)
+        check_output(output, force, model, checkpoint)
     from ckplan.training import adapters
     from ckplan.training.checkpoint import read_checkpoint
     from ckplan.training.export import export_weights

@@ -64,7 +64,7 @@ def command(
     check_reports(reports, force, model)
     targets = [path for path in (trace, csv) if path is not None]
     for target in targets:
-        check_output(target, force, model, *([inputs] if inputs else []))
+        check_output(target, force, model, inputs)
     if len(targets) == 2 and targets[0].resolve() == targets[1].resolve():
         raise UsageError(f"--trace and --csv both name {targets[0]}", "give each a file of its own")
     options["fixed"] = options.pop("set")

@@ -13,22 +13,22 @@ if TYPE_CHECKING:
     import onnx_ir as ir
 
 
-def check_output(output: Path, force: bool, *sources: Path) -> None:
+def check_output(output: Path, force: bool, *sources: Path | None) -> None:
     """Make sure that a file can be written once its contents are there.
 
     Args:
         output: the file to write.
         force: whether it may be overwritten.
-        sources: files that are read, and must not be the output.
+        sources: files that are read, if they are given. Neither they nor data files of theirs may be the output.
 
     Raises:
         UsageError: the file exists and may not be overwritten, it is no regular file, its directory does not exist, or
-            it is a source.
+            it is a source or holds weights of one.
         EnvironmentUnavailableError: the directory does not allow it.
     """
     if str(output) == "-":
         raise UsageError("a model and its reports are not written to stdout", "name a file")
-    folder = output.parent
+    folder, read = output.parent, [source for source in sources if source is not None and source.exists()]
     if output.is_dir():
         raise UsageError(f"output {output} is a directory", "name a file in it")
     if not folder.is_dir():
@@ -36,10 +36,14 @@ def check_output(output: Path, force: bool, *sources: Path) -> None:
     if output.exists():
         if not output.is_file():
             raise UsageError(f"{output} is not a regular file", "name a file")
-        if any(source.exists() and output.samefile(source) for source in sources):
-            raise UsageError(f"output {output} is the model that is read", "write to another file")
+        if any(output.samefile(source) for source in read):
+            raise UsageError(f"output {output} is a file that this command reads", "write to another file")
         if not force:
             raise UsageError(f"{output} exists", "pass --force to overwrite it")
+        from ckplan.model.external import data_files
+
+        if any(output.resolve() in data_files(source) for source in read):
+            raise UsageError(f"output {output} holds weights that this command reads", "write to another file")
     if not os.access(folder, os.W_OK) or (output.exists() and not os.access(output, os.W_OK)):
         raise EnvironmentUnavailableError(f"no permission to write {output}", "write to another directory")
     from ckplan.isolation.folders import temporary_folder

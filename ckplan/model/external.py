@@ -33,6 +33,14 @@ def external_tensors(model: ir.Model) -> Iterator[ir.ExternalTensor]:
     yield from found
 
 
+def data_files(file: Path) -> set[Path]:
+    """The data files that the model at a path reads, links resolved; none if it is no model."""
+    try:
+        return {Path(os.path.realpath(tensor.path)) for tensor in external_tensors(ir.load(file))}
+    except Exception:  # protobuf, onnx-ir and the system each have their own for a damaged file
+        return set()
+
+
 def settle(model: ir.Model, file: Path) -> None:
     """Hold the external tensors of a model against their data files, and give them the paths of these, in place.
 

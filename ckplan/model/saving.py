@@ -14,7 +14,7 @@ from ckplan.arguments import path_of
 from ckplan.errors import EnvironmentUnavailableError, ModelError, UsageError
 from ckplan.isolation.claims import claim, is_named
 from ckplan.isolation.folders import is_temporary, temporary_folder
-from ckplan.model.external import external_tensors
+from ckplan.model.external import data_files, external_tensors
 from ckplan.model.weights import Progress, place
 
 
@@ -52,7 +52,8 @@ def save(
         Notes: where the weights lie, if not in the file.
 
     Raises:
-        UsageError: the file exists and `force` is not given, or the path cannot be a file.
+        UsageError: the file exists and `force` is not given, the path cannot be a file, or weights of the model lie
+            there.
         EnvironmentUnavailableError: no permission, or no space left.
         ModelError: the model cannot be serialised.
     """
@@ -62,6 +63,8 @@ def save(
             "give the `model` of a step or plan; onnx.save writes an onnx.ModelProto",
         )
     target = _file_to_write(path_of("the file to write", path), force)
+    if str(target) in _paths_read(model):
+        raise UsageError(f"{path} holds weights that the model reads", "write to another file")
     stale = _own_data_files(target) if target.exists() else set()
     cleaning = contextlib.ExitStack()
     try:
@@ -100,9 +103,14 @@ def save(
     return notes
 
 
+def _paths_read(model: ir.Model) -> set[str]:
+    """The data files that a model in memory reads, links resolved."""
+    return {os.path.realpath(tensor.path) for tensor in external_tensors(model)}
+
+
 def _remove_unread(files: Iterable[Path], model: ir.Model) -> None:
     """Remove data files that neither a model in memory reads nor one beside them names."""
-    in_use = {os.path.realpath(tensor.path) for tensor in external_tensors(model)}
+    in_use = _paths_read(model)
     for file in files:
         if str(file) not in in_use and not is_named(file):
             with contextlib.suppress(OSError):
@@ -149,13 +157,7 @@ def _own_data_files(target: Path) -> set[Path]:
     named = {
         file for file in target.parent.iterdir() if file.name.startswith(f"{target.name}.") and file.suffix == ".data"
     }
-    if not named:
-        return set()
-    try:
-        old = ir.load(target)
-    except Exception:  # whatever it is, it is about to be overwritten
-        return set()
-    return named.intersection(Path(os.path.realpath(tensor.path)) for tensor in external_tensors(old))
+    return named & data_files(target) if named else set()
 
 
 def _sync(file: Path) -> None:

@@ -19,7 +19,7 @@ from tests.cli.test_commands import run
         (["analyze", "none.onnx", "--json"], 3, "ModelError", "no such file"),
         (["analyze", "m.onnx", "--json", "--loss", "nothing"], 2, "UsageError", "nothing"),
         (["analyze", "m.onnx", "--json", "--nope"], 2, "NoSuchOption", "No such option"),
-        (["rewrite", "m.onnx", "-o", "m.onnx", "--json"], 2, "UsageError", "the model that is read"),
+        (["rewrite", "m.onnx", "-o", "m.onnx", "--json"], 2, "UsageError", "a file that this command reads"),
     ],
 )
 def test_a_failure_is_an_object(

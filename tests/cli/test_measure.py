@@ -171,7 +171,7 @@ def test_an_output_that_cannot_be_written_is_found_out_before_the_run(model: Pat
     assert "exists; pass --force to overwrite it" in failure(ckplan(model, "--csv", there), 2)
     assert there.read_text() == "precious"
     assert "does not exist; create it first" in failure(ckplan(model, "--trace", tmp_path / "no" / "t.json"), 2)
-    assert "is the model that is read" in failure(ckplan(model, "--trace", model, "--force"), 2)
+    assert "is a file that this command reads" in failure(ckplan(model, "--trace", model, "--force"), 2)
     assert "both name" in failure(ckplan(model, "--trace", tmp_path / "a", "--csv", tmp_path / "a"), 2)
 
 

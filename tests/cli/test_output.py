@@ -3,6 +3,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import numpy as np
+import onnx
 import pytest
 
 from ckplan.cli.output import check_output
@@ -28,8 +30,23 @@ def test_the_source_is_never_overwritten(tmp_path: Path) -> None:
     source.write_text("")
     (tmp_path / "link.onnx").symlink_to(source)
     for output in (source, tmp_path / "link.onnx", tmp_path / "." / "model.onnx"):
-        with pytest.raises(UsageError, match="is the model that is read"):
+        with pytest.raises(UsageError, match="is a file that this command reads"):
             check_output(output, True, source)
+
+
+def test_weights_of_the_source_are_never_overwritten(tmp_path: Path) -> None:
+    source, weights = tmp_path / "model.onnx", tmp_path / "weights.bin"
+    tensor = onnx.numpy_helper.from_array(np.ones(4, np.float32), "w")
+    graph = onnx.helper.make_graph([], "g", [], [], [tensor])
+    onnx.save(
+        onnx.helper.make_model(graph), source, save_as_external_data=True, location=weights.name, size_threshold=0
+    )
+    (tmp_path / "link.bin").symlink_to(weights)
+    for output in (weights, tmp_path / "link.bin"):
+        with pytest.raises(UsageError, match="holds weights that this command reads; write to another file"):
+            check_output(output, True, source)
+    (tmp_path / "other.bin").touch()
+    check_output(tmp_path / "other.bin", True, source, None)
 
 
 @pytest.mark.parametrize("force", [True, False])

@@ -93,6 +93,13 @@ def test_weights_in_the_same_folder_are_referred_to(tmp_path: Path) -> None:
     np.testing.assert_array_equal(answer(tmp_path / "copy.onnx"), expected(0))
 
 
+def test_the_weights_of_a_model_are_never_overwritten_by_it(tmp_path: Path) -> None:
+    path = external(tmp_path)
+    with pytest.raises(UsageError, match=r"m\.onnx\.data holds weights that the model reads; write to another file"):
+        save(load(path).model, tmp_path / "m.onnx.data", force=True)
+    np.testing.assert_array_equal(answer(path), expected(0))
+
+
 def test_large_weights_elsewhere_share_their_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(weights, "WORTH_SHARING", 100)
     forward = load(external(tmp_path / "in"))
