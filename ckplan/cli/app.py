@@ -71,6 +71,7 @@ class App(click.Group):
         run = partial(super().main, args, prog_name, complete_var, standalone_mode=False, **extra)
         if not standalone_mode:
             return run()
+        _open_closed_streams()
         for stream in (sys.stdout, sys.stderr):
             if isinstance(stream, io.TextIOWrapper):
                 stream.reconfigure(errors="replace")  # a tensor's name must not crash an ASCII terminal
@@ -89,6 +90,19 @@ class App(click.Group):
         end_cleanly()
         end_when_stuck()
         sys.exit(exit_code_of(partial(_leaving, run), settings))
+
+
+def _open_closed_streams() -> None:
+    """Lead streams that the caller has closed (``>&-``) to nowhere.
+
+    Python has none then, and the next file that is opened would get the stream's number: what a library prints would be
+    written into it.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            descriptor = os.open(os.devnull, os.O_RDWR)  # the lowest number that is free
+            os.set_inheritable(descriptor, True)
+            setattr(sys, name, os.fdopen(descriptor, mode))
 
 
 def _leaving(run: Callable[[], Any]) -> Any:

@@ -10,7 +10,7 @@ import click
 from ckplan.cli.help import SectionedCommand
 from ckplan.cli.options import json_option, output_options, talk_options
 from ckplan.cli.output import check_output
-from ckplan.cli.streams import notes, show_json
+from ckplan.cli.streams import answer, notes, show_json
 from ckplan.cli.values import PATH
 from ckplan.errors import UsageError
 
@@ -61,4 +61,4 @@ def command(checkpoint: Path, model: Path, output: Path, force: bool, adapter: b
 
         show_json(json.exported(output, where, list(weights), said))
     else:
-        click.echo(f"{output}: {len(weights)} trained weight(s)")
+        answer(f"{output}: {len(weights)} trained weight(s)")

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ckplan.errors import EnvironmentUnavailableError
+
 if TYPE_CHECKING:
     from ckplan.report.document import Document
 
@@ -39,6 +41,24 @@ def say(line: str) -> None:
     click.echo(printable(line), err=True)
 
 
+def answer(line: str) -> None:
+    """Write one line to stdout."""
+    with _to_stdout():
+        click.echo(line)
+
+
+@contextmanager
+def _to_stdout() -> Iterator[None]:
+    """Say of what cannot be written that it is stdout, if its reader has not just gone away."""
+    try:
+        yield
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        reason = error.strerror or error
+        raise EnvironmentUnavailableError(f"cannot write to stdout: {reason}", "send it elsewhere") from error
+
+
 def annotate(command: str) -> None:
     """Write a workflow command of `ckplan.report.writers.github`, which has made it safe, to stderr."""
     click.echo(command, err=True)
@@ -65,7 +85,8 @@ def show(document: Document) -> None:
     from ckplan.report.writers.terminal import text
 
     console = Console(highlight=False, no_color=settings().no_color or None)
-    click.echo(text(document, console), nl=False, color=True)
+    with _to_stdout():
+        click.echo(text(document, console), nl=False, color=True)
 
 
 def show_json(data: Any) -> None:
@@ -73,7 +94,7 @@ def show_json(data: Any) -> None:
     from ckplan.report.untrusted import json_text
 
     settings().told = True
-    click.echo(json_text(data, indent=2))
+    answer(json_text(data, indent=2))
 
 
 @contextmanager

@@ -9,7 +9,7 @@ import click
 
 from ckplan.cli.help import SectionedCommand
 from ckplan.cli.options import custom_ops_option, json_option, talk_options, training_loop_options
-from ckplan.cli.streams import notes, settings, show_json
+from ckplan.cli.streams import answer, notes, settings, show_json
 from ckplan.cli.values import PATH
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def command(step: Path, data: Path, epochs: int, resume: bool, as_json: bool, **
 
     def tell(epoch: Epoch) -> None:
         if not as_json:
-            click.echo(str(epoch))
+            answer(str(epoch))
 
     epochs_made = trainer.train(epochs, resume=resume, each_epoch=tell)
     if trainer.is_stale:

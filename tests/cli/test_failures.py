@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import click
@@ -124,6 +125,25 @@ def test_a_reader_that_goes_away_is_no_error() -> None:
     with process.stderr:
         assert process.stderr.read() == ""
     assert process.wait(60) == 141
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="streams are closed by a shell of POSIX")
+@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&-", ">&- 2>&- <&-"])
+def test_closed_streams_are_led_nowhere(closed: str) -> None:
+    command = f'"{sys.executable}" -m ckplan ops {closed}'
+    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0
+    assert done.stderr == ""
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a device of Linux")
+@pytest.mark.parametrize("options", [[], ["--json"]])
+def test_an_answer_that_finds_no_room_is_one_line(options: list[str]) -> None:
+    with Path("/dev/full").open("w") as full:
+        command = [sys.executable, "-m", "ckplan", "ops", *options]
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60)
+    assert done.stderr == "ckplan: error: cannot write to stdout: No space left on device; send it elsewhere\n"
+    assert done.returncode == 5
 
 
 def test_an_ascii_terminal_does_not_crash() -> None:
