@@ -8,18 +8,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import onnx_ir as ir
 
 from ckplan.errors import CkplanError, ModelError
 from ckplan.isolation.evaluate import EvaluationError, evaluate
+from ckplan.model.node_reads import reads
 
 MOST_ELEMENTS = 1 << 48
 """Elements of a tensor beyond which sizes are not meant: a thousand terabytes of float32."""
 
 MOST_NODES = 1_000_000
 """Nodes of a model whose functions are written out."""
+_LISTED = 3
+"""Nodes that an error names."""
 _DATA = ("float_data", "int32_data", "int64_data", "double_data", "uint64_data")
 CHECK_IT = "export it again, and see whether it passes onnx.checker"
 """What to do about a file that is read as a model, but is no valid one."""
@@ -142,9 +146,21 @@ def sort(graph: ir.Graph) -> None:
     try:
         graph.sort()
     except ValueError as error:
-        raise ModelError(
-            f"the nodes of graph '{graph.name or 'main'}' form a cycle", "export the model again without it"
-        ) from error
+        nodes = [node for found in (graph, *graph.subgraphs()) for node in _cycle(found)]
+        listed = ", ".join(f"{node.op_type} '{node.name}'" for node in nodes[:_LISTED])
+        more = ", ..." if len(nodes) > _LISTED else ""
+        raise ModelError(f"nodes wait for each other: {listed}{more}", "export the model again without it") from error
+
+
+def _cycle(graph: ir.Graph) -> list[ir.Node]:
+    """The nodes of a cycle in a graph, each of which reads what the one before it makes; none if there is no cycle."""
+    nodes = set(graph)
+    makers = {node: {value.producer() for value in reads(node)} & nodes for node in graph}
+    try:
+        TopologicalSorter(makers).prepare()
+    except CycleError as error:
+        return list(error.args[1][1:])
+    return []
 
 
 def complaint(file: Path) -> str:

@@ -39,3 +39,27 @@ def test_sizes_that_do_not_fit_are_told_apart(tmp_path: Path) -> None:
     path = write(parse(f'<ir_version: 8, opset_import: ["" : 17]> {text}'), tmp_path)
     with pytest.raises(ModelError, match=r"MatMul '.*' does not fit its inputs.*--shape"):
         load(path, dims={"n": 5})
+
+
+IN_A_BODY = """g (float[4, 3] x, bool c) => (float[4, 3] y) {
+    y = If (c) <
+        then_branch = then () => (float[4, 3] t) { [first] s = Add (x, t) [second] t = Neg (s) },
+        else_branch = otherwise () => (float[4, 3] e) { e = Neg (x) }
+    >
+}"""
+
+
+@pytest.mark.parametrize(
+    ("text", "listed"),
+    [
+        ("g (float[4, 3] x) => (float[4, 3] y) { [first] z = Add (x, y) [second] y = Neg (z) }", 2),
+        ("g (float[4, 3] x) => (float[4, 3] y) { [only] z = Add (x, z) y = Neg (z) }", 1),
+        (IN_A_BODY, 2),
+    ],
+    ids=["two", "itself", "in a body"],
+)
+def test_nodes_that_wait_for_each_other_are_named(tmp_path: Path, text: str, listed: int) -> None:
+    path = write(parse(f'<ir_version: 10, opset_import: ["" : 17]> {text}'), tmp_path)
+    with pytest.raises(ModelError, match=r"nodes wait for each other: .*; export the model again without it") as caught:
+        load(path)
+    assert str(caught.value).count("'") == 2 * listed
