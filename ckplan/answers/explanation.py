@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 import onnx_ir as ir
 
 from ckplan.answers.patterns import patterns
-from ckplan.errors import UsageError
+from ckplan.answers.tensor_names import named_tensor
 from ckplan.model.costs import node_cost
-from ckplan.model.nested_graphs import all_nodes, graphs_in
-from ckplan.model.node_reads import made_by_name
 from ckplan.model.traits import why_only_once
 from ckplan.pipeline import Step
 from ckplan.planner import Kind, Plan, Problem
@@ -162,7 +159,7 @@ def explain(step: Step, plan: Plan, name: str) -> Explanation:
     """
     problem, model, training = step.problem, step.fused, step.training
     ids = {tensor.name: index for index, tensor in enumerate(problem.tensors)}
-    found, note = _named(name, ids, model, step.original)
+    found, note = named_tensor(name, ids, model, step.original)
     tensor = ids[found]
     nodes = list(model.graph)
     producer = problem.producer[tensor]
@@ -207,56 +204,6 @@ def only_once(model: ir.Model) -> dict[str, list[str]]:
         if reason := why_only_once(node):
             found.setdefault(reason, []).append(str(node.name))
     return found
-
-
-def _named(name: str, ids: Mapping[str, int], model: ir.Model, original: Callable[[], ir.Model]) -> tuple[str, str]:
-    """The tensor that a name means, and what was found out on the way.
-
-    Raises:
-        UsageError: there is no such tensor.
-    """
-    if name in ids:
-        return name, ""
-    for node in model.graph:
-        if node.name == name and node.outputs and node.outputs[0].name in ids:
-            made = str(node.outputs[0].name)
-            return made, f"'{name}' is a node; this is about '{made}', which it makes"
-    graph = original().graph
-    known = made_by_name(graph)
-    known |= {str(key): value for key, value in graph.initializers.items()}
-    value: ir.Value | None = known.get(name)
-    passed: list[str] = []
-    while value is not None and (maker := value.producer()) is not None and maker.op_type in _PASSING:
-        passed.append(maker.op_type)
-        value = maker.inputs[0]
-        if value is not None and value.name in ids:
-            through = " and ".join(dict.fromkeys(passed))
-            return str(value.name), f"'{name}' is '{value.name}' in this graph, as {through} gave way"
-    if name in known:
-        raise UsageError(
-            f"tensor '{name}' of the model is not in the graph that is planned: it is constant, or was replaced when "
-            "the model was brought into normal form, or nothing that is computed needs it",
-            _near(name, ids) or "name another tensor",
-        )
-    for node in model.graph:
-        if any(value.name == name for body in graphs_in(node) for inner in all_nodes(body) for value in inner.outputs):
-            raise UsageError(
-                f"tensor '{name}' is made in the body of {node.op_type} '{node.name}', which is planned as a whole",
-                f"explain what that makes: `{node.outputs[0].name}`",
-            )
-    raise UsageError(
-        f"there is no tensor '{name}' in the model", _near(name, ids) or "`ckplan analyze` names the largest"
-    )
-
-
-_PASSING = frozenset({"Identity", "Dropout", "Cast"})
-
-
-def _near(name: str, ids: Mapping[str, int]) -> str:
-    """Names like one that does not exist; a part of a name counts as well."""
-    parts = sorted((known for known in ids if name.lower() in known.lower()), key=len)[:3] if len(name) > 2 else []
-    near = parts or difflib.get_close_matches(name, ids, n=3, cutoff=0.5)
-    return f"near it are {', '.join(f'`{known}`' for known in near)}" if near else ""
 
 
 def _block(model: ir.Model, node: str) -> tuple[str, int] | None:

@@ -107,6 +107,24 @@ def test_unknown_tensors_have_near_matches(model: Path) -> None:
     assert "there is no tensor 'layer1.wieght' in the model; near it are `layer1.weight`" in failure(result)
 
 
+@pytest.mark.parametrize("name", ["inner", "product"])
+def test_a_tensor_within_a_fused_node_leads_to_what_that_makes(tmp_path: Path, name: str) -> None:
+    nodes = [
+        helper.make_node("Gemm", ["x", "w", "b"], ["inner"], "product"),
+        helper.make_node("Relu", ["inner"], ["outer"], "relu"),
+        helper.make_node("Gemm", ["outer", "w", "b"], ["y"], "last"),
+    ]
+    weights = [numpy_helper.from_array(np.ones(shape, np.float32), key) for key, shape in (("w", (4, 4)), ("b", 4))]
+    fed, got = (helper.make_tensor_value_info(key, TensorProto.FLOAT, [4, 4]) for key in "xy")
+    path = tmp_path / "fused.onnx"
+    graph = helper.make_graph(nodes, "g", [fed], [got], weights)
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10), path)
+    result = run("explain", path, name)
+    assert result.exit_code == 2
+    assert "tensor 'inner' of the model is not in the graph that is planned" in failure(result)
+    assert failure(result).endswith("explain what is made of it: `outer`")
+
+
 def test_people_get_a_page_of_80_columns(deep: Path) -> None:
     result = run("explain", deep, "act3", "--strategy", "sqrt", "--dim", "batch=256")
     assert "note: 'act3' is a node; this is about 'y3', which it makes" in result.stderr
