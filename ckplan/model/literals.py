@@ -35,7 +35,7 @@ _NUMBERED = re.compile(
     r"(const|constant|zeros|ones|full|eye|arange|mask|literal)(_like)?|"
     r"cos|sin|exp|mul|add|sub|div|pow|neg|cat|stack|alias|clone|detach|expand|view|reshape|permute|transpose|"
     r"unsqueeze|squeeze|select|slice|index|where|masked_fill|triu|tril|tensor|_to_copy|new_\w+?|linspace|outer|einsum"
-    r")?(_?\d+)*|.*/Constant(_\d+)?_output_\d+|.*_folded",
+    r")?(_?\d+)*|.*/[A-Z]\w*_output_\d+|.*_folded",
 )
 
 

@@ -7,7 +7,7 @@ import onnx_ir as ir
 import pytest
 
 from ckplan.model.constants import mark_constant
-from ckplan.model.literals import is_literal, names_a_weight
+from ckplan.model.literals import is_literal, is_numbered, names_a_weight
 
 
 @pytest.mark.parametrize(
@@ -32,6 +32,13 @@ def test_names_of_weights(name: str) -> None:
 )  # fmt: skip
 def test_names_of_literals(name: str) -> None:
     assert not names_a_weight(name)
+
+
+@pytest.mark.parametrize("name", ["/layer/Constant_output_0", "/Expand_output_0", "/a/b.1/MatMul_3_output_0"])
+def test_what_a_node_of_the_old_exporter_makes_has_no_name_of_its_own(name: str) -> None:
+    """Tools compute it beforehand, and leave an initializer of that name."""
+    assert is_numbered(name)
+    assert not is_numbered(name.removesuffix("_0"))
 
 
 def test_only_the_rank_and_the_mark_decide_otherwise() -> None:

@@ -282,13 +282,18 @@ def test_a_table_of_positions_that_layers_share_stays_one() -> None:
     assert list(loaded(model)[0].graph.initializers) == ["onnx::MatMul_18"]
 
 
-def test_a_table_that_was_copied_for_the_old_exporter_stays_one() -> None:
+@pytest.mark.parametrize(
+    ("table", "names"),
+    [(normal(0, 2, 4), ["wte.weight"]), (np.zeros((2, 4), np.float32), ["wte.weight", "head.weight"])],
+    ids=["copied for the old exporter", "two that begin with zeros"],
+)
+def test_a_table_and_what_has_its_values_are_one_unless_they_are_zeros(table: np.ndarray, names: list[str]) -> None:
     model = scripted(
         "head.weight = Identity(wte.weight) h = Gather(wte.weight, ids) t = Mul(x, head.weight) y = Add(t, h)",
-        {"wte.weight": normal(0, 2, 4)},
+        {"wte.weight": table},
         {},
     )
-    assert list(loaded(model)[0].graph.initializers) == ["wte.weight"]
+    assert list(loaded(model)[0].graph.initializers) == names
 
 
 @pytest.mark.parametrize(
@@ -311,6 +316,17 @@ def test_turned_weights_of_layers_that_begin_as_copies_are_apart_again(
         f"h = MatMul(x, onnx::MatMul_18) i = Mul(h, online.scale) j = MatMul(i, onnx::MatMul_19) y = Add(j, {bias})",
         {"onnx::MatMul_18": normal(0, 4, 4), "online.scale": normal(1, 4), bias: normal(2, 4)},
         {"h": first, "j": second},
+    )
+    assert ("onnx::MatMul_19" in loaded(model)[0].graph.initializers) == apart
+
+
+@pytest.mark.parametrize(("weight", "apart"), [(np.zeros((4, 4), np.float32), True), (normal(0, 4, 4), False)])
+def test_turned_weights_of_zeros_are_those_of_two_adapters(weight: np.ndarray, apart: bool) -> None:
+    model = scripted(
+        "onnx::MatMul_19 = Identity(onnx::MatMul_18) h = MatMul(x, onnx::MatMul_18) i = MatMul(h, onnx::MatMul_19) "
+        "y = Add(i, v.bias)",
+        {"onnx::MatMul_18": weight, "v.bias": normal(2, 4)},
+        {"h": "/q/MatMul", "i": "/v/MatMul"},
     )
     assert ("onnx::MatMul_19" in loaded(model)[0].graph.initializers) == apart
 

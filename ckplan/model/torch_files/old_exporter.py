@@ -22,6 +22,7 @@ from ckplan.model.infer import is_vector
 from ckplan.model.literals import is_numbered
 from ckplan.model.torch_files.default_exporter import is_unstructured
 from ckplan.model.torch_files.exporter_metadata import module_of
+from ckplan.model.torch_files.merged_nodes import has_one_value
 from ckplan.operators.matching import is_op
 
 _PATH = re.compile(r"\w+(\.\w+)*")
@@ -64,11 +65,7 @@ def folded_notes(model: ir.Model) -> tuple[str, ...]:
             computed.append(node.inputs[2])
     notes = []
     if products:
-        notes.append(
-            f"{len(products)} weight(s) of convolutions ({_listed(products)}) are products: torch's exporter folded a "
-            "BatchNormalization into each, so that the parameters of both are not in the file as such; ckplan.export "
-            "keeps them"
-        )
+        notes.append(products_note(products))
     if computed:
         notes.append(
             f"{len(set(computed))} weight(s) of layers ({_listed(computed)}) may be what torch's exporter computed of "
@@ -76,6 +73,15 @@ def folded_notes(model: ir.Model) -> tuple[str, ...]:
             "that part; ckplan.export keeps the parameters"
         )
     return tuple(notes)
+
+
+def products_note(weights: Sequence[ir.Value | None]) -> str:
+    """Say which weights of convolutions are not those of the module."""
+    return (
+        f"{len(weights)} weight(s) of convolutions ({_listed(weights)}) are products: torch's exporter folded a "
+        "BatchNormalization into each, so that the parameters of both are not in the file as such; ckplan.export "
+        "keeps them"
+    )
 
 
 def _listed(values: Iterable[ir.Value | None]) -> str:
@@ -109,7 +115,8 @@ def separate_merged(model: ir.Model) -> tuple[str, ...]:
     """Make an initializer of each Identity of a merged parameter, in place.
 
     A table of embeddings stays one with what has its values: transformers copies it for the old exporter, which it
-    hands no parameter twice.
+    hands no parameter twice. Tables of one value throughout, such as those of zeros that bias an attention, it does not
+    copy.
 
     Returns:
         Notes.
@@ -123,7 +130,7 @@ def separate_merged(model: ir.Model) -> tuple[str, ...]:
         for node in copies
         if _PATH.fullmatch(str(node.outputs[0].name))
         and not is_numbered(str(node.outputs[0].name))
-        and not any(map(_is_looked_up, (*node.inputs, *node.outputs)))
+        and (not any(map(_is_looked_up, (*node.inputs, *node.outputs))) or _has_one_value(node.inputs[0]))
     ]
     alike = {
         (module_of(str(node.inputs[0].name)), module_of(str(node.outputs[0].name)))
@@ -148,6 +155,10 @@ def _is_weight(value: ir.Value | None) -> bool:
     return tensor is not None and tensor.dtype.is_floating_point()
 
 
+def _has_one_value(value: ir.Value | None) -> bool:
+    return value is not None and value.const_value is not None and has_one_value(value.const_value)
+
+
 def _is_looked_up(value: ir.Value | None) -> bool:
     return value is not None and any(use.node.op_type == "Gather" and use.idx == 0 for use in value.uses())
 
@@ -155,7 +166,8 @@ def _is_looked_up(value: ir.Value | None) -> bool:
 def _are_of_copies(node: ir.Node, copies: Set[tuple[str, str]], others: Set[str]) -> bool:
     """Whether a turned weight and its Identity are read in modules of which one began as a copy of the other.
 
-    What one module reads twice, or two that share a weight, is one.
+    What one module reads twice, or two that share a weight, is one. Weights of one value throughout, as one of an
+    adapter of low rank is at first, begin alike in any two modules.
 
     Args:
         node: the Identity.
@@ -171,7 +183,8 @@ def _are_of_copies(node: ir.Node, copies: Set[tuple[str, str]], others: Set[str]
     listed = {
         (first, second)
         for first, second in pairs
-        if first != second and second not in others and _INDEX.sub("", first) == _INDEX.sub("", second)
+        if first != second
+        and (_has_one_value(one) or (second not in others and _INDEX.sub("", first) == _INDEX.sub("", second)))
     }
     return not copies.isdisjoint(pairs) or bool(listed)
 

@@ -27,12 +27,14 @@ from ckplan.model.torch_files.old_exporter import folded_notes, separate_merged
 from ckplan.model.torch_files.padding import mark_padding
 from ckplan.model.torch_files.projections import refuse_projections
 from ckplan.model.torch_files.repeats import join_repeated
+from ckplan.model.torch_files.simplified import simplified_notes
 from ckplan.model.torch_files.ties import join_transposed, twin_notes
 from ckplan.model.torch_files.unfold import unfold
 
 PASSES: tuple[Callable[[ir.Model], tuple[str, ...]], ...] = (
-    # What the exporter wrote as something else ends here, by name.
+    # What the exporter wrote as something else ends here, by name; what tools behind it took away is not there.
     refuse_projections,
+    simplified_notes,
     # What each tensor is, as the default exporter says: the passes behind go by that. What it merged is taken apart.
     read_signature,
     # A parameter that was expanded for each sample is one again, before its values are compared with others.
