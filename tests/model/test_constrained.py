@@ -65,6 +65,7 @@ NAMED: dict[str, tuple[list[str], Callable[[Any], Any]]] = {
     "exp_1": (["neg"], lambda w: (-w).exp()),
     "view": (["exp"], lambda w: w.exp()),
     "sigmoid": ([], lambda w: w.sigmoid()),
+    "tanh": ([], lambda w: w.tanh()),
     "softplus": (["beta", "softplus_2", "tmp", "tmp_1", "threshold_cast"], lambda w: w.exp().log1p()),
 }
 

@@ -32,9 +32,9 @@ def older(array: np.ndarray, operator: str = "Add", name: str = "onnx::Add_9") -
     return model
 
 
-def newer(array: np.ndarray) -> onnx.ModelProto:
+def newer(array: np.ndarray, operator: str = "Add") -> onnx.ModelProto:
     model = exported(
-        "h = Softmax <axis=-1> (x) y = Add(h, view_3)",
+        f"h = Softmax <axis=-1> (x) y = {operator}(h, view_3)",
         {"view_3": array},
         {"p_a_table": ("PARAMETER", "a.table")},
         ["aten.softmax", "aten.add"],
@@ -60,6 +60,13 @@ def test_gradients_of_equal_numbers_are_summed(exporter: Callable[[np.ndarray], 
     slopes = (2 * (want - target) / want.size).sum(0)
     expected = [slopes[place == PLACES].sum() for place in range(15)]
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-6)
+
+
+def test_a_weight_of_a_layer_is_looked_up_where_its_name_tells() -> None:
+    """As of a layer that goes by distances: a Toeplitz matrix."""
+    forward, notes = loaded(newer(LOOKED_UP, "MatMul"))
+    assert "'view_3' (15 numbers for 64 places)" in notes
+    assert forward.graph.initializers["view_3_table"].shape == (15,)
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,8 @@ it is, it would become any matrix. Its values are exactly symmetric or antisymme
 those of no weight that was trained freely are: so it is computed of a parameter again. Which one of those that give
 these values does not matter, since the gradient is the same at all of them.
 
-Of the default exporter's results the names tell more: which parameter it was, of ``-exp(a)``, ``sigmoid(g)`` and
-``softplus(b)``.
+Of the default exporter's results the names tell more: which parameter it was, of ``-exp(a)``, ``sigmoid(g)``,
+``softplus(b)`` and ``tanh(g)``.
 """
 
 from __future__ import annotations
@@ -65,6 +65,7 @@ _NAMED = tuple(
          (Operation("Sigmoid"),)),
         ("softplus", lambda r: r > 0, lambda r: r + np.log(-np.expm1(-r)), lambda x: np.logaddexp(0, x),
          (Operation("Softplus"),)),
+        ("tanh", lambda r: np.abs(r) < 1, np.arctanh, np.tanh, (Operation("Tanh"),)),
     )
 )  # fmt: skip
 

@@ -29,7 +29,7 @@ _HALF_BITS = 16
 def join_looked_up(model: ir.Model) -> tuple[str, ...]:
     """Hold each number of what was looked up once, and look it up, in place.
 
-    Weights of layers are left alone: those that were rounded once have equal numbers, too.
+    Weights of layers are left alone where no name tells of it: those that were rounded once have equal numbers, too.
 
     Returns:
         Notes.
@@ -43,10 +43,12 @@ def join_looked_up(model: ir.Model) -> tuple[str, ...]:
         stands_for = value.metadata_props.get(keys.STANDS_FOR)
         computed = bool(stands_for) if stands_for is not None else COMPUTED.fullmatch(str(value.name)) is not None
         readers = {node.op_type for node in value.consumers()}
-        if not computed or not readers or not readers.isdisjoint(LAYERS) or value.is_graph_output():
+        told = bool(stands_for) and any(map(is_looked_up_name, (str(value.name), *folded_from(value))))
+        may_be = told or readers.isdisjoint(LAYERS)
+        if not computed or not readers or not may_be or value.is_graph_output():
             continue
         tensor = value.const_value
-        if stands_for and any(map(is_looked_up_name, (str(value.name), *folded_from(value)))) and _is_zero(tensor):
+        if told and _is_zero(tensor):
             of_zeros.append(f"'{value.name}' of '{stands_for}'")
         if tensor is None or tensor.dtype != ir.DataType.FLOAT or tensor.size < _FEWEST or not is_unstructured(value):
             continue
