@@ -7,7 +7,7 @@ import onnx
 import pytest
 
 from tests.model.models import normal
-from tests.model.torch_files import gradients, in_modules, loaded
+from tests.model.torch_files import add_source, gradients, in_modules, loaded
 
 ONES, ZEROS = np.ones(4, np.float32), np.zeros(4, np.float32)
 NORMS = ("a.weight", "a.bias", "b.weight", "b.bias")
@@ -121,3 +121,28 @@ def test_parameters_of_one_module_are_apart(one: str, other: str) -> None:
         {f"m.{one}": ONES, f"m.{other}": ONES},
     )
     assert_close(gradients(found), expected)
+
+
+@pytest.mark.parametrize(("one", "other"), [("a.weight", "b.weight"), ("table_u", "table_v")])
+def test_tables_of_zeros_that_were_looked_up_beforehand_are_apart(one: str, other: str) -> None:
+    """Of the constants of the program, as the places that are looked up, none is of a sibling."""
+    found = in_modules(
+        "add = Add(x, select) tanh = Tanh(add) y = Add(tanh, select)",
+        [
+            "aten.add](args = (%x, %select))",
+            "aten.tanh](args = (%add,))",
+            "aten.add](args = (%tanh, %select_1))",
+        ],
+        ["", "", ""],
+        {"select": np.zeros((2, 4), np.float32)},
+        (one, other),
+    )
+    add_source(found, "select", one, "embedding")
+    (signature,) = [entry for entry in found.graph.metadata_props if "signature" in entry.key]
+    signature.value = signature.value.replace("\nx:", "\nc_a: CONSTANT_TENSOR target='a.lifted_tensor_0'\nx:")
+    expected = apart(
+        "add = Add(x, a.weight) tanh = Tanh(add) y = Add(tanh, b.weight)",
+        {"a.weight": np.zeros((2, 4), np.float32), "b.weight": np.zeros((2, 4), np.float32)},
+    )
+    assert_close(dict(zip(expected, gradients(found).values(), strict=True)), expected)
+    assert f"'{other}' from '{one}'" in loaded(found)[1]

@@ -117,7 +117,8 @@ def read_signature(model: ir.Model) -> tuple[str, ...]:
         if name not in present or not present[name].uses()
     ]
     listed = [operand.target for operand in operands.values() if operand.is_parameter]
-    siblings = separate_siblings(graph, [operand.target for operand in operands.values()], lost)
+    held = [operand.target for operand in operands.values() if operand.kind in (PARAMETER, BUFFER)]
+    siblings = separate_siblings(graph, held, lost)
     found = separate_nodes(graph, listed, [target for target in lost if target not in siblings])
     lost = [target for target in lost if target not in siblings and target not in found]
     doubtful = [] if lost else doubtful_notes(graph)

@@ -2,8 +2,8 @@
 
 A block that runs attention and its other layers side by side has a norm for each (GPT-NeoX, Falcon), and relative
 attention adds two biases to the same queries. Before anything has trained them they hold the same numbers, so torch's
-optimiser merges them (see `ckplan.model.torch_files.merged_nodes`) and what was computed of them, and no node of the
-second is left that would say whose it was.
+optimiser merges them (see `ckplan.model.torch_files.merged_nodes`) and what was computed of them, be it beforehand, and
+no node of the second is left that would say whose it was.
 
 What is left is the line of the reader: it names ``layer_norm_1`` where it reads ``layer_norm``, and ``layer_norm_1`` is
 not in the file. A program that computes one thing twice leaves the same, so this goes by what the module has lost: as
@@ -96,9 +96,11 @@ def _missing_names(graph: ir.Graph) -> dict[ir.Value, dict[str, _Places]]:
         names = operands_of(line)
         for value in dict.fromkeys(reader.inputs) if names else ():
             producer = None if value is None else value.producer()
-            if value is None or producer is None or producer.metadata_props.get(LINE) == line:
+            if value is None or not (producer or folded_from(value)):
                 continue
-            own = {made_by(producer), str(value.name)}
+            if producer is not None and producer.metadata_props.get(LINE) == line:
+                continue
+            own = {str(value.name), *([] if producer is None else [made_by(producer)])}
             read_as = [name for name in names if name in own or name not in known]
             places = [index for index, read in enumerate(reader.inputs) if read is value]
             if len(set(read_as)) == 1:
@@ -127,9 +129,11 @@ def _twins(
         count: how many other names there are.
     """
     producer = value.producer()
-    assert producer is not None  # of a value that nodes read by the name of an operation
-    scope = module_around(producer)
-    for module in reversed(list(modules_around(module_around(_without_what_follows(producer))))):
+    if producer is None:  # what was computed of a parameter beforehand was so in its module
+        scope = inner = module_of(target_of(value))
+    else:
+        scope, inner = module_around(producer), module_around(_without_what_follows(producer))
+    for module in reversed(list(modules_around(inner))):
         inside = [source for source in sources if target_of(source).startswith(f"{module}.")]
         if not inside or not all(map(_is_small, inside)):
             continue
