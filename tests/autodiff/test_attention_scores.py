@@ -21,6 +21,7 @@ LAYERS = f"""
 """
 LOSS = "weighed = Mul(y, weights) loss = ReduceSum<keepdims = 0>(weighed)"
 APART = "z = MatMul(chances, vh) t = Transpose<perm = [0, 2, 1, 3]>(z) o = Reshape(t, joined) y = MatMul(o, p3)"
+SHARED = APART.replace("vh", "first").replace("z =", "first = Slice(vh, start, end, start) z =")
 IN_PLACE = "z = MatMul(chances, vh) y = MatMul(z, p4)"
 
 
@@ -31,7 +32,7 @@ def attention(read: str = APART, depth: int = DEPTH) -> onnx.ModelProto:
     arrays |= {"p4": values(depth, depth, seed=4), "x": values(BATCH, TOKENS, width, seed=5)}
     output = (BATCH, TOKENS, width) if "p3" in read else (BATCH, HEADS, TOKENS, depth)
     arrays |= {"weights": values(*output, seed=6), "joined": np.array([BATCH, TOKENS, width])}
-    arrays |= {"split": np.array([BATCH, TOKENS, HEADS, depth])}
+    arrays |= {"split": np.array([BATCH, TOKENS, HEADS, depth]), "start": np.array([1]), "end": np.array([2])}
     text = f'<ir_version: 10, opset_import: ["": 21]> g () => (double loss) {{ {LAYERS} {read} {LOSS} }}'
     model = onnx.parser.parse_model(text)
     given = {name for node in model.graph.node for name in node.input}
@@ -51,6 +52,12 @@ def test_one_pass_over_the_scores(read):
     model = attention(read)
     check_gradient(model)
     assert passes(model, ["p*"]) == ["MatMul", "Mul"]
+
+
+def test_one_pass_over_the_scores_of_heads_that_share_values():
+    model = attention(SHARED)
+    check_gradient(model)
+    assert passes(model, ["p*"]) == ["Reshape", "Mul"]
 
 
 SUMMED = "z = MatMul(chances, vh) s = Add(chances, chances) r = MatMul(s, vh) o = Add(z, r) y = MatMul(o, p4)"
