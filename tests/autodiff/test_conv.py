@@ -92,7 +92,7 @@ def test_conv(x, w, attributes, form, monkeypatch: pytest.MonkeyPatch):
 @pytest.mark.parametrize(("x", "w", "attributes"), [case for case in CONVOLUTIONS if "group" not in case.values[2]])
 def test_rows_of_taps_by_columns_of_taps(x, w, attributes, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(conv_forms, "weight_gradient_form", lambda *_: "sample")
-    monkeypatch.setattr(conv_forms, "_largest", lambda _: 10**9)
+    monkeypatch.setattr(Builder, "largest", 10**9)
     model = node_model("Conv", values(*x), values(*w, seed=1), **attributes)
     check_gradient(model, differences=False)
     nodes = build_training_graph(infer(model), loss="loss").model.graph.all_nodes()
@@ -147,7 +147,7 @@ def test_one_pass_tells_columns_of_all_residues_apart(monkeypatch: pytest.Monkey
 @pytest.mark.parametrize(("x", "w", "attributes"), DEPTHWISE)
 def test_gradients_of_input_and_weight_by_the_same_copies(x, w, attributes, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(conv_forms, "weight_gradient_form", lambda *_: "row")
-    monkeypatch.setattr(conv_forms, "_largest", lambda _: 10**9)
+    monkeypatch.setattr(Builder, "largest", 10**9)
     monkeypatch.setattr(conv_forms, "SHARED_ELEMENTS", 1)
     model = node_model("Conv", values(2, 3, *x), values(3, 1, *w, seed=1), group=3, **attributes)
     check_gradient(model)
@@ -171,7 +171,7 @@ def test_one_gradient_alone_where_the_other_is_not_asked_for(frozen, monkeypatch
 @pytest.mark.parametrize("perm", ["[0,3,1,2]", "[3,0,1,2]"])
 def test_a_gradient_that_was_transposed_is_read_before_that(perm, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(conv_forms, "weight_gradient_form", lambda *_: "row")
-    monkeypatch.setattr(conv_forms, "_largest", lambda _: 10**9)
+    monkeypatch.setattr(Builder, "largest", 10**9)
     monkeypatch.setattr(conv_forms, "SHARED_ELEMENTS", 1)
     back = {"[0,3,1,2]": "[0,2,3,1]", "[3,0,1,2]": "[1,2,3,0]"}[perm]
     model = parse(
@@ -322,7 +322,7 @@ def test_einsum_is_for_weights_that_are_small_beside_the_activations():
 @pytest.mark.parametrize("largest", [0, 10**9])
 def test_every_form_gives_the_same_gradient(form, taps, places, largest, monkeypatch: pytest.MonkeyPatch):
     """Taps one by one, and all together; planes of one place too."""
-    monkeypatch.setattr(conv_forms, "_largest", lambda _: largest)
+    monkeypatch.setattr(Builder, "largest", largest)
     monkeypatch.setattr(conv_forms, "weight_gradient_form", lambda *_: form)
     depthwise = form in ("dot", "row")
     model = node_model(

@@ -28,7 +28,6 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Literal
-from weakref import WeakKeyDictionary
 
 import numpy as np
 import onnx_ir as ir
@@ -144,12 +143,12 @@ def shares_rows(op: Builder, x: ir.Value, dy: ir.Value, groups: int, window: Win
         return False
     samples, channels = shape_of(x)[:2]
     copies = depthwise_rows.copied(samples * channels, depthwise_rows.adjoint(window))
-    return copies <= depthwise_rows.MOST_COPIES * _largest(op)
+    return copies <= depthwise_rows.MOST_COPIES * op.largest
 
 
 def _form_for(op: Builder, x: ir.Value, dy: ir.Value, groups: int, window: Window) -> Form:
     samples, channels = shape_of(x)[:2]
-    form = weight_gradient_form(samples, channels, shape_of(dy)[1], groups, window, _largest(op))
+    form = weight_gradient_form(samples, channels, shape_of(dy)[1], groups, window, op.largest)
     return form if dy.dtype in EINSUM_TYPES else WITHOUT_EINSUM.get(form, form)
 
 
@@ -187,10 +186,9 @@ def _of_each(
     if shape_of(x)[0] == 1:
         made = emit(op, *(op.reshape(value, shape_of(value)[1:]) for value in (x, dy)))
         return op.reshape(made, [1, *shape_of(made)])
-    largest = _largest(op)
 
     def step(inner: Builder, _: States, read: Mapping[str, ir.Value]) -> tuple[States, Values]:
-        _LARGEST[inner.graph] = largest
+        inner.largest = op.largest
         return [], {"made": emit(inner, read["x"], read["dy"])}
 
     name = f"{x.name}/weight_gradient"
@@ -347,7 +345,7 @@ def _dot(op: Builder, x: ir.Value, dy: ir.Value, kernel: Sequence[int], groups: 
 
 
 def _row(op: Builder, x: ir.Value, dy: ir.Value, kernel: Sequence[int], groups: int, window: Window) -> ir.Value:
-    return depthwise_forms.row(op, x, dy, kernel, window, _largest(op) - size_of(x))
+    return depthwise_forms.row(op, x, dy, kernel, window, op.largest - size_of(x))
 
 
 _Emit = Callable[[Builder, ir.Value, ir.Value, Sequence[int], int, Window], ir.Value]
@@ -406,7 +404,7 @@ def _together(op: Builder, copy: int, window: Window, most: float = math.inf) ->
         window: geometry.
         most: elements of the copies for all taps, up to which all are worth while.
     """
-    room = _largest(op) // 2
+    room = op.largest // 2
     if window.size * copy <= min(room, most):
         return window.size
     return window.kernel[-1] if window.kernel[-1] * copy <= room else 1
@@ -414,7 +412,7 @@ def _together(op: Builder, copy: int, window: Window, most: float = math.inf) ->
 
 def _crosses(op: Builder, channels: int, filters: int, window: Window) -> bool:
     """Whether to take one product of rows of taps and columns of taps: where their copies are of no account."""
-    return crossed_taps.suits(window) and 4 * crossed_taps.copies(channels, filters, window) <= _largest(op)
+    return crossed_taps.suits(window) and 4 * crossed_taps.copies(channels, filters, window) <= op.largest
 
 
 def _side_by_side(op: Builder, products: Sequence[ir.Value]) -> ir.Value:
@@ -459,7 +457,7 @@ def _parts(op: Builder, x: ir.Value, form: Form, window: Window) -> int:
     is among the largest tensors of the model, the peak may well lie here. What all taps read is to be no more than half
     of such a tensor.
     """
-    samples, size, largest = shape_of(x)[0], size_of(x), max(_largest(op), 1)
+    samples, size, largest = shape_of(x)[0], size_of(x), max(op.largest, 1)
     read = size // math.prod(window.inputs) * window.places
     if form == "unfold":
         least = -(-2 * window.size * read // largest)
@@ -469,15 +467,3 @@ def _parts(op: Builder, x: ir.Value, form: Form, window: Window) -> int:
     else:
         least = MAX_PARTS if 2 * size > largest or size + _together(op, read, window) * read >= largest else 1
     return next(parts for parts in range(min(least, samples), samples + 1) if samples % parts == 0)
-
-
-def _largest(op: Builder) -> int:
-    """Elements of the largest tensor that the graph had when this was first asked."""
-    largest = _LARGEST.get(op.graph)
-    if largest is None:
-        outputs = (value for node in op.graph for value in node.outputs if value.shape is not None)
-        largest = _LARGEST[op.graph] = max(map(size_of, outputs), default=0)
-    return largest
-
-
-_LARGEST: WeakKeyDictionary[ir.Graph, int] = WeakKeyDictionary()
