@@ -24,8 +24,8 @@ def translations() -> dict[Callable[..., Any], Callable[..., Any]]:
     import torch
 
     return {
-        torch.ops.aten.avg_pool2d.default: _average_2d,
-        torch.ops.aten.avg_pool3d.default: _average_3d,
+        torch.ops.aten.avg_pool2d.default: _average(2),
+        torch.ops.aten.avg_pool3d.default: _average(3),
         torch.ops.aten.cross_entropy_loss.default: _cross_entropy,
         torch.ops.aten.scatter_reduce.two: _scatter_reduce,
     }
@@ -85,50 +85,35 @@ def _scatter_reduce(self: Any, dim: int, index: Any, src: Any, reduce: str, incl
     return op.Div(sums, op.Max(counts, op.CastLike(1.0, src)))
 
 
-def _average_2d(
-    self: Any,
-    kernel_size: Sequence[int],
-    stride: Sequence[int] = (),
-    padding: Sequence[int] = (0, 0),
-    ceil_mode: bool = False,
-    count_include_pad: bool = True,
-    divisor_override: int | None = None,
-) -> Any:
-    """Write ``aten::avg_pool2d``."""
-    from onnxscript.function_libs.torch_lib.ops.nn import aten_avg_pool2d
+def _average(rank: int) -> Callable[..., Any]:
+    """A function that writes ``aten::avg_pool2d`` or ``aten::avg_pool3d``."""
 
-    whole = _divides(ceil_mode, divisor_override)
-    average = aten_avg_pool2d(self, kernel_size, stride, padding, ceil_mode, count_include_pad or whole)
-    return _divided(average, self, kernel_size, 2, divisor_override) if whole else average
+    def average(
+        self: Any,
+        kernel_size: Sequence[int],
+        stride: Sequence[int] = (),
+        padding: Sequence[int] = (0,) * rank,
+        ceil_mode: bool = False,
+        count_include_pad: bool = True,
+        divisor_override: int | None = None,
+    ) -> Any:
+        from onnxscript.function_libs.torch_lib.ops import nn
 
+        write = getattr(nn, f"aten_avg_pool{rank}d")
+        if not divisor_override or ceil_mode:
+            return write(self, kernel_size, stride, padding, ceil_mode, count_include_pad)
+        # Each window is whole here and its padding counts, so that the average tells the sum.
+        written = write(self, kernel_size, stride, padding, ceil_mode, True)
+        return _divided(written, self, kernel_size, rank, divisor_override)
 
-def _average_3d(
-    self: Any,
-    kernel_size: Sequence[int],
-    stride: Sequence[int] = (),
-    padding: Sequence[int] = (0, 0, 0),
-    ceil_mode: bool = False,
-    count_include_pad: bool = True,
-    divisor_override: int | None = None,
-) -> Any:
-    """Write ``aten::avg_pool3d``."""
-    from onnxscript.function_libs.torch_lib.ops.nn import aten_avg_pool3d
-
-    whole = _divides(ceil_mode, divisor_override)
-    average = aten_avg_pool3d(self, kernel_size, stride, padding, ceil_mode, count_include_pad or whole)
-    return _divided(average, self, kernel_size, 3, divisor_override) if whole else average
+    return average
 
 
-def _divides(ceil_mode: bool, divisor: int | None) -> bool:
-    """Whether a sum is divided by a number of its own, and each window is whole, so that its average tells the sum."""
-    return bool(divisor) and not ceil_mode
-
-
-def _divided(average: Any, of: Any, kernel_size: Sequence[int], rank: int, divisor: int | None) -> Any:
+def _divided(average: Any, of: Any, kernel_size: Sequence[int], rank: int, divisor: int) -> Any:
     """What averages over whole windows are, divided by another number than the size of the window."""
     from onnxscript import opset18
 
     op: Any = opset18
 
     size = math.prod(kernel_size) if len(kernel_size) == rank else kernel_size[0] ** rank
-    return op.Mul(average, op.CastLike(size / (divisor or size), of))
+    return op.Mul(average, op.CastLike(size / divisor, of))
