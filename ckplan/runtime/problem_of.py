@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import TypeAlias
 
 import onnx_ir as ir
 
@@ -22,11 +23,13 @@ from ckplan.runtime.runtime import Runtime
 from ckplan.runtime.sizes import bytes_of
 
 FIGURES = "ckplan.figures"
-"""Key in ``Node.meta`` for a node's seconds, workspaces in and outside the allocator, and `Inner` in each runtime: a
-sequence is turned into numbers again and again."""
+"""Key in ``Node.meta`` for a node's `Figures` in each runtime: a sequence is turned into numbers again and again."""
 
 _TRAITS = "ckplan.traits"
 """Key in ``Node.meta`` for whether a node may run again, and whether it is heavy."""
+
+Figures: TypeAlias = tuple[float, int, int, tuple[int, ...], Inner]
+"""What a kernel takes: seconds, workspace in and outside the allocator, tensor by tensor, and what its bodies take."""
 
 
 @dataclass
@@ -92,17 +95,8 @@ def problem_of_nodes(
             continue
         made = number([value for value in node.outputs if value.name])
         source, target = runtime.view(node), runtime.overwritten(node)
-        if FIGURES not in node.meta:
-            node.meta[FIGURES] = {}
-        figures: dict[Runtime, tuple[float, int, int, tuple[int, ...], Inner]] = node.meta[FIGURES]
-        if runtime not in figures:
-            inner = inner_workspace(node, partial(problem_of_nodes, runtime=runtime))
-            taken = runtime.workspace(node, runtime.threads), runtime.outside(node), runtime.pieces(node)
-            figures[runtime] = seconds(node_cost(node)), *taken, inner
-        cost, workspace, outside, pieces, inner = figures[runtime]
-        if _TRAITS not in node.meta:
-            node.meta[_TRAITS] = not why_only_once(node), is_heavy(node)
-        recomputable, heavy = node.meta[_TRAITS]
+        cost, workspace, outside, pieces, inner = _figures_of(node, runtime)
+        recomputable, heavy = _traits_of(node)
         known.ops[node] = Op(
             name=node.name or "",
             inputs=read,
@@ -124,6 +118,24 @@ def problem_of_nodes(
         return Problem(tuple(ops), tuple(tensors), collection)
     except ValueError as error:
         raise ModelError(f"the graph cannot be planned: {error}") from error
+
+
+def _figures_of(node: ir.Node, runtime: Runtime) -> Figures:
+    """What a node's kernel takes, which is found out once."""
+    figures: dict[Runtime, Figures] = node.meta.setdefault(FIGURES, {})
+    if runtime not in figures:
+        inner = inner_workspace(node, partial(problem_of_nodes, runtime=runtime))
+        taken = runtime.workspace(node, runtime.threads), runtime.outside(node), runtime.pieces(node)
+        figures[runtime] = seconds(node_cost(node)), *taken, inner
+    return figures[runtime]
+
+
+def _traits_of(node: ir.Node) -> tuple[bool, bool]:
+    """Whether a node may run again, and whether its kernel is heavy, which is found out once."""
+    if _TRAITS not in node.meta:
+        node.meta[_TRAITS] = not why_only_once(node), is_heavy(node)
+    traits: tuple[bool, bool] = node.meta[_TRAITS]
+    return traits
 
 
 def problem_of(model: ir.Model, runtime: Runtime = CPU) -> Problem:
