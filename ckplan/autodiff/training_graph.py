@@ -9,6 +9,7 @@ from typing import Literal, get_args
 import onnx_ir as ir
 
 from ckplan import keys
+from ckplan.arguments import check_word
 from ckplan.autodiff.accumulation import Accumulation, settle_sums
 from ckplan.autodiff.anchors import Anchors
 from ckplan.autodiff.assembly import Callback, call_back, describe, merge_twins, name_gradients, name_nodes, zeros
@@ -27,7 +28,7 @@ from ckplan.autodiff.formulas.layer_norms import join_layer_norms
 from ckplan.autodiff.formulas.softmaxes import join_softmaxes
 from ckplan.autodiff.forward_forms import ForwardForms, prepare_forward
 from ckplan.autodiff.inline import inline_functions
-from ckplan.autodiff.loss_scale import add_loss_scale
+from ckplan.autodiff.loss_scale import LossScale, add_loss_scale
 from ckplan.autodiff.names import floating_tensors
 from ckplan.autodiff.objective import add_objective
 from ckplan.autodiff.packed_masks import pack_masks
@@ -145,8 +146,7 @@ def build_training_graph(
         ModelError: the model has nothing to differentiate, or (UnsupportedOperatorsError) has nodes on the way from a
             parameter to the loss that cannot be differentiated; all of them are listed.
     """
-    if unused not in get_args(Unused):
-        raise UsageError(f"unused parameters cannot be `{unused}`", f"choose {' or '.join(get_args(Unused))}")
+    check_word("the gradient of unused parameters", unused, get_args(Unused))
     model = forward.clone()
     graph = model.graph
     forget_training(model)
@@ -165,10 +165,7 @@ def build_training_graph(
     scale = None if loss_scale is None else add_loss_scale(op, loss_scale, objective.targets)
 
     anchors = Anchors(op)
-    detached = [(node, index) for node in graph for index in detached_inputs(node)]
-    for node, index in detached:
-        anchors.stop(node, index)
-    anchors.detach(_current(graph, request.detached))
+    is_detached = _detach(graph, anchors, request)
     others = {str(value.name): anchors.add(value) for value in _current(graph, request.others)}
     anchors.hold(objective.targets)
     if straight_through:
@@ -198,16 +195,11 @@ def build_training_graph(
     for node in graph:
         node.metadata_props[PHASE] = "forward"
 
-    if scale is None:
-        begin = fed_tensor(graph.inputs) if forward_forms.blocks else None  # no block waits for the loss of all
-        found = backpropagate(op, wanted, targets, begin=begin)
-    else:
-        seeds = scale.seeds(op, targets)
-        found = backpropagate(op, wanted, seeds, factor=scale.constant, finish=scale.finish)
+    found = _swept(op, wanted, forward_forms, scale)
     asked = {str(value.name): value for value in (*selection.parameters, *selection.idle)} | others
     gradients = {name: found[value] for name, value in asked.items() if value in found}
     idle = {name: value for name, value in asked.items() if name not in gradients}
-    cause = _cause(op, idle.values(), targets, bool(request.detached or detached))
+    cause = _cause(op, idle.values(), targets, is_detached)
     if not found:
         raise ModelError(
             f"no parameter reaches the loss ({objective.description})" + (f": {cause}" if cause else ""),
@@ -216,10 +208,9 @@ def build_training_graph(
     region_notes = [*told(forward_forms.regions), *forward_forms.notes]
     notes = [*forms.notes, *time_notes, *region_notes, *request.notes, *selection.notes]
     if idle:
-        what = "a gradient of zero" if unused == "zero" else "no gradient"
         kind = "parameter" if others.keys().isdisjoint(idle) else "tensor"
         why = cause or f"the loss does not depend on them{_remedy(beside, idle.values())}"
-        notes.append(f"{len(idle)} {kind}(s) get {what} because {why}: {shortened([repr(name) for name in idle])}")
+        notes.append(_idle_note(kind, idle, unused, why))
     if unused == "zero":
         gradients |= {name: zeros(op, value, results[0], scale is not None) for name, value in idle.items()}
 
@@ -256,6 +247,32 @@ def build_training_graph(
     describe(made, losses)
     call_back(graph, callbacks)
     return made
+
+
+def _detach(graph: ir.Graph, anchors: Anchors, request: Request) -> bool:
+    """Stop gradients where the model detaches values and at what is to count as constant; tell whether there is any."""
+    detached = [(node, index) for node in graph for index in detached_inputs(node)]
+    for node, index in detached:
+        anchors.stop(node, index)
+    anchors.detach(_current(graph, request.detached))
+    return bool(request.detached or detached)
+
+
+def _swept(
+    op: Builder, wanted: Sequence[ir.Value], forms: ForwardForms, scale: LossScale | None
+) -> dict[ir.Value, ir.Value]:
+    """Append the backward pass to the forward one; the gradients that were found of what is wanted."""
+    if scale is None:
+        begin = fed_tensor(op.graph.inputs) if forms.blocks else None  # no block waits for the loss of all
+        return backpropagate(op, wanted, forms.targets, begin=begin)
+    seeds = scale.seeds(op, forms.targets)
+    return backpropagate(op, wanted, seeds, factor=scale.constant, finish=scale.finish)
+
+
+def _idle_note(kind: str, names: Collection[str], unused: Unused, why: str) -> str:
+    """Say which tensors, of a kind in a word, have no gradient of their own, and why."""
+    what = "a gradient of zero" if unused == "zero" else "no gradient"
+    return f"{len(names)} {kind}(s) get {what} because {why}: {shortened([repr(name) for name in names])}"
 
 
 def _write_out(

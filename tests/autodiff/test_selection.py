@@ -199,7 +199,7 @@ def test_a_tensor_behind_the_loss_has_no_gradient_or_zeros():
         ({"retain_grad": ["w1"]}, "`--retain-grad w1` matches no floating-point"),
         ({"wrt": ["nothing*"]}, r"`--wrt nothing\*` matches no floating-point parameter, input or activation"),
         ({"wrt": ["h"], "no_grad": ["h"]}, "no parameter is left to train"),
-        ({"unused": "gone"}, "unused parameters cannot be `gone`"),
+        ({"unused": "gone"}, "the gradient of unused parameters is 'gone'; choose one of absent, zero"),
     ],
 )
 def test_what_cannot_be_meant(options, message):
