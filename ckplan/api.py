@@ -36,7 +36,8 @@ from ckplan.model import save
 from ckplan.model.weights import scratch_folder
 from ckplan.pipeline import Goal, Planned, Step, StepOptions, choosing, open_step, step_of
 from ckplan.pipeline.options import TRAINING, checked
-from ckplan.pipeline.step import Source, check_cost, forward_of, model_of, name_of
+from ckplan.pipeline.sources import Source, forward_of, model_of, name_of
+from ckplan.pipeline.step import check_cost
 from ckplan.planner import Plan
 from ckplan.planner.strategies import Strategy, parse_strategy
 from ckplan.units import parse_bytes

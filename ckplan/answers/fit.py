@@ -12,7 +12,7 @@ from ckplan.isolation.lifetime import interruptions
 from ckplan.pipeline import Goal, Planned, Step, StepOptions, open_step, planning, rewrite
 from ckplan.pipeline.goal import TOTAL
 from ckplan.pipeline.plan_files import without_plan
-from ckplan.pipeline.step import Source, model_of
+from ckplan.pipeline.sources import Source, model_of
 from ckplan.planner.strategies import Strategy
 from ckplan.planner.strategies.keep_all import KeepAll
 from ckplan.runtime.footprint import Footprint

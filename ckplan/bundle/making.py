@@ -28,7 +28,7 @@ from ckplan.errors import EnvironmentUnavailableError, UsageError
 from ckplan.isolation.folders import temporary_folder
 from ckplan.model import save
 from ckplan.pipeline import Goal, Step, StepOptions, open_step, rewrite
-from ckplan.pipeline.step import Source, forward_of
+from ckplan.pipeline.sources import Source, forward_of
 from ckplan.planner import Timeline
 from ckplan.planner.strategies import Strategy
 from ckplan.version import __version__

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any
 
 import onnx_ir as ir
 
@@ -21,12 +20,10 @@ from ckplan.autodiff.optimizers.rows import updated_by_rows
 from ckplan.autodiff.regions import AUTO, OFF, Chunks, Pieces, Region
 from ckplan.errors import UsageError
 from ckplan.meter.compared import Timing
-from ckplan.model import load
 from ckplan.model.half import half_precision_notes
-from ckplan.model.loading import ForwardModel, normalise
 from ckplan.model.parameter_list import read_names
-from ckplan.model.read import read, read_proto
 from ckplan.pipeline.options import TRAINING, StepOptions
+from ckplan.pipeline.sources import Source, forward_of, model_of, name_of
 from ckplan.planner import Plan, Problem, Timeline
 from ckplan.planner.plan import make_plan
 from ckplan.planner.strategies import Strategy
@@ -43,12 +40,6 @@ from ckplan.writer.emit import Written, feed_weights, write
 from ckplan.writer.file_order import in_natural_order
 from ckplan.writer.pooling import average_alike
 from ckplan.writer.updates import with_ordered_updates
-
-if TYPE_CHECKING:
-    import onnx
-
-Source: TypeAlias = "str | os.PathLike[str] | ir.Model | onnx.ModelProto"
-"""A model, or where it is: a path, a protobuf, or the IR's form of it."""
 
 COSTS = ("flops", "calibrated", "measured", "clock")
 """How nodes may be priced."""
@@ -345,52 +336,3 @@ def step_of(graph: TrainingGraph | ir.Model, name: str = "model", **known: Any) 
     inline_functions(model)
     average_alike(model.graph)
     return Step(name, model, training, **known)
-
-
-def model_of(source: Source) -> ir.Model:
-    """A model as it came, read if it is a file.
-
-    Raises:
-        ModelError: the file cannot be read.
-        UsageError: it is no model at all.
-    """
-    if isinstance(source, ir.Model):
-        return source.clone()
-    if isinstance(source, str | os.PathLike):
-        return read(source)
-    _check_kind(source)
-    return read_proto(source)
-
-
-def _check_kind(source: Any) -> None:
-    if not hasattr(source, "graph"):
-        raise UsageError(
-            f"a value of type {type(source).__name__} is no model",
-            "give a path, an onnx.ModelProto, an onnx_ir.Model or a Step",
-        )
-
-
-def name_of(source: Source) -> str:
-    """What to call a model: by its file, else by its graph.
-
-    Raises:
-        UsageError: it is no model at all.
-    """
-    if isinstance(source, str | os.PathLike):
-        return Path(source).name
-    _check_kind(source)
-    return source.graph.name or "model"
-
-
-def forward_of(source: Source, options: StepOptions) -> ForwardModel:
-    """A model in normal form, read if it is a file.
-
-    Raises:
-        ModelError: it cannot be read or shaped.
-        UsageError: sizes do not fit the model.
-    """
-    sizes: dict[str, Any] = {"dims": options.dims, "shapes": options.shapes, "training": options.option("training")}
-    sizes["fixed"] = options.fixed
-    if isinstance(source, str | os.PathLike):
-        return load(source, **sizes)
-    return normalise(model_of(source), Path(f"{name_of(source)}.onnx"), **sizes)

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from ckplan.errors import ModelError
 from ckplan.model import load
-from ckplan.pipeline.step import StepOptions, forward_of
+from ckplan.pipeline import StepOptions
+from ckplan.pipeline.sources import forward_of
 from tests.model.models import normal, parse, run, write
 
 TEXT = """

@@ -1,0 +1,70 @@
+"""Models as a user gives them: files, protobufs, or in memory."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import onnx_ir as ir
+
+from ckplan.errors import UsageError
+from ckplan.model import ForwardModel, load
+from ckplan.model.loading import normalise
+from ckplan.model.read import read, read_proto
+from ckplan.pipeline.options import StepOptions
+
+if TYPE_CHECKING:
+    import onnx
+
+Source: TypeAlias = "str | os.PathLike[str] | ir.Model | onnx.ModelProto"
+"""A model, or where it is: a path, a protobuf, or the IR's form of it."""
+
+
+def model_of(source: Source) -> ir.Model:
+    """A model as it came, read if it is a file.
+
+    Raises:
+        ModelError: the file cannot be read.
+        UsageError: it is no model at all.
+    """
+    if isinstance(source, ir.Model):
+        return source.clone()
+    if isinstance(source, str | os.PathLike):
+        return read(source)
+    _check_kind(source)
+    return read_proto(source)
+
+
+def _check_kind(source: Any) -> None:
+    if not hasattr(source, "graph"):
+        raise UsageError(
+            f"a value of type {type(source).__name__} is no model",
+            "give a path, an onnx.ModelProto, an onnx_ir.Model or a Step",
+        )
+
+
+def name_of(source: Source) -> str:
+    """What to call a model: by its file, else by its graph.
+
+    Raises:
+        UsageError: it is no model at all.
+    """
+    if isinstance(source, str | os.PathLike):
+        return Path(source).name
+    _check_kind(source)
+    return source.graph.name or "model"
+
+
+def forward_of(source: Source, options: StepOptions) -> ForwardModel:
+    """A model in normal form, read if it is a file.
+
+    Raises:
+        ModelError: it cannot be read or shaped.
+        UsageError: sizes do not fit the model.
+    """
+    sizes: dict[str, Any] = {"dims": options.dims, "shapes": options.shapes, "training": options.option("training")}
+    sizes["fixed"] = options.fixed
+    if isinstance(source, str | os.PathLike):
+        return load(source, **sizes)
+    return normalise(model_of(source), Path(f"{name_of(source)}.onnx"), **sizes)
