@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ckplan.cli.help import SectionedCommand
-from ckplan.cli.options import json_option, talk_options
+from ckplan.cli.options import force_option, json_option, talk_options
 from ckplan.cli.proof import check, run_both
 from ckplan.cli.streams import notes, say, settings, show, show_json, stage
 from ckplan.cli.values import PATH
@@ -25,7 +25,7 @@ _TITLE = f"Activations over one training step of a small GPT, batch {_BATCH}, me
 
 @click.command("demo", cls=SectionedCommand, short_help="Plan and run a small GPT that comes with ckplan.")
 @click.argument("folder", type=PATH, default=Path("ckplan-demo"))
-@click.option("-f", "--force", is_flag=True, help="Write into FOLDER if it is not empty.")
+@force_option
 @json_option
 @talk_options
 def command(folder: Path, force: bool, as_json: bool) -> None:

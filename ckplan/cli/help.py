@@ -1,11 +1,40 @@
-"""Help in sections: what belongs together stands together, under a heading."""
+"""Help in sections: what belongs together stands together, under a heading, and is given to commands as one."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import click
+
+Decorator = Callable[[Any], Any]
 
 GENERAL = "Options"
 """The heading of options that belong to no section."""
+
+
+def stack(*decorators: Decorator) -> Decorator:
+    """One decorator out of several; they appear in the help in the order given."""
+
+    def apply(function: Any) -> Any:
+        for decorator in reversed(decorators):
+            function = decorator(function)
+        return function
+
+    return apply
+
+
+def section(title: str, *decorators: Decorator) -> Decorator:
+    """Options that stand under a heading of their own in the help."""
+
+    def apply(function: Any) -> Any:
+        before = len(getattr(function, "__click_params__", ()))
+        function = stack(*decorators)(function)
+        for option in function.__click_params__[before:]:
+            option.section = title
+        return function
+
+    return apply
 
 
 def section_of(parameter: click.Parameter) -> str:

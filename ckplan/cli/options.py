@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial, wraps
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 
 from ckplan.cli import completion
+from ckplan.cli.help import section, stack
 from ckplan.cli.streams import Settings
 from ckplan.cli.values import (
     PATH,
@@ -23,33 +24,6 @@ from ckplan.cli.values import (
     read_shapes,
     read_share,
 )
-
-F = TypeVar("F", bound=Callable[..., Any])
-Decorator = Callable[[F], F]
-
-
-def _stack(*decorators: Callable[[Any], Any]) -> Decorator[Any]:
-    """One decorator out of several; they appear in the help in the order given."""
-
-    def apply(function: Any) -> Any:
-        for decorator in reversed(decorators):
-            function = decorator(function)
-        return function
-
-    return apply
-
-
-def _section(title: str, *decorators: Callable[[Any], Any]) -> Decorator[Any]:
-    """Options that stand under a heading of their own in the help; see `ckplan.cli.help`."""
-
-    def apply(function: Any) -> Any:
-        before = len(getattr(function, "__click_params__", ()))
-        function = _stack(*decorators)(function)
-        for option in function.__click_params__[before:]:
-            option.section = title
-        return function
-
-    return apply
 
 
 def _gathered(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -104,9 +78,9 @@ _DIM = "Size of a named dimension, such as batch=8. Repeatable."
 
 model_argument = click.argument("model", type=PATH)
 
-force_option = click.option("-f", "--force", is_flag=True, help="Overwrite OUT if it exists.")
+force_option = click.option("-f", "--force", is_flag=True, help="Overwrite files that exist.")
 
-output_options = _stack(
+output_options = stack(
     click.option("-o", "--output", required=True, type=PATH, metavar="OUT", help="Where to write."), force_option
 )
 
@@ -119,11 +93,11 @@ html_option = click.option(
     "--html", "page", type=PATH, metavar="OUT.html", help="Also write a report for a browser: one file, offline."
 )
 
-html_options = _stack(html_option, force_option)
+html_options = stack(html_option, force_option)
 
-picture_options = _stack(click.option("-o", "--output", type=PATH, metavar="OUT", help="Where to write."), force_option)
+picture_options = stack(click.option("-o", "--output", type=PATH, metavar="OUT", help="Where to write."), force_option)
 
-talk_options = _section(
+talk_options = section(
     "Messages",
     click.option(
         "-q", "--quiet", is_flag=True, expose_value=False, callback=partial(_set, name="quiet"),
@@ -139,14 +113,14 @@ talk_options = _section(
     ),
 )  # fmt: skip
 
-verbose_option = _section("Messages", click.option(
+verbose_option = section("Messages", click.option(
     "-v", "--verbose", is_flag=True, expose_value=False, callback=partial(_set, name="verbose"),
     help="Give reasons on stderr: what was tried, what was refused and why, what cannot be recomputed.",
 ))  # fmt: skip
 
-json_option = _section("Messages", click.option("--json", "as_json", is_flag=True, help="Print JSON with exact bytes."))
+json_option = section("Messages", click.option("--json", "as_json", is_flag=True, help="Print JSON with exact bytes."))
 
-custom_ops_option = _section(
+custom_ops_option = section(
     "Kernels",
     click.option(
         "--custom-ops", multiple=True, type=PATH, metavar="LIBRARY", expose_value=False, callback=_use_custom_ops,
@@ -154,7 +128,7 @@ custom_ops_option = _section(
     ),
 )  # fmt: skip
 
-report_option = _section(
+report_option = section(
     "Messages",
     click.option(
         "--report", "reports", multiple=True, metavar="FORMAT=OUT", callback=read_reports,
@@ -163,7 +137,7 @@ report_option = _section(
     ),
 )  # fmt: skip
 
-shape_options = _stack(_section(
+shape_options = stack(section(
     "Sizes",
     click.option(
         "--dim", "dims", multiple=True, metavar="NAME=N", callback=read_dims,
@@ -175,7 +149,7 @@ shape_options = _stack(_section(
     ),
 ), custom_ops_option)  # fmt: skip
 
-set_option = _section(
+set_option = section(
     "Sizes",
     click.option(
         "--set", multiple=True, metavar="INPUT=VALUE", callback=read_numbers,
@@ -184,7 +158,7 @@ set_option = _section(
     ),
 )  # fmt: skip
 
-_objective_options = _section(
+_objective_options = section(
     "What is differentiated",
     click.option(
         "--loss", multiple=True, metavar="LOSS",
@@ -230,7 +204,7 @@ _objective_options = _section(
     ),
 )  # fmt: skip
 
-optimizer_options = _stack(
+optimizer_options = stack(
     click.option(
         "--optimizer", metavar="NAME[:FIELD=VALUE,...]", shell_complete=completion.optimizers,
         help="Make new parameters of the gradients: sgd, momentum, adam or adamw, with options such as "
@@ -242,7 +216,7 @@ optimizer_options = _stack(
     ),
 )  # fmt: skip
 
-_training_step_options = _section(
+_training_step_options = section(
     "Training",
     click.option(
         "--training", is_flag=True,
@@ -278,9 +252,9 @@ _training_step_options = _section(
     ),
 )  # fmt: skip
 
-training_options = _stack(_objective_options, _training_step_options)
+training_options = stack(_objective_options, _training_step_options)
 
-inference_option = _section("What is differentiated", click.option(
+inference_option = section("What is differentiated", click.option(
     "--inference", is_flag=True,
     help="Plan MODEL as it is, without loss and gradients: a model that is only run, or any other graph.",
 ))  # fmt: skip
@@ -291,22 +265,22 @@ def _names(*decorators: Callable[[Any], Any]) -> frozenset[str]:
 
     def bare() -> None: ...
 
-    return frozenset(option.name for option in _stack(*decorators)(bare).__click_params__)
+    return frozenset(option.name for option in stack(*decorators)(bare).__click_params__)
 
 
 _STEP = _names(inference_option, shape_options, set_option, training_options)
 """The options about the step, which a command gets as one value."""
 
-step_options = _stack(_gathered, inference_option, shape_options, set_option, training_options)
+step_options = stack(_gathered, inference_option, shape_options, set_option, training_options)
 
-training_step_options = _stack(_gathered, shape_options, set_option, training_options)
+training_step_options = stack(_gathered, shape_options, set_option, training_options)
 
 budget_option = click.option(
     "--budget", metavar="SIZE|PERCENT", callback=read_budget,
     help="Peak of activations not to exceed, such as 512MiB, or 40% of what the step takes without a plan.",
 )  # fmt: skip
 
-of_option = _section("Plan", click.option(
+of_option = section("Plan", click.option(
     "--of", type=click.Choice(["activations", "arena", "total"]), default="activations", show_default=True,
     help="What the budget is of: activations; what onnxruntime's arena holds after a few runs with default options, "
     "outputs included; or all that a process with the file holds: parameters and state as well.",
@@ -335,11 +309,11 @@ overhead_option = click.option(
 _GOAL = ("budget", "overhead", "seconds", "of")
 """What `Goal.of` takes, as the options are called."""
 
-planning_options = _stack(
-    _aimed, _section("Plan", strategy_option, budget_option, overhead_option, time_limit_option)
+planning_options = stack(
+    _aimed, section("Plan", strategy_option, budget_option, overhead_option, time_limit_option)
 )  # fmt: skip
 
-limit_options = _section(
+limit_options = section(
     "Plan",
     click.option(
         "--memory", required=True, metavar="SIZE", callback=read_memory,
@@ -349,9 +323,9 @@ limit_options = _section(
     time_limit_option,
 )  # fmt: skip
 
-open_step_options = _stack(
+open_step_options = stack(
     _gathered,
-    _section(
+    section(
         "Sizes",
         click.option(
             "--dim", "sizes", multiple=True, metavar="NAME=?|NAME=N", callback=read_open_dims,
@@ -368,7 +342,7 @@ plan_file_option = click.option(
     help="Use this plan, made by `ckplan plan`, instead of a strategy.",
 )  # fmt: skip
 
-device_option = _section(
+device_option = section(
     "Runs",
     click.option(
         "--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True,
@@ -380,7 +354,7 @@ device_option = _section(
     ),
 )  # fmt: skip
 
-kernels_option = _section("Kernels", click.option(
+kernels_option = section("Kernels", click.option(
     "--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True,
     help=_DEVICE,
 ))  # fmt: skip
@@ -390,60 +364,14 @@ seed_option = click.option(
     help="Seed of what is random: inputs, or the order of samples.",
 )  # fmt: skip
 
-training_loop_options = _stack(
-    _section(
-        "Updates",
-        click.option(
-            "--epochs", type=click.IntRange(min=1), default=1, show_default=True, help="Passes over the data."
-        ),
-        click.option(
-            "--batch", type=click.IntRange(min=1), metavar="N",
-            help="Samples of an update, a multiple of the file's batch: gradients are summed up. For a file without an "
-            "optimizer. Default: the file's batch.",
-        ),
-        click.option(
-            "--learning-rate", type=float, metavar="RATE",
-            help="Learning rate that the schedule starts from. Default: the file's own.",
-        ),
-        click.option(
-            "--schedule", default="constant", show_default=True, metavar="NAME[:FIELD=VALUE,...]",
-            help="How the learning rate changes: constant, linear or cosine, with warmup=STEPS and, but for constant, "
-            "final=SHARE, such as cosine:warmup=100,final=0.1.",
-        ),
-        optimizer_options,
-        seed_option,
-    ),
-    _section(
-        "Checkpoints",
-        click.option(
-            "--checkpoints", type=PATH, required=True, metavar="FOLDER",
-            help="Folder for checkpoints, one after each epoch; the last two are kept.",
-        ),
-        click.option(
-            "--every", type=click.IntRange(min=1), metavar="N", help="Also write a checkpoint after every N updates."
-        ),
-        click.option("--resume", is_flag=True, help="Continue from the last checkpoint, to the same numbers."),
-    ),
-    _section(
-        "Evaluation",
-        click.option("--eval-data", type=PATH, metavar="FILE", help="Data to score the model on after each epoch."),
-        click.option("--model", type=PATH, metavar="MODEL", help="Model that STEP was made from, to be scored."),
-        click.option(
-            "--patience", type=click.IntRange(min=1), metavar="N",
-            help="End after N epochs without a lower loss on the evaluation data. The best checkpoint is "
-            "best.safetensors.",
-        ),
-    ),
-)  # fmt: skip
-
-cost_option = _section("Plan", click.option(
+cost_option = section("Plan", click.option(
     "--cost", type=click.Choice(["flops", "calibrated", "measured", "clock"]),
     help="What a node costs: from its shapes, from times of its kernels on this machine's CPU, or from a profiled run "
     "on the device; times are kept in the user's cache. clock: from shapes, and files are timed and planned again "
     "until a step costs the --overhead. Default: calibrated for --overhead, else flops.",
 ))  # fmt: skip
 
-run_options = _section(
+run_options = section(
     "Runs",
     device_option,
     click.option(

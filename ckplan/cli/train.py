@@ -7,13 +7,60 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ckplan.cli.help import SectionedCommand
-from ckplan.cli.options import custom_ops_option, json_option, talk_options, training_loop_options
+from ckplan.cli.help import SectionedCommand, section, stack
+from ckplan.cli.options import custom_ops_option, json_option, optimizer_options, seed_option, talk_options
 from ckplan.cli.streams import answer, notes, settings, show_json
 from ckplan.cli.values import PATH
 
 if TYPE_CHECKING:
     from ckplan.training.trainer import Epoch
+
+
+_loop_options = stack(
+    section(
+        "Updates",
+        click.option(
+            "--epochs", type=click.IntRange(min=1), default=1, show_default=True, help="Passes over the data."
+        ),
+        click.option(
+            "--batch", type=click.IntRange(min=1), metavar="N",
+            help="Samples of an update, a multiple of the file's batch: gradients are summed up. For a file without an "
+            "optimizer. Default: the file's batch.",
+        ),
+        click.option(
+            "--learning-rate", type=float, metavar="RATE",
+            help="Learning rate that the schedule starts from. Default: the file's own.",
+        ),
+        click.option(
+            "--schedule", default="constant", show_default=True, metavar="NAME[:FIELD=VALUE,...]",
+            help="How the learning rate changes: constant, linear or cosine, with warmup=STEPS and, but for constant, "
+            "final=SHARE, such as cosine:warmup=100,final=0.1.",
+        ),
+        optimizer_options,
+        seed_option,
+    ),
+    section(
+        "Checkpoints",
+        click.option(
+            "--checkpoints", type=PATH, required=True, metavar="FOLDER",
+            help="Folder for checkpoints, one after each epoch; the last two are kept.",
+        ),
+        click.option(
+            "--every", type=click.IntRange(min=1), metavar="N", help="Also write a checkpoint after every N updates."
+        ),
+        click.option("--resume", is_flag=True, help="Continue from the last checkpoint, to the same numbers."),
+    ),
+    section(
+        "Evaluation",
+        click.option("--eval-data", type=PATH, metavar="FILE", help="Data to score the model on after each epoch."),
+        click.option("--model", type=PATH, metavar="MODEL", help="Model that STEP was made from, to be scored."),
+        click.option(
+            "--patience", type=click.IntRange(min=1), metavar="N",
+            help="End after N epochs without a lower loss on the evaluation data. The best checkpoint is "
+            "best.safetensors.",
+        ),
+    ),
+)  # fmt: skip
 
 
 @click.command("train", cls=SectionedCommand, short_help="Train with a step file.")
@@ -22,7 +69,7 @@ if TYPE_CHECKING:
     "--data", "data", required=True, type=PATH, metavar="FILE",
     help="Training data: an .npz with an array, or a .parquet with a column, for each input of STEP.",
 )  # fmt: skip
-@training_loop_options
+@_loop_options
 @custom_ops_option
 @json_option
 @talk_options
