@@ -193,8 +193,9 @@ def _form(step: Step, form: Step, pieces: Pieces, strategy: Strategy, goal: Goal
     """Plan a form of a step, unless a bound says that it is in vain: it needs too much, or it costs too much."""
     least, own = lower_bound(form.problem)[0], _for_form(form, strategy, goal)
     in_vain = own is None or (goal.scope == ACTIVATIONS and goal.budget is not None and least > goal.budget)
-    if goal.budget is not None and best is not None and best.planned is not None:
-        in_vain = in_vain or form.problem.cost > (1 - _PAYS) * best.planned.plan.cost
+    if own is not None and goal.budget is not None and best is not None and best.planned is not None:
+        most = (1 - _PAYS) * best.planned.plan.cost
+        own, in_vain = replace(own, cheaper_than=most), in_vain or form.problem.cost >= most
     if own is None or in_vain:
         extra = 100 * (form.problem.cost / step.problem.cost - 1)
         _log.info("regions in pieces: %s: in vain, at %s and %+.1f %%", pieces, format_bytes(least), extra)

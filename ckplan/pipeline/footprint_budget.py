@@ -71,6 +71,8 @@ def within_footprint(step: Step, strategy: Strategy, goal: Goal) -> Planned:
         )
     files: Files = {}
     made = _best_packed(step, strategy, goal, limit, most, files)
+    if made is None and goal.cheaper_than is not None:
+        raise InfeasibleError("another form of the step keeps to the budget for less", "take that one")
     made = made or cheapest_lowest(step, strategy, goal, limit, files)
     return _noted(proven_for(made, most), goal, limit)
 
@@ -105,7 +107,7 @@ def _best_packed(step: Step, strategy: Strategy, goal: Goal, limit: int, most: i
             held = share - fixed(made.footprint, goal)
             smallest = held if smallest is None else min(held, smallest)
             ratio, over = min(held / max(found.taken, 1), CLOSE), found
-        if not number:
+        if not number and goal.cheaper_than is None:
             some_lowest(step, strategy, goal, limit, files)
         found = _largest(step, strategy, goal, over, int(room / ratio))
         if found is None:
@@ -142,7 +144,7 @@ def _largest(step: Step, strategy: Strategy, goal: Goal, over: _Look, room: int)
 
 
 def _look(step: Step, strategy: Strategy, goal: Goal, target: int, *, interrupted: bool = False) -> _Look | None:
-    """The plan of a strategy for some activations, and what it is expected to take; None if there is none.
+    """The plan of a strategy for some activations, and what it is expected to take; None if there is none of use.
 
     Args:
         step: what to plan.
@@ -157,6 +159,8 @@ def _look(step: Step, strategy: Strategy, goal: Goal, target: int, *, interrupte
     try:
         plan = asked.applied(strategy).solve(step.problem, target)
     except InfeasibleError:
+        return None
+    if goal.cheaper_than is not None and plan.cost >= goal.cheaper_than:
         return None
     plan = replace(plan, interrupted=interrupted or plan.interrupted)
     return _Look(target, plan, expected(step, plan, goal))

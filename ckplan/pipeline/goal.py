@@ -32,6 +32,9 @@ class Goal:
         seconds: how long the strategy may search.
         scope: what the budget is of: the peak of ``activations``, the regions that onnxruntime's ``arena`` holds in the
             end, or the ``total`` that a process takes (see `ckplan.runtime.footprint`).
+        cheaper_than: what a plan has to cost less than to be of use, in the problem's units, as another form of the
+            step keeps to the budget for that; then what is refused need not be proven. Heeded where ``scope`` is not
+            of activations.
     """
 
     budget: int | None = None
@@ -39,6 +42,7 @@ class Goal:
     overhead: float | None = None
     seconds: float | None = None
     scope: str = ACTIVATIONS
+    cheaper_than: float | None = None
 
     @classmethod
     def of(

@@ -15,6 +15,9 @@ from ckplan import keys
 from ckplan.autodiff.optimizers import rows
 from ckplan.errors import InfeasibleError, UsageError
 from ckplan.meter import measure
+from ckplan.pipeline import footprint_budget, lowest_footprint
+from ckplan.pipeline.footprint_budget import within_footprint
+from ckplan.pipeline.goal import Goal
 from ckplan.pipeline.plan_files import write_plan
 from ckplan.planner import Plan, Problem
 from ckplan.planner.strategies.auto import Auto
@@ -139,6 +142,15 @@ def test_auto_refuses_no_budget_that_another_strategy_keeps_to() -> None:
     budget = int(0.59 * step.footprint.total)
     for strategy in ("evict", "auto"):
         assert ckplan.rewrite(step, strategy=strategy, budget=budget, of="total").footprint.total <= budget
+
+
+def test_no_file_is_written_of_a_form_that_costs_as_much_as_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    step = ckplan.open_model(SAMPLES / "mlp.onnx", optimizer="sgd", dims={"batch": 16384})
+    goal = replace(Goal.of(budget="90%", of="total"), cheaper_than=step.problem.cost)
+    for module in (footprint_budget, lowest_footprint):
+        monkeypatch.setattr(module, "write_plan", lambda *_: pytest.fail("a file was written"))
+    with pytest.raises(InfeasibleError, match="another form of the step keeps to the budget for less"):
+        within_footprint(step, Auto(steps=0), goal)
 
 
 def test_a_search_that_was_interrupted_once_goes_on_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
