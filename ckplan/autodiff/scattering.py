@@ -16,6 +16,9 @@ from ckplan.autodiff.reading import shape_of, size_of
 _MOST_PLACES = 2**31 - 1
 """Elements that indices of 32 bits tell apart."""
 
+_LONG = 32
+"""Diagonals are added up one by one where rows and columns have so many numbers: below, more nodes cost as much."""
+
 
 @dataclass(frozen=True)
 class Updates:
@@ -95,6 +98,40 @@ def scatter_columns(op: Builder, rows: ir.Value, columns: ir.Value, size: int) -
     into, added = op.zeros((width * size,), columns), op.reshape(columns, (width * count,))
     table = op.ScatterElements(into, places, added, axis=0, reduction="add")
     return op.transpose(op.reshape(table, (width, size)), (1, 0))
+
+
+def rows_of_diagonals(rows: np.ndarray) -> np.ndarray | None:
+    """The row of a table for each diagonal of a plane, from the lowest to the highest, if each diagonal has one alone.
+
+    Args:
+        rows: integers [..., n, m], of one plane.
+
+    Returns:
+        Integers [n + m], the last of them a zero for :func:`diagonal_sums`; None as well where the plane is small.
+    """
+    if rows.ndim < 2 or min(rows.shape[-2:]) < _LONG or rows.size != math.prod(rows.shape[-2:]):
+        return None
+    plane = rows.reshape(rows.shape[-2:])
+    alike = np.array_equal(plane[1:, 1:], plane[:-1, :-1])
+    return np.concatenate([plane[:0:-1, 0], plane[0], [0]]) if alike else None
+
+
+def diagonal_sums(op: Builder, planes: ir.Value) -> ir.Value:
+    """Emit the sums along the diagonals of planes, from the lowest to the highest, and a zero [width, n + m].
+
+    Each row gets n - 1 zeros before it. Where rows are then read as if they were a number longer, each begins a place
+    earlier than the one before, and diagonals have become columns.
+
+    Args:
+        op: the builder.
+        planes: [width, n, m].
+    """
+    width, high, wide = shape_of(planes)
+    length = high + wide - 1
+    padded = op.Pad(planes, np.asarray([0, 0, high - 1, 0, 0, 0], dtype=np.int64))
+    row = op.reshape(padded, [width, high * length])
+    longer = op.reshape(op.Pad(row, np.asarray([0, 0, 0, high], dtype=np.int64)), [width, high, length + 1])
+    return op.reduce_sum(longer, [1], keepdims=False)
 
 
 def joined(op: Builder, parts: Sequence[Updates]) -> Updates:

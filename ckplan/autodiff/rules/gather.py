@@ -18,7 +18,7 @@ from ckplan.autodiff.builder import Builder, Gradients
 from ckplan.autodiff.reading import attr_int, dtype_of, required_input, shape_of
 from ckplan.autodiff.registry import NoGradientError, rule
 from ckplan.autodiff.rules.shape import pad
-from ckplan.autodiff.scattering import scatter_add, scatter_columns
+from ckplan.autodiff.scattering import diagonal_sums, rows_of_diagonals, scatter_add, scatter_columns
 from ckplan.autodiff.slices import stretch
 from ckplan.autodiff.tables import Lookups, add_lookups, is_narrow
 from ckplan.autodiff.transposes import before_transpose
@@ -62,7 +62,13 @@ def gather(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
     if axis == 0 and from_start and is_narrow(shape, picked[0]):
         source, perm = before_transpose(g)
         if perm == (*range(1, len(perm)), 0):
-            return [scatter_columns(op, which, op.reshape(source, (shape[1], picked[0])), shape[0])]
+            assert known is not None
+            columns = op.reshape(source, (shape[1], picked[0]))
+            by_diagonal = rows_of_diagonals(known)
+            if by_diagonal is not None:  # as a table of distances is read
+                columns = diagonal_sums(op, op.reshape(source, (shape[1], *known.shape[-2:])))
+                which = op.constant(by_diagonal)
+            return [scatter_columns(op, which, columns, shape[0])]
     others = op.take_partial(data)
     if axis == 0:
         flat = op.reshape(rows, (picked[0], math.prod(shape[1:])))
