@@ -36,7 +36,7 @@ _SMALL = 1024
 _FEW_ROWS = 64
 
 #: Up to this many elements any form is fast, and one pass over leading and trailing axes as fast as two.
-_FEW_ELEMENTS, ONE_PASS = 2**16, 2**21
+_FEW_ELEMENTS, ONE_PASS = 2**14, 2**21
 
 #: Element types of which onnxruntime has a product that adds up in the same precision as ReduceSum.
 _PRODUCT_TYPES = (ir.DataType.FLOAT, ir.DataType.DOUBLE)

@@ -95,6 +95,12 @@ def test_helpers_emit_nothing_where_nothing_is_to_do(op):
     assert op.scale(op.constant(np.float32(3)), 2).const_value.numpy() == 6
 
 
+@pytest.mark.parametrize(("columns", "made_by"), [(2**13, "MatMul"), (2**12, "ReduceSum")])
+def test_few_long_rows_are_added_up_by_a_product(op, columns, made_by):
+    x = ir.Value(name="rows", type=ir.TensorType(ir.DataType.FLOAT), shape=ir.Shape([4, columns]))
+    assert op.reduce_sum(x, [0]).producer().op_type == made_by
+
+
 @pytest.mark.parametrize("shape", [(2, 3), (1, 3), (2, 1), (1, 1), (3,), (1,), ()])
 def test_sum_to_shape(op, shape):
     x = op.graph.inputs[0]
