@@ -4,8 +4,7 @@ On two levels. A *group* is a node and the light nodes that only carry its resul
 ``Conv+BatchNormalization+Relu``; every forward node is in one. A *layer* is a longer stretch of the forward pass that
 stands there several times, such as a transformer block: same operators, attributes and connections, sizes apart.
 
-Layers are found as repeats of the sequence of forward nodes: where a sequence equals itself moved by p places for p
-places or more, there is a block of p nodes that is repeated. All p are tried, at one comparison of arrays each.
+Layers are repetitions in the sequence of forward nodes; see `ckplan.answers.periods`.
 """
 
 from __future__ import annotations
@@ -22,6 +21,7 @@ import numpy.typing as npt
 import onnx
 import onnx_ir as ir
 
+from ckplan.answers.periods import further_places, is_repetition, longest_free, repetitions
 from ckplan.model.nested_graphs import graphs_in
 from ckplan.model.node_reads import reads
 from ckplan.model.traits import is_backward, is_heavy
@@ -29,8 +29,6 @@ from ckplan.operators.table import STANDARD
 
 Level = Literal["layer", "group"]
 
-_LONGEST = 4096
-"""Nodes of the longest block that is looked for."""
 _SMALLEST = 3
 """Nodes that make a layer."""
 _SHOWN = 4
@@ -236,33 +234,22 @@ def _layers(nodes: Sequence[ir.Node], groups: Sequence[int]) -> list[Sequence[in
     crossing = _crossing(nodes)
     taken = np.zeros(len(nodes), dtype=bool)
     found: list[Sequence[int]] = []
-    for period, runs in _kinds(labels):
+    for period, runs in repetitions(labels, _SMALLEST):
         for run in runs:
-            start, end = _free(taken, *run)
+            start, end = longest_free(taken, *run)
             if end - start < 2 * period:
                 continue
             first, count = _aligned(crossing, groups, start, end, period)
             block = slice(first, first + period)
-            if len(set(groups[block])) < 2 or (heavy.any() and not heavy[block].any()) or _repeats(labels[block]):
+            if len(set(groups[block])) < 2 or (heavy.any() and not heavy[block].any()) or is_repetition(labels[block]):
                 continue
             places = [first + turn * period for turn in range(count)]
             taken[first : first + count * period] = True
-            for place in _elsewhere(labels, labels[block], taken):
+            for place in further_places(labels, labels[block], taken):
                 taken[place : place + period] = True
                 places.append(place)
             found += [range(place, place + period) for place in places]
     return found
-
-
-def _kinds(labels: npt.NDArray[np.int32]) -> list[tuple[int, list[tuple[int, int]]]]:
-    """Repetitions of the same nodes, ``(period, stretches)``; first those that spare the most nodes."""
-    kinds: dict[bytes, list[tuple[int, int]]] = defaultdict(list)
-    for start, end, period in _runs(labels):
-        kinds[np.sort(labels[start : start + period]).tobytes()].append((start, end))
-    width = labels.itemsize
-    by_gain = [(len(kind) // width, runs) for kind, runs in kinds.items() if len(kind) // width >= _SMALLEST]
-    by_gain.sort(key=lambda kind: (-sum(end - start - kind[0] for start, end in kind[1]), kind[0], kind[1]))
-    return by_gain
 
 
 def _label(node: ir.Node) -> Hashable:
@@ -306,38 +293,6 @@ def _crossing(nodes: Sequence[ir.Node]) -> npt.NDArray[np.int64]:
     return np.cumsum(change)
 
 
-def _runs(labels: npt.NDArray[np.int32]) -> list[tuple[int, int, int]]:
-    """All stretches ``(start, end, period)`` that repeat with a period of 2 or more, at least twice."""
-    found = []
-    for period in range(2, min(len(labels) // 2, _LONGEST) + 1):
-        equal = labels[:-period] == labels[period:]
-        if np.count_nonzero(equal) < period:
-            continue
-        edges = np.flatnonzero(np.diff(np.concatenate(([False], equal, [False]))))
-        long = edges[1::2] - edges[::2] >= period
-        found += [
-            (start, stop + period, period)
-            for start, stop in zip(edges[::2][long].tolist(), edges[1::2][long].tolist(), strict=True)
-        ]
-    return found
-
-
-def _repeats(block: npt.NDArray[np.int32]) -> bool:
-    """Whether a block is a smaller one several times over."""
-    size = len(block)
-    return any(size % part == 0 and np.array_equal(block[part:], block[:-part]) for part in range(1, size // 2 + 1))
-
-
-def _free(taken: npt.NDArray[np.bool_], start: int, end: int) -> tuple[int, int]:
-    """The longest stretch between two positions that no layer has taken yet."""
-    edges = np.flatnonzero(np.diff(np.concatenate(([True], taken[start:end], [True])))) + start
-    return max(
-        ((int(first), int(last)) for first, last in zip(edges[::2], edges[1::2], strict=True)),
-        key=lambda stretch: stretch[1] - stretch[0],
-        default=(start, start),
-    )
-
-
 def _aligned(
     crossing: npt.NDArray[np.int64], groups: Sequence[int], start: int, end: int, period: int
 ) -> tuple[int, int]:
@@ -352,21 +307,6 @@ def _aligned(
         between = float(np.mean(crossing[turn : first + count * period : period]))
         best = min(best, (between, groups[turn] < turn, -count, first))
     return best[3], -best[2]
-
-
-def _elsewhere(labels: npt.NDArray[np.int32], block: npt.NDArray[np.int32], taken: npt.NDArray[np.bool_]) -> list[int]:
-    """Further places of a block, away from what is taken and without overlap."""
-    values, counts = np.unique(labels, return_counts=True)
-    often = dict(zip(values.tolist(), counts.tolist(), strict=True))
-    rare = min(range(len(block)), key=lambda index: often[int(block[index])])
-    places: list[int] = []
-    for place in (np.flatnonzero(labels == block[rare]) - rare).tolist():
-        end = place + len(block)
-        if place < 0 or end > len(labels) or (places and place < places[-1] + len(block)):
-            continue
-        if not taken[place:end].any() and np.array_equal(labels[place:end], block):
-            places.append(place)
-    return places
 
 
 class _Signatures:
