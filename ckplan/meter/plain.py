@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ckplan.isolation.arrays import load_arrays, save_arrays
+from ckplan.isolation.arrays import Array, load_arrays, save_arrays
 from ckplan.meter import nvml
 from ckplan.meter.child import Channel, resident_bytes
 from ckplan.meter.device import CPU, wanted_providers
@@ -83,50 +83,32 @@ def job(channel: Channel) -> dict[str, Any]:
     gpu_first_run = gpu.used() if gpu else 0
     peaks = [watch.stop() for watch in watches]  # before timing: a sampler takes a core
     folder = Path(request["outputs"])
-    pairs = ((name, as_array(result)) for name, result in zip(names, results, strict=True))
-    save_arrays(folder, ((name, array) for name, array in pairs if array is not None))
+    save_arrays(folder, _arrays(names, results))
     del results
     for number in range(1, request.get("warm_up", WARM_UP)):
         channel.progress(f"warm-up run {number + 1}", first_run=first_run)
         step()
-    seconds = []
-    for number in range(request["runs"]):
-        channel.progress(f"timed run {number + 1} of {request['runs']}")
-        start = time.perf_counter()
-        results = step()
-        seconds.append(time.perf_counter() - start)
-        if number < request["runs"] - 1:
-            del results
+    seconds, results = _timed(step, request["runs"], channel)
     peak = max(peaks[0], resident_bytes())
     told = None
     if gpu:
         figures = {"loaded": gpu_loaded, "first_run": gpu_first_run, "peak": max(peaks[1], gpu.used())}
         told = {"name": gpu.name, "driver": gpu.driver, "of_process": gpu.of_process, **figures}
     kept = load_arrays(folder, mapped=True)
-    sizes: dict[str, int] = {}
-    wobble: dict[str, float] = {}
-    for name, result in zip(names, results, strict=True):
-        if (array := as_array(result)) is not None:
-            sizes[name] = array.nbytes
-            if not same_bits(array, kept[name]):
-                # Imported late, as what is below.
-                from ckplan.meter.numerics import difference
-
-                apart = difference(name, kept[name], array)
-                wobble[name] = apart.max_absolute if apart else 0.0
+    last = dict(_arrays(names, results))
     events = None
     if profiled:
         # Imported late: what it needs would be in the resident figures.
         from ckplan.meter.counters import ended
 
-        events = ended(session, device, sizes)
+        events = ended(session, device, {name: array.nbytes for name, array in last.items()})
     return {
         "events": events,
         "device": device,
         "providers": session.get_providers(),
         "version": ort.__version__,
         "seconds": seconds,
-        "wobble": wobble,
+        "wobble": _wobble(kept, last),
         "resident": {"before": before, "loaded": loaded, "first_run": first_run, "peak": peak},
         "gpu": told,
         "gpu_note": gpu_note,
@@ -134,7 +116,40 @@ def job(channel: Channel) -> dict[str, Any]:
     }
 
 
-def same_bits(left: np.ndarray[Any, np.dtype[Any]], right: np.ndarray[Any, np.dtype[Any]]) -> bool:
+def _timed(step: Callable[[], Sequence[Any]], runs: int, channel: Channel) -> tuple[list[float], Sequence[Any]]:
+    """Seconds of each run, and what the last one returned; no two results are held at a time."""
+    seconds: list[float] = []
+    results: Sequence[Any] = ()
+    for number in range(runs):
+        channel.progress(f"timed run {number + 1} of {runs}")
+        results = ()
+        start = time.perf_counter()
+        results = step()
+        seconds.append(time.perf_counter() - start)
+    return seconds, results
+
+
+def _arrays(names: Sequence[str], results: Sequence[Any]) -> Iterator[tuple[str, Array]]:
+    """The tensors that a run returned, by name, one array at a time."""
+    for name, result in zip(names, results, strict=True):
+        if (array := as_array(result)) is not None:
+            yield name, array
+
+
+def _wobble(first: Mapping[str, Array], last: Mapping[str, Array]) -> dict[str, float]:
+    """The largest absolute difference between two runs, of the outputs whose bits differ."""
+    found = {}
+    for name, array in last.items():
+        if not same_bits(array, first[name]):
+            # Imported late: what it needs would be in the resident figures.
+            from ckplan.meter.numerics import difference
+
+            apart = difference(name, first[name], array)
+            found[name] = apart.max_absolute if apart else 0.0
+    return found
+
+
+def same_bits(left: Array, right: Array) -> bool:
     """Whether two arrays are the same in shape, dtype and every bit (so that NaN equals the same NaN)."""
     if left.shape != right.shape or (left.dtype != right.dtype and "U" not in left.dtype.kind + right.dtype.kind):
         return False
