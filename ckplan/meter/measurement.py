@@ -24,7 +24,6 @@ from ckplan.meter.facts import FileFacts, file_facts, read_model
 from ckplan.meter.failed_run import with_expected_memory
 from ckplan.meter.inputs import Inputs, make_inputs
 from ckplan.meter.inside import look_inside
-from ckplan.meter.meter import Meter
 from ckplan.meter.meters import meters
 from ckplan.meter.numerics import count_nonfinite
 from ckplan.meter.nvml import Gpu
@@ -165,7 +164,7 @@ def measured(
         request: what jobs are told; see `request_for`.
         outputs: where the outputs are to be.
         runs: number of timed runs.
-        heap: whether to run the second meter.
+        heap: whether to run the meters that cost a further process.
         inside: whether to tell what is alive at the peak, and the expected timeline.
         compared: see above.
         progress: called with what is done.
@@ -202,12 +201,8 @@ def measured(
         (cut,) = run_job("counters", {**request, "variants": [_CUT], "producers": variants[0]["producers"]})
         told = asked_for(told, interpret(cut, facts, inputs.nbytes))
     notes = [*inputs.notes, *_notes_on_run(model, plain, told)]
-    readings: dict[str, Any] = {}
-    for meter in meters() if heap else ():
-        if meter.job and plain["device"] in meter.devices:
-            progress(f"running {name}: {meter.doing or meter.name}")
-            note = _read(meter, request, readings)
-            notes.extend([note] if note else [])
+    readings, unread = _readings(request, lambda doing: progress(f"running {name}: {doing}")) if heap else ({}, [])
+    notes.extend(unread)
     if told is not None:
         notes.extend(_broken_promise(facts.prediction, told))
     looked = None
@@ -312,13 +307,20 @@ def _after_all(error: RunFailedError, plain: Mapping[str, Any]) -> RunFailedErro
     )
 
 
-def _read(meter: Meter, request: Mapping[str, Any], readings: dict[str, Any]) -> str:
-    """Add a meter's reading, or say why there is none: it is a check on the first, so its failure is not the end."""
-    try:
-        readings[meter.name] = meter.read(run_job(meter.job, request))
-    except CkplanError as error:
-        return f"no figure from the {meter.name} meter: {error}"
-    return ""
+def _readings(request: Mapping[str, Any], progress: Progress) -> tuple[dict[str, Any], list[str]]:
+    """What the meters read that take a process of their own, by name, and why others have no figure.
+
+    They are checks on the first meter, so a failure of theirs is not the end.
+    """
+    found, notes = {}, []
+    for meter in meters():
+        if meter.job and request["device"] in meter.devices:
+            progress(meter.doing or meter.name)
+            try:
+                found[meter.name] = meter.read(run_job(meter.job, request))
+            except CkplanError as error:
+                notes.append(f"no figure from the {meter.name} meter: {error}")
+    return found, notes
 
 
 def _inside(
