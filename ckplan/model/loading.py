@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,6 +36,16 @@ from ckplan.model.tensorflow_operators import write_tensorflow_operators
 from ckplan.model.torch_files.passes import PASSES
 from ckplan.model.validity import check_size, sort
 from ckplan.model.vectors import make_columns
+
+_OF_EXPORTERS: tuple[Callable[[ir.Model], Iterable[str]], ...] = (
+    write_linear_models,
+    write_tensorflow_operators,
+    *PASSES,
+    separate_from_scales,
+    sparse_notes,
+    score_notes,
+)
+"""What brings forms that one exporter writes into those of all, in place, in this order; each returns notes."""
 
 _INVALID = (
     "has inconsistent type",
@@ -154,27 +164,17 @@ def _normalised(
     fixed: Fixed,
     defaults: Defaults,
 ) -> ForwardModel:
-    own_notes = forget_training(model)
+    notes = list(forget_training(model))
     hoist(model)
-    names_notes = [
-        note
-        for one in (
-            write_linear_models,
-            write_tensorflow_operators,
-            *PASSES,
-            separate_from_scales,
-            sparse_notes,
-            score_notes,
-        )
-        for note in one(model)
-    ]
+    for rewrite in _OF_EXPORTERS:
+        notes.extend(rewrite(model))
     adopt(model)
     rename_generated(model.graph)
     declared = declared_shapes(model)
     binding = bind(model.graph, dims, shapes, defaults)
     for value in model.graph.inputs:
         check_size(value.name or "", static_shape(value) or ())
-    set_notes = fix(model.graph, fixed)
+    notes.extend([*binding.notes, *fix(model.graph, fixed)])
     _forget_shapes(model)
     old_opset = model.graph.opset_imports.get("", MINIMUM_OPSET)
     model, lift_notes = lift(model)
@@ -190,7 +190,7 @@ def _normalised(
     state = sweep(model, repair)
     expanded = state.expanded
     removed = drop_no_ops(model, state, reshapes=old_opset < MINIMUM_OPSET, dropouts=not training)
-    notes = [*own_notes, *names_notes, *binding.notes, *set_notes, *lift_notes, *removed]
+    notes.extend([*lift_notes, *removed])
     if unknown_values(model.graph):
         model, masked_notes = without_masks(model)
         notes.extend(masked_notes)
@@ -200,12 +200,7 @@ def _normalised(
             _infer_whole(model)
         state = sweep(model, repair)
         expanded = [*expanded, *nested, *state.expanded]
-    if repair.changed:
-        listed = "; ".join(repair.changed[:3]) + ("; ..." if len(repair.changed) > 3 else "")
-        notes.append(f"{len(repair.changed)} constant(s) rebound to the new batch: {listed}")
-    if expanded:
-        kinds = ", ".join(sorted(set(expanded)))
-        notes.append(f"{len(expanded)} node(s) of com.microsoft written in standard operators: {kinds}")
+    notes.extend(_changes(repair.changed, expanded))
     tidy(model)
     try:
         notes.extend(learn(model))
@@ -220,6 +215,18 @@ def _normalised(
     if len(model.graph) == 0:
         raise ModelError(f"{path}: nothing is left to compute, the outputs do not depend on the inputs")
     return ForwardModel(model, path, tuple(notes))
+
+
+def _changes(rebound: Sequence[str], expanded: Sequence[str]) -> list[str]:
+    """Notes on constants that follow the batch, and on operators of onnxruntime's that were written out."""
+    notes = []
+    if rebound:
+        listed = "; ".join(rebound[:3]) + ("; ..." if len(rebound) > 3 else "")
+        notes.append(f"{len(rebound)} constant(s) rebound to the new batch: {listed}")
+    if expanded:
+        kinds = ", ".join(sorted(set(expanded)))
+        notes.append(f"{len(expanded)} node(s) of com.microsoft written in standard operators: {kinds}")
+    return notes
 
 
 def _forget_shapes(model: ir.Model) -> None:
