@@ -26,7 +26,7 @@ def open_session(
     source: str | bytes,
     device: str,
     *,
-    order: str = "default",
+    order: Order = "default",
     threads: int | None = None,
     profile: Path | None = None,
     arena: bool = True,

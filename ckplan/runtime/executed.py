@@ -40,10 +40,8 @@ class Level(Enum):
 
     BASIC = "ORT_ENABLE_BASIC"
     """Within the standard operators."""
-    EXTENDED = "ORT_ENABLE_EXTENDED"
-    """With operators of its own."""
     ALL = "ORT_ENABLE_ALL"
-    """With layouts that go by the processor: what users get by default."""
+    """With operators of its own and layouts that go by the processor: what users get by default."""
 
 
 def executed_model(model: ir.Model, without: Sequence[str] = (), runtime: Runtime = CPU) -> ir.Model:
