@@ -144,6 +144,7 @@ def operands_of(op: Builder, node: ir.Node, cell: Cell) -> Operands:
 
     Raises:
         NoGradientError: its activations are unknown.
+        ModelError: its input or weights do not have three axes.
     """
     batch_first = attr_int(node, "layout", 0) == 1
     clip = attr_float(node, "clip", 0.0) or None
