@@ -12,7 +12,7 @@ from ckplan.comparison.judging import Limits
 from ckplan.comparison.running import Target
 from ckplan.comparison.settings import KEYS, Settings, read_setting, unknown
 from ckplan.errors import ModelError, UsageError
-from ckplan.units import parse_bytes, parse_share
+from ckplan.units import parse_budget, parse_share
 
 OWN_FILE = "ckplan.toml"
 SHARED_FILE = "pyproject.toml"
@@ -157,12 +157,11 @@ def _options(where: str, given: Mapping[str, Any]) -> dict[str, Any]:
 def _limits(where: str, given: Mapping[str, Any]) -> Limits:
     read = {}
     for key, value in given.items():
-        budget = key.endswith("budget")
+        is_budget = key.endswith("budget")
         try:
             if not isinstance(value, str):
-                raise UsageError(f"`{value}` is not a string", "write it like 512MiB" if budget else "write it like 3%")
-            share = not budget or value.rstrip().endswith("%")
-            read[key.replace("-", "_")] = parse_share(value) if share else parse_bytes(value)
+                raise UsageError(f"`{value}` is not a string", f"write it like {'512MiB' if is_budget else '3%'}")
+            read[key.replace("-", "_")] = parse_budget(value) if is_budget else parse_share(value)
         except UsageError as error:
             raise UsageError(f"{where}: `{key}`: {error.message}", error.hint) from None
     return Limits(**read)  # type: ignore[arg-type]
