@@ -13,7 +13,7 @@ import onnx_ir as ir
 
 from ckplan.autodiff.builder import Builder
 from ckplan.autodiff.paths import discard
-from ckplan.autodiff.reading import attr_ints, required_input, shape_of
+from ckplan.autodiff.reading import attr_ints, is_read_once, required_input, shape_of
 from ckplan.operators.matching import is_op
 
 _VIEWS = frozenset({"Flatten", "Reshape", "Squeeze", "Unsqueeze"})
@@ -42,10 +42,10 @@ def subtract_in_products(op: Builder) -> None:
 def _subtract(op: Builder, difference: ir.Node, made: ir.Value, target: ir.Value) -> None:
     views: list[ir.Node] = []
     product = made.producer()
-    while product is not None and product.op_type in _VIEWS and _is_read_once(product.outputs[0]):
+    while product is not None and product.op_type in _VIEWS and is_read_once(product.outputs[0]):
         views.append(product)
         product = required_input(product, 0).producer()
-    if product is None or product.domain or not _is_read_once(product.outputs[0]):
+    if product is None or product.domain or not is_read_once(product.outputs[0]):
         return
     if product.op_type == "MatMul" and len(shape_of(required_input(product, 1))) == _MATRIX:
         a, flip = required_input(product, 0), _untransposed(required_input(product, 1))
@@ -73,10 +73,6 @@ def _subtract(op: Builder, difference: ir.Node, made: ir.Value, target: ir.Value
     difference.replace_input_with(0, result)
     difference.replace_input_with(1, shape)
     discard(op.graph, views)
-
-
-def _is_read_once(value: ir.Value) -> bool:
-    return len(value.uses()) == 1 and not value.is_graph_output()
 
 
 def _untransposed(matrix: ir.Value) -> ir.Value | None:

@@ -6,9 +6,10 @@ import onnx_ir as ir
 
 from ckplan.autodiff.broadcasting import BROADCASTING
 from ckplan.autodiff.builder import Builder
-from ckplan.autodiff.reading import shape_of
+from ckplan.autodiff.paths import discard
+from ckplan.autodiff.reading import is_read_once, required_input, shape_of
 from ckplan.model.traits import is_backward
-from ckplan.operators.matching import is_op
+from ckplan.operators.matching import is_op, made_by
 
 
 def read_past_expands(op: Builder) -> None:
@@ -50,3 +51,53 @@ def _multiply_before(op: Builder, reader: ir.Node, index: int, source: ir.Value)
     reader.replace_input_with(index, source)
     reader.replace_input_with(1 - index, op.constant(number.reshape((1,) * len(shape_of(source)))))
     made.shape = ir.Shape(shape_of(source))
+
+
+def add_before_copies(op: Builder) -> None:
+    """Let the forward pass add up what samples share before it is copied for each, and an Add stretch the sum.
+
+    An attention of windows has a mask for each of them, which is copied for each sample, and the bias of a head, which
+    is added to all of the copies before scores are.
+
+    Args:
+        op: builder of the finished graph.
+    """
+    for node in list(op.graph):
+        if not is_op(node, "Add") or is_backward(node) or not is_read_once(node.outputs[0]):
+            continue
+        for index in (0, 1):
+            found = _shared(required_input(node, index))
+            if found is not None and _stretch_sum(op, node, required_input(node, 1 - index), *found):
+                break
+
+
+def _shared(value: ir.Value) -> tuple[ir.Value, int] | None:
+    """What is copied along its first axis, which a Reshape merges with the next one, and how often."""
+    merged = made_by(value, "Reshape")
+    copied = None if merged is None else made_by(merged.inputs[0], "Expand")
+    if copied is None:
+        return None
+    source = required_input(copied, 0)
+    copies, *rest = shape_of(copied.outputs[0])
+    fits = copies > 1 and rest and shape_of(source) == (1, *rest) and shape_of(value) == (copies * rest[0], *rest[1:])
+    return (source, copies) if fits else None
+
+
+def _stretch_sum(op: Builder, node: ir.Node, other: ir.Value, source: ir.Value, copies: int) -> bool:
+    """Put ``other`` + ``source`` in the place of a sum with copies, if an Add of its shape alone reads that; say so."""
+    made = node.outputs[0]
+    ((reader, at),) = made.uses()
+    shape = shape_of(made)
+    if not is_op(reader, "Add") or is_backward(reader) or reader.outputs[0].is_graph_output():
+        return False
+    scores, result = required_input(reader, 1 - at), reader.outputs[0]
+    own, rank = shape_of(other), len(shape_of(source)) - 1
+    if shape_of(scores) != shape or len(own) > rank or (len(own) == rank and own[0] != 1):
+        return False
+    with op.scope(str(node.name), "forward", before=node):
+        once = op.Add(op.reshape(source, shape_of(source)[1:]), other)
+    with op.scope(str(reader.name), "forward", before=reader):
+        apart = op.reshape(scores, (copies, shape[0] // copies, *shape[1:]))
+        result.replace_all_uses_with(op.reshape(op.Add(apart, once), shape))
+    discard(op.graph, [reader, node])
+    return True

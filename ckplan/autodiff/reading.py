@@ -46,6 +46,11 @@ def is_floating(value: ir.Value) -> bool:
     return value.dtype is not None and value.dtype.is_floating_point()
 
 
+def is_read_once(value: ir.Value) -> bool:
+    """Say whether one input of one node reads a value, and nobody else."""
+    return len(value.uses()) == 1 and not value.is_graph_output()
+
+
 def attr_int(node: ir.Node, name: str, default: int) -> int:
     """Return an integer attribute of a node, or the operator's default."""
     attribute = node.attributes.get(name)

@@ -23,7 +23,7 @@ from ckplan.autodiff.depthwise import convolve_by_rows
 from ckplan.autodiff.differences import subtract_in_products
 from ckplan.autodiff.engine import backpropagate
 from ckplan.autodiff.evidence import judge
-from ckplan.autodiff.expands import read_past_expands
+from ckplan.autodiff.expands import add_before_copies, read_past_expands
 from ckplan.autodiff.formulas.layer_norms import join_layer_norms
 from ckplan.autodiff.formulas.softmaxes import join_softmaxes
 from ckplan.autodiff.forward_forms import ForwardForms, prepare_forward
@@ -296,6 +296,7 @@ def _write_out(
     cut_again(op)
     subtract_in_products(op)
     read_past_expands(op)
+    add_before_copies(op)
     convolve_by_rows(op)
     interleave_convolutions(op)
     join_reshapes(op)
