@@ -99,7 +99,7 @@ class Problem:
 
     Raises:
         ValueError: a tensor is read before it is made, or made twice; all are larger than a number can tell; or the
-            cost of an op is negative or no number, or its workspace negative.
+            cost of an op is negative or no number, or its workspace or the size of a tensor negative.
     """
 
     ops: tuple[Op, ...]
@@ -107,6 +107,8 @@ class Problem:
     collection: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        if negative := next((tensor for tensor in self.tensors if tensor.bytes < 0), None):
+            raise ValueError(f"{negative.name!r} cannot take {negative.bytes} bytes")
         made: set[int] = set()
         producers = {tensor for op in self.ops for tensor in op.outputs}
         for op in self.ops:

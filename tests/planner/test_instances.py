@@ -210,6 +210,7 @@ def test_attributes_of_a_graph_may_have_other_names() -> None:
         ({"nodes": [{"id": 1, "size": 2}, {"id": 1, "size": 2}], "links": []}, "same id"),
         ({"links": []}, "nodes"),
         (graph([(0, 1), (1, 2), (2, 1)]), "cycle"),
+        ({"nodes": [{"id": 1, "size": -2}], "links": []}, "'1' cannot take -2 bytes"),
     ],
 )
 def test_bad_graphs_are_refused(data: dict[str, Any], message: str) -> None:
@@ -257,6 +258,17 @@ def test_errors_name_the_file(tmp_path: Path) -> None:
     (tmp_path / "bad.txt").write_text("1 1\n")
     with pytest.raises(ModelError, match=r"bad\.txt: line 1"):
         load_problem(tmp_path / "bad.txt")
+    (tmp_path / "bytes.json").write_bytes(b"\xff")
+    with pytest.raises(ModelError, match=r"bytes\.json is not text"):
+        load_problem(tmp_path / "bytes.json")
+
+
+@pytest.mark.parametrize("text", ["{", "1 1", '{"nodes": [{"id": 1}]}', '{"format": "other"}'])
+def test_errors_say_what_to_write(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "graph.json"
+    path.write_text(text)
+    with pytest.raises(ModelError, match=r"; write it in one of the forms that `ckplan plan --help` names"):
+        load_problem(path)
 
 
 @pytest.mark.parametrize("place", [["tensors", 0, 1], ["tensors", 0, 2], ["tensors", 0], ["ops", 0, "cost"]])

@@ -14,6 +14,8 @@ from ckplan.planner.problem import Problem
 SUFFIXES = (".json", ".txt")
 """How files of planning problems end."""
 
+_FORMS = "write it in one of the forms that `ckplan plan --help` names"
+
 
 def load_problem(path: Path) -> Problem:
     """Read a problem: our own JSON, a node-link JSON graph, or Kusumoto et al.'s text.
@@ -23,8 +25,10 @@ def load_problem(path: Path) -> Problem:
     """
     try:
         text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ModelError(f"cannot read {path}: {error}") from error
+    except OSError as error:
+        raise ModelError(f"cannot read {path}: {error.strerror or error}", "check the path") from error
+    except UnicodeDecodeError as error:
+        raise ModelError(f"{path} is not text: {error}", _FORMS) from error
     try:
         if not text.lstrip().startswith("{"):
             return parse_kusumoto(text)
@@ -34,6 +38,6 @@ def load_problem(path: Path) -> Problem:
             raise ModelError(f"not JSON: {error}") from error
         return problem_from_json(data) if "format" in data else parse_node_link(data)
     except ModelError as error:
-        raise ModelError(f"{path}: {error.message}", error.hint) from error
+        raise ModelError(f"{path}: {error.message}", error.hint or _FORMS) from error
     except (ValueError, TypeError, LookupError, ArithmeticError, AttributeError, RecursionError) as error:
         raise ModelError(f"{path} is damaged: {type(error).__name__}: {str(error)[:200]}", "write it again") from error
