@@ -1,4 +1,4 @@
-"""Running two files and judging what came out; shared by `verify` and `rewrite --verify`."""
+"""Running two files and judging what came out; shared by `verify` and by what has a `--verify`."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from ckplan.cli.streams import notes, stage
 from ckplan.errors import CheckFailedError, UsageError
 
 if TYPE_CHECKING:
+    import onnx_ir as ir
+
     from ckplan.meter import Verification
     from ckplan.pipeline import Step
 
@@ -35,6 +37,32 @@ def run_both(base: Path, new: Path, *, device: str, inputs: Path | None, seed: i
         found = verify(base, new, device=device, inputs=inputs, seed=seed)
     notes([f"ran on {found.new.device} in onnxruntime {found.new.onnxruntime}"])
     return found
+
+
+def prove(step: Step, name: str, new: Path | ir.Model, *, device: str, inputs: Path | None, seed: int) -> Verification:
+    """Measure a planned step beside the one without a plan, which is written for that alone.
+
+    Args:
+        step: what was planned.
+        name: what the model is called.
+        new: the planned step, or the file that holds it.
+        device: where to run.
+        inputs: what to feed; random by default.
+        seed: of what is random.
+    """
+    from ckplan.model import save
+    from ckplan.model.weights import scratch_folder
+    from ckplan.writer.describe import promise
+
+    with scratch_folder(step.model) as folder:
+        base, planned = (folder / f"{name} {which} a plan.onnx" for which in ("without", "with"))
+        promise(step.ordered, step.baseline)
+        save(step.ordered, base)
+        if isinstance(new, Path):
+            planned = new
+        else:
+            save(new, planned)
+        return run_both(base, planned, device=device, inputs=inputs, seed=seed)
 
 
 def check(found: Verification) -> None:

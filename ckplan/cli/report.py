@@ -20,7 +20,7 @@ from ckplan.cli.options import (
     talk_options,
     verbose_option,
 )
-from ckplan.cli.proof import check, check_inputs, run_both
+from ckplan.cli.proof import check, check_inputs, prove
 from ckplan.cli.step import opened
 from ckplan.cli.streams import show, show_json, stage
 
@@ -66,9 +66,6 @@ def command(
     from ckplan.answers.findings import chosen
     from ckplan.answers.pareto import pareto
     from ckplan.cli.planning import planned, tell
-    from ckplan.model import save
-    from ckplan.model.weights import scratch_folder
-    from ckplan.writer.describe import promise
 
     step = opened(model, asked, cost=goal.cost(cost, device), device=device)
     check_inputs(step, inputs, with_proof=with_proof)
@@ -77,14 +74,7 @@ def command(
         frontier = pareto(step, seconds=goal.seconds, progress=doing) if with_frontier else None
         analysis = analyze(step, [])
     notes = [*step.notes, *tell(made)]
-    found = None
-    if with_proof:
-        with scratch_folder(step.model) as folder:
-            base, new = (folder / f"{model.stem} {which} a plan.onnx" for which in ("without", "with"))
-            promise(step.ordered, step.baseline)
-            save(step.ordered, base)
-            save(made.model, new)
-            found = run_both(base, new, device=device, inputs=inputs, seed=seed)
+    found = prove(step, model.stem, made.model, device=device, inputs=inputs, seed=seed) if with_proof else None
     plan_page(
         output,
         force,

@@ -25,7 +25,7 @@ from ckplan.cli.options import (
     verbose_option,
 )
 from ckplan.cli.output import check_output, written
-from ckplan.cli.proof import check, check_inputs, run_both
+from ckplan.cli.proof import check, check_inputs, prove
 from ckplan.cli.step import opened
 from ckplan.cli.streams import show, show_json, stage
 
@@ -75,9 +75,6 @@ def command(
     check_page(page, force, model, output)
     from ckplan.answers.findings import chosen
     from ckplan.cli.planning import planned, tell
-    from ckplan.model import save
-    from ckplan.model.weights import scratch_folder
-    from ckplan.writer.describe import promise
 
     step = opened(model, asked, cost="flops" if plan_file else goal.cost(cost, device), device=device)
     check_inputs(step, inputs, with_proof=with_proof)
@@ -86,13 +83,7 @@ def command(
     notes += written(made.model, output, force=force, copy_weights=copy_weights)
     with stage("summing up the plan"):
         kept = chosen(made.step, made.plan, made.budget)
-    found = None
-    if with_proof:
-        with scratch_folder(step.model) as folder:
-            base = folder / f"{model.stem} without a plan.onnx"
-            promise(step.ordered, step.baseline)
-            save(step.ordered, base)
-            found = run_both(base, output, device=device, inputs=inputs, seed=seed)
+    found = prove(step, model.stem, output, device=device, inputs=inputs, seed=seed) if with_proof else None
     if page is not None:
         plan_page(page, force, made, plan=kept, notes=notes, verification=found)
     if as_json:
