@@ -92,19 +92,22 @@ def test_lookups_in_a_narrow_table_are_added_by_column(start: int, perm: list[in
     assert any(math.prod(shape_of(node.outputs[0])) == 3 * picked.size for node in backward) == reads_rows
 
 
+@pytest.mark.parametrize("width", [3, 20], ids=["narrow", "wide"])
 @pytest.mark.parametrize(("high", "wide", "step", "summed"), [(6, 9, 1, True), (9, 6, 1, True), (6, 9, 2, False)])
-def test_what_a_table_of_distances_gives_is_added_up_along_diagonals(high, wide, step, summed, monkeypatch) -> None:
+def test_what_a_table_of_distances_gives_is_added_up_along_diagonals(
+    high, wide, step, summed, width, monkeypatch
+) -> None:
     monkeypatch.setattr(scattering, "_LONG", 2)
     distances = np.arange(wide) - step * np.arange(high)[:, None]
     nodes = [
         onnx.helper.make_node("Gather", ["p0", "rows"], ["read"]),
         onnx.helper.make_node("Transpose", ["read"], ["y0"], perm=[2, 0, 1]),
     ]
-    constants = {"p0": values(12, 3), "rows": np.abs(5 * distances) % 12}
+    constants = {"p0": values(12, width), "rows": np.abs(5 * distances) % 12}
     model = weighed(nodes, [onnx.numpy_helper.from_array(array, name) for name, array in constants.items()], ["y0"])
     check_gradient(model)
     scattered = next(node for node in in_single(model).model.graph if node.op_type == "ScatterElements")
-    assert shape_of(scattered.inputs[2]) == (3 * (high + wide if summed else high * wide),)
+    assert shape_of(scattered.inputs[2]) == (width * (high + wide if summed else high * wide),)
 
 
 @pytest.mark.parametrize("shape", [(60,), (60, 3, 5), (60, 1)])

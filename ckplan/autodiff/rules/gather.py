@@ -59,16 +59,16 @@ def gather(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
             return [_shifted(op, rows, axis, runs, shape)]
     which = op.reshape(indices, [picked[axis]])
     from_start = known is not None and known.min() >= 0 and padding is None and data not in op.partials
-    if axis == 0 and from_start and is_narrow(shape, picked[0]):
+    if axis == 0 and from_start and len(shape) == 2:
+        assert known is not None
         source, perm = before_transpose(g)
-        if perm == (*range(1, len(perm)), 0):
-            assert known is not None
-            columns = op.reshape(source, (shape[1], picked[0]))
-            by_diagonal = rows_of_diagonals(known)
-            if by_diagonal is not None:  # as a table of distances is read
-                columns = diagonal_sums(op, op.reshape(source, (shape[1], *known.shape[-2:])))
-                which = op.constant(by_diagonal)
-            return [scatter_columns(op, which, columns, shape[0])]
+        by_column = perm == (*range(1, len(perm)), 0)
+        diagonals = rows_of_diagonals(known)  # as a table of distances is read
+        if by_column and diagonals is not None:
+            sums = diagonal_sums(op, op.reshape(source, (shape[1], *known.shape[-2:])))
+            return [scatter_columns(op, op.constant(diagonals), sums, shape[0])]
+        if by_column and is_narrow(shape, picked[0]):
+            return [scatter_columns(op, which, op.reshape(source, (shape[1], picked[0])), shape[0])]
     others = op.take_partial(data)
     if axis == 0:
         flat = op.reshape(rows, (picked[0], math.prod(shape[1:])))
