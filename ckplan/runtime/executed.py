@@ -18,6 +18,7 @@ from ckplan.model.half import loading_advice
 from ckplan.model.nested_graphs import subgraphs
 from ckplan.model.node_reads import reads
 from ckplan.model.stand_ins import KEEP_BYTES, KEEP_IN_ALL, stand_in
+from ckplan.model.validity import CHECK_IT
 from ckplan.operators.sessions import clean
 from ckplan.planner.problem import Problem
 from ckplan.planner.simulate import simulate
@@ -148,7 +149,8 @@ def _optimised(
             )
         except EvaluationError as error:
             reason = clean(str(error).splitlines()[0])
-            raise ModelError(f"onnxruntime does not load the graph: {reason}", loading_advice(reason, file)) from error
+            advice = loading_advice(reason, file) or CHECK_IT
+            raise ModelError(f"onnxruntime does not load the graph: {reason}", advice) from error
         return [ir.load(target) for target in targets.values()]
 
 

@@ -13,6 +13,7 @@ import onnxruntime
 import pytest
 
 import ckplan
+from ckplan.errors import ModelError
 from ckplan.keys import PHASE
 from ckplan.meter.inputs import make_inputs
 from ckplan.operators.sessions import open_session
@@ -269,3 +270,9 @@ def test_parts_bear_no_name_that_the_file_has() -> None:
     names = Counter(str(node.name) for node in written.graph)
     assert {"product", "product/part1", "product_1/part1"} <= set(names)
     assert set(names.values()) == {1}
+
+
+def test_what_onnxruntime_does_not_load_has_a_remedy() -> None:
+    text = '<ir_version: 10, opset_import: ["" : 21]> g (complex64[4] x) => (complex64[4] y) { y = Identity (x) }'
+    with pytest.raises(ModelError, match=r"does not load the graph: .*complex64.*; export it again"):
+        executed_model(ir.from_onnx_text(text))
