@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -38,7 +38,13 @@ def say(line: str) -> None:
     """Write one line to stderr."""
     from ckplan.report.untrusted import printable
 
-    click.echo(printable(line), err=True)
+    _to_stderr(printable(line))
+
+
+def _to_stderr(line: str) -> None:
+    """Write a line that may be missed: where there is no room for it, or its reader has gone, the work goes on."""
+    with suppress(OSError):
+        click.echo(line, err=True)
 
 
 def answer(line: str) -> None:
@@ -61,7 +67,7 @@ def _to_stdout() -> Iterator[None]:
 
 def annotate(command: str) -> None:
     """Write a workflow command of `ckplan.report.writers.github`, which has made it safe, to stderr."""
-    click.echo(command, err=True)
+    _to_stderr(command)
 
 
 def notes(lines: Iterable[str]) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-import click
+from ckplan.cli.streams import say
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -104,10 +104,8 @@ def _is_watched() -> bool:
 
 
 def _tell(waiting: Waiting, done: threading.Event) -> None:
-    from ckplan.report.untrusted import printable
-
     while not done.wait(PERIOD):
-        click.echo(f"… {printable(waiting.line())}", err=True)
+        say(f"… {waiting.line()}")
 
 
 @contextmanager

@@ -17,6 +17,7 @@ from ckplan.cli import cli
 from ckplan.cli.app import App, exit_code_of
 from ckplan.cli.options import talk_options
 from ckplan.cli.streams import Settings
+from tests.cli.conftest import write_model
 
 
 def raising(error: BaseException) -> Callable[[], Any]:
@@ -144,6 +145,17 @@ def test_an_answer_that_finds_no_room_is_one_line(options: list[str]) -> None:
         done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60)
     assert done.stderr == "ckplan: error: cannot write to stdout: No space left on device; send it elsewhere\n"
     assert done.returncode == 5
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a device of Linux")
+@pytest.mark.parametrize(("name", "code"), [("model.onnx", 0), ("missing.onnx", 3)])
+def test_messages_that_find_no_room_are_missed(tmp_path: Path, name: str, code: int) -> None:
+    write_model(tmp_path / "model.onnx")
+    with Path("/dev/full").open("w") as full:
+        command = [sys.executable, "-m", "ckplan", "grad", str(tmp_path / name), "-o", str(tmp_path / "grad.onnx")]
+        done = subprocess.run(command, stderr=full, stdout=subprocess.PIPE, text=True, timeout=60)
+    assert done.returncode == code
+    assert (tmp_path / "grad.onnx").exists() == (code == 0)
 
 
 def test_an_ascii_terminal_does_not_crash() -> None:

@@ -30,13 +30,13 @@ def test_the_line_tells_the_time_and_the_best_plan() -> None:
 def test_plain_lines_without_a_terminal(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(waiting, "PERIOD", 0.01)
     said = waiting.threading.Event()
-    echo = waiting.click.echo
+    say = waiting.say
 
-    def announced(text: str, err: bool) -> None:
-        echo(text, err=err)
+    def announced(line: str) -> None:
+        say(line)
         said.set()
 
-    monkeypatch.setattr(waiting.click, "echo", announced)
+    monkeypatch.setattr(waiting, "say", announced)
     with shown(Waiting("planning"), colour=False):
         assert said.wait(60)
     assert capfd.readouterr().err.startswith("… planning … 0 s\n")
