@@ -28,6 +28,7 @@ from ckplan.model.torch_files.exporter_metadata import (
     PARAMETER,
     folded_from,
     is_parameter,
+    made_by,
     module_around,
     modules_around,
     operands_of,
@@ -94,8 +95,14 @@ def _read_of_others(reader: ir.Node, constant: Collection[ir.Value], made: Colle
     line = reader.metadata_props.get(LINE, "")
     names = operands_of(line)
     read = dict.fromkeys(value for value in reader.inputs if value is not None) if names else ()
-    strange = [value for value in read if value.name not in names and _line_of(value) != line]
+    strange = [value for value in read if not _is_named(value, names) and _line_of(value) != line]
     return [value for value in strange if value in constant or _is_of_another(value, names, made)]
+
+
+def _is_named(value: ir.Value, names: Collection[str]) -> bool:
+    """Whether a line reads a value by its name, or by that of the line that its node was made of."""
+    node = value.producer()
+    return value.name in names or (node is not None and made_by(node) in names)
 
 
 def _line_of(value: ir.Value) -> str | None:
