@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Sequence, Set
 
 import onnx_ir as ir
 
+from ckplan.display import shortened
 from ckplan.errors import EnvironmentUnavailableError, ModelError
 from ckplan.keys import DATA_SIZED, NOT_EXPANDED
 from ckplan.model.contrib.expand import give_back
@@ -13,12 +14,23 @@ from ckplan.model.declared import is_own
 from ckplan.model.execute import execute, random_inputs
 from ckplan.model.half import loading_advice
 from ckplan.model.infer import is_known
-from ckplan.model.node_reads import made_by_name
+from ckplan.model.node_reads import made_by_name, reads
 from ckplan.operators.matching import is_op
 from ckplan.operators.sessions import clean
 
 _COUNTING = frozenset({"Compress", "NonMaxSuppression", "NonZero", "Unique"})
 """Operators whose results are as many as the data say."""
+_SIZES = {
+    "ConstantOfShape": (0,),
+    "Expand": (1,),
+    "Pad": (1,),
+    "Reshape": (1,),
+    "Slice": (1, 2),
+    "Split": (1,),
+    "Tile": (1,),
+    "TopK": (1,),
+}
+"""The inputs of operators that say how large a result is."""
 
 
 def unknown_values(graph: ir.Graph) -> list[ir.Value]:
@@ -60,7 +72,7 @@ def learn(model: ir.Model) -> tuple[str, ...]:
                 f"'{unknown[0].name}' or of {len(unknown) - 1} other value(s)",
                 "export the model with tensors as inputs",
             )
-    _mark_data_sized(model.graph, set(unknown))
+    counting = _mark_data_sized(model.graph, set(unknown))
     reason = ""
     own = next((node for node in model.graph.all_nodes() if is_own(node)), None)
     try:
@@ -83,22 +95,33 @@ def learn(model: ir.Model) -> tuple[str, ...]:
             else f"give the library of the kernels of {own.domain} with --custom-ops",
         )
     notes = [f"the shapes of {len(unknown)} value(s) come from a run in onnxruntime, first '{unknown[0].name}'"]
-    makers = dict.fromkeys(value.producer() for value in unknown)
-    if sized := [f"{node.op_type} '{node.name}'" for node in makers if node is not None and _is_counting(node)]:
-        listed = ", ".join(sized[:3]) + (", ..." if len(sized) > 3 else "")
+    if counting:
         notes.append(
-            f"the data decide how many results {len(sized)} node(s) have ({listed}): sizes are those of a run on "
-            "random numbers, and the file is right only for data that give the same"
+            f"the data decide how many results {len(counting)} node(s) have ({shortened(counting, 3)}): sizes are "
+            "those of a run on random numbers, and the file is right only for data that give the same"
         )
     return tuple(notes)
 
 
-def _mark_data_sized(graph: ir.Graph, unknown: Collection[ir.Value]) -> None:
-    """Note at each value of unknown shape which node counts its elements in the data, if one does."""
-    counted: dict[ir.Value, str] = {}  # such values, and whole numbers that follow from their sizes
+def _mark_data_sized(graph: ir.Graph, unknown: Set[ir.Value]) -> list[str]:
+    """Note at each value of unknown shape which node counts its elements in the data, if one does.
+
+    Returns:
+        Such nodes of which a result has an unknown shape.
+    """
+    counting: list[str] = []
+    counted: dict[ir.Value, str] = {}  # values of such sizes, and whole numbers that follow from their sizes
+    from_data = {value for value in graph.inputs if not value.is_initializer()}
     for node in graph:
-        if _counts(node):
-            source = f"{node.op_type} '{node.name}'"
+        if not from_data.isdisjoint(reads(node)) and not is_op(node, ("Shape", "Size")):
+            from_data.update(node.outputs)
+        named = f"{node.op_type} '{node.name}'"
+        is_unknown = not unknown.isdisjoint(node.outputs)
+        is_sized = is_unknown and _is_sized_by(node, from_data)
+        if is_sized or (is_unknown and is_op(node, _COUNTING)):
+            counting.append(named)
+        if is_sized or _counts(node):
+            source = named
         else:
             found = next((counted[value] for value in node.inputs if value in counted), None)
             if found is None:
@@ -109,15 +132,18 @@ def _mark_data_sized(graph: ir.Graph, unknown: Collection[ir.Value]) -> None:
                 output.metadata_props[DATA_SIZED] = counted[output] = source
             elif output.dtype is not None and output.dtype.is_integer():
                 counted[output] = source
+    return counting
 
 
-def _is_counting(node: ir.Node) -> bool:
-    return is_op(node, _COUNTING)
+def _is_sized_by(node: ir.Node, values: Collection[ir.Value]) -> bool:
+    """Whether some values say how large a result of a node is, as how many tokens an expert gets."""
+    sizes = () if node.domain else _SIZES.get(node.op_type, ())
+    return any(node.inputs[index] in values for index in sizes if index < len(node.inputs))
 
 
 def _counts(node: ir.Node) -> bool:
     """Whether a node has as many results as the data say; a Compress by a constant has not."""
-    if not _is_counting(node):
+    if not is_op(node, _COUNTING):
         return False
     return node.op_type != "Compress" or node.inputs[1] is None or not node.inputs[1].is_initializer()
 

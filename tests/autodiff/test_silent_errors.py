@@ -92,6 +92,8 @@ DATA_SIZED = {
     "places written over": """n = NonZero(mask) i = Transpose(n) m = Cast<to = 7>(mask) k = ReduceSum(m)
         z = ReduceMax(x) u = Expand(z, k) v = Pow(u, u) y = ScatterND(p, i, v) loss = ReduceSum<keepdims = 0>(y)""",
     "compressed": "r = Compress<axis = 0>(p, mask) s = ReduceProd<keepdims = 0>(r) loss = Neg(s)",
+    "shared out": """m = Cast<to = 7>(mask) k = ReduceSum(m) n = Cast<to = 7>(mask) l = Size(n) j = Sub(l, k)
+        s = Concat<axis = 0>(k, j) a, b = Split(p, s) loss = ReduceProd<keepdims = 0>(a)""",
 }
 
 
