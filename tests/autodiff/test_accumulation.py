@@ -120,5 +120,5 @@ def test_double_precision_against_differences():
 
 
 def test_unknown_mode():
-    with pytest.raises(UsageError, match="no accumulation `later`; choose one of auto, eager, lazy"):
+    with pytest.raises(UsageError, match="the accumulation is 'later'; choose one of auto, eager, lazy"):
         fan(accumulation="later")
