@@ -24,6 +24,8 @@ _FOREIGN = (
     (b"\x1f\x8b", "is compressed with gzip", "decompress it first"),
 )
 
+_SAVE_IT = "save the model as a file first"
+
 _SPARSE = "Sparse tensors are not supported"
 """What onnx-ir says of a Constant with one."""
 _MAPS = "Map types are not supported"
@@ -143,10 +145,12 @@ def _check_plausible(file: Path) -> None:
     try:
         status = file.stat()
         if not stat.S_ISREG(status.st_mode):  # a pipe would be waited for, and can be read only once
-            raise ModelError(f"{file} is not a regular file", "save the model as a file first")
+            raise ModelError(f"{file} is not a regular file", _SAVE_IT)
         with file.open("rb") as stream:
             head = stream.read(64)
     except FileNotFoundError:
+        if str(file) == "-":
+            raise ModelError("a model is not read from stdin", _SAVE_IT) from None
         raise ModelError(f"no such file: {file}", "check the path") from None
     except OSError as error:
         raise ModelError(f"cannot read {file}: {error.strerror}", "check the path and its permissions") from None

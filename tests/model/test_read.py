@@ -53,6 +53,10 @@ def test_a_pipe_is_refused_and_not_waited_for(tmp_path: Path) -> None:
     assert "is not a regular file" in message(path)
 
 
+def test_a_model_on_stdin_is_to_be_saved() -> None:
+    assert message(Path("-")) == "a model is not read from stdin; save the model as a file first"
+
+
 @pytest.mark.parametrize(
     ("content", "expected"),
     [
