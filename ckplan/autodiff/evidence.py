@@ -234,7 +234,7 @@ def _judge_literal(value: ir.Value, uses: Set[Use]) -> Verdict:
     tensor, origin = value.const_value, value.metadata_props.get(CONSTANT, IN_NODE)
     if tensor is None or origin not in (IN_NODE, FOLDED) or not tensor.shape.numpy():
         return Verdict(False)
-    in_product = tensor.size >= _MANY and uses == {Use.PRODUCT}
+    in_product = tensor.size >= _MANY and uses == {Use.PRODUCT} and not _is_data(value)
     for_channels = origin == IN_NODE and tensor.size >= _FEW and max(tensor.shape.numpy()) == tensor.size
     if (in_product or (for_channels and _is_of_layers(value))) and _formula(value) is None:
         return Verdict(True, certain=False, why="in a Constant node")
@@ -270,6 +270,19 @@ def _weighs(value: ir.Value) -> bool:
     uses = [(use.node, use.idx) for use in value.uses()]
     return bool(uses) and all(
         (index == 1 and node.op_type in _LAYERS) or (node.op_type in VIEWS and _weighs(node.outputs[0]))
+        for node, index in uses
+    )
+
+
+def _is_data(value: ir.Value) -> bool:
+    """Whether layers multiply a value, or a view of it, by weights, as a table of coordinates."""
+    uses = [(use.node, use.idx) for use in value.uses()]
+    return bool(uses) and all(
+        index == 0
+        and (
+            (node.op_type in _LAYERS and node.inputs[1] is not None and node.inputs[1].is_initializer())
+            or (node.op_type in VIEWS and _is_data(node.outputs[0]))
+        )
         for node, index in uses
     )
 
