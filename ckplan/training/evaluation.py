@@ -86,7 +86,10 @@ class Evaluation:
         shapes = {
             name: (size, *spec.shape[1:]) for name, spec in self._step.inputs.items() if name in own and spec.shape
         }
-        forward = load(self._path, shapes=shapes).model
+        try:
+            forward = load(self._path, shapes=shapes).model
+        except UsageError as error:
+            raise self._other(error.message) from error
         if self._step.lora is not None:
             add_adapters(forward, self._step.lora)
         objective = listed_names(self._step.model.metadata_props, keys.OBJECTIVE)
@@ -95,11 +98,13 @@ class Evaluation:
         weights = [name for name in self._step.weights if name in graph.model.graph.initializers]
         if len(weights) < len(self._step.weights):
             lacking = next(name for name in self._step.weights if name not in weights)
-            raise ModelError(
-                f"{self._path} is not the model that {self._step.path} was made from: it has no weight '{lacking}'",
-                "give that one",
-            )
+            raise self._other(f"it has no weight '{lacking}'")
         return _Session(graph, weights, size)
+
+    def _other(self, reason: str) -> ModelError:
+        """What to say of a model that the step was not made from."""
+        what = f"{self._path} is not the model that {self._step.path} was made from"
+        return ModelError(f"{what}: {reason}", "give that one")
 
 
 class _Session:

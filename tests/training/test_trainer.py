@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx.parser
 import pytest
 
 import ckplan
@@ -152,6 +153,21 @@ def test_options_that_do_not_go_together_are_refused(tmp_path: Path) -> None:
     refused(UsageError, "name an optimizer", gradients, data())
     with pytest.raises(UsageError, match="did you mean `cosine`"):
         ckplan.Trainer(gradients, data(), optimizer="sgd", schedule="cosin")
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("g (float[n, 3, 5] x) => (float[n, 3, 5] y) { y = Relu (x) }", "input 'x' has 3 dimensions"),
+        ("g (float[n, 8] x) => (float[n, 8] y) { y = Relu (x) }", "it has no weight"),
+    ],
+)
+def test_scores_are_those_of_the_model_that_the_step_was_made_from(tmp_path: Path, text: str, reason: str) -> None:
+    _, step = files(tmp_path, optimizer="adam")
+    other = tmp_path / "other.onnx"
+    onnx.save(onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["" : 21]> {text}'), other)
+    said = f"other.onnx is not the model that {step} was made from: {reason}"
+    refused(ModelError, said, step, data(), model=other, eval_data=data())
 
 
 def test_masks_differ_from_step_to_step_and_come_again_after_a_resume(tmp_path: Path) -> None:
