@@ -320,6 +320,20 @@ def test_turned_weights_of_layers_that_begin_as_copies_are_apart_again(
     assert ("onnx::MatMul_19" in loaded(model)[0].graph.initializers) == apart
 
 
+def test_a_parameter_of_which_only_the_name_is_left_is_not_said_to_be_computed() -> None:
+    """As where a tool lists initializers among the inputs, which have no such metadata."""
+    model = exported(
+        "y = Gemm <transB = 1> (x, a.weight)",
+        {"a.weight": normal(0, 4, 4)},
+        {"p_a_weight": ("PARAMETER", "a.weight")},
+        ["aten.linear.default](args = (%x, %p_a_weight), kwargs = {})"],
+    )
+    del model.graph.value_info[:]
+    found, notes = loaded(model)
+    assert found.graph.initializers["a.weight"].metadata_props[STANDS_FOR] == "a.weight"
+    assert "computed" not in notes
+
+
 @pytest.mark.parametrize(("weight", "apart"), [(np.zeros((4, 4), np.float32), True), (normal(0, 4, 4), False)])
 def test_turned_weights_of_zeros_are_those_of_two_adapters(weight: np.ndarray, apart: bool) -> None:
     model = scripted(

@@ -86,7 +86,7 @@ def signature_notes(
     renamed = [
         f"'{value.name}' of '{target}'"
         for value in graph.initializers.values()
-        if (target := value.metadata_props.get(keys.STANDS_FOR))
+        if (target := value.metadata_props.get(keys.STANDS_FOR)) and target != value.name
     ]
     if renamed:
         notes.append(f"{len(renamed)} weight(s) are what torch's exporter computed: {shortened(renamed, 3)}")
