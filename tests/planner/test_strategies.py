@@ -119,7 +119,7 @@ def test_strategies_are_parsed_and_written_back() -> None:
         ("memroy", "did you mean `memory`"),
         ("x", "choose one of none"),
         ("sqrt:count=3", "its options: segments"),
-        ("sqrt:segments", "its options: segments"),
+        ("sqrt:segments", "option `segments` of strategy `sqrt` has no value; write `segments=…`"),
         ("sqrt:segments=many", "does not fit"),
         ("memory:min_bytes=big", "not a size"),
         ("auto:steps=-1", "option `steps` of strategy `auto` is -1; give a number of at least 0"),
