@@ -40,9 +40,9 @@ def check_output(output: Path, force: bool, *sources: Path | None) -> None:
             raise UsageError(f"output {output} is a file that this command reads", "write to another file")
         if not force:
             raise UsageError(f"{output} exists", "pass --force to overwrite it")
-        from ckplan.model.external import data_files
+        from ckplan.model.external import data_files_of
 
-        if any(output.resolve() in data_files(source) for source in read):
+        if any(output.resolve() in data_files_of(source) for source in read):
             raise UsageError(f"output {output} holds weights that this command reads", "write to another file")
     if not os.access(folder, os.W_OK) or (output.exists() and not os.access(output, os.W_OK)):
         raise EnvironmentUnavailableError(f"no permission to write {output}", "write to another directory")

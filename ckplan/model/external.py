@@ -33,10 +33,15 @@ def external_tensors(model: ir.Model) -> Iterator[ir.ExternalTensor]:
     yield from found
 
 
-def data_files(file: Path) -> set[Path]:
+def data_files(model: ir.Model) -> set[Path]:
+    """The data files that a model in memory reads, links resolved."""
+    return {Path(os.path.realpath(tensor.path)) for tensor in external_tensors(model)}
+
+
+def data_files_of(file: Path) -> set[Path]:
     """The data files that the model at a path reads, links resolved; none if it is no model."""
     try:
-        return {Path(os.path.realpath(tensor.path)) for tensor in external_tensors(ir.load(file))}
+        return data_files(ir.load(file))
     except Exception:  # protobuf, onnx-ir and the system each have their own for a damaged file
         return set()
 

@@ -14,7 +14,7 @@ from ckplan.arguments import path_of
 from ckplan.errors import EnvironmentUnavailableError, ModelError, UsageError
 from ckplan.isolation.claims import claim, is_named
 from ckplan.isolation.folders import is_temporary, temporary_folder
-from ckplan.model.external import data_files, external_tensors
+from ckplan.model.external import data_files, data_files_of
 from ckplan.model.weights import Progress, place
 
 
@@ -63,7 +63,7 @@ def save(
             "give the `model` of a step or plan; onnx.save writes an onnx.ModelProto",
         )
     target = _file_to_write(path_of("the file to write", path), force)
-    if str(target) in _paths_read(model):
+    if target in data_files(model):
         raise UsageError(f"{path} holds weights that the model reads", "write to another file")
     stale = _own_data_files(target) if target.exists() else set()
     cleaning = contextlib.ExitStack()
@@ -103,16 +103,11 @@ def save(
     return notes
 
 
-def _paths_read(model: ir.Model) -> set[str]:
-    """The data files that a model in memory reads, links resolved."""
-    return {os.path.realpath(tensor.path) for tensor in external_tensors(model)}
-
-
 def _remove_unread(files: Iterable[Path], model: ir.Model) -> None:
     """Remove data files that neither a model in memory reads nor one beside them names."""
-    in_use = _paths_read(model)
+    in_use = data_files(model)
     for file in files:
-        if str(file) not in in_use and not is_named(file):
+        if file not in in_use and not is_named(file):
             with contextlib.suppress(OSError):
                 file.unlink()
 
@@ -157,7 +152,7 @@ def _own_data_files(target: Path) -> set[Path]:
     named = {
         file for file in target.parent.iterdir() if file.name.startswith(f"{target.name}.") and file.suffix == ".data"
     }
-    return named & data_files(target) if named else set()
+    return named & data_files_of(target) if named else set()
 
 
 def _sync(file: Path) -> None:
