@@ -63,8 +63,8 @@ def gather(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
         assert known is not None
         source, perm = before_transpose(g)
         by_column = perm == (*range(1, len(perm)), 0)
-        diagonals = rows_of_diagonals(known)  # as a table of distances is read
-        if by_column and diagonals is not None:
+        diagonals = rows_of_diagonals(known) if by_column else None  # as a table of distances is read
+        if diagonals is not None:
             sums = diagonal_sums(op, op.reshape(source, (shape[1], *known.shape[-2:])))
             return [scatter_columns(op, op.constant(diagonals), sums, shape[0])]
         if by_column and is_narrow(shape, picked[0]):
