@@ -114,9 +114,11 @@ PREDICTED_ACTIVATIONS = PREFIX + "predicted_peak_activations"
 PREDICTED_TOTAL = PREFIX + "predicted_peak_total"
 """Bytes of everything at the peak that the file promises."""
 
-# -- for made-up inputs ------------------------------------------------------------------------------------------------
+# -- of inputs ---------------------------------------------------------------------------------------------------------
 
 CLASSES = PREFIX + "classes"
 """Of an input: the number of classes that its labels stand for."""
+IGNORED_LABEL = PREFIX + "ignored_label"
+"""Of an input with `CLASSES` whose every element a loss reads: the label that does not count, empty if all count."""
 LABELS = PREFIX + "labels"
 """Of a model: a JSON object of label inputs and their numbers of classes."""

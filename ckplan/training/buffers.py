@@ -10,7 +10,8 @@ import numpy as np
 from ckplan.errors import ModelError
 from ckplan.isolation.arrays import is_exotic
 from ckplan.operators.sessions import clean
-from ckplan.training.stepfile import Array
+from ckplan.training.data import Data, beyond
+from ckplan.training.stepfile import Array, Spec
 
 
 def ort_value(array: Array) -> Any:
@@ -70,13 +71,17 @@ def bind(session: Any, inputs: Mapping[str, Any], outputs: Mapping[str, Any]) ->
     return binding
 
 
-def run_bound(session: Any, binding: Any, what: str) -> None:
+def run_bound(
+    session: Any, binding: Any, what: str, batch: Data | None = None, inputs: Mapping[str, Spec] | None = None
+) -> None:
     """Run a session on what is bound to it.
 
     Args:
         session: an onnxruntime session.
         binding: see `bind`.
         what: what is run, in words.
+        batch: the data that are bound, to look at if a kernel refuses them.
+        inputs: what takes them.
 
     Raises:
         ModelError: a kernel refuses what it is given, or memory is short.
@@ -85,7 +90,10 @@ def run_bound(session: Any, binding: Any, what: str) -> None:
         session.run_with_iobinding(binding)
     except Exception as error:  # onnxruntime's exceptions have no base class of their own
         reason = clean(str(error))[:300]
-        raise ModelError(f"onnxruntime fails in {what} ({reason})", "check the data; or use a smaller batch") from error
+        cause = beyond(batch or {}, inputs or {})
+        raise ModelError(
+            f"onnxruntime fails in {what} ({reason})", cause or "check the data; or use a smaller batch"
+        ) from error
 
 
 def all_finite(arrays: Iterable[Array]) -> bool:

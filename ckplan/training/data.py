@@ -121,7 +121,40 @@ def _fit(name: str, array: Array, spec: Spec, where: str) -> Array:
     if array.dtype.kind not in "iub" and not (finite := np.isfinite(array)).all():
         first = int(np.argmin(finite.reshape(len(array), -1).all(axis=1)))
         raise UsageError(f"`{name}` in {where} holds NaN or infinity, first in sample {first}", "clean the data")
+    if spec.is_label and spec.below is not None:
+        _check_labels(name, array, spec.below[0], spec.ignored, where)
     return array
+
+
+def _check_labels(name: str, labels: Array, classes: int, ignored: int | None, where: str) -> None:
+    """Refuse labels that stand for no class: onnxruntime would count negative ones from the last class back."""
+    wrong = (labels < 0) | (labels >= classes)
+    if ignored is not None:
+        wrong &= labels != ignored
+    if wrong.any():
+        first = tuple(np.argwhere(wrong)[0])
+        others = (
+            "; to leave samples out, the model has to hold a loss with an ignore_index"
+            if ignored is None
+            else f", or {ignored} for what is not to count"
+        )
+        raise UsageError(
+            f"`{name}` in {where} holds {labels[first]}, first in sample {first[0]}, and the loss has {classes} classes",
+            f"give numbers from 0 to {classes - 1}{others}",
+        )
+
+
+def beyond(data: Data, inputs: Mapping[str, Spec]) -> str:
+    """What a kernel may have refused: an integer that is too large for what its input chooses from; empty if none is.
+
+    Args:
+        data: arrays by name.
+        inputs: what they are fed to.
+    """
+    for name, spec in inputs.items():
+        if spec.below is not None and name in data and data[name].size and (largest := data[name].max()) >= spec.below[0]:
+            return f"`{name}` holds {largest}, where only numbers below {spec.below[0]} fit ({spec.below[1]})"
+    return ""
 
 
 def batches(data: Data, chosen: Array, size: int) -> Iterator[dict[str, Array]]:

@@ -25,7 +25,7 @@ from ckplan.model.read import read
 from ckplan.training.buffers import bind, ort_value, run_bound
 from ckplan.training.data import Data, batches, fitted
 from ckplan.training.export import separate_statistics
-from ckplan.training.stepfile import Array, StepFile, session_of
+from ckplan.training.stepfile import Array, Spec, StepFile, session_of
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class Evaluation:
         counts: list[int] = []
         for start, end, session in self._parts:
             for batch in batches(self._data, np.arange(start, end), session.size):
-                loss, right = session.run(batch, values)
+                loss, right = session.run(batch, values, self._step.inputs)
                 losses.append(loss)
                 rights.append(right)
                 counts.append(session.size)
@@ -120,13 +120,13 @@ class _Session:
         self._inputs = {str(value.name) for value in graph.inputs}
         self._session: Any = session_of(ir.to_proto(found.model).SerializeToString(), folder)
 
-    def run(self, batch: Data, values: Mapping[str, Array]) -> tuple[float, float]:
+    def run(self, batch: Data, values: Mapping[str, Array], inputs: Mapping[str, Spec]) -> tuple[float, float]:
         """Loss and accuracy of a batch; the accuracy is NaN where there is none."""
         fed = {name: np.asarray(array, order="C") for name, array in batch.items() if name in self._inputs}
         held = {**fed, **{name: values[name] for name in self._weights}}
         binding = bind(self._session, {name: ort_value(array) for name, array in held.items()}, {})
         for name in self._outputs:
             binding.bind_output(name)
-        run_bound(self._session, binding, "an evaluation")
+        run_bound(self._session, binding, "an evaluation", batch, inputs)
         loss, *accuracy = (float(value.numpy()) for value in binding.get_outputs())
         return loss, accuracy[0] if accuracy else float("nan")

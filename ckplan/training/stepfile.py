@@ -18,9 +18,10 @@ from ckplan.arguments import path_of
 from ckplan.autodiff.lora import Lora
 from ckplan.errors import ModelError
 from ckplan.meter.facts import initial_states
+from ckplan.meter.ranges import upper_bound
 from ckplan.model.external import in_one_folder
 from ckplan.model.infer import static_shape
-from ckplan.model.metadata import listed_names
+from ckplan.model.metadata import finite, listed_names
 from ckplan.model.read import read
 from ckplan.operators.sessions import clean, open_session
 
@@ -33,10 +34,21 @@ _WRITE_ONE = "write one with `ckplan rewrite MODEL -o STEP --optimizer adam`"
 
 @dataclass(frozen=True)
 class Spec:
-    """The shape and type of an input."""
+    """What an input takes.
+
+    Attributes:
+        shape: the sizes of its axes.
+        dtype: the type of its elements.
+        below: of an input of integers: the number that they have to stay below, and what says so, if anything does.
+        is_label: whether all of them are labels of a loss, which have to lie between 0 and ``below``.
+        ignored: the label that does not count, if there is one.
+    """
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
+    below: tuple[int, str] | None = None
+    is_label: bool = False
+    ignored: int | None = None
 
     def __str__(self) -> str:
         return f"{self.dtype}{list(self.shape)}"
@@ -186,7 +198,7 @@ def read_step(path: str | os.PathLike[str]) -> StepFile:
     if scale not in fed:
         scale = ""
     held = model.graph.initializers.keys() | updates.keys() | {rate, scale}
-    batch = {name: _spec(value, file) for name, value in fed.items() if name not in held}
+    batch = {name: _spec(value, file, model) for name, value in fed.items() if name not in held}
     draws = any("seed" in node.attributes for node in model.graph.all_nodes())
     return StepFile(file, model, batch, loss, updates, parameters, gradients, rate, scale, draws)
 
@@ -213,8 +225,13 @@ def _copy(value: ir.Value) -> ir.Value:
     return ir.Value(name=value.name, type=value.type, shape=shape)
 
 
-def _spec(value: ir.Value, file: Path) -> Spec:
+def _spec(value: ir.Value, file: Path, model: ir.Model | None = None) -> Spec:
     shape = static_shape(value)
     if shape is None or value.dtype is None:
         raise ModelError(f"input '{value.name}' of {file} has no fixed shape", _WRITE_ONE)
-    return Spec(shape, np.dtype(value.dtype.numpy()))
+    dtype = np.dtype(value.dtype.numpy())
+    if model is None or dtype.kind not in "iu" or not value.uses():
+        return Spec(shape, dtype)
+    below, ignored = upper_bound(model, value), value.metadata_props.get(keys.IGNORED_LABEL)
+    number = finite(ignored)
+    return Spec(shape, dtype, below, below is not None and ignored is not None, None if number is None else int(number))

@@ -80,6 +80,9 @@ class Stepper(ABC):
             array[...] = batch[name]
         self._scale[...] = scale
 
+    def _run_file(self, session: Any, binding: Any, batch: Batch) -> None:
+        run_bound(session, binding, f"a step of {self.step.path}", batch, self.step.inputs)
+
 
 class WholeStep(Stepper):
     """The update of a file with an optimizer, in place where the file is made for it.
@@ -109,7 +112,7 @@ class WholeStep(Stepper):
         (batch,) = batches
         self._feed(batch, scale)
         self._rate[...] = rate
-        run_bound(self._session, self._bindings[self._buffers.current], f"a step of {self.step.path}")
+        self._run_file(self._session, self._bindings[self._buffers.current], batch)
         return float(self._loss)
 
     def accept(self) -> None:
@@ -183,7 +186,7 @@ class AccumulatedStep(Stepper):
             read, written = self._statistics.sets[now], self._statistics.sets[1 - now]
             made = {**self._made, **{self.step.updates[name]: value for name, value in written.items()}}
             binding = bind(self._gradient_session, {**self._fed, **parameters, **read}, made)
-            run_bound(self._gradient_session, binding, f"a step of {self.step.path}")
+            self._run_file(self._gradient_session, binding, batch)
             self._statistics.swap()
             losses.append(float(self._loss))
             for name, array in self._gradients.items():

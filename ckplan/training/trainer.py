@@ -26,7 +26,6 @@ from ckplan.training.stepfile import Array, read_step
 from ckplan.training.stepping import stepper
 
 _DEFAULT_RATE = 0.001
-_DIVERGED = "lower the learning rate, or clip gradients with --clip-norm"
 
 
 @dataclass(frozen=True)
@@ -135,6 +134,8 @@ class Trainer:
         self._every = every
         if patience is not None and eval_data is None:
             raise UsageError("`--patience` needs data to judge by", "give --eval-data")
+        if model is not None and eval_data is None:
+            raise UsageError("`--model` is scored on data of its own", "give --eval-data, or leave it out")
         self._patience = patience
         self._evaluation = None
         if eval_data is not None:
@@ -273,7 +274,8 @@ class Trainer:
         last = None if self._folder is None else checkpoint.latest(self._folder)
         kept = "" if last is None else f"; the last checkpoint is {last}"
         where = f"in step {self.state.step + 1}, epoch {self.state.epoch + 1}"
-        return CheckFailedError(f"{what} {where}{kept}", _DIVERGED)
+        clip = "write the step with --clip-norm" if self.step.learning_rate else "clip gradients with --clip-norm"
+        return CheckFailedError(f"{what} {where}{kept}", f"lower the learning rate, or {clip}")
 
     def _score(self) -> Score | None:
         """Score the model, and note whether it is the best so far."""

@@ -71,7 +71,7 @@ def test_it_ends_when_the_loss_on_other_data_no_longer_falls(tmp_path: Path) -> 
 def test_a_loss_that_is_no_number_ends_it_with_the_values_before(tmp_path: Path) -> None:
     _, step = files(tmp_path, optimizer="sgd")
     trainer = ckplan.Trainer(step, data(), learning_rate=3e38, checkpoints=tmp_path / "run")
-    with pytest.raises(CheckFailedError, match="lower the learning rate") as error:
+    with pytest.raises(CheckFailedError, match="lower the learning rate, or write the step with --clip-norm") as error:
         trainer.train(5)
     assert "\n" not in str(error.value)
     assert error.value.exit_code == 1
@@ -118,6 +118,14 @@ WRONG = {
     "lengths": ({"x": np.zeros((9, 6), np.float32), "labels": np.zeros(8, np.int64)}, "different numbers"),
     "type": ({"x": np.zeros((9, 6), np.float32), "labels": np.zeros(9)}, "labels` in the data is float64"),
     "nan": ({"x": np.full((9, 6), np.nan, np.float32), "labels": np.zeros(9, np.int64)}, "first in sample 0"),
+    "negative": (
+        {"x": np.zeros((9, 6), np.float32), "labels": np.asarray([0, 1, 3, -1, 0, 0, 0, 0, 9])},
+        "`labels` in the data holds -1, first in sample 3, and the loss has 4 classes; give numbers from 0 to 3; to",
+    ),
+    "no class": (
+        {"x": np.zeros((9, 6), np.float32), "labels": np.full(9, 4)},
+        "`labels` in the data holds 4, first in sample 0, and the loss has 4 classes",
+    ),
     "few": ({"x": np.zeros((7, 6), np.float32), "labels": np.zeros(7, np.int64)}, "7 sample"),
 }
 
@@ -127,6 +135,48 @@ def test_data_that_do_not_fit_are_refused_in_one_line(name: str, tmp_path: Path)
     given, said = WRONG[name]
     _, step = files(tmp_path, optimizer="sgd")
     refused(UsageError, said, step, given)
+
+
+READER = """<ir_version: 10, opset_import: ["" : 21]> g (int64[4, 3] tokens, int64[4, LENGTH] labels) => (float[] loss)
+    <float[9, 9] table = {HALVES}> {
+        rows = Gather(table, tokens) h = Tanh(rows) scores = Transpose<perm = [0, 2, 1]>(h)
+        one = Constant<value_ints = [1]>() last = Constant<value_ints = [9]>() later = Slice(labels, one, last, one)
+        loss = SoftmaxCrossEntropyLoss<ignore_index = -100>(scores, READ)
+    }"""
+
+
+def reader(folder: Path, read: str) -> Path:
+    """A step of a reader of texts, whose loss reads all ``labels``, or only the ``later`` ones."""
+    text = READER.replace("HALVES", ", ".join(["0.5"] * 81)).replace("READ", read)
+    file = folder / "reader.onnx"
+    model = onnx.parser.parse_model(text.replace("LENGTH", "4" if read == "later" else "3"))
+    ckplan.save(ckplan.open_model(model, optimizer="sgd").model, file)
+    return file
+
+
+def test_the_label_that_a_loss_ignores_is_none_too_many(tmp_path: Path) -> None:
+    step = reader(tmp_path, "labels")
+    given = {"tokens": np.ones((4, 3), np.int64), "labels": np.full((4, 3), 2)}
+    given["labels"][1, 2] = -100
+    ckplan.Trainer(step, given).train(1)
+    given["labels"][1, 2] = -1
+    refused(UsageError, "holds -1, first in sample 1, and the loss has 9 classes; give numbers from 0 to 8, or -100",
+            step, given)  # fmt: skip
+
+
+def test_a_label_that_no_loss_reads_may_be_any(tmp_path: Path) -> None:
+    step = reader(tmp_path, "later")
+    given = {"tokens": np.ones((4, 3), np.int64), "labels": np.full((4, 4), 2)}
+    given["labels"][:, 0] = 77
+    ckplan.Trainer(step, given).train(1)
+
+
+@pytest.mark.parametrize(("name", "reason"), [("tokens", "Gather '.*'"), ("labels", "declared classes")])
+def test_a_step_that_fails_names_the_number_that_is_too_large(tmp_path: Path, name: str, reason: str) -> None:
+    given = {"tokens": np.ones((4, 3), np.int64), "labels": np.full((4, 4), 2)}
+    given[name][2, 2] = 60
+    with pytest.raises(ModelError, match=rf"; `{name}` holds 60, where only numbers below 9 fit \({reason}\)$"):
+        ckplan.Trainer(reader(tmp_path, "later"), given).train(1)
 
 
 def refused(kind: type[CkplanError], said: str, step: Path, given: Any, **options: Any) -> None:
@@ -143,6 +193,7 @@ def test_options_that_do_not_go_together_are_refused(tmp_path: Path) -> None:
     refused(UsageError, "is not a multiple of", step, data(), batch=BATCH + 1)
     refused(UsageError, "--model", step, data(), eval_data=data())
     refused(UsageError, "--eval-data", step, data(), patience=2)
+    refused(UsageError, "`--model` is scored on data of its own", step, data(), model=model)
     refused(UsageError, "learning rate", step, data(), learning_rate=float("nan"))
     refused(UsageError, "the seed is -1", step, data(), seed=-1)
     refused(UsageError, "`--every` is 0", step, data(), every=0)

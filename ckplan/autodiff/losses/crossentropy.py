@@ -20,7 +20,7 @@ from ckplan.autodiff.builder import Builder
 from ckplan.autodiff.composites import outline
 from ckplan.autodiff.reading import attr_int, attr_ints, attr_str, dtype_of, required_input, shape_of
 from ckplan.autodiff.sums import total
-from ckplan.keys import CLASSES
+from ckplan.keys import CLASSES, IGNORED_LABEL
 from ckplan.model.constants import mark_constant
 from ckplan.model.node_reads import input_of
 from ckplan.model.traits import LOSS_OPERATORS
@@ -28,6 +28,8 @@ from ckplan.operators.matching import is_op
 
 _MOVES = ("Cast", "Flatten", "Identity", "Pad", "Reshape", "Slice", "Squeeze", "Transpose", "Unsqueeze")
 """What may stand between an input and the labels of a loss."""
+_PARTS = ("Pad", "Slice")
+"""Those of them that may leave elements out."""
 
 
 @dataclass(frozen=True)
@@ -83,14 +85,25 @@ def prepare_labels(
     return Labels(indices, weights, axis, reduction)
 
 
-def declare_classes(labels: ir.Value, count: int) -> None:
-    """Say of the input that labels come from how many classes there are, for those who make inputs up."""
+def declare_classes(labels: ir.Value, count: int, ignored: int | None = None) -> None:
+    """Say of the input that labels come from which there are, for those who make inputs up or check them.
+
+    Args:
+        labels: what the loss reads.
+        count: the number of classes.
+        ignored: label of samples that do not count.
+    """
+    is_whole = True
     while (maker := labels.producer()) is not None:
         if not is_op(maker, _MOVES) or maker.inputs[0] is None:
             return
+        is_whole = is_whole and not is_op(maker, _PARTS)
         labels = maker.inputs[0]
-    if labels.is_graph_input() and not labels.is_initializer():
-        labels.metadata_props.setdefault(CLASSES, str(count))
+    if not labels.is_graph_input() or labels.is_initializer():
+        return
+    about = labels.metadata_props
+    if about.setdefault(CLASSES, str(count)) == str(count) and is_whole:
+        about.setdefault(IGNORED_LABEL, "" if ignored is None else str(ignored))
 
 
 def reduce_losses(op: Builder, losses: ir.Value, labels: Labels, name_shape: Sequence[int]) -> ir.Value:
@@ -171,9 +184,9 @@ def lower_losses(op: Builder) -> None:
             continue
         with op.scope(str(node.name), "forward", before=node):
             scores, target = required_input(node, 0), required_input(node, 1)
-            declare_classes(target, shape_of(scores)[1])
-            axis = 1
             ignore = attr_int(node, "ignore_index", 0) if "ignore_index" in node.attributes else None
+            declare_classes(target, shape_of(scores)[1], ignore)
+            axis = 1
             logarithms = node.outputs[1] if len(node.outputs) > 1 else None
             if logarithms is not None and (logarithms.uses() or logarithms.is_graph_output()):
                 scores = op.LogSoftmax(scores, axis=1)
