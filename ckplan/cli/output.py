@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ckplan.cli.streams import notes, stage
+from ckplan.cli.streams import details, notes, settings, stage
 from ckplan.errors import EnvironmentUnavailableError, UsageError
 
 if TYPE_CHECKING:
@@ -66,8 +66,11 @@ def written(model: ir.Model, output: Path, *, force: bool, copy_weights: bool) -
     with stage(f"writing {output.name}") as tell:
 
         def progress(done: int, of: int) -> None:
-            bar = "━" * (20 * done // of)
-            tell(f"copying weights {bar:─<20} {format_bytes(done)} of {format_bytes(of)}")
+            if not settings().verbose:
+                bar = "━" * (20 * done // of)
+                tell(f"copying weights {bar:─<20} {format_bytes(done)} of {format_bytes(of)}")
+            elif done == of:
+                details([f"copied {format_bytes(of)} of weights"])
 
         said = list(save(model, output, force=force, copy_weights=copy_weights, progress=progress))
     notes(said)

@@ -27,7 +27,7 @@ from ckplan.cli.options import (
 from ckplan.cli.output import check_output, written
 from ckplan.cli.proof import check, check_inputs, prove
 from ckplan.cli.step import opened
-from ckplan.cli.streams import show, show_json, stage
+from ckplan.cli.streams import answer, show, show_json, stage
 
 if TYPE_CHECKING:
     from ckplan.pipeline import Goal, StepOptions
@@ -83,6 +83,10 @@ def command(
     notes += written(made.model, output, force=force, copy_weights=copy_weights)
     with stage("summing up the plan"):
         kept = chosen(made.step, made.plan, made.budget)
+    if not as_json:  # the plan can be read while the files run
+        from ckplan.report.documents import plans
+
+        show(plans.rewritten(output, made.plan, made.before, made.after, kept, made.step.whole is not None))
     found = prove(step, model.stem, output, device=device, inputs=inputs, seed=seed) if with_proof else None
     if page is not None:
         plan_page(page, force, made, plan=kept, notes=notes, verification=found)
@@ -90,11 +94,10 @@ def command(
         from ckplan.report import json
 
         show_json(json.rewritten(made, output, notes, found, kept))
-    else:
-        from ckplan.report.document import joined
-        from ckplan.report.documents import plans, verifications
+    elif found is not None:
+        from ckplan.report.documents import verifications
 
-        parts = [plans.rewritten(output, made.plan, made.before, made.after, kept, made.step.whole is not None)]
-        show(joined(*parts, *([] if found is None else [verifications.verification(found)])))
+        answer("")
+        show(verifications.verification(found))
     if found is not None:
         check(found)

@@ -139,7 +139,8 @@ def _check_labels(name: str, labels: Array, classes: int, ignored: int | None, w
             else f", or {ignored} for what is not to count"
         )
         raise UsageError(
-            f"`{name}` in {where} holds {labels[first]}, first in sample {first[0]}, and the loss has {classes} classes",
+            f"`{name}` in {where} holds {labels[first]}, first in sample {first[0]}, "
+            f"and the loss has {classes} classes",
             f"give numbers from 0 to {classes - 1}{others}",
         )
 
@@ -151,9 +152,10 @@ def beyond(data: Data, inputs: Mapping[str, Spec]) -> str:
         data: arrays by name.
         inputs: what they are fed to.
     """
-    for name, spec in inputs.items():
-        if spec.below is not None and name in data and data[name].size and (largest := data[name].max()) >= spec.below[0]:
-            return f"`{name}` holds {largest}, where only numbers below {spec.below[0]} fit ({spec.below[1]})"
+    for name, array in data.items():
+        below = inputs[name].below
+        if below is not None and array.size and (largest := array.max()) >= below[0]:
+            return f"`{name}` holds {largest}, where only numbers below {below[0]} fit ({below[1]})"
     return ""
 
 

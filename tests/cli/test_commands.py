@@ -77,6 +77,16 @@ def test_rewrite_with_proof(model: Path, tmp_path: Path) -> None:
     assert "note: ran on cpu" in result.stderr
 
 
+def test_the_plan_is_shown_before_the_proof(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("ckplan.cli.rewrite.prove", interrupted)
+    result = run("rewrite", model, "-o", tmp_path / "out.onnx", "--verify", "--dim", "batch=64")
+    assert result.exit_code == 130
+    assert "out.onnx: predicted activations" in result.stdout
+
+
 @pytest.mark.parametrize(("command", "name"), [("rewrite", "out.onnx"), ("report", "out.html")])
 def test_inputs_of_a_proof_are_checked_before_anything_is_written(
     command: str, name: str, model: Path, tmp_path: Path

@@ -62,6 +62,13 @@ def test_weights_are_copied_when_asked_for(tmp_path: Path) -> None:
     assert (tmp_path / "own.onnx.data").is_file()
 
 
+def test_reasons_tell_of_copied_weights_once(tmp_path: Path) -> None:
+    model = write_external(tmp_path)
+    said = invoke(["rewrite", "MODEL", "-o", "OUT/own.onnx", "--copy-weights", "--verbose"], model).stderr
+    (line,) = (line for line in said.splitlines() if "of weights" in line and line.startswith("detail"))
+    assert line.startswith("detail: copied ")
+
+
 @pytest.mark.parametrize("command", ["analyze", "measure", "grad"])
 def test_a_missing_data_file_is_one_line(command: str, tmp_path: Path) -> None:
     model = write_external(tmp_path)

@@ -94,7 +94,9 @@ def reasons(once: Mapping[str, Sequence[str]], problem: Problem, plan: Plan, tig
     forward = [problem.ops[index] for index in problem.forward]
     returned = sum(problem.tensors[t].kind is Kind.OUTPUT for op in forward for t in op.outputs)
     if returned:
-        lines.append(f"{counted(returned, 'tensor')} of the forward pass cannot be recomputed, as the caller gets them")
+        lines.append(
+            f"{counted(returned, 'tensor')} of the forward pass cannot be recomputed: the caller gets what was computed"
+        )
     again = sum(runs > 1 for runs in Counter(plan.schedule).values())
     lines.append(f"of {counted(len(forward), 'forward node')}, {again:,} run again, {plan.recomputed:,} times in all")
     steps, peak = plan.predicted.steps, plan.predicted.peak_step
