@@ -113,9 +113,8 @@ def _tensors(node: ir.Node, threads: int) -> list[int]:
 def _copies(node: ir.Node) -> int:
     """How many tensors of the size of its output a kernel works in."""
     if node.op_type in ("Softmax", "LogSoftmax"):
-        rank = len(node.outputs[0].shape or ())
-        axis = node.attributes["axis"].as_int() if "axis" in node.attributes else -1
-        return 0 if axis in (-1, rank - 1) else 2  # transposed, in and out
+        dims = dimensions_of(node.outputs[0]) or ()
+        return 0 if node.attributes.get_int("axis", -1) in (-1, len(dims) - 1) else 2  # transposed, in and out
     if node.op_type in ("BiasGelu", "FastGelu"):
         return 1 if len(node.inputs) > 1 else 0
     # An Einsum whose operands are of unknown size copies its output at least.

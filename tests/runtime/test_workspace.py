@@ -11,6 +11,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from ckplan.runtime.cpu import CPU
+from ckplan.runtime.sizes import hide_dimensions
 from ckplan.runtime.workspace import workspace_of
 from tests.writer.runtime import profile
 
@@ -122,6 +123,17 @@ def test_attention_as_one_node(inputs: str, causal: int, expected: int) -> None:
     assert workspace_of(node, 1) == 4 * expected
     # As above.
     assert 4 * expected <= int(event["mem_in_use_peak"]) - int(event["mem_bytes_in_use"]) <= 8 * expected
+
+
+@pytest.mark.parametrize(("axis", "copies"), [(-1, 0), (1, 2), (3, 0)])
+def test_a_softmax_whose_shape_onnxruntime_is_not_shown(axis: int, copies: int) -> None:
+    """Shapes are hidden, for it would give a dead buffer to what is of the same; the last axis is still the last."""
+    floats = ir.TensorType(ir.DataType.FLOAT)
+    read, made = (ir.Value(name=name, type=floats) for name in "xy")
+    for value in (read, made):
+        hide_dimensions(value, SHAPE)
+    node = ir.Node("", "Softmax", [read], [ir.AttrInt64("axis", axis)], outputs=[made])
+    assert workspace_of(node, CPU.threads) == copies * SIZE
 
 
 def test_a_convolution_that_makes_nothing_takes_nothing() -> None:
