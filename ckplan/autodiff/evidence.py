@@ -202,10 +202,11 @@ def _is_numbered(value: ir.Value) -> bool:
 def may_be_merged(value: ir.Value, uses: Set[Use]) -> bool:
     """Whether several layers read a scale or shift that nothing has trained yet, of which no exporter says it is one.
 
-    Tools that simplify a file hold equal tensors once.
+    Tools that simplify a file hold equal tensors once. That of an InstanceNormalization is read element by element.
     """
     told = {KIND, STANDS_FOR} & value.metadata_props.keys()
-    if told or Use.AFFINE not in uses or not is_vector(value) or len(set(value.consumers())) == 1:
+    is_read_so = not uses.isdisjoint({Use.AFFINE, Use.ELEMENTWISE})
+    if told or not is_read_so or not is_vector(value) or len(set(value.consumers())) == 1:
         return False
     return str(_formula(value)).startswith("all ")
 

@@ -410,3 +410,16 @@ def test_what_a_tool_may_have_merged_is_noted(array: np.ndarray, second: str, is
         arrays["c"] = values(16, seed=3)
     notes = " ".join(build_training_graph(parse(text, **arrays)).notes)
     assert ("1 parameter(s) of equal numbers are read by several layers ('b' of 2)" in notes) == is_noted
+
+
+@pytest.mark.parametrize(("scale", "is_noted"), [(np.ones(6), True), (values(6), False)], ids=["equal", "trained"])
+def test_scales_of_normalisations_of_each_image_that_may_have_been_merged_are_noted(
+    scale: np.ndarray, is_noted: bool
+) -> None:
+    text = """g (double[2,6,5] x) => (double loss) {
+        s = InstanceNormalization(x, "a.weight", c) t = Tanh(s)
+        y = InstanceNormalization(t, "a.weight", d) z = Tanh(y) loss = ReduceSum <keepdims = 0> (z)
+    }"""
+    arrays = {"a.weight": scale, "c": values(6, seed=1), "d": values(6, seed=2)}
+    notes = " ".join(build_training_graph(parse(text, **arrays)).notes)
+    assert ("1 parameter(s) of equal numbers are read by several layers ('a.weight' of 2)" in notes) == is_noted

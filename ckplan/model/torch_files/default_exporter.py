@@ -10,6 +10,8 @@ and
   not share;
 - drops biases of zeros (see `ckplan.model.torch_files.dropped_biases`).
 
+Constants are merged with parameters as well (see `ckplan.model.torch_files.merged_constants`).
+
 And of a module in training mode it writes BatchNormalization in its inference form.
 
 Each node still says which line of the program it was made of, and that line names its operands. So merged tensors are
@@ -54,6 +56,7 @@ from ckplan.model.torch_files.exporter_metadata import (
     root_name,
 )
 from ckplan.model.torch_files.exporter_notes import doubtful_notes, signature_notes
+from ckplan.model.torch_files.merged_constants import separate_constants
 from ckplan.model.torch_files.merged_nodes import separate_nodes
 from ckplan.model.torch_files.merged_siblings import separate_siblings
 
@@ -105,7 +108,8 @@ def read_signature(model: ir.Model) -> tuple[str, ...]:
         return ()
     present = {operand_of(value): value for value in graph.initializers.values()}
     restored = restore_biases(graph, operands, present)
-    separated = _separate_computed(graph, operands) + _separate_merged(graph, operands, present)
+    separated = separate_constants(graph) + _separate_computed(graph, operands)
+    separated += _separate_merged(graph, operands, present)
     _join_copies(graph)
     parameters = parameters_of(graph)
     _mark_computed(graph, parameters, buffers_of(graph))
@@ -369,7 +373,7 @@ def _matches(graph: ir.Graph, operands: Mapping[str, Operand]) -> list[tuple[str
                 continue
             if name in named:
                 named.remove(name)
-            elif not _is_of_several(place, line) and not _is_named(place, line, operands):
+            elif not _is_of_several(place) and not _is_named(place, line, operands):
                 strange.append(place)
         for shifts in (False, True):
             names = [name for name in named if ("bias" in operands[name].target.rpartition(".")[2]) == shifts]
@@ -388,14 +392,11 @@ def _is_named(place: _Place, line: str, operands: Collection[str]) -> bool:
     return root_name(str(place.value.name)) in computed
 
 
-def _is_of_several(place: _Place, line: str) -> bool:
-    """Whether what a node reads stands for no parameter: for several, or for none.
-
-    A group norm is written as a normalisation by ones and zeros, and its scale and shift behind that.
-    """
+def _is_of_several(place: _Place) -> bool:
+    """Whether what a node reads stands for no parameter: for several, or for none."""
     if place.node.op_type in _RECURRENT:
         return place.index == _BIASES or place.is_state
-    return place.node.op_type == "InstanceNormalization" and "group_norm" in line
+    return place.value.metadata_props.get(keys.STANDS_FOR) == ""
 
 
 def _places(nodes: list[ir.Node]) -> list[_Place]:

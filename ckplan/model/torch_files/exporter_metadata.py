@@ -60,6 +60,12 @@ def made_by(node: ir.Node) -> str:
     return found[1] if found else ""
 
 
+def known_names(graph: ir.Graph) -> set[str]:
+    """What lines of the program may name and the file has: inputs, operands, and what nodes and lines make."""
+    known = {str(value.name) for value in graph.inputs} | set(graph.initializers) | set(operands_in(graph))
+    return known | {name for node in graph for name in (made_by(node), *(str(value.name) for value in node.outputs))}
+
+
 def module_of(path: str) -> str:
     """The path of the module that a parameter or buffer belongs to, or another module; of the outermost, empty."""
     return path.rpartition(".")[0]

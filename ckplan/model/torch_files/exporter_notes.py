@@ -41,7 +41,7 @@ def doubtful_notes(graph: ir.Graph) -> list[str]:
     found = {}
     for value in graph.initializers.values():
         properties = value.metadata_props
-        if operand_of(value) or KIND in properties or properties.get(keys.STANDS_FOR) or folded_from(value):
+        if operand_of(value) or KIND in properties or keys.STANDS_FOR in properties or folded_from(value):
             continue
         if value.dtype is None or not value.dtype.is_floating_point():
             continue

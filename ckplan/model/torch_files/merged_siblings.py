@@ -21,11 +21,11 @@ import onnx_ir as ir
 from ckplan.model.torch_files.exporter_metadata import (
     LINE,
     folded_from,
+    known_names,
     made_by,
     module_around,
     module_of,
     modules_around,
-    operands_in,
     operands_of,
     root_name,
 )
@@ -88,8 +88,7 @@ def separate_siblings(graph: ir.Graph, listed: Sequence[str], lost: Collection[s
 
 def _missing_names(graph: ir.Graph) -> dict[ir.Value, dict[str, _Places]]:
     """Values that are read under names that the file has not: each name, in the order of the program, with where."""
-    known = {str(value.name) for value in graph.inputs} | set(graph.initializers) | set(operands_in(graph))
-    known |= {name for node in graph for name in (made_by(node), *(str(value.name) for value in node.outputs))}
+    known = known_names(graph)
     found: dict[ir.Value, dict[str, _Places]] = defaultdict(lambda: defaultdict(list))
     for reader in graph:
         line = reader.metadata_props.get(LINE, "")

@@ -1,0 +1,102 @@
+"""Ones and zeros of a program that torch's default exporter merged with parameters of as many ones or zeros.
+
+What a program makes of nothing (``torch.ones(8)``) is a constant. And ONNX's normalisations want a scale: where the
+module has none (``elementwise_affine=False``, ``affine=False``), and in the node by which a group norm is written in
+older operator sets, the exporter puts ones and zeros. Of a module that nothing has trained its optimiser keeps one
+tensor for these and for a scale or a bias, which would get the gradients of both.
+
+The line of the reader tells: it names ``ones``, which the file has not, or it gives a normalisation no scale.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Set
+
+import onnx_ir as ir
+
+from ckplan.keys import STANDS_FOR
+from ckplan.model.constants import copy_initializer
+from ckplan.model.torch_files.exporter_metadata import (
+    KIND,
+    LINE,
+    is_constant_name,
+    known_names,
+    operand_of,
+    operands_of,
+)
+from ckplan.operators.matching import is_op
+
+_NORMALISATIONS = (
+    "BatchNormalization",
+    "GroupNormalization",
+    "InstanceNormalization",
+    "LayerNormalization",
+    "RMSNormalization",
+)
+_SCALE_AND_SHIFT = (1, 2)
+"""Where they read these."""
+_GIVEN = re.compile(r"args = \(%\w+, (.*)\), kwargs = \{\}")
+"""What a line gives a normalisation beside what is normalised."""
+_LIST = re.compile(r"\[[^]]*\]")
+_TENSOR = re.compile(r"(?<![^ ])(?:%\w+|None)(?![^,])")
+
+
+def separate_constants(graph: ir.Graph) -> int:
+    """Give readers of such constants tensors of their own, marked as what stands for no parameter, in place.
+
+    Args:
+        graph: of torch's default exporter.
+
+    Returns:
+        How many copies there are.
+    """
+    known = known_names(graph)
+    lines: dict[str, int] = defaultdict(int)
+    for node in graph:
+        lines[node.metadata_props.get(LINE, "")] += 1
+    places: dict[ir.Value, list[tuple[ir.Node, int]]] = defaultdict(list)
+    for node in graph:
+        line = node.metadata_props.get(LINE, "")
+        found = set(_without_affine(node, line))
+        if lines[line] == 1:
+            found.update(_made(node, line, known))
+        for index in sorted(found):
+            value = node.inputs[index]
+            assert value is not None
+            places[value].append((node, index))
+    copies = 0
+    for value, read in places.items():
+        own = value
+        if KIND in value.metadata_props or len(value.uses()) > len(read):
+            own = copy_initializer(graph, value, f"{value.name}_constant")
+            copies += 1
+            for node, index in read:
+                node.replace_input_with(index, own)
+        own.metadata_props[STANDS_FOR] = ""
+    return copies
+
+
+def _without_affine(node: ir.Node, line: str) -> Iterator[int]:
+    """Where a normalisation reads a scale or a shift that its line does not give it."""
+    given = _GIVEN.search(line) if is_op(node, _NORMALISATIONS) else None
+    if given is None:
+        return
+    tensors = _TENSOR.findall(_LIST.sub("[]", given[1]))
+    # Scale and shift of a group norm come behind the node by which older operator sets write it.
+    behind = node.op_type == "InstanceNormalization" and "group_norm" in line
+    for number, index in enumerate(_SCALE_AND_SHIFT):
+        value = node.inputs[index] if index < len(node.inputs) else None
+        absent = behind or number >= len(tensors) or tensors[number] == "None"
+        if absent and value is not None and value.is_initializer():
+            yield index
+
+
+def _made(node: ir.Node, line: str, known: Set[str]) -> Iterator[int]:
+    """Where a node, the only one of its line, reads an operand in the place of a constant that the file has not."""
+    names = operands_of(line)
+    for index, (name, value) in enumerate(zip(names, node.inputs, strict=False)):
+        is_gone = len(names) == len(node.inputs) and is_constant_name(name) and name not in known
+        if is_gone and value is not None and operand_of(value):
+            yield index

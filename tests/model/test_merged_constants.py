@@ -1,0 +1,85 @@
+"""Ones and zeros of a program that torch's default exporter merged with parameters that nothing has trained."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+
+from tests.model.torch_files import exported, gradients, loaded
+
+_PARAMETERS = {"n.weight": np.ones(4, np.float32), "n.bias": np.zeros(4, np.float32)}
+_OWN = {"val_1": np.ones(4, np.float32), "val_2": np.zeros(4, np.float32)}
+_ARRAYS = {"rows": np.array([2, 4, 1]), "columns": np.array([2, 4]), "four": np.float32(4)}
+_NORM = "aten.{}.default](args = (%{}, {}), kwargs = {{}})"
+_AFFINE = _NORM.format("layer_norm", "mul", "[4], %p_n_weight, %p_n_bias, 1e-05, False")
+
+
+def before_a_norm(
+    reading: str, lines: list[str], scale: str = "n.weight", shift: str = "n.bias", buffers: tuple[str, ...] = ()
+) -> onnx.ModelProto:
+    """A layer norm with a scale and a shift behind nodes that make ``n`` of x with ones and zeros."""
+    nodes = reading.replace("SCALE", scale).replace("SHIFT", shift)
+    arrays = {**_PARAMETERS, **_ARRAYS, **_OWN}
+    used = {name: array for name, array in arrays.items() if name in nodes or name in _PARAMETERS}
+    operands = {f"p_{name.replace('.', '_')}": ("PARAMETER", name) for name in _PARAMETERS}
+    return exported(
+        f"{nodes} mul = Mul(n, x) y = LayerNormalization(mul, n.weight, n.bias)",
+        used,
+        operands | {f"b_{name}": ("BUFFER", name) for name in buffers},
+        [*lines, "aten.mul.Tensor](args = (%n, %x), kwargs = {})", _AFFINE],
+    )
+
+
+CONSTANTS = {
+    "layer norm": ("n = LayerNormalization(x, SCALE)", [_NORM.format("layer_norm", "x", "[4], None, None, 1e-05")]),
+    "layer norm, by default": ("n = LayerNormalization(x, SCALE)", [_NORM.format("layer_norm", "x", "[4]")]),
+    "batch norm": (
+        "n = BatchNormalization(x, SCALE, SHIFT, SHIFT, SCALE)",
+        [_NORM.format("_native_batch_norm_legit_no_training", "x", "None, None, %b_mean, %b_var, 0.1, 1e-05")],
+    ),
+    "instance norm": (
+        "i = Reshape(x, columns) i3 = Reshape(i, rows) n3 = InstanceNormalization(i3, SCALE, SHIFT) "
+        "n = Reshape(n3, columns)",
+        ["", "", _NORM.format("instance_norm", "i3", "None, None, None, None, True, 0.1, 1e-05, False"), ""],
+    ),
+    "group norm": (
+        "i3 = Reshape(x, rows) n3 = InstanceNormalization(i3, SCALE, SHIFT) "
+        "n4 = Reshape(n3, columns) n = Mul(n4, four)",
+        [_NORM.format("group_norm", "x", "4, %p_g_weight, %p_g_bias, 1e-05, False")] * 4,
+    ),
+    "ones": ("n = Mul(x, SCALE)", ["aten.mul.Tensor](args = (%x, %ones), kwargs = {})"]),
+    "zeros": ("n = Sub(SHIFT, x)", ["aten.sub.Tensor](args = (%zeros_3, %x), kwargs = {})"]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("reading", "lines"), CONSTANTS.values(), ids=CONSTANTS)
+def test_a_parameter_has_no_gradient_by_a_constant_that_it_was_merged_with(reading: str, lines: list[str]) -> None:
+    buffers = ("mean", "var") if "%b_" in lines[0] else ()
+    found = gradients(before_a_norm(reading, lines, buffers=buffers))
+    expected = gradients(before_a_norm(reading, lines, "val_1", "val_2", buffers))
+    assert set(_PARAMETERS) <= set(found) <= {*_PARAMETERS, "val_1", "val_2"}
+    for name in _PARAMETERS:
+        np.testing.assert_allclose(found[name], expected[name], rtol=1e-5, atol=1e-7)
+
+
+def test_constants_that_are_apart_again_are_told_of() -> None:
+    _, notes = loaded(before_a_norm(*CONSTANTS["layer norm"]))
+    assert "1 tensor(s) that torch's exporter merged with others of equal values are apart again" in notes
+
+
+SHARED = {
+    "by its name": ("n = Mul(x, n.weight)", ["aten.mul.Tensor](args = (%x, %p_n_weight), kwargs = {})"]),
+    "a view": ("n = Mul(x, n.weight)", ["aten.mul.Tensor](args = (%x, %view), kwargs = {})"]),
+    "by a norm": (
+        "n = LayerNormalization(x, n.weight)",
+        [_NORM.format("layer_norm", "x", "[4], %p_n_weight, None, 1e-05")],
+    ),
+}
+
+
+@pytest.mark.parametrize(("reading", "lines"), SHARED.values(), ids=SHARED)
+def test_a_parameter_that_is_read_twice_stays_one(reading: str, lines: list[str]) -> None:
+    model, _ = loaded(before_a_norm(reading, lines))
+    scales = [value for value in model.graph.initializers.values() if str(value.name).startswith("n.weight")]
+    assert [len(value.uses()) for value in scales] == [2]
