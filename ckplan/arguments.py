@@ -107,6 +107,31 @@ def path_of(what: str, given: Any) -> Path:
     return Path(given)
 
 
+def file_to_write(path: Path, force: bool) -> Path:
+    """The file that a path leads to, through links: what a rename puts in its place.
+
+    Args:
+        path: as the user gave it.
+        force: whether the file may be overwritten.
+
+    Raises:
+        UsageError: the file exists and may not be overwritten, it cannot be a file, or its directory does not exist.
+    """
+    if path.is_dir():
+        raise UsageError(f"{path} is a directory", "name a file in it")
+    if path.exists() and not path.is_file():  # before links are followed: to a pipe they lead to no name
+        raise UsageError(f"{path} is not a regular file", "name a file")
+    if path.exists() and not force:
+        raise UsageError(f"{path} exists", "pass --force to overwrite it")
+    target = Path(os.path.realpath(path))
+    if target.is_symlink():
+        raise UsageError(f"{path} is a link that leads back to itself", "name another file")
+    for folder in (path.parent, target.parent):
+        if not folder.is_dir():
+            raise UsageError(f"directory {folder} does not exist", "create it first")
+    return target
+
+
 def shown(given: Any) -> str:
     """A value for a message: as Python writes it, on one line, and no longer than a line has room for."""
     text = " ".join(repr(given).split())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -35,7 +36,7 @@ def check_page(page: Path | None, force: bool, *others: Path) -> None:
         return
     if page.suffix.lower() not in (".html", ".htm"):
         raise UsageError(f"'{page}' is not the name of an HTML file", "end it in .html, the one kind that is written")
-    if page.resolve() in [other.resolve() for other in others]:
+    if os.path.realpath(page) in [os.path.realpath(other) for other in others]:
         raise UsageError(f"{page} is another file of this command", "write the report to another file")
     check_output(page, force, *others)
 

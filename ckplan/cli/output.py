@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ckplan.arguments import file_to_write
 from ckplan.cli.streams import details, notes, settings, stage
 from ckplan.errors import EnvironmentUnavailableError, UsageError
 
@@ -29,20 +30,13 @@ def check_output(output: Path, force: bool, *sources: Path | None) -> None:
     if str(output) == "-":
         raise UsageError("a model and its reports are not written to stdout", "name a file")
     folder, read = output.parent, [source for source in sources if source is not None and source.exists()]
-    if output.is_dir():
-        raise UsageError(f"output {output} is a directory", "name a file in it")
-    if not folder.is_dir():
-        raise UsageError(f"directory {folder} does not exist", "create it first")
-    if output.exists():
-        if not output.is_file():
-            raise UsageError(f"{output} is not a regular file", "name a file")
-        if any(output.samefile(source) for source in read):
-            raise UsageError(f"output {output} is a file that this command reads", "write to another file")
-        if not force:
-            raise UsageError(f"{output} exists", "pass --force to overwrite it")
+    if output.exists() and any(output.samefile(source) for source in read):
+        raise UsageError(f"output {output} is a file that this command reads", "write to another file")
+    target = file_to_write(output, force)
+    if target.exists():
         from ckplan.model.external import data_files_of
 
-        if any(output.resolve() in data_files_of(source) for source in read):
+        if any(target in data_files_of(source) for source in read):
             raise UsageError(f"output {output} holds weights that this command reads", "write to another file")
     if not os.access(folder, os.W_OK) or (output.exists() and not os.access(output, os.W_OK)):
         raise EnvironmentUnavailableError(f"no permission to write {output}", "write to another directory")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import onnx_ir as ir
 
-from ckplan.arguments import path_of
+from ckplan.arguments import file_to_write, path_of
 from ckplan.errors import EnvironmentUnavailableError, ModelError, UsageError
 from ckplan.isolation.claims import claim, is_named
 from ckplan.isolation.folders import is_temporary, temporary_folder
@@ -62,7 +62,7 @@ def save(
             f"a value of type {type(model).__name__} is no onnx_ir.Model",
             "give the `model` of a step or plan; onnx.save writes an onnx.ModelProto",
         )
-    target = _file_to_write(path_of("the file to write", path), force)
+    target = file_to_write(path_of("the file to write", path), force)
     if target in data_files(model):
         raise UsageError(f"{path} holds weights that the model reads", "write to another file")
     stale = _own_data_files(target) if target.exists() else set()
@@ -124,27 +124,13 @@ def write_text(text: str, path: str | os.PathLike[str], *, force: bool = False) 
         UsageError: the file exists and `force` is not given, or the path cannot be a file.
         EnvironmentUnavailableError: no permission, or no space left.
     """
-    target = _file_to_write(path_of("the file to write", path), force)
+    target = file_to_write(path_of("the file to write", path), force)
     try:
         with temporary_folder(target.parent) as workspace:
             (workspace / target.name).write_text(text, encoding="utf-8")
             (workspace / target.name).replace(target)
     except OSError as error:
         raise _environment(error, target) from error
-
-
-def _file_to_write(path: Path, force: bool) -> Path:
-    """The file that a path leads to, through links: what a rename puts in its place."""
-    if path.is_dir():
-        raise UsageError(f"{path} is a directory", "name a file in it")
-    if path.exists() and not path.is_file():  # before links are followed: to a pipe they lead to no name
-        raise UsageError(f"{path} is not a regular file", "name a file")
-    if path.exists() and not force:
-        raise UsageError(f"{path} exists", "give another name, or --force to overwrite it")
-    target = path.resolve()
-    if not target.parent.is_dir():
-        raise UsageError(f"there is no directory {target.parent}", "create it first")
-    return target
 
 
 def _own_data_files(target: Path) -> set[Path]:

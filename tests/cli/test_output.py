@@ -70,3 +70,17 @@ def test_a_directory_without_permission_is_found_out_first(tmp_path: Path, monke
     monkeypatch.setattr(os, "access", lambda path, mode: not (mode == os.W_OK and Path(path) == tmp_path))
     with pytest.raises(EnvironmentUnavailableError, match="no permission to write"):
         check_output(tmp_path / "out.onnx", False)
+
+
+@pytest.mark.parametrize("force", [True, False])
+def test_a_link_that_leads_back_to_itself_is_refused(tmp_path: Path, force: bool) -> None:
+    for one, other in (("a.onnx", "b.onnx"), ("b.onnx", "a.onnx")):
+        (tmp_path / one).symlink_to(other)
+    with pytest.raises(UsageError, match=r"a.onnx is a link that leads back to itself; name another file"):
+        check_output(tmp_path / "a.onnx", force)
+
+
+def test_a_link_into_a_missing_directory_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.onnx").symlink_to("nowhere/a.onnx")
+    with pytest.raises(UsageError, match=r"directory .*nowhere does not exist; create it first"):
+        check_output(tmp_path / "a.onnx", False)

@@ -252,7 +252,7 @@ def test_what_leads_to_a_pipe_is_no_file() -> None:
 def test_paths_that_cannot_be(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="is a directory"):
         save(model(), tmp_path)
-    with pytest.raises(UsageError, match="no directory"):
+    with pytest.raises(UsageError, match="nowhere does not exist"):
         save(model(), tmp_path / "nowhere" / "a.onnx")
 
 

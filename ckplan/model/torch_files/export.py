@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 import onnx_ir as ir
 
-from ckplan.arguments import path_of
-from ckplan.errors import EnvironmentUnavailableError, ModelError, UsageError
+from ckplan.arguments import file_to_write, path_of
+from ckplan.errors import EnvironmentUnavailableError, ModelError
 from ckplan.keys import FROZEN, STANDS_FOR
 from ckplan.model.literals import is_numbered
 from ckplan.model.saving import save
@@ -68,11 +68,10 @@ def export(
     Raises:
         EnvironmentUnavailableError: torch or onnxscript is not installed.
         ModelError: torch cannot export the module.
-        UsageError: the file exists and `force` is not given.
+        UsageError: the file exists and `force` is not given, or the path cannot be a file.
     """
     target = path_of("the file to write", path)
-    if target.exists() and not force:
-        raise UsageError(f"{target} exists", "give another name, or force=True to overwrite it")
+    file_to_write(target, force)
     try:
         import onnxscript
         import torch
