@@ -15,6 +15,7 @@ from ckplan.autodiff.attention.shown_keys import leave_out_hidden_keys
 from ckplan.autodiff.attention.softmax_guards import drop_softmax_guards
 from ckplan.autodiff.batch_statistics import outline_batch_statistics
 from ckplan.autodiff.builder import Builder
+from ckplan.autodiff.columns_apart import take_columns_apart
 from ckplan.autodiff.formulas.gelus import join_gelus
 from ckplan.autodiff.losses.linear_cross_entropy import chunk_loss_heads
 from ckplan.autodiff.losses.softmax_statistics import join_statistics
@@ -104,6 +105,7 @@ def prepare_forward(
     if heads:
         prune(op.graph, [*results, *running])
     held = {*wanted, *targets}
+    take_columns_apart(op, held.union(results))
     outline_batch_statistics(op, held)
     outline_conv_batch_norms(op, targets)
     outline_silus(op, targets)

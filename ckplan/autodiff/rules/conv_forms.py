@@ -81,7 +81,7 @@ def weight_gradient_form(
         largest: elements of the model's largest tensor, beside which others may be small.
     """
     wide, high = channels // groups, filters // groups
-    if wide == high == 1 and (form := depthwise_forms.form_for(window)):
+    if high == 1 and (wide == 1 or groups > 1) and (form := depthwise_forms.form_for(wide, window)):
         return form
     if wide <= FEW_CHANNELS and not window.is_pointwise:
         return "unfold" if unfolded.suits(samples, channels, window, largest) else "conv"
@@ -158,7 +158,7 @@ def _over_samples(
     """Emit a weight gradient in one form, in the layout of that form, for one part of the batch after the other."""
     samples, channels = shape_of(x)[:2]
     groups = channels // kernel[1]
-    parts = _parts(op, x, form, window) if form in ("unfold", "dot", "row") and window.size > 1 else 1
+    parts = _parts(op, x, dy, form, window) if form in ("unfold", "dot", "row") and window.size > 1 else 1
     if parts == 1:
         return FORMS[form](op, x, dy, kernel, groups, window)
     x, dy = (op.reshape(value, [parts, samples // parts, *shape_of(value)[1:]]) for value in (x, dy))
@@ -449,7 +449,7 @@ def _channels_first(op: Builder, gradient: ir.Value) -> ir.Value:
     return op.transpose(gradient, [0, last, *range(1, last)])
 
 
-def _parts(op: Builder, x: ir.Value, form: Form, window: Window) -> int:
+def _parts(op: Builder, x: ir.Value, dy: ir.Value, form: Form, window: Window) -> int:
     """Return in how many parts of as many samples each to go through the batch.
 
     A gradient holds about two copies of ``x`` (transposed and padded, and what products read), what is told by
@@ -462,7 +462,7 @@ def _parts(op: Builder, x: ir.Value, form: Form, window: Window) -> int:
     if form == "unfold":
         least = -(-2 * window.size * read // largest)
     elif form == "dot":
-        elements = samples * shape_of(x)[1] * depthwise_forms.dot_copies(window)
+        elements = samples * shape_of(dy)[1] * depthwise_forms.dot_copies(shape_of(x)[1] // shape_of(dy)[1], window)
         least = min(MAX_PARTS, -(-elements // largest))
     else:
         least = MAX_PARTS if 2 * size > largest or size + _together(op, read, window) * read >= largest else 1

@@ -35,13 +35,21 @@ DOT_PLACES = 400
 #: of the layer takes 28 ms with them and 42 with a convolution, for 4 x 64 of 64 x 64 and 9 x 9 taps 36 and 55.
 DOT_TAPS = 9
 
+#: Channels of a group with one filter, up to which dot products are taken: see :mod:`ckplan.autodiff.columns_apart`.
+DOT_CHANNELS = 2
 
-def form_for(window: Window) -> Literal["dot", "row"] | None:
-    """Choose the form for a window; None where a convolution is as good."""
-    if window.size == 1 or not is_inside(window):
+
+def form_for(wide: int, window: Window) -> Literal["dot", "row"] | None:
+    """Choose the form of the gradient, None where a convolution is as good.
+
+    Args:
+        wide: channels of a group, which has one filter.
+        window: geometry.
+    """
+    if window.size == 1 or wide > DOT_CHANNELS or not is_inside(window):
         return None
     dots = window.places >= DOT_PLACES and max(window.kernel) <= DOT_TAPS
-    if depthwise_rows.is_narrow(window) and not (dots and window.strides[-1] > 1):
+    if wide == 1 and depthwise_rows.is_narrow(window) and not (dots and window.strides[-1] > 1):
         return "row"
     return "dot" if dots else None
 
@@ -57,13 +65,13 @@ def dot(op: Builder, x: ir.Value, dy: ir.Value, kernel: Sequence[int], window: W
 
     Args:
         op: the builder.
-        x: input of the convolution, (N, C, ...).
+        x: input of the convolution, (N, W C, ...).
         dy: gradient of its output, (N, C, ...).
-        kernel: shape of the weight, (C, 1, ...).
+        kernel: shape of the weight, (C, W, ...): a group has W channels and one filter.
         window: geometry, see :func:`is_inside`.
     """
     samples, channels, *sizes = shape_of(x)
-    last = len(sizes) - 1
+    groups, wide, last = kernel[0], kernel[1], len(sizes) - 1
     splits = [_split(window, last, tap) for tap in range(window.kernel[-1])]
     residues = sorted({residue for residue, _ in splits})
     end = [max(size, 0) for size in window.end[:-1]]
@@ -80,26 +88,31 @@ def dot(op: Builder, x: ir.Value, dy: ir.Value, kernel: Sequence[int], window: W
         if len(read) > 1 or math.prod(outer) > 1:
             part = op.Gather(part, read, axis=2)
         # onnxruntime merges the transposition into the products.
-        copies = op.Transpose(op.reshape(part, [samples * channels, len(rows), places]), perm=[0, 2, 1])
+        copies = op.Transpose(op.reshape(part, [samples * groups, wide * len(rows), places]), perm=[0, 2, 1])
         for tap, (own, shift) in enumerate(splits):
             if own == residue:
                 moved = _moved(op, dy, {last: (shift, width - window.outputs[-1] - shift)})
-                products[tap] = op.MatMul(op.reshape(moved, [samples * channels, 1, places]), copies)
+                products[tap] = op.MatMul(op.reshape(moved, [samples * groups, 1, places]), copies)
     each = op.Concat(*(products[tap] for tap in range(len(splits))), axis=1) if len(splits) > 1 else products[0]
-    taps = [len(splits), *window.kernel[:-1]]
+    taps = [groups, len(splits), wide, *window.kernel[:-1]]
     if each.dtype not in EINSUM_TYPES:
-        sums = op.reduce_sum(op.reshape(each, [samples, channels * window.size]), [0], keepdims=False)
-        return op.transpose(op.reshape(sums, [channels, 1, *taps]), [0, 1, *range(3, 3 + last), 2])
+        sums = op.reduce_sum(op.reshape(each, [samples, math.prod(taps)]), [0], keepdims=False)
+        return op.transpose(op.reshape(sums, taps), [0, *range(2, 3 + last), 1])
     # The sum over the samples, a product with ones, turns the taps as well.
-    ones, outer_taps = op.constant(np.ones([samples, 1], dtype_of(each))), "hd"[:last]
-    each = op.reshape(each, [samples, channels, *taps])
-    return op.Einsum(ones, each, equation=f"na,ncw{outer_taps}->ca{outer_taps}w")
+    ones, outer_taps = op.constant(np.ones([samples], dtype_of(each))), "hd"[:last]
+    each = op.reshape(each, [samples, *taps])
+    return op.Einsum(ones, each, equation=f"n,ncwa{outer_taps}->ca{outer_taps}w")
 
 
-def dot_copies(window: Window) -> int:
-    """Elements that dot products work in for each channel: x and dy for a row of taps each, with what pads them."""
+def dot_copies(wide: int, window: Window) -> int:
+    """Elements that dot products work in for each filter: x and dy for a row of taps each, with what pads them.
+
+    Args:
+        wide: channels that a filter reads.
+        window: geometry.
+    """
     columns = 1 + (max(window.kernel[-1], 2) - 1) // window.strides[-1]
-    return (math.prod(window.kernel[:-1]) + 1 + columns) * window.places
+    return (wide * math.prod(window.kernel[:-1]) + 1 + columns) * window.places
 
 
 def row(op: Builder, x: ir.Value, dy: ir.Value, kernel: Sequence[int], window: Window, room: int) -> ir.Value:
