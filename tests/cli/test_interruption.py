@@ -13,6 +13,7 @@ from pathlib import Path
 import onnx
 import pytest
 
+from ckplan.__main__ import main
 from tests.cli.conftest import write_model
 
 # Runs the command line, and says on stdout when the search begins: only then is an interruption one of the search.
@@ -117,3 +118,13 @@ def test_ctrl_c_while_the_plan_is_written_leaves_nothing(tmp_path: Path) -> None
     process.communicate(timeout=120)
     assert process.returncode == 130
     assert [file.name for file in tmp_path.iterdir()] == ["model.onnx"]
+
+
+def test_ctrl_c_while_the_command_is_set_up_is_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("ckplan.cli.main", interrupted)
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 130
