@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ckplan.errors import EnvironmentUnavailableError
+
 if TYPE_CHECKING:
     import onnx_ir as ir
 
@@ -33,9 +35,13 @@ def read_events(profile: Path) -> Iterator[dict[str, Any]]:
 
     Args:
         profile: a list in JSON, an event to a line, as onnxruntime writes it.
+
+    Raises:
+        EnvironmentUnavailableError: it is cut off. onnxruntime says nothing where there is no room for all of it.
     """
     seen: dict[str, int] = {}
     highest: dict[str, int] = {}
+    line = ""
     with profile.open(encoding="utf-8") as lines:
         for line in lines:
             text = line.strip().strip("[],")
@@ -50,7 +56,18 @@ def read_events(profile: Path) -> Iterator[dict[str, Any]]:
                 if seen[key] > _OFTEN and in_use <= highest[key]:
                     continue
                 highest[key] = max(highest.get(key, 0), in_use)
-            yield json.loads(text)
+            try:
+                yield json.loads(text)
+            except ValueError:
+                raise _cut_off() from None
+    if not line.rstrip().endswith("]"):
+        raise _cut_off()
+
+
+def _cut_off() -> EnvironmentUnavailableError:
+    return EnvironmentUnavailableError(
+        "the profile that onnxruntime wrote is cut off", "free some space for it, or set TMPDIR to another folder"
+    )
 
 
 def events_of(graph: ir.Graph) -> int:

@@ -153,6 +153,8 @@ def _environment(error: OSError, target: Path) -> EnvironmentUnavailableError:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         elsewhere = "set TMPDIR to another folder" if is_temporary(target) else "write elsewhere with -o"
         return EnvironmentUnavailableError(f"no space left to write {target}", f"free some, or {elsewhere}")
+    too_large = error.errno == errno.EFBIG
     return EnvironmentUnavailableError(
-        f"cannot write {target}: {error.strerror or error}", "check the permissions of its directory"
+        f"cannot write {target}: {error.strerror or error}",
+        "let files be larger with `ulimit -f unlimited`" if too_large else "check the permissions of its directory",
     )

@@ -53,3 +53,19 @@ def test_no_room_for_temporary_files(tmp_path: Path) -> None:
     assert done.returncode == 5, done.stderr
     assert re.fullmatch(r".*no space left to write .*, or set TMPDIR to another folder\n", done.stderr, re.DOTALL)
     onnx.checker.check_model(result)  # was written before it was to be run
+
+
+@pytest.mark.parametrize("command", ["grad", "rewrite"])
+def test_files_that_may_not_be_so_large(command: str, tmp_path: Path) -> None:
+    model = write_model(tmp_path / "model.onnx", width=256)
+    done = subprocess.run(
+        ["sh", "-c", 'ulimit -f 100; exec "$@"', "sh", sys.executable, "-m", "ckplan", command, str(model), "-q",
+         "-o", str(tmp_path / "out.onnx")],
+        capture_output=True,
+        text=True,
+    )  # fmt: skip
+    assert done.returncode == 5
+    assert re.fullmatch(
+        r"ckplan: error: .*File too large; let files be larger with `ulimit -f unlimited`\n", done.stderr
+    )
+    assert [file.name for file in tmp_path.iterdir()] == ["model.onnx"]

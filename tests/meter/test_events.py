@@ -10,6 +10,7 @@ import onnx_ir as ir
 import pytest
 
 import ckplan
+from ckplan.errors import EnvironmentUnavailableError
 from ckplan.meter import measure, measurement
 from ckplan.meter.events import events_of, read_events
 
@@ -36,6 +37,15 @@ def test_of_a_node_that_runs_often_what_is_no_new_high_is_left_out(tmp_path: Pat
     names = [one["name"] for one in found]
     assert names == ["first", *["body"] * 101, "last", "model_run"] * 2
     assert max(int(one["args"].get("mem_bytes_requested_in_use", 0)) for one in found) == 12
+
+
+@pytest.mark.parametrize("kept", [0, 2, 3, 70])
+def test_a_profile_that_is_cut_off_tells_no_peak(tmp_path: Path, kept: int) -> None:
+    whole = ",\n".join(json.dumps(event(name, 1)) for name in "ab").join(("[\n", "\n]"))
+    cut = tmp_path / "profile.json"
+    cut.write_text(whole[:kept])
+    with pytest.raises(EnvironmentUnavailableError, match="is cut off; free some space"):
+        list(read_events(cut))
 
 
 def test_the_steps_of_a_loop_are_counted() -> None:
