@@ -131,6 +131,7 @@ class Trainer:
         self._folder = None if checkpoints is None else path_of("the folder of checkpoints", checkpoints)
         if self._folder is not None and self._folder.is_file():
             raise UsageError(f"{self._folder} is a file", "name a folder for the checkpoints")
+        self._own: set[Path] = set()  # checkpoints that this training wrote, or goes on from
         self._every = every
         if patience is not None and eval_data is None:
             raise UsageError("`--patience` needs data to judge by", "give --eval-data")
@@ -177,8 +178,8 @@ class Trainer:
 
         Raises:
             ModelError: there is no checkpoint to resume from, or it is damaged.
-            UsageError: it is of another training, no folder for checkpoints is named, or there is one in it and
-                ``resume`` does not say what is to become of it.
+            UsageError: it is of another training; no folder for checkpoints is named; there is one in it and ``resume``
+                does not say what is to become of it; or another training writes one meanwhile.
             CheckFailedError: the loss is infinite or NaN. Checkpoints from before are good.
             EnvironmentUnavailableError: a checkpoint cannot be written. Earlier ones are whole.
         """
@@ -296,14 +297,20 @@ class Trainer:
         values = self._stepper.values
         if not all_finite(values.values()):
             raise self._diverged("parameters or their state are infinite or NaN")
-        checkpoint.write(self._folder, values, self.state, self.step.weights, name, self.step.lora)
-        if name is None and self.step.is_random:
-            self._stepper.open(self.state.step)  # as whoever resumes from it
+        found = checkpoint.latest(self._folder)
+        if found is not None and found not in self._own:
+            raise UsageError(f"{found} is of another training, which writes to the same folder", "name one for each")
+        written = checkpoint.write(self._folder, values, self.state, self.step.weights, name, self.step.lora)
+        if name is None:
+            self._own.add(written)
+            if self.step.is_random:
+                self._stepper.open(self.state.step)  # as whoever resumes from it
 
     def _resume(self) -> None:
         if self._folder is None:
             raise UsageError("there is nothing to resume from", "name the folder with --checkpoints")
         found = checkpoint.read_checkpoint(self._folder)
+        self._own.add(found.path)
         _check_values(found.path, found.values, self._stepper.values)
         state = found.state
         if (state.samples, state.batch) != (self.samples, self.batch):

@@ -84,6 +84,20 @@ def test_a_full_disk_leaves_the_last_checkpoint_whole(tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / "run").iterdir() if path.name.startswith(".")] == []
 
 
+def test_of_two_trainings_in_one_folder_one_ends(tmp_path: Path) -> None:
+    _, step = files(tmp_path, optimizer="adam")
+    one, other = (ckplan.Trainer(step, data(), seed=seed, checkpoints=tmp_path / "run") for seed in (1, 2))
+    one.train(1, each_epoch=lambda _: refused_at_once(other))
+    assert len(one.train(3)) == 2
+    assert ckplan.read_checkpoint(tmp_path / "run").state == one.state
+
+
+def refused_at_once(trainer: ckplan.Trainer) -> None:
+    trainer.state.step = 1  # as one that began in the folder while it was empty
+    with pytest.raises(UsageError, match=r"step-00000008.safetensors is of another training, which writes to the same"):
+        trainer.train(1)
+
+
 def test_a_checkpoint_that_does_not_fit_is_refused(tmp_path: Path) -> None:
     _, step = files(tmp_path, optimizer="adam")
     folder = tmp_path / "run"
