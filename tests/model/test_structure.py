@@ -13,6 +13,10 @@ from ckplan.model.structure import TABLE, are_equal, structure_of
 POSITIONS = np.arange(128)[:, None]
 ANGLES = POSITIONS * 10000.0 ** (-np.arange(32) / 32)
 SINES = np.concatenate([np.sin(ANGLES), np.cos(ANGLES)], axis=1)
+ROWS, COLUMNS = np.divmod(np.arange(49), 7)
+IMAGES = np.concatenate(
+    [wave(at[:, None] * ANGLES[1, ::2]) for at in (ROWS, COLUMNS) for wave in (np.sin, np.cos)], axis=1
+)
 LENGTHS = np.arange(32)
 CAUSAL = np.triu(np.full((16, 16), -3.4e38), 1)
 
@@ -30,6 +34,8 @@ FORMULAS = {
     "positions": (SINES, TABLE),
     "three positions": (SINES[:3], TABLE),
     "two positions, sine beside cosine": (np.stack([np.sin(ANGLES), np.cos(ANGLES)], 2)[:2].reshape(1, 2, 64), TABLE),
+    "positions in images": (IMAGES, TABLE),
+    "positions in images behind a class token": (np.concatenate([np.zeros((1, 64)), IMAGES]), TABLE),
     "rotary table of five": (np.cos(ANGLES)[3:8], TABLE),
     "positions with padding": (np.concatenate([np.zeros((2, 64)), SINES]), TABLE),
     "DFT": (np.cos(2 * np.pi / 32 * np.outer(LENGTHS, LENGTHS)), TABLE),
@@ -69,6 +75,14 @@ def test_scales_near_one_are_no_formula_in_half_precision(size: int) -> None:
     for seed in range(20):
         scales = 1 + 0.05 * np.random.default_rng(seed).standard_normal(size)
         assert structure_of(ir.Tensor(scales.astype(np.float16))) is None
+
+
+@pytest.mark.parametrize("shape", [(2, 4), (6, 8), (300, 200)])
+def test_weights_of_which_each_row_has_one_length_are_no_formula(shape: tuple[int, int]) -> None:
+    for seed in range(20):
+        weights = np.random.default_rng(seed).standard_normal(shape)
+        weights /= np.linalg.norm(weights, axis=1, keepdims=True)
+        assert structure_of(ir.Tensor(weights.astype(np.float32))) is None
 
 
 def test_smooth_weights_are_no_formula() -> None:
