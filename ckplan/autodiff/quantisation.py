@@ -70,7 +70,7 @@ def refuse_quantised(
     found = [node for node in between(op.graph, weights, targets) if is_quantised(node)]
     found += [node for node in cuts if node.graph is not op.graph]
     found = [node for node in found if node.op_type != "DequantizeLinear"] or found
-    stored = [node for node in op.graph if is_quantised(node) and _reads_stored_weight(op, node)]
+    stored = [node for node in op.graph if is_quantised(node) and _reads_stored_weight(node)]
     pairs = all(is_op(node, ("QuantizeLinear", "DynamicQuantizeLinear")) for node in found)
     named = ", ".join(f"{node.op_type} '{node.name}'" for node in found[:8])
     more = f" and {len(found) - 8} more" if len(found) > 8 else ""
@@ -115,7 +115,7 @@ def _is_pass(node: ir.Node) -> bool:
     return is_composite(node) and node.op_type in ("QuantizeDequantize", "StraightThrough")
 
 
-def _reads_stored_weight(op: Builder, node: ir.Node) -> bool:
+def _reads_stored_weight(node: ir.Node) -> bool:
     """Say whether a node reads an initializer of integers of rank 1 or more that is no zero point."""
     data = {"DequantizeLinear": (0,), "QLinearConv": (3,), "QLinearMatMul": (0, 3)}.get(node.op_type, (0, 1))
     for index in data:

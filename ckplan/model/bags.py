@@ -115,7 +115,7 @@ def _read(node: ir.Node, constant: Constant) -> _Found | None:
     ways = [constant(value) for value in cut.inputs[3:]]
     if any(way is None or way.tolist() != wanted for way, wanted in zip(ways, ([0], [1]), strict=False)):
         return None
-    begin, end = (_row_of(value, clock, constant) for value in cut.inputs[1:3])
+    begin, end = (_row_of(value, clock) for value in cut.inputs[1:3])
     if table is None or indices is None or begin is None or end is None or {table, indices, begin, end} & inside:
         return None
     sizes = [static_shape(value) for value in (table, indices, begin)]
@@ -133,7 +133,7 @@ def _maker(value: ir.Value | None, op_type: str) -> ir.Node | None:
     return node if is_op(node, op_type) else None
 
 
-def _row_of(value: ir.Value | None, clock: ir.Value, constant: Constant) -> ir.Value | None:
+def _row_of(value: ir.Value | None, clock: ir.Value) -> ir.Value | None:
     """The vector whose number of the step a value of one element is; None if it is something else."""
     unsqueeze = _maker(value, "Unsqueeze")
     gather = _maker(unsqueeze.inputs[0], "Gather") if unsqueeze is not None else None

@@ -87,7 +87,7 @@ def backward_step(op: Builder, loop: Recurrence, dy: Sequence[ir.Value | None]) 
     old = set(forward)
     if not gradients and (loop.exact or not active):
         discard(body, [node for node in reversed(list(body)) if node not in old])
-        trim(body, extra)
+        trim(extra)
         return None
 
     start = next(gradient for gradient in dy if gradient is not None)
@@ -131,7 +131,7 @@ def backward_step(op: Builder, loop: Recurrence, dy: Sequence[ir.Value | None]) 
         slot = len(loop.node.inputs) + outside.index(one.weight)
         step.made.append(Made(end, track, slot, one, operands))
     discard(body, reversed(backward))
-    trim(body, extra)
+    trim(extra)
     return step
 
 

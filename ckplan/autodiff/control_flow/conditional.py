@@ -78,7 +78,7 @@ def if_gradient(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
     ]
     for branch, (backward, _, _), extra in zip(branches, found, extras, strict=True):
         discard(branch, reversed(backward))
-        trim(branch, extra)
+        trim(extra)
     name = f"{node.name}/grad/If"
     outputs = [new_value(op, f"{name}_out", value.dtype, shape_of(value)) for value in chosen]
     attributes = [ir.AttrGraph(key, graph) for key, graph in zip(_BRANCHES, graphs, strict=True)]

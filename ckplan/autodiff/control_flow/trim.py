@@ -17,8 +17,8 @@ def extra_outputs(graph: ir.Graph) -> dict[ir.Node, int]:
     return {node: len(node.outputs) for node in graph if graphs_in(node)}
 
 
-def trim(graph: ir.Graph, before: dict[ir.Node, int]) -> None:
-    """Remove unread outputs that were added since; see :func:`extra_outputs`."""
+def trim(before: dict[ir.Node, int]) -> None:
+    """Remove unread outputs that nodes have got since; see :func:`extra_outputs`."""
     for node, count in before.items():
         kept = list(range(count))
         kept += [i for i in range(count, len(node.outputs)) if _is_read(node.outputs[i])]

@@ -183,7 +183,7 @@ def _layer_of(output: ir.Value) -> tuple[ir.Node, int] | None:
         if node.op_type in _CHANNELS:
             axis = _CHANNELS[node.op_type] % len(shape_of(value))
             weights = [v for v in node.inputs[:2] if v is not None and _is_weight(v)]
-            return (node, found) if weights and (found := _followed(value, axis, behind)) is not None else None
+            return (node, found) if weights and (found := _followed(axis, behind)) is not None else None
         inputs = [v for v in node.inputs if v is not None]
         if node.op_type in _ELEMENTWISE:
             inputs = [v for v in inputs if not _is_weight(v)]
@@ -222,7 +222,7 @@ def _is_weight(value: ir.Value) -> bool:
     return value.is_initializer()
 
 
-def _followed(value: ir.Value, axis: int, behind: Sequence[tuple[ir.Node, ir.Value]]) -> int | None:
+def _followed(axis: int, behind: Sequence[tuple[ir.Node, ir.Value]]) -> int | None:
     """Where an axis ends up behind nodes, listed from the last one to the first; None if it is taken apart."""
     for node, source in reversed(behind):
         before, after = shape_of(source), shape_of(node.outputs[0])

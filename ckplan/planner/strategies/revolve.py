@@ -167,24 +167,3 @@ def stage_cuts(problem: Problem, most_stages: int) -> list[Cut]:
         if bucket not in best or (cut.bytes, -cut.position) < (best[bucket].bytes, -best[bucket].position):
             best[bucket] = cut
     return list(best.values())[: most_stages - 1]
-
-
-def revolve_extra_steps(steps: int, checkpoints: int) -> int:
-    """Forward steps that reversing a chain of equal steps takes at least, besides the one that each reversal records.
-
-    Griewank & Walther's closed form ``r n - beta(s + 1, r - 1)`` with ``beta(s, r) = (s + r)! / (s! r!)`` and the
-    least ``r`` with ``beta(s, r) >= n``.
-
-    Args:
-        steps: n, the length of the chain.
-        checkpoints: s, how many states fit into memory, the initial one included.
-
-    Raises:
-        ValueError: there is no step or no checkpoint.
-    """
-    if steps < 1 or checkpoints < 1:
-        raise ValueError("a chain has at least one step and one checkpoint")
-    repeats = 0
-    while math.comb(checkpoints + repeats, repeats) < steps:
-        repeats += 1
-    return repeats * steps - (math.comb(checkpoints + repeats, repeats - 1) if repeats else 0)
