@@ -335,6 +335,30 @@ def test_every_form_gives_the_same_gradient(form, taps, places, largest, monkeyp
     check_gradient(model, differences=False)
 
 
+@pytest.mark.parametrize("form", ["sample", "einsum"])
+@pytest.mark.parametrize(("filters", "places", "is_dy"), [(2, 5, True), (9, 5, False), (5, 2, False)])
+def test_the_narrower_side_of_a_pointwise_product_is_the_last(
+    form, filters, places, is_dy, monkeypatch: pytest.MonkeyPatch
+):
+    """Unless its result, which would have to be turned, is as large as what it is made of."""
+    monkeypatch.setattr(conv_forms, "weight_gradient_form", lambda *_: form)
+    check_gradient(node_model("Conv", values(2, 6, places, places), values(filters, 6, 1, 1, seed=1)))
+    check_gradient(node_model("Conv", values(2, 6, places), values(filters, 6, 1, seed=1)))
+    model = parse(
+        f"g (float[2,6,{places},{places}] x, float[2,{filters},{places},{places}] z) => (float loss) "
+        "{ a = Conv(x, w) b = Mul(a, z) loss = ReduceSum<keepdims=0>(b) }",
+        w=values(filters, 6, 1, 1).astype(np.float32),
+    )
+    graph = build_training_graph(model, wrt=["w"]).model.graph
+    (product,) = (node for node in graph if node.op_type == {"sample": "MatMul", "einsum": "Einsum"}[form])
+    pending, read = [product.inputs[1]], set()
+    while pending:
+        value = pending.pop()
+        read.add(value.name)
+        pending += [] if value.producer() is None else [one for one in value.producer().inputs if one is not None]
+    assert ("z" in read) == is_dy
+
+
 @pytest.mark.parametrize("kernel", [(64, 64, 3, 3), (256, 64, 1, 1), (512, 512, 3, 3), (64, 3, 3, 3), (64, 1, 3, 3)])
 def test_temporaries_are_few_beside_the_operands(kernel):
     """A weight gradient holds at most three times the bytes of x, dy and w, results included."""

@@ -273,10 +273,13 @@ def _batch(op: Builder, x: ir.Value, dy: ir.Value, kernel: Sequence[int], groups
 
 def _sample(op: Builder, x: ir.Value, dy: ir.Value, kernel: Sequence[int], groups: int, window: Window) -> ir.Value:
     samples, channels = shape_of(x)[:2]
+    turned = samples > 1 and _reads_dy_last(x, dy, window)
     if window.size == 1:
         x = op.reshape(_only_tap(op, x, window), [samples, channels, window.places])
         dy = op.reshape(dy, [samples, kernel[0], window.places])
-        products = op.MatMul(dy, _swapped(op, x))  # merged by onnxruntime, as in _image
+        # onnxruntime merges the transposition into the product, as in _image.
+        left, right = (x, dy) if turned else (dy, x)
+        products = op.MatMul(left, _swapped(op, right))
     elif _crosses(op, channels, kernel[0], window):
         products = _of_each(op, x, dy, partial(crossed_taps.of_sample, window=window))
     else:
@@ -286,7 +289,7 @@ def _sample(op: Builder, x: ir.Value, dy: ir.Value, kernel: Sequence[int], group
     axes = "ijk"[: len(kernel) - 2]
     if window.size == 1:  # the axes of the kernel are those of the ones
         ones = op.constant(np.ones([samples, *kernel[2:]], dtype_of(products)))
-        return op.Einsum(ones, products, equation=f"n{axes},noc->oc{axes}")
+        return op.Einsum(ones, products, equation=f"n{axes},n{'co' if turned else 'oc'}->oc{axes}")
     products = op.reshape(products, [samples, kernel[0], *kernel[2:], channels])
     return op.Einsum(op.constant(np.ones([samples], dtype_of(products))), products, equation=f"n,no{axes}c->oc{axes}")
 
@@ -298,6 +301,8 @@ def _einsum(op: Builder, x: ir.Value, dy: ir.Value, kernel: Sequence[int], group
         x = _only_tap(op, x, window)
         if window.places == 1:  # the axes of dy's plane are those of the kernel
             return op.Einsum(dy, x, equation=f"no{plane},nc{taps}->oc{plane}")
+        if _reads_dy_last(x, dy, window):
+            return op.reshape(op.Einsum(x, dy, equation=f"nc{plane},no{plane}->oc"), kernel)
         return op.reshape(op.Einsum(dy, x, equation=f"no{plane},nc{plane}->oc"), kernel)
     last = op.Transpose(_padded(op, x, window), perm=[0, *range(2, rank + 2), 1])
     samples, *sizes, channels = shape_of(last)
@@ -390,6 +395,21 @@ def _taps(
         read = np.stack([places_of(window, tap, sizes) for tap in taps[first : first + together]], axis=-1)
         found = op.Gather(rows, read.reshape(-1), axis=first_axis)
         yield op.reshape(found, [*shape[:-1], read.shape[1] * shape[-1]])
+
+
+def _reads_dy_last(x: ir.Value, dy: ir.Value, window: Window) -> bool:
+    """Say whether the product of a kernel of one tap is best made with dy on its right side, and turned.
+
+    The right side of a product that sums up rows of both is laid out anew, so the narrower one belongs there, unless to
+    turn the result takes as much. That is 0.5 to 0.9 of the time.
+
+    Args:
+        x: input of the convolution, (N, C, ...).
+        dy: gradient of its output, (N, O, ...).
+        window: geometry.
+    """
+    (samples, channels), filters = shape_of(x)[:2], shape_of(dy)[1]
+    return window.size == 1 and filters * channels < samples * (channels - filters) * window.places
 
 
 def _together(op: Builder, copy: int, window: Window, most: float = math.inf) -> int:
