@@ -142,7 +142,25 @@ def pass_straight_through(op: Builder) -> None:
         elif node.op_type in ("QuantizeLinear", "DynamicQuantizeLinear"):
             readers = list(dict.fromkeys(use.node for output in node.outputs for use in output.uses()))
             if readers and all(_is_pair(node, reader) for reader in readers):
+                _quantise_unsigned(op, node, readers)
                 _outline_pairs(op, node, sorted(readers, key=lambda reader: place[reader]))
+
+
+def _quantise_unsigned(op: Builder, quantise: ir.Node, readers: Sequence[ir.Node]) -> None:
+    """Let a pair with one scale quantise to uint8 where it quantises to int8, in place: the numbers are the same.
+
+    onnxruntime does so itself, but not in a pair that it moved behind a Transpose before, as of the convolution of a
+    weight's gradient: such a file does not load (1.31, 1.32).
+    """
+    quantised = quantise.outputs[0]
+    zero = op.constant_of(input_of(quantise, 2)) if quantise.op_type == "QuantizeLinear" else None
+    if zero is None or zero.dtype != np.int8 or zero.size != 1 or quantised.is_graph_output():
+        return
+    unsigned = op.constant((zero.astype(np.int16) - np.iinfo(np.int8).min).astype(np.uint8))
+    for node in (quantise, *readers):
+        node.replace_input_with(2, unsigned)
+    quantise.attributes.pop("output_dtype", None)
+    quantised.dtype = ir.DataType.UINT8
 
 
 def _outline_pairs(op: Builder, quantise: ir.Node, readers: Sequence[ir.Node]) -> None:

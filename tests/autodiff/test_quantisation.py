@@ -89,6 +89,26 @@ def test_a_float_type_that_saturates() -> None:
     np.testing.assert_array_equal(found, _weights(x.shape) * [[0, 1, 1, 1, 0, 0]])
 
 
+def test_a_convolution_of_what_is_quantised_to_int8_loads_and_has_the_numbers_of_uint8() -> None:
+    """onnxruntime moves the pair behind the Transpose of the weight's gradient, and then to uint8 in part."""
+    weight = _RANDOM.standard_normal((4, 3, 3, 3)).astype(np.float32)
+    x = np.random.default_rng(1).standard_normal((2, 3, 8, 8)).astype(np.float32)
+
+    def gradient(zero: np.int8 | np.uint8) -> Array:
+        model = _model(
+            """g (float[2,3,8,8] x) => (float loss) {
+                q = QuantizeLinear (x, scale, zero) d = DequantizeLinear (q, scale, zero)
+                c = Conv (d, w) loss = ReduceSumSquare <keepdims = 0> (c)
+            }""",
+            w=weight,
+            scale=np.float32(0.01),
+            zero=np.asarray(zero),
+        )
+        return _gradient(build_training_graph(model, straight_through=True), x=x)
+
+    assert np.array_equal(gradient(np.int8(3)), gradient(np.uint8(131)))
+
+
 @pytest.mark.parametrize("axis", [0, 1, -1])
 def test_scales_per_axis(axis: int) -> None:
     count = _W.shape[axis]
