@@ -21,7 +21,7 @@ from ckplan.autodiff.builder import Builder
 from ckplan.autodiff.composites import become
 from ckplan.autodiff.reading import is_read_once, required_input, shape_of, size_of
 from ckplan.autodiff.rules.depthwise_forms import form_for
-from ckplan.autodiff.rules.windows import Window, permuted, window_of
+from ckplan.autodiff.rules.windows import convolution_window, permuted
 from ckplan.model.infer import static_shape
 from ckplan.model.node_reads import input_of
 from ckplan.operators.matching import is_op
@@ -49,11 +49,6 @@ def take_columns_apart(op: Builder, held: Container[ir.Value]) -> None:
             _take_apart(op, chain, node)
 
 
-def _window(conv: ir.Node) -> Window:
-    x, weight = required_input(conv, 0), required_input(conv, 1)
-    return window_of(conv, shape_of(x)[2:], shape_of(conv.outputs[0])[2:], shape_of(weight)[2:])
-
-
 def _suits(conv: ir.Node) -> bool:
     """Say whether a convolution is a depthwise one over planes whose columns can be taken apart."""
     x, weight = required_input(conv, 0), required_input(conv, 1)
@@ -62,7 +57,7 @@ def _suits(conv: ir.Node) -> bool:
     filters, wide, *taps = shape_of(weight)
     if x.dtype != ir.DataType.FLOAT or len(taps) != 2 or wide > 1 or filters != shape_of(x)[1] or not size_of(x):
         return False
-    window = _window(conv)
+    window = convolution_window(conv)
     if window.strides[1] != STRIDE or window.dilations[1] != 1 or window.inputs[1] % STRIDE:
         return False
     return window.kernel[1] >= STRIDE and form_for(1, window) == "dot"
@@ -78,7 +73,7 @@ def _from_pointwise(value: ir.Value, held: Container[ir.Value]) -> list[ir.Node]
             return []
         if is_op(maker, "Conv"):
             few = WIDENS * shape_of(x)[1] <= shape_of(value)[1]
-            return nodes if few and _window(maker).is_pointwise else []
+            return nodes if few and convolution_window(maker).is_pointwise else []
         if value is not maker.outputs[0] or not _works_anywhere(maker, x, value):
             return []
         value = x
@@ -102,7 +97,7 @@ def _take_apart(op: Builder, chain: list[ir.Node], conv: ir.Node) -> None:
         chain: the pointwise convolution and what is made of its result; their values keep their names.
         conv: the depthwise convolution.
     """
-    first, window = chain[0], _window(conv)
+    first, window = chain[0], convolution_window(conv)
     x, weight = required_input(first, 0), required_input(conv, 1)
     samples, channels, height, width = shape_of(x)
     filters, columns = shape_of(weight)[0], width // STRIDE

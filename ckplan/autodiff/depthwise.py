@@ -15,7 +15,7 @@ from ckplan.autodiff.builder import Builder
 from ckplan.autodiff.composites import become
 from ckplan.autodiff.reading import required_input, shape_of, size_of
 from ckplan.autodiff.rules import depthwise_rows
-from ckplan.autodiff.rules.windows import Window, window_of
+from ckplan.autodiff.rules.windows import convolution_window
 from ckplan.autodiff.transposes import read_past
 from ckplan.keys import PHASE
 from ckplan.model.infer import static_shape
@@ -60,11 +60,6 @@ def _waits(value: ir.Value) -> bool:
     return any(map(is_backward, value.consumers()))
 
 
-def _window(conv: ir.Node) -> Window:
-    x, weight = required_input(conv, 0), required_input(conv, 1)
-    return window_of(conv, shape_of(x)[2:], shape_of(conv.outputs[0])[2:], shape_of(weight)[2:])
-
-
 def _suits(conv: ir.Node, room: int) -> bool:
     """Say whether a convolution is one for products of rows.
 
@@ -72,7 +67,7 @@ def _suits(conv: ir.Node, room: int) -> bool:
         conv: the node.
         room: elements that the copies may take.
     """
-    x, window = required_input(conv, 0), _window(conv)
+    x, window = required_input(conv, 0), convolution_window(conv)
     filters, wide, *taps = shape_of(required_input(conv, 1))
     if x.dtype != ir.DataType.FLOAT or wide > 1 or filters != shape_of(x)[1] or len(taps) < 2 or min(taps) < _TAPS:
         return False
@@ -87,6 +82,6 @@ def _suits(conv: ir.Node, room: int) -> bool:
 def _replace(op: Builder, conv: ir.Node) -> None:
     x, weight, bias = required_input(conv, 0), required_input(conv, 1), input_of(conv, 2)
     with op.scope(str(conv.name), "forward", before=conv):
-        y = depthwise_rows.convolution(op, x, weight, bias, _window(conv))
+        y = depthwise_rows.convolution(op, x, weight, bias, convolution_window(conv))
     become(conv, ("", "Transpose", ""), [y], [ir.AttrInt64s("perm", [1, 0, *range(2, len(shape_of(y)))])])
     read_past(conv.outputs[0])

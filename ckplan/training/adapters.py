@@ -12,6 +12,7 @@ import onnx_ir as ir
 
 from ckplan.autodiff.lora import Layer, Lora, insert, linear_layers
 from ckplan.errors import ModelError, UsageError
+from ckplan.isolation.arrays import Array
 from ckplan.model.constants import hoist
 from ckplan.model.read import read
 from ckplan.model.saving import write_text
@@ -19,7 +20,6 @@ from ckplan.model.torch_files.default_exporter import read_signature
 from ckplan.model.torch_files.old_exporter import separate_merged
 from ckplan.model.torch_files.ties import join_transposed
 from ckplan.training.checkpoint import read_tensors, write_tensors
-from ckplan.training.stepfile import Array
 
 CONFIG, TENSORS = "adapter_config.json", "adapter_model.safetensors"
 _PREFIX = "base_model.model."

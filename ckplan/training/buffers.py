@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 
 from ckplan.errors import ModelError
-from ckplan.isolation.arrays import is_exotic
+from ckplan.isolation.arrays import Array, is_exotic
 from ckplan.operators.sessions import clean
 from ckplan.training.data import Data, beyond
-from ckplan.training.stepfile import Array, Spec
+from ckplan.training.stepfile import Spec
 
 
 def ort_value(array: Array) -> Any:

@@ -20,8 +20,8 @@ import numpy as np
 from ckplan.arguments import path_of
 from ckplan.autodiff.lora import Lora
 from ckplan.errors import EnvironmentUnavailableError, ModelError
+from ckplan.isolation.arrays import Array
 from ckplan.isolation.folders import temporary_folder
-from ckplan.training.stepfile import Array
 
 WEIGHTS = "ckplan.weights"
 """The entry that lists which of the values are weights of the model, as JSON."""

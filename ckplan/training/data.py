@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from ckplan.errors import EnvironmentUnavailableError, ModelError, UsageError
-from ckplan.isolation.arrays import DAMAGED
-from ckplan.training.stepfile import Array, Spec
+from ckplan.isolation.arrays import DAMAGED, Array
+from ckplan.training.stepfile import Spec
 
 Data = Mapping[str, Array]
 

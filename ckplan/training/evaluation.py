@@ -18,6 +18,7 @@ from ckplan import keys
 from ckplan.autodiff.evaluation import LossGraph, loss_graph
 from ckplan.autodiff.lora import add_adapters
 from ckplan.errors import ModelError, UsageError
+from ckplan.isolation.arrays import Array
 from ckplan.model.external import in_one_folder
 from ckplan.model.loading import load
 from ckplan.model.metadata import listed_names
@@ -25,7 +26,7 @@ from ckplan.model.read import read
 from ckplan.training.buffers import bind, ort_value, run_bound
 from ckplan.training.data import Data, batches, fitted
 from ckplan.training.export import separate_statistics
-from ckplan.training.stepfile import Array, Spec, StepFile, session_of
+from ckplan.training.stepfile import Spec, StepFile, session_of
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ import onnx_ir as ir
 from ckplan.arguments import check_table, path_of
 from ckplan.autodiff.lora import Layer, Lora
 from ckplan.errors import UsageError
+from ckplan.isolation.arrays import Array
 from ckplan.model.linear_models import write_linear_models
 from ckplan.model.literals import is_numbered
 from ckplan.model.read import read
@@ -31,7 +32,6 @@ from ckplan.model.torch_files.unfold import unfold
 from ckplan.model.weights import scratch_folder
 from ckplan.operators.matching import is_op
 from ckplan.training.adapters import insert_adapters, merged
-from ckplan.training.stepfile import Array
 
 _CONSTANTS = ("Constant", "ConstantOfShape")
 

@@ -17,6 +17,7 @@ from ckplan import keys
 from ckplan.arguments import path_of
 from ckplan.autodiff.lora import Lora
 from ckplan.errors import ModelError
+from ckplan.isolation.arrays import Array
 from ckplan.meter.facts import initial_states
 from ckplan.meter.ranges import upper_bound
 from ckplan.model.external import in_one_folder
@@ -24,8 +25,6 @@ from ckplan.model.infer import static_shape
 from ckplan.model.metadata import finite, listed_names
 from ckplan.model.read import read
 from ckplan.operators.sessions import clean, open_session
-
-Array = np.ndarray[Any, np.dtype[Any]]
 
 _SEEDS = 1 << 24
 """Some seeds are float32 attributes: whole numbers below this are exact."""

@@ -14,8 +14,9 @@ from ckplan.autodiff import TrainingGraph, parse_optimizer
 from ckplan.autodiff.optimizers.alone import update_graph
 from ckplan.autodiff.reading import dtype_of, shape_of
 from ckplan.errors import ModelError, UsageError
+from ckplan.isolation.arrays import Array
 from ckplan.training.buffers import Buffers, bind, ort_value, run_bound
-from ckplan.training.stepfile import Array, StepFile, session_of
+from ckplan.training.stepfile import StepFile, session_of
 
 Batch = Mapping[str, Array]
 

@@ -13,6 +13,7 @@ import numpy as np
 
 from ckplan.arguments import check_number, path_of
 from ckplan.errors import CheckFailedError, UsageError
+from ckplan.isolation.arrays import Array
 from ckplan.training import checkpoint
 from ckplan.training.buffers import all_finite
 from ckplan.training.checkpoint import State
@@ -22,7 +23,7 @@ from ckplan.training.evaluation import Evaluation, Score
 from ckplan.training.export import export_weights
 from ckplan.training.progress import Advance, bar
 from ckplan.training.schedules import parse_schedule
-from ckplan.training.stepfile import Array, read_step
+from ckplan.training.stepfile import read_step
 from ckplan.training.stepping import stepper
 
 _DEFAULT_RATE = 0.001

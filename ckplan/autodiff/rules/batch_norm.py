@@ -8,12 +8,10 @@ from collections.abc import Sequence
 import numpy as np
 import onnx_ir as ir
 
-from ckplan.autodiff.builder import ONE_PASS, Builder
+from ckplan.autodiff.builder import ONE_PASS, Builder, Gradients
 from ckplan.autodiff.composites import DOMAIN
 from ckplan.autodiff.reading import attr_float, attr_int, attr_ints, dtype_of, required_input, shape_of, size_of
 from ckplan.autodiff.registry import rule
-
-Gradients = Sequence[ir.Value | None]
 
 #: What the normalisations add to a variance unless they say otherwise.
 EPSILON = 1e-5

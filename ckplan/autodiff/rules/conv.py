@@ -6,16 +6,14 @@ from collections.abc import Sequence
 
 import onnx_ir as ir
 
-from ckplan.autodiff.builder import Builder
+from ckplan.autodiff.builder import Builder, Gradients
 from ckplan.autodiff.reading import attr_int, attr_ints, attr_str, required_input, shape_of
 from ckplan.autodiff.registry import rule
 from ckplan.autodiff.rules.conv_forms import weight_gradient
 from ckplan.autodiff.rules.conv_gradients import gradients
-from ckplan.autodiff.rules.windows import Window, pad_axes, window_of
+from ckplan.autodiff.rules.windows import Window, convolution_window, pad_axes
 from ckplan.autodiff.transposes import before_transpose
 from ckplan.model.node_reads import input_of
-
-Gradients = Sequence[ir.Value | None]
 
 
 @rule("Conv")
@@ -24,8 +22,7 @@ def conv(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
     x, w, bias = required_input(node, 0), required_input(node, 1), input_of(node, 2)
     upstream = dy[0]
     assert upstream is not None
-    groups, kernel = attr_int(node, "group", 1), shape_of(w)
-    window = window_of(node, shape_of(x)[2:], shape_of(node.outputs[0])[2:], kernel[2:])
+    groups, window = attr_int(node, "group", 1), convolution_window(node)
     dx, dw = gradients(op, x, upstream, w, groups, window, of_input=op.wants(x), of_weight=op.wants(w))
     db = bias_gradient(op, upstream) if op.wants(bias) else None
     return [dx, dw, db][: len(node.inputs)]

@@ -24,7 +24,7 @@ from ckplan.autodiff.registry import rule
 from ckplan.autodiff.rules.batch_norm import EPSILON, deviation
 from ckplan.autodiff.rules.conv import bias_gradient
 from ckplan.autodiff.rules.conv_gradients import gradients
-from ckplan.autodiff.rules.windows import window_of
+from ckplan.autodiff.rules.windows import convolution_window
 from ckplan.model.node_reads import input_of
 from ckplan.operators.matching import is_op
 
@@ -67,7 +67,7 @@ def conv_batch_norm(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
     bias, upstream = node.inputs[2], dy[0]
     assert upstream is not None
     kernel = shape_of(w)
-    window = window_of(node, shape_of(x)[2:], shape_of(node.outputs[0])[2:], kernel[2:])
+    window = convolution_window(node)
     spread = deviation(op, variance, attr_float(node, "epsilon", EPSILON))
     factor = op.Div(scale, spread)
     for_filters = op.reshape(factor, [kernel[0], *[1] * (len(kernel) - 1)])

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 import onnx_ir as ir
 
-from ckplan.autodiff.builder import Builder
+from ckplan.autodiff.builder import Builder, Gradients
 from ckplan.autodiff.composites import DOMAIN
 from ckplan.autodiff.reading import dtype_of, required_input, shape_of, size_of
 from ckplan.autodiff.registry import rule
 from ckplan.errors import ModelError
 from ckplan.model.node_reads import input_of
-
-Gradients = Sequence[ir.Value | None]
 
 
 @rule("Dropout", since=13, fixed=[1, 2])

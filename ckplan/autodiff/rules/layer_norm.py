@@ -8,13 +8,11 @@ from collections.abc import Sequence
 import numpy as np
 import onnx_ir as ir
 
-from ckplan.autodiff.builder import Builder
+from ckplan.autodiff.builder import Builder, Gradients
 from ckplan.autodiff.reading import attr_float, attr_int, dtype_of, required_input, shape_of, size_of
 from ckplan.autodiff.registry import rule
 from ckplan.autodiff.rules.batch_norm import affine, inverse_deviation
 from ckplan.model.node_reads import input_of
-
-Gradients = Sequence[ir.Value | None]
 
 _EPSILON = 1e-5
 

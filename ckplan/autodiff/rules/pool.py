@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
 
 import numpy as np
 import onnx_ir as ir
 
-from ckplan.autodiff.builder import Builder
+from ckplan.autodiff.builder import Builder, Gradients
 from ckplan.autodiff.reading import attr_int, attr_ints, dtype_of, required_input, shape_of, size_of
 from ckplan.autodiff.registry import rule
 from ckplan.autodiff.rules import pool_maxima
 from ckplan.autodiff.rules.windows import Window, pad_axes, window_of
-
-Gradients = Sequence[ir.Value | None]
 
 #: Operators whose gradient reads their output, and operators whose gradient reads what they multiply.
 _KEEP_OUTPUT = frozenset({"Relu", "LeakyRelu", "Sigmoid", "Tanh", "Softmax", "Exp", "Sqrt"})

@@ -14,7 +14,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ckplan.autodiff.builder import Builder
-from ckplan.autodiff.reading import attr_ints, attr_str, shape_of
+from ckplan.autodiff.reading import attr_ints, attr_str, required_input, shape_of
 from ckplan.autodiff.slices import slice_axes
 
 
@@ -105,6 +105,12 @@ def window_of(node: ir.Node, inputs: Sequence[int], outputs: Sequence[int], kern
         begin = tuple((max(total, 0) + lower) // 2 for total in window.end)
         window = Window(tuple(inputs), tuple(outputs), tuple(kernel), strides, dilations, begin)
     return window
+
+
+def convolution_window(node: ir.Node) -> Window:
+    """The window of a Conv, or of a composite with the same inputs, attributes and output."""
+    x, weight, y = required_input(node, 0), required_input(node, 1), node.outputs[0]
+    return window_of(node, shape_of(x)[2:], shape_of(y)[2:], shape_of(weight)[2:])
 
 
 def pad_axes(

@@ -20,6 +20,9 @@ EXPANSION = "expansion"
 
 Operand = ir.Value | np.ndarray | float | int | None
 
+#: What an expansion puts in the place of a node's outputs; None where there is none.
+Results = Sequence[ir.Value | None]
+
 
 class NotExpandableError(Exception):
     """Raised by an expansion for a form of its operator that standard operators cannot say.

@@ -11,13 +11,11 @@ from collections.abc import Sequence
 import numpy as np
 import onnx_ir as ir
 
-from ckplan.model.contrib.emitter import Emitter, NotExpandableError
+from ckplan.model.contrib.emitter import Emitter, NotExpandableError, Results
 from ckplan.model.contrib.expansions.normalisation import root_mean_square
 from ckplan.model.contrib.expansions.rotary import rotate, rows_of
 from ckplan.model.contrib.expansions.scores import causal, key_mask, softmax_with_sink
 from ckplan.model.contrib.registry import expansion
-
-Results = Sequence[ir.Value | None]
 
 
 @expansion("Attention")

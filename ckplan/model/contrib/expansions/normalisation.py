@@ -7,10 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 import onnx_ir as ir
 
-from ckplan.model.contrib.emitter import Emitter, NotExpandableError
+from ckplan.model.contrib.emitter import Emitter, NotExpandableError, Results
 from ckplan.model.contrib.registry import expansion
-
-Results = Sequence[ir.Value | None]
 
 
 def root_mean_square(

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 
-from ckplan.model.contrib.emitter import Emitter, NotExpandableError
+from ckplan.model.contrib.emitter import Emitter, NotExpandableError, Results
 from ckplan.model.contrib.expansions.activations import activate
 from ckplan.model.contrib.registry import expansion
-
-Results = Sequence[ir.Value | None]
 
 
 @expansion("FusedMatMul", "TransposeMatMul", "FusedMatMulActivation")

@@ -2,14 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-import onnx_ir as ir
-
-from ckplan.model.contrib.emitter import Emitter
+from ckplan.model.contrib.emitter import Emitter, Results
 from ckplan.model.contrib.registry import expansion
-
-Results = Sequence[ir.Value | None]
 
 
 @expansion("QuantizeLinear", "DequantizeLinear")
