@@ -70,7 +70,7 @@ def refuse_quantised(
     found = [node for node in between(op.graph, weights, targets) if is_quantised(node)]
     found += [node for node in cuts if node.graph is not op.graph]
     found = [node for node in found if node.op_type != "DequantizeLinear"] or found
-    stored = [node for node in op.graph if is_quantised(node) and _reads_stored_weight(node)]
+    stored = _stored(op.graph)
     pairs = all(is_op(node, ("QuantizeLinear", "DynamicQuantizeLinear")) for node in found)
     named = ", ".join(f"{node.op_type} '{node.name}'" for node in found[:8])
     more = f" and {len(found) - 8} more" if len(found) > 8 else ""
@@ -80,11 +80,22 @@ def refuse_quantised(
     ways.append("freeze what stands before these nodes (--no-grad)")
     hint = ", or ".join(ways)
     if stored:
-        hint += (
-            f"; {len(stored)} weight(s) are stored as integers, first that of {stored[0].op_type} '{stored[0].name}', "
-            "and cannot be trained in any case: that takes float weights which pass such a pair"
-        )
+        hint += f"; {stored}, and cannot be trained in any case: that takes float weights which pass such a pair"
     raise ModelError(f"the model is quantised, and {len(found)} node(s) pass no gradient on: {named}{more}", hint)
+
+
+def stored_notes(graph: ir.Graph) -> list[str]:
+    """Say of how many weights gradients pass by, as they are integers."""
+    stored = _stored(graph)
+    way = "that takes float weights which pass a pair of QuantizeLinear and DequantizeLinear"
+    return [f"{stored}, and are not trained: {way}"] if stored else []
+
+
+def _stored(graph: ir.Graph) -> str:
+    """Say how many weights are integers; empty if none is."""
+    stored = [node for node in graph if is_quantised(node) and _reads_stored_weight(node)]
+    first = f"first that of {stored[0].op_type} '{stored[0].name}'" if stored else ""
+    return f"{len(stored)} weight(s) are stored as integers, {first}" if stored else ""
 
 
 def _cuts(op: Builder, graph: ir.Graph, sources: Iterable[ir.Value], targets: Sequence[ir.Value]) -> list[ir.Node]:

@@ -35,7 +35,7 @@ from ckplan.autodiff.packed_masks import pack_masks
 from ckplan.autodiff.parameters import Request, request_of, select_parameters
 from ckplan.autodiff.passed_on import pass_blocks_on
 from ckplan.autodiff.paths import prune
-from ckplan.autodiff.quantisation import pass_straight_through, refuse_quantised
+from ckplan.autodiff.quantisation import pass_straight_through, refuse_quantised, stored_notes
 from ckplan.autodiff.reading import is_floating
 from ckplan.autodiff.regions import OFF, Chunks, Pieces, Region, refuse_idle, told
 from ckplan.autodiff.reshapes import join_reshapes
@@ -177,6 +177,7 @@ def build_training_graph(
     selection = select_parameters(op, tensors.parameters, request, uses, before)
     running = forms.running_of(graph, results)
     prune(graph, [*results, *running.values()])
+    stored = stored_notes(graph) if request.all_parameters else []
     pieces = Pieces.of(chunks)
     wanted = [*selection.parameters, *others.values()]
     # A parameter that is left out may be all zeros for now only.
@@ -206,7 +207,7 @@ def build_training_graph(
             "choose another output with --loss, or other parameters with --wrt",
         )
     region_notes = [*told(forward_forms.regions), *forward_forms.notes]
-    notes = [*forms.notes, *time_notes, *region_notes, *request.notes, *selection.notes]
+    notes = [*forms.notes, *time_notes, *region_notes, *request.notes, *selection.notes, *stored]
     if idle:
         kind = "parameter" if others.keys().isdisjoint(idle) else "tensor"
         why = cause or f"the loss does not depend on them{_remedy(beside, idle.values())}"

@@ -256,6 +256,9 @@ def test_weights_stored_as_integers_are_named() -> None:
         build_training_graph(model)
     training = build_training_graph(model, straight_through=True)
     assert set(training.gradients) == {"gain"}
+    assert "1 weight(s) are stored as integers, first that of DequantizeLinear" in " ".join(training.notes)
+    chosen = build_training_graph(model, wrt=["gain"], straight_through=True)
+    assert "stored as integers" not in " ".join(chosen.notes)
 
 
 def test_a_model_whose_scales_alone_are_floats_is_known_to_be_quantised() -> None:
