@@ -99,6 +99,9 @@ def analyze(
         strategies: what to try: strategies, or text as on the command line; None tries what answers in seconds.
         budget: bytes, a ratio of what the step takes without a plan, or text: ``"512MiB"``, ``"40%"``.
         options: see `open_model`.
+
+    Raises:
+        ModelError, UsageError: the model or an option does not fit.
     """
     return analysis.analyze(open_model(model, **options), _parsed(strategies), budget)
 
@@ -181,7 +184,11 @@ def artifacts(
 
 
 def plan(model: Model, **asked: Any) -> Plan:
-    """The plan of the file that `rewrite` makes with the same arguments: `ckplan plan`."""
+    """The plan of the file that `rewrite` makes with the same arguments: `ckplan plan`.
+
+    Raises:
+        CkplanError: as by `rewrite`.
+    """
     return rewrite(model, **asked).plan
 
 
@@ -193,6 +200,9 @@ def pareto(model: Model, *, strategies: Strategies = None, seconds: float | None
         strategies: whose plans to hold against it; None takes what answers in seconds.
         seconds: how long to search.
         options: see `open_model`.
+
+    Raises:
+        ModelError, UsageError: the model or an option does not fit.
     """
     return find_frontier(open_model(model, **options), _parsed(strategies), seconds=Goal.of(seconds=seconds).seconds)
 
@@ -246,6 +256,7 @@ def explain(model: Model, tensor: str, **asked: Any) -> Explanation:
 
     Raises:
         UsageError: there is no such tensor.
+        CkplanError: as by `rewrite`.
     """
     check_text("the tensor", tensor)
     planned = rewrite(model, **asked)
@@ -258,6 +269,9 @@ def build_training_graph(model: Source, **objective: Any) -> TrainingGraph:
     Args:
         model: a model in normal form (`ForwardModel.model`); any other is brought into it first, with default sizes.
         objective: see `ckplan.autodiff.build_training_graph`.
+
+    Raises:
+        ModelError, UsageError: the model or an option does not fit.
     """
     if not isinstance(model, ir.Model):
         model = forward_of(model, StepOptions()).model
@@ -273,6 +287,11 @@ def measure(model: Runnable, **how: Any) -> Measurement:
     Args:
         model: what to run; a model in memory is written to a temporary file.
         how: see `ckplan.meter.measure`.
+
+    Raises:
+        ModelError: it is not a model, or onnxruntime does not run it.
+        UsageError: an option does not fit.
+        EnvironmentUnavailableError: the device is not there; as `RunFailedError`, a process ended early.
     """
     with _file_of(model) as path:
         return measure_file(path, **how)
@@ -285,6 +304,11 @@ def verify(base: Runnable, new: Runnable, **how: Any) -> Verification:
         base: what to compare with.
         new: the one in question.
         how: see `ckplan.meter.verify`.
+
+    Raises:
+        ModelError: one of them is not a model, or onnxruntime does not run it.
+        UsageError: an option does not fit.
+        EnvironmentUnavailableError: the device is not there; as `RunFailedError`, a process ended early.
     """
     with _file_of(base) as one, _file_of(new) as other:
         return verify_files(one, other, **how)

@@ -72,6 +72,7 @@ class UnsupportedOperatorsError(ModelError):
 
     Args:
         nodes: one ``(description, reason)`` per node, e.g. ``("ArgMax '/head/argmax'", "has no derivative")``.
+        hint: see `CkplanError`.
     """
 
     def __init__(self, nodes: list[tuple[str, str]], hint: str = "") -> None:

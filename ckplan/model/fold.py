@@ -47,6 +47,7 @@ class Sweep:
     """State of a sweep.
 
     Attributes:
+        model: what is gone over.
         constants: value -> its array, for every value that does not depend on inputs or weights.
         problems: node -> why its shape inference failed.
         tried: the nodes visited are those of a Loop's body whose states' shapes are not certain yet.
