@@ -33,11 +33,11 @@ from ckplan.operators.matching import is_op
 BLOCKS = "ckplan/blocks"
 """Key in the ``meta`` of the last product of a block: how many blocks there are."""
 
-_LEAST_QUERIES = 128
+_LEAST_QUERIES = 64
 """Of a block: fewer leave out too little for the nodes that they take."""
 _LEAST_LEFT_OUT = 16
 """Queries whose scores each of twice as many blocks has to leave out more, to be worth its nodes: behind a causal mask
-256 queries go in two blocks, 512 in four, 2048 in eight."""
+128 queries go in two blocks, 512 in four, 2048 in eight."""
 
 
 @dataclass(frozen=True)
