@@ -55,10 +55,11 @@ def command(
     in its training graph, or of a node, which stands for what it makes.
     """
     from ckplan.answers.explanation import explain
-    from ckplan.cli.planning import planned, tell
+    from ckplan.cli.planning import planned, read_plan, tell
 
+    given = read_plan(plan_file)
     step = opened(model, asked, cost="flops" if plan_file else goal.cost(cost, device), device=device)
-    made = planned(step, strategy, goal, plan_file)
+    made = planned(step, strategy, goal, given)
     found = explain(made.step, made.plan, tensor)
     notes(found.notes)
     said = [*step.notes, *tell(made), *found.notes]

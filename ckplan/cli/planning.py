@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 from click.core import ParameterSource
@@ -21,18 +21,26 @@ if TYPE_CHECKING:
     from ckplan.planner.strategies import Strategy
 
 
-def planned(step: Step, strategy: Strategy, goal: Goal, plan_file: Path | None = None) -> Planned:
-    """Plan a step as the options ask for it, or take the plan of a file.
+def planned(step: Step, strategy: Strategy, goal: Goal, given: Mapping[str, Any] | None = None) -> Planned:
+    """Plan a step as the options ask for it, or take a plan that is given.
+
+    Args:
+        step: the step.
+        strategy: how to plan it.
+        goal: what the plan has to keep to.
+        given: what `read_plan` read.
 
     Raises:
-        UsageError: the options name a plan file and say how to plan as well.
+        InfeasibleError: no plan keeps to the goal.
+        ModelError: the plan that is given is one for another graph.
     """
     from ckplan.pipeline import rewrite, write_plan
+    from ckplan.planner import plan_from_json
 
-    if plan_file is not None:
-        _refuse_choices()
     with stage("planning"):
-        return rewrite(step, strategy, goal) if plan_file is None else write_plan(step, read_plan(plan_file, step))
+        if given is None:
+            return rewrite(step, strategy, goal)
+        return write_plan(step, plan_from_json(step.problem, given))
 
 
 _CHOICES = frozenset({"strategy", "budget", "of", "overhead", "seconds", "cost"})
@@ -124,14 +132,16 @@ def shown_plan(offers: Sequence[Offer]) -> Plan | None:
     return next(iter(named), None) or min(plans, key=lambda plan: plan.predicted.peak_activations, default=None)
 
 
-def read_plan(path: Path, step: Step) -> Plan:
-    """Read a plan file for a step.
+def read_plan(path: Path | None) -> dict[str, Any] | None:
+    """Read the plan file that ``--plan`` names, before the work that it is for; None if it names none.
 
     Raises:
-        ModelError: the file is no plan, or one for another graph.
+        UsageError: the options say how to plan as well.
+        ModelError: the file is no plan.
     """
-    from ckplan.planner import plan_from_json
-
+    if path is None:
+        return None
+    _refuse_choices()
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -142,4 +152,4 @@ def read_plan(path: Path, step: Step) -> Plan:
         raise ModelError(f"'{path}' is not JSON: {error}", "make a plan with `ckplan plan`") from error
     if not isinstance(data, dict) or not isinstance(data.get("schedule"), list):
         raise ModelError(f"'{path}' is not a plan: it has no schedule", "make one with `ckplan plan`")
-    return plan_from_json(step.problem, data)
+    return data

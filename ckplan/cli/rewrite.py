@@ -74,11 +74,12 @@ def command(
     check_output(output, force, model, plan_file, inputs)
     check_page(page, force, model, output)
     from ckplan.answers.findings import chosen
-    from ckplan.cli.planning import planned, tell
+    from ckplan.cli.planning import planned, read_plan, tell
 
+    given = read_plan(plan_file)
     step = opened(model, asked, cost="flops" if plan_file else goal.cost(cost, device), device=device)
     check_inputs(step, inputs, with_proof=with_proof)
-    made = planned(step, strategy, goal, plan_file)
+    made = planned(step, strategy, goal, given)
     notes = [*step.notes, *tell(made)]
     notes += written(made.model, output, force=force, copy_weights=copy_weights)
     with stage("summing up the plan"):

@@ -110,3 +110,12 @@ def test_a_plan_goes_with_no_option_that_says_how_to_plan(
     assert result.exit_code == 2
     assert f"does not go with `{option[0]}`" in result.stderr
     assert not (tmp_path / "out.onnx").exists()
+
+
+@pytest.mark.parametrize("option", [[], ["--budget", "50%"]])
+def test_a_plan_that_cannot_be_taken_is_refused_before_the_model_is_read(option: list[str], tmp_path: Path) -> None:
+    """Reading and differentiating a large model takes a minute, and neither the file nor the options depend on it."""
+    model = write_model(tmp_path / "m.onnx")
+    result = run("rewrite", model, "-o", tmp_path / "out.onnx", "--plan", tmp_path / "none.json", *option)
+    (line,) = result.stderr.splitlines()
+    assert "does not go with `--budget`" in line if option else "there is no file" in line
