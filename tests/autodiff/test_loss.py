@@ -136,6 +136,29 @@ def test_cross_entropy_finds_the_classes(shape, classes, labels):
     assert loss == pytest.approx(cross_entropy(x * values(*shape, seed=1), given.reshape(whole), classes))
 
 
+@pytest.mark.parametrize("loss", [None, "cross-entropy"])
+@pytest.mark.parametrize("name", ["y", "logits"])
+@pytest.mark.parametrize(
+    ("behind", "shape", "classes"),
+    [
+        ("Transpose <perm = [0, 2, 3, 1]> (h)", (2, 4, 4, 5), 3),
+        ("Reshape(h, whole)", (2, 5, 16), 1),
+        ("Mul(h, half)", (2, 5, 4, 4), 1),
+    ],
+)
+def test_the_classes_are_where_the_last_layer_makes_them(behind, shape, classes, name, loss):
+    text = (
+        f"g (double[2,3,4,4] x) => (double[{','.join(map(str, shape))}] {name}) {{ h = Conv(x, w) {name} = {behind} }}"
+    )
+    x, w = values(2, 3, 4, 4), values(5, 3, 1, 1, seed=1)
+    training = build_training_graph(parse(text, w=w, whole=np.array([2, 5, 16]), half=np.array(0.5)), loss=loss)
+    given = np.random.default_rng(0).integers(0, 5, np.delete(shape, classes))
+    found = check_training_graph(training, {"x": x, "labels": given})
+    scores = np.einsum("nchw,kc->nkhw", x, w[:, :, 0, 0]) * (0.5 if "half" in behind else 1)
+    whole = (scores.transpose(0, 2, 3, 1) if classes == 3 else scores).reshape(shape)
+    assert found == pytest.approx(cross_entropy(whole, given, classes))
+
+
 @pytest.mark.parametrize(
     "tail",
     [

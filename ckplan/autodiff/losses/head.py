@@ -81,7 +81,7 @@ def head_of(graph: ir.Graph, output: ir.Value) -> Head:
     if shape[axis] == 1:
         return Head(output, None, "there is one number a sample" if len(shape) < 3 else "there is one number a place")
     if "logits" in str(output.name).lower():
-        return Head(output, axis, f"it is called '{output.name}'")
+        return Head(output, scored_axis(output), f"it is called '{output.name}'")
     if like is not None:
         return Head(output, None, f"it has the shape of input '{like.name}'")
     table = _vocabulary(graph, shape[-1]) if len(shape) > 1 else None
@@ -156,6 +156,14 @@ def classes_axis(shape: Sequence[int]) -> int | None:
     if not shape:
         return None
     return len(shape) - 1 if len(shape) in (1, 3) else 1
+
+
+def scored_axis(output: ir.Value) -> int | None:
+    """The axis of an output that the weights of its last layer count, if they are several; else that of convention."""
+    found = _layer_of(output)
+    if found is not None and shape_of(output)[found[1]] > 1:
+        return found[1]
+    return classes_axis(shape_of(output))
 
 
 def _vocabulary(graph: ir.Graph, size: int) -> ir.Value | None:

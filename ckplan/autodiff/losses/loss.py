@@ -13,7 +13,7 @@ from ckplan.autodiff.breaks import reached_by
 from ckplan.autodiff.builder import Builder
 from ckplan.autodiff.composites import outline
 from ckplan.autodiff.losses.crossentropy import declare_classes, emit_cross_entropy, prepare_labels
-from ckplan.autodiff.losses.head import Head, behind_softmax, chosen_from, classes_axis, head_of, main_output
+from ckplan.autodiff.losses.head import Head, behind_softmax, chosen_from, head_of, main_output, scored_axis
 from ckplan.autodiff.quantisation import is_quantised
 from ckplan.autodiff.reading import is_floating, shape_of, size_of
 from ckplan.autodiff.sums import total
@@ -148,7 +148,7 @@ def _of_head(op: Builder, output: ir.Value, head: Head) -> Loss:
 def _cross_entropy(op: Builder, output: ir.Value, head: Head | None = None) -> Loss:
     logits, axis = behind_softmax(output) if head is None else (head.scores, head.axis)
     shape = shape_of(logits)
-    axis = classes_axis(shape) if axis is None else axis
+    axis = scored_axis(logits) if axis is None else axis
     if axis is None:
         raise UsageError(f"cross-entropy needs classes, and output `{output.name}` is one number", "use --loss mse")
     samples = [dim for i, dim in enumerate(shape) if i != axis]
