@@ -83,3 +83,16 @@ def test_a_parameter_that_is_read_twice_stays_one(reading: str, lines: list[str]
     model, _ = loaded(before_a_norm(reading, lines))
     scales = [value for value in model.graph.initializers.values() if str(value.name).startswith("n.weight")]
     assert [len(value.uses()) for value in scales] == [2]
+
+
+@pytest.mark.parametrize(
+    ("shift", "name", "is_trained"),
+    [("", "val_1", False), (", val_2", "val_1", False), (", n.bias", "val_1", True), ("", "n.weight", True)],
+    ids=["no shift", "zeros", "a shift of its own", "a name of its own"],
+)
+def test_ones_under_a_number_are_not_trained_where_no_lines_tell(shift: str, name: str, is_trained: bool) -> None:
+    arrays = {**_PARAMETERS, **_OWN, "w": np.eye(4, dtype=np.float32) + 1}
+    nodes = f"h = MatMul(x, w) y = LayerNormalization(h, {name}{shift})"
+    model = exported(nodes, {key: array for key, array in arrays.items() if key in nodes}, {}, ["", ""])
+    del model.graph.metadata_props[:]
+    assert set(gradients(model)) == {"w", *([name] if is_trained else []), *(["n.bias"] if "n.bias" in shift else [])}

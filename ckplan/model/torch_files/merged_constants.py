@@ -5,18 +5,19 @@ module has none (``elementwise_affine=False``, ``affine=False``), and in the nod
 older operator sets, the exporter puts ones and zeros. Of a module that nothing has trained its optimiser keeps one
 tensor for these and for a scale or a bias, which would get the gradients of both.
 
-The line of the reader tells: it names ``ones``, which the file has not, or it gives a normalisation no scale.
+The line of the reader tells: it names ``ones``, which the file has not, or it gives a normalisation no scale. Where a
+tool removed the lines, ones under a number for a name tell, as the exporter leaves scales of a module their names.
 """
 
 from __future__ import annotations
 
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Set
 
 import onnx_ir as ir
 
-from ckplan.keys import STANDS_FOR
+from ckplan.keys import FROZEN, STANDS_FOR
 from ckplan.model.constants import copy_initializer
 from ckplan.model.torch_files.exporter_metadata import (
     KIND,
@@ -24,8 +25,10 @@ from ckplan.model.torch_files.exporter_metadata import (
     is_constant_name,
     known_names,
     operand_of,
+    operands_in,
     operands_of,
 )
+from ckplan.model.torch_files.merged_nodes import has_one_value
 from ckplan.operators.matching import is_op
 
 _NORMALISATIONS = (
@@ -39,6 +42,8 @@ _SCALE_AND_SHIFT = (1, 2)
 """Where they read these."""
 _GIVEN = re.compile(r"args = \(%\w+, (.*)\), kwargs = \{\}")
 """What a line gives a normalisation beside what is normalised."""
+_NUMBER = re.compile(r"val_\d+")
+"""How the exporter calls what it made itself."""
 _LIST = re.compile(r"\[[^]]*\]")
 _TENSOR = re.compile(r"(?<![^ ])(?:%\w+|None)(?![^,])")
 
@@ -76,6 +81,31 @@ def separate_constants(graph: ir.Graph) -> int:
                 node.replace_input_with(index, own)
         own.metadata_props[STANDS_FOR] = ""
     return copies
+
+
+def freeze_ones(model: ir.Model) -> tuple[str, ...]:
+    """Mark scales and shifts of normalisations that have none with `keys.FROZEN`, in place, where no lines tell.
+
+    Returns:
+        Notes: none, since what is not trained is named anyway.
+    """
+    if model.producer_name != "pytorch" or operands_in(model.graph):
+        return ()
+    places: Counter[ir.Value] = Counter()
+    for node in model.graph:
+        read = [value for value in node.inputs[1:3] if value is not None] if is_op(node, _NORMALISATIONS) else []
+        if all(map(_is_number, read)):
+            places.update(read)
+    for value, count in places.items():
+        if count == len(value.uses()):
+            value.metadata_props[FROZEN] = "of a normalisation without a scale, as it seems"
+    return ()
+
+
+def _is_number(value: ir.Value) -> bool:
+    """Whether an initializer holds ones or zeros, and the default exporter made up its name."""
+    tensor = value.const_value if value.is_initializer() else None
+    return tensor is not None and _NUMBER.fullmatch(str(value.name)) is not None and has_one_value(tensor)
 
 
 def _without_affine(node: ir.Node, line: str) -> Iterator[int]:

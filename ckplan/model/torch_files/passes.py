@@ -23,6 +23,7 @@ from ckplan.model.torch_files.frozen_norms import freeze_norms
 from ckplan.model.torch_files.looked_up import join_looked_up
 from ckplan.model.torch_files.loss_weights import freeze_loss_weights
 from ckplan.model.torch_files.masked_weights import keep_masks
+from ckplan.model.torch_files.merged_constants import freeze_ones
 from ckplan.model.torch_files.old_exporter import folded_notes, separate_merged
 from ckplan.model.torch_files.padding import mark_padding
 from ckplan.model.torch_files.projections import refuse_projections
@@ -44,6 +45,7 @@ PASSES: tuple[Callable[[ir.Model], tuple[str, ...]], ...] = (
     separate_merged,
     # Buffers that look like parameters, before anything is computed of them.
     freeze_norms,
+    freeze_ones,
     freeze_loss_weights,
     # Two tensors that are one parameter.
     join_transposed,
