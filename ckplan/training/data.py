@@ -78,6 +78,23 @@ def _column(column: Any) -> Array:
     return numbers.reshape(samples, *axes)
 
 
+def array_given(what: str, given: Any) -> Array:
+    """An array that a user gives, as one of numpy's: lists and tensors of torch's are fine.
+
+    Args:
+        what: what it is, for the message.
+        given: the array.
+
+    Raises:
+        UsageError: it cannot be one, such as lists of different lengths, or a tensor on a GPU.
+    """
+    try:
+        return np.asarray(given)
+    except (ValueError, TypeError, RuntimeError) as error:
+        reason = " ".join(str(error).split())[:160]
+        raise UsageError(f"{what} is no array: {reason}", "give an array of numpy's") from None
+
+
 def fitted(data: Data, inputs: Mapping[str, Spec], where: str) -> dict[str, Array]:
     """Hold data against what a step takes.
 

@@ -32,6 +32,7 @@ from ckplan.model.torch_files.unfold import unfold
 from ckplan.model.weights import scratch_folder
 from ckplan.operators.matching import is_op
 from ckplan.training.adapters import insert_adapters, merged
+from ckplan.training.data import array_given
 
 _CONSTANTS = ("Constant", "ConstantOfShape")
 
@@ -65,6 +66,7 @@ def export_weights(
     """
     file = path_of("the model", source)
     check_table("the table of weights", weights)
+    weights = {name: array_given(f"weight '{name}'", array) for name, array in weights.items()}
     left: Mapping[str, Layer] = {}
     whole = weights
     if lora is not None:

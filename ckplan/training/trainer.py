@@ -11,13 +11,13 @@ from typing import Any
 
 import numpy as np
 
-from ckplan.arguments import check_number, path_of
+from ckplan.arguments import check_kind, check_number, path_of
 from ckplan.errors import CheckFailedError, UsageError
 from ckplan.isolation.arrays import Array
 from ckplan.training import checkpoint
 from ckplan.training.buffers import all_finite
 from ckplan.training.checkpoint import State
-from ckplan.training.data import Data, batches, fitted, read_data
+from ckplan.training.data import Data, array_given, batches, fitted, read_data
 from ckplan.training.dynamic_loss_scale import SMALLEST, DynamicLossScale
 from ckplan.training.evaluation import Evaluation, Score
 from ckplan.training.export import export_weights
@@ -124,6 +124,7 @@ class Trainer:
         self._stepper = stepper(self.step, self.batch // self.step.batch, optimizer, clip_norm)
         self._rate = self._default_rate(optimizer) if learning_rate is None else learning_rate
         check_number("the learning rate", self._rate)
+        self._rate = float(self._rate)
         check_number("the seed", seed, whole=True)
         for option, count in (("every", every), ("patience", patience)):
             if count is not None:
@@ -330,8 +331,11 @@ class Trainer:
 def _arrays(data: Data | str | os.PathLike[str]) -> tuple[Data, str]:
     """Data and what they are called."""
     if isinstance(data, Mapping):
-        return {name: np.asarray(array) for name, array in data.items()}, "the data"
-    return read_data(path_of("the file of data", data)), str(data)
+        return {name: array_given(f"`{name}` in the data", array) for name, array in data.items()}, "the data"
+    check_kind(
+        "the data", data, (str, os.PathLike), "give a table of arrays by name of the input, or the path of a file"
+    )
+    return read_data(Path(data)), str(data)
 
 
 def _check_values(path: Path, found: Mapping[str, Array], wanted: Mapping[str, Array]) -> None:

@@ -6,6 +6,7 @@ import logging
 import sys
 import warnings
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -297,6 +298,24 @@ def test_a_file_is_not_overwritten(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="exists"):
         ckplan.export(nn.Linear(2, 2), (torch.zeros(1, 2),), tmp_path / "net.onnx")
     ckplan.export(nn.Linear(2, 2), (torch.zeros(1, 2),), tmp_path / "net.onnx", force=True)
+
+
+@pytest.mark.parametrize(
+    ("args", "options", "said"),
+    [
+        (torch.zeros(1, 2), {}, "the tuple of example arguments is tensor([[0., 0.]]); give a tuple, such as (x,)"),
+        ((torch.zeros(1, 2),), {"input_names": "x"}, "`input_names` is 'x'; give a list of names"),
+        ((torch.zeros(1, 2),), {"kwargs": [1]}, "keyword arguments is [1]; give a table: values by name"),
+    ],
+)
+def test_example_arguments_of_another_kind_are_named(
+    args: Any, options: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    """Of a batch of one, torch would take its only sample for the argument."""
+    with pytest.raises(UsageError) as caught:
+        ckplan.export(nn.Linear(2, 2), args, tmp_path / "net.onnx", **options)
+    assert said in str(caught.value)
+    assert not list(tmp_path.iterdir())
 
 
 def test_what_is_not_installed_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

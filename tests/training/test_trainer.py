@@ -126,6 +126,8 @@ WRONG = {
         {"x": np.zeros((9, 6), np.float32), "labels": np.full(9, 4)},
         "`labels` in the data holds 4, first in sample 0, and the loss has 4 classes",
     ),
+    "ragged": ({"x": [[1.0] * 6, [1.0]], "labels": [0, 1]}, "`x` in the data is no array: setting an array element"),
+    "pair": ((np.zeros((9, 6)), np.zeros(9)), "give a table of arrays by input, or the path of a file"),
     "few": ({"x": np.zeros((7, 6), np.float32), "labels": np.zeros(7, np.int64)}, "7 sample"),
 }
 

@@ -157,6 +157,22 @@ def test_merged_running_statistics_come_apart(tmp_path: Path) -> None:
     assert made[-1].score.loss == pytest.approx(np.mean(losses), rel=1e-5)
 
 
+def test_weights_may_be_those_of_a_torch_module(tmp_path: Path) -> None:
+    import torch
+
+    onnx.save(network(), tmp_path / "net.onnx")
+    given = {name: array + 1 for name, array in weights().items()}
+    ckplan.export_weights(
+        tmp_path / "net.onnx", {name: torch.from_numpy(array) for name, array in given.items()}, tmp_path / "out.onnx"
+    )
+    found = {one.name: numpy_helper.to_array(one) for one in onnx.load(tmp_path / "out.onnx").graph.initializer}
+    for name in NAMES:
+        np.testing.assert_array_equal(found[name], given[name])
+    asking = {NAMES[0]: torch.ones(10, 6, requires_grad=True)}
+    with pytest.raises(UsageError, match=r"weight 'first.weight' is no array: Can't call numpy"):
+        ckplan.export_weights(tmp_path / "net.onnx", asking, tmp_path / "other.onnx")
+
+
 def test_weights_of_another_model_are_refused(tmp_path: Path) -> None:
     _, step = files(tmp_path, optimizer="sgd")
     trainer = ckplan.Trainer(step, data())

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import onnx_ir as ir
 
-from ckplan.arguments import file_to_write, path_of
+from ckplan.arguments import check_kind, check_table, file_to_write, names_of, path_of
 from ckplan.errors import EnvironmentUnavailableError, ModelError
 from ckplan.keys import FROZEN, STANDS_FOR
 from ckplan.model.literals import is_numbered
@@ -68,10 +68,17 @@ def export(
     Raises:
         EnvironmentUnavailableError: torch or onnxscript is not installed.
         ModelError: torch cannot export the module.
-        UsageError: the file exists and `force` is not given, or the path cannot be a file.
+        UsageError: the file exists and `force` is not given, the path cannot be a file, or an argument is of another
+            kind.
     """
     target = path_of("the file to write", path)
     file_to_write(target, force)
+    check_kind("the tuple of example arguments", args, (tuple, list), "give a tuple, such as (x,)")
+    if kwargs is not None:
+        check_table("the table of example keyword arguments", kwargs)
+    for what, names in (("`input_names`", input_names), ("`output_names`", output_names)):
+        if names is not None:
+            names_of(what, names)
     try:
         import onnxscript
         import torch
