@@ -332,9 +332,7 @@ def _arrays(data: Data | str | os.PathLike[str]) -> tuple[Data, str]:
     """Data and what they are called."""
     if isinstance(data, Mapping):
         return {name: array_given(f"`{name}` in the data", array) for name, array in data.items()}, "the data"
-    check_kind(
-        "the data", data, (str, os.PathLike), "give a table of arrays by name of the input, or the path of a file"
-    )
+    check_kind("the data", data, (str, os.PathLike), "give a table of arrays by input, or the path of a file")
     return read_data(Path(data)), str(data)
 
 
