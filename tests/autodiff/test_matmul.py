@@ -13,7 +13,7 @@ from ckplan.autodiff import build_training_graph
 from ckplan.autodiff.rules import matmul as rules
 from ckplan.errors import UnsupportedOperatorsError
 from ckplan.model import normalise
-from tests.autodiff.gradcheck import check_gradient, check_training_graph, infer, node_model, values
+from tests.autodiff.gradcheck import check_gradient, check_training_graph, infer, node_model, parse, values
 
 
 @pytest.mark.parametrize(
@@ -80,6 +80,26 @@ def test_a_tall_side_is_copied_transposed_where_the_copy_is_small(columns, copie
     assert ("transA" not in product.attributes) == copied
     copy = product.inputs[0].producer().inputs[0].producer()
     assert (copy is not None and copy.op_type == "Transpose") == copied
+
+
+@pytest.mark.parametrize(
+    ("columns", "within", "copied"),
+    [((16,), (1, 99), True), ((8, 8), (1, 99), True), ((8,), (1, 99), False), ((16,), (1, 23), False)],
+)
+def test_a_side_whose_products_have_many_columns_is_copied_transposed(columns, within, copied, monkeypatch):
+    monkeypatch.setattr(rules, "_IN_CACHE", within)
+    products = " ".join(f"a{at} = MatMul(x, w{at})" for at in range(len(columns)))
+    joined = ", ".join(f"a{at}" for at in range(len(columns)))
+    model = parse(
+        f"g (double[2,3,4] z, double[2,3,99] other) => (double loss) {{ x = Tanh(z) {products} "
+        f"y = Concat<axis=-1>({joined}, other) b = Mul(y, y) loss = ReduceSum<keepdims=0>(b) }}",
+        **{f"w{at}": values(4, size, seed=at) for at, size in enumerate(columns)},
+    )
+    training = build_training_graph(model)
+    check_training_graph(training, {"z": values(2, 3, 4, seed=8), "other": values(2, 3, 99, seed=9)})
+    gradients = [node for node in training.model.graph if node.op_type == "Gemm" and "/grad/" in str(node.name)]
+    assert len(gradients) == len(columns)
+    assert all(("transA" not in node.attributes) == copied for node in gradients)
 
 
 def test_chances_are_gathered_where_values_are_long():

@@ -10,7 +10,9 @@ from ckplan.autodiff.builder import Builder, Gradients
 from ckplan.autodiff.reading import attr_float, attr_int, required_input, shape_of
 from ckplan.autodiff.registry import rule
 from ckplan.autodiff.row_factors import Rows, rows_of
+from ckplan.model.infer import static_shape
 from ckplan.model.node_reads import input_of
+from ckplan.model.traits import is_backward
 
 _BLOCK = 128
 """Columns of a product that onnxruntime makes at a time."""
@@ -26,6 +28,11 @@ _TALL = 16
 
 _WORTH_A_COPY, _SMALL = 2**17, 4
 """Elements from which on a side that is gathered is worth a copy, and how many times as many the largest tensor has."""
+
+_OFTEN, _IN_CACHE = 4, (2**16, 2**19)
+"""How many times as many columns all products of a side that is gathered have for it to be worth a copy whatever its
+height, and between how many elements: more are copied out of memory, for as long as what is won, and plans have to hold
+them."""
 
 
 @rule("MatMul", factor="absorb")
@@ -60,7 +67,7 @@ def _by_matrix(op: Builder, a: ir.Value, b: ir.Value, dy: ir.Value, b_shape: tup
     if op.wants(b):
         left = op.reshape(a, (rows, inner))
         addend = None if g.offsets is None else g.offsets.after(op, left)
-        db = _column_products(op, g.scaled(op, left), g.matrix, addend, op.factor)
+        db = _column_products(op, g.scaled(op, left), g.matrix, addend, op.factor, _columns_beside(a))
         db = op.reshape(db, shape_of(b))
     if op.wants(a):
         weight = op.reshape(b, b_shape)
@@ -81,20 +88,38 @@ def _product(op: Builder, a: ir.Value, b: ir.Value, c: ir.Value | None, *, alpha
     return op.Gemm(a, b, c, alpha=alpha, beta=None if c is None else alpha, **flips)  # type: ignore[return-value]
 
 
-def _column_products(op: Builder, a: ir.Value, b: ir.Value, c: ir.Value | None, alpha: float) -> ir.Value:
-    """``alpha (a^T b + c)``; c may be None.
+def _column_products(op: Builder, a: ir.Value, b: ir.Value, c: ir.Value | None, alpha: float, beside: int) -> ir.Value:
+    """``alpha (a^T b + c)``; c may be None, and all products of that a have ``beside`` columns.
 
     onnxruntime's product gathers what is transposed column by column, which takes long where it comes from memory: of
     two matrices the one with fewer columns is better there, and the result, small beside them, is transposed: that of
-    a MatMul, as a Gemm's would be merged into it. A tall left side with no more columns than the right one is copied
-    transposed, once for all products that read it.
+    a MatMul, as a Gemm's would be merged into it. A left side that is copied instead is copied once for all products
+    that read it.
     """
     (rows, wide), narrow = shape_of(a), shape_of(b)[1]
-    if wide <= narrow and rows >= _TALL * wide and _WORTH_A_COPY <= rows * wide <= op.largest // _SMALL:
+    if _is_worth_a_copy(rows, wide, narrow, beside) and rows * wide <= op.largest // _SMALL:
         return _product(op, _copied_columns(op, a), b, c, alpha=alpha)
     if c is None and 2 * narrow <= wide and narrow < _BLOCK and rows * wide >= _CACHE and rows >= _TALL * narrow:
         return op.transpose(op.scale(op.MatMul(op.Transpose(b, perm=[1, 0]), a), alpha), (1, 0))
     return _product(op, a, b, c, alpha=alpha, transA=1)
+
+
+def _is_worth_a_copy(rows: int, wide: int, narrow: int, beside: int) -> bool:
+    """Say whether a left side [rows, wide] that is transposed is best copied, beside a right one [rows, narrow].
+
+    It is gathered anew for each block of columns of right sides: one that is tall, as its product is done soon, and one
+    whose products have many columns, where it is copied within the cache.
+    """
+    elements = rows * wide
+    tall = wide <= narrow and rows >= _TALL * wide and elements >= _WORTH_A_COPY
+    return tall or (_OFTEN * wide <= beside and _IN_CACHE[0] <= elements <= _IN_CACHE[1])
+
+
+def _columns_beside(value: ir.Value) -> int:
+    """Columns of all products that the forward pass makes with a matrix on the left."""
+    products = (node for node, index in value.uses() if not index and node.op_type in ("Gemm", "MatMul"))
+    made = (static_shape(node.outputs[0]) for node in products if not is_backward(node))
+    return sum(math.prod(shape) for shape in made if shape) // max(1, math.prod(shape_of(value)[:-1]))
 
 
 def _copied_columns(op: Builder, matrix: ir.Value) -> ir.Value:
@@ -141,13 +166,13 @@ def gemm(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
             if flip_a:
                 db = _product(op, g.matrix, left, addend, alpha=alpha, transA=1, transB=1)
             else:
-                db = _column_products(op, g.matrix, left, addend, alpha)
+                db = _column_products(op, g.matrix, left, addend, alpha, shape_of(a)[1])
         else:
             addend = None if g.offsets is None else g.offsets.after(op, a)
             if flip_a:
                 db = _product(op, left, g.matrix, addend, alpha=alpha)
             else:
-                db = _column_products(op, left, g.matrix, addend, alpha)
+                db = _column_products(op, left, g.matrix, addend, alpha, _columns_beside(a))
     if c is not None and op.wants(c):
         if g.factors is not None and shape_of(c) in ((columns,), (1, columns)):
             sums = None if g.offsets is None else g.offsets.column_sums(op)
