@@ -6,7 +6,7 @@ else, or did not fit together any more.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 import onnx_ir as ir
@@ -26,7 +26,9 @@ _PER_CHANNEL = 21
 _ALONG_ONE_AXIS = 13
 _VERSION = "ckplan.version"
 """Attribute of the operators that are put right: the version that they were written for. The converter hands it on."""
-_MARKED = ("GroupNormalization", "Hardmax", "PRelu", "Resize")
+_MARKED = ("Clip", "GroupNormalization", "Hardmax", "PRelu", "Pad", "Resize")
+#: Inputs that were attributes up to version 10, in float32, and have the type of the data since: limits, what pads.
+_ATTRIBUTES, _BEFORE_INPUTS = {"Clip": (1, 2), "Pad": (2,)}, 10
 
 
 def mark_versions(model: ir.Model) -> None:
@@ -56,6 +58,8 @@ def put_right(model: ir.Model) -> None:
             node.attributes["onesided"] = ir.AttrInt64("onesided", 1)  # the default, which shape inference takes for 0
         if node.op_type == "Pad":
             node.attributes.pop("value", None)  # which the converter leaves where the mode does not use it
+        if version <= _BEFORE_INPUTS:
+            _in_type_of_data(node, _ATTRIBUTES.get(node.op_type, ()))
         if node.op_type == "Resize" and version <= _ASYMMETRIC:
             _place_as_once(model, node)
         elif node.op_type == "Resize":
@@ -71,6 +75,17 @@ def put_right(model: ir.Model) -> None:
 
 def _nodes(model: ir.Model) -> Iterator[ir.Node]:
     return (node for node in model.graph.all_nodes() if node.domain in ("", "ai.onnx") and node.outputs)
+
+
+def _in_type_of_data(node: ir.Node, indices: Iterable[int]) -> None:
+    """Give constants that the converter made of attributes the type of the data, where that is no float32."""
+    dtype = node.outputs[0].dtype
+    for index in indices:
+        value = input_of(node, index)
+        constant = None if value is None else value.producer()
+        if dtype is not None and is_op(constant, "Constant"):
+            array = constant.attributes["value"].as_tensor().numpy().astype(dtype.numpy())
+            constant.attributes["value"] = ir.AttrTensor("value", ir.tensor(array))
 
 
 def _place_as_once(model: ir.Model, node: ir.Node) -> None:

@@ -130,6 +130,27 @@ def test_meaning_is_kept(op_type, opset, shape, rest, attributes):
     assert float(along.sum()) == pytest.approx(slope, rel=0.02, abs=0.02 * float(np.abs(along).sum()) + 1e-3)
 
 
+@pytest.mark.parametrize("dtype", [np.float16, np.float64])
+@pytest.mark.parametrize(
+    ("op_type", "attributes", "expected"),
+    [
+        ("Clip", {"min": 0.5, "max": 1.5}, [0.5, 1.5, 1.0]),
+        ("Clip", {"min": 0.5}, [0.5, 2.0, 1.0]),
+        ("Pad", {"pads": [1, 0], "value": 0.5}, [0.5, 0.25, 2.0, 1.0]),
+    ],
+)
+def test_attributes_that_are_inputs_since_have_the_type_of_the_data(op_type, attributes, expected, dtype):
+    kind = onnx.helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
+    nodes = [onnx.helper.make_node("Neg", ["x"], ["h"]), onnx.helper.make_node(op_type, ["h"], ["y"], **attributes)]
+    ends = [onnx.helper.make_tensor_value_info(name, kind, [len(n)]) for name, n in (("x", "abc"), ("y", expected))]
+    graph = onnx.helper.make_graph(nodes, "g", ends[:1], ends[1:])
+    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 9)], ir_version=4)
+    loaded = normalise(ir.from_proto(model)).model
+    found = run(ir.to_proto(loaded), {"x": np.asarray([-0.25, -2, -1], dtype)})["y"]
+    assert found.dtype == dtype
+    assert found.tolist() == expected
+
+
 @pytest.mark.parametrize("opset", [11, 21])
 @pytest.mark.parametrize(
     ("op_type", "own", "shape", "rest", "attributes"),
