@@ -201,6 +201,8 @@ def test_numbers_of_numpy_are_numbers(path: Path) -> None:
     assert plan.schedule == ckplan.plan(path, strategy="memory", budget=0.75).schedule
     peak = plan.predicted.peak_activations
     assert ckplan.plan(path, strategy="memory", budget=np.int64(peak)).schedule == plan.schedule
+    one = np.int64(1)
+    assert ckplan.measure(path, runs=one, threads=one, seed=one, dims={"batch": one}, heap=False).threads == 1
 
 
 def test_a_strategy_may_be_an_object(path: Path) -> None:

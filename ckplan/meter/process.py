@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import operator
 import re
 import signal
 import subprocess
@@ -177,7 +178,7 @@ def started(job: str, request: Mapping[str, Any]) -> Iterator[Process]:
     with temporary_folder() as folder:
         try:
             asked = {"job": job, "custom_ops": custom_ops(), **request}
-            (folder / "request.json").write_text(json.dumps(asked), encoding="utf-8")
+            (folder / "request.json").write_text(json.dumps(asked, default=operator.index), encoding="utf-8")
             with (folder / "stderr.txt").open("wb") as stderr:
                 popen = start("ckplan.meter.child", str(folder), stderr=stderr)
         except OSError as error:

@@ -40,7 +40,7 @@ def _check_kind(source: Any) -> None:
     if not hasattr(source, "graph"):
         raise UsageError(
             f"a value of type {type(source).__name__} is no model",
-            "give a path, an onnx.ModelProto, an onnx_ir.Model or a Step",
+            "give a path, an onnx.ModelProto or an onnx_ir.Model",
         )
 
 
