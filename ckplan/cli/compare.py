@@ -184,8 +184,8 @@ def _configured(configuration: Configuration, measured: bool, how: How) -> Compa
     targets = [replace(target, limits=replace(target.limits, measured=measured)) for target in configuration.targets]
     found = configuration.path == find_configuration(Path())
     named = "" if found else f" --config {shlex.quote(str(configuration.path))}"
-    accept = f"to accept it: `ckplan compare{named} --save-baseline {shlex.quote(str(configuration.baseline))} --force`"
-    return compare_targets(targets, configuration.baseline, accept, how)
+    saving = f"ckplan compare{named} --save-baseline {shlex.quote(str(configuration.baseline))}"
+    return compare_targets(targets, configuration.baseline, saving, how)
 
 
 def _compared(

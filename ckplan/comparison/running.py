@@ -108,7 +108,7 @@ def compare_files(
     return Comparison((check,), notes, _RAISE_LIMIT)
 
 
-def compare_targets(targets: Sequence[Target], baseline: Path | None, accept: str, how: How) -> Comparison:
+def compare_targets(targets: Sequence[Target], baseline: Path | None, saving: str, how: How) -> Comparison:
     """Check the models of a configuration against their entries in a baseline.
 
     A model that cannot be checked does not keep the others from being checked.
@@ -116,14 +116,16 @@ def compare_targets(targets: Sequence[Target], baseline: Path | None, accept: st
     Args:
         targets: the models.
         baseline: file with their baselines; None judges by budgets alone.
-        accept: how to accept what grew, as a clause.
+        saving: the command that writes the baseline.
         how: whether to run the models, and whether to accept what they take.
 
     Raises:
         ModelError: the baseline cannot be read.
     """
     sides: Sides = {}
-    if baseline is not None and (baseline.exists() or not how.accepting):
+    if baseline is not None and not baseline.exists() and not how.accepting:
+        raise ModelError(f"there is no file '{baseline}'", f"make the baseline: `{saving}`")
+    if baseline is not None and baseline.exists():
         sides = _base_sides(baseline, how)
     checks, notes = [], list(dict.fromkeys(note for side in sides.values() for note in _aged(baseline, side, how)))
     for target in targets:
@@ -136,7 +138,7 @@ def compare_targets(targets: Sequence[Target], baseline: Path | None, accept: st
     left = [name for name in sides if name not in {target.name for target in targets}]
     if left and baseline is not None:
         notes.append(f"'{baseline}' holds what no model of the configuration asks for: {', '.join(left)}")
-    return Comparison(tuple(checks), tuple(notes), accept)
+    return Comparison(tuple(checks), tuple(notes), f"to accept it: `{saving} --force`")
 
 
 def _checked(target: Target, base: Snapshot | None, baseline: Path | None, how: How) -> tuple[Check, tuple[str, ...]]:

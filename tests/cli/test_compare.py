@@ -217,7 +217,7 @@ def test_a_configuration_is_run_without_arguments(model: Path, tmp_path: Path) -
     (tmp_path / "ckplan.toml").write_text(CONFIGURATION, encoding="utf-8")
     missing = run("compare")
     assert missing.exit_code == 3
-    assert "there is no file 'memory.json'; make a baseline with" in failure(missing)
+    assert "no file 'memory.json'; make the baseline: `ckplan compare --save-baseline memory.json`" in failure(missing)
     assert run("compare", "--save-baseline", "memory.json").exit_code == 0
     result = run("compare")
     assert result.exit_code == 0, result.stderr
