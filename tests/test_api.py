@@ -15,7 +15,7 @@ from click.testing import CliRunner, Result
 
 import ckplan
 from ckplan.cli import cli
-from ckplan.errors import InfeasibleError, UsageError
+from ckplan.errors import InfeasibleError, ModelError, UsageError
 from tests.cli.conftest import write_model
 
 
@@ -82,6 +82,17 @@ def test_compare_plans_as_rewrite_does(path: Path) -> None:
     assert found.checks[0].head is not None
     assert found.checks[0].head.peak_activations == planned.after.peak_activations
     assert found.failure is None
+
+
+def test_a_model_in_memory_without_its_data_is_refused(path: Path, tmp_path: Path) -> None:
+    (tmp_path / "apart").mkdir()
+    file = tmp_path / "apart" / "model.onnx"
+    onnx.save(onnx.load(path), file, save_as_external_data=True, location="weights.bin", size_threshold=0)
+    proto, model = onnx.load(file, load_external_data=False), ir.load(file)
+    for given in (proto, model):
+        with pytest.raises(ModelError, match=r"keeps its weights in .*weights.bin, which does not exist; give"):
+            ckplan.open_model(given)
+        (tmp_path / "apart" / "weights.bin").unlink(missing_ok=True)
 
 
 def test_a_protobuf_is_differentiated(path: Path) -> None:

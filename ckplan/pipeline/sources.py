@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import onnx_ir as ir
 
-from ckplan.errors import UsageError
+from ckplan.errors import ModelError, UsageError
 from ckplan.model import ForwardModel, load
+from ckplan.model.external import data_files
 from ckplan.model.loading import normalise
 from ckplan.model.read import read, read_proto
 from ckplan.pipeline.options import StepOptions
@@ -25,15 +26,23 @@ def model_of(source: Source) -> ir.Model:
     """A model as it came, read if it is a file.
 
     Raises:
-        ModelError: the file cannot be read.
+        ModelError: the file cannot be read, or a data file that a model in memory reads is not there.
         UsageError: it is no model at all.
     """
-    if isinstance(source, ir.Model):
-        return source.clone()
     if isinstance(source, str | os.PathLike):
         return read(source)
-    _check_kind(source)
-    return read_proto(source)
+    if isinstance(source, ir.Model):
+        model = source.clone()
+    else:
+        _check_kind(source)
+        model = read_proto(source)
+    lacking = sorted(file for file in data_files(model) if not file.is_file())
+    if lacking:  # a protobuf does not tell where it was read from
+        raise ModelError(
+            f"the model in memory keeps its weights in {lacking[0]}, which does not exist",
+            "give the path of the model, or load its data as well",
+        )
+    return model
 
 
 def _check_kind(source: Any) -> None:
