@@ -259,4 +259,7 @@ def read_tensors(path: Path) -> tuple[dict[str, Array], dict[str, str]]:
         raise ModelError(f"there is no file {path}", "check the path") from None
     except (OSError, SafetensorError, ValueError, TypeError) as error:
         reason = " ".join(str(error).split())[:200]
-        raise ModelError(f"{path} is damaged or not a safetensors file ({reason})", "take an earlier one") from None
+        raise ModelError(
+            f"{path} is damaged or not a safetensors file ({reason})",
+            "name another, or remove it: of a folder the last one is taken",
+        ) from None

@@ -342,6 +342,6 @@ def _check_values(path: Path, found: Mapping[str, Array], wanted: Mapping[str, A
         one, other = found.get(name), wanted.get(name)
         if one is None or other is None or one.shape != other.shape or one.dtype != other.dtype:
             raise UsageError(
-                f"{path} is a checkpoint of another step file: '{name}' is not the same in both",
-                "give the step file that it was made with",
+                f"{path} is a checkpoint of another step file or optimizer: '{name}' is not the same in both",
+                "give those that it was made with",
             )
