@@ -1,4 +1,4 @@
-"""Completion in the shell: names of strategies and optimizers, then their options."""
+"""Completion in the shell: names of strategies, optimizers and schedules, then their options."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import click
 from click.shell_completion import BashComplete, CompletionItem, add_completion_class
 
-_BREAKS = ":="
+_BREAKS = (":", "=")
 """Where bash breaks words besides blanks (``COMP_WORDBREAKS``)."""
 
 
@@ -25,6 +25,13 @@ def optimizers(ctx: click.Context, param: click.Parameter, incomplete: str) -> l
     from ckplan.autodiff import OPTIMIZERS
 
     return choices(OPTIMIZERS, incomplete)
+
+
+def schedules(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Schedules of the learning rate, and behind ``name:`` their options."""
+    from ckplan.training.schedules import SCHEDULES
+
+    return choices(SCHEDULES, incomplete)
 
 
 def choices(kinds: Sequence[type[Any]], incomplete: str) -> list[CompletionItem]:
@@ -74,7 +81,7 @@ class Bash(BashComplete):
                     words.append("")
             elif words and (joining or word in _BREAKS):
                 words[-1] += word
-                joining = word.endswith(tuple(_BREAKS))
+                joining = word.endswith(_BREAKS)
             else:
                 words.append(word)
                 joining = False

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ckplan.cli import completion
 from ckplan.cli.help import SectionedCommand, section, stack
 from ckplan.cli.options import custom_ops_option, json_option, optimizer_options, seed_option, talk_options
 from ckplan.cli.streams import answer, notes, settings, show_json
@@ -33,6 +34,7 @@ _loop_options = stack(
         ),
         click.option(
             "--schedule", default="constant", show_default=True, metavar="NAME[:FIELD=VALUE,...]",
+            shell_complete=completion.schedules,
             help="How the learning rate changes: constant, linear or cosine, with warmup=STEPS and, but for constant, "
             "final=SHARE, such as cosine:warmup=100,final=0.1.",
         ),

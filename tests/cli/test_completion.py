@@ -20,6 +20,8 @@ from ckplan.planner.strategies import STRATEGIES
     [
         (["rewr"], ["rewrite"]),
         (["rewrite", "m.onnx", "--strategy", "se"], ["segments", "search"]),
+        (["rewrite", "m.onnx", "--of", ""], ["activations", "arena", "total"]),
+        (["rewrite", "m.onnx", "--strategy", ""], [kind.name for kind in STRATEGIES]),
         (["rewrite", "m.onnx", "--strategy", "="], [kind.name for kind in STRATEGIES]),
         (["rewrite", "m.onnx", "--strategy", "=", "mem"], ["memory"]),
         (["plan", "m.onnx", "--strategy", "segments", ":"], ["checkpoints=", "reserved=", "no_recompute="]),
@@ -27,6 +29,7 @@ from ckplan.planner.strategies import STRATEGIES
         (["rewrite", "m.onnx", "--strategy", "auto", ":", "steps", "=", "3,se"], ["3,seconds=", "3,seed="]),
         (["analyze", "m.onnx", "--strategy", "no_such", ":"], []),
         (["rewrite", "m.onnx", "--optimizer", "adamw", ":", "beta"], ["beta1=", "beta2="]),
+        (["train", "step.onnx", "--schedule", "cosine", ":"], ["warmup=", "final="]),
     ],
     ids=lambda value: " ".join(value),
 )
