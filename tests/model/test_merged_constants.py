@@ -96,3 +96,43 @@ def test_ones_under_a_number_are_not_trained_where_no_lines_tell(shift: str, nam
     model = exported(nodes, {key: array for key, array in arrays.items() if key in nodes}, {}, ["", ""])
     del model.graph.metadata_props[:]
     assert set(gradients(model)) == {"w", *([name] if is_trained else []), *(["n.bias"] if "n.bias" in shift else [])}
+
+
+def gated(read: str, lines: list[str], gate: float = 2.0) -> onnx.ModelProto:
+    """A layer times a gate of one number, which is read once more for a number of the program."""
+    arrays = {"w": np.eye(4, dtype=np.float32) + 1, "g": np.float32(gate), "two": np.float32(gate)}
+    nodes = f"h = MatMul(x, w) {read} y = Mul(m, g)"
+    operands = {"p_w": ("PARAMETER", "w"), "p_g": ("PARAMETER", "g")}
+    used = {name: array for name, array in arrays.items() if f"{name})" in nodes}
+    return exported(nodes, used, operands, ["aten.mm](args = (%x, %p_w))", *lines, "aten.mul](args = (%m, %p_g))"])
+
+
+@pytest.mark.parametrize(
+    ("operator", "line"),
+    [
+        ("Mul", "aten.mul](args = (%h, 2.0))"),
+        ("Pow", "aten.pow](args = (%h, 2))"),
+        ("Add", "aten.add](args = (%h, 2))"),
+    ],
+)
+def test_a_parameter_has_no_gradient_by_a_number_of_a_line(operator: str, line: str) -> None:
+    found = gradients(gated(f"m = {operator}(h, g)", [line]))
+    expected = gradients(gated(f"m = {operator}(h, two)", [line]))
+    assert set(found) == {"w", "g"}
+    np.testing.assert_allclose(found["g"], expected["g"], rtol=1e-5)
+
+
+@pytest.mark.parametrize("named", ["p_g", "view"])
+def test_a_number_that_a_line_names_or_a_view_of_it_is_the_parameter(named: str) -> None:
+    model, notes = loaded(gated("m = Mul(h, g)", [f"aten.mul](args = (%h, %{named}))"]))
+    assert len(model.graph.initializers["g"].uses()) == 2
+    assert "may have been merged" not in notes
+
+
+def test_what_a_program_computes_and_a_parameter_of_equal_numbers_may_be_one() -> None:
+    model, notes = loaded(gated("m = Mul(h, g)", ["aten.mul](args = (%h, %rsub))"], gate=0.5))
+    assert len(model.graph.initializers["g"].uses()) == 2
+    assert (
+        "1 tensor(s) that torch computes may have been merged with parameters of equal numbers ('rsub' with 'g')"
+        in (notes)
+    )

@@ -55,7 +55,7 @@ from ckplan.model.torch_files.exporter_metadata import (
     parameters_of,
     root_name,
 )
-from ckplan.model.torch_files.exporter_notes import doubtful_notes, signature_notes
+from ckplan.model.torch_files.exporter_notes import doubtful_notes, mistaken_notes, signature_notes
 from ckplan.model.torch_files.merged_constants import separate_constants
 from ckplan.model.torch_files.merged_nodes import separate_nodes
 from ckplan.model.torch_files.merged_siblings import separate_siblings
@@ -106,10 +106,10 @@ def read_signature(model: ir.Model) -> tuple[str, ...]:
     operands = operands_in(graph)
     if not operands:
         return ()
+    separated = separate_constants(graph)
     present = {operand_of(value): value for value in graph.initializers.values()}
     restored = restore_biases(graph, operands, present)
-    separated = separate_constants(graph) + _separate_computed(graph, operands)
-    separated += _separate_merged(graph, operands, present)
+    separated += _separate_computed(graph, operands) + _separate_merged(graph, operands, present)
     _join_copies(graph)
     parameters = parameters_of(graph)
     _mark_computed(graph, parameters, buffers_of(graph))
@@ -127,7 +127,11 @@ def read_signature(model: ir.Model) -> tuple[str, ...]:
     lost = [target for target in lost if target not in siblings and target not in found]
     doubtful = [] if lost else doubtful_notes(graph)
     _mark_constants(graph, parameters, _frozen_modules(operands.values()), complete=not lost)
-    return (*signature_notes(graph, separated + len(found), restored, siblings, lost), *doubtful)
+    return (
+        *signature_notes(graph, separated + len(found), restored, siblings, lost),
+        *mistaken_notes(graph),
+        *doubtful,
+    )
 
 
 def _separate_merged(graph: ir.Graph, operands: Mapping[str, Operand], present: dict[str, ir.Value]) -> int:

@@ -66,6 +66,12 @@ def known_names(graph: ir.Graph) -> set[str]:
     return known | {name for node in graph for name in (made_by(node), *(str(value.name) for value in node.outputs))}
 
 
+def names_there(graph: ir.Graph) -> set[str]:
+    """What lines of the program may name and the file has, without operands that are not in it as such."""
+    present = set(map(operand_of, graph.initializers.values()))
+    return known_names(graph) - (operands_in(graph).keys() - present)
+
+
 def module_of(path: str) -> str:
     """The path of the module that a parameter or buffer belongs to, or another module; of the outermost, empty."""
     return path.rpartition(".")[0]

@@ -14,11 +14,15 @@ from ckplan.model.torch_files.exporter_metadata import (
     KIND,
     LINE,
     folded_from,
+    is_moved_name,
     is_parameter,
     module_around,
     module_of,
+    names_there,
     operand_of,
+    operands_of,
 )
+from ckplan.model.torch_files.merged_nodes import has_one_value
 from ckplan.operators.matching import is_op
 
 _BATCH_NORM_IN_TRAINING = re.compile(r"_native_batch_norm_legit\w*\.default\]\(args = \(.*, True, ")
@@ -56,6 +60,31 @@ def doubtful_notes(graph: ir.Graph) -> list[str]:
     return [
         f"{len(found)} tensor(s) may be what torch's exporter computed of parameters that are in the file as well: "
         f"{shortened(list(found.values()), 3)}; if so, their gradients lack a part, and ckplan.export keeps it"
+    ]
+
+
+def mistaken_notes(graph: ir.Graph) -> list[str]:
+    """Note parameters that are read where lines name a result which the file has not: equal numbers, merged with them.
+
+    What torch computes of a parameter may begin equal to it, as ``1 - g`` of a half, or to another. Numbers that differ
+    among each other are what was made of the parameter without changing it.
+    """
+    there = names_there(graph)
+    found = {}
+    for node in graph:
+        names = operands_of(node.metadata_props.get(LINE, ""))
+        missing = [name for name in names if name not in there and not is_moved_name(name)]
+        for value in node.inputs if missing else ():
+            tensor = None if value is None or not is_parameter(value) else value.const_value
+            if value is None or tensor is None or operand_of(value) in names or not has_one_value(tensor):
+                continue
+            found[value] = f"'{missing[0]}' with '{value.name}'"
+    if not found:
+        return []
+    return [
+        f"{len(found)} tensor(s) that torch computes may have been merged with parameters of equal numbers "
+        f"({shortened(list(found.values()), 3)}): if so, the gradients of these have parts of others; ckplan.export "
+        "keeps them apart"
     ]
 
 

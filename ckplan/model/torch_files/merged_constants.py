@@ -1,12 +1,13 @@
-"""Ones and zeros of a program that torch's default exporter merged with parameters of as many ones or zeros.
+"""Constants of a program that torch's default exporter merged with parameters of equal numbers.
 
-What a program makes of nothing (``torch.ones(8)``) is a constant. And ONNX's normalisations want a scale: where the
-module has none (``elementwise_affine=False``, ``affine=False``), and in the node by which a group norm is written in
-older operator sets, the exporter puts ones and zeros. Of a module that nothing has trained its optimiser keeps one
-tensor for these and for a scale or a bias, which would get the gradients of both.
+What a program makes of nothing (``torch.ones(8)``) is a constant, as are numbers in its lines (``2 * x``). And ONNX's
+normalisations want a scale: where the module has none (``elementwise_affine=False``, ``affine=False``), and in the node
+by which a group norm is written in older operator sets, the exporter puts ones and zeros. Of a module that nothing has
+trained its optimiser keeps one tensor for these and for a scale or a bias, which would get the gradients of both.
 
-The line of the reader tells: it names ``ones``, which the file has not, or it gives a normalisation no scale. Where a
-tool removed the lines, ones under a number for a name tell, as the exporter leaves scales of a module their names.
+The line of the reader tells: it names ``ones``, which the file has not, gives a normalisation no scale, or names no
+tensor for a number that is read. Where a tool removed the lines, ones under a number for a name tell, as the exporter
+leaves scales of a module their names.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ from ckplan.model.torch_files.exporter_metadata import (
     KIND,
     LINE,
     is_constant_name,
-    known_names,
+    is_parameter,
+    names_there,
     operand_of,
     operands_in,
     operands_of,
@@ -57,16 +59,14 @@ def separate_constants(graph: ir.Graph) -> int:
     Returns:
         How many copies there are.
     """
-    known = known_names(graph)
-    lines: dict[str, int] = defaultdict(int)
-    for node in graph:
-        lines[node.metadata_props.get(LINE, "")] += 1
+    there = names_there(graph)
+    lines = Counter(node.metadata_props.get(LINE, "") for node in graph)
     places: dict[ir.Value, list[tuple[ir.Node, int]]] = defaultdict(list)
     for node in graph:
         line = node.metadata_props.get(LINE, "")
-        found = set(_without_affine(node, line))
+        found = {*_without_affine(node, line), *_numbers(node, line, there)}
         if lines[line] == 1:
-            found.update(_made(node, line, known))
+            found.update(_made(node, line, there))
         for index in sorted(found):
             value = node.inputs[index]
             assert value is not None
@@ -81,6 +81,17 @@ def separate_constants(graph: ir.Graph) -> int:
                 node.replace_input_with(index, own)
         own.metadata_props[STANDS_FOR] = ""
     return copies
+
+
+def _numbers(node: ir.Node, line: str, there: Set[str]) -> Iterator[int]:
+    """Where a node reads a parameter of one number that its line does not name, and the file has all that it names."""
+    names = operands_of(line)
+    if not line or not there >= set(names):
+        return
+    for index, value in enumerate(node.inputs):
+        tensor = None if value is None or not is_parameter(value) else value.const_value
+        if value is not None and tensor is not None and tensor.size == 1 and operand_of(value) not in names:
+            yield index
 
 
 def freeze_ones(model: ir.Model) -> tuple[str, ...]:
@@ -123,10 +134,10 @@ def _without_affine(node: ir.Node, line: str) -> Iterator[int]:
             yield index
 
 
-def _made(node: ir.Node, line: str, known: Set[str]) -> Iterator[int]:
+def _made(node: ir.Node, line: str, there: Set[str]) -> Iterator[int]:
     """Where a node, the only one of its line, reads an operand in the place of a constant that the file has not."""
     names = operands_of(line)
     for index, (name, value) in enumerate(zip(names, node.inputs, strict=False)):
-        is_gone = len(names) == len(node.inputs) and is_constant_name(name) and name not in known
+        is_gone = len(names) == len(node.inputs) and is_constant_name(name) and name not in there
         if is_gone and value is not None and operand_of(value):
             yield index
