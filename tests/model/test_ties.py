@@ -9,7 +9,7 @@ import pytest
 
 import ckplan
 from tests.model.models import normal, parse, run
-from tests.model.torch_files import loaded
+from tests.model.torch_files import add_source, exported, loaded
 
 WEIGHT = normal(7, 6, 4)
 TWICE = 'h = MatMul(x, "{}") y = MatMul(h, "{}")'
@@ -24,15 +24,16 @@ FORMS = {
 }
 
 
+@pytest.mark.parametrize("copied", ["onnx::MatMul_4", "t", "permute_1"])
 @pytest.mark.parametrize("form", FORMS)
-def test_a_moved_copy_is_computed_of_the_weight(form: str) -> None:
+def test_a_moved_copy_is_computed_of_the_weight(form: str, copied: str) -> None:
     torch = pytest.importorskip("torch")
     nodes, name, first, second = FORMS[form]
-    nodes = nodes.format(name, "onnx::MatMul_4")
+    nodes = nodes.format(name, copied)
     text = f'<ir_version: 8, opset_import: ["": 17]> g (float[2,4] x) => (float[2,4] y) {{ {nodes} }}'
-    model = parse(text, {name: first, "onnx::MatMul_4": second, "two": np.array([2])})
+    model = parse(text, {name: first, copied: second, "two": np.array([2])})
     forward, notes = loaded(model)
-    assert f"'onnx::MatMul_4' is '{name}'" in notes
+    assert f"'{copied}' is '{name}'" in notes
     x, target = normal(0, 2, 4), normal(1, 2, 4)
     np.testing.assert_allclose(run(forward, {"x": x})[0], run(model, {"x": x})[0], rtol=1e-5)
 
@@ -43,6 +44,20 @@ def test_a_moved_copy_is_computed_of_the_weight(form: str) -> None:
     w = torch.tensor(first, requires_grad=True)
     torch.nn.functional.mse_loss(torch.from_numpy(x) @ w @ w.T, torch.from_numpy(target)).backward()
     np.testing.assert_allclose(found, w.grad.numpy(), rtol=1e-4, atol=1e-6)
+
+
+def test_what_is_of_a_buffer_that_was_copied_of_a_weight_is_not_the_weight() -> None:
+    """A teacher that follows a network begins as a copy of it, and gets no gradient."""
+    model = exported(
+        TWICE.format("w", "permute"),
+        {"w": WEIGHT.T, "permute": WEIGHT},
+        {"p_w": ("PARAMETER", "w"), "b_ema": ("BUFFER", "ema")},
+        ["aten.mm](args = (%x, %p_w))", "aten.mm](args = (%mm, %permute))"],
+    )
+    add_source(model, "permute", "ema")
+    _, notes = loaded(model)
+    assert "are one again" not in notes
+    assert set(ckplan.open_model(model, loss="mse").training.gradients) == {"w"}
 
 
 def test_a_copy_of_the_same_shape_stays() -> None:

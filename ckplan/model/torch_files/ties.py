@@ -14,6 +14,7 @@ from ckplan.keys import STANDS_FOR
 from ckplan.model.infer import static_shape
 from ckplan.model.literals import is_numbered
 from ckplan.model.structure import are_equal, structure_of
+from ckplan.model.torch_files.exporter_metadata import is_moved_name
 from ckplan.model.torch_files.functions import Function, compute, reshaped, transposed
 
 _RANK = 2
@@ -28,7 +29,8 @@ def join_transposed(model: ir.Model) -> tuple[str, ...]:
 
     A copy has a name that its exporter made up and holds the same values: it is the transpose, or has axes of one
     element more, as the kernel of a convolution. Of two such copies the first stands for the matrix. What has the same
-    shape is left alone: layers begin as copies of others. Of large tensors the values are sampled.
+    shape is left alone: layers begin as copies of others; so is what torch's default exporter says to be of another
+    parameter, or of a buffer. Of large tensors the values are sampled.
 
     Returns:
         Notes.
@@ -37,12 +39,12 @@ def join_transposed(model: ir.Model) -> tuple[str, ...]:
     matrices = [value for value in graph.initializers.values() if _is_matrix(value) and value.uses()]
     kept: dict[tuple[ir.DataType | None, _Shape], list[ir.Value]] = {}
     joined = []
-    for value in sorted(matrices, key=lambda one: is_numbered(one.name or "")):
+    for value in sorted(matrices, key=_has_made_up_name):
         rows, columns = _sizes(value)
-        movable = is_numbered(value.name or "") and not value.is_graph_output()
+        movable = _has_made_up_name(value) and not value.is_graph_output()
         alike = [*kept.get((value.dtype, (columns, rows)), ()), *kept.get((value.dtype, (rows, columns)), ())]
         for weight in dict.fromkeys(alike) if movable else ():
-            function = _moved(value, weight)
+            function = _moved(value, weight) if _may_stand_for(value, weight) else None
             if function is not None:
                 joined.append(f"'{value.name}' is '{weight.name}'")
                 compute(graph, value, weight, function)
@@ -85,6 +87,17 @@ def _is_matrix(value: ir.Value) -> bool:
     floating = value.dtype is not None and value.dtype.is_floating_point()
     shape = static_shape(value) or ()
     return floating and value.const_value is not None and len(shape) >= _RANK and set(shape[_RANK:]) <= {1}
+
+
+def _has_made_up_name(value: ir.Value) -> bool:
+    """Whether an exporter made up a name: numbered, or what torch calls the operation, as ``t`` for a transpose."""
+    return is_numbered(value.name or "") or is_moved_name(value.name or "")
+
+
+def _may_stand_for(value: ir.Value, weight: ir.Value) -> bool:
+    """Whether the file does not say that what was computed is of another parameter, or of none, as of a buffer."""
+    target = value.metadata_props.get(STANDS_FOR)
+    return target is None or target in (weight.name, weight.metadata_props.get(STANDS_FOR))
 
 
 def _sizes(value: ir.Value) -> _Shape:
