@@ -1,7 +1,7 @@
 """Retaining: repeats of a schedule that there is room to do without.
 
-A repeat is not needed where the copy before it can stay until the repeat's first reader, if the memory in between has
-room for it. Taking out the repeats that save most for their bytes, and then the repeats that only those needed, makes
+A repeat is not needed where what is read of it can stay from the copy before, if the memory in between has room for
+it. Taking out the repeats that save most for their bytes, and then the repeats that only those needed, makes
 any schedule cheaper within the same limit.
 """
 
@@ -58,7 +58,7 @@ class _Gaps:
     Attributes:
         step: the step of each.
         start: first step at which retaining the copy before takes memory.
-        bytes: how much.
+        bytes: how much: of what a repeat makes, only what is read until it is made again has to stay.
         views: by the step of a repeat, the steps of the views that were made of it anew.
     """
 
@@ -89,19 +89,20 @@ _looked_at = lru_cache(maxsize=128)(_look)
 def _gaps(problem: Problem, schedule: tuple[int, ...]) -> _Gaps:
     """All repeats but those of views."""
     figures, copies = _figures(problem), Copies.of(problem, schedule)
-    step = np.flatnonzero(copies.again & (figures.made.count[copies.ops] > 0))
-    index = copies.ops[step]
-    if not len(step):
-        return _Gaps(step, step, step, {})
+    read = np.flatnonzero(copies.again[copies.made] & figures.held[copies.tensor] & (copies.last > copies.made))
+    made, at = copies.tensor[read], copies.made[read]
+    if not len(read):
+        return _Gaps(at, at, at, {})
     # What a repeat makes anew was last touched at the step before whose end its memory was there.
     span = len(schedule)
     touching, base, _ = figures.touched.along(copies.ops)
     touches = np.sort(base * span + touching)
-    place, made, first = figures.made.along(index)
-    last = touches[np.searchsorted(touches, made * span + step[place]) - 1] % span
-    start = np.minimum.reduceat(last, first)
-    order = np.lexsort((step, -figures.worth[index]))
-    return _Gaps(step[order], start[order], figures.bytes[index][order], _views(problem, copies))
+    last = touches[np.searchsorted(touches, made * span + at) - 1] % span
+    step, first = np.unique(at, return_index=True)
+    start, size = np.minimum.reduceat(last, first), np.add.reduceat(copies.bytes[made], first)
+    worth = figures.cost[copies.ops[step]] / np.maximum(size, 1)
+    order = np.lexsort((step, -worth))
+    return _Gaps(step[order], start[order], size[order], _views(problem, copies))
 
 
 def _views(problem: Problem, copies: Copies) -> dict[int, list[int]]:
@@ -122,7 +123,7 @@ def _views(problem: Problem, copies: Copies) -> dict[int, list[int]]:
         index = int(copies.ops[step])
         for maker in figures.viewed.of_op(index):
             latest = run_before(maker, step)
-            repeats = latest >= 0 and copies.again[latest] and figures.made.count[maker]
+            repeats = latest >= 0 and copies.again[latest] and figures.makes[maker]
             if repeats and run_before(index, step) > run_before(maker, latest):
                 found.setdefault(latest, []).append(step)
     return found
@@ -134,31 +135,31 @@ class _Figures:
 
     Attributes:
         touched: for each op the roots of what it reads and makes.
-        made: the roots of the activations that it makes.
         viewed: the ops that make what it makes views of.
-        bytes: bytes of the activations that it makes.
-        worth: seconds of the op for each of these bytes.
+        cost: seconds of each op.
+        held: for each tensor whether it is an activation in memory of its own.
+        makes: for each op whether it makes one.
     """
 
     touched: Rows
-    made: Rows
     viewed: Rows
-    bytes: Integers
-    worth: npt.NDArray[np.float64]
+    cost: npt.NDArray[np.float64]
+    held: npt.NDArray[np.bool_]
+    makes: npt.NDArray[np.bool_]
 
 
 @lru_cache(maxsize=8)
 def _figures(problem: Problem) -> _Figures:
     root, tensors, producer = problem.view_root, problem.tensors, problem.producer
-    made = [[t for t in op.outputs if root[t] == t and tensors[t].kind is Kind.ACTIVATION] for op in problem.ops]
+    held = [root[number] == number and tensor.kind is Kind.ACTIVATION for number, tensor in enumerate(tensors)]
     touched = [tuple(dict.fromkeys(root[t] for t in (*op.inputs, *op.outputs))) for op in problem.ops]
     viewed = [
         [maker for maker in dict.fromkeys(producer[root[t]] for t in op.outputs if root[t] != t) if maker >= 0]
         for op in problem.ops
     ]
-    size = np.array([sum(tensors[t].bytes for t in row) for row in made], np.int64)
     cost = np.array([op.cost for op in problem.ops], np.float64)
-    return _Figures(Rows.of(touched), Rows.of(made), Rows.of(viewed), size, cost / np.maximum(size, 1))
+    makes = [any(held[tensor] for tensor in op.outputs) for op in problem.ops]
+    return _Figures(Rows.of(touched), Rows.of(viewed), cost, np.array(held, bool), np.array(makes, bool))
 
 
 def _affordable(alive: Integers, gaps: _Gaps, limit: int) -> list[int]:

@@ -25,7 +25,7 @@ from ckplan.planner.recompute import recompute_schedule
 from ckplan.planner.retain import retain
 from ckplan.planner.search import squeeze
 from ckplan.planner.strategies import parse_strategy
-from tests.planner.problems import chain, problems
+from tests.planner.problems import ProblemBuilder, chain, problems
 
 
 @given(problem=problems())
@@ -123,6 +123,20 @@ def test_retaining_undoes_everything_where_there_is_room() -> None:
     assert problem.schedule_cost(schedule) > problem.cost
     room = peak_of(problem, range(len(problem.ops))) * 2
     assert sorted(retain(problem, schedule, room)) == list(range(len(problem.ops)))
+
+
+def test_of_what_an_op_makes_again_only_what_is_read_has_to_stay() -> None:
+    """As where queries, keys and values are split from one product, and values are read last."""
+    build = ProblemBuilder()
+    large, small, reduced, gradient = (build.tensor(size) for size in (100, 10, 10, 10))
+    build.op([build.tensor(100, Kind.INPUT)], [large, small], name="split", cost=5.0)
+    build.op([large], [reduced])
+    build.op([reduced], [build.tensor(1, Kind.OUTPUT)], name="loss")
+    build.op([large], [gradient], backward=True)
+    build.op([small, gradient], [build.tensor(1, Kind.OUTPUT)], backward=True)
+    problem = build.build()
+    schedule = [0, 1, 2, 0, 3, 0, 4]
+    assert retain(problem, schedule, peak_of(problem, schedule)) == [0, 1, 2, 3, 4]
 
 
 def brute_force_cut(problem: Problem, price: float) -> float:
