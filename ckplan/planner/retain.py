@@ -57,14 +57,17 @@ class _Gaps:
 
     Attributes:
         step: the step of each.
-        start: first step at which retaining the copy before takes memory.
-        bytes: how much: of what a repeat makes, only what is read until it is made again has to stay.
+        start: for each tensor that has to stay for one, as it is read until it is made again: first step at which that
+            takes memory.
+        bytes: how much.
+        first: where the tensors of each repeat begin; and the end.
         views: by the step of a repeat, the steps of the views that were made of it anew.
     """
 
     step: Integers
     start: Integers
     bytes: Integers
+    first: Integers
     views: Mapping[int, Sequence[int]]
 
     def left_out(self, schedule: Sequence[int], chosen: Sequence[int]) -> tuple[int, ...]:
@@ -91,18 +94,20 @@ def _gaps(problem: Problem, schedule: tuple[int, ...]) -> _Gaps:
     figures, copies = _figures(problem), Copies.of(problem, schedule)
     read = np.flatnonzero(copies.again[copies.made] & figures.held[copies.tensor] & (copies.last > copies.made))
     made, at = copies.tensor[read], copies.made[read]
-    if not len(read):
-        return _Gaps(at, at, at, {})
-    # What a repeat makes anew was last touched at the step before whose end its memory was there.
+    # What a repeat makes anew was last touched at the step at whose end its memory was free; or where that is a kernel
+    # that may overwrite it, at whose start.
     span = len(schedule)
     touching, base, _ = figures.touched.along(copies.ops)
     touches = np.sort(base * span + touching)
     last = touches[np.searchsorted(touches, made * span + at) - 1] % span
-    step, first = np.unique(at, return_index=True)
-    start, size = np.minimum.reduceat(last, first), np.add.reduceat(copies.bytes[made], first)
-    worth = figures.cost[copies.ops[step]] / np.maximum(size, 1)
-    order = np.lexsort((step, -worth))
-    return _Gaps(step[order], start[order], size[order], _views(problem, copies))
+    start = last + 1 - np.isin(copies.ops[last] * len(figures.held) + made, figures.overwriting)
+    step, first, count = np.unique(at, return_index=True, return_counts=True)
+    size = copies.bytes[made]
+    total = np.add.reduceat(size, first) if len(step) else size
+    order = np.lexsort((step, -figures.cost[copies.ops[step]] / np.maximum(total, 1)))
+    ends = np.append(0, np.cumsum(count[order]))
+    place = np.arange(len(at)) + np.repeat(first[order] - ends[:-1], count[order])
+    return _Gaps(step[order], start[place], size[place], ends, _views(problem, copies))
 
 
 def _views(problem: Problem, copies: Copies) -> dict[int, list[int]]:
@@ -139,6 +144,7 @@ class _Figures:
         cost: seconds of each op.
         held: for each tensor whether it is an activation in memory of its own.
         makes: for each op whether it makes one.
+        overwriting: for each op and activation that it may overwrite a number: op times tensors, plus tensor.
     """
 
     touched: Rows
@@ -146,6 +152,7 @@ class _Figures:
     cost: npt.NDArray[np.float64]
     held: npt.NDArray[np.bool_]
     makes: npt.NDArray[np.bool_]
+    overwriting: Integers
 
 
 @lru_cache(maxsize=8)
@@ -159,19 +166,38 @@ def _figures(problem: Problem) -> _Figures:
     ]
     cost = np.array([op.cost for op in problem.ops], np.float64)
     makes = [any(held[tensor] for tensor in op.outputs) for op in problem.ops]
-    return _Figures(Rows.of(touched), Rows.of(viewed), cost, np.array(held, bool), np.array(makes, bool))
+    overwriting = [
+        number * len(tensors) + root[source]
+        for number, op in enumerate(problem.ops)
+        for sources in op.inplace.values()
+        for source in sources
+    ]
+    return _Figures(
+        Rows.of(touched),
+        Rows.of(viewed),
+        cost,
+        np.array(held, bool),
+        np.array(makes, bool),
+        np.array(overwriting, np.int64),
+    )
 
 
 def _affordable(alive: Integers, gaps: _Gaps, limit: int) -> list[int]:
     """The steps of the repeats to leave out, chosen greedily while the memory between has room."""
-    live, chosen = alive.copy(), []
-    empty = gaps.start == gaps.step
+    live, chosen, first = alive.copy(), [], gaps.first[:-1]
+    if not len(first):
+        return []
+    latest, total = np.maximum.reduceat(gaps.start, first), np.add.reduceat(gaps.bytes, first)
     # What is chosen only takes room away, so that what does not fit at first never does.
-    fits = empty | (maxima(live, gaps.start, np.maximum(gaps.step, gaps.start + 1)) + gaps.bytes <= limit)
-    columns = (column[fits].tolist() for column in (gaps.start, gaps.step, gaps.bytes))
-    for start, step, size in zip(*columns, strict=True):
-        between = live[start:step]
-        if start == step or int(between.max()) + size <= limit:
-            between += size
+    fits = (latest >= gaps.step) | (maxima(live, latest, np.maximum(gaps.step, latest + 1)) + total <= limit)
+    for number in np.flatnonzero(fits).tolist():
+        step, own = int(gaps.step[number]), slice(*gaps.first[number : number + 2])
+        starts, sizes = gaps.start[own], gaps.bytes[own]
+        between = live[starts.min() : step]
+        added = np.zeros(len(between), np.int64)
+        for start, size in zip((starts - starts.min()).tolist(), sizes.tolist(), strict=True):
+            added[start:] += size
+        if int((between + added).max(initial=0)) <= limit:
+            between += added
             chosen.append(step)
     return chosen
