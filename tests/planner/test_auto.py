@@ -15,7 +15,7 @@ from ckplan.planner import Problem
 from ckplan.planner.order import best_order, orders
 from ckplan.planner.peak import ALIKE, peak_of
 from ckplan.planner.shave import shave
-from ckplan.planner.strategies import STRATEGIES
+from ckplan.planner.strategies import STRATEGIES, auto
 from ckplan.planner.strategies.auto import Auto
 from ckplan.planner.strategies.exact import Exact
 from tests.planner.problems import problems, uneven_chain
@@ -37,6 +37,14 @@ def test_no_other_strategy_is_cheaper(problem: Problem, share: float) -> None:
     ours = cost(problem, "auto", budget)
     others = {kind.name: cost(problem, kind.name, budget) for kind in STRATEGIES if kind not in (Auto, Exact)}
     assert ours <= min(others.values()) * (1 + 1e-9), others
+
+
+def test_more_is_tried_where_a_bound_leaves_a_gap(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = random_graph(322, most=500)
+    budget = int(0.6 * peak_of(problem, best_order(problem)))
+    found = cost(problem, "auto", budget)
+    monkeypatch.setattr(auto, "_LONGER", 0)
+    assert found < cost(problem, "auto", budget)
 
 
 @pytest.mark.parametrize(

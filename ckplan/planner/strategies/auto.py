@@ -66,6 +66,10 @@ _BELOW = {2: 0.0045}
 """The same for a budget a little below where what the solver found is chance."""
 _AGAIN = {2: 0.009}
 """The same for going on at the budget itself with what was found there."""
+_NOTICED = 5e-3
+"""The gap between cost and bound, in the cost of a step, for which more schedules are tried."""
+_LONGER = 5_000
+"""How many times as many, divided by the ops of the graph: some tenths of a second for graphs of all sizes."""
 _CLOSED = 1e-4
 """The gap between cost and bound, in the cost of a step, that is not worth closing."""
 _RUNG = 1.01
@@ -172,6 +176,8 @@ class Auto(Strategy):
         other = self._cheapest_of_others(problem, budget, effort, _cost(problem, found, most_cost))
         if other is not None:
             found = self._improved(problem, other, budget, effort)
+        if found is not None:
+            found = self._searched(problem, budget, found, effort)
         found, settled = self._finished(problem, budget, found, effort, most_cost)
         # Near the lowest peak a plan that eviction makes for less memory may cost less than all those for the budget.
         if not effort.over and len(problem.ops) <= (_REFUSED if found is None else _SMALL):
@@ -204,6 +210,14 @@ class Auto(Strategy):
         """A schedule by another strategy, improved in its own order."""
         along = list(dict.fromkeys(schedule))
         return improve(problem, schedule, budget, along, effort.steps, effort.seed, effort.deadline)
+
+    def _searched(self, problem: Problem, budget: int, found: list[int], effort: Effort) -> list[int]:
+        """A schedule, improved for longer where a bound leaves a gap that is worth it."""
+        gap = problem.schedule_cost(found) - problem.cost - least_overhead(problem, budget)
+        if gap <= _NOTICED * problem.cost:
+            return found
+        steps = self.steps * _LONGER // len(problem.ops)
+        return self._improved(problem, found, budget, Effort(steps, effort.seed + 1, effort.deadline))
 
     def _finished(
         self,
