@@ -25,6 +25,7 @@ from ckplan.model.node_reads import reads
 from ckplan.planner.arena import UNIT
 from ckplan.planner.cells import POOL, SPARE, WALL, WALL_BYTES, Cell, Layout, Moment, Placeholder
 from ckplan.planner.slots import SLOT, SLOT_WALL, slots_taken
+from ckplan.runtime.runtime import Runtime
 from ckplan.runtime.sizes import SMALL, bytes_of, dimensions_of, hide_dimensions
 from ckplan.writer.control_edges import ControlEdges, is_control, read_instead, shape_constant
 from ckplan.writer.ordering import gate, place_control_nodes, signal_of
@@ -205,7 +206,7 @@ def keep_places(
     """
     makers = _makers(nodes)
     for cell, value in kept:
-        found = None if cell.end is None else _place(cell.end, nodes, makers, there)
+        found = None if cell.end is None else _place(cell.end, nodes, makers, there, edges.runtime)
         if found is not None:
             gate(nodes[found[0]], edges.alias(value, found[1]), edges)
 
@@ -229,7 +230,7 @@ def make_placeholders(
     dying: dict[int, list[tuple[ir.Value, ir.Value]]] = {}
     inserted: dict[int, list[ir.Node]] = {}
     for number, one in enumerate(placeholders):
-        found, end = (_place(moment, nodes, makers, there) for moment in (one.begin, one.end))
+        found, end = (_place(moment, nodes, makers, there, edges.runtime) for moment in (one.begin, one.end))
         if found is None:
             continue
         place, after = found
@@ -259,18 +260,26 @@ def _makers(nodes: Sequence[ir.Node]) -> dict[str, int]:
 
 
 def _place(
-    moment: Moment, nodes: Sequence[ir.Node], makers: Mapping[str, int], there: ir.Value
+    moment: Moment, nodes: Sequence[ir.Node], makers: Mapping[str, int], there: ir.Value, runtime: Runtime
 ) -> tuple[int, ir.Value] | None:
-    """Where a node stands, and what tells that the one before it has run; for the first one, that cells are there."""
+    """Where a node stands, and what tells that the one before it has run; for the first one, that cells are there.
+
+    What makes views tells nothing: onnxruntime may run it as soon as there is what they are views of.
+    """
     place = makers.get(f"{moment.node}()", makers.get(moment.tensor, -1))
     if place < 0:
         return None
     before = makers.get(moment.after, place)
     if before >= place:
         before = place - 1
-    while before >= 0 and (is_control(nodes[before]) or signal_of(nodes[before]) is None):
+    while before >= 0 and not _tells(nodes[before], runtime):
         before -= 1
     return place, (signal_of(nodes[before]) if before >= 0 else None) or there
+
+
+def _tells(node: ir.Node, runtime: Runtime) -> bool:
+    """Whether what a node makes tells that it has run in its place."""
+    return not is_control(node) and runtime.view(node) is None and signal_of(node) is not None
 
 
 def keep_walls(nodes: Sequence[ir.Node], walls: Sequence[ir.Value], edges: ControlEdges) -> None:
