@@ -52,8 +52,12 @@ def least_overhead(problem: Problem, budget: int, moments: int = 24) -> float:
     return _highest_moment(problem, budget, moments)[0]
 
 
+@lru_cache(maxsize=8)
 def _highest_moment(problem: Problem, budget: int, moments: int = 24) -> tuple[float, int | None]:
-    """The largest bound of several moments, and the op it is of; see `least_overhead`."""
+    """The largest bound of several moments, and the op it is of; see `least_overhead`.
+
+    Kept: before, between and after its searches, `auto` asks for that of one budget several times.
+    """
     own = working_sets(problem)
     tried = [index for index in _moments(problem, moments) if budget >= own[index]]
     best, price, highest = 0.0, 1.0, None

@@ -103,7 +103,7 @@ def _gaps(problem: Problem, schedule: tuple[int, ...]) -> _Gaps:
     start = last + 1 - np.isin(copies.ops[last] * len(figures.held) + made, figures.overwriting)
     step, first, count = np.unique(at, return_index=True, return_counts=True)
     size = copies.bytes[made]
-    total = np.add.reduceat(size, first) if len(step) else size
+    total = np.add.reduceat(size, first)
     order = np.lexsort((step, -figures.cost[copies.ops[step]] / np.maximum(total, 1)))
     ends = np.append(0, np.cumsum(count[order]))
     place = np.arange(len(at)) + np.repeat(first[order] - ends[:-1], count[order])
@@ -185,8 +185,6 @@ def _figures(problem: Problem) -> _Figures:
 def _affordable(alive: Integers, gaps: _Gaps, limit: int) -> list[int]:
     """The steps of the repeats to leave out, chosen greedily while the memory between has room."""
     live, chosen, first = alive.copy(), [], gaps.first[:-1]
-    if not len(first):
-        return []
     latest, total = np.maximum.reduceat(gaps.start, first), np.add.reduceat(gaps.bytes, first)
     # What is chosen only takes room away, so that what does not fit at first never does.
     fits = (latest >= gaps.step) | (maxima(live, latest, np.maximum(gaps.step, latest + 1)) + total <= limit)

@@ -272,14 +272,9 @@ def _place(
     before = makers.get(moment.after, place)
     if before >= place:
         before = place - 1
-    while before >= 0 and not _tells(nodes[before], runtime):
-        before -= 1
-    return place, (signal_of(nodes[before]) if before >= 0 else None) or there
-
-
-def _tells(node: ir.Node, runtime: Runtime) -> bool:
-    """Whether what a node makes tells that it has run in its place."""
-    return not is_control(node) and runtime.view(node) is None and signal_of(node) is not None
+    running = (nodes[number] for number in range(before, -1, -1) if not is_control(nodes[number]))
+    signals = (signal_of(node) for node in running if runtime.view(node) is None)
+    return place, next((signal for signal in signals if signal is not None), there)
 
 
 def keep_walls(nodes: Sequence[ir.Node], walls: Sequence[ir.Value], edges: ControlEdges) -> None:

@@ -213,10 +213,10 @@ class Auto(Strategy):
 
     def _searched(self, problem: Problem, budget: int, found: list[int], effort: Effort) -> list[int]:
         """A schedule, improved for longer where a bound leaves a gap that is worth it."""
-        gap = problem.schedule_cost(found) - problem.cost - least_overhead(problem, budget)
-        if gap <= _NOTICED * problem.cost:
-            return found
         steps = self.steps * _LONGER // len(problem.ops)
+        extra = problem.schedule_cost(found) - problem.cost
+        if not steps or extra - least_overhead(problem, budget) <= _NOTICED * problem.cost:
+            return found
         return self._improved(problem, found, budget, Effort(steps, effort.seed + 1, effort.deadline))
 
     def _finished(
