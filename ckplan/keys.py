@@ -59,6 +59,9 @@ FROZEN = PREFIX + "frozen"
 REMOVED_DROPOUTS = PREFIX + "removed_dropouts"
 """How many Dropout nodes in inference form were removed when the file was loaded."""
 
+SET = PREFIX + "set"
+"""JSON object: the number, or numbers, that an input of the file was set to, by the name of the input."""
+
 # -- of training graphs ------------------------------------------------------------------------------------------------
 
 LOSS = PREFIX + "loss"

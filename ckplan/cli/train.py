@@ -25,8 +25,8 @@ _loop_options = stack(
         ),
         click.option(
             "--batch", type=click.IntRange(min=1), metavar="N",
-            help="Samples of an update, a multiple of the file's batch: gradients are summed up. For a file without an "
-            "optimizer. Default: the file's batch.",
+            help="Samples of an update, a multiple of the file's batch, whose gradients are averaged. For a file "
+            "without an optimizer. Default: the file's batch.",
         ),
         click.option(
             "--learning-rate", type=float, metavar="RATE",
@@ -86,9 +86,7 @@ def command(step: Path, data: Path, epochs: int, resume: bool, as_json: bool, **
     from ckplan.training.trainer import Trainer
 
     trainer = Trainer(step, data, progress=not settings().quiet, **asked)
-    left = trainer.samples % trainer.batch
-    if left:
-        notes([f"{left} of {trainer.samples} samples are left out in each epoch, others each time"])
+    notes(trainer.notes)
 
     def tell(epoch: Epoch) -> None:
         if not as_json:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping, Sequence
 from typing import TypeAlias
@@ -65,6 +66,11 @@ def fix(graph: ir.Graph, fixed: Fixed) -> tuple[str, ...]:
         mark_constant(value, "set")
         notes.append(f"input '{name}' is set to {_spelled(numbers)}")
     return tuple(notes)
+
+
+def spell_fixed(fixed: Fixed) -> str:
+    """What inputs are fixed at as JSON, for the metadata of a model."""
+    return json.dumps({name: np.asarray(numbers).tolist() for name, numbers in fixed.items()})
 
 
 def deciding_input(graph: ir.Graph, node: ir.Node) -> str:

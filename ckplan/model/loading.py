@@ -9,6 +9,7 @@ from pathlib import Path
 
 import onnx_ir as ir
 
+from ckplan import keys
 from ckplan.errors import ModelError
 from ckplan.model.cleanup import drop_no_ops, tidy
 from ckplan.model.constants import hoist
@@ -16,7 +17,7 @@ from ckplan.model.contrib import adopt, expand_nested
 from ckplan.model.declared import declare, declared_shapes
 from ckplan.model.default_sizes import SizesError, branch_hint, check_sizes, tries
 from ckplan.model.dims import Binding, Defaults, bind
-from ckplan.model.fixing import Fixed, deciding_input, fix, shapes_of
+from ckplan.model.fixing import Fixed, deciding_input, fix, shapes_of, spell_fixed
 from ckplan.model.fold import Sweep, sweep
 from ckplan.model.generated_names import rename_generated
 from ckplan.model.half import NO_BFLOAT16
@@ -178,6 +179,8 @@ def _normalised(
     _forget_shapes(model)
     old_opset = model.graph.opset_imports.get("", MINIMUM_OPSET)
     model, lift_notes = lift(model)
+    if fixed:
+        model.metadata_props[keys.SET] = spell_fixed(fixed)
     _forget_shapes(model)  # those that the converter inferred, too
     hoist(model)
     sort(model.graph)

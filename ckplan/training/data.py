@@ -107,8 +107,10 @@ def fitted(data: Data, inputs: Mapping[str, Spec], where: str) -> dict[str, Arra
         An array for each input, in its type. A table's lists of numbers get the input's shape.
 
     Raises:
-        UsageError: an array is missing, or has another shape, type or number of samples than the others, or holds NaN.
+        UsageError: an array is missing, or has another shape, type or number of samples than the others, or holds NaN;
+            or an input takes no samples.
     """
+    _check_samples(inputs)
     if lacking := [name for name in inputs if name not in data]:
         there = ", ".join(f"`{name}`" for name in data) or "nothing"
         raise UsageError(f"{where} has no array `{lacking[0]}`, which the step takes", f"it has {there}")
@@ -117,6 +119,19 @@ def fitted(data: Data, inputs: Mapping[str, Spec], where: str) -> dict[str, Arra
         listed = ", ".join(f"{count} in `{name}`" for name, count in samples.items())
         raise UsageError(f"{where} has different numbers of samples: {listed}", "give the same number of each")
     return {name: _fit(name, data[name], spec, where) for name, spec in inputs.items()}
+
+
+def _check_samples(inputs: Mapping[str, Spec]) -> None:
+    """Refuse inputs that take something else than samples of a batch along their first axis."""
+    sizes = {name: spec.shape[0] if spec.shape else 1 for name, spec in inputs.items()}
+    leading = next((name for name, spec in inputs.items() if spec.shape), "")
+    for name, size in sizes.items():
+        if leading and size != sizes[leading]:
+            shapes = f"`{name}` of shape {list(inputs[name].shape)}, and `{leading}` of {list(inputs[leading].shape)}"
+            raise UsageError(
+                f"the step takes {shapes}: their first axes are not the samples of one batch",
+                "set what is the same in all steps when the step is written (--set NAME=NUMBERS), or write a loop",
+            )
 
 
 def _fit(name: str, array: Array, spec: Spec, where: str) -> Array:
@@ -134,7 +149,9 @@ def _fit(name: str, array: Array, spec: Spec, where: str) -> Array:
             np.can_cast(array.dtype, spec.dtype, "same_kind") or (array.dtype.kind in "iu" and spec.dtype.kind in "iu")
         ):
             raise UsageError(f"`{name}` in {where} is {array.dtype}, and the step takes {spec.dtype}", "convert it")
-        array = array.astype(spec.dtype)
+        given, array = array, array.astype(spec.dtype)
+        if array.dtype.kind in "iu" and not np.array_equal(array, given):
+            raise UsageError(f"`{name}` in {where} holds numbers that do not fit into {spec.dtype}", "clean the data")
     if array.dtype.kind not in "iub" and not (finite := np.isfinite(array)).all():
         first = int(np.argmin(finite.reshape(len(array), -1).all(axis=1)))
         raise UsageError(f"`{name}` in {where} holds NaN or infinity, first in sample {first}", "clean the data")

@@ -21,7 +21,7 @@ from ckplan.errors import ModelError, UsageError
 from ckplan.isolation.arrays import Array
 from ckplan.model.external import in_one_folder
 from ckplan.model.loading import load
-from ckplan.model.metadata import listed_names
+from ckplan.model.metadata import listed_names, told
 from ckplan.model.read import read
 from ckplan.training.buffers import bind, ort_value, run_bound
 from ckplan.training.data import Data, batches, fitted
@@ -83,17 +83,19 @@ class Evaluation:
         return Score(float(np.average(losses, weights=counts)), accuracy)
 
     def _session(self, size: int) -> _Session:
+        about = self._step.model.metadata_props
         own = {str(value.name) for value in read(self._path).graph.inputs}
+        fixed = {name: numbers for name, numbers in told(about, keys.SET).items() if name in own}
         shapes = {
             name: (size, *spec.shape[1:]) for name, spec in self._step.inputs.items() if name in own and spec.shape
         }
         try:
-            forward = load(self._path, shapes=shapes).model
+            forward = load(self._path, shapes=shapes, fixed=fixed).model
         except UsageError as error:
             raise self._other(error.message) from error
         if self._step.lora is not None:
             add_adapters(forward, self._step.lora)
-        objective = listed_names(self._step.model.metadata_props, keys.OBJECTIVE)
+        objective = listed_names(about, keys.OBJECTIVE)
         separate_statistics(forward.graph, self._step.updates)
         graph = loss_graph(forward, objective)
         weights = [name for name in self._step.weights if name in graph.model.graph.initializers]

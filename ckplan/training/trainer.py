@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -61,7 +61,7 @@ class Trainer:
     """Trains with a step file in onnxruntime, on the CPU.
 
     A file with an optimizer (``ckplan rewrite --optimizer``) makes an update with each batch. One without makes
-    gradients: those of as many batches as ``batch`` asks for are summed up, and an optimizer beside the file makes the
+    gradients: those of as many batches as ``batch`` asks for are averaged, and an optimizer beside the file makes the
     update, so that an update of many samples takes the activations of few.
 
     Args:
@@ -108,6 +108,8 @@ class Trainer:
         given, where = _arrays(data)
         self._data = fitted(given, self.step.inputs, where)
         self.samples = len(next(iter(self._data.values()), ()))
+        labels = self.step.inputs.items()
+        self._ignored = {name: spec.ignored for name, spec in labels if spec.is_label and spec.ignored is not None}
         self.batch = self.step.batch if batch is None else batch
         check_number("the batch", self.batch, whole=True)
         if self.batch < 1 or self.batch % self.step.batch:
@@ -158,6 +160,20 @@ class Trainer:
         """Parameters and running statistics by name, as they are now. They change with the next step."""
         values = self._stepper.values
         return {name: values[name] for name in self.step.weights}
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What to know of the data, a sentence each."""
+        notes = []
+        if left := self.samples % self.batch:
+            notes.append(f"{left} of {self.samples} samples are left out in each epoch, others each time")
+        for name, ignored in self._ignored.items():
+            if self.batch > self.step.batch and (self._data[name] == ignored).any():
+                notes.append(
+                    f"an update is the mean of {self.batch // self.step.batch} batches, each of which weighs as much "
+                    f"as the others, however many labels in `{name}` do not count ({ignored})"
+                )
+        return tuple(notes)
 
     @property
     def steps_per_epoch(self) -> int:
@@ -260,6 +276,10 @@ class Trainer:
         parts = list(batches(self._data, chosen, self.step.batch))
         loss = self._stepper.run(parts, rate, self._scale.scale)
         finite = math.isfinite(loss)
+        if not finite and (ignored := self._without_labels(parts)):
+            raise CheckFailedError(
+                f"the loss is {loss} {self._place}: {ignored}", "leave such samples out, or use a larger batch"
+            )
         if scaled:
             new = self._stepper.new
             finite = finite and all_finite(new[name] for name in self.step.parameters)
@@ -273,12 +293,22 @@ class Trainer:
             self._skipped += 1
         return loss
 
+    def _without_labels(self, parts: Iterable[Data]) -> str:
+        """What to say of a batch in which no label counts, over which a mean is NaN; empty if there is none."""
+        for name, ignored in self._ignored.items():
+            if any((part[name] == ignored).all() for part in parts):
+                return f"a batch has only {ignored} in `{name}`, and no label that counts"
+        return ""
+
+    @property
+    def _place(self) -> str:
+        return f"in step {self.state.step + 1}, epoch {self.state.epoch + 1}"
+
     def _diverged(self, what: str) -> CheckFailedError:
         last = None if self._folder is None else checkpoint.latest(self._folder)
         kept = "" if last is None else f"; the last checkpoint is {last}"
-        where = f"in step {self.state.step + 1}, epoch {self.state.epoch + 1}"
         clip = "write the step with --clip-norm" if self.step.learning_rate else "clip gradients with --clip-norm"
-        return CheckFailedError(f"{what} {where}{kept}", f"lower the learning rate, or {clip}")
+        return CheckFailedError(f"{what} {self._place}{kept}", f"lower the learning rate, or {clip}")
 
     def _score(self) -> Score | None:
         """Score the model, and note whether it is the best so far."""

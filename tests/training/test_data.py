@@ -85,3 +85,17 @@ def test_columns_are_inputs(tmp_path: Path) -> None:
         parquet.write_table(pyarrow.table({"x": bad}), tmp_path / "bad.parquet")
         with pytest.raises(UsageError, match=said):
             read_data(tmp_path / "bad.parquet")
+
+
+def test_whole_numbers_that_do_not_fit_into_the_type_of_the_step_are_refused() -> None:
+    inputs = {"tokens": Spec((2, 3), np.dtype(np.int32))}
+    with pytest.raises(UsageError, match=r"`tokens` in d\.npz holds numbers that do not fit into int32"):
+        fitted({"tokens": np.full((4, 3), 2**31 + 1)}, inputs, "d.npz")
+
+
+@pytest.mark.parametrize("other", [(1, 3), (), (5, 2)])
+def test_an_input_that_takes_no_samples_is_named(other: tuple[int, ...]) -> None:
+    inputs = {"x": Spec((2, 3), np.dtype(np.float32)), "s": Spec(other, np.dtype(np.float32))}
+    given = {"x": np.zeros((4, 3), np.float32), "s": np.zeros((4, *other[1:]), np.float32)}
+    with pytest.raises(UsageError, match=r"takes `s` of shape \[.*\], and `x` of \[2, 3\]: their first axes .*--set"):
+        fitted(given, inputs, "d.npz")

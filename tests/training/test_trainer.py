@@ -11,7 +11,7 @@ import pytest
 
 import ckplan
 from ckplan.errors import CheckFailedError, CkplanError, ModelError, UsageError
-from tests.training.network import BATCH, NAMES, data, files, with_dropout
+from tests.training.network import BATCH, NAMES, data, files, network, with_dropout
 
 
 def test_a_planned_file_trains_like_a_plain_one(tmp_path: Path) -> None:
@@ -147,12 +147,12 @@ READER = """<ir_version: 10, opset_import: ["" : 21]> g (int64[4, 3] tokens, int
     }"""
 
 
-def reader(folder: Path, read: str) -> Path:
+def reader(folder: Path, read: str, optimizer: str | None = "sgd") -> Path:
     """A step of a reader of texts, whose loss reads all ``labels``, or only the ``later`` ones."""
     text = READER.replace("HALVES", ", ".join(["0.5"] * 81)).replace("READ", read)
     file = folder / "reader.onnx"
     model = onnx.parser.parse_model(text.replace("LENGTH", "4" if read == "later" else "3"))
-    ckplan.save(ckplan.open_model(model, optimizer="sgd").model, file)
+    ckplan.save(ckplan.open_model(model, optimizer=optimizer).model, file)
     return file
 
 
@@ -164,6 +164,22 @@ def test_the_label_that_a_loss_ignores_is_none_too_many(tmp_path: Path) -> None:
     given["labels"][1, 2] = -1
     refused(UsageError, "holds -1, first in sample 1, and the loss has 9 classes; give numbers from 0 to 8, or -100",
             step, given)  # fmt: skip
+
+
+def test_a_batch_without_a_label_that_counts_is_named(tmp_path: Path) -> None:
+    given = {"tokens": np.ones((4, 3), np.int64), "labels": np.full((4, 3), -100)}
+    with pytest.raises(CheckFailedError, match="nan in step 1, epoch 1: a batch has only -100 in `labels`, and no"):
+        ckplan.Trainer(reader(tmp_path, "labels"), given).train(1)
+
+
+def test_a_note_tells_how_batches_with_fewer_labels_weigh(tmp_path: Path) -> None:
+    step = reader(tmp_path, "labels", optimizer=None)
+    given = {"tokens": np.ones((8, 3), np.int64), "labels": np.full((8, 3), 2)}
+    assert not ckplan.Trainer(step, given, batch=8, optimizer="sgd").notes
+    given["labels"][1, 2] = -100
+    (note,) = ckplan.Trainer(step, given, batch=8, optimizer="sgd").notes
+    assert "the mean of 2 batches" in note
+    assert "however many labels in `labels` do not count (-100)" in note
 
 
 def test_a_label_that_no_loss_reads_may_be_any(tmp_path: Path) -> None:
@@ -221,6 +237,25 @@ def test_scores_are_those_of_the_model_that_the_step_was_made_from(tmp_path: Pat
     onnx.save(onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["" : 21]> {text}'), other)
     said = f"other.onnx is not the model that {step} was made from: {reason}"
     refused(ModelError, said, step, data(), model=other, eval_data=data())
+
+
+def test_a_model_is_scored_with_the_inputs_that_were_set_for_the_step(tmp_path: Path) -> None:
+    model = network()
+    model.graph.node.append(onnx.helper.make_node("Mul", ["scores", "factor"], ["scaled"]))
+    model.graph.output[0].name = "scaled"
+    model.graph.input.append(onnx.helper.make_tensor_value_info("factor", onnx.TensorProto.FLOAT, []))
+    onnx.save(model, tmp_path / "scaled.onnx")
+    opened = ckplan.open_model(
+        tmp_path / "scaled.onnx", dims={"batch": BATCH}, set={"factor": 2.5}, loss="cross-entropy", optimizer="sgd"
+    )
+    ckplan.save(opened.model, tmp_path / "step.onnx")
+    given = {name: array[:BATCH] for name, array in data().items()}
+    trainer = ckplan.Trainer(
+        tmp_path / "step.onnx", given, model=tmp_path / "scaled.onnx", eval_data=given, learning_rate=0.0
+    )
+    (epoch,) = trainer.train(1)
+    assert epoch.score is not None
+    assert epoch.score.loss == pytest.approx(epoch.loss, rel=1e-6)
 
 
 def test_masks_differ_from_step_to_step_and_come_again_after_a_resume(tmp_path: Path) -> None:
