@@ -145,6 +145,29 @@ class Explanation:
         return f"<Explanation of {self.tensor}: {self.fate} by {self.strategy}, {format_bytes(self.bytes)}>"
 
 
+def check_name(step: Step, name: str) -> None:
+    """See that a name means a tensor of a step, before a plan is looked for.
+
+    Nothing is said where the plan is to decide on pieces: each form has names of its own.
+
+    Args:
+        step: what is to be planned.
+        name: see `explain`.
+
+    Raises:
+        UsageError: there is no such tensor.
+    """
+    if step.recut is None:
+        _named(step, name)
+
+
+def _named(step: Step, name: str) -> tuple[int, str]:
+    """The number of the tensor that a name means, and what was found out on the way; see `named_tensor`."""
+    ids = {tensor.name: index for index, tensor in enumerate(step.problem.tensors)}
+    found, note = named_tensor(name, ids, step.fused, step.original)
+    return ids[found], note
+
+
 def explain(step: Step, plan: Plan, name: str) -> Explanation:
     """Explain what a plan does with a tensor.
 
@@ -158,9 +181,8 @@ def explain(step: Step, plan: Plan, name: str) -> Explanation:
         UsageError: there is no such tensor.
     """
     problem, model, training = step.problem, step.fused, step.training
-    ids = {tensor.name: index for index, tensor in enumerate(problem.tensors)}
-    found, note = named_tensor(name, ids, model, step.original)
-    tensor = ids[found]
+    tensor, note = _named(step, name)
+    found = problem.tensors[tensor].name
     nodes = list(model.graph)
     producer = problem.producer[tensor]
     node = nodes[producer] if producer >= 0 else None

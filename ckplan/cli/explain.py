@@ -54,11 +54,12 @@ def command(
     The plan is the one that `ckplan rewrite` makes with the same options. TENSOR is the name of a value in the model or
     in its training graph, or of a node, which stands for what it makes.
     """
-    from ckplan.answers.explanation import explain
+    from ckplan.answers.explanation import check_name, explain
     from ckplan.cli.planning import planned, read_plan, tell
 
     given = read_plan(plan_file)
     step = opened(model, asked, cost="flops" if plan_file else goal.cost(cost, device), device=device)
+    check_name(step, tensor)
     made = planned(step, strategy, goal, given)
     found = explain(made.step, made.plan, tensor)
     notes(found.notes)

@@ -200,7 +200,7 @@ def measured(
         progress(f"running {name}: what kernels ask of the allocator")
         (cut,) = run_job("counters", {**request, "variants": [_CUT], "producers": variants[0]["producers"]})
         told = asked_for(told, interpret(cut, facts, inputs.nbytes))
-    notes = [*inputs.notes, *_notes_on_run(model, plain, told)]
+    notes = [*inputs.notes, *_notes_on_run(model, plain, told, bool(variants[0]["runs"]))]
     readings, unread = _readings(request, lambda doing: progress(f"running {name}: {doing}")) if heap else ({}, [])
     notes.extend(unread)
     if told is not None:
@@ -265,16 +265,15 @@ def _run_variants(
     return [*(one | {"producers": producers} for one in done), *([] if further == [_LOADED] else others)]
 
 
-def _notes_on_run(model: ir.Model, plain: Mapping[str, Any], told: Counters | None) -> list[str]:
+def _notes_on_run(model: ir.Model, plain: Mapping[str, Any], told: Counters | None, has_events: bool) -> list[str]:
     """What is to be known of the figures of a run: half precision, outputs left out, no counters."""
     notes = list(half_precision_notes(model)) if plain["device"] == "cpu" else []
     if plain["not_tensors"]:
         notes.append(f"outputs that are not tensors were not looked at: {', '.join(plain['not_tensors'])}")
     if told is None:
-        notes.append(
-            f"onnxruntime {plain['version']} reports no memory counters (1.31 and later do): "
-            "figures are from the heap meter"
-        )
+        without = f"onnxruntime {plain['version']} reports no memory counters (1.31 and later do)"
+        cause = without if has_events else "no node runs: all was computed when the file was loaded"
+        notes.append(f"{cause}; figures are from the heap meter")
     return notes
 
 

@@ -107,6 +107,12 @@ def test_unknown_tensors_have_near_matches(model: Path) -> None:
     assert "there is no tensor 'layer1.wieght' in the model; near it are `layer1.weight`" in failure(result)
 
 
+def test_an_unknown_tensor_is_found_before_a_plan_is_looked_for(model: Path) -> None:
+    result = run("explain", model, "layer1.wieght", "--budget", "1B")  # which no plan keeps to
+    assert result.exit_code == 2
+    assert "there is no tensor 'layer1.wieght' in the model" in failure(result)
+
+
 @pytest.mark.parametrize("name", ["inner", "product"])
 def test_a_tensor_within_a_fused_node_leads_to_what_that_makes(tmp_path: Path, name: str) -> None:
     nodes = [

@@ -250,3 +250,10 @@ def test_random_operators_are_told_by_values_that_change(tmp_path: Path) -> None
 def test_options_are_checked_before_anything_runs(option: dict[str, object], text: str) -> None:
     with pytest.raises(UsageError, match=text):
         measure("missing.onnx", **option)  # type: ignore[arg-type]
+
+
+def test_a_model_that_is_computed_when_it_is_loaded_has_no_node_that_runs(tmp_path: Path) -> None:
+    node, weight = helper.make_node("Tanh", ["w"], ["y"]), square("w", 4, 4)
+    found = measure(save(tmp_path / "constant.onnx", [node], [], [floats("y", 4, 4)], [weight]), device="cpu", runs=1)
+    assert found.counters is None
+    assert "no node runs: all was computed when the file was loaded; figures are from the heap meter" in found.notes
