@@ -182,14 +182,20 @@ def _check_labels(name: str, labels: Array, classes: int, ignored: int | None, w
 def beyond(data: Data, inputs: Mapping[str, Spec]) -> str:
     """What a kernel may have refused: an integer that is too large for what its input chooses from; empty if none is.
 
+    Labels of which a loss reads a part only are not checked before: negative ones are named, too.
+
     Args:
         data: arrays by name.
         inputs: what they are fed to.
     """
-    for name, array in data.items():
-        below = inputs[name].below
-        if below is not None and array.size and (largest := array.max()) >= below[0]:
+    bounded = [(name, array, inputs[name].below) for name, array in data.items() if array.size]
+    for name, array, below in bounded:
+        if below is not None and (largest := array.max()) >= below[0]:
             return f"`{name}` holds {largest}, where only numbers below {below[0]} fit ({below[1]})"
+    for name, array, below in bounded:
+        if below is not None and array.min() < 0:
+            listed = ", ".join(str(number) for number in np.unique(array[array < 0])[-3:])
+            return f"`{name}` holds {listed}: give numbers from 0 to {below[0] - 1}, or what the loss ignores"
     return ""
 
 

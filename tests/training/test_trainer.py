@@ -197,6 +197,17 @@ def test_a_step_that_fails_names_the_number_that_is_too_large(tmp_path: Path, na
         ckplan.Trainer(reader(tmp_path, "later"), given).train(1)
 
 
+def test_a_negative_label_is_no_class_where_a_loss_reads_a_part_of_them(tmp_path: Path) -> None:
+    step = reader(tmp_path, "later")
+    given = {"tokens": np.ones((4, 3), np.int64), "labels": np.full((4, 4), 2)}
+    given["labels"][1] = -100, -100, 2, -100
+    ckplan.Trainer(step, given).train(1)
+    given["labels"][1] = -1, 2, -1, -100
+    said = r"; `labels` holds -100, -1: give numbers from 0 to 8, or what the loss ignores$"
+    with pytest.raises(ModelError, match=said):
+        ckplan.Trainer(step, given).train(1)
+
+
 def refused(kind: type[CkplanError], said: str, step: Path, given: Any, **options: Any) -> None:
     with pytest.raises(kind) as error:
         ckplan.Trainer(step, given, **options)

@@ -57,6 +57,7 @@ def prepare_labels(
     reduction: str = "mean",
     weight: ir.Value | None = None,
     ignore: int | None = None,
+    is_checked: bool = True,
 ) -> Labels:
     """Emit what turns labels into indices and weights of samples.
 
@@ -68,9 +69,10 @@ def prepare_labels(
         reduction: ``none``, ``sum`` or ``mean``.
         weight: one weight per class.
         ignore: label of samples that do not count.
+        is_checked: whether those who feed labels know which there are; others that are negative end in an error, too.
     """
     shape = list(shape_of(scores))
-    shape[axis] = 1
+    classes, shape[axis] = shape[axis], 1
     indices = op.reshape(labels, shape)
     counted = None
     if ignore is not None:
@@ -78,6 +80,9 @@ def prepare_labels(
         indices = op.Where(ignored, np.zeros((), dtype=dtype_of(labels)), indices)
         zero, one = np.zeros((), dtype_of(scores)), np.ones((), dtype_of(scores))
         counted = op.Where(ignored, zero, one)
+    if not is_checked:
+        # Kernels count negative numbers from the last class back, and refuse those that are too large.
+        indices = op.Where(op.Less(indices, 0), np.asarray(classes, dtype_of(labels)), indices)
     weights = counted
     if weight is not None:
         weights = op.Gather(weight, indices, axis=0)
@@ -85,25 +90,30 @@ def prepare_labels(
     return Labels(indices, weights, axis, reduction)
 
 
-def declare_classes(labels: ir.Value, count: int, ignored: int | None = None) -> None:
+def declare_classes(labels: ir.Value, count: int, ignored: int | None = None) -> bool:
     """Say of the input that labels come from which there are, for those who make inputs up or check them.
 
     Args:
         labels: what the loss reads.
         count: the number of classes.
         ignored: label of samples that do not count.
+
+    Returns:
+        Whether all that is fed can be checked: it is labels of this loss, every one. So are constants.
     """
     is_whole = True
     while (maker := labels.producer()) is not None:
         if not is_op(maker, _MOVES) or maker.inputs[0] is None:
-            return
+            return False
         is_whole = is_whole and not is_op(maker, _PARTS)
         labels = maker.inputs[0]
-    if not labels.is_graph_input() or labels.is_initializer():
-        return
-    about = labels.metadata_props
-    if about.setdefault(CLASSES, str(count)) == str(count) and is_whole:
-        about.setdefault(IGNORED_LABEL, "" if ignored is None else str(ignored))
+    if labels.is_initializer():
+        return True
+    if not labels.is_graph_input():
+        return False
+    about, said = labels.metadata_props, "" if ignored is None else str(ignored)
+    is_checked = about.setdefault(CLASSES, str(count)) == str(count) and is_whole
+    return is_checked and about.setdefault(IGNORED_LABEL, said) == said
 
 
 def reduce_losses(op: Builder, losses: ir.Value, labels: Labels, name_shape: Sequence[int]) -> ir.Value:
@@ -185,7 +195,7 @@ def lower_losses(op: Builder) -> None:
         with op.scope(str(node.name), "forward", before=node):
             scores, target = required_input(node, 0), required_input(node, 1)
             ignore = attr_int(node, "ignore_index", 0) if "ignore_index" in node.attributes else None
-            declare_classes(target, shape_of(scores)[1], ignore)
+            is_checked = declare_classes(target, shape_of(scores)[1], ignore)
             axis = 1
             logarithms = node.outputs[1] if len(node.outputs) > 1 else None
             if logarithms is not None and (logarithms.uses() or logarithms.is_graph_output()):
@@ -200,7 +210,7 @@ def lower_losses(op: Builder) -> None:
             classes = input_of(node, 2)
             if classes is not None and classes.is_initializer():
                 mark_constant(classes, "weights of classes")  # trained only if asked for by name
-            labels = prepare_labels(op, target, scores, axis, reduction, classes, ignore)
+            labels = prepare_labels(op, target, scores, axis, reduction, classes, ignore, is_checked)
             loss = emit(op, scores, labels)
         node.outputs[0].replace_all_uses_with(loss, replace_graph_outputs=True)
         op.graph.remove(node, safe=True)
