@@ -286,6 +286,33 @@ def test_gradients_stop_where_the_module_stops_them(tmp_path: Path, free: bool) 
         np.testing.assert_allclose(value, module.get_parameter(name).grad.numpy(), rtol=1e-5, atol=1e-6)
 
 
+class Blocks(nn.Module):
+    """Two layers, of which one is read without gradients, or under autocast; the other way as well, if asked for."""
+
+    def __init__(self, block: str) -> None:
+        super().__init__()
+        self.first, self.second, self.block = nn.Linear(4, 4), nn.Linear(4, 4), block
+
+    def forward(self, x):
+        hidden = self.first(x) if self.block == "inner" else None
+        with torch.autocast("cpu", enabled=False) if self.block == "autocast" else torch.no_grad():
+            read = torch.tanh(x if self.block == "data" else self.first(x) if hidden is None else hidden)
+        return self.second(read + x) + (self.first(x) if self.block == "both" else 0)
+
+
+@pytest.mark.parametrize(("block", "count"), [("outer", 1), ("inner", 1), ("both", 1), ("autocast", 0), ("data", 0)])
+def test_a_note_names_what_torch_may_compute_without_gradients(tmp_path: Path, block: str, count: int) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.onnx.export(Blocks(block), (torch.randn(3, 4),), tmp_path / "net.onnx", dynamo=True, verbose=False)
+    forward = ckplan.load(tmp_path / "net.onnx")
+    assert sum("may compute 'tanh' without gradients" in note for note in forward.notes) == count
+    assert sum("without gradients" in note for note in forward.notes) == count
+    if block == "outer":
+        training = ckplan.build_training_graph(forward.model, loss="sum", no_grad=["tanh"])
+        assert set(training.gradients) == {"second.weight", "second.bias"}
+
+
 def test_what_torch_cannot_export_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"^torch cannot export Refused: .*") as caught:
         ckplan.export(Refused(), (torch.zeros(3),), tmp_path / "net.onnx")
