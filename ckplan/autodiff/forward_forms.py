@@ -26,6 +26,7 @@ from ckplan.autodiff.paths import prune
 from ckplan.autodiff.regions import Pieces, Region, refuse_idle
 from ckplan.autodiff.rules.conv_batch_norm import outline_conv_batch_norms
 from ckplan.autodiff.rules.masked_softmax import outline_masked_softmaxes
+from ckplan.autodiff.rules.pooled_relu import outline_pooled_relus
 from ckplan.autodiff.rules.silu import outline_silus
 from ckplan.autodiff.token_blocks import cut_tokens
 
@@ -109,6 +110,7 @@ def prepare_forward(
     outline_batch_statistics(op, held)
     outline_conv_batch_norms(op, targets)
     outline_silus(op, targets)
+    outline_pooled_relus(op, held)
     outline_masked_softmaxes(op, held)
     group_heads(op, held)
     return ForwardForms(targets, list(results), regions, batches, blocks, [*head_notes, *batch_notes, *row_notes])

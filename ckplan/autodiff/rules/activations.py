@@ -57,11 +57,23 @@ def is_kept(op: Builder, value: ir.Value) -> bool:
     )
 
 
+def masked(op: Builder, dy: ir.Value, y: ir.Value) -> ir.Value:
+    """Return dy where y > 0 and 0 elsewhere.
+
+    Args:
+        op: the builder.
+        dy: of the shape of y.
+        y: not negative, and read in the backward pass.
+    """
+    return op.Mul(dy, step(op, y) if is_kept(op, y) else positive(op, y))
+
+
 @rule("Relu")
 def relu(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
     """Derivative 1 where y > 0."""
     y = node.outputs[0]
-    return [op.Mul(dy[0], step(op, y) if is_kept(op, y) else positive(op, y))]
+    assert dy[0] is not None
+    return [masked(op, dy[0], y)]
 
 
 @rule("LeakyRelu")

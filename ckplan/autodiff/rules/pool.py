@@ -34,37 +34,52 @@ def max_pool(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
 
     Windows that overlap add up in onnxruntime's order, which is fixed on a CPU; on a GPU it may not be.
     """
-    x = required_input(node, 0)
-    upstream = dy[0]
+    x, upstream = required_input(node, 0), dy[0]
     if upstream is None:
         return [None]
-    window = _window(node, x)
     by_columns = attr_int(node, "storage_order", 0) != 0
     if len(node.outputs) > 1 and node.outputs[1].name and not by_columns:
-        indices = node.outputs[1]
-    elif by_columns or _is_kept(x, node) or size_of(upstream) * _INT64 >= size_of(x) * dtype_of(x).itemsize:
-        if pool_maxima.suits(x, window):
-            return [pool_maxima.gradient(op, x, upstream, window)]
-        indices = op.MaxPool(
-            x,
-            _outputs=2,
-            kernel_shape=window.kernel,
-            strides=window.strides,
-            dilations=window.dilations,
-            pads=_pads(node, window),
-            ceil_mode=attr_int(node, "ceil_mode", 0),
-        )[1]
-    else:
-        indices = _forward_indices(op, node)
-    count = size_of(upstream)
+        return [_scattered(op, x, upstream, _window(node, x), node.outputs[1])]
+    if by_columns or _is_kept(x, node) or size_of(upstream) * _INT64 >= size_of(x) * dtype_of(x).itemsize:
+        return [to_maxima(op, node, x, upstream)]
+    return [_scattered(op, x, upstream, _window(node, x), _forward_indices(op, node))]
+
+
+def to_maxima(op: Builder, node: ir.Node, x: ir.Value, dy: ir.Value) -> ir.Value:
+    """Emit the gradient of x, which is read again.
+
+    Args:
+        op: the builder.
+        node: with the attributes of a MaxPool, whose first output its maxima are.
+        x: what the maxima are made of.
+        dy: gradient of the maxima.
+    """
+    window = _window(node, x)
+    if pool_maxima.suits(x, window):
+        return pool_maxima.gradient(op, x, dy, window)
+    indices = op.MaxPool(
+        x,
+        _outputs=2,
+        kernel_shape=window.kernel,
+        strides=window.strides,
+        dilations=window.dilations,
+        pads=_pads(node, window),
+        ceil_mode=attr_int(node, "ceil_mode", 0),
+    )[1]
+    return _scattered(op, x, dy, window, indices)
+
+
+def _scattered(op: Builder, x: ir.Value, dy: ir.Value, window: Window, indices: ir.Value) -> ir.Value:
+    """Emit the gradient of x from that of the maxima and where in x they are."""
+    count = size_of(dy)
     apart = all(s > reach for s, reach in zip(window.strides, window.reach, strict=True))
     scattered = op.ScatterElements(
-        op.zeros([size_of(x)], upstream),
+        op.zeros([size_of(x)], dy),
         op.reshape(indices, [count]),
-        op.reshape(upstream, [count]),
+        op.reshape(dy, [count]),
         reduction=None if apart else "add",
     )
-    return [op.reshape(scattered, shape_of(x))]
+    return op.reshape(scattered, shape_of(x))
 
 
 def _is_kept(x: ir.Value, reader: ir.Node) -> bool:
