@@ -92,6 +92,14 @@ def format_bytes(count: float) -> str:
     return f"{sign}{size:.1f} TiB" if size < 1e6 else f"{sign}{size:.1e} TiB"
 
 
+def format_unlike(*counts: int) -> tuple[str, ...]:
+    """Write byte counts that are told beside each other: exactly where two that differ would look alike."""
+    texts = [format_bytes(count) for count in counts]
+    if len(set(texts)) < len(set(counts)):
+        return tuple(f"{count:,} B" for count in counts)
+    return tuple(texts)
+
+
 def format_seconds(seconds: float) -> str:
     """Write a duration for people: ``format_seconds(0.0123) == "12.3 ms"``."""
     if seconds >= 1:

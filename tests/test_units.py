@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckplan.errors import UsageError
-from ckplan.units import format_bytes, format_seconds, parse_budget, parse_bytes
+from ckplan.units import format_bytes, format_seconds, format_unlike, parse_budget, parse_bytes
 
 
 @pytest.mark.parametrize(
@@ -65,6 +65,12 @@ def test_bytes_are_written(count: int, text: str) -> None:
 def test_written_bytes_read_back_to_what_was_shown(count: int) -> None:
     shown = parse_bytes(format_bytes(count))
     assert abs(shown - count) <= max(0.05 * count, 0)
+
+
+def test_sizes_beside_each_other_are_exact_where_they_would_look_alike() -> None:
+    assert format_unlike(12288, 4096) == ("12.0 KiB", "4.0 KiB")
+    assert format_unlike(12288, 12287, 4096) == ("12,288 B", "12,287 B", "4,096 B")
+    assert format_unlike(12288, 12288) == ("12.0 KiB", "12.0 KiB")
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from ckplan.planner import Plan
 from ckplan.planner.exact.stages import proven_overhead
 from ckplan.planner.strategies import Strategy
 from ckplan.planner.strategies.auto import Auto
-from ckplan.units import format_bytes
+from ckplan.units import format_bytes, format_unlike
 
 _log = logging.getLogger(__name__)
 
@@ -73,11 +73,11 @@ def within_activations(step: Step, strategy: Strategy, goal: Goal) -> Planned:
         raise refusal
     smallest, taken = min(tried, key=lambda entry: entry[1])
     limited = goal.overhead is not None
+    allowed, least, bound = format_unlike(budget, taken, smallest.lower_bound)
     by = "" if smallest.strategy == str(strategy) else f", by `{smallest.strategy}`"
     raise InfeasibleError(
         f"strategy `{strategy}` has no plan{goal.costing} whose file stays within the budget of "
-        f"{format_bytes(budget)}: the least that a file takes is {format_bytes(taken)}{by}, and no schedule takes less "
-        f"than {format_bytes(smallest.lower_bound)}",
+        f"{allowed}: the least that a file takes is {least}{by}, and no schedule takes less than {bound}",
         f"raise the budget to {taken} bytes, the least that a file was made for" + ", or allow more overhead" * limited,
         taken,
     )

@@ -17,7 +17,7 @@ from ckplan.pipeline.planned import HOLDER, Planned, share_of
 from ckplan.pipeline.step import Step
 from ckplan.planner import Plan, lower_bound
 from ckplan.planner.strategies import Strategy
-from ckplan.units import format_bytes
+from ckplan.units import format_bytes, format_unlike
 
 _log = logging.getLogger(__name__)
 
@@ -64,9 +64,9 @@ def within_footprint(step: Step, strategy: Strategy, goal: Goal) -> Planned:
     most = limit - besides - step.footprint.returned
     if most <= 0:
         named = "parameters, state, inputs, the session and outputs alone take" if besides else "outputs alone take"
+        needed, allowed = format_unlike(limit - most, limit)
         raise InfeasibleError(
-            f"{named} {format_bytes(limit - most)}, the budget of what {HOLDER[goal.scope]} holds is "
-            f"{format_bytes(limit)}",
+            f"{named} {needed}, the budget of what {HOLDER[goal.scope]} holds is {allowed}",
             "raise it, or choose an optimizer with less state",
         )
     files: Files = {}

@@ -11,7 +11,7 @@ from ckplan.pipeline.planned import HOLDER, Planned, share_of
 from ckplan.pipeline.step import Step
 from ckplan.planner import Plan
 from ckplan.planner.strategies import Strategy
-from ckplan.units import format_bytes
+from ckplan.units import format_bytes, format_unlike
 
 Files = dict[tuple[int, ...], Planned]
 """What was written for a budget, by the plan's schedule."""
@@ -79,6 +79,7 @@ def cheapest_lowest(step: Step, strategy: Strategy, goal: Goal, limit: int, file
             "allow more overhead, or raise the budget",
         )
     least, besides = share_of(best.footprint, goal), fixed(best.footprint, goal)
+    allowed, found = format_unlike(limit, least)
     moment = best.after.steps[best.after.peak_step]
     parts = f"for a peak of {format_bytes(moment.activations)} at '{moment.op}'"
     if besides:
@@ -88,7 +89,7 @@ def cheapest_lowest(step: Step, strategy: Strategy, goal: Goal, limit: int, file
         )
     raise InfeasibleError(
         f"strategy `{strategy}` has no plan{goal.costing} for which {HOLDER[goal.scope]} holds no more than "
-        f"{format_bytes(limit)}: the least that was found is {format_bytes(least)}, {parts}; the arena grows in large "
+        f"{allowed}: the least that was found is {found}, {parts}; the arena grows in large "
         "steps",
         f"raise the budget to {least} bytes, or choose a smaller batch (--dim)",
         least,

@@ -51,6 +51,9 @@ def test_the_smallest_budget_of_a_refusal_works_when_typed_back(strategy: str) -
     assert found is not None
     smallest = int(found[1])
     assert rewrite(step, parse_strategy(strategy), Goal(budget=smallest)).after.peak_activations <= smallest
+    said = f"budget of {smallest - 1:,} B: the least that a file takes is {smallest:,} B"
+    with pytest.raises(InfeasibleError, match=said):
+        rewrite(step, parse_strategy(strategy), Goal(budget=smallest - 1))
 
 
 def _smallest(step: ckplan.Step, strategy: str, budget: int) -> int:

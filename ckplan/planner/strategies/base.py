@@ -15,7 +15,7 @@ from ckplan.planner.exact.stages import proven_overhead
 from ckplan.planner.peak import peak_of
 from ckplan.planner.plan import Plan, make_plan
 from ckplan.planner.problem import Kind, Problem
-from ckplan.units import format_bytes
+from ckplan.units import format_bytes, format_unlike
 
 
 @dataclass(frozen=True)
@@ -102,9 +102,9 @@ class Strategy(ABC):
         plan = make_plan(problem, str(self), min(candidates, key=merit))
         peak = plan.predicted.peak_activations
         if budget is not None and peak > budget:
+            needed, allowed = format_unlike(peak, budget)
             raise InfeasibleError(
-                f"strategy `{self}` needs {format_bytes(peak)} of activations, the budget is {format_bytes(budget)}, "
-                f"and {_reason(problem)}",
+                f"strategy `{self}` needs {needed} of activations, the budget is {allowed}, and {_reason(problem)}",
                 f"raise the budget to {peak} bytes, the least that a plan was found for"
                 + ("" if self.name == "auto" else ", or try another strategy"),
             )
