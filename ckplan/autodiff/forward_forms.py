@@ -17,6 +17,7 @@ from ckplan.autodiff.batch_statistics import outline_batch_statistics
 from ckplan.autodiff.builder import Builder
 from ckplan.autodiff.columns_apart import take_columns_apart
 from ckplan.autodiff.formulas.gelus import join_gelus
+from ckplan.autodiff.layer_scales import scale_weights
 from ckplan.autodiff.losses.linear_cross_entropy import chunk_loss_heads
 from ckplan.autodiff.losses.softmax_statistics import join_statistics
 from ckplan.autodiff.losses.tied_heads import split_tied_heads
@@ -107,6 +108,7 @@ def prepare_forward(
         prune(op.graph, [*results, *running])
     held = {*wanted, *targets}
     take_columns_apart(op, held.union(results))
+    scale_weights(op, wanted, held.union(results))
     outline_batch_statistics(op, held)
     outline_conv_batch_norms(op, targets)
     outline_silus(op, targets)
