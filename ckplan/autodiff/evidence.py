@@ -28,8 +28,7 @@ from ckplan.model import is_literal
 from ckplan.model.constants import FOLDED, IN_NODE
 from ckplan.model.infer import is_vector
 from ckplan.model.literals import is_numbered
-from ckplan.model.structure import TABLE, is_rounded, structure_of
-from ckplan.model.torch_files.default_exporter import is_one_number, is_unstructured
+from ckplan.model.structure import TABLE, is_one_number, is_rounded, is_unstructured, structure_of
 from ckplan.model.torch_files.exporter_metadata import (
     BUFFER,
     KIND,

@@ -201,3 +201,17 @@ def are_equal(one: ir.TensorProtocol, other: ir.TensorProtocol, order: tuple[int
         places = _places(first.shape)
         first, second = first[places], second[places]
     return bool(np.array_equal(first, second))
+
+
+def is_unstructured(value: ir.Value) -> bool:
+    """Whether an initializer holds numbers that may come from a parameter's: zeros in its shape do not."""
+    tensor = value.const_value
+    return tensor is not None and tensor.dtype.is_floating_point() and tensor.size > 1 and structure_of(tensor) is None
+
+
+def is_one_number(value: ir.Value) -> bool:
+    """Whether an initializer holds one number that is neither zero nor one, as what `zeros_like` makes is."""
+    tensor = value.const_value
+    if tensor is None or not tensor.dtype.is_floating_point() or tensor.size != 1:
+        return False
+    return float(tensor.numpy().reshape(())) not in (0.0, 1.0)

@@ -15,7 +15,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ckplan.model.constants import unused_name
-from ckplan.model.torch_files.default_exporter import is_unstructured
+from ckplan.model.structure import is_unstructured
 from ckplan.model.torch_files.exporter_metadata import folded_from
 from ckplan.model.torch_files.functions import Array, add_parameter, array_of, make_instead
 

@@ -21,7 +21,7 @@ import onnx_ir as ir
 from ckplan import keys
 from ckplan.display import shortened
 from ckplan.model.literals import is_numbered
-from ckplan.model.torch_files.default_exporter import is_one_number, is_unstructured
+from ckplan.model.structure import is_one_number, is_unstructured
 from ckplan.model.torch_files.exporter_metadata import folded_from, is_moved_name
 from ckplan.model.torch_files.functions import Array, Function, Operation, add_parameter, compute
 

@@ -13,7 +13,7 @@ import onnx_ir as ir
 
 from ckplan import keys
 from ckplan.display import shortened
-from ckplan.model.torch_files.default_exporter import is_unstructured
+from ckplan.model.structure import is_unstructured
 from ckplan.model.torch_files.exporter_metadata import folded_from, is_looked_up_name
 from ckplan.model.torch_files.functions import Array, Function, Operation, add_parameter, compute
 from ckplan.model.torch_files.old_exporter import COMPUTED, LAYERS

@@ -19,7 +19,7 @@ import onnx_ir as ir
 from ckplan import keys
 from ckplan.display import shortened
 from ckplan.model.constants import add_constant
-from ckplan.model.torch_files.default_exporter import is_unstructured
+from ckplan.model.structure import is_unstructured
 from ckplan.model.torch_files.exporter_metadata import buffers_of, folded_from, is_comparison_name
 
 _COMPUTED = re.compile(r"onnx::(Conv\w*|Gemm|MatMul)_\d+")

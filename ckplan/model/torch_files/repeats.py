@@ -15,10 +15,11 @@ import onnx_ir as ir
 from ckplan import keys
 from ckplan.display import shortened
 from ckplan.model.constants import add_constant
+from ckplan.model.structure import is_unstructured
 from ckplan.model.torch_files.concatenated import is_concatenated
-from ckplan.model.torch_files.default_exporter import is_state, is_unstructured
 from ckplan.model.torch_files.exporter_metadata import folded_from, parameters_of
 from ckplan.model.torch_files.functions import Function, Operation, add_parameter, compute, make_instead
+from ckplan.model.torch_files.merged_initializers import is_state
 
 _EXPANDED = re.compile(r"(expand|repeat)(_\d+)?")
 _SIMPLIFIED = re.compile(r"/(.+/)?(Expand|Tile)(_\d+)?_output_0|(expand|repeat)(_\d+)?")

@@ -28,8 +28,8 @@ from ckplan import keys
 from ckplan.display import shortened
 from ckplan.model.infer import static_shape
 from ckplan.model.literals import is_numbered
+from ckplan.model.structure import is_one_number, is_unstructured
 from ckplan.model.torch_files.concatenated import put_concat
-from ckplan.model.torch_files.default_exporter import is_one_number, is_unstructured
 from ckplan.model.torch_files.exporter_metadata import (
     buffers_of,
     folded_from,
