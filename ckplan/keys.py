@@ -56,6 +56,8 @@ FROZEN = PREFIX + "frozen"
 
 # -- of forward models -------------------------------------------------------------------------------------------------
 
+OWN_GRADIENTS = PREFIX + "own_gradients"
+"""JSON list of the functions of a torch module that have a gradient of their own, which the file has not."""
 REMOVED_DROPOUTS = PREFIX + "removed_dropouts"
 """How many Dropout nodes in inference form were removed when the file was loaded."""
 

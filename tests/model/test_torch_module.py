@@ -307,10 +307,56 @@ def test_a_note_names_what_torch_may_compute_without_gradients(tmp_path: Path, b
         torch.onnx.export(Blocks(block), (torch.randn(3, 4),), tmp_path / "net.onnx", dynamo=True, verbose=False)
     forward = ckplan.load(tmp_path / "net.onnx")
     assert sum("may compute 'tanh' without gradients" in note for note in forward.notes) == count
+    assert not any("another gradient" in note for note in forward.notes)
     assert sum("without gradients" in note for note in forward.notes) == count
     if block == "outer":
         training = ckplan.build_training_graph(forward.model, loss="sum", no_grad=["tanh"])
         assert set(training.gradients) == {"second.weight", "second.bias"}
+
+
+class Reversed(torch.autograd.Function):
+    """Values as they are, and their gradient backwards."""
+
+    @staticmethod
+    def forward(_, x):
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(_, gradient):
+        return -gradient
+
+
+class Bounded(Reversed):
+    @staticmethod
+    def forward(_, x):
+        return torch.sqrt(x)
+
+
+class Apart(nn.Module):
+    """A layer, and behind it a function with a gradient of its own."""
+
+    def __init__(self, is_bounded: bool) -> None:
+        super().__init__()
+        self.layer, self.is_bounded = nn.Linear(4, 4), is_bounded
+
+    def forward(self, x):
+        hidden = self.layer(x) ** 2 + 1
+        if self.is_bounded:
+            return Bounded.apply(hidden)
+        return Reversed.apply(hidden)
+
+
+@pytest.mark.parametrize(("is_bounded", "own"), [(False, True), (True, True), (True, False)])
+def test_a_note_names_functions_with_a_gradient_of_their_own(tmp_path: Path, is_bounded: bool, own: bool) -> None:
+    path, module, given = tmp_path / "net.onnx", Apart(is_bounded), (torch.randn(3, 4),)
+    if own:
+        ckplan.export(module, given, path)
+    else:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            torch.onnx.export(module, given, path, dynamo=True, verbose=False)
+    (note,) = [note for note in ckplan.load(path).notes if "another gradient" in note]
+    assert f" for {'Bounded' if is_bounded else 'Reversed'} (torch" in note
 
 
 def test_what_torch_cannot_export_is_one_line(tmp_path: Path) -> None:

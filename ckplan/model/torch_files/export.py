@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 import os
 import warnings
 from collections.abc import Mapping, Sequence
@@ -21,17 +22,17 @@ import onnx_ir as ir
 
 from ckplan.arguments import check_kind, check_table, file_to_write, names_of, path_of
 from ckplan.errors import EnvironmentUnavailableError, ModelError
-from ckplan.keys import FROZEN, STANDS_FOR
+from ckplan.keys import FROZEN, OWN_GRADIENTS, STANDS_FOR
 from ckplan.model.literals import is_numbered
 from ckplan.model.saving import save
 from ckplan.model.structure import are_equal, structure_of
+from ckplan.model.torch_files.exporter_metadata import TRACE
+from ckplan.model.torch_files.own_gradients import functions_called
 from ckplan.model.torch_files.program import program_of
 from ckplan.model.torch_files.translations import translations
 
 if TYPE_CHECKING:
     import torch
-
-_TRACES = "pkg.torch.onnx.stack_trace"
 
 
 def export(
@@ -89,7 +90,8 @@ def export(
     del onnxscript
     with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):
         warnings.simplefilter("ignore")
-        traced = program_of(module, args, kwargs, dynamic_shapes)
+        with functions_called() as functions:
+            traced = program_of(module, args, kwargs, dynamic_shapes)
         try:
             program = torch.onnx.export(
                 module if traced is None else traced, tuple(args), kwargs=None if kwargs is None else dict(kwargs),
@@ -104,7 +106,9 @@ def export(
         raise ModelError(f"torch exported nothing of {type(module).__name__}")
     model: ir.Model = program.model
     for node in model.graph.all_nodes():
-        node.metadata_props.pop(_TRACES, None)  # paths of this machine
+        node.metadata_props.pop(TRACE, None)  # paths of this machine
+    if functions:
+        model.metadata_props[OWN_GRADIENTS] = json.dumps(list(functions))
     _name_parameters(model.graph, module)
     save(model, target, force=force)
     return target

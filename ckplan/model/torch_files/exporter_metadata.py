@@ -14,6 +14,8 @@ KIND = "pkg.torch.export.graph_signature.InputSpec.kind"
 PARAMETER, BUFFER = "PARAMETER", "BUFFER"
 OPERAND = "pkg.torch.onnx.original_node_name"
 LINE = "pkg.torch.onnx.fx_node"
+TRACE = "pkg.torch.onnx.stack_trace"
+"""Metadata of a node: the lines of Python that called for it, outermost first."""
 _FOLDED_FROM = "pkg.onnxscript.optimizer.folded_from"
 _SCOPES, _CLASSES = "pkg.torch.onnx.name_scopes", "pkg.torch.onnx.class_hierarchy"
 

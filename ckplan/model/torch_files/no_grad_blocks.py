@@ -16,9 +16,8 @@ from collections.abc import Collection, Iterator
 import onnx_ir as ir
 
 from ckplan.display import shortened
-from ckplan.model.torch_files.exporter_metadata import KIND, LINE, PARAMETER, operands_of, root_name
+from ckplan.model.torch_files.exporter_metadata import KIND, LINE, PARAMETER, TRACE, operands_of, root_name
 
-_TRACE = "pkg.torch.onnx.stack_trace"
 _IN_BLOCK = re.compile(r'File "(<eval_with_key>\.\d+)", line \d+, in forward\n\s*(.*torch\.ops\..*)')
 _NUMBERED = re.compile(r"\barg\d+_\d+\b")
 
@@ -35,7 +34,7 @@ def no_grad_notes(model: ir.Model) -> tuple[str, ...]:
     blocks: dict[str, list[tuple[ir.Node, str]]] = defaultdict(list)
     nodes = list(model.graph.all_nodes())
     for node in nodes:
-        if found := _IN_BLOCK.match(node.metadata_props.get(_TRACE, "")):
+        if found := _IN_BLOCK.match(node.metadata_props.get(TRACE, "")):
             blocks[found[1]].append((node, found[2]))
     results = []
     for block in blocks.values():

@@ -26,6 +26,7 @@ from ckplan.model.torch_files.masked_weights import keep_masks
 from ckplan.model.torch_files.merged_constants import freeze_ones
 from ckplan.model.torch_files.no_grad_blocks import no_grad_notes
 from ckplan.model.torch_files.old_exporter import folded_notes, separate_merged
+from ckplan.model.torch_files.own_gradients import own_gradient_notes
 from ckplan.model.torch_files.padding import mark_padding
 from ckplan.model.torch_files.projections import refuse_projections
 from ckplan.model.torch_files.repeats import join_repeated
@@ -60,5 +61,6 @@ PASSES: tuple[Callable[[ir.Model], tuple[str, ...]], ...] = (
     mark_padding,
     mark_detached,
     no_grad_notes,
+    own_gradient_notes,
 )
 """Each changes a model in place and returns notes."""
