@@ -4,7 +4,7 @@
 
 Prints, per shape, milliseconds in stock onnxruntime for each form of the weight gradient and of the data gradient, the
 forward convolution beside them, and the largest sum of temporaries of the weight gradient in MiB; of depthwise shapes
-also both gradients by the same copies. The chosen form is marked. The thresholds of ``conv_forms`` and
+also both gradients by the same copies. The chosen form is marked. The thresholds of ``conv_weight_gradient`` and
 ``conv_data_gradient`` in ``ckplan.autodiff.rules`` come from this table.
 """
 
@@ -22,7 +22,7 @@ import onnxruntime
 
 from ckplan.autodiff.builder import Builder
 from ckplan.autodiff.reading import shape_of
-from ckplan.autodiff.rules import conv_data_gradient, conv_forms, depthwise_rows
+from ckplan.autodiff.rules import conv_data_gradient, conv_forms, conv_weight_gradient, depthwise_rows
 from ckplan.autodiff.rules.windows import Window
 
 #: Samples, channels, size, filters, kernel, stride, padding, groups.
@@ -114,7 +114,7 @@ def row(name: str, threads: int, repeats: int) -> str:
 
     forward, _ = run([x, kernel], convolution, threads, repeats)
     cells = []
-    chosen = conv_forms.weight_gradient_form(n, c, o, groups, window)
+    chosen = conv_weight_gradient.weight_gradient_form(n, c, o, groups, window)
     for form, emit in conv_forms.FORMS.items():
         if (form in ("dot", "row") and not c == o == groups) or (form in conv_forms.WITHOUT_EINSUM and groups > 1):
             continue

@@ -10,7 +10,7 @@ import pytest
 
 from ckplan.autodiff import build_training_graph
 from ckplan.autodiff.builder import Builder
-from ckplan.autodiff.rules import conv_data_gradient, conv_forms, depthwise_forms
+from ckplan.autodiff.rules import conv_data_gradient, conv_forms, conv_weight_gradient, depthwise_forms
 from ckplan.autodiff.rules.windows import Window
 from tests.autodiff.gradcheck import check_gradient, check_training_graph, infer, node_model, parse, values
 from tests.autodiff.reference_operators import use_reference_operators
@@ -84,14 +84,14 @@ TRANSPOSED = [
 @pytest.mark.parametrize(("x", "w", "attributes"), CONVOLUTIONS)
 def test_conv(x, w, attributes, form, monkeypatch: pytest.MonkeyPatch):
     if form:
-        monkeypatch.setattr(conv_forms, "weight_gradient_form", lambda *_: form)
+        monkeypatch.setattr(conv_weight_gradient, "weight_gradient_form", lambda *_: form)
     inputs = [values(*x), values(*w, seed=1), values(w[0], seed=2)]
     check_gradient(node_model("Conv", *inputs, **attributes), differences=form is None)
 
 
 @pytest.mark.parametrize(("x", "w", "attributes"), [case for case in CONVOLUTIONS if "group" not in case.values[2]])
 def test_rows_of_taps_by_columns_of_taps(x, w, attributes, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(conv_forms, "weight_gradient_form", lambda *_: "sample")
+    monkeypatch.setattr(conv_weight_gradient, "weight_gradient_form", lambda *_: "sample")
     monkeypatch.setattr(Builder, "largest", 10**9)
     model = node_model("Conv", values(*x), values(*w, seed=1), **attributes)
     check_gradient(model, differences=False)
@@ -104,7 +104,7 @@ def test_rows_of_taps_by_columns_of_taps(x, w, attributes, monkeypatch: pytest.M
 def test_a_convolution_by_dy_has_a_group_for_each_sample_unless_the_sums_of_all_are_large(
     size, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(conv_forms, "weight_gradient_form", lambda *_: "conv")
+    monkeypatch.setattr(conv_weight_gradient, "weight_gradient_form", lambda *_: "conv")
     monkeypatch.setattr(conv_forms, "APART_ELEMENTS", 1)
     model = node_model("Conv", values(3, 2, size, size), values(4, 2, 3, 3, seed=1), pads=[1, 1, 1, 1])
     check_gradient(model, differences=False)
@@ -131,12 +131,12 @@ DEPTHWISE = [
 @pytest.mark.parametrize("form", ["dot", "row"])
 @pytest.mark.parametrize(("x", "w", "attributes"), DEPTHWISE)
 def test_depthwise(x, w, attributes, form, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(conv_forms, "weight_gradient_form", lambda *_: form)
+    monkeypatch.setattr(conv_weight_gradient, "weight_gradient_form", lambda *_: form)
     check_gradient(node_model("Conv", values(2, 3, *x), values(3, 1, *w, seed=1), group=3, **attributes))
 
 
 def test_one_pass_tells_columns_of_all_residues_apart(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(conv_forms, "weight_gradient_form", lambda *_: "dot")
+    monkeypatch.setattr(conv_weight_gradient, "weight_gradient_form", lambda *_: "dot")
     model = node_model("Conv", values(2, 3, 7, 7), values(3, 1, 3, 3, seed=1), group=3, strides=[2, 2])
     check_gradient(model)
     kinds = [node.op_type for node in build_training_graph(infer(model), loss="loss").model.graph.all_nodes()]
@@ -146,9 +146,9 @@ def test_one_pass_tells_columns_of_all_residues_apart(monkeypatch: pytest.Monkey
 
 @pytest.mark.parametrize(("x", "w", "attributes"), DEPTHWISE)
 def test_gradients_of_input_and_weight_by_the_same_copies(x, w, attributes, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(conv_forms, "weight_gradient_form", lambda *_: "row")
+    monkeypatch.setattr(conv_weight_gradient, "weight_gradient_form", lambda *_: "row")
     monkeypatch.setattr(Builder, "largest", 10**9)
-    monkeypatch.setattr(conv_forms, "SHARED_ELEMENTS", 1)
+    monkeypatch.setattr(conv_weight_gradient, "SHARED_ELEMENTS", 1)
     model = node_model("Conv", values(2, 3, *x), values(3, 1, *w, seed=1), group=3, **attributes)
     check_gradient(model)
     nodes = build_training_graph(infer(model), loss="loss").model.graph.all_nodes()
@@ -158,7 +158,7 @@ def test_gradients_of_input_and_weight_by_the_same_copies(x, w, attributes, monk
 
 @pytest.mark.parametrize("frozen", ["x", "w"])
 def test_one_gradient_alone_where_the_other_is_not_asked_for(frozen, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(conv_forms, "weight_gradient_form", lambda *_: "row")
+    monkeypatch.setattr(conv_weight_gradient, "weight_gradient_form", lambda *_: "row")
     model = parse(
         "g (double[2,3,5,6] x) => (double loss) "
         "{ a = Conv<pads=[1,1,1,1], group=3>(x, w) b = Mul(a, a) loss = ReduceSum<keepdims=0>(b) }",
@@ -170,9 +170,9 @@ def test_one_gradient_alone_where_the_other_is_not_asked_for(frozen, monkeypatch
 
 @pytest.mark.parametrize("perm", ["[0,3,1,2]", "[3,0,1,2]"])
 def test_a_gradient_that_was_transposed_is_read_before_that(perm, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(conv_forms, "weight_gradient_form", lambda *_: "row")
+    monkeypatch.setattr(conv_weight_gradient, "weight_gradient_form", lambda *_: "row")
     monkeypatch.setattr(Builder, "largest", 10**9)
-    monkeypatch.setattr(conv_forms, "SHARED_ELEMENTS", 1)
+    monkeypatch.setattr(conv_weight_gradient, "SHARED_ELEMENTS", 1)
     back = {"[0,3,1,2]": "[0,2,3,1]", "[3,0,1,2]": "[1,2,3,0]"}[perm]
     model = parse(
         f"g (double[2,3,5,6] x) => (double loss) {{ a = Conv<pads=[1,1,1,1], group=3>(x, w, b) "
@@ -287,7 +287,7 @@ def chosen(
     places = size // stride
     pairs = (size, size), (places, places), (taps, taps), (stride, stride), (1, 1), (taps // 2, taps // 2)
     window = Window(*pairs)
-    return conv_forms.weight_gradient_form(samples, channels, filters, groups, window, largest)
+    return conv_weight_gradient.weight_gradient_form(samples, channels, filters, groups, window, largest)
 
 
 def test_the_form_suits_the_shape():
@@ -323,7 +323,7 @@ def test_einsum_is_for_weights_that_are_small_beside_the_activations():
 def test_every_form_gives_the_same_gradient(form, taps, places, largest, monkeypatch: pytest.MonkeyPatch):
     """Taps one by one, and all together; planes of one place too."""
     monkeypatch.setattr(Builder, "largest", largest)
-    monkeypatch.setattr(conv_forms, "weight_gradient_form", lambda *_: form)
+    monkeypatch.setattr(conv_weight_gradient, "weight_gradient_form", lambda *_: form)
     depthwise = form in ("dot", "row")
     model = node_model(
         "Conv",
@@ -341,7 +341,7 @@ def test_the_narrower_side_of_a_pointwise_product_is_the_last(
     form, filters, places, is_dy, monkeypatch: pytest.MonkeyPatch
 ):
     """Unless its result, which would have to be turned, is as large as what it is made of."""
-    monkeypatch.setattr(conv_forms, "weight_gradient_form", lambda *_: form)
+    monkeypatch.setattr(conv_weight_gradient, "weight_gradient_form", lambda *_: form)
     check_gradient(node_model("Conv", values(2, 6, places, places), values(filters, 6, 1, 1, seed=1)))
     check_gradient(node_model("Conv", values(2, 6, places), values(filters, 6, 1, seed=1)))
     model = parse(
@@ -372,7 +372,7 @@ def test_temporaries_are_few_beside_the_operands(kernel):
         for n, s in zip("xd", shapes, strict=True)
     )
     graph = ir.Graph([x, dy], [], nodes=[], opset_imports={"": 21}, name="g")
-    graph.outputs.append(conv_forms.weight_gradient(Builder(graph, {"": 21}), x, dy, kernel, window))
+    graph.outputs.append(conv_weight_gradient.weight_gradient(Builder(graph, {"": 21}), x, dy, kernel, window))
     operands = sum(math.prod(shape) for shape in (*shapes, kernel))
     assert most_elements(list(graph)) <= 3 * operands
 
@@ -396,11 +396,11 @@ def most_elements(nodes: list[ir.Node]) -> int:
 
 
 @pytest.mark.parametrize("axis", ["axis=1", "axis=-3"])
-@pytest.mark.parametrize("few", [1, conv_forms.FEW_CHANNELS])
+@pytest.mark.parametrize("few", [1, conv_weight_gradient.FEW_CHANNELS])
 def test_the_weight_gradient_reads_what_the_input_is_joined_of(
     monkeypatch: pytest.MonkeyPatch, axis: str, few: int
 ) -> None:
-    monkeypatch.setattr(conv_forms, "FEW_CHANNELS", few)
+    monkeypatch.setattr(conv_weight_gradient, "FEW_CHANNELS", few)
     model = parse(
         "g (double[2,3,5,6] x) => (double loss) { a = Relu(x) b = Tanh(v) "
         f"c = Concat<{axis}>(a, b) d = Conv<pads=[1,1,1,1]>(c, w) e = Mul(d, d) loss = ReduceSum<keepdims=0>(e) }}",

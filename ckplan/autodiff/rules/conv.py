@@ -9,8 +9,8 @@ import onnx_ir as ir
 from ckplan.autodiff.builder import Builder, Gradients
 from ckplan.autodiff.reading import attr_int, attr_ints, attr_str, required_input, shape_of
 from ckplan.autodiff.registry import rule
-from ckplan.autodiff.rules.conv_forms import weight_gradient
 from ckplan.autodiff.rules.conv_gradients import gradients
+from ckplan.autodiff.rules.conv_weight_gradient import weight_gradient
 from ckplan.autodiff.rules.windows import Window, convolution_window, pad_axes
 from ckplan.autodiff.transposes import before_transpose
 from ckplan.model.node_reads import input_of

@@ -1,4 +1,4 @@
-"""Gradients of a convolution's weight: the forms they can take, and which one suits a shape.
+"""The forms that the gradient of a convolution's weight can take; which one suits a shape, see `conv_weight_gradient`.
 
 Timings behind the choices come from ``benchmarks/gradient_forms.py`` (onnxruntime 1.31, x86-64 with AVX-512, one and
 two threads). Weights are not constants in a training graph, so onnxruntime packs nothing ahead and blocks no layout.
@@ -33,143 +33,22 @@ import numpy as np
 import onnx_ir as ir
 
 from ckplan.autodiff.builder import Builder
-from ckplan.autodiff.reading import attr_int, dtype_of, shape_of, size_of
+from ckplan.autodiff.reading import dtype_of, shape_of, size_of
 from ckplan.autodiff.recurrent.time_loop import States, Values, scan
-from ckplan.autodiff.rules import crossed_taps, depthwise_forms, depthwise_rows, unfolded
-from ckplan.autodiff.rules.depthwise_rows import EINSUM_TYPES
+from ckplan.autodiff.rules import crossed_taps, depthwise_forms, unfolded
 from ckplan.autodiff.rules.windows import Window, pad_axes, permuted, places_of, tap_of
 
 Form = Literal["image", "batch", "einsum", "sample", "unfold", "conv", "dot", "row"]
-
-#: Up to this many input channels of a group, a product per tap is too narrow to be fast.
-FEW_CHANNELS = 8
-
-#: The kernel of Einsum works in two more tensors of its result's size; so many of them are to be no larger than the
-#: model's largest tensor.
-EINSUM_RESULTS = 8
-
-#: For one tap it takes a third more time than ``sample``, as it copies both operands: as good where so many of such
-#: copies are no larger than the model's largest tensor.
-EINSUM_COPIES = 4
 
 #: Up to this many elements of copies for all taps of a sample, one product of them all is about as fast as one of each
 #: row: larger ones fall out of the processor's cache in between.
 SAMPLE_COPIES = 2**21
 
-#: Elements of dy from which on the gradients of input and weight are made of the same copies: that is half of the time
-#: that they take apart or up to nine tenths of it, and five nodes more.
-SHARED_ELEMENTS = 2**14
-
 #: Elements of dy from which on a convolution by dy has a group for each sample: four nodes more.
 APART_ELEMENTS = 2**16
 
-#: A weight gradient works through the batch in at most about this many parts, of samples alike.
-MAX_PARTS = 4
 
-
-def weight_gradient_form(
-    samples: int, channels: int, filters: int, groups: int, window: Window, largest: int = 0
-) -> Form:
-    """Choose the form of a weight gradient.
-
-    Args:
-        samples: batch size.
-        channels: input channels, of all groups.
-        filters: output channels, of all groups.
-        groups: number of groups.
-        window: geometry.
-        largest: elements of the model's largest tensor, beside which others may be small.
-    """
-    wide, high = channels // groups, filters // groups
-    if high == 1 and (wide == 1 or groups > 1) and (form := depthwise_forms.form_for(wide, window)):
-        return form
-    if wide <= FEW_CHANNELS and not window.is_pointwise:
-        return "unfold" if unfolded.suits(samples, channels, window, largest) else "conv"
-    products = samples * filters * wide * window.size
-    activations = samples * (channels * math.prod(window.inputs) + filters * window.places)
-    small = groups == 1 and EINSUM_RESULTS * filters * wide * window.size <= largest
-    if 2 * products > activations:
-        return "einsum" if small else "batch"
-    copies = samples * (channels + filters) * window.places
-    if window.is_pointwise and small and EINSUM_COPIES * copies <= largest:
-        return "einsum"
-    return "sample" if groups == 1 else "image"
-
-
-def weight_gradient(op: Builder, x: ir.Value, dy: ir.Value, kernel: Sequence[int], window: Window) -> ir.Value:
-    """Emit the gradient of a convolution's weight.
-
-    Args:
-        op: the builder.
-        x: input of the convolution, (N, C, ...).
-        dy: gradient of its output, (N, O, ...).
-        kernel: shape of the weight, (O, C / groups, ...).
-        window: geometry.
-    """
-    if not size_of(dy):  # kernels that have nothing to sum up leave what lay in memory
-        return op.zeros(kernel, dy)
-    groups = shape_of(x)[1] // kernel[1]
-    joined = _joined(x) if groups == 1 else []
-    if not joined:
-        form = _form_for(op, x, dy, groups, window)
-        total = _over_samples(op, x, dy, kernel, window, form)
-        return _channels_first(op, total) if form in BY_TAP else total
-    forms = [_form_for(op, part, dy, 1, window) for part in joined]
-    each = [
-        _over_samples(op, part, dy, (kernel[0], shape_of(part)[1], *kernel[2:]), window, form)
-        for part, form in zip(joined, forms, strict=True)
-    ]
-    if BY_TAP.issuperset(forms):
-        return _channels_first(op, op.Concat(*each, axis=-1))
-    laid = [_channels_first(op, part) if form in BY_TAP else part for part, form in zip(each, forms, strict=True)]
-    return op.Concat(*laid, axis=1)
-
-
-def shares_rows(op: Builder, x: ir.Value, dy: ir.Value, groups: int, window: Window) -> bool:
-    """Say whether the gradients of a convolution's input and weight are best made of the same copies of dy.
-
-    See :mod:`ckplan.autodiff.rules.depthwise_rows`.
-
-    Args:
-        op: the builder.
-        x: input of the convolution, (N, C, ...).
-        dy: gradient of its output, (N, O, ...).
-        groups: number of groups.
-        window: geometry.
-    """
-    if size_of(dy) < SHARED_ELEMENTS or any(stride > 1 for stride in window.strides):
-        return False
-    if _form_for(op, x, dy, groups, window) != "row":
-        return False
-    samples, channels = shape_of(x)[:2]
-    copies = depthwise_rows.copied(samples * channels, depthwise_rows.adjoint(window))
-    return copies <= depthwise_rows.MOST_COPIES * op.largest
-
-
-def _form_for(op: Builder, x: ir.Value, dy: ir.Value, groups: int, window: Window) -> Form:
-    samples, channels = shape_of(x)[:2]
-    form = weight_gradient_form(samples, channels, shape_of(dy)[1], groups, window, op.largest)
-    return form if dy.dtype in EINSUM_TYPES else WITHOUT_EINSUM.get(form, form)
-
-
-def _over_samples(
-    op: Builder, x: ir.Value, dy: ir.Value, kernel: Sequence[int], window: Window, form: Form
-) -> ir.Value:
-    """Emit a weight gradient in one form, in the layout of that form, for one part of the batch after the other."""
-    samples, channels = shape_of(x)[:2]
-    groups = channels // kernel[1]
-    parts = _parts(op, x, dy, form, window) if form in ("unfold", "dot", "row") and window.size > 1 else 1
-    if parts == 1:
-        return FORMS[form](op, x, dy, kernel, groups, window)
-    x, dy = (op.reshape(value, [parts, samples // parts, *shape_of(value)[1:]]) for value in (x, dy))
-
-    def of_part(inner: Builder, x: ir.Value, dy: ir.Value) -> ir.Value:
-        return FORMS[form](inner, x, dy, kernel, groups, window)
-
-    return op.reduce_sum(_of_each(op, x, dy, of_part), [0], keepdims=False)
-
-
-def _of_each(
+def of_each(
     op: Builder, x: ir.Value, dy: ir.Value, emit: Callable[[Builder, ir.Value, ir.Value], ir.Value]
 ) -> ir.Value:
     """Emit what is made of each row of two tensors, stacked up.
@@ -193,26 +72,6 @@ def _of_each(
 
     name = f"{x.name}/weight_gradient"
     return scan(op, name, "backward", step, [], {"x": x, "dy": dy}, {"made"}, backwards=False)[1]["made"]
-
-
-def _joined(x: ir.Value) -> list[ir.Value]:
-    """The tensors whose channels a convolution's input is joined of, if it is.
-
-    They are read in its place: the joined copy is then kept for nothing, and where they are kept for something else
-    (a Relu before, the other end of a skip connection), nothing is kept for this convolution at all.
-    """
-    maker = x.producer()
-    if (
-        maker is None
-        or maker.op_type != "Concat"
-        or maker.domain
-        or attr_int(maker, "axis", 0) not in (1, 1 - len(shape_of(x)))
-    ):
-        return []
-    parts = [part for part in maker.inputs if part is not None and size_of(part)]
-    if any(shape_of(part)[1] <= FEW_CHANNELS for part in parts):
-        return []
-    return [inner for part in parts for inner in _joined(part) or [part]]
 
 
 def _image(op: Builder, x: ir.Value, dy: ir.Value, kernel: Sequence[int], groups: int, window: Window) -> ir.Value:
@@ -239,13 +98,13 @@ def _by_sample(op: Builder, x: ir.Value, dy: ir.Value, kernel: Sequence[int], gr
     perm = [*range(len(lead)), *range(len(lead) + 1, len(split)), len(lead)]
 
     def of_sample(inner: Builder, x: ir.Value, dy: ir.Value) -> ir.Value:
-        together = _together(inner, channels * window.places, window, SAMPLE_COPIES)
+        together = taps_together(inner, channels * window.places, window, SAMPLE_COPIES)
         last = inner.Transpose(_padded(inner, inner.reshape(x, split), window), perm=perm)
         dy = inner.reshape(dy, [*lead, high, window.places])
         taps = _taps(inner, last, len(lead), [*lead, window.places, wide], window, together)
         return _side_by_side(inner, [inner.MatMul(dy, tap) for tap in taps])
 
-    return _of_each(op, x, dy, of_sample)
+    return of_each(op, x, dy, of_sample)
 
 
 def _batch(op: Builder, x: ir.Value, dy: ir.Value, kernel: Sequence[int], groups: int, window: Window) -> ir.Value:
@@ -265,7 +124,7 @@ def _batch(op: Builder, x: ir.Value, dy: ir.Value, kernel: Sequence[int], groups
         products = op.MatMul(dy, permuted(op, op.reshape(x, split), perm, [*lead, depth, wide]))
     else:
         last = op.Transpose(_padded(op, op.reshape(x, split), window), perm=perm)
-        together = _together(op, samples * channels * window.places, window)
+        together = taps_together(op, samples * channels * window.places, window)
         taps = _taps(op, last, len(lead) + 1, [*lead, depth, wide], window, together)
         products = _side_by_side(op, [op.MatMul(dy, tap) for tap in taps])
     return _by_tap(op, products, kernel)
@@ -281,11 +140,11 @@ def _sample(op: Builder, x: ir.Value, dy: ir.Value, kernel: Sequence[int], group
         left, right = (x, dy) if turned else (dy, x)
         products = op.MatMul(left, _swapped(op, right))
     elif _crosses(op, channels, kernel[0], window):
-        products = _of_each(op, x, dy, partial(crossed_taps.of_sample, window=window))
+        products = of_each(op, x, dy, partial(crossed_taps.of_sample, window=window))
     else:
         products = _by_sample(op, x, dy, kernel, groups, window)
     if samples == 1:
-        return _channels_first(op, _by_tap(op, products, kernel))
+        return channels_first(op, _by_tap(op, products, kernel))
     axes = "ijk"[: len(kernel) - 2]
     if window.size == 1:  # the axes of the kernel are those of the ones
         ones = op.constant(np.ones([samples, *kernel[2:]], dtype_of(products)))
@@ -307,7 +166,7 @@ def _einsum(op: Builder, x: ir.Value, dy: ir.Value, kernel: Sequence[int], group
     last = op.Transpose(_padded(op, x, window), perm=[0, *range(2, rank + 2), 1])
     samples, *sizes, channels = shape_of(last)
     rows = op.reshape(last, [samples, math.prod(sizes), channels])
-    together, each = _together(op, samples * channels * window.places, window), []
+    together, each = taps_together(op, samples * channels * window.places, window), []
     shape = window.kernel if together == window.size else (*[1] * (rank - 1), together)
     for first in range(0, window.size, together):
         read = np.stack([places_of(window, tap, sizes) for tap in window.taps[first : first + together]], axis=-1)
@@ -412,7 +271,7 @@ def _reads_dy_last(x: ir.Value, dy: ir.Value, window: Window) -> bool:
     return window.size == 1 and filters * channels < samples * (channels - filters) * window.places
 
 
-def _together(op: Builder, copy: int, window: Window, most: float = math.inf) -> int:
+def taps_together(op: Builder, copy: int, window: Window, most: float = math.inf) -> int:
     """Into how many copies of x a product may read its taps: all of them, a row of them, or one.
 
     The fewer products, the fewer nodes and the faster. Copies that together are half of the model's largest tensor are
@@ -463,27 +322,7 @@ def _by_tap(op: Builder, products: ir.Value, kernel: Sequence[int]) -> ir.Value:
     return op.reshape(products, [kernel[0], *kernel[2:], kernel[1]])
 
 
-def _channels_first(op: Builder, gradient: ir.Value) -> ir.Value:
+def channels_first(op: Builder, gradient: ir.Value) -> ir.Value:
     """Bring what a form of `BY_TAP` makes into the layout of the weight, (O, C / groups, ...)."""
     last = len(shape_of(gradient)) - 1
     return op.transpose(gradient, [0, last, *range(1, last)])
-
-
-def _parts(op: Builder, x: ir.Value, dy: ir.Value, form: Form, window: Window) -> int:
-    """Return in how many parts of as many samples each to go through the batch.
-
-    A gradient holds about two copies of ``x`` (transposed and padded, and what products read), what is told by
-    :func:`depthwise_forms.dot_copies`, or what all taps read. That is of no account for a small layer, but where ``x``
-    is among the largest tensors of the model, the peak may well lie here. What all taps read is to be no more than half
-    of such a tensor.
-    """
-    samples, size, largest = shape_of(x)[0], size_of(x), max(op.largest, 1)
-    read = size // math.prod(window.inputs) * window.places
-    if form == "unfold":
-        least = -(-2 * window.size * read // largest)
-    elif form == "dot":
-        elements = samples * shape_of(dy)[1] * depthwise_forms.dot_copies(shape_of(x)[1] // shape_of(dy)[1], window)
-        least = min(MAX_PARTS, -(-elements // largest))
-    else:
-        least = MAX_PARTS if 2 * size > largest or size + _together(op, read, window) * read >= largest else 1
-    return next(parts for parts in range(min(least, samples), samples + 1) if samples % parts == 0)

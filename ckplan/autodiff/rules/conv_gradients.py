@@ -8,7 +8,7 @@ from ckplan.autodiff.builder import Builder
 from ckplan.autodiff.reading import shape_of
 from ckplan.autodiff.rules import depthwise_rows
 from ckplan.autodiff.rules.conv_data_gradient import data_gradient
-from ckplan.autodiff.rules.conv_forms import shares_rows, weight_gradient
+from ckplan.autodiff.rules.conv_weight_gradient import shares_rows, weight_gradient
 from ckplan.autodiff.rules.windows import Window
 
 
