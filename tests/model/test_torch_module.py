@@ -359,6 +359,28 @@ def test_a_note_names_functions_with_a_gradient_of_their_own(tmp_path: Path, is_
     assert f" for {'Bounded' if is_bounded else 'Reversed'} (torch" in note
 
 
+class Squeezed(nn.Module):
+    """Axes of size 1 go, and longer ones stay."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 1)
+
+    def forward(self, x):
+        hidden = self.layer(x)
+        return hidden.squeeze(1) + hidden.squeeze(0).squeeze((0, 1)) + hidden.sum().squeeze(0)
+
+
+@pytest.mark.parametrize("free", [False, True])
+def test_a_squeeze_leaves_axes_that_are_longer_than_one(tmp_path: Path, free: bool) -> None:
+    x = torch.randn(3, 4)
+    shapes = ({0: torch.export.Dim("rows", max=64)},) if free else None
+    path = ckplan.export(module := Squeezed(), (x,), tmp_path / "net.onnx", dynamic_shapes=shapes)
+    session = onnxruntime.InferenceSession(path)
+    (found,) = session.run(None, {session.get_inputs()[0].name: x.numpy()})
+    np.testing.assert_allclose(found, module(x).detach().numpy(), rtol=1e-5)
+
+
 def test_what_torch_cannot_export_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"^torch cannot export Refused: .*") as caught:
         ckplan.export(Refused(), (torch.zeros(3),), tmp_path / "net.onnx")

@@ -1,9 +1,9 @@
 """Operators of torch's of which its exporter would make something else than torch computes, and say nothing.
 
 Of a cross-entropy with label smoothing it writes one without (``aten_cross_entropy_loss`` in onnxscript), of what
-``scatter_reduce`` takes the mean of it writes the last (``aten_scatter_reduce``), and an average that is divided by a
-number of its own it divides by the size of the window (``aten_avg_pool2d``). Here they are written out as torch defines
-them.
+``scatter_reduce`` takes the mean of it writes the last (``aten_scatter_reduce``), an average that is divided by a
+number of its own it divides by the size of the window (``aten_avg_pool2d``), and an axis that ``squeeze`` leaves, being
+longer than 1, it removes, which no runtime does (``aten_squeeze_dim``). Here they are written out as torch has them.
 """
 
 from __future__ import annotations
@@ -28,6 +28,8 @@ def translations() -> dict[Callable[..., Any], Callable[..., Any]]:
         torch.ops.aten.avg_pool3d.default: _average(3),
         torch.ops.aten.cross_entropy_loss.default: _cross_entropy,
         torch.ops.aten.scatter_reduce.two: _scatter_reduce,
+        torch.ops.aten.squeeze.dim: _squeeze,
+        torch.ops.aten.squeeze.dims: _squeeze,
     }
 
 
@@ -83,6 +85,17 @@ def _scatter_reduce(self: Any, dim: int, index: Any, src: Any, reduce: str, incl
     ones = op.Expand(op.CastLike(1.0, src), op.Shape(src))
     counts = op.ScatterElements(own, index, ones, axis=dim, reduction="add")
     return op.Div(sums, op.Max(counts, op.CastLike(1.0, src)))
+
+
+def _squeeze(self: Any, dim: int | Sequence[int]) -> Any:
+    """Write ``aten::squeeze.dim`` or ``aten::squeeze.dims``: axes of a free size are not of size 1."""
+    from onnxscript import opset18
+
+    op: Any = opset18
+
+    named = [dim] if isinstance(dim, int) else dim
+    axes = [axis for axis in named if len(self.shape) and self.shape[axis] == 1]
+    return op.Squeeze(self, op.Constant(value_ints=axes)) if axes else op.Identity(self)
 
 
 def _average(rank: int) -> Callable[..., Any]:
