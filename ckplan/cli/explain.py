@@ -63,7 +63,7 @@ def command(
     made = planned(step, strategy, goal, given)
     found = explain(made.step, made.plan, tensor)
     notes(found.notes)
-    said = [*step.notes, *tell(made), *found.notes]
+    said = [*step.notes, *tell(made, given), *found.notes]
     if as_json:
         from ckplan.report import json
 

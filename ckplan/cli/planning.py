@@ -12,7 +12,7 @@ from click.core import ParameterSource
 
 from ckplan.cli.streams import details, notes, settings, stage
 from ckplan.errors import ModelError, UsageError
-from ckplan.units import format_bytes
+from ckplan.units import format_bytes, format_unlike
 
 if TYPE_CHECKING:
     from ckplan.answers.analysis import Offer
@@ -65,10 +65,14 @@ def _refuse_choices() -> None:
         )
 
 
-def tell(made: Planned) -> list[str]:
+def tell(made: Planned, given: Mapping[str, Any] | None = None) -> list[str]:
     """Say on stderr what the user should know about a plan and its file; returns what was said.
 
     With ``--verbose`` reasons are given first.
+
+    Args:
+        made: the planned step.
+        given: what `read_plan` read, where the plan was given.
     """
     plan, step = made.plan, made.step
     if settings().verbose:
@@ -79,9 +83,19 @@ def tell(made: Planned) -> list[str]:
         details(reasons(only_once(step.fused), step.problem, plan, lower_bound(step.problem)[1]))
     said = [*made.chosen_form, *made.holding, *made.on_the_clock]
     said += [] if made.drawback is None else [made.drawback]
+    said += _other_peak(given or {}, plan)
     notes(said)
     said += tell_whole(step, made.after.peak_activations) if made.budget is None else []
     return [*said, *tell_bound(plan, made.budget, of_form=step.whole is not None)]
+
+
+def _other_peak(given: Mapping[str, Any], plan: Plan) -> list[str]:
+    """What to say of a plan that was given and takes here what it does not say, as with another batch."""
+    told, peak = given.get("predicted_peak_activations"), plan.predicted.peak_activations
+    if not isinstance(told, int) or told == peak:
+        return []
+    before, now = format_unlike(told, peak)
+    return [f"the plan file tells of {before} of activations, and the plan takes {now} with this step"]
 
 
 def tell_whole(step: Step, peak: int) -> list[str]:

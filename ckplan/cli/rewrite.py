@@ -80,7 +80,7 @@ def command(
     step = opened(model, asked, cost="flops" if plan_file else goal.cost(cost, device), device=device)
     check_inputs(step, inputs, with_proof=with_proof)
     made = planned(step, strategy, goal, given)
-    notes = [*step.notes, *tell(made)]
+    notes = [*step.notes, *tell(made, given)]
     notes += written(made.model, output, force=force, copy_weights=copy_weights)
     with stage("summing up the plan"):
         kept = chosen(made.step, made.plan, made.budget)

@@ -11,6 +11,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from ckplan.units import format_bytes
 from tests.cli.conftest import write_model
 from tests.cli.test_commands import failure, run
 
@@ -57,6 +58,12 @@ def test_a_plan_file_is_explained_as_it_is(deep: Path, tmp_path: Path) -> None:
     assert run("plan", deep, "-o", plan, *options).exit_code == 0
     from_file = explained(deep, "y3", "--dim", "batch=256", "--plan", plan)
     assert from_file["lives"] == explained(deep, "y3", *options)["lives"]
+    assert not any("plan file" in note for note in from_file["notes"])
+    (note,) = [
+        note for note in explained(deep, "y3", "--dim", "batch=8", "--plan", plan)["notes"] if "plan file" in note
+    ]
+    told = format_bytes(json.loads(plan.read_text())["predicted_peak_activations"])
+    assert note.startswith(f"the plan file tells of {told} of activations, and the plan takes ")
 
 
 @pytest.mark.parametrize(
