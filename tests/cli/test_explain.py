@@ -60,7 +60,7 @@ def test_a_plan_file_is_explained_as_it_is(deep: Path, tmp_path: Path) -> None:
     assert from_file["lives"] == explained(deep, "y3", *options)["lives"]
     assert not any("plan file" in note for note in from_file["notes"])
     (note,) = [
-        note for note in explained(deep, "y3", "--dim", "batch=8", "--plan", plan)["notes"] if "plan file" in note
+        note for note in explained(deep, "y3", "--dim", "batch=128", "--plan", plan)["notes"] if "plan file" in note
     ]
     told = format_bytes(json.loads(plan.read_text())["predicted_peak_activations"])
     assert note.startswith(f"the plan file tells of {told} of activations, and the plan takes ")
