@@ -23,6 +23,7 @@ from ckplan.autodiff.losses.softmax_statistics import join_statistics
 from ckplan.autodiff.losses.tied_heads import split_tied_heads
 from ckplan.autodiff.micro_batches import cut_batch
 from ckplan.autodiff.paddings import pad_in_convolutions
+from ckplan.autodiff.patches import multiply_patches
 from ckplan.autodiff.paths import prune
 from ckplan.autodiff.regions import Pieces, Region, refuse_idle
 from ckplan.autodiff.rules.conv_batch_norm import outline_conv_batch_norms
@@ -109,6 +110,7 @@ def prepare_forward(
     held = {*wanted, *targets}
     take_columns_apart(op, held.union(results))
     scale_weights(op, wanted, held.union(results))
+    multiply_patches(op, held.union(results))
     outline_batch_statistics(op, held)
     outline_conv_batch_norms(op, targets)
     outline_silus(op, targets)
