@@ -34,7 +34,7 @@ class Score:
     """How good a model is on some data.
 
     Attributes:
-        loss: mean over the samples.
+        loss: mean over the samples; where a loss ignores some labels, over those that count.
         accuracy: share of samples whose label has the largest score; None where the loss is no cross-entropy.
     """
 
@@ -75,12 +75,21 @@ class Evaluation:
         counts: list[int] = []
         for start, end, session in self._parts:
             for batch in batches(self._data, np.arange(start, end), session.size):
-                loss, right = session.run(batch, values, self._step.inputs)
-                losses.append(loss)
-                rights.append(right)
-                counts.append(session.size)
+                if count := self._counted(batch, session.size):
+                    loss, right = session.run(batch, values, self._step.inputs)
+                    losses.append(loss)
+                    rights.append(right)
+                    counts.append(count)
+        if not counts:
+            return Score(float("nan"), None)
         accuracy = None if np.isnan(rights).any() else float(np.average(rights, weights=counts))
         return Score(float(np.average(losses, weights=counts)), accuracy)
+
+    def _counted(self, batch: Data, samples: int) -> int:
+        """What a batch weighs: its samples, or the labels that count in it, over which its loss is a mean."""
+        specs = self._step.inputs.items()
+        counted = [np.count_nonzero(batch[name] != spec.ignored) for name, spec in specs if spec.ignored is not None]
+        return int(min(counted, default=samples))
 
     def _session(self, size: int) -> _Session:
         about = self._step.model.metadata_props

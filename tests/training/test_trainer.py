@@ -140,7 +140,7 @@ def test_data_that_do_not_fit_are_refused_in_one_line(name: str, tmp_path: Path)
 
 
 READER = """<ir_version: 10, opset_import: ["" : 21]> g (int64[4, 3] tokens, int64[4, LENGTH] labels) => (float[] loss)
-    <float[9, 9] table = {HALVES}> {
+    <float[9, 9] table = {NUMBERS}> {
         rows = Gather(table, tokens) h = Tanh(rows) scores = Transpose<perm = [0, 2, 1]>(h)
         one = Constant<value_ints = [1]>() last = Constant<value_ints = [9]>() later = Slice(labels, one, last, one)
         loss = SoftmaxCrossEntropyLoss<ignore_index = -100>(scores, READ)
@@ -149,9 +149,11 @@ READER = """<ir_version: 10, opset_import: ["" : 21]> g (int64[4, 3] tokens, int
 
 def reader(folder: Path, read: str, optimizer: str | None = "sgd") -> Path:
     """A step of a reader of texts, whose loss reads all ``labels``, or only the ``later`` ones."""
-    text = READER.replace("HALVES", ", ".join(["0.5"] * 81)).replace("READ", read)
+    numbers = ", ".join(f"{number:.4f}" for number in np.random.default_rng(0).normal(size=81))
+    text = READER.replace("NUMBERS", numbers).replace("READ", read)
     file = folder / "reader.onnx"
     model = onnx.parser.parse_model(text.replace("LENGTH", "4" if read == "later" else "3"))
+    onnx.save(model, folder / "model.onnx")
     ckplan.save(ckplan.open_model(model, optimizer=optimizer).model, file)
     return file
 
@@ -170,6 +172,24 @@ def test_a_batch_without_a_label_that_counts_is_named(tmp_path: Path) -> None:
     given = {"tokens": np.ones((4, 3), np.int64), "labels": np.full((4, 3), -100)}
     with pytest.raises(CheckFailedError, match="nan in step 1, epoch 1: a batch has only -100 in `labels`, and no"):
         ckplan.Trainer(reader(tmp_path, "labels"), given).train(1)
+
+
+def test_the_loss_on_other_data_is_the_mean_over_the_labels_that_count(tmp_path: Path) -> None:
+    step = reader(tmp_path, "labels")
+    given = {"tokens": np.ones((4, 3), np.int64), "labels": np.full((4, 3), 2)}
+    other = {"tokens": np.arange(36).reshape(12, 3) % 9, "labels": np.full((12, 3), -100)}
+    other["labels"][0, :2], other["labels"][6, 0] = 3, 5  # three labels of two batches, and none in the last
+
+    def loss_of(rows: slice) -> float:
+        data = {name: array[rows] for name, array in other.items()}
+        trainer = ckplan.Trainer(step, given, model=tmp_path / "model.onnx", eval_data=data, learning_rate=0.0)
+        (epoch,) = trainer.train(1)
+        assert epoch.score is not None
+        return epoch.score.loss
+
+    parts = [loss_of(slice(0, 4)), loss_of(slice(4, 8))]
+    assert parts[0] != parts[1]
+    assert loss_of(slice(0, 12)) == pytest.approx((2 * parts[0] + parts[1]) / 3, rel=1e-6)
 
 
 def test_a_note_tells_how_batches_with_fewer_labels_weigh(tmp_path: Path) -> None:
