@@ -70,3 +70,19 @@ def test_what_two_modules_made_of_one_input_is_made_of_the_weight_of_each(weight
 def test_what_a_line_names_was_made_for_it(read: str, made: str) -> None:
     """Of several nodes of a line the last has a number for a name, where the optimiser removed one behind it."""
     assert set(gradients(heads(read, normal(3, 4, 4), made))) == {"a.w"}
+
+
+def test_a_layer_that_a_norm_was_folded_into_reads_what_it_read_before() -> None:
+    """Its line is that of the norm, which names what the layer made, and its weight is the module's no more."""
+    arrays = {"neck.0.w": normal(0, 4, 4), "head.0.w": normal(1, 4, 4), "head.0.w_bias": normal(2, 4)}
+    model = in_modules(
+        "mm = MatMul(x, neck.0.w) y = Gemm(mm, head.0.w, head.0.w_bias)",
+        ["aten.mm](args = (%x, %p_neck_0_w))",
+         "aten._native_batch_norm_legit_no_training.default](args = (%mm_1, %p_head_1_w, %p_head_1_b, %mean, %var))"],
+        ["neck.0", "head.1"],
+        arrays,
+        ("neck.0.w", "head.0.w", "head.1.w", "head.1.b"),
+    )  # fmt: skip
+    for folded in [one for one in model.graph.value_info if one.name == "head.0.w"]:
+        model.graph.value_info.remove(folded)
+    assert set(gradients(model)) == set(arrays)

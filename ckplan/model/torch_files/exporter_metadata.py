@@ -8,6 +8,8 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
+from ckplan.operators.matching import is_op
+
 SIGNATURE = "pkg.torch.export.ExportedProgram.graph_signature"
 KIND = "pkg.torch.export.graph_signature.InputSpec.kind"
 """Metadata of an initializer: `PARAMETER`, `BUFFER` or CONSTANT_TENSOR."""
@@ -145,6 +147,11 @@ def class_around(node: ir.Node) -> str:
     """The class of the module in which a node was made, with its package; empty if that is not known."""
     classes = _QUOTED.findall(node.metadata_props.get(_CLASSES, ""))
     return classes[-2] if len(classes) > 1 else ""
+
+
+def has_taken_in_norm(node: ir.Node) -> bool:
+    """Whether a layer computes a normalisation, too, that was folded into it: of its own line nothing is left."""
+    return is_op(node, ("Conv", "ConvTranspose", "Gemm")) and "_batch_norm_" in node.metadata_props.get(LINE, "")
 
 
 def is_parameter(value: ir.Value) -> bool:

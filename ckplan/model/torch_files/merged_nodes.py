@@ -27,10 +27,12 @@ from ckplan.model.torch_files.exporter_metadata import (
     LINE,
     PARAMETER,
     folded_from,
+    has_taken_in_norm,
     is_parameter,
     made_by,
     module_around,
     modules_around,
+    operands_in,
     operands_of,
     root_name,
 )
@@ -56,11 +58,9 @@ def separate_nodes(graph: ir.Graph, parameters: Sequence[str], lost: Collection[
     Returns:
         Those of which it is known now.
     """
+    lost = not_computed_with(graph, lost)
     if not lost:
         return set()
-    # What the exporter computed with is not in the file as such, and was not merged.
-    computed_with = {name for value in graph.initializers.values() for name in folded_from(value)}
-    lost = [target for target in lost if target not in computed_with]
     made = {str(value.name) for node in graph for value in node.outputs} | set(graph.initializers)
     constant = _computed_of_nothing_else(graph)
     # For each set of parameters, what was copied: the originals and their copies.
@@ -84,6 +84,20 @@ def separate_nodes(graph: ir.Graph, parameters: Sequence[str], lost: Collection[
     return set(apart)
 
 
+def not_computed_with(graph: ir.Graph, lost: Collection[str]) -> list[str]:
+    """Those of the lost parameters that may have been merged: what the exporter computed with was not.
+
+    That are also those of a norm that it folded into a convolution, and the weight there, whose name the result has.
+    """
+    operands = operands_in(graph)
+    computed_with = {name for value in graph.initializers.values() for name in folded_from(value)}
+    computed_with |= {name for name, value in graph.initializers.items() if value.uses()}
+    for node in filter(has_taken_in_norm, graph):
+        named = operands_of(node.metadata_props[LINE])
+        computed_with |= {operands[name].target for name in named if name in operands}
+    return [target for target in lost if target not in computed_with]
+
+
 def _read_of_others(reader: ir.Node, constant: Collection[ir.Value], made: Collection[str]) -> list[ir.Value]:
     """What a node reads that may have been made for another line of the program.
 
@@ -92,7 +106,7 @@ def _read_of_others(reader: ir.Node, constant: Collection[ir.Value], made: Colle
         constant: what is computed of initializers alone.
         made: the names that the file has.
     """
-    line = reader.metadata_props.get(LINE, "")
+    line = "" if has_taken_in_norm(reader) else reader.metadata_props.get(LINE, "")
     names = operands_of(line)
     read = dict.fromkeys(value for value in reader.inputs if value is not None) if names else ()
     strange = [value for value in read if not _is_named(value, names) and _line_of(value) != line]

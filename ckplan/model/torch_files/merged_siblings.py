@@ -21,6 +21,7 @@ import onnx_ir as ir
 from ckplan.model.torch_files.exporter_metadata import (
     LINE,
     folded_from,
+    has_taken_in_norm,
     known_names,
     made_by,
     module_around,
@@ -35,6 +36,7 @@ from ckplan.model.torch_files.merged_nodes import (
     behind,
     copy_with,
     has_one_value,
+    not_computed_with,
     target_of,
 )
 
@@ -54,10 +56,7 @@ def separate_siblings(graph: ir.Graph, listed: Sequence[str], lost: Collection[s
     Returns:
         Those of which it is known now, each with the one that it was merged with.
     """
-    # What the exporter computed with, as a norm that it folded into a convolution, was not merged.
-    computed_with = {name for value in graph.initializers.values() for name in folded_from(value)}
-    read = {name for name, value in graph.initializers.items() if value.uses()}
-    lost = [target for target in lost if target not in computed_with and target not in read]
+    lost = not_computed_with(graph, lost)
     missing = _missing_names(graph) if lost else {}
     paths = {value: behind(value, None) for value in missing}
     found: list[tuple[ir.Value, _Places, _Twin]] = []
@@ -91,7 +90,7 @@ def _missing_names(graph: ir.Graph) -> dict[ir.Value, dict[str, _Places]]:
     known = known_names(graph)
     found: dict[ir.Value, dict[str, _Places]] = defaultdict(lambda: defaultdict(list))
     for reader in graph:
-        line = reader.metadata_props.get(LINE, "")
+        line = "" if has_taken_in_norm(reader) else reader.metadata_props.get(LINE, "")
         names = operands_of(line)
         for value in dict.fromkeys(reader.inputs) if names else ():
             producer = None if value is None else value.producer()
