@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 
 import numpy as np
 import onnx_ir as ir
@@ -24,8 +24,8 @@ Finish = Callable[[Builder, ir.Value, float], ir.Value]
 def reachable(op: Builder, parameters: Sequence[ir.Value]) -> set[ir.Value]:
     """Return the values that depend differentiably on a parameter.
 
-    Nodes on the way that have no gradient rule but are defined by ONNX as a function of others are replaced by the
-    body of that function.
+    Nodes on the way that have no gradient rule, or none for an input that depends on a parameter, but are defined by
+    ONNX as a function of others are replaced by the body of that function.
 
     Args:
         op: builder of the forward graph.
@@ -39,13 +39,20 @@ def reachable(op: Builder, parameters: Sequence[ir.Value]) -> set[ir.Value]:
         entry = entry_of(node, op.opset_imports)
         if reached.isdisjoint(differentiable_inputs(node, entry)):
             continue
-        if entry is None and not is_op(node, NON_DIFFERENTIABLE):
+        if _lacks_rule(node, entry, reached) and not is_op(node, NON_DIFFERENTIABLE):
             body = inline_function(op, node)
             if body:
                 pending.extend(reversed(body))
                 continue
         reached.update(node.outputs)
     return reached
+
+
+def _lacks_rule(node: ir.Node, entry: Entry | None, reached: Container[ir.Value]) -> bool:
+    """Whether a node has no rule, or none for an input that depends on a parameter."""
+    return entry is None or any(
+        value in reached for index, value in enumerate(node.inputs) if index in entry.by_definition
+    )
 
 
 def wanted_values(op: Builder, parameters: Sequence[ir.Value], targets: Iterable[ir.Value]) -> set[ir.Value]:

@@ -17,6 +17,7 @@ from ckplan.autodiff.batch_statistics import outline_batch_statistics
 from ckplan.autodiff.builder import Builder
 from ckplan.autodiff.columns_apart import take_columns_apart
 from ckplan.autodiff.formulas.gelus import join_gelus
+from ckplan.autodiff.formulas.rotations import join_rotations
 from ckplan.autodiff.layer_scales import scale_weights
 from ckplan.autodiff.losses.linear_cross_entropy import chunk_loss_heads
 from ckplan.autodiff.losses.softmax_statistics import join_statistics
@@ -117,4 +118,5 @@ def prepare_forward(
     outline_pooled_relus(op, held)
     outline_masked_softmaxes(op, held)
     group_heads(op, held)
+    join_rotations(op, held, left_out)
     return ForwardForms(targets, list(results), regions, batches, blocks, [*head_notes, *batch_notes, *row_notes])

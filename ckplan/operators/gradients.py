@@ -60,6 +60,8 @@ class Entry:
             BatchNormalization: those in the file are settings of the model and not parameters.
         leading: only so many inputs, from the first, can have a gradient; None: all. A composite reads constants of its
             nodes behind them.
+        by_definition: indices of inputs that the rule has no gradient for: a node that has to pass one to such an input
+            is replaced by the function that ONNX defines it as.
     """
 
     function: Rule
@@ -70,6 +72,7 @@ class Entry:
     factor: Factor
     settings: frozenset[int] = frozenset()
     leading: int | None = None
+    by_definition: frozenset[int] = frozenset()
 
 
 _RULES: dict[tuple[str, str], list[Entry]] = {}
@@ -83,6 +86,7 @@ def rule(
     factor: Factor = "apply",
     settings: Iterable[int] = (),
     leading: int | None = None,
+    by_definition: Iterable[int] = (),
 ) -> Callable[[Rule], Rule]:
     """Register the decorated function as the gradient rule of an operator; decorators may be stacked.
 
@@ -99,6 +103,7 @@ def rule(
         factor: see :class:`Entry`.
         settings: see :class:`Entry`.
         leading: see :class:`Entry`.
+        by_definition: see :class:`Entry`.
 
     Raises:
         ValueError: the same operator and version was registered before.
@@ -110,7 +115,8 @@ def rule(
         entries = _RULES.setdefault((domain, op_type), [])
         if any(entry.since == since for entry in entries):
             raise ValueError(f"two gradient rules for {op_type} since {since} in domain '{domain}'")
-        entry = Entry(function, op_type, domain, since, frozenset(fixed), factor, frozenset(settings), leading)
+        sets = {"settings": frozenset(settings), "by_definition": frozenset(by_definition)}
+        entry = Entry(function, op_type, domain, since, frozenset(fixed), factor, leading=leading, **sets)
         entries.append(entry)
         entries.sort(key=lambda entry: entry.since, reverse=True)
         return function

@@ -37,9 +37,9 @@ OUTPUTS_FIRST = frozenset(
         *("IsNaN", "LRN", "LayerNormalization", "LeakyRelu", "Less", "LessOrEqual", "Log", "LogSoftmax"),
         *("LpNormalization", "MatMul", "MaxPool", "Mul", "Neg", "Not", "Or", "PRelu", "Pad", "Pow", "QuickGelu"),
         *("RMSNormalization", "Reciprocal", "ReduceL2", "ReduceLogSumExp", "ReduceMax", "ReduceMean", "ReduceSum"),
-        *("ReduceSumSquare", "Relu", "Reshape", "Resize", "Round", "ScatterElements", "ScatterND", "Selu", "Shape"),
-        *("Sigmoid", "Sign", "Sin", "Sinh", "Size", "Slice", "Softmax", "Softplus", "Softsign", "SpaceToDepth"),
-        *("Split", "Sqrt", "Sub", "Tanh", "ThresholdedRelu", "Tile", "Transpose", "Trilu"),
+        *("ReduceSumSquare", "Relu", "Reshape", "Resize", "RotaryEmbedding", "Round", "ScatterElements", "ScatterND"),
+        *("Selu", "Shape", "Sigmoid", "Sign", "Sin", "Sinh", "Size", "Slice", "Softmax", "Softplus", "Softsign"),
+        *("SpaceToDepth", "Split", "Sqrt", "Sub", "Tanh", "ThresholdedRelu", "Tile", "Transpose", "Trilu"),
     )
 )
 """Operators whose kernels ask for their outputs first of all; ``tests/runtime/test_asking_order.py`` shows it."""

@@ -91,6 +91,7 @@ CALLS: dict[str, tuple[str, str, str]] = {
     "Reshape": ("Reshape (m, a)", "float[64,64]", "int64[2] a"),
     "Resize to the nearest": ('Resize <mode = "nearest"> (m, "", a)', MAPS, "float[4] a"),
     "Resize by lines": ('Resize <mode = "linear"> (m, "", a)', MAPS, "float[4] a"),
+    "RotaryEmbedding": ("RotaryEmbedding (m, a, a)", MAPS, "float[2,8,4] a"),
     "ScatterElements": ("ScatterElements (m, a, b)", "float[64,64]", "int64[4,64] a, float[4,64] b"),
     "ScatterND": ("ScatterND (m, a, b)", "float[64,64]", "int64[5,1] a, float[5,64] b"),
     "Slice": ("Slice (m, a, b, a)", MAPS, "int64[1] a, int64[1] b"),

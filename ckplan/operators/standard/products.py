@@ -1,8 +1,8 @@
-"""Products of matrices, attention, and what is made of them."""
+"""Products of matrices, attention, and what goes with them."""
 
 from __future__ import annotations
 
-from ckplan.operators.costs import attention, determinant, einsum, matmul
+from ckplan.operators.costs import attention, determinant, einsum, matmul, per_input
 from ckplan.operators.record import MICROSOFT, Operator
 
 OPERATORS = (
@@ -14,4 +14,5 @@ OPERATORS = (
     Operator("Gemm", cost=matmul, heavy=True),
     Operator("MatMul", cost=matmul, heavy=True),
     Operator("MultiHeadAttention", domain=MICROSOFT, cost=attention, heavy=True),
+    Operator("RotaryEmbedding", cost=per_input(2)),
 )
