@@ -97,7 +97,7 @@ def analyze(
     Args:
         model: the model.
         strategies: what to try: strategies, or text as on the command line; None tries what answers in seconds.
-        budget: bytes, a ratio of what the step takes without a plan, or text: ``"512MiB"``, ``"40%"``.
+        budget: bytes; a float is a ratio of what the step takes without a plan; or text: ``"512MiB"``, ``"40%"``.
         options: see `open_model`.
 
     Raises:
@@ -123,7 +123,7 @@ def rewrite(
     Args:
         model: the model.
         strategy: how to plan: a strategy, or text as on the command line.
-        budget: bytes, a ratio of what the step takes without a plan, or text: ``"512MiB"``, ``"40%"``.
+        budget: bytes; a float is a ratio of what the step takes without a plan; or text: ``"512MiB"``, ``"40%"``.
         overhead: extra compute that the plan may cost: a ratio, or text: ``"10%"``.
         seconds: how long to search.
         of: what the budget is of: ``activations``, what onnxruntime's ``arena`` holds, or the ``total`` that a process
@@ -164,7 +164,7 @@ def artifacts(
         model: the forward model.
         folder: where to write; made if it is not there.
         strategy: how to plan the training step, as on the command line; without it and without a goal there is no plan.
-        budget: bytes, a ratio of what the step takes without a plan, or text: ``"512MiB"``, ``"40%"``.
+        budget: bytes; a float is a ratio of what the step takes without a plan; or text: ``"512MiB"``, ``"40%"``.
         overhead: extra compute that the plan may cost: a ratio, or text: ``"10%"``.
         seconds: how long to search.
         of: what the budget is of; see `rewrite`.

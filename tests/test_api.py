@@ -119,6 +119,13 @@ def test_an_option_that_there_is_not_is_named(path: Path, options: dict[str, obj
         ("m.onnx", {"seconds": -1}, "the time limit is -1"),
         ("m.onnx", {"budget": float("inf")}, "the budget is inf"),
         ("m.onnx", {"budget": [1]}, "the budget is [1]; give a number"),
+        (
+            "m.onnx",
+            {"budget": 512e6},
+            "the budget is 512000000 times what the step takes without a plan; give bytes as",
+        ),
+        ("m.onnx", {"budget": np.float32(2**20)}, "the budget is 1048576 times what the step takes"),
+        ("m.onnx", {"overhead": 10}, "the overhead is 10 times the step; give a ratio, or text: 0.1 or '10%'"),
         ("m.onnx", {"overhead": float("inf")}, "the overhead is inf"),
         ("m.onnx", {"strategy": 3}, "3 is no strategy; write it as text"),
         ("m.onnx", {"dims": 3}, "`dims` cannot be 3; give a table"),

@@ -17,6 +17,11 @@ S = TypeVar("S", bound=Strategy)
 ACTIVATIONS, ARENA, TOTAL = SCOPES = ("activations", "arena", "total")
 """What a budget may be of."""
 
+_BYTES = 100
+"""A budget that is a ratio of this size limits nothing: bytes were meant."""
+_PERCENT = 10
+"""An overhead that is a ratio of this size limits nothing: percent were meant."""
+
 _AT_ONCE = 1e-9
 """Seconds of a search that finds one plan."""
 
@@ -61,8 +66,8 @@ class Goal:
             of: what the budget is of; see `scope`.
 
         Raises:
-            UsageError: a text is neither a size nor a percentage, a number is negative or not finite, something else is
-                neither text nor number, or there is no such scope.
+            UsageError: a text is neither a size nor a percentage, a number is negative or not finite, a ratio is so
+                large that it limits nothing, something else is neither text nor number, or there is no such scope.
         """
         check_word("what the budget is of", of, SCOPES)
         if of != ACTIVATIONS and budget is None:
@@ -72,8 +77,15 @@ class Goal:
         for name, value in (("budget", limit), ("overhead", extra), ("time limit", seconds)):
             if value is not None:
                 check_number(f"the {name}", value)
+        if extra is not None and extra >= _PERCENT:
+            raise UsageError(f"the overhead is {extra:g} times the step", "give a ratio, or text: 0.1 or '10%'")
         if isinstance(limit, SupportsIndex):
             return cls(budget=index(limit), overhead=extra, seconds=seconds, scope=of)
+        if limit is not None and limit >= _BYTES:
+            raise UsageError(
+                f"the budget is {float(limit):.12g} times what the step takes without a plan",
+                "give bytes as a whole number, a ratio, or text: 536870912, 0.4, '512MiB' or '40%'",
+            )
         return cls(share=None if limit is None else float(limit), overhead=extra, seconds=seconds, scope=of)
 
     @property
