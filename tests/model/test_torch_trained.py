@@ -68,20 +68,42 @@ def test_a_weight_into_which_a_norm_without_parameters_was_folded_is_one() -> No
     assert loaded(model)[0].graph.initializers["l.weight"].metadata_props.get(STANDS_FOR) is None
 
 
-@pytest.mark.parametrize("on_the_way", ["exp", "arange"])
-def test_what_is_computed_of_a_parameter_that_follows_a_formula_is_trained(on_the_way: str) -> None:
-    """As decays begin: unless a table of the program had a part in it."""
+@pytest.mark.parametrize(
+    ("name", "on_the_way", "is_known"),
+    [("neg", "exp", True), ("neg", "arange", False), ("einsum_3", "arange", True), ("linear", "arange", True)],
+)
+def test_what_is_computed_of_a_parameter_that_follows_a_formula_is_trained(
+    name: str, on_the_way: str, is_known: bool
+) -> None:
+    """As decays begin: unless a table of the program had a part in it that was not multiplied by a weight."""
     model = exported(
-        "h = Mul(x, neg) y = Add(h, other)",
-        {"neg": np.linspace(-1, 2, 8, dtype=np.float32), "other": normal(0, 8)},
+        f"h = Mul(x, {name}) y = Add(h, other)",
+        {name: np.linspace(-1, 2, 8, dtype=np.float32), "other": normal(0, 8)},
         {"p_decay": ("PARAMETER", "decay"), "p_other": ("PARAMETER", "other"), "p_gone": ("PARAMETER", "gone")},
-        ["aten.mul](args = (%x, %neg))", "aten.add](args = (%mul, %p_other))"],
+        [f"aten.mul](args = (%x, %{name}))", "aten.add](args = (%mul, %p_other))"],
     )
     for value in (model.graph.input[0], model.graph.output[0]):
         value.type.tensor_type.shape.dim[1].dim_value = 8
-    add_source(model, "neg", "decay", on_the_way)
-    stands = loaded(model)[0].graph.initializers["neg"].metadata_props.get(STANDS_FOR)
-    assert stands == ("decay" if on_the_way == "exp" else None)
+    add_source(model, name, "decay", on_the_way)
+    stands = loaded(model)[0].graph.initializers[name].metadata_props.get(STANDS_FOR)
+    assert stands == ("decay" if is_known else None)
+
+
+@pytest.mark.parametrize("name", ["repeat_1", "repeat_interleave", "tile"])
+def test_a_token_that_is_repeated_is_trained(name: str) -> None:
+    """As the one that stands for what a masked autoencoder does not see."""
+    token = normal(0, 4)
+    model = exported(
+        f"y = Add(x, {name})",
+        {name: np.tile(token, (24, 1)), "other": normal(1, 4)},
+        {"p_token": ("PARAMETER", "token"), "p_other": ("PARAMETER", "other"), "p_gone": ("PARAMETER", "gone")},
+        [f"aten.add](args = (%x, %{name}))"],
+    )
+    for value in (model.graph.input[0], model.graph.output[0]):
+        value.type.tensor_type.shape.dim[0].dim_value = 24
+    add_source(model, name, "token", "val_38")
+    (found,) = ckplan.open_model(model, loss="mse").training.gradients
+    assert found.startswith(name)
 
 
 @pytest.mark.parametrize("name", ["unsqueeze", "unsqueeze_10"])

@@ -26,7 +26,7 @@ _NAME = re.compile(r"%(\w+)")
 _MOVED = re.compile(
     r"(alias|clone|expand|permute|reshape|select|slice|squeeze|t|_to_copy|transpose|unsqueeze|view)(_\d+)?"
 )
-_LOOKED_UP = re.compile(r"(embedding|gather|index|index_select)(_\d+)?")
+_LOOKED_UP = re.compile(r"(embedding|gather|index|index_select|repeat|repeat_interleave|tile)(_\d+)?")
 _MADE = re.compile(r"(empty|full|new|ones|zeros)(_\w+)?")
 _PRODUCT = re.compile(r"(addmm|linear|matmul|mm)(_\d+)?")
 _OF_CONSTANTS = re.compile(r"(arange|empty|full|linspace|new|ones|scalar_tensor|val|zeros)(_\w+)?")

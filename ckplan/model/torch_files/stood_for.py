@@ -123,14 +123,15 @@ def _is_of_nothing_else(value: ir.Value, sources: set[str]) -> bool:
     """Whether an initializer is a function of parameters alone that happen to follow a formula.
 
     Decays begin as a table, and a scale of which one is added begins with equal numbers. What a program makes of no
-    tensor, or of constants, may be a table as well.
+    tensor, or of constants, may be a table as well, but for the product of one with a weight, which is trained by it.
     """
     tensor, on_the_way = value.const_value, set(folded_from(value)) - sources
     if tensor is None or not tensor.dtype.is_floating_point():
         return False
     formula = structure_of(tensor)
     if formula == TABLE:
-        return not any(map(is_constant_name, on_the_way))
+        is_product = is_product_name(str(value.name)) or root_name(str(value.name)) == "einsum"
+        return is_product or not any(map(is_constant_name, on_the_way))
     is_equal = formula is not None and formula.startswith("all ") and not _is_zero(value)
     return is_equal and not any(
         is_made_name(name) or is_comparison_name(name) for name in {str(value.name)} | on_the_way
