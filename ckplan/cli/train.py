@@ -85,7 +85,7 @@ def command(step: Path, data: Path, epochs: int, resume: bool, as_json: bool, **
     from ckplan.training import checkpoint
     from ckplan.training.trainer import Trainer
 
-    trainer = Trainer(step, data, progress=not settings().quiet, **asked)
+    trainer = Trainer(step, data, progress=not settings().quiet, colour=not settings().no_color, **asked)
     notes(trainer.notes)
 
     def tell(epoch: Epoch) -> None:

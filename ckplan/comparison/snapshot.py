@@ -15,6 +15,9 @@ WORKSPACE = "workspace"
 """What stands for a shape in the entry of a kernel's workspace, which is no tensor."""
 
 
+_SHOWN = 3
+"""Names that are told of several."""
+
 R = TypeVar("R")
 
 
@@ -172,6 +175,6 @@ def _record(kind: type[R], data: Mapping[str, Any]) -> R:
     return kind(**given)
 
 
-def _few(names: tuple[str, ...], shown: int = 3) -> str:
-    more = f", … {len(names) - shown} more" if len(names) > shown else ""
-    return ", ".join(names[:shown]) + more
+def _few(names: tuple[str, ...]) -> str:
+    more = f", … {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return ", ".join(names[:_SHOWN]) + more

@@ -8,10 +8,11 @@ from ckplan.planner.peak import peak_of
 from ckplan.planner.problem import Problem
 from ckplan.planner.recompute import recompute_schedule
 
+_TRIALS = 64
+"""Schedules that are simulated, at most."""
 
-def keep_what_fits(
-    problem: Problem, kept: Collection[int], limit: int, order: Sequence[int] | None = None, trials: int = 64
-) -> set[int]:
+
+def keep_what_fits(problem: Problem, kept: Collection[int], limit: int, order: Sequence[int] | None = None) -> set[int]:
     """Add stashed activations to a kept set, most compute saved per byte first, while the peak stays within a limit.
 
     A plan of segments recomputes all of each segment, also where the peak is elsewhere. What is kept in addition there
@@ -22,7 +23,6 @@ def keep_what_fits(
         kept: tensors to start from; their schedule is within the limit.
         limit: bytes of activations that the peak must not exceed.
         order: see `recompute_schedule`.
-        trials: how many schedules may be simulated.
     """
     chosen = set(kept)
 
@@ -39,6 +39,7 @@ def keep_what_fits(
         root for root in problem.stashed if root not in chosen and problem.ops[problem.producer[root]].cost >= least
     ]
     groups = [sorted(dropped, key=lambda root: (-worth(root), root))]
+    trials = _TRIALS
     while groups and trials > 0:
         group = groups.pop()
         if not group:

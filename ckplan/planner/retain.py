@@ -23,9 +23,11 @@ from ckplan.planner.range_maximum import maxima
 
 _SHORT = 4_000
 """Steps of the longest schedule of which is kept what was found out."""
+_ROUNDS = 8
+"""How often the timeline is simulated anew at most; room appears as repeats go."""
 
 
-def retain(problem: Problem, schedule: Sequence[int], limit: int, rounds: int = 8) -> list[int]:
+def retain(problem: Problem, schedule: Sequence[int], limit: int) -> list[int]:
     """The schedule without repeats that the limit has room to do without.
 
     O(rounds x (n log n + repeats that fit x steps between)), in numpy.
@@ -34,11 +36,10 @@ def retain(problem: Problem, schedule: Sequence[int], limit: int, rounds: int = 
         problem: the ops and tensors.
         schedule: op ids in execution order; valid, with a peak within the limit.
         limit: bytes of activations that the peak must not exceed.
-        rounds: how often the timeline is simulated anew at most; room appears as repeats go.
     """
     look = _looked_at if len(schedule) <= _SHORT else _look
     best, live, gaps = look(problem, tuple(schedule))
-    for _ in range(rounds):
+    for _ in range(_ROUNDS):
         chosen = _affordable(live, gaps, limit)
         while chosen:
             shorter, alive, left = look(problem, gaps.left_out(best, chosen))

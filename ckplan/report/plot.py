@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 _ROOM = 1.5
 """How far beyond the frontier's dearest plan the picture reaches at most."""
 
+_TICKS = 5
+"""About so many labels stand along an axis."""
 _UNITS = ((2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"), (1, "B"))
 
 
@@ -83,12 +85,12 @@ def plot_of(found: Pareto) -> Plot:
     return Plot(frontier, marks, base, found.lower_bound, right, max(math.ceil(top * 1.05), 1))
 
 
-def percent_ticks(right: float, count: int = 5) -> list[tuple[float, str]]:
+def percent_ticks(right: float) -> list[tuple[float, str]]:
     """Round overheads from 0 to the right end, with their labels: ``(0.1, "10 %")``."""
-    return [(value / 100, f"{value:g} %") for value in _ticks(right * 100, count)]
+    return [(value / 100, f"{value:g} %") for value in _ticks(right * 100, _TICKS)]
 
 
-def byte_ticks(top: int, count: int = 5) -> list[tuple[float, str]]:
+def byte_ticks(top: int, count: int = _TICKS) -> list[tuple[float, str]]:
     """Round sizes from 0 to the upper end, in one unit, with their labels: ``(2097152, "2 MiB")``."""
     factor, unit = next((factor, unit) for factor, unit in _UNITS if top >= factor)
     return [(value * factor, f"{value:g} {unit}") for value in _ticks(top / factor, count)]

@@ -107,17 +107,16 @@ class _Phase:
     control: bool = False
 
 
-def executed_occupancy(model: ir.Model, without: Sequence[str] = ()) -> Occupancy:
+def executed_occupancy(model: ir.Model) -> Occupancy:
     """What lies in memory when onnxruntime runs a file under default session options, as simulated.
 
     Args:
         model: the file.
-        without: optimisers of onnxruntime to leave out; see `executed_model`.
 
     Raises:
         ModelError: onnxruntime does not load the model.
     """
-    return occupancy_of_executed(executed_model(model, without), model)
+    return occupancy_of_executed(executed_model(model), model)
 
 
 def occupancy_of_executed(executed: ir.Model, model: ir.Model, problem: Problem | None = None) -> Occupancy:

@@ -131,7 +131,6 @@ def write_tensors(target: Path, values: Mapping[str, Array], about: Mapping[str,
     Raises:
         EnvironmentUnavailableError: no space left, or no permission.
     """
-    import numpy as np
     from safetensors import SafetensorError
     from safetensors.numpy import save_file
 

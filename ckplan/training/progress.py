@@ -10,7 +10,7 @@ Advance = Callable[[int, str], None]
 
 
 @contextmanager
-def bar(total: int, wanted: bool, colour: bool = True) -> Iterator[Advance]:
+def bar(total: int, wanted: bool, colour: bool) -> Iterator[Advance]:
     """Show a bar.
 
     Args:

@@ -15,6 +15,7 @@ from ckplan.autodiff.optimizers.alone import update_graph
 from ckplan.autodiff.reading import dtype_of, shape_of
 from ckplan.errors import ModelError, UsageError
 from ckplan.isolation.arrays import Array
+from ckplan.model.infer import static_shape
 from ckplan.training.buffers import Buffers, bind, ort_value, run_bound
 from ckplan.training.stepfile import StepFile, session_of
 
@@ -278,8 +279,6 @@ def _output(step: StepFile, name: str) -> ir.Value:
 
 
 def _shape(step: StepFile, name: str) -> tuple[int, ...]:
-    from ckplan.model.infer import static_shape
-
     shape = static_shape(_output(step, name))
     if shape is None:
         raise ModelError(f"output '{name}' of {step.path} has no fixed shape", "write the file again")

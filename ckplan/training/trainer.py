@@ -6,12 +6,14 @@ import math
 import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from ckplan.arguments import check_kind, check_number, path_of
+from ckplan.autodiff import parse_optimizer
 from ckplan.errors import CheckFailedError, UsageError
 from ckplan.isolation.arrays import Array
 from ckplan.training import checkpoint
@@ -80,6 +82,7 @@ class Trainer:
         eval_data: data to score the model on after each epoch, as ``data``.
         patience: end after so many epochs without a lower loss on the evaluation data.
         progress: whether a terminal gets a bar.
+        colour: whether it may have colours.
 
     Raises:
         ModelError: a file is missing, damaged or no step file.
@@ -103,6 +106,7 @@ class Trainer:
         eval_data: Data | str | os.PathLike[str] | None = None,
         patience: int | None = None,
         progress: bool = True,
+        colour: bool = True,
     ) -> None:
         self.step = read_step(step)
         given, where = _arrays(data)
@@ -148,7 +152,7 @@ class Trainer:
                 raise UsageError("`--eval-data` needs the model that the step was made from", "give --model MODEL")
             other, there = _arrays(eval_data)
             self._evaluation = Evaluation(self.step, path_of("the model", model), other, there)
-        self._progress = progress
+        self._bar = partial(bar, wanted=progress, colour=colour)
         self._rng = np.random.default_rng(seed)
         self._scale = DynamicLossScale()
         self._skipped = 0
@@ -209,7 +213,7 @@ class Trainer:
         if self._folder is not None and self.state.epoch < epochs:
             checkpoint.check_folder(self._folder)
         done: list[Epoch] = []
-        with bar(epochs * self.steps_per_epoch, self._progress) as advance:
+        with self._bar(epochs * self.steps_per_epoch) as advance:
             while self.state.epoch < epochs and not self.is_stale:
                 done.append(self._epoch(epochs, advance))
                 if each_epoch is not None:
@@ -234,8 +238,6 @@ class Trainer:
     def _default_rate(self, optimizer: str | None) -> float:
         if self.step.learning_rate:
             return float(self.step.initial(self.step.learning_rate))
-        from ckplan.autodiff import parse_optimizer
-
         return _DEFAULT_RATE if optimizer is None else parse_optimizer(optimizer).learning_rate
 
     @property

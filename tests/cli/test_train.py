@@ -19,6 +19,7 @@ from sklearn.datasets import load_digits
 from ckplan import keys
 from ckplan.cli import cli
 from ckplan.training import checkpoint
+from tests.cli.test_terminal import COLOUR
 
 ROOT = Path(__file__).parents[2]
 NETWORK = ROOT / "examples" / "tutorial" / "network.onnx"
@@ -132,3 +133,17 @@ def test_failures_are_one_line_with_the_right_exit_code(folder: Path) -> None:
         assert said in line
     assert not run.exists()
     assert not (folder / "out.onnx").exists()
+
+
+@pytest.mark.parametrize("option", [[], ["--no-color"]])
+def test_the_bar_has_colours_unless_there_are_to_be_none(
+    folder: Path, tmp_path: Path, option: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    made = ckplan(
+        "train", folder / "step.onnx", "--data", folder / "train.npz", "--checkpoints", tmp_path / "c", *option
+    )
+    assert made.exit_code == 0, made.stderr
+    assert bool(COLOUR.search(made.stderr)) == (not option)

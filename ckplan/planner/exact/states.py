@@ -224,7 +224,7 @@ def _path(origin: dict[_State, tuple[_State, int]], state: _State) -> list[int]:
     return schedule[::-1]
 
 
-def optimum(problem: Problem, budget: int, most: float | None = None) -> list[int] | None:
+def optimum(problem: Problem, budget: int) -> list[int] | None:
     """The cheapest of all schedules within a budget; None if there is none.
 
     All orders and any number of recomputations of forward ops. Exponential in the number of ops.
@@ -232,15 +232,11 @@ def optimum(problem: Problem, budget: int, most: float | None = None) -> list[in
     Args:
         problem: the ops and tensors.
         budget: bytes of activations.
-        most: seconds of recomputation that the schedule may cost; more than that counts as none.
 
     Raises:
         TooLargeError: the problem is too large for a search over states.
     """
-    limit = None
-    if most is not None:
-        limit = int(Fraction(most) * lcm(*(Fraction(op.cost).denominator for op in problem.ops)))
-    schedule = _Search(problem, budget).run(limit)
+    schedule = _Search(problem, budget).run(None)
     if schedule is not None and peak_of(problem, schedule) > budget:
         raise TooLargeError  # a kernel overwrites a larger buffer in place, which the search does not follow
     return schedule
