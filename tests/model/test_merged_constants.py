@@ -6,7 +6,7 @@ import numpy as np
 import onnx
 import pytest
 
-from tests.model.torch_files import exported, gradients, loaded
+from tests.model.torch_files import add_source, exported, gradients, loaded
 
 _PARAMETERS = {"n.weight": np.ones(4, np.float32), "n.bias": np.zeros(4, np.float32)}
 _OWN = {"val_1": np.ones(4, np.float32), "val_2": np.zeros(4, np.float32)}
@@ -132,7 +132,18 @@ def test_a_number_that_a_line_names_or_a_view_of_it_is_the_parameter(named: str)
 def test_what_a_program_computes_and_a_parameter_of_equal_numbers_may_be_one() -> None:
     model, notes = loaded(gated("m = Mul(h, g)", ["aten.mul](args = (%h, %rsub))"], gate=0.5))
     assert len(model.graph.initializers["g"].uses()) == 2
-    assert (
-        "1 tensor(s) that torch computes may have been merged with parameters of equal numbers ('rsub' with 'g')"
-        in (notes)
+    assert "1 tensor(s) that torch computes may have been merged with parameters" in notes
+    assert "of equal numbers ('rsub' with 'g')" in notes
+
+
+@pytest.mark.parametrize("numbers", [[0.5, 0.5], [0.5, 0.6]])
+def test_parts_of_a_parameter_that_begin_equal_may_be_one(numbers: list[float]) -> None:
+    """As those of a softmax of zeros, by which layers are mixed."""
+    model = exported(
+        "h = Mul(x, getitem) y = Mul(h, getitem)",
+        {"getitem": np.asarray(numbers, np.float32).repeat(2)},
+        {"p_w": ("PARAMETER", "w")},
+        ["aten.mul](args = (%x, %getitem))", "aten.mul](args = (%mul, %getitem_1))"],
     )
+    add_source(model, "getitem", "w", "softmax")
+    assert ("('getitem_1' with 'getitem')" in loaded(model)[1]) is (len(set(numbers)) == 1)

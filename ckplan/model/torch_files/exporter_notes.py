@@ -21,6 +21,8 @@ from ckplan.model.torch_files.exporter_metadata import (
     names_there,
     operand_of,
     operands_of,
+    parameters_of,
+    root_name,
 )
 from ckplan.model.torch_files.merged_nodes import has_one_value
 from ckplan.operators.matching import is_op
@@ -66,26 +68,36 @@ def doubtful_notes(graph: ir.Graph) -> list[str]:
 def mistaken_notes(graph: ir.Graph) -> list[str]:
     """Note parameters that are read where lines name a result which the file has not: equal numbers, merged with them.
 
-    What torch computes of a parameter may begin equal to it, as ``1 - g`` of a half, or to another. Numbers that differ
-    among each other are what was made of the parameter without changing it.
+    What torch computes of a parameter may begin equal to it, as ``1 - g`` of a half, or to another; and its parts may
+    to each other, as the weights that layers are mixed with. Numbers that differ are what was made of the parameter
+    without changing it.
     """
-    there = names_there(graph)
+    there, parameters = names_there(graph), parameters_of(graph)
     found = {}
     for node in graph:
         names = operands_of(node.metadata_props.get(LINE, ""))
         missing = [name for name in names if name not in there and not is_moved_name(name)]
         for value in node.inputs if missing else ():
-            tensor = None if value is None or not is_parameter(value) else value.const_value
-            if value is None or tensor is None or operand_of(value) in names or not has_one_value(tensor):
+            tensor = None if value is None else value.const_value
+            if value is None or tensor is None or not has_one_value(tensor):
                 continue
-            found[value] = f"'{missing[0]}' with '{value.name}'"
+            if is_parameter(value) and operand_of(value) not in names:
+                found[value] = f"'{missing[0]}' with '{value.name}'"
+            elif not parameters.isdisjoint(folded_from(value)) and value.name not in names and _is_part(value.name):
+                for name in filter(_is_part, missing):
+                    found[value] = f"'{name}' with '{value.name}'"
     if not found:
         return []
     return [
-        f"{len(found)} tensor(s) that torch computes may have been merged with parameters of equal numbers "
-        f"({shortened(list(found.values()), 3)}): if so, the gradients of these have parts of others; ckplan.export "
-        "keeps them apart"
+        f"{len(found)} tensor(s) that torch computes may have been merged with parameters, or with parts of them, of "
+        f"equal numbers ({shortened(list(found.values()), 3)}): if so, the gradients of these have parts of others; "
+        "ckplan.export keeps them apart"
     ]
+
+
+def _is_part(name: str | None) -> bool:
+    """Whether torch calls by a name one of the parts that it takes something apart into."""
+    return root_name(str(name)) == "getitem"
 
 
 def signature_notes(
