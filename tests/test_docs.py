@@ -116,8 +116,10 @@ def test_every_page_is_in_the_index() -> None:
     assert not missing
 
 
-def test_lines_of_the_readme_are_short() -> None:
-    assert [line for line in README.splitlines() if len(line) > 120] == []
+@pytest.mark.parametrize(("name", "most"), [("README.md", 120), ("CHANGELOG.md", 128)])
+def test_lines_are_short(name: str, most: int) -> None:
+    lines = (ROOT / name).read_text(encoding="utf-8").splitlines()
+    assert [line for line in lines if len(line) > most] == []
 
 
 def test_figures_of_rivals_are_those_of_the_benchmarks() -> None:
