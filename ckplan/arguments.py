@@ -11,6 +11,10 @@ from typing import Any
 
 from ckplan.errors import UsageError
 
+_BYTES = 100
+"""From this on a budget that is a ratio limits nothing."""
+_PERCENT = 10
+"""From this on any other ratio does not."""
 _MOST = 80
 """Characters of a value in a message, at most: arrays and models would fill a screen."""
 
@@ -35,6 +39,33 @@ def check_number(what: str, given: Any, least: float = 0, *, whole: bool = False
     if not is_number(given, whole=whole) or not least <= given < math.inf:
         range_ = "" if least == -math.inf else f" of at least {least:g}"
         raise UsageError(f"{what} is {shown(given)}", f"give a {'whole ' if whole else ''}number{range_}")
+
+
+def check_budget(what: str, given: Any) -> None:
+    """See that a budget is bytes as a whole number, or else a ratio of a peak.
+
+    Raises:
+        UsageError: it is of another kind, negative, or a ratio that limits nothing, as bytes that are a float would be.
+    """
+    check_number(what, given)
+    if not is_number(given, whole=True) and given >= _BYTES:
+        raise UsageError(
+            f"{what} is {float(given):.12g} times the peak without a plan",
+            "bytes are whole numbers, such as 536870912, and ratios are like 0.4",
+        )
+
+
+def check_ratio(what: str, given: Any) -> None:
+    """See that a number is a ratio of at least zero.
+
+    Raises:
+        UsageError: it is of another kind, negative, or so large that percent were meant.
+    """
+    check_number(what, given)
+    if given >= _PERCENT:
+        raise UsageError(
+            f"{what} is {float(given):g}, which is {100 * float(given):g} %", "give less, such as 10% (a ratio of 0.1)"
+        )
 
 
 def check_kind(what: str, given: Any, kind: type | tuple[type, ...], remedy: str) -> None:

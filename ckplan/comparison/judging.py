@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
-from ckplan.arguments import check_number
+from ckplan.arguments import check_budget, check_ratio
 from ckplan.comparison.snapshot import WORKSPACE, PeakBuffer, Snapshot
 from ckplan.errors import CheckFailedError, CkplanError, ModelError, UsageError
 from ckplan.units import format_bytes
@@ -24,6 +24,10 @@ class Level(Enum):
     FAILED = "failed"
     ERROR = "error"
     """It could not be made."""
+
+
+_CHECKS = {check_budget: ("budget", "warn_budget"), check_ratio: ("max_regression", "warn_regression", "tolerance")}
+"""What limits are held to, by the functions that do it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,9 +51,10 @@ class Limits:
     tolerance: float = 0.02
 
     def __post_init__(self) -> None:
-        for name in ("max_regression", "warn_regression", "budget", "warn_budget", "tolerance"):
-            if (given := getattr(self, name)) is not None:
-                check_number(f"limit `{name}`", given)
+        for check, names in _CHECKS.items():
+            for name in names:
+                if (given := getattr(self, name)) is not None:
+                    check(f"limit `{name}`", given)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields, replace
 from operator import index
 from typing import SupportsIndex, TypeVar
 
-from ckplan.arguments import check_number, check_word
+from ckplan.arguments import check_budget, check_number, check_ratio, check_word
 from ckplan.errors import UsageError
 from ckplan.planner import Timeline
 from ckplan.planner.strategies import Strategy
@@ -16,11 +16,6 @@ S = TypeVar("S", bound=Strategy)
 
 ACTIVATIONS, ARENA, TOTAL = SCOPES = ("activations", "arena", "total")
 """What a budget may be of."""
-
-_BYTES = 100
-"""A budget that is a ratio of this size limits nothing: bytes were meant."""
-_PERCENT = 10
-"""An overhead that is a ratio of this size limits nothing: percent were meant."""
 
 _AT_ONCE = 1e-9
 """Seconds of a search that finds one plan."""
@@ -74,18 +69,14 @@ class Goal:
             raise UsageError(f"`--of {of}` says what the budget limits, and there is no budget", "add --budget 4GiB")
         limit = parse_budget(budget) if isinstance(budget, str) else budget
         extra = parse_share(overhead) if isinstance(overhead, str) else overhead
-        for name, value in (("budget", limit), ("overhead", extra), ("time limit", seconds)):
-            if value is not None:
-                check_number(f"the {name}", value)
-        if extra is not None and extra >= _PERCENT:
-            raise UsageError(f"the overhead is {extra:g} times the step", "give a ratio, or text: 0.1 or '10%'")
+        if limit is not None:
+            check_budget("the budget", limit)
+        if extra is not None:
+            check_ratio("the overhead", extra)
+        if seconds is not None:
+            check_number("the time limit", seconds)
         if isinstance(limit, SupportsIndex):
             return cls(budget=index(limit), overhead=extra, seconds=seconds, scope=of)
-        if limit is not None and limit >= _BYTES:
-            raise UsageError(
-                f"the budget is {float(limit):.12g} times what the step takes without a plan",
-                "give bytes as a whole number, a ratio, or text: 536870912, 0.4, '512MiB' or '40%'",
-            )
         return cls(share=None if limit is None else float(limit), overhead=extra, seconds=seconds, scope=of)
 
     @property
