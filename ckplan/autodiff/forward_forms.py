@@ -23,6 +23,7 @@ from ckplan.autodiff.losses.linear_cross_entropy import chunk_loss_heads
 from ckplan.autodiff.losses.softmax_statistics import join_statistics
 from ckplan.autodiff.losses.tied_heads import split_tied_heads
 from ckplan.autodiff.micro_batches import cut_batch
+from ckplan.autodiff.normalised_inputs import normalise_for_weights
 from ckplan.autodiff.paddings import pad_in_convolutions
 from ckplan.autodiff.patches import multiply_patches
 from ckplan.autodiff.paths import prune
@@ -111,6 +112,7 @@ def prepare_forward(
     held = {*wanted, *targets}
     take_columns_apart(op, held.union(results))
     scale_weights(op, wanted, held.union(results))
+    normalise_for_weights(op, wanted, held.union(results))
     multiply_patches(op, held.union(results))
     outline_batch_statistics(op, held)
     outline_conv_batch_norms(op, targets)

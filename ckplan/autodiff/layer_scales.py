@@ -69,38 +69,41 @@ def _layer_of(
     shown: ir.Value | None, made: ir.Value | None, wanted: Container[ir.Value], held: Container[ir.Value]
 ) -> _Layer | None:
     """The layer whose result one operand of a Mul is, if the other one is a scale that can be taken into it."""
-    scale = _stored(shown, ("Reshape", "Squeeze", "Unsqueeze"))
+    scale = stored(shown, ("Reshape", "Squeeze", "Unsqueeze"))
     if scale is None or shown is None or made is None or static_shape(made) is None:
         return None
     found = _before_transposes(made, _axis_of(shape_of(shown), shape_of(made)), held)
     if found is None:
         return None
     shift = made_by(found, "Add")
-    biases = [] if shift is None else [i for i in (0, 1) if _is_of(_stored(shift.inputs[i]), size_of(scale))]
-    if shift is not None and biases:
-        found = required_input(shift, 1 - biases[0])
+    bias = None if shift is None else bias_of(shift, size_of(scale))
+    if shift is not None and bias is not None:
+        found = required_input(shift, 1 - bias)
     product = made_by(found, "MatMul")
     if product is None or not _is_inner(found, held):
         return None
     x, weight = required_input(product, 0), required_input(product, 1)
-    stored = _stored(weight, ("Transpose",))
-    if stored is None or len(shape_of(weight)) != 2 or (scale in wanted and stored not in wanted):
+    parameter = stored(weight, ("Transpose",))
+    if parameter is None or len(shape_of(weight)) != 2 or (scale in wanted and parameter not in wanted):
         return None
     if size_of(x) < ROWS * shape_of(x)[-1] * shape_of(weight)[0]:
         return None
-    return _Layer(made, scale, product, shift if biases else None, biases[0] if biases else 0)
+    return _Layer(made, scale, product, None if bias is None else shift, bias or 0)
 
 
-def _stored(value: ir.Value | None, views: Sequence[str] = ()) -> ir.Value | None:
+def stored(value: ir.Value | None, views: Sequence[str] = ()) -> ir.Value | None:
     """The initializer that a value is, or that one of some operators shows in another form."""
     view = made_by(value, views)
     source = value if view is None else input_of(view, 0)
     return source if source is not None and source.is_initializer() else None
 
 
-def _is_of(value: ir.Value | None, size: int) -> bool:
-    """Say whether there is a value, and it is a vector of a size."""
-    return value is not None and shape_of(value) == (size,)
+def bias_of(node: ir.Node, size: int) -> int | None:
+    """Which input of an Add is an initializer of so many numbers; None if there is none."""
+    if not is_op(node, "Add"):
+        return None
+    biases = [stored(value) for value in node.inputs]
+    return next((i for i, bias in enumerate(biases) if bias is not None and shape_of(bias) == (size,)), None)
 
 
 def _axis_of(scale: Sequence[int], scaled: Sequence[int]) -> int | None:

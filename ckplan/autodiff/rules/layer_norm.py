@@ -11,6 +11,7 @@ import onnx_ir as ir
 from ckplan.autodiff.builder import Builder, Gradients
 from ckplan.autodiff.reading import attr_float, attr_int, dtype_of, required_input, shape_of, size_of
 from ckplan.autodiff.registry import rule
+from ckplan.autodiff.rules.activations import is_kept
 from ckplan.autodiff.rules.batch_norm import affine, inverse_deviation
 from ckplan.model.node_reads import input_of
 
@@ -31,12 +32,15 @@ _SIDE_BY_SIDE = 1024
 def layer_normalization(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
     """Reads x and, in float32, the mean and inverse deviation of each row, two outputs that the node is made to give.
 
+    Rows that are neither scaled nor shifted, and kept for something else, are read in the place of x and the mean.
     In other types those two would be less exact than x (double) or are made in float32 (half), so they are made anew.
     """
     x = required_input(node, 0)
     axes = _axes(node, x)
     if x.dtype == ir.DataType.FLOAT and attr_int(node, "stash_type", 1) == 1:
         mean, inverse = _statistics(op, node)
+        if dy[0] is not None and not any(dy[1:]) and _is_plain(op, node) and is_kept(op, node.outputs[0]):
+            return [_of_rows(op, node.outputs[0], dy[0], inverse, axes), None]
         return _normalization(op, node, dy, x, mean, inverse, axes)
     x, dy = _wide(op, x), [None if g is None else _wide(op, g) for g in dy]
     count = math.prod(shape_of(x)[axis] for axis in axes)
@@ -56,6 +60,33 @@ def rms_normalization(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
     square = op.ReduceMean(op.Mul(x, x), np.asarray(axes, dtype=np.int64), keepdims=1)
     inverse = inverse_deviation(op, square, attr_float(node, "epsilon", _EPSILON))
     return _normalization(op, node, dy, x, None, inverse, axes)
+
+
+def _is_plain(op: Builder, node: ir.Node) -> bool:
+    """Say whether rows, of which there are some, are neither scaled nor shifted."""
+    scale, some = op.constant_of(node.inputs[1]), size_of(node.outputs[0]) > 0
+    return some and len(node.inputs) == 2 and scale is not None and bool((scale == 1).all())
+
+
+def _of_rows(op: Builder, y: ir.Value, dy: ir.Value, inverse: ir.Value, axes: Sequence[int]) -> ir.Value:
+    """Emit the gradient of x of the normalised rows: ``inverse (dy - mean(dy) - y mean(dy y))``.
+
+    Args:
+        op: the builder.
+        y: the rows.
+        dy: their gradient.
+        inverse: the inverse deviation of each row of x.
+        axes: of a row.
+    """
+    shape = shape_of(y)
+    count, rows = math.prod(shape[axis] for axis in axes), size_of(inverse)
+    means = op.constant(np.full([1, count], -1.0 / count, dtype_of(y)))
+    products = (op.reshape(value, [rows, count]) for value in (op.Mul(dy, y), dy))
+    along, offset = (op.reshape(op.Gemm(means, value, transB=1), shape_of(inverse)) for value in products)
+    total = op.Add(dy, _rest(op, y, along, offset))
+    if count <= _SHORT_ROW and size_of(y) >= _MANY:
+        return op.reshape(affine(op, _in_rows(op, total, rows), _in_rows(op, inverse, rows), None), shape)
+    return op.Mul(total, inverse)
 
 
 def _axes(node: ir.Node, x: ir.Value) -> list[int]:
