@@ -136,7 +136,8 @@ def rewrite(
         InfeasibleError: no file keeps to the budget.
         ModelError, UsageError: the model or an option does not fit.
     """
-    goal, asked = Goal.of(budget, overhead, seconds, of), _strategy(strategy)
+    goal = Goal.of(budget, overhead, seconds, of)
+    asked = goal.asked_of(_strategy(strategy))
     if not isinstance(model, Step):  # which has been priced
         options["cost"] = goal.cost(options.get("cost"), options.get("device", "auto"))
     step = open_model(model, **options)
@@ -179,7 +180,8 @@ def artifacts(
     check_folder(path_of("the folder", folder).absolute(), force)
     goal = Goal.of(budget, overhead, seconds, of)
     is_planned = strategy is not None or goal != Goal()
-    graphs = make_graphs(model, StepOptions.of(**options), _strategy(strategy or "auto") if is_planned else None, goal)
+    asked = goal.asked_of(_strategy(strategy or "auto")) if is_planned else None
+    graphs = make_graphs(model, StepOptions.of(**options), asked, goal)
     return write_artifacts(graphs, folder, model, force=force)
 
 
@@ -247,7 +249,7 @@ def fit(
     most = parse_bytes(memory) if isinstance(memory, str) else memory
     check_number("the memory", most)
     goal = Goal.of(overhead=overhead, seconds=seconds)
-    asked, wanted = StepOptions.of(**options), _strategy(strategy)
+    asked, wanted = StepOptions.of(**options), goal.asked_of(_strategy(strategy))
     return fitting.fit(model, asked, int(most), wanted, dimension=dim, overhead=goal.overhead, seconds=goal.seconds)
 
 

@@ -144,6 +144,12 @@ def test_what_makes_no_sense_is_refused(model: object, options: dict[str, object
 
 
 ASKED_WRONGLY: dict[str, Callable[[Path], object]] = {
+    "strategy `auto:overhead=0.05` says something else than `--overhead`; give one": lambda path: ckplan.rewrite(
+        path, strategy="auto:overhead=0.05", overhead="20%"
+    ),
+    "strategy `memory` takes no `--time-limit`": lambda path: ckplan.artifacts(
+        path, "out", strategy="memory", seconds=3
+    ),
     "the file to write is 5; give a path": lambda path: ckplan.rewrite(path, strategy="none", output=5),
     "the tensor is 5; give a string": lambda path: ckplan.explain(path, 5),
     "5 is no strategy": lambda path: ckplan.analyze(path, strategies=5),

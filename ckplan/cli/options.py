@@ -48,7 +48,8 @@ def _aimed(function: Callable[..., Any]) -> Callable[..., Any]:
         from ckplan.planner.strategies import parse_strategy
 
         own = {name: options.pop(name) for name in _GOAL if name in options}
-        return function(*arguments, strategy=parse_strategy(strategy), goal=Goal.of(**own), **options)
+        goal = Goal.of(**own)
+        return function(*arguments, strategy=goal.asked_of(parse_strategy(strategy)), goal=goal, **options)
 
     return command
 

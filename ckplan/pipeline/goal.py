@@ -17,6 +17,9 @@ S = TypeVar("S", bound=Strategy)
 ACTIVATIONS, ARENA, TOTAL = SCOPES = ("activations", "arena", "total")
 """What a budget may be of."""
 
+_OPTIONS = {"overhead": "--overhead", "seconds": "--time-limit"}
+"""Options of strategies that a goal sets, and how one asks for them."""
+
 _AT_ONCE = 1e-9
 """Seconds of a search that finds one plan."""
 
@@ -114,15 +117,25 @@ class Goal:
             UsageError: the strategy has no such option.
         """
         known = {field.name for field in fields(strategy)}
-        for name, value, option in (
-            ("overhead", self.overhead, "--overhead"),
-            ("seconds", self.seconds, "--time-limit"),
-        ):
-            if value is None:
-                continue
+        given = {name: value for name in _OPTIONS if (value := getattr(self, name)) is not None}
+        for name in given:
             if name not in known:
+                option = _OPTIONS[name]
                 raise UsageError(f"strategy `{strategy.name}` takes no `{option}`", "use it with `--strategy auto`")
-            strategy = replace(strategy, **{name: value})
+        return replace(strategy, **given)
+
+    def asked_of(self, strategy: S) -> S:
+        """A strategy as it is given beside the goal.
+
+        Raises:
+            UsageError: it has no option that the goal asks for, or one that says something else.
+        """
+        aimed = self.applied(strategy)
+        for field in fields(strategy):
+            own = getattr(strategy, field.name)
+            if own not in (field.default, getattr(aimed, field.name)):
+                option = _OPTIONS[field.name]
+                raise UsageError(f"strategy `{strategy}` says something else than `{option}`", "give one of them")
         return strategy
 
 

@@ -119,3 +119,16 @@ def test_a_plan_that_cannot_be_taken_is_refused_before_the_model_is_read(option:
     result = run("rewrite", model, "-o", tmp_path / "out.onnx", "--plan", tmp_path / "none.json", *option)
     (line,) = result.stderr.splitlines()
     assert "does not go with `--budget`" in line if option else "there is no file" in line
+
+
+@pytest.mark.parametrize(
+    "command", [("rewrite", "-o", "OUT"), ("plan", "-o", "OUT"), ("explain", "y"), ("report", "-o", "OUT")]
+)
+def test_a_strategy_that_says_something_else_than_an_option_is_refused(
+    command: tuple[str, ...], tmp_path: Path
+) -> None:
+    name, *rest = (str(tmp_path / "out") if word == "OUT" else word for word in command)
+    asked = ("--strategy", "auto:overhead=0.05", "--overhead", "20%")
+    result = run(name, tmp_path / "none.onnx", *rest, *asked)  # before the model is read
+    assert result.exit_code == 2
+    assert "strategy `auto:overhead=0.05` says something else than `--overhead`; give one of them" in result.stderr
