@@ -27,19 +27,16 @@ EACH = np.array([1.0, 0.3])
 PLACES = np.arange(LENGTH)[:, None] * EACH
 """Angles, for each position and pair."""
 CONSTANTS: dict[str, Array] = {
-    "none": np.array([0]),
-    "half": np.array([2]),
-    "end": np.array([4]),
-    "last": np.array([-1]),
+    name: np.array(numbers)
+    for name, numbers in (
+        *(("none", [0]), ("one", [1]), ("half", [2]), ("end", [4]), ("six", [6]), ("last", [-1])),
+        *(("heads", [1]), ("over_heads", [0, 1]), ("halves", [2, 2]), ("two", [1, 1, 2]), ("twice", [1, 2])),
+        *(("table", [LENGTH, SIZE]), ("first", [1, HEADS, 1, SIZE]), ("for_heads", [1, HEADS, LENGTH, SIZE])),
+        *(("whole", [BATCH, HEADS, LENGTH, SIZE]), ("in_pairs", [BATCH, HEADS, LENGTH, 2, 2])),
+        *(("parts", [BATCH, HEADS, LENGTH, 2]), ("numbers", range(LENGTH)), ("fewer", range(HEADS))),
+        ("of_samples", [[4, 3, 2, 1, 0], [0, 1, 2, 3, 4]]),
+    )
 }
-CONSTANTS |= {
-    "halves": np.array([2, 2]),
-    "six": np.array([6]),
-    "twice": np.array([1, 2]),
-    "for_heads": np.array([1, HEADS, LENGTH, SIZE]),
-}
-CONSTANTS |= {"numbers": np.arange(LENGTH), "of_samples": np.array([[4, 3, 2, 1, 0], [0, 1, 2, 3, 4]])}
-CONSTANTS |= {"over_heads": np.array([0, 1]), "heads": np.array([1])}
 FROZEN = {"c": np.cos(PLACES), "s": np.sin(PLACES)}
 """Tables of the file's, which are not trained, and may be others."""
 
@@ -48,6 +45,13 @@ SPLIT = "a, b = Split<axis = 3>(h, halves) "
 WHOLE = "n = Neg(b) r = Concat<axis = -1>(n, a) p = Mul(h, cos) q = Mul(r, sin) y = Add(p, q)"
 HALVES = "ac = Mul(a, c) bs = Mul(b, s) bc = Mul(b, c) as = Mul(a, s) re = Sub(ac, bs) im = Add(bc, as) "
 HALVES += "y = Concat<axis = 3>(re, im)"
+ODD = "a = Slice(h, none, end, last, half) b = Slice(h, one, end, last, half) "
+STACKED = "n = Neg(b) bn = Unsqueeze(n, last) an = Unsqueeze(a, last) t = Concat<axis = -1>(bn, an) "
+STACKED += "r = Reshape(t, whole) p = Mul(h, cos) q = Mul(r, sin) y = Add(p, q)"
+PAIRS = "hp = Reshape(h, in_pairs) ap, bp = Split<axis = -1, num_outputs = 2>(hp) "
+PAIRS += "a = Reshape(ap, parts) b = Squeeze(bp, last) "
+PAIRS += HALVES.replace("y = Concat<axis = 3>(re, im)", "u = Unsqueeze(re, last) v = Unsqueeze(im, last) ")
+PAIRS += "t = Concat<axis = 4>(u, v) y = Reshape(t, whole)"
 
 
 def literal(array: Array) -> str:
@@ -57,9 +61,9 @@ def literal(array: Array) -> str:
     return name
 
 
-def tables(*shape: int) -> str:
-    """Cosines and sines that the file fixes, once for each half of a head."""
-    angles = np.tile(PLACES, 2).reshape(shape)
+def tables(*shape: int, neighbours: bool = False) -> str:
+    """Cosines and sines that the file fixes, once for each element of a pair."""
+    angles = (np.repeat(PLACES, 2, axis=1) if neighbours else np.tile(PLACES, 2)).reshape(shape)
     return f"cos = Identity({literal(np.cos(angles))}) sin = Identity({literal(np.sin(angles))}) "
 
 
@@ -72,6 +76,14 @@ def computed(numbers: str, axes: str) -> str:
     )
 
 
+def repeated(angles: Array, shape: str) -> str:
+    """Cosines and sines of angles of which each is repeated for its neighbour."""
+    return (
+        f"angles = Identity({literal(angles)}) each = Unsqueeze(angles, last) both = Expand(each, two) "
+        f"all = Reshape(both, {shape}) cos = Cos(all) sin = Sin(all) "
+    )
+
+
 WRITTEN = {
     "whole heads": tables(1, 1, LENGTH, SIZE) + SLICED + WHOLE,
     "other orders": tables(LENGTH, SIZE) + SPLIT + WHOLE.replace("h, cos", "cos, h").replace("(p, q)", "(q, p)"),
@@ -79,6 +91,11 @@ WRITTEN = {
     "halves in other orders": SLICED + HALVES.replace("bc, as", "as, bc").replace("a, c)", "c, a)"),
     "angles of all samples": computed("numbers", "over_heads") + SLICED + WHOLE,
     "angles of each sample": computed("of_samples", "heads") + SLICED + WHOLE,
+    "positions before heads": computed("fewer", "heads") + SLICED + WHOLE,
+    "neighbours": tables(LENGTH, SIZE, neighbours=True) + ODD + STACKED,
+    "neighbours, angles repeated": repeated(PLACES, "table") + ODD + STACKED,
+    "neighbours, positions before heads": repeated(PLACES[:HEADS], "first") + ODD + STACKED,
+    "pairs": PAIRS,
 }
 LEFT_ALONE = {
     "the other way round": tables(LENGTH, SIZE)
@@ -91,6 +108,9 @@ LEFT_ALONE = {
     "tables that may be others": SLICED
     + "cos2 = Concat<axis = 1>(c, c) sin2 = Tile(s, twice) "
     + WHOLE.replace("h, cos", "h, cos2").replace("r, sin", "r, sin2"),
+    "neighbours by angles of halves": tables(LENGTH, SIZE) + ODD + STACKED,
+    "halves by angles of neighbours": tables(LENGTH, SIZE, neighbours=True) + SLICED + WHOLE,
+    "pairs that are not neighbours": tables(LENGTH, SIZE, neighbours=True) + SLICED + STACKED,
     "the second half first": tables(LENGTH, SIZE) + SPLIT.replace("a, b", "b, a") + WHOLE,
     "what is inside is read elsewhere": tables(LENGTH, SIZE) + SLICED + WHOLE.replace("y =", "z =") + " y = Add(z, r)",
     "angles of heads": tables(1, 1, LENGTH, SIZE)
