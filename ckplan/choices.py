@@ -36,7 +36,7 @@ def parse_choice(text: str, kinds: Sequence[type[C]], what: str) -> C:
         what: what they are, in a word, for errors.
 
     Raises:
-        UsageError: no such name or field, a value is missing or does not fit its field, or it is no text.
+        UsageError: no such name or field, a value is missing, there twice or does not fit its field, or it is no text.
     """
     if not isinstance(text, str):
         raise UsageError(f"{shown(text)} is no {what}", "write it as text, as on the command line")
@@ -55,6 +55,8 @@ def parse_choice(text: str, kinds: Sequence[type[C]], what: str) -> C:
         if key not in fields:
             known = ", ".join(f"{field}=…" for field in fields) or "none"
             raise UsageError(f"{what} `{name}` has no option `{key}`", f"its options: {known}")
+        if key in values:
+            raise UsageError(f"option `{key}` of {what} `{name}` is given twice", "give it once")
         if not equals:
             raise UsageError(f"option `{key}` of {what} `{name}` has no value", f"write `{key}=…`")
         try:

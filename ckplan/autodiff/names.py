@@ -59,8 +59,9 @@ def matching(option: str, pattern: str, tensors: Tensors) -> list[ir.Value]:
     names = [str(value.name) for value in (*tensors.parameters, *tensors.inputs, *tensors.activations)]
     near = difflib.get_close_matches(pattern.strip("*"), names, n=3, cutoff=0.4)
     listed = ", ".join(f"`{name}`" for name in near or names[:3])
+    kinds = "parameter, input or activation" if tensors.parameters else "input or activation"
     raise UsageError(
-        f"`{option} {pattern}` matches no floating-point parameter, input or activation",
+        f"`{option} {pattern}` matches no floating-point {kinds}",
         f"{'near it are' if near else 'there are, for example,'} {listed}",
     )
 

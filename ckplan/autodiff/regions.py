@@ -71,7 +71,12 @@ class Pieces:
         if chunks == AUTO:
             raise UsageError("the number of pieces is chosen together with a plan", "give a number, or plan the step")
         text = str(chunks)
-        given = dict.fromkeys(_BY_NUMBER, text) if "=" not in text else dict(_pair(part) for part in text.split(","))
+        pairs = [_pair(part) for part in text.split(",")] if "=" in text else [(kind, text) for kind in _BY_NUMBER]
+        given = dict(pairs)
+        if len(given) < len(pairs):
+            raise UsageError(
+                f"`{chunks}` says twice into how many pieces regions of a kind go", "give one number for each"
+            )
         passes = 2 if given.get("loss", "").endswith(_TWICE) else 1
         given = {kind: number.removesuffix(_TWICE) if kind == "loss" else number for kind, number in given.items()}
         if not given.keys() <= set(KINDS) or not all(n.isdecimal() and int(n) > 0 for n in given.values()):

@@ -223,6 +223,7 @@ def test_a_gradient_dies_as_soon_as_its_parameter_is_updated(spec: str, copies: 
         ("adam:beta1", "option `beta1` of optimizer `adam` has no value; write `beta1=…`"),
         ("adamm", "there is no optimizer `adamm`; did you mean `adam`?"),
         ("adam:beta3=1", "optimizer `adam` has no option `beta3`; its options: learning_rate=…"),
+        ("adam:beta1=0,beta1=0.5", "option `beta1` of optimizer `adam` is given twice; give it once"),
         ("adam:beta1=big", "`big` does not fit option `beta1` of optimizer `adam`; give a number"),
         ("adam:beta2=1", "option `beta2` of optimizer `adam` is 1.0; give at least 0 and less than 1"),
         ("momentum:momentum=1.5", "option `momentum`"),

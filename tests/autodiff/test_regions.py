@@ -43,6 +43,10 @@ def test_what_are_no_pieces(written: int | str) -> None:
 def test_pieces_that_a_plan_chooses_are_no_number() -> None:
     with pytest.raises(UsageError, match="with a plan"):
         Pieces.of("auto")
+    with pytest.raises(
+        UsageError, match="a kind of regions is there twice in `loss=4,loss=8`; give one number for each"
+    ):
+        Pieces.of("loss=4,loss=8")
 
 
 def test_regions_are_told_in_a_line() -> None:

@@ -196,7 +196,7 @@ def test_a_tensor_behind_the_loss_has_no_gradient_or_zeros():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"retain_grad": ["w1"]}, "`--retain-grad w1` matches no floating-point"),
+        ({"retain_grad": ["w1"]}, "`--retain-grad w1` matches no floating-point input or activation"),
         ({"wrt": ["nothing*"]}, r"`--wrt nothing\*` matches no floating-point parameter, input or activation"),
         ({"wrt": ["h"], "no_grad": ["h"]}, "no parameter is left to train"),
         ({"unused": "gone"}, "the gradient of unused parameters is 'gone'; choose one of absent, zero"),
