@@ -33,7 +33,21 @@ def test_pieces_as_one_writes_them(written: int | str, pieces: Pieces, spelled: 
 
 
 @pytest.mark.parametrize(
-    "written", ["", "many", "0", -1, "loss=0", "loss", "logits=4", "loss=4,", "loss=x2", "attention=4x2", "loss=4x3"]
+    "written",
+    [
+        "",
+        "many",
+        "0",
+        -1,
+        "loss=0",
+        "loss",
+        "logits=4",
+        "loss=4,",
+        "loss=x2",
+        "attention=4x2",
+        "loss=4x3",
+        "loss=4,loss=8",
+    ],
 )
 def test_what_are_no_pieces(written: int | str) -> None:
     with pytest.raises(UsageError, match=r"pieces|--chunks"):
@@ -43,10 +57,6 @@ def test_what_are_no_pieces(written: int | str) -> None:
 def test_pieces_that_a_plan_chooses_are_no_number() -> None:
     with pytest.raises(UsageError, match="with a plan"):
         Pieces.of("auto")
-    with pytest.raises(
-        UsageError, match="a kind of regions is there twice in `loss=4,loss=8`; give one number for each"
-    ):
-        Pieces.of("loss=4,loss=8")
 
 
 def test_regions_are_told_in_a_line() -> None:
