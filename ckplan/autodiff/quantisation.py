@@ -136,7 +136,7 @@ def _reads_stored_weight(node: ir.Node) -> bool:
     return False
 
 
-def pass_straight_through(op: Builder) -> None:
+def pass_straight_through(op: Builder) -> list[str]:
     """Put composites that pass gradients straight through in the place of the quantisation of a graph.
 
     Taken for quantisation: DequantizeLinear behind QuantizeLinear or DynamicQuantizeLinear with the same scale and zero
@@ -144,17 +144,25 @@ def pass_straight_through(op: Builder) -> None:
 
     Args:
         op: builder of the forward graph.
+
+    Returns:
+        Notes: that there is nothing of the kind.
     """
+    is_found = False
     nodes = [node for graph in (op.graph, *op.graph.subgraphs()) for node in graph if not node.domain]
     place = {node: position for position, node in enumerate(nodes)}
     for node in nodes:
         if node.op_type == "Round":
             outline(op, "StraightThrough", [node], [required_input(node, 0)], [node.outputs[0]])
+            is_found = True
         elif node.op_type in ("QuantizeLinear", "DynamicQuantizeLinear"):
             readers = list(dict.fromkeys(use.node for output in node.outputs for use in output.uses()))
             if readers and all(_is_pair(node, reader) for reader in readers):
                 _quantise_unsigned(op, node, readers)
                 _outline_pairs(op, node, sorted(readers, key=lambda reader: place[reader]))
+                is_found = True
+    nothing = "no pair of QuantizeLinear and DequantizeLinear and no Round is in the model"
+    return [] if is_found else [f"--straight-through changes nothing: {nothing}"]
 
 
 def _quantise_unsigned(op: Builder, quantise: ir.Node, readers: Sequence[ir.Node]) -> None:

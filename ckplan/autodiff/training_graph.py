@@ -168,8 +168,7 @@ def build_training_graph(
     is_detached = _detach(graph, anchors, request)
     others = {str(value.name): anchors.add(value) for value in _current(graph, request.others)}
     anchors.hold(objective.targets)
-    if straight_through:
-        pass_straight_through(op)
+    straight_notes = pass_straight_through(op) if straight_through else []
     targets = {anchors[value]: seed for value, seed in objective.targets.items()}
     results = [anchors[value] for value in objective.outputs]
     refuse_quantised(op, [*request.sought(tensors), *others.values()], list(targets), straight_through)
@@ -207,7 +206,7 @@ def build_training_graph(
             "choose another output with --loss, or other parameters with --wrt",
         )
     region_notes = [*told(forward_forms.regions), *forward_forms.notes]
-    notes = [*forms.notes, *time_notes, *region_notes, *request.notes, *selection.notes, *stored]
+    notes = [*forms.notes, *time_notes, *straight_notes, *region_notes, *request.notes, *selection.notes, *stored]
     if idle:
         kind = "parameter" if others.keys().isdisjoint(idle) else "tensor"
         why = cause or f"the loss does not depend on them{_remedy(beside, idle.values())}"

@@ -121,3 +121,22 @@ def test_names_that_do_not_exist(arguments: list[str], said: str, model: Path, t
     result = run("grad", model, "-o", tmp_path / "out.onnx", *arguments)
     assert result.exit_code == 2
     assert said in failure(result)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (
+            ["--time-checkpoints", "3"],
+            "--time-checkpoints changes nothing: the model has no loop and no recurrent layer",
+        ),
+        (
+            ["--straight-through"],
+            "--straight-through changes nothing: no pair of QuantizeLinear and DequantizeLinear and",
+        ),
+    ],
+)
+def test_an_option_that_changes_nothing_has_a_note(options: list[str], said: str, model: Path, tmp_path: Path) -> None:
+    result = run("grad", model, "-o", tmp_path / "grad.onnx", *options)
+    assert result.exit_code == 0, result.stderr
+    assert said in result.stderr

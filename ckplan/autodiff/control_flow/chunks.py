@@ -65,11 +65,12 @@ def checkpoint_time(op: Builder, chunks: Chunks) -> list[str]:
     if chunks != "sqrt" and (not isinstance(chunks, int) or chunks < 1):
         raise UsageError(f"`{chunks}` is not a number of chunks", "give a whole number of at least 1, or `sqrt`")
     collect()
+    recurrences = [node for node in op.graph if not node.domain and node.op_type in CHUNKERS]
+    if not recurrences:
+        return ["--time-checkpoints changes nothing: the model has no loop and no recurrent layer"]
     notes = []
-    for node in list(op.graph):
-        found = None if node.domain else CHUNKERS.get(node.op_type)
-        reason = found(op, node, chunks) if found is not None else None
-        if reason:
+    for node in recurrences:
+        if reason := CHUNKERS[node.op_type](op, node, chunks):
             notes.append(f"no checkpoints along time in {node.op_type} '{node.name}': {reason}")
     return notes
 
