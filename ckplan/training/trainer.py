@@ -165,10 +165,13 @@ class Trainer:
         values = self._stepper.values
         return {name: values[name] for name in self.step.weights}
 
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """What to know of the data, a sentence each."""
-        notes = []
+    def notes(self, epochs: int) -> tuple[str, ...]:
+        """What to know of a training of so many epochs on these data, a sentence each."""
+        notes, updates = [], epochs * self.steps_per_epoch
+        if self._schedule.warmup >= updates:
+            notes.append(
+                f"the warm-up of {self._schedule.warmup} updates does not end within the training, of {updates}"
+            )
         if left := self.samples % self.batch:
             notes.append(f"{left} of {self.samples} samples are left out in each epoch, others each time")
         for name, ignored in self._ignored.items():

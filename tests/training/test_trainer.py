@@ -192,12 +192,19 @@ def test_the_loss_on_other_data_is_the_mean_over_the_labels_that_count(tmp_path:
     assert loss_of(slice(0, 12)) == pytest.approx((2 * parts[0] + parts[1]) / 3, rel=1e-6)
 
 
+def test_a_warm_up_that_does_not_end_has_a_note(tmp_path: Path) -> None:
+    _, step = files(tmp_path, optimizer="sgd")
+    trainer = ckplan.Trainer(step, data(3 * BATCH), schedule="linear:warmup=6")
+    assert trainer.notes(2) == ("the warm-up of 6 updates does not end within the training, of 6",)
+    assert not trainer.notes(3)
+
+
 def test_a_note_tells_how_batches_with_fewer_labels_weigh(tmp_path: Path) -> None:
     step = reader(tmp_path, "labels", optimizer=None)
     given = {"tokens": np.ones((8, 3), np.int64), "labels": np.full((8, 3), 2)}
-    assert not ckplan.Trainer(step, given, batch=8, optimizer="sgd").notes
+    assert not ckplan.Trainer(step, given, batch=8, optimizer="sgd").notes(1)
     given["labels"][1, 2] = -100
-    (note,) = ckplan.Trainer(step, given, batch=8, optimizer="sgd").notes
+    (note,) = ckplan.Trainer(step, given, batch=8, optimizer="sgd").notes(1)
     assert "the mean of 2 batches" in note
     assert "however many labels in `labels` do not count (-100)" in note
 
