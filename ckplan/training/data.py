@@ -149,7 +149,8 @@ def _fit(name: str, array: Array, spec: Spec, where: str) -> Array:
             np.can_cast(array.dtype, spec.dtype, "same_kind") or (array.dtype.kind in "iu" and spec.dtype.kind in "iu")
         ):
             raise UsageError(f"`{name}` in {where} is {array.dtype}, and the step takes {spec.dtype}", "convert it")
-        given, array = array, array.astype(spec.dtype)
+        with np.errstate(over="ignore"):  # told below
+            given, array = array, array.astype(spec.dtype)
         if array.dtype.kind in "iu" and not np.array_equal(array, given):
             raise UsageError(f"`{name}` in {where} holds numbers that do not fit into {spec.dtype}", "clean the data")
     if array.dtype.kind not in "iub" and not (finite := np.isfinite(array)).all():

@@ -93,6 +93,12 @@ def test_whole_numbers_that_do_not_fit_into_the_type_of_the_step_are_refused() -
         fitted({"tokens": np.full((4, 3), 2**31 + 1)}, inputs, "d.npz")
 
 
+def test_numbers_that_are_infinite_in_the_type_of_the_step_are_refused_without_a_warning_of_numpys() -> None:
+    inputs = {"x": Spec((2, 3), np.dtype(np.float32))}
+    with pytest.raises(UsageError, match=r"`x` in d\.npz holds NaN or infinity, first in sample 1"):
+        fitted({"x": np.array([[0.0] * 3, [1e300] * 3])}, inputs, "d.npz")
+
+
 @pytest.mark.parametrize("other", [(1, 3), (), (5, 2)])
 def test_an_input_that_takes_no_samples_is_named(other: tuple[int, ...]) -> None:
     inputs = {"x": Spec((2, 3), np.dtype(np.float32)), "s": Spec(other, np.dtype(np.float32))}
