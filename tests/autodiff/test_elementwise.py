@@ -159,3 +159,12 @@ def test_numbers_that_are_scaled_alike_lie_in_many_channels(shape):
 
 def test_what_gelu_leaves_for_the_next_product_is_applied_where_another_gradient_is_added():
     gelu_and("t = Mul(h, h) r = Add(y, t) z = MatMul(r, v)", "none")
+
+
+def test_the_mask_of_a_clip_stands_before_what_makes_the_gradient():
+    text = "g () => (double loss) { y = Clip(p, low, high) z = MatMul(y, w) loss = ReduceSumSquare<keepdims=0>(z) }"
+    arrays = {"p": values(6, 4, high=7.0), "w": values(4, 3), "low": np.float64(0), "high": np.float64(6)}
+    training = build_training_graph(parse(text, **arrays), loss="loss", wrt=["p", "w"])
+    names = [str(node.name) for node in training.model.graph]
+    assert names.index("Clip_0/grad/Cast_0") < names.index("MatMul_1/grad/Gemm_1") < names.index("Clip_0/grad/Mul_0")
+    check_training_graph(training)

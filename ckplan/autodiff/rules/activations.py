@@ -14,6 +14,8 @@ comparison can run early, and its bools, a quarter of the activation, wait in th
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import numpy as np
 import onnx_ir as ir
@@ -22,7 +24,10 @@ from ckplan.autodiff.builder import Builder, Gradients
 from ckplan.autodiff.reading import attr_float, attr_str, dtype_of, required_input, shape_of, size_of
 from ckplan.autodiff.registry import rule
 from ckplan.autodiff.rules.batch_norm import affine
+from ckplan.keys import PHASE
 from ckplan.model.node_reads import input_of
+from ckplan.model.traits import is_backward
+from ckplan.operators.matching import is_op
 
 #: Operators whose gradients read what they multiply.
 _FACTORS = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul", "Mul", "Einsum"})
@@ -291,10 +296,35 @@ def clip(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
 
 def _between(op: Builder, y: ir.Value, low: ir.Value | None, high: ir.Value | None, g: ir.Value) -> ir.Value:
     if low is not None and high is not None:
-        inside = op.And(op.Greater(y, low), op.Less(y, high))
-        return op.Mul(g, op.Cast(inside, to=y.dtype))
+        with _before_maker(op, g, y):
+            mask = op.Cast(op.And(op.Greater(y, low), op.Less(y, high)), to=y.dtype)
+        return op.Mul(g, mask)
     if low is not None:
         return op.Mul(g, positive(op, op.Sub(y, low)))
     if high is not None:
         return op.Mul(g, positive(op, op.Sub(high, y)))
     return g
+
+
+@contextmanager
+def _before_maker(op: Builder, dy: ir.Value, y: ir.Value) -> Iterator[None]:
+    """Put what is made of y inside, a factor of dy, before the node that makes dy.
+
+    Of two operands onnxruntime makes that first whose maker stands later in the file. So it makes this factor right
+    before the product, where it would write it to memory and read it again.
+
+    Args:
+        op: the builder.
+        dy: gradient of y.
+        y: made in the forward pass.
+    """
+    source, maker = y.producer(), dy.producer()
+    while maker is not None and is_op(maker, "Reshape") and is_backward(maker):
+        maker = required_input(maker, 0).producer()
+    # In a body, where nodes have no phase, y may be made again, and later.
+    forward = source is not None and source.metadata_props.get(PHASE) == "forward"
+    if maker is None or source is None or not forward or maker.graph is not source.graph or not is_backward(maker):
+        yield
+        return
+    with op.scope(f"{source.name}/grad", before=maker):
+        yield
