@@ -135,9 +135,12 @@ def write_artifacts(
         with temporary_folder(target.parent) as workspace:
             new = workspace / "new"
             new.mkdir()
-            for kind, model in graphs.models.items():
-                save(model, new / FILES[kind])
-            write_checkpoint(graphs.values, new / FILES["checkpoint"])
+            try:
+                for kind, model in graphs.models.items():
+                    save(model, new / FILES[kind])
+                write_checkpoint(graphs.values, new / FILES["checkpoint"])
+            except EnvironmentUnavailableError as error:  # where the files were to lie in the end is known to the user
+                raise EnvironmentUnavailableError(error.message.replace(str(new), str(target)), error.hint) from error
             manifest = {**_head(graphs, source), "files": {kind: _described(graphs, kind, new) for kind in FILES}}
             text = json.dumps({**manifest, **graphs.description}, indent=1)
             (new / NAME).write_text(f"{text}\n", encoding="utf-8")

@@ -13,6 +13,7 @@ import pytest
 
 from tests.cli.conftest import write_model
 
+GPT = Path(__file__).parents[2] / "sample_models" / "gpt_tiny.onnx"
 MOUNTED = 'mount -t tmpfs -o size=300k none "$1" && shift && exec "$@"'
 
 
@@ -43,6 +44,15 @@ def test_no_room_for_the_result(tmp_path: Path) -> None:
     assert re.fullmatch(
         r".*no space left to write .*grad\.onnx; .* or write elsewhere with -o\n", done.stderr, re.DOTALL
     )
+
+
+def test_no_room_for_the_files_of_a_loop(tmp_path: Path) -> None:
+    """What does not fit is told by the name that it would have, not by that in the hidden folder."""
+    small = tmp_path / "small"
+    small.mkdir()
+    done = full_disk(small, "artifacts", str(GPT), "-o", str(small / "loop"))
+    assert done.returncode == 5, done.stderr
+    assert re.fullmatch(r".*no space left to write .*/small/loop/training\.onnx; .*\n", done.stderr, re.DOTALL)
 
 
 def test_no_room_for_temporary_files(tmp_path: Path) -> None:
