@@ -70,6 +70,22 @@ def test_products_of_columns_gather_those_of_the_narrower_side(model, monkeypatc
     assert gathered.shape[-2] < other.shape[-1]
 
 
+@pytest.mark.parametrize(("columns", "copied"), [(4, True), (8, False)])
+def test_the_narrower_side_is_copied_transposed_where_the_copy_is_small(columns, copied, monkeypatch):
+    monkeypatch.setattr(rules, "_CACHE", 0)
+    monkeypatch.setattr(rules, "_WORTH_A_COPY", 0)
+    model = parse(
+        "g (double[160,16] z) => (double loss) { x = Tanh(z) y = MatMul(x, w) b = Mul(y, y) "
+        "loss = ReduceSum<keepdims=0>(b) }",
+        w=values(16, columns),
+    )
+    training = build_training_graph(model)
+    check_training_graph(training, {"z": values(160, 16, seed=8)})
+    product = next(node for node in training.model.graph if node.op_type == "MatMul" and "/grad/" in str(node.name))
+    assert product.inputs[1].name == "x"
+    assert product.inputs[0].producer().op_type == ("Reshape" if copied else "Transpose")
+
+
 @pytest.mark.parametrize(("columns", "copied"), [(16, True), (12, False)])
 def test_a_tall_side_is_copied_transposed_where_the_copy_is_small(columns, copied, monkeypatch):
     monkeypatch.setattr(rules, "_WORTH_A_COPY", 0)

@@ -93,21 +93,23 @@ def _column_products(op: Builder, a: ir.Value, b: ir.Value, c: ir.Value | None, 
 
     onnxruntime's product gathers what is transposed column by column, which takes long where it comes from memory: of
     two matrices the one with fewer columns is better there, and the result, small beside them, is transposed: that of
-    a MatMul, as a Gemm's would be merged into it. A left side that is copied instead is copied once for all products
-    that read it.
+    a MatMul, as a Gemm's would be merged into it. A side that is copied instead is copied once for all products that
+    read it.
     """
     (rows, wide), narrow = shape_of(a), shape_of(b)[1]
     if _is_worth_a_copy(rows, wide, narrow, beside) and rows * wide <= op.largest // _SMALL:
         return _product(op, _copied_columns(op, a), b, c, alpha=alpha)
     if c is None and 2 * narrow <= wide and narrow < _BLOCK and rows * wide >= _CACHE and rows >= _TALL * narrow:
-        return op.transpose(op.scale(op.MatMul(op.Transpose(b, perm=[1, 0]), a), alpha), (1, 0))
+        is_copied = _is_worth_a_copy(rows, narrow, wide, wide) and rows * narrow <= op.largest // _SMALL
+        left = _copied_columns(op, b) if is_copied else op.Transpose(b, perm=[1, 0])
+        return op.transpose(op.scale(op.MatMul(left, a), alpha), (1, 0))
     return _product(op, a, b, c, alpha=alpha, transA=1)
 
 
 def _is_worth_a_copy(rows: int, wide: int, narrow: int, beside: int) -> bool:
-    """Say whether a left side [rows, wide] that is transposed is best copied, beside a right one [rows, narrow].
+    """Say whether a side [rows, wide] that is transposed is best copied, beside another one [rows, narrow].
 
-    It is gathered anew for each block of columns of right sides: one that is tall, as its product is done soon, and one
+    It is gathered anew for each block of columns of other sides: one that is tall, as its product is done soon, and one
     whose products have many columns, where it is copied within the cache.
     """
     elements = rows * wide
