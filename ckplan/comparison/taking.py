@@ -195,6 +195,7 @@ def _measured(path: Path, model: ir.Model, made: bool, device: str) -> Measured:
         found = measure(file, device=device, runs=1, threads=1, heap=False)
     if found.peak_activations is None or found.peak_total is None:
         raise EnvironmentUnavailableError(
-            f"onnxruntime {found.onnxruntime} reports no memory counters", "compare without --measured"
+            f"onnxruntime {found.onnxruntime} tells nothing of the memory that {path.name} takes",
+            "`ckplan measure` says why; compare without --measured",
         )
     return Measured(found.peak_activations, found.peak_total, found.device)

@@ -12,7 +12,7 @@ from onnx import TensorProto, helper, numpy_helper
 import ckplan
 from ckplan.comparison import Settings, take
 from ckplan.comparison.taking import fingerprint_of
-from ckplan.errors import InfeasibleError, UsageError
+from ckplan.errors import EnvironmentUnavailableError, InfeasibleError, UsageError
 from ckplan.model.read import read
 from tests.cli.conftest import write_model
 
@@ -102,3 +102,15 @@ def test_a_plan_that_depends_on_the_clock_is_told(tmp_path: Path, strategy: str,
     model = write_model(tmp_path / "m.onnx", layers=2)
     _, notes = take(model, Settings(strategy=strategy, budget=0.9))
     assert any("until its time is over" in note for note in notes) == told
+
+
+def test_a_model_of_which_no_node_runs_has_no_measured_peak(tmp_path: Path) -> None:
+    weight = numpy_helper.from_array(np.ones((4, 4), np.float32), "w")
+    output = helper.make_tensor_value_info("y", TensorProto.FLOAT, [4, 4])
+    graph = helper.make_graph([helper.make_node("Tanh", ["w"], ["y"])], "constant", [], [output], [weight])
+    path = tmp_path / "constant.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10), path)
+    with pytest.raises(
+        EnvironmentUnavailableError, match=r"tells nothing of the memory that constant\.onnx takes; `ckplan"
+    ):
+        take(path, Settings.of(inference=True), device="cpu")
