@@ -157,7 +157,7 @@ def read_plan(path: Path | None) -> dict[str, Any] | None:
         return None
     _refuse_choices()
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        data = json.loads(path.read_text(encoding="utf-8-sig"))
     except FileNotFoundError:
         raise ModelError(f"there is no file '{path}'", "make one with `ckplan plan`") from None
     except OSError as error:

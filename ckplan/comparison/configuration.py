@@ -80,7 +80,7 @@ def read_configuration(path: Path) -> Configuration:
 
 def _toml(path: Path) -> dict[str, Any]:
     try:
-        data = tomllib.loads(path.read_text(encoding="utf-8"))
+        data = tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except FileNotFoundError:
         raise ModelError(f"there is no file '{path}'", "check the path") from None
     except OSError as error:

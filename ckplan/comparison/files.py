@@ -73,7 +73,7 @@ def read_snapshots(path: Path) -> Sides:
     """
     advice = f"make a baseline with `ckplan compare MODEL --save-baseline {shlex.quote(str(path))}`"
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        data = json.loads(path.read_text(encoding="utf-8-sig"))
     except FileNotFoundError:
         raise ModelError(f"there is no file '{path}'", advice) from None
     except OSError as error:

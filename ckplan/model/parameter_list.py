@@ -47,12 +47,12 @@ def read_names(path: Path) -> tuple[str, ...]:
 
 
 def _lines(path: Path) -> list[str]:
-    lines = (line.partition("#")[0].strip() for line in path.read_text(encoding="utf-8").splitlines())
+    lines = (line.partition("#")[0].strip() for line in path.read_text(encoding="utf-8-sig").splitlines())
     return [line for line in lines if line]
 
 
 def _json(path: Path) -> list[str]:
-    names = json.loads(path.read_text(encoding="utf-8"))
+    names = json.loads(path.read_text(encoding="utf-8-sig"))
     if not isinstance(names, list | dict) or not all(isinstance(name, str) for name in names):
         raise TypeError("neither a list of names nor an object")
     return list(names)

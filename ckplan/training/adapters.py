@@ -73,7 +73,7 @@ def read_adapter(folder: Path) -> tuple[dict[str, Array], Lora]:
         ModelError: a file is missing or damaged, or the adapters are of another kind.
     """
     try:
-        config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+        config = json.loads((folder / CONFIG).read_text(encoding="utf-8-sig"))
         if config["peft_type"] != "LORA":
             raise ValueError(f"peft_type {config['peft_type']}")
         if other := [name for name in _OTHER_FORMS if config.get(name)]:

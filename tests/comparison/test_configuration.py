@@ -57,6 +57,12 @@ def test_models_with_their_settings_and_limits(tmp_path: Path) -> None:
     assert two.limits == Limits(max_regression=0.0, warn_regression=0.0)
 
 
+def test_a_file_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
+    path = tmp_path / "ckplan.toml"
+    path.write_text('[models.one]\r\npath = "one.onnx"\r\n', encoding="utf-8-sig", newline="")
+    assert [target.name for target in read_configuration(path).targets] == ["one"]
+
+
 def test_a_section_of_pyproject(tmp_path: Path) -> None:
     assert find_configuration(tmp_path) is None
     write(tmp_path, "[tool.other]\nx = 1\n", "pyproject.toml")

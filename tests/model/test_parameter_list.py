@@ -23,6 +23,10 @@ def as_json(path: Path) -> None:
     path.write_text(json.dumps({name: [1, 2] for name in NAMES}), encoding="utf-8")
 
 
+def as_windows_writes_them(path: Path) -> None:
+    path.write_text("\r\n".join(NAMES), encoding="utf-8-sig", newline="")
+
+
 def as_safetensors(path: Path) -> None:
     entries = {name: {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]} for name in NAMES}
     header = json.dumps({"__metadata__": {"format": "pt"}, **entries}).encode()
@@ -41,7 +45,8 @@ def as_state_dict(path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "make"),
     [
-        ("list.txt", as_lines), ("list", as_lines), ("keys.json", as_json), ("model.safetensors", as_safetensors),
+        ("list.txt", as_lines), ("list", as_lines), ("marked.txt", as_windows_writes_them),
+        ("keys.json", as_json), ("model.safetensors", as_safetensors),
         ("model.npz", as_arrays), ("model.pth", as_state_dict),
     ],
 )  # fmt: skip

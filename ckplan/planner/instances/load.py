@@ -24,7 +24,7 @@ def load_problem(path: Path) -> Problem:
         ModelError: the file cannot be read or is none of these; the message names the file.
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
     except OSError as error:
         raise ModelError(f"cannot read {path}: {error.strerror or error}", "check the path") from error
     except UnicodeDecodeError as error:
