@@ -1,7 +1,8 @@
 """Zeros that a Pad puts around an image for convolutions, which can do so themselves.
 
 The gradient of a convolution's weight reads what the convolution reads: behind a Pad that is a copy of the image, which
-is kept besides the image itself. onnxruntime joins the two as well, but not where anything else reads the copy.
+is kept besides the image itself. onnxruntime joins the two as well, but not where anything else reads the copy. The Pad
+of a weight it takes for that of the image, and does not load what it makes of them: there a Reshape stands between.
 """
 
 from __future__ import annotations
@@ -38,6 +39,11 @@ def pad_in_convolutions(op: Builder, held: Set[ir.Value]) -> None:
                 reader.attributes["pads"] = ir.AttrInt64s("pads", pads)
                 reader.replace_input_with(0, required_input(node, 0))
             op.graph.remove(node, safe=True)
+            continue
+        for reader in [reader for reader, index in uses if index == 1 and is_op(reader, "Conv")]:
+            with op.scope(str(reader.name), "forward", before=reader):
+                apart = op.Reshape(made, np.asarray(shape_of(made), np.int64))
+            reader.replace_input_with(1, apart)
 
 
 def _borders(op: Builder, node: ir.Node) -> tuple[list[int], list[int]] | None:
