@@ -19,6 +19,7 @@ from ckplan.autodiff.evaluation import LossGraph, loss_graph
 from ckplan.autodiff.lora import add_adapters
 from ckplan.errors import ModelError, UsageError
 from ckplan.isolation.arrays import Array
+from ckplan.model.default_sizes import SizesError
 from ckplan.model.external import in_one_folder
 from ckplan.model.loading import load
 from ckplan.model.metadata import listed_names, told
@@ -100,7 +101,7 @@ class Evaluation:
         }
         try:
             forward = load(self._path, shapes=shapes, fixed=fixed).model
-        except UsageError as error:
+        except (UsageError, SizesError) as error:
             raise self._other(error.message) from error
         if self._step.lora is not None:
             add_adapters(forward, self._step.lora)

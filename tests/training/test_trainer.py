@@ -267,6 +267,10 @@ def test_options_that_do_not_go_together_are_refused(tmp_path: Path) -> None:
     [
         ("g (float[n, 3, 5] x) => (float[n, 3, 5] y) { y = Relu (x) }", "input 'x' has 3 dimensions"),
         ("g (float[n, 8] x) => (float[n, 8] y) { y = Relu (x) }", "it has no weight"),
+        (
+            "g (float[n, 2] x) => (float[n, 1] y) <float[2, 1] w = {1, 2}> { y = MatMul (x, w) }",
+            "MatMul 'node' does not fit",
+        ),
     ],
 )
 def test_scores_are_those_of_the_model_that_the_step_was_made_from(tmp_path: Path, text: str, reason: str) -> None:
