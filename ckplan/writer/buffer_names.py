@@ -153,18 +153,17 @@ def hide_sources(nodes: Sequence[ir.Node], executed: ir.Model, edges: ControlEdg
         edges: maker of the aliases.
 
     Returns:
-        How many values got an alias. It is none at last, since an alias is not hidden again.
+        How many reads go through an alias now. It is none at last, since an alias is not hidden again.
     """
     known = {value.name for node in executed.graph for value in node.outputs if is_static(value)}
     known -= reserved_names(nodes)
     large = [value for node in nodes for value in node.outputs if value.name in known and bytes_of(value) >= SMALL]
-    before = edges.count
-    _hide_sources(nodes, [value for value in large if not value.is_graph_output()], edges)
-    return edges.count - before
+    return _hide_sources(nodes, [value for value in large if not value.is_graph_output()], edges)
 
 
-def _hide_sources(nodes: Sequence[ir.Node], exposed: Collection[ir.Value], edges: ControlEdges) -> None:
-    values = set(exposed)
+def _hide_sources(nodes: Sequence[ir.Node], exposed: Collection[ir.Value], edges: ControlEdges) -> int:
+    """Let what makes some values read aliases of what tells their shapes; how many of its reads."""
+    values, hidden = set(exposed), 0
     exposing = [
         node
         for node in nodes
@@ -179,6 +178,8 @@ def _hide_sources(nodes: Sequence[ir.Node], exposed: Collection[ir.Value], edges
             maker = view_root(value, edges.runtime).producer()
             if maker not in makers and not (maker is not None and is_control(maker)):
                 read_instead(node, value, edges.hide(value))
+                hidden += 1
+    return hidden
 
 
 def _is_backward(value: ir.Value) -> bool:

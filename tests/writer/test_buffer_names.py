@@ -58,7 +58,7 @@ def test_no_dead_buffer_is_held_or_looked_for(planned: ckplan.pipeline.planned.P
 
 def test_what_follows_from_a_declared_shape_has_names_of_its_own() -> None:
     """A mask of what was written over, and the numbers made of it, would else be taken for the same buffer."""
-    forward = load(SAMPLES / "resnet_tiny.onnx", dims={"batch": 4})
+    forward = load(SAMPLES / "densenet_tiny.onnx", dims={"batch": 4})
     graph = build_training_graph(forward.model).model  # onnxruntime fuses more than this plan knows: all is declared
     owners: dict[str, set[str]] = {}
     for node in executed_model(emit(graph, parse_strategy("memory").solve(problem_of(graph)))).graph:
@@ -125,6 +125,18 @@ def test_indices_tell_a_shape_where_there_are_many(count: int, hidden: int) -> N
     table = model.graph.inputs[1]
     table.shape = ir.Shape(["rows", "columns"])
     assert hide_sources(nodes, model, edges) == hidden
+
+
+def test_a_read_that_an_alias_of_another_takes_over_counts() -> None:
+    """Control nodes have to be placed anew then, too: the alias may stand behind what reads it now."""
+    text = """<ir_version: 10, opset_import: ["": 21]>
+        g (float[64,64] x) => (float[64,64] y, float[64,64] z) { a = Neg(x) b = Exp(x) y = Tanh(a) z = Tanh(b) }"""
+    model = ir.from_proto(onnx.shape_inference.infer_shapes(onnx.parser.parse_model(text)))
+    nodes, edges = list(model.graph), ControlEdges(model.graph)
+    fed = model.graph.inputs[0]
+    read_instead(nodes[1], fed, edges.hide(fed))
+    assert hide_sources(nodes, model, edges) == 1
+    assert nodes[0].inputs[0] is nodes[1].inputs[0]
 
 
 @pytest.mark.parametrize(("width", "hidden"), [(16, True), (32, False)])
