@@ -10,6 +10,15 @@ from ckplan.autodiff import TrainingGraph, build_training_graph, normalised_inpu
 from ckplan.model.traits import is_backward
 from tests.autodiff.gradcheck import onnxruntime_run, parse, values
 
+pytestmark = pytest.mark.usefixtures("few_rows")
+
+
+@pytest.fixture
+def few_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Eighty rows are many beside two weights of six and four columns."""
+    monkeypatch.setattr(normalised_inputs, "ROWS", 4)
+
+
 NORM = "n = LayerNormalization(z, s, t)"
 LINEAR = "h = MatMul(n, w) y = Add(h, b)"
 
@@ -85,6 +94,11 @@ def test_weights_are_scaled(nodes, wrt, many, monkeypatch: pytest.MonkeyPatch):
 )
 def test_others_are_left_alone(nodes, wrt):
     assert not is_plain(norm_of(training_of(model_of(nodes), wrt)))
+
+
+def test_few_rows_are_left_alone(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(normalised_inputs, "ROWS", 14)
+    assert not is_plain(norm_of(training_of(model_of(f"{NORM} {LINEAR}"), "wbst")))
 
 
 def test_what_a_gradient_is_asked_for_stays():
