@@ -139,6 +139,11 @@ KINDS = {
     "a sigmoid and its product": Kind(
         ROWS, f"s = Sigmoid(z) y = Mul(z, s) {SUM}", constants={"q": values(*ROWS, seed=5)}
     ),
+    "a Relu and its maxima": Kind(
+        MAPS,
+        f"r = Relu(z) y = MaxPool <kernel_shape = [2, 1]> (r) {SUM}",
+        constants={"q": values(2, 3, 1, 2, seed=5)},
+    ),
     "a linear layer in chunks": Kind(
         ROWS,
         'y = MatMul(z, e) l = SoftmaxCrossEntropyLoss <reduction = "mean"> (y, t)',

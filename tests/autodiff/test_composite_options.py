@@ -22,7 +22,10 @@ from tests.autodiff.composite_cases import (
     slopes_of,
 )
 from tests.autodiff.gradcheck import Array, check_training_graph, parse, reference, values
+from tests.autodiff.reference_operators import use_reference_operators
 
+__all__ = ["use_reference_operators"]
+pytestmark = pytest.mark.usefixtures("use_reference_operators")
 RTOL = 1e-7
 
 
