@@ -23,7 +23,7 @@ from ckplan.autodiff.paths import depends
 from ckplan.autodiff.reading import attr_int, required_input, shape_of
 from ckplan.model.node_reads import fixed_integers
 from ckplan.model.opset import raise_opset
-from ckplan.operators.matching import is_op
+from ckplan.operators.matching import is_op, made_by
 
 _OPERATOR = "RotaryEmbedding"
 _OPSET = 23
@@ -40,6 +40,7 @@ def join_rotations(op: Builder, held: Collection[ir.Value], left_out: Collection
         held: values that gradients are asked for, or that are differentiated: none of them is inside.
         left_out: parameters whose numbers may be others by and by.
     """
+    unknown = {*held, *left_out}
     for last in [node for node in op.graph if is_op(node, ("Add", "Concat", "Reshape"))]:
         y = last.outputs[0]
         if y.dtype != ir.DataType.FLOAT or len(shape_of(y)) != 4:
@@ -48,7 +49,7 @@ def join_rotations(op: Builder, held: Collection[ir.Value], left_out: Collection
             nodes = nodes_inside({found.x, found.cos, found.sin}, last)
             if not is_private(nodes, last, held) or any(depends(table, held) for table in (found.cos, found.sin)):
                 continue
-            if _join(op, nodes, last, found, {*held, *left_out}):
+            if _join(op, nodes, last, found, unknown):
                 break
 
 
@@ -88,8 +89,8 @@ def _of_whole_heads(last: ir.Node) -> Iterator[Rotation]:
             if (parts := _paired(turned)) is None:
                 continue
             minus, a, neighbours = parts
-            negated = minus.producer()
-            x = _whole_of(a, required_input(negated, 0), neighbours) if is_op(negated, "Neg") else None
+            negated = made_by(minus, "Neg")
+            x = None if negated is None else _whole_of(a, required_input(negated, 0), neighbours)
             yield from (Rotation(x, cos, sin, neighbours) for whole, cos in _operands(plain) if whole is x)
 
 
@@ -98,8 +99,8 @@ def _of_parts(last: ir.Node) -> Iterator[Rotation]:
     if (parts := _paired(last.outputs[0])) is None:
         return
     first, second, neighbours = parts
-    difference, total = first.producer(), second.producer()
-    if not is_op(difference, "Sub") or not is_op(total, "Add"):
+    difference, total = made_by(first, "Sub"), made_by(second, "Add")
+    if difference is None or total is None:
         return
     products = [*_products(difference), *_products(total)]
     for terms in itertools.product(*(_operands(product) for product in products)) if len(products) == 4 else ():
@@ -111,14 +112,12 @@ def _of_parts(last: ir.Node) -> Iterator[Rotation]:
 
 def _paired(value: ir.Value) -> tuple[ir.Value, ir.Value, bool] | None:
     """The first and the second elements of the pairs in a value, and whether these are neighbours in it."""
-    joined = value.producer()
-    neighbours = is_op(joined, "Reshape")
-    if is_op(joined, "Reshape"):
-        joined = required_input(joined, 0).producer()
-    if not is_op(joined, "Concat") or len(joined.inputs) != 2 or not is_along_last(joined):
+    stacked = made_by(value, "Reshape")
+    joined = made_by(value if stacked is None else required_input(stacked, 0), "Concat")
+    if joined is None or len(joined.inputs) != 2 or not is_along_last(joined):
         return None
     first, second = (required_input(joined, index) for index in (0, 1))
-    if not neighbours:
+    if stacked is None:
         return first, second, False
     (*outer, size), columns = shape_of(value), shape_of(joined.outputs[0])
     a, b = before_reshapes(first), before_reshapes(second)
@@ -128,8 +127,7 @@ def _paired(value: ir.Value) -> tuple[ir.Value, ir.Value, bool] | None:
 
 def _products(node: ir.Node) -> list[ir.Node]:
     """The two products that a node adds or subtracts, if it does that."""
-    makers = [value.producer() for value in node.inputs if value is not None]
-    products = [maker for maker in makers if is_op(maker, "Mul")]
+    products = [maker for value in node.inputs if (maker := made_by(value, "Mul")) is not None]
     return products if len(products) == 2 else []
 
 
@@ -154,8 +152,8 @@ def _whole_of(a: ir.Value, b: ir.Value, neighbours: bool) -> ir.Value | None:
 def _columns(value: ir.Value) -> tuple[ir.Value, int, int] | None:
     """What a value is columns of: the tensor, the first of them, and the step from one to the next."""
     part = before_reshapes(value)
-    node = part.producer()
-    if not is_op(node, ("Slice", "Split")):
+    node = made_by(part, ("Slice", "Split"))
+    if node is None:
         return None
     x = required_input(node, 0)
     *outer, size = shape_of(x)

@@ -97,24 +97,25 @@ def _column_products(op: Builder, a: ir.Value, b: ir.Value, c: ir.Value | None, 
     read it.
     """
     (rows, wide), narrow = shape_of(a), shape_of(b)[1]
-    if _is_worth_a_copy(rows, wide, narrow, beside) and rows * wide <= op.largest // _SMALL:
+    if _is_worth_a_copy(op, rows, wide, narrow, beside):
         return _product(op, _copied_columns(op, a), b, c, alpha=alpha)
     if c is None and 2 * narrow <= wide and narrow < _BLOCK and rows * wide >= _CACHE and rows >= _TALL * narrow:
-        is_copied = _is_worth_a_copy(rows, narrow, wide, wide) and rows * narrow <= op.largest // _SMALL
+        is_copied = _is_worth_a_copy(op, rows, narrow, wide, wide)
         left = _copied_columns(op, b) if is_copied else op.Transpose(b, perm=[1, 0])
         return op.transpose(op.scale(op.MatMul(left, a), alpha), (1, 0))
     return _product(op, a, b, c, alpha=alpha, transA=1)
 
 
-def _is_worth_a_copy(rows: int, wide: int, narrow: int, beside: int) -> bool:
+def _is_worth_a_copy(op: Builder, rows: int, wide: int, narrow: int, beside: int) -> bool:
     """Say whether a side [rows, wide] that is transposed is best copied, beside another one [rows, narrow].
 
     It is gathered anew for each block of columns of other sides: one that is tall, as its product is done soon, and one
-    whose products have many columns, where it is copied within the cache.
+    whose products have many columns, where it is copied within the cache. The copy is small beside the largest tensor.
     """
     elements = rows * wide
     tall = wide <= narrow and rows >= _TALL * wide and elements >= _WORTH_A_COPY
-    return tall or (_OFTEN * wide <= beside and _IN_CACHE[0] <= elements <= _IN_CACHE[1])
+    often = _OFTEN * wide <= beside and _IN_CACHE[0] <= elements <= _IN_CACHE[1]
+    return (tall or often) and elements <= op.largest // _SMALL
 
 
 def _columns_beside(value: ir.Value) -> int:
