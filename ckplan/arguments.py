@@ -9,6 +9,7 @@ from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
 
+from ckplan.display import one_line
 from ckplan.errors import UsageError
 
 _BYTES = 100
@@ -165,5 +166,4 @@ def file_to_write(path: Path, force: bool) -> Path:
 
 def shown(given: Any) -> str:
     """A value for a message: as Python writes it, on one line, and no longer than a line has room for."""
-    text = " ".join(repr(given).split())
-    return text if len(text) <= _MOST else f"{text[:_MOST]}..."
+    return one_line(repr(given), _MOST)

@@ -11,6 +11,12 @@ def shortened(names: Sequence[str], most: int = 5) -> str:
     return ", ".join(names[:most]) + (", ..." if len(names) > most else "")
 
 
+def one_line(text: object, most: int = 200) -> str:
+    """Text of others, such as an exception's, on one line and cut short: some hold a whole graph."""
+    line = " ".join(str(text).split())
+    return line if len(line) <= most else f"{line[:most]}..."
+
+
 def table_html(title: str, rows: Iterable[tuple[str, str]]) -> str:
     """A table of names and values as HTML; all text is escaped.
 

@@ -12,6 +12,7 @@ import functools
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
+from ckplan.display import one_line
 from ckplan.errors import EnvironmentUnavailableError
 
 
@@ -35,6 +36,6 @@ def _loaded(point: EntryPoint) -> Any:
         package = point.dist.name if point.dist is not None else "an installed package"
         raise EnvironmentUnavailableError(
             f"`{point.value}`, which {package} registers as `{point.name}` in {point.group}, cannot be loaded "
-            f"({type(error).__name__}: {' '.join(str(error).split())})",
+            f"({type(error).__name__}: {one_line(error)})",
             f"repair or uninstall {package}",
         ) from error

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from ckplan.answers.analysis import Analysis, Contents
 from ckplan.answers.patterns import patterns
+from ckplan.display import one_line
 from ckplan.operators.sessions import PACKAGES
 from ckplan.pipeline import Step
 from ckplan.planner import Plan, Problem
@@ -202,7 +203,7 @@ def file_occupancy(path: Path) -> tuple[Occupancy | None, str]:
         model = read_model(path)
         found = executed_occupancy(model)
     except Exception as error:  # a file of any origin; what was measured is there without it
-        return None, f"the tensors of {path.name} could not be simulated: {' '.join(str(error).split())}"
+        return None, f"the tensors of {path.name} could not be simulated: {one_line(error)}"
     unknown = sum(value.name != "" and dimensions_of(value) is None for node in model.graph for value in node.outputs)
     if unknown:
         return None, f"the tensors of {path.name} are not drawn: the file does not tell the sizes of {unknown:,}"

@@ -21,6 +21,7 @@ from ckplan import __version__
 from ckplan.cli.interruption import INTERRUPTED, end_when_stuck
 from ckplan.cli.late_imports import defer_imports
 from ckplan.cli.streams import Settings, say
+from ckplan.display import one_line
 from ckplan.errors import CkplanError, EnvironmentUnavailableError, ModelError
 from ckplan.isolation.lifetime import asked_to_end, end_cleanly
 
@@ -163,8 +164,7 @@ def _blame(arguments: Sequence[str]) -> str:
 
             reason = complaint(file)
             if reason:
-                told = " ".join(reason.split())[:_LONGEST]
-                return f"{file} is not valid: {told}; {CHECK_IT}"
+                return f"{file} is not valid: {one_line(reason, _LONGEST)}; {CHECK_IT}"
     return ""
 
 

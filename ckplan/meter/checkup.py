@@ -15,6 +15,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from ckplan.display import one_line
 from ckplan.errors import CkplanError
 from ckplan.isolation.folders import temporary_folder
 from ckplan.operators.sessions import PACKAGES
@@ -139,7 +140,7 @@ def judged(name: str, required: bool, check: Check, bench: Bench) -> Finding:
     except CkplanError as error:
         return Finding(name, "broken" if required else "missing", error.message, error.hint, required)
     except Exception as error:  # a check of what others have installed: anything can happen
-        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        reason = one_line(f"{type(error).__name__}: {error}")
         return Finding(name, "broken", reason, "install ckplan again in a new environment", required)
 
 

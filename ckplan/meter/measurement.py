@@ -10,6 +10,7 @@ from typing import Any
 import onnx_ir as ir
 
 from ckplan.arguments import check_number
+from ckplan.display import one_line
 from ckplan.errors import CkplanError
 from ckplan.isolation.arrays import load_arrays, save_arrays
 from ckplan.isolation.folders import temporary_folder
@@ -335,11 +336,12 @@ def _inside(
     try:
         return look_inside(executed_graph(executed, model), run, counters, inputs.arrays, facts, device), ""
     except CkplanError as error:
-        return None, f"what is alive at the peak is not known: {error}"
+        reason = str(error)
     except ValueError as error:
-        return None, f"what is alive at the peak is not known: the optimised graph does not fit the run: {error}"
+        reason = f"the optimised graph does not fit the run: {one_line(error)}"
     except Exception as error:  # a graph unlike all that the simulator has met does not make figures less true
-        return None, f"what is alive at the peak is not known: {type(error).__name__} in simulating it: {error}"
+        reason = f"{type(error).__name__} in simulating it: {one_line(error)}"
+    return None, f"what is alive at the peak is not known: {reason}"
 
 
 def _broken_promise(prediction: Prediction, counters: Counters) -> list[str]:

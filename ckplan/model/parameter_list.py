@@ -7,6 +7,7 @@ import struct
 import zipfile
 from pathlib import Path
 
+from ckplan.display import one_line
 from ckplan.errors import EnvironmentUnavailableError, ModelError
 
 _SAFETENSORS_HEADER = 100 << 20
@@ -37,7 +38,7 @@ def read_names(path: Path) -> tuple[str, ...]:
     except OSError as error:
         raise ModelError(f"`--params {path}` cannot be read: {error.strerror or error}", "check the path") from None
     except (ValueError, TypeError, zipfile.BadZipFile, RuntimeError, struct.error) as error:
-        reason = " ".join(str(error).split())[:200]
+        reason = one_line(error)
         raise ModelError(
             f"`--params {path}` is damaged or of another format ({reason})", "give a list of names"
         ) from None

@@ -10,6 +10,7 @@ import onnx
 import onnx_ir as ir
 
 from ckplan.arguments import path_of
+from ckplan.display import one_line
 from ckplan.errors import ModelError
 from ckplan.model.external import settle
 from ckplan.model.maps import read_scores, with_scores
@@ -123,7 +124,7 @@ def _load(file: Path) -> tuple[ir.Model, _Read | None]:
 def _reason(error: BaseException) -> str:
     while earlier := error.__cause__ or error.__context__:
         error = earlier
-    return " ".join(str(error).split())[:200]
+    return one_line(error)
 
 
 def _read_of_nothing(graph: ir.Graph) -> _Read | None:

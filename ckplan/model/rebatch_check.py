@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
+from ckplan.display import one_line
 from ckplan.errors import EnvironmentUnavailableError, ModelError
 from ckplan.model.execute import SEED, execute, random_inputs
 from ckplan.model.infer import static_shape
@@ -49,7 +50,7 @@ def check_rebatched(reference: ir.Model, model: ir.Model, repair: Rebatch) -> No
     except (ModelError, EnvironmentUnavailableError):
         raise
     except Exception as error:  # onnxruntime has its own exception classes for each status code
-        reason = " ".join(str(error).split())[:200]
+        reason = one_line(error)
         raise ModelError(f"the model does not run with a batch of {new} instead of {old} ({reason})", hint) from error
 
 

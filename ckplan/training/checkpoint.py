@@ -19,6 +19,7 @@ import numpy as np
 
 from ckplan.arguments import path_of
 from ckplan.autodiff.lora import Lora
+from ckplan.display import one_line
 from ckplan.errors import EnvironmentUnavailableError, ModelError
 from ckplan.isolation.arrays import Array
 from ckplan.isolation.folders import temporary_folder
@@ -148,7 +149,7 @@ def write_tensors(target: Path, values: Mapping[str, Array], about: Mapping[str,
             raise _unwritten(target, "no space left") from error
         raise _unwritten(target, error.strerror or str(error), "name another folder") from error
     except SafetensorError as error:  # how it tells of a full disk
-        raise _unwritten(target, " ".join(str(error).split())[:200]) from error
+        raise _unwritten(target, one_line(error)) from error
 
 
 def check_folder(folder: Path) -> None:
@@ -257,7 +258,7 @@ def read_tensors(path: Path) -> tuple[dict[str, Array], dict[str, str]]:
     except FileNotFoundError:
         raise ModelError(f"there is no file {path}", "check the path") from None
     except (OSError, SafetensorError, ValueError, TypeError) as error:
-        reason = " ".join(str(error).split())[:200]
+        reason = one_line(error)
         raise ModelError(
             f"{path} is damaged or not a safetensors file ({reason})",
             "name another, or remove it: of a folder the last one is taken",

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from ckplan.display import one_line
 from ckplan.errors import EnvironmentUnavailableError, ModelError, UsageError
 from ckplan.isolation.arrays import DAMAGED, Array
 from ckplan.training.stepfile import Spec
@@ -37,7 +38,7 @@ def read_data(path: Path) -> dict[str, Array]:
     except OSError as error:
         raise ModelError(f"{path} cannot be read: {error.strerror or error}", "check the path") from None
     except (ValueError, EOFError, *DAMAGED) as error:
-        reason = " ".join(str(error).split())[:200]
+        reason = one_line(error)
         raise ModelError(f"{path} is damaged or of another format ({reason})", "write it again") from None
 
 
@@ -91,7 +92,7 @@ def array_given(what: str, given: Any) -> Array:
     try:
         return np.asarray(given)
     except (ValueError, TypeError, RuntimeError) as error:
-        reason = " ".join(str(error).split())[:160]
+        reason = one_line(error)
         raise UsageError(f"{what} is no array: {reason}", "give an array of numpy's") from None
 
 

@@ -185,6 +185,21 @@ def test_a_graph_that_cannot_be_had_is_a_note(
     assert any("what is alive at the peak is not known" in note and "1 of its 3" in note for note in found.notes)
 
 
+@pytest.mark.parametrize("kind", [ValueError, RuntimeError])
+def test_a_graph_that_cannot_be_simulated_is_a_line(
+    kind: type[Exception], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(*arguments: object) -> None:
+        raise kind("no size is known in graph(\n" + "  %0 = Sum(%x, %x),\n" * 500 + ")")
+
+    monkeypatch.setattr(module, "look_inside", failing)
+    found = measure(chain(tmp_path / "chain.onnx", 1), device="cpu", runs=1, threads=1, heap=False, inside=True)
+    (note,) = (note for note in found.notes if note.startswith("what is alive at the peak is not known"))
+    assert "no size is known" in note
+    assert "\n" not in note
+    assert len(note) < 350
+
+
 def test_a_run_that_fails_tells_what_it_was_to_take(tmp_path: Path) -> None:
     shape = numpy_helper.from_array(np.array([1 << 20, 1 << 20], np.int64), "shape")
     nodes = [
