@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Literal
 from ckplan.display import one_line
 from ckplan.errors import CkplanError
 from ckplan.isolation.folders import temporary_folder
+from ckplan.meter.device import usable_cores
 from ckplan.operators.sessions import PACKAGES
 from ckplan.units import format_bytes, format_seconds
 
@@ -153,10 +154,9 @@ def _python(bench: Bench) -> str:
 def _machine(bench: Bench) -> str:
     import psutil  # type: ignore[import-untyped,unused-ignore]
 
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     memory = psutil.virtual_memory()
     return (
-        f"{platform.system()} {platform.machine()}, {cores} of {os.cpu_count()} cores, "
+        f"{platform.system()} {platform.machine()}, {usable_cores()} of {os.cpu_count()} cores, "
         f"{format_bytes(memory.total)} of memory, {format_bytes(memory.available)} free"
     )
 

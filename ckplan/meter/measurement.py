@@ -17,7 +17,7 @@ from ckplan.isolation.folders import temporary_folder
 from ckplan.meter.alive import Inside
 from ckplan.meter.counter_timeline import asked_for, interpret, steady_state
 from ckplan.meter.counters import RUNS, are_executed
-from ckplan.meter.device import check_device
+from ckplan.meter.device import check_device, check_threads
 from ckplan.meter.errors import RunFailedError
 from ckplan.meter.events import MOST_EVENTS, events_of
 from ckplan.meter.executed import executed_graph
@@ -126,8 +126,7 @@ def check_options(device: str, runs: int, threads: int | None) -> None:
     """
     check_device(device)
     check_number("the number of runs", runs, 1, whole=True)
-    if threads is not None:
-        check_number("the number of threads", threads, 1, whole=True)
+    check_threads(threads)
 
 
 def request_for(path: Path, inputs: Path, device: str, threads: int | None) -> dict[str, Any]:

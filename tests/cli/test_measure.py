@@ -102,6 +102,13 @@ def test_inputs_that_are_missing_are_named(model: Path, tmp_path: Path) -> None:
     assert "has no array for input `x`" in line
 
 
+def test_threads_that_no_step_would_end_with_are_refused(model: Path) -> None:
+    line = failure(ckplan(model, *QUICK[:-2], "--threads", "999999"), 2)
+    assert "`--threads` is 999999, and " in line
+    most = int(line.split("give at most ")[1].split(",")[0])
+    assert failure(ckplan(model, *QUICK[:-2], "--threads", most + 1), 2)
+
+
 @pytest.mark.parametrize("content", [None, b"not a model"])
 def test_a_file_that_is_no_model(tmp_path: Path, content: bytes | None) -> None:
     path = tmp_path / "m.onnx"
