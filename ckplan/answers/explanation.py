@@ -10,6 +10,7 @@ import onnx_ir as ir
 
 from ckplan.answers.patterns import patterns
 from ckplan.answers.tensor_names import named_tensor
+from ckplan.errors import UsageError
 from ckplan.model.costs import node_cost
 from ckplan.model.traits import why_only_once
 from ckplan.pipeline import Step
@@ -145,20 +146,27 @@ class Explanation:
         return f"<Explanation of {self.tensor}: {self.fate} by {self.strategy}, {format_bytes(self.bytes)}>"
 
 
-def check_name(step: Step, name: str) -> None:
+def check_name(step: Step, name: str) -> tuple[str, ...]:
     """See that a name means a tensor of a step, before a plan is looked for.
-
-    Nothing is said where the plan is to decide on pieces: each form has names of its own.
 
     Args:
         step: what is to be planned.
         name: see `explain`.
 
+    Returns:
+        A note where the plan is to decide on pieces and only they may have a tensor of the name: each form of the step
+        has names of its own.
+
     Raises:
         UsageError: there is no such tensor.
     """
-    if step.recut is None:
+    try:
         _named(step, name)
+    except UsageError as error:
+        if step.recut is None:
+            raise
+        return (f"{error.message}; whether a plan in pieces (--chunks auto) has one is known when it is made",)
+    return ()
 
 
 def _named(step: Step, name: str) -> tuple[int, str]:

@@ -59,7 +59,7 @@ def command(
 
     given = read_plan(plan_file)
     step = opened(model, asked, cost="flops" if plan_file else goal.cost(cost, device), device=device)
-    check_name(step, tensor)
+    notes(check_name(step, tensor))
     made = planned(step, strategy, goal, given)
     found = explain(made.step, made.plan, tensor)
     notes(found.notes)

@@ -120,6 +120,15 @@ def test_an_unknown_tensor_is_found_before_a_plan_is_looked_for(model: Path) -> 
     assert "there is no tensor 'layer1.wieght' in the model" in failure(result)
 
 
+def test_an_unknown_tensor_is_told_before_a_plan_decides_on_pieces(model: Path) -> None:
+    result = run("explain", model, "layer1.wieght", "--chunks", "auto", "--budget", "1B")
+    assert result.exit_code == 4
+    assert "note: there is no tensor 'layer1.wieght' in the model; whether a plan in pieces" in result.stderr
+    known = run("explain", model, "y0", "--chunks", "auto")
+    assert known.exit_code == 0
+    assert "there is no tensor" not in known.stderr
+
+
 @pytest.mark.parametrize("name", ["inner", "product"])
 def test_a_tensor_within_a_fused_node_leads_to_what_that_makes(tmp_path: Path, name: str) -> None:
     nodes = [
