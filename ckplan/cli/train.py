@@ -86,7 +86,7 @@ def command(step: Path, data: Path, epochs: int, resume: bool, as_json: bool, **
     from ckplan.training.trainer import Trainer
 
     trainer = Trainer(step, data, progress=not settings().quiet, colour=not settings().no_color, **asked)
-    notes(trainer.notes(epochs))
+    notes(trainer.notes(epochs, resume=resume))
 
     def tell(epoch: Epoch) -> None:
         if not as_json:

@@ -10,7 +10,8 @@ import errno
 import json
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -55,6 +56,7 @@ class State:
         stale: evaluations since then.
         samples: number of samples of the training data.
         batch: samples of an update.
+        asked: the options and data of the training; see `ckplan.training.resuming`.
     """
 
     step: int = 0
@@ -68,6 +70,7 @@ class State:
     stale: int = 0
     samples: int = 0
     batch: int = 0
+    asked: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -207,21 +210,52 @@ def read_checkpoint(place: str | os.PathLike[str]) -> Checkpoint:
     Raises:
         ModelError: there is none, or it is damaged or of something else.
     """
+    path = _last(place)
+    values, about = read_tensors(path)
+    with _telling_of_others(path):
+        weights = tuple(name for name in json.loads(about[WEIGHTS]) if name in values)
+        lora = Lora.of(about[LORA]) if LORA in about else None
+        return Checkpoint(path, values, _state(about), weights, lora)
+
+
+def read_state(place: str | os.PathLike[str]) -> tuple[Path, State]:
+    """Read where a training was when it wrote a checkpoint, without the values; returns the file, too.
+
+    Args:
+        place: see `read_checkpoint`.
+
+    Raises:
+        ModelError: as by `read_checkpoint`.
+    """
+    path = _last(place)
+    about = _metadata(path)
+    with _telling_of_others(path):
+        return path, _state(about)
+
+
+def _last(place: str | os.PathLike[str]) -> Path:
     path = latest(path_of("the checkpoint", place))
     if path is None:
         raise ModelError(
             f"there is no checkpoint in {place}",
             "check the path, or write one: `ckplan train` without --resume",
         )
-    values, about = read_tensors(path)
+    return path
+
+
+def _state(about: Mapping[str, str]) -> State:
+    state = json.loads(about[STATE])
+    if state.pop("schema") != _SCHEMA:
+        raise ValueError("of another version of ckplan")
+    return _whole(State(**state))
+
+
+@contextmanager
+def _telling_of_others(path: Path) -> Iterator[None]:
+    """Turn what reading a file's metadata raises, where they are not those of a checkpoint, into a ModelError."""
     try:
-        state = json.loads(about[STATE])
-        if state.pop("schema") != _SCHEMA:
-            raise ValueError("of another version of ckplan")
-        weights = tuple(name for name in json.loads(about[WEIGHTS]) if name in values)
-        lora = Lora.of(about[LORA]) if LORA in about else None
-        return Checkpoint(path, values, _whole(State(**state)), weights, lora)
-    except (KeyError, ValueError, TypeError, OverflowError, RecursionError) as error:
+        yield
+    except (AttributeError, KeyError, ValueError, TypeError, OverflowError, RecursionError) as error:
         raise ModelError(
             f"{path} is not a checkpoint of a training run ({error})", "name one that ckplan wrote"
         ) from None
@@ -231,7 +265,7 @@ def _whole(state: State) -> State:
     """A state whose numbers are such.
 
     Raises:
-        KeyError, OverflowError, TypeError, ValueError: one of them is not.
+        AttributeError, KeyError, OverflowError, TypeError, ValueError: one of them is not.
     """
     counts = (state.step, state.epoch, state.position, state.good, state.stale, state.samples, state.batch)
     if not all(isinstance(count, int) and 0 <= count < _LARGEST for count in counts):
@@ -239,6 +273,8 @@ def _whole(state: State) -> State:
     for number in (*state.losses, state.scale, *(() if state.best is None else (state.best,))):
         float(number)
     np.random.default_rng().bit_generator.state = state.order
+    if not all(isinstance(said, str) for said in state.asked.values()):
+        raise ValueError("one of its options is not text")
     return state
 
 
@@ -248,13 +284,27 @@ def read_tensors(path: Path) -> tuple[dict[str, Array], dict[str, str]]:
     Raises:
         ModelError: it is missing or damaged.
     """
-    from safetensors import SafetensorError, safe_open
     from safetensors.numpy import load_file
 
+    about = _metadata(path)
+    with _telling_of_damage(path):
+        return load_file(path), about
+
+
+def _metadata(path: Path) -> dict[str, str]:
+    from safetensors import safe_open
+
+    with _telling_of_damage(path), safe_open(path, "np") as stream:
+        return dict(stream.metadata() or {})
+
+
+@contextmanager
+def _telling_of_damage(path: Path) -> Iterator[None]:
+    """Turn what reading a safetensors file raises into a ModelError."""
+    from safetensors import SafetensorError
+
     try:
-        with safe_open(path, "np") as stream:
-            about = stream.metadata() or {}
-        return load_file(path), dict(about)
+        yield
     except FileNotFoundError:
         raise ModelError(f"there is no file {path}", "check the path") from None
     except (OSError, SafetensorError, ValueError, TypeError) as error:

@@ -24,6 +24,7 @@ from ckplan.training.dynamic_loss_scale import SMALLEST, DynamicLossScale
 from ckplan.training.evaluation import Evaluation, Score
 from ckplan.training.export import export_weights
 from ckplan.training.progress import Advance, bar
+from ckplan.training.resuming import asked_for, changes
 from ckplan.training.schedules import parse_schedule
 from ckplan.training.stepfile import read_step
 from ckplan.training.stepping import stepper
@@ -141,6 +142,7 @@ class Trainer:
             raise UsageError(f"{self._folder} is a file", "name a folder for the checkpoints")
         self._own: set[Path] = set()  # checkpoints that this training wrote, or goes on from
         self._every = every
+        self._asked = partial(asked_for, self._rate, self._schedule, optimizer, clip_norm, data=self._data)
         if patience is not None and eval_data is None:
             raise UsageError("`--patience` needs data to judge by", "give --eval-data")
         if model is not None and eval_data is None:
@@ -165,9 +167,21 @@ class Trainer:
         values = self._stepper.values
         return {name: values[name] for name in self.step.weights}
 
-    def notes(self, epochs: int) -> tuple[str, ...]:
-        """What to know of a training of so many epochs on these data, a sentence each."""
-        notes, updates = [], epochs * self.steps_per_epoch
+    def notes(self, epochs: int, *, resume: bool = False) -> tuple[str, ...]:
+        """What to know of a training of so many epochs on these data, a sentence each.
+
+        Args:
+            epochs: see `train`.
+            resume: whether it is to go on from the last checkpoint: what is another since then is told.
+
+        Raises:
+            ModelError: there is no such checkpoint, or it is damaged.
+        """
+        notes: list[str] = []
+        updates = epochs * self.steps_per_epoch
+        if resume and self._folder is not None:
+            path, state = checkpoint.read_state(self._folder)
+            notes.extend(changes(path, state.asked, self._asked(updates)))
         if self._schedule.warmup >= updates:
             notes.append(
                 f"the warm-up of {self._schedule.warmup} updates does not end within the training, of {updates}"
@@ -194,8 +208,8 @@ class Trainer:
 
         Args:
             epochs: at least 1.
-            resume: go on from the last checkpoint, with the same numbers as without a stop. The data, the options and
-                the number of threads have to be the same.
+            resume: go on from the last checkpoint, with the same numbers as without a stop if the data, the options and
+                the number of threads are the same; `notes` tells which are not.
             each_epoch: called after each epoch, for example with ``print``.
 
         Returns:
@@ -215,6 +229,7 @@ class Trainer:
             raise UsageError(f"{self._folder} holds checkpoints already", "go on with --resume, or name another folder")
         if self._folder is not None and self.state.epoch < epochs:
             checkpoint.check_folder(self._folder)
+        self.state.asked = self._asked(epochs * self.steps_per_epoch)
         done: list[Epoch] = []
         with self._bar(epochs * self.steps_per_epoch) as advance:
             while self.state.epoch < epochs and not self.is_stale:

@@ -125,6 +125,31 @@ def test_a_checkpoint_that_does_not_fit_is_refused(tmp_path: Path) -> None:
         ckplan.read_checkpoint(last)
 
 
+def test_what_is_another_when_a_training_goes_on_is_told(tmp_path: Path) -> None:
+    _, step = files(tmp_path)
+    folder = tmp_path / "run"
+    how = {"checkpoints": folder, "optimizer": "adam", "learning_rate": 0.01}
+    ckplan.Trainer(step, data(), **how).train(1)
+    assert not ckplan.Trainer(step, data(), **how).notes(2, resume=True)
+    others = {**how, "optimizer": "adamw", "learning_rate": 0.1, "schedule": "cosine", "clip_norm": 1.0}
+    trainer = ckplan.Trainer(step, data(), **others)
+    last = checkpoint.latest(folder)
+    assert trainer.notes(2, resume=True) == (
+        f"the learning rate is 0.1 from here on, and was 0.01 in {last}",
+        f"the schedule is cosine from here on, and was constant in {last}",
+        f"the number of updates is 16 from here on, and was none in {last}",
+        f"the optimizer is adamw from here on, and was adam in {last}",
+        f"the clip norm is 1 from here on, and was none in {last}",
+    )
+    assert not trainer.notes(2)
+    trainer.train(2, resume=True)
+    assert not trainer.notes(2, resume=True)
+    given = data()
+    given["x"][3] += 1
+    (note,) = ckplan.Trainer(step, given, **others).notes(2, resume=True)
+    assert note == f"the training data hold other numbers than those that {checkpoint.latest(folder)} was made with"
+
+
 def test_a_folder_that_may_not_be_written_to_is_told_before_the_training(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
