@@ -35,7 +35,8 @@ class Score:
     """How good a model is on some data.
 
     Attributes:
-        loss: mean over the samples; where a loss ignores some labels, over those that count.
+        loss: mean over the samples; where a loss ignores some labels, over those that count; where classes have
+            weights, the mean of the batches.
         accuracy: share of samples whose label has the largest score; None where the loss is no cross-entropy.
     """
 

@@ -41,6 +41,7 @@ class Spec:
         below: of an input of integers: the number that they have to stay below, and what says so, if anything does.
         is_label: whether all of them are labels of a loss, which have to lie between 0 and ``below``.
         ignored: the label that does not count, if there is one.
+        is_weighted: whether the loss is a mean by weights of their classes.
     """
 
     shape: tuple[int, ...]
@@ -48,6 +49,7 @@ class Spec:
     below: tuple[int, str] | None = None
     is_label: bool = False
     ignored: int | None = None
+    is_weighted: bool = False
 
     def __str__(self) -> str:
         return f"{self.dtype}{list(self.shape)}"
@@ -231,6 +233,8 @@ def _spec(value: ir.Value, file: Path, model: ir.Model | None = None) -> Spec:
     dtype = np.dtype(value.dtype.numpy())
     if model is None or dtype.kind not in "iu" or not value.uses():
         return Spec(shape, dtype)
-    below, ignored = upper_bound(model, value), value.metadata_props.get(keys.IGNORED_LABEL)
-    number = finite(ignored)
-    return Spec(shape, dtype, below, below is not None and ignored is not None, None if number is None else int(number))
+    about = value.metadata_props
+    below, ignored = upper_bound(model, value), about.get(keys.IGNORED_LABEL)
+    number, is_weighted = finite(ignored), about.get(keys.CLASS_WEIGHTS) == "true"
+    is_label = below is not None and ignored is not None
+    return Spec(shape, dtype, below, is_label, None if number is None else int(number), is_weighted)

@@ -188,12 +188,14 @@ class Trainer:
             )
         if left := self.samples % self.batch:
             notes.append(f"{left} of {self.samples} samples are left out in each epoch, others each time")
-        for name, ignored in self._ignored.items():
-            if self.batch > self.step.batch and (self._data[name] == ignored).any():
-                notes.append(
-                    f"an update is the mean of {self.batch // self.step.batch} batches, each of which weighs as much "
-                    f"as the others, however many labels in `{name}` do not count ({ignored})"
-                )
+        if (count := self.batch // self.step.batch) > 1:
+            mean = f"an update is the mean of {count} batches, each of which weighs as much as the others"
+            for name, ignored in self._ignored.items():
+                if (self._data[name] == ignored).any():
+                    notes.append(f"{mean}, however many labels in `{name}` do not count ({ignored})")
+            for name, spec in self.step.inputs.items():
+                if spec.is_weighted:
+                    notes.append(f"{mean}, whatever the classes in `{name}` weigh")
         return tuple(notes)
 
     @property

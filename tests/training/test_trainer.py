@@ -147,6 +147,12 @@ READER = """<ir_version: 10, opset_import: ["" : 21]> g (int64[4, 3] tokens, int
     }"""
 
 
+WEIGHTED = """<ir_version: 10, opset_import: ["" : 21]> g (float[batch, 3] x, int64[batch] labels) => (float[] loss)
+    <float[3, 3] w = {1, 0, 0, 0, 1, 0, 0, 0, 1}, float[3] classes = {1, 2, 5}> {
+        scores = MatMul(x, w) loss = SoftmaxCrossEntropyLoss<reduction = "REDUCTION">(scores, labels, classes)
+    }"""
+
+
 def reader(folder: Path, read: str, optimizer: str | None = "sgd") -> Path:
     """A step of a reader of texts, whose loss reads all ``labels``, or only the ``later`` ones."""
     numbers = ", ".join(f"{number:.4f}" for number in np.random.default_rng(0).normal(size=81))
@@ -207,6 +213,18 @@ def test_a_note_tells_how_batches_with_fewer_labels_weigh(tmp_path: Path) -> Non
     (note,) = ckplan.Trainer(step, given, batch=8, optimizer="sgd").notes(1)
     assert "the mean of 2 batches" in note
     assert "however many labels in `labels` do not count (-100)" in note
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_a_note_tells_how_batches_of_classes_with_weights_weigh(reduction: str, tmp_path: Path) -> None:
+    step = tmp_path / "step.onnx"
+    model = onnx.parser.parse_model(WEIGHTED.replace("REDUCTION", reduction))
+    ckplan.save(ckplan.open_model(model, dims={"batch": 4}).model, step)
+    given = {"x": np.ones((8, 3), np.float32), "labels": np.arange(8) % 3}
+    notes = ckplan.Trainer(step, given, batch=8, optimizer="sgd").notes(1)
+    mean = "an update is the mean of 2 batches, each of which weighs as much as the others"
+    assert notes == ((f"{mean}, whatever the classes in `labels` weigh",) if reduction == "mean" else ())
+    assert not ckplan.Trainer(step, given, optimizer="sgd").notes(1)
 
 
 def test_a_label_that_no_loss_reads_may_be_any(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from ckplan.autodiff.builder import Builder
 from ckplan.autodiff.composites import outline
 from ckplan.autodiff.reading import attr_int, attr_ints, attr_str, dtype_of, required_input, shape_of
 from ckplan.autodiff.sums import total
-from ckplan.keys import CLASSES, IGNORED_LABEL
+from ckplan.keys import CLASS_WEIGHTS, CLASSES, IGNORED_LABEL
 from ckplan.model.constants import mark_constant
 from ckplan.model.node_reads import input_of
 from ckplan.model.traits import LOSS_OPERATORS
@@ -90,13 +90,14 @@ def prepare_labels(
     return Labels(indices, weights, axis, reduction)
 
 
-def declare_classes(labels: ir.Value, count: int, ignored: int | None = None) -> bool:
+def declare_classes(labels: ir.Value, count: int, ignored: int | None = None, *, is_weighted: bool = False) -> bool:
     """Say of the input that labels come from which there are, for those who make inputs up or check them.
 
     Args:
         labels: what the loss reads.
         count: the number of classes.
         ignored: label of samples that do not count.
+        is_weighted: whether the loss is a mean by weights of the classes.
 
     Returns:
         Whether all that is fed can be checked: it is labels of this loss, every one. So are constants.
@@ -112,6 +113,8 @@ def declare_classes(labels: ir.Value, count: int, ignored: int | None = None) ->
     if not labels.is_graph_input():
         return False
     about, said = labels.metadata_props, "" if ignored is None else str(ignored)
+    if is_weighted:
+        about[CLASS_WEIGHTS] = "true"
     is_checked = about.setdefault(CLASSES, str(count)) == str(count) and is_whole
     return is_checked and about.setdefault(IGNORED_LABEL, said) == said
 
@@ -195,7 +198,9 @@ def lower_losses(op: Builder) -> None:
         with op.scope(str(node.name), "forward", before=node):
             scores, target = required_input(node, 0), required_input(node, 1)
             ignore = attr_int(node, "ignore_index", 0) if "ignore_index" in node.attributes else None
-            is_checked = declare_classes(target, shape_of(scores)[1], ignore)
+            reduction, classes = attr_str(node, "reduction", "mean"), input_of(node, 2)
+            is_weighted = classes is not None and reduction == "mean"
+            is_checked = declare_classes(target, shape_of(scores)[1], ignore, is_weighted=is_weighted)
             axis = 1
             logarithms = node.outputs[1] if len(node.outputs) > 1 else None
             if logarithms is not None and (logarithms.uses() or logarithms.is_graph_output()):
@@ -206,8 +211,6 @@ def lower_losses(op: Builder) -> None:
             else:
                 scores, axis = _before_transpose(scores)
                 emit = emit_cross_entropy if node.op_type == "SoftmaxCrossEntropyLoss" else emit_likelihood
-            reduction = attr_str(node, "reduction", "mean")
-            classes = input_of(node, 2)
             if classes is not None and classes.is_initializer():
                 mark_constant(classes, "weights of classes")  # trained only if asked for by name
             labels = prepare_labels(op, target, scores, axis, reduction, classes, ignore, is_checked)
