@@ -18,8 +18,7 @@ from ckplan.autodiff.composites import outline
 from ckplan.autodiff.paths import discard
 from ckplan.autodiff.reading import attr_float, attr_int, dtype_of, required_input, shape_of
 from ckplan.autodiff.rules.batch_norm import EPSILON, centre
-from ckplan.model.node_reads import input_of
-from ckplan.operators.matching import is_op
+from ckplan.operators.matching import input_of, is_op
 
 _VIEWS = frozenset({"Reshape", "Squeeze", "Unsqueeze"})
 _TYPES = (ir.DataType.FLOAT, ir.DataType.DOUBLE)

@@ -24,7 +24,8 @@ from ckplan.autodiff.registry import NoGradientError
 from ckplan.errors import ModelError
 from ckplan.keys import PHASE
 from ckplan.model.infer import static_shape
-from ckplan.model.node_reads import fixed_tensor, input_of
+from ckplan.model.node_reads import fixed_tensor
+from ckplan.operators.matching import input_of
 
 #: Key in ``Node.meta`` of a gradient node: the forward node that it belongs to.
 FORWARD = "ckplan.forward"

@@ -23,8 +23,7 @@ from ckplan.autodiff.reading import is_read_once, required_input, shape_of, size
 from ckplan.autodiff.rules.depthwise_forms import form_for
 from ckplan.autodiff.rules.windows import convolution_window, permuted
 from ckplan.model.infer import static_shape
-from ckplan.model.node_reads import input_of
-from ckplan.operators.matching import is_op
+from ckplan.operators.matching import input_of, is_op
 from ckplan.operators.table import ELEMENTWISE
 
 #: The step between columns that this is done for.

@@ -19,9 +19,8 @@ from ckplan.autodiff.rules.windows import convolution_window
 from ckplan.autodiff.transposes import read_past
 from ckplan.keys import PHASE
 from ckplan.model.infer import static_shape
-from ckplan.model.node_reads import input_of
 from ckplan.model.traits import is_backward
-from ckplan.operators.matching import is_op
+from ckplan.operators.matching import input_of, is_op
 
 #: Taps along each axis from which on products of rows are faster.
 _TAPS = 5

@@ -17,9 +17,8 @@ import onnx_ir as ir
 from ckplan.autodiff.builder import Builder
 from ckplan.autodiff.reading import attr_ints, is_read_once, required_input, shape_of, size_of
 from ckplan.model.infer import static_shape
-from ckplan.model.node_reads import input_of
 from ckplan.model.rewiring import put_in_place
-from ckplan.operators.matching import is_op, made_by
+from ckplan.operators.matching import input_of, is_op, made_by
 
 #: So many times the rows of the weight what is multiplied by it has to have.
 ROWS = 2

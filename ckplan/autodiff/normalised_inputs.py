@@ -20,8 +20,7 @@ from ckplan.autodiff.builder import Builder
 from ckplan.autodiff.layer_scales import bias_of, stored
 from ckplan.autodiff.reading import attr_int, is_read_once, required_input, shape_of, size_of
 from ckplan.model.infer import static_shape
-from ckplan.model.node_reads import input_of
-from ckplan.operators.matching import is_op
+from ckplan.operators.matching import input_of, is_op
 
 #: So many times the columns of the weights there have to be rows. With 5 to 20 times as many a GPT's step takes less,
 #: too, but plans for a fifth of it cost a tenth more.

@@ -14,8 +14,7 @@ import onnx_ir as ir
 
 from ckplan.autodiff.builder import Builder
 from ckplan.autodiff.reading import attr_ints, attr_str, required_input, shape_of
-from ckplan.model.node_reads import input_of
-from ckplan.operators.matching import is_op
+from ckplan.operators.matching import input_of, is_op
 
 
 def pad_in_convolutions(op: Builder, held: Set[ir.Value]) -> None:

@@ -21,8 +21,7 @@ from ckplan.autodiff.composites import become
 from ckplan.autodiff.reading import attr_ints, is_read_once, required_input, shape_of, size_of
 from ckplan.autodiff.rules.windows import Window, convolution_window
 from ckplan.model.infer import static_shape
-from ckplan.model.node_reads import input_of
-from ckplan.operators.matching import is_op, made_by
+from ckplan.operators.matching import input_of, is_op, made_by
 
 
 def multiply_patches(op: Builder, held: Container[ir.Value]) -> None:

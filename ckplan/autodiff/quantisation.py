@@ -20,8 +20,8 @@ from ckplan.autodiff.reading import attr_int, required_input, shape_of
 from ckplan.errors import ModelError
 from ckplan.model.contrib import MICROSOFT, QUANTISED
 from ckplan.model.nested_graphs import graphs_in
-from ckplan.model.node_reads import captured, input_of
-from ckplan.operators.matching import is_op
+from ckplan.model.node_reads import captured
+from ckplan.operators.matching import input_of, is_op
 
 #: Operators of ONNX that turn numbers into those of a quantised type, or calculate with such.
 _ARITHMETIC = frozenset(

@@ -10,8 +10,8 @@ import numpy as np
 import onnx_ir as ir
 
 from ckplan.errors import ModelError
-from ckplan.model.node_reads import fixed_tensor, input_of
-from ckplan.operators.matching import is_op
+from ckplan.model.node_reads import fixed_tensor
+from ckplan.operators.matching import input_of, is_op
 
 
 def shape_of(value: ir.Value) -> tuple[int, ...]:

@@ -24,8 +24,7 @@ from ckplan.autodiff.rules.conv import transposed_window
 from ckplan.autodiff.rules.windows import pad_axes, permuted
 from ckplan.autodiff.slices import slice_axes
 from ckplan.keys import PHASE
-from ckplan.model.node_reads import input_of
-from ckplan.operators.matching import is_op
+from ckplan.operators.matching import input_of, is_op
 
 #: Taps that add up to an element of the result, from which on the convolution is faster.
 _TAPS = 16

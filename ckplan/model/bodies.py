@@ -9,8 +9,8 @@ import onnx_ir as ir
 
 from ckplan.model.infer import static_shape
 from ckplan.model.nested_graphs import graphs_in
-from ckplan.model.node_reads import fixed_tensor, input_of
-from ckplan.operators.matching import is_op
+from ckplan.model.node_reads import fixed_tensor
+from ckplan.operators.matching import input_of, is_op
 
 _TRIPS = 1 << 31
 

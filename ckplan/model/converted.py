@@ -12,9 +12,8 @@ import numpy as np
 import onnx_ir as ir
 
 from ckplan.model.constants import mark_constant
-from ckplan.model.node_reads import input_of
 from ckplan.model.rewiring import put_behind
-from ckplan.operators.matching import is_op
+from ckplan.operators.matching import input_of, is_op
 
 #: Upsample, and Resize up to this version, know one way to place their results.
 _ASYMMETRIC = 10

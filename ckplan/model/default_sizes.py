@@ -12,7 +12,7 @@ from ckplan.model.dims import DEFAULT_LENGTH, Defaults
 from ckplan.model.fixing import deciding_input
 from ckplan.model.infer import static_shape
 from ckplan.model.nested_graphs import all_nodes
-from ckplan.model.node_reads import input_of
+from ckplan.operators.matching import input_of
 
 PIXELS = (64, 128, 224, 640)
 """Heights and widths, in the order in which they are tried: detectors halve an image five times and more."""

@@ -7,11 +7,7 @@ from collections.abc import Container, Iterable
 import onnx_ir as ir
 
 from ckplan.model.nested_graphs import graphs_in, may_hold_graphs
-
-
-def input_of(node: ir.Node, index: int) -> ir.Value | None:
-    """An input of a node, None if it is absent or left out."""
-    return node.inputs[index] if index < len(node.inputs) else None
+from ckplan.operators.matching import input_of
 
 
 def captured(node: ir.Node) -> list[ir.Value]:

@@ -16,9 +16,9 @@ import onnx_ir as ir
 
 from ckplan.model.infer import static_shape
 from ckplan.model.mask_rewriting import Mask, Rewriting, mask_of
-from ckplan.model.node_reads import fixed_integers, input_of
+from ckplan.model.node_reads import fixed_integers
 from ckplan.model.rewiring import put_in_place
-from ckplan.operators.matching import made_by
+from ckplan.operators.matching import input_of, made_by
 
 
 def look_up_in_order(rewriting: Rewriting) -> int:

@@ -16,7 +16,7 @@ import onnx_ir as ir
 
 from ckplan.model.infer import static_shape
 from ckplan.model.node_copies import copy_nodes
-from ckplan.model.node_reads import input_of
+from ckplan.operators.matching import input_of
 
 Constant = Callable[[ir.Value | None], np.ndarray | None]
 Visit = Callable[[ir.Node], None]

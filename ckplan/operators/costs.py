@@ -8,6 +8,8 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
+from ckplan.operators.matching import input_of
+
 
 @dataclass(frozen=True)
 class Cost:
@@ -61,10 +63,6 @@ def _traffic(node: ir.Node) -> int:
     return _read(node) + _written(node)
 
 
-def _input(node: ir.Node, index: int) -> ir.Value | None:
-    return node.inputs[index] if index < len(node.inputs) else None
-
-
 # --- rules ------------------------------------------------------------------------------------------------------------
 
 Rule = Callable[[ir.Node], Cost]
@@ -87,7 +85,7 @@ def per_output(each: int) -> Rule:
 
 def per_input(each: int) -> Rule:
     """Reductions and normalisations: work per element of the data operand."""
-    return lambda node: Cost(each * _elements(_input(node, 0)), _traffic(node))
+    return lambda node: Cost(each * _elements(input_of(node, 0)), _traffic(node))
 
 
 def moved(node: ir.Node) -> Cost:
@@ -102,13 +100,13 @@ def strided(node: ir.Node) -> Cost:
 
 def gather(node: ir.Node) -> Cost:
     """Reads what it writes, and the indices."""
-    return Cost(0, 2 * _written(node) + _bytes(_input(node, 1)))
+    return Cost(0, 2 * _written(node) + _bytes(input_of(node, 1)))
 
 
 def scatter(node: ir.Node) -> Cost:
     """Copies its data operand, then writes the updates into the copy."""
-    updates = _input(node, 2)
-    return Cost(_elements(updates), 2 * _written(node) + 2 * _bytes(updates) + _bytes(_input(node, 1)))
+    updates = input_of(node, 2)
+    return Cost(_elements(updates), 2 * _written(node) + 2 * _bytes(updates) + _bytes(input_of(node, 1)))
 
 
 def written_only(node: ir.Node) -> Cost:
@@ -118,7 +116,7 @@ def written_only(node: ir.Node) -> Cost:
 
 def conv(node: ir.Node) -> Cost:
     """A convolution: a multiply-add for each output element and tap."""
-    weight = _shape(_input(node, 1))
+    weight = _shape(input_of(node, 1))
     taps = math.prod(weight[2:])
     flops = 2 * _elements(node.outputs[0]) * math.prod(weight[1:])
     traffic = _traffic(node)
@@ -130,12 +128,12 @@ def conv(node: ir.Node) -> Cost:
 
 def conv_transpose(node: ir.Node) -> Cost:
     """A transposed convolution: a multiply-add for each input element and tap."""
-    weight = _shape(_input(node, 1))
+    weight = _shape(input_of(node, 1))
     return Cost(2 * _elements(node.inputs[0]) * math.prod(weight[1:]) + _bias(node, 2), _traffic(node))
 
 
 def _bias(node: ir.Node, index: int) -> int:
-    return _elements(node.outputs[0]) if _input(node, index) is not None else 0
+    return _elements(node.outputs[0]) if input_of(node, index) is not None else 0
 
 
 def matmul(node: ir.Node) -> Cost:
@@ -166,7 +164,7 @@ def einsum(node: ir.Node) -> Cost:
 
 def attention(node: ir.Node) -> Cost:
     """Scores, softmax, and the weighted sum, with the scores written and read in between."""
-    query, key, value = (_shape(_input(node, index)) for index in range(3))
+    query, key, value = (_shape(input_of(node, index)) for index in range(3))
     if len(query) == 4:
         scores = math.prod(query[:-1]) * (key[-2] if len(key) == 4 else query[-2])
         width, value_width = query[-1], value[-1] if value else query[-1]
@@ -179,7 +177,7 @@ def attention(node: ir.Node) -> Cost:
     else:
         return elementwise(node)
     flops = 2 * scores * (width + value_width) + 20 * scores
-    projection = _shape(_input(node, 1))
+    projection = _shape(input_of(node, 1))
     if node.domain == "com.microsoft" and len(projection) == 2:  # its second input is the weight of Q, K and V together
         flops = 2 * math.prod(query) * projection[1] + 2 * query[0] * query[1] ** 2 * projection[1]
     return Cost(flops, _traffic(node) + 4 * scores * 4)
@@ -199,7 +197,7 @@ def squares_in_window(node: ir.Node) -> Cost:
 
 def reduce(node: ir.Node) -> Cost:
     """An operation an element of the data operand."""
-    return Cost(_elements(_input(node, 0)), _bytes(_input(node, 0)) + _written(node))
+    return Cost(_elements(input_of(node, 0)), _bytes(input_of(node, 0)) + _written(node))
 
 
 def sum_of_all(node: ir.Node) -> Cost:
@@ -218,7 +216,7 @@ def sampled(node: ir.Node) -> Cost:
     """GridSample: corners of each sample, and the cubic weights."""
     axes = len(_shape(node.outputs[0])) - 2
     taps = {"nearest": 1, "cubic": 4, "bicubic": 4}.get(node.attributes.get_string("mode", "linear"), 2)
-    return Cost(2 * taps**axes * _elements(node.outputs[0]) + 20 * _elements(_input(node, 1)), _traffic(node))
+    return Cost(2 * taps**axes * _elements(node.outputs[0]) + 20 * _elements(input_of(node, 1)), _traffic(node))
 
 
 def regions(node: ir.Node) -> Cost:
@@ -229,9 +227,9 @@ def regions(node: ir.Node) -> Cost:
 
 def deformed(node: ir.Node) -> Cost:
     """DeformConv: columns made of four corners each, and a convolution of them."""
-    columns = _elements(_input(node, 2)) // 2 * _shape(_input(node, 0))[1]
+    columns = _elements(input_of(node, 2)) // 2 * _shape(input_of(node, 0))[1]
     columns //= max(1, node.attributes.get_int("offset_group", 1))
-    product = 2 * _elements(node.outputs[0]) * math.prod(_shape(_input(node, 1))[1:])
+    product = 2 * _elements(node.outputs[0]) * math.prod(_shape(input_of(node, 1))[1:])
     return Cost(product + 10 * columns + _bias(node, 3), _traffic(node) + 8 * columns)
 
 
@@ -243,13 +241,13 @@ def fourier(node: ir.Node) -> Cost:
 
 def determinant(node: ir.Node) -> Cost:
     """An LU decomposition of each matrix."""
-    shape = _shape(_input(node, 0))
-    return Cost(_elements(_input(node, 0)) * (shape[-1] if shape else 1), _traffic(node))
+    shape = _shape(input_of(node, 0))
+    return Cost(_elements(input_of(node, 0)) * (shape[-1] if shape else 1), _traffic(node))
 
 
 def top_k(node: ir.Node) -> Cost:
     """A sort."""
-    elements = _elements(_input(node, 0))
+    elements = _elements(input_of(node, 0))
     return Cost(elements * max(1, elements.bit_length()), 2 * _traffic(node))
 
 
@@ -257,11 +255,11 @@ def recurrent(gates: int) -> Rule:
     """A recurrent layer with so many gates."""
 
     def cost(node: ir.Node) -> Cost:
-        length, batch, features = (*_shape(_input(node, 0)), 1, 1, 1)[:3]
-        directions, _, hidden = (*_shape(_input(node, 2)), 1, 1, 1)[:3]
+        length, batch, features = (*_shape(input_of(node, 0)), 1, 1, 1)[:3]
+        directions, _, hidden = (*_shape(input_of(node, 2)), 1, 1, 1)[:3]
         steps = length * batch * directions
         flops = 2 * steps * gates * hidden * (features + hidden) + 20 * steps * gates * hidden
         # The recurrent weights are read again in every step.
-        return Cost(flops, _traffic(node) + length * _bytes(_input(node, 2)))
+        return Cost(flops, _traffic(node) + length * _bytes(input_of(node, 2)))
 
     return cost

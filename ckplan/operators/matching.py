@@ -1,4 +1,4 @@
-"""Whether a node is of one of certain operators of ONNX's own domain."""
+"""Whether a node is of one of certain operators of ONNX's own domain, and what it reads at a place."""
 
 from __future__ import annotations
 
@@ -19,3 +19,8 @@ def made_by(value: ir.Value | None, op_types: str | Container[str]) -> ir.Node |
     """The node that makes a value, if there is one and it is of such an operator; see `is_op`."""
     node = None if value is None else value.producer()
     return node if is_op(node, op_types) else None
+
+
+def input_of(node: ir.Node, index: int) -> ir.Value | None:
+    """An input of a node, None if it is absent or left out."""
+    return node.inputs[index] if index < len(node.inputs) else None

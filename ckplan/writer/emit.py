@@ -12,8 +12,9 @@ from ckplan.arguments import check_kind
 from ckplan.errors import UsageError
 from ckplan.model.cleanup import drop_unread_initializers
 from ckplan.model.nested_graphs import all_nodes
-from ckplan.model.node_reads import fed_tensor, input_of
+from ckplan.model.node_reads import fed_tensor
 from ckplan.model.traits import is_heavy
+from ckplan.operators.matching import input_of
 from ckplan.planner.arena import DEFAULT
 from ckplan.planner.cells import WALL, Layout
 from ckplan.planner.plan import Plan

@@ -22,9 +22,8 @@ from ckplan.autodiff.reading import attr_int, attr_ints, attr_str, dtype_of, req
 from ckplan.autodiff.sums import total
 from ckplan.keys import CLASS_WEIGHTS, CLASSES, IGNORED_LABEL
 from ckplan.model.constants import mark_constant
-from ckplan.model.node_reads import input_of
 from ckplan.model.traits import LOSS_OPERATORS
-from ckplan.operators.matching import is_op
+from ckplan.operators.matching import input_of, is_op
 
 _MOVES = ("Cast", "Flatten", "Identity", "Pad", "Reshape", "Slice", "Squeeze", "Transpose", "Unsqueeze")
 """What may stand between an input and the labels of a loss."""

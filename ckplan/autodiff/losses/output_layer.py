@@ -8,8 +8,7 @@ import onnx_ir as ir
 
 from ckplan.autodiff.builder import Builder
 from ckplan.autodiff.reading import attr_float, attr_int, required_input, shape_of
-from ckplan.model.node_reads import input_of
-from ckplan.operators.matching import is_op
+from ckplan.operators.matching import input_of, is_op
 
 _TYPES = (ir.DataType.FLOAT, ir.DataType.DOUBLE)
 """Element types of the layer; half precision would sum in half precision."""

@@ -12,7 +12,7 @@ import onnx_ir as ir
 
 from ckplan.autodiff.builder import Builder
 from ckplan.autodiff.reading import attr_int, required_input, shape_of
-from ckplan.model.node_reads import input_of
+from ckplan.operators.matching import input_of
 
 _INTEGERS = (ir.DataType.INT32, ir.DataType.INT64)
 _ARITHMETIC = ("Add", "Sub", "Mul", "Div")

@@ -27,7 +27,7 @@ from ckplan.autodiff.presence import read_after
 from ckplan.autodiff.reading import attr_int, attr_str, dtype_of, required_input, shape_of, size_of
 from ckplan.autodiff.row_factors import Offsets, Rows
 from ckplan.autodiff.row_maxima import row_maxima
-from ckplan.model.node_reads import input_of
+from ckplan.operators.matching import input_of
 
 OPERATOR = "SoftmaxStatistics"
 

@@ -12,7 +12,7 @@ from ckplan.autodiff.builder import Builder
 from ckplan.autodiff.reading import attr_float, attr_int, attr_str, required_input, shape_of
 from ckplan.autodiff.recurrent.activations import Activation, activations_of
 from ckplan.errors import ModelError
-from ckplan.model.node_reads import input_of
+from ckplan.operators.matching import input_of
 
 
 @dataclass(frozen=True)

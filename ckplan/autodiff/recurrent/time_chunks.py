@@ -16,7 +16,7 @@ from ckplan.autodiff.recurrent.activations import Activation
 from ckplan.autodiff.recurrent.direction import Cell, Direction, Operands, operands_of
 from ckplan.autodiff.recurrent.outputs import is_read, replace_outputs, stacked_states
 from ckplan.autodiff.registry import NoGradientError
-from ckplan.model.node_reads import input_of
+from ckplan.operators.matching import input_of
 
 
 def chunk_recurrent(op: Builder, node: ir.Node, chunks: Chunks, cell: Cell) -> str | None:

@@ -25,9 +25,8 @@ from ckplan.autodiff.reading import attr_float, attr_str, dtype_of, required_inp
 from ckplan.autodiff.registry import rule
 from ckplan.autodiff.rules.batch_norm import affine
 from ckplan.keys import PHASE
-from ckplan.model.node_reads import input_of
 from ckplan.model.traits import is_backward
-from ckplan.operators.matching import is_op
+from ckplan.operators.matching import input_of, is_op
 
 #: Operators whose gradients read what they multiply.
 _FACTORS = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul", "Mul", "Einsum"})

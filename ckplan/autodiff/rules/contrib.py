@@ -11,7 +11,7 @@ from ckplan.autodiff.builder import Builder, Gradients
 from ckplan.autodiff.presence import there
 from ckplan.autodiff.reading import attr_int, is_floating, required_input, shape_of
 from ckplan.autodiff.registry import NoGradientError, rule
-from ckplan.model.node_reads import input_of
+from ckplan.operators.matching import input_of
 
 
 @rule("Inverse", domain="com.microsoft")

@@ -13,7 +13,7 @@ from ckplan.autodiff.rules.conv_gradients import gradients
 from ckplan.autodiff.rules.conv_weight_gradient import weight_gradient
 from ckplan.autodiff.rules.windows import Window, convolution_window, pad_axes
 from ckplan.autodiff.transposes import before_transpose
-from ckplan.model.node_reads import input_of
+from ckplan.operators.matching import input_of
 
 
 @rule("Conv")

@@ -25,8 +25,7 @@ from ckplan.autodiff.rules.batch_norm import EPSILON, deviation
 from ckplan.autodiff.rules.conv import bias_gradient
 from ckplan.autodiff.rules.conv_gradients import gradients
 from ckplan.autodiff.rules.windows import convolution_window
-from ckplan.model.node_reads import input_of
-from ckplan.operators.matching import is_op
+from ckplan.operators.matching import input_of, is_op
 
 
 def outline_conv_batch_norms(op: Builder, targets: Container[ir.Value] = ()) -> None:

@@ -13,7 +13,7 @@ from ckplan.autodiff.registry import NoGradientError, rule
 from ckplan.autodiff.rules import sampling
 from ckplan.autodiff.rules.windows import Window, window_of
 from ckplan.autodiff.slices import stretch
-from ckplan.model.node_reads import input_of
+from ckplan.operators.matching import input_of
 
 
 @rule("DeformConv", since=19)

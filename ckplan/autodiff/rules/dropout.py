@@ -10,7 +10,7 @@ from ckplan.autodiff.composites import DOMAIN
 from ckplan.autodiff.reading import dtype_of, required_input, shape_of, size_of
 from ckplan.autodiff.registry import rule
 from ckplan.errors import ModelError
-from ckplan.model.node_reads import input_of
+from ckplan.operators.matching import input_of
 
 
 @rule("Dropout", since=13, fixed=[1, 2])

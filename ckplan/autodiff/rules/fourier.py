@@ -13,7 +13,7 @@ from ckplan.autodiff.builder import Builder, Gradients
 from ckplan.autodiff.reading import attr_int, dtype_of, required_input, shape_of
 from ckplan.autodiff.registry import rule
 from ckplan.autodiff.rules.windows import pad_axes
-from ckplan.model.node_reads import input_of
+from ckplan.operators.matching import input_of
 
 
 @rule("DFT", since=20, fixed=[1, 2])

@@ -23,7 +23,7 @@ from ckplan.autodiff.slices import stretch
 from ckplan.autodiff.tables import Lookups, add_lookups, is_narrow
 from ckplan.autodiff.transposes import before_transpose
 from ckplan.keys import PADDING_ROW
-from ckplan.model.node_reads import input_of
+from ckplan.operators.matching import input_of
 
 _MOST_RUNS = 32
 """Runs of neighbours beyond which fixed indices are scattered like any others: each takes three nodes."""

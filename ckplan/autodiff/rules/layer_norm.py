@@ -13,7 +13,7 @@ from ckplan.autodiff.reading import attr_float, attr_int, dtype_of, required_inp
 from ckplan.autodiff.registry import rule
 from ckplan.autodiff.rules.activations import is_kept
 from ckplan.autodiff.rules.batch_norm import affine, inverse_deviation
-from ckplan.model.node_reads import input_of
+from ckplan.operators.matching import input_of
 
 _EPSILON = 1e-5
 

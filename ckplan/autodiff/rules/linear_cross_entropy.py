@@ -26,7 +26,7 @@ from ckplan.autodiff.rules.losses import by_sample_weights, is_one, sample_slope
 from ckplan.autodiff.scattering import Updates, joined, spread
 from ckplan.autodiff.slices import rows_from, slice_axes
 from ckplan.keys import PHASE, PIECES
-from ckplan.model.node_reads import input_of
+from ckplan.operators.matching import input_of
 
 
 @rule("LinearCrossEntropy", domain=DOMAIN, leading=5, fixed=(2,))

@@ -11,8 +11,8 @@ from ckplan.autodiff.reading import attr_float, attr_int, required_input, shape_
 from ckplan.autodiff.registry import rule
 from ckplan.autodiff.row_factors import Rows, rows_of
 from ckplan.model.infer import static_shape
-from ckplan.model.node_reads import input_of
 from ckplan.model.traits import is_backward
+from ckplan.operators.matching import input_of
 
 _BLOCK = 128
 """Columns of a product that onnxruntime makes at a time."""

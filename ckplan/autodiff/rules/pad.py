@@ -10,7 +10,7 @@ from ckplan.autodiff.builder import Builder, Gradients
 from ckplan.autodiff.reading import attr_str, required_input, shape_of
 from ckplan.autodiff.registry import rule
 from ckplan.autodiff.rules.shape import cut, pad
-from ckplan.model.node_reads import input_of
+from ckplan.operators.matching import input_of
 
 
 @rule("Pad", since=11, fixed=[1, 3])

@@ -16,7 +16,7 @@ from ckplan.autodiff.reading import attr_float, attr_int, attr_ints, attr_str, d
 from ckplan.autodiff.registry import NoGradientError, rule
 from ckplan.autodiff.rules.resampling import Entries, Sampling, sampling_matrix
 from ckplan.autodiff.scattering import scatter_add
-from ckplan.model.node_reads import input_of
+from ckplan.operators.matching import input_of
 
 _SMALL = 4096
 """Matrices of up to this many elements are no burden in any case."""

@@ -7,7 +7,7 @@ import onnx_ir as ir
 from ckplan.autodiff.builder import Builder, Gradients
 from ckplan.autodiff.reading import required_input
 from ckplan.autodiff.registry import rule
-from ckplan.model.node_reads import input_of
+from ckplan.operators.matching import input_of
 
 
 @rule("RotaryEmbedding", since=23, by_definition=[1, 2])

@@ -20,7 +20,7 @@ from ckplan.autodiff.registry import rule
 from ckplan.autodiff.rules.gather import flat_indices
 from ckplan.autodiff.rules.shape import cut
 from ckplan.autodiff.scattering import scatter_add
-from ckplan.model.node_reads import input_of
+from ckplan.operators.matching import input_of
 
 
 @dataclass(frozen=True)

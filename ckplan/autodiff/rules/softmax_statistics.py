@@ -13,7 +13,7 @@ from ckplan.autodiff.registry import rule
 from ckplan.autodiff.row_factors import Offsets, with_row_factors
 from ckplan.autodiff.rules.linear_cross_entropy import Head, by_layer, made_at_once
 from ckplan.autodiff.rules.losses import is_one
-from ckplan.model.node_reads import input_of
+from ckplan.operators.matching import input_of
 
 
 @rule(OPERATOR, domain=DOMAIN, leading=1)

@@ -17,7 +17,7 @@ from ckplan.autodiff.composites import outline
 from ckplan.autodiff.presence import there
 from ckplan.autodiff.reading import attr_int, dtype_of, required_input, shape_of
 from ckplan.errors import ModelError
-from ckplan.model.node_reads import input_of
+from ckplan.operators.matching import input_of
 
 _SEEDS = 1 << 24
 """Some seeds are float32 attributes: whole numbers below this are exact."""

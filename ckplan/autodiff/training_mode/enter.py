@@ -13,8 +13,7 @@ from ckplan.autodiff.reading import required_input, shape_of
 from ckplan.autodiff.training_mode.batch_norm import batch_normalization, splits
 from ckplan.autodiff.training_mode.dropout import dropout
 from ckplan.model.nested_graphs import graphs_in
-from ckplan.model.node_reads import input_of
-from ckplan.operators.matching import is_op
+from ckplan.operators.matching import input_of, is_op
 
 _FORMS = ("BatchNormalization", "Dropout")
 

@@ -11,7 +11,7 @@ import onnx_ir as ir
 
 from ckplan.model.constants import mark_constant, unused_name
 from ckplan.model.infer import static_shape
-from ckplan.model.node_reads import input_of
+from ckplan.operators.matching import input_of
 
 _NARROW = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 
