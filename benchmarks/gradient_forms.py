@@ -1,6 +1,6 @@
 """Times the forms that gradients of convolutions can take, and says which one the rules choose.
 
-    python -m benchmarks.gradient_forms [--threads 2] [--repeats 5] [--only r50]
+    python -m benchmarks.gradient_forms [--threads 2] [--repeats 5] [--only r50] [--device cuda] [--samples 64]
 
 Prints, per shape, milliseconds in stock onnxruntime for each form of the weight gradient and of the data gradient, the
 forward convolution beside them, and the largest sum of temporaries of the weight gradient in MiB; of depthwise shapes
@@ -14,6 +14,7 @@ import argparse
 import functools
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import get_args
 
 import numpy as np
@@ -24,6 +25,7 @@ from ckplan.autodiff.builder import Builder
 from ckplan.autodiff.reading import shape_of
 from ckplan.autodiff.rules import conv_data_gradient, conv_forms, conv_weight_gradient, depthwise_rows
 from ckplan.autodiff.rules.windows import Window
+from ckplan.meter.session import open_session
 
 #: Samples, channels, size, filters, kernel, stride, padding, groups.
 SHAPES: dict[str, tuple[int, int, int, int, int, int, int, int]] = {
@@ -58,29 +60,43 @@ def window_for(size: int, kernel: int, stride: int, padding: int) -> Window:
     return Window((size, size), (places, places), (kernel, kernel), (stride, stride), pair, (padding, padding))
 
 
-def run(
-    shapes: list[list[int]], emit: Callable[..., ir.Value], threads: int, repeats: int
-) -> tuple[float, list[ir.Node]]:
-    """Return the shortest of some runs in ms, and the nodes."""
+@dataclass(frozen=True)
+class How:
+    """How forms are timed.
+
+    Attributes:
+        threads: of onnxruntime, on the CPU.
+        repeats: runs, of which the shortest counts.
+        device: where they run.
+    """
+
+    threads: int
+    repeats: int
+    device: str
+
+
+def run(shapes: list[list[int]], emit: Callable[..., ir.Value], how: How) -> tuple[float, list[ir.Node]]:
+    """Return the shortest of some runs in ms, inputs and outputs on the device, and the nodes."""
     inputs = [
         ir.Value(name=f"in{i}", type=ir.TensorType(ir.DataType.FLOAT), shape=ir.Shape(s)) for i, s in enumerate(shapes)
     ]
     graph = ir.Graph(inputs, [], nodes=[], opset_imports={"": 21}, name="g")
     graph.outputs.append(emit(Builder(graph, {"": 21}), *inputs))
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = threads
-    options.log_severity_level = 4
     proto = ir.to_proto(ir.Model(graph, ir_version=10))
-    session = onnxruntime.InferenceSession(proto.SerializeToString(), options, providers=["CPUExecutionProvider"])
-    rng = np.random.default_rng(0)
-    feeds = {f"in{i}": rng.standard_normal(s, dtype=np.float32) for i, s in enumerate(shapes)}
-    session.run(None, feeds)
+    session, _ = open_session(proto.SerializeToString(), how.device, threads=how.threads)
+    rng, binding = np.random.default_rng(0), session.io_binding()
+    for i, s in enumerate(shapes):
+        fed = onnxruntime.OrtValue.ortvalue_from_numpy(rng.standard_normal(s, dtype=np.float32), how.device, 0)
+        binding.bind_ortvalue_input(f"in{i}", fed)
+    for output in session.get_outputs():
+        binding.bind_output(output.name, how.device)
     times = []
-    for _ in range(repeats):
+    for _ in range(1 + how.repeats):
         start = time.perf_counter()
-        session.run(None, feeds)
+        session.run_with_iobinding(binding)
+        binding.synchronize_outputs()
         times.append(time.perf_counter() - start)
-    return min(times) * 1e3, list(graph)
+    return min(times[1:]) * 1e3, list(graph)
 
 
 def temporaries(nodes: list[ir.Node]) -> float:
@@ -103,23 +119,24 @@ def temporaries(nodes: list[ir.Node]) -> float:
     return peak / 2**20
 
 
-def row(name: str, threads: int, repeats: int) -> str:
+def row(name: str, samples: int | None, how: How) -> str:
     """Time all forms for one shape."""
     n, c, size, o, k, stride, padding, groups = SHAPES[name]
+    n = samples or n
     window = window_for(size, k, stride, padding)
     kernel, x, dy = [o, c // groups, k, k], [n, c, size, size], [n, o, *window.outputs]
 
     def convolution(op: Builder, x: ir.Value, w: ir.Value) -> ir.Value:
         return op.Conv(x, w, strides=window.strides, pads=[*window.begin, *window.begin], group=groups)
 
-    forward, _ = run([x, kernel], convolution, threads, repeats)
+    forward, _ = run([x, kernel], convolution, how)
     cells = []
     chosen = conv_weight_gradient.weight_gradient_form(n, c, o, groups, window)
     for form, emit in conv_forms.FORMS.items():
         if (form in ("dot", "row") and not c == o == groups) or (form in conv_forms.WITHOUT_EINSUM and groups > 1):
             continue
         call = functools.partial(emit, kernel=kernel, groups=groups, window=window)
-        took, nodes = run([x, dy], call, threads, repeats)
+        took, nodes = run([x, dy], call, how)
         mark = "*" if form == chosen else ""
         cells.append(f"{form}{mark} {took:.1f} ({temporaries(nodes):.0f} MiB, {len(nodes)} nodes)")
     for form in get_args(conv_data_gradient.Form):
@@ -128,7 +145,7 @@ def row(name: str, threads: int, repeats: int) -> str:
         if form == "product" and not conv_data_gradient.reads_apart(window):
             continue
         call = functools.partial(conv_data_gradient.data_gradient, groups=groups, window=window, form=form)
-        took, _ = run([dy, kernel], call, threads, repeats)
+        took, _ = run([dy, kernel], call, how)
         mark = "*" if conv_data_gradient.data_gradient_form(n, kernel, groups, window) == form else ""
         cells.append(f"{form}{mark} {took:.1f}")
     if c == o == groups and stride == 1:
@@ -138,7 +155,7 @@ def row(name: str, threads: int, repeats: int) -> str:
             op.graph.outputs.append(dw)
             return dx
 
-        took, nodes = run([x, dy, kernel], both, threads, repeats)
+        took, nodes = run([x, dy, kernel], both, how)
         cells.append(f"both by rows {took:.1f} ({temporaries(nodes):.0f} MiB, {len(nodes)} nodes)")
     return f"{name:18} forward {forward:.1f} | {' | '.join(cells)}"
 
@@ -147,11 +164,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    parser.add_argument("--samples", type=int, help="samples in place of those of the shapes")
     parser.add_argument("--only", default="", help="only shapes whose name contains this")
     arguments = parser.parse_args()
+    how = How(arguments.threads, arguments.repeats, arguments.device)
     for name in SHAPES:
         if arguments.only in name:
-            print(row(name, arguments.threads, arguments.repeats), flush=True)
+            print(row(name, arguments.samples, how), flush=True)
 
 
 if __name__ == "__main__":

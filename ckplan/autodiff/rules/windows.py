@@ -17,6 +17,9 @@ from ckplan.autodiff.builder import Builder
 from ckplan.autodiff.reading import attr_ints, attr_str, required_input, shape_of
 from ckplan.autodiff.slices import slice_axes
 
+IN_PLANES_ELEMENTS = 2**16
+"""Elements from which on a Pad is worth two nodes more: to pad them takes a GPU longer than to start a kernel."""
+
 
 @dataclass(frozen=True)
 class Window:
@@ -137,11 +140,32 @@ def pad_axes(
     begin, end = [max(first, 0) for first in begin], [max(last, 0) for last in end]
     if not any(begin) and not any(end):
         return value
-    rank = len(shape)
-    before, after = [0] * rank, [0] * rank
+    before, after = [0] * len(shape), [0] * len(shape)
     for axis, first, last in zip(axes, begin, end, strict=True):
         before[axis], after[axis] = first, last
-    return op.Pad(value, np.asarray(before + after, dtype=np.int64), fill)
+    return _padded_in_planes(op, value, before, after, fill)
+
+
+def _padded_in_planes(
+    op: Builder, value: ir.Value, before: list[int], after: list[int], fill: float | None
+) -> ir.Value:
+    """Emit a Pad of large tensors over the last two axes of a view.
+
+    Of up to four axes CUDA pads the last two 50 times as fast as any others; the CPU's kernel sees no difference. Axes
+    that are not padded are one with those beside them, and so are all that lie behind a padded one.
+    """
+    shape = shape_of(value)
+    whole = [size + first + last for size, first, last in zip(shape, before, after, strict=True)]
+    padded = [axis for axis in range(len(shape)) if before[axis] or after[axis]]
+    first, last = padded[0], padded[-1]
+    planes = first >= len(shape) - 2 and len(shape) <= 4
+    if planes or last > first + 1 or math.prod(whole) < IN_PLANES_ELEMENTS:
+        return op.Pad(value, np.asarray(before + after, dtype=np.int64), fill)
+    behind = math.prod(shape[last + 1 :])
+    high = [shape[first]] if last > first else []
+    view = op.reshape(value, [math.prod(shape[:first]), *high, shape[last] * behind])
+    ends = [[0, *amount[first:last], amount[last] * behind] for amount in (before, after)]
+    return op.reshape(op.Pad(view, np.asarray(ends, dtype=np.int64).reshape(-1), fill), whole)
 
 
 def tap_of(op: Builder, padded: ir.Value, window: Window, tap: Sequence[int], axes: Sequence[int]) -> ir.Value:
