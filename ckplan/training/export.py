@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import onnx_ir as ir
+from onnx_ir.passes.common import NameFixPass
 
 from ckplan.arguments import check_table, path_of
 from ckplan.autodiff.lora import Layer, Lora
@@ -88,7 +89,8 @@ def with_weights(source: Path, weights: Mapping[str, Array]) -> ir.Model:
     """
     model = read(source)
     write_linear_models(model)
-    read_signature(model)
+    if read_signature(model):  # what came apart are copies, names and all
+        NameFixPass()(model)
     join_repeated(model)
     unfold(model)  # what was computed of the old values
     keep_forms(model)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 
+import ckplan
 from tests.model.models import normal
 from tests.model.torch_files import add_source, gradients, in_modules, loaded
 
@@ -55,6 +59,19 @@ def test_two_norms_that_read_the_same_have_gradients_of_their_own(kept: str) -> 
 def test_a_norm_that_is_used_twice_stays_one() -> None:
     """As a trained one is, which none beside it equals."""
     assert set(gradients(norms(normal(3, 4)))) == set(NORMS[:2])
+
+
+def test_trained_norms_are_two_in_the_exported_file(tmp_path: Path) -> None:
+    """With their nodes, of which onnxruntime takes no two of one name."""
+    source, target = tmp_path / "norms.onnx", tmp_path / "trained.onnx"
+    onnx.save(norms(ONES), source)
+    weights = {name: normal(number, 4) for number, name in enumerate(NORMS)}
+    ckplan.export_weights(source, weights, target)
+    x = normal(9, 2, 4)
+    (found,) = onnxruntime.InferenceSession(target).run(None, {"x": x})
+    rows = (x - x.mean(1, keepdims=True)) / np.sqrt(x.var(1, keepdims=True) + 1e-5)
+    a, b = (rows * weights[f"{norm}.weight"] + weights[f"{norm}.bias"] for norm in "ab")
+    np.testing.assert_allclose(found, 1 / (1 + np.exp(-a)) + np.tanh(b), rtol=1e-5, atol=1e-6)
 
 
 def test_which_of_several_siblings_is_read_is_not_guessed() -> None:
