@@ -204,9 +204,30 @@ def are_equal(one: ir.TensorProtocol, other: ir.TensorProtocol, order: tuple[int
 
 
 def is_unstructured(value: ir.Value) -> bool:
-    """Whether an initializer holds numbers that may come from a parameter's: zeros in its shape do not."""
+    """Whether an initializer holds numbers that may come from a parameter's: zeros in its shape do not.
+
+    A parameter of a few numbers that stands there for each place makes a tensor of few values, as masks are.
+    """
     tensor = value.const_value
-    return tensor is not None and tensor.dtype.is_floating_point() and tensor.size > 1 and structure_of(tensor) is None
+    if tensor is None or not tensor.dtype.is_floating_point() or tensor.size <= 1:
+        return False
+    formula = structure_of(tensor)
+    if formula is None or not formula.startswith("of "):
+        return formula is None
+    once = without_repeats(np.asarray(tensor.numpy()))
+    return once.size < tensor.size and structure_of(ir.Tensor(once)) is None
+
+
+def repeated_axes(array: np.ndarray[Any, Any]) -> tuple[int, ...]:
+    """The axes longer than one along which an array holds the same again and again."""
+    return tuple(axis for axis, size in enumerate(array.shape) if size > 1 and (array == array.take([0], axis)).all())
+
+
+def without_repeats(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """An array with one place of each axis along which it holds the same again and again."""
+    for axis in repeated_axes(array):
+        array = array.take([0], axis)
+    return array
 
 
 def is_one_number(value: ir.Value) -> bool:

@@ -85,6 +85,45 @@ def test_a_further_key_of_attention_is_repeated_along_the_second_axis() -> None:
 
 
 @pytest.mark.parametrize(
+    ("row", "leaf", "rows", "noted"),
+    [
+        (normal(4, 1, 1, 8), "bias", 1, False),
+        (np.zeros((1, 1, 8), np.float32), "mask_token", 1, False),
+        (np.zeros((1, 1, 8), np.float32), "bias", 3, True),
+        (np.zeros((1, 1, 8), np.float32), "query_tokens", 3, True),
+    ],
+)
+def test_what_was_repeated_for_each_place_is_one_row_if_that_can_be_told(
+    row: np.ndarray, leaf: str, rows: int, noted: bool
+) -> None:
+    """A mask token, or a bias that is expanded to what it is added to."""
+    model = exported(
+        "h = MatMul(x, l.weight) s = Reshape(h, sizes) a = Add(s, expand) t = Tanh(a) y = ReduceSum(t, axes)",
+        {
+            "l.weight": normal(1, 4, 24),
+            "expand": np.tile(row, (2, 3, 1)),
+            "sizes": np.array([2, 3, 8]),
+            "axes": np.array([1]),
+        },
+        {"p_weight": ("PARAMETER", "l.weight"), "p_row": ("PARAMETER", f"m.{leaf}")},
+        [
+            "aten.mm](args = (%x, %p_weight))",
+            "",
+            "aten.add](args = (%view, %expand))",
+            "aten.tanh](args = (%add,))",
+            "",
+        ],
+    )
+    model.graph.output[0].type.tensor_type.shape.dim[1].dim_value = 8
+    add_source(model, "expand", f"m.{leaf}", "val_6")
+    found, notes = loaded(model)
+    assert list(found.graph.initializers["expand_row"].shape or ()) == [1, rows, 8]
+    assert (f"'expand' of 'm.{leaf}'): a row for each place is trained" in notes) == noted
+    x = normal(2, 2, 4)
+    np.testing.assert_array_equal(run(found, {"x": x})[0], run(model, {"x": x})[0])
+
+
+@pytest.mark.parametrize(
     ("array", "on_the_way"),
     [(normal(3, 2, 4), "expand"), (np.repeat(ROW, 2, axis=0), "permute")],
     ids=["rows that differ", "equal rows of a parameter"],

@@ -8,7 +8,8 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
-from ckplan.model.structure import TABLE, are_equal, structure_of
+from ckplan.model.structure import TABLE, are_equal, is_unstructured, structure_of
+from tests.model.models import normal
 
 POSITIONS = np.arange(128)[:, None]
 ANGLES = POSITIONS * 10000.0 ** (-np.arange(32) / 32)
@@ -129,3 +130,11 @@ def test_copies_are_told_from_others() -> None:
     assert are_equal(one, ir.Tensor(np.ascontiguousarray(weights.T)), (1, 0))
     assert not are_equal(one, ir.Tensor(np.ascontiguousarray(weights.T)))
     assert not are_equal(one, ir.Tensor(changed))
+
+
+@pytest.mark.parametrize(("row", "expected"), [(normal(0, 32), True), (np.arange(32, dtype=np.float32), False)])
+def test_a_row_that_stands_there_again_and_again_may_be_a_parameter(row: np.ndarray, expected: bool) -> None:
+    """As what is looked up of a table for tokens of one kind."""
+    value = ir.Value(name="v", const_value=ir.Tensor(np.tile(row, (2, 12, 1))))
+    assert structure_of(ir.Tensor(np.tile(row, (2, 12, 1)))) is not None
+    assert is_unstructured(value) is expected

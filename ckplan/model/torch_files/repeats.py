@@ -15,7 +15,7 @@ import onnx_ir as ir
 from ckplan import keys
 from ckplan.display import shortened
 from ckplan.model.constants import add_constant
-from ckplan.model.structure import is_unstructured
+from ckplan.model.structure import is_unstructured, repeated_axes, structure_of, without_repeats
 from ckplan.model.torch_files.concatenated import is_concatenated
 from ckplan.model.torch_files.exporter_metadata import folded_from, parameters_of
 from ckplan.model.torch_files.functions import Function, Operation, add_parameter, compute, make_instead
@@ -28,21 +28,26 @@ ROW = "_row"
 """What the name of a row ends with."""
 _OF_ZEROS = re.compile(r"zeros(_\d+)?")
 """What a recurrent cell begins with for each sample, where no state is given."""
+_TOKEN = re.compile(r"(.*[._])?token")
+"""What a parameter is called that is one row."""
+_FEWEST = 8
+"""How many numbers of no formula tell that they are one row."""
 
 
 def join_repeated(model: ir.Model) -> tuple[str, ...]:
-    """Hold once what stands for a parameter that was expanded along the batch or concatenated with itself, in place.
+    """Hold once what stands for a parameter that was expanded or concatenated with itself, in place.
 
-    The batch is the first axis, and the second one of what is laid out by steps, ``[1, batch, features]``. What was
-    computed of several parameters of which one was expanded, as of the state that a recurrent cell begins with, was
-    expanded, too.
+    Numbers tell along which axes. Equal ones were expanded along the batch: that is the first axis, and the second one
+    of what is laid out by steps, ``[1, batch, features]``. Whether along others as well nothing tells but the name of a
+    token. What was computed of several parameters of which one was expanded, as of the state that a recurrent cell
+    begins with, was expanded, too.
 
     Returns:
         Notes.
     """
     graph = model.graph
     parameters = parameters_of(graph)
-    joined = []
+    joined, doubtful = [], []
     for value in list(graph.initializers.values()):
         stands_for = value.metadata_props.get(keys.STANDS_FOR)
         of_several = stands_for is None and len(parameters.intersection(folded_from(value))) > 1
@@ -54,16 +59,28 @@ def join_repeated(model: ir.Model) -> tuple[str, ...]:
         is_expanded = (
             untold or any(map(_EXPANDED.fullmatch, names)) or (of_several and any(map(_OF_ZEROS.fullmatch, names)))
         )
-        axis = _batch_axis(value, array)
         if is_expanded and (stands_for or is_unstructured(value)):
-            if array.ndim > 1 and array.shape[axis] > 1 and (array == array.take([0], axis)).all():
-                joined.append(repr(_expand(graph, value, array, axis)))
+            axes = _repeated_along(value, array)
+            left = [size for axis, size in enumerate(array.shape) if axis not in axes and size > 1]
+            if stands_for and len(left) > 1 and (array == array.reshape(-1)[0]).all():
+                if _TOKEN.fullmatch(stands_for):
+                    axes = tuple(range(array.ndim - 1))
+                else:
+                    doubtful.append(f"'{value.name}' of '{stands_for}'")
+            if array.ndim > 1 and axes:
+                joined.append(repr(_expand(graph, value, array, axes)))
         elif stands_for and is_concatenated(value) and is_unstructured(value):
             block = _block(array)
             joined += [] if block is None else [repr(_tile(graph, value, array, block))]
-    if not joined:
-        return ()
-    return (f"{len(joined)} weight(s) that torch's exporter repeated are one: {shortened(joined, 3)}",)
+    notes = []
+    if joined:
+        notes.append(f"{len(joined)} weight(s) that torch's exporter repeated are one: {shortened(joined, 3)}")
+    if doubtful:
+        notes.append(
+            f"{len(doubtful)} parameter(s) of equal numbers were expanded ({shortened(doubtful, 3)}): a row for each "
+            "place is trained, as these do not tell whether torch has but one; ckplan.export keeps the parameter"
+        )
+    return tuple(notes)
 
 
 def _block(array: np.ndarray) -> np.ndarray | None:
@@ -76,15 +93,26 @@ def _block(array: np.ndarray) -> np.ndarray | None:
     return None
 
 
+def _repeated_along(value: ir.Value, array: np.ndarray) -> tuple[int, ...]:
+    """The axes along which a row was repeated: all that its numbers show, if they tell; at most the batch's if not."""
+    axes, row = repeated_axes(array), without_repeats(array)
+    if row.size >= _FEWEST and structure_of(ir.Tensor(row)) is None:
+        return axes
+    return tuple(axis for axis in axes if axis == _batch_axis(value, array))
+
+
 def _batch_axis(value: ir.Value, array: np.ndarray) -> int:
     """The axis of samples: the second one of states of recurrent layers, and of one row, as a further key is."""
     one_row = array.ndim == 3 and len(array) == 1 and is_unstructured(value)
     return int(is_state(value) or one_row)
 
 
-def _expand(graph: ir.Graph, value: ir.Value, array: np.ndarray, axis: int) -> str:
-    """Put one row of an axis and an Expand in the place of an initializer; return the name of the row."""
-    row = add_parameter(graph, value, ROW.removeprefix("_"), array.take([0], axis))
+def _expand(graph: ir.Graph, value: ir.Value, array: np.ndarray, axes: tuple[int, ...]) -> str:
+    """Put one row and an Expand along some axes in the place of an initializer; return the name of the row."""
+    once = array
+    for axis in axes:
+        once = once.take([0], axis)
+    row = add_parameter(graph, value, ROW.removeprefix("_"), once)
     if keys.STANDS_FOR not in value.metadata_props:  # it is of several parameters: see `unfold`
         del row.metadata_props[keys.STANDS_FOR]
     put_expand(graph, value, row)
