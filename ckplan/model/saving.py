@@ -151,7 +151,7 @@ def _sync(file: Path) -> None:
 
 def _environment(error: OSError, target: Path) -> EnvironmentUnavailableError:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        elsewhere = "set TMPDIR to another folder" if is_temporary(target) else "write elsewhere with -o"
+        elsewhere = "set TMPDIR to another folder" if is_temporary(target) else "write elsewhere"
         return EnvironmentUnavailableError(f"no space left to write {target}", f"free some, or {elsewhere}")
     too_large = error.errno == errno.EFBIG
     return EnvironmentUnavailableError(

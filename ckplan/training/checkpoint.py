@@ -305,8 +305,9 @@ def _telling_of_damage(path: Path) -> Iterator[None]:
 
     try:
         yield
-    except FileNotFoundError:
-        raise ModelError(f"there is no file {path}", "check the path") from None
+    except FileNotFoundError:  # safetensors says so of files that may not be read, too
+        what = f"no permission to read {path}" if path.exists() else f"there is no file {path}"
+        raise ModelError(what, "check the path") from None
     except (OSError, SafetensorError, ValueError, TypeError) as error:
         reason = one_line(error)
         raise ModelError(

@@ -125,6 +125,18 @@ def test_a_checkpoint_that_does_not_fit_is_refused(tmp_path: Path) -> None:
         ckplan.read_checkpoint(last)
 
 
+def test_a_checkpoint_that_may_not_be_read_is_not_said_to_be_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def denied(path: Path, framework: str) -> None:  # what safetensors does, for root as well
+        raise FileNotFoundError(path)
+
+    monkeypatch.setattr("safetensors.safe_open", denied)
+    (tmp_path / "run.safetensors").touch()
+    with pytest.raises(ModelError, match=r"no permission to read .*run\.safetensors"):
+        ckplan.read_checkpoint(tmp_path / "run.safetensors")
+
+
 def test_what_is_another_when_a_training_goes_on_is_told(tmp_path: Path) -> None:
     _, step = files(tmp_path)
     folder = tmp_path / "run"
