@@ -20,6 +20,7 @@ from ckplan.autodiff.regions import BITS, KINDS, Pieces, Region
 from ckplan.errors import InfeasibleError, UsageError
 from ckplan.pipeline import planning
 from ckplan.pipeline.clocked import rewrite_by_clock
+from ckplan.pipeline.footprint_files import fixed
 from ckplan.pipeline.goal import ACTIVATIONS, ANY, TOTAL, Goal
 from ckplan.pipeline.plan_files import renamed
 from ckplan.pipeline.planned import Planned, share_of
@@ -192,7 +193,7 @@ def _cut(step: Step, pieces: Pieces) -> Step | None:
 def _form(step: Step, form: Step, pieces: Pieces, strategy: Strategy, goal: Goal, best: _Form | None = None) -> _Form:
     """Plan a form of a step, unless a bound says that it is in vain: it needs too much, or it costs too much."""
     least, own = lower_bound(form.problem)[0], _for_form(form, strategy, goal)
-    in_vain = own is None or (goal.scope == ACTIVATIONS and goal.budget is not None and least > goal.budget)
+    in_vain = own is None or (goal.budget is not None and least + _besides(form, goal) > goal.budget)
     if own is not None and goal.budget is not None and best is not None and best.planned is not None:
         most = (1 - _PAYS) * best.planned.plan.cost
         own, in_vain = replace(own, cheaper_than=most), in_vain or form.problem.cost >= most
@@ -206,6 +207,11 @@ def _form(step: Step, form: Step, pieces: Pieces, strategy: Strategy, goal: Goal
         return _Form(pieces, form, renamed(planned, str(goal.applied(strategy))), least)
     except InfeasibleError as error:
         return _Form(pieces, form, None, min(form.files.values(), default=least), error)
+
+
+def _besides(form: Step, goal: Goal) -> int:
+    """Bytes, of those that a budget is of, that are there beside the activations."""
+    return 0 if goal.scope == ACTIVATIONS else fixed(form.footprint, goal) + form.footprint.returned
 
 
 def _rungs(step: Step, goal: Goal) -> dict[str, list[int]]:

@@ -272,6 +272,16 @@ def test_no_block_is_planned_for_a_budget_below_all_bounds(caplog: pytest.LogCap
     assert not any("batch=" in record.getMessage() for record in caplog.records)
 
 
+def test_no_form_is_planned_for_a_budget_of_everything_below_its_bound(caplog: pytest.LogCaptureFixture) -> None:
+    step = open_step(head())
+    budget = step.footprint.resident + step.footprint.returned + 1000
+    with caplog.at_level("INFO", logger="ckplan"), pytest.raises(InfeasibleError):
+        planned(budget=budget, of="total")
+    told = [record.getMessage() for record in caplog.records]
+    assert any("in vain" in line for line in told)
+    assert not any(line.startswith("planning with regions in pieces") for line in told)
+
+
 def test_a_model_that_is_only_run_goes_in_blocks() -> None:
     whole, decided = (convolutions(inference=True, chunks=chunks) for chunks in ("off", "auto"))
     budget = int(0.7 * lower_bound(whole.problem)[0])
