@@ -92,6 +92,19 @@ def test_a_note_says_that_zeros_do_not_tell_what_is_one_number() -> None:
     assert "of zeros" not in loaded(newer(LOOKED_UP))[1]
 
 
+@pytest.mark.parametrize(("way", "noted"), [("zeros", True), ("zeros_add", False), ("cat", False)])
+def test_zeros_looked_up_for_tokens_that_are_all_of_one_type_are_noted(way: str, noted: bool) -> None:
+    """The types are zeros that the program makes; what it adds or joins to others may be zeros of its own."""
+    model = exported(
+        "h = Softmax <axis=-1> (x) y = Add(h, embedding)",
+        {"embedding": np.zeros((2, 4), np.float32)},
+        {"p_types": ("PARAMETER", "types.weight")},
+        ["aten.softmax", "aten.add](args = (%softmax, %embedding))"],
+    )
+    add_source(model, "embedding", "types.weight", "val_0", "zeros", *([] if way == "zeros" else [way.split("_")[-1]]))
+    assert ("of zeros were looked up in a parameter ('embedding' of 'types.weight')" in loaded(model)[1]) == noted
+
+
 def test_a_trained_table_is_looked_up_in_the_exported_file(tmp_path: Path) -> None:
     onnx.save(older(LOOKED_UP), tmp_path / "model.onnx")
     new, x = normal(9, 15), np.zeros((2, 8, 8), np.float32)

@@ -90,7 +90,7 @@ def test_a_further_key_of_attention_is_repeated_along_the_second_axis() -> None:
         (normal(4, 1, 1, 8), "bias", 1, False),
         (np.zeros((1, 1, 8), np.float32), "mask_token", 1, False),
         (np.zeros((1, 1, 8), np.float32), "bias", 3, True),
-        (np.zeros((1, 1, 8), np.float32), "query_tokens", 3, True),
+        (np.zeros((1, 1, 8), np.float32), "group_token", 3, True),
     ],
 )
 def test_what_was_repeated_for_each_place_is_one_row_if_that_can_be_told(

@@ -30,6 +30,7 @@ _LOOKED_UP = re.compile(r"(embedding|gather|index|index_select|repeat|repeat_int
 _MADE = re.compile(r"(empty|full|new|ones|zeros)(_\w+)?")
 _PRODUCT = re.compile(r"(addmm|linear|matmul|mm)(_\d+)?")
 _OF_CONSTANTS = re.compile(r"(arange|empty|full|linspace|new|ones|scalar_tensor|val|zeros)(_\w+)?")
+_PLACES = re.compile(r"(arange|full|ones|val|zeros)(_\d+)?")
 _QUOTED = re.compile(r"'([^']*)'")
 _COMPARED = re.compile(r"(bitwise_(and|not|or)|eq|ge|gt|le|logical_(and|not|or)|lt|ne)(_\d+)?")
 
@@ -130,6 +131,11 @@ def is_made_name(name: str) -> bool:
 def is_constant_name(name: str) -> bool:
     """Whether torch calls by a name what may hold constants of the program."""
     return _OF_CONSTANTS.fullmatch(name) is not None
+
+
+def is_place_name(name: str) -> bool:
+    """Whether torch calls by a name what may tell the places of a look-up: numbers that are made of sizes alone."""
+    return _PLACES.fullmatch(name) is not None
 
 
 def is_comparison_name(name: str) -> bool:

@@ -28,8 +28,8 @@ ROW = "_row"
 """What the name of a row ends with."""
 _OF_ZEROS = re.compile(r"zeros(_\d+)?")
 """What a recurrent cell begins with for each sample, where no state is given."""
-_TOKEN = re.compile(r"(.*[._])?token")
-"""What a parameter is called that is one row."""
+_MASK = re.compile(r"(.*[._])?mask_token")
+"""What a parameter is called that is one row, put in the place of each that is masked; `group_token` may be several."""
 _FEWEST = 8
 """How many numbers of no formula tell that they are one row."""
 
@@ -39,7 +39,7 @@ def join_repeated(model: ir.Model) -> tuple[str, ...]:
 
     Numbers tell along which axes. Equal ones were expanded along the batch: that is the first axis, and the second one
     of what is laid out by steps, ``[1, batch, features]``. Whether along others as well nothing tells but the name of a
-    token. What was computed of several parameters of which one was expanded, as of the state that a recurrent cell
+    mask token. What was computed of several parameters of which one was expanded, as of the state that a recurrent cell
     begins with, was expanded, too.
 
     Returns:
@@ -63,7 +63,7 @@ def join_repeated(model: ir.Model) -> tuple[str, ...]:
             axes = _repeated_along(value, array)
             left = [size for axis, size in enumerate(array.shape) if axis not in axes and size > 1]
             if stands_for and len(left) > 1 and (array == array.reshape(-1)[0]).all():
-                if _TOKEN.fullmatch(stands_for):
+                if _MASK.fullmatch(stands_for):
                     axes = tuple(range(array.ndim - 1))
                 else:
                     doubtful.append(f"'{value.name}' of '{stands_for}'")

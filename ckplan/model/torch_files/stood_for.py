@@ -25,6 +25,7 @@ from ckplan.model.torch_files.exporter_metadata import (
     is_looked_up_name,
     is_made_name,
     is_moved_name,
+    is_place_name,
     is_product_name,
     module_around,
     module_of,
@@ -66,7 +67,10 @@ def mark_computed(graph: ir.Graph, parameters: set[str], buffers: set[str]) -> N
         if keys.STANDS_FOR in value.metadata_props or not sources.isdisjoint(graph.initializers):
             continue
         of_one = (
-            is_unstructured(value) or is_one_number(value) or _is_moved(value) or _is_of_nothing_else(value, sources)
+            is_unstructured(value)
+            or is_one_number(value)
+            or _is_moved(value, sources)
+            or _is_of_nothing_else(value, sources)
         )
         if len(sources) == 1 and of_one:
             value.metadata_props[keys.STANDS_FOR] = sources.pop()
@@ -112,11 +116,15 @@ def _is_product_of_zeros(value: ir.Value, sources: set[str]) -> bool:
     return len(sources) == 1 and is_product_name(str(value.name)) and any(map(is_made_name, folded_from(value)))
 
 
-def _is_moved(value: ir.Value) -> bool:
-    """Whether an initializer holds the very numbers of what it was computed of, or some of them, were they all zero."""
-    name = str(value.name)
-    made = any(map(is_made_name, (name, *folded_from(value))))
-    return (is_moved_name(name) or is_looked_up_name(name)) and not made
+def _is_moved(value: ir.Value, sources: set[str]) -> bool:
+    """Whether an initializer holds the very numbers of what it was computed of, or some of them, were they all zero.
+
+    Zeros that the program made are places where nothing but a look-up reads them, such as the types of all tokens.
+    """
+    name, on_the_way = str(value.name), set(folded_from(value)) - sources
+    if is_looked_up_name(name) and all(is_place_name(way) or is_moved_name(way) for way in on_the_way):
+        return True
+    return (is_moved_name(name) or is_looked_up_name(name)) and not any(map(is_made_name, (name, *on_the_way)))
 
 
 def _is_of_nothing_else(value: ir.Value, sources: set[str]) -> bool:
