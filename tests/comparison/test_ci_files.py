@@ -43,6 +43,7 @@ def test_text_of_a_workflow_does_not_become_a_part_of_the_script() -> None:
     [
         ({}, []),
         ({"BASE": "memory.json", "HEAD": "my net.onnx"}, ["memory.json", "my net.onnx"]),
+        ({"OPTIONS": "--dim n=2\n--strategy memory\n"}, ["--dim", "n=2", "--strategy", "memory"]),  # a YAML block
         ({"CONFIG": "a b.toml", "BUDGET": "1 GiB"}, ["--config", "a b.toml", "--budget", "1 GiB"]),
         (
             {"BASE": "$(touch owned)", "MAX_REGRESSION": "3%; touch owned", "OPTIONS": "--dim n=2 *  `touch owned`"},
