@@ -94,7 +94,7 @@ def command(step: Path, data: Path, epochs: int, resume: bool, as_json: bool, **
 
     epochs_made = trainer.train(epochs, resume=resume, each_epoch=tell)
     if trainer.is_stale:
-        notes([f"the loss on the evaluation data was lowest {trainer.state.stale} epochs ago: {checkpoint.BEST}"])
+        notes([f"the loss on the evaluation data was lowest {trainer.state.stale} epoch(s) ago: {checkpoint.BEST}"])
     if as_json:
         from ckplan.report import json
 

@@ -13,7 +13,6 @@ from ckplan.training.data import Data
 from ckplan.training.schedules import Constant
 
 _DATA = "data"
-_NONE = "none"
 
 
 def asked_for(
@@ -29,14 +28,14 @@ def asked_for(
         updates: how many there will be, which a schedule goes by.
         data: the training data, of which a checksum is kept.
     """
-    asked = {"learning rate": f"{rate:g}", "schedule": str(schedule), _DATA: _checksum(data)}
-    if type(schedule) is not Constant:
-        asked["number of updates"] = str(updates)
-    if optimizer is not None:
-        asked["optimizer"] = str(parse_optimizer(optimizer))
-    if clip_norm is not None:
-        asked["clip norm"] = f"{clip_norm:g}"
-    return asked
+    own = "the file's own"
+    return {
+        "learning rate": f"{rate:g}",
+        "schedule": str(schedule) if type(schedule) is Constant else f"{schedule} over {updates} updates",
+        "optimizer": own if optimizer is None else str(parse_optimizer(optimizer)),
+        "clip norm": "none" if clip_norm is None else f"{clip_norm:g}",
+        _DATA: _checksum(data),
+    }
 
 
 def changes(path: Path, before: Mapping[str, str], now: Mapping[str, str]) -> tuple[str, ...]:
@@ -44,19 +43,16 @@ def changes(path: Path, before: Mapping[str, str], now: Mapping[str, str]) -> tu
 
     Args:
         path: the checkpoint.
-        before: what that training was asked for; empty in checkpoints that do not tell it.
+        before: what that training was asked for; nothing is said of what it does not tell.
         now: what it is asked for as it goes on.
     """
-    if not before:
-        return ()
-    notes = [
-        f"the {what} is {now.get(what, _NONE)} from here on, and was {before.get(what, _NONE)} in {path}"
-        for what in dict.fromkeys((*now, *before))
-        if what != _DATA and now.get(what) != before.get(what)
-    ]
-    if now[_DATA] != before.get(_DATA):
-        notes.append(f"the training data hold other numbers than those that {path} was made with")
-    return tuple(notes)
+    others = [what for what, said in before.items() if now.get(what, said) != said]
+    return tuple(
+        f"the training data hold other numbers than those that {path} was made with"
+        if what == _DATA
+        else f"the {what} is {now[what]} from here on, and was {before[what]} in {path}"
+        for what in others
+    )
 
 
 def _checksum(data: Data) -> str:

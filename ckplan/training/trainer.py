@@ -181,7 +181,8 @@ class Trainer:
         updates = epochs * self.steps_per_epoch
         if resume and self._folder is not None:
             path, state = checkpoint.read_state(self._folder)
-            notes.extend(changes(path, state.asked, self._asked(updates)))
+            if state.epoch < epochs:
+                notes.extend(changes(path, state.asked, self._asked(updates)))
         if self._schedule.warmup >= updates:
             notes.append(
                 f"the warm-up of {self._schedule.warmup} updates does not end within the training, of {updates}"

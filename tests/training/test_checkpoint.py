@@ -148,18 +148,18 @@ def test_what_is_another_when_a_training_goes_on_is_told(tmp_path: Path) -> None
     last = checkpoint.latest(folder)
     assert trainer.notes(2, resume=True) == (
         f"the learning rate is 0.1 from here on, and was 0.01 in {last}",
-        f"the schedule is cosine from here on, and was constant in {last}",
-        f"the number of updates is 16 from here on, and was none in {last}",
+        f"the schedule is cosine over 16 updates from here on, and was constant in {last}",
         f"the optimizer is adamw from here on, and was adam in {last}",
         f"the clip norm is 1 from here on, and was none in {last}",
     )
     assert not trainer.notes(2)
-    trainer.train(2, resume=True)
-    assert not trainer.notes(2, resume=True)
+    assert not trainer.notes(1, resume=True)  # which is over
     given = data()
     given["x"][3] += 1
-    (note,) = ckplan.Trainer(step, given, **others).notes(2, resume=True)
-    assert note == f"the training data hold other numbers than those that {checkpoint.latest(folder)} was made with"
+    (note,) = ckplan.Trainer(step, given, **how).notes(2, resume=True)
+    assert note == f"the training data hold other numbers than those that {last} was made with"
+    trainer.train(2, resume=True)
+    assert checkpoint.read_state(folder)[1].asked["learning rate"] == "0.1"
 
 
 def test_a_folder_that_may_not_be_written_to_is_told_before_the_training(
