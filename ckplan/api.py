@@ -81,7 +81,7 @@ def open_model(model: Model, *, cost: str = "flops", device: str = "auto", **opt
             )
         step = model if isinstance(model, Step) else step_of(replace(model, model=model.model.clone()))
     else:
-        step = open_step(model, StepOptions.of(**options))
+        step = open_step(model, StepOptions.of(**options), device=device)
     return step.on(device).priced(cost, device)
 
 

@@ -9,7 +9,7 @@ import math
 from collections.abc import Collection, Container, Iterator, MutableMapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property, partial
-from typing import Any, Protocol, cast, overload
+from typing import Any, Literal, Protocol, cast, overload
 
 import numpy as np
 import onnx
@@ -55,6 +55,8 @@ _ATTRIBUTE_TYPES = {
     onnx.defs.OpSchema.AttrType.TENSOR: ir.AttributeType.TENSOR,
 }
 
+Device = Literal["cpu", "cuda"]
+
 Operand = ir.Value | np.ndarray | np.generic | float | int | bool | None
 
 #: Gradients of a node's outputs or inputs; None where there is none.
@@ -86,6 +88,7 @@ class Builder:
         opset_imports: opset versions by domain, for shape inference.
         wanted: the values whose gradients are needed.
         functions: local functions of the model; see :mod:`ckplan.autodiff.composites`.
+        device: whose kernels the nodes are for.
 
     Attributes:
         partials: the gradients found so far, by forward value; see :meth:`take_partial`.
@@ -101,11 +104,13 @@ class Builder:
         opset_imports: dict[str, int],
         wanted: Container[ir.Value] = (),
         functions: MutableMapping[ir.OperatorIdentifier, ir.Function] | None = None,
+        device: Device = "cpu",
     ) -> None:
         self.graph = graph
         self.opset_imports = opset_imports
         self.wanted = wanted
         self.functions = {} if functions is None else functions
+        self.device = device
         self.partials: dict[ir.Value, ir.Value] = {}
         self.pending: dict[ir.Value, float] = {}
         self.factor = 1.0

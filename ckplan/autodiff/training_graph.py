@@ -15,7 +15,7 @@ from ckplan.autodiff.anchors import Anchors
 from ckplan.autodiff.assembly import Callback, call_back, describe, merge_twins, name_gradients, name_nodes, zeros
 from ckplan.autodiff.attention.stretches import cut_again
 from ckplan.autodiff.breaks import breaks, listed, reached_beside
-from ckplan.autodiff.builder import Builder
+from ckplan.autodiff.builder import Builder, Device
 from ckplan.autodiff.composites import inline_composites, refuse_own_domain
 from ckplan.autodiff.control_flow.chunks import Chunks as TimeChunks
 from ckplan.autodiff.control_flow.chunks import prepare_recurrences
@@ -104,6 +104,7 @@ def build_training_graph(
     time_checkpoints: TimeChunks | None = None,
     store: Sequence[str] = (),
     chunks: Chunks = OFF,
+    device: Device = "cpu",
 ) -> TrainingGraph:
     """Append a loss and gradients to a copy of a model.
 
@@ -140,6 +141,7 @@ def build_training_graph(
             carried states. Without any, these and the results of heavy operators are; the rest is recomputed.
         chunks: into how many pieces regions go, so that what is large inside them never exists whole: ``off``, a number
             for all of them, or numbers by kind, as in ``loss=16``; see :mod:`ckplan.autodiff.regions`.
+        device: whose kernels gradients are written for, ``cpu`` or ``cuda``; what they say is the same.
 
     Raises:
         UsageError: an option names something that does not exist or cannot be used.
@@ -147,13 +149,14 @@ def build_training_graph(
             parameter to the loss that cannot be differentiated; all of them are listed.
     """
     check_word("the gradient of unused parameters", unused, get_args(Unused))
+    check_word("the device", device, get_args(Device))
     model = forward.clone()
     graph = model.graph
     forget_training(model)
     refuse_own_domain(graph)
     name_nodes(graph)
     uses = {value: uses_of(value) for value in graph.initializers.values() if is_floating(value)}
-    op = Builder(graph, graph.opset_imports, functions=model.functions)
+    op = Builder(graph, graph.opset_imports, functions=model.functions, device=device)
     forms = _enter_training(op, model) if training else TrainingForms()
     time_notes = prepare_recurrences(op, time_checkpoints, store)
     tensors = floating_tensors(graph)

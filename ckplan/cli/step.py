@@ -18,7 +18,7 @@ def opened(model: Path, asked: StepOptions, *, cost: str = "flops", device: str 
         model: the file.
         asked: how to load and differentiate it.
         cost: how nodes are priced, as ``--cost`` asks for it.
-        device: where they are measured, and whose kernels plans are for (``auto``: the CPU's).
+        device: where they are measured, and whose kernels gradients and plans are for (``auto``: the CPU's).
 
     Raises:
         ModelError: the model cannot be read or differentiated.
@@ -27,9 +27,8 @@ def opened(model: Path, asked: StepOptions, *, cost: str = "flops", device: str 
     from ckplan.pipeline import open_step
 
     with stage(f"reading {model.name}") as doing:
-        step = open_step(model, asked, doing)
+        step = open_step(model, asked, doing, device=device)
     notes(step.notes)
-    step = step.on(device)
     if cost in ("flops", "clock"):  # no node is measured
         return step.priced(cost, device)
     with stage("measuring what nodes cost"):

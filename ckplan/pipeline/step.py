@@ -250,7 +250,11 @@ def _in_every_form(step: Step, change: Callable[[Step], Step]) -> Step:
 
 
 def open_step(
-    source: Source, options: StepOptions | None = None, progress: Progress = lambda doing: None, name: str = ""
+    source: Source,
+    options: StepOptions | None = None,
+    progress: Progress = lambda doing: None,
+    name: str = "",
+    device: str = "auto",
 ) -> Step:
     """Load a model and differentiate it.
 
@@ -259,6 +263,7 @@ def open_step(
         options: how to load and differentiate it.
         progress: called with what is being done, in words.
         name: what to call it; by default its file's name.
+        device: whose kernels gradients and plans are for; ``auto`` is the CPU.
 
     Raises:
         ModelError: it cannot be read, shaped or differentiated.
@@ -267,7 +272,7 @@ def open_step(
     options = options or StepOptions()
     chosen = options.option("optimizer")
     optimizer = None if chosen is None else parse_optimizer(chosen)
-    name = name or name_of(source)
+    name, runtime = name or name_of(source), RUNTIMES.get(device, CPU)
     progress(f"reading {name}")
     forward = forward_of(source, options)
     chunks = options.option("chunks")
@@ -276,7 +281,8 @@ def open_step(
 
         def run(chunks: Chunks) -> Step:
             made, regions, told = forward_in_pieces(forward.model, chunks)
-            return step_of(made, name, notes=(*forward.notes, *told), source=source, regions=regions)
+            notes = (*forward.notes, *told)
+            return step_of(made, name, notes=notes, source=source, regions=regions, runtime=runtime)
 
         return _decided(run) if decided else run(chunks)
     progress("differentiating")
@@ -286,11 +292,11 @@ def open_step(
         objective["wrt"] = _adapted(forward.model, options)
 
     def form(chunks: Chunks, *, by_rows: bool = False) -> Step:
-        made = build_training_graph(forward.model, **{**objective, "chunks": chunks})
+        made = build_training_graph(forward.model, **{**objective, "chunks": chunks, "device": runtime.name})
         if optimizer is not None:
             made = add_optimizer(made, optimizer, options.option("clip_norm"), by_rows=by_rows)
         notes = (*forward.notes, f"the loss is {made.description}", *made.notes, *half_precision_notes(made.model))
-        return step_of(made, name, notes=notes, source=source, regions=made.regions)
+        return step_of(made, name, notes=notes, source=source, regions=made.regions, runtime=runtime)
 
     chunks = OFF if decided else chunks
     whole = form(chunks)

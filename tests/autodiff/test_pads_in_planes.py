@@ -1,4 +1,4 @@
-"""Paddings: large tensors are padded over the last two axes of a view, where that says the same."""
+"""Paddings for CUDA: large tensors are padded over the last two axes of a view, where that says the same."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import onnx_ir as ir
 import pytest
 from onnx.reference import ReferenceEvaluator
 
-from ckplan.autodiff.builder import Builder
+from ckplan.autodiff.builder import Builder, Device
 from ckplan.autodiff.reading import shape_of
 from ckplan.autodiff.rules import windows
 from tests.autodiff.gradcheck import values
@@ -26,11 +26,11 @@ AS_THEY_ARE = {
 }
 
 
-def padded(shape, axes, begin, end, fill=None) -> tuple[list[list[int]], np.ndarray]:
+def padded(shape, axes, begin, end, fill=None, device: Device = "cuda") -> tuple[list[list[int]], np.ndarray]:
     """The shapes that Pads read, and what is made."""
     x = ir.Value(name="x", type=ir.TensorType(ir.DataType.DOUBLE), shape=ir.Shape(shape))
     graph = ir.Graph([x], [], nodes=[], opset_imports={"": 21}, name="g")
-    graph.outputs.append(windows.pad_axes(Builder(graph, {"": 21}), x, axes, begin, end, fill))
+    graph.outputs.append(windows.pad_axes(Builder(graph, {"": 21}, device=device), x, axes, begin, end, fill))
     read = [list(shape_of(node.inputs[0])) for node in graph if node.op_type == "Pad"]
     proto = ir.to_proto(ir.Model(graph, ir_version=10))
     return read, ReferenceEvaluator(proto).run(None, {"x": values(*shape)})[0]
@@ -47,6 +47,7 @@ def expected(shape, axes, begin, end, fill=0.0) -> np.ndarray:
 def test_large_tensors_are_padded_over_the_last_axes_of_a_view(shape, axes, begin, end, view, monkeypatch):
     assert padded(shape, axes, begin, end)[0] == [list(shape)], "small ones stay"
     monkeypatch.setattr(windows, "IN_PLANES_ELEMENTS", 1)
+    assert padded(shape, axes, begin, end, device="cpu")[0] == [list(shape)]
     read, made = padded(shape, axes, begin, end, -1.5)
     assert read == [view]
     np.testing.assert_array_equal(made, expected(shape, axes, begin, end, -1.5))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
@@ -80,6 +81,25 @@ def test_a_training_graph_is_ordered_for_those_kernels(head: Path, tmp_path: Pat
         assert done.exit_code == 0, done.output
         found.append(file_facts(read_model(out)).prediction.peak_activations)
     assert LOGITS <= found[1] - found[0] < 1.1 * LOGITS
+
+
+def test_gradients_are_written_for_those_kernels() -> None:
+    """A Pad along the second of four axes is one of the last two axes of a view."""
+    model = onnx.parser.parse_model("""<ir_version: 10, opset_import: ["": 21]>
+    g (float[2, 64, 8, 64] x) => (float[2, 64, 8, 64] y) <int64[1] start = {8}, int64[1] end = {40},
+    int64[1] axis = {1}> {
+        a = Mul(x, w)
+        b = Slice(a, start, end, axis)
+        c = ReduceSum<keepdims = 1>(b)
+        y = Add(a, c)
+    }""")
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.linspace(0, 1, 64, dtype=np.float32), "w"))
+    steps = [ckplan.open_model(model, loss="mse", device=device) for device in ("cpu", "cuda", "auto")]
+    ranks = [
+        [len(node.inputs[0].shape) for node in step.model.graph if node.op_type == "Pad" and node.inputs[0]]
+        for step in steps
+    ]
+    assert ranks == [[4], [2], [4]]
 
 
 def test_what_works_in_place_on_cuda_does_so_on_a_cpu() -> None:

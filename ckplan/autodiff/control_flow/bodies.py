@@ -31,7 +31,7 @@ class BodyBuilder(Builder):
     """
 
     def __init__(self, outer: Builder, graph: ir.Graph, wanted: Container[ir.Value] = ()) -> None:
-        super().__init__(graph, outer.opset_imports, wanted, outer.functions)
+        super().__init__(graph, outer.opset_imports, wanted, outer.functions, outer.device)
         self._outer = outer
         self._names = outer._names
         self._counters = outer._counters
