@@ -52,7 +52,7 @@ class Footprint:
     """What a process with a file holds, in bytes, beyond what it takes before it opens any session.
 
     Attributes:
-        parameters: all weights and constants, as fed or as the session holds them.
+        parameters: all weights and constants, as fed or as the session holds them; see `held_values`.
         copies: values in the file of what is fed besides.
         state: an optimizer's states.
         inputs: the batch, and whatever else is fed.
@@ -128,7 +128,7 @@ def footprint_of(
     outside = lies_outside(model)
     copies = sum(bytes_of(value) for value in initializers if value.name in fed and not outside(value))
     return Footprint(
-        parameters=sum(bytes_of(value) for value in initializers),
+        parameters=sum(map(bytes_of, held_values(executed, model))),
         copies=copies,
         state=sum(bytes_of(value) for value in inputs if value.name in states),
         inputs=sum(bytes_of(value) for value in inputs if value.name not in states),
@@ -140,6 +140,20 @@ def footprint_of(
         upkeep=steady.tables + _RUN + _NODE * len(executed.graph),
         session=session_bytes(model) + FIRST_SESSION + LIBRARY + copies // _LEFT_BY_COPIES,
     )
+
+
+def held_values(executed: ir.Model, model: ir.Model) -> list[ir.Value]:
+    """Weights and constants that a session holds: those that may be fed, and the others as it made them when it opened.
+
+    It computes what follows from constants alone, and drops those that nothing reads any more: a weight that is also
+    read transposed is there twice.
+
+    Args:
+        executed: what onnxruntime executes of the file.
+        model: the file.
+    """
+    fed = {name: value for name, value in model.graph.initializers.items() if value.is_graph_input()}
+    return list({**fed, **executed.graph.initializers}.values())
 
 
 def session_bytes(model: ir.Model) -> int:

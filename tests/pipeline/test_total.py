@@ -171,6 +171,18 @@ def test_a_search_that_was_interrupted_once_goes_on_at_once(monkeypatch: pytest.
     assert min(given) < 1e-6
 
 
+def test_what_onnxruntime_computes_of_constants_is_counted_beside_those_that_are_still_read() -> None:
+    text = """<ir_version: 10, opset_import: ["": 21]> g (float[100, 100] x) => (float[100, 100] y)
+        <float[100, 100] w = {NUMBERS}> { READERS }"""
+    text = text.replace("NUMBERS", ", ".join(["0.5", "0.25"] * 5000))
+    twice = "a = Add (x, w) t = Transpose <perm = [1, 0]> (w) y = Mul (a, t)"
+    once = "t = Transpose <perm = [1, 0]> (w) y = Mul (x, t)"
+    for readers, count in ((twice, 2), (once, 1)):
+        model = onnx.parser.parse_model(text.replace("READERS", readers))
+        found = ckplan.open_model(model, inference=True).footprint
+        assert found.parameters == count * 40_000
+
+
 def test_nothing_is_reserved_where_the_first_region_is_enough() -> None:
     step = ckplan.open_model(SAMPLES / "mlp.onnx", dims={"batch": 2})
     assert best_reservation(step.executed, step.ordered)[0] == ()
