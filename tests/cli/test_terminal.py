@@ -158,6 +158,12 @@ def test_no_color_is_heeded(command: str, model: Path, tmp_path: Path, monkeypat
         assert COLOUR.search(run(command, *arguments, *fast).stdout)
 
 
+def test_a_terminal_of_no_width_is_one_that_does_not_tell(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = run("strategies").stdout
+    monkeypatch.setenv("COLUMNS", "0")
+    assert run("strategies").stdout == shown
+
+
 def test_a_stage_on_a_terminal_shows_what_the_library_logs(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -15,8 +15,10 @@ from ckplan.report.plot import Plot
 from ckplan.report.untrusted import printable
 
 _LEVELS = {"passed": "green", "warned": "yellow", "failed": "red", "error": "red", "ok": "green", "missing": "yellow"}
-_LINE = 76
-"""Letters of a line of a table; sections are set in by two, and a terminal has 80."""
+_TERMINAL = 80
+"""Letters of a line of a terminal that does not tell."""
+_LINE = _TERMINAL - 4
+"""Letters of a line of a table; sections are set in by two."""
 _SHORTEST, _WIDTH = 12, 34
 """Letters of a name in a table, at least and at most."""
 
@@ -30,7 +32,9 @@ def terminal(document: Document) -> Group:
 
 def text(document: Document, console: Console | None = None) -> str:
     """The document as a console shows it, by default one of 80 columns without colours."""
-    console = console or Console(width=80, no_color=True, highlight=False, force_terminal=False)
+    console = console or Console(width=_TERMINAL, no_color=True, highlight=False, force_terminal=False)
+    if console.width < 1:  # COLUMNS=0, as some programs set it: nothing would be shown
+        console.width = _TERMINAL
     with console.capture() as captured:
         # In a group, since a text that is printed by itself is wrapped even where it says not to.
         console.print(Group(terminal(document)), crop=False)
