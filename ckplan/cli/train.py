@@ -86,7 +86,8 @@ def command(step: Path, data: Path, epochs: int, resume: bool, as_json: bool, **
     from ckplan.training.trainer import Trainer
 
     trainer = Trainer(step, data, progress=not settings().quiet, colour=not settings().no_color, **asked)
-    notes(trainer.notes(epochs, resume=resume))
+    before, after = trainer.notes(epochs, resume=resume), []
+    notes(before)
 
     def tell(epoch: Epoch) -> None:
         if not as_json:
@@ -94,10 +95,11 @@ def command(step: Path, data: Path, epochs: int, resume: bool, as_json: bool, **
 
     epochs_made = trainer.train(epochs, resume=resume, each_epoch=tell)
     if trainer.is_stale:
-        notes([f"the loss on the evaluation data was lowest {trainer.state.stale} epoch(s) ago: {checkpoint.BEST}"])
+        after = [f"the loss on the evaluation data was lowest {trainer.state.stale} epoch(s) ago: {checkpoint.BEST}"]
+    elif not epochs_made:
+        after = [f"{trainer.state.epoch} epoch(s) are done already; --epochs counts them, too"]
+    notes(after)
     if as_json:
         from ckplan.report import json
 
-        show_json(json.trained(epochs_made, checkpoint.latest(asked["checkpoints"])))
-    elif not epochs_made:
-        notes([f"{trainer.state.epoch} epoch(s) are done already; --epochs counts them, too"])
+        show_json(json.trained(epochs_made, checkpoint.latest(asked["checkpoints"]), (*before, *after)))

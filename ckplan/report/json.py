@@ -75,9 +75,10 @@ def _planned(made: Planned, output: Path, verification: Verification | None) -> 
     }
 
 
-def trained(epochs: Sequence[Epoch], checkpoint: Path | None) -> Json:
+def trained(epochs: Sequence[Epoch], checkpoint: Path | None, notes: Sequence[str]) -> Json:
     """What ``ckplan train`` came to."""
-    return _report("train", epochs=jsonable(list(epochs)), checkpoint=checkpoint and str(checkpoint))
+    last = checkpoint and str(checkpoint)
+    return _report("train", epochs=jsonable(list(epochs)), checkpoint=last, notes=list(notes))
 
 
 def exported(output: Path, source: str, weights: Sequence[str], notes: Sequence[str]) -> Json:

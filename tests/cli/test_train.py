@@ -108,6 +108,9 @@ def test_the_answer_can_be_json(folder: Path) -> None:
     assert [epoch["number"] for epoch in answer["epochs"]] == [1]
     assert 0 < answer["epochs"][0]["score"]["accuracy"] < 1
     assert answer["checkpoint"] == str(checkpoint.latest(folder / "json"))
+    over = ckplan("train", *words, "--resume")
+    assert "note: 1 epoch(s) are done already" in over.stderr
+    assert "1 epoch(s) are done already; --epochs counts them, too" in json.loads(over.stdout)["notes"]
 
 
 def test_failures_are_one_line_with_the_right_exit_code(folder: Path) -> None:
