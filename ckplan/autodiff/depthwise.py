@@ -1,8 +1,9 @@
 """Depthwise convolutions of the forward pass as products of rows, where these are faster.
 
-The numbers are sums of the same products in another order; see :mod:`ckplan.autodiff.rules.depthwise_rows`. That is
-done when the gradients are there, which read what a convolution reads and not its result. Copies are made where as many
-numbers are kept behind them for the backward pass: there a step without a plan does not have its peak.
+The numbers are sums of the same products in another order; see :mod:`ckplan.autodiff.rules.depthwise_rows` and, for few
+taps, :mod:`ckplan.autodiff.rules.depthwise_planes`. That is done when the gradients are there, which read what a
+convolution reads and not its result. Copies are made where as many numbers are kept behind them for the backward pass:
+there a step without a plan does not have its peak.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ import onnx_ir as ir
 
 from ckplan.autodiff.builder import Builder
 from ckplan.autodiff.composites import become
-from ckplan.autodiff.reading import required_input, shape_of, size_of
-from ckplan.autodiff.rules import depthwise_rows
+from ckplan.autodiff.reading import is_read_once, required_input, shape_of, size_of
+from ckplan.autodiff.rules import depthwise_planes, depthwise_rows
 from ckplan.autodiff.rules.windows import convolution_window
 from ckplan.autodiff.transposes import read_past
 from ckplan.keys import PHASE
@@ -27,6 +28,9 @@ _TAPS = 5
 
 #: Columns of y by columns of x for each tap in a row, up to which they are faster however large the copies are.
 _ROW_PRODUCTS = 60
+
+#: What onnxruntime makes one kernel of with the convolution before it, of what takes no attributes.
+_FUSED = ("Relu", "Clip")
 
 #: Elements of the copies that are no burden for a processor's cache.
 _SMALL_COPIES = 2**21
@@ -43,7 +47,7 @@ def convolve_by_rows(op: Builder) -> None:
     for node in reversed(list(op.graph)):
         if node.metadata_props.get(PHASE) != "forward":
             continue
-        if is_op(node, "Conv") and _suits(node, min(kept, depthwise_rows.MOST_COPIES * largest)):
+        if is_op(node, "Conv") and _suits(op, node, min(kept, depthwise_rows.MOST_COPIES * largest)):
             _replace(op, node)
         kept += sum(_size(value) for value in node.outputs if _waits(value))
 
@@ -59,28 +63,53 @@ def _waits(value: ir.Value) -> bool:
     return any(map(is_backward, value.consumers()))
 
 
-def _suits(conv: ir.Node, room: int) -> bool:
+def _suits(op: Builder, conv: ir.Node, room: int) -> bool:
     """Say whether a convolution is one for products of rows.
 
     Args:
+        op: the builder.
         conv: the node.
         room: elements that the copies may take.
     """
     x, window = required_input(conv, 0), convolution_window(conv)
     filters, wide, *taps = shape_of(required_input(conv, 1))
-    if x.dtype != ir.DataType.FLOAT or wide > 1 or filters != shape_of(x)[1] or len(taps) < 2 or min(taps) < _TAPS:
+    if x.dtype != ir.DataType.FLOAT or wide > 1 or filters != shape_of(x)[1] or len(taps) < 2:
         return False
-    if not size_of(x) or not window.places or not depthwise_rows.is_narrow(window):
+    if not size_of(x) or not window.places:
         return False
-    copies = depthwise_rows.copied(shape_of(x)[0] * filters, window)
-    narrow = window.outputs[-1] * window.inputs[-1] <= _ROW_PRODUCTS * taps[-1]
     # Beside the copies lies what they are made of.
-    return copies + size_of(x) <= room and (narrow or copies <= _SMALL_COPIES)
+    room, planes = room - size_of(x), shape_of(x)[0] * filters
+    if depthwise_planes.suits(window, op.device):
+        return depthwise_planes.copied(planes, window) <= room
+    copies = depthwise_rows.copied(planes, window)
+    narrow = window.outputs[-1] * window.inputs[-1] <= _ROW_PRODUCTS * taps[-1]
+    fast = depthwise_rows.is_narrow(window) and (narrow or copies <= _SMALL_COPIES)
+    return min(taps) >= _TAPS and fast and copies <= room
 
 
 def _replace(op: Builder, conv: ir.Node) -> None:
     x, weight, bias = required_input(conv, 0), required_input(conv, 1), input_of(conv, 2)
-    with op.scope(str(conv.name), "forward", before=conv):
-        y = depthwise_rows.convolution(op, x, weight, bias, convolution_window(conv))
-    become(conv, ("", "Transpose", ""), [y], [ir.AttrInt64s("perm", [1, 0, *range(2, len(shape_of(y)))])])
-    read_past(conv.outputs[0])
+    window, last = convolution_window(conv), conv
+    if depthwise_planes.suits(window, op.device):
+        last = _fused(conv) or conv
+        with op.scope(str(conv.name), "forward", before=last):
+            y = depthwise_planes.convolution(op, x, weight, bias, window)
+            if last is not conv:
+                y = op.emit(last.op_type, y, *last.inputs[1:])
+            y = op.reshape(y, [*shape_of(x)[:2], *window.outputs[::-1]])
+        perm = [0, 1, 3, 2]
+    else:
+        with op.scope(str(conv.name), "forward", before=conv):
+            y = depthwise_rows.convolution(op, x, weight, bias, window)
+        perm = [1, 0, *range(2, len(shape_of(y)))]
+    become(last, ("", "Transpose", ""), [y], [ir.AttrInt64s("perm", perm)])
+    if last is not conv:
+        op.graph.remove(conv, safe=True)
+    read_past(last.outputs[0])
+
+
+def _fused(conv: ir.Node) -> ir.Node | None:
+    """The node that alone reads a convolution, if onnxruntime makes one kernel of both."""
+    y = conv.outputs[0]
+    reader = next(iter(y.consumers()), None)
+    return reader if is_read_once(y) and reader is not None and is_op(reader, _FUSED) else None

@@ -120,10 +120,18 @@ def conv(node: ir.Node) -> Cost:
     taps = math.prod(weight[2:])
     flops = 2 * _elements(node.outputs[0]) * math.prod(weight[1:])
     traffic = _traffic(node)
-    if node.attributes.get_int("group", 1) > 1 and math.prod(weight[1:2]) < 8:
+    if node.attributes.get_int("group", 1) > 1 and math.prod(weight[1:2]) < 8 and not _spans(node):
         # Depthwise and thin groups have nothing to multiply by blocks: every tap is read for itself.
         traffic += taps * _bytes(node.outputs[0])
     return Cost(flops + _bias(node, 2), traffic)
+
+
+def _spans(node: ir.Node) -> bool:
+    """Whether the kernel of a group's one channel is as wide as the plane: its rows are a matrix as they lie."""
+    data, weight, made = (_shape(value) for value in (input_of(node, 0), input_of(node, 1), node.outputs[0]))
+    if len(weight) != 4 or len(data) != 4 or len(made) != 4:
+        return False
+    return weight[1] == 1 and weight[3] == data[3] and made[3] == 1
 
 
 def conv_transpose(node: ir.Node) -> Cost:

@@ -135,6 +135,40 @@ def test_depthwise(x, w, attributes, form, monkeypatch: pytest.MonkeyPatch):
     check_gradient(node_model("Conv", values(2, 3, *x), values(3, 1, *w, seed=1), group=3, **attributes))
 
 
+@pytest.mark.parametrize("columns", [0, 40])
+@pytest.mark.parametrize(("x", "w", "attributes"), DEPTHWISE)
+def test_dot_products_with_columns_moved_by_rows_or_all_at_once(x, w, attributes, columns: int, monkeypatch):
+    monkeypatch.setattr(conv_weight_gradient, "weight_gradient_form", lambda *_: "dot")
+    monkeypatch.setattr(depthwise_forms, "MASKED_COLUMNS", columns)
+    check_gradient(node_model("Conv", values(2, 3, *x), values(3, 1, *w, seed=1), group=3, **attributes))
+
+
+def test_dot_products_of_planes_read_x_where_it_lies_on_a_cpu(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(conv_weight_gradient, "weight_gradient_form", lambda *_: "dot")
+    model = infer(node_model("Conv", values(2, 3, 5, 6), values(3, 1, 3, 3, seed=1), group=3, pads=[1, 1, 1, 1]))
+    cuda = build_training_graph(model, loss="loss", wrt=["p1"], device="cuda").model.graph.all_nodes()
+    assert not {"Conv", "Mul"} & {node.op_type for node in cuda if "/weight_gradient/" in str(node.name)}
+    nodes = list(build_training_graph(model, loss="loss", wrt=["p1"]).model.graph.all_nodes())
+    sliding = [node for node in nodes if node.op_type == "Conv" and "/grad/" in str(node.name)]
+    assert "Gather" not in [node.op_type for node in nodes]
+    assert [list(node.attributes["kernel_shape"].as_ints()) for node in sliding] == [[5, 6]] * 3
+    # onnxruntime makes padding of the convolution's of a Pad right before it, and then columns of what it reads.
+    assert all(node.inputs[0].producer().op_type == "Reshape" for node in sliding)
+    # It merges two Reshapes in a row, and runs what it makes of them last.
+    reshapes = [node for node in nodes if node.op_type == "Reshape" and "/weight_gradient/" in str(node.name)]
+    makers = [node.inputs[0].producer() for node in reshapes]
+    assert all(maker is None or maker.op_type != "Reshape" for maker in makers)
+
+
+@pytest.mark.parametrize(
+    ("plane", "taps", "form"), [(19, 3, "row"), (20, 3, "dot"), (20, 5, "row"), (40, 3, "dot"), (40, 7, "row")]
+)
+def test_planes_with_the_places_take_dot_products_by_few_taps(plane: int, taps: int, form: str):
+    window = Window((plane,) * 2, (plane,) * 2, (taps,) * 2, (1, 1), (1, 1), (taps // 2,) * 2)
+    assert depthwise_forms.form_for(1, window) == form
+    assert depthwise_forms.form_for(1, window, "cuda") == ("row" if plane * plane <= 240 * taps else "dot")
+
+
 def test_one_pass_tells_columns_of_all_residues_apart(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(conv_weight_gradient, "weight_gradient_form", lambda *_: "dot")
     model = node_model("Conv", values(2, 3, 7, 7), values(3, 1, 3, 3, seed=1), group=3, strides=[2, 2])

@@ -168,3 +168,14 @@ def test_the_mask_of_a_clip_stands_before_what_makes_the_gradient():
     names = [str(node.name) for node in training.model.graph]
     assert names.index("Clip_0/grad/Cast_0") < names.index("MatMul_1/grad/Gemm_1") < names.index("Clip_0/grad/Mul_0")
     check_training_graph(training)
+
+
+@pytest.mark.parametrize(("low", "kinds"), [(0.0, ["And", "Cast", "Cast", "Greater", "Mul"]), (0.5, None)])
+def test_what_is_not_zero_is_above_a_limit_of_zero(low: float, kinds: list[str] | None):
+    model = node_model("Clip", np.asarray([-1.0, 0, 1, 6, 7]), np.float64(low), np.float64(6))
+    found = check_gradient(model, differences=False, torch=False)
+    assert found["p0"][[0, 1, 3, 4]].tolist() == [0] * 4
+    assert found["p0"][2] != 0
+    graph = build_training_graph(infer(model), loss="loss").model.graph
+    compared = sorted(node.op_type for node in graph if str(node.name).startswith("node/grad/"))
+    assert compared == (kinds or ["And", "Cast", "Greater", "Greater", "Mul"])

@@ -91,6 +91,9 @@ def test_ratios_that_planning_rests_on() -> None:
     assert 20 < conv / relu < 200
     assert 2 < depthwise / relu < 20
     assert 0.5 < normalised / relu < 3
+    wide = seconds(node_cost(node("Conv", [(8, 576, 10, 8), (4608, 1, 3, 8)], (8, 4608, 8, 1), group=576)))
+    small = (8, 576, 8, 8)
+    assert wide < seconds(node_cost(node("Conv", [small, (576, 1, 3, 3)], small, group=576)))
     assert seconds(node_cost(node("Reshape", [big, (2,)], (8, 200704)))) == 0
 
 

@@ -296,13 +296,19 @@ def clip(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
 def _between(op: Builder, y: ir.Value, low: ir.Value | None, high: ir.Value | None, g: ir.Value) -> ir.Value:
     if low is not None and high is not None:
         with _before_maker(op, g, y):
-            mask = op.Cast(op.And(op.Greater(y, low), op.Less(y, high)), to=y.dtype)
+            mask = op.Cast(op.And(_above(op, y, low), op.Greater(high, y)), to=y.dtype)
         return op.Mul(g, mask)
     if low is not None:
         return op.Mul(g, positive(op, op.Sub(y, low)))
     if high is not None:
         return op.Mul(g, positive(op, op.Sub(high, y)))
     return g
+
+
+def _above(op: Builder, y: ir.Value, low: ir.Value) -> ir.Value:
+    """Say where y, nowhere below a limit, is above it: that it is not zero is told in half the time of a comparison."""
+    limit = op.constant_of(low)
+    return op.Cast(y, to=ir.DataType.BOOL) if limit is not None and not limit.any() else op.Greater(y, low)
 
 
 @contextmanager

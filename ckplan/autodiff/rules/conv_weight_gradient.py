@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import onnx_ir as ir
 
-from ckplan.autodiff.builder import Builder
+from ckplan.autodiff.builder import Builder, Device
 from ckplan.autodiff.reading import attr_int, shape_of, size_of
 from ckplan.autodiff.rules import depthwise_forms, depthwise_rows, unfolded
 from ckplan.autodiff.rules.conv_forms import (
@@ -45,7 +45,7 @@ MAX_PARTS = 4
 
 
 def weight_gradient_form(
-    samples: int, channels: int, filters: int, groups: int, window: Window, largest: int = 0
+    samples: int, channels: int, filters: int, groups: int, window: Window, largest: int = 0, device: Device = "cpu"
 ) -> Form:
     """Choose the form of a weight gradient.
 
@@ -56,9 +56,10 @@ def weight_gradient_form(
         groups: number of groups.
         window: geometry.
         largest: elements of the model's largest tensor, beside which others may be small.
+        device: whose kernels it is for.
     """
     wide, high = channels // groups, filters // groups
-    if high == 1 and (wide == 1 or groups > 1) and (form := depthwise_forms.form_for(wide, window)):
+    if high == 1 and (wide == 1 or groups > 1) and (form := depthwise_forms.form_for(wide, window, device)):
         return form
     if wide <= FEW_CHANNELS and not window.is_pointwise:
         return "unfold" if unfolded.suits(samples, channels, window, largest) else "conv"
@@ -125,7 +126,7 @@ def shares_rows(op: Builder, x: ir.Value, dy: ir.Value, groups: int, window: Win
 
 def _form_for(op: Builder, x: ir.Value, dy: ir.Value, groups: int, window: Window) -> Form:
     samples, channels = shape_of(x)[:2]
-    form = weight_gradient_form(samples, channels, shape_of(dy)[1], groups, window, op.largest)
+    form = weight_gradient_form(samples, channels, shape_of(dy)[1], groups, window, op.largest, op.device)
     return form if dy.dtype in EINSUM_TYPES else WITHOUT_EINSUM.get(form, form)
 
 
@@ -179,7 +180,8 @@ def _parts(op: Builder, x: ir.Value, dy: ir.Value, form: Form, window: Window) -
     if form == "unfold":
         least = -(-2 * window.size * read // largest)
     elif form == "dot":
-        elements = samples * shape_of(dy)[1] * depthwise_forms.dot_copies(shape_of(x)[1] // shape_of(dy)[1], window)
+        filters, wide = shape_of(dy)[1], shape_of(x)[1] // shape_of(dy)[1]
+        elements = samples * filters * depthwise_forms.dot_copies(wide, window, op.device)
         least = min(MAX_PARTS, -(-elements // largest))
     else:
         least = MAX_PARTS if 2 * size > largest or size + taps_together(op, read, window) * read >= largest else 1

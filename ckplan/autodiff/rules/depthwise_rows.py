@@ -111,7 +111,7 @@ def bands(op: Builder, weight: ir.Value, window: Window, *, transposed: bool = F
         window: geometry.
         transposed: whether columns of y are read and those of x are made.
     """
-    places = _diagonals(window, dtype_of(weight), transposed)
+    places = diagonals(window, dtype_of(weight), transposed)
     read, made = places.shape[:2]
     by_tap = np.ascontiguousarray(places.reshape(read * made, -1).T)
     rows = window.size // window.kernel[-1] * read
@@ -129,7 +129,7 @@ def sums_of_taps(op: Builder, rows: ir.Value, other: ir.Value, window: Window, *
         transposed: whether the rows are of dy.
     """
     channels, _, width = shape_of(rows)
-    places = _diagonals(window, dtype_of(rows), transposed)
+    places = diagonals(window, dtype_of(rows), transposed)
     read, made, taps = places.shape
     # onnxruntime merges the transposition into the product.
     products = op.MatMul(op.Transpose(rows, perm=[0, 2, 1]), other)
@@ -204,7 +204,7 @@ def gradients(op: Builder, x: ir.Value, dy: ir.Value, weight: ir.Value, window: 
     return dx, op.reshape(dw, shape_of(weight))
 
 
-def _diagonals(window: Window, dtype: np.dtype, transposed: bool) -> np.ndarray:
+def diagonals(window: Window, dtype: np.dtype, transposed: bool) -> np.ndarray:
     """Ones where a column of x is the one that a tap reads for a column of y, (columns of x, of y, taps in a row).
 
     Args:
