@@ -91,6 +91,7 @@ def test_a_further_key_of_attention_is_repeated_along_the_second_axis() -> None:
         (np.zeros((1, 1, 8), np.float32), "mask_token", 1, False),
         (np.zeros((1, 1, 8), np.float32), "bias", 3, True),
         (np.zeros((1, 1, 8), np.float32), "group_token", 3, True),
+        (np.repeat(normal(5, 1, 1, 2), 4, axis=2), "sinks", 3, True),
     ],
 )
 def test_what_was_repeated_for_each_place_is_one_row_if_that_can_be_told(
@@ -118,7 +119,7 @@ def test_what_was_repeated_for_each_place_is_one_row_if_that_can_be_told(
     add_source(model, "expand", f"m.{leaf}", "val_6")
     found, notes = loaded(model)
     assert list(found.graph.initializers["expand_row"].shape or ()) == [1, rows, 8]
-    assert (f"'expand' of 'm.{leaf}'): a row for each place is trained" in notes) == noted
+    assert (f"'expand' of 'm.{leaf}'): numbers are trained for each place" in notes) == noted
     x = normal(2, 2, 4)
     np.testing.assert_array_equal(run(found, {"x": x})[0], run(model, {"x": x})[0])
 

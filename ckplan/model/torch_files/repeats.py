@@ -37,10 +37,10 @@ _FEWEST = 8
 def join_repeated(model: ir.Model) -> tuple[str, ...]:
     """Hold once what stands for a parameter that was expanded or concatenated with itself, in place.
 
-    Numbers tell along which axes. Equal ones were expanded along the batch: that is the first axis, and the second one
-    of what is laid out by steps, ``[1, batch, features]``. Whether along others as well nothing tells but the name of a
-    mask token. What was computed of several parameters of which one was expanded, as of the state that a recurrent cell
-    begins with, was expanded, too.
+    Numbers tell along which axes. Equal ones, and few, were expanded along the batch: that is the first axis, and the
+    second one of what is laid out by steps, ``[1, batch, features]``. Whether along others as well nothing tells but
+    the name of a mask token. What was computed of several parameters of which one was expanded, as of the state that a
+    recurrent cell begins with, was expanded, too.
 
     Returns:
         Notes.
@@ -61,8 +61,9 @@ def join_repeated(model: ir.Model) -> tuple[str, ...]:
         )
         if is_expanded and (stands_for or is_unstructured(value)):
             axes = _repeated_along(value, array)
-            left = [size for axis, size in enumerate(array.shape) if axis not in axes and size > 1]
-            if stands_for and len(left) > 1 and (array == array.reshape(-1)[0]).all():
+            left = len(set(repeated_axes(array)) - set(axes))
+            features = int((array == array.reshape(-1)[0]).all())  # a row of equal numbers repeats one
+            if stands_for and left > features:
                 if _MASK.fullmatch(stands_for):
                     axes = tuple(range(array.ndim - 1))
                 else:
@@ -77,8 +78,8 @@ def join_repeated(model: ir.Model) -> tuple[str, ...]:
         notes.append(f"{len(joined)} weight(s) that torch's exporter repeated are one: {shortened(joined, 3)}")
     if doubtful:
         notes.append(
-            f"{len(doubtful)} parameter(s) of equal numbers were expanded ({shortened(doubtful, 3)}): a row for each "
-            "place is trained, as these do not tell whether torch has but one; ckplan.export keeps the parameter"
+            f"{len(doubtful)} parameter(s) were expanded ({shortened(doubtful, 3)}): numbers are trained for each "
+            "place, as these do not tell whether torch has some but once; ckplan.export keeps the parameter"
         )
     return tuple(notes)
 
