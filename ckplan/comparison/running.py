@@ -75,7 +75,7 @@ def compare_files(
         how: whether to run the models, and whether to accept what they take.
 
     Raises:
-        ModelError: a file cannot be read, or is of another model or version than the other.
+        ModelError: a file cannot be read, or is of another model than the other.
         UsageError: an option does not fit, or an argument is of another kind.
     """
     older, newer = None if base is None else path_of("the base", base), path_of("the head", head)

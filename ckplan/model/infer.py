@@ -9,7 +9,6 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
-from ckplan.display import one_line
 from ckplan.model.node_reads import captured, fixed_tensor
 from ckplan.operators.matching import is_op
 from ckplan.operators.record import MICROSOFT
@@ -78,7 +77,7 @@ class NodeInference:
                     ir_version=self._ir_version,
                 )
             except Exception as error:  # InferenceError, ValidationError, or a C++ exception as RuntimeError
-                return one_line(error)
+                return " ".join(str(error).split())  # whole: what it says is looked for in it
             found = tuple(inferred.get(output.name or "") for output in node.outputs)
             if key is not None:
                 if len(_found) >= _MOST_FOUND:
