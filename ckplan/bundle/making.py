@@ -27,7 +27,7 @@ from ckplan.bundle.manifest import FILES, NAME, SCHEMA, Artifacts, hash_of
 from ckplan.errors import EnvironmentUnavailableError, UsageError
 from ckplan.isolation.folders import temporary_folder
 from ckplan.model import save
-from ckplan.pipeline import Goal, Step, StepOptions, open_step, rewrite
+from ckplan.pipeline import Goal, Planned, Step, StepOptions, open_step, rewrite
 from ckplan.pipeline.sources import Source, forward_of
 from ckplan.planner import Timeline
 from ckplan.planner.strategies import Strategy
@@ -48,15 +48,20 @@ class Graphs:
         step: the training step, before it is planned.
         models: by what they are for, as in `ckplan.bundle.manifest.FILES`.
         values: initial values by name.
-        after: what the training graph takes, simulated.
         description: entries of the manifest that the graphs tell.
+        planned: the plan that is built into the training graph, if there is one.
     """
 
     step: Step
     models: Mapping[str, ir.Model]
     values: Mapping[str, ir.TensorProtocol]
-    after: Timeline
     description: Mapping[str, Any]
+    planned: Planned | None = None
+
+    @property
+    def after(self) -> Timeline:
+        """What the training graph takes, simulated."""
+        return self.step.baseline if self.planned is None else self.planned.after
 
 
 def make_graphs(
@@ -87,11 +92,8 @@ def make_graphs(
     if options.option("lora") is not None:
         add_adapters(forward, Lora.of(options.option("lora")))
     evaluation = evaluation_graph(forward, options.option("loss"))
-    if strategy is None:
-        model, after = step.ordered.clone(), step.baseline
-    else:
-        planned = rewrite(step, strategy, goal or Goal())
-        model, after = planned.model, planned.after
+    planned = None if strategy is None else rewrite(step, strategy, goal or Goal())
+    model = step.ordered.clone() if planned is None else planned.model
     models = {"training": model, "evaluation": evaluation, "update": update.model}
     values = _values(model, update.model)
     for graph in models.values():
@@ -110,7 +112,8 @@ def make_graphs(
         ],
         "states": [_told(value) for value in update.model.graph.inputs if value.name in states],
     }
-    return Graphs(step, models, {name: values[name] for name in values if name not in states}, after, description)
+    first = {name: values[name] for name in values if name not in states}
+    return Graphs(step, models, first, description, planned)
 
 
 def write_artifacts(

@@ -18,6 +18,7 @@ from ckplan.cli.options import (
     talk_options,
     training_step_options,
 )
+from ckplan.cli.planning import tell
 from ckplan.cli.streams import notes, show, show_json, stage
 from ckplan.cli.values import PATH
 from ckplan.errors import UsageError
@@ -87,9 +88,10 @@ def command(
     with stage(f"making the graphs of {model.name}"):
         graphs = make_graphs(model, asked, strategy if is_planned else None, goal)
     notes(graphs.step.notes)
+    said = [*graphs.step.notes, *([] if graphs.planned is None else tell(graphs.planned))]
     with stage(f"writing {output}"):
         made = write_artifacts(graphs, output, model, force=force)
     if as_json:
-        show_json(json.artifacts(made, graphs.step.notes))
+        show_json(json.artifacts(made, said))
     else:
         show(artifacts.written(made))

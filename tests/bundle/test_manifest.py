@@ -143,6 +143,14 @@ def test_json_is_the_manifest(models: Path, tmp_path: Path) -> None:
     assert told["manifest"] == json.loads((tmp_path / "made" / "manifest.json").read_text())
 
 
+def test_what_is_to_be_known_of_a_plan_is_told(models: Path, tmp_path: Path) -> None:
+    words = ("-o", tmp_path / "made", "--dim", "batch=4", "--of", "arena", "--budget", "100%", "--json")
+    result = invoke(models / "one.onnx", *words)
+    assert result.exit_code == 0, result.stderr
+    (note,) = [note for note in json.loads(result.stdout)["notes"] if note.startswith("onnxruntime's arena holds")]
+    assert f"note: {note}" in result.stderr.splitlines()
+
+
 def test_options_are_judged_as_elsewhere(models: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no option"):
         ckplan.artifacts(models / "one.onnx", tmp_path / "made", colour="red")
