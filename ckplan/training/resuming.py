@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 
-from ckplan.autodiff import parse_optimizer
 from ckplan.training.data import Data
 from ckplan.training.schedules import Constant
 
@@ -16,23 +15,22 @@ _DATA = "data"
 
 
 def asked_for(
-    rate: float, schedule: Constant, optimizer: str | None, clip_norm: float | None, updates: int, data: Data
+    rate: float, schedule: Constant, optimizer: str, clip_norm: float | None, updates: int, data: Data
 ) -> dict[str, str]:
     """The options and data of a training, as text by what they are.
 
     Args:
         rate: the learning rate.
         schedule: how it changes.
-        optimizer: of a file without one, as on the command line.
-        clip_norm: goes with ``optimizer``.
+        optimizer: the file's own, or the one beside it, with its options.
+        clip_norm: goes with the one beside it.
         updates: how many there will be, which a schedule goes by.
         data: the training data, of which a checksum is kept.
     """
-    own = "the file's own"
     return {
         "learning rate": f"{rate:g}",
         "schedule": str(schedule) if type(schedule) is Constant else f"{schedule} over {updates} updates",
-        "optimizer": own if optimizer is None else str(parse_optimizer(optimizer)),
+        "optimizer": optimizer,
         "clip norm": "none" if clip_norm is None else f"{clip_norm:g}",
         _DATA: _checksum(data),
     }

@@ -102,6 +102,11 @@ class StepFile:
         return self.model.metadata_props.get(keys.IN_PLACE) == "true"
 
     @property
+    def optimizer(self) -> str:
+        """The optimizer in the file, with its options; empty where the file makes no update."""
+        return self.model.metadata_props.get(keys.OPTIMIZER, "")
+
+    @property
     def lora(self) -> Lora | None:
         """The adapters that are trained, if there are any."""
         text = self.model.metadata_props.get(keys.LORA)

@@ -142,7 +142,8 @@ class Trainer:
             raise UsageError(f"{self._folder} is a file", "name a folder for the checkpoints")
         self._own: set[Path] = set()  # checkpoints that this training wrote, or goes on from
         self._every = every
-        self._asked = partial(asked_for, self._rate, self._schedule, optimizer, clip_norm, data=self._data)
+        made_by = self.step.optimizer if optimizer is None else str(parse_optimizer(optimizer))
+        self._asked = partial(asked_for, self._rate, self._schedule, made_by, clip_norm, data=self._data)
         if patience is not None and eval_data is None:
             raise UsageError("`--patience` needs data to judge by", "give --eval-data")
         if model is not None and eval_data is None:

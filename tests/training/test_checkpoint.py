@@ -162,6 +162,15 @@ def test_what_is_another_when_a_training_goes_on_is_told(tmp_path: Path) -> None
     assert checkpoint.read_state(folder)[1].asked["learning rate"] == "0.1"
 
 
+def test_a_step_file_with_another_optimizer_of_the_same_states_is_told(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    _, step = files(tmp_path, optimizer="adamw")
+    ckplan.Trainer(step, data(), checkpoints=folder).train(1)
+    _, other = files(tmp_path, optimizer="adamw:weight_decay=0.5")
+    (note,) = ckplan.Trainer(other, data(), checkpoints=folder).notes(2, resume=True)
+    assert note.startswith("the optimizer is adamw:weight_decay=0.5 from here on, and was adamw in ")
+
+
 def test_a_folder_that_may_not_be_written_to_is_told_before_the_training(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
