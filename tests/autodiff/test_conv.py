@@ -270,6 +270,13 @@ def test_few_channels_take_the_flipped_kernel_where_filters_are_no_more(filters:
     check_gradient(model)
 
 
+@pytest.mark.parametrize(("samples", "transposed"), [(4, False), (3, True)])
+def test_a_kernel_larger_than_what_it_reads_is_flipped_where_places_are_many(samples: int, transposed: bool):
+    model = node_model("Conv", values(samples, 128, 10, 10), values(120, 128, 1, 1, seed=1))
+    nodes = build_training_graph(infer(model), loss="loss").model.graph
+    assert any(node.op_type == "ConvTranspose" for node in nodes) == transposed
+
+
 @pytest.mark.parametrize(
     ("size", "kernel", "pads"), [(8, 3, [1, 1]), (9, 3, [1, 1]), (8, 5, [2, 2]), (8, 3, [0, 1]), (8, 2, [0, 0])]
 )

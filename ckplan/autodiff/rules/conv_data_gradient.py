@@ -29,8 +29,9 @@ Form = Literal["transposed", "flipped", "product"]
 #: filters than that: its product has few rows, each of them long.
 FLIP_CHANNELS = 16
 
-#: From this many places of the output on, of all samples, copies of the kernel are of no account.
-FLIP_PLACES = 512
+#: From this many places of the output on, of all samples, copies of the kernel are of no account. Those of 4 planes of
+#: 10 x 10 are 0.2 of the 72 MB of a MobileNetV2's step, which takes 0.99 of the time.
+FLIP_PLACES = 400
 
 #: Up to this many places of a plane one product for all samples is faster than one for each.
 SMALL_PLACES = 49
