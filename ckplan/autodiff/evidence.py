@@ -230,13 +230,18 @@ def is_computed(value: ir.Value, uses: Set[Use]) -> bool:
 
 
 def _judge_literal(value: ir.Value, uses: Set[Use]) -> Verdict:
-    """Judge what nodes held or made: weights of a frozen module of torch's are Constant nodes as well."""
+    """Judge what nodes held or made: weights of a frozen module of torch's are Constant nodes as well.
+
+    Its default exporter lists the parameters, and they are none.
+    """
     tensor, origin = value.const_value, value.metadata_props.get(CONSTANT, IN_NODE)
     if tensor is None or origin not in (IN_NODE, FOLDED) or not tensor.shape.numpy():
         return Verdict(False)
     in_product = tensor.size >= _MANY and uses == {Use.PRODUCT} and not _is_data(value)
     for_channels = origin == IN_NODE and tensor.size >= _FEW and max(tensor.shape.numpy()) == tensor.size
     if (in_product or (for_channels and _is_of_layers(value))) and _formula(value) is None:
+        if value.graph is not None and parameters_of(value.graph):
+            return Verdict(False, why="no parameter of the module")
         return Verdict(True, certain=False, why="in a Constant node")
     return Verdict(False)
 
