@@ -15,6 +15,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ckplan.arguments import check_number, path_of
+from ckplan.display import shortened
 from ckplan.errors import EnvironmentUnavailableError, ModelError, UsageError
 from ckplan.isolation.arrays import DAMAGED, Array, is_exotic
 from ckplan.keys import LOSS_SCALE
@@ -180,7 +181,7 @@ def _read(file: Path, model: ir.Model) -> dict[str, Array]:
         if state.dtype is not None and state.shape is not None and state.shape.is_static():
             arrays[name] = np.zeros(state.shape.numpy(), state.dtype.numpy())
     missing = [value.name for value in fed_inputs(model) if value.name not in arrays]
-    misfits = [f"has no array for input {', '.join(f'`{name}`' for name in missing)}"] if missing else []
+    misfits = [f"has no array for input {shortened([f'`{name}`' for name in missing])}"] if missing else []
     misfits += [f"holds `{name}`, which is not an input" for name in arrays if name not in known]
     for name in arrays.keys() & known.keys():
         arrays[name] = _as_declared(arrays[name], known[name])
@@ -241,4 +242,4 @@ def _shape_text(value: ir.Value) -> str:
 
 
 def _listed(values: Sequence[ir.Value]) -> str:
-    return ", ".join(f"`{value.name}` {value.dtype} {_shape_text(value)}" for value in values) or "none"
+    return shortened([f"`{value.name}` {value.dtype} {_shape_text(value)}" for value in values], 10) or "none"

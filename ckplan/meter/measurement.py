@@ -10,7 +10,7 @@ from typing import Any
 import onnx_ir as ir
 
 from ckplan.arguments import check_number
-from ckplan.display import one_line
+from ckplan.display import one_line, shortened
 from ckplan.errors import CkplanError
 from ckplan.isolation.arrays import load_arrays, save_arrays
 from ckplan.isolation.folders import temporary_folder
@@ -269,7 +269,7 @@ def _notes_on_run(model: ir.Model, plain: Mapping[str, Any], told: Counters | No
     """What is to be known of the figures of a run: half precision, outputs left out, no counters."""
     notes = list(half_precision_notes(model)) if plain["device"] == "cpu" else []
     if plain["not_tensors"]:
-        notes.append(f"outputs that are not tensors were not looked at: {', '.join(plain['not_tensors'])}")
+        notes.append(f"outputs that are not tensors were not looked at: {shortened(plain['not_tensors'])}")
     if told is None:
         without = f"onnxruntime {plain['version']} reports no memory counters (1.31 and later do)"
         cause = without if has_events else "no node runs: all was computed when the file was loaded"

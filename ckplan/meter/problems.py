@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ckplan.display import shortened
 from ckplan.meter.compared import Numerics, Verification
 from ckplan.meter.types import Measurement, NonFinite, Origin
 
@@ -61,7 +62,7 @@ def _values(verification: Verification) -> tuple[str, ...]:
         return ("neither file has an output that is a tensor, so nothing was compared",)
     found = []
     if numerics.only_base:
-        found.append(f"outputs missing from the new file: {', '.join(numerics.only_base)}")
+        found.append(f"outputs missing from the new file: {shortened(numerics.only_base)}")
     grave = [difference for difference in numerics.differences if not difference.is_rounding]
     if grave:
         first = grave[0]

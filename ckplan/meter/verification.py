@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ckplan.display import shortened
 from ckplan.errors import CkplanError, ModelError
 from ckplan.isolation.arrays import load_arrays, save_arrays
 from ckplan.isolation.folders import temporary_folder
@@ -136,7 +137,7 @@ def _different_inputs(base: ir.Model, new: ir.Model) -> str:
     """How the inputs that two files have to be fed differ, in words; empty where one set of arrays fits both."""
     wanted, offered = ({str(value.name): value for value in fed_inputs(model)} for model in (base, new))
     if odd := sorted(wanted.keys() ^ offered.keys()):
-        return f"only one has {', '.join(odd)}"
+        return f"only one has {shortened(odd)}"
     for name, value in wanted.items():
         other = offered[name]
         if value.dtype != other.dtype or _clash(value.shape, other.shape):

@@ -25,6 +25,7 @@ from dataclasses import dataclass, field
 import onnx_ir as ir
 
 from ckplan.arguments import check_number, check_table, shown
+from ckplan.display import shortened
 from ckplan.errors import ModelError, UsageError
 from ckplan.model.expressions import evaluate
 from ckplan.operators.matching import is_op
@@ -304,4 +305,4 @@ def _nearest(name: str, candidates: Mapping[str, object] | Sequence[str], otherw
         return "did you mean " + " or ".join(f"'{n}'" for n in near) + "?"
     if not names:
         return "it has none; use --shape input=..."
-    return f"{otherwise} " + ", ".join(f"'{n}'" for n in names[:8]) + (", ..." if len(names) > 8 else "")
+    return f"{otherwise} " + shortened([f"'{n}'" for n in names], 8)

@@ -11,6 +11,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ckplan.arguments import check_table
+from ckplan.display import shortened
 from ckplan.errors import UsageError
 from ckplan.model.constants import mark_constant
 from ckplan.model.infer import static_shape
@@ -36,7 +37,7 @@ def shapes_of(
     found: dict[str, Sequence[int]] = {}
     for name, numbers in fixed.items():
         if name not in inputs:
-            listed = ", ".join(f"'{known}'" for known in inputs) or "none"
+            listed = shortened([f"'{known}'" for known in inputs], 10) or "none"
             raise UsageError(f"the model has no input '{name}' to set", f"its inputs are {listed}")
         shape = inputs[name].shape
         if isinstance(numbers, Sequence) and (shape is None or len(shape) == 1):

@@ -218,6 +218,15 @@ def test_files_with_other_inputs_cannot_be_compared(tmp_path: Path) -> None:
         verify(base, new, device="cpu")
 
 
+def test_of_many_inputs_that_only_one_file_has_some_are_named(tmp_path: Path) -> None:
+    base, new = scaled(tmp_path / "base.onnx", 2), tmp_path / "new.onnx"
+    model = onnx.load(base)
+    model.graph.input.extend(helper.make_tensor_value_info(f"a{n}", TensorProto.FLOAT, [1]) for n in range(9))
+    onnx.save(model, new)
+    with pytest.raises(ModelError, match=r"only one has a0, a1, a2, a3, a4, \.\.\.; "):
+        verify(base, new, device="cpu")
+
+
 @pytest.mark.parametrize(
     ("kind", "dims", "told"),
     [

@@ -17,6 +17,7 @@ from ckplan.autodiff.losses.head import Head, behind_softmax, chosen_from, head_
 from ckplan.autodiff.quantisation import is_quantised
 from ckplan.autodiff.reading import is_floating, shape_of, size_of
 from ckplan.autodiff.sums import total
+from ckplan.display import shortened
 from ckplan.errors import ModelError, UsageError
 
 #: Losses that can be put behind an output, as ``--loss`` names them.
@@ -122,7 +123,7 @@ def add_loss(op: Builder, spec: str | None) -> Loss:
 
 
 def _choices(outputs: Sequence[str] | dict[str, ir.Value]) -> str:
-    return f"choose one of {', '.join(LOSSES)}, or of the outputs {', '.join(f'`{name}`' for name in outputs)}"
+    return f"choose one of {', '.join(LOSSES)}, or of the outputs {shortened([f'`{name}`' for name in outputs], 10)}"
 
 
 def _scalar(value: ir.Value) -> ir.Value:

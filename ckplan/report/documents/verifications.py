@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from ckplan.display import shortened
 from ckplan.meter import meters
 from ckplan.meter.meter import Figure
 from ckplan.report.document import (
@@ -117,7 +118,7 @@ def outputs(found: Verification) -> tuple[Line | Table, ...]:
         blocks.append(differences(found))
     for which, names in (("base", numerics.only_base), ("new", numerics.only_new)):
         if names:
-            blocks.append(Line(f"only in {which}: {', '.join(names[:10])}{', ...' if len(names) > 10 else ''}"))
+            blocks.append(Line(f"only in {which}: {shortened(names, 10)}"))
     return tuple(blocks)
 
 
