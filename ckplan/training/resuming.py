@@ -15,7 +15,7 @@ _DATA = "data"
 
 
 def asked_for(
-    rate: float, schedule: Constant, optimizer: str, clip_norm: float | None, updates: int, data: Data
+    rate: float, schedule: Constant, optimizer: str, clip_norm: float | None, data: str, updates: int
 ) -> dict[str, str]:
     """The options and data of a training, as text by what they are.
 
@@ -24,15 +24,15 @@ def asked_for(
         schedule: how it changes.
         optimizer: the file's own, or the one beside it, with its options.
         clip_norm: goes with the one beside it.
+        data: the `checksum` of the training data.
         updates: how many there will be, which a schedule goes by.
-        data: the training data, of which a checksum is kept.
     """
     return {
         "learning rate": f"{rate:g}",
         "schedule": str(schedule) if type(schedule) is Constant else f"{schedule} over {updates} updates",
         "optimizer": optimizer,
         "clip norm": "none" if clip_norm is None else f"{clip_norm:g}",
-        _DATA: _checksum(data),
+        _DATA: data,
     }
 
 
@@ -53,7 +53,8 @@ def changes(path: Path, before: Mapping[str, str], now: Mapping[str, str]) -> tu
     )
 
 
-def _checksum(data: Data) -> str:
+def checksum(data: Data) -> str:
+    """A number that is another where the arrays hold other numbers."""
     found = 0
     for name in sorted(data):
         found = zlib.crc32(np.ascontiguousarray(data[name]).reshape(-1).view(np.uint8).data, found)

@@ -24,7 +24,7 @@ from ckplan.training.dynamic_loss_scale import SMALLEST, DynamicLossScale
 from ckplan.training.evaluation import Evaluation, Score
 from ckplan.training.export import export_weights
 from ckplan.training.progress import Advance, bar
-from ckplan.training.resuming import asked_for, changes
+from ckplan.training.resuming import asked_for, changes, checksum
 from ckplan.training.schedules import parse_schedule
 from ckplan.training.stepfile import read_step
 from ckplan.training.stepping import stepper
@@ -143,7 +143,8 @@ class Trainer:
         self._own: set[Path] = set()  # checkpoints that this training wrote, or goes on from
         self._every = every
         made_by = self.step.optimizer if optimizer is None else str(parse_optimizer(optimizer))
-        self._asked = partial(asked_for, self._rate, self._schedule, made_by, clip_norm, data=self._data)
+        held = "" if self._folder is None else checksum(self._data)
+        self._asked = partial(asked_for, self._rate, self._schedule, made_by, clip_norm, held)
         if patience is not None and eval_data is None:
             raise UsageError("`--patience` needs data to judge by", "give --eval-data")
         if model is not None and eval_data is None:
