@@ -6,6 +6,7 @@ import os
 import shlex
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,7 +30,7 @@ from ckplan.cli.options import (
     training_options,
 )
 from ckplan.cli.output import check_output
-from ckplan.cli.reports import check_reports, write_reports
+from ckplan.cli.reports import check_reports, write_reports, written_first
 from ckplan.cli.streams import annotate, notes, show, show_json, stage
 from ckplan.cli.values import PATH, read_share
 from ckplan.errors import CkplanError, EnvironmentUnavailableError, UsageError
@@ -129,10 +130,11 @@ def command(
 
     document = comparison(found)
     notes(found.notes)
-    _write(found, document, outputs, reports, base, force)
-    if summary is not None:
-        _append(document, summary)
-    _tell(found, document, as_json)
+    with written_first() as attempt:
+        attempt(partial(_write, found, document, outputs, reports, base, force))
+        if summary is not None:
+            attempt(partial(_append, document, summary))
+        _tell(found, document, as_json)
     if found.failure is not None:
         raise found.failure
 

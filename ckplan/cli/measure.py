@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +20,10 @@ from ckplan.cli.options import (
     talk_options,
 )
 from ckplan.cli.output import check_output
-from ckplan.cli.reports import check_reports, write_reports
+from ckplan.cli.reports import check_reports, write_reports, written_first
 from ckplan.cli.streams import notes, show, show_json, stage
 from ckplan.cli.values import PATH
-from ckplan.errors import CkplanError, UsageError
+from ckplan.errors import UsageError
 
 
 @click.command("measure", cls=SectionedCommand, short_help="Run any ONNX file; show its memory and time by node.")
@@ -79,20 +80,15 @@ def command(
             repeated = {key: value for key, value in options.items() if key not in ("runs", "device")}
             limits = smallest_arena(model, inputs=inputs, device=found.device, progress=tell, **repeated)
     notes(found.notes)
-    failure: CkplanError | None = None
-    for path, export in ((trace, exports.trace), (csv, exports.table)):
-        if path is not None:
-            try:
-                write_text(export(found), path, force=force)
-            except CkplanError as error:  # a full disk must not cost what was measured
-                failure = error
     from ckplan.report import json
     from ckplan.report.documents.measurements import measurement
 
-    write_reports(measurement(found, limits), reports, force)
-    if as_json:
-        show_json(json.measurement(found, limits))
-    else:
-        show(measurement(found, limits))
-    if failure is not None:
-        raise failure
+    with written_first() as attempt:
+        for path, export in ((trace, exports.trace), (csv, exports.table)):
+            if path is not None:
+                attempt(partial(write_text, export(found), path, force=force))
+        attempt(partial(write_reports, measurement(found, limits), reports, force))
+        if as_json:
+            show_json(json.measurement(found, limits))
+        else:
+            show(measurement(found, limits))

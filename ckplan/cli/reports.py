@@ -2,15 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ckplan.cli.output import check_output
-from ckplan.errors import UsageError
+from ckplan.errors import CkplanError, UsageError
 
 if TYPE_CHECKING:
     from ckplan.report.document import Document
+
+
+@contextmanager
+def written_first() -> Iterator[Callable[[Callable[[], object]], None]]:
+    """Write files before an answer is shown, which a full disk must not cost; the block shows it.
+
+    The block gets a function that runs what writes a file. The first failure is raised when the block is over.
+    """
+    failures: list[CkplanError | OSError] = []
+
+    def attempt(write: Callable[[], object]) -> None:
+        try:
+            write()
+        except (CkplanError, OSError) as error:
+            failures.append(error)
+
+    yield attempt
+    if failures:
+        raise failures[0]
 
 
 def check_reports(reports: Mapping[str, Path], force: bool, *others: Path) -> None:

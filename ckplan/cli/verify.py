@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import click
@@ -17,7 +18,7 @@ from ckplan.cli.options import (
     talk_options,
 )
 from ckplan.cli.proof import check, run_both
-from ckplan.cli.reports import check_reports, write_reports
+from ckplan.cli.reports import check_reports, write_reports, written_first
 from ckplan.cli.streams import show, show_json
 from ckplan.cli.values import PATH
 
@@ -50,14 +51,15 @@ def command(
     check_page(page, force, base, new)
     check_reports(reports, force, base, new)
     found = run_both(base, new, device=device, inputs=inputs, seed=seed)
-    if page is not None:
-        files_page(page, force, base, new, found)
     from ckplan.report import json
     from ckplan.report.documents.verifications import verification
 
-    write_reports(verification(found), reports, force)
-    if as_json:
-        show_json(json.verification(found))
-    else:
-        show(verification(found))
+    with written_first() as attempt:
+        if page is not None:
+            attempt(partial(files_page, page, force, base, new, found))
+        attempt(partial(write_reports, verification(found), reports, force))
+        if as_json:
+            show_json(json.verification(found))
+        else:
+            show(verification(found))
     check(found)

@@ -13,6 +13,8 @@ import onnxruntime
 import pytest
 
 from ckplan import __version__
+from ckplan.errors import EnvironmentUnavailableError
+from ckplan.model import saving
 from tests.cli.conftest import write_model
 from tests.cli.test_commands import failure, run
 from tests.cli.test_inference import write_branches
@@ -358,6 +360,19 @@ def test_outputs_without_permission_are_found_out_first(
     assert result.exit_code == 5
     assert "no permission to write" in failure(result)
     assert not summary.exists()
+
+
+def test_a_disk_that_fills_up_does_not_hide_what_grew(
+    model: Path, baseline: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(text: str, path: Path, *, force: bool) -> None:
+        raise EnvironmentUnavailableError(f"no space left to write {path}")
+
+    monkeypatch.setattr(saving, "write_text", full)
+    result = run("compare", baseline, model, "--dim", "batch=48", "--markdown", tmp_path / "m.md")
+    assert result.exit_code == 5
+    assert "exceeds the limit" in result.stdout
+    assert "no space left to write" in failure(result)
 
 
 def test_an_input_can_be_set(tmp_path: Path) -> None:
