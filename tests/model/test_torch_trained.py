@@ -295,15 +295,15 @@ def test_equal_numbers_computed_of_a_parameter_stand_for_it(on_the_way: str, kno
     assert stands == (["a.scale", "b.scale"] if known else [None])
 
 
-def test_what_a_node_holds_is_no_parameter() -> None:
+def test_what_is_computed_of_what_nodes_hold_is_no_parameter() -> None:
     """Such as the window of a filter: the exporter lists the parameters."""
     model = exported(
-        "h = MatMul(x, window) y = MatMul(h, l.weight)",
-        {"window": normal(1, 4, 16), "l.weight": normal(0, 16, 4)},
+        "window = Neg(held) h = MatMul(x, window) y = MatMul(h, l.weight)",
+        {"held": normal(1, 4, 16), "l.weight": normal(0, 16, 4)},
         {"p_weight": ("PARAMETER", "l.weight")},
-        ["aten.mm](args = (%x, %window))", "aten.mm](args = (%mm, %p_weight))"],
+        ["", "aten.mm](args = (%x, %window))", "aten.mm](args = (%mm, %p_weight))"],
     )
-    (window,) = [one for one in model.graph.initializer if one.name == "window"]
-    model.graph.node.insert(0, onnx.helper.make_node("Constant", [], ["window"], value=window))
-    model.graph.initializer.remove(window)
+    (held,) = [one for one in model.graph.initializer if one.name == "held"]
+    model.graph.node.insert(0, onnx.helper.make_node("Constant", [], ["held"], value=held))
+    model.graph.initializer.remove(held)
     assert list(ckplan.open_model(model, loss="mse").training.gradients) == ["l.weight"]
