@@ -200,6 +200,63 @@ def test_label_smoothing_is_not_lost(tmp_path: Path, options: dict[str, object],
     assert_like_torch(found, {name: p.grad.numpy() for name, p in module.named_parameters()})
 
 
+class Expected(nn.Module):
+    """A cross-entropy with probabilities of classes, along the last axis or the one in the middle."""
+
+    def __init__(self, **options) -> None:
+        super().__init__()
+        self.head, self.options = nn.Linear(4, 9), options
+
+    def forward(self, x, target):
+        weight = torch.linspace(0.5, 1.5, 9, dtype=x.dtype) if self.options.get("weighted") else None
+        options = {name: value for name, value in self.options.items() if name != "weighted"}
+        scores, target = self.head(x), target.softmax(-1)
+        if options.get("reduction") == "none":
+            scores, target = scores.transpose(1, 2), target.transpose(1, 2)
+        else:
+            scores, target = scores.flatten(0, 1), target.flatten(0, 1)
+        return functional.cross_entropy(scores, target, weight, **options).sum()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"label_smoothing": 0.2, "weighted": True}, {"reduction": "sum"}, {"reduction": "none", "weighted": True}],
+)
+def test_a_cross_entropy_of_probabilities_is_one(tmp_path: Path, options: dict[str, object]) -> None:
+    torch.manual_seed(0)
+    module, x, target = Expected(**options), torch.randn(2, 3, 4), torch.randn(2, 3, 9)
+    path = ckplan.export(module, (x, target), tmp_path / "net.onnx", input_names=["x", "target"])
+    training = ckplan.build_training_graph(ckplan.load(path).model)
+    module.double()(x.double(), target.double()).backward()
+    found = gradients_by(training, {"x": x.numpy(), "target": target.numpy()})
+    assert_like_torch(found, {name: p.grad.numpy() for name, p in module.named_parameters()})
+
+
+@pytest.mark.parametrize("options", [{}, {"padding_idx": 2}, {"include_last_offset": True}])
+@pytest.mark.parametrize("mode", ["sum", "mean", "max"])
+def test_bags_of_embeddings_have_gradients(tmp_path: Path, mode: str, options: dict[str, object]) -> None:
+    """One bag is empty, and one holds nothing but padding where there is some."""
+    torch.manual_seed(0)
+    bags = nn.EmbeddingBag(7, 4, mode=mode, **options)
+    ids, offsets = torch.tensor([3, 1, 2, 2, 5, 3]), torch.tensor([0, 2, 2, 4, 6])
+    path = ckplan.export(bags, (ids, offsets), tmp_path / "net.onnx", input_names=["ids", "offsets"])
+    training = ckplan.build_training_graph(ckplan.load(path).model, loss="sum-of-squares")
+    bags.double()(ids, offsets).square().sum().backward()
+    found = gradients_by(training, {"ids": ids.numpy(), "offsets": offsets.numpy()})
+    assert_like_torch(found, {"weight": bags.weight.grad.numpy()})
+
+
+def test_samples_weigh_in_a_bag_of_embeddings(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    bags, ids, weights = nn.EmbeddingBag(7, 4, mode="sum"), torch.tensor([[3, 1], [2, 3]]), torch.rand(2, 2)
+    kwargs = {"per_sample_weights": weights}
+    path = ckplan.export(bags, (ids,), tmp_path / "net.onnx", kwargs=kwargs, input_names=["ids", "weights"])
+    training = ckplan.build_training_graph(ckplan.load(path).model, loss="sum-of-squares")
+    bags.double()(ids, per_sample_weights=weights.double()).square().sum().backward()
+    found = gradients_by(training, {"ids": ids.numpy(), "weights": weights.numpy()})
+    assert_like_torch(found, {"weight": bags.weight.grad.numpy()})
+
+
 class Averaged(nn.Module):
     """What the edges of a graph bring to its nodes, on average."""
 

@@ -1,9 +1,11 @@
-"""Operators of torch's of which its exporter would make something else than torch computes, and say nothing.
+"""Operators of torch's of which its exporter would make something else than torch computes, or what has no gradient.
 
 Of a cross-entropy with label smoothing it writes one without (``aten_cross_entropy_loss`` in onnxscript), of what
 ``scatter_reduce`` takes the mean of it writes the last (``aten_scatter_reduce``), an average that is divided by a
 number of its own it divides by the size of the window (``aten_avg_pool2d``), and an axis that ``squeeze`` leaves, being
-longer than 1, it removes, which no runtime does (``aten_squeeze_dim``). Here they are written out as torch has them.
+longer than 1, it removes, which no runtime does (``aten_squeeze_dim``). A cross-entropy of probabilities becomes one of
+labels, which no runtime loads, and a bag of embeddings a sequence, padding and all (``aten_embedding_bag``). Here they
+are written out as torch has them.
 """
 
 from __future__ import annotations
@@ -12,8 +14,12 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import onnx_ir as ir
+
 _REDUCTIONS = ("none", "mean", "sum")
 """Names of torch's reductions by their numbers."""
+_MODES = ("sum", "mean", "max")
+"""What torch makes of a bag, by its numbers."""
 
 
 def translations() -> dict[Callable[..., Any], Callable[..., Any]]:
@@ -27,6 +33,7 @@ def translations() -> dict[Callable[..., Any], Callable[..., Any]]:
         torch.ops.aten.avg_pool2d.default: _average(2),
         torch.ops.aten.avg_pool3d.default: _average(3),
         torch.ops.aten.cross_entropy_loss.default: _cross_entropy,
+        torch.ops.aten.embedding_bag.padding_idx: _embedding_bag,
         torch.ops.aten.scatter_reduce.two: _scatter_reduce,
         torch.ops.aten.squeeze.dim: _squeeze,
         torch.ops.aten.squeeze.dims: _squeeze,
@@ -41,7 +48,7 @@ def _cross_entropy(
     ignore_index: int = -100,
     label_smoothing: float = 0.0,
 ) -> Any:
-    """Write ``aten::cross_entropy_loss`` of labels; the scores have a batch, and their classes along axis 1.
+    """Write ``aten::cross_entropy_loss``; the scores have a batch, and their classes along axis 1.
 
     Its loss of a sample is ``-(1 - s) w[y] log p[y] - s/C sum_c w[c] log p[c]``; a mean is over the weights of labels.
     """
@@ -50,6 +57,8 @@ def _cross_entropy(
     op: Any = opset18
 
     kind = _REDUCTIONS[reduction]
+    if target.dtype.is_floating_point():
+        return _cross_entropy_of_probabilities(self, target, weight, kind, label_smoothing)
     if not label_smoothing:
         plain = op.SoftmaxCrossEntropyLoss(self, target, weight, reduction=kind, ignore_index=ignore_index)
         return plain[0]
@@ -69,6 +78,80 @@ def _cross_entropy(
         return losses
     total = op.ReduceSum(losses, keepdims=0)
     return total if kind == "sum" else op.Div(total, op.ReduceSum(own, keepdims=0))
+
+
+def _cross_entropy_of_probabilities(self: Any, target: Any, weight: Any, kind: str, label_smoothing: float) -> Any:
+    """Write ``aten::cross_entropy_loss`` of a probability of each class: ``-sum_c w[c] q[c] log p[c]``.
+
+    Smoothed, ``q`` is ``(1 - s) target + s/C``; a mean is over samples, whatever their weights.
+    """
+    from onnxscript import opset18
+
+    op: Any = opset18
+
+    expected = target
+    if label_smoothing:
+        evenly = op.CastLike(label_smoothing / self.shape[1], target)
+        expected = op.Add(op.Mul(target, op.CastLike(1.0 - label_smoothing, target)), evenly)
+    products = op.Mul(op.LogSoftmax(self, axis=1), expected)
+    if weight is not None:
+        along = op.Constant(value_ints=[1, -1, *[1] * (len(self.shape) - 2)])
+        products = op.Mul(products, op.Reshape(weight, along))
+    losses = op.Neg(op.ReduceSum(products, op.Constant(value_ints=[1]), keepdims=0))
+    if kind == "none":
+        return losses
+    return op.ReduceMean(losses, keepdims=0) if kind == "mean" else op.ReduceSum(losses, keepdims=0)
+
+
+def _embedding_bag(
+    weight: Any,
+    indices: Any,
+    offsets: Any,
+    scale_grad_by_freq: bool = False,
+    mode: int = 0,
+    sparse: bool = False,
+    per_sample_weights: Any = None,
+    include_last_offset: bool = False,
+    padding_idx: int | None = None,
+) -> tuple[Any, Any, Any, Any]:
+    """Write ``aten::embedding_bag.padding_idx``: all rows are read at once, and each goes to its bag.
+
+    Returns:
+        The bags, and what nothing reads: the bag of each index, what each holds, and the bag of each index again, in
+        the place of those of maxima.
+    """
+    from onnxscript import opset18
+
+    op: Any = opset18
+
+    del scale_grad_by_freq, sparse  # which are about the gradient that torch computes
+    first, second = op.Constant(value_ints=[0]), op.Constant(value_ints=[1])
+    begins = op.Slice(offsets, first, op.Constant(value_ints=[-1]), first) if include_last_offset else offsets
+    begins = op.Cast(begins, to=ir.DataType.INT64)
+    # How many bags have begun at an index; the last ones may be empty and begin behind all.
+    places = op.Expand(op.Constant(value_ints=[0]), op.Add(op.Shape(indices), second))
+    begun = op.ScatterElements(places, begins, op.Expand(second, op.Shape(begins)), axis=0, reduction="add")
+    bag_of = op.Slice(op.Sub(op.CumSum(begun, op.Constant(value_int=0)), second), first, op.Shape(indices), first)
+    to = op.Unsqueeze(bag_of, second)
+    rows = op.Gather(weight, indices)
+    if per_sample_weights is not None:
+        rows = op.Mul(rows, op.Unsqueeze(per_sample_weights, second))
+    counted = op.Expand(op.CastLike(1.0, weight), op.Shape(to))
+    if padding_idx is not None:
+        counted = op.CastLike(op.Not(op.Equal(op.Unsqueeze(indices, second), padding_idx)), weight)
+    sizes = op.Concat(op.Shape(begins), op.Shape(weight, start=1), axis=0)
+    nothing = op.Expand(op.CastLike(0.0, weight), op.Concat(op.Shape(begins), second, axis=0))
+    held = op.ScatterND(nothing, to, counted, reduction="add")
+    if _MODES[mode] == "max":
+        lowest = op.CastLike(-math.inf, weight)
+        rows = op.Where(op.Cast(counted, to=ir.DataType.BOOL), rows, lowest)
+        highest = op.ScatterND(op.Expand(lowest, sizes), to, rows, reduction="max")
+        made = op.Where(op.Cast(held, to=ir.DataType.BOOL), highest, op.CastLike(0.0, weight))
+    else:
+        rows = rows if padding_idx is None else op.Mul(rows, counted)
+        made = op.ScatterND(op.Expand(op.CastLike(0.0, weight), sizes), to, rows, reduction="add")
+        made = op.Div(made, op.Max(held, op.CastLike(1.0, weight))) if _MODES[mode] == "mean" else made
+    return made, bag_of, held, bag_of
 
 
 def _scatter_reduce(self: Any, dim: int, index: Any, src: Any, reduce: str, include_self: bool = True) -> Any:
