@@ -116,7 +116,7 @@ def prepare_forward(
     multiply_patches(op, held.union(results))
     outline_batch_statistics(op, held)
     outline_conv_batch_norms(op, targets)
-    outline_silus(op, targets)
+    outline_silus(op, held)
     outline_pooled_relus(op, held)
     outline_masked_softmaxes(op, held)
     group_heads(op, held)

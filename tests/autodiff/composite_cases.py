@@ -137,7 +137,13 @@ KINDS = {
         constants={**STATISTICS, "q": values(2, 3, 1, 1, seed=5)},
     ),
     "a sigmoid and its product": Kind(
-        ROWS, f"s = Sigmoid(z) y = Mul(z, s) {SUM}", constants={"q": values(*ROWS, seed=5)}
+        ROWS, f"s = Sigmoid(z) r = Mul(z, s) y = Tanh(r) {SUM}", constants={"q": values(*ROWS, seed=5)}
+    ),
+    "a sigmoid, its product and a gate": Kind(
+        ROWS,
+        f"s = Sigmoid(z) r = Mul(s, z) gate = Mul(k, k) y = Mul(gate, r) {SUM}",
+        parameters={"k": values(*ROWS, seed=6)},
+        constants={"q": values(*ROWS, seed=5)},
     ),
     "a Relu and its maxima": Kind(
         MAPS,

@@ -37,6 +37,40 @@ def test_the_gradient_takes_four_passes():
     assert made == ["Sub", "Mul", "Add", "Mul"]
 
 
+GATED = "s = Sigmoid(h) t = Mul(h, s) u = MatMul(x, e)"
+"""A gate beside a value times its own sigmoid."""
+
+
+@pytest.mark.parametrize("product", ["Mul(t, u)", "Mul(u, t)"])
+def test_a_gate_has_its_gradient_made_once_and_is_differentiated_with_the_sigmoid(product, monkeypatch):
+    monkeypatch.setitem(WEIGHTS, "e", values(3, 4, seed=5))
+    training = build_training_graph(model(f"{GATED} y = {product}"), loss="loss")
+    check_training_graph(training, {"x": values(6, 3, seed=8)})
+    made = [node.op_type for node in training.model.graph if (node.name or "").startswith("Mul_4/grad")]
+    assert made == ["Mul", "Sub", "Mul", "Add", "Mul"]
+
+
+@pytest.mark.parametrize(
+    "gate",
+    ["r = ReduceSum <keepdims = 1> (u) y = Mul(t, r)", "y = Mul(t, t)", "r = Mul(t, u) y = Add(r, t)"],
+    ids=["of another shape", "by itself", "read twice"],
+)
+def test_other_products_of_it_are_differentiated_alone(gate, monkeypatch):
+    monkeypatch.setitem(WEIGHTS, "e", values(3, 4, seed=5))
+    training = build_training_graph(model(f"{GATED} {gate}"), loss="loss")
+    check_training_graph(training, {"x": values(6, 3, seed=8)})
+    made = [node.op_type for node in training.model.graph if (node.name or "").startswith("Mul_2/grad")]
+    assert made == ["Sub", "Mul", "Add", "Mul"]
+
+
+@pytest.mark.parametrize("asked", ["t", "s"])
+def test_what_is_inside_has_a_gradient_where_it_is_wanted(asked, monkeypatch):
+    monkeypatch.setitem(WEIGHTS, "e", values(3, 4, seed=5))
+    training = build_training_graph(model(f"{GATED} y = Mul(t, u)"), loss="loss", retain_grad=[asked])
+    check_training_graph(training, {"x": values(6, 3, seed=8)})
+    assert list(training.retained) == [asked]
+
+
 @pytest.mark.parametrize(
     ("nodes", "outputs"),
     [

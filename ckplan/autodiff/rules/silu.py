@@ -6,6 +6,13 @@ the next layer keeps. By s and y alone
     dx = dy (s + y (1 - s)),
 
 so that x is kept for nothing.
+
+Where the next layer is a product with a gate u, z = y u (SwiGLU: Shazeer, "GLU Variants Improve Transformer",
+arXiv:2002.05202), all three are one. By the gradient of u, which is made anyway,
+
+    du = dz y,    dx = u (du + s (dz - du)),
+
+which is a pass and a tensor less than the gradient of y and what is made of it.
 """
 
 from __future__ import annotations
@@ -16,17 +23,17 @@ import onnx_ir as ir
 
 from ckplan.autodiff.builder import Builder, Gradients
 from ckplan.autodiff.composites import DOMAIN, outline
-from ckplan.autodiff.reading import is_floating
+from ckplan.autodiff.reading import is_floating, is_read_once, required_input, shape_of
 from ckplan.autodiff.registry import rule
 from ckplan.operators.matching import is_op
 
 
-def outline_silus(op: Builder, targets: Container[ir.Value] = ()) -> None:
-    """Put composites in the place of the pairs of Sigmoid and Mul that can be differentiated as one.
+def outline_silus(op: Builder, held: Container[ir.Value] = ()) -> None:
+    """Put composites in the place of the Sigmoids and products that can be differentiated as one.
 
     Args:
         op: builder of the forward graph.
-        targets: what is differentiated; no such value is a pair's inner value.
+        held: what is differentiated, or whose gradient is wanted; no such value is inside of a composite.
     """
     for product in list(op.graph):
         if not is_op(product, "Mul") or len(product.inputs) != 2:
@@ -36,9 +43,22 @@ def outline_silus(op: Builder, targets: Container[ir.Value] = ()) -> None:
             if not is_op(sigmoid, "Sigmoid") or sigmoid.inputs[0] is not x:
                 continue
             assert gate is not None
-            if len(gate.uses()) == 1 and gate not in targets and not gate.is_graph_output() and is_floating(gate):
-                outline(op, "SiLU", [sigmoid, product], [x], [product.outputs[0], gate])
+            if is_read_once(gate) and gate not in held and is_floating(gate):
+                _outline(op, sigmoid, product, held)
             break
+
+
+def _outline(op: Builder, sigmoid: ir.Node, product: ir.Node, held: Container[ir.Value]) -> None:
+    x, gate, y = sigmoid.inputs[0], sigmoid.outputs[0], product.outputs[0]
+    reader = next(iter(y.consumers()), None)
+    if reader is None or not is_read_once(y) or y in held or not is_op(reader, "Mul"):
+        outline(op, "SiLU", [sigmoid, product], [x], [y, gate])
+        return
+    (other,) = (value for value in reader.inputs if value is not None and value is not y)
+    if shape_of(other) == shape_of(y):
+        outline(op, "GatedSiLU", [sigmoid, product, reader], [x, other], [reader.outputs[0], gate, y])
+    else:
+        outline(op, "SiLU", [sigmoid, product], [x], [y, gate])
 
 
 @rule("SiLU", domain=DOMAIN)
@@ -46,3 +66,13 @@ def silu(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
     """Reads s and y."""
     y, gate = node.outputs[:2]
     return [op.Mul(dy[0], op.Add(gate, op.Mul(y, op.Sub(1.0, gate))))]
+
+
+@rule("GatedSiLU", domain=DOMAIN)
+def gated_silu(op: Builder, node: ir.Node, dz: Gradients) -> Gradients:
+    """Reads s, y and u."""
+    x, u = required_input(node, 0), required_input(node, 1)
+    gate, y = node.outputs[1:3]
+    du = op.Mul(dz[0], y)
+    dx = op.Mul(op.Add(op.Mul(op.Sub(dz[0], du), gate), du), u) if op.wants(x) else None
+    return [dx, du if op.wants(u) else None]
