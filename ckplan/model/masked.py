@@ -15,6 +15,7 @@ import numpy as np
 import onnx_ir as ir
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
+from ckplan.model.chosen_rows import look_up_rows
 from ckplan.model.fold import sweep
 from ckplan.model.infer import is_known, static_shape
 from ckplan.model.left_out import work_on_all
@@ -40,8 +41,8 @@ def without_masks(model: ir.Model) -> tuple[ir.Model, tuple[str, ...]]:
         return model, ()
     trial = model.clone()
     rewriting = Rewriting(trial.graph)
-    in_order = look_up_in_order(rewriting)
-    if in_order:
+    in_order, rows = look_up_in_order(rewriting), look_up_rows(rewriting)
+    if in_order or rows:
         RemoveUnusedNodesPass()(trial)
         sweep(trial)
     choosing = list(_choosing(trial.graph))
@@ -55,6 +56,11 @@ def without_masks(model: ir.Model) -> tuple[ir.Model, tuple[str, ...]]:
     if not work_on_all(rewriting):
         return model, ()
     notes = []
+    if rows:
+        notes.append(
+            f"of what {rows} mask(s) choose a row of each sample is looked up: right where all have as many, and one "
+            "at least, as in the model"
+        )
     if in_order:
         notes.append(f"what {in_order} mask(s) write in order is looked up for all elements")
     if choosing:

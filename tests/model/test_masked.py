@@ -147,3 +147,22 @@ def test_of_nothing_a_sum_has_no_gradient_and_a_mean_is_no_number() -> None:
         names = [value.name for value in training.model.graph.outputs]
         found = dict(zip(names, run(training.model, feeds(np.zeros((4, 3), bool))), strict=True))
         np.testing.assert_array_equal(found[training.loss], np.float32(expected))
+
+
+@pytest.mark.parametrize("last", [True, False])
+def test_the_row_of_each_sample_at_the_end_of_a_text_is_looked_up(last: bool) -> None:
+    """As a BART classifies: by the last of the rows that stand at end tokens, of which each sample has as many."""
+    ids = np.array([[5, 2, 2, 7], [2, 1, 2, 3]])
+    nodes = f"""m = Equal(ids, end) {_PLACES.replace("mask", "m")} p = Mul(x, w) r = GatherND(p, i)
+        v = Reshape(r, samples) y = Gather<axis = 1>(v, {"minus_one" if last else "first"})"""
+    arrays = {"end": np.asarray(2), "samples": np.asarray([2, -1, 3]), "w": normal(0, 3)}
+    arrays |= {"minus_one": np.asarray(-1), "first": np.asarray(0)}
+    text = '<ir_version: 10, opset_import: ["": 21]> g (float[2,4,3] x, int64[2,4] ids) => (float[2,3] y)'
+    model = parse(f"{text} {{ {nodes} }}", arrays)
+    forward = normalise(ir.from_proto(model))
+    assert any("of what 1 mask(s) choose a row of each sample is looked up" in note for note in forward.notes)
+    x = normal(1, 2, 4, 3)
+    np.testing.assert_array_equal(run(forward.model, {"x": x, "ids": ids})[0], run(model, {"x": x, "ids": ids})[0])
+    training = build_training_graph(forward.model, loss="sum", wrt=["w"])
+    places = [2, 2] if last else [1, 0]
+    np.testing.assert_allclose(run(training.model, {"x": x, "ids": ids})[1], x[[0, 1], places].sum(0), rtol=1e-6)
