@@ -49,8 +49,8 @@ def cheapest_lowest(step: Step, strategy: Strategy, goal: Goal, limit: int, file
     """The cheapest of the plans of lowest peaks whose file keeps to a budget of more than activations.
 
     The one of the lowest peak of all need not be among them: a peak that is a little higher may pack better. They are
-    the same for every budget, and so is what the best of their files takes. All are written: where a plan is next to
-    needing another region, its file may take half of what is expected of it.
+    the same for every budget, and so is what the best of their files takes. All are written that may be the best by
+    their bounds: where a plan is next to needing another region, its file may take half of what is expected of it.
 
     Args:
         step: what to plan.
@@ -63,10 +63,16 @@ def cheapest_lowest(step: Step, strategy: Strategy, goal: Goal, limit: int, file
         InfeasibleError: none does.
     """
     best: Planned | None = None
+    besides = fixed(step.footprint, goal) + step.footprint.returned
+
+    def turn(plan: Plan) -> tuple[bool, float]:
+        """Those that may keep to the budget come first, the cheapest of them; then those that may take least."""
+        bound = besides + plan.predicted.peak_activations
+        return bound > limit, bound if bound > limit else plan.cost
+
     distinct = {plan.schedule: plan for plan in reversed(list(last_resorts(step, strategy, goal, 0)))}
-    for plan in sorted(distinct.values(), key=lambda plan: plan.cost):
-        bound = fixed(step.footprint, goal) + plan.predicted.peak_activations
-        if best is not None and bound >= share_of(best.footprint, goal):
+    for plan in sorted(distinct.values(), key=turn):
+        if best is not None and besides + plan.predicted.peak_activations >= share_of(best.footprint, goal):
             continue  # no file takes less than its plan, and a plan adds nodes to what a session holds
         made = _file(step, plan, goal, limit, files)
         if share_of(made.footprint, goal) <= limit:
@@ -78,14 +84,14 @@ def cheapest_lowest(step: Step, strategy: Strategy, goal: Goal, limit: int, file
             f"{format_bytes(limit)}",
             "allow more overhead, or raise the budget",
         )
-    least, besides = share_of(best.footprint, goal), fixed(best.footprint, goal)
+    least, resident = share_of(best.footprint, goal), fixed(best.footprint, goal)
     allowed, found = format_unlike(limit, least)
     moment = best.after.steps[best.after.peak_step]
     parts = f"for a peak of {format_bytes(moment.activations)} at '{moment.op}'"
-    if besides:
+    if resident:
         parts = (
-            f"{format_bytes(besides)} of parameters, state, inputs and the session, and an arena of "
-            f"{format_bytes(least - besides)} {parts}"
+            f"{format_bytes(resident)} of parameters, state, inputs and the session, and an arena of "
+            f"{format_bytes(least - resident)} {parts}"
         )
     raise InfeasibleError(
         f"strategy `{strategy}` has no plan{goal.costing} for which {HOLDER[goal.scope]} holds no more than "

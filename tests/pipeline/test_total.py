@@ -18,9 +18,12 @@ from ckplan.meter import measure
 from ckplan.pipeline import footprint_budget, lowest_footprint
 from ckplan.pipeline.footprint_budget import within_footprint
 from ckplan.pipeline.goal import Goal
+from ckplan.pipeline.lowest import lowest_plan
 from ckplan.pipeline.plan_files import write_plan
 from ckplan.planner import Plan, Problem
 from ckplan.planner.strategies.auto import Auto
+from ckplan.planner.strategies.keep_all import KeepAll
+from ckplan.planner.strategies.memory import Memory
 from ckplan.runtime.executed import executed_model
 from ckplan.runtime.footprint import footprint_of
 from ckplan.runtime.reservations import best_reservation
@@ -151,6 +154,17 @@ def test_no_file_is_written_of_a_form_that_costs_as_much_as_another(monkeypatch:
         monkeypatch.setattr(module, "write_plan", lambda *_: pytest.fail("a file was written"))
     with pytest.raises(InfeasibleError, match="another form of the step keeps to the budget for less"):
         within_footprint(step, Auto(steps=0), goal)
+
+
+def test_no_file_is_written_of_a_plan_that_takes_more_than_the_best_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    step = ckplan.open_model(SAMPLES / "tanh_chain.onnx", dims={"batch": 16384})
+    plans = [lowest_plan(step, strategy) for strategy in (KeepAll(), Memory())]
+    monkeypatch.setattr(lowest_footprint, "last_resorts", lambda *_: iter(plans))
+    files: lowest_footprint.Files = {}
+    limit = step.footprint.resident + 1000
+    with pytest.raises(InfeasibleError, match="the least that was found"):
+        lowest_footprint.cheapest_lowest(step, Auto(), Goal.of(budget=limit, of="total"), limit, files)
+    assert list(files) == [plans[1].schedule]
 
 
 def test_a_search_that_was_interrupted_once_goes_on_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
