@@ -102,6 +102,35 @@ def test_gradients_have_torchs_names_and_values(tmp_path: Path) -> None:
     assert not [note for note in training.notes if "may be constants" in note]
 
 
+class Side(nn.Module):
+    def __init__(self, table: nn.Embedding) -> None:
+        super().__init__()
+        self.tokens, self.layer = table, nn.Linear(8, 8)
+
+    def forward(self, ids):
+        return torch.tanh(self.layer(self.tokens(ids)))
+
+
+class Sides(nn.Module):
+    """One table under three names, as that of a BART is, read in the modules of two of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shared = nn.Embedding(11, 8)
+        self.encoder, self.decoder = Side(self.shared), Side(self.shared)
+
+    def forward(self, ids):
+        return self.encoder(ids) * self.decoder(ids.flip(1))
+
+
+def test_a_table_that_modules_share_stays_one(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    module = Sides()
+    path = ckplan.export(module, (IDS,), tmp_path / "net.onnx", input_names=["ids"])
+    training = ckplan.build_training_graph(ckplan.load(path).model, loss="sum-of-squares")
+    assert_like_torch(gradients_by(training, {"ids": IDS.numpy()}), gradients_of(module, IDS))
+
+
 @pytest.mark.parametrize("old", [False, True])
 def test_files_of_torch_itself_train_what_they_hold(tmp_path: Path, old: bool) -> None:
     """Merged biases and tied tables are those of the module; what the file lacks is named."""

@@ -13,6 +13,7 @@ import contextlib
 import io
 import json
 import os
+import re
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -26,7 +27,7 @@ from ckplan.keys import FROZEN, OWN_GRADIENTS, STANDS_FOR
 from ckplan.model.literals import is_numbered
 from ckplan.model.saving import save
 from ckplan.model.structure import are_equal, structure_of
-from ckplan.model.torch_files.exporter_metadata import TRACE
+from ckplan.model.torch_files.exporter_metadata import INPUT, SIGNATURE, TRACE, operand_of
 from ckplan.model.torch_files.own_gradients import functions_called
 from ckplan.model.torch_files.program import program_of
 from ckplan.model.torch_files.translations import translations
@@ -125,11 +126,15 @@ def _cause(error: BaseException) -> str:
 def _name_parameters(graph: ir.Graph, module: torch.nn.Module) -> None:
     """Give initializers the names of the parameters that they are, and mark those that require no gradient."""
     first: dict[int, str] = {}
+    tied: dict[str, str] = {}
     for name, parameter in module.named_parameters(remove_duplicate=False):
         canonical = first.setdefault(id(parameter), name)
         value = graph.initializers.get(name)
+        if name != canonical:
+            tied |= {name: canonical, canonical: canonical}
         if value is not None and name != canonical and canonical not in graph.initializers:
             value.name = canonical
+    _list_once(graph, tied)
     for name, parameter in module.named_parameters():
         value = graph.initializers.get(name)
         if value is None:
@@ -139,6 +144,25 @@ def _name_parameters(graph: ir.Graph, module: torch.nn.Module) -> None:
             value.metadata_props[STANDS_FOR] = name
         if not parameter.requires_grad:
             value.metadata_props[FROZEN] = "requires_grad is False in torch"
+
+
+def _list_once(graph: ir.Graph, tied: Mapping[str, str]) -> None:
+    """List a tied parameter once among what the program reads: otherwise its other names are looked for in the file.
+
+    Args:
+        graph: the exported one.
+        tied: by each of its names, the one that it has.
+    """
+    here = {operand_of(value) for value in graph.initializers.values()}
+
+    def listed(line: re.Match[str]) -> str:
+        name, kind, target = line[1], line[2], line[3]
+        if target not in tied:
+            return line[0]
+        return f"{name}: {kind} target='{tied[target]}'" if name in here else ""
+
+    if SIGNATURE in graph.metadata_props:
+        graph.metadata_props[SIGNATURE] = INPUT.sub(listed, graph.metadata_props[SIGNATURE])
 
 
 def _holding(graph: ir.Graph, parameter: torch.Tensor) -> ir.Value | None:

@@ -21,7 +21,8 @@ TRACE = "pkg.torch.onnx.stack_trace"
 _FOLDED_FROM = "pkg.onnxscript.optimizer.folded_from"
 _SCOPES, _CLASSES = "pkg.torch.onnx.name_scopes", "pkg.torch.onnx.class_hierarchy"
 
-_INPUT = re.compile(r"^(\w+): (PARAMETER|BUFFER|CONSTANT_TENSOR) target='([^']*)'", re.MULTILINE)
+INPUT = re.compile(r"^(\w+): (PARAMETER|BUFFER|CONSTANT_TENSOR) target='([^']*)'", re.MULTILINE)
+"""A line of the signature: what the program calls a tensor, its kind, its name in the module."""
 _NAME = re.compile(r"%(\w+)")
 _MOVED = re.compile(
     r"(alias|clone|expand|permute|reshape|select|slice|squeeze|t|_to_copy|transpose|unsqueeze|view)(_\d+)?"
@@ -50,7 +51,7 @@ class Operand:
 
 def operands_in(graph: ir.Graph) -> dict[str, Operand]:
     """The tensors of the program by the names that its lines have for them; none in files of other exporters."""
-    listed = _INPUT.findall(graph.metadata_props.get(SIGNATURE, ""))
+    listed = INPUT.findall(graph.metadata_props.get(SIGNATURE, ""))
     return {name: Operand(target, kind) for name, kind, target in listed}
 
 
