@@ -19,6 +19,7 @@ GEOMETRIES = [
     pytest.param((5, 5), "pads=[12,12,0,0], dilations=[3,3]", (12, 9), id="taps-in-padding-only"),
     pytest.param((3, 3), "pads=[1,1,1,1]", (12, 9), id="few-taps"),
     pytest.param((4, 3), "pads=[0,2,1,0]", (10, 9), id="few-taps-uneven"),
+    pytest.param((4, 4), "pads=[0,1,0,2]", (9, 9), id="few-taps-unpadded-rows"),
     pytest.param((3, 4), "pads=[1,1,1,2], strides=[1,2], dilations=[1,2]", (12, 3), id="few-taps-apart"),
 ]
 
