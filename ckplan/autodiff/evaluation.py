@@ -15,6 +15,7 @@ from ckplan.autodiff.composites import inline_composites, refuse_own_domain
 from ckplan.autodiff.inline import inline_functions
 from ckplan.autodiff.objective import add_objective
 from ckplan.autodiff.paths import prune
+from ckplan.autodiff.racing_updates import update_in_turn
 from ckplan.autodiff.reading import attr_int, is_floating, shape_of
 from ckplan.model.opset import relabel
 from ckplan.model.own_files import forget_training
@@ -65,6 +66,7 @@ def evaluation_graph(forward: ir.Model, loss: Sequence[str] = ()) -> ir.Model:
     inline_composites(op)
     prune(graph, list(graph.outputs))
     inline_functions(model)
+    update_in_turn(op)
     relabel(model)
     return model
 

@@ -36,6 +36,7 @@ from ckplan.autodiff.parameters import Request, request_of, select_parameters
 from ckplan.autodiff.passed_on import pass_blocks_on
 from ckplan.autodiff.paths import prune
 from ckplan.autodiff.quantisation import pass_straight_through, refuse_quantised, stored_notes
+from ckplan.autodiff.racing_updates import update_in_turn
 from ckplan.autodiff.reading import is_floating
 from ckplan.autodiff.regions import OFF, Chunks, Pieces, Region, refuse_idle, told
 from ckplan.autodiff.reshapes import join_reshapes
@@ -222,7 +223,7 @@ def build_training_graph(
     retained = [name for name in others if name in gradients]
     ordered = [gradients[str(value.name)] for value in parameters] + [gradients[name] for name in retained]
     prune(graph, [*results, *ordered, *running.values()])
-    _write_out(op, model, anchors, wanted, forward_forms, accumulation)
+    notes += _write_out(op, model, anchors, wanted, forward_forms, accumulation)
     join_running_statistics(op, dict(zip(running, list(graph.outputs)[-len(running) :], strict=False)))
     prune(graph, list(graph.outputs))
     merge_twins(model)
@@ -285,8 +286,12 @@ def _write_out(
     wanted: Sequence[ir.Value],
     forward_forms: ForwardForms,
     accumulation: Accumulation,
-) -> None:
-    """Write a finished training graph in standard operators, and join what gradients of neighbours have in common."""
+) -> tuple[str, ...]:
+    """Write a finished training graph in standard operators, and join what gradients of neighbours have in common.
+
+    Returns:
+        Notes.
+    """
     graph = op.graph
     inline_composites(op)
     prune(graph, list(graph.outputs))
@@ -297,12 +302,14 @@ def _write_out(
     inline_functions(model, wanted)
     settle_sums(op, accumulation)
     cut_again(op)
+    notes = update_in_turn(op)
     subtract_in_products(op)
     read_past_expands(op)
     add_before_copies(op)
     convolve_by_rows(op)
     interleave_convolutions(op)
     join_reshapes(op)
+    return notes
 
 
 def _cause(op: Builder, idle: Collection[ir.Value], targets: Collection[ir.Value], is_detached: bool) -> str:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.autodiff.gradcheck import check_gradient, node_model, values
+from ckplan.autodiff import build_training_graph
+from ckplan.autodiff.evaluation import evaluation_graph
+from tests.autodiff.gradcheck import check_gradient, infer, node_model, onnxruntime_run, values
 
 REDUCTIONS = ["none", "add", "mul", "max", "min"]
 
@@ -92,3 +94,18 @@ def test_compress(axis):
     conditions = {None: [0, 1, 1, 0, 0, 1], 0: [0, 1, 1], 1: [1, 0, 1, 1], -1: [0, 1]}
     attributes = {} if axis is None else {"axis": axis}
     check_gradient(node_model("Compress", values(3, 4, 2), np.asarray(conditions[axis], dtype=bool), **attributes))
+
+
+@pytest.mark.parametrize("reduction", ["add", "mul", "max", "min"])
+def test_threads_do_not_race_for_one_place(reduction):
+    """onnxruntime's threads lose updates of a ScatterND with a reduction, of the loss as well."""
+    forward = infer(
+        node_model("ScatterND", values(3, 2), ints([[1], [0], [1], [1]]), values(4, 2), reduction=reduction)
+    )
+    training = build_training_graph(forward)
+    assert any("ScatterND node(s) with a reduction" in note for note in training.notes)
+    for made in (training.model, evaluation_graph(forward)):
+        found = [node for node in made.graph.all_nodes() if node.op_type in ("ScatterElements", "ScatterND")]
+        reducing = {node.op_type for node in found if node.attributes.get_string("reduction", "none") != "none"}
+        assert reducing == {"ScatterElements"}
+        assert onnxruntime_run(made)["loss"] == onnxruntime_run(forward)["loss"]

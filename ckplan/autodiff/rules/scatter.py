@@ -53,24 +53,36 @@ def scatter_nd(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
     data, indices, updates = (required_input(node, i) for i in range(3))
     if 0 in shape_of(updates) or 0 in shape_of(data):
         return [dy[0], None, None]
-    depth = shape_of(indices)[-1]
-    matrix = math.prod(shape_of(data)[:depth]), math.prod(shape_of(data)[depth:])
-    count = math.prod(shape_of(indices)[:-1])
 
     def put(into: ir.Value, new: ir.Value, how: str) -> ir.Value:
-        """Threads race for equal indices, so all but overwriting with equal values goes through ScatterElements."""
-        if how == "none":
-            return op.ScatterND(into, indices, new)
-        rows = flat_indices(op, indices, shape_of(data), 0)
-        flat = scatter_add(op, op.reshape(into, matrix), 0, rows, op.reshape(new, [count, matrix[1]]), how)
-        return op.reshape(flat, shape_of(data))
+        return op.ScatterND(into, indices, new) if how == "none" else updated_in_turn(op, into, indices, new, how)
 
     def take(value: ir.Value) -> ir.Value:
         """One tuple alone is made a list of one: ONNX does not tell the shape of a single number."""
-        tuples = op.reshape(indices, [count, depth])
+        *lead, depth = shape_of(indices)
+        tuples = op.reshape(indices, [math.prod(lead), depth])
         return op.reshape(op.GatherND(value, tuples), shape_of(updates))
 
     return _scatter(op, node, dy, _Places(take, put))
+
+
+def updated_in_turn(op: Builder, data: ir.Value, indices: ir.Value, updates: ir.Value, reduction: str) -> ir.Value:
+    """Emit what ScatterND makes with a reduction, by ScatterElements, which takes one update after the other.
+
+    onnxruntime's threads race in ScatterND where several updates go to one place, and lose some.
+
+    Args:
+        op: the builder.
+        data: what is updated.
+        indices: [..., tuple]; see ScatterND.
+        updates: [..., *rest of the data].
+        reduction: ``add``, ``mul``, ``max`` or ``min``.
+    """
+    *lead, depth = shape_of(indices)
+    matrix = math.prod(shape_of(data)[:depth]), math.prod(shape_of(data)[depth:])
+    rows = flat_indices(op, indices, shape_of(data), 0)
+    new = op.reshape(updates, [math.prod(lead), matrix[1]])
+    return op.reshape(scatter_add(op, op.reshape(data, matrix), 0, rows, new, reduction), shape_of(data))
 
 
 def _scatter(op: Builder, node: ir.Node, dy: Gradients, places: _Places) -> Gradients:

@@ -136,20 +136,23 @@ def _embedding_bag(
     rows = op.Gather(weight, indices)
     if per_sample_weights is not None:
         rows = op.Mul(rows, op.Unsqueeze(per_sample_weights, second))
+    # Not by ScatterND, of which onnxruntime's threads lose additions to one bag.
+    places_of_rows = op.Expand(to, op.Shape(rows))
     counted = op.Expand(op.CastLike(1.0, weight), op.Shape(to))
     if padding_idx is not None:
         counted = op.CastLike(op.Not(op.Equal(op.Unsqueeze(indices, second), padding_idx)), weight)
     sizes = op.Concat(op.Shape(begins), op.Shape(weight, start=1), axis=0)
     nothing = op.Expand(op.CastLike(0.0, weight), op.Concat(op.Shape(begins), second, axis=0))
-    held = op.ScatterND(nothing, to, counted, reduction="add")
+    held = op.ScatterElements(nothing, to, counted, axis=0, reduction="add")
     if _MODES[mode] == "max":
         lowest = op.CastLike(-math.inf, weight)
         rows = op.Where(op.Cast(counted, to=ir.DataType.BOOL), rows, lowest)
-        highest = op.ScatterND(op.Expand(lowest, sizes), to, rows, reduction="max")
+        highest = op.ScatterElements(op.Expand(lowest, sizes), places_of_rows, rows, axis=0, reduction="max")
         made = op.Where(op.Cast(held, to=ir.DataType.BOOL), highest, op.CastLike(0.0, weight))
     else:
         rows = rows if padding_idx is None else op.Mul(rows, counted)
-        made = op.ScatterND(op.Expand(op.CastLike(0.0, weight), sizes), to, rows, reduction="add")
+        empty = op.Expand(op.CastLike(0.0, weight), sizes)
+        made = op.ScatterElements(empty, places_of_rows, rows, axis=0, reduction="add")
         made = op.Div(made, op.Max(held, op.CastLike(1.0, weight))) if _MODES[mode] == "mean" else made
     return made, bag_of, held, bag_of
 
