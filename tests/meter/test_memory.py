@@ -245,7 +245,7 @@ def test_random_operators_are_told_by_values_that_change(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
-    ("option", "text"), [({"runs": 0}, "runs is 0"), ({"threads": 0}, "threads is 0"), ({"device": "tpu"}, "tpu")]
+    ("option", "text"), [({"runs": 0}, "runs is 0"), ({"threads": 0}, "`--threads` is 0"), ({"device": "tpu"}, "tpu")]
 )
 def test_options_are_checked_before_anything_runs(option: dict[str, object], text: str) -> None:
     with pytest.raises(UsageError, match=text):
