@@ -80,9 +80,10 @@ def open_model(model: Model, *, cost: str = "flops", device: str = "auto", **opt
                 f"{', '.join(options)} cannot be set any more: the step is built already", "give the model itself"
             )
         step = model if isinstance(model, Step) else step_of(replace(model, model=model.model.clone()))
+        step = step.on(device)
     else:
         step = open_step(model, StepOptions.of(**options), device=device)
-    return step.on(device).priced(cost, device)
+    return step.priced(cost, device)
 
 
 def analyze(

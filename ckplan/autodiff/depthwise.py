@@ -14,7 +14,7 @@ import onnx_ir as ir
 
 from ckplan.autodiff.builder import Builder
 from ckplan.autodiff.composites import become
-from ckplan.autodiff.reading import is_read_once, required_input, shape_of, size_of
+from ckplan.autodiff.reading import required_input, shape_of, size_of, sole_reader
 from ckplan.autodiff.rules import depthwise_planes, depthwise_rows
 from ckplan.autodiff.rules.windows import convolution_window
 from ckplan.autodiff.transposes import read_past
@@ -110,6 +110,5 @@ def _replace(op: Builder, conv: ir.Node) -> None:
 
 def _fused(conv: ir.Node) -> ir.Node | None:
     """The node that alone reads a convolution, if onnxruntime makes one kernel of both."""
-    y = conv.outputs[0]
-    reader = next(iter(y.consumers()), None)
-    return reader if is_read_once(y) and reader is not None and is_op(reader, _FUSED) else None
+    reader = sole_reader(conv.outputs[0])
+    return reader if is_op(reader, _FUSED) else None

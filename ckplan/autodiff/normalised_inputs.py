@@ -18,7 +18,7 @@ import onnx_ir as ir
 
 from ckplan.autodiff.builder import Builder
 from ckplan.autodiff.layer_scales import bias_of, stored
-from ckplan.autodiff.reading import attr_int, is_read_once, required_input, shape_of, size_of
+from ckplan.autodiff.reading import attr_int, required_input, shape_of, size_of, sole_reader
 from ckplan.model.infer import static_shape
 from ckplan.operators.matching import input_of, is_op
 
@@ -65,7 +65,7 @@ def _readers(node: ir.Node, wanted: Container[ir.Value], held: Container[ir.Valu
         if weight is None or parameter is None or len(shape_of(weight)) != 2 or (trained and parameter not in wanted):
             return []
         columns += shape_of(weight)[1]
-        shift = made.consumers()[0] if is_read_once(made) and made not in held else None
+        shift = None if made in held else sole_reader(made)
         bias = None if shift is None else bias_of(shift, shape_of(weight)[1])
         if shift is None or bias is None:
             return []

@@ -51,6 +51,11 @@ def is_read_once(value: ir.Value) -> bool:
     return len(value.uses()) == 1 and not value.is_graph_output()
 
 
+def sole_reader(value: ir.Value) -> ir.Node | None:
+    """The node of which one input reads a value, if nobody else does; see `is_read_once`."""
+    return value.consumers()[0] if is_read_once(value) else None
+
+
 def attr_int(node: ir.Node, name: str, default: int) -> int:
     """Return an integer attribute of a node, or the operator's default."""
     attribute = node.attributes.get(name)

@@ -15,6 +15,7 @@ four values show where several lines do; and a sine beside its cosine lies on a 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from typing import Any
 
 import ml_dtypes
@@ -225,7 +226,12 @@ def repeated_axes(array: np.ndarray[Any, Any]) -> tuple[int, ...]:
 
 def without_repeats(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     """An array with one place of each axis along which it holds the same again and again."""
-    for axis in repeated_axes(array):
+    return first_along(array, repeated_axes(array))
+
+
+def first_along(array: np.ndarray[Any, Any], axes: Iterable[int]) -> np.ndarray[Any, Any]:
+    """The first place of an array along some axes, which it keeps."""
+    for axis in axes:
         array = array.take([0], axis)
     return array
 

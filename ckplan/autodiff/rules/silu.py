@@ -23,7 +23,7 @@ import onnx_ir as ir
 
 from ckplan.autodiff.builder import Builder, Gradients
 from ckplan.autodiff.composites import DOMAIN, outline
-from ckplan.autodiff.reading import is_floating, is_read_once, required_input, shape_of
+from ckplan.autodiff.reading import is_floating, is_read_once, required_input, shape_of, sole_reader
 from ckplan.autodiff.registry import rule
 from ckplan.operators.matching import is_op
 
@@ -50,15 +50,13 @@ def outline_silus(op: Builder, held: Container[ir.Value] = ()) -> None:
 
 def _outline(op: Builder, sigmoid: ir.Node, product: ir.Node, held: Container[ir.Value]) -> None:
     x, gate, y = sigmoid.inputs[0], sigmoid.outputs[0], product.outputs[0]
-    reader = next(iter(y.consumers()), None)
-    if reader is None or not is_read_once(y) or y in held or not is_op(reader, "Mul"):
-        outline(op, "SiLU", [sigmoid, product], [x], [y, gate])
-        return
-    (other,) = (value for value in reader.inputs if value is not None and value is not y)
-    if shape_of(other) == shape_of(y):
-        outline(op, "GatedSiLU", [sigmoid, product, reader], [x, other], [reader.outputs[0], gate, y])
-    else:
-        outline(op, "SiLU", [sigmoid, product], [x], [y, gate])
+    reader = None if y in held else sole_reader(y)
+    if is_op(reader, "Mul"):
+        (other,) = (value for value in reader.inputs if value is not None and value is not y)
+        if shape_of(other) == shape_of(y):
+            outline(op, "GatedSiLU", [sigmoid, product, reader], [x, other], [reader.outputs[0], gate, y])
+            return
+    outline(op, "SiLU", [sigmoid, product], [x], [y, gate])
 
 
 @rule("SiLU", domain=DOMAIN)

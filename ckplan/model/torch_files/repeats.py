@@ -15,7 +15,7 @@ import onnx_ir as ir
 from ckplan import keys
 from ckplan.display import shortened
 from ckplan.model.constants import add_constant
-from ckplan.model.structure import is_unstructured, repeated_axes, structure_of, without_repeats
+from ckplan.model.structure import first_along, is_unstructured, repeated_axes, structure_of, without_repeats
 from ckplan.model.torch_files.concatenated import is_concatenated
 from ckplan.model.torch_files.exporter_metadata import folded_from, parameters_of
 from ckplan.model.torch_files.functions import Function, Operation, add_parameter, compute, make_instead
@@ -110,10 +110,7 @@ def _batch_axis(value: ir.Value, array: np.ndarray) -> int:
 
 def _expand(graph: ir.Graph, value: ir.Value, array: np.ndarray, axes: tuple[int, ...]) -> str:
     """Put one row and an Expand along some axes in the place of an initializer; return the name of the row."""
-    once = array
-    for axis in axes:
-        once = once.take([0], axis)
-    row = add_parameter(graph, value, ROW.removeprefix("_"), once)
+    row = add_parameter(graph, value, ROW.removeprefix("_"), first_along(array, axes))
     if keys.STANDS_FOR not in value.metadata_props:  # it is of several parameters: see `unfold`
         del row.metadata_props[keys.STANDS_FOR]
     put_expand(graph, value, row)
