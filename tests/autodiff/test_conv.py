@@ -270,6 +270,18 @@ def test_few_channels_take_the_flipped_kernel_where_filters_are_no_more(filters:
     check_gradient(model)
 
 
+@pytest.mark.parametrize("op_type", ["Conv", "ConvTranspose"])
+def test_no_pad_stands_right_before_the_kernel_of_a_depthwise_convolution_of_one_channel(op_type: str):
+    # onnxruntime's fusion of pads takes it for one of the image, and the graph is invalid.
+    model = node_model(op_type, values(3, 1, 24, 24), values(1, 1, 3, 3, seed=1))
+    check_gradient(model)
+    nodes = build_training_graph(infer(model), loss="loss").model.graph.all_nodes()
+    kernels = [node.inputs[1] for node in nodes if node.op_type == "Conv"]
+    makers = {maker.op_type for kernel in kernels if kernel is not None and (maker := kernel.producer()) is not None}
+    assert "Reshape" in makers
+    assert "Pad" not in makers
+
+
 @pytest.mark.parametrize(("samples", "transposed"), [(4, False), (3, True)])
 def test_a_kernel_larger_than_what_it_reads_is_flipped_where_places_are_many(samples: int, transposed: bool):
     model = node_model("Conv", values(samples, 128, 10, 10), values(120, 128, 1, 1, seed=1))

@@ -135,7 +135,9 @@ def _slide(op: Builder, planes: ir.Value, dy: ir.Value, plane: Sequence[int]) ->
         plane: their shape, of fewer rows and as many columns.
     """
     _, groups, rows, _ = shape_of(planes)
-    products = op.Conv(planes, op.reshape(dy, [groups, 1, *plane]), group=groups, kernel_shape=plane)
+    # onnxruntime takes a Pad right before a kernel for one of the image: a Reshape stands there, of one channel, too.
+    kernel = op.Reshape(dy, np.asarray([groups, 1, *plane], np.int64))
+    products = op.Conv(planes, kernel, group=groups, kernel_shape=plane)
     return op.reshape(products, [groups, 1, rows - plane[0] + 1])
 
 
