@@ -19,6 +19,8 @@ _MOVING = frozenset(
 )
 """Operators that only move data: in whose place onnxruntime runs another of them, the values are the same."""
 
+_QUANTISING = frozenset({"DequantizeLinear", "QuantizeLinear"})
+"""Operators that onnxruntime moves past those that only move data, aliases among them: the values are the same."""
 
 _WAVES = frozenset({"Erf", "Tanh"})
 """What the sum in a Gelu is made with."""
@@ -79,22 +81,27 @@ def fence(nodes: Sequence[ir.Node], executed: ir.Model, edges: ControlEdges) -> 
         if PARTS in node.meta and _runs_otherwise(node, made):
             # What it reads was merged with a neighbour, or its addition became part of a convolution that it reads.
             for value in dict.fromkeys(node.inputs):
-                maker = None if value is None else value.producer()
-                if value is not None and maker is not None and not is_control(maker):
+                if value is not None and _is_bare(value):
                     read_instead(node, value, edges.hide(value))
             continue
         if (made.domain, made.op_type) == (node.domain, node.op_type):
             # A Transpose before it moved behind it: its numbers are added in another order.
             value = node.inputs[0] if node.op_type in _ADDING and _name(node, 0) != _name(made, 0) else None
-            if value is not None and (maker := value.producer()) is not None and not is_control(maker):
+            if value is not None and _is_bare(value):
                 read_instead(node, value, edges.hide(value))
             continue
-        if {made.op_type, node.op_type} <= _MOVING or made.op_type == "Cast":
+        if made.op_type == "Cast" or (made.op_type in _MOVING and node.op_type in {*_MOVING, *_QUANTISING}):
             continue
-        inner = [v for v in node.inputs if v is not None and str(v.name) not in makers and v.producer() is not None]
+        inner = [v for v in node.inputs if v is not None and str(v.name) not in makers and _is_bare(v)]
         if inner:
             read_instead(node, inner[0], edges.hide(inner[0]))
     return edges.count - before
+
+
+def _is_bare(value: ir.Value) -> bool:
+    """Whether a node makes a value and no alias hides it yet: a second one would show onnxruntime no less."""
+    maker = value.producer()
+    return maker is not None and not is_control(maker)
 
 
 def _runs_otherwise(node: ir.Node, made: ir.Node) -> bool:

@@ -11,8 +11,9 @@ from ckplan.pipeline import open_step
 from ckplan.pipeline.plan_files import write_plan
 from ckplan.planner.plan import make_plan
 from ckplan.runtime.executed import executed_model
-from ckplan.writer.control_edges import ControlEdges, is_control
+from ckplan.writer.control_edges import ControlEdges, assemble, is_control, read_instead
 from ckplan.writer.fences import fence, fence_alone
+from ckplan.writer.ordering import place_control_nodes
 
 GELU = "w = Tanh(x) s = Add(w, one) y = Mul(x, s)"
 FORMS = {
@@ -85,3 +86,25 @@ def test_what_is_added_up_is_added_in_the_planned_order(op_type: str) -> None:
     hidden = fence(nodes, executed, edges := ControlEdges(model.graph))
     assert hidden == edges.count == (0 if op_type == "ReduceMax" else 1)
     assert (nodes[-1].inputs[0] is transposed) == (op_type == "ReduceMax")
+
+
+def test_what_is_quantised_before_an_alias_has_no_alias_of_an_alias() -> None:
+    """onnxruntime quantises before what only moves data: no alias keeps it from that, and the numbers are the same."""
+    model = ir.from_proto(
+        onnx.parser.parse_model(
+            '<ir_version: 10, opset_import: ["": 21]> g (float[4,8] x) => (float[4,8] y) '
+            "<float scale = {0.1}, uint8 zero = {128}> "
+            "{ a = Neg(x) q = QuantizeLinear(a, scale, zero) d = DequantizeLinear(q, scale, zero) y = Relu(d) }"
+        )
+    )
+    for value in (value for node in model.graph for value in node.outputs):
+        value.shape = ir.Shape([4, 8])
+        value.type = ir.TensorType(ir.DataType.UINT8 if value.name == "q" else ir.DataType.FLOAT)
+    nodes, edges = list(model.graph), ControlEdges(model.graph)
+    read_instead(nodes[1], nodes[0].outputs[0], edges.hide(nodes[0].outputs[0]))
+    nodes = place_control_nodes(nodes)
+    assemble(model, nodes, edges)
+    executed = executed_model(model)
+    quantises = next(node for node in executed.graph if node.op_type == "QuantizeLinear")
+    assert str(quantises.outputs[0].name) != "q", "it runs before the alias"
+    assert fence(nodes, executed, edges) == 0
