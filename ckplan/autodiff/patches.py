@@ -6,8 +6,9 @@ them, which are moved whole:
 
     y[(n h w), o] = sum over i, j, c of x[n, (h i), (w j), c] weight[o, (i j c)] + bias[o]
 
-This and its gradients take two thirds of the time, and what is kept is as large. The numbers are the same but for
-rounding.
+A weight that is larger than x stays in its order, c i j, and the numbers of x are moved one by one: copies of it would
+take as long and be kept. This and its gradients take two thirds of the time, and what is kept is as large. The numbers
+are the same but for rounding.
 """
 
 from __future__ import annotations
@@ -39,11 +40,11 @@ def multiply_patches(op: Builder, held: Container[ir.Value]) -> None:
 
 
 def _suits(conv: ir.Node) -> bool:
-    """Say whether a convolution is one product of patches and of a weight that is no larger than these."""
+    """Say whether a convolution is one product of patches and of its weight."""
     x, weight, y = required_input(conv, 0), required_input(conv, 1), conv.outputs[0]
     if x.dtype not in (ir.DataType.FLOAT, ir.DataType.DOUBLE) or static_shape(y) is None or static_shape(x) is None:
         return False
-    if shape_of(weight)[1] != shape_of(x)[1] or size_of(weight) > size_of(x):
+    if shape_of(weight)[1] != shape_of(x)[1]:
         return False
     # A batch normalisation is differentiated with the convolution before it.
     return _side_by_side(convolution_window(conv)) and not any(
@@ -86,8 +87,12 @@ def _multiply(op: Builder, conv: ir.Node, x: ir.Value) -> None:
         # Samples and the first axis are one, and so are the last taps and the channels.
         split = op.reshape(x, [samples * spatial[0], *spatial[1:-1], spatial[-1] * channels])
         by_place = op.transpose(split, [*range(0, 2 * rank, 2), *range(1, 2 * rank, 2)])
+        if size_of(weight) > size_of(x):
+            tap_by_tap = op.reshape(by_place, [samples * window.places, window.size, channels])
+            by_place = op.transpose(tap_by_tap, [0, 2, 1])
+        else:
+            weight = op.transpose(weight, [0, *range(2, 2 + rank), 1])
         patches = op.reshape(by_place, [samples * window.places, window.size * channels])
-        taps = op.transpose(weight, [0, *range(2, 2 + rank), 1])
-        rows = op.Gemm(patches, op.reshape(taps, [filters, window.size * channels]), input_of(conv, 2), transB=1)
+        rows = op.Gemm(patches, op.reshape(weight, [filters, window.size * channels]), input_of(conv, 2), transB=1)
         y = op.reshape(rows, [samples, *window.outputs, filters])
     become(conv, ("", "Transpose", ""), [y], [ir.AttrInt64s("perm", [0, 1 + rank, *range(1, 1 + rank)])])

@@ -100,7 +100,7 @@ def test_a_tall_side_is_copied_transposed_where_the_copy_is_small(columns, copie
 
 @pytest.mark.parametrize(
     ("columns", "within", "copied"),
-    [((16,), (1, 99), True), ((8, 8), (1, 99), True), ((8,), (1, 99), False), ((16,), (1, 23), False)],
+    [((8,), (1, 99), True), ((4, 4), (1, 99), True), ((7,), (1, 99), False), ((8,), (1, 23), False)],
 )
 def test_a_side_whose_products_have_many_columns_is_copied_transposed(columns, within, copied, monkeypatch):
     monkeypatch.setattr(rules, "_IN_CACHE", within)

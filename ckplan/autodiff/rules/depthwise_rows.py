@@ -131,8 +131,9 @@ def sums_of_taps(op: Builder, rows: ir.Value, other: ir.Value, window: Window, *
     channels, _, width = shape_of(rows)
     places = diagonals(window, dtype_of(rows), transposed)
     read, made, taps = places.shape
-    # onnxruntime merges the transposition into the product.
-    products = op.MatMul(op.Transpose(rows, perm=[0, 2, 1]), other)
+    # onnxruntime merges the first transposition into the product, which gathers the narrow side column by column then.
+    turned = op.MatMul(op.Transpose(other, perm=[0, 2, 1]), rows)
+    products = op.Transpose(turned, perm=[0, 2, 1])
     if products.dtype in EINSUM_TYPES:
         products = op.reshape(products, [channels, width // read, read, made])
         return op.Einsum(products, op.constant(places[..., None]), equation="ctvw,vwja->catj")

@@ -29,7 +29,7 @@ _TALL = 16
 _WORTH_A_COPY, _SMALL = 2**17, 4
 """Elements from which on a side that is gathered is worth a copy, and how many times as many the largest tensor has."""
 
-_OFTEN, _IN_CACHE = 4, (2**16, 2**19)
+_OFTEN, _IN_CACHE = 2, (2**15, 2**19)
 """How many times as many columns all products of a side that is gathered have for it to be worth a copy whatever its
 height, and between how many elements: more are copied out of memory, for as long as what is won, and plans have to hold
 them."""
