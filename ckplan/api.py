@@ -7,7 +7,7 @@ found out about it, so that several questions about one model cost little more t
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -139,13 +139,18 @@ def rewrite(
     """
     goal = Goal.of(budget, overhead, seconds, of)
     asked = goal.asked_of(_strategy(strategy))
-    if not isinstance(model, Step):  # which has been priced
-        options["cost"] = goal.cost(options.get("cost"), options.get("device", "auto"))
-    step = open_model(model, **options)
-    planned = choosing.rewrite(step, asked, goal)
+    planned = choosing.rewrite(_opened(model, goal, options), asked, goal)
     if output is not None:
         save(planned.model, output, force=force)
     return planned
+
+
+def _opened(model: Model, goal: Goal, options: Mapping[str, Any]) -> Step:
+    """The step of a model, whose nodes cost what the goal asks for; a `Step` has been priced."""
+    if isinstance(model, Step):
+        return open_model(model, **options)
+    cost = goal.cost(options.get("cost"), options.get("device", "auto"))
+    return open_model(model, **{**options, "cost": cost})
 
 
 def artifacts(
@@ -254,15 +259,39 @@ def fit(
     return fitting.fit(model, asked, int(most), wanted, dimension=dim, overhead=goal.overhead, seconds=goal.seconds)
 
 
-def explain(model: Model, tensor: str, **asked: Any) -> Explanation:
+def explain(
+    model: Model,
+    tensor: str,
+    *,
+    strategy: str | Strategy = "auto",
+    budget: int | float | str | None = None,
+    overhead: float | str | None = None,
+    seconds: float | None = None,
+    of: str = "activations",
+    **options: Any,
+) -> Explanation:
     """Why the plan that `rewrite` makes with the same arguments keeps a tensor or recomputes it: `ckplan explain`.
 
+    Args:
+        model: the model.
+        tensor: a value of the model or of its training graph, or a node, which stands for what it makes.
+        strategy: how to plan; this and what follows as in `rewrite`.
+        budget: what the plan has to keep to.
+        overhead: extra compute that the plan may cost.
+        seconds: how long to search.
+        of: what the budget is of.
+        options: see `open_model`.
+
     Raises:
-        UsageError: there is no such tensor.
+        UsageError: there is no such tensor, which is found before a plan is looked for, or an option does not fit.
         CkplanError: as by `rewrite`.
     """
     check_text("the tensor", tensor)
-    planned = rewrite(model, **asked)
+    goal = Goal.of(budget, overhead, seconds, of)
+    asked = goal.asked_of(_strategy(strategy))
+    step = _opened(model, goal, options)
+    explanation.check_name(step, tensor)
+    planned = choosing.rewrite(step, asked, goal)
     return explanation.explain(planned.step, planned.plan, tensor)
 
 

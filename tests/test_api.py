@@ -248,6 +248,15 @@ def test_an_open_step_takes_no_options(path: Path) -> None:
         ckplan.analyze(ckplan.open_model(path), dims={"batch": 2})
 
 
+def test_a_wrong_name_is_found_before_a_plan_is_looked_for(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def plan(*_: object) -> None:
+        pytest.fail("it was planned")
+
+    monkeypatch.setattr("ckplan.pipeline.choosing.rewrite", plan)
+    with pytest.raises(UsageError, match="there is no tensor 'nothing'"):
+        ckplan.explain(path, "nothing", budget="50%", dims={"batch": 4})
+
+
 def test_results_are_short_in_a_shell_and_tables_in_a_notebook(path: Path) -> None:
     step = ckplan.open_model(path)
     planned = ckplan.rewrite(step, strategy="memory")

@@ -10,6 +10,7 @@ from click.core import ParameterSource
 
 from ckplan.cli.help import SectionedCommand
 from ckplan.cli.options import (
+    STEP,
     force_option,
     json_option,
     model_argument,
@@ -18,7 +19,7 @@ from ckplan.cli.options import (
     talk_options,
     training_step_options,
 )
-from ckplan.cli.planning import tell
+from ckplan.cli.planning import CHOICES, refuse_beside, tell
 from ckplan.cli.streams import notes, show, show_json, stage
 from ckplan.cli.values import PATH
 from ckplan.errors import UsageError
@@ -69,6 +70,7 @@ def command(
     from ckplan.report.documents import artifacts
 
     if checked is not None:
+        refuse_beside("`--check` looks at DIR as it is", {"force", *CHOICES, *STEP})
         from ckplan.bundle.manifest import open_artifacts
 
         found = open_artifacts(checked, model)

@@ -33,7 +33,7 @@ def _gathered(function: Callable[..., Any]) -> Callable[..., Any]:
     def command(*arguments: Any, **options: Any) -> Any:
         from ckplan.pipeline import StepOptions
 
-        own = {name: options.pop(name) for name in _STEP if name in options}
+        own = {name: options.pop(name) for name in STEP if name in options}
         return function(*arguments, asked=StepOptions.of(**own), **options)
 
     return command
@@ -269,7 +269,7 @@ def _names(*decorators: Callable[[Any], Any]) -> frozenset[str]:
     return frozenset(option.name for option in stack(*decorators)(bare).__click_params__)
 
 
-_STEP = _names(inference_option, shape_options, set_option, training_options)
+STEP = _names(inference_option, shape_options, set_option, training_options)
 """The options about the step, which a command gets as one value."""
 
 step_options = stack(_gathered, inference_option, shape_options, set_option, training_options)

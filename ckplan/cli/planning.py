@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -43,7 +43,7 @@ def planned(step: Step, strategy: Strategy, goal: Goal, given: Mapping[str, Any]
         return write_plan(step, plan_from_json(step.problem, given))
 
 
-_CHOICES = frozenset({"strategy", "budget", "of", "overhead", "seconds", "cost"})
+CHOICES = frozenset({"strategy", "budget", "of", "overhead", "seconds", "cost"})
 """Parameters that say how to plan, by the names that click knows them by."""
 
 
@@ -53,16 +53,27 @@ def _refuse_choices() -> None:
     Raises:
         UsageError: one does.
     """
+    refuse_beside("`--plan` takes a plan as it is", CHOICES)
+
+
+def refuse_beside(what: str, names: Collection[str]) -> None:
+    """See that no option is given that another one would have ignored.
+
+    Args:
+        what: the other option and what it does, a clause.
+        names: the parameters that it ignores, by the names that click knows them by.
+
+    Raises:
+        UsageError: one of them is on the command line.
+    """
     context = click.get_current_context()
     given = [
-        f"`{option.opts[0]}`"
+        f"`{option.opts[-1]}`"
         for option in context.command.params
-        if option.name in _CHOICES and context.get_parameter_source(option.name) is ParameterSource.COMMANDLINE
+        if option.name in names and context.get_parameter_source(option.name) is ParameterSource.COMMANDLINE
     ]
     if given:
-        raise UsageError(
-            f"`--plan` takes a plan as it is, and does not go with {', '.join(given)}", "leave out one or the other"
-        )
+        raise UsageError(f"{what}, and does not go with {', '.join(given)}", "leave out one or the other")
 
 
 def tell(made: Planned, given: Mapping[str, Any] | None = None) -> list[str]:

@@ -52,8 +52,8 @@ def save(
         Notes: where the weights lie, if not in the file.
 
     Raises:
-        UsageError: the file exists and `force` is not given, the path cannot be a file, or weights of the model lie
-            there.
+        UsageError: the file exists and `force` is not given, the path cannot be a file, weights of the model lie
+            there, or another process has made a file of that name, or of its data file's, in the meantime.
         EnvironmentUnavailableError: no permission, or no space left.
         ModelError: the model cannot be serialised.
     """
@@ -83,14 +83,14 @@ def save(
         if data or stale:
             claim(workspace, target.name, [*data, *stale])
         for file in data:
-            file.rename(target.parent / file.name)
+            _move(file, target.parent / file.name, over=False)
             moved.append(target.parent / file.name)
-        (workspace / target.name).replace(target)
+        _move(workspace / target.name, target, over=force)
         moved.clear()
         _remove_unread(stale, model)
     except OSError as error:
         raise _environment(error, target) from error
-    except EnvironmentUnavailableError:
+    except (EnvironmentUnavailableError, UsageError):
         raise
     except Exception as error:  # protobuf: ValueError or EncodeError
         raise ModelError(
@@ -121,16 +121,41 @@ def write_text(text: str, path: str | os.PathLike[str], *, force: bool = False) 
         force: overwrite an existing file.
 
     Raises:
-        UsageError: the file exists and `force` is not given, or the path cannot be a file.
+        UsageError: the file exists and `force` is not given, also where another process has made it in the meantime,
+            or the path cannot be a file.
         EnvironmentUnavailableError: no permission, or no space left.
     """
     target = file_to_write(path_of("the file to write", path), force)
     try:
         with temporary_folder(target.parent) as workspace:
             (workspace / target.name).write_text(text, encoding="utf-8")
-            (workspace / target.name).replace(target)
+            _move(workspace / target.name, target, over=force)
     except OSError as error:
         raise _environment(error, target) from error
+
+
+def _move(file: Path, target: Path, *, over: bool) -> None:
+    """Give a file its place.
+
+    Args:
+        file: of the same file system.
+        target: where it is to be.
+        over: whether it may take the place of what is there.
+
+    Raises:
+        UsageError: it may not, and another process has made something there since the name was looked at.
+    """
+    if over:
+        file.replace(target)
+        return
+    try:
+        os.link(file, target)  # a rename would take the place of what is there
+    except FileExistsError as error:
+        raise UsageError(f"another process has made {target} in the meantime", "name another file") from error
+    except OSError:  # a file system without hard links
+        file.rename(target)
+    else:
+        file.unlink()
 
 
 def _own_data_files(target: Path) -> set[Path]:

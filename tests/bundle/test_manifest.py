@@ -136,6 +136,20 @@ def test_one_place_is_named(models: Path, made: Path) -> None:
     refused(invoke(models / "one.onnx", "-o", made, "--check", made), 2, "-o DIR", "--check DIR")
 
 
+def test_what_a_check_would_ignore_is_refused(models: Path, made: Path) -> None:
+    asked = ("--budget", "40%", "--optimizer", "sgd", "--dim", "batch=3", "--force")
+    refused(
+        invoke(models / "one.onnx", "--check", made, *asked),
+        2,
+        "`--check` looks at DIR as it is",
+        "`--budget`, ",
+        "`--optimizer`",
+        "`--dim`",
+        "`--force`",
+        "leave out",
+    )
+
+
 def test_json_is_the_manifest(models: Path, tmp_path: Path) -> None:
     result = invoke(models / "one.onnx", "-o", tmp_path / "made", "--dim", "batch=4", "--json")
     assert result.exit_code == 0, result.stderr

@@ -229,8 +229,53 @@ def test_failure_of_the_last_step_takes_the_data_file_back(tmp_path: Path, monke
     (tmp_path / "out").mkdir()
     monkeypatch.setattr(Path, "replace", fail)
     with pytest.raises(EnvironmentUnavailableError):
-        save(source, tmp_path / "out" / "n.onnx")
+        save(source, tmp_path / "out" / "n.onnx", force=True)
     assert files(tmp_path / "out") == []
+
+
+@pytest.mark.parametrize("name", ["n.onnx", "n.onnx.data"])
+def test_what_another_process_makes_in_the_meantime_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """A second model over the data of the first would be one with the weights of another."""
+    source = load(external(tmp_path / "in")).model
+    (tmp_path / "out").mkdir()
+    sync = saving._sync
+
+    def meanwhile(file: Path) -> None:
+        sync(file)
+        (tmp_path / "out" / name).write_bytes(b"of another process")
+
+    monkeypatch.setattr(saving, "_sync", meanwhile)
+    with pytest.raises(UsageError, match=rf"another process has made .*{name} in the meantime"):
+        save(source, tmp_path / "out" / "n.onnx")
+    assert files(tmp_path / "out") == [name]
+    assert (tmp_path / "out" / name).read_bytes() == b"of another process"
+
+
+def test_a_text_that_another_process_writes_in_the_meantime_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target, write = tmp_path / "plan.json", Path.write_text
+
+    def meanwhile(file: Path, text: str, **how: str) -> int:
+        write(target, "of another process")
+        return write(file, text, **how)
+
+    monkeypatch.setattr(Path, "write_text", meanwhile)
+    with pytest.raises(UsageError, match=r"another process has made .*plan\.json in the meantime"):
+        saving.write_text("ours", target)
+    assert target.read_text() == "of another process"
+
+
+def test_where_there_are_no_hard_links_files_are_renamed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(errno.EPERM, "as if")
+
+    monkeypatch.setattr(os, "link", fail)
+    save(model(), tmp_path / "a.onnx")
+    assert files(tmp_path) == ["a.onnx"]
+    np.testing.assert_array_equal(answer(tmp_path / "a.onnx"), expected(0))
 
 
 def test_devices_are_not_replaced() -> None:
