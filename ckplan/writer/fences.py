@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 import onnx_ir as ir
 
+from ckplan.keys import RECOMPUTE_OF
 from ckplan.runtime.unfused import PARTS
 from ckplan.writer.control_edges import ControlEdges, is_control, read_instead
 
@@ -35,20 +36,27 @@ _ADDING = frozenset({"ReduceL1", "ReduceL2", "ReduceLogSumExp", "ReduceMean", "R
 def fence_alone(nodes: Sequence[ir.Node], edges: ControlEdges) -> None:
     """Hide the values whose only reader left onnxruntime would fuse with their maker, as plans commonly leave them.
 
-    These are the sum of a Gelu, the Sigmoid of a SiLU, and what an activation reads of a convolution. Any other fusion
-    shows in what onnxruntime makes of the file (`fence`), which costs a session more.
+    These are the sum of a Gelu, the Sigmoid of a SiLU, what an activation reads of a convolution, and what is quantised
+    and runs again, which onnxruntime would compute in integers. Any other fusion shows in what onnxruntime makes of the
+    file (`fence`), which costs a session more.
 
     Args:
         nodes: the nodes of the file.
         edges: maker of the aliases.
     """
+    again = {node.metadata_props[RECOMPUTE_OF] for node in nodes if RECOMPUTE_OF in node.metadata_props}
     for node in nodes:
         for value in dict.fromkeys(node.inputs):
             maker = None if value is None else value.producer()
             if value is None or maker is None or len(value.uses()) > 1 or value.is_graph_output():
                 continue
-            if not {PARTS}.intersection((*node.meta, *maker.meta)) and _is_fused(node, maker):
-                read_instead(node, value, edges.hide(value))
+            if node.op_type == "QuantizeLinear":
+                # Of two copies one is read by what tells where numbers were cut off, the other by what quantises alone.
+                is_fused = RECOMPUTE_OF in maker.metadata_props or maker.name in again
+            else:
+                is_fused = not {PARTS}.intersection((*node.meta, *maker.meta)) and _is_fused(node, maker)
+            if is_fused:
+                read_instead(node, value, _hidden(node, value, edges))
 
 
 def _is_fused(node: ir.Node, maker: ir.Node) -> bool:
@@ -94,8 +102,16 @@ def fence(nodes: Sequence[ir.Node], executed: ir.Model, edges: ControlEdges) -> 
             continue
         inner = [v for v in node.inputs if v is not None and str(v.name) not in makers and _is_bare(v)]
         if inner:
-            read_instead(node, inner[0], edges.hide(inner[0]))
+            read_instead(node, inner[0], _hidden(node, inner[0], edges))
     return edges.count - before
+
+
+def _hidden(node: ir.Node, value: ir.Value, edges: ControlEdges) -> ir.Value:
+    """An alias of a value for the node that reads it; one that is to be quantised has a second reader besides.
+
+    What quantises an alias is moved before it by onnxruntime, and is then fused with what has no other reader.
+    """
+    return edges.alias(value, value) if node.op_type == "QuantizeLinear" else edges.hide(value)
 
 
 def _is_bare(value: ir.Value) -> bool:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import numpy as np
 import onnx
 import onnx_ir as ir
+import onnxruntime
 import pytest
 
+import ckplan
 from ckplan.pipeline import open_step
 from ckplan.pipeline.plan_files import write_plan
 from ckplan.planner.plan import make_plan
@@ -108,3 +110,33 @@ def test_what_is_quantised_before_an_alias_has_no_alias_of_an_alias() -> None:
     quantises = next(node for node in executed.graph if node.op_type == "QuantizeLinear")
     assert str(quantises.outputs[0].name) != "q", "it runs before the alias"
     assert fence(nodes, executed, edges) == 0
+
+
+def test_what_is_quantised_and_made_again_is_computed_alike() -> None:
+    """The copy that is only quantised would be computed in integers, or with a bias in steps of the scales."""
+    model = onnx.parser.parse_model(
+        '<ir_version: 10, opset_import: ["": 21]> g (float[2,4,8,8] x) => (float[2,4,8,8] y) '
+        "<float s = {0.02}, float sw = {0.005}, uint8 z = {100}, int8 zw = {0}> {"
+        "qx = QuantizeLinear(x, s, z) dx = DequantizeLinear(qx, s, z) "
+        "qw = QuantizeLinear(w, sw, zw) dw = DequantizeLinear(qw, sw, zw) l = Conv(dx, dw, b) c = Relu(l) "
+        "qc = QuantizeLinear(c, s, z) d = DequantizeLinear(qc, s, z) t = Sin(d) y = Mul(t, t) }"
+    )
+    random = np.random.default_rng(0)
+    for name, dims in (("w", (4, 4, 1, 1)), ("b", (4,))):
+        model.graph.initializer.append(onnx.numpy_helper.from_array(random.standard_normal(dims).astype("f"), name))
+    step = ckplan.open_model(model, loss="sum", straight_through=True)
+    problem = step.problem
+    first = next(index for index, op in enumerate(problem.ops) if op.backward)
+    place = next(index for index, op in enumerate(problem.ops) if problem.tensors[op.outputs[0]].name == "c")
+    order = [*range(first), place, *range(first, len(problem.ops))]
+    planned = write_plan(step, make_plan(problem, "by hand", order)).model
+    outputs = []
+    for file in (step.ordered, planned):
+        options = onnxruntime.SessionOptions()
+        options.log_severity_level = 4
+        written = ir.to_proto(file).SerializeToString()
+        session = onnxruntime.InferenceSession(written, options, providers=["CPUExecutionProvider"])
+        x = np.random.default_rng(1).standard_normal((2, 4, 8, 8)).astype("f")
+        outputs.append(session.run(None, {"x": x}))
+    for plain, again in zip(*outputs, strict=True):
+        np.testing.assert_array_equal(plain, again)
