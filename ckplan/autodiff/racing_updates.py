@@ -12,10 +12,12 @@ import onnx_ir as ir
 
 from ckplan.autodiff.builder import Builder
 from ckplan.autodiff.composites import become
+from ckplan.autodiff.control_flow.bodies import BodyBuilder
 from ckplan.autodiff.reading import attr_str, required_input, shape_of, size_of
 from ckplan.autodiff.rules.scatter import updated_in_turn
 from ckplan.display import shortened
 from ckplan.model.infer import static_shape
+from ckplan.model.nested_graphs import graphs_in
 from ckplan.operators.matching import is_op
 
 _TYPES = (ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.INT32, ir.DataType.INT64)
@@ -32,8 +34,18 @@ def update_in_turn(op: Builder) -> tuple[str, ...]:
     Returns:
         Notes.
     """
+    names = _update(op)
+    if not names:
+        return ()
+    what = f"{len(names)} ScatterND node(s) with a reduction go through ScatterElements ({shortened(names, 3)})"
+    return (f"{what}: of the file's own onnxruntime's threads lose updates, so that results differ from run to run",)
+
+
+def _update(op: Builder) -> list[str]:
+    """Do it in a graph and in the bodies of its nodes; return the names of the nodes, quoted."""
     names = []
     for node in list(op.graph):
+        names += [name for body in graphs_in(node) for name in _update(BodyBuilder(op, body))]
         if not is_op(node, "ScatterND") or (how := attr_str(node, "reduction", "none")) == "none":
             continue
         data, indices, updates = (required_input(node, index) for index in range(3))
@@ -46,7 +58,4 @@ def update_in_turn(op: Builder) -> tuple[str, ...]:
             shape = op.constant(shape_of(data))
         become(node, ("", "Reshape", ""), [made, shape], [])
         names.append(repr(node.name))
-    if not names:
-        return ()
-    what = f"{len(names)} ScatterND node(s) with a reduction go through ScatterElements ({shortened(names, 3)})"
-    return (f"{what}: of the file's own onnxruntime's threads lose updates, so that results differ from run to run",)
+    return names

@@ -282,3 +282,27 @@ def test_a_number_of_steps_that_depends_on_data_inside_a_loop(limit, options):
     rng = np.random.default_rng(0)
     arrays = {"H": rng.normal(size=3), "W": rng.normal(size=3), "X": rng.normal(size=(4, 3)), "six": np.array(6)}
     check(parse(text, **arrays), {"limit": np.array(limit)}, **options)
+
+
+def test_updates_of_one_place_are_made_in_turn():
+    """onnxruntime's threads lose some of a ScatterND with a reduction."""
+    model = parse(
+        """g () => (double loss) {
+            last = Loop <body = b (int64 i, bool c, double[3, 2] h) => (bool goes, double[3, 2] n) {
+                goes = Identity(c)
+                new = Tanh(W)
+                n = ScatterND <reduction = "add"> (h, places, new)
+            }> (M, , H)
+            y = Mul(last, last)
+            loss = ReduceSum <keepdims = 0> (y)
+        }""",
+        M=np.array(3),
+        H=np.arange(6.0).reshape(3, 2),
+        W=np.linspace(-1, 1, 8).reshape(4, 2),
+        places=np.array([[1], [0], [1], [1]]),
+    )
+    training, _ = check(model)
+    found = {node.op_type for node in training.model.graph.all_nodes()}
+    assert "ScatterElements" in found
+    assert "ScatterND" not in found
+    assert any("ScatterND node(s) with a reduction" in note for note in training.notes)
