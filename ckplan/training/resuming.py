@@ -11,11 +11,12 @@ import numpy as np
 from ckplan.training.data import Data
 from ckplan.training.schedules import Constant
 
+_SEED = "seed"
 _DATA = "data"
 
 
 def asked_for(
-    rate: float, schedule: Constant, optimizer: str, clip_norm: float | None, data: str, updates: int
+    rate: float, schedule: Constant, optimizer: str, clip_norm: float | None, seed: int, data: str, updates: int
 ) -> dict[str, str]:
     """The options and data of a training, as text by what they are.
 
@@ -24,6 +25,7 @@ def asked_for(
         schedule: how it changes.
         optimizer: the file's own, or the one beside it, with its options.
         clip_norm: goes with the one beside it.
+        seed: of the order of the samples.
         data: the `checksum` of the training data.
         updates: how many there will be, which a schedule goes by.
     """
@@ -32,6 +34,7 @@ def asked_for(
         "schedule": str(schedule) if type(schedule) is Constant else f"{schedule} over {updates} updates",
         "optimizer": optimizer,
         "clip norm": "none" if clip_norm is None else f"{clip_norm:g}",
+        _SEED: str(seed),
         _DATA: data,
     }
 
@@ -45,11 +48,12 @@ def changes(path: Path, before: Mapping[str, str], now: Mapping[str, str]) -> tu
         now: what it is asked for as it goes on.
     """
     others = [what for what, said in before.items() if now.get(what, said) != said]
+    told = {
+        _SEED: f"the order of the samples is that of the seed in {path}, {before.get(_SEED)}",
+        _DATA: f"the training data hold other numbers than those that {path} was made with",
+    }
     return tuple(
-        f"the training data hold other numbers than those that {path} was made with"
-        if what == _DATA
-        else f"the {what} is {now[what]} from here on, and was {before[what]} in {path}"
-        for what in others
+        told.get(what, f"the {what} is {now[what]} from here on, and was {before[what]} in {path}") for what in others
     )
 
 

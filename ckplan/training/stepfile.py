@@ -204,6 +204,11 @@ def read_step(path: str | os.PathLike[str]) -> StepFile:
     if scale not in fed:
         scale = ""
     held = model.graph.initializers.keys() | updates.keys() | {rate, scale}
+    if lacking := [name for name in parameters if name in fed and name not in held]:
+        raise ModelError(
+            f"{file} is for a loop that feeds the parameters: it holds no values of theirs, such as '{lacking[0]}'",
+            f"the files of `ckplan artifacts` are; {_WRITE_ONE}",
+        )
     batch = {name: _spec(value, file, model) for name, value in fed.items() if name not in held}
     draws = any("seed" in node.attributes for node in model.graph.all_nodes())
     return StepFile(file, model, batch, loss, updates, parameters, gradients, rate, scale, draws)

@@ -144,7 +144,7 @@ class Trainer:
         self._every = every
         made_by = self.step.optimizer if optimizer is None else str(parse_optimizer(optimizer))
         held = "" if self._folder is None else checksum(self._data)
-        self._asked = partial(asked_for, self._rate, self._schedule, made_by, clip_norm, held)
+        self._asked = partial(asked_for, self._rate, self._schedule, made_by, clip_norm, int(seed), held)
         if patience is not None and eval_data is None:
             raise UsageError("`--patience` needs data to judge by", "give --eval-data")
         if model is not None and eval_data is None:

@@ -158,6 +158,8 @@ def test_what_is_another_when_a_training_goes_on_is_told(tmp_path: Path) -> None
     given["x"][3] += 1
     (note,) = ckplan.Trainer(step, given, **how).notes(2, resume=True)
     assert note == f"the training data hold other numbers than those that {last} was made with"
+    (note,) = ckplan.Trainer(step, data(), **how, seed=3).notes(2, resume=True)
+    assert note == f"the order of the samples is that of the seed in {last}, 0"
     trainer.train(2, resume=True)
     assert checkpoint.read_state(folder)[1].asked["learning rate"] == "0.1"
 

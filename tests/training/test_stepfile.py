@@ -53,6 +53,12 @@ def test_a_list_of_parameters_that_is_none_is_damaged(tmp_path: Path) -> None:
         read_step(file)
 
 
+def test_a_step_that_holds_no_parameters_is_for_another_loop(tmp_path: Path) -> None:
+    made = ckplan.artifacts(write_model(tmp_path / "m.onnx", layers=2), tmp_path / "made", dims={"batch": 2})
+    with pytest.raises(ModelError, match=r"training\.onnx is for a loop that feeds the parameters.*ckplan artifacts"):
+        read_step(made.path("training"))
+
+
 def test_a_kernel_that_refuses_is_named_in_one_line() -> None:
     text = '<ir_version: 10, opset_import: ["": 21]> g (float[4] x, int64[1] s) => (float[n] y) { y = Reshape(x, s) }'
     session = session_of(onnx.parser.parse_model(text).SerializeToString())
