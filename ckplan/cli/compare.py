@@ -116,7 +116,7 @@ def command(
         sources = [path for path in (base, head) if path is not None]
         if configuration is not None:
             sources = [configuration.path, *(target.path for target in configuration.targets)]
-        check_reports(reports, force, *sources)
+        check_reports(reports, force, *sources, beside=outputs.values())
         summary = _check_outputs(outputs, sources, base, configuration, force)
         from ckplan.comparison import How
 
@@ -228,8 +228,6 @@ def _check_outputs(
             source for source in (*sources, *filter(None, [baseline])) if name != "save_baseline" or source != baseline
         ]
         check_output(path, force, *kept)
-    if len({path.resolve() for path in named.values()}) < len(named):
-        raise UsageError("two outputs have the same name", "give each a file of its own")
     place = os.environ.get("GITHUB_STEP_SUMMARY")
     if not place:
         return None

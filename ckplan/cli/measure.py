@@ -23,7 +23,6 @@ from ckplan.cli.output import check_output
 from ckplan.cli.reports import check_reports, write_reports, written_first
 from ckplan.cli.streams import notes, show, show_json, stage
 from ckplan.cli.values import PATH
-from ckplan.errors import UsageError
 
 
 @click.command("measure", cls=SectionedCommand, short_help="Run any ONNX file; show its memory and time by node.")
@@ -62,12 +61,9 @@ def command(
     MODEL may be any ONNX file, for training or not. Its memory is told by three meters and node by node, beside what
     ckplan predicts for it; `docs/measuring.md` says what each meter means.
     """
-    check_reports(reports, force, model)
-    targets = [path for path in (trace, csv) if path is not None]
-    for target in targets:
+    check_reports(reports, force, model, beside=(trace, csv))
+    for target in filter(None, (trace, csv)):
         check_output(target, force, model, inputs)
-    if len(targets) == 2 and targets[0].resolve() == targets[1].resolve():
-        raise UsageError(f"--trace and --csv both name {targets[0]}", "give each a file of its own")
     options["fixed"] = options.pop("set")
     from ckplan.meter import measure, smallest_arena
     from ckplan.model.saving import write_text

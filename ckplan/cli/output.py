@@ -14,6 +14,20 @@ if TYPE_CHECKING:
     import onnx_ir as ir
 
 
+def check_apart(*outputs: Path | None) -> None:
+    """Make sure that no two of the files that a command writes, where they are given, are one.
+
+    Raises:
+        UsageError: two are, by names that lead to one place.
+    """
+    seen = set()
+    for path in filter(None, outputs):
+        place = os.path.realpath(path)
+        if place in seen:
+            raise UsageError(f"two outputs are {path}", "give each a file of its own")
+        seen.add(place)
+
+
 def check_output(output: Path, force: bool, *sources: Path | None) -> None:
     """Make sure that a file can be written once its contents are there.
 

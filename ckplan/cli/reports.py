@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ckplan.cli.output import check_output
-from ckplan.errors import CkplanError, UsageError
+from ckplan.cli.output import check_apart, check_output
+from ckplan.errors import CkplanError
 
 if TYPE_CHECKING:
     from ckplan.report.document import Document
@@ -33,24 +33,24 @@ def written_first() -> Iterator[Callable[[Callable[[], object]], None]]:
         raise failures[0]
 
 
-def check_reports(reports: Mapping[str, Path], force: bool, *others: Path) -> None:
+def check_reports(reports: Mapping[str, Path], force: bool, *others: Path, beside: Iterable[Path | None] = ()) -> None:
     """Make sure that reports can be written once there is something to say.
 
     Args:
         reports: file by name of the format.
         force: whether they may be overwritten.
-        others: files that the command reads or writes.
+        others: files that the command reads.
+        beside: other files that it writes, if they are given.
 
     Raises:
-        UsageError: there is no such format, or a file exists or is another file of the command.
+        UsageError: there is no such format, a file exists or is one that the command reads, or two are one.
     """
     from ckplan.report.writers import writer
 
     for kind, path in reports.items():
         writer(kind)
         check_output(path, force, *others)
-    if len({path.resolve() for path in reports.values()}) < len(reports):
-        raise UsageError("two reports have the same name", "give each a file of its own")
+    check_apart(*beside, *reports.values())
 
 
 def write_reports(document: Document, reports: Mapping[str, Path], force: bool) -> None:

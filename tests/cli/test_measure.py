@@ -179,7 +179,9 @@ def test_an_output_that_cannot_be_written_is_found_out_before_the_run(model: Pat
     assert there.read_text() == "precious"
     assert "does not exist; create it first" in failure(ckplan(model, "--trace", tmp_path / "no" / "t.json"), 2)
     assert "is a file that this command reads" in failure(ckplan(model, "--trace", model, "--force"), 2)
-    assert "both name" in failure(ckplan(model, "--trace", tmp_path / "a", "--csv", tmp_path / "a"), 2)
+    assert "two outputs are" in failure(ckplan(model, "--trace", tmp_path / "a", "--csv", tmp_path / "a"), 2)
+    report = f"text={tmp_path / 'a'}"
+    assert "two outputs are" in failure(ckplan(model, "--trace", tmp_path / "a", "--report", report, "--force"), 2)
 
 
 def test_a_disk_that_fills_up_costs_the_file_and_not_the_figures(

@@ -138,6 +138,9 @@ def test_the_page_is_no_other_file_of_the_command(model: Path, tmp_path: Path) -
     result = run("rewrite", model, "-o", both, "--html", both)
     assert result.exit_code == 2
     assert "another file of this command" in failure(result)
+    result = run("verify", model, model, "--html", both, "--report", f"text={both}")
+    assert result.exit_code == 2
+    assert "two outputs are" in failure(result)
 
 
 def test_compare_writes_a_page(model: Path, tmp_path: Path) -> None:
