@@ -7,8 +7,9 @@ from html import escape
 
 
 def shortened(names: Sequence[str], most: int = 5) -> str:
-    """List things for people, the first few of them."""
-    return ", ".join(names[:most]) + (", ..." if len(names) > most else "")
+    """List things for people: the first few of them, and how many more there are."""
+    more = len(names) - most
+    return ", ".join(names[:most]) + (f" and {more:,} more" if more > 0 else "")
 
 
 def one_line(text: object, most: int = 200) -> str:

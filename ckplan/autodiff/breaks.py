@@ -10,6 +10,7 @@ from ckplan.autodiff.composites import DETACH
 from ckplan.autodiff.paths import differentiable_inputs, entry_of
 from ckplan.autodiff.reading import is_floating
 from ckplan.autodiff.registry import ZERO_DERIVATIVE
+from ckplan.display import shortened
 from ckplan.model.node_reads import reads
 from ckplan.operators.matching import is_op
 
@@ -111,5 +112,4 @@ def why(node: ir.Node) -> str:
 
 def listed(nodes: Sequence[ir.Node], most: int = 5) -> str:
     """List nodes for people with the reasons why they pass no gradient on, the first few of them."""
-    named = [f"{node.op_type} '{node.name}' ({why(node)})" for node in nodes[:most]]
-    return ", ".join(named) + (f" and {len(nodes) - most} more" if len(nodes) > most else "")
+    return shortened([f"{node.op_type} '{node.name}' ({why(node)})" for node in nodes], most)

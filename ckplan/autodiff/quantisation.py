@@ -17,6 +17,7 @@ from ckplan.autodiff.breaks import between, breaks, reached_by
 from ckplan.autodiff.builder import Builder
 from ckplan.autodiff.composites import is_composite, outline
 from ckplan.autodiff.reading import attr_int, required_input, shape_of
+from ckplan.display import shortened
 from ckplan.errors import ModelError
 from ckplan.model.contrib import MICROSOFT, QUANTISED
 from ckplan.model.nested_graphs import graphs_in
@@ -72,8 +73,7 @@ def refuse_quantised(
     found = [node for node in found if node.op_type != "DequantizeLinear"] or found
     stored = _stored(op.graph)
     pairs = all(is_op(node, ("QuantizeLinear", "DynamicQuantizeLinear")) for node in found)
-    named = ", ".join(f"{node.op_type} '{node.name}'" for node in found[:8])
-    more = f" and {len(found) - 8} more" if len(found) > 8 else ""
+    named = shortened([f"{node.op_type} '{node.name}'" for node in found], 8)
     ways = ["train the model as it was before quantisation"]
     if pairs and not straight_through:
         ways.append("pass gradients straight through pairs of QuantizeLinear and DequantizeLinear (--straight-through)")
@@ -81,7 +81,7 @@ def refuse_quantised(
     hint = ", or ".join(ways)
     if stored:
         hint += f"; {stored}, and cannot be trained in any case: that takes float weights which pass such a pair"
-    raise ModelError(f"the model is quantised, and {len(found)} node(s) pass no gradient on: {named}{more}", hint)
+    raise ModelError(f"the model is quantised, and {len(found)} node(s) pass no gradient on: {named}", hint)
 
 
 def stored_notes(graph: ir.Graph) -> list[str]:

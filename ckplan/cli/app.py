@@ -30,6 +30,7 @@ _LONGEST = 400
 """Letters of another program's message that are told."""
 _REMEDIES = {
     **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "; free some space, or set TMPDIR to another folder"),
+    errno.ENAMETOOLONG: "; give a shorter name",
     errno.EFBIG: "; let files be larger with `ulimit -f unlimited`",
     errno.EMFILE: "; let a process open more with `ulimit -n 65536`",
 }

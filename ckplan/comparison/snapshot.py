@@ -7,6 +7,7 @@ from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, TypeVar, get_origin, get_type_hints
 
 from ckplan.comparison.settings import Settings
+from ckplan.display import shortened
 from ckplan.meter.types import jsonable
 from ckplan.planner import Timeline
 from ckplan.runtime.occupancy import Occupancy
@@ -43,7 +44,7 @@ class Fingerprint:
 
     def __str__(self) -> str:
         """``'gpt' (input_ids: INT64 -> loss)``."""
-        return f"'{self.name}' ({_few(self.inputs)} -> {_few(self.outputs)})"
+        return f"'{self.name}' ({shortened(self.inputs, _SHOWN)} -> {shortened(self.outputs, _SHOWN)})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,8 +174,3 @@ def _record(kind: type[R], data: Mapping[str, Any]) -> R:
         if each.default is MISSING and each.name not in given:
             raise KeyError(each.name)
     return kind(**given)
-
-
-def _few(names: tuple[str, ...]) -> str:
-    more = f", … {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return ", ".join(names[:_SHOWN]) + more

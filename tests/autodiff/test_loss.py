@@ -69,6 +69,13 @@ def test_what_is_called_a_loss_is_the_default(first, second, expected, said):
     assert check_training_graph(training, {"x": X}) == pytest.approx(expected)
 
 
+@pytest.mark.parametrize("loss", [None, "cross-entropy", "mse", "mean:y"])
+def test_a_loss_of_nothing_is_refused(loss):
+    """Its mean is no number, and labels of no samples were taken for labels of a free batch."""
+    with pytest.raises(UsageError, match=r"output `y` of shape 0x5 has no elements.*at least 1 with --dim or --shape"):
+        build_training_graph(parse(LINEAR.replace("6,", "0,"), w=W), loss=loss)
+
+
 def test_a_loss_for_each_sample_is_averaged():
     text = "g (double[6,3] x) => (double[6,5] y, double[6,5] loss) { y = MatMul(x, w) loss = Mul(y, y) }"
     training = build_training_graph(parse(text, w=W))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import subprocess
 import sys
 from collections.abc import Callable
@@ -45,6 +46,11 @@ def raising(error: BaseException) -> Callable[[], Any]:
             OSError(28, "No space left on device", "out.onnx"),
             5,
             "[Errno 28] No space left on device: 'out.onnx'; free some space, or set TMPDIR to another folder",
+        ),
+        (
+            OSError(errno.ENAMETOOLONG, "File name too long", "x.onnx"),
+            5,
+            f"[Errno {errno.ENAMETOOLONG}] File name too long: 'x.onnx'; give a shorter name",
         ),
         (click.UsageError("No such option: --nope"), 2, "No such option: --nope"),
         (ValueError("a\nb"), 3, "ValueError: a b; this is a bug; re-run with --debug and report what it shows"),

@@ -74,7 +74,7 @@ def add_loss(op: Builder, spec: str | None) -> Loss:
             description says why. Where the one output is what an ArgMax chose, it is of what was chosen from.
 
     Raises:
-        UsageError: the output does not exist or cannot be used that way.
+        UsageError: the output does not exist, cannot be used that way, or has no elements.
         ModelError: no output is floating point.
     """
     outputs = [value for value in op.graph.outputs if is_floating(value)]
@@ -111,6 +111,7 @@ def add_loss(op: Builder, spec: str | None) -> Loss:
     output = by_name[chosen] if chosen else outputs[0]
     if not is_floating(output):
         raise UsageError(f"output `{output.name}` is not floating point", _choices([str(v.name) for v in outputs]))
+    _check_elements(output)
     with op.scope("loss", "forward"):
         if kind == "cross-entropy":
             found = _cross_entropy(op, output)
@@ -124,6 +125,16 @@ def add_loss(op: Builder, spec: str | None) -> Loss:
 
 def _choices(outputs: Sequence[str] | dict[str, ir.Value]) -> str:
     return f"choose one of {', '.join(LOSSES)}, or of the outputs {shortened([f'`{name}`' for name in outputs], 10)}"
+
+
+def _check_elements(output: ir.Value) -> None:
+    """See that there is something to put a loss behind: the mean of nothing is no number."""
+    if not size_of(output):
+        shape = "x".join(map(str, shape_of(output)))
+        raise UsageError(
+            f"output `{output.name}` of shape {shape} has no elements, and a loss needs some",
+            "give sizes of at least 1 with --dim or --shape",
+        )
 
 
 def _scalar(value: ir.Value) -> ir.Value:
@@ -141,6 +152,7 @@ def _default(op: Builder, output: ir.Value) -> Loss:
 
 
 def _of_head(op: Builder, output: ir.Value, head: Head) -> Loss:
+    _check_elements(head.scores if head.axis is not None else output)
     with op.scope("loss", "forward"):
         loss = _mean_squared_error(op, output) if head.axis is None else _cross_entropy(op, output, head)
     return replace(loss, description=f"{loss.description}, since {head.reason}")
@@ -170,6 +182,6 @@ def _mean_squared_error(op: Builder, output: ir.Value) -> Loss:
     op.graph.inputs.append(target)
     with op.recording() as nodes:
         difference = op.Sub(output, target)
-        value = op.Mul(total(op, difference, "ReduceSumSquare"), 1 / max(size_of(output), 1))
+        value = op.Mul(total(op, difference, "ReduceSumSquare"), 1 / size_of(output))
     outline(op, "MeanSquaredError", nodes, [output, target], [value, difference])
     return Loss(value, f"mean squared error of '{output.name}' against input '{target.name}'", output)

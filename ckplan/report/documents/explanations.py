@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from ckplan.display import shortened
 from ckplan.planner import Kind, Plan, Problem
 from ckplan.report.document import Document, Fact, Facts, Section, counted, percent, shape_cell
 from ckplan.units import format_bytes, format_seconds
@@ -90,7 +91,7 @@ def reasons(once: Mapping[str, Sequence[str]], problem: Problem, plan: Plan, tig
         plan: the plan.
         tightest: the op whose working set no schedule gets below (`ckplan.planner.lower_bound`).
     """
-    lines = [f"{_listed(names)} run only once: {reason}" for reason, names in once.items()]
+    lines = [f"{shortened(names, _NAMED)} run only once: {reason}" for reason, names in once.items()]
     forward = [problem.ops[index] for index in problem.forward]
     returned = sum(problem.tensors[t].kind is Kind.OUTPUT for op in forward for t in op.outputs)
     if returned:
@@ -107,8 +108,3 @@ def reasons(once: Mapping[str, Sequence[str]], problem: Problem, plan: Plan, tig
         bound = format_bytes(plan.lower_bound)
         lines.append(f"no schedule needs less than {bound}, which '{problem.ops[tightest].name}' works on")
     return lines
-
-
-def _listed(names: Sequence[str]) -> str:
-    more = len(names) - _NAMED
-    return ", ".join(names[:_NAMED]) + (f" and {more} more" if more > 0 else "")
