@@ -9,6 +9,7 @@ there a step without a plan does not have its peak.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 
 import onnx_ir as ir
 
@@ -47,8 +48,9 @@ def convolve_by_rows(op: Builder) -> None:
     for node in reversed(list(op.graph)):
         if node.metadata_props.get(PHASE) != "forward":
             continue
-        if is_op(node, "Conv") and _suits(op, node, min(kept, depthwise_rows.MOST_COPIES * largest)):
-            _replace(op, node)
+        room = min(kept, depthwise_rows.MOST_COPIES * largest)
+        if is_op(node, "Conv") and (put_products := _form(op, node, room)) is not None:
+            put_products(op, node)
         kept += sum(_size(value) for value in node.outputs if _waits(value))
 
 
@@ -63,8 +65,8 @@ def _waits(value: ir.Value) -> bool:
     return any(map(is_backward, value.consumers()))
 
 
-def _suits(op: Builder, conv: ir.Node, room: int) -> bool:
-    """Say whether a convolution is one for products of rows.
+def _form(op: Builder, conv: ir.Node, room: int) -> Callable[[Builder, ir.Node], None] | None:
+    """Choose what puts products of rows in the place of a convolution; None where it is better as it is.
 
     Args:
         op: the builder.
@@ -74,38 +76,44 @@ def _suits(op: Builder, conv: ir.Node, room: int) -> bool:
     x, window = required_input(conv, 0), convolution_window(conv)
     filters, wide, *taps = shape_of(required_input(conv, 1))
     if x.dtype != ir.DataType.FLOAT or wide > 1 or filters != shape_of(x)[1] or len(taps) < 2:
-        return False
+        return None
     if not size_of(x) or not window.places:
-        return False
+        return None
     # Beside the copies lies what they are made of.
     room, planes = room - size_of(x), shape_of(x)[0] * filters
     if depthwise_planes.suits(window, op.device):
-        return depthwise_planes.copied(planes, window) <= room
+        return _by_planes if depthwise_planes.copied(planes, window) <= room else None
     copies = depthwise_rows.copied(planes, window)
     narrow = window.outputs[-1] * window.inputs[-1] <= _ROW_PRODUCTS * taps[-1]
     fast = depthwise_rows.is_narrow(window) and (narrow or copies <= _SMALL_COPIES)
-    return min(taps) >= _TAPS and fast and copies <= room
+    return _by_rows if min(taps) >= _TAPS and fast and copies <= room else None
 
 
-def _replace(op: Builder, conv: ir.Node) -> None:
-    x, weight, bias = required_input(conv, 0), required_input(conv, 1), input_of(conv, 2)
-    window, last = convolution_window(conv), conv
-    if depthwise_planes.suits(window, op.device):
-        last = _fused(conv) or conv
-        with op.scope(str(conv.name), "forward", before=last):
-            y = depthwise_planes.convolution(op, x, weight, bias, window)
-            if last is not conv:
-                y = op.emit(last.op_type, y, *last.inputs[1:])
-            y = op.reshape(y, [*shape_of(x)[:2], *window.outputs[::-1]])
-        perm = [0, 1, 3, 2]
-    else:
-        with op.scope(str(conv.name), "forward", before=conv):
-            y = depthwise_rows.convolution(op, x, weight, bias, window)
-        perm = [1, 0, *range(2, len(shape_of(y)))]
-    become(last, ("", "Transpose", ""), [y], [ir.AttrInt64s("perm", perm)])
+def _by_planes(op: Builder, conv: ir.Node) -> None:
+    """Put a convolution as wide as a plane in the place of another, before the node that is made one kernel with it."""
+    x, window, last = required_input(conv, 0), convolution_window(conv), _fused(conv) or conv
+    with op.scope(str(conv.name), "forward", before=last):
+        y = depthwise_planes.convolution(op, x, required_input(conv, 1), input_of(conv, 2), window)
+        if last is not conv:
+            y = op.emit(last.op_type, y, *last.inputs[1:])
+        y = op.reshape(y, [*shape_of(x)[:2], *window.outputs[::-1]])
+    _become_transpose(last, y, [0, 1, 3, 2])
     if last is not conv:
         op.graph.remove(conv, safe=True)
-    read_past(last.outputs[0])
+
+
+def _by_rows(op: Builder, conv: ir.Node) -> None:
+    """Put products of rows that are copied, one for each row of taps, in the place of a convolution."""
+    x, weight, bias = required_input(conv, 0), required_input(conv, 1), input_of(conv, 2)
+    with op.scope(str(conv.name), "forward", before=conv):
+        y = depthwise_rows.convolution(op, x, weight, bias, convolution_window(conv))
+    _become_transpose(conv, y, [1, 0, *range(2, len(shape_of(y)))])
+
+
+def _become_transpose(node: ir.Node, y: ir.Value, perm: Sequence[int]) -> None:
+    """Let a node make its output of another value, whose axes are in another order."""
+    become(node, ("", "Transpose", ""), [y], [ir.AttrInt64s("perm", perm)])
+    read_past(node.outputs[0])
 
 
 def _fused(conv: ir.Node) -> ir.Node | None:
