@@ -12,6 +12,7 @@ import onnx_ir as ir
 from ckplan.autodiff.composites import known_outputs
 from ckplan.autodiff.reading import is_floating
 from ckplan.errors import UsageError
+from ckplan.keys import STANDS_FOR
 
 
 @dataclass(frozen=True)
@@ -37,11 +38,18 @@ def floating_tensors(graph: ir.Graph) -> Tensors:
     return Tensors(parameters, inputs, tuple(value for value in made if value.name and is_floating(value)))
 
 
+def names_of(value: ir.Value) -> tuple[str, ...]:
+    """Return the name of a tensor, and that of the parameter of the module that it stands for, if any."""
+    stands_for = value.metadata_props.get(STANDS_FOR)
+    return (str(value.name), stands_for) if stands_for else (str(value.name),)
+
+
 def matching(option: str, pattern: str, tensors: Tensors) -> list[ir.Value]:
     """Return the tensors that a pattern names.
 
     A pattern that matches parameters means those only: activations often bear the name of the layer as well, and to
-    freeze a layer is not to cut off everything before it. The same holds between inputs and activations.
+    freeze a layer is not to cut off everything before it. The same holds between inputs and activations. An initializer
+    that an exporter computed of a parameter, such as its transpose, has that one's name as well.
 
     Args:
         option: the option that the pattern was given with, for the error.
@@ -52,11 +60,12 @@ def matching(option: str, pattern: str, tensors: Tensors) -> list[ir.Value]:
         UsageError: it matches nothing.
     """
     for group in (tensors.parameters, tensors.inputs, tensors.activations):
-        found = [value for value in group if value.name == pattern]
-        found = found or [value for value in group if fnmatchcase(str(value.name), pattern)]
+        found = [value for value in group if pattern in names_of(value)]
+        found = found or [value for value in group if any(fnmatchcase(name, pattern) for name in names_of(value))]
         if found:
             return found
-    names = [str(value.name) for value in (*tensors.parameters, *tensors.inputs, *tensors.activations)]
+    groups = (tensors.parameters, tensors.inputs, tensors.activations)
+    names = [name for group in groups for value in group for name in names_of(value)]
     near = difflib.get_close_matches(pattern.strip("*"), names, n=3, cutoff=0.4)
     listed = ", ".join(f"`{name}`" for name in near or names[:3])
     kinds = "parameter, input or activation" if tensors.parameters else "input or activation"

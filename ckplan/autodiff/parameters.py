@@ -10,14 +10,14 @@ import onnx_ir as ir
 from ckplan.autodiff.breaks import listed
 from ckplan.autodiff.builder import Builder
 from ckplan.autodiff.evidence import is_computed, is_number_computed, judge, may_be_merged
-from ckplan.autodiff.names import Tensors, matching_any
+from ckplan.autodiff.names import Tensors, matching_any, names_of
 from ckplan.autodiff.paths import differentiable_inputs, entry_of
 from ckplan.autodiff.quantisation import is_quantised
 from ckplan.autodiff.reading import shape_of, size_of
 from ckplan.autodiff.uses import Use
 from ckplan.display import shortened
 from ckplan.errors import ModelError, UsageError
-from ckplan.keys import CONSTANT, STANDS_FOR
+from ckplan.keys import CONSTANT
 from ckplan.model import is_literal
 from ckplan.model.constants import is_constant
 from ckplan.model.contrib import EXPANSION
@@ -26,6 +26,12 @@ from ckplan.model.own_files import ORIGIN
 
 _CLASSICAL = "ai.onnx.ml"
 """The domain of decision trees, scalers and the like."""
+
+_ADAPTER = ".lora_"
+"""What the names of PEFT's low-rank adapters hold."""
+
+_WRAPPED = ".base_layer."
+"""What the names of weights hold that PEFT put adapters beside."""
 
 
 @dataclass(frozen=True)
@@ -138,7 +144,7 @@ def _listed(tensors: Tensors, names: Sequence[str]) -> tuple[tuple[ir.Value, ...
     found: dict[str, list[ir.Value]] = {}
     for value in tensors.parameters:
         name = str(value.name)
-        for known in (name, value.metadata_props.get(STANDS_FOR, ""), name.partition(".")[2]):
+        for known in (*names_of(value), name.partition(".")[2]):
             if known in wanted:
                 found.setdefault(known, []).append(value)
                 break
@@ -218,7 +224,24 @@ def select_parameters(
         chosen.append(value)
     if not chosen and not request.others:
         raise _nothing_left(candidates, request, constants)
-    return Selection(tuple(chosen), tuple(idle), tuple(_notes(doubtful, merged, computed, numbers, constants)))
+    notes = _notes(doubtful, merged, computed, numbers, constants)
+    if request.all_parameters:
+        notes += _adapter_notes(chosen)
+    return Selection(tuple(chosen), tuple(idle), tuple(notes))
+
+
+def _adapter_notes(chosen: Sequence[ir.Value]) -> list[str]:
+    """Say that what low-rank adapters of PEFT's stand beside is trained as well: no file tells what was frozen."""
+    adapters = [value for value in chosen if any(_ADAPTER in name for name in names_of(value))]
+    wrapped = any(_WRAPPED in name for value in chosen for name in names_of(value))
+    beside = len(chosen) - len(adapters)
+    if not (adapters or wrapped) or not beside:
+        return []
+    why = "as no file tells what was frozen"
+    if not adapters:
+        return [f"all parameters of a model of PEFT's are trained, {why}: ckplan.export leaves out what is"]
+    way = f"--wrt '*{_ADAPTER}*' trains the adapters alone, and ckplan.export leaves out what is frozen"
+    return [f"{beside} parameter(s) beside low-rank adapters of PEFT's are trained, too, {why}: {way}"]
 
 
 def _notes(
