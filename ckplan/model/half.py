@@ -14,6 +14,7 @@ NO_BFLOAT16 = (
 )
 """What to do about a file whose operators do not take bfloat16."""
 _UNKNOWN = re.compile(r"(\S+?):(\w+)\(-?\d+\) is not a registered function/op")
+_UNREGISTERED = "No Op registered for"  # in a domain that onnxruntime knows
 _ENDED = "it ends the process"
 _NEWER_IR = re.compile(r"max supported IR version: (\d+)")
 _NEWER_OPSET = re.compile(r"it knows opsets of \S+ up to (\d+) only")
@@ -28,7 +29,7 @@ def loading_advice(reason: str, model: ir.Model) -> str:
         model: what it was to load.
     """
     unknown = _UNKNOWN.search(reason)
-    if unknown and unknown[1] == "ai.onnx":
+    if (unknown and unknown[1] == "ai.onnx") or _UNREGISTERED in reason:
         return EXPORT_AGAIN
     if unknown:
         return f"give the library of the kernels of {unknown[1]}::{unknown[2]} with --custom-ops"

@@ -202,6 +202,8 @@ def test_what_onnxruntime_does_not_load_is_told_with_what_to_do() -> None:
     assert not loading_advice(ended, ir.from_proto(single))
     unknown = "Fatal error: ai.onnx:ConstantFill(-1) is not a registered function/op"
     assert "to another opset" in loading_advice(unknown, ir.from_proto(single))
+    unknown = 'In Node, ("", Foo, "", -1), Error No Op registered for Foo with domain_version of 21'
+    assert "to another opset" in loading_advice(unknown, ir.from_proto(single))
     newer = "Unsupported model IR version: 14, max supported IR version: 13"
     assert "set the model's `ir_version` to 13" in loading_advice(newer, ir.from_proto(single))
     newer = "it knows opsets of ai.onnx up to 26 only"
