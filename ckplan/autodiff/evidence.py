@@ -58,6 +58,11 @@ _OF_NODE = re.compile(r"(.*/)?Constant(_\d+)?_output_0")
 """How torch's old exporter calls what a Constant node holds, of which tools make initializers."""
 _TENSORFLOW_CONSTANT = re.compile(r"(.*/)?Const(_\d+)?(:\d+)?|(.*/)?(zeros|ones)(_like)?(_\d+)?:\d+")
 """What TensorFlow calls a constant that nobody named; a frozen variable bears its own name."""
+_TENSORFLOW_FOLDED = re.compile(
+    r"ConstantFolding/.*|.*_(?:weights|bias)_fused_bn|(?:.*/)?(?:[Aa]dd|AddV2|[Mm]ul|[Ss]ub|truediv|RealDiv)(?:_\d+)?:0"
+)
+"""What an operator of arithmetic made, or tf2onnx of a convolution and the normalisation behind it."""
+
 _TENSORFLOW_CAPTURED = re.compile(r"Func/.*/input/_\d+(:\d+)?")
 """What it calls a tensor that a function reads from outside: a number of a lambda, or what a layer reads."""
 _TENSORFLOW_BIAS = re.compile(r"(.*/)?BiasAdd(_\d+)?(:\d+)?")
@@ -227,6 +232,14 @@ def is_computed(value: ir.Value, uses: Set[Use]) -> bool:
     told, name = {KIND, STANDS_FOR} & value.metadata_props.keys(), str(value.name)
     of_layer = Use.PRODUCT in uses or _OF_LAYER.fullmatch(name) is not None
     return not told and COMPUTED.fullmatch(name) is not None and not of_layer
+
+
+def is_folded_by_tensorflow(value: ir.Value) -> bool:
+    """Whether TensorFlow or tf2onnx computed an initializer of variables or constants before they wrote the file.
+
+    Variables have the name of what reads them (``ReadVariableOp``), and keep it where their axes are moved.
+    """
+    return _TENSORFLOW_FOLDED.fullmatch(str(value.name)) is not None
 
 
 def _judge_literal(value: ir.Value, uses: Set[Use]) -> Verdict:

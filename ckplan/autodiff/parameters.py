@@ -9,7 +9,13 @@ import onnx_ir as ir
 
 from ckplan.autodiff.breaks import listed
 from ckplan.autodiff.builder import Builder
-from ckplan.autodiff.evidence import is_computed, is_number_computed, judge, may_be_merged
+from ckplan.autodiff.evidence import (
+    is_computed,
+    is_folded_by_tensorflow,
+    is_number_computed,
+    judge,
+    may_be_merged,
+)
 from ckplan.autodiff.names import Tensors, matching_any, names_of
 from ckplan.autodiff.paths import differentiable_inputs, entry_of
 from ckplan.autodiff.quantisation import is_quantised
@@ -226,8 +232,19 @@ def select_parameters(
         raise _nothing_left(candidates, request, constants)
     notes = _notes(doubtful, merged, computed, numbers, constants)
     if request.all_parameters:
-        notes += _adapter_notes(chosen)
+        notes += [*_folded_notes(chosen), *_adapter_notes(chosen)]
     return Selection(tuple(chosen), tuple(idle), tuple(notes))
+
+
+def _folded_notes(chosen: Sequence[ir.Value]) -> list[str]:
+    """Say what is trained in place of the variables that it was computed of."""
+    folded = [f"'{value.name}'" for value in chosen if is_folded_by_tensorflow(value)]
+    if not folded:
+        return []
+    return [
+        f"{len(folded)} tensor(s) are trained that TensorFlow or tf2onnx computed of variables or constants "
+        f"({shortened(folded)}): these are not the gradients of the variables; leave out constants with --no-grad"
+    ]
 
 
 def _adapter_notes(chosen: Sequence[ir.Value]) -> list[str]:

@@ -454,3 +454,20 @@ def test_a_note_tells_of_what_is_trained_beside_adapters(names: tuple[str, str, 
     assert told in notes
     if "lora_" in first:
         assert "PEFT" not in " ".join(build_training_graph(model, loss="sum", wrt=["*.lora_*"]).notes)
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("model/conv/BiasAdd_weights_fused_bn", True),
+        ("model/dense/Add:0", True),
+        ("mul:0", True),
+        ("ConstantFolding/model/normalization/truediv_recip:0", True),
+        ("model/dense/MatMul/ReadVariableOp:0", False),
+        ("model/attention/query/Reshape:0", False),
+    ],
+)
+def test_a_note_names_what_tensorflow_computed(name: str, told: bool) -> None:
+    found, notes = trained(name, values(16, 16), "product")
+    assert found == [name]
+    assert ("TensorFlow or tf2onnx computed" in notes and name in notes) == told
