@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -83,7 +84,8 @@ def rows(name: str, problem: Problem, strategies: Sequence[str], seconds: float)
         start = time.process_time()
         plan = best_plan(problem, strategies, budget)
         planned = time.process_time()
-        bound = staged_overhead(problem, budget, seconds) / problem.cost
+        most = math.inf if plan is None else plan.cost - problem.cost
+        bound = staged_overhead(problem, budget, seconds, most) / problem.cost
         yield {
             "graph": name,
             "ops": len(problem.ops),

@@ -149,5 +149,5 @@ def proven_for(made: Planned, budget: int) -> Planned:
     if not plan.overhead_bound:
         return made
     problem = made.step.problem
-    bound = (problem.cost + proven_overhead(problem, budget)) / plan.base_cost - 1
+    bound = (problem.cost + proven_overhead(problem, budget, plan.cost - problem.cost)) / plan.base_cost - 1
     return replace(made, plan=replace(plan, overhead_bound=min(max(bound, 0.0), plan.overhead)))

@@ -10,7 +10,7 @@ for solving convex programs", SIAM Journal 8, 1960).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import lru_cache
 
 import numpy as np
@@ -73,6 +73,22 @@ def bound_at(problem: Problem, moment: int, room: int) -> float:
     """The bound from one moment, with so many bytes beside the working set of its op; see `least_overhead`."""
     ((before, after),) = _dependence(problem, [moment])
     return _highest(problem, _cut_at(problem, moment, before, after), room)[0]
+
+
+def bound_beside(problem: Problem, moment: int, room: int, given: Collection[int], work: float = 0.0) -> float:
+    """The bound from one moment at which other activations are there at no price than those of its op.
+
+    Args:
+        problem: the ops and tensors.
+        moment: an op.
+        room: bytes for all else.
+        given: these activations.
+        work: what constraint programming may do, in its own units, where activations are held whole or not at all.
+    """
+    ((before, after),) = _dependence(problem, [moment])
+    cut = _cut_at(problem, moment, before, after, given)
+    found = _highest(problem, cut, room)[0]
+    return max(found, cut.least(room, work)) if work and found else found
 
 
 def whole_overhead(problem: Problem, budget: int, others: Sequence[int] = ()) -> float:
@@ -180,14 +196,20 @@ def _moments(problem: Problem, count: int) -> list[int]:
     return list(dict.fromkeys([*spread[:: max(1, len(spread) // count)], *greedy[: count // 3]]))
 
 
-def _cut_at(problem: Problem, moment: int, before: _Flags, after: _Flags) -> MinimumCut:
-    """The cut at one moment, given the ops on which it depends and those that depend on it."""
+def _cut_at(
+    problem: Problem, moment: int, before: _Flags, after: _Flags, given: Collection[int] | None = None
+) -> MinimumCut:
+    """The cut at one moment, from the ops on which it depends, those that depend on it, and what is there at no price.
+
+    By default that is what its op reads and makes.
+    """
     root, arcs, op = problem.view_root, arcs_of(problem), problem.ops[moment]
     # An op that the moment does not depend on may run for the first time afterwards.
     repeatable = np.where(before, arcs.cost, 0.0)
     repeatable[after] = repeatable[moment] = -1.0
     needed = arcs.read[after[arcs.reader]]
-    given = {root[tensor] for tensor in (*op.inputs, *op.outputs)}
+    if given is None:
+        given = {root[tensor] for tensor in (*op.inputs, *op.outputs)}
     return MinimumCut(problem, repeatable, needed, given)
 
 

@@ -20,6 +20,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from ckplan.planner.bounds import working_set
+from ckplan.planner.exact.contracted_bound import contracted_overhead
 from ckplan.planner.overhead_bound import bound_at, least_overhead, whole_overhead
 from ckplan.planner.problem import Kind, Problem
 
@@ -39,13 +40,23 @@ _WHOLE: Final = 3
 """At how many moments activations are held whole or not at all."""
 _SHARE: Final = 0.5
 """Of the time left, what one of these may take."""
+_STATES: Final = 4e6
+"""Ops times states that a search may look at where the bound is to be had soon: two to three seconds."""
+_CLOSED: Final = 1e-4
+"""The gap between a bound and a schedule, in the cost of a step, that is not worth closing."""
 
 
-def proven_overhead(problem: Problem, budget: int) -> float:
+def proven_overhead(problem: Problem, budget: int, most: float = math.inf) -> float:
     """Seconds of recomputation that no schedule within a budget can avoid: the best bound that is had soon.
 
     For graphs of up to 600 ops that of one moment at which activations are held whole or not at all, or of two moments
-    together, up to 100 ops of several; for larger graphs that of one moment. The same every time.
+    together, up to 100 ops of several; for larger graphs that of one moment. Where these leave a gap to a schedule,
+    that of a search over states of what few ops stand for the graph. The same every time.
+
+    Args:
+        problem: the ops and tensors.
+        budget: bytes of activations.
+        most: seconds of recomputation of the schedule that the bound is to stand beside.
     """
     if len(problem.ops) > _MOST_OPS_OF_PAIR:
         return float(least_overhead(problem, budget))
@@ -55,6 +66,8 @@ def proven_overhead(problem: Problem, budget: int) -> float:
         path.sort(key=lambda index: (-values[index], index))
         count = _QUICK if len(problem.ops) <= _MOST_OPS else _PAIR
         best = max(best, _Stages(problem, budget, sorted(path[:count]), False).bound())
+    if best < most - _CLOSED * problem.cost:
+        best = max(best, contracted_overhead(problem, budget, most, work=_STATES))
     return best
 
 
@@ -71,7 +84,7 @@ def _at_moments(problem: Problem, budget: int, deadline: float = math.inf) -> tu
     return max(float(whole_overhead(problem, budget, highest[:_WHOLE])), *values.values(), 0.0), values
 
 
-def staged_overhead(problem: Problem, budget: int, seconds: float = 60.0) -> float:
+def staged_overhead(problem: Problem, budget: int, seconds: float = 60.0, most: float = math.inf) -> float:
     """Seconds of recomputation that no schedule within a budget can avoid.
 
     Never less than `whole_overhead`. Holds for any order and any number of recomputations of forward ops.
@@ -80,16 +93,20 @@ def staged_overhead(problem: Problem, budget: int, seconds: float = 60.0) -> flo
         problem: the ops and tensors.
         budget: bytes of activations.
         seconds: time limit; the bound is what was proven until then.
+        most: seconds of recomputation of a schedule that is known: more than these need not be proven.
     """
     deadline = time.monotonic() + seconds
     best, values = _at_moments(problem, budget, deadline)
+    left = deadline - time.monotonic()
+    if left > 0 and best < most - _CLOSED * problem.cost:
+        best = max(best, contracted_overhead(problem, budget, most, seconds=left * _SHARE))
     path = _heaviest_path(problem, values)
     if not path or best <= 0:
         return best
     path.sort(key=lambda index: (-values[index], index))
     for count, integral in _ATTEMPTS:
         left = deadline - time.monotonic()
-        if left <= 0:
+        if left <= 0 or best >= most - _CLOSED * problem.cost:
             break
         best = max(best, _Stages(problem, budget, sorted(path[:count]), integral).bound(left * _SHARE))
     return best

@@ -149,7 +149,7 @@ class Auto(Strategy):
             _log.info("%d plans from %s to %s; the knee between saving and cost is at %s", len(points), *peaks)
             if not effort.over:
                 found = cheapest(problem, peak_of(problem, found), effort, found) or found
-        return self.choose(problem, [found], budget, interrupted=effort.interrupted, prove=True)
+        return self.choose(problem, [found], budget, interrupted=effort.interrupted, prove=True, soon=effort.over)
 
     def shaved(self, problem: Problem, plan: Plan, budget: int) -> Plan | None:
         """A plan of this strategy with its peaks shaved to a budget a little below, if that costs next to nothing.

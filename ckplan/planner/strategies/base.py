@@ -82,6 +82,7 @@ class Strategy(ABC):
         *,
         interrupted: bool = False,
         prove: bool = False,
+        soon: bool = False,
     ) -> Plan:
         """The plan of the best of some schedules.
 
@@ -91,6 +92,7 @@ class Strategy(ABC):
             budget: bytes of activations that the plan must not exceed, if any.
             interrupted: whether the search ended before its time.
             prove: whether to look for a bound on the overhead (seconds of work).
+            soon: whether no more than a second is left for that.
 
         Raises:
             InfeasibleError: it exceeds the budget.
@@ -110,7 +112,8 @@ class Strategy(ABC):
             )
         bound = 0.0
         if prove and plan.recomputed:
-            bound = proven_overhead(problem, peak if budget is None else budget) / problem.cost
+            most = 0.0 if soon else plan.cost - problem.cost
+            bound = proven_overhead(problem, peak if budget is None else budget, most) / problem.cost
         return replace(plan, interrupted=interrupted, overhead_bound=min(bound, plan.overhead))
 
     def __str__(self) -> str:

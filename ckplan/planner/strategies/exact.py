@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -78,7 +79,8 @@ class Exact(Strategy):
         candidates = [] if start is None else [start]
         try:
             if not effort.over and repeatable(problem) <= _MOST_REPEATABLE:
-                bound = staged_overhead(problem, budget, seconds * _PROVING)
+                most = math.inf if start is None else problem.schedule_cost(start) - problem.cost
+                bound = staged_overhead(problem, budget, seconds * _PROVING, most)
                 if start is None or problem.schedule_cost(start) - problem.cost > bound + _CLOSED * problem.cost:
                     order = list(best_order(problem)) if start is None else list(dict.fromkeys(start))
                     limits: dict[str, Any] = {"repeats": self.repeats, "seconds": seconds * (1 - _PROVING)}
