@@ -24,7 +24,7 @@ _MOST_OPS: Final = 128
 """Ops of the largest contraction that is searched."""
 _MOST_ENTRIES: Final = 400_000
 """How many states are looked at in any case at most: they take half a kilobyte each."""
-_SOON: Final = 1 / 8
+_SOON: Final = 1 / 4
 _PROSPECT: Final = 0.05
 """What of the gap has to be closed after what part of the work for the rest to be worth it."""
 _WHOLE: Final = 3
