@@ -163,6 +163,19 @@ def test_a_bound_of_a_unet_is_close_to_its_plan(unet: Problem) -> None:
     assert proven_overhead(unet, int(0.6 * base), 0.0) < 0.09 * unet.cost
 
 
+def test_a_plan_is_kept_where_the_search_for_its_bound_is_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object) -> float:
+        raise KeyboardInterrupt
+
+    problem = chain(12)
+    budget = int(0.6 * peak_of(problem, best_order(problem)))
+    monkeypatch.setattr("ckplan.planner.strategies.base.proven_overhead", interrupted)
+    plan = Auto(steps=0).solve(problem, budget)
+    assert plan.interrupted
+    assert plan.predicted.peak_activations <= budget
+    assert plan.overhead_bound == 0 < plan.overhead
+
+
 def test_the_bound_stands_beside_a_plan_and_not_where_time_is_short(unet: Problem) -> None:
     budget = int(0.8 * peak_of(unet, best_order(unet)))
     plan = Auto(steps=0).solve(unet, budget)

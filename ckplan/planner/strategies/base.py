@@ -113,7 +113,10 @@ class Strategy(ABC):
         bound = 0.0
         if prove and plan.recomputed:
             most = 0.0 if soon else plan.cost - problem.cost
-            bound = proven_overhead(problem, peak if budget is None else budget, most) / problem.cost
+            try:
+                bound = proven_overhead(problem, peak if budget is None else budget, most) / problem.cost
+            except KeyboardInterrupt:
+                interrupted = True
         return replace(plan, interrupted=interrupted, overhead_bound=min(bound, plan.overhead))
 
     def __str__(self) -> str:
