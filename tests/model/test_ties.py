@@ -24,7 +24,9 @@ FORMS = {
 }
 
 
-@pytest.mark.parametrize("copied", ["onnx::MatMul_4", "t", "permute_1"])
+@pytest.mark.parametrize(
+    "copied", ["onnx::MatMul_4", "t", "permute_1", "Transpose.1", "p2o.pd_op.transpose.0.0", "head/transpose_1:0"]
+)
 @pytest.mark.parametrize("form", FORMS)
 def test_a_moved_copy_is_computed_of_the_weight(form: str, copied: str) -> None:
     torch = pytest.importorskip("torch")

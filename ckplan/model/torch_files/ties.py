@@ -7,6 +7,8 @@ apart they would drift apart, each with a part of the gradient.
 
 from __future__ import annotations
 
+import re
+
 import onnx_ir as ir
 
 from ckplan.display import shortened
@@ -20,6 +22,9 @@ from ckplan.model.torch_files.functions import Function, compute, reshaped, tran
 _RANK = 2
 _CORNER = 16
 """So many numbers tell most matrices apart."""
+
+_TURNED = re.compile(r"(?:.*[/.])?[Tt]ranspose(?:_\d+)?(?:[.:]\d+)*")
+"""What Paddle's exporter and TensorFlow call a transpose, as ``Transpose.1`` or ``head/transpose_1:0``."""
 
 _Shape = tuple[int, ...]
 
@@ -90,8 +95,9 @@ def _is_matrix(value: ir.Value) -> bool:
 
 
 def _has_made_up_name(value: ir.Value) -> bool:
-    """Whether an exporter made up a name: numbered, or what torch calls the operation, as ``t`` for a transpose."""
-    return is_numbered(value.name or "") or is_moved_name(value.name or "")
+    """Whether an exporter made up a name: numbered, or what it calls the operation, as ``t`` for a transpose."""
+    name = value.name or ""
+    return is_numbered(name) or is_moved_name(name) or _TURNED.fullmatch(name) is not None
 
 
 def _may_stand_for(value: ir.Value, weight: ir.Value) -> bool:
