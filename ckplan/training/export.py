@@ -19,7 +19,6 @@ from ckplan.autodiff.lora import Layer, Lora
 from ckplan.errors import UsageError
 from ckplan.isolation.arrays import Array
 from ckplan.model.linear_models import write_linear_models
-from ckplan.model.literals import is_numbered
 from ckplan.model.read import read
 from ckplan.model.saving import save
 from ckplan.model.statistics import STATISTICS, separate_from_scales
@@ -29,6 +28,7 @@ from ckplan.model.torch_files.default_exporter import read_signature
 from ckplan.model.torch_files.looked_up import join_looked_up
 from ckplan.model.torch_files.old_exporter import separate_merged
 from ckplan.model.torch_files.repeats import join_repeated
+from ckplan.model.torch_files.ties import has_made_up_name
 from ckplan.model.torch_files.unfold import unfold
 from ckplan.model.weights import scratch_folder
 from ckplan.operators.matching import is_op
@@ -147,7 +147,7 @@ def _copies(model: ir.Model, weights: Mapping[str, Array]) -> Iterator[tuple[str
             array = _matrix(np.asarray(tensor.numpy()))
             trained.setdefault(array.shape, []).append((name, array))
     for name, _, tensor in _holders(model):
-        if name in weights or tensor is None or not is_numbered(name) or not tensor.dtype.is_floating_point():
+        if name in weights or tensor is None or not has_made_up_name(name) or not tensor.dtype.is_floating_point():
             continue
         array = _matrix(np.asarray(tensor.numpy()))
         for flipped in (False, True) if array.ndim == 2 else (False,):

@@ -107,6 +107,19 @@ def test_a_transposed_copy_follows_its_weight(tmp_path: Path) -> None:
     assert np.mean(scores.argmax(axis=1) == (ids + 1) % 20) == pytest.approx(made[-1].score.accuracy)
 
 
+@pytest.mark.parametrize("copied", ["t", "Transpose.1", "head/transpose_1:0"])
+def test_a_copy_follows_its_weight_by_whatever_name_it_is_joined(tmp_path: Path, copied: str) -> None:
+    weight, new = normal(7, 4, 6), normal(8, 4, 6)
+    text = '<ir_version: 8, opset_import: ["": 17]> g (float[2,4] x) => (float[2,4] y) '
+    model = parse(
+        f'{text} {{ h = MatMul(x, own) y = MatMul(h, "{copied}") }}', {"own": weight, copied: weight.T.copy()}
+    )
+    onnx.save(model, tmp_path / "model.onnx")
+    assert set(ckplan.open_model(model, loss="mse").training.gradients) == {"own"}
+    export_weights(tmp_path / "model.onnx", {"own": new}, tmp_path / "out.onnx")
+    np.testing.assert_array_equal(held(tmp_path / "out.onnx")[copied], new.T)
+
+
 def test_weights_in_constant_nodes_stay_there(tmp_path: Path) -> None:
     model = network()
     moved = [tensor for tensor in model.graph.initializer if tensor.name == NAMES[2]]

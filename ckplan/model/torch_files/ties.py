@@ -44,9 +44,9 @@ def join_transposed(model: ir.Model) -> tuple[str, ...]:
     matrices = [value for value in graph.initializers.values() if _is_matrix(value) and value.uses()]
     kept: dict[tuple[ir.DataType | None, _Shape], list[ir.Value]] = {}
     joined = []
-    for value in sorted(matrices, key=_has_made_up_name):
+    for value in sorted(matrices, key=lambda value: has_made_up_name(value.name or "")):
         rows, columns = _sizes(value)
-        movable = _has_made_up_name(value) and not value.is_graph_output()
+        movable = has_made_up_name(value.name or "") and not value.is_graph_output()
         alike = [*kept.get((value.dtype, (columns, rows)), ()), *kept.get((value.dtype, (rows, columns)), ())]
         for weight in dict.fromkeys(alike) if movable else ():
             function = _moved(value, weight) if _may_stand_for(value, weight) else None
@@ -87,17 +87,19 @@ def twin_notes(model: ir.Model) -> tuple[str, ...]:
     )
 
 
+def has_made_up_name(name: str) -> bool:
+    """Whether an exporter made up a name: numbered, or what it calls the operation, as ``t`` for a transpose.
+
+    A copy of a weight has such a name, and follows the weight when that is written into its file again.
+    """
+    return is_numbered(name) or is_moved_name(name) or _TURNED.fullmatch(name) is not None
+
+
 def _is_matrix(value: ir.Value) -> bool:
     """Whether an initializer is a matrix of floating-point numbers, perhaps with axes of one element behind."""
     floating = value.dtype is not None and value.dtype.is_floating_point()
     shape = static_shape(value) or ()
     return floating and value.const_value is not None and len(shape) >= _RANK and set(shape[_RANK:]) <= {1}
-
-
-def _has_made_up_name(value: ir.Value) -> bool:
-    """Whether an exporter made up a name: numbered, or what it calls the operation, as ``t`` for a transpose."""
-    name = value.name or ""
-    return is_numbered(name) or is_moved_name(name) or _TURNED.fullmatch(name) is not None
 
 
 def _may_stand_for(value: ir.Value, weight: ir.Value) -> bool:
