@@ -22,7 +22,7 @@ from ckplan.cli.options import (
 )
 from ckplan.cli.output import check_output
 from ckplan.cli.step import opened
-from ckplan.cli.streams import show, show_json, stage
+from ckplan.cli.streams import notes, show, show_json, stage
 
 if TYPE_CHECKING:
     from ckplan.pipeline import Goal, StepOptions
@@ -76,10 +76,13 @@ def command(
         tell_bound(plan, instance.budget)
         document = plans.rewritten(output, plan, instance.base, plan.predicted)
     else:
+        from ckplan.pipeline import told_of_plan_alone
+
         step = opened(model, asked, cost=goal.cost(cost, device), device=device)
         made = planned(step, strategy, goal)
         plan, kept = made.plan, chosen(made.step, made.plan, made.budget)
         tell(made)
+        notes(told_of_plan_alone(made))
         told = {"blocks": json.blocks(kept)}
         document = plans.rewritten(output, plan, made.before, made.after, kept, made.step.whole is not None)
     write_text(json_text(plan.to_json(), indent=1) + "\n", output, force=force)

@@ -5,8 +5,19 @@ from __future__ import annotations
 from ckplan.pipeline.choosing import left_whole, rewrite
 from ckplan.pipeline.goal import Goal
 from ckplan.pipeline.options import StepOptions
-from ckplan.pipeline.plan_files import write_plan
+from ckplan.pipeline.plan_files import told_of_plan_alone, write_plan
 from ckplan.pipeline.planned import Planned
 from ckplan.pipeline.step import Step, open_step, step_of
 
-__all__ = ["Goal", "Planned", "Step", "StepOptions", "left_whole", "open_step", "rewrite", "step_of", "write_plan"]
+__all__ = [
+    "Goal",
+    "Planned",
+    "Step",
+    "StepOptions",
+    "left_whole",
+    "open_step",
+    "rewrite",
+    "step_of",
+    "told_of_plan_alone",
+    "write_plan",
+]

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ckplan.keys import BUDGET
-from ckplan.pipeline.planned import Planned
+from ckplan.pipeline.goal import ACTIVATIONS
+from ckplan.pipeline.planned import HOLDER, Planned, held_of
 from ckplan.pipeline.step import Step
 from ckplan.planner import Plan
 from ckplan.planner.cells import Layout
@@ -15,6 +16,7 @@ from ckplan.planner.strategies import Strategy
 from ckplan.runtime.occupancy import occupancy_of_executed
 from ckplan.runtime.problem_of import problem_of
 from ckplan.runtime.reservations import Reservation
+from ckplan.units import format_bytes
 from ckplan.writer.control_edges import is_control
 from ckplan.writer.describe import describe, describe_plan
 from ckplan.writer.emit import write
@@ -88,3 +90,20 @@ def by_strategy(made: Planned, strategy: str) -> Planned:
 def renamed(made: Planned, strategy: str) -> Planned:
     """The same by a strategy as it was asked for, where it was planned with other limits."""
     return made if made.step.whole is None else by_strategy(made, strategy)
+
+
+def told_of_plan_alone(made: Planned) -> list[str]:
+    """What is to be said of a plan that is written to a file of its own, a line.
+
+    What makes an arena smaller, regions that are reserved or cut into pools, is no part of a schedule.
+    """
+    if made.budget is None or made.scope == ACTIVATIONS:
+        return []
+    alone = held_of(write_plan(made.step, made.plan).footprint, made.scope)
+    if alone <= made.budget:
+        return []
+    return [
+        f"with the file that `ckplan rewrite --plan` makes of the plan {HOLDER[made.scope]} holds "
+        f"{format_bytes(alone)}, which is more than the budget: give the budget to `ckplan rewrite`, whose file also "
+        "arranges the arena"
+    ]

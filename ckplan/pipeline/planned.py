@@ -86,7 +86,7 @@ class Planned:
         if self.scope == ACTIVATIONS:
             return []
         footprints = (self.footprint, self.step.reference.footprint)
-        with_plan, without = (format_bytes(_share(found, self.scope)) for found in footprints)
+        with_plan, without = (format_bytes(held_of(found, self.scope)) for found in footprints)
         optional = [str(value.name) for value in self.model.graph.inputs if isinstance(value.type, ir.OptionalType)]
         return [
             f"{HOLDER[self.scope]} holds {with_plan} from the first steps on, {without} without a plan",
@@ -131,8 +131,9 @@ class Planned:
 
 def share_of(found: Footprint, goal: Goal) -> int:
     """Bytes of a footprint that a budget is of."""
-    return _share(found, goal.scope)
+    return held_of(found, goal.scope)
 
 
-def _share(found: Footprint, scope: str) -> int:
+def held_of(found: Footprint, scope: str) -> int:
+    """Bytes of a footprint that somebody holds; see `HOLDER`."""
     return found.total if scope == TOTAL else found.held

@@ -9,17 +9,19 @@ from pathlib import Path
 
 import onnx
 import pytest
+from click.testing import CliRunner
 
 import ckplan
 from ckplan import keys
 from ckplan.autodiff.optimizers import rows
+from ckplan.cli import cli
 from ckplan.errors import InfeasibleError, UsageError
 from ckplan.meter import measure
 from ckplan.pipeline import footprint_budget, lowest_footprint
 from ckplan.pipeline.footprint_budget import within_footprint
 from ckplan.pipeline.goal import Goal
 from ckplan.pipeline.lowest import lowest_plan
-from ckplan.pipeline.plan_files import write_plan
+from ckplan.pipeline.plan_files import told_of_plan_alone, write_plan
 from ckplan.planner import Plan, Problem
 from ckplan.planner.strategies.auto import Auto
 from ckplan.planner.strategies.keep_all import KeepAll
@@ -27,6 +29,7 @@ from ckplan.planner.strategies.memory import Memory
 from ckplan.runtime.executed import executed_model
 from ckplan.runtime.footprint import footprint_of
 from ckplan.runtime.reservations import best_reservation
+from ckplan.units import format_bytes
 
 SAMPLES = Path(__file__).parents[2] / "sample_models"
 
@@ -98,6 +101,16 @@ def test_an_arena_of_one_region_is_expected_and_measured(tmp_path: Path) -> None
     again = ckplan.rewrite(step, strategy="memory", budget=budget, of="total")
     assert again.footprint.total <= budget < kept.footprint.total
     assert made.after.peak_activations <= kept.after.peak_activations + 64
+    # What is reserved is no part of a plan.
+    (line,) = told_of_plan_alone(again)
+    assert f"`ckplan rewrite --plan` makes of the plan a process holds {format_bytes(kept.footprint.total)}" in line
+    assert not told_of_plan_alone(made)
+    asked = ("--optimizer", "momentum", "--dim", "batch=12000", "--strategy", "memory")
+    goal = ("--budget", str(budget), "--of", "total")
+    result = CliRunner().invoke(
+        cli, ["plan", str(SAMPLES / "mlp.onnx"), "-o", str(tmp_path / "plan.json"), *asked, *goal]
+    )
+    assert f"note: {line}" in result.stderr
     for name, model in (("kept", kept.model), ("made", made.model)):
         ckplan.save(model, tmp_path / f"{name}.onnx")
     found = ckplan.verify(tmp_path / "kept.onnx", tmp_path / "made.onnx", runs=1, threads=1, heap=False)
