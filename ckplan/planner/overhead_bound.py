@@ -22,6 +22,8 @@ from ckplan.planner.problem import Kind, Problem
 
 _Flags = npt.NDArray[np.bool_]
 
+_NEGLIGIBLE = 1e-4
+"""The gap between a bound and a schedule, in the cost of a step, that is not worth closing."""
 _PRICES = (1e-3, 10**4.5)
 """Prices per byte between which a bound is looked for, in ratio to one in proportion to the problem."""
 _STEP = 10.0
@@ -73,6 +75,17 @@ def bound_at(problem: Problem, moment: int, room: int) -> float:
     """The bound from one moment, with so many bytes beside the working set of its op; see `least_overhead`."""
     ((before, after),) = _dependence(problem, [moment])
     return _highest(problem, _cut_at(problem, moment, before, after), room)[0]
+
+
+def is_closed(problem: Problem, bound: float, overhead: float) -> bool:
+    """Whether the gap between a bound and what a schedule costs beyond the step is not worth closing.
+
+    Args:
+        problem: the ops and tensors.
+        bound: seconds that no schedule goes below.
+        overhead: seconds of recomputation of the schedule.
+    """
+    return overhead <= bound + _NEGLIGIBLE * problem.cost
 
 
 def bound_beside(problem: Problem, moment: int, room: int, given: Collection[int], work: float = 0.0) -> float:

@@ -21,7 +21,7 @@ from typing import Any, Final
 
 from ckplan.planner.bounds import working_set
 from ckplan.planner.exact.contracted_bound import contracted_overhead
-from ckplan.planner.overhead_bound import bound_at, least_overhead, whole_overhead
+from ckplan.planner.overhead_bound import bound_at, is_closed, least_overhead, whole_overhead
 from ckplan.planner.problem import Kind, Problem
 
 _TOLERANCE: Final = 1e-5
@@ -42,8 +42,6 @@ _SHARE: Final = 0.5
 """Of the time left, what one of these may take."""
 _STATES: Final = 4e6
 """Ops times states that a search may look at where the bound is to be had soon: two to three seconds."""
-_CLOSED: Final = 1e-4
-"""The gap between a bound and a schedule, in the cost of a step, that is not worth closing."""
 
 
 def proven_overhead(problem: Problem, budget: int, most: float = math.inf) -> float:
@@ -66,7 +64,7 @@ def proven_overhead(problem: Problem, budget: int, most: float = math.inf) -> fl
         path.sort(key=lambda index: (-values[index], index))
         count = _QUICK if len(problem.ops) <= _MOST_OPS else _PAIR
         best = max(best, _Stages(problem, budget, sorted(path[:count]), False).bound())
-    if best < most - _CLOSED * problem.cost:
+    if not is_closed(problem, best, most):
         best = max(best, contracted_overhead(problem, budget, most, work=_STATES))
     return best
 
@@ -98,7 +96,7 @@ def staged_overhead(problem: Problem, budget: int, seconds: float = 60.0, most: 
     deadline = time.monotonic() + seconds
     best, values = _at_moments(problem, budget, deadline)
     left = deadline - time.monotonic()
-    if left > 0 and best < most - _CLOSED * problem.cost:
+    if left > 0 and not is_closed(problem, best, most):
         best = max(best, contracted_overhead(problem, budget, most, seconds=left * _SHARE))
     path = _heaviest_path(problem, values)
     if not path or best <= 0:
@@ -106,7 +104,7 @@ def staged_overhead(problem: Problem, budget: int, seconds: float = 60.0, most: 
     path.sort(key=lambda index: (-values[index], index))
     for count, integral in _ATTEMPTS:
         left = deadline - time.monotonic()
-        if left <= 0 or best >= most - _CLOSED * problem.cost:
+        if left <= 0 or is_closed(problem, best, most):
             break
         best = max(best, _Stages(problem, budget, sorted(path[:count]), integral).bound(left * _SHARE))
     return best

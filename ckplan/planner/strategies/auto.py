@@ -13,7 +13,7 @@ from ckplan.planner.exact import TooLargeError, optimum_of_lowest_peak
 from ckplan.planner.exact.finish import finished, repeatable
 from ckplan.planner.frontier import Effort, cheapest, frontier, knee, lowest
 from ckplan.planner.order import best_order, orders
-from ckplan.planner.overhead_bound import least_overhead, whole_overhead
+from ckplan.planner.overhead_bound import is_closed, least_overhead, whole_overhead
 from ckplan.planner.peak import ALIKE, peak_of
 from ckplan.planner.plan import Plan, make_plan
 from ckplan.planner.problem import Problem
@@ -70,8 +70,6 @@ _NOTICED = 5e-3
 """The gap between cost and bound, in the cost of a step, for which more schedules are tried."""
 _LONGER = 5_000
 """How many times as many, divided by the ops of the graph: some tenths of a second for graphs of all sizes."""
-_CLOSED = 1e-4
-"""The gap between cost and bound, in the cost of a step, that is not worth closing."""
 _RUNG = 1.01
 """Ratio of one budget to the next of those that are planned for as well where what the solver found is chance."""
 _RUNGS = 2
@@ -240,7 +238,7 @@ class Auto(Strategy):
             if found is None:
                 repeated = {**repeated, 1: _WORK_OF_FIRST}
         for repeats, work in repeated.items():
-            if found is not None and problem.schedule_cost(found) - problem.cost <= least + _CLOSED * problem.cost:
+            if found is not None and is_closed(problem, least, problem.schedule_cost(found) - problem.cost):
                 return found, True
             order = list(best_order(problem)) if found is None else list(dict.fromkeys(found))
             left = max(effort.deadline - time.monotonic(), 0.0)

@@ -13,6 +13,7 @@ from ckplan.planner.exact.stages import staged_overhead
 from ckplan.planner.exact.states import TooLargeError, optimum_of_lowest_peak
 from ckplan.planner.frontier import Effort, cheapest, lowest
 from ckplan.planner.order import best_order
+from ckplan.planner.overhead_bound import is_closed
 from ckplan.planner.plan import Plan
 from ckplan.planner.problem import Problem
 from ckplan.planner.strategies.base import Strategy, one_more_forward
@@ -22,8 +23,6 @@ _MOST_REPEATABLE = 400
 _MOST_SECONDS = 60.0
 _PROVING = 0.3
 """What of the time is for the bound."""
-_CLOSED = 1e-4
-"""The gap between cost and bound, in the cost of a step, that is not worth closing."""
 _WORKERS = 2
 
 
@@ -81,7 +80,7 @@ class Exact(Strategy):
             if not effort.over and repeatable(problem) <= _MOST_REPEATABLE:
                 most = math.inf if start is None else problem.schedule_cost(start) - problem.cost
                 bound = staged_overhead(problem, budget, seconds * _PROVING, most)
-                if start is None or problem.schedule_cost(start) - problem.cost > bound + _CLOSED * problem.cost:
+                if not is_closed(problem, bound, most):
                     order = list(best_order(problem)) if start is None else list(dict.fromkeys(start))
                     limits: dict[str, Any] = {"repeats": self.repeats, "seconds": seconds * (1 - _PROVING)}
                     found, _ = finished(problem, budget, start, order, **limits, workers=_WORKERS, seed=self.seed)
