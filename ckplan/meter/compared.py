@@ -40,7 +40,7 @@ class OutputDifference:
             gradients; of a moment that an optimizer keeps: of all such moments.
         nonfinite: elements that are finite in one file only, or are NaN or infinities of another kind.
         device: ``cpu`` or ``cuda``: where both ran.
-        wobble: largest absolute difference between two runs of one of the files.
+        wobble: largest absolute difference between two runs of one of the files, on CUDA and without random operators.
     """
 
     output: str

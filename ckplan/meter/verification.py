@@ -11,7 +11,7 @@ from ckplan.display import shortened
 from ckplan.errors import CkplanError, ModelError
 from ckplan.isolation.arrays import load_arrays, save_arrays
 from ckplan.isolation.folders import temporary_folder
-from ckplan.meter.compared import OutputDifference, Timing, Verification
+from ckplan.meter.compared import Timing, Verification
 from ckplan.meter.facts import fed_inputs, file_facts, read_model
 from ckplan.meter.in_place import compared_in_place
 from ckplan.meter.inputs import make_inputs
@@ -20,6 +20,7 @@ from ckplan.meter.nonfinite import find_origin
 from ckplan.meter.numerics import compare_outputs
 from ckplan.meter.timing import alternate
 from ckplan.meter.types import Measurement, Origin
+from ckplan.model.traits import is_random
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -81,8 +82,13 @@ def verify(
         facts = [file_facts(model) for model in models]
         base_outputs, new_outputs = (load_arrays(place, mapped=True) for place in places)
         numerics = compare_outputs(base_outputs, new_outputs, facts[1].groups or facts[0].groups)
+        wobbles = {} if any(_draws(model) for model in models) else _wobbles(first, second)
         numerics = replace(
-            numerics, differences=tuple(_in_runs(found, first, second) for found in numerics.differences)
+            numerics,
+            differences=tuple(
+                replace(found, device=second.device, wobble=wobbles.get(found.output, 0.0))
+                for found in numerics.differences
+            ),
         )
         notes: list[str] = []
         orders = [known.order for known in facts]
@@ -101,10 +107,19 @@ def verify(
     return Verification(first, second, numerics, timing, tuple(notes), in_place)
 
 
-def _in_runs(found: OutputDifference, base: Measurement, new: Measurement) -> OutputDifference:
-    """A difference, with the device and what two runs of one file differ by."""
-    wobble = max(side.wobble.get(found.output, 0.0) for side in (base, new))
-    return replace(found, device=new.device, wobble=wobble)
+def _wobbles(base: Measurement, new: Measurement) -> dict[str, float]:
+    """By how much two runs of one file differ, of the two files the larger, by output; on CUDA only.
+
+    There sums over threads come in another order each time. On a CPU a file does the same in each run, unless it draws.
+    """
+    if new.device != "cuda":
+        return {}
+    return {name: max(side.wobble.get(name, 0.0) for side in (base, new)) for name in {*base.wobble, *new.wobble}}
+
+
+def _draws(model: ir.Model) -> bool:
+    """Whether a model draws at random: two runs of it differ by that, and the first runs of two files do not."""
+    return any(is_random(node) for node in model.graph.all_nodes())
 
 
 def _coarse(models: Sequence[ir.Model]) -> list[str]:

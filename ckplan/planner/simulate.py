@@ -237,11 +237,13 @@ def simulate(
         One step per schedule entry; live bytes while the op runs, inputs and outputs included.
 
     Raises:
-        ValueError: the schedule is not valid, see `lifetimes`.
+        ValueError: the schedule is not valid: see `lifetimes`; or it has an op that the problem has not, or runs one
+            again that would then give another result.
         UsageError: one of the two is of another kind.
     """
     check_kind("the problem", problem, Problem, "make one with `ckplan.problem_of`")
     check_kind("the schedule", schedule, Sequence, "give op ids in execution order")
+    _check_ops(problem, schedule)
     if shapes is None and lives is None and (found := _by_arrays(problem, schedule)) is not None:
         return found
     lives = lives or lifetimes(problem, schedule, shapes)
@@ -266,6 +268,18 @@ def simulate(
         steps.append(Moment(op.name, problem.resident + outputs + activations, activations, op.backward, index in seen))
         seen.add(index)
     return Timeline(tuple(steps))
+
+
+def _check_ops(problem: Problem, schedule: Sequence[int]) -> None:
+    """Raise ValueError for ids of no op, and for ops that run again and must not: a second draw is another number."""
+    ops = problem.ops
+    seen: set[int] = set()
+    for index in schedule:
+        if not 0 <= index < len(ops):
+            raise ValueError(f"there is no op {index}, the ids of {len(ops)} ops begin at 0")
+        if index in seen and not ops[index].recomputable:
+            raise ValueError(f"op {ops[index].name!r} stands there twice, and may run only once")
+        seen.add(index)
 
 
 def _by_arrays(problem: Problem, schedule: Sequence[int]) -> Timeline | None:

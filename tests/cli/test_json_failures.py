@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import onnx
 import pytest
 
 from ckplan.errors import UsageError
@@ -95,6 +96,24 @@ def test_forged_plans(tmp_path: Path, change: dict[str, object], said: str) -> N
     assert result.exit_code == (3 if said else 0), result.stderr
     assert said in result.stderr
     assert len(result.stderr) < 2000
+
+
+def test_a_plan_that_draws_again_is_refused(tmp_path: Path) -> None:
+    """Forward and backward pass would see two masks, and the gradient be wrong without a word."""
+    model, plan = tmp_path / "m.onnx", tmp_path / "plan.json"
+    text = """<ir_version: 10, opset_import: ["" : 21]> m (float[4, 2] x) => (float[4, 2] y)
+    <float[2, 2] w = {1, 2, 3, 4}> { h = MatMul(x, w) noise = RandomNormalLike(h) n = Mul(h, noise) y = Tanh(n) }"""
+    onnx.save(onnx.parser.parse_model(text), model)
+    assert run("plan", model, "-o", plan, "--strategy", "none").exit_code == 0
+    data = json.loads(plan.read_text())
+    place = next(place for place, name in enumerate(data["schedule"]) if "/grad/" in name)
+    drawing = data["schedule"][1]
+    data["schedule"].insert(place, drawing)
+    plan.write_text(json.dumps(data))
+    result = run("rewrite", model, "-o", tmp_path / "out.onnx", "--plan", plan)
+    assert result.exit_code == 3
+    assert f"op '{drawing}' stands there twice, and may run only once" in result.stderr
+    assert not (tmp_path / "out.onnx").exists()
 
 
 @pytest.mark.parametrize("option", [("--strategy", "memory"), ("--budget", "40%"), ("--cost", "flops")])

@@ -267,6 +267,12 @@ def test_random_operators_draw_the_same_in_both_files(tmp_path: Path) -> None:
     found = verify(path, path, device="cpu", runs=1, threads=1, heap=False)
     assert found.numerics.bitwise_equal
     assert not found.base.repeatable
+    # What two runs draw says nothing of the files: another one is another one.
+    scaled_mask = [helper.make_node("Dropout", ["x", "ratio", "training"], ["z"], name="drop")]
+    scaled_mask += [helper.make_node("Add", ["z", "ratio"], ["y"], name="more")]
+    other = save(tmp_path / "n.onnx", scaled_mask, [floats("x", 50, 50)], [floats("y", 50, 50)], [ratio, training])
+    (problem,) = verify(path, other, device="cpu", runs=1, threads=1, heap=False).problems
+    assert "output `y` differs in 2500 elements" in problem
 
 
 def test_a_broken_promise_is_a_problem(found: Verification, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -172,3 +172,17 @@ def test_schedules_that_cannot_run_are_refused() -> None:
         simulate(problem, range(len(problem.ops) - 1))
     with pytest.raises(ValueError, match="before it is made"):
         simulate(problem, list(reversed(range(len(problem.ops)))))
+    for alien in (-1, len(problem.ops)):
+        with pytest.raises(ValueError, match=f"there is no op {alien}, the ids of {len(problem.ops)} ops begin at 0"):
+            simulate(problem, [*range(len(problem.ops)), alien])
+
+
+def test_what_must_not_run_again_is_not_run_again() -> None:
+    """A second draw of a mask is another mask: the gradient would be that of another step."""
+    build = ProblemBuilder()
+    x, mask, y = build.tensor(8, Kind.INPUT), build.tensor(8), build.tensor(8)
+    build.op([x], [mask], name="draw", recomputable=False)
+    build.op([x, mask], [y], name="times")
+    assert len(simulate(build.build(), [0, 1, 1]).steps) == 3
+    with pytest.raises(ValueError, match="op 'draw' stands there twice, and may run only once"):
+        simulate(build.build(), [0, 1, 0, 1])
