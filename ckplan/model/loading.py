@@ -20,6 +20,7 @@ from ckplan.model.dims import Binding, Defaults, bind
 from ckplan.model.fixing import Fixed, deciding_input, fix, shapes_of, spell_fixed
 from ckplan.model.fold import Sweep, sweep
 from ckplan.model.generated_names import rename_generated
+from ckplan.model.generators import give_seeds
 from ckplan.model.half import NO_BFLOAT16
 from ckplan.model.infer import static_shape
 from ckplan.model.linear_models import write_linear_models
@@ -212,6 +213,7 @@ def _normalised(
         raise _blame(error, state, model) from error
     check_sizes(model.graph)
     make_columns(model)
+    notes.extend(give_seeds(model))
     if reference is not None and not repair.certain:
         check_rebatched(reference, model, repair)
         notes.append("checked by a run: the rebatched model computes what the file's own batch does")

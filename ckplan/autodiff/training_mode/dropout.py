@@ -6,8 +6,6 @@ input and the mask. (The operator itself outputs both at once and would draw ane
 
 from __future__ import annotations
 
-import zlib
-
 import numpy as np
 import onnx_ir as ir
 
@@ -17,10 +15,9 @@ from ckplan.autodiff.composites import outline
 from ckplan.autodiff.presence import there
 from ckplan.autodiff.reading import attr_int, dtype_of, required_input, shape_of
 from ckplan.errors import ModelError
+from ckplan.model.generators import seed_of
 from ckplan.operators.matching import input_of
 
-_SEEDS = 1 << 24
-"""Some seeds are float32 attributes: whole numbers below this are exact."""
 _LAST_GENERATORS = 22
 """From this opset on, onnxruntime 1.31 has no kernels of RandomUniform and its like."""
 
@@ -49,10 +46,9 @@ def dropout(op: Builder, node: ir.Node) -> tuple[ir.Value, ir.Value] | None:
     if fixed is not None and not 0 < fixed < 1:
         raise ModelError(f"Dropout '{node.name}' drops a share of {fixed:g}", "a ratio is at least 0 and less than 1")
     single = ir.DataType.FLOAT
-    threshold = np.asarray(fixed, np.float32) if fixed is not None else op.Cast(ratio, to=single)
     with op.recording() as nodes:
         threshold = np.asarray(fixed, np.float32) if fixed is not None else op.Cast(ratio, to=single)
-        mask = _draw(op, x, threshold, _seed(node))
+        mask = _draw(op, x, threshold, attr_int(node, "seed", seed_of(str(node.name))))
         if fixed is not None:
             scale = op.constant(np.asarray(1 / (1 - fixed), np.float64).astype(dtype_of(x)))
         else:
@@ -81,8 +77,3 @@ def _draw(op: Builder, x: ir.Value, ratio: Operand, seed: int) -> ir.Value:
     left, mask = op.Dropout(ones, ratio, np.asarray(True), seed=seed, _outputs=2)
     # What nobody reads is held to the end of the step. (Without its mask, onnxruntime would remove the Dropout.)
     return op.And(op.Cast(left, to=ir.DataType.BOOL), mask)
-
-
-def _seed(node: ir.Node) -> int:
-    # Engines whose seeds are neighbours begin alike, so that numbers in a row will not do.
-    return attr_int(node, "seed", zlib.crc32(str(node.name).encode()) % _SEEDS)

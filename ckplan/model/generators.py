@@ -1,0 +1,35 @@
+"""Seeds for nodes that draw random numbers: two files of one model, planned and not, draw the same.
+
+A node without one takes what the session has at hand when it makes the node's kernel, and a plan has its nodes in
+another order. With one, each run draws anew, and a new session begins as the last one did.
+"""
+
+from __future__ import annotations
+
+import zlib
+
+import onnx_ir as ir
+
+from ckplan.display import shortened
+
+_SEEDED = {"Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"}
+"""ONNX's operators that draw, but for Dropout, whose training form is another (`ckplan.autodiff.training_mode`)."""
+
+_SEEDS = 1 << 24
+"""Some seeds are float32 attributes: whole numbers below this are exact."""
+
+
+def seed_of(name: str) -> int:
+    """A seed that depends on a name: engines whose seeds are neighbours begin alike, numbers in a row will not do."""
+    return zlib.crc32(name.encode()) % _SEEDS
+
+
+def give_seeds(model: ir.Model) -> list[str]:
+    """Give a seed to each node that draws and has none, in place, bodies included; a note if there were any."""
+    seeded = []
+    for node in model.graph.all_nodes():
+        if node.op_type in _SEEDED and not node.domain and "seed" not in node.attributes:
+            node.attributes.add(ir.AttrFloat32("seed", float(seed_of(str(node.name)))))
+            seeded.append(str(node.name))
+    told = f"{len(seeded)} node(s) that draw random numbers get a seed, so that all files draw alike"
+    return [f"{told}: {shortened(seeded)}"] if seeded else []
