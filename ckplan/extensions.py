@@ -9,11 +9,13 @@ A package names what it adds in its ``pyproject.toml``::
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
 from ckplan.display import one_line
-from ckplan.errors import EnvironmentUnavailableError
+from ckplan.errors import CkplanError, EnvironmentUnavailableError
 
 
 @functools.cache
@@ -38,4 +40,30 @@ def _loaded(point: EntryPoint) -> Any:
             f"`{point.value}`, which {package} registers as `{point.name}` in {point.group}, cannot be loaded "
             f"({type(error).__name__}: {one_line(error)})",
             f"repair or uninstall {package}",
+        ) from error
+
+
+def is_of_others(code: Any) -> bool:
+    """Whether a function or a class is none of ckplan's own."""
+    return not str(code.__module__).startswith("ckplan.")
+
+
+@contextmanager
+def running(what: str) -> Iterator[None]:
+    """Name code of others where it fails; also a decorator of it.
+
+    Args:
+        what: the code, as a message begins with it: "the gradient rule of Fancy 'node'".
+
+    Raises:
+        EnvironmentUnavailableError: it fails; errors of ckplan's go through.
+    """
+    try:
+        yield
+    except CkplanError:
+        raise
+    except Exception as error:  # it is code of others
+        raise EnvironmentUnavailableError(
+            f"{what} fails ({type(error).__name__}: {one_line(error)})",
+            "repair it; its traceback (`ckplan ... --debug`) shows where",
         ) from error

@@ -5,15 +5,22 @@ from __future__ import annotations
 import sys
 from importlib.metadata import EntryPoint
 
+import onnx
+import onnx_ir as ir
 import pytest
 
-from ckplan import extensions
+from ckplan import build_training_graph, extensions
 from ckplan.autodiff.registry import collect, lookup
 from ckplan.errors import EnvironmentUnavailableError
-from ckplan.operators import gradients
+from ckplan.model.costs import node_cost
+from ckplan.operators import gradients, table
+from ckplan.operators.record import Operator
 from ckplan.planner import strategies
 from ckplan.planner.strategies import parse_strategy
 from ckplan.planner.strategies.keep_all import KeepAll
+from ckplan.report import writers
+from ckplan.report.document import Document
+from tests.planner.problems import chain
 
 RULES = """
 from ckplan import rule
@@ -96,3 +103,51 @@ def test_an_entry_point_without_a_distribution_is_named_too():
     point = EntryPoint(name="gone", value="gone_module", group="ckplan.rules")
     with pytest.raises(EnvironmentUnavailableError, match="an installed package registers as `gone`"):
         extensions._loaded(point)
+
+
+@pytest.mark.parametrize(
+    ("returned", "said"),
+    [
+        ("[]", "0 gradients for 1 inputs"),
+        ("None", "'NoneType' object is not iterable"),
+        ("[dy[0], dy[0]]", "returns more gradients than there are inputs"),
+        ("[op.ReduceSum(dy[0], keepdims=0)]", r"the gradient of 'x' is FLOAT\[\], not \[2\]"),
+        ("[1 / 0]", "division by zero"),
+    ],
+)
+def test_a_rule_of_others_that_fails_is_named_with_the_node(package, returned, said):
+    """One that returned too few gradients left parameters without one in silence."""
+    package(RULES.replace("[op.Mul(dy[0], 2.0)]", returned), gradients.GROUP, "fancy = added")
+    text = """<ir_version: 10, opset_import: ["" : 21, "my.ops" : 1]> m (float[2] x) => (float[2] y)
+    { y = my.ops.Fancy(x) } <domain: "my.ops", opset_import: ["" : 21]> Fancy (a) => (b) { b = Add(a, a) }"""
+    with pytest.raises(EnvironmentUnavailableError, match=rf"the gradient rule of Fancy 'node' fails .*{said}"):
+        build_training_graph(onnx.parser.parse_model(text), loss="sum", wrt=["x"])
+
+
+@pytest.mark.parametrize(
+    ("offered", "said"),
+    [
+        ("iter(())", "it offers no schedule"),
+        ("iter([range(1)])", "never run"),
+        ("iter([[*range(len(problem.ops)), -1]])", "there is no op -1"),
+        ("1 / 0", "division by zero"),
+    ],
+)
+def test_a_strategy_of_others_that_fails_is_named(package, offered, said):
+    package(STRATEGY.replace("yield range(len(problem.ops))", f"return {offered}"), strategies.GROUP, "t = added:Twice")
+    with pytest.raises(EnvironmentUnavailableError, match=rf"strategy `twice` fails .*{said}"):
+        parse_strategy("twice").solve(chain(2))
+
+
+@pytest.mark.parametrize(("made", "said"), [("1 / 0", "division by zero"), ("b'x'", "it makes bytes and no text")])
+def test_a_format_of_others_that_fails_is_named(package, made, said):
+    package(f"def titles(document):\n    return {made}\n", writers.GROUP, "titles = added:titles")
+    with pytest.raises(EnvironmentUnavailableError, match=f"format `titles` fails .*{said}"):
+        writers.writer("titles")(Document("", "", ()))
+
+
+def test_a_record_of_others_that_fails_is_named(monkeypatch):
+    monkeypatch.setattr(table, "_OTHERS", {})
+    table.register_operator(Operator("Fancy", "my.ops", cost=lambda node: 1 / 0))
+    with pytest.raises(EnvironmentUnavailableError, match=r"`cost` in the record of my.ops::Fancy fails .*by zero"):
+        node_cost(ir.node("Fancy", [], domain="my.ops"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 
 import numpy as np
 import onnx_ir as ir
@@ -15,6 +16,7 @@ from ckplan.autodiff.presence import there
 from ckplan.autodiff.reading import dtype_of, shape_of
 from ckplan.autodiff.refusals import refuse_data_sized, unsupported_operators, without_derivative
 from ckplan.autodiff.registry import NON_DIFFERENTIABLE, Entry, NoGradientError
+from ckplan.extensions import is_of_others, running
 from ckplan.model.node_reads import captured, reads
 from ckplan.operators.matching import is_op
 
@@ -173,13 +175,15 @@ def _pass_back(op: Builder, node: ir.Node, wanted: set[ir.Value]) -> str:
     with op.scope(f"{node.name}/grad", forward=node):
         for output in (value for value in known if value in op.watched):
             op.watched[output] = op.scale(op.partials[output], op.pending.get(output, 1.0))
-        try:
-            found = _apply(op, node, entry)
-        except NoGradientError as error:
-            return error.reason
-        for value, gradient, left in found:
-            if value in sought:
-                _accumulate(op, value, gradient, left)
+        of_others = is_of_others(entry.function)
+        with running(f"the gradient rule of {node.op_type} '{node.name}'") if of_others else nullcontext():
+            try:
+                found = _apply(op, node, entry)
+            except NoGradientError as error:
+                return error.reason
+            for value, gradient, left in found:
+                if value in sought:
+                    _accumulate(op, value, gradient, left)
     return ""
 
 
@@ -208,6 +212,8 @@ def _apply(op: Builder, node: ir.Node, entry: Entry) -> list[tuple[ir.Value, ir.
     op.factor = left
     read = [*node.inputs, *captured(node)]  # before the rule runs, which may add to a node's body
     results = list(entry.function(op, node, dy))
+    if len(results) < len(node.inputs) and is_of_others(entry.function):
+        raise ValueError(f"{len(results)} gradients for {len(node.inputs)} inputs; None stands for one that is none")
     if any(gradient is not None for gradient in results[len(read) :]):
         raise RuntimeError(f"the gradient rule of {node.op_type} returns more gradients than there are inputs")
     pairs = [(v, g) for v, g in zip(read, results, strict=False) if v is not None]

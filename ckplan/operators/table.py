@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 
 import onnx_ir as ir
 
 from ckplan.arguments import check_kind
+from ckplan.extensions import running
 from ckplan.operators.gradients import load_rules
 from ckplan.operators.record import Operator
 from ckplan.operators.standard import (
@@ -62,7 +64,9 @@ def register_operator(operator: Operator) -> None:
     key = (operator.domain, operator.name)
     if _is_standard(operator.domain) or key in _OTHERS:
         raise ValueError(f"there is a record of {operator.name} in domain '{operator.domain}' already")
-    _OTHERS[key] = operator
+    named = f"the record of {operator.domain}::{operator.name}"
+    told = {field: getattr(operator, field) for field in ("cost", "workspace") if getattr(operator, field) is not None}
+    _OTHERS[key] = replace(operator, **{field: running(f"`{field}` in {named}")(code) for field, code in told.items()})
 
 
 def operator_of(node: ir.Node) -> Operator:

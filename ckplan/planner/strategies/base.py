@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from ckplan.arguments import check_number
 from ckplan.choices import spell
 from ckplan.errors import CkplanError, InfeasibleError
+from ckplan.extensions import is_of_others, running
 from ckplan.planner.bounds import lower_bound
 from ckplan.planner.exact.stages import proven_overhead
 from ckplan.planner.peak import peak_of
@@ -57,8 +59,10 @@ class Strategy(ABC):
 
         Raises:
             InfeasibleError: the best schedule of this strategy exceeds the budget.
+            EnvironmentUnavailableError: the strategy is of others, and fails or offers what is no schedule.
         """
-        return self.choose(problem, self.schedules(problem), budget)
+        with running(f"strategy `{self}`") if is_of_others(type(self)) else nullcontext():
+            return self.choose(problem, self.schedules(problem), budget)
 
     def cheaper(self, problem: Problem, budget: int, most_cost: float) -> Sequence[int] | None:
         """A schedule of this strategy within a budget that costs less than something else, else None.
@@ -96,12 +100,16 @@ class Strategy(ABC):
 
         Raises:
             InfeasibleError: it exceeds the budget.
+            ValueError: there is no schedule, or the best one is not valid.
         """
 
         def merit(schedule: Sequence[int]) -> tuple[float, float, float]:
             return self.merit(peak_of(problem, schedule), problem.schedule_cost(schedule), budget)
 
-        plan = make_plan(problem, str(self), min(candidates, key=merit))
+        best = min(candidates, key=merit, default=None)
+        if best is None:
+            raise ValueError("it offers no schedule")
+        plan = make_plan(problem, str(self), best)
         peak = plan.predicted.peak_activations
         if budget is not None and peak > budget:
             needed, allowed = format_unlike(peak, budget)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 
 from ckplan.arguments import check_text
 from ckplan.errors import UsageError
-from ckplan.extensions import load_group
+from ckplan.extensions import load_group, running
 from ckplan.report.document import Document
 
 Writer = Callable[[Document], str]
@@ -62,4 +62,12 @@ def writer(kind: str) -> Writer:
     others: dict[str, Writer] = {**dict(load_group(GROUP)), **_OTHERS}
     if kind not in others:
         raise UsageError(f"there is no format `{kind}`", f"choose one of {', '.join([*FORMATS, *sorted(others)])}")
-    return others[kind]
+
+    @running(f"format `{kind}`")
+    def written(document: Document) -> str:
+        text: object = others[kind](document)
+        if not isinstance(text, str):
+            raise TypeError(f"it makes {type(text).__name__} and no text")
+        return text
+
+    return written
