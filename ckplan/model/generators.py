@@ -11,6 +11,7 @@ import zlib
 import onnx_ir as ir
 
 from ckplan.display import shortened
+from ckplan.model.nested_graphs import all_nodes, graphs_in
 
 _SEEDED = {"Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"}
 """ONNX's operators that draw, but for Dropout, whose training form is another (`ckplan.autodiff.training_mode`)."""
@@ -33,3 +34,12 @@ def give_seeds(model: ir.Model) -> list[str]:
             seeded.append(str(node.name))
     told = f"{len(seeded)} node(s) that draw random numbers get a seed, so that all files draw alike"
     return [f"{told}: {shortened(seeded)}"] if seeded else []
+
+
+def seed_anew(node: ir.Node) -> None:
+    """Give what draws in the bodies of a copy other seeds, in place: with those of the original it draws the same."""
+    for inner in (inner for graph in graphs_in(node) for inner in all_nodes(graph)):
+        if "seed" in inner.attributes:
+            whole = inner.attributes["seed"].type == ir.AttributeType.INT
+            seed = seed_of(f"{inner.name}/anew")
+            inner.attributes.add(ir.AttrInt64("seed", seed) if whole else ir.AttrFloat32("seed", float(seed)))

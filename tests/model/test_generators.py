@@ -5,6 +5,7 @@ from __future__ import annotations
 import onnx
 import onnx_ir as ir
 
+from ckplan import build_training_graph
 from ckplan.model.loading import normalise
 
 TEXT = """<ir_version: 10, opset_import: ["" : 21]> m (float[4] x) => (float[4] y) {
@@ -40,3 +41,16 @@ def test_what_draws_without_a_seed_gets_one_of_its_own() -> None:
 
 def test_seeds_are_the_same_in_each_file_of_a_model() -> None:
     assert seeds()[0] == seeds()[0]
+
+
+def test_the_rest_behind_chunks_of_steps_does_not_draw_what_the_first_chunk_drew() -> None:
+    text = """<ir_version: 10, opset_import: ["" : 21]> m (float[7] x, float s) => (float y) <float w = {0.5}> {
+        y, o = Scan<num_scan_inputs = 1, body = body (float s, float xi) => (float n, float z) {
+            z = RandomNormalLike(xi)
+            p = Mul(s, w)
+            n = Add(p, xi)
+        }>(s, x)
+    }"""
+    made = build_training_graph(onnx.parser.parse_model(text), loss="y", wrt=["w"], time_checkpoints=3)
+    drawing = [node for node in made.model.graph.all_nodes() if node.op_type == "RandomNormalLike"]
+    assert len(drawing) == len({node.attributes["seed"].as_float() for node in drawing}) == 2

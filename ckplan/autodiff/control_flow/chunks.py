@@ -25,6 +25,7 @@ from ckplan.autodiff.registry import NoGradientError, collect
 from ckplan.autodiff.slices import stretch
 from ckplan.errors import UsageError
 from ckplan.keys import PHASE
+from ckplan.model.generators import seed_anew
 
 Chunks = int | Literal["sqrt"]
 """How many chunks; ``sqrt``: as many as a chunk has steps, about."""
@@ -160,6 +161,7 @@ def chunked(
         copies = [inner]
         if rest:
             tail = _copy(op, node, {i: track.axis for i, track in results.items()}, rest)
+            seed_anew(tail)
             for index, value in tails.items():
                 tail.replace_input_with(index, value)
             for index, target in states.items():
