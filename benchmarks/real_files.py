@@ -43,8 +43,6 @@ from ckplan.keys import STANDS_FOR
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "build" / "real_files"
 LIGHT = Path(onnx.__file__).parent / "backend" / "test" / "data" / "light"
-TRUE = 1e-3
-"""The relative distance from torch's gradients, in L2 over all of a file, up to which they are right in float32."""
 SEARCH = 2
 """Seconds to look for a plan."""
 LIMIT = 600

@@ -59,14 +59,18 @@ def binary(g: Growing) -> None:
         g.calm(result, shape)
 
 
-def division(g: Growing) -> None:
+def _pair(g: Growing) -> tuple[str, str, tuple[int, ...]]:
+    """Two values that broadcast to a shape that is not too large, the same one twice where two others do not."""
     (one, first), (other, second) = g.any(), g.any()
     try:
         shape = np.broadcast_shapes(first, second)
     except ValueError:
-        other, shape = one, first
-    if math.prod(shape) > g.most:
-        other, shape = one, first
+        return one, one, first
+    return (one, other, shape) if math.prod(shape) <= g.most else (one, one, first)
+
+
+def division(g: Growing) -> None:
+    one, other, shape = _pair(g)
     below = g.emit("Add", [g.emit("Softplus", [other], None), g.constant(np.asarray(1.0))], None)
     if g.source.integer(0, 1):
         g.emit("Div", [one, below], shape)
@@ -76,13 +80,7 @@ def division(g: Growing) -> None:
 
 
 def where(g: Growing) -> None:
-    (one, first), (other, second) = g.any(), g.any()
-    try:
-        shape = np.broadcast_shapes(first, second)
-    except ValueError:
-        other, shape = one, first
-    if math.prod(shape) > g.most:
-        other, shape = one, first
+    one, other, shape = _pair(g)
     g.emit("Where", [g.constant(np.asarray(np.arange(math.prod(shape)).reshape(shape) % 3 == 0)), one, other], shape)
 
 

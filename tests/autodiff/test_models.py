@@ -9,8 +9,7 @@ import onnx
 import onnx_ir as ir
 import pytest
 
-from ckplan.autodiff import TrainingGraph, build_training_graph
-from ckplan.autodiff.paths import prune
+from ckplan.autodiff import build_training_graph
 from ckplan.model import load
 from tests.autodiff.gradcheck import onnxruntime_run, parse, reference, values
 
@@ -44,19 +43,9 @@ def test_every_weight_of_a_light_model_gets_a_gradient(name):
     onnx.checker.check_model(ir.to_proto(training.model), full_check=True)
 
 
-def forward_of(training: TrainingGraph) -> ir.Model:
-    """The forward pass and the loss, without the outputs that only the backward pass reads."""
-    model = training.model.clone()
-    prune(model.graph, [value for value in model.graph.outputs if value.name == training.loss])
-    for node in model.graph:
-        if node.op_type == "MaxPool":
-            node.resize_outputs(1)
-    return model
-
-
 def test_a_light_model_against_torch():
     pytest.importorskip("torch", reason="torch is not installed; it is in ckplan's `oracle` extra")
-    from tests.oracles.torch_oracle import torch_gradients
+    from tests.oracles.torch_oracle import forward_of, torch_gradients
 
     model = load(LIGHT / "light_squeezenet.onnx").model
     rng = np.random.default_rng(0)

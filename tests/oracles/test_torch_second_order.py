@@ -10,25 +10,14 @@ pytest.importorskip("torch", reason="comparison with torch.autograd needs torch;
 
 import torch
 
-from ckplan.autodiff import TrainingGraph, build_training_graph
-from ckplan.autodiff.paths import prune
+from ckplan.autodiff import build_training_graph
 from ckplan.meter.inputs import make_inputs
 from ckplan.model import normalise
 from sample_models.catalogue import SMALL
 from tests.autodiff.gradcheck import onnxruntime_run
-from tests.oracles.torch_oracle import torch_products
+from tests.oracles.torch_oracle import forward_of, torch_products
 
 SLOW = ["densenet_tiny", "mobilenet_tiny", "unet_tiny", "tanh_chain"]
-
-
-def forward_of(training: TrainingGraph) -> ir.Model:
-    """The forward pass and the loss, without the outputs that only the backward pass reads."""
-    model = training.model.clone()
-    prune(model.graph, [value for value in model.graph.outputs if value.name == training.loss])
-    for node in model.graph:
-        if node.op_type == "MaxPool":
-            node.resize_outputs(1)
-    return model
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] if n in SLOW else []) for n in SMALL])

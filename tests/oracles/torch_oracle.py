@@ -19,6 +19,8 @@ import torch
 from numpy.typing import NDArray
 from onnx import numpy_helper
 
+from ckplan.autodiff import TrainingGraph
+from ckplan.autodiff.paths import prune
 from tests.oracles import (  # noqa: F401  (they fill the table)
     torch_networks,
     torch_operators,
@@ -31,6 +33,16 @@ Array = NDArray[Any]
 
 SUPPORTED = frozenset(OPERATORS)
 """Operator types (of the default domain) that can be run."""
+
+
+def forward_of(training: TrainingGraph) -> onnx_ir.Model:
+    """The forward pass and the loss, without the outputs that only the backward pass reads."""
+    model = training.model.clone()
+    prune(model.graph, [value for value in model.graph.outputs if value.name == training.loss])
+    for node in model.graph:
+        if node.op_type == "MaxPool":
+            node.resize_outputs(1)
+    return model
 
 
 def torch_gradients(
