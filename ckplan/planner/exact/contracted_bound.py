@@ -1,11 +1,11 @@
 """A bound on overhead by a search over states: all orders and any number of repeats of a contraction.
 
-States and moves are those of `ckplan.planner.exact.states`, of the problem's `contraction`: a few dozen ops, most of
-which run as soon as they can, without loss. The search goes on from the state of the least cost so far and to come
-(Hart, Nilsson & Raphael, "A Formal Basis for the Heuristic Determination of Minimum Cost Paths", 1968). What is to come
-is at least what has to run again up to some op and what the minimum cut at that op proves from there on. Whenever the
-search ends, nothing costs less than the state it was to go on from; so large graphs have a bound as well, but one that
-is no higher than that of the best cut.
+First moments of the contraction are taken together (`ckplan.planner.exact.contracted_stages`). Where they leave a gap,
+states and moves are those of `ckplan.planner.exact.states`, of a few dozen ops, most of which run as soon as they can,
+without loss. The search goes on from the state of the least cost so far and to come (Hart, Nilsson & Raphael, "A Formal
+Basis for the Heuristic Determination of Minimum Cost Paths", 1968). What is to come is at least what has to run again
+up to some op and what the minimum cut at that op proves from there on. Whenever the search ends, nothing costs less
+than the state it was to go on from. Of large graphs there are too many states of the cost that the best cut proves.
 """
 
 from __future__ import annotations
@@ -13,24 +13,25 @@ from __future__ import annotations
 import heapq
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
-from ckplan.planner.exact.contraction import Contraction, bits, contraction
-from ckplan.planner.overhead_bound import bound_beside
+from ckplan.planner.exact.contracted_stages import overhead_of_stages
+from ckplan.planner.exact.contraction import Contraction, bits, contraction, dependence
+from ckplan.planner.overhead_bound import bound_beside, is_closed
 from ckplan.planner.problem import Problem
 
 _MOST_OPS: Final = 128
 """Ops of the largest contraction that is searched."""
 _MOST_ENTRIES: Final = 400_000
 """How many states are looked at in any case at most: they take half a kilobyte each."""
+_AT_ONCE: Final = 1 / 16
+"""After what part of the work anything has to be proven beyond the first state for the rest to be worth it."""
 _SOON: Final = 1 / 4
 _PROSPECT: Final = 0.05
-"""What of the gap has to be closed after what part of the work for the rest to be worth it."""
-_WHOLE: Final = 3
-"""At how many ops activations are held whole or not at all."""
-_WORK: Final = 0.05
-"""What constraint programming may do for one of them, in its own deterministic units of about a second."""
+"""What of the gap has to be closed after what part of it."""
+_WORK_OF_STAGES: Final = 0.6
+"""What constraint programming may do for moments together, in its own deterministic units of about a second."""
 _ROUNDING: Final = 1e-9
 """What sums of seconds may be wrong by, in the cost of a step."""
 
@@ -49,12 +50,17 @@ def contracted_overhead(
         work: how many ops of how many states are looked at, at the most.
         seconds: time limit; the bound is what was proven until then.
     """
+    deadline = time.monotonic() + seconds
     small = contraction(problem, budget)
     if len(small.ops) > _MOST_OPS or any(op.own > budget for op in small.ops):
         return 0.0
-    entries = min(work / max(len(small.ops), 1), _MOST_ENTRIES)
-    found = _Search(small, budget, most, _ROUNDING * problem.cost).run(entries, time.monotonic() + seconds)
-    return max(0.0, min(found, most) - _ROUNDING * problem.cost)
+    rounding, bounds = _ROUNDING * problem.cost, _bounds(small, budget)
+    proven = overhead_of_stages(small, budget, bounds, _WORK_OF_STAGES, seconds)
+    if not is_closed(problem, proven, most):
+        entries = min(work / max(len(small.ops), 1), _MOST_ENTRIES)
+        found = _Search(small, budget, most, rounding, bounds).run(entries, deadline)
+        proven = max(proven, found - rounding)
+    return max(0.0, min(proven, most - rounding))
 
 
 class _Dropping(NamedTuple):
@@ -74,9 +80,12 @@ class _Search:
         budget: bytes of activations.
         most: seconds above which states are left out.
         rounding: seconds that do not tell two costs apart.
+        bounds: by op the seconds that run again after its first run at the least.
     """
 
-    def __init__(self, small: Contraction, budget: int, most: float, rounding: float) -> None:
+    def __init__(
+        self, small: Contraction, budget: int, most: float, rounding: float, bounds: Mapping[int, float]
+    ) -> None:
         self.ops, self.sizes, self.budget, self.most, self.rounding = small.ops, small.sizes, budget, most, rounding
         self.all = (1 << len(self.ops)) - 1
         self.again = self.inner = 0
@@ -85,7 +94,13 @@ class _Search:
             if op.again:
                 self.again |= op.makes
                 self.inner |= op.makes | op.reads
-        self.moments = _moments(small, budget)
+        before = dependence(small)
+        self.moments = [
+            (before[index], bound)
+            for index, bound in bounds.items()
+            if not any(other != index and bounds[other] >= bound and before[other] >> index & 1 for other in bounds)
+        ]
+        """What has run at some moments, and what runs again after them; without those that another makes needless."""
         self.queue: list[tuple[float, int, int, int, int, float, _Dropping | None]] = []
         """Seconds in all, minus the ops that ran, a number, these ops, what is held, seconds so far, what is open."""
         self.tried = 0
@@ -105,7 +120,9 @@ class _Search:
         prospect = first + _PROSPECT * (min(self.most, 2 * first + self.rounding) - first)
         while self.queue:
             total, _, _, done, held, cost, dropping = heapq.heappop(self.queue)
-            hopeless = self.tried > entries * _SOON and total < prospect
+            hopeless = (self.tried > entries * _AT_ONCE and total <= first + self.rounding) or (
+                self.tried > entries * _SOON and total < prospect
+            )
             if done == self.all or hopeless or self.tried > entries or time.monotonic() > deadline:
                 return total
             if dropping is not None:
@@ -265,30 +282,13 @@ class _Search:
         return self.repeating[key]
 
 
-def _moments(small: Contraction, budget: int) -> list[tuple[int, float]]:
-    """Ops up to some that have not run, those included, and what runs again after these at the least, in seconds.
-
-    Those that another one makes needless are left out.
-    """
-    before: list[int] = []
-    maker = {place: index for index, op in enumerate(small.ops) for place in bits(op.makes)}
-    for index, op in enumerate(small.ops):
-        reached = 1 << index
-        for other in (*bits(op.after), *(maker[place] for place in bits(op.reads))):
-            reached |= before[other]
-        before.append(reached)
+def _bounds(small: Contraction, budget: int) -> dict[int, float]:
+    """By op the seconds that run again after its first run at the least, where that is proven to be any."""
     problem = small.problem()
     found: dict[int, float] = {}
-    for work in (0.0, _WORK):
-        highest = sorted(found, key=lambda index: (-found[index], index))[:_WHOLE]
-        for index in highest if work else range(len(small.ops)):
-            op = small.ops[index]
-            given = tuple(bits((op.reads & ~op.beside) | op.makes))
-            bound = bound_beside(problem, index, budget - op.own, given, work)
-            if bound > _ROUNDING * problem.cost:
-                found[index] = bound - _ROUNDING * problem.cost
-    return [
-        (before[index], bound)
-        for index, bound in found.items()
-        if not any(other != index and found[other] >= bound and before[other] >> index & 1 for other in found)
-    ]
+    for index, op in enumerate(small.ops):
+        given = tuple(bits((op.reads & ~op.beside) | op.makes))
+        bound = bound_beside(problem, index, budget - op.own, given) - _ROUNDING * problem.cost
+        if bound > 0:
+            found[index] = bound
+    return found

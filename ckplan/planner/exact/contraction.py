@@ -83,6 +83,18 @@ def bits(members: int) -> Iterator[int]:
         members ^= lowest
 
 
+def dependence(small: Contraction) -> list[int]:
+    """For each op those on which it depends, and itself."""
+    before: list[int] = []
+    maker = {place: index for index, op in enumerate(small.ops) for place in bits(op.makes)}
+    for index, op in enumerate(small.ops):
+        reached = 1 << index
+        for other in (*bits(op.after), *(maker[place] for place in bits(op.reads))):
+            reached |= before[other]
+        before.append(reached)
+    return before
+
+
 @dataclass(slots=True)
 class _Node:
     """An op on the way to a `ContractedOp`, with sets of op ids and tensors."""

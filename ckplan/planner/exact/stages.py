@@ -47,9 +47,9 @@ _STATES: Final = 4e6
 def proven_overhead(problem: Problem, budget: int, most: float = math.inf) -> float:
     """Seconds of recomputation that no schedule within a budget can avoid: the best bound that is had soon.
 
-    For graphs of up to 600 ops that of one moment at which activations are held whole or not at all, or of two moments
-    together, up to 100 ops of several; for larger graphs that of one moment. Where these leave a gap to a schedule,
-    that of a search over states of what few ops stand for the graph. The same every time.
+    For graphs of up to 600 ops that of one moment at which activations are held whole or not at all; where it leaves a
+    gap to a schedule, that of what few ops stand for the graph, and that of two moments of the graph itself, up to 100
+    ops of several. For larger graphs that of one moment. The same every time.
 
     Args:
         problem: the ops and tensors.
@@ -59,13 +59,14 @@ def proven_overhead(problem: Problem, budget: int, most: float = math.inf) -> fl
     if len(problem.ops) > _MOST_OPS_OF_PAIR:
         return float(least_overhead(problem, budget))
     best, values = _at_moments(problem, budget)
+    if not is_closed(problem, best, most):
+        best = max(best, contracted_overhead(problem, budget, most, work=_STATES))
     path = _heaviest_path(problem, values)
-    if path and best > 0:
+    # Without a schedule to stand beside, as where time is short, this is worth its tenths of a second.
+    if path and best > 0 and not (most and is_closed(problem, best, most)):
         path.sort(key=lambda index: (-values[index], index))
         count = _QUICK if len(problem.ops) <= _MOST_OPS else _PAIR
         best = max(best, _Stages(problem, budget, sorted(path[:count]), False).bound())
-    if not is_closed(problem, best, most):
-        best = max(best, contracted_overhead(problem, budget, most, work=_STATES))
     return best
 
 
