@@ -22,7 +22,7 @@ from ckplan.errors import ModelError
 from ckplan.model.contrib import MICROSOFT, QUANTISED
 from ckplan.model.nested_graphs import graphs_in
 from ckplan.model.node_reads import captured
-from ckplan.operators.matching import input_of, is_op
+from ckplan.operators.matching import input_of, is_op, made_by
 
 #: Operators of ONNX that turn numbers into those of a quantised type, or calculate with such.
 _ARITHMETIC = frozenset(
@@ -131,6 +131,8 @@ def _reads_stored_weight(node: ir.Node) -> bool:
     data = {"DequantizeLinear": (0,), "QLinearConv": (3,), "QLinearMatMul": (0, 3)}.get(node.op_type, (0, 1))
     for index in data:
         value = input_of(node, index)
+        clip = made_by(value, "Clip")  # of fewer bits
+        value = value if clip is None else clip.inputs[0]
         if value is not None and value.is_initializer() and value.dtype is not None and value.dtype.is_integer():
             return len(shape_of(value)) > 0
     return False
@@ -140,7 +142,8 @@ def pass_straight_through(op: Builder) -> list[str]:
     """Put composites that pass gradients straight through in the place of the quantisation of a graph.
 
     Taken for quantisation: DequantizeLinear behind QuantizeLinear or DynamicQuantizeLinear with the same scale and zero
-    point, and Round, which stands in patterns of fake quantisation (their Clip cuts gradients off out of range).
+    point, a Clip between them included, and Round, which stands in patterns of fake quantisation (their Clip cuts
+    gradients off out of range).
 
     Args:
         op: builder of the forward graph.
@@ -156,36 +159,61 @@ def pass_straight_through(op: Builder) -> list[str]:
             outline(op, "StraightThrough", [node], [required_input(node, 0)], [node.outputs[0]])
             is_found = True
         elif node.op_type in ("QuantizeLinear", "DynamicQuantizeLinear"):
-            readers = list(dict.fromkeys(use.node for output in node.outputs for use in output.uses()))
-            if readers and all(_is_pair(node, reader) for reader in readers):
-                _quantise_unsigned(op, node, readers)
-                _outline_pairs(op, node, sorted(readers, key=lambda reader: place[reader]))
+            quantises = [node, *_narrowed(op, node)]
+            readers = list(dict.fromkeys(use.node for output in quantises[-1].outputs for use in output.uses()))
+            if readers and all(_is_pair(quantises, reader) for reader in readers):
+                _quantise_unsigned(op, quantises, readers)
+                _outline_pairs(op, quantises, sorted(readers, key=lambda reader: place[reader]))
                 is_found = True
     nothing = "no pair of QuantizeLinear and DequantizeLinear and no Round is in the model"
     return [] if is_found else [f"--straight-through changes nothing: {nothing}"]
 
 
-def _quantise_unsigned(op: Builder, quantise: ir.Node, readers: Sequence[ir.Node]) -> None:
+def _narrowed(op: Builder, quantise: ir.Node) -> list[ir.Node]:
+    """Return the Clip that leaves a part of the quantised type, as fewer bits or a symmetric range, if there is one.
+
+    Brevitas writes one between the two nodes of a pair.
+    """
+    uses = list(quantise.outputs[0].uses())
+    clip = uses[0].node if len(uses) == 1 else None
+    if quantise.op_type != "QuantizeLinear" or not is_op(clip, "Clip") or quantise.outputs[0].is_graph_output():
+        return []
+    bounds = [input_of(clip, index) for index in (1, 2)]
+    known = all(bound is None or op.constant_of(bound) is not None for bound in bounds)
+    return [clip] if known and clip.graph is quantise.graph and uses[0].idx == 0 else []
+
+
+def _quantise_unsigned(op: Builder, quantises: Sequence[ir.Node], readers: Sequence[ir.Node]) -> None:
     """Let a pair with one scale quantise to uint8 where it quantises to int8, in place: the numbers are the same.
 
     onnxruntime does so itself, but not in a pair that it moved behind a Transpose before, as of the convolution of a
     weight's gradient: such a file does not load (1.31, 1.32).
     """
-    quantised = quantise.outputs[0]
+    quantise, *clips = quantises
     zero = op.constant_of(input_of(quantise, 2)) if quantise.op_type == "QuantizeLinear" else None
-    if zero is None or zero.dtype != np.int8 or zero.size != 1 or quantised.is_graph_output():
+    if zero is None or zero.dtype != np.int8 or zero.size != 1 or quantises[-1].outputs[0].is_graph_output():
         return
-    unsigned = op.constant((zero.astype(np.int16) - np.iinfo(np.int8).min).astype(np.uint8))
     for node in (quantise, *readers):
-        node.replace_input_with(2, unsigned)
+        node.replace_input_with(2, _unsigned(op, zero))
+    for clip in clips:
+        for index in (1, 2):
+            bound = op.constant_of(input_of(clip, index))
+            if bound is not None:
+                clip.replace_input_with(index, _unsigned(op, bound))
     quantise.attributes.pop("output_dtype", None)
-    quantised.dtype = ir.DataType.UINT8
+    for node in quantises:
+        node.outputs[0].dtype = ir.DataType.UINT8
 
 
-def _outline_pairs(op: Builder, quantise: ir.Node, readers: Sequence[ir.Node]) -> None:
+def _unsigned(op: Builder, array: np.ndarray) -> ir.Value:
+    return op.constant((array.astype(np.int16) - np.iinfo(np.int8).min).astype(np.uint8))
+
+
+def _outline_pairs(op: Builder, quantises: Sequence[ir.Node], readers: Sequence[ir.Node]) -> None:
     """Put composites in the place of what dequantises; the first one quantises, and all read what was quantised."""
+    quantise, *clips = quantises
     first, *others = readers
-    x, quantised = required_input(quantise, 0), quantise.outputs[0]
+    x, quantised = required_input(quantise, 0), quantises[-1].outputs[0]
     inputs: Sequence[ir.Value | None]
     attributes: dict[str, int]
     if quantise.op_type == "DynamicQuantizeLinear":
@@ -194,15 +222,19 @@ def _outline_pairs(op: Builder, quantise: ir.Node, readers: Sequence[ir.Node]) -
         op_type, inputs = "QuantizeDequantize", (x, required_input(quantise, 1), input_of(quantise, 2))
         attributes = {name: attr_int(quantise, name, default) for name, default in _ATTRIBUTES.items()}
         attributes["to"] = int(quantised.dtype or ir.DataType.UINT8)
-    outline(op, op_type, [quantise, first], inputs, [first.outputs[0]], attributes)
+        for clip in clips:
+            limits = (("lower", op.constant_of(input_of(clip, 1))), ("upper", op.constant_of(input_of(clip, 2))))
+            attributes |= {name: int(limit.item()) for name, limit in limits if limit is not None}
+    outline(op, op_type, [*quantises, first], inputs, [first.outputs[0]], attributes)
     for node in others:
         outline(op, op_type, [node], inputs, [node.outputs[0]], attributes)
 
 
-def _is_pair(quantise: ir.Node, dequantise: ir.Node) -> bool:
+def _is_pair(quantises: Sequence[ir.Node], dequantise: ir.Node) -> bool:
+    quantise = quantises[0]
     if not is_op(dequantise, "DequantizeLinear") or dequantise.graph is not quantise.graph:
         return False
-    if quantise.outputs[0] is not dequantise.inputs[0]:
+    if quantises[-1].outputs[0] is not dequantise.inputs[0]:
         return False
     if quantise.op_type == "DynamicQuantizeLinear":
         return all(input_of(dequantise, i) is quantise.outputs[i] for i in (1, 2))

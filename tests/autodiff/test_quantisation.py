@@ -240,17 +240,19 @@ def test_a_layer_is_trained_straight_through_and_scales_are_not() -> None:
     np.testing.assert_allclose(got, (quantised.T @ whole) * inside, rtol=1e-4, atol=1e-4)
 
 
-def test_weights_stored_as_integers_are_named() -> None:
+@pytest.mark.parametrize("read", ["w", "narrow"])
+def test_weights_stored_as_integers_are_named(read: str) -> None:
     model = _model(
-        """g (float[3,4] x) => (float[3,6] y) {
-            dw = DequantizeLinear (w, s)
+        f"""g (float[3,4] x) => (float[3,6] y) {{
+            narrow = Clip (w, low)
+            dw = DequantizeLinear ({read}, s)
             h = MatMul (x, dw)
             g = Mul (h, gain)
             q = QuantizeLinear (g, s, z)
             y = DequantizeLinear (q, s, z)
-        }""",
+        }}""",
         w=np.ones((4, 6), np.int8), s=np.asarray(0.05, np.float32), z=np.asarray(0, np.int8),
-        gain=np.ones(6, np.float32),
+        gain=np.ones(6, np.float32), low=np.asarray(-127, np.int8),
     )  # fmt: skip
     with pytest.raises(ModelError, match=r"1 weight\(s\) are stored as integers, first that of DequantizeLinear '.*'"):
         build_training_graph(model)
@@ -356,6 +358,29 @@ def test_what_is_quantised_once_may_be_dequantised_twice() -> None:
     training = build_training_graph(model, loss="l", wrt=["w"], straight_through=True)
     quantised = (np.clip(np.round(_X / np.float32(0.05)) + 128, 0, 255) - 128) * 0.05
     expected = ((np.cos(quantised) + _X) * _X).sum(0)
+    np.testing.assert_allclose(_gradient(training, x=_X), expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [np.int8, np.uint8])
+def test_a_clip_in_a_pair_narrows_what_gradients_pass(dtype: Any) -> None:
+    low, high = (1, 15) if dtype == np.uint8 else (-7, 7)  # four bits, as Brevitas writes them
+    zero = np.asarray(high // 2 + 1, dtype)
+    text = """g (float[3,4] x) => (float l) {
+        z = Mul (x, w)
+        q = QuantizeLinear (z, s, zero)
+        c = Clip (q, low, high)
+        d = DequantizeLinear (c, s, zero)
+        t = Sin (d)
+        l = ReduceSum <keepdims = 0> (t)
+    }"""
+    s, w = np.asarray(0.2, np.float32), np.linspace(0.5, 2, 4, dtype=np.float32)
+    model = _model(text, w=w, s=s, zero=zero, low=np.asarray(low, dtype), high=np.asarray(high, dtype))
+    training = build_training_graph(model, loss="l", wrt=["w"], straight_through=True)
+    steps = np.round(_X * w / s) + int(zero)
+    inside = (steps >= low) & (steps <= high)
+    assert 0 < inside.sum() < inside.size
+    quantised = (np.clip(steps, low, high) - int(zero)) * s
+    expected = (np.cos(quantised) * inside * _X).sum(0)
     np.testing.assert_allclose(_gradient(training, x=_X), expected, rtol=1e-5, atol=1e-5)
 
 

@@ -36,7 +36,7 @@ def quantize_dequantize(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
 def _range(node: ir.Node) -> tuple[float, float] | None:
     """Return the numbers between which nothing is cut off, in steps of the scale; None for a type without saturation.
 
-    Numbers up to half a step behind the last one of an integer type are rounded to it.
+    Numbers up to half a step behind the last one of an integer type, or that a Clip leaves of it, are rounded to it.
     """
     kind = ir.DataType(attr_int(node, "to", ir.DataType.UINT8))
     dtype = kind.numpy()
@@ -46,7 +46,8 @@ def _range(node: ir.Node) -> tuple[float, float] | None:
         limit = float(ml_dtypes.finfo(dtype).max)  # type: ignore[no-untyped-call]
         return math.nextafter(-limit, -math.inf), math.nextafter(limit, math.inf)
     info = ml_dtypes.iinfo(dtype)  # type: ignore[no-untyped-call]
-    return float(info.min) - 0.5, float(info.max) + 0.5
+    lower, upper = attr_int(node, "lower", info.min), attr_int(node, "upper", info.max)  # of a Clip
+    return max(lower, info.min) - 0.5, min(upper, info.max) + 0.5
 
 
 def _limit(op: Builder, node: ir.Node, bound: float) -> ir.Value:
