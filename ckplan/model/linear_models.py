@@ -1,9 +1,9 @@
 """Linear models of ai.onnx.ml, as skl2onnx writes those of scikit-learn, in operators of ONNX, so that they train.
 
 LinearRegressor and LinearClassifier hold their coefficients as attributes. Here these are initializers
-``NODE/coefficients``, ``[features, results]``, and ``NODE/intercepts``. A Scaler or an Imputer in front is fitted, not
-trained, an ArrayFeatureExtractor takes columns as a Gather does, and a Normalizer behind is one of ONNX's. What has no
-counterpart there stays as it is, and is refused later.
+``NODE/coefficients``, ``[features, results]``, and ``NODE/intercepts``. A Scaler in front is fitted, not trained, an
+ArrayFeatureExtractor takes columns as a Gather does, and a Normalizer behind is one of ONNX's. What has no counterpart
+there stays as it is, and is refused later where something before it trains.
 """
 
 from __future__ import annotations
@@ -24,8 +24,6 @@ _ACTIVATIONS: dict[str, tuple[str, dict[str, int]] | None] = {
 _NORMS = {"L1": 1, "L2": 2}
 _KINDS = {
     "ArgMax": ir.DataType.INT64,
-    "Equal": ir.DataType.BOOL,
-    "IsNaN": ir.DataType.BOOL,
     "Reshape": ir.DataType.INT64,
 }
 """What nodes make that is not in single precision; Gather makes what it reads."""
@@ -118,24 +116,10 @@ def _normalizer(graph: ir.Graph, node: ir.Node) -> list[ir.Value] | None:
     return [_put(graph, node, "LpNormalization", [_floats(graph, node)], {"axis": 1, "p": _NORMS[norm]})]
 
 
-def _imputer(graph: ir.Graph, node: ir.Node) -> list[ir.Value] | None:
-    """A fitted number for each column, where a number is missing: it is NaN, or equal to a certain one."""
-    fitted = np.array(node.attributes.get_floats("imputed_value_floats", ()), np.float32)
-    missing = np.asarray(node.attributes.get_float("replaced_value_float", 0.0), np.float32)
-    read = node.inputs[0]
-    if not fitted.size or read is None or read.dtype not in (None, ir.DataType.FLOAT):
-        return None
-    if np.isnan(missing):
-        gone = _put(graph, node, "IsNaN", [read])
-    else:
-        gone = _put(graph, node, "Equal", [read, add_constant(graph, f"{_name(node)}/replaced", missing, "fitted")])
-    return [_put(graph, node, "Where", [gone, add_constant(graph, f"{_name(node)}/imputed", fitted, "fitted"), read])]
-
-
 def _extractor(graph: ir.Graph, node: ir.Node) -> list[ir.Value] | None:
-    """Some columns, by their numbers; of a single row onnxruntime makes two axes, which is left to it."""
+    """Some columns, by their numbers; of a vector onnxruntime makes a matrix of one row, which is left to it."""
     read, columns = node.inputs
-    if read is None or columns is None or read.shape is None or len(read.shape) < 2:
+    if read is None or columns is None or (read.shape is not None and len(read.shape) == 1):
         return None
     flat = _put(graph, node, "Reshape", [columns, add_constant(graph, f"{_name(node)}/flat", np.array([-1]), "shape")])
     return [_put(graph, node, "Gather", [read, flat], {"axis": -1})]
@@ -143,7 +127,6 @@ def _extractor(graph: ir.Graph, node: ir.Node) -> list[ir.Value] | None:
 
 _WRITERS = {
     "ArrayFeatureExtractor": _extractor,
-    "Imputer": _imputer,
     "LinearClassifier": _classifier,
     "LinearRegressor": _regressor,
     "Normalizer": _normalizer,
@@ -174,7 +157,7 @@ def _parameter(graph: ir.Graph, node: ir.Node, title: str, array: np.ndarray) ->
 def _put(
     graph: ir.Graph, before: ir.Node, op_type: str, inputs: list[ir.Value], attributes: dict[str, int] | None = None
 ) -> ir.Value:
-    """Put a node before another one and return what it makes, in single precision but for places, labels and truth."""
+    """Put a node before another one and return what it makes, in single precision but for places and labels."""
     node = ir.node(op_type, inputs, attributes or {}, name=f"{_name(before)}/{op_type}")
     result = node.outputs[0]
     result.name = unused_name(graph, f"{_name(before)}/{op_type}_out")

@@ -98,36 +98,39 @@ def test_gradients_are_those_of_a_linear_layer() -> None:
     np.testing.assert_allclose(found[1], bias.grad.numpy(), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("missing", [np.nan, -1.0])
-def test_missing_numbers_and_columns_are_taken_as_before(missing: float) -> None:
+def test_columns_are_taken_as_before() -> None:
     """As before a perceptron behind polynomial features, whose operators are ONNX's."""
-    fitted = {"imputed_value_floats": [1.0, 2.0, 3.0, 4.0], "replaced_value_float": missing}
     nodes = [
-        helper.make_node("Imputer", ["X"], ["whole"], domain="ai.onnx.ml", **fitted),
+        helper.make_node("Add", ["X", "shift"], ["whole"]),
         helper.make_node("ArrayFeatureExtractor", ["whole", "columns"], ["some"], domain="ai.onnx.ml"),
         helper.make_node("MatMul", ["some", "weight"], ["y"]),
     ]
-    weight, columns = normal(3, 3, 2), np.array([[3, 0, 3]])
+    shift, weight, columns = normal(4, 4), normal(3, 3, 2), np.array([[3, 0, 3]])
     graph = helper.make_graph(
         nodes,
         "g",
         [helper.make_tensor_value_info("X", TensorProto.FLOAT, [5, 4])],
         [helper.make_tensor_value_info("y", TensorProto.FLOAT, [5, 2])],
-        [onnx.numpy_helper.from_array(weight, "weight"), onnx.numpy_helper.from_array(columns, "columns")],
+        [
+            onnx.numpy_helper.from_array(array, name)
+            for name, array in (("shift", shift), ("weight", weight), ("columns", columns))
+        ],
     )
     opsets = [helper.make_opsetid("ai.onnx.ml", 1), helper.make_opsetid("", 17)]
     model = helper.make_model(graph, opset_imports=opsets, ir_version=8)
-    x = X.copy()
-    x[1, 3] = x[2, 0] = missing
     forward, _ = loaded(model)
-    np.testing.assert_allclose(run(forward, {"X": x})[0], run(model, {"X": x})[0], rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(run(forward, {"X": X})[0], run(model, {"X": X})[0], rtol=1e-5, atol=1e-6)
 
-    step = ckplan.open_model(model, loss="sum-of-squares:y")
-    session = onnxruntime.InferenceSession(ir.to_proto(step.model).SerializeToString())
-    (found,) = session.run(list(step.training.gradients.values()), {"X": x})
-    x[1, 3], x[2, 0] = 4, 1
-    some = x[:, columns[0]]
-    np.testing.assert_allclose(found, 2 * some.T @ some @ weight, rtol=1e-4, atol=1e-5)
+    gradients = ckplan.open_model(model, loss="sum-of-squares:y", wrt=["shift", "weight"]).training
+    session = onnxruntime.InferenceSession(ir.to_proto(gradients.model).SerializeToString())
+    names = [gradients.gradients[name] for name in ("shift", "weight")]
+    of_shift, of_weight = session.run(names, {"X": X})
+    some = (X + shift)[:, columns[0]]
+    dy = 2 * some @ weight
+    whole = np.zeros((5, 4), np.float32)
+    np.add.at(whole, (slice(None), columns[0]), dy @ weight.T)
+    np.testing.assert_allclose(of_shift, whole.sum(0), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(of_weight, some.T @ dy, rtol=1e-4, atol=1e-5)
 
 
 def test_trained_coefficients_are_written_back(tmp_path: Path) -> None:
