@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
@@ -46,6 +46,16 @@ def _loaded(point: EntryPoint) -> Any:
 def is_of_others(code: Any) -> bool:
     """Whether a function or a class is none of ckplan's own."""
     return not str(code.__module__).startswith("ckplan.")
+
+
+def running_of(code: Any, what: str) -> AbstractContextManager[None]:
+    """`running` where a function or a class is of others; what ckplan's own raises goes through as it is.
+
+    Args:
+        code: what is called in the context.
+        what: see `running`.
+    """
+    return running(what) if is_of_others(code) else nullcontext()
 
 
 @contextmanager

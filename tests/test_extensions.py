@@ -11,7 +11,7 @@ import pytest
 
 from ckplan import build_training_graph, extensions
 from ckplan.autodiff.registry import collect, lookup
-from ckplan.errors import EnvironmentUnavailableError
+from ckplan.errors import EnvironmentUnavailableError, UsageError
 from ckplan.model.costs import node_cost
 from ckplan.operators import gradients, table
 from ckplan.operators.record import Operator
@@ -87,7 +87,7 @@ def test_a_registered_strategy(monkeypatch):
         name = "as-it-is"
 
     assert isinstance(parse_strategy("as-it-is"), AsItIs)
-    with pytest.raises(ValueError, match="two strategies are called `as-it-is`"):
+    with pytest.raises(UsageError, match="two strategies are called `as-it-is`"):
         strategies.register_strategy(AsItIs)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
-from contextlib import nullcontext
 
 import numpy as np
 import onnx_ir as ir
@@ -16,7 +15,7 @@ from ckplan.autodiff.presence import there
 from ckplan.autodiff.reading import dtype_of, shape_of
 from ckplan.autodiff.refusals import refuse_data_sized, unsupported_operators, without_derivative
 from ckplan.autodiff.registry import NON_DIFFERENTIABLE, Entry, NoGradientError
-from ckplan.extensions import is_of_others, running
+from ckplan.extensions import is_of_others, running_of
 from ckplan.model.node_reads import captured, reads
 from ckplan.operators.matching import is_op
 
@@ -175,8 +174,7 @@ def _pass_back(op: Builder, node: ir.Node, wanted: set[ir.Value]) -> str:
     with op.scope(f"{node.name}/grad", forward=node):
         for output in (value for value in known if value in op.watched):
             op.watched[output] = op.scale(op.partials[output], op.pending.get(output, 1.0))
-        of_others = is_of_others(entry.function)
-        with running(f"the gradient rule of {node.op_type} '{node.name}'") if of_others else nullcontext():
+        with running_of(entry.function, f"the gradient rule of {node.op_type} '{node.name}'"):
             try:
                 found = _apply(op, node, entry)
             except NoGradientError as error:

@@ -9,6 +9,7 @@ torch.fake_quantize_per_tensor_affine does). Scales and zero points get no gradi
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import onnx_ir as ir
@@ -159,17 +160,40 @@ def pass_straight_through(op: Builder) -> list[str]:
             outline(op, "StraightThrough", [node], [required_input(node, 0)], [node.outputs[0]])
             is_found = True
         elif node.op_type in ("QuantizeLinear", "DynamicQuantizeLinear"):
-            quantises = [node, *_narrowed(op, node)]
-            readers = list(dict.fromkeys(use.node for output in quantises[-1].outputs for use in output.uses()))
-            if readers and all(_is_pair(quantises, reader) for reader in readers):
-                _quantise_unsigned(op, quantises, readers)
-                _outline_pairs(op, quantises, sorted(readers, key=lambda reader: place[reader]))
+            quantisation = _Quantisation(node, _narrowing(op, node))
+            readers = quantisation.readers
+            if readers and all(_is_pair(quantisation, reader) for reader in readers):
+                _quantise_unsigned(op, quantisation)
+                _outline_pairs(op, quantisation, sorted(readers, key=lambda reader: place[reader]))
                 is_found = True
     nothing = "no pair of QuantizeLinear and DequantizeLinear and no Round is in the model"
     return [] if is_found else [f"--straight-through changes nothing: {nothing}"]
 
 
-def _narrowed(op: Builder, quantise: ir.Node) -> list[ir.Node]:
+@dataclass(frozen=True)
+class _Quantisation:
+    """A node that quantises, and the Clip behind it that leaves a part of the type, if there is one."""
+
+    node: ir.Node
+    clip: ir.Node | None
+
+    @property
+    def nodes(self) -> list[ir.Node]:
+        """In the order in which they run."""
+        return [node for node in (self.node, self.clip) if node is not None]
+
+    @property
+    def result(self) -> ir.Value:
+        """The quantised tensor."""
+        return self.nodes[-1].outputs[0]
+
+    @property
+    def readers(self) -> list[ir.Node]:
+        """What reads any of the results: the tensor, and the scale and zero point that were computed with it."""
+        return list(dict.fromkeys(use.node for output in self.nodes[-1].outputs for use in output.uses()))
+
+
+def _narrowing(op: Builder, quantise: ir.Node) -> ir.Node | None:
     """Return the Clip that leaves a part of the quantised type, as fewer bits or a symmetric range, if there is one.
 
     Brevitas writes one between the two nodes of a pair.
@@ -177,31 +201,31 @@ def _narrowed(op: Builder, quantise: ir.Node) -> list[ir.Node]:
     uses = list(quantise.outputs[0].uses())
     clip = uses[0].node if len(uses) == 1 else None
     if quantise.op_type != "QuantizeLinear" or not is_op(clip, "Clip") or quantise.outputs[0].is_graph_output():
-        return []
+        return None
     bounds = [input_of(clip, index) for index in (1, 2)]
     known = all(bound is None or op.constant_of(bound) is not None for bound in bounds)
-    return [clip] if known and clip.graph is quantise.graph and uses[0].idx == 0 else []
+    return clip if known and clip.graph is quantise.graph and uses[0].idx == 0 else None
 
 
-def _quantise_unsigned(op: Builder, quantises: Sequence[ir.Node], readers: Sequence[ir.Node]) -> None:
+def _quantise_unsigned(op: Builder, quantisation: _Quantisation) -> None:
     """Let a pair with one scale quantise to uint8 where it quantises to int8, in place: the numbers are the same.
 
     onnxruntime does so itself, but not in a pair that it moved behind a Transpose before, as of the convolution of a
     weight's gradient: such a file does not load (1.31, 1.32).
     """
-    quantise, *clips = quantises
+    quantise, clip = quantisation.node, quantisation.clip
     zero = op.constant_of(input_of(quantise, 2)) if quantise.op_type == "QuantizeLinear" else None
-    if zero is None or zero.dtype != np.int8 or zero.size != 1 or quantises[-1].outputs[0].is_graph_output():
+    if zero is None or zero.dtype != np.int8 or zero.size != 1 or quantisation.result.is_graph_output():
         return
-    for node in (quantise, *readers):
+    for node in (quantise, *quantisation.readers):
         node.replace_input_with(2, _unsigned(op, zero))
-    for clip in clips:
+    if clip is not None:
         for index in (1, 2):
             bound = op.constant_of(input_of(clip, index))
             if bound is not None:
                 clip.replace_input_with(index, _unsigned(op, bound))
     quantise.attributes.pop("output_dtype", None)
-    for node in quantises:
+    for node in quantisation.nodes:
         node.outputs[0].dtype = ir.DataType.UINT8
 
 
@@ -209,32 +233,32 @@ def _unsigned(op: Builder, array: np.ndarray) -> ir.Value:
     return op.constant((array.astype(np.int16) - np.iinfo(np.int8).min).astype(np.uint8))
 
 
-def _outline_pairs(op: Builder, quantises: Sequence[ir.Node], readers: Sequence[ir.Node]) -> None:
+def _outline_pairs(op: Builder, quantisation: _Quantisation, readers: Sequence[ir.Node]) -> None:
     """Put composites in the place of what dequantises; the first one quantises, and all read what was quantised."""
-    quantise, *clips = quantises
+    quantise, clip = quantisation.node, quantisation.clip
     first, *others = readers
-    x, quantised = required_input(quantise, 0), quantises[-1].outputs[0]
     inputs: Sequence[ir.Value | None]
     attributes: dict[str, int]
     if quantise.op_type == "DynamicQuantizeLinear":
         op_type, inputs, attributes = "StraightThrough", quantise.inputs, {}
     else:
-        op_type, inputs = "QuantizeDequantize", (x, required_input(quantise, 1), input_of(quantise, 2))
+        op_type = "QuantizeDequantize"
+        inputs = (required_input(quantise, 0), required_input(quantise, 1), input_of(quantise, 2))
         attributes = {name: attr_int(quantise, name, default) for name, default in _ATTRIBUTES.items()}
-        attributes["to"] = int(quantised.dtype or ir.DataType.UINT8)
-        for clip in clips:
+        attributes["to"] = int(quantisation.result.dtype or ir.DataType.UINT8)
+        if clip is not None:
             limits = (("lower", op.constant_of(input_of(clip, 1))), ("upper", op.constant_of(input_of(clip, 2))))
             attributes |= {name: int(limit.item()) for name, limit in limits if limit is not None}
-    outline(op, op_type, [*quantises, first], inputs, [first.outputs[0]], attributes)
+    outline(op, op_type, [*quantisation.nodes, first], inputs, [first.outputs[0]], attributes)
     for node in others:
         outline(op, op_type, [node], inputs, [node.outputs[0]], attributes)
 
 
-def _is_pair(quantises: Sequence[ir.Node], dequantise: ir.Node) -> bool:
-    quantise = quantises[0]
+def _is_pair(quantisation: _Quantisation, dequantise: ir.Node) -> bool:
+    quantise = quantisation.node
     if not is_op(dequantise, "DequantizeLinear") or dequantise.graph is not quantise.graph:
         return False
-    if quantises[-1].outputs[0] is not dequantise.inputs[0]:
+    if quantisation.result is not dequantise.inputs[0]:
         return False
     if quantise.op_type == "DynamicQuantizeLinear":
         return all(input_of(dequantise, i) is quantise.outputs[i] for i in (1, 2))

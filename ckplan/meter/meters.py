@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ckplan.arguments import check_kind
+from ckplan.errors import UsageError
 from ckplan.extensions import load_group
 from ckplan.meter import counters, heap, nvml, plain
 from ckplan.meter.meter import Figure, Meter, in_order
@@ -20,12 +21,11 @@ def register_meter(meter: Meter) -> None:
     """Make a meter known; it measures from then on whenever a file is measured.
 
     Raises:
-        ValueError: another meter has that name.
-        UsageError: it is no `Meter`.
+        UsageError: it is no `Meter`, or another meter has its name.
     """
     check_kind("the meter", meter, Meter, "give a `ckplan.meter.meter.Meter`")
     if any(known.name == meter.name for known in (*METERS, *_OTHERS)):
-        raise ValueError(f"two meters are called `{meter.name}`")
+        raise UsageError(f"two meters are called `{meter.name}`", "give one another name, and register each once")
     _OTHERS.append(meter)
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from ckplan.arguments import check_text
+from ckplan.errors import UsageError
 from ckplan.extensions import load_group
 
 if TYPE_CHECKING:
@@ -106,15 +107,17 @@ def rule(
         by_definition: see :class:`Entry`.
 
     Raises:
-        ValueError: the same operator and version was registered before.
-        UsageError: the operator's name is no string.
+        UsageError: the operator's name is no string, or it has a rule since that version already.
     """
     check_text("the operator's name", op_type)
 
     def register(function: Rule) -> Rule:
         entries = _RULES.setdefault((domain, op_type), [])
         if any(entry.since == since for entry in entries):
-            raise ValueError(f"two gradient rules for {op_type} since {since} in domain '{domain}'")
+            raise UsageError(
+                f"two gradient rules for {op_type} since {since} in domain '{domain}'",
+                "give one another version (`since`), and register each once",
+            )
         sets = {"settings": frozenset(settings), "by_definition": frozenset(by_definition)}
         entry = Entry(function, op_type, domain, since, frozenset(fixed), factor, leading=leading, **sets)
         entries.append(entry)

@@ -8,6 +8,7 @@ from functools import cache
 import onnx_ir as ir
 
 from ckplan.arguments import check_kind
+from ckplan.errors import UsageError
 from ckplan.extensions import running
 from ckplan.operators.gradients import load_rules
 from ckplan.operators.record import Operator
@@ -57,13 +58,15 @@ def register_operator(operator: Operator) -> None:
     """Make a record of an operator of another domain known.
 
     Raises:
-        ValueError: the operator has a record already, or is one of ONNX or onnxruntime.
-        UsageError: it is no `Operator`.
+        UsageError: it is no `Operator`, has a record already, or is an operator of ONNX or onnxruntime.
     """
     check_kind("the record", operator, Operator, "give a `ckplan.Operator`")
     key = (operator.domain, operator.name)
     if _is_standard(operator.domain) or key in _OTHERS:
-        raise ValueError(f"there is a record of {operator.name} in domain '{operator.domain}' already")
+        raise UsageError(
+            f"there is a record of {operator.name} in domain '{operator.domain}' already",
+            "records are for operators of other domains than those of ONNX and onnxruntime; register each once",
+        )
     named = f"the record of {operator.domain}::{operator.name}"
     told = {field: getattr(operator, field) for field in ("cost", "workspace") if getattr(operator, field) is not None}
     _OTHERS[key] = replace(operator, **{field: running(f"`{field}` in {named}")(code) for field, code in told.items()})

@@ -7,6 +7,7 @@ import pytest
 
 from ckplan.autodiff.losses.crossentropy import LOSS_OPERATORS
 from ckplan.autodiff.registry import NON_DIFFERENTIABLE, ZERO_DERIVATIVE, entries, lookup, rule
+from ckplan.errors import UsageError
 from ckplan.model.opset import MINIMUM_OPSET
 
 OPERATORS = {schema.name for schema in onnx.defs.get_all_schemas() if schema.domain == ""}
@@ -43,7 +44,7 @@ def test_lookup_takes_the_newest_rule_that_applies():
 
 
 def test_an_operator_has_one_rule_per_version():
-    with pytest.raises(ValueError, match="two gradient rules for Tanh since 1"):
+    with pytest.raises(UsageError, match="two gradient rules for Tanh since 1"):
         rule("Tanh")(lambda op, node, dy: [])
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from ckplan.errors import UsageError
 from ckplan.meter import measure, meters
 from ckplan.meter.meter import Figure, in_order
 from ckplan.meter.meters import METERS, register_meter
@@ -58,7 +59,7 @@ def test_a_meter_that_fails_costs_its_figure_only(tmp_path: Path) -> None:
 def test_two_meters_of_one_name_are_refused() -> None:
     register_meter(METER)
     for taken in (METER, METERS[0]):
-        with pytest.raises(ValueError, match=f"two meters are called `{taken.name}`"):
+        with pytest.raises(UsageError, match=f"two meters are called `{taken.name}`"):
             register_meter(taken)
 
 

@@ -6,6 +6,7 @@ import onnx
 import onnx_ir as ir
 import pytest
 
+from ckplan.errors import UsageError
 from ckplan.model.costs import node_cost
 from ckplan.model.traits import is_heavy, why_only_once
 from ckplan.operators import table
@@ -77,5 +78,5 @@ def test_a_record_of_ones_own_is_heeded_everywhere(others: None) -> None:
 @pytest.mark.parametrize("operator", [Operator("Tanh"), Operator("New", MICROSOFT), Operator("Fancy", "my.ops")])
 def test_no_operator_has_two_records(others: None, operator: Operator) -> None:
     table._OTHERS["my.ops", "Fancy"] = Operator("Fancy", "my.ops")
-    with pytest.raises(ValueError, match=f"a record of {operator.name}"):
+    with pytest.raises(UsageError, match=f"a record of {operator.name}"):
         register_operator(operator)

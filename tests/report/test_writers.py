@@ -88,7 +88,7 @@ def test_a_format_is_registered_in_python(monkeypatch: pytest.MonkeyPatch) -> No
     assert register(only_titles) is only_titles
     assert writers.writer("shout")(DOCUMENT) == "ALL IS TOLD"
     for taken in ("shout", "markdown"):
-        with pytest.raises(ValueError, match=f"two formats are called `{taken}`"):
+        with pytest.raises(UsageError, match=f"two formats are called `{taken}`"):
             writers.register_reporter(taken)
 
 

@@ -18,6 +18,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from ckplan.planner.exact.contraction import Contraction, bits, dependence
+from ckplan.planner.exact.heaviest_path import heaviest_path
 
 _MOMENTS: Final = 4
 """How many moments are taken into account."""
@@ -39,27 +40,14 @@ def overhead_of_stages(
         work: what the solver may do, in its own deterministic units of about a second.
         seconds: time limit of the solver.
     """
-    path = _heaviest_path(small, bounds)
-    moments = sorted(sorted(path, key=lambda index: (-bounds[index], index))[:_MOMENTS])
-    return _Stages(small, budget, moments).bound(work, seconds) if len(moments) > 1 else 0.0
-
-
-def _heaviest_path(small: Contraction, bounds: Mapping[int, float]) -> list[int]:
-    """The ops with a bound, each dependent on the one before, whose bounds add up to most."""
     before = dependence(small)
-    weight: dict[int, float] = {}
-    following: dict[int, int | None] = {}
-    for index in sorted(bounds, reverse=True):
-        later = [other for other in weight if before[other] >> index & 1]
-        best = max(later, key=lambda other: weight[other], default=None)
-        weight[index] = bounds[index] + (0.0 if best is None else weight[best])
-        following[index] = best
-    at = max(weight, key=lambda index: weight[index], default=None)
-    path = []
-    while at is not None:
-        path.append(at)
-        at = following[at]
-    return path
+
+    def dependents(index: int) -> list[int]:
+        return [other for other in sorted(bounds, reverse=True) if other > index and before[other] >> index & 1]
+
+    path = heaviest_path(sorted(bounds), bounds, dependents)
+    moments = sorted(path[:_MOMENTS])
+    return _Stages(small, budget, moments).bound(work, seconds) if len(moments) > 1 else 0.0
 
 
 class _Stages:

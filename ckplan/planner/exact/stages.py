@@ -16,11 +16,12 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from ckplan.planner.bounds import working_set
 from ckplan.planner.exact.contracted_bound import contracted_overhead
+from ckplan.planner.exact.heaviest_path import heaviest_path
 from ckplan.planner.overhead_bound import bound_at, is_closed, least_overhead, whole_overhead
 from ckplan.planner.problem import Kind, Problem
 
@@ -61,10 +62,9 @@ def proven_overhead(problem: Problem, budget: int, most: float = math.inf) -> fl
     best, values = _at_moments(problem, budget)
     if not is_closed(problem, best, most):
         best = max(best, contracted_overhead(problem, budget, most, work=_STATES))
-    path = _heaviest_path(problem, values)
+    path = _path(problem, values)
     # Without a schedule to stand beside, as where time is short, this is worth its tenths of a second.
     if path and best > 0 and not (most and is_closed(problem, best, most)):
-        path.sort(key=lambda index: (-values[index], index))
         count = _QUICK if len(problem.ops) <= _MOST_OPS else _PAIR
         best = max(best, _Stages(problem, budget, sorted(path[:count]), False).bound())
     return best
@@ -99,10 +99,9 @@ def staged_overhead(problem: Problem, budget: int, seconds: float = 60.0, most: 
     left = deadline - time.monotonic()
     if left > 0 and not is_closed(problem, best, most):
         best = max(best, contracted_overhead(problem, budget, most, seconds=left * _SHARE))
-    path = _heaviest_path(problem, values)
+    path = _path(problem, values)
     if not path or best <= 0:
         return best
-    path.sort(key=lambda index: (-values[index], index))
     for count, integral in _ATTEMPTS:
         left = deadline - time.monotonic()
         if left <= 0 or is_closed(problem, best, most):
@@ -111,22 +110,13 @@ def staged_overhead(problem: Problem, budget: int, seconds: float = 60.0, most: 
     return best
 
 
-def _heaviest_path(problem: Problem, values: dict[int, float]) -> list[int]:
-    """The path of backward ops, along what they read from each other, on which the bounds of moments add up to most."""
-    weight: dict[int, float] = {}
-    following: dict[int, int | None] = {}
-    for index in reversed(problem.backward):
-        readers = [reader for tensor in problem.ops[index].outputs for reader in problem.consumers[tensor]]
-        best = max(readers, key=lambda reader: weight[reader], default=None)
-        weight[index] = values.get(index, 0.0) + (0.0 if best is None else weight[best])
-        following[index] = best
-    at = max(weight, key=lambda index: weight[index], default=None)
-    path = []
-    while at is not None:
-        if values.get(at, 0.0) > 0:
-            path.append(at)
-        at = following[at]
-    return path
+def _path(problem: Problem, values: Mapping[int, float]) -> list[int]:
+    """The heaviest path of backward ops along what they read from each other, heaviest first."""
+
+    def readers(index: int) -> list[int]:
+        return [reader for tensor in problem.ops[index].outputs for reader in problem.consumers[tensor]]
+
+    return heaviest_path(problem.backward, values, readers)
 
 
 class _Stages:

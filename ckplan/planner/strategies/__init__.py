@@ -60,13 +60,12 @@ def register_strategy(kind: S) -> S:
     """Make a strategy known by its name; a class decorator.
 
     Raises:
-        ValueError: another strategy has that name.
-        UsageError: it is no subclass of `Strategy`.
+        UsageError: it is no subclass of `Strategy`, or another strategy has its name.
     """
     if not (isinstance(kind, type) and issubclass(kind, Strategy)):
         raise UsageError(f"the strategy is {shown(kind)}", "give a subclass of `Strategy`")
     if any(known.name == kind.name for known in (*STRATEGIES, *_OTHERS)):
-        raise ValueError(f"two strategies are called `{kind.name}`")
+        raise UsageError(f"two strategies are called `{kind.name}`", "give one another name, and register each once")
     _OTHERS.append(kind)
     return kind
 

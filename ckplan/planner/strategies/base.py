@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from ckplan.arguments import check_number
 from ckplan.choices import spell
 from ckplan.errors import CkplanError, InfeasibleError
-from ckplan.extensions import is_of_others, running
+from ckplan.extensions import running_of
 from ckplan.planner.bounds import lower_bound
 from ckplan.planner.exact.stages import proven_overhead
 from ckplan.planner.peak import peak_of
@@ -61,7 +60,7 @@ class Strategy(ABC):
             InfeasibleError: the best schedule of this strategy exceeds the budget.
             EnvironmentUnavailableError: the strategy is of others, and fails or offers what is no schedule.
         """
-        with running(f"strategy `{self}`") if is_of_others(type(self)) else nullcontext():
+        with running_of(type(self), f"strategy `{self}`"):
             return self.choose(problem, self.schedules(problem), budget)
 
     def cheaper(self, problem: Problem, budget: int, most_cost: float) -> Sequence[int] | None:

@@ -31,12 +31,11 @@ def register_reporter(kind: str) -> Callable[[Writer], Writer]:
     """Make a format known by its name; a decorator of the function that writes it.
 
     Raises:
-        ValueError: there is a format of that name.
-        UsageError: the name is no string.
+        UsageError: the name is no string, or another format has it.
     """
     check_text("the name of the format", kind)
     if kind in FORMATS or kind in _OTHERS:
-        raise ValueError(f"two formats are called `{kind}`")
+        raise UsageError(f"two formats are called `{kind}`", "give one another name, and register each once")
 
     def register(function: Writer) -> Writer:
         _OTHERS[kind] = function
