@@ -9,7 +9,7 @@ A package names what it adds in its ``pyproject.toml``::
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
@@ -19,21 +19,28 @@ from ckplan.errors import CkplanError, EnvironmentUnavailableError
 
 
 @functools.cache
-def load_group(group: str) -> tuple[tuple[str, Any], ...]:
+def load_group(group: str, taken: Callable[[str, Any], Any] | None = None) -> tuple[tuple[str, Any], ...]:
     """Load all entry points of a group, once in a process.
+
+    Args:
+        group: what the entry points are of.
+        taken: makes what is used of a name and what it stands for, and raises where that is nothing of the group's
+            kind; else it is used as it is.
 
     Returns:
         Names with what they stand for (a module, a class, a function), by name.
 
     Raises:
-        EnvironmentUnavailableError: one cannot be loaded; the message names it and its package.
+        EnvironmentUnavailableError: one cannot be loaded or taken; the message names it and its package.
     """
-    return tuple((point.name, _loaded(point)) for point in sorted(entry_points(group=group), key=lambda p: p.name))
+    points = sorted(entry_points(group=group), key=lambda point: point.name)
+    return tuple((point.name, _loaded(point, taken)) for point in points)
 
 
-def _loaded(point: EntryPoint) -> Any:
+def _loaded(point: EntryPoint, taken: Callable[[str, Any], Any] | None) -> Any:
     try:
-        return point.load()
+        found = point.load()
+        return found if taken is None else taken(point.name, found)
     except Exception as error:  # it is code of others
         package = point.dist.name if point.dist is not None else "an installed package"
         raise EnvironmentUnavailableError(

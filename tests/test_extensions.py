@@ -12,6 +12,7 @@ import pytest
 from ckplan import build_training_graph, extensions
 from ckplan.autodiff.registry import collect, lookup
 from ckplan.errors import EnvironmentUnavailableError, UsageError
+from ckplan.meter import meters
 from ckplan.model.costs import node_cost
 from ckplan.operators import gradients, table
 from ckplan.operators.record import Operator
@@ -91,6 +92,21 @@ def test_a_registered_strategy(monkeypatch):
         strategies.register_strategy(AsItIs)
 
 
+@pytest.mark.parametrize(
+    ("module", "group"), [(strategies, strategies.GROUP), (meters, meters.GROUP), (writers, writers.GROUP)]
+)
+def test_what_is_of_another_kind_is_named_with_its_package(package, module, group):
+    package("number = 3\n", group, "mine = added:number")
+    with pytest.raises(EnvironmentUnavailableError, match=r"`added:number`, which added registers .* is 3; give a "):
+        module.writer("mine") if module is writers else getattr(module, module.__name__.split(".")[-1])()
+
+
+def test_what_has_the_name_of_something_of_ckplans_is_named(package):
+    package(STRATEGY.replace('"twice"', '"auto"'), strategies.GROUP, "twice = added:Twice")
+    with pytest.raises(EnvironmentUnavailableError, match=r"which added registers .*two strategies are called `auto`"):
+        strategies.strategies()
+
+
 def test_what_cannot_be_loaded_is_named(package):
     package("import nothing_of_this_name\n", gradients.GROUP, "broken = added")
     with pytest.raises(
@@ -102,7 +118,7 @@ def test_what_cannot_be_loaded_is_named(package):
 def test_an_entry_point_without_a_distribution_is_named_too():
     point = EntryPoint(name="gone", value="gone_module", group="ckplan.rules")
     with pytest.raises(EnvironmentUnavailableError, match="an installed package registers as `gone`"):
-        extensions._loaded(point)
+        extensions._loaded(point, None)
 
 
 @pytest.mark.parametrize(

@@ -178,6 +178,11 @@ def check_folder(target: Path, force: bool) -> None:
         raise UsageError(f"{target} holds other files, such as {others[0]}", "name a directory of its own")
     if held and not force:
         raise UsageError(f"{target} holds the files of an earlier run", "pass --force to replace them")
+    # The folder itself is replaced, as a whole.
+    if os.path.ismount(target):
+        raise UsageError(f"{target} is a mount point, and cannot be replaced", "name a new directory in it")
+    if not os.access(target, os.W_OK):
+        raise EnvironmentUnavailableError(f"no permission to replace {target}", "write to another directory")
 
 
 def _values(*models: ir.Model) -> dict[str, ir.TensorProtocol]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from ckplan.arguments import check_kind
 from ckplan.errors import UsageError
-from ckplan.extensions import load_group
+from ckplan.extensions import load_group, running
 from ckplan.meter import counters, heap, nvml, plain
 from ckplan.meter.meter import Figure, Meter, in_order
 
@@ -23,15 +25,33 @@ def register_meter(meter: Meter) -> None:
     Raises:
         UsageError: it is no `Meter`, or another meter has its name.
     """
-    check_kind("the meter", meter, Meter, "give a `ckplan.meter.meter.Meter`")
-    if any(known.name == meter.name for known in (*METERS, *_OTHERS)):
-        raise UsageError(f"two meters are called `{meter.name}`", "give one another name, and register each once")
-    _OTHERS.append(meter)
+    _OTHERS.append(_named(meter, *METERS, *_OTHERS))
 
 
 def meters() -> tuple[Meter, ...]:
     """Every meter: those of ckplan, those of installed packages, those that were registered."""
-    return (*METERS, *(meter for _, meter in load_group(GROUP)), *_OTHERS)
+    return (*METERS, *(meter for _, meter in load_group(GROUP, _installed)), *_OTHERS)
+
+
+def _installed(name: str, meter: Meter) -> Meter:
+    return _named(meter, *METERS)
+
+
+def _named(meter: Meter, *known: Meter) -> Meter:
+    """A meter of others, whose functions are named where they fail.
+
+    Raises:
+        UsageError: it is none, or one of those that are known has its name.
+    """
+    check_kind("the meter", meter, Meter, "give a `ckplan.meter.meter.Meter`")
+    if any(other.name == meter.name for other in known):
+        raise UsageError(f"two meters are called `{meter.name}`", "give one another name, and register each once")
+    figures = []
+    for figure in meter.figures:
+        named = running(f"figure '{figure.title.strip()}' of the {meter.name} meter")
+        given = {field: getattr(figure, field) for field in ("of", "expected", "promised")}
+        figures.append(replace(figure, **{field: named(read) for field, read in given.items() if read is not None}))
+    return replace(meter, figures=tuple(figures), read=running("what reads its figures")(meter.read))
 
 
 def figures() -> list[Figure]:

@@ -21,7 +21,7 @@ import numpy as np
 from ckplan.arguments import path_of
 from ckplan.autodiff.lora import Lora
 from ckplan.display import one_line
-from ckplan.errors import EnvironmentUnavailableError, ModelError
+from ckplan.errors import EnvironmentUnavailableError, ModelError, UsageError
 from ckplan.isolation.arrays import Array
 from ckplan.isolation.folders import temporary_folder
 
@@ -162,9 +162,12 @@ def check_folder(folder: Path) -> None:
         folder: it need not be there yet.
 
     Raises:
+        UsageError: it is no folder, or would lie in what is none.
         EnvironmentUnavailableError: permissions do not allow it.
     """
-    there = next(place for place in (folder, *folder.absolute().parents) if place.exists())
+    there = next(place for place in (folder, *folder.absolute().parents) if os.path.lexists(place))
+    if not there.is_dir():
+        raise UsageError(f"{there} is not a directory", "name another folder for the checkpoints")
     if not os.access(there, os.W_OK):
         raise EnvironmentUnavailableError(f"no permission to write to {folder}", "name another folder")
 

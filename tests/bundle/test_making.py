@@ -12,7 +12,7 @@ import pytest
 
 import ckplan
 from ckplan.autodiff import OPTIMIZERS
-from ckplan.errors import InfeasibleError, UsageError
+from ckplan.errors import EnvironmentUnavailableError, InfeasibleError, UsageError
 from examples.loops.safetensors import tensors
 from tests.cli.conftest import write_model
 
@@ -165,3 +165,15 @@ def test_the_manifest_tells_what_a_loop_has_to_know(tmp_path: Path) -> None:
     fed = held | {entry["name"] for entry in told["batch"]} | set(made.gradients.values())
     for kind in ("training", "evaluation", "update"):
         assert {entry["name"] for entry in told["files"][kind]["inputs"]} <= fed
+
+
+def test_a_folder_that_cannot_be_replaced_is_found_out_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "files"
+    folder.mkdir()
+    with monkeypatch.context() as patch:
+        patch.setattr("os.path.ismount", lambda path: Path(path) == folder)
+        with pytest.raises(UsageError, match="is a mount point, and cannot be replaced; name a new directory in it"):
+            ckplan.artifacts(tmp_path / "no.onnx", folder)
+    monkeypatch.setattr("os.access", lambda path, mode: Path(path) != folder)
+    with pytest.raises(EnvironmentUnavailableError, match="no permission to replace"):
+        ckplan.artifacts(tmp_path / "no.onnx", folder)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ckplan.errors import UsageError
+from ckplan.errors import EnvironmentUnavailableError, UsageError
 from ckplan.meter import measure, meters
 from ckplan.meter.meter import Figure, in_order
 from ckplan.meter.meters import METERS, register_meter
@@ -54,6 +54,20 @@ def test_a_meter_that_fails_costs_its_figure_only(tmp_path: Path) -> None:
     assert "size" not in found.readings
     assert found.peak_activations
     assert any(note.startswith("no figure from the size meter: ") for note in found.notes)
+
+
+def test_a_meter_whose_record_cannot_be_made_costs_its_figure_only(tmp_path: Path) -> None:
+    register_meter(replace(METER, read=lambda told: told["nothing"]))
+    found = measure(chain(tmp_path / "m.onnx", 2), device="cpu", runs=1, threads=1)
+    assert any(
+        note.startswith("no figure from the size meter: what reads its figures fails (KeyErr") for note in found.notes
+    )
+
+
+def test_a_figure_that_fails_is_named() -> None:
+    register_meter(replace(METER, figures=(Figure("  weight", lambda found: found.readings["no"]),)))
+    with pytest.raises(EnvironmentUnavailableError, match=r"figure 'weight' of the size meter fails \(KeyError"):
+        figures(examples.verification())
 
 
 def test_two_meters_of_one_name_are_refused() -> None:

@@ -184,6 +184,22 @@ def test_a_folder_that_may_not_be_written_to_is_told_before_the_training(
     assert trainer.state.step == 0
 
 
+@pytest.mark.parametrize("kind", ["pipe", "dangling link", "within a file"])
+def test_what_cannot_be_a_folder_is_told_before_the_training(tmp_path: Path, kind: str) -> None:
+    _, step = files(tmp_path, optimizer="sgd")
+    folder = tmp_path / "run"
+    if kind == "pipe":
+        os.mkfifo(folder)
+    elif kind == "dangling link":
+        folder.symlink_to(tmp_path / "nothing")
+    else:
+        folder = step / "run"
+    trainer = ckplan.Trainer(step, data(), checkpoints=folder)
+    with pytest.raises(UsageError, match="is not a directory; name another folder for the checkpoints"):
+        trainer.train(1)
+    assert trainer.state.step == 0
+
+
 @pytest.mark.parametrize(
     "damage",
     [{"order": {"bit_generator": "MT19937"}}, {"order": 3}, {"step": "2"}, {"position": -1}, {"losses": [None]}],

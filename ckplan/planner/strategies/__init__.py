@@ -62,17 +62,26 @@ def register_strategy(kind: S) -> S:
     Raises:
         UsageError: it is no subclass of `Strategy`, or another strategy has its name.
     """
+    _OTHERS.append(_fit(kind, *STRATEGIES, *_OTHERS))
+    return kind
+
+
+def _fit(kind: S, *known: type[Strategy]) -> S:
+    """See that it is a strategy, with a name of its own."""
     if not (isinstance(kind, type) and issubclass(kind, Strategy)):
         raise UsageError(f"the strategy is {shown(kind)}", "give a subclass of `Strategy`")
-    if any(known.name == kind.name for known in (*STRATEGIES, *_OTHERS)):
+    if any(other.name == kind.name for other in known):
         raise UsageError(f"two strategies are called `{kind.name}`", "give one another name, and register each once")
-    _OTHERS.append(kind)
     return kind
+
+
+def _installed(name: str, kind: type[Strategy]) -> type[Strategy]:
+    return _fit(kind, *STRATEGIES)
 
 
 def strategies() -> tuple[type[Strategy], ...]:
     """Every strategy: those of ckplan, those of installed packages, those that were registered."""
-    installed = [kind for _, kind in load_group(GROUP)]
+    installed = [kind for _, kind in load_group(GROUP, _installed)]
     others = {kind.name: kind for kind in (*installed, *_OTHERS)}
     return (*STRATEGIES, *others.values())
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Mapping
 
-from ckplan.arguments import check_text
+from ckplan.arguments import check_text, shown
 from ckplan.errors import UsageError
 from ckplan.extensions import load_group, running
 from ckplan.report.document import Document
@@ -34,14 +34,25 @@ def register_reporter(kind: str) -> Callable[[Writer], Writer]:
         UsageError: the name is no string, or another format has it.
     """
     check_text("the name of the format", kind)
-    if kind in FORMATS or kind in _OTHERS:
-        raise UsageError(f"two formats are called `{kind}`", "give one another name, and register each once")
+    _check_name(kind, *FORMATS, *_OTHERS)
 
     def register(function: Writer) -> Writer:
         _OTHERS[kind] = function
         return function
 
     return register
+
+
+def _check_name(kind: str, *known: str) -> None:
+    if kind in known:
+        raise UsageError(f"two formats are called `{kind}`", "give one another name, and register each once")
+
+
+def _installed(kind: str, function: Writer) -> Writer:
+    _check_name(kind, *FORMATS)
+    if not callable(function):
+        raise UsageError(f"format `{kind}` is {shown(function)}", "give a function from a `Document` to text")
+    return function
 
 
 def writer(kind: str) -> Writer:
@@ -58,7 +69,7 @@ def writer(kind: str) -> Writer:
         module, _, function = FORMATS[kind].partition(":")
         found: Writer = getattr(importlib.import_module(module), function)
         return found
-    others: dict[str, Writer] = {**dict(load_group(GROUP)), **_OTHERS}
+    others: dict[str, Writer] = {**dict(load_group(GROUP, _installed)), **_OTHERS}
     if kind not in others:
         raise UsageError(f"there is no format `{kind}`", f"choose one of {', '.join([*FORMATS, *sorted(others)])}")
 
