@@ -52,6 +52,13 @@ def _size(value: Any) -> int:
     return int(value)
 
 
+def _size_of(what: str, value: Any) -> int:
+    try:
+        return _size(value)
+    except ValueError:
+        raise ValueError(f"a table of whole numbers, zero or more, and {what} is {shown(value)}") from None
+
+
 def _texts(value: Any) -> tuple[str, ...]:
     if isinstance(value, str):
         return (value,)
@@ -92,13 +99,13 @@ def _one_of(*words: str) -> Reader:
 def _dims(value: Any) -> dict[str, int]:
     if not isinstance(value, Mapping):
         raise ValueError("a table of sizes by name of the dimension")
-    return {str(name): _size(size) for name, size in value.items()}
+    return {str(name): _size_of(f"`{name}`", size) for name, size in value.items()}
 
 
 def _shapes(value: Any) -> dict[str, tuple[int, ...]]:
     if not isinstance(value, Mapping) or not all(isinstance(sizes, list | tuple) for sizes in value.values()):
         raise ValueError("a table of lists of sizes by name of the input")
-    return {str(name): tuple(_size(size) for size in sizes) for name, sizes in value.items()}
+    return {str(name): tuple(_size_of(f"a size of `{name}`", size) for size in sizes) for name, sizes in value.items()}
 
 
 def _numbers(value: Any) -> dict[str, Fixed]:

@@ -63,6 +63,17 @@ def test_a_document_that_is_not_judged_is_one_test_case() -> None:
     assert 'failures="0"' in text
 
 
+def test_chains_of_operators_are_broken_between_operators() -> None:
+    chain = "Conv+Transpose+BatchNormalization+Clip (17 nodes)"
+    figures = [size(2**20 + number) for number in range(5)]
+    table = Table(("nodes", *map(str, range(5))), (Row((Cell(chain), *figures)),))
+    told = writers.writer("text")(Document("", (Section("", (table,)),)))
+    words = [line.split("  ")[0].split() for line in told.splitlines()[2:]]
+    broken = [word for line in words for word in line]
+    assert broken == ["Conv+Transpose+", "BatchNormalization+Clip", "(17", "nodes)"]
+    assert max(map(len, told.splitlines())) <= 80
+
+
 def test_a_dash_does_not_keep_a_column_from_being_one_of_figures() -> None:
     table = Table(("a", "b"), (Row((Cell("x"), Cell("-"))), Row((Cell("y"), size(1)))))
     assert table.numeric == (False, True)

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import re
+
 from rich import box
-from rich.console import Console, Group, RenderableType
+from rich.cells import cell_len
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.measure import Measurement
 from rich.padding import Padding
 from rich.table import Table as Grid
 from rich.text import Text
@@ -21,6 +25,8 @@ _LINE = _TERMINAL - 4
 """Letters of a line of a table; sections are set in by two."""
 _SHORTEST, _WIDTH = 12, 34
 """Letters of a name in a table, at least and at most."""
+_BREAKS = re.compile(r"(?<=\w\+)(?=[^\W\d]|…)|(?<=\s)(?=\S)")
+"""Where a text may go on in the next line: behind a space, and behind a plus between the names of operators."""
 
 
 def terminal(document: Document) -> Group:
@@ -111,7 +117,27 @@ def _name_width(table: Table, columns: list[int]) -> int:
     return max(_SHORTEST, min(left, _WIDTH))
 
 
-def _cell(cell: Cell, width: int) -> Text:
+def _cell(cell: Cell, width: int) -> RenderableType:
     if cell.name:
         return Text(ending(printable(cell.text), width), no_wrap=True)
-    return _text(cell.text, _LEVELS.get(cell.level, ""))
+    shown = _text(cell.text, _LEVELS.get(cell.level, ""))
+    return _Broken(shown) if _BREAKS.search(shown.plain) else shown
+
+
+class _Broken:
+    """A text that goes on in the next line where `_BREAKS` says, and only where that is not enough within a word."""
+
+    def __init__(self, text: Text) -> None:
+        self.text, self.parts = text, _BREAKS.split(text.plain)
+
+    def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
+        longest = max(cell_len(part.rstrip()) for part in self.parts)
+        return Measurement(longest, cell_len(self.text.plain)).with_maximum(options.max_width)
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        lines = [""]
+        for part in self.parts:
+            if lines[-1] and cell_len(lines[-1] + part.rstrip()) > options.max_width:
+                lines.append("")
+            lines[-1] += part
+        yield Text("\n".join(line.rstrip() for line in lines), self.text.style, overflow="fold")
