@@ -53,7 +53,7 @@ def add_objective(op: Builder, loss: Sequence[str], grad_ys: Sequence[str], defa
     lower_losses(op)
     if default is not None and not loss and not grad_ys and default in [value.name for value in op.graph.outputs]:
         loss = [default]
-    specs: Sequence[str | None] = loss or ([] if grad_ys else own_losses(op.graph.outputs) or [None])
+    specs: Sequence[str | None] = loss or ([] if grad_ys else own_losses(op) or [None])
     losses = [add_loss(op, spec) for spec in specs]
     _name_losses(op, losses)
     targets: dict[ir.Value, ir.Value | None] = {}

@@ -50,6 +50,44 @@ def test_scalar_output_is_the_default():
 
 
 @pytest.mark.parametrize(
+    "scalar",
+    [
+        pytest.param("s = Exp(temperature)", id="a temperature, which no input reaches"),
+        pytest.param("s = ReduceMax<keepdims=0>(x)", id="a measure of the input, which no parameter reaches"),
+        pytest.param("i = ArgMax(y) f = Cast<to = 11>(i) s = ReduceMean<keepdims=0>(f)", id="an accuracy"),
+    ],
+)
+def test_a_scalar_that_learns_nothing_from_data_is_not_the_default(scalar):
+    text = f"g (double[6,3] x) => (double[6,5] y, double s) {{ y = MatMul(x, w) {scalar} }}"
+    training = build_training_graph(parse(text, w=W, temperature=np.array(2.0)))
+    assert training.description.startswith("cross-entropy of 'y'")
+    assert list(training.gradients) == ["w"]
+    check_training_graph(training, {"x": X, "labels": LABELS})
+
+
+def test_the_one_scalar_that_learns_from_data_is_the_default():
+    text = """g (double[6,3] x) => (double[6,5] y, double s, double t) {
+        y = MatMul(x, w)
+        s = Exp(temperature)
+        t = ReduceMax<keepdims=0>(y)
+    }"""
+    assert build_training_graph(parse(text, w=W, temperature=np.array(2.0))).loss == "t"
+
+
+def test_a_sequence_is_no_loss_and_a_tensor_beside_it_is():
+    text = """g (double[6,3] x) => (seq(double[6,1]) parts, double[6,5] z) {
+        y = MatMul(x, w)
+        parts = SplitToSequence<axis = 1>(y)
+        z = Tanh(y)
+    }"""
+    training = build_training_graph(parse(text, w=W))
+    assert training.description.startswith("mean squared error of 'z'")
+    check_training_graph(training, {"x": X, "target": Y})
+    with pytest.raises(ModelError, match=r"no floating-point output.*cut the model before its sequences"):
+        build_training_graph(parse(text.replace(", double[6,5] z", ""), w=W))
+
+
+@pytest.mark.parametrize(
     ("first", "second", "expected", "said"),
     [
         ("other", "the_loss", Y.min(), "the model's output 'the_loss'"),

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 import onnx_ir as ir
 
-from ckplan.autodiff.breaks import reached_by
+from ckplan.autodiff.breaks import between, reached_by
 from ckplan.autodiff.builder import Builder
 from ckplan.autodiff.composites import outline
 from ckplan.autodiff.losses.crossentropy import declare_classes, emit_cross_entropy, prepare_labels
@@ -42,20 +42,24 @@ class Loss:
     behind: ir.Value | None = None
 
 
-def own_losses(outputs: Sequence[ir.Value]) -> list[str]:
+def own_losses(op: Builder) -> list[str]:
     """Return the losses that a model has among its outputs, as :func:`add_loss` names them; none if it has none.
 
-    They are its scalar, if it has one; what is called the loss, or the total; else all single numbers that are called
-    losses of something, which are summed; else the mean of what is called a loss and has a number for each sample.
+    They are its scalar, if it has one that learns from data; what is called the loss, or the total; else all single
+    numbers that are called losses of something, which are summed; else the mean of what is called a loss and has a
+    number for each sample.
 
     Args:
-        outputs: the outputs of a model, in order.
+        op: builder of the forward graph.
     """
-    floating = [value for value in outputs if is_floating(value)]
+    floating = _floating_outputs(op)
     called = [value for value in floating if _LOSS.search(str(value.name))]
     single = [value for value in called if size_of(value) == 1]
+    scalars = [value for value in floating if shape_of(value) == ()]
+    if len(floating) > 1:
+        scalars = [value for value in scalars if value in called or _learns_from_data(op, value)]
     for found in (
-        [value for value in floating if shape_of(value) == ()],
+        scalars,
         [value for value in single if str(value.name).lower() == "loss"],
         [value for value in single if _TOTAL.search(str(value.name))],
     ):
@@ -77,17 +81,19 @@ def add_loss(op: Builder, spec: str | None) -> Loss:
         UsageError: the output does not exist, cannot be used that way, or has no elements.
         ModelError: no output is floating point.
     """
-    outputs = [value for value in op.graph.outputs if is_floating(value)]
+    outputs = _floating_outputs(op)
     chosen_of = None if outputs else chosen_from(op.graph.outputs)
     if chosen_of is not None and spec in (None, "cross-entropy"):
         return _of_head(op, chosen_of.scores, chosen_of)
     if not outputs:
         quantised = any(is_quantised(node) for value in op.graph.outputs if (node := value.producer()))
+        sequences = any(isinstance(value.type, ir.SequenceType) for value in op.graph.outputs)
+        other = "sequences" if sequences else "integers or texts"
         raise ModelError(
             "the model has no floating-point output, so there is nothing to differentiate",
             "train the model as it was before quantisation"
             if quantised
-            else "cut the model before its integers or texts, for example with onnx.utils.extract_model",
+            else f"cut the model before its {other}, for example with onnx.utils.extract_model",
         )
     if spec is None:
         trained = reached_by(op.graph, op.opset_imports, op.graph.initializers.values())
@@ -121,6 +127,19 @@ def add_loss(op: Builder, spec: str | None) -> Loss:
             reduction = {"sum": "ReduceSum", "mean": "ReduceMean", "sum-of-squares": "ReduceSumSquare"}[kind]
             found = Loss(total(op, output, reduction), f"{kind} of '{output.name}'", output)
     return found
+
+
+def _floating_outputs(op: Builder) -> list[ir.Value]:
+    """The outputs that a loss can be or can be put behind: floating-point tensors, not sequences of them."""
+    return [value for value in op.graph.outputs if isinstance(value.type, ir.TensorType) and is_floating(value)]
+
+
+def _learns_from_data(op: Builder, value: ir.Value) -> bool:
+    """Whether parameters and inputs both reach a value: a temperature reads no data, an accuracy teaches nothing."""
+    graph = op.graph
+    fed = [given for given in graph.inputs if not given.is_initializer()]
+    reads_data = not fed or bool(between(graph, fed, [value]))
+    return reads_data and value in reached_by(graph, op.opset_imports, graph.initializers.values())
 
 
 def _choices(outputs: Sequence[str] | dict[str, ir.Value]) -> str:
