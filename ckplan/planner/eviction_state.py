@@ -45,6 +45,8 @@ class Eviction:
         """Whether memory ever ran out; what may be evicted is not judged before."""
         self.heap: list[tuple[float, int, int]] = []
         self.stamp = [0] * count
+        self.unjudged: set[int] = set()
+        """The roots that an op touched since memory last ran out."""
         self.evicted: set[int] = set()
         self.contenders: frozenset[int] = frozenset()
         """The roots that may ever be judged."""
@@ -191,7 +193,7 @@ class Eviction:
     def _settle(self, bases: Sequence[int]) -> None:
         """Free what nothing reads any more; let the rest be evicted."""
         live, pins, next_use, evictable = self.live, self.pins, self.next_use, self.evictable
-        size, heirs, score = self.graph.size, self.graph.heirs, self.score if self.short else None
+        size, heirs = self.graph.size, self.graph.heirs
         for base in bases:
             if not live[base] or pins[base]:
                 continue
@@ -200,9 +202,8 @@ class Eviction:
                     live[base] = False
                     self.total -= size[base]
                     self.stamp[base] += 1
-            elif score is not None and evictable[base]:
-                self.stamp[base] = stamp = self.stamp[base] + 1
-                heappush(self.heap, (score(base), base, stamp))
+            elif self.short and evictable[base]:
+                self.unjudged.add(base)
 
     def _keeps_others(self, base: int) -> bool:
         """Say whether something that was evicted needs a root that cannot be recomputed and is read no more.
@@ -267,6 +268,11 @@ class Eviction:
                 if self.evictable[base] and live[base]:
                     stamps[base] += 1
                     heappush(heap, (score(base), base, stamps[base]))
+        for base in self.unjudged:
+            if live[base] and self.evictable[base]:
+                stamps[base] += 1
+                heappush(heap, (score(base), base, stamps[base]))
+        self.unjudged.clear()
         read, pinned = self.graph.bases[index], []
         while self.total + need > self.budget and heap:
             _, base, stamp = heappop(heap)

@@ -189,14 +189,23 @@ def _affordable(alive: Integers, gaps: _Gaps, limit: int) -> list[int]:
     latest, total = np.maximum.reduceat(gaps.start, first), np.add.reduceat(gaps.bytes, first)
     # What is chosen only takes room away, so that what does not fit at first never does.
     fits = (latest >= gaps.step) | (maxima(live, latest, np.maximum(gaps.step, latest + 1)) + total <= limit)
+    steps, several = gaps.step.tolist(), (np.diff(gaps.first) > 1).tolist()
+    earliest, sizes = np.minimum.reduceat(gaps.start, first).tolist(), total.tolist()
     for number in np.flatnonzero(fits).tolist():
-        step, own = int(gaps.step[number]), slice(*gaps.first[number : number + 2])
-        starts, sizes = gaps.start[own], gaps.bytes[own]
-        between = live[starts.min() : step]
-        added = np.zeros(len(between), np.int64)
-        for start, size in zip((starts - starts.min()).tolist(), sizes.tolist(), strict=True):
-            added[start:] += size
-        if int((between + added).max(initial=0)) <= limit:
+        step, between = steps[number], live[earliest[number] : steps[number]]
+        added = _added(gaps, number) if several[number] else sizes[number]
+        if not len(between) or int((between + added).max()) <= limit:
             between += added
             chosen.append(step)
     return chosen
+
+
+def _added(gaps: _Gaps, number: int) -> Integers:
+    """Bytes that the tensors of a repeat take where they stay, from the first that does until it is left out."""
+    own = slice(*gaps.first[number : number + 2])
+    starts = gaps.start[own]
+    first = int(starts.min())
+    added = np.zeros(max(int(gaps.step[number]) - first, 0), np.int64)
+    for start, size in zip((starts - first).tolist(), gaps.bytes[own].tolist(), strict=True):
+        added[start:] += size
+    return added

@@ -12,8 +12,10 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
+import numpy.typing as npt
 
 from ckplan.planner.copies import Copies, Integers
 from ckplan.planner.peak import peak_of
@@ -88,62 +90,87 @@ class _Pause:
 
 def _pauses(problem: Problem, copies: Copies, live: Integers, budget: int) -> list[_Pause]:
     """Every pause that spans a step above the budget, the cheapest first."""
-    ops, root = problem.ops, problem.view_root
+    producer, cost = problem.producer, [op.cost for op in problem.ops]
     over = np.maximum(live - budget, 0)
     steps = np.concatenate([[0], np.cumsum(over > 0)])
     total = np.concatenate([[0], np.cumsum(over)])
-    buffer, last = copies.buffers, copies.last
-    # All events of each buffer, in order: the step that makes it, then those that read it.
-    owner = np.concatenate([np.arange(len(copies.made)), buffer[copies.read]])
+    # All events of each buffer that may be made again, in order: the step that makes it, then those that read it.
+    owner = np.concatenate([np.arange(len(copies.made)), copies.buffers[copies.read]])
     event = np.concatenate([copies.made, copies.reader])
-    kept = owner >= 0
-    kept[: len(copies.made)] &= buffer[:-1] == np.arange(len(copies.made))
+    kept = (owner >= 0) & _may_pause(problem)[copies.tensor[owner]]
+    kept[: len(copies.made)] &= copies.buffers[:-1] == np.arange(len(copies.made))
     owner, event = owner[kept], event[kept]
     order = np.lexsort((event, owner))
     owner, event = owner[order], event[order]
-    gap = np.flatnonzero((owner[1:] == owner[:-1]) & (steps[event[1:]] > steps[event[:-1] + 1]))
-    present = _present(copies, buffer, last)
-    found = []
-    for place in gap.tolist():
-        tensor = int(copies.tensor[owner[place]])
-        index = problem.producer[tensor]
-        op = ops[index]
-        start, stop = int(event[place]), int(event[place + 1])
-        if op.backward or not op.recomputable or root[tensor] != tensor or problem.tensors[tensor].kind is Kind.OUTPUT:
-            continue
-        again = _to_run(problem, index, stop, present)
+    gap = np.flatnonzero(owner[1:] == owner[:-1])
+    tensor, start, stop = copies.tensor[owner[gap]], event[gap], event[gap + 1]
+    gain = np.minimum(total[stop] - total[start + 1], copies.bytes[tensor] * (steps[stop] - steps[start + 1]))
+    spans = gain > 0
+    present, found = _Present.of(copies), []
+    columns = (column[spans].tolist() for column in (tensor, start, stop, gain))
+    for made, first, last, gained in zip(*columns, strict=True):
+        again = _to_run(problem, producer[made], last, present)
         if again is not None:
-            size = problem.tensors[tensor].bytes
-            gain = min(int(total[stop] - total[start + 1]), size * int(steps[stop] - steps[start + 1]))
-            if gain:
-                found.append(_Pause(sum(ops[i].cost for i in again) / gain, start, stop, again))
+            found.append(_Pause(sum([cost[index] for index in again]) / gained, first, last, again))
     return sorted(found, key=lambda pause: (pause.price, pause.start, pause.stop))
 
 
-def _present(copies: Copies, buffer: Integers, last: Integers) -> list[list[tuple[int, int]]]:
-    """For each tensor from which step to which its copies are there, in order."""
-    ends = np.where(buffer[:-1] >= 0, last[buffer[:-1]], len(copies.ops))
-    found: list[list[tuple[int, int]]] = [[] for _ in copies.bytes]
-    for tensor, made, end in zip(copies.tensor.tolist(), copies.made.tolist(), ends.tolist(), strict=True):
-        found[tensor].append((made, end))
-    return found
+@lru_cache(maxsize=4)
+def _may_pause(problem: Problem) -> npt.NDArray[np.bool_]:
+    """For each tensor whether its memory can be given back, and an op that may run again makes it."""
+    root, producer, ops = problem.view_root, problem.producer, problem.ops
+    return np.array(
+        [
+            root[number] == number
+            and tensor.kind is not Kind.OUTPUT
+            and producer[number] >= 0
+            and not ops[producer[number]].backward
+            and ops[producer[number]].recomputable
+            for number, tensor in enumerate(problem.tensors)
+        ],
+        bool,
+    )
 
 
-def _to_run(
-    problem: Problem, index: int, step: int, present: Sequence[Sequence[tuple[int, int]]]
-) -> tuple[int, ...] | None:
+@dataclass(frozen=True)
+class _Present:
+    """From which step to which the copies of tensors are there.
+
+    Attributes:
+        span: more than there are steps.
+        made: for each copy its tensor times the span, plus the step that makes it; sorted.
+        ends: the last step at which it is there.
+    """
+
+    span: int
+    made: list[int]
+    ends: list[int]
+
+    @classmethod
+    def of(cls, copies: Copies) -> _Present:
+        """Those of a schedule."""
+        span, buffer = len(copies.ops) + 1, copies.buffers
+        made = copies.tensor * span + copies.made
+        order = np.argsort(made)
+        ends = np.where(buffer[:-1] >= 0, copies.last[buffer[:-1]], span)
+        return cls(span, made[order].tolist(), ends[order].tolist())
+
+    def at(self, tensor: int, step: int) -> bool:
+        """Whether there is a copy of a tensor right before a step that can be read in it."""
+        place = bisect_left(self.made, tensor * self.span + step) - 1
+        return place >= 0 and self.made[place] >= tensor * self.span and self.ends[place] >= step
+
+
+def _to_run(problem: Problem, index: int, step: int, present: _Present) -> tuple[int, ...] | None:
     """The ops to run so that an op can run before a step, itself included; None if that is impossible or too much."""
+    ops, producer = problem.ops, problem.producer
     needed, stack = {index}, [index]
     while stack:
-        for tensor in problem.ops[stack.pop()].inputs:
-            maker = problem.producer[tensor]
-            if maker < 0 or maker in needed:
+        for tensor in ops[stack.pop()].inputs:
+            maker = producer[tensor]
+            if maker < 0 or maker in needed or present.at(tensor, step):
                 continue
-            copies = present[tensor]
-            place = bisect_left(copies, (step, -1)) - 1
-            if place >= 0 and copies[place][1] >= step:
-                continue
-            if problem.ops[maker].backward or not problem.ops[maker].recomputable or len(needed) >= _CHAIN:
+            if ops[maker].backward or not ops[maker].recomputable or len(needed) >= _CHAIN:
                 return None
             needed.add(maker)
             stack.append(maker)
