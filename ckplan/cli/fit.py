@@ -57,7 +57,7 @@ def command(
     `--dim NAME=?` says which dimension it is; by default it is the batch.
     """
     if output is not None:
-        check_output(output, force, model)
+        check_output(output, force, model, *asked.files)
     from ckplan.answers.fit import fit
     from ckplan.planner.strategies import parse_strategy
 

@@ -42,7 +42,7 @@ def command(
     The file computes the loss and one gradient per parameter out of standard ONNX operators. Parameters are
     initializers that a training loop may override by feeding inputs of their names.
     """
-    check_output(output, force, model)
+    check_output(output, force, model, *asked.files)
 
     step = opened(model, asked, device=device)
     training = step.training

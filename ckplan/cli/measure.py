@@ -61,7 +61,7 @@ def command(
     MODEL may be any ONNX file, for training or not. Its memory is told by three meters and node by node, beside what
     ckplan predicts for it; `docs/measuring.md` says what each meter means.
     """
-    check_reports(reports, force, model, beside=(trace, csv))
+    check_reports(reports, force, model, inputs, beside=(trace, csv))
     for target in filter(None, (trace, csv)):
         check_output(target, force, model, inputs)
     options["fixed"] = options.pop("set")

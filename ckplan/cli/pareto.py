@@ -62,7 +62,7 @@ def command(
             raise UsageError(
                 f"'{output}' is not the name of an SVG picture", "end it in .svg, the one kind that is written"
             )
-        check_output(output, force, model)
+        check_output(output, force, model, *asked.files)
     from ckplan.answers.pareto import pareto
     from ckplan.model.saving import write_text
     from ckplan.planner.strategies import parse_strategy

@@ -59,7 +59,7 @@ def command(
     MODEL may also be a graph of numbers, a `.json` or `.txt` file: a planning problem of ckplan's, a node-link graph
     with bytes and seconds at its nodes, or a graph of Kusumoto et al.
     """
-    check_output(output, force, model)
+    check_output(output, force, model, *asked.files)
     from ckplan.answers.findings import chosen
     from ckplan.answers.instance import plan_instance
     from ckplan.cli.planning import planned, tell, tell_bound

@@ -33,13 +33,15 @@ def written_first() -> Iterator[Callable[[Callable[[], object]], None]]:
         raise failures[0]
 
 
-def check_reports(reports: Mapping[str, Path], force: bool, *others: Path, beside: Iterable[Path | None] = ()) -> None:
+def check_reports(
+    reports: Mapping[str, Path], force: bool, *others: Path | None, beside: Iterable[Path | None] = ()
+) -> None:
     """Make sure that reports can be written once there is something to say.
 
     Args:
         reports: file by name of the format.
         force: whether they may be overwritten.
-        others: files that the command reads.
+        others: files that the command reads, if they are given.
         beside: other files that it writes, if they are given.
 
     Raises:

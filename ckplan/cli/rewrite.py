@@ -71,7 +71,7 @@ def command(
     The file runs in stock onnxruntime with default session options. Do not pass it through graph simplifiers (onnxsim,
     onnxslim, onnxscript's optimizer): they remove what keeps to the plan, and the memory is spent again.
     """
-    check_output(output, force, model, plan_file, inputs)
+    check_output(output, force, model, plan_file, inputs, *asked.files)
     check_page(page, force, model, output)
     from ckplan.answers.findings import chosen
     from ckplan.cli.planning import planned, read_plan, tell

@@ -49,7 +49,7 @@ def command(
     its plan.
     """
     check_page(page, force, base, new)
-    check_reports(reports, force, base, new, beside=[page])
+    check_reports(reports, force, base, new, inputs, beside=[page])
     found = run_both(base, new, device=device, inputs=inputs, seed=seed)
     from ckplan.report import json
     from ckplan.report.documents.verifications import verification

@@ -6,6 +6,7 @@ import os
 import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, TypeAlias
 
 from ckplan.arguments import is_number, shown
@@ -234,6 +235,12 @@ class StepOptions:
     def option(self, name: str) -> Any:
         """The value of an option of the training graph."""
         return self.training.get(name, TRAINING[name][1])
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """Files that the options name, which are read."""
+        params = self.option("params")
+        return () if params is None else (Path(params),)
 
     def options(self) -> dict[str, Any]:
         """The inverse of `of`, without what is at its default."""

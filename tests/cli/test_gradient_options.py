@@ -123,6 +123,14 @@ def test_names_that_do_not_exist(arguments: list[str], said: str, model: Path, t
     assert said in failure(result)
 
 
+def test_the_file_of_parameters_is_not_overwritten(model: Path, tmp_path: Path) -> None:
+    names = tmp_path / "names.txt"
+    names.write_text("w0\n", encoding="utf-8")
+    result = run("grad", model, "-o", names, "--params", names, "--force")
+    assert result.exit_code == 2
+    assert "is a file that this command reads" in failure(result)
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [
@@ -130,6 +138,7 @@ def test_names_that_do_not_exist(arguments: list[str], said: str, model: Path, t
             ["--time-checkpoints", "3"],
             "--time-checkpoints changes nothing: the model has no loop and no recurrent layer",
         ),
+        (["--store", "none"], "--store changes nothing: the model has no loop and no recurrent layer"),
         (
             ["--straight-through"],
             "--straight-through changes nothing: no pair of QuantizeLinear and DequantizeLinear and",

@@ -179,6 +179,9 @@ def test_an_output_that_cannot_be_written_is_found_out_before_the_run(model: Pat
     assert there.read_text() == "precious"
     assert "does not exist; create it first" in failure(ckplan(model, "--trace", tmp_path / "no" / "t.json"), 2)
     assert "is a file that this command reads" in failure(ckplan(model, "--trace", model, "--force"), 2)
+    np.savez(tmp_path / "feeds.npz", x=np.zeros(1))
+    told = ckplan(model, "--inputs", tmp_path / "feeds.npz", "--report", f"text={tmp_path / 'feeds.npz'}", "--force")
+    assert "is a file that this command reads" in failure(told, 2)
     assert "two outputs are" in failure(ckplan(model, "--trace", tmp_path / "a", "--csv", tmp_path / "a"), 2)
     report = f"text={tmp_path / 'a'}"
     assert "two outputs are" in failure(ckplan(model, "--trace", tmp_path / "a", "--report", report, "--force"), 2)

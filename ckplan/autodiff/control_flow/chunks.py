@@ -32,6 +32,8 @@ Chunks = int | Literal["sqrt"]
 
 Chunker = Callable[[Builder, ir.Node, Chunks], str | None]
 
+_NONE = "the model has no loop and no recurrent layer"
+
 CHUNKERS: dict[str, Chunker] = {}
 """How to chunk a node, by operator."""
 
@@ -68,7 +70,7 @@ def checkpoint_time(op: Builder, chunks: Chunks) -> list[str]:
     collect()
     recurrences = [node for node in op.graph if not node.domain and node.op_type in CHUNKERS]
     if not recurrences:
-        return ["--time-checkpoints changes nothing: the model has no loop and no recurrent layer"]
+        return [f"--time-checkpoints changes nothing: {_NONE}"]
     notes = []
     for node in recurrences:
         if reason := CHUNKERS[node.op_type](op, node, chunks):
@@ -90,9 +92,9 @@ def prepare_recurrences(op: Builder, chunks: Chunks | None, store: Sequence[str]
     Raises:
         UsageError: a pattern matches nothing, or the number of chunks is not positive.
     """
-    if store:
-        spread_patterns(op.graph, store)
-    return [] if chunks is None else checkpoint_time(op, chunks)
+    is_heeded = not store or spread_patterns(op.graph, store)
+    notes = [] if is_heeded else [f"--store changes nothing: {_NONE}"]
+    return notes if chunks is None else [*notes, *checkpoint_time(op, chunks)]
 
 
 def chunk_length(steps: int, chunks: Chunks) -> int:

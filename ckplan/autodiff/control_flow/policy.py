@@ -70,8 +70,8 @@ def is_stored(node: ir.Node, value: ir.Value, heavy: bool = True) -> bool:
     return chosen if chosen is not None else heavy and is_heavy(producer)
 
 
-def spread_patterns(graph: ir.Graph, patterns: Sequence[str]) -> None:
-    """Note the user's patterns on every control-flow and recurrent node of a graph.
+def spread_patterns(graph: ir.Graph, patterns: Sequence[str]) -> bool:
+    """Note the user's patterns on every control-flow and recurrent node of a graph; whether there is one.
 
     Raises:
         UsageError: a pattern matches nothing.
@@ -86,6 +86,7 @@ def spread_patterns(graph: ir.Graph, patterns: Sequence[str]) -> None:
             raise UsageError(f"`--store {pattern}` matches no value of a step", hint or "the model has no recurrence")
     for node in nodes:
         keep_patterns(node, [pattern for pattern in patterns if pattern != NOTHING])
+    return bool(nodes)
 
 
 def _storable(node: ir.Node) -> list[str]:
