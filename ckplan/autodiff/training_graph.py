@@ -41,7 +41,12 @@ from ckplan.autodiff.reading import is_floating
 from ckplan.autodiff.regions import OFF, Chunks, Pieces, Region, refuse_idle, told
 from ckplan.autodiff.reshapes import join_reshapes
 from ckplan.autodiff.subpixels import interleave_convolutions
-from ckplan.autodiff.training_mode import TrainingForms, enter_training, join_running_statistics
+from ckplan.autodiff.training_mode import (
+    TrainingForms,
+    enter_training,
+    join_running_statistics,
+    write_out_batch_statistics,
+)
 from ckplan.autodiff.uses import Use, uses_of
 from ckplan.display import shortened
 from ckplan.errors import ModelError, UsageError
@@ -159,6 +164,7 @@ def build_training_graph(
     uses = {value: uses_of(value) for value in graph.initializers.values() if is_floating(value)}
     op = Builder(graph, graph.opset_imports, functions=model.functions, device=device)
     forms = _enter_training(op, model) if training else TrainingForms()
+    write_out_batch_statistics(op)
     time_notes = prepare_recurrences(op, time_checkpoints, store)
     tensors = floating_tensors(graph)
     request = request_of(tensors, wrt, no_grad, retain_grad, params)

@@ -467,6 +467,29 @@ def test_batch_normalization_of_old_files(opset, outputs, tmp_path):
     )
 
 
+def test_running_statistics_of_a_file_in_training_form_are_not_written_over_what_gradients_read():
+    """onnxruntime writes new ones over the old ones, and holds ones and zeros of few channels once."""
+    model = parse(
+        """g (float[6,4] x) => (float loss, float[3] mean) {
+            h = MatMul (x, w)
+            y, mean, var = BatchNormalization <training_mode = 1> (h, s, b, m, v)
+            t = Tanh (y)
+            loss = ReduceSumSquare <keepdims = 0> (t)
+        }""",
+        w=values(4, 3).astype(np.float32),
+        s=values(3, seed=1).astype(np.float32),
+        b=values(3, seed=2).astype(np.float32),
+        m=np.zeros(3, np.float32),
+        v=np.ones(3, np.float32),
+    )
+    training = ckplan.build_training_graph(model, loss="loss")
+    feeds = {"x": 3 * values(6, 4, seed=5).astype(np.float32)}
+    expected, found = reference(training.model, feeds), onnxruntime_run(training.model, feeds)
+    assert list(training.gradients) == ["w", "s", "b"]
+    for gradient in training.gradients.values():
+        np.testing.assert_allclose(found[gradient], expected[gradient], rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize(("size", "means"), [(6, 2), (600, 4)])
 def test_means_of_a_large_tensor_are_taken_over_places_first(size, means):
     model = parse(

@@ -9,7 +9,7 @@ import onnx_ir as ir
 
 from ckplan.autodiff.builder import Builder
 from ckplan.autodiff.paths import needed_nodes
-from ckplan.autodiff.reading import required_input, shape_of
+from ckplan.autodiff.reading import attr_int, required_input, shape_of
 from ckplan.autodiff.training_mode.batch_norm import batch_normalization, splits
 from ckplan.autodiff.training_mode.dropout import dropout
 from ckplan.model.nested_graphs import graphs_in
@@ -75,6 +75,29 @@ def enter_training(op: Builder) -> TrainingForms:
         new.name = op.unique_name(f"{old.name}_new")
     _take_notes(forms, graph, len(normalisations), len(dropouts))
     return forms
+
+
+def write_out_batch_statistics(op: Builder) -> None:
+    """Write BatchNormalizations that a file has in training form in operators that leave their inputs alone, in place.
+
+    onnxruntime's kernel writes new running statistics over the old ones unless they are outputs of the model, be these
+    constants of the file or arrays of the caller (``Alias`` in ``core/providers/cpu/nn/batch_norm.cc``). Of up to eight
+    channels it holds equal constants once: zeros and ones that gradients read would change with every step.
+
+    Args:
+        op: builder of the forward graph.
+    """
+    for node in list(op.graph):
+        if not is_op(node, "BatchNormalization") or not attr_int(node, "training_mode", 0):
+            continue
+        if len(shape_of(required_input(node, 0))) < 2:
+            continue
+        names = [output.name for output in node.outputs]
+        with op.scope(str(node.name), "forward", before=node):
+            made = batch_normalization(op, node, (required_input(node, 3), required_input(node, 4)))
+        _replace(node, made)
+        for value, name in zip(made, names, strict=False):
+            value.name = name or value.name
 
 
 def _has_running(node: ir.Node) -> bool:
