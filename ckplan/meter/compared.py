@@ -39,6 +39,7 @@ class OutputDifference:
         relative_to_gradients: of a gradient: largest difference relative to the largest element of all the base's
             gradients; of a moment that an optimizer keeps: of all such moments.
         nonfinite: elements that are finite in one file only, or are NaN or infinities of another kind.
+        is_floating: whether it holds floating-point numbers; of nothing else a difference is rounding.
         device: ``cpu`` or ``cuda``: where both ran.
         wobble: largest absolute difference between two runs of one of the files, on CUDA and without random operators.
     """
@@ -55,6 +56,7 @@ class OutputDifference:
     relative_to_scale: float = 0.0
     relative_to_gradients: float | None = None
     nonfinite: int = 0
+    is_floating: bool = True
     device: str = "cpu"
     wobble: float = 0.0
 
@@ -62,12 +64,14 @@ class OutputDifference:
     def is_rounding(self) -> bool:
         """Whether the difference is no more than a change in rounding.
 
+        Integers, truth values and text are not rounded: where they differ, something else is computed.
+
         Where a plan makes a node wait, onnxruntime may not fuse it with its neighbour; a fused kernel rounds less. On
         CUDA sums over threads are not the same from run to run, and two files need not be closer than two runs are.
         """
         close = self.max_ulp <= 4 or 0 < self.relative_to_scale <= _ROUNDING[self.device] or self._is_noise
         close = close or 0 < self.max_absolute <= _RUNS * self.wobble
-        return not self.problem and not self.nonfinite and close
+        return self.is_floating and not self.problem and not self.nonfinite and close
 
     @property
     def _is_noise(self) -> bool:

@@ -114,6 +114,7 @@ def difference(name: str, base: Array, new: Array) -> OutputDifference | None:
         max_relative=relative,
         relative_to_scale=absolute / scale if scale else 0.0,
         nonfinite=nonfinite,
+        is_floating=is_floating(base.dtype),
     )
 
 

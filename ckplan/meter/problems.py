@@ -66,12 +66,11 @@ def _values(verification: Verification) -> tuple[str, ...]:
     grave = [difference for difference in numerics.differences if not difference.is_rounding]
     if grave:
         first = grave[0]
-        what = first.problem or (
-            f"differs in {first.elements} elements, first at {list(first.first)} ({first.base} against {first.new}), "
-            f"by up to {first.max_ulp} ULP, {first.max_absolute:.3g} absolute, {first.max_relative:.3g} relative"
-        )
+        where = f"first at {list(first.first)} ({first.base} against {first.new})"
+        much = f", by up to {first.max_ulp} ULP, {first.max_absolute:.3g} absolute, {first.max_relative:.3g} relative"
+        what = first.problem or f"differs in {first.elements} elements, {where}{much if first.is_floating else ''}"
         rest = len(grave) - 1
-        others = f"; so do {rest} more outputs" if rest else ""
+        others = f"; so {'does 1 more output' if rest == 1 else f'do {rest:,} more outputs'}" if rest else ""
         sides = (verification.base, verification.new)
         wobbles = list(dict.fromkeys(f"`{side.path}`" for side in sides if not side.repeatable))
         cause = f" (values change from run to run in {' and '.join(wobbles)})" if wobbles else ""

@@ -135,6 +135,7 @@ def test_other_types_are_compared_too(base: np.ndarray, new: np.ndarray, first: 
     found = difference("y", base, new)
     assert found is not None
     assert (found.elements, found.first) == (1, first)
+    assert not found.is_rounding
     assert difference("y", base, base) is None
 
 

@@ -133,7 +133,9 @@ def differences(found: Verification) -> Table:
     rows = []
     for one in found.numerics.differences:
         cells = [Cell("-")] * 4
-        if not one.problem:
+        if not one.problem and not one.is_floating:
+            cells[0] = number(one.elements)
+        elif not one.problem:
             ratios = (one.relative_to_scale, one.relative_to_gradients)
             cells = [number(one.elements), number(one.max_ulp)]
             cells += [Cell("-") if ratio is None else number(ratio, f"{ratio:.1e}") for ratio in ratios]
