@@ -16,7 +16,6 @@ from ckplan.cli.options import (
     model_argument,
     open_step_options,
     picture_options,
-    strategy_option,
     talk_options,
 )
 from ckplan.cli.output import check_output, written
@@ -24,7 +23,8 @@ from ckplan.cli.streams import notes, show, show_json, stage
 from ckplan.errors import UsageError
 
 if TYPE_CHECKING:
-    from ckplan.pipeline import StepOptions
+    from ckplan.pipeline import Goal, StepOptions
+    from ckplan.planner.strategies import Strategy
 
 
 @click.command("fit", cls=SectionedCommand, short_help="Find the largest batch that fits into memory, with its plan.")
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 @picture_options
 @copy_option
 @limit_options
-@strategy_option
 @open_step_options
 @json_option
 @talk_options
@@ -42,9 +41,8 @@ def command(
     force: bool,
     copy_weights: bool,
     memory: int,
-    overhead: float | None,
-    seconds: float | None,
-    strategy: str,
+    strategy: Strategy,
+    goal: Goal,
     sizes: dict[str, int | None],
     as_json: bool,
     asked: StepOptions,
@@ -59,7 +57,6 @@ def command(
     if output is not None:
         check_output(output, force, model, *asked.files)
     from ckplan.answers.fit import fit
-    from ckplan.planner.strategies import parse_strategy
 
     open_ones = [name for name, size in sizes.items() if size is None]
     if len(open_ones) > 1:
@@ -70,10 +67,10 @@ def command(
             model,
             known,
             memory,
-            parse_strategy(strategy),
+            strategy,
             dimension=next(iter(open_ones), None),
-            overhead=overhead,
-            seconds=seconds,
+            overhead=goal.overhead,
+            seconds=goal.seconds,
             progress=doing,
         )
     notes([*found.planned.step.notes, *found.remarks])

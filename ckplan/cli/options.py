@@ -314,7 +314,7 @@ planning_options = stack(
     _aimed, section("Plan", strategy_option, budget_option, overhead_option, time_limit_option)
 )  # fmt: skip
 
-limit_options = section(
+limit_options = stack(_aimed, section(
     "Plan",
     click.option(
         "--memory", required=True, metavar="SIZE", callback=read_memory,
@@ -322,7 +322,7 @@ limit_options = section(
     ),
     overhead_option,
     time_limit_option,
-)  # fmt: skip
+), strategy_option)  # fmt: skip
 
 open_step_options = stack(
     _gathered,

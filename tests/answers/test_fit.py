@@ -142,6 +142,7 @@ def test_the_command(tmp_path: Path) -> None:
         (["--memory", "lots"], "`lots` is not a size"),
         (["--memory", "1MiB", "--dim", "batch=x"], "'x' is not a whole number"),
         (["--memory", "1MiB", "--dim", "batch=?", "--dim", "rows=?"], "leaves batch and rows open"),
+        (["--memory", "1GiB", "--strategy", "auto:overhead=0.2", "--overhead", "10%"], "says something else than"),
     ],
 )
 def test_bad_options(arguments: list[str], said: str) -> None:
