@@ -8,7 +8,9 @@ know: it may put any name into any text.
 
 from __future__ import annotations
 
+import math
 import re
+from collections.abc import Mapping
 from typing import Any
 
 _COMMAND = re.compile(
@@ -56,7 +58,23 @@ def command_property(text: str) -> str:
 
 
 def json_text(data: Any, **layout: Any) -> str:
-    """JSON in ASCII whose strings hold no command for the log of a CI job: `layout` as for ``json.dumps``."""
+    """JSON in ASCII whose strings hold no command for the log of a CI job: `layout` as for ``json.dumps``.
+
+    NaN and infinities, which JSON does not know, become null.
+    """
     import json
 
-    return json.dumps(data, **layout).replace("##[", "#\\u0023[")
+    try:
+        text = json.dumps(data, allow_nan=False, **layout)
+    except ValueError:
+        text = json.dumps(_finite(data), allow_nan=False, **layout)
+    return text.replace("##[", "#\\u0023[")
+
+
+def _finite(data: Any) -> Any:
+    """The same with None in the place of numbers that are not finite."""
+    if isinstance(data, Mapping):
+        return {key: _finite(value) for key, value in data.items()}
+    if isinstance(data, list | tuple):
+        return [_finite(value) for value in data]
+    return None if isinstance(data, float) and not math.isfinite(data) else data
