@@ -1,4 +1,4 @@
-"""Weights into which torch's exporter multiplied a mask."""
+"""Weights into which torch's exporter multiplied a mask, and those that it padded."""
 
 from __future__ import annotations
 
@@ -92,6 +92,46 @@ def test_a_triangle_of_a_weight_stays_one(name: str, form: np.ndarray) -> None:
     assert "may be constants" not in " ".join(ckplan.open_model(model, loss="mse").notes)
     (found,) = gradients(model).values()
     np.testing.assert_array_equal(found != 0, form != 0)
+
+
+INNER = np.pad(np.ones((2, 3), np.float32), ((1, 1), (1, 0)))
+
+
+def padded(name: str, weight: np.ndarray) -> onnx.ModelProto:
+    model = exported(
+        f"y = MatMul(x, {name})",
+        {name: weight},
+        {"p_table": ("PARAMETER", "table")},
+        [f"aten.matmul.default](args = (%x, %{name}))"],
+    )
+    info = onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, (4, 4))
+    info.metadata_props.add(key=FOLDED, value="['table', 'val_8', 'val_9']")
+    model.graph.value_info.append(info)
+    return model
+
+
+@pytest.mark.parametrize("name", ["pad", "constant_pad_nd_1"])
+def test_what_a_parameter_was_padded_with_is_not_trained(name: str) -> None:
+    inside = np.where(INNER, WEIGHT, 0).astype(np.float32)
+    inside[1, 2] = 0  # a zero of the parameter itself
+    model = padded(name, inside)
+    forward, notes = loaded(model)
+    assert f"1 weight(s) keep the zeros that torch's exporter padded with: '{name}'" in notes
+    x = normal(2, 2, 4)
+    np.testing.assert_array_equal(run(forward, {"x": x})[0], run(model, {"x": x})[0])
+    (found,) = gradients(model).values()
+    np.testing.assert_array_equal(found != 0, INNER != 0)
+
+
+@pytest.mark.parametrize(
+    ("name", "weight"),
+    [("pad", WEIGHT), ("pad", np.zeros((4, 4), np.float32)), ("roll", WEIGHT * INNER)],
+    ids=["no zeros", "nothing else", "not padded"],
+)
+def test_a_parameter_without_a_padding_is_trained_as_a_whole(name: str, weight: np.ndarray) -> None:
+    forward, notes = loaded(padded(name, weight))
+    assert "keep the zeros" not in notes
+    assert [node.op_type for node in forward.graph] == ["MatMul"]
 
 
 def test_a_triangle_that_is_a_parameter_is_trained_as_a_whole() -> None:

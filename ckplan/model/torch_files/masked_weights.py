@@ -1,4 +1,4 @@
-"""Weights into which torch's exporter multiplied a mask keep their zeros.
+"""Weights into which torch's exporter multiplied a mask, and those that it padded, keep their zeros.
 
 A masked autoencoder, a convolution that sees only what came before, a pruned layer: the module multiplies a weight by a
 buffer of zeros and ones. The optimiser of torch's default exporter does it beforehand, and the buffer is gone. Trained
@@ -6,6 +6,8 @@ as it is, the product would fill with numbers where the mask has zeros, and see 
 it is a product of a parameter and a buffer. What a module makes a triangle or a diagonal of (``w.tril()``, ``diag(w)``)
 its values show, where the metadata name an operation that can have; a weight that only begins so is trained as a whole.
 Files of the older exporter name no operations: there a note says what is taken for a triangle or a diagonal.
+
+What was padded with zeros (``F.pad(table, ...)``, for a token beside the patches) has them around a box of numbers.
 """
 
 from __future__ import annotations
@@ -32,6 +34,7 @@ _MATRIX = 2
 _FEWEST = 3
 """How many rows and columns a matrix has at least for its zeros to show a triangle."""
 _PRODUCT = re.compile(r"mul(_\d+)?")
+_PAD = re.compile(r"(pad|constant_pad_nd)(_\d+)?")
 _BAND = re.compile(r"(diag\w*|lifted_tensor|masked_fill|tril|triu|where)(_\d+)?")
 """What torch calls that which leaves a triangle or a diagonal, and a constant that may be multiplied in."""
 
@@ -45,6 +48,7 @@ def keep_masks(model: ir.Model) -> tuple[str, ...]:
     graph = model.graph
     buffers = buffers_of(graph)
     masked: list[ir.Value] = []
+    padded: list[ir.Value] = []
     bands: list[ir.Value] = []
     for value in list(graph.initializers.values()):
         if value.const_value is None or value.is_graph_output():
@@ -57,11 +61,18 @@ def keep_masks(model: ir.Model) -> tuple[str, ...]:
             array = value.const_value.numpy()
             if array.any() and not array.all():
                 masked.append(value)
+        elif told and any(map(_PAD.fullmatch, names)):
+            if not _box(value).all():
+                padded.append(value)
         elif _is_computed(value) and _is_band(value):
             bands.append(value)
     notes = _doubtful(graph, bands)
     for value in (*masked, *bands):
-        _mask(graph, value)
+        _mask(graph, value, _filled(value))
+    for value in padded:
+        _mask(graph, value, _box(value))
+    if padded:
+        notes.append(f"{len(padded)} weight(s) keep the zeros that torch's exporter padded with: {_listed(padded)}")
     if masked:
         notes.append(
             f"{len(masked)} weight(s) keep the zeros of a mask that torch's exporter multiplied in: {_listed(masked)}"
@@ -76,6 +87,22 @@ def keep_masks(model: ir.Model) -> tuple[str, ...]:
 
 def _listed(values: Sequence[ir.Value]) -> str:
     return shortened([repr(value.name) for value in values], 3)
+
+
+def _filled(value: ir.Value) -> np.ndarray:
+    """Where an initializer is not zero."""
+    return np.zeros(0, bool) if value.const_value is None else value.const_value.numpy() != 0
+
+
+def _box(value: ir.Value) -> np.ndarray:
+    """Where an initializer lies between zeros at its borders; everywhere if nothing of it is another number."""
+    filled = _filled(value)
+    box = np.ones_like(filled)
+    for axis in range(filled.ndim if filled.any() else 0):
+        found = np.flatnonzero(filled.any(axis=tuple(other for other in range(filled.ndim) if other != axis)))
+        outside = np.delete(np.arange(filled.shape[axis]), np.arange(found[0], found[-1] + 1))
+        box[(slice(None),) * axis + (outside,)] = False
+    return box
 
 
 def _is_band(value: ir.Value) -> bool:
@@ -112,10 +139,10 @@ def _doubtful(graph: ir.Graph, bands: Collection[ir.Value]) -> list[str]:
     ]
 
 
-def _mask(graph: ir.Graph, value: ir.Value) -> None:
-    """Put a product with ones and zeros between a weight and its readers."""
-    array = np.zeros(0) if value.const_value is None else value.const_value.numpy()
-    mask = add_constant(graph, f"{value.name}_mask", (array != 0).astype(array.dtype), "a mask")
+def _mask(graph: ir.Graph, value: ir.Value, kept: np.ndarray) -> None:
+    """Put a product with ones, where a weight is trained, and zeros between it and its readers."""
+    assert value.dtype is not None
+    mask = add_constant(graph, f"{value.name}_mask", kept.astype(value.dtype.numpy()), "a mask")
     readers = list(value.uses())
     value.metadata_props.setdefault(keys.STANDS_FOR, str(value.name))
     node = ir.node("Mul", inputs=[value, mask], name=f"{value.name}_masked")
