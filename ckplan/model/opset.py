@@ -11,6 +11,7 @@ from ckplan.isolation.evaluate import MEMORY, SECONDS, EvaluationError, evaluate
 from ckplan.isolation.folders import no_room, temporary_folder
 from ckplan.keys import CONSTANT
 from ckplan.model.converted import mark_versions, put_right
+from ckplan.model.function_constants import share_constants
 from ckplan.model.validity import check_calls
 from ckplan.operators.gradients import find
 from ckplan.operators.matching import is_op
@@ -76,6 +77,7 @@ def lift(model: ir.Model) -> tuple[ir.Model, tuple[str, ...]]:
     inlined = len(model.functions) - len(own)
     for identifier in own:
         del model.functions[identifier]
+    share_constants(model)
     mark_versions(model)
     lifted = model if _means_the_same(model, version) else _through_proto(model, version)
     if lifted is model:
