@@ -25,6 +25,7 @@ def read_data(path: Path) -> dict[str, Array]:
 
     Raises:
         ModelError: the file is missing, damaged, or of another format.
+        UsageError: a column is no array: it has empty cells, or lists of different lengths.
         EnvironmentUnavailableError: it is a parquet file, and pyarrow is not installed.
     """
     readers = {".npz": _arrays, ".parquet": _columns}
@@ -57,24 +58,34 @@ def _columns(path: Path) -> dict[str, Array]:
             f"reading {path} needs pyarrow, which is not installed", "pip install pyarrow, or save the data as .npz"
         ) from None
     table = pyarrow.parquet.read_table(path)
-    return {name: _column(table.column(name).combine_chunks()) for name in table.column_names}
+    return {
+        name: _column(f"column `{name}` in {path}", table.column(name).combine_chunks()) for name in table.column_names
+    }
 
 
-def _column(column: Any) -> Array:
-    """A column as an array; of lists of equal length as one axis more."""
+def _column(what: str, column: Any) -> Array:
+    """A column as an array; of lists of equal length as one axis more.
+
+    Raises:
+        UsageError: it is none; ``what`` is what it is called then.
+    """
     import pyarrow
     import pyarrow.compute
 
+    def is_list(kind: Any) -> bool:
+        types = pyarrow.types
+        return bool(types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind))
+
     axes: list[int] = []
     samples = len(column)
-    while pyarrow.types.is_list(column.type) or pyarrow.types.is_fixed_size_list(column.type):
+    while is_list(column.type):
         lengths = pyarrow.compute.min_max(pyarrow.compute.list_value_length(column)).as_py()
         if lengths["min"] != lengths["max"] or column.null_count:
-            raise ValueError("lists of different lengths in one column")
+            raise UsageError(f"{what} has lists of different lengths", "give each sample as many numbers")
         axes.append(lengths["max"] or 0)
         column = column.flatten()
     if column.null_count:
-        raise ValueError("a column with empty cells")
+        raise UsageError(f"{what} has empty cells", "fill them, or leave such samples out")
     numbers: Array = column.to_numpy(zero_copy_only=False)
     return numbers.reshape(samples, *axes)
 

@@ -81,6 +81,9 @@ def test_columns_are_inputs(tmp_path: Path) -> None:
     found = read_data(tmp_path / "d.parquet")
     np.testing.assert_array_equal(fitted(found, INPUTS, "d")["x"], x)
     np.testing.assert_array_equal(found["nested"], x)
+    wide = pyarrow.array(x.tolist(), pyarrow.large_list(pyarrow.large_list(pyarrow.float32())))  # as polars writes
+    parquet.write_table(pyarrow.table({"x": wide}), tmp_path / "wide.parquet")
+    np.testing.assert_array_equal(read_data(tmp_path / "wide.parquet")["x"], x)
     for bad, said in (([[1.0], [2.0, 3.0, 4.0]], "different lengths"), ([1.0, None], "empty cells")):
         parquet.write_table(pyarrow.table({"x": bad}), tmp_path / "bad.parquet")
         with pytest.raises(UsageError, match=said):
