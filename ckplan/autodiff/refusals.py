@@ -8,6 +8,7 @@ import onnx_ir as ir
 
 from ckplan.autodiff.builder import Builder
 from ckplan.autodiff.paths import differentiable_inputs, entry_of
+from ckplan.autodiff.reading import is_floating
 from ckplan.autodiff.registry import NON_DIFFERENTIABLE
 from ckplan.errors import ModelError, UnsupportedOperatorsError
 from ckplan.keys import DATA_SIZED, NOT_EXPANDED
@@ -45,12 +46,37 @@ def refuse_data_sized(graph: ir.Graph, wanted: Collection[ir.Value], targets: It
                 chosen = (
                     "choose by a mask that is multiplied by, or a Where; let each expert of a mixture see all tokens"
                 )
+                if decides := _deciding_integers(graph, source):
+                    chosen += f"; if '{decides}' is the same in each step, fix it: --set {decides}=NUMBERS"
                 cut = "cut the model before it, for example with onnx.utils.extract_model: it chooses what is shown"
                 raise ModelError(
                     f"the size of '{value.name}' depends on what {source} finds in the data, and a training step has "
                     "fixed sizes",
                     cut if source.startswith("NonMaxSuppression") else chosen,
                 )
+
+
+def _deciding_integers(graph: ir.Graph, source: str) -> str:
+    """The one input that decides how much a node finds, such as the edges of a graph, if it holds integers; or empty.
+
+    Args:
+        graph: the graph.
+        source: the node's operator and its name, as `keys.DATA_SIZED` has them.
+    """
+    pending: list[ir.Value | None] = []
+    for node in graph:
+        if source == f"{node.op_type} '{node.name}'":
+            pending.extend(node.inputs)
+    seen: set[ir.Value] = set()
+    while pending:
+        value = pending.pop()
+        if value is None or value in seen:
+            continue
+        seen.add(value)
+        maker = value.producer()
+        pending.extend(reads(maker) if maker is not None else ())
+    fed = [value for value in seen if value.is_graph_input()]
+    return str(fed[0].name) if len(fed) == 1 and not is_floating(fed[0]) else ""
 
 
 def _named(node: ir.Node) -> str:

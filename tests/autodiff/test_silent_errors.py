@@ -110,6 +110,28 @@ def test_what_is_as_large_as_the_data_say_is_refused(case):
         build_training_graph(normalise(ir.from_proto(model)).model, loss="loss", wrt=["w"])
 
 
+@pytest.mark.parametrize(
+    ("edges", "found", "is_named"),
+    [("int64[2,6]", "different = Equal(a, b)", True), ("float[2,6]", "different = Less(a, b)", False)],
+)
+def test_the_input_that_decides_a_size_is_named_if_it_may_be_the_same_in_each_step(edges, found, is_named):
+    """Layers of graphs take away the loops that a graph has already, as many as it has."""
+    model = onnx.parser.parse_model(f"""
+        <ir_version: 10, opset_import: ["" : 21]>
+        g (float[6,2] x, {edges} edges) => (float[k,2] y) <float[2] w = {{1, 2}}> {{
+            a, b = Split<num_outputs = 2>(edges)
+            {found}
+            kept = NonZero(different)
+            rows = Gather<axis = 0>(x, kept)
+            z = Mul(rows, w)
+            y = ReduceSum<keepdims = 0>(z, first)
+        }}""")
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.asarray([0]), "first"))
+    with pytest.raises(ModelError, match="let each expert of a mixture see all tokens") as refused:
+        build_training_graph(normalise(ir.from_proto(model)).model)
+    assert ("if 'edges' is the same in each step, fix it: --set edges=NUMBERS" in str(refused.value)) == is_named
+
+
 def test_a_detector_that_suppresses_boxes_is_to_be_cut_before_it():
     model = onnx.parser.parse_model("""
         <ir_version: 10, opset_import: ["" : 21]>
