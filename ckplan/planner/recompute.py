@@ -111,28 +111,62 @@ def _readers(problem: Problem, gone: npt.NDArray[np.bool_], order: Sequence[int]
     return places
 
 
+@dataclass(frozen=True, slots=True)
+class _Viewing:
+    """What an op has to do with views.
+
+    Attributes:
+        reads: the views that it reads and that can be made anew: each with its root and the op that makes it.
+        renews: the roots that it makes and that have views.
+        views: the views that it makes, each with its root.
+    """
+
+    reads: tuple[tuple[int, int, int], ...]
+    renews: tuple[int, ...]
+    views: tuple[tuple[int, int], ...]
+
+
+@lru_cache(maxsize=8)
+def _viewing(problem: Problem) -> dict[int, _Viewing]:
+    """What the ops have to do with views that have something to do with any."""
+    root, producer, ops = problem.view_root, problem.producer, problem.ops
+    viewed = {root[tensor] for op in ops for tensor in op.outputs if root[tensor] != tensor}
+    found: dict[int, _Viewing] = {}
+    for index, op in enumerate(ops):
+        makers = ((tensor, producer[tensor]) for tensor in op.inputs if root[tensor] != tensor)
+        one = _Viewing(
+            tuple((t, root[t], i) for t, i in makers if i >= 0 and ops[i].recomputable and not ops[i].backward),
+            tuple(tensor for tensor in op.outputs if tensor in viewed),
+            tuple((tensor, root[tensor]) for tensor in op.outputs if root[tensor] != tensor),
+        )
+        if one.reads or one.renews or one.views:
+            found[index] = one
+    return found
+
+
 def with_views(problem: Problem, schedule: Sequence[int]) -> list[int]:
     """The schedule, with views made anew where they are read after what they are views of was made anew."""
-    root, producer = problem.view_root, problem.producer
-    if not any(op.views for op in problem.ops):
+    viewing = _viewing(problem)
+    if not viewing:
         return list(schedule)
     made = [0] * len(problem.tensors)
     stands_for = [-1] * len(problem.tensors)
     result: list[int] = []
 
     def run(index: int) -> None:
-        for tensor in problem.ops[index].inputs:
-            base = root[tensor]
-            maker = producer[tensor]
-            stale = tensor != base and maker >= 0 and stands_for[tensor] != made[base]
-            if stale and problem.ops[maker].recomputable and not problem.ops[maker].backward:
+        viewed = viewing[index]
+        for view, base, maker in viewed.reads:
+            if stands_for[view] != made[base]:
                 run(maker)
         result.append(index)
-        for tensor in problem.ops[index].outputs:
-            if root[tensor] == tensor:
-                made[tensor] += 1
-            stands_for[tensor] = made[root[tensor]]
+        for base in viewed.renews:
+            made[base] += 1
+        for view, base in viewed.views:
+            stands_for[view] = made[base]
 
     for index in schedule:
-        run(index)
+        if index in viewing:
+            run(index)
+        else:
+            result.append(index)
     return result

@@ -10,7 +10,7 @@ memory than they take.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -30,9 +30,17 @@ _CHAIN = 24
 """How many ops may run again for one read."""
 _SINGLE = 48
 """How many changes are tried by themselves where several at once do not help."""
+_ROUNDING = 1e-9
+"""By how much sums of seconds may differ that are added up in another order, in the cost of a step."""
 
 
-def shave(problem: Problem, schedule: Sequence[int], budget: int, most_cost: float = float("inf")) -> list[int] | None:
+def shave(
+    problem: Problem,
+    schedule: Sequence[int],
+    budget: int,
+    most_cost: float = float("inf"),
+    factor: Callable[[], float] | None = None,
+) -> list[int] | None:
     """A schedule within a budget, made of one that exceeds it.
 
     Args:
@@ -40,6 +48,7 @@ def shave(problem: Problem, schedule: Sequence[int], budget: int, most_cost: flo
         schedule: op ids in execution order; valid.
         budget: bytes of activations.
         most_cost: seconds that the schedule must not exceed.
+        factor: asked for what to multiply each price with, so that other changes are the cheapest; None for nothing.
 
     Returns:
         Op ids in execution order, or None where nothing lowers the excess any further, or too much is missing.
@@ -53,8 +62,11 @@ def shave(problem: Problem, schedule: Sequence[int], budget: int, most_cost: flo
         excess = _excess(live, budget)
         if excess == 0:
             return best
-        pauses = _pauses(problem, copies, live, budget)
+        pauses = _pauses(problem, copies, live, budget, factor)
+        left = most_cost - problem.schedule_cost(best) + _ROUNDING * problem.cost
         for chosen in _attempts(pauses):
+            if sum(pause.cost for pause in chosen) > left:
+                continue
             changed = _with_repeats(problem, best, chosen)
             after = Copies(problem, changed)
             alive = after.live()
@@ -76,21 +88,25 @@ class _Pause:
     """A stretch of the schedule over which a tensor need not be alive.
 
     Attributes:
-        price: seconds of running again for each byte of excess that goes.
+        price: seconds of running again for each byte of excess that goes, or a multiple of that.
+        cost: these seconds.
         start: the step that reads or makes it before.
         stop: the step that reads it after.
         again: the ops to run before that step, in order.
     """
 
     price: float
+    cost: float
     start: int
     stop: int
     again: tuple[int, ...]
 
 
-def _pauses(problem: Problem, copies: Copies, live: Integers, budget: int) -> list[_Pause]:
+def _pauses(
+    problem: Problem, copies: Copies, live: Integers, budget: int, factor: Callable[[], float] | None
+) -> list[_Pause]:
     """Every pause that spans a step above the budget, the cheapest first."""
-    producer, cost = problem.producer, [op.cost for op in problem.ops]
+    producer, costs = problem.producer, [op.cost for op in problem.ops]
     over = np.maximum(live - budget, 0)
     steps = np.concatenate([[0], np.cumsum(over > 0)])
     total = np.concatenate([[0], np.cumsum(over)])
@@ -111,7 +127,9 @@ def _pauses(problem: Problem, copies: Copies, live: Integers, budget: int) -> li
     for made, first, last, gained in zip(*columns, strict=True):
         again = _to_run(problem, producer[made], last, present)
         if again is not None:
-            found.append(_Pause(sum([cost[index] for index in again]) / gained, first, last, again))
+            cost = sum([costs[index] for index in again])
+            price = cost / gained if factor is None else cost / gained * factor()
+            found.append(_Pause(price, cost, first, last, again))
     return sorted(found, key=lambda pause: (pause.price, pause.start, pause.stop))
 
 

@@ -18,6 +18,7 @@ from ckplan.planner.peak import ALIKE, peak_of
 from ckplan.planner.plan import Plan, make_plan
 from ckplan.planner.problem import Problem
 from ckplan.planner.retain import retain
+from ckplan.planner.ruin import rebuilt
 from ckplan.planner.search import improve
 from ckplan.planner.shave import shave
 from ckplan.planner.strategies.base import Strategy, one_more_forward
@@ -70,6 +71,12 @@ _NOTICED = 5e-3
 """The gap between cost and bound, in the cost of a step, for which more schedules are tried."""
 _LONGER = 5_000
 """How many times as many, divided by the ops of the graph: some tenths of a second for graphs of all sizes."""
+_REBUILT = 1_000_000
+"""How many times as many are tried by ruin and recreate, divided by the square of the ops of the graph."""
+_OFTEN_REBUILT = 4
+"""The same for small graphs."""
+_MOST_REBUILT = 900
+"""Ops of the largest graph for which they are: for larger ones eviction finds more in the same time."""
 _RUNG = 1.01
 """Ratio of one budget to the next of those that are planned for as well where what the solver found is chance."""
 _RUNGS = 2
@@ -167,6 +174,19 @@ class Auto(Strategy):
         return replace(made, overhead_bound=plan.overhead_bound, interrupted=plan.interrupted)
 
     def _cheapest(self, problem: Problem, budget: int, effort: Effort, most_cost: float) -> list[int] | None:
+        """The cheapest schedule within a budget that is found, with what is dear about it recreated."""
+        found = self._finished_cheapest(problem, budget, effort, most_cost)
+        count = len(problem.ops)
+        steps = int(self.steps * min(_OFTEN_REBUILT, _REBUILT / count**2)) if count <= _MOST_REBUILT else 0
+        if found is None or not steps or effort.over or not self._leaves_gap(problem, budget, found):
+            return found
+        try:
+            return rebuilt(problem, found, budget, steps, effort.seed, effort.deadline)
+        except KeyboardInterrupt:
+            effort.interrupted = True
+            return found
+
+    def _finished_cheapest(self, problem: Problem, budget: int, effort: Effort, most_cost: float) -> list[int] | None:
         """The cheapest schedule within a budget: of the other strategies', improved, and where it is small finished."""
         if len(problem.ops) <= _SMALL:
             effort.steps = effort.steps * 5 // 2  # as many as `search` tries
@@ -212,10 +232,14 @@ class Auto(Strategy):
     def _searched(self, problem: Problem, budget: int, found: list[int], effort: Effort) -> list[int]:
         """A schedule, improved for longer where a bound leaves a gap that is worth it."""
         steps = self.steps * _LONGER // len(problem.ops)
-        extra = problem.schedule_cost(found) - problem.cost
-        if not steps or extra - least_overhead(problem, budget) <= _NOTICED * problem.cost:
+        if not steps or not self._leaves_gap(problem, budget, found):
             return found
         return self._improved(problem, found, budget, Effort(steps, effort.seed + 1, effort.deadline))
+
+    def _leaves_gap(self, problem: Problem, budget: int, found: Sequence[int]) -> bool:
+        """Whether a bound leaves a gap below a schedule for which more is tried."""
+        extra = problem.schedule_cost(found) - problem.cost
+        return extra - least_overhead(problem, budget) > _NOTICED * problem.cost
 
     def _finished(
         self,
