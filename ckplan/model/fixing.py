@@ -92,7 +92,7 @@ def deciding_input(graph: ir.Graph, node: ir.Node) -> str:
 
 
 def _spelled(numbers: Number | Sequence[Number]) -> str:
-    return ", ".join(map(str, numbers)) if isinstance(numbers, Sequence) else str(numbers)
+    return shortened([str(number) for number in numbers]) if isinstance(numbers, Sequence) else str(numbers)
 
 
 def array_of(value: ir.Value, numbers: Number | Sequence[Number]) -> np.ndarray:

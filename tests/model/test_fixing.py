@@ -41,6 +41,15 @@ def test_the_branch_for_another_size_falls_away(voice: Path) -> None:
     np.testing.assert_allclose(run(forward.model, {"x": x})[0], x @ WEIGHTS["w16"], rtol=1e-5, atol=1e-5)
 
 
+def test_a_long_list_of_numbers_is_cut_short_in_the_note(tmp_path: Path) -> None:
+    text = """<ir_version: 8, opset_import: ["" : 17]>
+        g (float[4] x, int64[2, 40] edges) => (float[40] y) {
+        a, b = Split (edges) c = Squeeze (a) y = Gather (x, c)
+    }"""
+    forward = load(write(parse(text), tmp_path), fixed={"edges": [index % 4 for index in range(80)]})
+    assert "input 'edges' is set to 0, 1, 2, 3, 0 and 75 more" in forward.notes
+
+
 def test_the_error_names_the_option(voice: Path) -> None:
     with pytest.raises(ModelError, match=r"in a branch does not fit its inputs.*--set sr=VALUE"):
         load(voice)
