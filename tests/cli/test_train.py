@@ -125,7 +125,7 @@ def test_failures_are_one_line_with_the_right_exit_code(folder: Path) -> None:
         (("train", step, "--data", data, "--checkpoints", run, "--resume"), 3, "there is no checkpoint in"),
         (("train", step, "--data", data), 2, "Missing option '--checkpoints'"),
         (("train", step, "--data", data, "--checkpoints", run, "--learning-rate", 1e38), 1, "lower the learning rate"),
-        (("train", step, "--data", data, "--checkpoints", folder / "file" / "x"), 5, "cannot write"),
+        (("train", step, "--data", data, "--checkpoints", folder / "file" / "x"), 2, "is not a directory"),
         (("train", NETWORK, "--data", data, "--checkpoints", run), 3, "has no gradients"),
         (("export-weights", run, NETWORK, "-o", folder / "out.onnx"), 3, "there is no checkpoint in"),
         (("export-weights", folder / "none", NETWORK, "-o", folder / "out.onnx"), 3, "there is no checkpoint in"),

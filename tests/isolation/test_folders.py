@@ -74,8 +74,8 @@ def test_links_are_not_followed(tmp_path: Path) -> None:
     assert (precious / "file").exists()
 
 
-def test_no_temporary_directory_is_an_error_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", "/nonexistent")
+def test_no_temporary_directory_is_an_error_of_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "none"))
     with pytest.raises(EnvironmentUnavailableError, match="set TMPDIR to another folder"), temporary_folder():
         pass
 
