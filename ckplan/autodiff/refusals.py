@@ -15,6 +15,7 @@ from ckplan.keys import DATA_SIZED, NOT_EXPANDED
 from ckplan.model.contrib import MICROSOFT, REFUSED
 from ckplan.model.costs import BLOCKED
 from ckplan.model.declared import is_own
+from ckplan.model.fixing import sole_input
 from ckplan.model.node_reads import reads
 from ckplan.operators.matching import is_op
 
@@ -63,20 +64,8 @@ def _deciding_integers(graph: ir.Graph, source: str) -> str:
         graph: the graph.
         source: the node's operator and its name, as `keys.DATA_SIZED` has them.
     """
-    pending: list[ir.Value | None] = []
-    for node in graph:
-        if source == f"{node.op_type} '{node.name}'":
-            pending.extend(node.inputs)
-    seen: set[ir.Value] = set()
-    while pending:
-        value = pending.pop()
-        if value is None or value in seen:
-            continue
-        seen.add(value)
-        maker = value.producer()
-        pending.extend(reads(maker) if maker is not None else ())
-    fed = [value for value in seen if value.is_graph_input()]
-    return str(fed[0].name) if len(fed) == 1 and not is_floating(fed[0]) else ""
+    found = sole_input(value for node in graph if source == f"{node.op_type} '{node.name}'" for value in node.inputs)
+    return "" if found is None or is_floating(found) else str(found.name)
 
 
 def _named(node: ir.Node) -> str:

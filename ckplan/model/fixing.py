@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeAlias
 
 import numpy as np
@@ -16,6 +16,7 @@ from ckplan.errors import UsageError
 from ckplan.model.constants import mark_constant
 from ckplan.model.infer import static_shape
 from ckplan.model.nested_graphs import graphs_in
+from ckplan.model.node_reads import reads
 
 Number: TypeAlias = "int | float | bool"
 Fixed: TypeAlias = "Mapping[str, Number | Sequence[Number]]"
@@ -81,14 +82,21 @@ def deciding_input(graph: ir.Graph, node: ir.Node) -> str:
         inside = any(inner is node for body in graphs_in(holder) for inner in body.all_nodes())
         if holder.op_type == "If" and inside:
             pending.append(holder.inputs[0])
-    found: dict[str, None] = {}
+    found = sole_input(pending)
+    return "" if found is None else str(found.name)
+
+
+def sole_input(values: Iterable[ir.Value | None]) -> ir.Value | None:
+    """The input of a graph that alone decides on some values of it; None if none does, or several do."""
+    pending, seen = list(values), set[ir.Value]()
     while pending:
         value = pending.pop()
-        maker = None if value is None else value.producer()
-        if value is not None and value.is_graph_input():
-            found[str(value.name)] = None
-        pending.extend(maker.inputs if maker is not None else ())
-    return next(iter(found)) if len(found) == 1 else ""
+        if value is not None and value not in seen:
+            seen.add(value)
+            maker = value.producer()
+            pending.extend(reads(maker) if maker is not None else ())
+    found = [value for value in seen if value.is_graph_input()]
+    return found[0] if len(found) == 1 else None
 
 
 def _spelled(numbers: Number | Sequence[Number]) -> str:

@@ -46,7 +46,7 @@ class Eviction:
         self.heap: list[tuple[float, int, int]] = []
         self.stamp = [0] * count
         self.unjudged: set[int] = set()
-        """The roots that an op touched since memory last ran out."""
+        """The roots that an op touched since memory last ran out; all of them when it first does."""
         self.evicted: set[int] = set()
         self.contenders: frozenset[int] = frozenset()
         """The roots that may ever be judged."""
@@ -264,10 +264,7 @@ class Eviction:
         heap, stamps, live, pins = self.heap, self.stamp, self.live, self.pins
         if not self.short:
             self.short = True
-            for base in self.graph.repeatable:
-                if self.evictable[base] and live[base]:
-                    stamps[base] += 1
-                    heappush(heap, (score(base), base, stamps[base]))
+            self.unjudged.update(self.graph.repeatable)
         for base in self.unjudged:
             if live[base] and self.evictable[base]:
                 stamps[base] += 1
