@@ -9,13 +9,13 @@ A package names what it adds in its ``pyproject.toml``::
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
 from ckplan.display import one_line
-from ckplan.errors import CkplanError, EnvironmentUnavailableError
+from ckplan.errors import CkplanError, EnvironmentUnavailableError, UsageError
 
 
 @functools.cache
@@ -48,6 +48,21 @@ def _loaded(point: EntryPoint, taken: Callable[[str, Any], Any] | None) -> Any:
             f"({type(error).__name__}: {one_line(error)})",
             f"repair or uninstall {package}",
         ) from error
+
+
+def check_unused(name: str, known: Iterable[str], what: str) -> None:
+    """Make sure that what is registered, or comes with a package, has a name of its own.
+
+    Args:
+        name: its name.
+        known: the names of the others.
+        what: what they are, such as ``"meters"``.
+
+    Raises:
+        UsageError: one of them has the name.
+    """
+    if name in known:
+        raise UsageError(f"two {what} are called `{name}`", "give one another name, and register each once")
 
 
 def is_of_others(code: Any) -> bool:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ckplan.arguments import check_kind
-from ckplan.errors import UsageError
-from ckplan.extensions import load_group, running
+from ckplan.extensions import check_unused, load_group, running
 from ckplan.meter import counters, heap, nvml, plain
 from ckplan.meter.meter import Figure, Meter, in_order
 
@@ -44,8 +43,7 @@ def _named(meter: Meter, *known: Meter) -> Meter:
         UsageError: it is none, or one of those that are known has its name.
     """
     check_kind("the meter", meter, Meter, "give a `ckplan.meter.meter.Meter`")
-    if any(other.name == meter.name for other in known):
-        raise UsageError(f"two meters are called `{meter.name}`", "give one another name, and register each once")
+    check_unused(meter.name, [other.name for other in known], "meters")
     figures = []
     for figure in meter.figures:
         named = running(f"figure '{figure.title.strip()}' of the {meter.name} meter")

@@ -10,7 +10,7 @@ from typing import TypeVar
 from ckplan.arguments import shown
 from ckplan.choices import parse_choice
 from ckplan.errors import UsageError
-from ckplan.extensions import load_group
+from ckplan.extensions import check_unused, load_group
 from ckplan.planner.strategies.auto import Auto
 from ckplan.planner.strategies.base import Strategy
 from ckplan.planner.strategies.chen import Chen
@@ -70,8 +70,7 @@ def _fit(kind: S, *known: type[Strategy]) -> S:
     """See that it is a strategy, with a name of its own."""
     if not (isinstance(kind, type) and issubclass(kind, Strategy)):
         raise UsageError(f"the strategy is {shown(kind)}", "give a subclass of `Strategy`")
-    if any(other.name == kind.name for other in known):
-        raise UsageError(f"two strategies are called `{kind.name}`", "give one another name, and register each once")
+    check_unused(kind.name, [other.name for other in known], "strategies")
     return kind
 
 

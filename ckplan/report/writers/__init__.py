@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 
 from ckplan.arguments import check_text, shown
 from ckplan.errors import UsageError
-from ckplan.extensions import load_group, running
+from ckplan.extensions import check_unused, load_group, running
 from ckplan.report.document import Document
 
 Writer = Callable[[Document], str]
@@ -34,7 +34,7 @@ def register_reporter(kind: str) -> Callable[[Writer], Writer]:
         UsageError: the name is no string, or another format has it.
     """
     check_text("the name of the format", kind)
-    _check_name(kind, *FORMATS, *_OTHERS)
+    check_unused(kind, (*FORMATS, *_OTHERS), "formats")
 
     def register(function: Writer) -> Writer:
         _OTHERS[kind] = function
@@ -43,13 +43,8 @@ def register_reporter(kind: str) -> Callable[[Writer], Writer]:
     return register
 
 
-def _check_name(kind: str, *known: str) -> None:
-    if kind in known:
-        raise UsageError(f"two formats are called `{kind}`", "give one another name, and register each once")
-
-
 def _installed(kind: str, function: Writer) -> Writer:
-    _check_name(kind, *FORMATS)
+    check_unused(kind, FORMATS, "formats")
     if not callable(function):
         raise UsageError(f"format `{kind}` is {shown(function)}", "give a function from a `Document` to text")
     return function
