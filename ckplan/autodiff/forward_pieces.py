@@ -10,10 +10,12 @@ from ckplan import keys
 from ckplan.autodiff.assembly import name_nodes
 from ckplan.autodiff.attention.pieces import chunk_attentions
 from ckplan.autodiff.builder import Builder
+from ckplan.autodiff.composites import inline_composites
 from ckplan.autodiff.micro_batches import cut_batch
 from ckplan.autodiff.paths import prune
 from ckplan.autodiff.regions import OFF, Chunks, Pieces, Region, refuse_idle, told
 from ckplan.autodiff.token_blocks import cut_tokens
+from ckplan.autodiff.training_mode import write_out_batch_statistics
 
 
 def forward_in_pieces(forward: ir.Model, chunks: Chunks = OFF) -> tuple[ir.Model, tuple[Region, ...], tuple[str, ...]]:
@@ -30,6 +32,8 @@ def forward_in_pieces(forward: ir.Model, chunks: Chunks = OFF) -> tuple[ir.Model
     graph = model.graph
     name_nodes(graph)
     op = Builder(graph, graph.opset_imports, functions=model.functions)
+    write_out_batch_statistics(op)
+    inline_composites(op)
     _, batches, batch_notes = cut_batch(op, pieces.batch, set())
     _, attentions, row_notes = chunk_attentions(op, pieces.attention, set())
     _, stretches = cut_tokens(op, pieces.tokens, set())

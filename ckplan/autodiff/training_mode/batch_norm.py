@@ -18,18 +18,16 @@ from ckplan.autodiff.reading import attr_float, dtype_of, required_input, shape_
 from ckplan.autodiff.rules.batch_norm import EPSILON, centre
 
 
-def batch_normalization(
-    op: Builder, node: ir.Node, old: tuple[ir.Value, ir.Value]
-) -> tuple[ir.Value, ir.Value, ir.Value]:
+def batch_normalization(op: Builder, node: ir.Node, old: Sequence[ir.Value]) -> list[ir.Value]:
     """Emit a BatchNormalization in training form as one composite.
 
     Args:
         op: the builder, in a scope of its own.
         node: a BatchNormalization of x [N, C, ...] in either form; it stays as it is.
-        old: the running mean and variance [C] before the step.
+        old: the running mean and variance [C] before the step; empty where nothing reads what becomes of them.
 
     Returns:
-        The normalised x, and the running mean and variance after the step.
+        The normalised x, and the running mean and variance after the step if ``old`` are given.
     """
     x, scale, bias = (required_input(node, index) for index in range(3))
     channels, narrow = shape_of(x)[1], x.dtype
@@ -42,14 +40,12 @@ def batch_normalization(
         parts = [op.cast(part, centred.dtype) for part in (scale, bias)]
         zeros = np.zeros(channels, dtype_of(centred))
         y = op.cast(op.BatchNormalization(centred, *parts, zeros, variance, epsilon=epsilon), narrow)
-        new = [
-            _running(op, before, batch, momentum)
-            for before, batch in zip(old, (op.reshape(mean, [channels]), variance), strict=True)
-        ]
+        statistics = [op.reshape(mean, [channels]), variance] if old else []
+        new = [_running(op, before, batch, momentum) for before, batch in zip(old, statistics, strict=True)]
     outputs = [y, *new, centred, variance]
     inputs, attributes = [x, scale, bias, *old], {"momentum": momentum, "epsilon": epsilon}
-    y, mean, variance, *_ = outline(op, "TrainingBatchNormalization", nodes, inputs, outputs, attributes)
-    return y, mean, variance
+    kind = "TrainingBatchNormalization" if old else "StatelessBatchNormalization"
+    return list(outline(op, kind, nodes, inputs, outputs, attributes))[: 1 + len(new)]
 
 
 def _running(op: Builder, old: ir.Value, batch: ir.Value, momentum: float) -> ir.Value:

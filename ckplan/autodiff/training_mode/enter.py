@@ -8,10 +8,13 @@ from dataclasses import dataclass, field
 import onnx_ir as ir
 
 from ckplan.autodiff.builder import Builder
+from ckplan.autodiff.control_flow.bodies import BodyBuilder
 from ckplan.autodiff.paths import needed_nodes
 from ckplan.autodiff.reading import attr_int, required_input, shape_of
 from ckplan.autodiff.training_mode.batch_norm import batch_normalization, splits
 from ckplan.autodiff.training_mode.dropout import dropout
+from ckplan.errors import ModelError
+from ckplan.model.infer import static_shape
 from ckplan.model.nested_graphs import graphs_in
 from ckplan.operators.matching import input_of, is_op
 
@@ -82,22 +85,34 @@ def write_out_batch_statistics(op: Builder) -> None:
 
     onnxruntime's kernel writes new running statistics over the old ones unless they are outputs of the model, be these
     constants of the file or arrays of the caller (``Alias`` in ``core/providers/cpu/nn/batch_norm.cc``). Of up to eight
-    channels it holds equal constants once: zeros and ones that gradients read would change with every step.
+    channels it holds equal constants once: zeros and ones that gradients read would change with every step. In a body
+    it does so each time the body runs.
 
     Args:
-        op: builder of the forward graph.
+        op: builder of the forward graph; the bodies of its nodes are gone through as well.
+
+    Raises:
+        ModelError: the shape of what one in a body normalises differs from run to run.
     """
     for node in list(op.graph):
+        for body in graphs_in(node):
+            write_out_batch_statistics(BodyBuilder(op, body))
         if not is_op(node, "BatchNormalization") or not attr_int(node, "training_mode", 0):
             continue
-        if len(shape_of(required_input(node, 0))) < 2:
+        shape = static_shape(required_input(node, 0))
+        if shape is None:
+            raise ModelError(
+                f"BatchNormalization '{node.name}' is in training form in a body where the shape of what it normalises "
+                "is not the same in every run, and onnxruntime would write over the statistics that it is given",
+                "export the model in inference form (torch: model.eval()), or set training_mode to 0",
+            )
+        if len(shape) < 2:
             continue
-        names = [output.name for output in node.outputs]
+        is_read = any(value.uses() or value.is_graph_output() for value in node.outputs[1:])
+        old = [required_input(node, 3), required_input(node, 4)] if is_read else []
         with op.scope(str(node.name), "forward", before=node):
-            made = batch_normalization(op, node, (required_input(node, 3), required_input(node, 4)))
+            made = batch_normalization(op, node, old)
         _replace(node, made)
-        for value, name in zip(made, names, strict=False):
-            value.name = name or value.name
 
 
 def _has_running(node: ir.Node) -> bool:
@@ -124,7 +139,7 @@ def _copy(op: Builder, initializer: ir.Value, name: str) -> ir.Value:
 
 
 def _replace(node: ir.Node, made: Sequence[ir.Value]) -> None:
-    """Let the readers of a node read what was made in its place."""
+    """Let the readers of a node read what was made in its place, under the names that the file has for it."""
     graph = node.graph
     assert graph is not None
     names = [output.name for output in node.outputs]
@@ -132,10 +147,12 @@ def _replace(node: ir.Node, made: Sequence[ir.Value]) -> None:
         output.replace_all_uses_with(value, replace_graph_outputs=True)
     settings = [value for value in node.inputs if value is not None and value.is_initializer()]
     graph.remove(node, safe=True)
-    made[0].name = names[0]
+    for value, name in zip(made, names, strict=False):
+        value.name = name or value.name
     for value in settings:  # a ratio, for one, that nothing else reads is no parameter without a gradient
-        if not value.uses() and not value.is_graph_output():
-            graph.initializers.pop(str(value.name), None)
+        holder = value.graph  # the graph around a body holds what the body reads
+        if holder is not None and not value.uses() and not value.is_graph_output():
+            holder.initializers.pop(str(value.name), None)
 
 
 def _take_notes(forms: TrainingForms, graph: ir.Graph, normalisations: int, dropouts: int) -> None:
