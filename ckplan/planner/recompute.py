@@ -113,10 +113,10 @@ def _readers(problem: Problem, gone: npt.NDArray[np.bool_], order: Sequence[int]
 
 @dataclass(frozen=True, slots=True)
 class _Viewing:
-    """What an op has to do with views.
+    """What an op has to do with views that may be of memory that was made anew, and can be made anew themselves.
 
     Attributes:
-        reads: the views that it reads and that can be made anew: each with its root and the op that makes it.
+        reads: the views that it reads, each with its root and the op that makes it.
         renews: the roots that it makes and that have views.
         views: the views that it makes, each with its root.
     """
@@ -130,14 +130,18 @@ class _Viewing:
 def _viewing(problem: Problem) -> dict[int, _Viewing]:
     """What the ops have to do with views that have something to do with any."""
     root, producer, ops = problem.view_root, problem.producer, problem.ops
-    viewed = {root[tensor] for op in ops for tensor in op.outputs if root[tensor] != tensor}
+
+    def runs_again(maker: int) -> bool:
+        return maker >= 0 and ops[maker].recomputable and not ops[maker].backward
+
+    views = {t for t, base in enumerate(root) if base != t and runs_again(producer[t]) and runs_again(producer[base])}
+    viewed = {root[tensor] for tensor in views}
     found: dict[int, _Viewing] = {}
     for index, op in enumerate(ops):
-        makers = ((tensor, producer[tensor]) for tensor in op.inputs if root[tensor] != tensor)
         one = _Viewing(
-            tuple((t, root[t], i) for t, i in makers if i >= 0 and ops[i].recomputable and not ops[i].backward),
+            tuple((tensor, root[tensor], producer[tensor]) for tensor in op.inputs if tensor in views),
             tuple(tensor for tensor in op.outputs if tensor in viewed),
-            tuple((tensor, root[tensor]) for tensor in op.outputs if root[tensor] != tensor),
+            tuple((tensor, root[tensor]) for tensor in op.outputs if tensor in views),
         )
         if one.reads or one.renews or one.views:
             found[index] = one
@@ -164,9 +168,10 @@ def with_views(problem: Problem, schedule: Sequence[int]) -> list[int]:
         for view, base in viewed.views:
             stands_for[view] = made[base]
 
-    for index in schedule:
-        if index in viewing:
-            run(index)
-        else:
-            result.append(index)
+    done = 0
+    for step in [step for step, index in enumerate(schedule) if index in viewing]:
+        result += schedule[done:step]
+        run(schedule[step])
+        done = step + 1
+    result += schedule[done:]
     return result

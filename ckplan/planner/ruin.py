@@ -59,7 +59,7 @@ def rebuilt(
             break
         spread = rng.choice(_SPREADS)
         left = with_views(problem, _ruined(problem, best, rng))
-        found = shave(problem, left, budget, cost * _LEEWAY, partial(_factor, rng, spread))
+        found = shave(problem, left, budget, cost * _LEEWAY, partial(_factors, rng, spread))
         if found is None:
             continue
         found = retain(problem, without_dead_repeats(problem, found), budget)
@@ -68,9 +68,9 @@ def rebuilt(
     return best
 
 
-def _factor(rng: random.Random, spread: float) -> float:
-    """A random factor whose logarithm has a standard deviation."""
-    return math.exp(rng.gauss(0.0, spread))
+def _factors(rng: random.Random, spread: float, count: int) -> list[float]:
+    """Random factors whose logarithms have a standard deviation."""
+    return [math.exp(rng.gauss(0.0, spread)) for _ in range(count)]
 
 
 def _ruined(problem: Problem, schedule: Sequence[int], rng: random.Random) -> list[int]:
