@@ -22,7 +22,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from ckplan.autodiff.uses import AFFINE_AFTER, PRODUCTS, VIEWS, Use, follows
+from ckplan.autodiff.uses import AFFINE_AFTER, PRODUCTS, VIEWS, Use, follows, is_bias
 from ckplan.keys import CONSTANT, FROZEN, STANDS_FOR
 from ckplan.model import is_literal
 from ckplan.model.constants import FOLDED, IN_NODE
@@ -195,6 +195,8 @@ def _by_values(value: ir.Value, uses: Set[Use]) -> Verdict:
         return Verdict(is_layer or Use.AFFINE in uses or (not numbered and uses != {Use.PLACED}), why=formula)
     if Use.PRODUCT in uses and value.const_value is not None and is_rounded(value.const_value, _LEVELS):
         return Verdict(True, certain=False, why=f"{formula} in equal steps")
+    if formula.startswith(("of ", "mostly ")) and is_bias(value):  # as an LSTM begins with, ones for what it forgets
+        return Verdict(True, why=formula)
     return Verdict(False, why=formula)
 
 

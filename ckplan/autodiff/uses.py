@@ -20,10 +20,11 @@ _NORMALISATIONS = frozenset(
 )
 PRODUCTS = frozenset({"Conv", "ConvTranspose", "Einsum", "Gemm", "GRU", "LSTM", "MatMul", "RNN"})
 """Operators that multiply by weights."""
+_BIASES = frozenset({("Conv", 2), ("ConvTranspose", 2), ("Gemm", 2), ("GRU", 3), ("LSTM", 3), ("RNN", 3)})
 # Not of InstanceNormalization: exporters write a group normalisation as one by ones and zeros.
 _AFFINE = frozenset(
     {(kind, index) for kind in _NORMALISATIONS - {"InstanceNormalization"} for index in (1, 2)}
-    | {("Conv", 2), ("ConvTranspose", 2), ("Gemm", 2), ("GRU", 3), ("LSTM", 3), ("RNN", 3)}
+    | _BIASES
     | {("PRelu", 1)}  # one slope for all channels is learnt, too; what is not learnt is a LeakyRelu
 )
 AFFINE_AFTER = {"Add": _NORMALISATIONS | PRODUCTS, "Mul": _NORMALISATIONS}
@@ -87,6 +88,13 @@ def uses_of(value: ir.Value) -> set[Use]:
         else:
             found.add(Use.ELEMENTWISE)
     return found
+
+
+def is_bias(value: ir.Value) -> bool:
+    """Whether operators read a value, a number for each channel or gate, in the place of their bias, and only so."""
+    uses = [(use.node.op_type, use.idx) for use in value.uses()]
+    rows = (static_shape(value) or ())[:-1]
+    return bool(uses) and set(uses) <= _BIASES and (("Gemm", 2) not in uses or all(size == 1 for size in rows))
 
 
 def _is_state(value: ir.Value, node: ir.Node, slot: int) -> bool:

@@ -14,6 +14,8 @@ from ckplan.model.torch_files.exporter_metadata import KIND
 from tests.autodiff.gradcheck import parse, values
 
 POSITIONS = np.cos(np.outer(np.arange(16), 0.3 + np.arange(16)))
+FORGETTING = np.repeat([[0.0, 1.0, 0.0]], [8, 8, 112], axis=1)
+"""The bias that LSTMs of Keras begin with, by smaller gates: ones for what they forget."""
 MASK = np.triu(np.full((16, 16), -1e30), 1)
 
 READ = {
@@ -27,6 +29,7 @@ READ = {
     "scale": "y = LayerNormalization(h, tensor)",
     "slope": "y = PRelu(h, tensor)",
     "bias of a recurrence": "t = Unsqueeze(h, axis) y = LSTM <hidden_size = 16> (t, input_weight, own_weight, tensor)",
+    "bias of a product": "y = Gemm(h, first, tensor)",
     "scale behind a reshape": "n = LayerNormalization(h, norm) r = Unsqueeze(tensor, axis) y = Mul(n, r)",
 }
 
@@ -66,6 +69,9 @@ def trained(name: str, array: np.ndarray, how: str, **metadata: str) -> tuple[li
         ("val_3", np.ones(16), "scale behind a reshape", True),
         ("onnx::PRelu_4", np.full((1, 1), 0.25), "slope", True),
         ("192", np.zeros((1, 128)), "bias of a recurrence", True),
+        ("192", FORGETTING, "bias of a recurrence", True),
+        ("192", FORGETTING[0, :16], "bias of a product", True),
+        ("192", np.eye(16), "bias of a product", False),
         ("rows", values(16, 16, seed=1), "table", True),
         ("stft.weight", POSITIONS, "product", False),
         ("/norm/Constant_1_output_0", np.ones(16), "scale", False),
