@@ -62,6 +62,13 @@ def test_gradients_of_equal_numbers_are_summed(exporter: Callable[[np.ndarray], 
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.parametrize(("model", "told"), [(older(LOOKED_UP), False), (newer(LOOKED_UP), True)])
+def test_where_the_file_does_not_say_in_what_a_note_tells_what_may_lack(model: onnx.ModelProto, told: bool) -> None:
+    """As of a product of two parameters with a state that starts at zero: a step later both are read again."""
+    _, notes = loaded(model)
+    assert ("looked-up tensor(s) the file does not say ('onnx::Add_9'): the gradient of one" in notes) is not told
+
+
 def test_a_weight_of_a_layer_is_looked_up_where_its_name_tells() -> None:
     """As of a layer that goes by distances: a Toeplitz matrix."""
     forward, notes = loaded(newer(LOOKED_UP, "MatMul"))

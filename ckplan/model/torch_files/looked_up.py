@@ -38,6 +38,7 @@ def join_looked_up(model: ir.Model) -> tuple[str, ...]:
         return ()
     graph = model.graph
     found: list[str] = []
+    untold: list[str] = []
     of_zeros: list[str] = []
     for value in list(graph.initializers.values()):
         stands_for = value.metadata_props.get(keys.STANDS_FOR)
@@ -57,6 +58,7 @@ def join_looked_up(model: ir.Model) -> tuple[str, ...]:
         if len(numbers) * _OFTEN > array.size or 0 in numbers or _was_rounded(numbers):
             continue
         found.append(f"'{value.name}' ({len(numbers)} numbers for {array.size} places)")
+        untold += [f"'{value.name}'"] * (stands_for is None)
         look_up = Operation("Gather", "xi", {"axis": 0})
         constants = {"i": places.reshape(array.shape).astype(np.int64)}
         function = Function("index", lambda x: x, (look_up,), constants=constants)
@@ -66,6 +68,12 @@ def join_looked_up(model: ir.Model) -> tuple[str, ...]:
         notes.append(
             f"{len(found)} tensor(s) that torch's exporter looked up in a parameter are looked up in the step again: "
             f"{shortened(found, 3)}"
+        )
+    if untold:
+        notes.append(
+            f"of which parameters torch's exporter computed {len(untold)} looked-up tensor(s) the file does not say "
+            f"({shortened(untold, 3)}): the gradient of one that is read elsewhere as well lacks that part; "
+            "ckplan.export keeps the parameters"
         )
     if of_zeros:
         notes.append(
