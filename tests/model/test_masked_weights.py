@@ -16,6 +16,7 @@ from tests.model.torch_files import add_source, exported, gradients, loaded
 TRIANGLE = np.tril(np.ones((4, 4), np.float32))
 MASK = TRIANGLE[[1, 0, 2, 3]]
 WEIGHT = normal(1, 4, 4)
+KINDS = ("BUFFER", "PARAMETER")
 
 
 def masked(kind: str, weight: np.ndarray, way: str = "val_1") -> onnx.ModelProto:
@@ -31,11 +32,18 @@ def masked(kind: str, weight: np.ndarray, way: str = "val_1") -> onnx.ModelProto
     return model
 
 
-def test_no_gradient_reaches_the_zeros() -> None:
+@pytest.mark.parametrize(
+    ("kind", "told"),
+    [
+        ("BUFFER", "1 weight(s) keep the zeros of a mask that torch's exporter multiplied in: 'mul'"),
+        ("PARAMETER", "1 product(s) of two parameters keep their zeros, as where one is a mask that is frozen ('mul')"),
+    ],
+)
+def test_no_gradient_reaches_the_zeros(kind: str, told: str) -> None:
     torch = pytest.importorskip("torch")
-    model = masked("BUFFER", WEIGHT * MASK)
+    model = masked(kind, WEIGHT * MASK)
     forward, notes = loaded(model)
-    assert "1 weight(s) keep the zeros of a mask that torch's exporter multiplied in: 'mul'" in notes
+    assert told in notes
     x, target = normal(2, 2, 4), normal(3, 2, 4)
     np.testing.assert_array_equal(run(forward, {"x": x})[0], run(model, {"x": x})[0])
 
@@ -51,8 +59,7 @@ def test_no_gradient_reaches_the_zeros() -> None:
 
 @pytest.mark.parametrize(
     ("kind", "weight"),
-    [("PARAMETER", WEIGHT * MASK), ("BUFFER", WEIGHT), ("BUFFER", np.zeros((4, 4), np.float32))],
-    ids=["of two parameters", "no zeros", "all zeros"],
+    [("PARAMETER", WEIGHT), ("BUFFER", WEIGHT), *((kind, np.zeros((4, 4), np.float32)) for kind in KINDS)],
 )
 def test_other_products_are_as_they_were(kind: str, weight: np.ndarray) -> None:
     forward, notes = loaded(masked(kind, weight))

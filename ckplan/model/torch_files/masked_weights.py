@@ -3,9 +3,11 @@
 A masked autoencoder, a convolution that sees only what came before, a pruned layer: the module multiplies a weight by a
 buffer of zeros and ones. The optimiser of torch's default exporter does it beforehand, and the buffer is gone. Trained
 as it is, the product would fill with numbers where the mask has zeros, and see what it must not. The metadata say that
-it is a product of a parameter and a buffer. What a module makes a triangle or a diagonal of (``w.tril()``, ``diag(w)``)
-its values show, where the metadata name an operation that can have; a weight that only begins so is trained as a whole.
-Files of the older exporter name no operations: there a note says what is taken for a triangle or a diagonal.
+it is a product of a parameter and a buffer, or of a parameter and one that is frozen, which they do not tell from two
+that are trained: zeros among other numbers do. What a module makes a triangle or a diagonal of (``w.tril()``,
+``diag(w)``) its values show, where the metadata name an operation that can have; a weight that only begins so is
+trained as a whole. Files of the older exporter name no operations: there a note says what is taken for a triangle or a
+diagonal.
 
 What was padded with zeros (``F.pad(table, ...)``, for a token beside the patches) has them around a box of numbers.
 """
@@ -22,7 +24,12 @@ from ckplan import keys
 from ckplan.display import shortened
 from ckplan.model.constants import add_constant
 from ckplan.model.structure import is_unstructured
-from ckplan.model.torch_files.exporter_metadata import buffers_of, folded_from, is_comparison_name
+from ckplan.model.torch_files.exporter_metadata import (
+    buffers_of,
+    folded_from,
+    is_comparison_name,
+    parameters_of,
+)
 
 _COMPUTED = re.compile(r"onnx::(Conv\w*|Gemm|MatMul)_\d+")
 """How the older exporter calls a weight that it computed, of a layer."""
@@ -30,7 +37,7 @@ _SAMPLE = 4096
 """How many numbers of a weight are looked at."""
 _FEW, _MANY = 0.05, 0.95
 """The share of zeros between which a weight may have been masked."""
-_MATRIX = 2
+_MATRIX = _PAIR = 2
 _FEWEST = 3
 """How many rows and columns a matrix has at least for its zeros to show a triangle."""
 _PRODUCT = re.compile(r"mul(_\d+)?")
@@ -46,8 +53,9 @@ def keep_masks(model: ir.Model) -> tuple[str, ...]:
         Notes.
     """
     graph = model.graph
-    buffers = buffers_of(graph)
+    buffers, parameters = buffers_of(graph), parameters_of(graph)
     masked: list[ir.Value] = []
+    of_two: list[ir.Value] = []
     padded: list[ir.Value] = []
     bands: list[ir.Value] = []
     for value in list(graph.initializers.values()):
@@ -55,19 +63,23 @@ def keep_masks(model: ir.Model) -> tuple[str, ...]:
             continue
         told = bool(value.metadata_props.get(keys.STANDS_FOR))
         names = (str(value.name), *folded_from(value))
-        by_product = not buffers.isdisjoint(names) and any(map(_PRODUCT.fullmatch, names))
+        is_product = any(map(_PRODUCT.fullmatch, names))
+        by_product = is_product and not buffers.isdisjoint(names)
         made_a_band = any(_BAND.fullmatch(name) or is_comparison_name(name) for name in names)
         if told and (by_product or (made_a_band and _is_band(value))):
             array = value.const_value.numpy()
             if array.any() and not array.all():
                 masked.append(value)
+        elif is_product and len(parameters.intersection(names)) == _PAIR:
+            if _FEW < 1 - _filled(value).mean() < _MANY:
+                of_two.append(value)
         elif told and any(map(_PAD.fullmatch, names)):
             if not _box(value).all():
                 padded.append(value)
         elif _is_computed(value) and _is_band(value):
             bands.append(value)
     notes = _doubtful(graph, bands)
-    for value in (*masked, *bands):
+    for value in (*masked, *of_two, *bands):
         _mask(graph, value, _filled(value))
     for value in padded:
         _mask(graph, value, _box(value))
@@ -76,6 +88,11 @@ def keep_masks(model: ir.Model) -> tuple[str, ...]:
     if masked:
         notes.append(
             f"{len(masked)} weight(s) keep the zeros of a mask that torch's exporter multiplied in: {_listed(masked)}"
+        )
+    if of_two:
+        notes.append(
+            f"{len(of_two)} product(s) of two parameters keep their zeros, as where one is a mask that is frozen "
+            f"({_listed(of_two)}); ckplan.export keeps both parameters"
         )
     if bands:
         notes.append(
