@@ -94,7 +94,7 @@ def test_a_graph_without_room_for_plans_has_a_picture() -> None:
     only = plan("none", 0, 0.0)
     found = pareto(Offer("none", only), points=(only,), knee=0, base=timeline(0), lower_bound=0)
     assert drawn(plot_of(found))
-    assert ElementTree.fromstring(svg.pareto(found, "nothing"))
+    assert ElementTree.fromstring(svg.pareto(found, "nothing")).tag.endswith("svg")
     assert "knee" not in printed(reported("m.onnx", found))
 
 

@@ -171,8 +171,7 @@ def test_merged_running_statistics_come_apart(tmp_path: Path) -> None:
 
 
 def test_weights_may_be_those_of_a_torch_module(tmp_path: Path) -> None:
-    import torch
-
+    torch = pytest.importorskip("torch", reason="torch is not installed")
     onnx.save(network(), tmp_path / "net.onnx")
     given = {name: array + 1 for name, array in weights().items()}
     ckplan.export_weights(
