@@ -63,6 +63,11 @@ _TENSORFLOW_FOLDED = re.compile(
 )
 """What an operator of arithmetic made, or tf2onnx of a convolution and the normalisation behind it."""
 
+_FOLDED_BY_TOOLS = re.compile(
+    r"(.*/)?(?!Cast|Constant|Flatten|Identity|Reshape|Squeeze|Transpose|Unsqueeze)[A-Z][A-Za-z]*(_\d+)?_output_\d+"
+    r"|(add|cat|clamp|div|exp|index|mul|neg|pow|rsqrt|sigmoid|softmax|softplus|sqrt|stack|sub|sum|tanh|where)(_\d+)?"
+)
+"""How torch's exporters call what a node makes: an initializer is called so where a tool computed it beforehand."""
 _TENSORFLOW_CAPTURED = re.compile(r"Func/.*/input/_\d+(:\d+)?")
 """What it calls a tensor that a function reads from outside: a number of a lambda, or what a layer reads."""
 _TENSORFLOW_BIAS = re.compile(r"(.*/)?BiasAdd(_\d+)?(:\d+)?")
@@ -242,6 +247,15 @@ def is_folded_by_tensorflow(value: ir.Value) -> bool:
     Variables have the name of what reads them (``ReadVariableOp``), and keep it where their axes are moved.
     """
     return _TENSORFLOW_FOLDED.fullmatch(str(value.name)) is not None
+
+
+def is_folded_by_a_tool(value: ir.Value) -> bool:
+    """Whether a tool computed an initializer of parameters or constants, as the name of a node's output tells.
+
+    Simplifiers and onnxruntime's optimiser do; of what torch's exporters computed themselves they tell more.
+    """
+    told = {KIND, STANDS_FOR} & value.metadata_props.keys() or folded_from(value)
+    return not told and _FOLDED_BY_TOOLS.fullmatch(str(value.name)) is not None
 
 
 def _judge_literal(value: ir.Value, uses: Set[Use]) -> Verdict:

@@ -11,6 +11,7 @@ from ckplan.autodiff.breaks import listed
 from ckplan.autodiff.builder import Builder
 from ckplan.autodiff.evidence import (
     is_computed,
+    is_folded_by_a_tool,
     is_folded_by_tensorflow,
     is_number_computed,
     judge,
@@ -239,12 +240,20 @@ def select_parameters(
 def _folded_notes(chosen: Sequence[ir.Value]) -> list[str]:
     """Say what is trained in place of the variables that it was computed of."""
     folded = [f"'{value.name}'" for value in chosen if is_folded_by_tensorflow(value)]
-    if not folded:
-        return []
-    return [
-        f"{len(folded)} tensor(s) are trained that TensorFlow or tf2onnx computed of variables or constants "
-        f"({shortened(folded)}): these are not the gradients of the variables; leave out constants with --no-grad"
-    ]
+    by_tools = [f"'{value.name}'" for value in chosen if is_folded_by_a_tool(value)]
+    notes = []
+    if folded:
+        notes.append(
+            f"{len(folded)} tensor(s) are trained that TensorFlow or tf2onnx computed of variables or constants "
+            f"({shortened(folded)}): these are not the gradients of the variables; leave out constants with --no-grad"
+        )
+    if by_tools:
+        notes.append(
+            f"{len(by_tools)} tensor(s) are trained that a tool computed of parameters or constants "
+            f"({shortened(by_tools)}), as their names tell: hand in the file as it was before, or leave them out with "
+            "--no-grad"
+        )
+    return notes
 
 
 def _adapter_notes(chosen: Sequence[ir.Value]) -> list[str]:

@@ -477,3 +477,21 @@ def test_a_note_names_what_tensorflow_computed(name: str, told: bool) -> None:
     found, notes = trained(name, values(16, 16), "product")
     assert found == [name]
     assert ("TensorFlow or tf2onnx computed" in notes and name in notes) == told
+
+
+@pytest.mark.parametrize(
+    ("name", "metadata", "told"),
+    [
+        ("/layer/Concat_output_0", {}, True),
+        ("/Mul_3_output_0", {}, True),
+        ("mul_2", {}, True),
+        ("mul_2", {STANDS_FOR: "layer.weight"}, False),
+        ("/layer/Transpose_output_0", {}, False),
+        ("multiplier", {}, False),
+    ],
+)
+def test_a_note_names_what_a_tool_computed_beforehand(name: str, metadata: dict[str, str], told: bool) -> None:
+    """As onnxruntime's optimiser does with a file of torch's: ones beside a parameter are trained with it."""
+    found, notes = trained(name, values(16, 16), "product", **metadata)
+    assert found == [name]
+    assert (f"1 tensor(s) are trained that a tool computed of parameters or constants ('{name}')" in notes) == told

@@ -45,7 +45,12 @@ def newer(array: np.ndarray, operator: str = "Add") -> onnx.ModelProto:
     return model
 
 
-@pytest.mark.parametrize("exporter", [older, newer])
+def simplified(array: np.ndarray) -> onnx.ModelProto:
+    """As onnxruntime's optimiser leaves a file of the old exporter, in which the lookup is a node."""
+    return older(array, name="/block/Gather_1_output_0")
+
+
+@pytest.mark.parametrize("exporter", [older, simplified, newer])
 def test_gradients_of_equal_numbers_are_summed(exporter: Callable[[np.ndarray], onnx.ModelProto]) -> None:
     model = exporter(LOOKED_UP)
     forward, notes = loaded(model)

@@ -8,6 +8,8 @@ cannot be seen: a note says so.
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import onnx_ir as ir
 
@@ -18,6 +20,8 @@ from ckplan.model.torch_files.exporter_metadata import folded_from, is_looked_up
 from ckplan.model.torch_files.functions import Array, Function, Operation, add_parameter, compute
 from ckplan.model.torch_files.old_exporter import COMPUTED, LAYERS
 
+_BY_TOOLS = re.compile(r"(.*/)?Gather(Elements|ND)?(_\d+)?_output_0")
+"""How its old one calls what a lookup makes: an initializer is called so where a tool made the lookup beforehand."""
 _FEWEST = 32
 """How many numbers there are at least."""
 _OFTEN = 2
@@ -42,7 +46,7 @@ def join_looked_up(model: ir.Model) -> tuple[str, ...]:
     of_zeros: list[str] = []
     for value in list(graph.initializers.values()):
         stands_for = value.metadata_props.get(keys.STANDS_FOR)
-        computed = bool(stands_for) if stands_for is not None else COMPUTED.fullmatch(str(value.name)) is not None
+        computed = bool(stands_for) if stands_for is not None else _is_computed(value)
         readers = {node.op_type for node in value.consumers()}
         told = bool(stands_for) and any(map(is_looked_up_name, (str(value.name), *folded_from(value))))
         may_be = told or readers.isdisjoint(LAYERS)
@@ -81,6 +85,11 @@ def join_looked_up(model: ir.Model) -> tuple[str, ...]:
             "share one of its numbers are trained apart, as zeros do not tell them; ckplan.export keeps the parameter"
         )
     return tuple(notes)
+
+
+def _is_computed(value: ir.Value) -> bool:
+    """Whether torch's old exporter, or a tool that went over its file, computed an initializer."""
+    return any(pattern.fullmatch(str(value.name)) for pattern in (COMPUTED, _BY_TOOLS))
 
 
 def _is_zero(tensor: ir.TensorProtocol | None) -> bool:
