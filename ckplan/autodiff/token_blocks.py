@@ -15,6 +15,7 @@ from ckplan.autodiff.blocks import Stretch, bytes_of, reorder, write_blocks
 from ckplan.autodiff.builder import Builder
 from ckplan.autodiff.reading import shape_of, size_of
 from ckplan.autodiff.regions import Region, largest_divisor
+from ckplan.model.infer import static_shape
 from ckplan.model.node_reads import reads
 from ckplan.model.sample_axis import Along, along_samples
 from ckplan.model.traits import is_heavy, is_random
@@ -92,7 +93,7 @@ def _stretches(graph: ir.Graph, tokens: int, stops: AbstractSet[ir.Value]) -> tu
             continue
         place[node] = deepest, True
         depth.update((value, deepest + 1) for value in node.outputs)
-        shapes = {value: shape_of(value) for value in node.outputs if value.name and value.shape is not None}
+        shapes = {value: static_shape(value) or () for value in node.outputs if value.name}
         axes.update((value, shape.index(tokens)) for value, shape in shapes.items() if shape.count(tokens) == 1)
     order = sorted(graph, key=place.__getitem__)
     groups = groupby((node for node in order if node in works), key=place.__getitem__)
@@ -100,5 +101,5 @@ def _stretches(graph: ir.Graph, tokens: int, stops: AbstractSet[ir.Value]) -> tu
 
 
 def _has_tokens(value: ir.Value, tokens: int) -> bool:
-    shape = () if value.is_initializer() or value.shape is None else shape_of(value)
+    shape = () if value.is_initializer() else static_shape(value) or ()
     return len(shape) > 1 and shape[1] == tokens

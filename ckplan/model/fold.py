@@ -19,6 +19,7 @@ from ckplan.model.appended import write_appended
 from ckplan.model.bag_sequences import write_bag_sequence
 from ckplan.model.bags import write_bags
 from ckplan.model.bodies import bodies_of, changing_states, enter, forget_shapes, leave
+from ckplan.model.captured_sequences import gather_captured
 from ckplan.model.constants import FOLDED, is_constant, mark_constant, unused_name
 from ckplan.model.contrib import expand
 from ckplan.model.effort import TRANSIENT_BYTES, is_quick
@@ -122,6 +123,7 @@ def _visit(node: ir.Node, state: Sweep, inference: NodeInference, repair: Repair
             partial(_initializer, state),
         )
         resolve(node, state.contents, visit, state.constant, initializer)
+        gather_captured(node, state.contents, visit, state.constant, initializer)
     if bodies_of(node):
         _visit_bodies(node, state, inference)
         again = partial(_visit, state=state, inference=inference, repair=None)

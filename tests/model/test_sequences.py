@@ -11,6 +11,7 @@ import pytest
 from ckplan.autodiff import build_training_graph
 from ckplan.errors import UnsupportedOperatorsError
 from ckplan.model.loading import normalise
+from tests.autodiff.control_flow.models import check
 from tests.autodiff.gradcheck import check_training_graph
 
 SEQUENCES = {
@@ -67,6 +68,24 @@ GRAPHS = {
     "get of a tensor": "v = OptionalGetElement(a) y = Mul(v, b)",
 }
 
+IN_LOOPS = {
+    "an element a step": """
+        s = SequenceConstruct(a, b, a) n = SequenceLength(s) t = Constant<value = bool {1}>() y = Loop(n, t, a)
+        <body = g (int64 i, bool go, double[3, 4] h) => (bool on, double[3, 4] k) {
+            on = Identity(go) e = SequenceAt(s, i) p = Mul(e, h) k = Tanh(p) }>""",
+    "a fixed element in a loop": """
+        s = SequenceConstruct(a, b) n = Constant<value_int = 2>() t = Constant<value = bool {1}>()
+        o = Constant<value_int = -1>() y = Loop(n, t, a) <body = g (int64 i, bool go, double[3, 4] h)
+            => (bool on, double[3, 4] k) { on = Identity(go) e = SequenceAt(s, o) p = Mul(e, h) k = Tanh(p) }>""",
+    "an element a step in a branch": """
+        s = SequenceConstruct(a, b) n = SequenceLength(s) t = Constant<value = bool {1}>() d = Constant<value_int = 1>()
+        y = Loop(n, t, a) <body = g (int64 i, bool go, double[3, 4] h) => (bool on, double[3, 4] k) {
+            on = Identity(go) r = Sub(d, i) odd = Cast<to = 9>(i) v = If(odd) <
+                then_branch = t () => (double[3, 4] few) { few = SequenceAt(s, i) },
+                else_branch = e () => (double[3, 4] many) { f = SequenceAt(s, r) many = Exp(f) }>
+            p = Mul(v, h) k = Tanh(p) }>""",
+}
+
 
 def model_of(body: str) -> onnx.ModelProto:
     text = f"""<ir_version: 10, opset_import: ["": 21]> g (double[3, 4] x) => (double loss) {{
@@ -89,12 +108,24 @@ def run(model: onnx.ModelProto, x: np.ndarray) -> np.ndarray:
 def test_resolved(body):
     original = model_of(body)
     loaded = normalise(ir.from_proto(model_of(body))).model
-    assert not SEQUENCES & {node.op_type for node in loaded.graph}
+    assert not SEQUENCES & {node.op_type for node in loaded.graph.all_nodes()}
     x = np.random.default_rng(1).normal(size=(3, 4))
     np.testing.assert_array_equal(run(ir.to_proto(loaded), x), run(original, x))
     training = build_training_graph(loaded, loss="loss")
     assert training.gradients
     check_training_graph(training, {"x": x})
+
+
+@pytest.mark.parametrize("body", IN_LOOPS.values(), ids=IN_LOOPS)
+def test_elements_of_one_shape_are_gathered_in_a_loop(body):
+    """As a scripted module of torch's goes through what `chunk` returns."""
+    original = model_of(body)
+    loaded = normalise(ir.from_proto(model_of(body))).model
+    assert not SEQUENCES & {node.op_type for node in loaded.graph.all_nodes()}
+    x = np.random.default_rng(1).normal(size=(3, 4))
+    np.testing.assert_array_equal(run(ir.to_proto(loaded), x), run(original, x))
+    training, _ = check(original, {"x": x}, loss="loss")
+    assert {"wa", "wb"} <= set(training.gradients)
 
 
 def test_a_sequence_that_is_an_output_stays():
@@ -118,4 +149,17 @@ def test_a_position_computed_at_run_time_is_refused():
     model.graph.input.append(onnx.helper.make_tensor_value_info("i", onnx.TensorProto.INT64, []))
     loaded = normalise(ir.from_proto(model)).model
     with pytest.raises(UnsupportedOperatorsError, match=r"SequenceAt.*at run time"):
+        build_training_graph(loaded, loss="loss")
+
+
+def test_elements_of_several_shapes_are_refused_in_a_loop():
+    model = model_of("""
+        m = Constant<value_ints = [1, 3]>() s = SplitToSequence<axis = 1>(a, m) n = SequenceLength(s)
+        t = Constant<value = bool {1}>() y = Loop(n, t, a) <body = g (int64 i, bool go, double[3, 4] h)
+            => (bool on, double[3, 4] k) { on = Identity(go) e = SequenceAt(s, i) p = ReduceSum(e) k = Mul(p, h) }>""")
+    loaded = normalise(ir.from_proto(model)).model
+    with pytest.raises(
+        UnsupportedOperatorsError,
+        match=r"SplitToSequence.*only known at run time.*'e' in its body is not the same in every run",
+    ):
         build_training_graph(loaded, loss="loss")
