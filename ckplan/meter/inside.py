@@ -90,7 +90,7 @@ def look_inside(
     return Inside(
         expected=Timeline(tuple(steps)),
         alive=tuple(sorted(alive, key=lambda entry: -entry.bytes)),
-        workspaces=tuple(problem.ops[order[position]].workspace for position in at),
+        workspaces=tuple(problem.workspaces[order[position]] for position in at),
         arena=expected_arena(
             allocations(problem, order, shapes, in_use_before(run), pattern=has_memory_pattern(executed.graph))
         ),

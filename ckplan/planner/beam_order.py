@@ -49,7 +49,7 @@ def depth_first_order(problem: Problem) -> list[int]:
         for maker in makers:
             highest = max(highest, held + need[maker])
             held += left[maker]
-        need[index] = max(highest, held + made + op.workspace)
+        need[index] = max(highest, held + made + problem.workspaces[index])
         left[index] = held if op.views else made
         inputs.append(makers)
     order: list[int] = []
@@ -145,7 +145,7 @@ class _Masks:
         allocated: list[list[int]] = []
         self._sources: list[tuple[tuple[int, int], ...]] = []
         self._bytes = [tensor.bytes for tensor in tensors]
-        self._workspace = [op.workspace for op in problem.ops]
+        self._workspace = problem.workspaces
         for index, op in enumerate(problem.ops):
             bases = {root[tensor] for tensor in op.inputs}
             held = tuple(base for base in bases if producer[base] >= 0 and tensors[base].kind is Kind.ACTIVATION)

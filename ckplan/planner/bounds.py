@@ -11,7 +11,7 @@ def working_set(problem: Problem, index: int) -> int:
     """Bytes of activations that must be alive while one op runs: what it reads, makes and works in."""
     op, tensors, root = problem.ops[index], problem.tensors, problem.view_root
     read = {root[tensor] for tensor in op.inputs if tensors[root[tensor]].kind is Kind.ACTIVATION}
-    total = sum(tensors[tensor].bytes for tensor in read) + op.workspace
+    total = sum(tensors[tensor].bytes for tensor in read) + problem.workspaces[index]
     overwritten: set[int] = set()
     for tensor in op.outputs:
         if tensors[tensor].kind is Kind.OUTPUT or tensor in op.views:

@@ -51,7 +51,7 @@ class BufferGraph:
         """What an op makes a view of that cannot be made anew, so that it stays."""
         self.heirs: list[list[int]] = [[] for _ in tensors]
         """The counted roots that ops which may run again make of a root or a view of it."""
-        for op in problem.ops:
+        for index, op in enumerate(problem.ops):
             reads = tuple([(t, root[t]) for t in dict.fromkeys(op.inputs) if producer[t] >= 0])
             sources, outputs = [base for _, base in reads], tuple([(t, root[t]) for t in op.outputs])
             bases, viewed = tuple(set(sources)), tuple([(t, base) for t, base in outputs if t != base])
@@ -68,7 +68,7 @@ class BufferGraph:
             allocated = [t for t, base in outputs if base == t and self.counted[t]]
             fresh = tuple([(t, self.size[t], self._overwritten(op, t, sources)) for t in allocated])
             self.fresh.append(fresh)
-            self.need.append(op.workspace + sum([size for _, size, _ in fresh]))
+            self.need.append(problem.workspaces[index] + sum([size for _, size, _ in fresh]))
             self.overwrites.append(any(held for _, _, held in fresh))
             kept = [base for _, base in viewed if producer[base] >= 0] if op.backward or not op.recomputable else []
             self.held.append(tuple(kept))

@@ -91,7 +91,7 @@ class _Numbers:
         self.producer = np.array(producer, np.int64)
         self.bytes = np.array([tensor.bytes for tensor in tensors], np.int64)
         self.returned = np.array([tensor.kind is Kind.OUTPUT for tensor in tensors], bool)
-        self.workspace = np.array([op.workspace for op in ops], np.int64)
+        self.workspace = np.array(problem.workspaces, np.int64)
         self.views = bool(np.any(self.viewed.values > -2))
 
 

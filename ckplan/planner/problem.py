@@ -190,6 +190,14 @@ class Problem:
         return sum(t.bytes for t in self.tensors if t.kind in (Kind.PARAMETER, Kind.INPUT))
 
     @cached_property
+    def workspaces(self) -> tuple[int, ...]:
+        """For each op the bytes of activations that its kernel takes beyond those of its outputs that are activations.
+
+        What is returned is no activation, but until it is made late, in place of it lies what it is made from.
+        """
+        return tuple(max(op.workspace, op.early - self.activation_bytes(op.late)) for op in self.ops)
+
+    @cached_property
     def cost(self) -> float:
         """Seconds of one step without recomputation."""
         return sum(op.cost for op in self.ops)

@@ -248,6 +248,7 @@ def simulate(
         return found
     lives = lives or lifetimes(problem, schedule, shapes)
     workspaces = workspace_by_step(problem, schedule, lives)
+    beyond = _beyond_returned(problem, schedule, lives)
     count = len(schedule)
     change = [0] * (count + 1)
     returned = [0] * (count + 1)
@@ -265,7 +266,8 @@ def simulate(
         live += change[step]
         outputs += returned[step]
         activations = live + workspaces[step]
-        steps.append(Moment(op.name, problem.resident + outputs + activations, activations, op.backward, index in seen))
+        everything = problem.resident + outputs + live + beyond.get(step, workspaces[step])
+        steps.append(Moment(op.name, everything, activations, op.backward, index in seen))
         seen.add(index)
     return Timeline(tuple(steps))
 
@@ -301,17 +303,31 @@ def _by_arrays(problem: Problem, schedule: Sequence[int]) -> Timeline | None:
 
 
 def workspace_by_step(problem: Problem, schedule: Sequence[int], lives: Lifetimes) -> list[int]:
-    """Bytes that each step's kernel takes beyond its outputs, those of them included that it makes late."""
+    """Bytes of activations that each step's kernel takes beyond its outputs; see `Problem.workspaces`."""
     found = []
     for step, index in enumerate(schedule):
         op = problem.ops[index]
-        most = op.workspace
-        if op.late:
-            rows = zip(op.outputs, lives.buffer[step], strict=True)
-            late = [buffer for tensor, buffer in rows if tensor in op.late and buffer >= 0]
-            most = max(most, op.early - sum(lives.size[buffer] for buffer in late if lives.born[buffer] == step))
-        found.append(most)
+        late = [buffer for buffer in _made_late(problem, index, step, lives) if not lives.returned[buffer]]
+        found.append(max(op.workspace, op.early - sum(lives.size[buffer] for buffer in late)))
     return found
+
+
+def _beyond_returned(problem: Problem, schedule: Sequence[int], lives: Lifetimes) -> dict[int, int]:
+    """Bytes that kernels which make outputs late take beyond all of them, by step."""
+    return {
+        step: max(problem.ops[index].workspace, problem.ops[index].early - sum(lives.size[buffer] for buffer in late))
+        for step, index in enumerate(schedule)
+        if (late := _made_late(problem, index, step, lives))
+    }
+
+
+def _made_late(problem: Problem, index: int, step: int, lives: Lifetimes) -> list[int]:
+    """The buffers that an op allocates at a step when it ends."""
+    op = problem.ops[index]
+    if not op.late:
+        return []
+    rows = zip(op.outputs, lives.buffer[step], strict=True)
+    return [b for tensor, b in rows if tensor in op.late and b >= 0 and lives.born[b] == step]
 
 
 def live_at(problem: Problem, schedule: Sequence[int], step: int) -> list[tuple[int, int]]:

@@ -3,8 +3,9 @@
 What the kernels add (onnxruntime 1.31, ``core/providers/cpu/controlflow``): Scan keeps the states between two steps in
 two buffers each, and works on transposed copies of sequences that do not run along their first axis
 (``scan_utils.cc``, ``LoopStateVariable``). Loop keeps the rows of what it outputs until the last step and then joins
-them, so that they are there twice (``loop.cc``, ``ConcatenateLoopOutput``); states are copied into the outputs. From
-its second step on a body has one block for all that it makes (memory patterns, see `ckplan.planner.allocations`).
+them, so that they are there twice (``loop.cc``, ``ConcatenateLoopOutput``); states are copied into the outputs, while
+those that the last step read and made are there. From its second step on a body has one block for all that it makes
+(memory patterns, see `ckplan.planner.allocations`).
 """
 
 from __future__ import annotations
@@ -14,8 +15,9 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from ckplan.model.bodies import bodies_of, state_count, tracks_of
+from ckplan.model.bodies import bodies_of, most_trips, state_count, tracks_of
 from ckplan.planner.allocations import allocations, pattern_block
+from ckplan.planner.arena import chunk_size
 from ckplan.planner.problem import Problem
 from ckplan.planner.simulate import simulate
 from ckplan.runtime.execution_order import default_order, predecessors
@@ -23,6 +25,9 @@ from ckplan.runtime.sizes import bytes_of, dimensions_of, shape_classes
 
 EXECUTED = "ckplan.executed"
 """Key in ``Graph.meta`` of a body whose nodes stand in the order in which onnxruntime executes them."""
+
+_CLOCK = 10
+"""Bytes of three tensors: the number of a Loop's step, and the condition that goes in and that comes out."""
 
 Numbers = Callable[[Sequence[ir.Node], Sequence[ir.Value], Sequence[ir.Value]], Problem]
 
@@ -67,12 +72,20 @@ def inner_workspace(node: ir.Node, numbers: Numbers) -> Inner:
         taken = copies * carried + turned + rows
         return Inner(taken + max(0, inside - rows), late, taken + inside)
     if node.op_type == "Loop":
-        # All outputs are made at the end, when the body's memory is free again.
+        # All outputs are made at the end, when the body's memory is free again, but not yet what the last step read.
         stacked = sum(bytes_of(value) for value in node.outputs[states:])
-        return Inner(
-            max(inside + carried, carried + stacked), tuple(range(len(node.outputs))), inside + 2 * carried + stacked
-        )
+        held = carried if most_trips(node) == 1 else 2 * carried  # what the first step reads is the Loop's own input
+        late = tuple(range(len(node.outputs)))
+        inside, rows = inside + _CLOCK, sum(map(_row_by_row, node.outputs[states:]))
+        end = held + rows + 3 * chunk_size(1)
+        return Inner(max(inside + held - carried, end), late, inside + held + stacked)
     return Inner(inside)
+
+
+def _row_by_row(value: ir.Value) -> int:
+    """Bytes of the rows of a value, each in a chunk of its own."""
+    whole, dims = bytes_of(value), dimensions_of(value)
+    return dims[0] * chunk_size(whole // dims[0]) if dims and dims[0] else whole
 
 
 def _steps(node: ir.Node) -> int | None:

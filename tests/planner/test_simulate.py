@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckplan.planner import Kind, Problem, live_at, lower_bound, recompute_schedule, simulate, working_set
+from ckplan.planner.peak import live_bytes
 from tests.planner.problems import ProblemBuilder, chain, problems
 
 
@@ -146,6 +147,20 @@ def test_a_late_output_in_a_buffer_that_is_there_saves_nothing() -> None:
     # Alone, the 10 early bytes are gone when the 8 of the output come; in the dead buffer of `a`, they stand beside it.
     assert simulate(problem, range(4)).steps[2].activations == 1 + 8 + 2
     assert simulate(problem, range(4), ["s", "s", None, "s", None]).steps[2].activations == 1 + 8 + 10
+
+
+def test_what_a_late_output_of_the_file_is_made_from_counts_as_activations() -> None:
+    build = ProblemBuilder()
+    x, a, late = build.tensor(8, Kind.INPUT), build.tensor(8), build.tensor(8, Kind.OUTPUT)
+    build.op([x], [a])
+    build.op([a], [late])
+    problem = build.build()
+    ops = (problem.ops[0], replace(problem.ops[1], workspace=2, late=(late,), early=10))
+    problem = replace(problem, ops=ops)
+    step = simulate(problem, range(2)).steps[1]
+    assert (step.activations, step.live) == (8 + 10, 8 + 8 + 8 + 2)
+    assert live_bytes(problem, (0, 1)).tolist() == [8, 8 + 10]
+    assert working_set(problem, 1) == 8 + 10
 
 
 @pytest.mark.parametrize(("shapes", "peak"), [(("a", "a"), 8), (("a", "b"), 16), ((None, None), 16)])

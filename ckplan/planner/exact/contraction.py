@@ -145,7 +145,7 @@ def _nodes(problem: Problem, weight: dict[int, int], budget: int) -> dict[int, _
         for tensor in op.inputs:
             if problem.producer[tensor] >= 0 and tensor not in weight:
                 after |= stands_for[problem.producer[tensor]]
-        if not makes and len(reads) <= 1 and op.workspace * _TINY < budget:
+        if not makes and len(reads) <= 1 and problem.workspaces[index] * _TINY < budget:
             stands_for.append(after | {problem.producer[tensor] for tensor in reads})
             continue
         stands_for.append({index})

@@ -95,7 +95,7 @@ class IntervalModel:
         total = workspace = 0
         for stage, index in enumerate(self.order):
             op = self.problem.ops[index]
-            workspace = max(workspace, op.workspace)
+            workspace = max(workspace, self.problem.workspaces[index])
             total += sum(self.problem.tensors[tensor].bytes for tensor in op.outputs if tensor in self.held)
             if total + workspace > budget:
                 return stage + 1
@@ -140,7 +140,7 @@ class IntervalModel:
         intervals, demands = [], []
         fixed = self._fixed_ends()
         for index in self.order:
-            op, rank = problem.ops[index], self.rank[index]
+            op, rank, workspace = problem.ops[index], self.rank[index], problem.workspaces[index]
             runs = [_Run(index, 0, rank * span + rank)]
             stages = self._stages(index)
             for number in range(1, min(self.repeats[index], len(stages)) + 1):
@@ -167,10 +167,10 @@ class IntervalModel:
                                 model.new_optional_interval_var(run.start, length, end + 1, run.present, "")
                             )
                         demands.append(size)
-                if op.workspace:
+                if workspace:
                     present = 1 if run.present is None else run.present
                     intervals.append(model.new_optional_fixed_size_interval_var(run.start, 1, present, ""))
-                    demands.append(-(-op.workspace // self.unit))
+                    demands.append(-(-workspace // self.unit))
             for before, after in pairwise(runs):
                 model.add(after.start > before.start)
                 if before.present is not None:

@@ -156,7 +156,7 @@ def _move(problem: Problem, index: int) -> _Move:
         sum(1 << tensor for tensor in set(op.inputs) if problem.producer[tensor] >= 0),
         sum(1 << tensor for tensor in op.outputs),
         outputs,
-        op.workspace,
+        problem.workspaces[index],
         int(Fraction(op.cost) * scale),
         op.recomputable and not op.backward,
     )

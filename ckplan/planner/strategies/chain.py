@@ -154,7 +154,7 @@ def _simulated(
             previous = stage
         alive.update(born[step])
         touched = {root[tensor] for tensor in (*op.inputs, *op.outputs)}
-        everything = in_passing = float(op.workspace)
+        everything = in_passing = float(problem.workspaces[index])
         for buffer in alive:
             held = holds[buffer]
             if held & all_made:
