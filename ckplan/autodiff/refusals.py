@@ -49,11 +49,15 @@ def refuse_data_sized(graph: ir.Graph, wanted: Collection[ir.Value], targets: It
                 )
                 if decides := _deciding_integers(graph, source):
                     chosen += f"; if '{decides}' is the same in each step, fix it: --set {decides}=NUMBERS"
-                cut = "cut the model before it, for example with onnx.utils.extract_model: it chooses what is shown"
+                remedies = {
+                    "NonMaxSuppression": "cut the model before it, for example with onnx.utils.extract_model: it "
+                    "chooses what is shown",
+                    "Loop": "let it run a fixed number of times, with steps that change nothing behind its end",
+                }
                 raise ModelError(
                     f"the size of '{value.name}' depends on what {source} finds in the data, and a training step has "
                     "fixed sizes",
-                    cut if source.startswith("NonMaxSuppression") else chosen,
+                    remedies.get(source.partition(" ")[0], chosen),
                 )
 
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 import onnx_ir as ir
 
 from ckplan.model.infer import static_shape
 from ckplan.model.nested_graphs import graphs_in
-from ckplan.model.node_reads import fixed_tensor
+from ckplan.model.node_reads import fixed_tensor, reads
 from ckplan.operators.matching import input_of, is_op
 
 _TRIPS = 1 << 31
@@ -106,6 +106,26 @@ def fixed_trips(node: ir.Node) -> int | None:
         return most
     array = constant_array(source)
     return most if array is not None and bool(array.reshape(-1)[0]) else None
+
+
+def ends_by(node: ir.Node, values: Collection[ir.Value]) -> bool:
+    """Whether some values of the graph around a Loop decide how often it runs, by what they hold."""
+    if fixed_trips(node) is not None:
+        return False
+    (body,) = bodies_of(node)
+    if any(value in values for value in node.inputs[:2]):
+        return True
+    entering = zip(body.inputs[2:], node.inputs[2:], strict=False)
+    decided = {inner for inner, outer in entering if outer in values}
+    before = -1
+    while len(decided) > before:  # what a step makes goes into the next one
+        before = len(decided)
+        for inner in body:
+            if not is_op(inner, ("Shape", "Size")) and any(v in values or v in decided for v in reads(inner)):
+                decided.update(inner.outputs)
+        leaving = zip(body.inputs[2:], body.outputs[1:], strict=False)
+        decided.update(entry for entry, made in leaving if made in decided or made in values)
+    return body.outputs[0] in decided or body.outputs[0] in values
 
 
 def most_trips(node: ir.Node) -> int | None:

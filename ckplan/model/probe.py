@@ -9,6 +9,7 @@ import onnx_ir as ir
 from ckplan.display import shortened
 from ckplan.errors import EnvironmentUnavailableError, ModelError
 from ckplan.keys import DATA_SIZED, NOT_EXPANDED
+from ckplan.model.bodies import ends_by
 from ckplan.model.contrib.expand import give_back
 from ckplan.model.declared import is_own
 from ckplan.model.execute import execute, random_inputs
@@ -136,7 +137,9 @@ def _mark_data_sized(graph: ir.Graph, unknown: Set[ir.Value]) -> list[str]:
 
 
 def _is_sized_by(node: ir.Node, values: Collection[ir.Value]) -> bool:
-    """Whether some values say how large a result of a node is, as how many tokens an expert gets."""
+    """Whether some values say how large a result of a node is: how many tokens an expert gets, when a Loop ends."""
+    if is_op(node, "Loop"):
+        return ends_by(node, values)
     sizes = () if node.domain else _SIZES.get(node.op_type, ())
     return any(node.inputs[index] in values for index in sizes if index < len(node.inputs))
 
